@@ -1,1 +1,28 @@
-//! Placeholder while the crate is laid out.
+//! Access to memory that another party can write at any time.
+//!
+//! Three things live here and nowhere else:
+//!
+//! * [`Region`]: a bounds-checked span of such memory. Words are reached by atomic operations, bytes by opaque copies; no reference
+//!   to the memory is ever handed out, so the compiler may assume nothing about its contents.
+//! * [`Mapping`]: a `mmap`ed file that stays mapped for as long as a region of it lives.
+//! * [`sync`]: the one place atomics come from, so that a model checker can replace them (`--cfg loom`).
+//!
+//! What is read must be copied once, then checked, then used. A region makes the copy; checking is the reader's duty.
+
+#![allow(unsafe_code)] // This crate exists to contain it.
+
+mod mapping;
+#[cfg(loom)]
+mod model;
+#[cfg(not(loom))]
+mod region;
+pub mod sync;
+
+pub use mapping::Mapping;
+#[cfg(loom)]
+pub use model::Region;
+#[cfg(not(loom))]
+pub use region::Region;
+
+/// Bytes of a cache line, the unit in which cores and links exchange memory.
+pub const CACHE_LINE_BYTES: usize = 64;

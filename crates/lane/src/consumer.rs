@@ -1,0 +1,368 @@
+//! The receiving end.
+
+use crate::layout::Ring;
+use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, slots_of, tag};
+use crate::{Corrupt, Layout};
+use fabric::{Coherence, Inbound, Outbound};
+use std::ptr::NonNull;
+use volmem::sync::{Ordering, fence};
+
+const HEAD: usize = 0;
+const RECORD_BYTES: usize = 8;
+const OFFSET_BYTES: usize = 16;
+const IN_BIG_RING: usize = 24;
+const WAKE_DUE: usize = 32;
+
+/// The receiving end of a lane.
+///
+/// Its cursor lives in the receiver's own window, so that processes which share the connection (after `fork`) share the position.
+/// `&mut self` stands for "one at a time", as for [`crate::Producer`].
+#[derive(Debug)]
+pub struct Consumer<I, O> {
+    inbound: I,
+    outbound: O,
+    layout: Layout,
+    secret: u64,
+}
+
+/// Unread bytes of one record, in place.
+#[derive(Debug, Clone, Copy)]
+pub struct Chunk {
+    /// Offset of the first unread byte in the receiver's window.
+    pub offset: usize,
+    /// Unread bytes of the record.
+    pub len_bytes: usize,
+}
+
+/// Where reading stands. A copy of it can run ahead, to peek.
+#[derive(Debug, Clone, Copy)]
+struct Cursor {
+    head: u64,
+    record_bytes: usize,
+    offset_bytes: usize,
+    in_big_ring: bool,
+}
+
+impl<I: Inbound, O: Outbound> Consumer<I, O> {
+    /// Attaches to the lane that `layout` describes: `inbound` is the receiver's own window, `outbound` the sender's.
+    /// Both ends must use the same `secret`. A fresh lane starts from zeroed windows.
+    ///
+    /// # Panics
+    /// If the layout does not fit the windows.
+    pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
+        layout.check(inbound.len_bytes(), outbound.len_bytes());
+        Self { inbound, outbound, layout, secret }
+    }
+
+    /// Whether there may be something to read: one load of the line that would carry it. Needs no exclusion.
+    #[inline]
+    pub fn may_have_data(&self) -> bool {
+        let cursor = self.cursor();
+        cursor.record_bytes != 0
+            || self.is_published(&cursor)
+            || self.inbound.load_u64(self.layout.fin(), Ordering::Relaxed) != 0
+    }
+
+    /// Copies up to `len_bytes` unread bytes to `destination`; returns how many. Zero: nothing there now (or
+    /// [`Consumer::is_finished`]).
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes`.
+    #[inline]
+    pub unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
+        let mut cursor = self.cursor();
+        let mut read_bytes = 0;
+        while read_bytes < len_bytes && self.load_record(&mut cursor)? {
+            let chunk_bytes = (cursor.record_bytes - cursor.offset_bytes).min(len_bytes - read_bytes);
+            // SAFETY: the caller's span, from what is not yet read on.
+            unsafe { self.copy_out(&cursor, destination.add(read_bytes), chunk_bytes) };
+            read_bytes += chunk_bytes;
+            self.advance(&mut cursor, chunk_bytes);
+        }
+        self.store_cursor(&cursor);
+        Ok(read_bytes)
+    }
+
+    /// Copies unread bytes to `destination`; returns how many. Zero: nothing there now.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn read(&mut self, destination: &mut [u8]) -> Result<usize, Corrupt> {
+        // SAFETY: a slice is writable.
+        unsafe { self.read_to(destination.as_mut_ptr(), destination.len()) }
+    }
+
+    /// Copies unread bytes from `skip_bytes` on without consuming them; returns how many.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes`.
+    pub unsafe fn peek_to(&self, skip_bytes: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
+        let mut cursor = self.cursor();
+        let mut skip_bytes = skip_bytes;
+        let mut read_bytes = 0;
+        while read_bytes < len_bytes && self.load_record(&mut cursor)? {
+            let left_bytes = cursor.record_bytes - cursor.offset_bytes;
+            let skipped_bytes = left_bytes.min(skip_bytes);
+            skip_bytes -= skipped_bytes;
+            cursor.offset_bytes += skipped_bytes;
+            let chunk_bytes = (left_bytes - skipped_bytes).min(len_bytes - read_bytes);
+            // SAFETY: the caller's span, from what is not yet read on.
+            unsafe { self.copy_out(&cursor, destination.add(read_bytes), chunk_bytes) };
+            read_bytes += chunk_bytes;
+            cursor.offset_bytes += chunk_bytes;
+            step_over(&mut cursor);
+        }
+        Ok(read_bytes)
+    }
+
+    /// Unread bytes in the lane now.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
+        let mut cursor = self.cursor();
+        let mut unread_bytes = 0;
+        // A hostile sender may publish without end: one lap is all there can be.
+        let head_limit = cursor.head.wrapping_add(self.layout.big_slots.max(self.layout.small_slots));
+        while cursor.head != head_limit && self.load_record(&mut cursor)? {
+            unread_bytes += cursor.record_bytes - cursor.offset_bytes;
+            cursor.offset_bytes = cursor.record_bytes;
+            step_over(&mut cursor);
+        }
+        Ok(unread_bytes)
+    }
+
+    /// The unread bytes of the next record, in place. Their contents are the peer's: they may change while they are read.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
+        let mut cursor = self.cursor();
+        let loaded = self.load_record(&mut cursor)?;
+        self.store_cursor(&cursor);
+        Ok(loaded
+            .then(|| Chunk { offset: self.offset_of(&cursor), len_bytes: cursor.record_bytes - cursor.offset_bytes }))
+    }
+
+    /// Address of a peeked chunk.
+    pub fn pointer(&self, chunk: Chunk) -> NonNull<u8> {
+        self.inbound.pointer(chunk.offset, chunk.len_bytes)
+    }
+
+    /// Consumes bytes of the peeked record and returns its credit when it is used up.
+    ///
+    /// # Panics
+    /// If it is more than [`Consumer::peek`] showed.
+    pub fn consume(&mut self, len_bytes: usize) {
+        let mut cursor = self.cursor();
+        assert!(
+            len_bytes <= cursor.record_bytes - cursor.offset_bytes,
+            "consumed {len_bytes} bytes that were not peeked"
+        );
+        if len_bytes > 0 {
+            self.advance(&mut cursor, len_bytes);
+            self.store_cursor(&cursor);
+        }
+    }
+
+    /// Whether the sender has finished and everything is read.
+    pub fn is_finished(&self) -> bool {
+        let fin = self.inbound.load_u64(self.layout.fin(), Ordering::Acquire);
+        let cursor = self.cursor();
+        fin != 0 && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
+    }
+
+    /// Whether the sender has finished, read or not.
+    pub fn fin_is_coming(&self) -> bool {
+        self.inbound.load_u64(self.layout.fin(), Ordering::Acquire) != 0
+    }
+
+    /// A number that grows whenever records arrive: for edge-triggered readiness. `seen` is the last answer.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
+        let mut cursor = self.cursor();
+        let lap = self.layout.big_slots.max(self.layout.small_slots);
+        let head_limit = cursor.head.wrapping_add(lap);
+        while cursor.head != head_limit && self.load_record(&mut cursor)? {
+            cursor.offset_bytes = cursor.record_bytes;
+            step_over(&mut cursor);
+        }
+        Ok(cursor.head.max(seen))
+    }
+
+    /// Asks the sender to ring when something arrives. Look once more before sleeping.
+    pub fn announce_sleep(&mut self) {
+        self.outbound.store_u64(self.layout.consumer_asleep(), 1, Ordering::Release);
+        self.outbound.flush();
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes [`Consumer::announce_sleep`] back.
+    pub fn cancel_sleep(&mut self) {
+        self.outbound.store_u64(self.layout.consumer_asleep(), 0, Ordering::Relaxed);
+    }
+
+    /// Whether the sender sleeps for room that reading has given back. Takes the request: ring once.
+    #[inline]
+    pub fn take_wake_request(&mut self) -> bool {
+        if self.word(WAKE_DUE) == 0 {
+            return false;
+        }
+        self.set_word(WAKE_DUE, 0);
+        fence(Ordering::SeqCst);
+        let asleep = self.inbound.load_u64(self.layout.producer_asleep(), Ordering::Relaxed) != 0;
+        if asleep {
+            self.inbound.store_u64(self.layout.producer_asleep(), 0, Ordering::Relaxed);
+        }
+        asleep
+    }
+
+    #[inline]
+    fn is_published(&self, cursor: &Cursor) -> bool {
+        let slot = self.ring(cursor).slot_offset(cursor.head);
+        self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, cursor.head)
+    }
+
+    /// Makes the cursor stand in a record with unread bytes, if there is one.
+    #[inline]
+    fn load_record(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
+        if cursor.record_bytes != 0 {
+            return self.check_in_record(cursor);
+        }
+        if !self.is_published(cursor) {
+            return Ok(false);
+        }
+        self.load_header(cursor)
+    }
+
+    #[inline]
+    fn load_header(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
+        let ring = self.ring(cursor);
+        let word = self.inbound.load_u64(ring.slot_offset(cursor.head) + 8, Ordering::Relaxed);
+        match Record::decode(word, ring.slots_to_end(cursor.head))? {
+            Record::Data(len_bytes) => {
+                cursor.record_bytes = len_bytes;
+                cursor.offset_bytes = 0;
+                Ok(true)
+            }
+            Record::Switch if cursor.in_big_ring || self.layout.big_slots == 0 => {
+                Err(Corrupt { what: "a second ring switch", value: word })
+            }
+            Record::Switch => {
+                cursor.in_big_ring = true;
+                cursor.head = cursor.head.wrapping_add(1);
+                self.load_record(cursor)
+            }
+        }
+    }
+
+    /// The cursor is in memory that the peer can write on some backends: it is checked like everything else.
+    #[inline]
+    fn check_in_record(&self, cursor: &Cursor) -> Result<bool, Corrupt> {
+        let fits = cursor.record_bytes <= RECORD_BYTES_MAX
+            && cursor.offset_bytes < cursor.record_bytes
+            && slots_of(cursor.record_bytes) <= self.ring(cursor).slots_to_end(cursor.head);
+        if fits { Ok(true) } else { Err(Corrupt { what: "read cursor", value: cursor.record_bytes as u64 }) }
+    }
+
+    #[inline]
+    unsafe fn copy_out(&self, cursor: &Cursor, destination: *mut u8, len_bytes: usize) {
+        let offset = self.offset_of(cursor);
+        if cursor.record_bytes <= INLINE_BYTES && cursor.offset_bytes == 0 {
+            // SAFETY: the caller's span.
+            unsafe { self.copy_inline(offset, destination, len_bytes) };
+        } else {
+            // SAFETY: the caller's span.
+            unsafe { self.inbound.read_to(offset, destination, len_bytes) };
+        }
+    }
+
+    /// A small payload comes as whole words of one line.
+    #[inline]
+    unsafe fn copy_inline(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        const WORD_BYTES: usize = size_of::<u64>();
+        let mut words = [0_u64; INLINE_BYTES / WORD_BYTES];
+        for (index, word) in words.iter_mut().enumerate().take(len_bytes.div_ceil(WORD_BYTES)) {
+            *word = self.inbound.load_u64(offset + index * WORD_BYTES, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's span, and at most `INLINE_BYTES`.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast::<u8>(), destination, len_bytes) };
+    }
+
+    /// Moves over bytes of the record; at its end returns the credit.
+    #[inline]
+    fn advance(&mut self, cursor: &mut Cursor, len_bytes: usize) {
+        cursor.offset_bytes += len_bytes;
+        let head_before = cursor.head;
+        if !step_over(cursor) {
+            return;
+        }
+        let quarter = self.ring(cursor).slots / 4;
+        let crossed = (head_before ^ cursor.head) & !(quarter - 1) != 0;
+        if crossed {
+            self.set_word(WAKE_DUE, 1);
+        }
+        // On coherent memory the credit line stays in this core until the sender looks: returning it every time is free.
+        if crossed || self.outbound.coherence() == Coherence::Coherent {
+            self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn offset_of(&self, cursor: &Cursor) -> usize {
+        self.ring(cursor).slot_offset(cursor.head) + HEADER_BYTES + cursor.offset_bytes
+    }
+
+    #[inline]
+    fn ring(&self, cursor: &Cursor) -> Ring {
+        Ring::of(&self.layout, cursor.in_big_ring)
+    }
+
+    #[inline]
+    fn cursor(&self) -> Cursor {
+        Cursor {
+            head: self.word(HEAD),
+            record_bytes: self.word(RECORD_BYTES) as usize,
+            offset_bytes: self.word(OFFSET_BYTES) as usize,
+            in_big_ring: self.word(IN_BIG_RING) != 0,
+        }
+    }
+
+    #[inline]
+    fn store_cursor(&mut self, cursor: &Cursor) {
+        self.set_word(HEAD, cursor.head);
+        self.set_word(RECORD_BYTES, cursor.record_bytes as u64);
+        self.set_word(OFFSET_BYTES, cursor.offset_bytes as u64);
+        self.set_word(IN_BIG_RING, u64::from(cursor.in_big_ring));
+    }
+
+    #[inline]
+    fn word(&self, field: usize) -> u64 {
+        self.inbound.load_u64(self.layout.consumer_cursor() + field, Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set_word(&mut self, field: usize, value: u64) {
+        self.inbound.store_u64(self.layout.consumer_cursor() + field, value, Ordering::Relaxed);
+    }
+}
+
+/// Leaves a record whose bytes are all read; says whether it did.
+#[inline]
+fn step_over(cursor: &mut Cursor) -> bool {
+    if cursor.offset_bytes < cursor.record_bytes {
+        return false;
+    }
+    cursor.head = cursor.head.wrapping_add(slots_of(cursor.record_bytes));
+    cursor.record_bytes = 0;
+    cursor.offset_bytes = 0;
+    true
+}

@@ -1,0 +1,95 @@
+//! The region under a model checker: an array of modelled words.
+
+use crate::sync::{Arc, AtomicU64, Ordering};
+
+const WORD_BYTES: usize = size_of::<u64>();
+
+/// A span of modelled memory. Byte copies are made of relaxed word operations.
+#[derive(Debug, Clone)]
+pub struct Region {
+    words: Arc<Vec<AtomicU64>>,
+    first_byte: usize,
+    len_bytes: usize,
+}
+
+#[allow(missing_docs)] // Documented on the real region, whose twin this is.
+impl Region {
+    pub fn heap(len_bytes: usize) -> Self {
+        let words = (0..len_bytes.div_ceil(WORD_BYTES)).map(|_| AtomicU64::new(0)).collect();
+        Self { words: Arc::new(words), first_byte: 0, len_bytes }
+    }
+
+    pub fn sub(&self, offset: usize, len_bytes: usize) -> Self {
+        assert!(offset + len_bytes <= self.len_bytes);
+        Self { words: self.words.clone(), first_byte: self.first_byte + offset, len_bytes }
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    pub fn pointer(&self, _offset: usize, _len_bytes: usize) -> std::ptr::NonNull<u8> {
+        unimplemented_in_model()
+    }
+
+    pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.word(offset).load(order)
+    }
+
+    pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.word(offset).store(value, order);
+    }
+
+    pub fn swap_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
+        self.word(offset).swap(value, order)
+    }
+
+    pub fn add_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
+        self.word(offset).fetch_add(value, order)
+    }
+
+    pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, u64> {
+        self.word(offset).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+
+    pub fn read(&self, offset: usize, destination: &mut [u8]) {
+        for (index, byte) in destination.iter_mut().enumerate() {
+            let at = offset + index;
+            let word = self.load_u64(at / WORD_BYTES * WORD_BYTES, Ordering::Relaxed);
+            *byte = word.to_ne_bytes()[at % WORD_BYTES];
+        }
+    }
+
+    pub fn write(&self, offset: usize, source: &[u8]) {
+        for (index, byte) in source.iter().enumerate() {
+            let at = offset + index;
+            let word_at = at / WORD_BYTES * WORD_BYTES;
+            let mut bytes = self.load_u64(word_at, Ordering::Relaxed).to_ne_bytes();
+            bytes[at % WORD_BYTES] = *byte;
+            self.store_u64(word_at, u64::from_ne_bytes(bytes), Ordering::Relaxed);
+        }
+    }
+
+    /// # Safety
+    /// As the real region.
+    pub unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        self.read(offset, unsafe { std::slice::from_raw_parts_mut(destination, len_bytes) });
+    }
+
+    /// # Safety
+    /// As the real region.
+    pub unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        self.write(offset, unsafe { std::slice::from_raw_parts(source, len_bytes) });
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset + WORD_BYTES <= self.len_bytes && offset.is_multiple_of(WORD_BYTES));
+        &self.words[(self.first_byte + offset) / WORD_BYTES]
+    }
+}
+
+fn unimplemented_in_model() -> ! {
+    panic!("modelled memory has no address")
+}

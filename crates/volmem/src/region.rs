@@ -1,0 +1,263 @@
+//! The real region: words by atomics, bytes by opaque copies.
+
+use crate::sync::{AtomicU64, Ordering};
+use crate::{CACHE_LINE_BYTES, Mapping};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Who keeps the memory of a region alive.
+#[derive(Debug, Clone)]
+#[allow(dead_code)] // Held for their `Drop`.
+enum Keeper {
+    Heap(Arc<HeapBlock>),
+    Mapping(Arc<Mapping>),
+}
+
+/// A span of memory that another party may write at any time. Cloning shares the span.
+#[derive(Debug, Clone)]
+pub struct Region {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    _keeper: Keeper,
+}
+
+// SAFETY: every access through a region is atomic or an opaque copy of bytes without validity requirements.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Zeroed memory of this process, cache-line aligned, for tests and for lanes between threads.
+    pub fn heap(len_bytes: usize) -> Self {
+        let block = Arc::new(HeapBlock::new(len_bytes));
+        Self { base: block.base, len_bytes, _keeper: Keeper::Heap(block) }
+    }
+
+    /// All of a mapping.
+    pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
+        Self { base: mapping.base(), len_bytes: mapping.len_bytes(), _keeper: Keeper::Mapping(mapping) }
+    }
+
+    /// The `len_bytes` from `offset` on, sharing the same memory.
+    ///
+    /// # Panics
+    /// If the span is not inside this region.
+    pub fn sub(&self, offset: usize, len_bytes: usize) -> Self {
+        let base = self.checked(offset, len_bytes);
+        Self { base, len_bytes, _keeper: self._keeper.clone() }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Address of a span, for system calls that read or write it in place.
+    ///
+    /// # Panics
+    /// If the span is not inside this region.
+    #[inline]
+    pub fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        self.checked(offset, len_bytes)
+    }
+
+    /// Loads the word at `offset` (8-byte aligned).
+    #[inline]
+    pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.word(offset).load(order)
+    }
+
+    /// Stores the word at `offset` (8-byte aligned).
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.word(offset).store(value, order);
+    }
+
+    /// Swaps the word at `offset` (8-byte aligned).
+    #[inline]
+    pub fn swap_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
+        self.word(offset).swap(value, order)
+    }
+
+    /// Adds to the word at `offset` (8-byte aligned), wrapping; returns the value before.
+    #[inline]
+    pub fn add_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
+        self.word(offset).fetch_add(value, order)
+    }
+
+    /// Replaces `current` by `new` at `offset`, or returns what was there instead.
+    ///
+    /// # Errors
+    /// The value found, when it was not `current`.
+    #[inline]
+    pub fn compare_exchange_u64(&self, offset: usize, current: u64, new: u64) -> Result<u64, u64> {
+        self.word(offset).compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire)
+    }
+
+    /// Copies bytes out of the region.
+    #[inline]
+    pub fn read(&self, offset: usize, destination: &mut [u8]) {
+        // SAFETY: the slice is writable for its length.
+        unsafe { self.read_to(offset, destination.as_mut_ptr(), destination.len()) }
+    }
+
+    /// Copies bytes into the region.
+    #[inline]
+    pub fn write(&self, offset: usize, source: &[u8]) {
+        // SAFETY: the slice is readable for its length.
+        unsafe { self.write_from(offset, source.as_ptr(), source.len()) }
+    }
+
+    /// Copies `len_bytes` from `offset` to `destination`.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes` and does not overlap the region.
+    #[inline]
+    pub unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        let source = self.checked(offset, len_bytes);
+        // SAFETY: `checked` bounds the source, the caller vouches for the destination.
+        unsafe { copy(source.as_ptr(), destination, len_bytes) }
+    }
+
+    /// Copies `len_bytes` from `source` to `offset`.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes` and does not overlap the region.
+    #[inline]
+    pub unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        let destination = self.checked(offset, len_bytes);
+        // SAFETY: `checked` bounds the destination, the caller vouches for the source.
+        unsafe { copy(source, destination.as_ptr(), len_bytes) }
+    }
+
+    #[inline]
+    fn checked(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        let inside = offset <= self.len_bytes && len_bytes <= self.len_bytes - offset;
+        assert!(inside, "span {offset}+{len_bytes} outside a region of {} bytes", self.len_bytes);
+        // SAFETY: the offset is inside the allocation, which is smaller than `isize::MAX`.
+        unsafe { self.base.add(offset) }
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        let address = self.checked(offset, size_of::<u64>());
+        assert!(offset.is_multiple_of(align_of::<u64>()), "word at unaligned offset {offset}");
+        // SAFETY: in bounds and aligned (bases are page- or line-aligned). An atomic is the one type that may be borrowed here:
+        // it claims nothing about its value and every access to it is a whole word. The borrow never leaves this module.
+        unsafe { AtomicU64::from_ptr(address.as_ptr().cast()) }
+    }
+}
+
+/// Copies bytes between private memory and memory under another party's hands.
+///
+/// `memcpy` is called as the foreign function it is: whatever the peer writes meanwhile, the result is some bytes, and callers
+/// treat them as nothing more.
+///
+/// # Safety
+/// As `memcpy(3)`.
+#[inline]
+#[cfg(not(miri))]
+unsafe fn copy(source: *const u8, destination: *mut u8, len_bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
+}
+
+/// Miri sees both parties in one process, where a plain copy would be a data race: copy byte by byte, atomically.
+#[cfg(miri)]
+unsafe fn copy(source: *const u8, destination: *mut u8, len_bytes: usize) {
+    use std::sync::atomic::AtomicU8;
+    for index in 0..len_bytes {
+        // SAFETY: the caller's; both sides are readable and writable for the length.
+        unsafe {
+            let from = AtomicU8::from_ptr(source.add(index).cast_mut());
+            let to = AtomicU8::from_ptr(destination.add(index));
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct HeapBlock {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: owns plain memory, reached only through `Region`.
+unsafe impl Send for HeapBlock {}
+// SAFETY: as above.
+unsafe impl Sync for HeapBlock {}
+
+impl HeapBlock {
+    fn new(len_bytes: usize) -> Self {
+        let layout =
+            Layout::from_size_align(len_bytes.max(1), CACHE_LINE_BYTES).expect("region fits the address space");
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        Self { base, layout }
+    }
+}
+
+impl Drop for HeapBlock {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout; every region of it holds an `Arc`, so none is left.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn miri_bytes_written_are_bytes_read() {
+        let region = Region::heap(256);
+        region.write(3, b"hello");
+        let mut bytes = [0; 5];
+        region.read(3, &mut bytes);
+        assert_eq!(&bytes, b"hello");
+    }
+
+    #[test]
+    fn miri_sub_regions_share_memory() {
+        let region = Region::heap(256);
+        region.sub(64, 64).store_u64(8, 7, Ordering::Relaxed);
+        assert_eq!(region.load_u64(72, Ordering::Relaxed), 7);
+    }
+
+    #[test]
+    fn memory_outlives_the_region_it_was_made_with() {
+        let sub = Region::heap(128).sub(64, 64);
+        sub.store_u64(0, 1, Ordering::Release);
+        assert_eq!(sub.load_u64(0, Ordering::Acquire), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a region")]
+    fn a_span_past_the_end_is_refused() {
+        Region::heap(64).read(60, &mut [0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a region")]
+    fn an_offset_that_overflows_is_refused() {
+        Region::heap(64).read(usize::MAX, &mut [0; 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "unaligned")]
+    fn an_unaligned_word_is_refused() {
+        Region::heap(64).load_u64(4, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn compare_exchange_reports_what_it_found() {
+        let region = Region::heap(64);
+        assert_eq!(region.compare_exchange_u64(0, 0, 5), Ok(0));
+        assert_eq!(region.compare_exchange_u64(0, 0, 6), Err(5));
+        assert_eq!(region.swap_u64(0, 9, Ordering::AcqRel), 5);
+        assert_eq!(region.add_u64(0, 1, Ordering::AcqRel), 9);
+    }
+}
