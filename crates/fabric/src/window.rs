@@ -1,0 +1,56 @@
+//! The two sides of a window.
+
+use std::ptr::NonNull;
+use volmem::sync::Ordering;
+
+/// What stores through an outbound window need before the peer may act on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coherence {
+    /// Stores become visible in program order (shared memory).
+    Coherent,
+    /// Stores gather in write-combining buffers: a fence before the word that publishes them.
+    WriteCombined,
+    /// Stores stay in this host's cache until flushed line by line (non-coherent CXL memory).
+    NonCoherent,
+}
+
+/// Memory of this node that a peer may write at any time: whatever is loaded is hostile until checked.
+pub trait Inbound: Send {
+    /// Length in bytes.
+    fn len_bytes(&self) -> usize;
+    /// Loads the 8-byte aligned word at `offset`.
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64;
+    /// Stores a word that this node owns.
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering);
+    /// Copies bytes out.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes` and outside the window.
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize);
+    /// Address of bytes to be read in place. Their contents can change while they are read.
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8>;
+    /// Makes the next loads of the span see what the peer has written (a no-op where memory is coherent).
+    fn invalidate(&self, _offset: usize, _len_bytes: usize) {}
+}
+
+/// Memory of the peer: stores only.
+pub trait Outbound: Send {
+    /// Length in bytes.
+    fn len_bytes(&self) -> usize;
+    /// What the mapping asks of a writer.
+    fn coherence(&self) -> Coherence;
+    /// Stores the 8-byte aligned word at `offset`.
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering);
+    /// Copies bytes in.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes` and outside the window.
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize);
+    /// Address at which stores reach the peer, or `None` where bytes must go through [`Outbound::write_from`].
+    /// Write only: a load through it would cross the link.
+    fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>>;
+    /// Orders all stores before it ahead of all stores after it, as the mapping needs (payload, fence, tag).
+    fn fence(&self);
+    /// Returns once all stores before it are visible to the peer. May cost a round trip: only for a node about to sleep.
+    fn flush(&self);
+}
