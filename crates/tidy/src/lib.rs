@@ -1,0 +1,124 @@
+//! The checkable half of `STYLE.md`.
+//!
+//! A check is a function from one [`Source`] to its [`Offence`]s, with a test beside it on a small bad example.
+//! The test `tests/tree.rs` runs all of them over the repository.
+//!
+//! - [`text`] looks at lines: width, tabs, trailing blanks.
+//! - [`rust`] looks at tokens, so that comments and strings never count: `unsafe`, atomics, length of functions,
+//!   ignored tests, unfinished code.
+//! - [`c`] measures C functions.
+//! - [`manifest`] looks at `Cargo.toml`.
+
+pub mod c;
+pub mod manifest;
+pub mod rust;
+pub mod text;
+pub mod tree;
+
+use std::fmt;
+
+/// Lines of a function at most, from `fn` to its closing brace.
+pub const FUNCTION_LINES_MAX: usize = 70;
+
+/// Columns of a line of code at most.
+pub const LINE_COLUMNS_MAX: usize = 120;
+
+/// A file of the repository: its path from the root, with `/`, and its text.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// Path from the root of the repository.
+    pub path: String,
+    /// The whole text.
+    pub text: String,
+}
+
+impl Source {
+    /// A source from its two halves.
+    pub fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into() }
+    }
+
+    /// What follows the last dot of the file's name; empty without one.
+    pub fn extension(&self) -> &str {
+        let name = self.path.rsplit('/').next().unwrap_or_default();
+        name.rsplit_once('.').map_or("", |(_, extension)| extension)
+    }
+
+    /// The crate that the file belongs to, named after its folder: `lane` of `crates/lane/src/lib.rs`.
+    pub fn crate_name(&self) -> &str {
+        let mut parts = self.path.split('/');
+        match parts.next() {
+            Some("crates") => parts.next().unwrap_or_default(),
+            Some("tests") => "system-tests",
+            Some(top) => top,
+            None => "",
+        }
+    }
+
+    fn offence(&self, line: usize, what: impl Into<String>) -> Offence {
+        Offence { path: self.path.clone(), line, what: what.into() }
+    }
+}
+
+/// A place that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Offence {
+    /// Path from the root of the repository.
+    pub path: String,
+    /// Line, from 1.
+    pub line: usize,
+    /// What is wrong there, and the remedy.
+    pub what: String,
+}
+
+impl fmt::Display for Offence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path, self.line, self.what)
+    }
+}
+
+/// All offences of one file, by line.
+pub fn check(source: &Source) -> Vec<Offence> {
+    let mut offences = text::check(source);
+    match source.extension() {
+        "rs" => offences.extend(rust::check(source)),
+        "c" | "h" => offences.extend(c::check(source)),
+        "toml" if source.path.ends_with("Cargo.toml") => offences.extend(manifest::check(source)),
+        _ => {}
+    }
+    offences.sort();
+    offences
+}
+
+/// Offences as a person reads them, one a line.
+pub fn report(offences: &[Offence]) -> String {
+    offences.iter().map(|offence| format!("{offence}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_belongs_to_the_crate_of_its_folder() {
+        assert_eq!(Source::new("crates/lane/src/ring.rs", "").crate_name(), "lane");
+        assert_eq!(Source::new("tests/tests/redis.rs", "").crate_name(), "system-tests");
+        assert_eq!(Source::new("fuzz/fuzz_targets/lane.rs", "").crate_name(), "fuzz");
+    }
+
+    #[test]
+    fn an_extension_is_what_follows_the_last_dot_of_the_name() {
+        assert_eq!(Source::new("crates/lane.d/x", "").extension(), "");
+        assert_eq!(Source::new("a/b.tar.gz", "").extension(), "gz");
+    }
+
+    #[test]
+    fn all_checks_of_a_file_come_in_one_report_by_line() {
+        let source = Source::new("crates/lane/src/lib.rs", "fn f() { \n    todo!()\n}\n");
+        assert_eq!(
+            report(&check(&source)),
+            "crates/lane/src/lib.rs:1: blanks at the end of the line\n\
+             crates/lane/src/lib.rs:2: todo! is not a finished program: write it, or return an error\n"
+        );
+    }
+}
