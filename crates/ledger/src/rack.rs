@@ -1,0 +1,35 @@
+//! Where a rack's files lie.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The rack directory for an environment: `$CROSSLANE_RACK`, else `$XDG_RUNTIME_DIR/crosslane`, else `/dev/shm/crosslane-UID`.
+pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBuf {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("CROSSLANE_RACK")
+        .or_else(|| set("XDG_RUNTIME_DIR").map(|runtime| runtime.join("crosslane")))
+        .unwrap_or_else(|| PathBuf::from(format!("/dev/shm/crosslane-{uid}")))
+}
+
+/// The folder of a rack that holds the ledgers.
+pub const STAT_FOLDER: &str = "v1/stat";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rack_is_the_first_of_three_places_that_is_set() {
+        let given = |rack: &'static str, runtime: &'static str| {
+            move |name: &str| match name {
+                "CROSSLANE_RACK" => Some(rack.into()),
+                "XDG_RUNTIME_DIR" => Some(runtime.into()),
+                _ => None,
+            }
+        };
+        assert_eq!(rack_dir(given("/r", "/x"), 7), PathBuf::from("/r"));
+        assert_eq!(rack_dir(given("", "/x"), 7), PathBuf::from("/x/crosslane"));
+        assert_eq!(rack_dir(given("", ""), 7), PathBuf::from("/dev/shm/crosslane-7"));
+        assert_eq!(rack_dir(|_| None, 7), PathBuf::from("/dev/shm/crosslane-7"));
+    }
+}

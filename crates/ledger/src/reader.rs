@@ -1,0 +1,368 @@
+//! The reading half: what `crosslane stat` knows about the programs of a rack.
+//!
+//! A page is bytes that somebody else wrote and goes on writing. It is copied, never mapped (a file that shrinks would kill the
+//! reader), every number is checked before it is used, and a line that makes no sense is left out.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fmt;
+use std::mem::offset_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path as FilePath;
+
+use rustix::fs::{Mode, OFlags, RawDir};
+use rustix::io::Errno;
+
+use crate::file::{self, Fd, Occupant};
+use crate::layout::{
+    Direction, FLAG_INHERITED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, PathTotals, SLOT_BYTES, SLOTS, STATE_OPEN,
+    Slot, VERSION,
+};
+use crate::rack::STAT_FOLDER;
+use crate::terms::{FallbackReason, Path, Role};
+
+/// What the ledgers of a rack said at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// By pid.
+    pub processes: Vec<Process>,
+    /// Pages that could not be read, and why.
+    pub unreadable: Vec<Unreadable>,
+    /// Pages of dead processes that were removed.
+    pub stale_removed: usize,
+}
+
+/// A page that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The file's name.
+    pub name: String,
+    /// Why.
+    pub error: PageError,
+}
+
+/// One process's page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// As the process itself sees it, which differs in another pid namespace.
+    pub pid: u32,
+    /// The program's name.
+    pub program: String,
+    /// The node it was started as.
+    pub node: Option<Ipv4Addr>,
+    /// When the page was made, since 1970.
+    pub started_at_ns: u64,
+    /// Open connections that have a slot.
+    pub connections: Vec<Connection>,
+    /// What the lane path carried in all.
+    pub lane: Totals,
+    /// What the kernel path carried in all.
+    pub kernel: Totals,
+    /// Connections that found no slot, since the start.
+    pub connections_unlisted: u64,
+    /// Reasons that occurred, and how often.
+    pub fallbacks: BTreeMap<&'static str, u64>,
+}
+
+/// What a path carried for a process, closed connections included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Connections opened by this process.
+    pub connections_total: u64,
+    /// Connections open now, inherited ones included.
+    pub connections_open: u64,
+    /// Bytes sent.
+    pub bytes_sent: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+}
+
+/// One open connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// The program's descriptor.
+    pub fd: i32,
+    /// Which side this process is.
+    pub role: Role,
+    /// What carries it.
+    pub path: Path,
+    /// Opened by a parent process, before a fork.
+    pub inherited: bool,
+    /// This side's address.
+    pub local: Option<SocketAddr>,
+    /// The other side's address.
+    pub peer: Option<SocketAddr>,
+    /// When it was opened, since 1970.
+    pub opened_at_ns: u64,
+    /// Bytes sent by this process.
+    pub bytes_sent: u64,
+    /// Bytes received by this process.
+    pub bytes_received: u64,
+    /// Sends.
+    pub messages_sent: u64,
+    /// Receives.
+    pub messages_received: u64,
+    /// Sleeps of this side.
+    pub sleeps: u64,
+    /// Wake-ups given to the other side.
+    pub wakes: u64,
+}
+
+/// Why a page was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageError {
+    /// Shorter than a header.
+    Short {
+        /// What there was.
+        bytes: usize,
+    },
+    /// Not a page, or not finished.
+    NoPage,
+    /// Made by another version of the library.
+    Version {
+        /// The one found.
+        found: u32,
+    },
+    /// Sizes in the header that do not fit this layout.
+    Layout,
+    /// The file could not be read.
+    Io(std::num::NonZeroI32),
+}
+
+impl fmt::Display for PageError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short { bytes } => write!(formatter, "{bytes} bytes are too few for a page"),
+            Self::NoPage => formatter.write_str("not a finished page"),
+            Self::Version { found } => write!(formatter, "page version {found}, this command reads {VERSION}"),
+            Self::Layout => formatter.write_str("sizes in the header are not those of this version"),
+            Self::Io(number) => write!(formatter, "{}", std::io::Error::from_raw_os_error(number.get())),
+        }
+    }
+}
+
+impl std::error::Error for PageError {}
+
+impl From<Errno> for PageError {
+    fn from(error: Errno) -> Self {
+        std::num::NonZeroI32::new(error.raw_os_error()).map_or(Self::NoPage, Self::Io)
+    }
+}
+
+/// Reads every page of a rack and removes those of dead processes. A rack that does not exist has no processes.
+pub fn read_rack(rack: &FilePath) -> std::io::Result<Snapshot> {
+    let folder = match open_folder(&rack.join(STAT_FOLDER)) {
+        Err(Errno::NOENT) => return Ok(Snapshot::default()),
+        other => other?,
+    };
+    let mut snapshot = Snapshot::default();
+    for name in page_names(&folder)? {
+        match read_page(&folder, &name) {
+            Ok(Some(process)) => snapshot.processes.push(process),
+            Ok(None) => snapshot.stale_removed += 1,
+            // It ended while we looked.
+            Err(PageError::Io(number)) if number.get() == Errno::NOENT.raw_os_error() => {}
+            Err(error) => snapshot.unreadable.push(Unreadable { name: name.to_string_lossy().into_owned(), error }),
+        }
+    }
+    snapshot.processes.sort_by_key(|process| process.pid);
+    Ok(snapshot)
+}
+
+fn open_folder(path: &FilePath) -> Result<Fd, Errno> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
+    file::open_folder(rustix::fs::CWD, &path)
+}
+
+fn page_names(folder: &Fd) -> Result<Vec<CString>, Errno> {
+    let listing =
+        rustix::fs::openat(folder, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(32 * 1024);
+    let mut entries = RawDir::new(listing, buffer.spare_capacity_mut());
+    let mut names = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        if file::page_name_pid(entry.file_name().to_bytes()).is_some() {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// `None` when the page was stale and has been removed.
+fn read_page(folder: &Fd, name: &std::ffi::CStr) -> Result<Option<Process>, PageError> {
+    let fd = file::open_page(folder.as_fd(), name)?;
+    match file::remove_open_if_stale(folder.as_fd(), name, &fd)? {
+        Occupant::Removed => Ok(None),
+        Occupant::Live => decode(&read_used(&fd)?).map(Some),
+    }
+}
+
+/// The header and as many slots as it says were ever used, but no more than a page has.
+fn read_used(fd: &Fd) -> Result<Vec<u8>, PageError> {
+    let mut page = read_at(fd, 0, HEADER_BYTES)?;
+    if let Some(header) = Bytes::new(&page, HEADER_BYTES) {
+        let used = header.u32(offset_of!(Header, slots_used_max)) as usize;
+        page.extend(read_at(fd, HEADER_BYTES, used.min(SLOTS) * SLOT_BYTES)?);
+    }
+    Ok(page)
+}
+
+fn read_at(fd: &Fd, offset: usize, bytes: usize) -> Result<Vec<u8>, PageError> {
+    let mut buffer = vec![0; bytes];
+    let mut filled = 0;
+    while filled < bytes {
+        match rustix::io::pread(fd, &mut buffer[filled..], (offset + filled) as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    buffer.truncate(filled);
+    Ok(buffer)
+}
+
+/// Understands the bytes of a page: the header and any number of slots behind it.
+pub fn decode(page: &[u8]) -> Result<Process, PageError> {
+    let header = Bytes::new(page, HEADER_BYTES).ok_or(PageError::Short { bytes: page.len() })?;
+    check_header(&header)?;
+    let slots_used = (header.u32(offset_of!(Header, slots_used_max)) as usize).min(SLOTS);
+    let slots = page[HEADER_BYTES..].chunks_exact(SLOT_BYTES).take(slots_used);
+    let connections: Vec<Connection> = slots.filter_map(|slot| decode_connection(&Bytes(slot))).collect();
+    let node = header.u32(offset_of!(Header, node));
+    Ok(Process {
+        pid: header.u32(offset_of!(Header, pid)),
+        program: printable(header.slice(offset_of!(Header, program), PROGRAM_BYTES)),
+        node: (node != 0).then(|| Ipv4Addr::from(node)),
+        started_at_ns: header.u64(offset_of!(Header, started_at_ns)),
+        lane: decode_totals(&header, Path::Lane, &connections),
+        kernel: decode_totals(&header, Path::Kernel, &connections),
+        connections_unlisted: header.u64(offset_of!(Header, connections_unlisted)),
+        fallbacks: decode_fallbacks(&header),
+        connections,
+    })
+}
+
+fn check_header(header: &Bytes<'_>) -> Result<(), PageError> {
+    if header.u64(offset_of!(Header, magic)) != MAGIC {
+        return Err(PageError::NoPage);
+    }
+    let found = header.u32(offset_of!(Header, version));
+    if found != VERSION {
+        return Err(PageError::Version { found });
+    }
+    let sizes = [
+        (offset_of!(Header, header_bytes), HEADER_BYTES),
+        (offset_of!(Header, slot_bytes), SLOT_BYTES),
+        (offset_of!(Header, slot_count), SLOTS),
+    ];
+    if sizes.iter().all(|(at, expected)| header.u32(*at) as usize == *expected) {
+        Ok(())
+    } else {
+        Err(PageError::Layout)
+    }
+}
+
+fn decode_totals(header: &Bytes<'_>, path: Path, connections: &[Connection]) -> Totals {
+    let totals = offset_of!(Header, totals) + path as usize * size_of::<PathTotals>();
+    let unlisted = offset_of!(Header, unlisted) + path as usize * SLOT_BYTES;
+    let open = || connections.iter().filter(|connection| connection.path == path);
+    let sent = [
+        header.u64(totals + offset_of!(PathTotals, bytes_sent_closed)),
+        header.u64(unlisted + offset_of!(Slot, sender) + offset_of!(Direction, bytes)),
+    ];
+    let received = [
+        header.u64(totals + offset_of!(PathTotals, bytes_received_closed)),
+        header.u64(unlisted + offset_of!(Slot, receiver) + offset_of!(Direction, bytes)),
+    ];
+    let sum = |parts: &[u64], open_bytes: &mut dyn Iterator<Item = u64>| {
+        parts.iter().copied().chain(open_bytes).fold(0u64, u64::saturating_add)
+    };
+    // An open counter that a torn read shows below zero is zero.
+    let connections_open = header.u64(totals + offset_of!(PathTotals, connections_open));
+    Totals {
+        connections_total: header.u64(totals + offset_of!(PathTotals, connections_total)),
+        connections_open: if connections_open > i64::MAX as u64 { 0 } else { connections_open },
+        bytes_sent: sum(&sent, &mut open().map(|connection| connection.bytes_sent)),
+        bytes_received: sum(&received, &mut open().map(|connection| connection.bytes_received)),
+    }
+}
+
+fn decode_fallbacks(header: &Bytes<'_>) -> BTreeMap<&'static str, u64> {
+    let count = |reason: FallbackReason| header.u64(offset_of!(Header, fallbacks) + reason as usize * 8);
+    FallbackReason::ALL.iter().map(|reason| (reason.name(), count(*reason))).filter(|(_, count)| *count > 0).collect()
+}
+
+/// `None` for a slot that is free, closing, or not understood.
+fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
+    if slot.u32(offset_of!(Slot, state)) != STATE_OPEN {
+        return None;
+    }
+    let kind = slot.u32(offset_of!(Slot, kind));
+    let [path, role, ..] = kind.to_le_bytes();
+    let sender = offset_of!(Slot, sender);
+    let receiver = offset_of!(Slot, receiver);
+    Some(Connection {
+        fd: i32::from_ne_bytes(slot.array(offset_of!(Slot, fd))),
+        role: Role::from_byte(role)?,
+        path: Path::from_byte(path)?,
+        inherited: kind & FLAG_INHERITED != 0,
+        local: decode_address(slot, offset_of!(Slot, local_ip), offset_of!(Slot, local_port)),
+        peer: decode_address(slot, offset_of!(Slot, peer_ip), offset_of!(Slot, peer_port)),
+        opened_at_ns: slot.u64(offset_of!(Slot, opened_at_ns)),
+        bytes_sent: slot.u64(sender + offset_of!(Direction, bytes)),
+        bytes_received: slot.u64(receiver + offset_of!(Direction, bytes)),
+        messages_sent: slot.u64(sender + offset_of!(Direction, messages)),
+        messages_received: slot.u64(receiver + offset_of!(Direction, messages)),
+        sleeps: slot.u64(receiver + offset_of!(Direction, wakes_or_sleeps)),
+        wakes: slot.u64(sender + offset_of!(Direction, wakes_or_sleeps)),
+    })
+}
+
+fn decode_address(slot: &Bytes<'_>, ip: usize, port: usize) -> Option<SocketAddr> {
+    let octets: [u8; 16] = slot.slice(ip, 16).try_into().ok()?;
+    let port_and_family = slot.u32(port);
+    let ip = match port_and_family >> 16 {
+        4 => IpAddr::V4(Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3])),
+        6 => IpAddr::V6(Ipv6Addr::from(octets)),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port_and_family as u16))
+}
+
+/// A name without what could play tricks on a terminal.
+fn printable(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let text = String::from_utf8_lossy(&bytes[..end]);
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+/// Bytes whose fields are read at the offsets of a layout struct, which the length has been checked against.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn new(page: &'a [u8], bytes: usize) -> Option<Self> {
+        page.get(..bytes).map(Self)
+    }
+
+    fn slice(&self, at: usize, bytes: usize) -> &'a [u8] {
+        &self.0[at..at + bytes]
+    }
+
+    fn array<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut array = [0; N];
+        array.copy_from_slice(self.slice(at, N));
+        array
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.array(at))
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.array(at))
+    }
+}

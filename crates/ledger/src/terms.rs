@@ -1,0 +1,172 @@
+//! The words a ledger speaks in: path, role, why a connection did not get a lane.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+
+/// What carries a connection's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Path {
+    /// Shared memory.
+    Lane = 0,
+    /// Kernel TCP.
+    Kernel = 1,
+}
+
+impl Path {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Lane),
+            1 => Some(Self::Kernel),
+            _ => None,
+        }
+    }
+
+    /// The word `crosslane stat` prints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lane => "lane",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
+/// Which side of a connection this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Role {
+    /// It called `connect`.
+    Connect = 0,
+    /// It called `accept`.
+    Accept = 1,
+}
+
+impl Role {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+        match byte {
+            0 => Some(Self::Connect),
+            1 => Some(Self::Accept),
+            _ => None,
+        }
+    }
+
+    /// The word `crosslane stat` prints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Accept => "accept",
+        }
+    }
+}
+
+macro_rules! fallback_reasons {
+    ($($(#[$doc:meta])* $variant:ident => $name:literal, $why:literal;)*) => {
+        /// Why a connection that could have had a lane went to the kernel.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum FallbackReason { $($(#[$doc])* $variant,)* }
+
+        impl FallbackReason {
+            /// All of them, in the order of their counters.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The word used in JSON.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The reason in a few words, for people.
+            pub fn explanation(self) -> &'static str {
+                match self { $(Self::$variant => $why,)* }
+            }
+        }
+    };
+}
+
+// New reasons go at the end: the position is the counter's place in the page.
+fallback_reasons! {
+    /// No accelerated listener has the address.
+    NoListener => "no_listener", "no accelerated listener has that address; the server may run without crosslane";
+    /// The address is not of this machine.
+    RemoteAddress => "remote_address", "the address is not on this machine";
+    /// `--only` or `--except` excludes the port.
+    PortRule => "port_rule", "the port is excluded by --only or --except";
+    /// The two libraries speak different versions.
+    VersionMismatch => "version_mismatch", "the other side runs another version of crosslane";
+    /// The listener's queue was full.
+    BacklogFull => "backlog_full", "the listener's backlog was full";
+    /// The rack directory could not be used.
+    RackUnavailable => "rack_unavailable", "the rack directory cannot be used";
+    /// Memory, descriptors or a table ran out.
+    ResourceLimit => "resource_limit", "memory, descriptors or /dev/shm ran out";
+    /// The other side declined a lane.
+    PeerRefused => "peer_refused", "the other side declined a lane";
+    /// A program without Crosslane connected to an accelerated listener.
+    PlainClient => "plain_client", "the client runs without crosslane";
+    /// The program asked for something lanes do not offer.
+    UnsupportedCall => "unsupported_call", "the program asked for something lanes do not offer";
+    /// The rendezvous broke off or made no sense.
+    HandshakeFailed => "handshake_failed", "the rendezvous broke off or made no sense";
+    /// The network namespaces differ.
+    NamespaceDiffers => "namespace_differs", "the two programs are in different network namespaces";
+}
+
+const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);
+
+impl fmt::Display for FallbackReason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// The name people use for a node: `a` to `z` for 127.77.0.1 to 127.77.0.26, else the address.
+pub fn node_name(address: Ipv4Addr) -> String {
+    match address.octets() {
+        [127, 77, 0, host @ 1..=26] => char::from(b'a' + host - 1).to_string(),
+        _ => address.to_string(),
+    }
+}
+
+/// The address of a node given as a letter or as an address in 127.77.0.0/16; `None` when it is neither.
+pub fn node_address(name: &str) -> Option<Ipv4Addr> {
+    if let [letter @ b'a'..=b'z'] = name.as_bytes() {
+        return Some(Ipv4Addr::new(127, 77, 0, letter - b'a' + 1));
+    }
+    let address: Ipv4Addr = name.parse().ok()?;
+    let [first, second, third, fourth] = address.octets();
+    let usable = (first, second) == (127, 77) && (third, fourth) != (0, 0) && (third, fourth) != (255, 255);
+    usable.then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_and_addresses_name_the_same_nodes() {
+        for letter in 'a'..='z' {
+            let address = node_address(&letter.to_string()).unwrap();
+            assert_eq!(node_name(address), letter.to_string());
+            assert_eq!(node_address(&address.to_string()), Some(address));
+        }
+        assert_eq!(node_address("b"), Some(Ipv4Addr::new(127, 77, 0, 2)));
+        assert_eq!(node_name(Ipv4Addr::new(127, 77, 0, 27)), "127.77.0.27");
+    }
+
+    #[test]
+    fn other_names_are_no_nodes() {
+        for name in
+            ["", "A", "aa", "1", "ä", "127.0.0.1", "127.77.0.0", "127.77.255.255", "127.77.0", "::1", "127.77.0.1 "]
+        {
+            assert_eq!(node_address(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn reasons_keep_their_counter_and_have_distinct_names() {
+        for (index, reason) in FallbackReason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index);
+            assert!(FallbackReason::ALL[..index].iter().all(|other| other.name() != reason.name()));
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The writing half, which lives in the programs.
+
+use std::ffi::CStr;
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use crate::backing::{self, Backing, CHUNK_SLOTS, FileIdentity};
+use crate::layout::{
+    Direction, FLAG_INHERITED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS, STATE_CLOSING,
+    STATE_FREE, STATE_OPEN, Slot, VERSION,
+};
+use crate::terms::{FallbackReason, Path, Role};
+
+/// Longest rack path a ledger is published under. A rendezvous socket's path is shorter still.
+const RACK_PATH_BYTES_MAX: usize = 512;
+/// Index of a connection that found no slot.
+const UNLISTED: u32 = u32::MAX;
+
+/// What a ledger says about its process.
+#[derive(Clone, Copy, Debug)]
+pub struct Config<'a> {
+    /// The rack directory; made 0700 when it is missing.
+    pub rack: &'a std::path::Path,
+    /// The node's address, if the program was given one.
+    pub node: Option<Ipv4Addr>,
+    /// The program's name; see [`own_program_name`].
+    pub program: &'a [u8],
+}
+
+/// A connection to be entered.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    /// What carries it.
+    pub path: Path,
+    /// Which side of it this process is.
+    pub role: Role,
+    /// The program's descriptor.
+    pub fd: i32,
+    /// This side's address, as the program sees it.
+    pub local: Option<SocketAddr>,
+    /// The other side's address, as the program sees it.
+    pub peer: Option<SocketAddr>,
+}
+
+/// The page of one process. Lives as long as the process: create it once, at the first `listen` or `connect`.
+pub struct Ledger {
+    page: NonNull<u8>,
+    rack: [u8; RACK_PATH_BYTES_MAX],
+    node: u32,
+    program: [u8; PROGRAM_BYTES],
+    /// Slots below this index have memory.
+    slots_committed: AtomicU32,
+    /// Slots below this index have been used.
+    slots_used: AtomicU32,
+    /// Top of the stack of closed slots: a tag against reuse in the high half, index + 1 in the low half.
+    free_top: AtomicU64,
+    /// For each slot on that stack, index + 1 of the one below. Private memory: nobody outside can corrupt it.
+    free_below: &'static [AtomicU32],
+    published: AtomicBool,
+    file_pid: AtomicU32,
+    file_suffix: AtomicU32,
+    file_device: AtomicU64,
+    file_inode: AtomicU64,
+}
+
+// SAFETY: `page` points to memory that is mapped for the life of the process and reached only through atomics.
+unsafe impl Send for Ledger {}
+// SAFETY: as above; all other fields are atomics or never change.
+unsafe impl Sync for Ledger {}
+
+static EMERGENCY_PAGE: Header = Header::new();
+/// Counts in the program's own memory when not even a page of private memory can be mapped.
+static EMERGENCY: Ledger = match NonNull::new((&raw const EMERGENCY_PAGE).cast_mut().cast()) {
+    Some(page) => Ledger::over(page, &[]),
+    None => unreachable!(),
+};
+
+impl Ledger {
+    /// Makes the page of this process. Never fails: without a usable rack the page is private and nobody sees it.
+    pub fn create(config: &Config<'_>) -> &'static Self {
+        let Ok(memory) = backing::map_zeroed(size_of::<Self>() + SLOTS * size_of::<AtomicU32>()) else {
+            return &EMERGENCY;
+        };
+        // SAFETY: the mapping is zeroed, private, never unmapped, large enough and, as page memory, aligned for both.
+        let free_below =
+            unsafe { std::slice::from_raw_parts(memory.add(size_of::<Self>()).cast::<AtomicU32>().as_ptr(), SLOTS) };
+        let mut ledger = Self::over(NonNull::dangling(), free_below);
+        ledger.describe(config);
+        let pid = own_pid();
+        let Ok(page) = backing::map(ledger.rack(), pid, 0) else { return &EMERGENCY };
+        ledger.page = page.base;
+        ledger.adopt(&page);
+        ledger.write_header(page.base, pid);
+        // SAFETY: the memory is ours, large enough and aligned; nobody else knows its address yet.
+        unsafe {
+            memory.cast::<Self>().write(ledger);
+            memory.cast::<Self>().as_ref()
+        }
+    }
+
+    const fn over(page: NonNull<u8>, free_below: &'static [AtomicU32]) -> Self {
+        Self {
+            page,
+            rack: [0; RACK_PATH_BYTES_MAX],
+            node: 0,
+            program: [0; PROGRAM_BYTES],
+            slots_committed: AtomicU32::new(0),
+            slots_used: AtomicU32::new(0),
+            free_top: AtomicU64::new(0),
+            free_below,
+            published: AtomicBool::new(false),
+            file_pid: AtomicU32::new(0),
+            file_suffix: AtomicU32::new(0),
+            file_device: AtomicU64::new(0),
+            file_inode: AtomicU64::new(0),
+        }
+    }
+
+    fn describe(&mut self, config: &Config<'_>) {
+        let rack = config.rack.as_os_str().as_bytes();
+        if rack.len() < RACK_PATH_BYTES_MAX {
+            self.rack[..rack.len()].copy_from_slice(rack);
+        }
+        let program = &config.program[..config.program.len().min(PROGRAM_BYTES)];
+        self.program[..program.len()].copy_from_slice(program);
+        self.node = config.node.map_or(0, u32::from);
+    }
+
+    fn rack(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.rack).unwrap_or(c"")
+    }
+
+    fn adopt(&self, page: &Backing) {
+        self.slots_committed.store(page.slots_committed as u32, Relaxed);
+        self.published.store(page.file.is_some(), Relaxed);
+        if let Some(file) = page.file {
+            self.file_pid.store(file.pid, Relaxed);
+            self.file_suffix.store(file.suffix, Relaxed);
+            self.file_device.store(file.device, Relaxed);
+            self.file_inode.store(file.inode, Relaxed);
+        }
+    }
+
+    /// The magic goes last: a reader that finds it finds the rest.
+    fn write_header(&self, base: NonNull<u8>, pid: u32) {
+        let header = header_at(base);
+        header.version.store(VERSION, Relaxed);
+        header.header_bytes.store(HEADER_BYTES as u32, Relaxed);
+        header.slot_bytes.store(SLOT_BYTES as u32, Relaxed);
+        header.slot_count.store(SLOTS as u32, Relaxed);
+        header.pid.store(pid, Relaxed);
+        header.node.store(self.node, Relaxed);
+        header.started_at_ns.store(unix_time_ns(), Relaxed);
+        store_words(&header.program, &self.program);
+        header.magic.store(MAGIC, Release);
+    }
+
+    fn header(&self) -> &'static Header {
+        header_at(self.page)
+    }
+
+    /// The caller has taken `index` from this ledger, so its memory is there.
+    fn slot(&self, index: u32) -> &'static Slot {
+        assert!(index < self.slots_committed.load(Relaxed));
+        slot_at(self.page, index)
+    }
+
+    /// Whether `crosslane stat` can see this page.
+    pub fn is_published(&self) -> bool {
+        self.published.load(Relaxed)
+    }
+
+    /// Counts a connection that could have had a lane and went to the kernel.
+    pub fn count_fallback(&self, reason: FallbackReason) {
+        self.header().fallbacks[reason as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Enters a connection. Takes no lock and allocates nothing; makes a system call only when the table grows.
+    pub fn open_connection(&'static self, connection: &Connection) -> ConnectionSlot {
+        let totals = &self.header().totals[connection.path as usize];
+        totals.connections_total.fetch_add(1, Relaxed);
+        totals.connections_open.fetch_add(1, Relaxed);
+        let Some(index) = self.take_slot() else {
+            self.header().connections_unlisted.fetch_add(1, Relaxed);
+            let slot = &self.header().unlisted[connection.path as usize];
+            return ConnectionSlot { ledger: self, slot, index: UNLISTED, path: connection.path, single_writer: false };
+        };
+        let slot = self.slot(index);
+        slot.write_identity(connection);
+        slot.generation.fetch_add(1, Relaxed);
+        slot.state.store(STATE_OPEN, Release);
+        // Kernel TCP has no lock of ours around it: two threads may well send at once.
+        let single_writer = connection.path == Path::Lane;
+        ConnectionSlot { ledger: self, slot, index, path: connection.path, single_writer }
+    }
+
+    fn take_slot(&self) -> Option<u32> {
+        self.pop_free().or_else(|| self.take_unused())
+    }
+
+    fn pop_free(&self) -> Option<u32> {
+        let mut top = self.free_top.load(Acquire);
+        loop {
+            let index = (top as u32).checked_sub(1)?;
+            let below = self.free_below[index as usize].load(Relaxed);
+            let next = tagged(top, below);
+            match self.free_top.compare_exchange_weak(top, next, Acquire, Acquire) {
+                Ok(_) => return Some(index),
+                Err(now) => top = now,
+            }
+        }
+    }
+
+    fn push_free(&self, index: u32) {
+        let mut top = self.free_top.load(Relaxed);
+        loop {
+            self.free_below[index as usize].store(top as u32, Relaxed);
+            match self.free_top.compare_exchange_weak(top, tagged(top, index + 1), Release, Relaxed) {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+    }
+
+    fn take_unused(&self) -> Option<u32> {
+        let mut used = self.slots_used.load(Relaxed);
+        loop {
+            if used as usize >= self.free_below.len() || !self.commit(used) {
+                return None;
+            }
+            match self.slots_used.compare_exchange_weak(used, used + 1, Relaxed, Relaxed) {
+                Ok(_) => break,
+                Err(now) => used = now,
+            }
+        }
+        self.header().slots_used_max.fetch_max(used + 1, Relaxed);
+        Some(used)
+    }
+
+    /// Whether the slot at `index` has memory, after asking for some if it had none.
+    fn commit(&self, index: u32) -> bool {
+        let committed = self.slots_committed.load(Relaxed);
+        if index < committed {
+            return true;
+        }
+        let end = (committed as usize + CHUNK_SLOTS).min(SLOTS);
+        if backing::populate(self.page, committed as usize, end).is_err() {
+            return false;
+        }
+        self.slots_committed.fetch_max(end as u32, Relaxed);
+        (index as usize) < end
+    }
+
+    /// Gives a child its own page, in the place of its parent's, right after `fork` (from a `pthread_atfork` child handler, which
+    /// runs while the child has one thread). Connections of the parent stay open here, marked as inherited, and count from zero; every
+    /// [`ConnectionSlot`] stays good. Safe after `fork` in a program with threads: no allocation, no lock.
+    pub fn forked_child(&'static self) {
+        let pid = own_pid();
+        if self.free_below.is_empty() {
+            // The emergency page is memory of the program's own, which fork has already made the child's.
+            return reset_counters(self.header());
+        }
+        let used = self.slots_used.load(Relaxed);
+        let replaced = backing::map(self.rack(), pid, used as usize).and_then(|page| {
+            self.write_inherited(page.base, used);
+            self.write_header(page.base, pid);
+            // SAFETY: both are whole mappings of this ledger, and the child has only the calling thread.
+            unsafe { backing::replace(self.page, page.base) }.inspect_err(|_| {
+                page.file.inspect(|file| backing::remove(self.rack(), *file));
+                // SAFETY: nobody has seen this mapping.
+                unsafe { backing::unmap(page.base) };
+            })?;
+            self.adopt(&page);
+            Ok(())
+        });
+        match replaced {
+            Ok(()) => self.rebuild_free_stack(used),
+            Err(_) => self.become_blank(pid),
+        }
+    }
+
+    fn write_inherited(&self, base: NonNull<u8>, used: u32) {
+        let (header, parent) = (header_at(base), self.header());
+        for (own, parents) in header.totals.iter().zip(&parent.totals) {
+            own.connections_open.store(parents.connections_open.load(Relaxed), Relaxed);
+        }
+        header.slots_used_max.store(used, Relaxed);
+        for index in 0..used {
+            let parents = slot_at(self.page, index);
+            if parents.state.load(Acquire) == STATE_OPEN {
+                slot_at(base, index).write_inherited(parents);
+            }
+        }
+    }
+
+    /// Slots that another thread was just opening or closing when the program forked have no owner in the child.
+    fn rebuild_free_stack(&self, used: u32) {
+        self.free_top.store(0, Relaxed);
+        for index in (0..used).rev() {
+            if slot_at(self.page, index).state.load(Relaxed) != STATE_OPEN {
+                self.push_free(index);
+            }
+        }
+    }
+
+    /// No memory to copy into: what must not happen is that the child goes on writing into its parent's page.
+    fn become_blank(&self, pid: u32) {
+        self.published.store(false, Relaxed);
+        // SAFETY: the page is a whole mapping of this ledger, and the child has only the calling thread.
+        if unsafe { backing::replace_with_zeroes(self.page) }.is_ok() {
+            self.slots_committed.store(SLOTS as u32, Relaxed);
+            self.write_header(self.page, pid);
+        }
+        // Inherited connections own unknown slots, so no slot is given out again until they close.
+        self.slots_used.store(SLOTS as u32, Relaxed);
+        self.free_top.store(0, Relaxed);
+    }
+
+    /// Removes the page's file: for an orderly end of the process. Counting may go on, unseen.
+    pub fn remove(&self) {
+        if !self.published.swap(false, Relaxed) || self.file_pid.load(Relaxed) != own_pid() {
+            return;
+        }
+        backing::remove(self.rack(), self.file_identity());
+    }
+
+    fn file_identity(&self) -> FileIdentity {
+        FileIdentity {
+            pid: self.file_pid.load(Relaxed),
+            suffix: self.file_suffix.load(Relaxed),
+            device: self.file_device.load(Relaxed),
+            inode: self.file_inode.load(Relaxed),
+        }
+    }
+
+    /// Ends the mapping as the death of the process would, leaving the file behind. For tests.
+    ///
+    /// # Safety
+    /// Neither this ledger nor any slot of it may be used afterwards.
+    #[doc(hidden)]
+    pub unsafe fn vanish(&'static self) {
+        // SAFETY: the caller promises that nobody uses the page any more.
+        unsafe { backing::unmap(self.page) };
+    }
+}
+
+fn tagged(top: u64, index_plus_one: u32) -> u64 {
+    ((top >> 32).wrapping_add(1) << 32) | u64::from(index_plus_one)
+}
+
+fn header_at(base: NonNull<u8>) -> &'static Header {
+    // SAFETY: every base comes from `backing::map` or the emergency page: mapped for good, page-aligned, with the header's memory
+    // present, and a header is atomics only, for which any bytes are valid values.
+    unsafe { base.cast::<Header>().as_ref() }
+}
+
+/// The slot's memory must be there: `index` is below a committed count, or the page has just been made with that many slots.
+fn slot_at(base: NonNull<u8>, index: u32) -> &'static Slot {
+    assert!((index as usize) < SLOTS);
+    // SAFETY: in bounds by the assertion; mapped for good, aligned to 256 bytes, and atomics only.
+    unsafe { base.add(HEADER_BYTES + index as usize * SLOT_BYTES).cast::<Slot>().as_ref() }
+}
+
+fn reset_counters(header: &Header) {
+    for totals in &header.totals {
+        totals.connections_total.store(0, Relaxed);
+        totals.bytes_sent_closed.store(0, Relaxed);
+        totals.bytes_received_closed.store(0, Relaxed);
+    }
+    header.fallbacks.iter().for_each(|counter| counter.store(0, Relaxed));
+}
+
+impl Slot {
+    fn write_identity(&self, connection: &Connection) {
+        self.fd.store(connection.fd, Relaxed);
+        self.kind.store(connection.path as u32 | (connection.role as u32) << 8, Relaxed);
+        self.opened_at_ns.store(unix_time_ns(), Relaxed);
+        store_address(connection.local, &self.local_ip, &self.local_port);
+        store_address(connection.peer, &self.peer_ip, &self.peer_port);
+        self.sender.clear();
+        self.receiver.clear();
+    }
+
+    fn write_inherited(&self, parents: &Slot) {
+        let copy_u64 = |own: &AtomicU64, parents: &AtomicU64| own.store(parents.load(Relaxed), Relaxed);
+        let copy_u32 = |own: &AtomicU32, parents: &AtomicU32| own.store(parents.load(Relaxed), Relaxed);
+        self.fd.store(parents.fd.load(Relaxed), Relaxed);
+        self.kind.store(parents.kind.load(Relaxed) | FLAG_INHERITED, Relaxed);
+        copy_u32(&self.generation, &parents.generation);
+        copy_u64(&self.opened_at_ns, &parents.opened_at_ns);
+        self.local_ip.iter().zip(&parents.local_ip).for_each(|(own, parents)| copy_u64(own, parents));
+        self.peer_ip.iter().zip(&parents.peer_ip).for_each(|(own, parents)| copy_u64(own, parents));
+        copy_u32(&self.local_port, &parents.local_port);
+        copy_u32(&self.peer_port, &parents.peer_port);
+        self.state.store(STATE_OPEN, Release);
+    }
+}
+
+impl Direction {
+    fn clear(&self) {
+        self.bytes.store(0, Relaxed);
+        self.messages.store(0, Relaxed);
+        self.wakes_or_sleeps.store(0, Relaxed);
+    }
+
+    #[inline]
+    fn add(&self, bytes: u64, single_writer: bool) {
+        if single_writer {
+            self.bytes.store(self.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
+            self.messages.store(self.messages.load(Relaxed).wrapping_add(1), Relaxed);
+        } else {
+            self.bytes.fetch_add(bytes, Relaxed);
+            self.messages.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+fn store_address(address: Option<SocketAddr>, ip: &[AtomicU64; 2], port: &AtomicU32) {
+    let (family, octets) = match address.map(|address| address.ip()) {
+        None => (0, [0; 16]),
+        Some(IpAddr::V4(four)) => {
+            let mut octets = [0; 16];
+            octets[..4].copy_from_slice(&four.octets());
+            (4, octets)
+        }
+        Some(IpAddr::V6(six)) => (6, six.octets()),
+    };
+    store_words(ip, &octets);
+    port.store(address.map_or(0, |address| u32::from(address.port())) | family << 16, Relaxed);
+}
+
+fn store_words(words: &[AtomicU64], bytes: &[u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks_exact(8)) {
+        word.store(chunk.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)).to_le(), Relaxed);
+    }
+}
+
+/// A connection's place in the page. Dropping it closes the connection: its bytes move into the totals.
+///
+/// On a lane each direction must have one caller at a time, as a lane itself demands; the two directions may run at once. On the
+/// kernel path any number of threads may count.
+pub struct ConnectionSlot {
+    ledger: &'static Ledger,
+    slot: &'static Slot,
+    index: u32,
+    path: Path,
+    single_writer: bool,
+}
+
+impl ConnectionSlot {
+    /// Counts one send of `bytes`.
+    #[inline]
+    pub fn add_sent(&self, bytes: u64) {
+        self.slot.sender.add(bytes, self.single_writer);
+    }
+
+    /// Counts one receive of `bytes`.
+    #[inline]
+    pub fn add_received(&self, bytes: u64) {
+        self.slot.receiver.add(bytes, self.single_writer);
+    }
+
+    /// Counts a sleep of this side.
+    pub fn count_sleep(&self) {
+        self.slot.receiver.wakes_or_sleeps.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a wake-up given to the other side.
+    pub fn count_wake(&self) {
+        self.slot.sender.wakes_or_sleeps.fetch_add(1, Relaxed);
+    }
+
+    /// The descriptor the program now knows the connection by, after `dup` and `close`.
+    pub fn set_fd(&self, fd: i32) {
+        if self.index != UNLISTED {
+            self.slot.fd.store(fd, Relaxed);
+        }
+    }
+
+    /// The addresses, once they are known.
+    pub fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
+        if self.index != UNLISTED {
+            store_address(local, &self.slot.local_ip, &self.slot.local_port);
+            store_address(peer, &self.slot.peer_ip, &self.slot.peer_port);
+        }
+    }
+
+    /// What carries the connection.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Closes the connection, as dropping does.
+    pub fn close(self) {}
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        let totals = &self.ledger.header().totals[self.path as usize];
+        totals.connections_open.fetch_sub(1, Relaxed);
+        if self.index == UNLISTED {
+            return;
+        }
+        self.slot.state.store(STATE_CLOSING, Relaxed);
+        totals.bytes_sent_closed.fetch_add(self.slot.sender.bytes.load(Relaxed), Relaxed);
+        totals.bytes_received_closed.fetch_add(self.slot.receiver.bytes.load(Relaxed), Relaxed);
+        self.slot.state.store(STATE_FREE, Release);
+        self.ledger.push_free(self.index);
+    }
+}
+
+/// The name of the running program, as `ps` shows it. Reads by raw system calls.
+pub fn own_program_name(buffer: &mut [u8; PROGRAM_BYTES]) -> &[u8] {
+    crate::file::read_start(c"/proc/self/comm", buffer).unwrap_or(b"?").trim_ascii_end()
+}
+
+fn own_pid() -> u32 {
+    rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()
+}
+
+fn unix_time_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}

@@ -1,0 +1,539 @@
+//! Ledgers written and read as programs and `crosslane stat` do, forks, kills and full file systems included.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path as FilePath;
+use std::sync::{Mutex, MutexGuard};
+
+use ledger::reader::{PageError, Process, Snapshot, decode, read_rack};
+use ledger::{Config, Connection, ConnectionSlot, FallbackReason, Ledger, Path, Role, SLOTS};
+use proptest::prelude::*;
+
+fn rack() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn ledger_in(rack: &FilePath) -> &'static Ledger {
+    Ledger::create(&Config { rack, node: ledger::node_address("b"), program: b"tested" })
+}
+
+fn connection(path: Path, fd: i32) -> Connection {
+    let local: SocketAddr = "127.77.0.2:40000".parse().unwrap();
+    let peer: SocketAddr = "[2001:db8::1]:6379".parse().unwrap();
+    Connection { path, role: Role::Connect, fd, local: Some(local), peer: Some(peer) }
+}
+
+fn only_process(rack: &FilePath) -> Process {
+    let Snapshot { mut processes, unreadable, .. } = read_rack(rack).unwrap();
+    assert_eq!(unreadable, []);
+    assert_eq!(processes.len(), 1, "{processes:?}");
+    processes.remove(0)
+}
+
+fn process_of(rack: &FilePath, pid: u32) -> Process {
+    read_rack(rack).unwrap().processes.into_iter().find(|process| process.pid == pid).expect("the pid has a page")
+}
+
+/// A forked child of this test process holds the locks of every file that any test has open, so tests that fork and tests that wait
+/// for a lock to end take turns.
+static FORKS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    FORKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Runs `child` in a forked process and returns its pid after it has ended with status 0, which `child` answering true means.
+fn in_child(child: impl FnOnce() -> bool) -> u32 {
+    // SAFETY: the child runs only the test's own code and leaves by _exit, so that it never returns into the test harness.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(false);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: `pid` is our child and `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child failed or was killed, wait status {status:#x}");
+    pid.unsigned_abs()
+}
+
+#[test]
+fn a_reader_sees_what_was_written() {
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    assert!(ledger.is_published());
+    let lane = ledger.open_connection(&connection(Path::Lane, 7));
+    let kernel = ledger.open_connection(&Connection { role: Role::Accept, ..connection(Path::Kernel, 8) });
+    lane.add_sent(100);
+    lane.add_sent(20);
+    lane.add_received(5);
+    lane.count_sleep();
+    lane.count_wake();
+    lane.count_wake();
+    kernel.add_received(1 << 40);
+    ledger.count_fallback(FallbackReason::PlainClient);
+    ledger.count_fallback(FallbackReason::PlainClient);
+
+    let process = only_process(rack.path());
+    assert_eq!((process.pid, process.program.as_str()), (std::process::id(), "tested"));
+    assert_eq!(process.node, ledger::node_address("b"));
+    assert_eq!(process.fallbacks.into_iter().collect::<Vec<_>>(), [("plain_client", 2)]);
+    let [first, second] = &process.connections[..] else { panic!("{:?}", process.connections) };
+    assert_eq!((first.fd, first.path, first.role, first.inherited), (7, Path::Lane, Role::Connect, false));
+    assert_eq!(first.local.unwrap().to_string(), "127.77.0.2:40000");
+    assert_eq!(first.peer.unwrap().to_string(), "[2001:db8::1]:6379");
+    assert_eq!((first.bytes_sent, first.messages_sent, first.bytes_received, first.messages_received), (120, 2, 5, 1));
+    assert_eq!((first.sleeps, first.wakes), (1, 2));
+    assert_eq!((second.fd, second.path, second.role, second.bytes_received), (8, Path::Kernel, Role::Accept, 1 << 40));
+
+    lane.set_fd(9);
+    lane.set_addresses(None, None);
+    kernel.close();
+    let process = only_process(rack.path());
+    let [first] = &process.connections[..] else { panic!("{:?}", process.connections) };
+    assert_eq!((first.fd, first.local, first.peer), (9, None, None));
+    assert_eq!(
+        (process.kernel.connections_total, process.kernel.connections_open, process.kernel.bytes_received),
+        (1, 0, 1 << 40)
+    );
+}
+
+#[test]
+fn files_and_folders_are_the_users_own() {
+    let rack = rack();
+    let deeper = rack.path().join("deeper");
+    ledger_in(&deeper);
+    for (path, mode) in
+        [("", 0o700), ("v1", 0o700), ("v1/stat", 0o700), (&format!("v1/stat/{}", std::process::id()), 0o600)]
+    {
+        let found = fs::metadata(deeper.join(path)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{path}");
+    }
+}
+
+#[test]
+fn a_folder_others_can_write_to_is_not_used() {
+    let rack = rack();
+    fs::create_dir(rack.path().join("v1")).unwrap();
+    fs::set_permissions(rack.path().join("v1"), fs::Permissions::from_mode(0o777)).unwrap();
+    let ledger = ledger_in(rack.path());
+    assert!(!ledger.is_published());
+    ledger.open_connection(&connection(Path::Lane, 3)).add_sent(1);
+    assert!(!rack.path().join("v1/stat").exists());
+}
+
+#[test]
+fn threads_lose_nothing_and_share_no_slot() {
+    const THREADS: u64 = 6;
+    const ROUNDS: u64 = 400;
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let live: Vec<ConnectionSlot> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut held: Vec<ConnectionSlot> = Vec::new();
+                    for round in 0..ROUNDS {
+                        let slot = ledger.open_connection(&connection(Path::Lane, (thread * ROUNDS + round) as i32));
+                        (0..3).for_each(|_| slot.add_sent(thread + 1));
+                        slot.add_received(7);
+                        held.push(slot);
+                        if round % 3 != 0 {
+                            held.swap_remove((round as usize * 7) % held.len()).close();
+                        }
+                    }
+                    held
+                })
+            })
+            .collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    let process = only_process(rack.path());
+    assert_eq!(process.lane.connections_total, THREADS * ROUNDS);
+    assert_eq!(process.lane.bytes_sent, (1..=THREADS).sum::<u64>() * ROUNDS * 3);
+    assert_eq!(process.lane.bytes_received, THREADS * ROUNDS * 7);
+    assert_eq!(process.connections.len(), live.len());
+    let mut fds: Vec<i32> = process.connections.iter().map(|connection| connection.fd).collect();
+    fds.sort_unstable();
+    fds.dedup();
+    assert_eq!(fds.len(), live.len(), "two connections wrote to one slot");
+}
+
+#[test]
+fn one_kernel_connection_may_be_counted_by_many_threads() {
+    let rack = rack();
+    let slot = ledger_in(rack.path()).open_connection(&connection(Path::Kernel, 3));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..10_000).for_each(|_| slot.add_sent(3)));
+        }
+    });
+    let found = &only_process(rack.path()).connections[0];
+    assert_eq!((found.bytes_sent, found.messages_sent), (120_000, 40_000));
+}
+
+#[test]
+fn a_full_table_still_counts() {
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let slots: Vec<ConnectionSlot> =
+        (0..SLOTS + 5).map(|fd| ledger.open_connection(&connection(Path::Lane, fd as i32))).collect();
+    slots.iter().for_each(|slot| slot.add_sent(2));
+    let process = only_process(rack.path());
+    assert_eq!((process.connections.len(), process.connections_unlisted), (SLOTS, 5));
+    assert_eq!(process.lane.bytes_sent, (SLOTS as u64 + 5) * 2);
+    drop(slots);
+    let process = only_process(rack.path());
+    assert_eq!((process.connections.len(), process.lane.connections_open), (0, 0));
+    assert_eq!((process.lane.bytes_sent, process.lane.connections_total), ((SLOTS as u64 + 5) * 2, SLOTS as u64 + 5));
+}
+
+#[test]
+fn a_page_without_its_writer_is_removed_and_one_with_it_is_not() {
+    let _alone = alone();
+    let rack = rack();
+    let gone = ledger_in(rack.path());
+    let kept = ledger_in(rack.path());
+    kept.count_fallback(FallbackReason::PortRule);
+    assert_eq!(read_rack(rack.path()).unwrap().processes.len(), 2, "a second owner of the pid gets a name of its own");
+    // SAFETY: `gone` is not used again.
+    unsafe { gone.vanish() };
+    let snapshot = read_rack(rack.path()).unwrap();
+    assert_eq!((snapshot.processes.len(), snapshot.stale_removed), (1, 1));
+    assert_eq!(snapshot.processes[0].fallbacks["port_rule"], 1);
+    assert_eq!(fs::read_dir(rack.path().join("v1/stat")).unwrap().count(), 1);
+
+    let again = ledger_in(rack.path());
+    assert!(again.is_published());
+    again.remove();
+    kept.remove();
+    kept.remove();
+    assert_eq!(fs::read_dir(rack.path().join("v1/stat")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_killed_programs_page_is_stale_and_its_name_can_be_used_again() {
+    let _alone = alone();
+    let rack = rack();
+    let stat = rack.path().join("v1/stat");
+    let mut ready = [0; 2];
+    // SAFETY: `ready` has room for both descriptors.
+    assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
+    // SAFETY: the child runs only what follows and never returns.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        ledger_in(rack.path()).count_fallback(FallbackReason::NoListener);
+        // SAFETY: plain system calls; what daemons do to descriptors must not end the lock.
+        unsafe {
+            (3..1024).filter(|fd| *fd != ready[1]).for_each(|fd| {
+                libc::close(fd);
+            });
+            libc::write(ready[1], b"!".as_ptr().cast(), 1);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    let mut byte = 0u8;
+    // SAFETY: one byte into `byte`.
+    assert_eq!(unsafe { libc::read(ready[0], (&raw mut byte).cast(), 1) }, 1);
+    assert_eq!(process_of(rack.path(), pid.unsigned_abs()).fallbacks["no_listener"], 1);
+    // SAFETY: our own child.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    assert!(stat.join(pid.to_string()).exists());
+    assert_eq!(read_rack(rack.path()).unwrap(), Snapshot { stale_removed: 1, ..Snapshot::default() });
+    assert!(!stat.join(pid.to_string()).exists());
+}
+
+#[test]
+fn a_forked_child_writes_to_a_page_of_its_own() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let inherited = ledger.open_connection(&connection(Path::Lane, 5));
+    let closed_before = ledger.open_connection(&connection(Path::Lane, 6));
+    inherited.add_sent(1000);
+    closed_before.close();
+    ledger.count_fallback(FallbackReason::PeerRefused);
+    let before = only_process(rack.path());
+    let child = in_child(|| {
+        ledger.forked_child();
+        inherited.add_sent(1);
+        inherited.add_received(2);
+        let own = ledger.open_connection(&connection(Path::Kernel, 6));
+        own.add_sent(30);
+        let mine = process_of(rack.path(), std::process::id());
+        let [first, second] = &mine.connections[..] else { return false };
+        ledger.is_published()
+            && (first.fd, first.inherited, first.bytes_sent, first.bytes_received) == (5, true, 1, 2)
+            && (second.fd, second.inherited, second.bytes_sent) == (6, false, 30)
+            && first.peer == before.connections[0].peer
+            && (mine.lane.connections_total, mine.lane.connections_open, mine.kernel.connections_total) == (0, 1, 1)
+            && mine.fallbacks.is_empty()
+            && mine.program == "tested"
+    });
+    let snapshot = read_rack(rack.path()).unwrap();
+    assert_eq!(snapshot.processes, [before], "the child wrote into its parent's page");
+    assert_eq!(snapshot.stale_removed, 1, "the page of child {child} goes with it");
+}
+
+#[test]
+fn a_child_of_a_child_closes_what_it_inherited() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let slots: Vec<ConnectionSlot> = (0..200).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+    in_child(|| {
+        ledger.forked_child();
+        in_child(|| {
+            ledger.forked_child();
+            slots.iter().for_each(|slot| slot.add_sent(1));
+            for slot in slots {
+                slot.close();
+            }
+            let again: Vec<ConnectionSlot> =
+                (0..300).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+            let mine = process_of(rack.path(), std::process::id());
+            let mut fds: Vec<i32> = mine.connections.iter().map(|connection| connection.fd).collect();
+            fds.sort_unstable();
+            drop(again);
+            mine.lane.bytes_sent == 200 && fds == (0..300).collect::<Vec<_>>()
+        }) > 0
+    });
+}
+
+#[test]
+fn a_child_whose_rack_is_gone_counts_unseen() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let slot = ledger.open_connection(&connection(Path::Lane, 5));
+    let page = rack.path().join(format!("v1/stat/{}", std::process::id()));
+    let before = fs::read(&page).unwrap();
+    in_child(|| {
+        fs::set_permissions(rack.path().join("v1/stat"), fs::Permissions::from_mode(0o777)).unwrap();
+        ledger.forked_child();
+        slot.add_sent(1);
+        let _more: Vec<ConnectionSlot> =
+            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+        !ledger.is_published()
+    });
+    assert!(fs::read(&page).unwrap() == before, "the child wrote into its parent's page");
+}
+
+#[test]
+fn a_file_size_limit_does_not_kill_the_program() {
+    let _alone = alone();
+    let rack = rack();
+    in_child(|| {
+        let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+        // SAFETY: `limit` is read by the call; it is the child's own limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+        let ledger = ledger_in(rack.path());
+        ledger.open_connection(&connection(Path::Lane, 1)).add_sent(1);
+        !ledger.is_published()
+    });
+}
+
+/// Mounts a tmpfs of `bytes` over `place`, seen by the calling process alone. False where the machine does not allow it.
+fn mount_small_tmpfs(place: &FilePath, bytes: usize) -> bool {
+    let place = std::ffi::CString::new(place.to_str().unwrap()).unwrap();
+    let options = std::ffi::CString::new(format!("size={bytes},mode=700")).unwrap();
+    // SAFETY: plain system calls of a single-threaded child, with strings that outlive them.
+    unsafe {
+        let uid = libc::getuid();
+        if libc::unshare(libc::CLONE_NEWNS) != 0 {
+            if libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) != 0 {
+                return false;
+            }
+            if fs::write("/proc/self/uid_map", format!("0 {uid} 1")).is_err() {
+                return false;
+            }
+        }
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), private, std::ptr::null()) == 0
+            && libc::mount(c"tmpfs".as_ptr(), place.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast()) == 0
+    }
+}
+
+#[test]
+fn a_full_file_system_hides_the_page_and_disturbs_nothing() {
+    let _alone = alone();
+    let rack = rack();
+    in_child(|| {
+        if !mount_small_tmpfs(rack.path(), 4096) {
+            eprintln!("skipped: this machine lets no test mount a tmpfs");
+            return true;
+        }
+        let ledger = ledger_in(rack.path());
+        let slots: Vec<ConnectionSlot> =
+            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+        slots.iter().for_each(|slot| slot.add_sent(1));
+        let left: Vec<_> = fs::read_dir(rack.path().join("v1/stat")).unwrap().collect();
+        !ledger.is_published() && left.is_empty()
+    });
+}
+
+#[test]
+fn a_file_system_that_fills_up_costs_only_the_listing() {
+    let _alone = alone();
+    let rack = rack();
+    in_child(|| {
+        if !mount_small_tmpfs(rack.path(), 256 * 1024) {
+            eprintln!("skipped: this machine lets no test mount a tmpfs");
+            return true;
+        }
+        let ledger = ledger_in(rack.path());
+        let mut filler = fs::File::create(rack.path().join("filler")).unwrap();
+        while std::io::Write::write_all(&mut filler, &[1; 4096]).is_ok() {}
+        let slots: Vec<ConnectionSlot> =
+            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+        slots.iter().for_each(|slot| slot.add_sent(1));
+        let full = only_process(rack.path());
+        drop(filler);
+        fs::remove_file(rack.path().join("filler")).unwrap();
+        let more: Vec<ConnectionSlot> =
+            (0..100).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+        let roomy = only_process(rack.path());
+        drop(more);
+        ledger.is_published()
+            && full.connections_unlisted > 0
+            && full.lane.bytes_sent == 100
+            && roomy.connections.len() == full.connections.len() + 100
+    });
+}
+
+#[test]
+fn strange_files_in_the_folder_are_reported_or_ignored() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let stat = rack.path().join("v1/stat");
+    let held: Vec<fs::File> = [("901", &b"short"[..]), ("902", &[0xff; 5000][..]), ("903", &[][..])]
+        .into_iter()
+        .map(|(name, contents)| {
+            fs::write(stat.join(name), contents).unwrap();
+            let file = fs::File::open(stat.join(name)).unwrap();
+            // SAFETY: an open descriptor.
+            assert_eq!(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) }, 0);
+            file
+        })
+        .collect();
+    fs::write(stat.join("notes.txt"), "ignored").unwrap();
+    fs::create_dir(stat.join("904")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", stat.join("905")).unwrap();
+    let fifo = std::ffi::CString::new(stat.join("906").to_str().unwrap()).unwrap();
+    // SAFETY: a string that outlives the call.
+    assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+
+    let snapshot = read_rack(rack.path()).unwrap();
+    assert_eq!(snapshot.processes.len(), 1);
+    let mut names: Vec<&str> = snapshot.unreadable.iter().map(|page| page.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["901", "902", "903", "904", "905", "906"]);
+    assert_eq!(snapshot.stale_removed, 0);
+    drop(held);
+    assert_eq!(read_rack(rack.path()).unwrap().stale_removed, 3);
+    assert!(ledger.is_published());
+}
+
+#[test]
+fn a_missing_rack_is_an_empty_one() {
+    assert_eq!(read_rack(FilePath::new("/nonexistent/rack")).unwrap(), Snapshot::default());
+}
+
+#[test]
+fn the_name_of_this_program_is_known() {
+    let mut buffer = [0; 64];
+    let name = ledger::own_program_name(&mut buffer);
+    assert_eq!(name, fs::read("/proc/self/comm").unwrap().trim_ascii_end());
+}
+
+fn some_page() -> Vec<u8> {
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let _slots: Vec<ConnectionSlot> = (0..3).map(|fd| ledger.open_connection(&connection(Path::Lane, fd))).collect();
+    let page = fs::read(rack.path().join(format!("v1/stat/{}", std::process::id())));
+    // Another test's ledger of the same pid lies in another rack, so the plain name is ours.
+    page.unwrap()[..4096 + 16 * 256].to_vec()
+}
+
+#[test]
+fn pages_of_other_kinds_are_named_as_such() {
+    let _alone = alone();
+    let page = some_page();
+    assert_eq!(decode(&page).unwrap().connections.len(), 3);
+    assert_eq!(decode(&page[..100]), Err(PageError::Short { bytes: 100 }));
+    assert_eq!(decode(&page[..4096]).unwrap().connections.len(), 0);
+    let with = |at: usize, value: u8| {
+        let mut changed = page.clone();
+        changed[at] = value;
+        decode(&changed)
+    };
+    assert_eq!(with(0, 0), Err(PageError::NoPage));
+    assert_eq!(with(8, 99), Err(PageError::Version { found: 99 }));
+    assert_eq!(with(17, 99), Err(PageError::Layout));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_without_harm(edits in prop::collection::vec((0usize..8192, any::<u8>()), 0..400), length in 0usize..=8192) {
+        let mut page = some_page();
+        for (at, value) in edits {
+            page[at] = value;
+        }
+        if let Ok(process) = decode(&page[..length]) {
+            prop_assert!(process.connections.len() <= 16);
+            prop_assert!(!process.program.chars().any(char::is_control));
+        }
+    }
+
+    #[test]
+    fn totals_follow_any_history(operations in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u64..1 << 40), 1..200)) {
+        let rack = rack();
+        let ledger = ledger_in(rack.path());
+        let mut open: Vec<(ConnectionSlot, u64, u64)> = Vec::new();
+        let mut sent = [0u64; 2];
+        let mut opened = [0u64; 2];
+        for (operation, which, bytes) in operations {
+            if operation == 0 || open.is_empty() {
+                let path = if bytes % 2 == 0 { Path::Lane } else { Path::Kernel };
+                opened[path as usize] += 1;
+                open.push((ledger.open_connection(&connection(path, opened.iter().sum::<u64>() as i32)), 0, 0));
+                continue;
+            }
+            let at = which.index(open.len());
+            match operation {
+                1 => open.swap_remove(at).0.close(),
+                2 => {
+                    open[at].0.add_sent(bytes);
+                    open[at].1 += bytes;
+                    sent[open[at].0.path() as usize] += bytes;
+                }
+                _ => {
+                    open[at].0.add_received(bytes);
+                    open[at].2 += bytes;
+                }
+            }
+        }
+        let process = only_process(rack.path());
+        prop_assert_eq!([process.lane.bytes_sent, process.kernel.bytes_sent], sent);
+        prop_assert_eq!([process.lane.connections_total, process.kernel.connections_total], opened);
+        let mut found: Vec<_> = process.connections.iter().map(|line| (line.bytes_sent, line.bytes_received)).collect();
+        let mut expected: Vec<_> = open.iter().map(|(_, sent, received)| (*sent, *received)).collect();
+        found.sort_unstable();
+        expected.sort_unstable();
+        prop_assert_eq!(found, expected);
+        // SAFETY: the slots are forgotten, and nothing else uses the ledger.
+        unsafe { ledger.vanish() };
+        open.into_iter().for_each(|(slot, ..)| std::mem::forget(slot));
+    }
+}
