@@ -1,7 +1,8 @@
 //! The memory of a page: a locked file in the rack, or private memory where no file can be had.
 //!
-//! A store to a sparse tmpfs page kills the program with SIGBUS when the file system is full, so no part of a page is used before
-//! the kernel has said that its memory is there. A file's size limit would kill it with SIGXFSZ, so that is asked for first.
+//! A store to a sparse tmpfs page kills the program with SIGBUS when the file system is full, so no part of a page is
+//! used before the kernel has said that its memory is there. A file's size limit would kill it with SIGXFSZ, so that
+//! is asked for first.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;

@@ -1,5 +1,6 @@
-//! Page files: made, locked, recognised as stale and removed. Only raw system calls and no allocation, because this runs inside
-//! programs whose libc symbols are replaced, and in children of multi-threaded programs right after `fork`.
+//! Page files: made, locked, recognised as stale and removed. Only raw system calls and no allocation, because this
+//! runs inside programs whose libc symbols are replaced, and in children of multi-threaded programs right after
+//! `fork`.
 
 use std::ffi::CStr;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -89,7 +90,8 @@ pub(crate) enum Occupant {
     Removed,
 }
 
-/// Opens `rack`/v1/stat, making what is missing, and refuses a folder that another user could have put there or can write to.
+/// Opens `rack`/v1/stat, making what is missing, and refuses a folder that another user could have put there or can
+/// write to.
 pub(crate) fn open_stat_folder(rack: &CStr) -> Result<Fd, Errno> {
     let rack = open_private_folder(rustix::fs::CWD, rack)?;
     let version = open_private_folder(rack.as_fd(), c"v1")?;
@@ -164,7 +166,8 @@ fn create_named(folder: BorrowedFd<'_>, name: &CStr) -> Result<Option<(Fd, Stat)
     Ok((stat.st_nlink > 0).then_some((fd, stat)))
 }
 
-/// Removes a page file whose writer is gone. The lock tells, never the pid: it goes with the last mapping of the writer.
+/// Removes a page file whose writer is gone. The lock tells, never the pid: it goes with the last mapping of the
+/// writer.
 pub(crate) fn remove_if_stale(folder: BorrowedFd<'_>, name: &CStr) -> Result<Occupant, Errno> {
     let fd = open_page(folder, name)?;
     remove_open_if_stale(folder, name, &fd)
@@ -200,7 +203,8 @@ pub(crate) fn remove_if_same(folder: BorrowedFd<'_>, name: &CStr, device: u64, i
     rustix::fs::unlinkat(folder, name, AtFlags::empty())
 }
 
-/// Removes the stale pages among the first entries of the folder, so that killed programs do not fill a rack nobody looks at.
+/// Removes the stale pages among the first entries of the folder, so that killed programs do not fill a rack nobody
+/// looks at.
 pub(crate) fn sweep(folder: BorrowedFd<'_>) {
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

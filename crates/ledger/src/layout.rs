@@ -1,8 +1,8 @@
 //! The bytes of a page: one header, then a table of connection slots.
 //!
-//! Every field is an atomic, because many threads of the writer store to it at once, and because a reader copies the bytes while they
-//! change. The reader finds fields by `offset_of!` on these same structs, so there is one description of the layout and no second one
-//! to drift from it.
+//! Every field is an atomic, because many threads of the writer store to it at once, and because a reader copies the
+//! bytes while they change. The reader finds fields by `offset_of!` on these same structs, so there is one
+//! description of the layout and no second one to drift from it.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
@@ -33,8 +33,9 @@ pub(crate) const STATE_CLOSING: u32 = 2;
 /// `Slot::kind`, third byte: the connection was opened before a fork.
 pub(crate) const FLAG_INHERITED: u32 = 1 << 16;
 
-/// One connection. Four cache lines: what identifies it, what its sender counts, what its receiver counts, and nothing, so that a
-/// sending and a receiving thread share neither a line nor the pair of lines that a processor fetches together.
+/// One connection. Four cache lines: what identifies it, what its sender counts, what its receiver counts, and
+/// nothing, so that a sending and a receiving thread share neither a line nor the pair of lines that a processor
+/// fetches together.
 #[repr(C, align(256))]
 pub(crate) struct Slot {
     pub(crate) state: AtomicU32,

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// The rack directory for an environment: `$CROSSLANE_RACK`, else `$XDG_RUNTIME_DIR/crosslane`, else `/dev/shm/crosslane-UID`.
+/// The rack directory for an environment: `$CROSSLANE_RACK`, else `$XDG_RUNTIME_DIR/crosslane`, else
+/// `/dev/shm/crosslane-UID`.
 pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBuf {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("CROSSLANE_RACK")

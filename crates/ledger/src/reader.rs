@@ -1,7 +1,7 @@
 //! The reading half: what `crosslane stat` knows about the programs of a rack.
 //!
-//! A page is bytes that somebody else wrote and goes on writing. It is copied, never mapped (a file that shrinks would kill the
-//! reader), every number is checked before it is used, and a line that makes no sense is left out.
+//! A page is bytes that somebody else wrote and goes on writing. It is copied, never mapped (a file that shrinks
+//! would kill the reader), every number is checked before it is used, and a line that makes no sense is left out.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;

@@ -255,9 +255,10 @@ impl Ledger {
         (index as usize) < end
     }
 
-    /// Gives a child its own page, in the place of its parent's, right after `fork` (from a `pthread_atfork` child handler, which
-    /// runs while the child has one thread). Connections of the parent stay open here, marked as inherited, and count from zero; every
-    /// [`ConnectionSlot`] stays good. Safe after `fork` in a program with threads: no allocation, no lock.
+    /// Gives a child its own page, in the place of its parent's, right after `fork` (from a `pthread_atfork` child
+    /// handler, which runs while the child has one thread). Connections of the parent stay open here, marked as
+    /// inherited, and count from zero; every [`ConnectionSlot`] stays good. Safe after `fork` in a program with
+    /// threads: no allocation, no lock.
     pub fn forked_child(&'static self) {
         let pid = own_pid();
         if self.free_below.is_empty() {
@@ -353,12 +354,13 @@ fn tagged(top: u64, index_plus_one: u32) -> u64 {
 }
 
 fn header_at(base: NonNull<u8>) -> &'static Header {
-    // SAFETY: every base comes from `backing::map` or the emergency page: mapped for good, page-aligned, with the header's memory
-    // present, and a header is atomics only, for which any bytes are valid values.
+    // SAFETY: every base comes from `backing::map` or the emergency page: mapped for good, page-aligned, with the
+    // header's memory present, and a header is atomics only, for which any bytes are valid values.
     unsafe { base.cast::<Header>().as_ref() }
 }
 
-/// The slot's memory must be there: `index` is below a committed count, or the page has just been made with that many slots.
+/// The slot's memory must be there: `index` is below a committed count, or the page has just been made with that many
+/// slots.
 fn slot_at(base: NonNull<u8>, index: u32) -> &'static Slot {
     assert!((index as usize) < SLOTS);
     // SAFETY: in bounds by the assertion; mapped for good, aligned to 256 bytes, and atomics only.
@@ -441,8 +443,8 @@ fn store_words(words: &[AtomicU64], bytes: &[u8]) {
 
 /// A connection's place in the page. Dropping it closes the connection: its bytes move into the totals.
 ///
-/// On a lane each direction must have one caller at a time, as a lane itself demands; the two directions may run at once. On the
-/// kernel path any number of threads may count.
+/// On a lane each direction must have one caller at a time, as a lane itself demands; the two directions may run at
+/// once. On the kernel path any number of threads may count.
 pub struct ConnectionSlot {
     ledger: &'static Ledger,
     slot: &'static Slot,

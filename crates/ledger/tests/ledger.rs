@@ -37,17 +37,19 @@ fn process_of(rack: &FilePath, pid: u32) -> Process {
     read_rack(rack).unwrap().processes.into_iter().find(|process| process.pid == pid).expect("the pid has a page")
 }
 
-/// A forked child of this test process holds the locks of every file that any test has open, so tests that fork and tests that wait
-/// for a lock to end take turns.
+/// A forked child of this test process holds the locks of every file that any test has open, so tests that fork and
+/// tests that wait for a lock to end take turns.
 static FORKS: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     FORKS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Runs `child` in a forked process and returns its pid after it has ended with status 0, which `child` answering true means.
+/// Runs `child` in a forked process and returns its pid after it has ended with status 0, which `child` answering
+/// true means.
 fn in_child(child: impl FnOnce() -> bool) -> u32 {
-    // SAFETY: the child runs only the test's own code and leaves by _exit, so that it never returns into the test harness.
+    // SAFETY: the child runs only the test's own code and leaves by _exit, so that it never returns into the test
+    // harness.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
@@ -343,7 +345,8 @@ fn a_file_size_limit_does_not_kill_the_program() {
     });
 }
 
-/// Mounts a tmpfs of `bytes` over `place`, seen by the calling process alone. False where the machine does not allow it.
+/// Mounts a tmpfs of `bytes` over `place`, seen by the calling process alone. False where the machine does not allow
+/// it.
 fn mount_small_tmpfs(place: &FilePath, bytes: usize) -> bool {
     let place = std::ffi::CString::new(place.to_str().unwrap()).unwrap();
     let options = std::ffi::CString::new(format!("size={bytes},mode=700")).unwrap();
@@ -485,7 +488,10 @@ fn pages_of_other_kinds_are_named_as_such() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_without_harm(edits in prop::collection::vec((0usize..8192, any::<u8>()), 0..400), length in 0usize..=8192) {
+    fn any_bytes_are_read_without_harm(
+        edits in prop::collection::vec((0usize..8192, any::<u8>()), 0..400),
+        length in 0usize..=8192,
+    ) {
         let mut page = some_page();
         for (at, value) in edits {
             page[at] = value;
@@ -497,7 +503,9 @@ proptest! {
     }
 
     #[test]
-    fn totals_follow_any_history(operations in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u64..1 << 40), 1..200)) {
+    fn totals_follow_any_history(
+        operations in prop::collection::vec((0u8..4, any::<prop::sample::Index>(), 0u64..1 << 40), 1..200),
+    ) {
         let rack = rack();
         let ledger = ledger_in(rack.path());
         let mut open: Vec<(ConnectionSlot, u64, u64)> = Vec::new();
