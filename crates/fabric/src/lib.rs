@@ -3,11 +3,43 @@
 //! A **window** is memory of one node that one peer can write. Seen from its owner it is [`Inbound`]: read it, and write what is
 //! yours in it. Seen from the peer it is [`Outbound`]: write it; there is no way to read it, because a load across a link costs a
 //! round trip.
+//!
+//! A [`Link`] is a pair of windows, a [`Doorbell`], a [`Scratchpad`], a [`LinkState`] and an [`Epoch`]. Backends are files named
+//! after their mechanism:
+//!
+//! | module | both ends in | windows | doorbell |
+//! |---|---|---|---|
+//! | [`heap`] | one process | its own memory | condition variable |
+//! | [`shm`] | two processes under one kernel | a sealed memfd | eventfd |
+//! | [`faulty`] | wherever the link that it wraps has them | that link's, spoiled by a seeded plan | that link's |
+//!
+//! Other crates take them by the aliases in [`recommended`]. What a backend must do, whatever it is made of, stands in
+//! `conformance` (feature `conformance`), and every backend passes it.
+//!
+//! Under `--cfg loom` only the traits and the windows exist: the backends need a kernel, or addresses.
 
-#![allow(unsafe_code)] // Raw copies between private memory and windows.
+#![allow(unsafe_code)] // Raw spans of caller memory cross the windows.
 
+#[cfg(all(feature = "conformance", not(loom)))]
+pub mod conformance;
+#[cfg(not(loom))]
+pub mod faulty;
+#[cfg(not(loom))]
+pub mod heap;
+mod link;
 mod memory;
+#[cfg(not(loom))]
+mod memory_link;
+#[cfg(not(loom))]
+pub mod recommended;
+#[cfg(not(loom))]
+pub mod shm;
+mod training;
 mod window;
 
+pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, Wake, train_both};
 pub use memory::{MemoryInbound, MemoryOutbound};
-pub use window::{Coherence, Inbound, Outbound};
+#[cfg(not(loom))]
+pub use memory_link::{MemoryLink, MemoryScratchpad, SCRATCHPAD_WORDS};
+pub use training::Training;
+pub use window::{Coherence, Inbound, Outbound, Slice};

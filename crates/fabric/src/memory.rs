@@ -1,6 +1,7 @@
 //! Windows in coherent memory: of this process, or shared with another.
 
-use crate::{Coherence, Inbound, Outbound};
+use crate::window::assert_whole_lines;
+use crate::{Coherence, Inbound, Outbound, Slice};
 use std::ptr::NonNull;
 use volmem::Region;
 use volmem::sync::Ordering;
@@ -49,7 +50,6 @@ impl Inbound for MemoryInbound {
     }
 
     #[inline]
-    #[allow(unsafe_code)]
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         // SAFETY: the caller's.
         unsafe { self.0.read_to(offset, destination, len_bytes) }
@@ -78,7 +78,6 @@ impl Outbound for MemoryOutbound {
     }
 
     #[inline]
-    #[allow(unsafe_code)]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         // SAFETY: the caller's.
         unsafe { self.0.write_from(offset, source, len_bytes) }
@@ -96,4 +95,18 @@ impl Outbound for MemoryOutbound {
     /// Nothing to do: a coherent store is visible as soon as it leaves the core, and whoever sleeps fences anyway.
     #[inline]
     fn flush(&self) {}
+}
+
+impl Slice for MemoryInbound {
+    fn slice(&self, offset: usize, len_bytes: usize) -> Self {
+        assert_whole_lines(offset, len_bytes);
+        Self(self.0.sub(offset, len_bytes))
+    }
+}
+
+impl Slice for MemoryOutbound {
+    fn slice(&self, offset: usize, len_bytes: usize) -> Self {
+        assert_whole_lines(offset, len_bytes);
+        Self(self.0.sub(offset, len_bytes))
+    }
 }

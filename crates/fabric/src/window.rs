@@ -1,6 +1,7 @@
 //! The two sides of a window.
 
 use std::ptr::NonNull;
+use volmem::CACHE_LINE_BYTES;
 use volmem::sync::Ordering;
 
 /// What stores through an outbound window need before the peer may act on them.
@@ -29,6 +30,12 @@ pub trait Inbound: Send {
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize);
     /// Address of bytes to be read in place. Their contents can change while they are read.
     fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8>;
+    /// Copies bytes out.
+    #[inline]
+    fn read(&self, offset: usize, destination: &mut [u8]) {
+        // SAFETY: a slice is writable for its length, and no reference into a window exists that it could be.
+        unsafe { self.read_to(offset, destination.as_mut_ptr(), destination.len()) }
+    }
     /// Makes the next loads of the span see what the peer has written (a no-op where memory is coherent).
     fn invalidate(&self, _offset: usize, _len_bytes: usize) {}
 }
@@ -46,6 +53,12 @@ pub trait Outbound: Send {
     /// # Safety
     /// `source` is readable for `len_bytes` and outside the window.
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize);
+    /// Copies bytes in.
+    #[inline]
+    fn write(&self, offset: usize, source: &[u8]) {
+        // SAFETY: a slice is readable for its length, and no reference into a window exists that it could be.
+        unsafe { self.write_from(offset, source.as_ptr(), source.len()) }
+    }
     /// Address at which stores reach the peer, or `None` where bytes must go through [`Outbound::write_from`].
     /// Write only: a load through it would cross the link.
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>>;
@@ -53,4 +66,19 @@ pub trait Outbound: Send {
     fn fence(&self);
     /// Returns once all stores before it are visible to the peer. May cost a round trip: only for a node about to sleep.
     fn flush(&self);
+}
+
+/// A window that can be divided, so that several lanes share one link.
+pub trait Slice: Sized {
+    /// The `len_bytes` from `offset` on as a window of their own, in the same memory.
+    ///
+    /// # Panics
+    /// If the span is not inside the window, or does not begin and end on cache lines: slices share no line.
+    fn slice(&self, offset: usize, len_bytes: usize) -> Self;
+}
+
+/// Whether a slice of a window may begin at `offset` and have `len_bytes`; the window itself checks that it is inside.
+pub(crate) fn assert_whole_lines(offset: usize, len_bytes: usize) {
+    let whole = offset.is_multiple_of(CACHE_LINE_BYTES) && len_bytes.is_multiple_of(CACHE_LINE_BYTES);
+    assert!(whole, "slice {offset}+{len_bytes} does not begin and end on lines of {CACHE_LINE_BYTES} bytes");
 }

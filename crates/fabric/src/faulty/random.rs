@@ -1,0 +1,77 @@
+//! Seeded randomness: the same seed and the same calls give the same faults.
+
+use std::ops::RangeInclusive;
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and every seed is a good one.
+#[derive(Debug)]
+pub(super) struct Random {
+    state: u64,
+}
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// One of `0..limit`, which is not empty.
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        assert!(limit != 0, "a choice among nothing");
+        (self.next() % limit as u64) as usize
+    }
+
+    pub(super) fn within(&mut self, range: &RangeInclusive<u64>) -> u64 {
+        let span = range.end().saturating_sub(*range.start());
+        match span.checked_add(1) {
+            Some(choices) => range.start() + self.next() % choices,
+            None => self.next(),
+        }
+    }
+
+    /// True `chances` times in a million.
+    pub(super) fn is_one_of_million(&mut self, chances: u32) -> bool {
+        chances != 0 && self.next() % 1_000_000 < u64::from(chances)
+    }
+
+    pub(super) fn is_heads(&mut self) -> bool {
+        self.next() >> 63 == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_numbers_and_another_gives_others() {
+        let numbers = |seed| {
+            let mut random = Random::new(seed);
+            [(); 8].map(|()| random.next())
+        };
+        assert_eq!(numbers(7), numbers(7));
+        assert_ne!(numbers(7), numbers(8));
+    }
+
+    #[test]
+    fn choices_stay_in_range_and_reach_its_ends() {
+        let mut random = Random::new(1);
+        let seen: std::collections::BTreeSet<u64> = (0..200).map(|_| random.within(&(3..=6))).collect();
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), [3, 4, 5, 6]);
+        assert_eq!(random.within(&(5..=5)), 5);
+        assert!((0..200).all(|_| random.below(3) < 3));
+    }
+
+    #[test]
+    fn chances_of_none_and_all_are_certain() {
+        let mut random = Random::new(1);
+        assert!((0..100).all(|_| !random.is_one_of_million(0)));
+        assert!((0..100).all(|_| random.is_one_of_million(1_000_000)));
+    }
+}

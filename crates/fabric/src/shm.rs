@@ -1,0 +1,367 @@
+//! Links between processes under one kernel: windows in a sealed memfd, doorbells of eventfds.
+//!
+//! A memfd has no name to guess, and its seals keep it from being truncated under a mapping. Both its creator and whoever receives
+//! it check nothing else than what they can see themselves: the kind of file, the seals, the size. A peer can still fill the memory
+//! with anything, or punch holes into it, which read as zeros.
+//!
+//! System calls are made without libc symbols, so that this works inside a library that stands in for them.
+
+use crate::memory_link::{CONTROL_BYTES, MemoryLink, Side, is_window_size};
+use crate::{Doorbell, Wake};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{CWD, MemfdFlags, SealFlags};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, readlinkat};
+use rustix::io::{Errno, ReadWriteFlags, fcntl_dupfd_cloexec, preadv2, read, write};
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use volmem::{CACHE_LINE_BYTES, Mapping, Region};
+
+const SEALS_REQUIRED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// With one of these the memory could not be written.
+const SEALS_REFUSED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
+
+/// Type of the file system that memfds of ordinary pages live on. Huge pages may run out at the first touch, which kills.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// What files are called in the kernel's lists; no path leads to them.
+const MEMFD_NAME: &str = "crosslane";
+
+/// Why shared memory could not be made, or was not accepted.
+#[derive(Debug)]
+pub enum ShmError {
+    /// The length asked for is not one that a segment can have.
+    Length {
+        /// Bytes asked for.
+        len_bytes: usize,
+    },
+    /// The size of a window is not a positive multiple of the cache line.
+    WindowSize {
+        /// Bytes asked for.
+        window_bytes: usize,
+    },
+    /// The kernel refused.
+    System {
+        /// What was attempted.
+        call: &'static str,
+        /// Bytes of the segment concerned, 0 for a doorbell.
+        len_bytes: usize,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// The descriptor is not a memfd.
+    NotMemfd {
+        /// The descriptor's number here.
+        descriptor: i32,
+        /// What the kernel said when asked for its seals.
+        error: io::Error,
+    },
+    /// The descriptor is a memory file of another kind, such as one of huge pages.
+    FileSystem {
+        /// `f_type` found, see statfs(2).
+        found: u64,
+    },
+    /// Seals are missing, or forbid writing.
+    Seals {
+        /// `F_SEAL_*` bits found.
+        found: u32,
+        /// Bits that must be there.
+        required: u32,
+        /// Bits that must not be there.
+        refused: u32,
+    },
+    /// The segment has another size than agreed.
+    Size {
+        /// Bytes found.
+        found_bytes: u64,
+        /// Bytes agreed.
+        expected_bytes: usize,
+    },
+    /// The descriptor is not an eventfd.
+    NotEventfd {
+        /// What the kernel calls it.
+        found: String,
+    },
+}
+
+impl fmt::Display for ShmError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { len_bytes } => {
+                write!(f, "shared segment of {len_bytes} bytes: use 1 to {} bytes", isize::MAX)
+            }
+            Self::WindowSize { window_bytes } => {
+                write!(f, "window of {window_bytes} bytes: use a positive multiple of {CACHE_LINE_BYTES}")
+            }
+            Self::System { call, len_bytes: 0, error } => write!(f, "{call}: {error}"),
+            Self::System { call, len_bytes, error } => {
+                write!(f, "{call} for a shared segment of {len_bytes} bytes: {error}")
+            }
+            Self::NotMemfd { descriptor, error } => {
+                write!(f, "descriptor {descriptor} from the peer is not a memfd ({error}): refused")
+            }
+            Self::FileSystem { found } => {
+                write!(f, "segment from the peer on file system {found:#x}: only memfds of ordinary pages are accepted")
+            }
+            Self::Seals { found, required, refused } => write!(
+                f,
+                "segment from the peer has seals {found:#x}: needs all of {required:#x} and none of {refused:#x}"
+            ),
+            Self::Size { found_bytes, expected_bytes } => {
+                write!(f, "segment from the peer has {found_bytes} bytes: {expected_bytes} were agreed")
+            }
+            Self::NotEventfd { found } => {
+                write!(f, "doorbell from the peer is '{found}': only an eventfd is accepted")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ShmError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::System { error, .. } | Self::NotMemfd { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// Makes a zeroed segment of `len_bytes` that can neither shrink nor grow, and maps it. The descriptor is for the peer, who
+/// [`open`]s it; the mapping does not need it. Memory is taken as it is touched.
+///
+/// # Errors
+/// [`ShmError::Length`], or [`ShmError::System`] with what the kernel said.
+pub fn create(len_bytes: usize) -> Result<(OwnedFd, Mapping), ShmError> {
+    check_length(len_bytes)?;
+    let failed = |call| move |errno: Errno| ShmError::System { call, len_bytes, error: errno.into() };
+    let memfd = new_memfd().map_err(failed("memfd_create"))?;
+    ftruncate(&memfd, len_bytes as u64).map_err(failed("ftruncate"))?;
+    fcntl_add_seals(&memfd, SEALS_REQUIRED).map_err(failed("fcntl F_ADD_SEALS"))?;
+    let mapping = map(memfd.as_fd(), len_bytes)?;
+    Ok((memfd, mapping))
+}
+
+/// Maps a segment that a peer has made: exactly `len_bytes`, in a memfd whose seals keep it so.
+///
+/// # Errors
+/// What is wrong with the descriptor, with the values found.
+pub fn open(memfd: impl AsFd, len_bytes: usize) -> Result<Mapping, ShmError> {
+    check_length(len_bytes)?;
+    let memfd = memfd.as_fd();
+    check_seals(memfd)?;
+    check_file_system(memfd, len_bytes)?;
+    // Only now: without the seals the size says nothing about the next moment.
+    check_size(memfd, len_bytes)?;
+    map(memfd, len_bytes)
+}
+
+fn check_length(len_bytes: usize) -> Result<(), ShmError> {
+    let is_possible = len_bytes != 0 && isize::try_from(len_bytes).is_ok();
+    if is_possible { Ok(()) } else { Err(ShmError::Length { len_bytes }) }
+}
+
+/// Kernels before 6.3 do not know that memory need not be executable.
+fn new_memfd() -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create(MEMFD_NAME, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create(MEMFD_NAME, flags),
+        answer => answer,
+    }
+}
+
+fn check_seals(memfd: BorrowedFd<'_>) -> Result<(), ShmError> {
+    let found = fcntl_get_seals(memfd)
+        .map_err(|errno| ShmError::NotMemfd { descriptor: memfd.as_raw_fd(), error: errno.into() })?;
+    if found.contains(SEALS_REQUIRED) && !found.intersects(SEALS_REFUSED) {
+        return Ok(());
+    }
+    let (required, refused) = (SEALS_REQUIRED.bits(), SEALS_REFUSED.bits());
+    Err(ShmError::Seals { found: found.bits(), required, refused })
+}
+
+fn check_file_system(memfd: BorrowedFd<'_>, len_bytes: usize) -> Result<(), ShmError> {
+    let stat =
+        fstatfs(memfd).map_err(|errno| ShmError::System { call: "fstatfs", len_bytes, error: errno.into() })?;
+    let found = stat.f_type as u64;
+    if found == TMPFS_MAGIC { Ok(()) } else { Err(ShmError::FileSystem { found }) }
+}
+
+fn check_size(memfd: BorrowedFd<'_>, expected_bytes: usize) -> Result<(), ShmError> {
+    let stat = fstat(memfd)
+        .map_err(|errno| ShmError::System { call: "fstat", len_bytes: expected_bytes, error: errno.into() })?;
+    let found_bytes = stat.st_size as u64;
+    if found_bytes == expected_bytes as u64 { Ok(()) } else { Err(ShmError::Size { found_bytes, expected_bytes }) }
+}
+
+fn map(memfd: BorrowedFd<'_>, len_bytes: usize) -> Result<Mapping, ShmError> {
+    Mapping::new(memfd, len_bytes).map_err(|error| ShmError::System { call: "mmap", len_bytes, error })
+}
+
+/// One end of a link between processes.
+pub type ShmLink = MemoryLink<EventfdDoorbell>;
+
+/// What the creator of a link hands to the peer, over a socket or across `fork`.
+#[derive(Debug)]
+pub struct ShmParts {
+    /// The segment.
+    pub memfd: OwnedFd,
+    /// Wakes the creator.
+    pub bell_creator: OwnedFd,
+    /// Wakes the peer.
+    pub bell_peer: OwnedFd,
+}
+
+/// Where things lie in the segment of a link: the control blocks on one page, then the windows on pages of their own.
+struct Layout {
+    window_bytes: usize,
+    window_stride_bytes: usize,
+}
+
+const PAGE_BYTES: usize = 4096;
+
+impl Layout {
+    fn new(window_bytes: usize) -> Result<Self, ShmError> {
+        let refused = ShmError::WindowSize { window_bytes };
+        let stride = window_bytes.checked_next_multiple_of(PAGE_BYTES);
+        let fits = |stride: &usize| *stride <= (isize::MAX as usize - PAGE_BYTES) / 2;
+        match stride.filter(fits) {
+            Some(window_stride_bytes) if is_window_size(window_bytes) => Ok(Self { window_bytes, window_stride_bytes }),
+            _ => Err(refused),
+        }
+    }
+
+    fn segment_bytes(&self) -> usize {
+        PAGE_BYTES + 2 * self.window_stride_bytes
+    }
+
+    /// The creator's side, then the peer's.
+    fn sides(&self, mapping: Mapping) -> [Side; 2] {
+        let segment = Region::of_mapping(Arc::new(mapping));
+        [0, 1].map(|index| Side {
+            control: segment.sub(index * CONTROL_BYTES, CONTROL_BYTES),
+            window: segment.sub(PAGE_BYTES + index * self.window_stride_bytes, self.window_bytes),
+        })
+    }
+}
+
+/// Makes a link with a window of `window_bytes` each way: this end of it, and what the peer needs to [`open_link`] the other.
+///
+/// # Errors
+/// [`ShmError::WindowSize`], or [`ShmError::System`] with what the kernel said.
+pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError> {
+    let layout = Layout::new(window_bytes)?;
+    let (memfd, mapping) = create(layout.segment_bytes())?;
+    let (bell_creator, bell_peer) = (new_eventfd()?, new_eventfd()?);
+    let doorbell = EventfdDoorbell::new(duplicate(&bell_creator)?, duplicate(&bell_peer)?);
+    let [own, peer] = layout.sides(mapping);
+    Ok((MemoryLink::attach(own, peer, doorbell), ShmParts { memfd, bell_creator, bell_peer }))
+}
+
+/// The peer's end of a link that its creator made with windows of `window_bytes`.
+///
+/// # Errors
+/// What is wrong with the parts, with the values found.
+pub fn open_link(parts: ShmParts, window_bytes: usize) -> Result<ShmLink, ShmError> {
+    let layout = Layout::new(window_bytes)?;
+    let mapping = open(&parts.memfd, layout.segment_bytes())?;
+    check_eventfd(&parts.bell_creator)?;
+    check_eventfd(&parts.bell_peer)?;
+    let doorbell = EventfdDoorbell::new(parts.bell_peer, parts.bell_creator);
+    let [peer, own] = layout.sides(mapping);
+    Ok(MemoryLink::attach(own, peer, doorbell))
+}
+
+fn doorbell_failed(call: &'static str) -> impl Fn(Errno) -> ShmError {
+    move |errno| ShmError::System { call, len_bytes: 0, error: errno.into() }
+}
+
+fn new_eventfd() -> Result<OwnedFd, ShmError> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(doorbell_failed("eventfd"))
+}
+
+fn duplicate(descriptor: &OwnedFd) -> Result<OwnedFd, ShmError> {
+    fcntl_dupfd_cloexec(descriptor, 0).map_err(doorbell_failed("fcntl F_DUPFD_CLOEXEC"))
+}
+
+/// An eventfd has no file to identify it by but the name that the kernel gives all of them.
+fn check_eventfd(descriptor: &OwnedFd) -> Result<(), ShmError> {
+    let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    let name = readlinkat(CWD, path, Vec::new()).map_err(doorbell_failed("readlink of /proc/self/fd"))?;
+    if name.as_bytes() == b"anon_inode:[eventfd]" {
+        return Ok(());
+    }
+    Err(ShmError::NotEventfd { found: name.to_string_lossy().into_owned() })
+}
+
+/// A doorbell of two eventfds, one a direction.
+///
+/// The peer holds the same eventfds: it can ring this end awake, or eat its own rings, and fill the counter. Nothing of that
+/// blocks this end: a full counter is a bell that rings already.
+#[derive(Debug, Clone)]
+pub struct EventfdDoorbell {
+    own: Arc<OwnedFd>,
+    peer: Arc<OwnedFd>,
+}
+
+impl EventfdDoorbell {
+    fn new(own: OwnedFd, peer: OwnedFd) -> Self {
+        Self { own: Arc::new(own), peer: Arc::new(peer) }
+    }
+
+    /// Whether there was a ring to take. Never blocks, even if the peer has cleared `O_NONBLOCK`, which the ends share.
+    fn take(&self) -> bool {
+        let mut counter = [0; size_of::<u64>()];
+        let current_position = u64::MAX;
+        let answer = preadv2(&self.own, &mut [IoSliceMut::new(&mut counter)], current_position, ReadWriteFlags::NOWAIT);
+        match answer {
+            // A kernel that cannot read eventfds this way: the flag of the descriptor has to do.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => read(&self.own, &mut counter).is_ok(),
+            answer => answer.is_ok(),
+        }
+    }
+}
+
+impl Doorbell for EventfdDoorbell {
+    fn ring(&self) {
+        let is_full = poll_for(&self.peer, PollFlags::OUT, Some(Duration::ZERO)) == Ok(false);
+        if is_full {
+            return;
+        }
+        // Interrupted or full: the one is tried again, the other rings already. Nothing else can happen to an open eventfd.
+        while write(&self.peer, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Wake {
+        // A timeout beyond what the clock can count is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            if self.take() {
+                return Wake::Rung;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Wake::TimedOut;
+            }
+            // Ready, late or interrupted by a signal: the next turn sees which.
+            let _ = poll_for(&self.own, PollFlags::IN, left);
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.own.as_fd())
+    }
+}
+
+/// Whether one of `events` came within `timeout`.
+fn poll_for(descriptor: &OwnedFd, events: PollFlags, timeout: Option<Duration>) -> Result<bool, Errno> {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    let mut polled = [PollFd::new(descriptor, events)];
+    poll(&mut polled, timeout.as_ref()).map(|ready_count| ready_count > 0)
+}
+
+#[cfg(test)]
+#[path = "shm_tests.rs"]
+mod tests;
