@@ -1,0 +1,88 @@
+/* One way: the client writes `size` bytes at a time as fast as it can, the server counts. With "messages" the server takes one recv()
+ * for each message, with "bulk" it reads whatever is there into 128 KiB. At the end the server says how much came, and the client checks.
+ *   stream serve ADDRESS WAITING messages|bulk SIZE MILLISECONDS
+ *   stream call  ADDRESS WAITING messages|bulk SIZE MILLISECONDS */
+#include "common.h"
+
+#define BULK_READ_BYTES (128 * 1024)
+
+struct count {
+    uint64_t bytes, warm_bytes, warm_ticks;
+};
+
+/* Reads to the end of the stream. What came in the first fifth of the run warms up and is not counted. */
+static struct count drain(struct conn *conn, bool messages, size_t size, uint64_t warm_ticks)
+{
+    size_t room = messages ? size : BULK_READ_BYTES;
+    char *buffer = alloc_touched(room);
+    struct count count = {0, 0, 0};
+    uint64_t warm_until = 0;
+    unsigned since_look = 0;
+    for (;;) {
+        size_t got = messages ? (conn_recv_all(conn, buffer, size) ? size : 0) : conn_recv(conn, buffer, room);
+        if (got == 0)
+            return count;
+        count.bytes += got;
+        if (count.warm_ticks || (++since_look < 16 && got < 4096))
+            continue;
+        since_look = 0;
+        uint64_t now = ticks();
+        if (!warm_until)
+            warm_until = now + warm_ticks;
+        if (now >= warm_until) {
+            count.warm_ticks = now;
+            count.warm_bytes = count.bytes;
+        }
+    }
+}
+
+static void serve(const char *address, enum waiting waiting, bool messages, size_t size, long milliseconds)
+{
+    uint64_t duration = ticks_in_ms(milliseconds);
+    int listener = listen_at(address);
+    struct conn conn = conn_of(accept_one(listener, messages), waiting);
+    struct scale scale = scale_start();
+    struct count count = drain(&conn, messages, size, duration / 5);
+    uint64_t end = ticks();
+    double ns_per_tick = scale_ns_per_tick(&scale);
+    conn_send_all(&conn, (const char *)&count.bytes, sizeof count.bytes);
+    if (!count.warm_ticks || count.bytes == count.warm_bytes)
+        die_plain("only %llu bytes came: too few to give a rate", (unsigned long long)count.bytes);
+    printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - count.warm_bytes),
+           (double)(end - count.warm_ticks) * ns_per_tick / 1e9);
+}
+
+static void call(const char *address, enum waiting waiting, bool messages, size_t size, long milliseconds)
+{
+    char *message = alloc_touched(size);
+    struct conn conn = conn_of(connect_to(address, messages), waiting);
+    uint64_t until = ticks() + ticks_in_ms(milliseconds), sent = 0, received = 0;
+    /* Looking at the clock after every small write would slow the sender down. */
+    unsigned writes_a_look = size >= 4096 ? 1 : 16;
+    do {
+        for (unsigned write = 0; write < writes_a_look; write++)
+            conn_send_all(&conn, message, size);
+        sent += (uint64_t)size * writes_a_look;
+    } while (ticks() < until);
+    if (shutdown(conn.fd, SHUT_WR) != 0)
+        die("shutdown");
+    if (!conn_recv_all(&conn, (char *)&received, sizeof received))
+        die_plain("the server closed the connection before it said what it received");
+    if (received != sent)
+        die_plain("sent %llu bytes, %llu arrived", (unsigned long long)sent, (unsigned long long)received);
+    close(conn.fd);
+}
+
+int main(int argc, char **argv)
+{
+    die_with_parent();
+    bool serves = argc == 7 && strcmp(argv[1], "serve") == 0, calls = argc == 7 && strcmp(argv[1], "call") == 0;
+    if (!serves && !calls)
+        return fprintf(stderr, "usage: stream serve|call ADDRESS WAITING messages|bulk SIZE MILLISECONDS\n"), 2;
+    bool messages = strcmp(argv[4], "messages") == 0;
+    if (!messages && strcmp(argv[4], "bulk") != 0)
+        return fprintf(stderr, "stream: '%s' is neither messages nor bulk\n", argv[4]), 2;
+    (serves ? serve : call)(argv[2], parse_waiting(argv[3]), messages, (size_t)number(argv[5], 1, 1 << 26, "size"),
+                            number(argv[6], 1, 600000, "milliseconds"));
+    return 0;
+}

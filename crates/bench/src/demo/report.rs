@@ -1,0 +1,173 @@
+//! The demo's one table, and what the reader is looking at.
+
+use serde::Serialize;
+
+use super::{Cell, Operation, Plan, Scenario, own_name};
+use crate::floors::{Beside, FloorSummary};
+use crate::histogram::Quantiles;
+use crate::launch::Transport;
+use crate::machine::Machine;
+use crate::stats::{median, median_ratio};
+use crate::table::{self, Table};
+
+pub const SCHEMA: &str = "crosslane.demo/1";
+
+/// Everything the demo found.
+#[derive(Serialize)]
+pub struct Report {
+    pub schema: &'static str,
+    /// What every number here is.
+    pub kind: &'static str,
+    pub machine: Machine,
+    pub rounds: u32,
+    pub sample_ms: u64,
+    pub floors: FloorSummary,
+    pub rows: Vec<Row>,
+}
+
+/// One transport in one scenario: medians over the rounds; ratios round by round.
+#[derive(Serialize)]
+pub struct Row {
+    pub kind: &'static str,
+    pub clients: u32,
+    pub value_bytes: u32,
+    operation: Operation,
+    pub transport: Transport,
+    pub latency: Quantiles,
+    pub operations_per_s: f64,
+    pub redis_benchmark_operations_per_s: f64,
+    pub times_kernel_tcp: Times,
+}
+
+/// How many times better than kernel TCP: latencies lower, rates higher.
+#[derive(Serialize)]
+pub struct Times {
+    pub p50: Option<f64>,
+    pub p99: Option<f64>,
+    pub p999: Option<f64>,
+    pub operations: Option<f64>,
+    pub redis_benchmark_operations: Option<f64>,
+}
+
+/// The rounds of one cell, figure by figure.
+struct Rounds {
+    p50_ns: Vec<f64>,
+    p99_ns: Vec<f64>,
+    p999_ns: Vec<f64>,
+    operations: Vec<f64>,
+    benchmark: Vec<f64>,
+}
+
+impl Rounds {
+    fn of(cell: &Cell) -> Self {
+        let quantile = |quantile| cell.rounds.iter().map(|sample| sample.latencies.quantile_ns(quantile)).collect();
+        Self {
+            p50_ns: quantile(0.5),
+            p99_ns: quantile(0.99),
+            p999_ns: quantile(0.999),
+            operations: cell.rounds.iter().map(|sample| sample.operations_per_s).collect(),
+            benchmark: cell.rounds.iter().map(|sample| sample.benchmark_operations_per_s).collect(),
+        }
+    }
+}
+
+fn middle(values: &[f64]) -> f64 {
+    median(values.iter().copied()).unwrap_or(f64::NAN)
+}
+
+fn row(cell: &Cell, kernel: &Cell) -> Row {
+    let (this, kernel) = (Rounds::of(cell), Rounds::of(kernel));
+    let all = cell.rounds.iter().map(|sample| sample.latencies.quantiles());
+    let (max_ns, samples) = all.fold((0.0, 0), |(max, count), round| (round.max_ns.max(max), count + round.samples));
+    Row {
+        kind: "measured",
+        clients: cell.scenario.clients,
+        value_bytes: cell.scenario.value_bytes,
+        operation: cell.scenario.operation,
+        transport: cell.transport,
+        operations_per_s: middle(&this.operations),
+        redis_benchmark_operations_per_s: middle(&this.benchmark),
+        times_kernel_tcp: Times {
+            p50: median_ratio(&kernel.p50_ns, &this.p50_ns),
+            p99: median_ratio(&kernel.p99_ns, &this.p99_ns),
+            p999: median_ratio(&kernel.p999_ns, &this.p999_ns),
+            operations: median_ratio(&this.operations, &kernel.operations),
+            redis_benchmark_operations: median_ratio(&this.benchmark, &kernel.benchmark),
+        },
+        latency: Quantiles {
+            p50_ns: middle(&this.p50_ns),
+            p99_ns: middle(&this.p99_ns),
+            p999_ns: middle(&this.p999_ns),
+            max_ns,
+            samples,
+        },
+    }
+}
+
+impl Report {
+    pub(super) fn of(machine: Machine, plan: &Plan, cells: &[Cell], syscalls_ns: &[f64]) -> Self {
+        let beside: Vec<Beside> = cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
+        let kernel = |of: &Cell| cells.iter().find(|cell| cell.scenario == of.scenario && cell.transport == Transport::KernelTcp);
+        Self {
+            schema: SCHEMA,
+            kind: "measured",
+            machine,
+            rounds: plan.rounds,
+            sample_ms: plan.sample_ms,
+            floors: FloorSummary::of(&beside, syscalls_ns),
+            rows: cells.iter().filter_map(|cell| Some(row(cell, kernel(cell)?))).collect(),
+        }
+    }
+
+    pub fn text(&self) -> String {
+        let name = own_name();
+        let rounds = if self.rounds == 1 { "one round".to_owned() } else { format!("medians of {} alternating rounds", self.rounds) };
+        format!(
+            "You are looking at one unmodified redis-server (node a) and its unmodified clients (node b), first over kernel TCP, then over\n\
+             Crosslane's lanes in shared memory: latency in µs of each request of a client without pipelining, and operations a second\n\
+             of that client (ops/s) and of redis-benchmark (bench). All of it was measured here and now; {rounds}.\n\n\
+             {}\n{}\n{}\n\n\
+             Your own programs run the same way, each side on this machine:\n\
+             \x20   {name} run -- YOUR-SERVER ARGS...\n\
+             \x20   {name} run -- YOUR-CLIENT ARGS...\n\
+             and `{name} stat` shows which connections took a lane.\n",
+            self.table().render(),
+            self.floors.sentence(),
+            self.machine.sentence(),
+        )
+    }
+
+    fn table(&self) -> Table {
+        let side = ["p50", "p99", "p99.9", "ops/s", "bench"];
+        let header = ["request"].into_iter().chain(side).chain(side).chain(side);
+        let groups = [("", 1), ("kernel TCP", 5), ("Crosslane", 5), ("times better", 5)];
+        let mut table = Table::new(header).groups(groups);
+        let mut clients = None;
+        for pair in self.rows.chunks_exact(2) {
+            let [kernel, lanes] = pair else { continue };
+            if clients.is_some_and(|before| before != kernel.clients) {
+                table.rule();
+            }
+            clients = Some(kernel.clients);
+            let scenario = Scenario { clients: kernel.clients, value_bytes: kernel.value_bytes, operation: kernel.operation };
+            let mut line = vec![scenario.title()];
+            line.extend(figures(kernel));
+            line.extend(figures(lanes));
+            let times = &lanes.times_kernel_tcp;
+            line.extend([times.p50, times.p99, times.p999, times.operations, times.redis_benchmark_operations].map(table::times));
+            table.row(line);
+        }
+        table
+    }
+}
+
+fn figures(row: &Row) -> [String; 5] {
+    let latency = &row.latency;
+    [
+        table::micros(Some(latency.p50_ns)),
+        table::micros(Some(latency.p99_ns)),
+        table::micros(Some(latency.p999_ns)),
+        table::rate(Some(row.operations_per_s)),
+        table::rate(Some(row.redis_benchmark_operations_per_s)),
+    ]
+}

@@ -1,0 +1,93 @@
+//! What a figure was taken on.
+
+use std::fs;
+
+use serde::Serialize;
+
+use crate::launch::Cores;
+
+/// The machine and the build, as a report states them.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub cores: usize,
+    pub virtual_machine: bool,
+    pub kernel: String,
+    pub memory_gib: Option<f64>,
+    pub cores_used: Option<Cores>,
+    /// The load average before the run: above a few tenths, others shared the cores.
+    pub load_1m_before: Option<f64>,
+    /// The commit the program was built from; `-dirty` if it was changed since.
+    pub commit: &'static str,
+}
+
+const LOAD_QUIET_MAX: f64 = 0.5;
+
+impl Machine {
+    pub fn describe(cores_used: Option<Cores>) -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let uname = rustix::system::uname();
+        Self {
+            cpu: cpu_name(&cpuinfo).unwrap_or_else(|| uname.machine().to_string_lossy().into_owned()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            virtual_machine: cpuinfo.lines().any(|line| line.starts_with("flags") && line.contains(" hypervisor")),
+            kernel: uname.release().to_string_lossy().into_owned(),
+            memory_gib: memory_gib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+            cores_used,
+            load_1m_before: fs::read_to_string("/proc/loadavg").ok().and_then(|text| text.split(' ').next()?.parse().ok()),
+            commit: env!("CROSSLANE_COMMIT"),
+        }
+    }
+
+    pub fn sentence(&self) -> String {
+        let kind = if self.virtual_machine { "virtual machine" } else { "bare machine" };
+        let used = self.cores_used.map_or("processes not pinned (fewer than two cores)".to_owned(), |cores| {
+            format!("server on core {}, client on core {}", cores.server, cores.client)
+        });
+        format!("{}, {} cores ({kind}), Linux {}, commit {}; {used}.", self.cpu, self.cores, self.kernel, self.commit)
+    }
+
+    /// A warning if others were using the cores when the run began.
+    pub fn busy_warning(&self) -> Option<String> {
+        let load = self.load_1m_before.filter(|load| *load > LOAD_QUIET_MAX)?;
+        Some(format!("the load average was {load:.2} before the run: others share these cores, and the figures move with them"))
+    }
+}
+
+fn cpu_name(cpuinfo: &str) -> Option<String> {
+    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn memory_gib(meminfo: &str) -> Option<f64> {
+    let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kib: f64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Some((kib / f64::from(1 << 20) * 10.0).round() / 10.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_files_are_read() {
+        assert_eq!(cpu_name("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\n").as_deref(), Some("A CPU @ 2 GHz"));
+        assert_eq!(cpu_name(""), None);
+        assert_eq!(memory_gib("MemTotal:       16777216 kB\n"), Some(16.0));
+        assert_eq!(memory_gib("MemTotal: x"), None);
+    }
+
+    #[test]
+    fn this_machine_is_described() {
+        let machine = Machine::describe(None);
+        assert!(machine.cores >= 1 && !machine.kernel.is_empty() && !machine.commit.is_empty());
+        assert!(machine.sentence().contains("not pinned"));
+    }
+
+    #[test]
+    fn a_busy_machine_is_warned_about() {
+        let machine = Machine { load_1m_before: Some(3.0), ..Machine::describe(None) };
+        assert!(machine.busy_warning().unwrap().contains("3.00"));
+        assert_eq!(Machine { load_1m_before: Some(0.1), ..machine }.busy_warning(), None);
+    }
+}

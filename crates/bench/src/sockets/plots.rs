@@ -1,0 +1,104 @@
+//! The plots of `bench sockets`: which series go into which figure.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::report::{Report, Row};
+use super::{Experiment, Measured, Point};
+use crate::launch::Transport;
+use crate::plot::{Axis, Figure, Series, Style};
+use crate::stats::median;
+use crate::table;
+
+const TRANSPORTS: [Transport; 4] = [Transport::KernelTcp, Transport::KernelTcpSpinning, Transport::AfUnix, Transport::Crosslane];
+/// The message whose distribution is drawn: the smallest that programs care about.
+const CDF_SIZE_BYTES: u64 = 8;
+
+/// Writes all plots and returns their paths.
+pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<Vec<PathBuf>> {
+    let figures = [
+        ("round-trip-blocking.svg", round_trips(report, Experiment::RoundTripBlocking, "blocking send and recv")),
+        ("round-trip-epoll.svg", round_trips(report, Experiment::RoundTripEpoll, "through epoll_wait")),
+        ("bulk.svg", bulk(report)),
+        ("latency-cdf.svg", distribution(measured)?),
+    ];
+    let mut written = Vec::new();
+    for (name, figure) in figures {
+        let path = directory.join(name);
+        figure.write(&path)?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+fn style(transport: Transport) -> Style {
+    match transport {
+        Transport::KernelTcp => Style::Vermilion,
+        Transport::KernelTcpSpinning => Style::Orange,
+        Transport::AfUnix => Style::Blue,
+        Transport::Crosslane => Style::Green,
+    }
+}
+
+/// One value of each row of an experiment, by size.
+fn by_size(report: &Report, experiment: Experiment, transport: Transport, value: fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
+    let sizes = report.sizes(experiment).into_iter();
+    sizes.filter_map(|size_bytes| Some((size_bytes as f64, value(report.row(Point { experiment, size_bytes }, transport)?)?))).collect()
+}
+
+fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
+    let mut series: Vec<Series> = TRANSPORTS
+        .iter()
+        .map(|transport| {
+            let points = by_size(report, experiment, *transport, |row| Some(row.latency.as_ref()?.p50_ns / 1e3));
+            Series { title: transport.title().to_owned(), style: style(*transport), points }
+        })
+        .collect();
+    let lines = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.cache_line_rtt_ns_p50? / 1e3));
+    series.extend(floor("cache line", &lines));
+    Figure {
+        title: format!("Round trip by message size, {how}: p50"),
+        x: Axis::Bytes("message size"),
+        y: Axis::Decades("round trip (µs)"),
+        series,
+    }
+}
+
+fn bulk(report: &Report) -> Figure {
+    let experiment = Experiment::Bulk;
+    let mut series: Vec<Series> = TRANSPORTS
+        .iter()
+        .map(|transport| {
+            let points = by_size(report, experiment, *transport, |row| Some(row.rate_per_s? / 1e9));
+            Series { title: transport.title().to_owned(), style: style(*transport), points }
+        })
+        .collect();
+    let copies = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.copy_pipeline_bytes_per_s? / 1e9));
+    series.extend(floor("two-copy pipeline", &copies));
+    Figure { title: "Bulk by write size".to_owned(), x: Axis::Bytes("write size"), y: Axis::Decades("rate (GB/s)"), series }
+}
+
+fn distribution(measured: &Measured) -> Result<Figure> {
+    let experiment = Experiment::RoundTripBlocking;
+    let mut series = Vec::new();
+    for transport in TRANSPORTS {
+        let cell = measured.cell(Point { experiment, size_bytes: CDF_SIZE_BYTES }, transport);
+        let Some(latencies) = cell.map(super::Cell::merged).transpose()?.flatten() else { continue };
+        let points = latencies.cumulative().into_iter().map(|(ns, share)| (ns / 1e3, share * 100.0)).collect();
+        series.push(Series { title: transport.title().to_owned(), style: style(transport), points });
+    }
+    Ok(Figure {
+        title: format!("Round trip of {}, blocking: all rounds", table::size(CDF_SIZE_BYTES)),
+        x: Axis::Decades("round trip (µs)"),
+        y: Axis::Percent("round trips at or below (%)"),
+        series,
+    })
+}
+
+/// A floor as a level line over the sizes of `beside`.
+fn floor(title: &str, beside: &[(f64, f64)]) -> Option<Series> {
+    let level = median(beside.iter().map(|(_, value)| *value))?;
+    let points = beside.iter().map(|(size, _)| (*size, level)).collect();
+    Some(Series { title: format!("floor: {title}"), style: Style::Floor, points })
+}

@@ -1,0 +1,287 @@
+//! The report of `bench sockets`: rows with their ratios, as JSON and as text.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::{Cell, Experiment, Failure, Measured, Options, Plan, Point};
+use crate::floors::{Beside, FloorSummary};
+use crate::histogram::{Latencies, Quantiles};
+use crate::launch::Transport;
+use crate::machine::Machine;
+use crate::stats::{median, median_ratio};
+use crate::table::{self, NOTHING, Table};
+
+pub const SCHEMA: &str = "crosslane.bench.sockets/1";
+
+/// Everything a run found.
+#[derive(Serialize)]
+pub struct Report {
+    pub schema: &'static str,
+    /// What every number here is.
+    pub kind: &'static str,
+    pub command: String,
+    pub machine: Machine,
+    pub rounds: u32,
+    pub sample_ms: u64,
+    pub floors: FloorSummary,
+    pub rows: Vec<Row>,
+    pub failures: Vec<Failure>,
+}
+
+/// One transport at one point: medians over the rounds.
+#[derive(Serialize)]
+pub struct Row {
+    pub kind: &'static str,
+    pub experiment: Experiment,
+    pub size_bytes: u64,
+    pub transport: Transport,
+    pub rounds: usize,
+    pub latency: Option<Quantiles>,
+    pub p50_ns_by_round: Vec<f64>,
+    pub rate_per_s: Option<f64>,
+    pub rate_unit: Option<&'static str>,
+    pub rate_per_s_by_round: Vec<f64>,
+    /// The cache line's round trip beside these samples.
+    pub cache_line_rtt_ns_p50: Option<f64>,
+    /// p50 over that floor, round by round.
+    pub p50_over_cache_line: Option<f64>,
+    pub copy_pipeline_bytes_per_s: Option<f64>,
+    /// The rate as a share of that floor, round by round.
+    pub rate_over_copy_pipeline: Option<f64>,
+    /// How many times lower the p50 is than over blocking kernel TCP, round by round.
+    pub p50_times_below_kernel_tcp: Option<f64>,
+    /// How many times higher the rate is than over blocking kernel TCP, round by round.
+    pub rate_times_kernel_tcp: Option<f64>,
+}
+
+impl Cell {
+    fn p50s(&self) -> Vec<f64> {
+        self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantile_ns(0.5))).collect()
+    }
+
+    fn rates(&self) -> Vec<f64> {
+        self.rounds.iter().filter_map(|sample| sample.rate_per_s).collect()
+    }
+
+    fn cache_lines(&self) -> Vec<f64> {
+        self.rounds.iter().filter_map(|sample| Some(sample.beside.cache_line?.rtt_ns_p50)).collect()
+    }
+
+    fn copy_pipelines(&self) -> Vec<f64> {
+        self.rounds.iter().filter_map(|sample| Some(sample.beside.copy_pipeline?.bytes_per_s)).collect()
+    }
+
+    /// All rounds as one distribution.
+    pub(super) fn merged(&self) -> Result<Option<Latencies>> {
+        let mut all: Option<Latencies> = None;
+        for latencies in self.rounds.iter().filter_map(|sample| sample.latencies.as_ref()) {
+            match &mut all {
+                Some(all) => all.merge(latencies)?,
+                None => all = Some(latencies.clone()),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Medians of each round's quantiles; the maximum and the count are of all rounds.
+    fn quantiles(&self) -> Option<Quantiles> {
+        let rounds: Vec<Quantiles> = self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantiles())).collect();
+        Some(Quantiles {
+            p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
+            p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
+            p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
+            max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
+            samples: rounds.iter().map(|round| round.samples).sum(),
+        })
+    }
+
+    fn row(&self, kernel: Option<&Self>) -> Row {
+        let (p50s, rates, lines, copies) = (self.p50s(), self.rates(), self.cache_lines(), self.copy_pipelines());
+        let (kernel_p50s, kernel_rates) = kernel.map_or_else(Default::default, |kernel| (kernel.p50s(), kernel.rates()));
+        Row {
+            kind: "measured",
+            experiment: self.point.experiment,
+            size_bytes: self.point.size_bytes,
+            transport: self.transport,
+            rounds: self.rounds.len(),
+            latency: self.quantiles(),
+            rate_per_s: median(rates.iter().copied()),
+            rate_unit: match self.point.experiment {
+                Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => None,
+                Experiment::MessageRate => Some("messages/s"),
+                Experiment::Bulk => Some("bytes/s"),
+                Experiment::Connects => Some("connections/s"),
+            },
+            cache_line_rtt_ns_p50: median(lines.iter().copied()),
+            p50_over_cache_line: median_ratio(&p50s, &lines),
+            copy_pipeline_bytes_per_s: median(copies.iter().copied()),
+            rate_over_copy_pipeline: if copies.is_empty() { None } else { median_ratio(&rates, &copies) },
+            p50_times_below_kernel_tcp: median_ratio(&kernel_p50s, &p50s),
+            rate_times_kernel_tcp: median_ratio(&rates, &kernel_rates),
+            p50_ns_by_round: p50s,
+            rate_per_s_by_round: rates,
+        }
+    }
+}
+
+impl Report {
+    pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: &Measured) -> Result<Self> {
+        let beside: Vec<Beside> = measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
+        let row = |cell: &Cell| cell.row(measured.cell(cell.point, Transport::KernelTcp));
+        Ok(Self {
+            schema: SCHEMA,
+            kind: "measured",
+            command: command(options),
+            machine,
+            rounds: plan.rounds,
+            sample_ms: plan.sample_ms,
+            floors: FloorSummary::of(&beside, &measured.syscalls_ns),
+            rows: measured.cells.iter().map(row).collect(),
+            failures: measured.failures.clone(),
+        })
+    }
+
+    pub(super) fn row(&self, point: Point, transport: Transport) -> Option<&Row> {
+        let wanted = |row: &&Row| row.experiment == point.experiment && row.size_bytes == point.size_bytes && row.transport == transport;
+        self.rows.iter().find(wanted)
+    }
+
+    /// The sizes of an experiment, in the order they were measured.
+    pub(super) fn sizes(&self, experiment: Experiment) -> Vec<u64> {
+        let mut sizes: Vec<u64> = self.rows.iter().filter(|row| row.experiment == experiment).map(|row| row.size_bytes).collect();
+        sizes.dedup();
+        sizes
+    }
+
+    /// The report for a person.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over the rounds (max: of all).\n\
+             \"x floor\" is against one cache line bounced between the same two cores beside each sample. --json has every quantile.\n{}\n",
+            self.rounds,
+            self.machine.sentence()
+        );
+        for experiment in [Experiment::RoundTripBlocking, Experiment::RoundTripEpoll] {
+            text += &format!("\n{}: send and wait for the echo, µs\n\n", capital(experiment.title()));
+            text += &self.round_trips(experiment).render();
+        }
+        text += "\nOne-way messages: one send and one recv each, messages/s\n\n";
+        text += &self.rates(Experiment::MessageRate, table::rate).render();
+        text += "\nBulk by write size, GB/s\n\n";
+        text += &self.rates(Experiment::Bulk, table::gigabytes).render();
+        text += "\nConnections: connect, one byte there and back, close; one after the other\n\n";
+        text += &self.connects().render();
+        text += &format!("\n{}\n", self.floors.sentence());
+        for failure in &self.failures {
+            text += &format!("failed: {}: {}\n", failure.title(), failure.error);
+        }
+        text
+    }
+
+    fn round_trips(&self, experiment: Experiment) -> Table {
+        let header = ["size", "p50", "p99", "p99.9", "max", "p50", "p99", "p50", "p99", "p50", "p99", "p99.9", "max", "x floor", "TCP / this"];
+        let groups = [("", 1), ("kernel TCP", 4), ("TCP spinning", 2), ("AF_UNIX", 2), ("Crosslane", 6)];
+        let mut table = Table::new(header).groups(groups);
+        for size_bytes in self.sizes(experiment) {
+            let point = Point { experiment, size_bytes };
+            let row = |transport| self.row(point, transport);
+            let cells = |transport: Transport, whole: bool| {
+                let latency = row(transport).and_then(|row| row.latency.as_ref());
+                let field = |of: fn(&Quantiles) -> f64| self.cell(point, transport, latency.map(of), table::micros);
+                let mut cells = vec![field(|latency| latency.p50_ns), field(|latency| latency.p99_ns)];
+                if whole {
+                    cells.extend([field(|latency| latency.p999_ns), field(|latency| latency.max_ns)]);
+                }
+                cells
+            };
+            let crosslane = row(Transport::Crosslane);
+            let mut line = vec![table::size(size_bytes)];
+            line.extend(cells(Transport::KernelTcp, true));
+            line.extend(cells(Transport::KernelTcpSpinning, false));
+            line.extend(cells(Transport::AfUnix, false));
+            line.extend(cells(Transport::Crosslane, true));
+            line.push(table::times(crosslane.and_then(|row| row.p50_over_cache_line)));
+            line.push(table::times(crosslane.and_then(|row| row.p50_times_below_kernel_tcp)));
+            table.row(line);
+        }
+        table
+    }
+
+    fn rates(&self, experiment: Experiment, write: fn(Option<f64>) -> String) -> Table {
+        let floor = experiment == Experiment::Bulk;
+        let mut header = vec!["size", "kernel TCP", "TCP spinning", "AF_UNIX", "Crosslane", "this / TCP"];
+        if floor {
+            header.extend(["copy floor", "of floor"]);
+        }
+        let mut table = Table::new(header);
+        for size_bytes in self.sizes(experiment) {
+            let point = Point { experiment, size_bytes };
+            let mut line = vec![table::size(size_bytes)];
+            for transport in experiment.transports() {
+                let rate = self.row(point, *transport).and_then(|row| row.rate_per_s);
+                line.push(self.cell(point, *transport, rate, write));
+            }
+            let crosslane = self.row(point, Transport::Crosslane);
+            line.push(table::times(crosslane.and_then(|row| row.rate_times_kernel_tcp)));
+            if floor {
+                let beside = |transport| self.row(point, transport).and_then(|row| row.copy_pipeline_bytes_per_s);
+                line.push(table::gigabytes(beside(Transport::Crosslane).or_else(|| beside(Transport::KernelTcp))));
+                line.push(table::percent(crosslane.and_then(|row| row.rate_over_copy_pipeline)));
+            }
+            table.row(line);
+        }
+        table
+    }
+
+    fn connects(&self) -> Table {
+        let mut table = Table::new(["", "connections/s", "p50 µs", "p99", "p99.9", "max", "this / TCP"]);
+        let experiment = Experiment::Connects;
+        for size_bytes in self.sizes(experiment) {
+            for transport in experiment.transports() {
+                let point = Point { experiment, size_bytes };
+                let row = self.row(point, *transport);
+                let latency = row.and_then(|row| row.latency.as_ref());
+                table.row(vec![
+                    transport.title().to_owned(),
+                    self.cell(point, *transport, row.and_then(|row| row.rate_per_s), table::rate),
+                    table::micros(latency.map(|latency| latency.p50_ns)),
+                    table::micros(latency.map(|latency| latency.p99_ns)),
+                    table::micros(latency.map(|latency| latency.p999_ns)),
+                    table::micros(latency.map(|latency| latency.max_ns)),
+                    table::times(row.and_then(|row| row.rate_times_kernel_tcp)),
+                ]);
+            }
+        }
+        table
+    }
+
+    /// A number, or what stands for its absence: a failure must not look like something that was not asked for.
+    fn cell(&self, point: Point, transport: Transport, value: Option<f64>, write: fn(Option<f64>) -> String) -> String {
+        let failed = |failure: &Failure| failure.experiment == point.experiment && failure.transport == transport;
+        match value {
+            Some(_) => write(value),
+            None if self.failures.iter().any(failed) => "failed".to_owned(),
+            None => NOTHING.to_owned(),
+        }
+    }
+}
+
+fn capital(title: &str) -> String {
+    let mut letters = title.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// The command that would make this report again.
+fn command(options: &Options) -> String {
+    let mut command = "crosslane bench sockets".to_owned();
+    if options.json {
+        command += " --json";
+    }
+    if options.quick {
+        command += " --quick";
+    }
+    if let Some(rounds) = options.rounds {
+        command += &format!(" --rounds {rounds}");
+    }
+    command
+}
