@@ -156,9 +156,9 @@ static void copy_floor(long milliseconds)
 static void syscall_floor(long milliseconds)
 {
     static struct hist hist;
+    uint64_t duration = ticks_in_ms(milliseconds);
     struct scale scale = scale_start();
-    uint64_t until = scale.ticks + ticks_in_ms(milliseconds);
-    for (uint64_t after = ticks(); after < until;) {
+    for (uint64_t after = scale.ticks, until = after + duration; after < until;) {
         uint64_t before = ticks();
         syscall(SYS_getppid);
         after = ticks();

@@ -114,7 +114,7 @@ static uint64_t run_many(struct client *clients, size_t count, const struct exch
     uint64_t done = 0, now = ticks(), warm_until = now + duration / 5, until = warm_until + duration;
     bool warm = false;
     *scale = scale_start();
-    while (now < until) {
+    while (now < until || done == 0) {
         int ready = epoll_wait(epoll, events, (int)count, -1);
         if (ready < 0 && errno != EINTR)
             die("epoll_wait");

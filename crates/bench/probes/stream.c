@@ -6,8 +6,13 @@
 
 #define BULK_READ_BYTES (128 * 1024)
 
+struct mark {
+    uint64_t bytes, ticks;
+};
+
 struct count {
-    uint64_t bytes, warm_bytes, warm_ticks;
+    uint64_t bytes;
+    struct mark first, warm; /* the first look at the clock, and the one after warming up */
 };
 
 /* Reads to the end of the stream. What came in the first fifth of the run warms up and is not counted. */
@@ -15,24 +20,21 @@ static struct count drain(struct conn *conn, bool messages, size_t size, uint64_
 {
     size_t room = messages ? size : BULK_READ_BYTES;
     char *buffer = alloc_touched(room);
-    struct count count = {0, 0, 0};
-    uint64_t warm_until = 0;
+    struct count count = {0};
     unsigned since_look = 0;
     for (;;) {
         size_t got = messages ? (conn_recv_all(conn, buffer, size) ? size : 0) : conn_recv(conn, buffer, room);
         if (got == 0)
             return count;
         count.bytes += got;
-        if (count.warm_ticks || (++since_look < 16 && got < 4096))
+        if (count.warm.ticks || (++since_look < 16 && got < 4096))
             continue;
         since_look = 0;
-        uint64_t now = ticks();
-        if (!warm_until)
-            warm_until = now + warm_ticks;
-        if (now >= warm_until) {
-            count.warm_ticks = now;
-            count.warm_bytes = count.bytes;
-        }
+        struct mark mark = {count.bytes, ticks()};
+        if (!count.first.ticks)
+            count.first = mark;
+        else if (mark.ticks - count.first.ticks >= warm_ticks)
+            count.warm = mark;
     }
 }
 
@@ -46,10 +48,11 @@ static void serve(const char *address, enum waiting waiting, bool messages, size
     uint64_t end = ticks();
     double ns_per_tick = scale_ns_per_tick(&scale);
     conn_send_all(&conn, (const char *)&count.bytes, sizeof count.bytes);
-    if (!count.warm_ticks || count.bytes == count.warm_bytes)
+    /* On a machine so busy that nothing came after warming up, all that came counts. */
+    struct mark from = count.warm.ticks && count.bytes > count.warm.bytes ? count.warm : count.first;
+    if (!from.ticks || count.bytes == from.bytes)
         die_plain("only %llu bytes came: too few to give a rate", (unsigned long long)count.bytes);
-    printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - count.warm_bytes),
-           (double)(end - count.warm_ticks) * ns_per_tick / 1e9);
+    printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - from.bytes), (double)(end - from.ticks) * ns_per_tick / 1e9);
 }
 
 static void call(const char *address, enum waiting waiting, bool messages, size_t size, long milliseconds)
