@@ -362,7 +362,11 @@ pub fn the_epoch_grows_at_each_training<L: Link>(make: impl Fn(usize) -> (L, L))
     let (mut a, mut b) = up(make);
     for round in 0..8_u32 {
         let epoch = a.epoch();
-        if round & 1 == 0 { a.take_down() } else { b.take_down() }
+        if round & 1 == 0 {
+            a.take_down()
+        } else {
+            b.take_down()
+        }
         let is_up = if round & 2 == 0 { train_both(&mut a, &mut b) } else { train_both(&mut b, &mut a) };
         assert!(is_up, "round {round}");
         assert_eq!(a.epoch(), b.epoch());

@@ -371,8 +371,8 @@ impl<L: Link> State<L> {
     fn store(&mut self, offset: usize, bytes: &[u8]) {
         for piece in pieces(offset, bytes) {
             self.store_piece(piece);
+            self.deliver();
         }
-        self.deliver();
     }
 
     fn store_piece(&mut self, mut piece: Piece) {

@@ -1,8 +1,6 @@
 //! A link whose windows and scratchpads lie in coherent memory, whatever keeps that memory and whatever rings.
 
-use crate::{
-    Doorbell, Epoch, Inbound, Link, LinkState, MemoryInbound, MemoryOutbound, Outbound, Scratchpad, Training,
-};
+use crate::{Doorbell, Epoch, Inbound, Link, LinkState, MemoryInbound, MemoryOutbound, Outbound, Scratchpad, Training};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 

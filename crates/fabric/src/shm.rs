@@ -183,15 +183,17 @@ fn check_seals(memfd: BorrowedFd<'_>) -> Result<(), ShmError> {
 }
 
 fn check_file_system(memfd: BorrowedFd<'_>, len_bytes: usize) -> Result<(), ShmError> {
-    let stat =
-        fstatfs(memfd).map_err(|errno| ShmError::System { call: "fstatfs", len_bytes, error: errno.into() })?;
+    let stat = fstatfs(memfd).map_err(|errno| ShmError::System { call: "fstatfs", len_bytes, error: errno.into() })?;
     let found = stat.f_type as u64;
     if found == TMPFS_MAGIC { Ok(()) } else { Err(ShmError::FileSystem { found }) }
 }
 
 fn check_size(memfd: BorrowedFd<'_>, expected_bytes: usize) -> Result<(), ShmError> {
-    let stat = fstat(memfd)
-        .map_err(|errno| ShmError::System { call: "fstat", len_bytes: expected_bytes, error: errno.into() })?;
+    let stat = fstat(memfd).map_err(|errno| ShmError::System {
+        call: "fstat",
+        len_bytes: expected_bytes,
+        error: errno.into(),
+    })?;
     let found_bytes = stat.st_size as u64;
     if found_bytes == expected_bytes as u64 { Ok(()) } else { Err(ShmError::Size { found_bytes, expected_bytes }) }
 }

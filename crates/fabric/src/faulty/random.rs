@@ -39,10 +39,6 @@ impl Random {
     pub(super) fn is_one_of_million(&mut self, chances: u32) -> bool {
         chances != 0 && self.next() % 1_000_000 < u64::from(chances)
     }
-
-    pub(super) fn is_heads(&mut self) -> bool {
-        self.next() >> 63 == 0
-    }
 }
 
 #[cfg(test)]
