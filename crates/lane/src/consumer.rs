@@ -2,10 +2,10 @@
 
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, slots_of, tag};
-use crate::{Corrupt, Layout};
+use crate::{Corrupt, Layout, sleep_fence};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
-use volmem::sync::{Ordering, fence};
+use volmem::sync::Ordering;
 
 const HEAD: usize = 0;
 const RECORD_BYTES: usize = 8;
@@ -23,6 +23,8 @@ pub struct Consumer<I, O> {
     outbound: O,
     layout: Layout,
     secret: u64,
+    /// What the last peek showed, in memory of this process alone.
+    peeked_bytes: usize,
 }
 
 /// Unread bytes of one record, in place.
@@ -34,7 +36,7 @@ pub struct Chunk {
     pub len_bytes: usize,
 }
 
-/// Where reading stands. A copy of it can run ahead, to peek.
+/// Where reading stands: loaded once at the start of an operation. A copy of it can run ahead, to peek.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
     head: u64,
@@ -45,13 +47,13 @@ struct Cursor {
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Attaches to the lane that `layout` describes: `inbound` is the receiver's own window, `outbound` the sender's.
-    /// Both ends must use the same `secret`. A fresh lane starts from zeroed windows.
+    /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
     /// If the layout does not fit the windows.
     pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
-        Self { inbound, outbound, layout, secret }
+        Self { inbound, outbound, layout, secret, peeked_bytes: 0 }
     }
 
     /// Whether there may be something to read: one load of the line that would carry it. Needs no exclusion.
@@ -74,15 +76,30 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     pub unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut cursor = self.cursor();
+        let was_in_big_ring = cursor.in_big_ring;
         let mut read_bytes = 0;
-        while read_bytes < len_bytes && self.load_record(&mut cursor)? {
+        let mut end = Ok(());
+        while read_bytes < len_bytes {
+            match self.load_record(&mut cursor) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(corrupt) => {
+                    end = Err(corrupt);
+                    break;
+                }
+            }
             let chunk_bytes = (cursor.record_bytes - cursor.offset_bytes).min(len_bytes - read_bytes);
             // SAFETY: the caller's span, from what is not yet read on.
             unsafe { self.copy_out(&cursor, destination.add(read_bytes), chunk_bytes) };
             read_bytes += chunk_bytes;
             self.advance(&mut cursor, chunk_bytes);
         }
-        self.store_cursor(&cursor);
+        self.store_cursor(&cursor, was_in_big_ring);
+        // What came before nonsense was good: it is delivered, and the next read finds the nonsense again.
+        if read_bytes == 0 && len_bytes > 0 {
+            end?;
+            self.check_end(&cursor)?;
+        }
         Ok(read_bytes)
     }
 
@@ -103,20 +120,21 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     pub unsafe fn peek_to(&self, skip_bytes: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
-        let mut cursor = self.cursor();
         let mut skip_bytes = skip_bytes;
         let mut read_bytes = 0;
-        while read_bytes < len_bytes && self.load_record(&mut cursor)? {
-            let left_bytes = cursor.record_bytes - cursor.offset_bytes;
+        let end = self.look_ahead(|record| {
+            let left_bytes = record.record_bytes - record.offset_bytes;
             let skipped_bytes = left_bytes.min(skip_bytes);
             skip_bytes -= skipped_bytes;
-            cursor.offset_bytes += skipped_bytes;
+            let from = Cursor { offset_bytes: record.offset_bytes + skipped_bytes, ..*record };
             let chunk_bytes = (left_bytes - skipped_bytes).min(len_bytes - read_bytes);
             // SAFETY: the caller's span, from what is not yet read on.
-            unsafe { self.copy_out(&cursor, destination.add(read_bytes), chunk_bytes) };
+            unsafe { self.copy_out(&from, destination.add(read_bytes), chunk_bytes) };
             read_bytes += chunk_bytes;
-            cursor.offset_bytes += chunk_bytes;
-            step_over(&mut cursor);
+            read_bytes < len_bytes
+        })?;
+        if read_bytes == 0 && len_bytes > 0 {
+            self.check_end(&end)?;
         }
         Ok(read_bytes)
     }
@@ -126,15 +144,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        let mut cursor = self.cursor();
         let mut unread_bytes = 0;
-        // A hostile sender may publish without end: one lap is all there can be.
-        let head_limit = cursor.head.wrapping_add(self.layout.big_slots.max(self.layout.small_slots));
-        while cursor.head != head_limit && self.load_record(&mut cursor)? {
-            unread_bytes += cursor.record_bytes - cursor.offset_bytes;
-            cursor.offset_bytes = cursor.record_bytes;
-            step_over(&mut cursor);
-        }
+        self.look_ahead(|record| {
+            unread_bytes += record.record_bytes - record.offset_bytes;
+            true
+        })?;
         Ok(unread_bytes)
     }
 
@@ -143,11 +157,18 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
+        self.peeked_bytes = 0;
         let mut cursor = self.cursor();
+        let was_in_big_ring = cursor.in_big_ring;
         let loaded = self.load_record(&mut cursor)?;
-        self.store_cursor(&cursor);
-        Ok(loaded
-            .then(|| Chunk { offset: self.offset_of(&cursor), len_bytes: cursor.record_bytes - cursor.offset_bytes }))
+        self.store_cursor(&cursor, was_in_big_ring);
+        if !loaded {
+            self.check_end(&cursor)?;
+            return Ok(None);
+        }
+        let len_bytes = cursor.record_bytes - cursor.offset_bytes;
+        self.peeked_bytes = len_bytes;
+        Ok(Some(Chunk { offset: self.offset_of(&cursor), len_bytes }))
     }
 
     /// Address of a peeked chunk.
@@ -157,18 +178,25 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     /// Consumes bytes of the peeked record and returns its credit when it is used up.
     ///
+    /// # Errors
+    /// [`Corrupt`] if the peer changed the cursor since.
+    ///
     /// # Panics
     /// If it is more than [`Consumer::peek`] showed.
-    pub fn consume(&mut self, len_bytes: usize) {
-        let mut cursor = self.cursor();
-        assert!(
-            len_bytes <= cursor.record_bytes - cursor.offset_bytes,
-            "consumed {len_bytes} bytes that were not peeked"
-        );
-        if len_bytes > 0 {
-            self.advance(&mut cursor, len_bytes);
-            self.store_cursor(&cursor);
+    pub fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
+        assert!(len_bytes <= self.peeked_bytes, "consumed {len_bytes} bytes of {} that were peeked", self.peeked_bytes);
+        if len_bytes == 0 {
+            return Ok(());
         }
+        self.peeked_bytes -= len_bytes;
+        let mut cursor = self.cursor();
+        self.check_in_record(&cursor)?;
+        if len_bytes > cursor.record_bytes - cursor.offset_bytes {
+            return Err(self.corrupt_cursor(&cursor));
+        }
+        self.advance(&mut cursor, len_bytes);
+        self.store_cursor(&cursor, cursor.in_big_ring);
+        Ok(())
     }
 
     /// Whether the sender has finished and everything is read.
@@ -188,21 +216,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        let mut cursor = self.cursor();
-        let lap = self.layout.big_slots.max(self.layout.small_slots);
-        let head_limit = cursor.head.wrapping_add(lap);
-        while cursor.head != head_limit && self.load_record(&mut cursor)? {
-            cursor.offset_bytes = cursor.record_bytes;
-            step_over(&mut cursor);
-        }
-        Ok(cursor.head.max(seen))
+        Ok(self.look_ahead(|_| true)?.head.max(seen))
     }
 
     /// Asks the sender to ring when something arrives. Look once more before sleeping.
     pub fn announce_sleep(&mut self) {
         self.outbound.store_u64(self.layout.consumer_asleep(), 1, Ordering::Release);
         self.outbound.flush();
-        fence(Ordering::SeqCst);
+        sleep_fence();
     }
 
     /// Takes [`Consumer::announce_sleep`] back.
@@ -217,7 +238,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return false;
         }
         self.set_word(WAKE_DUE, 0);
-        fence(Ordering::SeqCst);
+        sleep_fence();
         let asleep = self.inbound.load_u64(self.layout.producer_asleep(), Ordering::Relaxed) != 0;
         if asleep {
             self.inbound.store_u64(self.layout.producer_asleep(), 0, Ordering::Relaxed);
@@ -270,7 +291,32 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let fits = cursor.record_bytes <= RECORD_BYTES_MAX
             && cursor.offset_bytes < cursor.record_bytes
             && slots_of(cursor.record_bytes) <= self.ring(cursor).slots_to_end(cursor.head);
-        if fits { Ok(true) } else { Err(Corrupt { what: "read cursor", value: cursor.record_bytes as u64 }) }
+        if fits { Ok(true) } else { Err(self.corrupt_cursor(cursor)) }
+    }
+
+    #[cold]
+    fn corrupt_cursor(&self, cursor: &Cursor) -> Corrupt {
+        Corrupt { what: "read cursor", value: cursor.record_bytes as u64 }
+    }
+
+    /// Where nothing is published, an end that was announced is here: else the reader would wait for what cannot come.
+    fn check_end(&self, cursor: &Cursor) -> Result<(), Corrupt> {
+        let fin = self.inbound.load_u64(self.layout.fin(), Ordering::Acquire);
+        let is_fine = fin == 0 || cursor.head == fin.wrapping_sub(1) || self.is_published(cursor);
+        if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
+    }
+
+    /// Shows the unread records to `visit` as long as it asks for more; returns where that ended. At most one lap: a hostile
+    /// sender may publish without end.
+    fn look_ahead(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
+        let mut cursor = self.cursor();
+        let first = cursor.head;
+        let lap = self.layout.big_slots.max(self.layout.small_slots);
+        while cursor.head.wrapping_sub(first) < lap && self.load_record(&mut cursor)? && visit(&cursor) {
+            cursor.offset_bytes = cursor.record_bytes;
+            step_over(&mut cursor);
+        }
+        Ok(cursor)
     }
 
     #[inline]
@@ -337,11 +383,21 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     #[inline]
-    fn store_cursor(&mut self, cursor: &Cursor) {
+    fn store_cursor(&mut self, cursor: &Cursor, was_in_big_ring: bool) {
+        if cursor.in_big_ring != was_in_big_ring {
+            self.return_switch(cursor);
+        }
         self.set_word(HEAD, cursor.head);
         self.set_word(RECORD_BYTES, cursor.record_bytes as u64);
         self.set_word(OFFSET_BYTES, cursor.offset_bytes as u64);
         self.set_word(IN_BIG_RING, u64::from(cursor.in_big_ring));
+    }
+
+    /// The record that led to the big ring has its credit returned too, and may have crossed a quarter.
+    #[cold]
+    fn return_switch(&mut self, cursor: &Cursor) {
+        self.set_word(WAKE_DUE, 1);
+        self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
     }
 
     #[inline]

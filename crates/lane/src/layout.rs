@@ -44,7 +44,8 @@ impl Layout {
         self.big_offset + self.big_slots as usize * SLOT_BYTES
     }
 
-    pub(crate) fn check(&self, inbound_bytes: usize, outbound_bytes: usize) {
+    /// What the two ends rely on: every part inside its window, on cache lines, and no part on another.
+    pub(crate) fn check(&self, receivers_bytes: usize, senders_bytes: usize) {
         assert!(
             self.small_slots.is_power_of_two() && self.small_slots >= 8,
             "small ring of {} slots",
@@ -52,10 +53,15 @@ impl Layout {
         );
         let big_fits = self.big_slots == 0 || (self.big_slots.is_power_of_two() && self.big_slots > self.small_slots);
         assert!(big_fits, "big ring of {} slots", self.big_slots);
-        let aligned = [self.forward_offset, self.back_offset, self.small_offset, self.big_offset];
-        assert!(aligned.iter().all(|offset| offset.is_multiple_of(LINE)), "offsets on cache lines: {self:?}");
-        let shorter = inbound_bytes.min(outbound_bytes);
-        assert!(self.window_bytes() <= shorter, "layout of {} bytes in a window of {shorter}", self.window_bytes());
+        let forward = Part::new(self.forward_offset, Self::FORWARD_BYTES as u64);
+        let small = Part::of_slots(self.small_offset, self.small_slots);
+        let big = Part::of_slots(self.big_offset, self.big_slots);
+        for part in [forward, small, big] {
+            part.check_inside(receivers_bytes);
+        }
+        Part::new(self.back_offset, Self::BACK_BYTES as u64).check_inside(senders_bytes);
+        let apart = forward.is_apart(small) && forward.is_apart(big) && small.is_apart(big);
+        assert!(apart, "parts of a layout overlap: {self:?}");
     }
 
     // Written by the sender, in the receiver's window.
@@ -79,6 +85,40 @@ impl Layout {
     // The sender's own, in its window.
     pub(crate) const fn producer_cursor(&self) -> usize {
         self.back_offset + 2 * LINE
+    }
+}
+
+/// A span that the layout claims, before anyone knows that it is in a window.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    start: u64,
+    end: u64,
+}
+
+impl Part {
+    fn new(offset: usize, len_bytes: u64) -> Self {
+        assert!(offset.is_multiple_of(LINE), "a part of a layout at {offset}: not on a cache line");
+        let start = offset as u64;
+        Self { start, end: start.saturating_add(len_bytes) }
+    }
+
+    fn of_slots(offset: usize, slots: u64) -> Self {
+        Self::new(offset, slots.saturating_mul(SLOT_BYTES as u64))
+    }
+
+    fn check_inside(self, window_bytes: usize) {
+        assert!(
+            self.is_empty() || self.end <= window_bytes as u64,
+            "part {self:?} of a layout in a window of {window_bytes} bytes"
+        );
+    }
+
+    fn is_apart(self, other: Self) -> bool {
+        self.is_empty() || other.is_empty() || self.end <= other.start || other.end <= self.start
+    }
+
+    fn is_empty(self) -> bool {
+        self.start == self.end
     }
 }
 

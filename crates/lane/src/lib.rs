@@ -30,6 +30,8 @@
 
 mod consumer;
 mod layout;
+#[cfg(loom)]
+pub mod mutation;
 mod producer;
 mod record;
 #[cfg(all(test, not(loom)))]
@@ -56,3 +58,13 @@ impl std::fmt::Display for Corrupt {
 }
 
 impl std::error::Error for Corrupt {}
+
+/// Between "I have stored" and "now I look": the one place where a store must not pass a later load, on either end.
+#[inline]
+fn sleep_fence() {
+    #[cfg(loom)]
+    if mutation::fences_are_off() {
+        return;
+    }
+    volmem::sync::fence(volmem::sync::Ordering::SeqCst);
+}

@@ -2,10 +2,10 @@
 
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
-use crate::{Corrupt, Layout};
+use crate::{Corrupt, Layout, sleep_fence};
 use fabric::{Inbound, Outbound};
 use std::ptr::NonNull;
-use volmem::sync::{Ordering, fence};
+use volmem::sync::Ordering;
 
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
@@ -23,6 +23,21 @@ pub struct Producer<O, I> {
     inbound: I,
     layout: Layout,
     secret: u64,
+    reserved: Option<Reserved>,
+}
+
+/// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cursor {
+    tail: u64,
+    in_big_ring: bool,
+}
+
+/// What the last reservation promised, in memory of this process alone.
+#[derive(Debug, Clone, Copy)]
+struct Reserved {
+    cursor: Cursor,
+    len_bytes: usize,
 }
 
 /// A span reserved in place: fill it, then [`Producer::commit`].
@@ -36,13 +51,13 @@ pub struct Reservation {
 
 impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Attaches to the lane that `layout` describes: `outbound` is the receiver's window, `inbound` the sender's own.
-    /// Both ends must use the same `secret`. A fresh lane starts from zeroed windows.
+    /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
     /// If the layout does not fit the windows.
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
-        layout.check(inbound.len_bytes(), outbound.len_bytes());
-        Self { outbound, inbound, layout, secret }
+        layout.check(outbound.len_bytes(), inbound.len_bytes());
+        Self { outbound, inbound, layout, secret, reserved: None }
     }
 
     /// Sends as much of the `len_bytes` at `source` as there is room for; returns how much that was.
@@ -54,16 +69,17 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// `source` is readable for `len_bytes`.
     #[inline]
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
+        let mut cursor = self.cursor();
         let mut sent_bytes = 0;
         while sent_bytes < len_bytes {
             let rest_bytes = len_bytes - sent_bytes;
-            let room_bytes = self.room_for(rest_bytes)?;
+            let room_bytes = self.room_for(&mut cursor, rest_bytes)?;
             if room_bytes == 0 {
                 break;
             }
             let record_bytes = rest_bytes.min(room_bytes);
             // SAFETY: the caller's span, from what is not yet sent on.
-            unsafe { self.publish_copy(source.add(sent_bytes), record_bytes) };
+            unsafe { self.publish_copy(&mut cursor, source.add(sent_bytes), record_bytes) };
             sent_bytes += record_bytes;
         }
         Ok(sent_bytes)
@@ -79,37 +95,52 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. `None` when there is no room now, or
-    /// the window cannot be written in place.
+    /// the window cannot be written in place. It lasts until the next write or reservation.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn reserve(&mut self, len_bytes_max: usize) -> Result<Option<Reservation>, Corrupt> {
-        let room_bytes = self.room_for(len_bytes_max)?;
+        self.reserved = None;
+        let mut cursor = self.cursor();
+        let room_bytes = self.room_for(&mut cursor, len_bytes_max)?;
         if room_bytes == 0 {
             return Ok(None);
         }
         let len_bytes = len_bytes_max.min(room_bytes);
-        let start = self.ring().slot_offset(self.tail()) + HEADER_BYTES;
-        Ok(self.outbound.pointer(start, len_bytes).map(|pointer| Reservation { pointer, len_bytes }))
+        let start = self.ring(&cursor).slot_offset(cursor.tail) + HEADER_BYTES;
+        let Some(pointer) = self.outbound.pointer(start, len_bytes) else { return Ok(None) };
+        self.reserved = Some(Reserved { cursor, len_bytes });
+        Ok(Some(Reservation { pointer, len_bytes }))
     }
 
     /// Publishes the first `len_bytes` of the last reservation; zero gives it up.
     ///
+    /// # Errors
+    /// [`Corrupt`] if the lane has moved on since: the peer wrote the cursor, or this end wrote something else.
+    ///
     /// # Panics
-    /// If more is committed than a record may carry at this place.
-    pub fn commit(&mut self, len_bytes: usize) {
+    /// If more is committed than was reserved.
+    pub fn commit(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
+        let reserved = self.reserved.take();
         if len_bytes == 0 {
-            return;
+            return Ok(());
         }
-        let fits = len_bytes <= RECORD_BYTES_MAX && slots_of(len_bytes) <= self.ring().slots_to_end(self.tail());
-        assert!(fits, "commit of {len_bytes} bytes was not reserved");
-        self.publish(Record::Data(len_bytes), slots_of(len_bytes));
+        let reserved = reserved.filter(|reserved| len_bytes <= reserved.len_bytes);
+        let Some(Reserved { mut cursor, .. }) = reserved else {
+            panic!("commit of {len_bytes} bytes was not reserved")
+        };
+        let now = self.cursor();
+        if now != cursor {
+            return Err(Corrupt { what: "write cursor", value: now.tail });
+        }
+        self.publish(&mut cursor, Record::Data(len_bytes), slots_of(len_bytes));
+        Ok(())
     }
 
     /// Says that nothing follows. Idempotent; needs no room.
     pub fn finish(&mut self) {
         self.outbound.fence();
-        self.outbound.store_u64(self.layout.fin(), self.tail().wrapping_add(1), Ordering::Release);
+        self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
     }
 
     /// Whether at least a quarter of the ring is free: the level at which a sleeping sender is woken.
@@ -117,33 +148,29 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn is_writable(&mut self) -> Result<bool, Corrupt> {
-        if self.can_grow() {
+        let cursor = self.cursor();
+        if self.can_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
             return Ok(true);
         }
-        let ring = self.ring();
-        let wanted = ring.slots / 4;
-        if self.free_slots(ring, self.inbound_word(CREDIT_SEEN))? >= wanted {
-            return Ok(true);
-        }
-        let credit = self.reload_credit()?;
-        Ok(self.free_slots(ring, credit)? >= wanted)
+        let credit = self.reload_credit(&cursor)?;
+        self.has_room_to_wake(&cursor, credit)
     }
 
     /// Whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
-        self.inbound.load_u64(self.layout.credit(), Ordering::Acquire) == self.tail()
+        self.inbound.load_u64(self.layout.credit(), Ordering::Acquire) == self.position()
     }
 
     /// Slots sent so far: grows with every record.
     pub fn position(&self) -> u64 {
-        self.tail()
+        self.inbound_word(TAIL)
     }
 
     /// Asks the receiver to ring when room has come back. Look at [`Producer::is_writable`] once more before sleeping.
     pub fn announce_sleep(&mut self) {
         self.outbound.store_u64(self.layout.producer_asleep(), 1, Ordering::Release);
         self.outbound.flush();
-        fence(Ordering::SeqCst);
+        sleep_fence();
     }
 
     /// Takes [`Producer::announce_sleep`] back.
@@ -154,7 +181,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
     #[inline]
     pub fn take_wake_request(&mut self) -> bool {
-        fence(Ordering::SeqCst);
+        sleep_fence();
         let asleep = self.inbound.load_u64(self.layout.consumer_asleep(), Ordering::Relaxed) != 0;
         if asleep {
             self.inbound.store_u64(self.layout.consumer_asleep(), 0, Ordering::Relaxed);
@@ -162,48 +189,47 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         asleep
     }
 
-    /// Payload bytes that the next record can carry, moving to the big ring when `wanted_bytes` ask for it.
+    /// Payload bytes that the next record can carry, moving to the big ring when `wanted_bytes` ask for it. Whatever a peer did
+    /// to the words this comes from, a record of so many bytes at this cursor is inside the ring.
     #[inline]
-    fn room_for(&mut self, wanted_bytes: usize) -> Result<usize, Corrupt> {
-        if wanted_bytes <= INLINE_BYTES && self.tail() < self.inbound_word(TAIL_LIMIT) {
+    fn room_for(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
+        if wanted_bytes <= INLINE_BYTES && cursor.tail < self.inbound_word(TAIL_LIMIT) {
             return Ok(INLINE_BYTES);
         }
-        self.room_by_credit(wanted_bytes)
+        self.room_by_credit(cursor, wanted_bytes)
     }
 
     #[cold]
-    fn room_by_credit(&mut self, wanted_bytes: usize) -> Result<usize, Corrupt> {
-        let ring = self.ring();
-        // The small ring keeps one slot back, for the record that leaves it.
-        let kept_slots = u64::from(self.can_grow());
-        let free = |lane: &Self, credit| lane.free_slots(ring, credit).map(|slots| slots.saturating_sub(kept_slots));
-        let mut free_slots = free(self, self.inbound_word(CREDIT_SEEN))?;
-        if free_slots < slots_of(wanted_bytes.min(RECORD_BYTES_MAX)) {
-            let credit = self.reload_credit()?;
-            free_slots = free(self, credit)?;
+    fn room_by_credit(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
+        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
+        let mut free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
+        if free_slots < wanted_slots {
+            let credit = self.reload_credit(cursor)?;
+            free_slots = self.writable_slots(cursor, credit)?;
         }
-        if kept_slots == 1 && (slots_of(wanted_bytes) > ring.slots / 2 || free_slots < slots_of(wanted_bytes)) {
-            self.publish(Record::Switch, 1);
+        let is_bulk = wanted_bytes / SLOT_BYTES >= self.layout.small_slots as usize / 2;
+        if self.can_grow(cursor) && (is_bulk || free_slots < wanted_slots) {
+            self.publish(cursor, Record::Switch, 1);
             self.set_inbound_word(IN_BIG_RING, 1);
-            self.set_inbound_word(TAIL_LIMIT, 0);
-            return self.room_by_credit(wanted_bytes);
+            cursor.in_big_ring = true;
+            free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
         }
-        self.set_inbound_word(TAIL_LIMIT, self.tail().wrapping_add(free_slots));
-        let slots = free_slots.min(ring.slots_to_end(self.tail()));
+        self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(free_slots));
+        let slots = free_slots.min(self.ring(cursor).slots_to_end(cursor.tail));
         Ok((slots as usize * SLOT_BYTES).saturating_sub(HEADER_BYTES).min(RECORD_BYTES_MAX))
     }
 
     #[inline]
-    unsafe fn publish_copy(&mut self, source: *const u8, len_bytes: usize) {
-        let slot = self.ring().slot_offset(self.tail());
+    unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
+        let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
         if len_bytes <= INLINE_BYTES {
             // SAFETY: the caller's span.
-            unsafe { self.copy_inline(slot + HEADER_BYTES, source, len_bytes) };
+            unsafe { self.copy_inline(payload, source, len_bytes) };
         } else {
             // SAFETY: the caller's span.
-            unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
+            unsafe { self.outbound.write_from(payload, source, len_bytes) };
         }
-        self.publish(Record::Data(len_bytes), slots_of(len_bytes));
+        self.publish(cursor, Record::Data(len_bytes), slots_of(len_bytes));
     }
 
     /// A small payload goes as whole words: all stores of a small record hit one line, and no library call is made.
@@ -220,44 +246,58 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Makes a record visible: header, fence, tag. The payload is in place.
     #[inline]
-    fn publish(&mut self, record: Record, slots: u64) {
-        let position = self.tail();
-        let slot = self.ring().slot_offset(position);
+    fn publish(&mut self, cursor: &mut Cursor, record: Record, slots: u64) {
+        let slot = self.ring(cursor).slot_offset(cursor.tail);
         self.outbound.store_u64(slot + 8, record.encode(), Ordering::Relaxed);
         self.outbound.fence();
-        self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
-        self.set_inbound_word(TAIL, position.wrapping_add(slots));
+        self.outbound.store_u64(slot, tag(self.secret, cursor.tail), Ordering::Release);
+        cursor.tail = cursor.tail.wrapping_add(slots);
+        self.set_inbound_word(TAIL, cursor.tail);
     }
 
-    fn free_slots(&self, ring: Ring, credit: u64) -> Result<u64, Corrupt> {
-        let used = self.tail().wrapping_sub(credit);
+    /// Slots that may be written. The small ring keeps one back, for the record that leaves it.
+    fn writable_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
+        let kept_slots = u64::from(self.can_grow(cursor));
+        Ok(self.free_slots(cursor, credit)?.saturating_sub(kept_slots))
+    }
+
+    fn free_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
+        let used_slots = cursor.tail.wrapping_sub(credit);
         // After a switch, what is unread in the small ring counts too: never more than the big ring holds.
-        ring.slots.checked_sub(used).ok_or(Corrupt { what: "credit", value: credit })
+        self.ring(cursor).slots.checked_sub(used_slots).ok_or(Corrupt { what: "credit", value: credit })
     }
 
-    fn reload_credit(&mut self) -> Result<u64, Corrupt> {
+    /// The receiver looks for sleepers when it crosses a quarter of the ring, so room counts from there on: what comes back in
+    /// between would come without a wake-up.
+    fn has_room_to_wake(&self, cursor: &Cursor, credit: u64) -> Result<bool, Corrupt> {
+        self.free_slots(cursor, credit)?;
+        let slots = self.ring(cursor).slots;
+        let quarter = slots / 4;
+        Ok(cursor.tail.wrapping_sub(credit & !(quarter - 1)) <= slots - quarter)
+    }
+
+    fn reload_credit(&mut self, cursor: &Cursor) -> Result<u64, Corrupt> {
         let credit = self.inbound.load_u64(self.layout.credit(), Ordering::Acquire);
         let seen = self.inbound_word(CREDIT_SEEN);
-        let advance = credit.wrapping_sub(seen);
-        if advance > self.tail().wrapping_sub(seen) {
+        if credit.wrapping_sub(seen) > cursor.tail.wrapping_sub(seen) {
             return Err(Corrupt { what: "credit", value: credit });
         }
         self.set_inbound_word(CREDIT_SEEN, credit);
         Ok(credit)
     }
 
-    fn can_grow(&self) -> bool {
-        self.layout.big_slots != 0 && self.inbound_word(IN_BIG_RING) == 0
+    fn can_grow(&self, cursor: &Cursor) -> bool {
+        self.layout.big_slots != 0 && !cursor.in_big_ring
     }
 
     #[inline]
-    fn ring(&self) -> Ring {
-        Ring::of(&self.layout, self.inbound_word(IN_BIG_RING) != 0)
+    fn ring(&self, cursor: &Cursor) -> Ring {
+        Ring::of(&self.layout, cursor.in_big_ring)
     }
 
     #[inline]
-    fn tail(&self) -> u64 {
-        self.inbound_word(TAIL)
+    fn cursor(&self) -> Cursor {
+        Cursor { tail: self.inbound_word(TAIL), in_big_ring: self.inbound_word(IN_BIG_RING) != 0 }
     }
 
     #[inline]

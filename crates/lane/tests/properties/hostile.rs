@@ -1,0 +1,218 @@
+//! A hostile peer: it stores what it likes in every word of both windows, also between two loads of one call.
+//!
+//! Whatever it does, a call of its victim ends, stays inside its parts of the windows (they check it), and returns bytes or
+//! [`lane::Corrupt`].
+
+use crate::oracle::Shape;
+use crate::windows::{GuardedOutbound, Lie, LyingInbound, SECRET};
+use fabric::Coherence;
+use lane::{Chunk, Consumer, Layout, Producer};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use volmem::Region;
+use volmem::sync::Ordering;
+
+/// What happens next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub enum Act {
+    /// The peer stores to a word of the victim's window.
+    Poke {
+        /// Which word, counted around the window.
+        word: u16,
+        /// What to store.
+        lie: Lie,
+    },
+    /// The peer copies slots of the victim's window over others: replay, torn records.
+    Replay {
+        /// First word of the source.
+        from: u16,
+        /// First word of the destination.
+        to: u16,
+        /// How many words.
+        words: u8,
+    },
+    /// What the next loads of the victim see.
+    Script(Vec<Lie>),
+    /// The victim reads.
+    Read(u16),
+    /// The victim looks ahead.
+    PeekTo {
+        /// Bytes passed over first.
+        skip_bytes: u16,
+        /// Room of the buffer.
+        len_bytes: u16,
+    },
+    /// The victim reads in place.
+    Peek,
+    /// The victim consumes of what it peeked.
+    Consume(u16),
+    /// The victim asks everything that can be asked.
+    Ask,
+    /// The victim writes.
+    Write(u16),
+    /// The victim writes in place.
+    Reserve(u16),
+    /// The victim commits of what it reserved.
+    Commit(u16),
+    /// The victim finishes.
+    Finish,
+    /// The victim is about to sleep, at both ends.
+    Sleep,
+}
+
+/// Lets a victim with one lane each way act beside such a peer.
+pub fn check(shape: Shape, coherence: Coherence, acts: &[Act]) {
+    let mut victim = Victim::new(shape.layout(), coherence);
+    for act in acts {
+        victim.step(act);
+    }
+}
+
+struct Victim {
+    layout: Layout,
+    own: Region,
+    script: Arc<Mutex<VecDeque<Lie>>>,
+    producer: Producer<GuardedOutbound, LyingInbound>,
+    consumer: Consumer<LyingInbound, GuardedOutbound>,
+    peeked_bytes: usize,
+    reserved_bytes: usize,
+}
+
+impl Victim {
+    fn new(layout: Layout, coherence: Coherence) -> Self {
+        let own = Region::heap(layout.window_bytes());
+        let script = Arc::new(Mutex::new(VecDeque::new()));
+        let outbound = GuardedOutbound::new(Region::heap(layout.window_bytes()), layout, coherence);
+        let inbound = LyingInbound::new(own.clone(), layout, script.clone());
+        Self {
+            layout,
+            own,
+            script,
+            producer: Producer::new(outbound.clone(), inbound.clone(), layout, SECRET),
+            consumer: Consumer::new(inbound, outbound, layout, SECRET),
+            peeked_bytes: 0,
+            reserved_bytes: 0,
+        }
+    }
+
+    fn step(&mut self, act: &Act) {
+        match act {
+            Act::Poke { word, lie } => {
+                let offset = self.word_offset(*word);
+                self.own.store_u64(offset, lie.told(&self.own, &self.layout, offset), Ordering::Relaxed);
+            }
+            Act::Replay { from, to, words } => self.replay(*from, *to, *words),
+            Act::Script(lies) => {
+                *self.script.lock().unwrap_or_else(PoisonError::into_inner) = lies.iter().copied().collect();
+            }
+            Act::Read(len_bytes) => self.read((*len_bytes).into()),
+            Act::PeekTo { skip_bytes, len_bytes } => self.peek_to((*skip_bytes).into(), (*len_bytes).into()),
+            Act::Peek => self.peek(),
+            Act::Consume(len_bytes) => self.consume((*len_bytes).into()),
+            Act::Ask => self.ask(),
+            Act::Write(len_bytes) => self.write((*len_bytes).into()),
+            Act::Reserve(len_bytes) => self.reserve((*len_bytes).into()),
+            Act::Commit(len_bytes) => self.commit((*len_bytes).into()),
+            Act::Finish => self.producer.finish(),
+            Act::Sleep => {
+                self.producer.announce_sleep();
+                self.consumer.announce_sleep();
+            }
+        }
+    }
+
+    fn word_offset(&self, word: u16) -> usize {
+        usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
+    }
+
+    fn replay(&self, from: u16, to: u16, words: u8) {
+        for index in 0..u16::from(words) {
+            let from = self.word_offset(from.wrapping_add(index));
+            let to = self.word_offset(to.wrapping_add(index));
+            self.own.store_u64(to, self.own.load_u64(from, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    fn read(&mut self, len_bytes: usize) {
+        self.peeked_bytes = 0;
+        if let Ok(read_bytes) = self.consumer.read(&mut vec![0; len_bytes]) {
+            assert!(read_bytes <= len_bytes);
+        }
+    }
+
+    fn peek_to(&self, skip_bytes: usize, len_bytes: usize) {
+        let mut bytes = vec![0; len_bytes];
+        // SAFETY: a vector is writable.
+        if let Ok(peeked_bytes) = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes) } {
+            assert!(peeked_bytes <= len_bytes);
+        }
+    }
+
+    fn peek(&mut self) {
+        self.peeked_bytes = 0;
+        if let Ok(Some(chunk)) = self.consumer.peek() {
+            self.look_at(chunk);
+            self.peeked_bytes = chunk.len_bytes;
+        }
+    }
+
+    fn look_at(&self, chunk: Chunk) {
+        assert!(chunk.len_bytes > 0);
+        let pointer = self.consumer.pointer(chunk);
+        let mut bytes = vec![0_u8; chunk.len_bytes];
+        // SAFETY: a chunk is readable for its length; a sanitizer sees whether that is true.
+        unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn consume(&mut self, len_bytes: usize) {
+        let len_bytes = len_bytes.min(self.peeked_bytes);
+        self.peeked_bytes -= len_bytes;
+        if self.consumer.consume(len_bytes).is_err() {
+            self.peeked_bytes = 0;
+        }
+    }
+
+    fn ask(&mut self) {
+        let window_bytes = self.layout.window_bytes();
+        if let Ok(unread_bytes) = self.consumer.unread_bytes() {
+            assert!(unread_bytes <= 2 * window_bytes, "{unread_bytes} unread bytes in {window_bytes}");
+        }
+        if let Ok(arrivals) = self.consumer.arrivals(7) {
+            assert!(arrivals >= 7);
+        }
+        // Any answer will do; a call that does not end is the failure.
+        let _ = self.consumer.may_have_data();
+        let _ = self.consumer.is_finished();
+        let _ = self.consumer.fin_is_coming();
+        let _ = self.consumer.take_wake_request();
+        self.consumer.cancel_sleep();
+        let _ = self.producer.is_writable();
+        let _ = self.producer.is_drained();
+        let _ = self.producer.position();
+        let _ = self.producer.take_wake_request();
+        self.producer.cancel_sleep();
+    }
+
+    fn write(&mut self, len_bytes: usize) {
+        if let Ok(sent_bytes) = self.producer.write(&vec![0x5A; len_bytes]) {
+            assert!(sent_bytes <= len_bytes);
+        }
+    }
+
+    fn reserve(&mut self, len_bytes: usize) {
+        self.reserved_bytes = 0;
+        if let Ok(Some(reservation)) = self.producer.reserve(len_bytes) {
+            assert!(reservation.len_bytes <= len_bytes);
+            // SAFETY: a reservation is writable for its length; a sanitizer sees whether that is true.
+            unsafe { reservation.pointer.as_ptr().write_bytes(0xA5, reservation.len_bytes) };
+            self.reserved_bytes = reservation.len_bytes;
+        }
+    }
+
+    fn commit(&mut self, len_bytes: usize) {
+        let len_bytes = len_bytes.min(self.reserved_bytes);
+        self.reserved_bytes = 0;
+        let _ = self.producer.commit(len_bytes);
+    }
+}

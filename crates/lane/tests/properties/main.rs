@@ -1,0 +1,107 @@
+//! What holds for every interleaving of calls, whoever the peer is.
+//!
+//! A failure prints the least input that shows it and the seed (`cc ...`) that repeats it; `PROPTEST_CASES` says how many cases.
+
+#![cfg(not(loom))]
+#![allow(unsafe_code)] // Spans in place are raw pointers.
+
+mod hostile;
+mod oracle;
+mod threads;
+mod windows;
+
+use fabric::Coherence;
+use hostile::Act;
+use oracle::{Op, Shape};
+use proptest::prelude::*;
+use windows::Lie;
+
+fn shape() -> impl Strategy<Value = Shape> {
+    (0..4_u8, 0..7_u8).prop_map(|(small_doublings, big_doublings)| Shape { small_doublings, big_doublings })
+}
+
+/// Sizes around the edges of records and rings, small ones more often.
+fn size() -> impl Strategy<Value = u16> {
+    prop_oneof![
+        4 => 0..64_u16,
+        2 => 0..1_200_u16,
+        1 => 0..40_000_u16,
+        1 => prop::sample::select(vec![0, 1, 47, 48, 49, 111, 112, 113, 16_367, 16_368, 16_369, u16::MAX]),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        120 => size().prop_map(Op::Write),
+        60 => (size(), size()).prop_map(|(reserve_bytes, commit_bytes)| Op::InPlaceWrite { reserve_bytes, commit_bytes }),
+        120 => size().prop_map(Op::Read),
+        40 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Op::PeekTo { skip_bytes, len_bytes }),
+        60 => size().prop_map(Op::InPlaceRead),
+        40 => Just(Op::ProducerSleeps),
+        40 => Just(Op::ConsumerSleeps),
+        1 => Just(Op::Finish),
+        80 => any::<u8>().prop_map(Op::Drain),
+    ]
+}
+
+fn lie() -> impl Strategy<Value = Lie> {
+    prop_oneof![
+        12 => Just(Lie::Truth),
+        2 => prop::sample::select(vec![0, 1, 2, 7, 8, 255, 256, 16_368, 1 << 32, u64::MAX, u64::MAX - 1, 1 << 63])
+            .prop_map(Lie::Value),
+        1 => any::<u64>().prop_map(Lie::Value),
+        3 => any::<i8>().prop_map(Lie::Near),
+        4 => (0..20_u8).prop_map(Lie::Tag),
+        3 => size().prop_map(Lie::Data),
+        1 => Just(Lie::Switch),
+        1 => any::<u16>().prop_map(Lie::CopyOf),
+    ]
+}
+
+/// Words at the start of the window (flags and cursors) and of the rings' first slots more often than others.
+fn word() -> impl Strategy<Value = u16> {
+    prop_oneof![4 => 0..48_u16, 2 => (0..40_u16).prop_map(|slot| 64 + slot * 8), 2 => 64..400_u16, 1 => any::<u16>()]
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        8 => (word(), lie()).prop_map(|(word, lie)| Act::Poke { word, lie }),
+        1 => (word(), word(), any::<u8>()).prop_map(|(from, to, words)| Act::Replay { from, to, words }),
+        4 => prop::collection::vec(lie(), 0..60).prop_map(Act::Script),
+        4 => size().prop_map(Act::Read),
+        2 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Act::PeekTo { skip_bytes, len_bytes }),
+        2 => Just(Act::Peek),
+        2 => size().prop_map(Act::Consume),
+        3 => Just(Act::Ask),
+        4 => size().prop_map(Act::Write),
+        2 => size().prop_map(Act::Reserve),
+        2 => size().prop_map(Act::Commit),
+        1 => Just(Act::Finish),
+        1 => Just(Act::Sleep),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_interleaving_gives_the_bytes_of_the_oracle(shape in shape(), ops in prop::collection::vec(op(), 0..200)) {
+        oracle::check_coherent(shape, &ops);
+    }
+
+    #[test]
+    fn stores_that_gather_and_arrive_in_any_order_between_fences_give_the_same_bytes(
+        shape in shape(),
+        ops in prop::collection::vec(op(), 0..200),
+        seed in any::<u64>(),
+    ) {
+        oracle::check_write_combined(shape, &ops, seed);
+    }
+
+    #[test]
+    fn a_hostile_peer_gets_bytes_or_corrupt_and_nothing_else(
+        shape in shape(),
+        acts in prop::collection::vec(act(), 0..120),
+        coherence in prop::sample::select(vec![Coherence::Coherent, Coherence::WriteCombined]),
+    ) {
+        hostile::check(shape, coherence, &acts);
+    }
+}

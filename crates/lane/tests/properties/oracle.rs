@@ -1,0 +1,286 @@
+//! The oracle: what a lane must do, as a queue of bytes.
+
+use crate::windows::{Random, SECRET, WriteCombined};
+use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound};
+use lane::{Consumer, Layout, Producer};
+use std::collections::VecDeque;
+use volmem::Region;
+
+/// One call of a user, at either end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub enum Op {
+    /// Write so many bytes.
+    Write(u16),
+    /// Reserve, fill, commit a part.
+    InPlaceWrite {
+        /// Bytes asked for.
+        reserve_bytes: u16,
+        /// Bytes committed, at most what was got.
+        commit_bytes: u16,
+    },
+    /// Read into a buffer of so many bytes.
+    Read(u16),
+    /// Look at bytes without consuming them.
+    PeekTo {
+        /// Bytes passed over first.
+        skip_bytes: u16,
+        /// Room of the buffer.
+        len_bytes: u16,
+    },
+    /// Peek, look, consume a part.
+    InPlaceRead(u16),
+    /// The sender waits for room.
+    ProducerSleeps,
+    /// The receiver waits for bytes.
+    ConsumerSleeps,
+    /// The sender is done.
+    Finish,
+    /// Gathered stores get through (where they gather).
+    Drain(u8),
+}
+
+/// The rings of a lane under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub struct Shape {
+    /// The small ring has 8 slots, doubled so often (at most 3 times).
+    pub small_doublings: u8,
+    /// The big ring has the small ring's slots, doubled so often (at most 6 times); none at 0.
+    pub big_doublings: u8,
+}
+
+impl Shape {
+    /// The layout of this shape.
+    pub fn layout(self) -> Layout {
+        let small_slots = 8 << (self.small_doublings % 4);
+        let big_doublings = self.big_doublings % 7;
+        Layout::packed(small_slots, if big_doublings == 0 { 0 } else { small_slots << big_doublings })
+    }
+}
+
+/// Runs the calls on a lane in coherent memory and on the oracle; panics where they differ.
+pub fn check_coherent(shape: Shape, ops: &[Op]) {
+    let layout = shape.layout();
+    let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
+    let producer =
+        Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
+    let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
+    let mut harness = Harness::new(producer, consumer, true);
+    for op in ops {
+        harness.step(*op);
+        harness.check_now();
+    }
+    harness.check_rest();
+}
+
+/// The same where stores gather and arrive in any order that the fences allow.
+pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
+    let layout = shape.layout();
+    let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
+    let (forward, back) = (WriteCombined::new(receivers.clone()), WriteCombined::new(senders.clone()));
+    let producer = Producer::new(forward.clone(), MemoryInbound::new(senders), layout, SECRET);
+    let consumer = Consumer::new(MemoryInbound::new(receivers), back.clone(), layout, SECRET);
+    let mut harness = Harness::new(producer, consumer, false);
+    let mut random = Random(seed);
+    for op in ops {
+        if let Op::Drain(_) = op {
+            forward.drain_some(&mut random);
+            back.drain_some(&mut random);
+        }
+        harness.step(*op);
+    }
+    forward.drain();
+    back.drain();
+    harness.check_rest();
+}
+
+struct Harness<O: Outbound, I: Inbound> {
+    producer: Producer<O, I>,
+    consumer: Consumer<I, O>,
+    unread: VecDeque<u8>,
+    written_bytes: u64,
+    is_finished: bool,
+    is_coherent: bool,
+    producer_sleeps: bool,
+    consumer_sleeps: bool,
+    arrivals_seen: u64,
+    has_arrived: bool,
+}
+
+impl<O: Outbound, I: Inbound> Harness<O, I> {
+    fn new(producer: Producer<O, I>, consumer: Consumer<I, O>, is_coherent: bool) -> Self {
+        Self {
+            producer,
+            consumer,
+            unread: VecDeque::new(),
+            written_bytes: 0,
+            is_finished: false,
+            is_coherent,
+            producer_sleeps: false,
+            consumer_sleeps: false,
+            arrivals_seen: 0,
+            has_arrived: false,
+        }
+    }
+
+    fn step(&mut self, op: Op) {
+        match op {
+            Op::Write(len_bytes) => self.write(len_bytes.into()),
+            Op::InPlaceWrite { reserve_bytes, commit_bytes } => {
+                self.write_in_place(reserve_bytes.into(), commit_bytes.into());
+            }
+            Op::Read(len_bytes) => self.read(len_bytes.into()),
+            Op::PeekTo { skip_bytes, len_bytes } => self.peek_to(skip_bytes.into(), len_bytes.into()),
+            Op::InPlaceRead(len_bytes) => self.read_in_place(len_bytes.into()),
+            Op::ProducerSleeps => self.sleep_producer(),
+            Op::ConsumerSleeps => self.sleep_consumer(),
+            Op::Finish => {
+                self.producer.finish();
+                self.is_finished = true;
+                self.ring_consumer();
+            }
+            Op::Drain(_) => {}
+        }
+    }
+
+    fn write(&mut self, len_bytes: usize) {
+        if self.is_finished {
+            return;
+        }
+        let was_writable = self.producer.is_writable().expect("an honest receiver");
+        let bytes = self.next_bytes(len_bytes);
+        let sent_bytes = self.producer.write(&bytes).expect("an honest receiver");
+        assert!(sent_bytes <= len_bytes);
+        assert!(sent_bytes > 0 || len_bytes == 0 || !was_writable, "a writable lane took nothing of {len_bytes}");
+        self.sent(&bytes[..sent_bytes]);
+    }
+
+    fn write_in_place(&mut self, reserve_bytes: usize, commit_bytes: usize) {
+        if self.is_finished {
+            return;
+        }
+        let Some(reservation) = self.producer.reserve(reserve_bytes).expect("an honest receiver") else { return };
+        assert!(reservation.len_bytes <= reserve_bytes);
+        let bytes = self.next_bytes(commit_bytes.min(reservation.len_bytes));
+        // SAFETY: the reservation is writable for its length, which is not less.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), reservation.pointer.as_ptr(), bytes.len()) };
+        self.producer.commit(bytes.len()).expect("nothing was written since the reservation");
+        self.sent(&bytes);
+    }
+
+    /// The bytes that come next in the stream: no two parts of it look alike.
+    fn next_bytes(&self, len_bytes: usize) -> Vec<u8> {
+        (self.written_bytes..).take(len_bytes).map(|index| Random(index).next() as u8).collect()
+    }
+
+    fn sent(&mut self, bytes: &[u8]) {
+        self.written_bytes += bytes.len() as u64;
+        self.unread.extend(bytes);
+        self.has_arrived |= !bytes.is_empty();
+        self.ring_consumer();
+    }
+
+    fn read(&mut self, len_bytes: usize) {
+        let mut bytes = vec![0; len_bytes];
+        let read_bytes = self.consumer.read(&mut bytes).expect("an honest sender");
+        self.check_amount(read_bytes, len_bytes, 0);
+        self.received(&bytes[..read_bytes]);
+    }
+
+    fn read_in_place(&mut self, len_bytes: usize) {
+        let Some(chunk) = self.consumer.peek().expect("an honest sender") else {
+            assert!(!self.is_coherent || self.unread.is_empty());
+            return;
+        };
+        let mut bytes = vec![0; chunk.len_bytes];
+        let pointer = self.consumer.pointer(chunk);
+        // SAFETY: the chunk is readable for its length until it is consumed.
+        unsafe { std::ptr::copy_nonoverlapping(pointer.as_ptr(), bytes.as_mut_ptr(), chunk.len_bytes) };
+        self.check_front(0, &bytes);
+        bytes.truncate(len_bytes);
+        // In two parts: what is left of a peek can still be consumed.
+        self.consumer.consume(bytes.len() / 2).expect("an honest sender");
+        self.consumer.consume(bytes.len() - bytes.len() / 2).expect("an honest sender");
+        self.received(&bytes);
+    }
+
+    fn peek_to(&mut self, skip_bytes: usize, len_bytes: usize) {
+        let mut bytes = vec![0; len_bytes];
+        // SAFETY: a vector is writable.
+        let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes) };
+        let peeked_bytes = peeked.expect("an honest sender");
+        self.check_amount(peeked_bytes, len_bytes, skip_bytes);
+        self.check_front(skip_bytes, &bytes[..peeked_bytes]);
+    }
+
+    fn check_amount(&self, got_bytes: usize, len_bytes: usize, skip_bytes: usize) {
+        let due_bytes = len_bytes.min(self.unread.len().saturating_sub(skip_bytes));
+        if self.is_coherent {
+            assert_eq!(got_bytes, due_bytes);
+        } else {
+            assert!(got_bytes <= due_bytes, "{got_bytes} of {due_bytes} bytes");
+        }
+    }
+
+    fn check_front(&self, skip_bytes: usize, bytes: &[u8]) {
+        let expected: Vec<u8> = self.unread.iter().skip(skip_bytes).take(bytes.len()).copied().collect();
+        assert_eq!(bytes, expected, "not the bytes that were written");
+    }
+
+    fn received(&mut self, bytes: &[u8]) {
+        self.check_front(0, bytes);
+        self.unread.drain(..bytes.len());
+        if self.consumer.take_wake_request() {
+            assert!(self.producer_sleeps || !self.is_coherent, "a ring for nobody");
+            self.producer_sleeps = false;
+            self.sleep_producer();
+        }
+    }
+
+    fn sleep_producer(&mut self) {
+        self.producer.announce_sleep();
+        self.producer_sleeps = !self.producer.is_writable().expect("an honest receiver");
+        if !self.producer_sleeps {
+            self.producer.cancel_sleep();
+        }
+    }
+
+    fn sleep_consumer(&mut self) {
+        self.consumer.announce_sleep();
+        self.consumer_sleeps = !self.consumer.may_have_data();
+        if !self.consumer_sleeps {
+            self.consumer.cancel_sleep();
+        }
+    }
+
+    fn ring_consumer(&mut self) {
+        if self.producer.take_wake_request() {
+            assert!(self.consumer_sleeps || !self.is_coherent, "a ring for nobody");
+            self.consumer_sleeps = false;
+        }
+    }
+
+    /// What must hold after every call where a store is visible at once.
+    fn check_now(&mut self) {
+        assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
+        assert_eq!(self.consumer.fin_is_coming(), self.is_finished);
+        let has_something = !self.unread.is_empty() || self.is_finished;
+        assert!(self.consumer.may_have_data() || !has_something);
+        assert!(!has_something || !self.consumer_sleeps, "the receiver sleeps on something");
+        assert!(!self.producer_sleeps || self.producer.is_writable() == Ok(false), "the sender sleeps on room");
+        let arrivals = self.consumer.arrivals(self.arrivals_seen).expect("an honest sender");
+        assert!(arrivals > self.arrivals_seen || !self.has_arrived, "bytes arrived unnoticed");
+        self.arrivals_seen = arrivals;
+        self.has_arrived = false;
+    }
+
+    /// What must hold once every store is through: nothing is lost, and the end is the end.
+    fn check_rest(&mut self) {
+        assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
+        self.read(self.unread.len() + 1);
+        assert!(self.unread.is_empty());
+        assert_eq!(self.consumer.is_finished(), self.is_finished);
+        assert!(!self.is_coherent || self.producer.is_drained());
+    }
+}

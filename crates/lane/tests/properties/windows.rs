@@ -1,0 +1,247 @@
+//! Windows that behave worse than memory.
+
+use fabric::{Coherence, Inbound, Outbound};
+use lane::Layout;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+use volmem::sync::Ordering;
+use volmem::{CACHE_LINE_BYTES, Region};
+
+/// The secret of every lane under test.
+pub const SECRET: u64 = 0x5EC7_0A11_0F4A_1AE5;
+
+/// A small generator (SplitMix64): the same numbers from the same seed, everywhere.
+#[derive(Debug, Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+}
+
+/// An outbound window whose stores gather, and reach the peer in any order but over a fence.
+#[derive(Debug, Clone)]
+pub struct WriteCombined {
+    memory: Region,
+    pending: Arc<Mutex<Vec<(usize, Vec<u8>)>>>,
+}
+
+impl WriteCombined {
+    /// Stores to `memory`, late.
+    pub fn new(memory: Region) -> Self {
+        Self { memory, pending: Arc::default() }
+    }
+
+    /// Lets some of the gathered stores through, in an order of the seed's.
+    pub fn drain_some(&self, random: &mut Random) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..random.below(pending.len() + 1) {
+            let index = random.below(pending.len());
+            let (offset, bytes) = pending.swap_remove(index);
+            self.memory.write(offset, &bytes);
+        }
+    }
+
+    /// Lets all of the gathered stores through.
+    pub fn drain(&self) {
+        for (offset, bytes) in self.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            self.memory.write(offset, &bytes);
+        }
+    }
+
+    /// A later store to the same place replaces the earlier one, as it would in the buffer.
+    fn gather(&self, offset: usize, bytes: Vec<u8>) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.retain(|(start, old)| *start != offset || old.len() != bytes.len());
+        pending.push((offset, bytes));
+    }
+}
+
+impl Outbound for WriteCombined {
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes()
+    }
+
+    fn coherence(&self) -> Coherence {
+        Coherence::WriteCombined
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, _order: Ordering) {
+        self.gather(offset, value.to_ne_bytes().to_vec());
+    }
+
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        // SAFETY: the caller's: readable for the length.
+        self.gather(offset, unsafe { std::slice::from_raw_parts(source, len_bytes) }.to_vec());
+    }
+
+    fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
+        Some(self.memory.pointer(offset, len_bytes))
+    }
+
+    fn fence(&self) {
+        self.drain();
+    }
+
+    fn flush(&self) {
+        self.drain();
+    }
+}
+
+/// What a hostile peer lets one load see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub enum Lie {
+    /// What is there.
+    Truth,
+    /// Any value.
+    Value(u64),
+    /// What is there, changed a little.
+    Near(i8),
+    /// The tag of the position so many slots after the reader's.
+    Tag(u8),
+    /// A data record of so many bytes.
+    Data(u16),
+    /// A ring switch.
+    Switch,
+    /// Another word of the window.
+    CopyOf(u16),
+}
+
+impl Lie {
+    /// The value that the victim finds at `offset` of its own window.
+    pub fn told(self, memory: &Region, layout: &Layout, offset: usize) -> u64 {
+        let truth = memory.load_u64(offset, Ordering::Relaxed);
+        match self {
+            Lie::Truth => truth,
+            Lie::Value(value) => value,
+            Lie::Near(delta) => truth.wrapping_add_signed(delta.into()),
+            Lie::Tag(ahead) => {
+                let head = memory.load_u64(layout.forward_offset + 2 * CACHE_LINE_BYTES, Ordering::Relaxed);
+                SECRET ^ head.wrapping_add(ahead.into()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            }
+            Lie::Data(len_bytes) => u64::from(len_bytes) | 1 << 32,
+            Lie::Switch => 2 << 32,
+            Lie::CopyOf(index) => {
+                let words = memory.len_bytes() / size_of::<u64>();
+                memory.load_u64(usize::from(index) % words * size_of::<u64>(), Ordering::Relaxed)
+            }
+        }
+    }
+}
+
+/// The victim's own window, whose peer may change any word between any two loads. Fails when the victim leaves its places.
+#[derive(Debug, Clone)]
+pub struct LyingInbound {
+    memory: Region,
+    layout: Layout,
+    script: Arc<Mutex<VecDeque<Lie>>>,
+}
+
+impl LyingInbound {
+    /// Loads of `memory` follow the script; when it is over they are true.
+    pub fn new(memory: Region, layout: Layout, script: Arc<Mutex<VecDeque<Lie>>>) -> Self {
+        Self { memory, layout, script }
+    }
+}
+
+impl Inbound for LyingInbound {
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes()
+    }
+
+    fn load_u64(&self, offset: usize, _order: Ordering) -> u64 {
+        let lie = self.script.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        lie.unwrap_or(Lie::Truth).told(&self.memory, &self.layout, offset)
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        let line = CACHE_LINE_BYTES;
+        let (forward, back) = (self.layout.forward_offset, self.layout.back_offset);
+        // Its cursors, and the flags that it takes back.
+        let own = [forward + line..forward + 3 * line, back + line..back + 3 * line];
+        assert!(own.iter().any(|span| span.contains(&offset)), "a store to {offset} of the own window");
+        self.memory.store_u64(offset, value, order);
+    }
+
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        assert_in_ring(&self.layout, offset, len_bytes);
+        // SAFETY: the caller's.
+        unsafe { self.memory.read_to(offset, destination, len_bytes) };
+    }
+
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        assert_in_ring(&self.layout, offset, len_bytes);
+        self.memory.pointer(offset, len_bytes)
+    }
+}
+
+/// The peer's window as the victim stores to it. Fails when the victim is led to a place that it does not own.
+#[derive(Debug, Clone)]
+pub struct GuardedOutbound {
+    memory: Region,
+    layout: Layout,
+    coherence: Coherence,
+}
+
+impl GuardedOutbound {
+    /// Stores to `memory`.
+    pub fn new(memory: Region, layout: Layout, coherence: Coherence) -> Self {
+        Self { memory, layout, coherence }
+    }
+}
+
+impl Outbound for GuardedOutbound {
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes()
+    }
+
+    fn coherence(&self) -> Coherence {
+        self.coherence
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        let line = CACHE_LINE_BYTES;
+        let (forward, back) = (self.layout.forward_offset, self.layout.back_offset);
+        let words = [forward, forward + line, back, back + line];
+        if !words.contains(&offset) {
+            assert_in_ring(&self.layout, offset, size_of::<u64>());
+        }
+        self.memory.store_u64(offset, value, order);
+    }
+
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        assert_in_ring(&self.layout, offset, len_bytes);
+        // SAFETY: the caller's.
+        unsafe { self.memory.write_from(offset, source, len_bytes) };
+    }
+
+    fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
+        assert_in_ring(&self.layout, offset, len_bytes);
+        Some(self.memory.pointer(offset, len_bytes))
+    }
+
+    fn fence(&self) {}
+
+    fn flush(&self) {}
+}
+
+fn assert_in_ring(layout: &Layout, offset: usize, len_bytes: usize) {
+    let ring = |start: usize, slots: u64| start..start + slots as usize * CACHE_LINE_BYTES;
+    let rings: [Range<usize>; 2] =
+        [ring(layout.small_offset, layout.small_slots), ring(layout.big_offset, layout.big_slots)];
+    let inside = rings.iter().any(|span| span.start <= offset && offset + len_bytes <= span.end);
+    assert!(inside, "{offset}+{len_bytes} is outside the rings {rings:?}");
+}
