@@ -1,0 +1,245 @@
+// dup in all its forms, shared streams, limits.
+#include "check.h"
+
+#include <sys/resource.h>
+
+static void check_copy_shares(struct pair *pair, int copy)
+{
+    CHECK(copy != pair->client);
+    say(pair->client, "one");
+    say(copy, "two");
+    expect(pair->server, "onetwo");
+    say(pair->server, "abcd");
+    expect(copy, "ab");
+    expect(pair->client, "cd");
+    OK(close(pair->client));
+    expect_silent(pair->server, POLLIN); // the copy keeps the connection alive
+    ping_pong(copy, pair->server);
+    OK(close(copy));
+    expect_eof(pair->server);
+}
+
+TEST(dup_shares_the_stream)
+{
+    struct pair pair = connected_pair();
+    check_copy_shares(&pair, OK(dup(pair.client)));
+}
+
+TEST(dup2_shares_the_stream)
+{
+    struct pair pair = connected_pair();
+    CHECK_EQ(dup2(pair.client, 300), 300);
+    check_copy_shares(&pair, 300);
+}
+
+TEST(dup3_shares_the_stream)
+{
+    struct pair pair = connected_pair();
+    CHECK_EQ(dup3(pair.client, 301, O_CLOEXEC), 301);
+    CHECK_EQ(OK(fcntl(301, F_GETFD)), FD_CLOEXEC);
+    check_copy_shares(&pair, 301);
+}
+
+TEST(f_dupfd_shares_the_stream)
+{
+    struct pair pair = connected_pair();
+    int copy = OK(fcntl(pair.client, F_DUPFD, 302));
+    CHECK_EQ(copy, 302);
+    check_copy_shares(&pair, copy);
+}
+
+TEST(f_dupfd_cloexec_shares_the_stream)
+{
+    struct pair pair = connected_pair();
+    int copy = OK(fcntl(pair.client, F_DUPFD_CLOEXEC, 303));
+    CHECK_EQ(OK(fcntl(copy, F_GETFD)), FD_CLOEXEC);
+    check_copy_shares(&pair, copy);
+}
+
+TEST(dup2_onto_a_connection_closes_it)
+{
+    struct pair one = connected_pair(), two = connected_pair();
+    OK(dup2(one.client, two.client));
+    expect_eof(two.server);
+    say(two.client, "now the first");
+    expect(one.server, "now the first");
+    ping_pong(one.client, one.server);
+}
+
+TEST(dup2_of_a_file_onto_a_connection_closes_it)
+{
+    struct pair pair = connected_pair();
+    int hose[2];
+    OK(pipe(hose));
+    OK(dup2(hose[1], pair.client));
+    expect_eof(pair.server);
+    CHECK_EQ(write(pair.client, "to the pipe", 11), 11);
+    char buffer[16];
+    CHECK_EQ(read(hose[0], buffer, 16), 11);
+}
+
+TEST(dup2_onto_itself_changes_nothing)
+{
+    struct pair pair = connected_pair();
+    CHECK_EQ(dup2(pair.client, pair.client), pair.client);
+    ping_pong(pair.client, pair.server);
+    CHECK_ERR(dup3(pair.client, pair.client, 0), EINVAL);
+    CHECK_ERR(dup2(987, pair.client), EBADF);
+    CHECK_ERR(dup2(pair.client, -1), EBADF);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(dup_of_a_listener_accepts)
+{
+    struct address at;
+    int listener = listen_anywhere(&at), copy = OK(dup(listener));
+    greet(&at, copy);
+    OK(close(listener));
+    greet(&at, copy);
+    OK(close(copy));
+    CHECK_ERR(try_dial(&at), ECONNREFUSED);
+}
+
+TEST(dup_before_connect_is_connected_too)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0)), copy = OK(dup(fd));
+    OK(connect(fd, ADDRESS(&at), at.size));
+    int server = accept_from(listener);
+    ping_pong(fd, server);
+    ping_pong(copy, server);
+}
+
+TEST(dup_before_listen_listens_too)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0)), copy = OK(dup(fd));
+    OK(bind(fd, ADDRESS(&any), any.size));
+    OK(listen(copy, 8));
+    struct address at = name_of(fd);
+    OK(close(copy));
+    greet(&at, fd);
+}
+
+TEST(nonblocking_is_shared_by_copies)
+{
+    struct pair pair = connected_pair();
+    int copy = OK(dup(pair.server));
+    set_nonblocking(copy);
+    char byte;
+    CHECK_ERR(recv(pair.server, &byte, 1, 0), EAGAIN);
+    CHECK_EQ(OK(fcntl(pair.server, F_GETFL)) & O_NONBLOCK, O_NONBLOCK);
+}
+
+TEST(shutdown_through_a_copy_shuts_all)
+{
+    struct pair pair = connected_pair();
+    int copy = OK(dup(pair.client));
+    OK(shutdown(copy, SHUT_WR));
+    expect_eof(pair.server);
+    CHECK_ERR(send(pair.client, "x", 1, MSG_NOSIGNAL), EPIPE);
+    say(pair.server, "back");
+    expect(pair.client, "back");
+}
+
+TEST(options_are_shared_by_copies)
+{
+    struct pair pair = connected_pair();
+    int copy = OK(dup(pair.client)), yes = 1, got = 0;
+    socklen_t size = sizeof got;
+    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes));
+    OK(getsockopt(copy, IPPROTO_TCP, TCP_NODELAY, &got, &size));
+    CHECK(got != 0);
+}
+
+TEST(open_by_proc_is_refused_as_for_any_socket)
+{
+    struct pair pair = connected_pair();
+    char path[64], target[64] = {0};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", pair.client);
+    CHECK_ERR(open(path, O_RDWR), ENXIO);
+    ssize_t size = OK(readlink(path, target, sizeof target - 1));
+    CHECK(size > 8 && memcmp(target, "socket:[", 8) == 0);
+}
+
+static void limit_descriptors(rlim_t count)
+{
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = count;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+}
+
+TEST(socket_at_the_limit_is_emfile)
+{
+    int next = OK(dup(2));
+    OK(close(next));
+    limit_descriptors(next + 1);
+    int last = OK(socket(AF_INET, SOCK_STREAM, 0));
+    CHECK_ERR(socket(AF_INET, SOCK_STREAM, 0), EMFILE);
+    OK(close(last));
+    last = OK(socket(AF_INET, SOCK_STREAM, 0));
+    CHECK_ERR(dup(last), EMFILE);
+}
+
+TEST(accept_at_the_limit_is_emfile_and_loses_nothing)
+{
+    struct address at;
+    int listener = listen_anywhere(&at), client = dial(&at);
+    say(client, "waiting");
+    int spare = OK(dup(2));
+    limit_descriptors(spare + 1);
+    CHECK_ERR(accept(listener, NULL, NULL), EMFILE);
+    CHECK_ERR(accept(listener, NULL, NULL), EMFILE);
+    OK(close(spare));
+    int server = accept_from(listener);
+    expect(server, "waiting");
+    ping_pong(client, server);
+}
+
+TEST(connect_at_the_limit_needs_no_descriptor)
+{
+    struct address at;
+    int listener = listen_anywhere(&at), fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+    limit_descriptors(fd + 1);
+    OK(connect(fd, ADDRESS(&at), at.size));
+    limit_descriptors(512);
+    ping_pong(fd, accept_from(listener));
+}
+
+TEST(listen_at_the_limit_needs_no_descriptor)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+    OK(bind(fd, ADDRESS(&any), any.size));
+    limit_descriptors(fd + 1);
+    OK(listen(fd, 8));
+    limit_descriptors(512);
+    struct address at = name_of(fd);
+    greet(&at, fd);
+}
+
+TEST(a_program_at_the_limit_still_serves)
+{
+    // Open until the limit, close everything, and again: nothing may be left behind.
+    struct address at;
+    int listener = listen_anywhere(&at);
+    limit_descriptors(listener + 41);
+    for (int round = 0; round < 20; round++) {
+        int fds[64], count = 0;
+        while (count < 64) {
+            int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+            OK(connect(fd, ADDRESS(&at), at.size));
+            fds[count++] = fd;
+            if ((fd = accept(listener, NULL, NULL)) < 0)
+                break;
+            fds[count++] = fd;
+            if (count >= 38)
+                break;
+        }
+        ping_pong(fds[0], fds[1]);
+        while (count > 0)
+            OK(close(fds[--count]));
+    }
+}

@@ -1,0 +1,807 @@
+// epoll: level, edge, one-shot, exclusive; lifetimes; mixtures; nesting.
+#include "check.h"
+
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/timerfd.h>
+
+static void modify(int epoll, int fd, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u64 = fd};
+    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event));
+}
+
+TEST(epoll_level_repeats_until_read)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    epoll_none(epoll);
+    say(pair.client, "ab");
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    expect(pair.server, "a");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    expect(pair.server, "b");
+    epoll_none(epoll);
+}
+
+TEST(epoll_edge_tells_once)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLET);
+    say(pair.client, "ab");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    epoll_none(epoll);
+    expect(pair.server, "a"); // part of it: still no new edge
+    epoll_none(epoll);
+}
+
+TEST(epoll_edge_tells_each_arrival)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLET);
+    for (int i = 0; i < 5; i++) {
+        say(pair.client, "more"); // nothing is read in between
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    }
+    epoll_none(epoll);
+    expect(pair.server, "moremoremoremoremore");
+}
+
+TEST(epoll_edge_tells_what_was_there_at_add)
+{
+    struct pair pair = connected_pair();
+    say(pair.client, "early");
+    await(pair.server, POLLIN);
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLOUT | EPOLLET);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLOUT);
+    epoll_none(epoll);
+}
+
+TEST(epoll_mod_rearms_an_edge)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLET);
+    say(pair.client, "x");
+    epoll_one(epoll);
+    epoll_none(epoll);
+    modify(epoll, pair.server, EPOLLIN | EPOLLET);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+}
+
+TEST(epoll_edge_out_after_full_and_drained)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.client, EPOLLOUT | EPOLLET);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLOUT);
+    epoll_none(epoll);
+    fill_until_full(pair.client);
+    while (epoll_wait(epoll, &(struct epoll_event){0}, 1, SILENCE_MS) > 0)
+        fill_until_full(pair.client); // an edge of before the last byte fitted
+    drain_until_empty(pair.server);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLOUT);
+}
+
+SERVER(epoll_edge_event_loop)
+{
+    // The usual loop: read until EAGAIN, then wait for the next edge.
+    struct pattern *pattern = pattern_new(31);
+    int epoll = epoll_with(me->fd, EPOLLIN | EPOLLRDHUP | EPOLLET);
+    char buffer[4096];
+    uint64_t position = 0;
+    set_nonblocking(me->fd);
+    for (ssize_t got = -1; got != 0;) {
+        epoll_one(epoll);
+        while ((got = recv(me->fd, buffer, sizeof buffer, 0)) > 0) {
+            pattern_check(pattern, position, buffer, got);
+            position += got;
+        }
+        CHECK(got == 0 || errno == EAGAIN);
+    }
+    CHECK_EQ(position, 3000000);
+}
+CLIENT(epoll_edge_event_loop)
+{
+    struct pattern *pattern = pattern_new(31);
+    int epoll = epoll_with(me->fd, EPOLLOUT | EPOLLET);
+    char buffer[5000];
+    set_nonblocking(me->fd);
+    for (uint64_t position = 0; position < 3000000;) {
+        size_t left = 3000000 - position, size = left < sizeof buffer ? left : sizeof buffer;
+        pattern_fill(pattern, position, buffer, size);
+        ssize_t sent = send(me->fd, buffer, size, MSG_NOSIGNAL);
+        if (sent > 0) {
+            position += sent;
+            continue;
+        }
+        CHECK_EQ(errno, EAGAIN);
+        epoll_one(epoll);
+    }
+}
+
+TEST(epoll_oneshot_tells_once_until_rearmed)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLONESHOT);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    say(pair.client, "y");
+    epoll_none(epoll);
+    modify(epoll, pair.server, EPOLLIN | EPOLLONESHOT);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    epoll_none(epoll);
+}
+
+TEST(epoll_oneshot_rearmed_when_empty_waits)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLONESHOT);
+    say(pair.client, "x");
+    epoll_one(epoll);
+    expect(pair.server, "x");
+    modify(epoll, pair.server, EPOLLIN | EPOLLONESHOT);
+    epoll_none(epoll);
+    say(pair.client, "y");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+}
+
+SERVER(epoll_wakes_a_sleeper)
+{
+    int epoll = epoll_with(me->fd, EPOLLIN);
+    for (int i = 0; i < 20; i++) {
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+        expect(me->fd, "wake");
+        say(me->fd, "ok");
+    }
+}
+CLIENT(epoll_wakes_a_sleeper)
+{
+    for (int i = 0; i < 20; i++) {
+        pause_ms(5);
+        say(me->fd, "wake");
+        expect(me->fd, "ok");
+    }
+}
+
+SERVER(epoll_ping_pong_many)
+{
+    int epoll = epoll_with(me->fd, EPOLLIN);
+    for (int i = 0; i < 2000; i++) {
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+        expect(me->fd, "ping");
+        say(me->fd, "pong");
+    }
+}
+CLIENT(epoll_ping_pong_many)
+{
+    int epoll = epoll_with(me->fd, EPOLLIN);
+    for (int i = 0; i < 2000; i++) {
+        say(me->fd, "ping");
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+        expect(me->fd, "pong");
+    }
+}
+
+TEST(epoll_on_a_listener)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    int epoll = epoll_with(listener, EPOLLIN);
+    epoll_none(epoll);
+    int client = dial(&at);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    int server = accept_from(listener);
+    epoll_none(epoll);
+    ping_pong(client, server);
+}
+
+TEST(epoll_edge_on_a_listener)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    int epoll = epoll_with(listener, EPOLLIN | EPOLLET);
+    set_nonblocking(listener);
+    for (int round = 0; round < 5; round++) {
+        dial(&at);
+        dial(&at);
+        CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+        accept_from(listener);
+        accept_from(listener);
+        CHECK_ERR(accept(listener, NULL, NULL), EAGAIN);
+    }
+}
+
+TEST(epoll_rdhup_when_peer_shuts)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLRDHUP);
+    OK(shutdown(pair.client, SHUT_WR));
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLRDHUP);
+    modify(epoll, pair.server, EPOLLIN);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+}
+
+TEST(epoll_hup_when_both_are_shut)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLRDHUP);
+    OK(shutdown(pair.server, SHUT_WR));
+    epoll_none(epoll);
+    OK(shutdown(pair.client, SHUT_WR));
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLRDHUP | EPOLLHUP);
+    modify(epoll, pair.server, 0); // HUP needs no asking
+    CHECK_EQ(epoll_one(epoll).events, EPOLLHUP);
+}
+
+TEST(epoll_err_after_reset)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.client, EPOLLIN);
+    say(pair.client, "unread");
+    await(pair.server, POLLIN);
+    OK(close(pair.server));
+    struct epoll_event event = epoll_one(epoll);
+    CHECK_EQ(event.events, EPOLLIN | EPOLLERR | EPOLLHUP);
+    char byte;
+    CHECK_ERR(recv(pair.client, &byte, 1, 0), ECONNRESET);
+}
+
+SERVER(epoll_sleeper_sees_the_peer_close)
+{
+    int epoll = epoll_with(me->fd, EPOLLIN | EPOLLRDHUP | EPOLLET);
+    meet(me);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLRDHUP);
+    expect_eof(me->fd);
+}
+CLIENT(epoll_sleeper_sees_the_peer_close)
+{
+    meet(me);
+    pause_ms(SILENCE_MS);
+}
+
+TEST(epoll_data_keeps_64_bits)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create(1));
+    epoll_add(epoll, pair.server, EPOLLIN, 0xfedcba9876543210u);
+    epoll_add(epoll, pair.listener, EPOLLIN, 0x8000000000000001u);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).data.u64, 0xfedcba9876543210u);
+    expect(pair.server, "x");
+    struct address at = name_of(pair.listener);
+    dial(&at);
+    CHECK_EQ(epoll_one(epoll).data.u64, 0x8000000000000001u);
+}
+
+TEST(epoll_mod_changes_the_data)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = ~0ull};
+    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.server, &event));
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).data.u64, ~0ull);
+}
+
+TEST(epoll_del_silences)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    say(pair.client, "x");
+    epoll_one(epoll);
+    OK(epoll_ctl(epoll, EPOLL_CTL_DEL, pair.server, NULL));
+    epoll_none(epoll);
+    epoll_add(epoll, pair.server, EPOLLIN, 5);
+    CHECK_EQ(epoll_one(epoll).data.u64, 5);
+}
+
+TEST(epoll_ctl_errors)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event = {.events = EPOLLIN};
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.server, &event), EEXIST);
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.client, &event), ENOENT);
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_DEL, pair.client, &event), ENOENT);
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_ADD, 987, &event), EBADF);
+    CHECK_ERR(epoll_ctl(987, EPOLL_CTL_ADD, pair.client, &event), EBADF);
+    CHECK_ERR(epoll_ctl(epoll, 9, pair.client, &event), EINVAL);
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_ADD, epoll, &event), EINVAL);
+    CHECK_ERR(epoll_ctl(pair.server, EPOLL_CTL_ADD, pair.client, &event), EINVAL);
+}
+
+TEST(epoll_wait_errors)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event;
+    CHECK_ERR(epoll_wait(epoll, &event, 0, 0), EINVAL);
+    CHECK_ERR(epoll_wait(pair.server, &event, 1, 0), EINVAL);
+    CHECK_ERR(epoll_wait(987, &event, 1, 0), EBADF);
+    CHECK_ERR(epoll_create(0), EINVAL);
+    CHECK_ERR(epoll_create1(77), EINVAL);
+}
+
+TEST(epoll_create1_cloexec)
+{
+    CHECK_EQ(OK(fcntl(OK(epoll_create1(EPOLL_CLOEXEC)), F_GETFD)), FD_CLOEXEC);
+    CHECK_EQ(OK(fcntl(OK(epoll_create1(0)), F_GETFD)), 0);
+}
+
+TEST(epoll_forgets_a_closed_descriptor)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    say(pair.client, "x");
+    epoll_one(epoll);
+    OK(close(pair.server));
+    epoll_none(epoll);
+}
+
+TEST(epoll_takes_a_reused_number)
+{
+    struct pair pair = connected_pair();
+    struct address at = name_of(pair.listener);
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    int number = pair.server;
+    OK(close(pair.server));
+    int client = dial(&at);
+    CHECK_EQ(client, number);
+    int server = accept_from(pair.listener);
+    epoll_add(epoll, client, EPOLLIN, 4711);
+    say(server, "new");
+    CHECK_EQ(epoll_one(epoll).data.u64, 4711);
+    expect(client, "new");
+    epoll_none(epoll);
+}
+
+TEST(epoll_follows_the_stream_when_a_dup_lives)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create1(0));
+    epoll_add(epoll, pair.server, EPOLLIN, 99);
+    int copy = OK(dup(pair.server));
+    OK(close(pair.server));
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).data.u64, 99);
+    expect(copy, "x");
+    epoll_none(epoll);
+    OK(close(copy));
+    epoll_none(epoll);
+}
+
+TEST(epoll_takes_a_dup_beside_its_original)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create1(0)), copy = OK(dup(pair.server));
+    epoll_add(epoll, pair.server, EPOLLIN, 1);
+    epoll_add(epoll, copy, EPOLLIN, 2);
+    say(pair.client, "x");
+    await(copy, POLLIN);
+    struct epoll_event events[4];
+    CHECK_EQ(epoll_wait(epoll, events, 4, PATIENCE_MS), 2);
+    CHECK_EQ(events[0].data.u64 + events[1].data.u64, 3);
+}
+
+TEST(two_epolls_hold_one_connection)
+{
+    struct pair pair = connected_pair();
+    int level = epoll_with(pair.server, EPOLLIN), edge = epoll_with(pair.server, EPOLLIN | EPOLLET);
+    say(pair.client, "x");
+    epoll_one(level);
+    epoll_one(edge);
+    epoll_one(level);
+    epoll_none(edge);
+    expect(pair.server, "x");
+    epoll_none(level);
+}
+
+TEST(a_dup_of_an_epoll_is_the_same_epoll)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create1(0)), copy = OK(dup(epoll));
+    epoll_add(copy, pair.server, EPOLLIN, 8);
+    OK(close(epoll));
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(copy).data.u64, 8);
+}
+
+TEST(epoll_mixes_connections_with_other_descriptors)
+{
+    struct pair pair = connected_pair();
+    int hose[2], epoll = OK(epoll_create1(0));
+    sigset_t usr1;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    OK(sigprocmask(SIG_BLOCK, &usr1, NULL));
+    OK(pipe(hose));
+    int event = OK(eventfd(0, 0)), timer = OK(timerfd_create(CLOCK_MONOTONIC, 0));
+    int signals = OK(signalfd(-1, &usr1, 0));
+    int fds[] = {pair.server, hose[0], event, timer, signals};
+    for (int i = 0; i < 5; i++)
+        epoll_add(epoll, fds[i], EPOLLIN | EPOLLET, i);
+    epoll_none(epoll);
+    struct itimerspec soon = {.it_value = {0, 1000000}};
+    uint64_t one = 1;
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).data.u64, 0);
+    CHECK_EQ(write(hose[1], "x", 1), 1);
+    CHECK_EQ(epoll_one(epoll).data.u64, 1);
+    CHECK_EQ(write(event, &one, 8), 8);
+    CHECK_EQ(epoll_one(epoll).data.u64, 2);
+    OK(timerfd_settime(timer, 0, &soon, NULL));
+    CHECK_EQ(epoll_one(epoll).data.u64, 3);
+    OK(raise(SIGUSR1));
+    CHECK_EQ(epoll_one(epoll).data.u64, 4);
+}
+
+static void *poke_eventfd_later(void *argument)
+{
+    uint64_t one = 1;
+    pause_ms(SILENCE_MS);
+    CHECK_EQ(write(*(int *)argument, &one, 8), 8);
+    return NULL;
+}
+
+TEST(eventfd_wakes_an_epoll_that_sleeps_on_connections)
+{
+    struct pair pair = connected_pair();
+    int event = OK(eventfd(0, 0));
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    epoll_add(epoll, event, EPOLLIN, 12345);
+    pthread_t thread = start_thread(poke_eventfd_later, &event);
+    CHECK_EQ(epoll_one(epoll).data.u64, 12345);
+    join_thread(thread);
+}
+
+TEST(a_busy_connection_does_not_starve_a_pipe)
+{
+    struct pair pair = connected_pair();
+    int hose[2];
+    OK(pipe(hose));
+    int epoll = epoll_with(pair.server, EPOLLIN); // level, never read: always ready
+    epoll_add(epoll, hose[0], EPOLLIN, 555);
+    say(pair.client, "always ready");
+    CHECK_EQ(write(hose[1], "x", 1), 1);
+    struct epoll_event event;
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(epoll_wait(epoll, &event, 1, PATIENCE_MS), 1);
+        if (event.data.u64 == 555)
+            return;
+    }
+    FAIL("the pipe was never reported");
+}
+
+TEST(a_busy_pipe_does_not_starve_a_connection)
+{
+    struct pair pair = connected_pair();
+    int hose[2];
+    OK(pipe(hose));
+    int epoll = epoll_with(hose[0], EPOLLIN);
+    epoll_add(epoll, pair.server, EPOLLIN, 555);
+    CHECK_EQ(write(hose[1], "x", 1), 1);
+    say(pair.client, "x");
+    struct epoll_event event;
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(epoll_wait(epoll, &event, 1, PATIENCE_MS), 1);
+        if (event.data.u64 == 555)
+            return;
+    }
+    FAIL("the connection was never reported");
+}
+
+TEST(small_maxevents_is_fair)
+{
+    enum { COUNT = 8 };
+    struct address at;
+    int listener = listen_anywhere(&at), epoll = OK(epoll_create1(0)), seen = 0;
+    for (int i = 0; i < COUNT; i++) {
+        say(dial(&at), "x");
+        int server = accept_from(listener);
+        await(server, POLLIN);
+        epoll_add(epoll, server, EPOLLIN, i);
+    }
+    for (int round = 0; round < 2 * COUNT; round++) {
+        struct epoll_event events[2];
+        int count = OK(epoll_wait(epoll, events, 2, PATIENCE_MS));
+        CHECK(count >= 1 && count <= 2);
+        for (int i = 0; i < count; i++)
+            seen |= 1 << events[i].data.u64;
+    }
+    CHECK_EQ(seen, (1 << COUNT) - 1);
+}
+
+TEST(epoll_reports_all_that_are_ready)
+{
+    enum { COUNT = 50 };
+    struct address at;
+    int listener = listen_anywhere(&at), epoll = OK(epoll_create1(0));
+    for (int i = 0; i < COUNT; i++) {
+        say(dial(&at), "x");
+        int server = accept_from(listener);
+        await(server, POLLIN);
+        epoll_add(epoll, server, EPOLLIN | EPOLLET, 1);
+    }
+    struct epoll_event events[2 * COUNT];
+    CHECK_EQ(epoll_wait(epoll, events, 2 * COUNT, PATIENCE_MS), COUNT);
+    epoll_none(epoll);
+}
+
+TEST(nested_epoll)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN), outer = OK(epoll_create1(0));
+    epoll_add(outer, inner, EPOLLIN, 31);
+    epoll_none(outer);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(outer).data.u64, 31);
+    CHECK_EQ(epoll_one(inner).data.u64, pair.server);
+    expect(pair.server, "x");
+    epoll_none(outer);
+}
+
+static void *say_later(void *argument)
+{
+    pause_ms(SILENCE_MS);
+    say(*(int *)argument, "later");
+    return NULL;
+}
+
+TEST(nested_epoll_wakes_a_sleeper)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN), middle = epoll_with(inner, EPOLLIN);
+    int outer = epoll_with(middle, EPOLLIN);
+    pthread_t thread = start_thread(say_later, &pair.client);
+    CHECK_EQ(epoll_one(outer).data.u64, middle);
+    join_thread(thread);
+    struct pollfd entry = {outer, POLLIN, 0};
+    CHECK_EQ(poll(&entry, 1, 0), 1);
+}
+
+TEST(nested_epoll_edge)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN);
+    int outer = epoll_with(inner, EPOLLIN | EPOLLET);
+    for (int i = 0; i < 3; i++) {
+        say(pair.client, "x");
+        CHECK_EQ(epoll_one(outer).data.u64, inner);
+        epoll_one(inner);
+        expect(pair.server, "x");
+        epoll_none(outer);
+    }
+}
+
+static void *add_pair_later(void *argument)
+{
+    const int *epoll_and_fd = argument;
+    pause_ms(SILENCE_MS);
+    epoll_add(epoll_and_fd[0], epoll_and_fd[1], EPOLLIN, 3);
+    return NULL;
+}
+
+TEST(connection_added_while_epoll_sleeps)
+{
+    struct pair pair = connected_pair();
+    int epoll_and_fd[2] = {OK(epoll_create1(0)), pair.server};
+    say(pair.client, "x");
+    pthread_t thread = start_thread(add_pair_later, epoll_and_fd);
+    CHECK_EQ(epoll_one(epoll_and_fd[0]).data.u64, 3);
+    join_thread(thread);
+}
+
+struct crew {
+    int epoll;
+    int served;
+    pthread_mutex_t lock;
+};
+
+static void *serve_oneshot(void *argument)
+{
+    struct crew *crew = argument;
+    struct epoll_event event;
+    while (epoll_wait(crew->epoll, &event, 1, PATIENCE_MS) == 1) {
+        char message[4];
+        if (event.data.u64 == 0)
+            return NULL;
+        recv_exact((int)event.data.u64, message, 4);
+        pthread_mutex_lock(&crew->lock);
+        crew->served++;
+        pthread_mutex_unlock(&crew->lock);
+        say((int)event.data.u64, "done");
+        modify(crew->epoll, (int)event.data.u64, EPOLLIN | EPOLLONESHOT);
+    }
+    FAIL("a worker waited in vain");
+}
+
+TEST(several_threads_wait_on_one_epoll)
+{
+    struct crew crew = {.epoll = OK(epoll_create1(0)), .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct address at;
+    int listener = listen_anywhere(&at), clients[6], stop[2];
+    pthread_t threads[4];
+    for (int i = 0; i < 6; i++) {
+        clients[i] = dial(&at);
+        int server = accept_from(listener);
+        epoll_add(crew.epoll, server, EPOLLIN | EPOLLONESHOT, server);
+    }
+    for (int i = 0; i < 4; i++)
+        threads[i] = start_thread(serve_oneshot, &crew);
+    for (int round = 0; round < 50; round++) {
+        for (int i = 0; i < 6; i++)
+            say(clients[i], "work");
+        for (int i = 0; i < 6; i++)
+            expect(clients[i], "done");
+    }
+    CHECK_EQ(crew.served, 300);
+    OK(pipe(stop));
+    epoll_add(crew.epoll, stop[0], EPOLLIN, 0);
+    CHECK_EQ(write(stop[1], "x", 1), 1);
+    for (int i = 0; i < 4; i++)
+        join_thread(threads[i]);
+}
+
+static void *take_one_edge(void *argument)
+{
+    struct crew *crew = argument;
+    struct epoll_event event;
+    int ready = OK(epoll_wait(crew->epoll, &event, 1, 500));
+    pthread_mutex_lock(&crew->lock);
+    crew->served += ready;
+    pthread_mutex_unlock(&crew->lock);
+    return NULL;
+}
+
+TEST(one_edge_wakes_one_thread)
+{
+    struct pair pair = connected_pair();
+    struct crew crew = {.epoll = epoll_with(pair.server, EPOLLIN | EPOLLET),
+                        .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        threads[i] = start_thread(take_one_edge, &crew);
+    pause_ms(SILENCE_MS);
+    say(pair.client, "x");
+    for (int i = 0; i < 3; i++)
+        join_thread(threads[i]);
+    CHECK_EQ(crew.served, 1);
+}
+
+TEST(exclusive_listener_in_two_processes_serves_all)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    set_nonblocking(listener);
+    pid_t workers[2];
+    for (int i = 0; i < 2; i++) {
+        if ((workers[i] = fork_child()) != 0)
+            continue;
+        int epoll = epoll_with(listener, EPOLLIN | EPOLLEXCLUSIVE);
+        for (;;) {
+            epoll_one(epoll);
+            int fd = accept(listener, NULL, NULL);
+            if (fd < 0)
+                continue;
+            say(fd, "served");
+            OK(close(fd));
+        }
+    }
+    for (int i = 0; i < 40; i++) {
+        int client = dial(&at);
+        expect(client, "served");
+        OK(close(client));
+    }
+    kill_child(workers[0]);
+    kill_child(workers[1]);
+}
+
+TEST(exclusive_rules)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN | EPOLLEXCLUSIVE);
+    struct epoll_event event = {.events = EPOLLIN};
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.server, &event), EINVAL);
+    event.events = EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT;
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_ADD, pair.client, &event), EINVAL);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+}
+
+TEST(epoll_is_interrupted_even_with_sa_restart)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event;
+    on_signal(SIGALRM, count_signal, SA_RESTART);
+    alarm_every_ms(20);
+    CHECK_ERR(epoll_wait(epoll, &event, 1, -1), EINTR);
+}
+
+static void block_alarm(sigset_t *unblocked)
+{
+    sigset_t alarm_only;
+    sigemptyset(&alarm_only);
+    sigaddset(&alarm_only, SIGALRM);
+    OK(sigprocmask(SIG_BLOCK, &alarm_only, unblocked));
+    on_signal(SIGALRM, count_signal, 0);
+}
+
+TEST(epoll_pwait_lets_a_blocked_signal_in)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event;
+    sigset_t unblocked, now;
+    block_alarm(&unblocked);
+    OK(raise(SIGALRM));
+    CHECK_ERR(epoll_pwait(epoll, &event, 1, PATIENCE_MS, &unblocked), EINTR);
+    CHECK_EQ(signals_seen, 1);
+    OK(sigprocmask(SIG_BLOCK, NULL, &now));
+    CHECK_EQ(sigismember(&now, SIGALRM), 1);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_pwait(epoll, &event, 1, PATIENCE_MS, NULL), 1);
+}
+
+TEST(epoll_pwait2_takes_a_mask_and_nanoseconds)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event;
+    sigset_t unblocked;
+    struct timespec soon = {0, 1000000}, later = {20, 0};
+    int first = epoll_pwait2(epoll, &event, 1, &soon, NULL);
+    if (first < 0 && errno == ENOSYS)
+        skip("this kernel has no epoll_pwait2");
+    CHECK_EQ(first, 0);
+    block_alarm(&unblocked);
+    OK(raise(SIGALRM));
+    CHECK_ERR(epoll_pwait2(epoll, &event, 1, &later, &unblocked), EINTR);
+    CHECK_EQ(signals_seen, 1);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_pwait2(epoll, &event, 1, &later, NULL), 1);
+    CHECK_EQ(epoll_pwait2(epoll, &event, 1, NULL, NULL), 1);
+}
+
+TEST(epoll_works_in_a_child_that_inherited_it)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create1(0));
+    epoll_add(epoll, pair.server, EPOLLIN, 600613);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(pair.client));
+        CHECK_EQ(epoll_one(epoll).data.u64, 600613);
+        expect(pair.server, "to the child");
+        say(pair.server, "from the child");
+        _exit(0);
+    }
+    say(pair.client, "to the child");
+    expect(pair.client, "from the child");
+    wait_child(pid);
+    say(pair.client, "to the parent");
+    CHECK_EQ(epoll_one(epoll).data.u64, 600613);
+    expect(pair.server, "to the parent");
+}
+
+TEST(many_idle_connections_and_one_active)
+{
+    enum { COUNT = 300 };
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = limit.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+    struct address at;
+    int listener = listen_anywhere(&at), epoll = OK(epoll_create1(0)), client = -1, server = -1;
+    for (int i = 0; i < COUNT; i++) {
+        client = dial(&at);
+        server = accept_from(listener);
+        epoll_add(epoll, server, EPOLLIN, server);
+    }
+    for (int i = 0; i < 100; i++) {
+        say(client, "ping");
+        CHECK_EQ(epoll_one(epoll).data.u64, server);
+        expect(server, "ping");
+    }
+}

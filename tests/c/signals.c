@@ -1,0 +1,275 @@
+// Signals during blocking calls and handlers that use sockets.
+#include "check.h"
+
+#include <setjmp.h>
+#include <sys/time.h>
+
+TEST(recv_is_interrupted_without_sa_restart)
+{
+    struct pair pair = connected_pair();
+    char byte;
+    struct iovec piece = {&byte, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+    on_signal(SIGALRM, count_signal, 0);
+    alarm_every_ms(20);
+    CHECK_ERR(recv(pair.server, &byte, 1, 0), EINTR);
+    CHECK_ERR(read(pair.server, &byte, 1), EINTR);
+    CHECK_ERR(recvmsg(pair.server, &message, 0), EINTR);
+    CHECK_ERR(readv(pair.server, &piece, 1), EINTR);
+    CHECK_ERR(recv(pair.server, &byte, 1, MSG_PEEK), EINTR);
+    alarm_every_ms(0);
+    ping_pong(pair.client, pair.server);
+}
+
+static void answer_after_signals(int fd)
+{
+    pause_ms(200); // many alarms go by
+    say(fd, "after the signals");
+}
+
+SERVER(recv_restarts_with_sa_restart)
+{
+    on_signal(SIGALRM, count_signal, SA_RESTART);
+    alarm_every_ms(20);
+    expect(me->fd, "after the signals");
+    CHECK(signals_seen > 0);
+    alarm_every_ms(0);
+}
+CLIENT(recv_restarts_with_sa_restart)
+{
+    // In the threads form an alarm may also strike here: pause_ms() goes on, send restarts.
+    answer_after_signals(me->fd);
+}
+
+TEST(recv_with_time_out_is_interrupted_even_with_sa_restart)
+{
+    struct pair pair = connected_pair();
+    struct timeval limit = {20, 0};
+    char byte;
+    OK(setsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+    on_signal(SIGALRM, count_signal, SA_RESTART);
+    alarm_every_ms(20);
+    CHECK_ERR(recv(pair.server, &byte, 1, 0), EINTR);
+}
+
+TEST(waitall_is_interrupted_with_what_it_has)
+{
+    struct pair pair = connected_pair();
+    char buffer[100];
+    say(pair.client, "some");
+    await(pair.server, POLLIN);
+    on_signal(SIGALRM, count_signal, 0);
+    alarm_every_ms(50);
+    CHECK_EQ(recv(pair.server, buffer, sizeof buffer, MSG_WAITALL), 4);
+}
+
+TEST(accept_is_interrupted_without_sa_restart)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    on_signal(SIGALRM, count_signal, 0);
+    alarm_every_ms(20);
+    CHECK_ERR(accept(listener, NULL, NULL), EINTR);
+    CHECK_ERR(accept4(listener, NULL, NULL, SOCK_CLOEXEC), EINTR);
+    alarm_every_ms(0);
+    greet(&at, listener);
+}
+
+TEST(accept_restarts_with_sa_restart)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        pause_ms(200);
+        expect(dial(&at), "at last");
+        _exit(0);
+    }
+    on_signal(SIGALRM, count_signal, SA_RESTART);
+    alarm_every_ms(20);
+    int fd = accept_from(listener);
+    CHECK(signals_seen > 0);
+    alarm_every_ms(0);
+    say(fd, "at last");
+    wait_child(pid);
+}
+
+TEST(full_send_is_interrupted_without_sa_restart)
+{
+    struct pair pair = connected_pair();
+    size_t taken = fill_until_full(pair.client);
+    on_signal(SIGALRM, count_signal, 0);
+    alarm_every_ms(20);
+    CHECK_ERR(send(pair.client, "x", 1, 0), EINTR);
+    CHECK_ERR(write(pair.client, "x", 1), EINTR);
+    alarm_every_ms(0);
+    CHECK_EQ(drain_until_empty(pair.server), taken);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(large_send_is_interrupted_with_what_it_has)
+{
+    struct pair pair = connected_pair();
+    size_t size = (size_t)64 << 20;
+    char *block = calloc(1, size);
+    on_signal(SIGALRM, count_signal, 0);
+    alarm_every_ms(50);
+    ssize_t sent = send(pair.client, block, size, 0);
+    CHECK(sent > 0 && (size_t)sent < size);
+    alarm_every_ms(0);
+    CHECK_EQ(drain_until_empty(pair.server), sent);
+}
+
+SERVER(full_send_restarts_with_sa_restart)
+{
+    meet(me);
+    pause_ms(150);
+    drain_until_empty(me->fd);
+    meet(me);
+}
+CLIENT(full_send_restarts_with_sa_restart)
+{
+    fill_until_full(me->fd);
+    meet(me);
+    on_signal(SIGALRM, count_signal, SA_RESTART);
+    alarm_every_ms(20);
+    CHECK_EQ(send(me->fd, "x", 1, 0), 1);
+    alarm_every_ms(0);
+    meet(me);
+}
+
+TEST(connect_is_interrupted_without_sa_restart)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0);
+    struct address at = name_of(listener);
+    on_signal(SIGALRM, count_signal, 0);
+    alarm_every_ms(100);
+    for (int tried = 0; tried < 64; tried++) {
+        int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+        if (connect(fd, ADDRESS(&at), at.size) == 0)
+            continue;
+        CHECK_EQ(errno, EINTR);
+        alarm_every_ms(0);
+        while (tried-- > 0)
+            accept_from(listener);
+        await(fd, POLLOUT); // it goes on in the background
+        return;
+    }
+    FAIL("a backlog of 0 took 64 connections");
+}
+
+SERVER(traffic_amid_signals)
+{
+    pattern_recv(pattern_new(61), me->fd, 8 << 20, 20000);
+    pattern_send(pattern_new(62), me->fd, 8 << 20, 20000);
+}
+CLIENT(traffic_amid_signals)
+{
+    on_signal(SIGALRM, count_signal, SA_RESTART);
+    alarm_every_ms(1);
+    pattern_send(pattern_new(61), me->fd, 8 << 20, 30000);
+    pattern_recv(pattern_new(62), me->fd, 8 << 20, 30000);
+    alarm_every_ms(0);
+}
+
+static int handler_fd;
+
+static void send_in_handler(int signal)
+{
+    (void)signal;
+    int saved = errno;
+    if (signals_seen++ == 0 && send(handler_fd, "signal!", 7, MSG_DONTWAIT) != 7)
+        _exit(3);
+    errno = saved;
+}
+
+TEST(handler_sends_on_the_socket_that_is_blocked_in_recv)
+{
+    struct pair pair = connected_pair();
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        expect(pair.client, "signal!");
+        say(pair.client, "thanks");
+        _exit(0);
+    }
+    handler_fd = pair.server;
+    on_signal(SIGALRM, send_in_handler, SA_RESTART);
+    alarm_every_ms(50);
+    expect(pair.server, "thanks");
+    alarm_every_ms(0);
+    wait_child(pid);
+}
+
+static struct pair handler_pair;
+
+static void peek_in_handler(int signal)
+{
+    (void)signal;
+    int saved = errno;
+    char bytes[8];
+    if (recv(handler_pair.client, bytes, sizeof bytes, MSG_DONTWAIT) != -1 || errno != EAGAIN)
+        _exit(4);
+    ssize_t got = recv(handler_pair.server, bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+    if (got == -1 ? errno != EAGAIN : memcmp(bytes, "data" + (4 - got), got) != 0)
+        _exit(5);
+    signals_seen++;
+    errno = saved;
+}
+
+TEST(handler_receives_on_the_sockets_that_are_busy)
+{
+    // The handler strikes at any point of send() and recv() on the very same sockets.
+    handler_pair = connected_pair();
+    on_signal(SIGALRM, peek_in_handler, SA_RESTART);
+    alarm_every_ms(1);
+    while (signals_seen < 50) {
+        say(handler_pair.client, "data");
+        expect(handler_pair.server, "data");
+    }
+    alarm_every_ms(0);
+    ping_pong(handler_pair.client, handler_pair.server);
+}
+
+static sigjmp_buf jump_target;
+
+static void jump_out(int signal)
+{
+    (void)signal;
+    siglongjmp(jump_target, 1);
+}
+
+TEST(handler_jumps_out_of_a_blocked_recv)
+{
+    struct pair pair = connected_pair();
+    on_signal(SIGALRM, jump_out, 0);
+    if (sigsetjmp(jump_target, 1) == 0) {
+        char byte;
+        alarm_every_ms(30);
+        recv(pair.server, &byte, 1, 0);
+        FAIL("recv returned");
+    }
+    alarm_every_ms(0);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(stopped_and_continued_process_goes_on)
+{
+    struct pair pair = connected_pair();
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        expect(pair.server, "before");
+        say(pair.server, "one");
+        expect(pair.server, "after");
+        say(pair.server, "two");
+        _exit(0);
+    }
+    say(pair.client, "before");
+    expect(pair.client, "one");
+    OK(kill(pid, SIGSTOP));
+    say(pair.client, "after");
+    expect_silent(pair.client, POLLIN);
+    OK(kill(pid, SIGCONT));
+    expect(pair.client, "two");
+    wait_child(pid);
+}

@@ -1,0 +1,377 @@
+// Threads that share sockets; cancellation.
+#include "check.h"
+
+struct job {
+    int fd;
+    uint64_t seed;
+    uint64_t total;
+    size_t chunk;
+};
+
+static void *send_job(void *argument)
+{
+    struct job *job = argument;
+    pattern_send(pattern_new(job->seed), job->fd, job->total, job->chunk);
+    return NULL;
+}
+
+static void full_duplex(struct end *me, uint64_t out_seed, uint64_t in_seed)
+{
+    struct job job = {me->fd, out_seed, 20 << 20, 50000};
+    pthread_t thread = start_thread(send_job, &job);
+    pattern_recv(pattern_new(in_seed), me->fd, 20 << 20, 40000);
+    join_thread(thread);
+}
+
+SERVER(reader_and_writer_thread_full_duplex) { full_duplex(me, 51, 52); }
+CLIENT(reader_and_writer_thread_full_duplex) { full_duplex(me, 52, 51); }
+
+enum { MESSAGES = 2000, MESSAGE_BYTES = 32 };
+
+struct writer {
+    int fd;
+    char letter;
+};
+
+static void *write_messages(void *argument)
+{
+    struct writer *writer = argument;
+    char message[MESSAGE_BYTES];
+    memset(message, writer->letter, sizeof message);
+    for (int i = 0; i < MESSAGES; i++)
+        CHECK_EQ(send(writer->fd, message, sizeof message, 0), MESSAGE_BYTES);
+    return NULL;
+}
+
+SERVER(writers_do_not_tear_small_messages)
+{
+    int seen[256] = {0};
+    for (int i = 0; i < 3 * MESSAGES; i++) {
+        char message[MESSAGE_BYTES], same[MESSAGE_BYTES];
+        recv_exact(me->fd, message, sizeof message);
+        memset(same, message[0], sizeof same);
+        CHECK(memcmp(message, same, sizeof same) == 0);
+        seen[(unsigned char)message[0]]++;
+    }
+    CHECK(seen['a'] == MESSAGES && seen['b'] == MESSAGES && seen['c'] == MESSAGES);
+}
+CLIENT(writers_do_not_tear_small_messages)
+{
+    struct writer writers[3] = {{me->fd, 'a'}, {me->fd, 'b'}, {OK(dup(me->fd)), 'c'}};
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        threads[i] = start_thread(write_messages, &writers[i]);
+    for (int i = 0; i < 3; i++)
+        join_thread(threads[i]);
+}
+
+struct reader {
+    int fd;
+    uint64_t bytes;
+    uint64_t sum;
+};
+
+static void *read_words(void *argument)
+{
+    struct reader *reader = argument;
+    unsigned char buffer[777];
+    ssize_t got;
+    while ((got = OK(recv(reader->fd, buffer, sizeof buffer, 0))) > 0) {
+        reader->bytes += got;
+        for (ssize_t i = 0; i < got; i++)
+            reader->sum += buffer[i];
+    }
+    return NULL;
+}
+
+SERVER(readers_share_one_stream)
+{
+    struct reader readers[3] = {{me->fd, 0, 0}, {me->fd, 0, 0}, {OK(dup(me->fd)), 0, 0}};
+    pthread_t threads[3];
+    uint64_t bytes = 0, sum = 0, want = 0;
+    for (int i = 0; i < 3; i++)
+        threads[i] = start_thread(read_words, &readers[i]);
+    for (int i = 0; i < 3; i++) {
+        join_thread(threads[i]);
+        bytes += readers[i].bytes;
+        sum += readers[i].sum;
+    }
+    for (int i = 0; i < 1000000; i++)
+        want += i % 251;
+    CHECK_EQ(bytes, 1000000);
+    CHECK_EQ(sum, want);
+}
+CLIENT(readers_share_one_stream)
+{
+    static unsigned char bytes[1000000];
+    for (int i = 0; i < 1000000; i++)
+        bytes[i] = i % 251;
+    for (int i = 0; i < 1000000; i += 5000)
+        send_all(me->fd, bytes + i, 5000);
+}
+
+static void *recv_late_answer(void *argument)
+{
+    expect(*(int *)argument, "late answer");
+    return NULL;
+}
+
+TEST(close_of_one_copy_leaves_a_reader_of_the_other)
+{
+    struct pair pair = connected_pair();
+    int copy = OK(dup(pair.server));
+    pthread_t thread = start_thread(recv_late_answer, &copy);
+    pause_ms(SILENCE_MS);
+    OK(close(pair.server));
+    pause_ms(SILENCE_MS);
+    say(pair.client, "late answer");
+    join_thread(thread);
+    ping_pong(pair.client, copy);
+}
+
+TEST(send_works_while_another_thread_is_blocked_in_recv)
+{
+    struct pair pair = connected_pair();
+    pthread_t thread = start_thread(recv_late_answer, &pair.client);
+    pause_ms(SILENCE_MS);
+    for (int i = 0; i < 100; i++) {
+        say(pair.client, "request");
+        expect(pair.server, "request");
+    }
+    say(pair.server, "late answer");
+    join_thread(thread);
+}
+
+static void *poll_then_recv(void *argument)
+{
+    await(*(int *)argument, POLLIN);
+    expect(*(int *)argument, "polled");
+    return NULL;
+}
+
+TEST(send_works_while_another_thread_polls)
+{
+    struct pair pair = connected_pair();
+    pthread_t thread = start_thread(poll_then_recv, &pair.client);
+    pause_ms(SILENCE_MS);
+    say(pair.client, "request");
+    expect(pair.server, "request");
+    say(pair.server, "polled");
+    join_thread(thread);
+}
+
+static void *shut_later(void *argument)
+{
+    pause_ms(SILENCE_MS);
+    OK(shutdown(*(int *)argument, SHUT_RDWR));
+    return NULL;
+}
+
+TEST(shutdown_by_another_thread_wakes_recv_and_poll)
+{
+    struct pair one = connected_pair(), two = connected_pair();
+    pthread_t first = start_thread(shut_later, &one.client);
+    expect_eof(one.client);
+    pthread_t second = start_thread(shut_later, &two.client);
+    CHECK(poll_once(two.client, POLLIN, PATIENCE_MS) & POLLHUP);
+    join_thread(first);
+    join_thread(second);
+}
+
+TEST(shutdown_by_another_thread_wakes_a_blocked_send)
+{
+    struct pair pair = connected_pair();
+    static char block[1 << 20];
+    pthread_t thread = start_thread(shut_later, &pair.client);
+    while (send(pair.client, block, sizeof block, MSG_NOSIGNAL) > 0)
+        ;
+    CHECK_EQ(errno, EPIPE);
+    join_thread(thread);
+}
+
+struct acceptor {
+    int listener;
+    int count;
+};
+
+static void *accept_many(void *argument)
+{
+    struct acceptor *acceptor = argument;
+    for (;;) {
+        int fd = accept(acceptor->listener, NULL, NULL);
+        if (fd < 0)
+            return NULL; // the listener was shut down
+        acceptor->count++;
+        say(fd, "hello");
+        OK(close(fd));
+    }
+}
+
+TEST(threads_share_a_listener)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    struct acceptor acceptors[3] = {{listener, 0}, {listener, 0}, {listener, 0}};
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        threads[i] = start_thread(accept_many, &acceptors[i]);
+    for (int i = 0; i < 60; i++) {
+        int fd = dial(&at);
+        expect(fd, "hello");
+        expect_eof(fd);
+        OK(close(fd));
+    }
+    OK(shutdown(listener, SHUT_RD));
+    for (int i = 0; i < 3; i++)
+        join_thread(threads[i]);
+    CHECK_EQ(acceptors[0].count + acceptors[1].count + acceptors[2].count, 60);
+}
+
+static void *open_and_close(void *argument)
+{
+    const struct address *at = argument;
+    for (int i = 0; i < 100; i++) {
+        int fd = dial(at);
+        expect(fd, "hello");
+        OK(close(fd));
+    }
+    return NULL;
+}
+
+TEST(threads_open_and_close_at_once)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    struct acceptor acceptor = {listener, 0};
+    pthread_t server = start_thread(accept_many, &acceptor), clients[4];
+    for (int i = 0; i < 4; i++)
+        clients[i] = start_thread(open_and_close, &at);
+    for (int i = 0; i < 4; i++)
+        join_thread(clients[i]);
+    OK(shutdown(listener, SHUT_RD));
+    join_thread(server);
+    CHECK_EQ(acceptor.count, 400);
+}
+
+// ---- cancellation -------------------------------------------------------------------------------
+
+static void cancel_and_join(pthread_t thread)
+{
+    void *result;
+    pause_ms(SILENCE_MS);
+    CHECK_EQ(pthread_cancel(thread), 0);
+    CHECK_EQ(pthread_join(thread, &result), 0);
+    CHECK(result == PTHREAD_CANCELED);
+}
+
+static void *block_in_recv(void *argument)
+{
+    char byte;
+    recv(*(int *)argument, &byte, 1, 0);
+    FAIL("recv returned");
+}
+
+static void *block_in_read(void *argument)
+{
+    char byte;
+    CHECK_EQ(read(*(int *)argument, &byte, 1), 1);
+    FAIL("read returned");
+}
+
+static void *block_in_send(void *argument)
+{
+    static char block[1 << 20];
+    for (;;)
+        CHECK(send(*(int *)argument, block, sizeof block, 0) > 0);
+}
+
+static void *block_in_accept(void *argument)
+{
+    accept(*(int *)argument, NULL, NULL);
+    FAIL("accept returned");
+}
+
+static void *block_in_poll(void *argument)
+{
+    struct pollfd entry = {*(int *)argument, POLLIN, 0};
+    poll(&entry, 1, -1);
+    FAIL("poll returned");
+}
+
+static void *block_in_epoll(void *argument)
+{
+    struct epoll_event event;
+    epoll_wait(epoll_with(*(int *)argument, EPOLLIN), &event, 1, -1);
+    FAIL("epoll_wait returned");
+}
+
+TEST(cancel_in_recv_leaves_the_connection_usable)
+{
+    struct pair pair = connected_pair();
+    cancel_and_join(start_thread(block_in_recv, &pair.server));
+    ping_pong(pair.client, pair.server);
+    cancel_and_join(start_thread(block_in_read, &pair.server));
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(cancel_in_send_leaves_the_connection_usable)
+{
+    struct pair pair = connected_pair();
+    cancel_and_join(start_thread(block_in_send, &pair.client));
+    drain_until_empty(pair.server);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(cancel_in_accept_leaves_the_listener_usable)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    cancel_and_join(start_thread(block_in_accept, &listener));
+    greet(&at, listener);
+}
+
+TEST(cancel_in_poll_and_epoll_leaves_the_connection_usable)
+{
+    struct pair pair = connected_pair();
+    cancel_and_join(start_thread(block_in_poll, &pair.server));
+    cancel_and_join(start_thread(block_in_epoll, &pair.server));
+    ping_pong(pair.client, pair.server);
+}
+
+static void *loop_on_ready_data(void *argument)
+{
+    char byte;
+    for (;;)
+        CHECK_EQ(recv(*(int *)argument, &byte, 1, MSG_PEEK), 1);
+}
+
+TEST(recv_with_data_is_a_cancellation_point)
+{
+    struct pair pair = connected_pair();
+    say(pair.client, "x");
+    await(pair.server, POLLIN);
+    cancel_and_join(start_thread(loop_on_ready_data, &pair.server));
+    expect(pair.server, "x");
+    ping_pong(pair.client, pair.server);
+}
+
+static void *recv_with_cancel_off(void *argument)
+{
+    int old;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
+    expect(*(int *)argument, "not cancelled");
+    return NULL;
+}
+
+TEST(disabled_cancellation_waits)
+{
+    struct pair pair = connected_pair();
+    void *result;
+    pthread_t thread = start_thread(recv_with_cancel_off, &pair.server);
+    pause_ms(SILENCE_MS);
+    CHECK_EQ(pthread_cancel(thread), 0);
+    pause_ms(SILENCE_MS);
+    say(pair.client, "not cancelled");
+    CHECK_EQ(pthread_join(thread, &result), 0);
+    CHECK(result == NULL);
+}
