@@ -12,7 +12,7 @@ struct mark {
 
 struct count {
     uint64_t bytes;
-    struct mark first, warm; /* the first look at the clock, and the one after warming up */
+    struct mark start, warm; /* the accepted connection, and the first look at the clock after warming up */
 };
 
 /* Reads to the end of the stream. What came in the first fifth of the run warms up and is not counted. */
@@ -20,7 +20,8 @@ static struct count drain(struct conn *conn, bool messages, size_t size, uint64_
 {
     size_t room = messages ? size : BULK_READ_BYTES;
     char *buffer = alloc_touched(room);
-    struct count count = {0};
+    struct count count = {.start = {0, ticks()}};
+    uint64_t first_ticks = 0;
     unsigned since_look = 0;
     for (;;) {
         size_t got = messages ? (conn_recv_all(conn, buffer, size) ? size : 0) : conn_recv(conn, buffer, room);
@@ -31,9 +32,9 @@ static struct count drain(struct conn *conn, bool messages, size_t size, uint64_
             continue;
         since_look = 0;
         struct mark mark = {count.bytes, ticks()};
-        if (!count.first.ticks)
-            count.first = mark;
-        else if (mark.ticks - count.first.ticks >= warm_ticks)
+        if (!first_ticks)
+            first_ticks = mark.ticks;
+        else if (mark.ticks - first_ticks >= warm_ticks)
             count.warm = mark;
     }
 }
@@ -49,9 +50,9 @@ static void serve(const char *address, enum waiting waiting, bool messages, size
     double ns_per_tick = scale_ns_per_tick(&scale);
     conn_send_all(&conn, (const char *)&count.bytes, sizeof count.bytes);
     /* On a machine so busy that nothing came after warming up, all that came counts. */
-    struct mark from = count.warm.ticks && count.bytes > count.warm.bytes ? count.warm : count.first;
-    if (!from.ticks || count.bytes == from.bytes)
-        die_plain("only %llu bytes came: too few to give a rate", (unsigned long long)count.bytes);
+    struct mark from = count.warm.ticks && count.bytes > count.warm.bytes ? count.warm : count.start;
+    if (count.bytes == from.bytes)
+        die_plain("the connection brought no bytes");
     printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - from.bytes), (double)(end - from.ticks) * ns_per_tick / 1e9);
 }
 
