@@ -429,7 +429,8 @@ size_t fill_until_full(int fd)
 {
     static const char block[65536];
     size_t total = 0;
-    for (int silent = 0; silent < 5;) {
+    // Kernel TCP finds more room when its probe timers fire, the last after some 200 ms.
+    for (int silent = 0; silent < 35;) {
         ssize_t sent = send(fd, block, sizeof block, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent > 0) {
             total += sent;
@@ -438,7 +439,7 @@ size_t fill_until_full(int fd)
         }
         CHECK_EQ(errno, EAGAIN);
         silent++;
-        pause_ms(10); // the kernel may still be moving bytes across
+        pause_ms(10);
         CHECK(total < (size_t)1 << 30);
     }
     return total;
