@@ -1,0 +1,658 @@
+//! Addresses as TCP would show them: C socket addresses, tuples, ephemeral ports, and which addresses are this machine's.
+//!
+//! Inside, an IPv4 address is always an IPv4 address. The mapped form `::ffff:a.b.c.d`, which programs with an IPv6 socket see, exists
+//! only at the edge: [`canonical`] takes it away, [`shown_in`] puts it back.
+
+#![allow(unsafe_code)] // Socket addresses in the memory of C callers.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+/// The family of a program's socket, which decides how addresses are shown to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// `AF_INET`.
+    V4,
+    /// `AF_INET6`.
+    V6,
+}
+
+impl Family {
+    /// The family with this C number, if TCP has it.
+    pub fn from_raw(family: i32) -> Option<Self> {
+        match family {
+            libc::AF_INET => Some(Self::V4),
+            libc::AF_INET6 => Some(Self::V6),
+            _ => None,
+        }
+    }
+
+    /// The C number.
+    pub fn raw(self) -> i32 {
+        match self {
+            Self::V4 => libc::AF_INET,
+            Self::V6 => libc::AF_INET6,
+        }
+    }
+}
+
+const SOCKADDR_IN_BYTES: usize = size_of::<libc::sockaddr_in>();
+const SOCKADDR_IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
+/// The kernel takes IPv6 addresses without their last field, the scope.
+const SOCKADDR_IN6_BYTES_MIN: usize = SOCKADDR_IN6_BYTES - 4;
+const SOCKADDR_BYTES_MAX: usize = size_of::<libc::sockaddr_storage>();
+
+/// Reads the address a program passed to `bind` or `connect`.
+///
+/// # Errors
+/// `FAULT` for a null pointer, `INVAL` for a length no address has, `AFNOSUPPORT` for another family than IPv4 and IPv6.
+///
+/// # Safety
+/// `pointer` is null or readable for `bytes` bytes.
+pub unsafe fn read_sockaddr(pointer: *const libc::sockaddr, bytes: libc::socklen_t) -> Result<SocketAddr, Errno> {
+    let bytes = bytes as usize;
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    if !(size_of::<libc::sa_family_t>()..=SOCKADDR_BYTES_MAX).contains(&bytes) {
+        return Err(Errno::INVAL);
+    }
+    let mut copy = [0_u8; SOCKADDR_BYTES_MAX];
+    // SAFETY: the caller says that `bytes` bytes are readable; they are at most as many as `copy` has, and `copy` is ours alone.
+    unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), copy.as_mut_ptr(), bytes) };
+    decode_sockaddr(&copy[..bytes])
+}
+
+/// The address in the bytes of a C socket address.
+fn decode_sockaddr(bytes: &[u8]) -> Result<SocketAddr, Errno> {
+    let family = libc::sa_family_t::from_ne_bytes(array(bytes, 0).ok_or(Errno::INVAL)?);
+    let port = || array(bytes, 2).map(u16::from_be_bytes).ok_or(Errno::INVAL);
+    match Family::from_raw(i32::from(family)).ok_or(Errno::AFNOSUPPORT)? {
+        Family::V4 if bytes.len() < SOCKADDR_IN_BYTES => Err(Errno::INVAL),
+        Family::V4 => {
+            let ip = Ipv4Addr::from(array::<4>(bytes, 4).ok_or(Errno::INVAL)?);
+            Ok(SocketAddr::V4(SocketAddrV4::new(ip, port()?)))
+        }
+        Family::V6 if bytes.len() < SOCKADDR_IN6_BYTES_MIN => Err(Errno::INVAL),
+        Family::V6 => {
+            let flow = u32::from_ne_bytes(array(bytes, 4).ok_or(Errno::INVAL)?);
+            let ip = Ipv6Addr::from(array::<16>(bytes, 8).ok_or(Errno::INVAL)?);
+            let scope = array(bytes, 24).map_or(0, u32::from_ne_bytes);
+            Ok(SocketAddr::V6(SocketAddrV6::new(ip, port()?, flow, scope)))
+        }
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+/// The bytes of a C socket address, and how many of them count.
+pub fn encode_sockaddr(address: SocketAddr) -> ([u8; SOCKADDR_IN6_BYTES], usize) {
+    let mut bytes = [0_u8; SOCKADDR_IN6_BYTES];
+    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET as libc::sa_family_t).to_ne_bytes());
+            bytes[4..8].copy_from_slice(&v4.ip().octets());
+            (bytes, SOCKADDR_IN_BYTES)
+        }
+        SocketAddr::V6(v6) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET6 as libc::sa_family_t).to_ne_bytes());
+            bytes[4..8].copy_from_slice(&v6.flowinfo().to_ne_bytes());
+            bytes[8..24].copy_from_slice(&v6.ip().octets());
+            bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+            (bytes, SOCKADDR_IN6_BYTES)
+        }
+    }
+}
+
+/// Writes an address as `getsockname`, `getpeername` and `accept` do: cut to the caller's length, which then says the full length.
+///
+/// # Errors
+/// `FAULT` for a null pointer that would have to be written through, `INVAL` for a negative length.
+///
+/// # Safety
+/// `bytes_inout` is null or readable and writable; `pointer` is null or writable for as many bytes as it says.
+pub unsafe fn write_sockaddr(
+    address: SocketAddr,
+    pointer: *mut libc::sockaddr,
+    bytes_inout: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    if bytes_inout.is_null() {
+        return Err(Errno::FAULT);
+    }
+    let (bytes, full) = encode_sockaddr(address);
+    // SAFETY: not null, and the caller says it is readable.
+    let room = unsafe { bytes_inout.read_unaligned() };
+    let room = i32::try_from(room).map_err(|_| Errno::INVAL)? as usize;
+    let written = full.min(room);
+    if pointer.is_null() && written > 0 {
+        return Err(Errno::FAULT);
+    }
+    if written > 0 {
+        // SAFETY: `written` is at most what the caller says is writable, and at most the length of `bytes`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pointer.cast::<u8>(), written) };
+    }
+    // SAFETY: not null, and the caller says it is writable.
+    unsafe { bytes_inout.write_unaligned(full as libc::socklen_t) };
+    Ok(())
+}
+
+/// The one form of an address used inside: IPv4 unmapped, no flow label, a scope only where it means something.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    let SocketAddr::V6(v6) = address else { return address };
+    match v6.ip().to_ipv4_mapped() {
+        Some(v4) => SocketAddr::V4(SocketAddrV4::new(v4, v6.port())),
+        None => {
+            let scope = if is_link_local(v6.ip()) { v6.scope_id() } else { 0 };
+            SocketAddr::V6(SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope))
+        }
+    }
+}
+
+fn is_link_local(ip: &Ipv6Addr) -> bool {
+    ip.segments()[0] & 0xffc0 == 0xfe80
+}
+
+/// The form in which a program with a socket of `family` sees a canonical address.
+pub fn shown_in(address: SocketAddr, family: Family) -> SocketAddr {
+    match (address, family) {
+        (SocketAddr::V4(v4), Family::V6) => {
+            SocketAddr::V6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0))
+        }
+        _ => address,
+    }
+}
+
+/// Where a connection to `address` goes: canonical, and the unspecified address means this machine, as on Linux.
+pub fn destination(address: SocketAddr) -> SocketAddr {
+    // `::ffff:0.0.0.0` means 127.0.0.1 too, so the mapping goes first.
+    let mut address = canonical(address);
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+/// Both addresses of a connection, canonical, seen from one end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tuple {
+    /// This end's.
+    pub local: SocketAddr,
+    /// The other end's.
+    pub peer: SocketAddr,
+}
+
+/// Why bytes are not the name of a tuple.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TupleNameError {
+    /// Not one of our names at all.
+    Foreign,
+    /// A name of ours, of this other version.
+    Version(u32),
+    /// Ours, but no tuple any end would write.
+    Malformed,
+}
+
+/// What stands before the version in a tuple's name.
+const NAME_PREFIX: &str = "crosslane/";
+/// Version of the tuple's name.
+const NAME_VERSION: u32 = 1;
+/// Bytes an abstract AF_UNIX name can have.
+pub const NAME_BYTES_MAX: usize = 107;
+
+impl Tuple {
+    /// The same connection seen from the other end.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self { local: self.peer, peer: self.local }
+    }
+
+    /// As a program with a socket of `family` sees it.
+    #[must_use]
+    pub fn shown_in(self, family: Family) -> Self {
+        Self { local: shown_in(self.local, family), peer: shown_in(self.peer, family) }
+    }
+
+    /// The abstract AF_UNIX name that the connecting end binds its lifeline to: `crosslane/1/127.0.0.1:40000>127.0.0.1:6379`.
+    ///
+    /// The kernel lets a name be bound once, so a tuple is unique among lanes, and is free again when the last descriptor of the
+    /// connecting end is gone. Abstract names belong to a network namespace already, so that the name need not say which.
+    ///
+    /// # Errors
+    /// `INVAL` when these cannot be the addresses of a connection, `NAMETOOLONG` when the name would not fit.
+    pub fn name(&self) -> Result<String, Errno> {
+        if !is_whole(self.local) || !is_whole(self.peer) || self.local.is_ipv4() != self.peer.is_ipv4() {
+            return Err(Errno::INVAL);
+        }
+        let name = format!("{NAME_PREFIX}{NAME_VERSION}/{}>{}", self.local, self.peer);
+        if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
+    }
+
+    /// The tuple in an abstract AF_UNIX name, seen from the end that bound it. Anybody can bind any name, so only a name that
+    /// [`Tuple::name`] would have written is taken.
+    ///
+    /// # Errors
+    /// What the bytes are instead.
+    pub fn from_name(name: &[u8]) -> Result<Self, TupleNameError> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(TupleNameError::Foreign);
+        }
+        let text = std::str::from_utf8(name).map_err(|_| TupleNameError::Foreign)?;
+        let rest = text.strip_prefix(NAME_PREFIX).ok_or(TupleNameError::Foreign)?;
+        let (version, addresses) = rest.split_once('/').ok_or(TupleNameError::Malformed)?;
+        let version = version.parse().map_err(|_| TupleNameError::Malformed)?;
+        if version != NAME_VERSION {
+            return Err(TupleNameError::Version(version));
+        }
+        let (local, peer) = addresses.split_once('>').ok_or(TupleNameError::Malformed)?;
+        let local = local.parse().map_err(|_| TupleNameError::Malformed)?;
+        let peer = peer.parse().map_err(|_| TupleNameError::Malformed)?;
+        let tuple = Self { local, peer };
+        if tuple.name().is_ok_and(|again| again == text) { Ok(tuple) } else { Err(TupleNameError::Malformed) }
+    }
+}
+
+/// Whether the address is canonical and one end of a connection can have it.
+fn is_whole(address: SocketAddr) -> bool {
+    let ip = address.ip();
+    address == canonical(address) && address.port() != 0 && !ip.is_unspecified() && !ip.is_multicast()
+}
+
+/// How many ephemeral ports are tried before a connection goes without a lane.
+const EPHEMERAL_TRIES_MAX: usize = 2048;
+/// What the kernel uses where /proc cannot be read.
+const EPHEMERAL_PORTS_DEFAULT: (u16, u16) = (32_768, 60_999);
+
+/// The range of ephemeral ports of this machine, read once.
+pub fn ephemeral_ports() -> RangeInclusive<u16> {
+    // Low in the upper half, high in the lower; no range ends at port 0, so 0 is "not read".
+    static RANGE: AtomicU32 = AtomicU32::new(0);
+    let known = RANGE.load(Ordering::Relaxed);
+    if known != 0 {
+        return (known >> 16) as u16..=known as u16;
+    }
+    let (low, high) = read_ephemeral_ports().unwrap_or(EPHEMERAL_PORTS_DEFAULT);
+    RANGE.store(u32::from(low) << 16 | u32::from(high), Ordering::Relaxed);
+    low..=high
+}
+
+fn read_ephemeral_ports() -> Option<(u16, u16)> {
+    let path = c"/proc/sys/net/ipv4/ip_local_port_range";
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0_u8; 64];
+    let length = rustix::io::read(&file, &mut bytes).ok()?;
+    parse_port_range(std::str::from_utf8(&bytes[..length]).ok()?)
+}
+
+fn parse_port_range(text: &str) -> Option<(u16, u16)> {
+    let mut words = text.split_ascii_whitespace();
+    let low: u16 = words.next()?.parse().ok()?;
+    let high: u16 = words.next()?.parse().ok()?;
+    (low >= 1 && low <= high).then_some((low, high))
+}
+
+/// Ephemeral ports in the order to try them, from a random place.
+///
+/// The kernel's `connect` prefers ports an even distance from the start of the range. Lanes prefer the others, so that a server
+/// hardly ever sees one address on a lane and on kernel TCP at once.
+pub fn ephemeral_candidates(range: RangeInclusive<u16>, random: u32) -> impl Iterator<Item = u16> {
+    let low = u32::from(*range.start());
+    let ports = u32::from(*range.end()) - low + 1;
+    let half = move |parity: u32| {
+        let count = (ports + 1 - parity) / 2;
+        (0..count).map(move |step| low + 2 * ((random % count + step) % count) + parity)
+    };
+    half(1).chain(half(0)).map(|port| port as u16).take(EPHEMERAL_TRIES_MAX)
+}
+
+/// Whether the address is one of this machine's, in the network namespace of the caller.
+pub fn is_local(ip: IpAddr) -> bool {
+    matches!(local_source(ip, 0), Ok(Some(_)))
+}
+
+/// The source address TCP would show for a connection to `ip`, if `ip` is one of this machine's.
+///
+/// The kernel is asked each time, except for loopback addresses: it takes microseconds, and a remembered answer could send a
+/// connection to the wrong machine just after an address has moved.
+///
+/// # Errors
+/// What socket, sendto and recvfrom answer; `PROTO` when the kernel's answer makes no sense.
+pub fn local_source(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
+    match ip {
+        IpAddr::V4(v4) if v4.is_loopback() => Ok(Some(Ipv4Addr::LOCALHOST.into())),
+        IpAddr::V6(v6) if v6.is_loopback() => Ok(Some(ip)),
+        _ if ip.is_unspecified() || ip.is_multicast() => Ok(None),
+        _ => ask_route(ip, scope),
+    }
+}
+
+const ROUTE_SEQUENCE: u32 = 0x43_52_4f_53;
+const HEADER_BYTES: usize = 16;
+const ROUTE_BYTES: usize = 12;
+
+fn ask_route(ip: IpAddr, scope: u32) -> Result<Option<IpAddr>, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    let request = route_request(ip, scope);
+    rustix::net::send(&socket, &request, SendFlags::empty())?;
+    let mut reply = [0_u8; 1024];
+    // The kernel has queued its answer before the request returns, so there is nothing to wait for.
+    let length = receive(&socket, &mut reply)?;
+    parse_route_reply(&reply[..length])
+}
+
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    rustix::net::recv(socket, buffer, RecvFlags::DONTWAIT).map(|(length, _)| length)
+}
+
+fn route_request(ip: IpAddr, scope: u32) -> Vec<u8> {
+    let (family, octets) = match ip {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    let mut request = vec![0_u8; HEADER_BYTES + ROUTE_BYTES];
+    request[4..6].copy_from_slice(&libc::RTM_GETROUTE.to_ne_bytes());
+    request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    request[8..12].copy_from_slice(&ROUTE_SEQUENCE.to_ne_bytes());
+    request[HEADER_BYTES] = family as u8;
+    request[HEADER_BYTES + 1] = octets.len() as u8 * 8;
+    push_attribute(&mut request, libc::RTA_DST, &octets);
+    if scope != 0 {
+        push_attribute(&mut request, libc::RTA_OIF, &scope.to_ne_bytes());
+    }
+    let length = request.len() as u32;
+    request[..4].copy_from_slice(&length.to_ne_bytes());
+    request
+}
+
+fn push_attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    message.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(value);
+}
+
+/// The preferred source in the kernel's answer, when the route is a local one.
+fn parse_route_reply(reply: &[u8]) -> Result<Option<IpAddr>, Errno> {
+    let length = array(reply, 0).map(u32::from_ne_bytes).ok_or(Errno::PROTO)? as usize;
+    let kind = array(reply, 4).map(u16::from_ne_bytes).ok_or(Errno::PROTO)?;
+    let sequence = array(reply, 8).map(u32::from_ne_bytes).ok_or(Errno::PROTO)?;
+    if sequence != ROUTE_SEQUENCE || length > reply.len() {
+        return Err(Errno::PROTO);
+    }
+    if i32::from(kind) == libc::NLMSG_ERROR {
+        return Ok(None); // No route there: not an address of ours either.
+    }
+    if kind != libc::RTM_NEWROUTE || length < HEADER_BYTES + ROUTE_BYTES {
+        return Err(Errno::PROTO);
+    }
+    if reply[HEADER_BYTES + 7] != libc::RTN_LOCAL {
+        return Ok(None);
+    }
+    let attributes = &reply[HEADER_BYTES + ROUTE_BYTES..length];
+    let source = find_attribute(attributes, libc::RTA_PREFSRC).or_else(|| find_attribute(attributes, libc::RTA_DST));
+    source.and_then(ip_of_octets).map(Some).ok_or(Errno::PROTO)
+}
+
+fn find_attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16::from_ne_bytes(array(attributes, 0)?));
+        let found = u16::from_ne_bytes(array(attributes, 2)?);
+        if length < 4 {
+            return None;
+        }
+        if found == kind {
+            return attributes.get(4..length);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+fn ip_of_octets(octets: &[u8]) -> Option<IpAddr> {
+    match octets.len() {
+        4 => array::<4>(octets, 0).map(IpAddr::from),
+        16 => array::<16>(octets, 0).map(IpAddr::from),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn any_ip() -> impl Strategy<Value = IpAddr> {
+        prop_oneof![
+            any::<u32>().prop_map(|bits| IpAddr::from(Ipv4Addr::from(bits))),
+            any::<u128>().prop_map(|bits| IpAddr::from(Ipv6Addr::from(bits))),
+            any::<u32>().prop_map(|bits| IpAddr::from(Ipv4Addr::from(bits).to_ipv6_mapped())),
+            any::<u64>().prop_map(|bits| IpAddr::from(Ipv6Addr::from(0xfe80 << 112 | u128::from(bits)))),
+        ]
+    }
+
+    fn any_address() -> impl Strategy<Value = SocketAddr> {
+        (any_ip(), any::<u16>(), any::<u32>(), 0..10_000_u32).prop_map(|(ip, port, flow, scope)| match ip {
+            IpAddr::V4(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
+            IpAddr::V6(v6) => SocketAddr::V6(SocketAddrV6::new(v6, port, flow, scope)),
+        })
+    }
+
+    fn read_back(address: SocketAddr) -> Result<SocketAddr, Errno> {
+        let (bytes, length) = encode_sockaddr(address);
+        // SAFETY: `length` is at most the length of `bytes`.
+        unsafe { read_sockaddr(bytes.as_ptr().cast(), length as u32) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_socket_address_survives_its_c_form(address in any_address()) {
+            prop_assert_eq!(read_back(address), Ok(address));
+        }
+
+        #[test]
+        fn any_bytes_are_an_address_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..140), family in 0..12_u16) {
+            let mut bytes = bytes;
+            if bytes.len() >= 2 {
+                bytes[..2].copy_from_slice(&family.to_ne_bytes());
+            }
+            // SAFETY: the length is the vector's.
+            let read = unsafe { read_sockaddr(bytes.as_ptr().cast(), bytes.len() as u32) };
+            let valid = match i32::from(family) {
+                libc::AF_INET => (16..=128).contains(&bytes.len()),
+                libc::AF_INET6 => (24..=128).contains(&bytes.len()),
+                _ => false,
+            };
+            prop_assert_eq!(read.is_ok(), valid);
+        }
+
+        #[test]
+        fn canonical_is_a_fixed_point_and_showing_undoes_it(address in any_address()) {
+            let once = canonical(address);
+            prop_assert_eq!(canonical(once), once);
+            prop_assert_eq!(canonical(shown_in(once, Family::V6)), once);
+        }
+
+        #[test]
+        fn a_tuple_survives_its_name(local in any_address(), peer in any_address()) {
+            let tuple = Tuple { local: canonical(local), peer: canonical(peer) };
+            match tuple.name() {
+                Ok(name) => {
+                    prop_assert!(name.len() <= NAME_BYTES_MAX);
+                    prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok(tuple));
+                }
+                Err(error) => {
+                    let usable = is_whole(tuple.local) && is_whole(tuple.peer) && tuple.local.is_ipv4() == tuple.peer.is_ipv4();
+                    prop_assert!(!usable, "{error} for {tuple:?}");
+                }
+            }
+        }
+
+        #[test]
+        fn a_hostile_name_is_an_error_or_exactly_what_we_would_write(name in "(crosslane/1/)?[0-9a-f:.>\\[\\]%/]{0,60}") {
+            if let Ok(tuple) = Tuple::from_name(name.as_bytes()) {
+                prop_assert_eq!(tuple.name().unwrap(), name);
+            }
+        }
+
+        #[test]
+        fn any_bytes_of_a_route_reply_are_taken(reply in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut reply = reply;
+            let length = (reply.len() as u32).to_ne_bytes();
+            if reply.len() >= 12 {
+                reply[..4].copy_from_slice(&length);
+                reply[4..6].copy_from_slice(&libc::RTM_NEWROUTE.to_ne_bytes());
+                reply[8..12].copy_from_slice(&ROUTE_SEQUENCE.to_ne_bytes());
+            }
+            let _ = parse_route_reply(&reply);
+        }
+
+        #[test]
+        fn ephemeral_ports_are_tried_once_each_odd_distances_first(low in 1..60_000_u16, more in 0..1500_u16, random: u32) {
+            let range = low..=low + more;
+            let tried: Vec<u16> = ephemeral_candidates(range.clone(), random).collect();
+            let mut sorted = tried.clone();
+            sorted.sort_unstable();
+            prop_assert!(sorted.iter().copied().eq(range));
+            let odd = (usize::from(more) + 1) / 2;
+            prop_assert!(tried[..odd].iter().all(|port| (port - low) % 2 == 1));
+        }
+    }
+
+    #[test]
+    fn tuples_are_named_readably() {
+        let tuple = Tuple { local: address("127.0.0.1:40000"), peer: address("127.0.0.1:6379") };
+        assert_eq!(tuple.name().unwrap(), "crosslane/1/127.0.0.1:40000>127.0.0.1:6379");
+        let tuple = Tuple { local: address("[fe80::1%3]:40000"), peer: address("[fe80::2%3]:80") };
+        assert_eq!(tuple.name().unwrap(), "crosslane/1/[fe80::1%3]:40000>[fe80::2%3]:80");
+    }
+
+    #[test]
+    fn the_longest_global_addresses_fit_a_name() {
+        let longest = address("[2001:1db8:1111:2222:3333:4444:5555:6666]:65535");
+        let name = Tuple { local: longest, peer: longest }.name().unwrap();
+        assert_eq!(name.len(), NAME_BYTES_MAX);
+    }
+
+    #[test]
+    fn names_nobody_would_write_are_refused() {
+        use TupleNameError::{Foreign, Malformed, Version};
+        for (name, error) in [
+            (&b""[..], Foreign),
+            (b"\xff", Foreign),
+            (b"other/1/127.0.0.1:1>127.0.0.1:2", Foreign),
+            (b"crosslane/2/whatever", Version(2)),
+            (b"crosslane/1", Malformed),
+            (b"crosslane/01/127.0.0.1:1>127.0.0.1:2", Malformed),
+            (b"crosslane/1/127.0.0.1:01>127.0.0.1:2", Malformed),
+            (b"crosslane/1/127.0.0.1:0>127.0.0.1:2", Malformed),
+            (b"crosslane/1/0.0.0.0:1>127.0.0.1:2", Malformed),
+            (b"crosslane/1/127.0.0.1:1>[::1]:2", Malformed),
+            (b"crosslane/1/[::ffff:127.0.0.1]:1>[::ffff:127.0.0.1]:2", Malformed),
+            (b"crosslane/1/[0::1]:1>[::1]:2", Malformed),
+            (b"crosslane/1/[::1%1]:1>[::1]:2", Malformed),
+            (b"crosslane/1/127.0.0.1:1>127.0.0.1:2>127.0.0.1:3", Malformed),
+            (b"crosslane/1/224.0.0.1:1>127.0.0.1:2", Malformed),
+        ] {
+            assert_eq!(Tuple::from_name(name), Err(error), "{}", String::from_utf8_lossy(name));
+        }
+    }
+
+    #[test]
+    fn unspecified_destinations_are_this_machine() {
+        for (given, meant) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            ("[::ffff:0.0.0.0]:80", "127.0.0.1:80"),
+            ("[::ffff:127.77.0.1]:80", "127.77.0.1:80"),
+            ("[fd00::2%7]:80", "[fd00::2]:80"),
+        ] {
+            assert_eq!(destination(address(given)), address(meant));
+        }
+    }
+
+    fn write_cut(given: SocketAddr, room: u32) -> (Result<(), Errno>, [u8; 40], u32) {
+        let mut buffer = [0xaa_u8; 40];
+        let mut length = room;
+        // SAFETY: callers pass a room of at most 40 or one that is refused before anything is written.
+        let result = unsafe { write_sockaddr(given, buffer.as_mut_ptr().cast(), &raw mut length) };
+        (result, buffer, length)
+    }
+
+    #[test]
+    fn a_short_buffer_is_cut_and_told_the_full_length() {
+        let v4 = address("127.0.0.1:6379");
+        let (whole, _) = encode_sockaddr(v4);
+        for room in 0..40_u32 {
+            let (result, buffer, length) = write_cut(v4, room);
+            let written = room.min(16) as usize;
+            assert_eq!((result, length), (Ok(()), 16));
+            assert_eq!(buffer[..written], whole[..written]);
+            assert!(buffer[written..].iter().all(|byte| *byte == 0xaa));
+        }
+        assert_eq!(write_cut(address("[::1]:1"), 40).2, 28);
+        assert_eq!(write_cut(v4, u32::MAX).0, Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn null_pointers_are_faults() {
+        let mut length = 16;
+        // SAFETY: null pointers are what the functions promise to refuse.
+        unsafe {
+            assert_eq!(read_sockaddr(std::ptr::null(), 16), Err(Errno::FAULT));
+            assert_eq!(write_sockaddr(address("1.2.3.4:5"), std::ptr::null_mut(), &raw mut length), Err(Errno::FAULT));
+            assert_eq!(
+                write_sockaddr(address("1.2.3.4:5"), std::ptr::null_mut(), std::ptr::null_mut()),
+                Err(Errno::FAULT)
+            );
+        }
+    }
+
+    #[test]
+    fn port_ranges_are_read_as_the_kernel_writes_them() {
+        assert_eq!(parse_port_range("32768\t60999\n"), Some((32768, 60999)));
+        for text in ["", "1", "0 5", "9 8", "a b", "1 70000"] {
+            assert_eq!(parse_port_range(text), None, "{text:?}");
+        }
+        assert!(!ephemeral_ports().is_empty());
+    }
+
+    /// The address TCP would use towards `ip`, which needs no listener to be known.
+    fn source_by_datagram(ip: IpAddr) -> std::io::Result<IpAddr> {
+        let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = std::net::UdpSocket::bind((any, 0))?;
+        socket.connect((ip, 9))?;
+        Ok(socket.local_addr()?.ip())
+    }
+
+    #[test]
+    fn the_source_of_a_local_connection_is_the_kernels() {
+        let mut ips: Vec<IpAddr> = ["127.0.0.1", "127.77.0.1"].map(|ip| ip.parse().unwrap()).to_vec();
+        // The machine's own address towards the outside, where it has one: no packet is sent.
+        ips.extend(source_by_datagram("192.0.2.200".parse().unwrap()));
+        ips.extend(source_by_datagram("2001:db8::1".parse().unwrap()));
+        for ip in ips {
+            assert_eq!(local_source(ip, 0), Ok(source_by_datagram(ip).ok()), "{ip}");
+            assert!(is_local(ip));
+        }
+    }
+
+    #[test]
+    fn addresses_of_other_machines_are_not_local() {
+        for ip in ["198.51.100.7", "8.8.8.8", "2001:db8::77", "224.0.0.1", "255.255.255.255", "ff02::1", "0.0.0.0", "::"] {
+            assert!(!is_local(ip.parse().unwrap()), "{ip}");
+        }
+    }
+}

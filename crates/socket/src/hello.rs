@@ -1,0 +1,160 @@
+//! The first bytes on a lifeline, from the connecting end, with the segment's memfd attached to them.
+//!
+//! ```text
+//!    0  magic            "XLHELLO" and a zero
+//!    8  version          of this and of the segment's layout
+//!   12  flags            zero: none are defined
+//!   16  segment bytes    the size of the memfd
+//!   24  secret           of the lane to the accepting end
+//!   32  secret           of the lane to the connecting end
+//! ```
+//!
+//! Numbers are in the machine's own order: both ends run on it.
+
+use std::fmt;
+
+use crate::segment::{LAYOUT_VERSION, Secrets, Segment};
+
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 40;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
+const FLAGS_KNOWN: u32 = 0;
+
+/// What the connecting end says of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// What tells the records of each lane from other bytes.
+    pub secrets: Secrets,
+}
+
+/// Why bytes are no hello for this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HelloError {
+    /// Not as many bytes as a hello has.
+    Length(usize),
+    /// Not a hello at all.
+    Magic(u64),
+    /// A hello of another version.
+    Version(u32),
+    /// Flags this end does not know.
+    Flags(u32),
+    /// A segment of another size than this version's.
+    SegmentBytes(u64),
+}
+
+impl fmt::Display for HelloError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length(bytes) => write!(formatter, "hello of {bytes} bytes, not {HELLO_BYTES}"),
+            Self::Magic(magic) => write!(formatter, "hello begins with {magic:#018x}, not {MAGIC:#018x}"),
+            Self::Version(version) => write!(formatter, "hello of version {version}, not {LAYOUT_VERSION}"),
+            Self::Flags(flags) => write!(formatter, "hello with unknown flags {flags:#x}"),
+            Self::SegmentBytes(bytes) => write!(formatter, "segment of {bytes} bytes, not {}", Segment::SEGMENT_BYTES),
+        }
+    }
+}
+
+impl std::error::Error for HelloError {}
+
+impl Hello {
+    /// The bytes to send.
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0_u8; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&FLAGS_KNOWN.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&(Segment::SEGMENT_BYTES as u64).to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.secrets.to_acceptor.to_ne_bytes());
+        bytes[32..].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
+        bytes
+    }
+
+    /// The hello in received bytes, which anybody may have sent.
+    ///
+    /// # Errors
+    /// What is wrong with them, the most telling thing first.
+    pub fn decode(bytes: &[u8]) -> Result<Self, HelloError> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().map_err(|_| HelloError::Length(bytes.len()))?;
+        let magic = word(bytes, 0);
+        if magic != MAGIC {
+            return Err(HelloError::Magic(magic));
+        }
+        let version = half_word(bytes, 8);
+        if version != LAYOUT_VERSION {
+            return Err(HelloError::Version(version));
+        }
+        let flags = half_word(bytes, 12);
+        if flags & !FLAGS_KNOWN != 0 {
+            return Err(HelloError::Flags(flags));
+        }
+        let segment_bytes = word(bytes, 16);
+        if segment_bytes != Segment::SEGMENT_BYTES as u64 {
+            return Err(HelloError::SegmentBytes(segment_bytes));
+        }
+        Ok(Self { secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) } })
+    }
+}
+
+fn word(bytes: &[u8; HELLO_BYTES], at: usize) -> u64 {
+    let mut copy = [0; 8];
+    copy.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(copy)
+}
+
+fn half_word(bytes: &[u8; HELLO_BYTES], at: usize) -> u32 {
+    let mut copy = [0; 4];
+    copy.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_ne_bytes(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello(to_acceptor: u64, to_connector: u64) -> Hello {
+        Hello { secrets: Secrets { to_acceptor, to_connector } }
+    }
+
+    proptest! {
+        #[test]
+        fn a_hello_survives_the_way(to_acceptor: u64, to_connector: u64) {
+            let hello = hello(to_acceptor, to_connector);
+            prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        }
+
+        #[test]
+        fn a_hello_with_a_changed_byte_before_its_secrets_is_refused(at in 0..24_usize, change in 1..=255_u8) {
+            let mut bytes = hello(1, 2).encode();
+            bytes[at] ^= change;
+            prop_assert!(Hello::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn hostile_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(Hello::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn a_hello_cut_or_prolonged_is_refused(length in 0..80_usize) {
+            let mut bytes = hello(3, 4).encode().to_vec();
+            bytes.resize(length, 0);
+            prop_assert_eq!(Hello::decode(&bytes).is_ok(), length == HELLO_BYTES);
+        }
+    }
+
+    #[test]
+    fn a_refusal_carries_what_was_found() {
+        let changed = |at: usize| {
+            let mut bytes = hello(1, 2).encode();
+            bytes[at] ^= 0x40;
+            Hello::decode(&bytes).unwrap_err()
+        };
+        assert_eq!(changed(0), HelloError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
+        assert_eq!(changed(8), HelloError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert_eq!(changed(12), HelloError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert!(matches!(changed(16), HelloError::SegmentBytes(_)));
+        assert!(changed(8).to_string().contains("version"));
+    }
+}
