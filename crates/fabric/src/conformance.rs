@@ -55,11 +55,11 @@ macro_rules! conformance_suite {
     };
 }
 
-const WINDOW_BYTES: usize = 1024;
+const WINDOW_BYTES: usize = if cfg!(miri) { 512 } else { 1024 };
 const WORD_BYTES: usize = size_of::<u64>();
 
 /// Cases of a property, rounds of an exchange: an interpreter gets fewer.
-const CASES: u32 = if cfg!(miri) { 4 } else { 64 };
+const CASES: u32 = if cfg!(miri) { 2 } else { 64 };
 const ROUNDS: u64 = if cfg!(miri) { 12 } else { 2_000 };
 
 /// How long a test waits before it calls a link stuck. No test passes or fails by how long something takes within it.
