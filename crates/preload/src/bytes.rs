@@ -1,0 +1,303 @@
+//! `read`, `write` and everything else that moves bytes of one buffer or several.
+
+use crate::{count_or_errno, real, set_errno};
+use libc::{iovec, off_t, sockaddr, socklen_t};
+use rustix::io::Errno;
+use socket::connection::{Connection, Flags, total_bytes};
+use socket::lifecycle::Stream;
+use socket::table::{self, Entry};
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
+
+const SPANS_MAX: usize = 1024;
+
+#[inline]
+pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
+        return -1;
+    }
+    // SAFETY: the C caller's buffers.
+    count_or_errno(unsafe { connection.receive(spans, Flags::from_bits(flags)) })
+}
+
+#[inline]
+pub(crate) unsafe fn send_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
+    if flags & libc::MSG_OOB != 0 {
+        set_errno(Errno::OPNOTSUPP);
+        return -1;
+    }
+    // SAFETY: the C caller's buffers.
+    let result = unsafe { connection.send(spans, Flags::from_bits(flags)) };
+    count_or_signal(result, flags)
+}
+
+/// A count, or -1 with `errno`; a broken pipe also raises its signal, unless the call forbids it.
+fn count_or_signal(result: Result<usize, Errno>, flags: c_int) -> isize {
+    if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+        // SAFETY: a signal to this thread, as the kernel would send it.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::syscall(libc::SYS_gettid), libc::SIGPIPE) };
+    }
+    count_or_errno(result)
+}
+
+#[inline]
+fn span(buffer: *const c_void, len: usize) -> [iovec; 1] {
+    [iovec { iov_base: buffer.cast_mut(), iov_len: len }]
+}
+
+/// The caller's spans, if there are as many as it may pass.
+unsafe fn spans<'a>(spans: *const iovec, count: c_int) -> Result<&'a [iovec], Errno> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Ok(count) if count <= SPANS_MAX && spans.is_null() => Err(Errno::FAULT),
+        // SAFETY: the C caller's array.
+        Ok(count) if count <= SPANS_MAX => Ok(unsafe { std::slice::from_raw_parts(spans, count) }),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
+    if result > 0 {
+        stream.count_received(result as usize);
+    }
+    result
+}
+
+pub(crate) fn counted_send(stream: &Stream, result: isize) -> isize {
+    if result > 0 {
+        stream.count_sent(result as usize);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(_) if len == 0 => 0,
+            Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), 0),
+            Entry::Stream(stream) => counted_receive(stream, real::read(fd, buffer, len)),
+            _ => real::read(fd, buffer, len),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(connection) => send_spans(connection, &span(buffer, len), 0),
+            Entry::Stream(stream) => counted_send(stream, real::write(fd, buffer, len)),
+            _ => real::write(fd, buffer, len),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), flags),
+            Entry::Stream(stream) => counted_receive(stream, real::recv(fd, buffer, len, flags)),
+            _ => real::recv(fd, buffer, len, flags),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Stream(stream) => counted_send(stream, real::send(fd, buffer, len, flags)),
+            _ => real::send(fd, buffer, len, flags),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(connection) => match spans(vector, count) {
+                Ok(spans) if total_bytes(spans) == 0 => 0,
+                Ok(spans) => receive_spans(connection, spans, 0),
+                Err(error) => count_or_errno(Err(error)),
+            },
+            Entry::Stream(stream) => counted_receive(stream, real::readv(fd, vector, count)),
+            _ => real::readv(fd, vector, count),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(connection) => match spans(vector, count) {
+                Ok(spans) => send_spans(connection, spans, 0),
+                Err(error) => count_or_errno(Err(error)),
+            },
+            Entry::Stream(stream) => counted_send(stream, real::writev(fd, vector, count)),
+            _ => real::writev(fd, vector, count),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            Entry::Connection(connection) => {
+                let result = receive_spans(connection, &span(buffer, len), flags);
+                if result >= 0 && !address.is_null() && !address_len.is_null() {
+                    // A stream's data come without an address.
+                    *address_len = 0;
+                }
+                result
+            }
+            Entry::Stream(stream) => {
+                counted_receive(stream, real::recvfrom(fd, buffer, len, flags, address, address_len))
+            }
+            _ => real::recvfrom(fd, buffer, len, flags, address, address_len),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: usize,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        match table::get(fd) {
+            // A connected stream ignores the address, as TCP does.
+            Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Stream(stream) => counted_send(stream, real::sendto(fd, buffer, len, flags, address, address_len)),
+            _ => real::sendto(fd, buffer, len, flags, address, address_len),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize {
+    check_room(len, room);
+    // SAFETY: the C caller's, and the buffer is large enough.
+    unsafe { read(fd, buffer, len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize, flags: c_int) -> isize {
+    check_room(len, room);
+    // SAFETY: the C caller's, and the buffer is large enough.
+    unsafe { recv(fd, buffer, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    room: usize,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> isize {
+    check_room(len, room);
+    // SAFETY: the C caller's, and the buffer is large enough.
+    unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
+}
+
+/// A fortified program that is about to overflow its buffer ends, as with libc.
+fn check_room(len: usize, room: usize) {
+    unsafe extern "C" {
+        fn __chk_fail() -> !;
+    }
+    if len > room {
+        // SAFETY: never returns.
+        unsafe { __chk_fail() }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
+    match table::get(out) {
+        // SAFETY: the C caller's.
+        Entry::Connection(connection) => unsafe { send_file(connection, input, offset, count) },
+        // SAFETY: the C caller's.
+        Entry::Stream(stream) => counted_send(stream, unsafe { real::sendfile(out, input, offset, count) }),
+        // SAFETY: the C caller's.
+        _ => unsafe { real::sendfile(out, input, offset, count) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize {
+    // SAFETY: the C caller's; `off_t` has 64 bits.
+    unsafe { sendfile(out, input, offset, count) }
+}
+
+/// Reads the file straight into the lane.
+unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut off_t, count: usize) -> isize {
+    const COUNT_MAX: usize = 0x7fff_f000;
+    if !matches!(table::get(input), Entry::None) {
+        set_errno(Errno::INVAL);
+        return -1;
+    }
+    // SAFETY: the C caller's descriptor.
+    let file = unsafe { BorrowedFd::borrow_raw(input) };
+    // SAFETY: null or readable.
+    let start = unsafe { offset.as_ref() }.copied();
+    let result = connection.send_in_place(count.min(COUNT_MAX), Flags::default(), |pointer, len, done| {
+        // SAFETY: the lane reserved this span for us to write.
+        let span = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<std::mem::MaybeUninit<u8>>(), len) };
+        let read = match start {
+            Some(start) => rustix::io::pread(file, span, start as u64 + done as u64),
+            None => rustix::io::read(file, span),
+        };
+        read.map(|(filled, _)| filled.len())
+    });
+    if let (Ok(sent), Some(start)) = (&result, start) {
+        // SAFETY: not null, and the C caller's.
+        unsafe { *offset = start + *sent as off_t };
+    }
+    count_or_signal(result, 0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    input: c_int,
+    input_offset: *mut i64,
+    output: c_int,
+    output_offset: *mut i64,
+    len: usize,
+    flags: c_uint,
+) -> isize {
+    if table::connection(input).is_some() || table::connection(output).is_some() {
+        // As for a file that cannot be spliced: programs then copy.
+        set_errno(Errno::INVAL);
+        return -1;
+    }
+    // SAFETY: the C caller's.
+    unsafe { real::splice(input, input_offset, output, output_offset, len, flags) }
+}

@@ -1,0 +1,178 @@
+//! `close`, `dup`, `fcntl`, `ioctl`: the life and the modes of descriptors.
+
+use crate::{files, real, set_errno, zero_or_errno};
+use rustix::io::Errno;
+use socket::lifecycle;
+use socket::table::{self, Entry};
+use std::ffi::{c_int, c_uint, c_ulong};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    match lifecycle::close(fd) {
+        // SAFETY: the C caller's.
+        Ok(()) => unsafe { real::close(fd) },
+        Err(error) => zero_or_errno(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags != 0 {
+        // SAFETY: the C caller's.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    zero_or_errno(lifecycle::close_range(first, last))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    let _ = lifecycle::close_range(first.max(0) as c_uint, c_uint::MAX);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    noted_duplicate(fd, unsafe { real::dup(fd) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    duplicate_onto(old, new, || unsafe { real::dup2(old, new) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    let result = duplicate_onto(old, new, || unsafe { real::dup3(old, new, flags) });
+    if result >= 0 {
+        lifecycle::set_cloexec(result);
+    }
+    result
+}
+
+fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if let Err(error) = lifecycle::duplicate_onto(old, new) {
+        return zero_or_errno(Err(error));
+    }
+    let result = call();
+    if old != new {
+        noted_duplicate(old, result);
+        files::follow_standard_stream(result);
+    }
+    result
+}
+
+fn noted_duplicate(old: c_int, new: c_int) -> c_int {
+    if new >= 0 {
+        lifecycle::duplicate(old, new);
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let entry = table::get(fd);
+    match (command, entry) {
+        (_, Entry::None) => {
+            // SAFETY: the C caller's.
+            unsafe { real::fcntl(fd, command, argument) }
+        }
+        (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
+            // SAFETY: the C caller's.
+            noted_duplicate(fd, unsafe { real::fcntl(fd, command, argument) })
+        }
+        (libc::F_SETFL, Entry::Connection(connection)) => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::fcntl(fd, command, argument) };
+            if result == 0 {
+                connection.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
+            }
+            result
+        }
+        (libc::F_SETFL, Entry::Listener(listener)) => {
+            // SAFETY: the C caller's; the kernel socket stays non-blocking.
+            let result = unsafe { real::fcntl(fd, command, argument | libc::O_NONBLOCK as usize) };
+            if result == 0 {
+                listener.set_nonblocking(argument as c_int & libc::O_NONBLOCK != 0);
+            }
+            result
+        }
+        (libc::F_GETFL, Entry::Listener(listener)) if !listener.is_nonblocking() => {
+            // SAFETY: the C caller's.
+            let flags = unsafe { real::fcntl(fd, command, argument) };
+            if flags < 0 { flags } else { flags & !libc::O_NONBLOCK }
+        }
+        (libc::F_SETFD, Entry::Connection(_)) => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::fcntl(fd, command, argument) };
+            lifecycle::set_cloexec(fd);
+            result
+        }
+        // SAFETY: the C caller's.
+        _ => unsafe { real::fcntl(fd, command, argument) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+    match table::get(fd) {
+        // SAFETY: the C caller's.
+        Entry::Connection(connection) => unsafe { connection_ioctl(fd, connection, request, argument) },
+        Entry::Listener(listener) if request == libc::FIONBIO => {
+            // SAFETY: the C caller's.
+            let Some(&value) = (unsafe { (argument as *const c_int).as_ref() }) else {
+                return zero_or_errno(Err(Errno::FAULT));
+            };
+            listener.set_nonblocking(value != 0);
+            0
+        }
+        // SAFETY: the C caller's.
+        _ => unsafe { real::ioctl(fd, request, argument) },
+    }
+}
+
+unsafe fn connection_ioctl(
+    fd: c_int,
+    connection: &'static socket::connection::Connection,
+    request: c_ulong,
+    argument: usize,
+) -> c_int {
+    const SIOCATMARK: c_ulong = 0x8905;
+    let answer = |value: c_int| {
+        // SAFETY: the C caller's.
+        match unsafe { (argument as *mut c_int).as_mut() } {
+            Some(place) => {
+                *place = value;
+                0
+            }
+            None => {
+                set_errno(Errno::FAULT);
+                -1
+            }
+        }
+    };
+    match request {
+        libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
+        // What is sent is in the peer's memory at once.
+        libc::TIOCOUTQ => answer(0),
+        SIOCATMARK => answer(0),
+        _ => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::ioctl(fd, request, argument) };
+            match request {
+                // SAFETY: the kernel has just read it.
+                libc::FIONBIO if result == 0 => connection.set_nonblocking(unsafe { *(argument as *const c_int) } != 0),
+                libc::FIOCLEX | libc::FIONCLEX => lifecycle::set_cloexec(fd),
+                _ => {}
+            }
+            result
+        }
+    }
+}

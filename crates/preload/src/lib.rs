@@ -1,0 +1,77 @@
+//! `libcrosslane.so`: the C names of the socket layer, for `LD_PRELOAD`.
+//!
+//! Every function here has the name and signature of libc's, looks its descriptor up, and calls either the `socket` crate or libc's
+//! own function. There is no logic but the translation of arguments and of errors into `errno`. Nothing here unwinds.
+
+#![allow(unsafe_code)] // Every function is called from C.
+#![allow(clippy::missing_safety_doc)] // The contract of each is its manual page.
+#![allow(missing_docs)]
+
+mod bytes;
+mod descriptors;
+mod files;
+mod messages;
+mod processes;
+mod readiness;
+mod real;
+mod sockets;
+
+use rustix::io::Errno;
+use socket::lifecycle;
+use std::ffi::c_int;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;
+
+/// Runs when the library is loaded, before the program.
+extern "C" fn load() {
+    socket::system::use_sleepers(real::recv, real::poll, real::epoll_pwait);
+    lifecycle::note_process();
+    if lifecycle::settings().off {
+        return;
+    }
+    // SAFETY: the handlers are C functions that live as long as the process.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+    lifecycle::adopt_inherited();
+    files::adopt_standard_streams();
+}
+
+extern "C" fn before_fork() {
+    lifecycle::before_fork();
+}
+
+extern "C" fn after_fork_in_parent() {
+    lifecycle::after_fork_in_parent();
+}
+
+extern "C" fn after_fork_in_child() {
+    lifecycle::after_fork_in_child();
+}
+
+fn set_errno(error: Errno) {
+    // SAFETY: libc's own variable of this thread.
+    unsafe { *libc::__errno_location() = error.raw_os_error() };
+}
+
+/// A count, or -1 with `errno`.
+fn count_or_errno(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(count) => count as isize,
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
+}
+
+/// 0, or -1 with `errno`.
+fn zero_or_errno(result: Result<(), Errno>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `poll`, `select`, `epoll` and their kin.
+
+use crate::{set_errno, zero_or_errno};
+use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use rustix::io::Errno;
+use socket::{interest, multiplex};
+use std::ffi::c_int;
+
+fn int_or_errno(result: Result<usize, Errno>) -> c_int {
+    crate::count_or_errno(result) as c_int
+}
+
+/// Nanoseconds of a C time-out in milliseconds; negative waits for ever.
+fn from_milliseconds(timeout_ms: c_int) -> Option<u64> {
+    u64::try_from(timeout_ms).ok().map(|timeout_ms| timeout_ms * 1_000_000)
+}
+
+/// Nanoseconds of a C time-out, null waits for ever.
+unsafe fn from_timespec(timeout: *const timespec) -> Result<Option<u64>, Errno> {
+    // SAFETY: the C caller's.
+    let Some(timeout) = (unsafe { timeout.as_ref() }) else { return Ok(None) };
+    if timeout.tv_sec < 0 || !(0..1_000_000_000).contains(&timeout.tv_nsec) {
+        return Err(Errno::INVAL);
+    }
+    Ok(Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_nsec as u64)))
+}
+
+unsafe fn poll_slice(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout_ns: Result<Option<u64>, Errno>,
+    mask: *const sigset_t,
+) -> c_int {
+    let entries: &mut [pollfd] = if count == 0 {
+        &mut []
+    } else if fds.is_null() {
+        return zero_or_errno(Err(Errno::FAULT));
+    } else {
+        // SAFETY: the C caller's array.
+        unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
+    };
+    int_or_errno(timeout_ns.and_then(|timeout_ns| multiplex::poll(entries, timeout_ns, mask)))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { poll_slice(fds, count, from_timespec(timeout), mask) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int, _room: usize) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { poll(fds, count, timeout_ms) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    _room: usize,
+) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the C caller's.
+    let timeout_ns = match unsafe { timeout.as_ref() } {
+        None => None,
+        Some(timeout) if timeout.tv_sec < 0 || timeout.tv_usec < 0 => return zero_or_errno(Err(Errno::INVAL)),
+        Some(timeout) => {
+            Some((timeout.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(timeout.tv_usec as u64 * 1000))
+        }
+    };
+    // SAFETY: the C caller's.
+    let (result, left_ns) = unsafe { multiplex::select(count, read, write, except, timeout_ns, std::ptr::null()) };
+    // SAFETY: the C caller's.
+    if let (Some(timeout), Some(left_ns)) = (unsafe { timeout.as_mut() }, left_ns) {
+        timeout.tv_sec = (left_ns / 1_000_000_000) as _;
+        timeout.tv_usec = (left_ns % 1_000_000_000 / 1000) as _;
+    }
+    int_or_errno(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the C caller's.
+    let result = unsafe { from_timespec(timeout) }
+        // SAFETY: the C caller's.
+        .and_then(|timeout_ns| unsafe { multiplex::select(count, read, write, except, timeout_ns, mask) }.0);
+    int_or_errno(result)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    if size <= 0 {
+        set_errno(Errno::INVAL);
+        return -1;
+    }
+    // SAFETY: the C caller's.
+    unsafe { epoll_create1(0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    int_or_errno(interest::create(flags).map(|fd| fd as usize))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: the C caller's.
+    zero_or_errno(unsafe { interest::control(epfd, operation, fd, event) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout_ms: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    int_or_errno(unsafe { interest::wait(epfd, events, max, from_milliseconds(timeout_ms), std::ptr::null()) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ms: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the C caller's.
+    int_or_errno(unsafe { interest::wait(epfd, events, max, from_milliseconds(timeout_ms), mask) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the C caller's.
+    let result = unsafe { from_timespec(timeout) }
+        // SAFETY: the C caller's.
+        .and_then(|timeout_ns| unsafe { interest::wait(epfd, events, max, timeout_ns, mask) });
+    int_or_errno(result)
+}

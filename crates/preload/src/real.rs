@@ -1,0 +1,88 @@
+//! libc's own functions, found behind this library.
+
+use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+
+macro_rules! real {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        /// libc's function of this name.
+        #[inline]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            static ADDRESS: std::sync::atomic::AtomicPtr<c_void> = std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+            let mut address = ADDRESS.load(std::sync::atomic::Ordering::Relaxed);
+            if address.is_null() {
+                address = find(concat!(stringify!($name), "\0"));
+                ADDRESS.store(address, std::sync::atomic::Ordering::Relaxed);
+            }
+            // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
+            let function = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(address) };
+            // SAFETY: the caller's.
+            unsafe { function($($argument),*) }
+        }
+    )*};
+}
+
+#[cold]
+fn find(name: &str) -> *mut c_void {
+    // SAFETY: the name ends with a zero byte.
+    let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
+    // A libc without the function: whoever calls it would not have been linked against this libc either.
+    if address.is_null() { missing as *mut c_void } else { address }
+}
+
+extern "C" fn missing() -> isize {
+    crate::set_errno(rustix::io::Errno::NOSYS);
+    -1
+}
+
+real! {
+    accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(old: c_int, new: c_int) -> c_int;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
+    epoll_pwait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
+    fileno(file: *mut FILE) -> c_int;
+    getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
+    posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t) -> c_int;
+    read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
+    readv(fd: c_int, spans: *const iovec, count: c_int) -> isize;
+    recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
+    recvfrom(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> isize;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut libc::timeval) -> c_int;
+    send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize;
+    sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize;
+    sendto(fd: c_int, buffer: *const c_void, len: usize, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> isize;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    splice(input: c_int, input_offset: *mut i64, output: c_int, output_offset: *mut i64, len: usize, flags: c_uint) -> isize;
+    system(command: *const c_char) -> c_int;
+    write(fd: c_int, buffer: *const c_void, len: usize) -> isize;
+    writev(fd: c_int, spans: *const iovec, count: c_int) -> isize;
+}
+
+/// Where libc's `vfork` is: it must be jumped to, not called.
+pub extern "C" fn vfork_address() -> *mut c_void {
+    find("vfork\0")
+}

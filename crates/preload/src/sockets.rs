@@ -1,0 +1,181 @@
+//! `socket`, `listen`, `accept`, `connect`, names and options.
+
+use crate::{real, set_errno, zero_or_errno};
+use libc::{sockaddr, socklen_t};
+use rustix::io::Errno;
+use socket::address;
+use socket::connection::{SHUTDOWN_READ, SHUTDOWN_WRITE};
+use socket::lifecycle::{self, Outcome};
+use socket::table::{self, Entry};
+use std::ffi::{c_int, c_void};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    if fd >= 0 {
+        lifecycle::note_socket(fd, domain, kind, protocol);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    let result = unsafe { real::listen(fd, backlog) };
+    if result == 0 {
+        lifecycle::listen(fd, backlog);
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if matches!(table::get(fd), Entry::None) {
+        // SAFETY: the C caller's.
+        return unsafe { real::connect(fd, address, len) };
+    }
+    // SAFETY: the C caller's.
+    let destination = unsafe { address::read_sockaddr(address, len) };
+    match lifecycle::connect(fd, destination) {
+        Outcome::Answered(result) => zero_or_errno(result),
+        Outcome::Kernel => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::connect(fd, address, len) };
+            // SAFETY: libc's own variable of this thread.
+            let error = unsafe { *libc::__errno_location() };
+            if result < 0 && !matches!(error, libc::EINPROGRESS | libc::EALREADY | libc::EINTR | libc::EISCONN) {
+                lifecycle::note_kernel_failure(fd);
+                // SAFETY: as above.
+                unsafe { *libc::__errno_location() = error };
+            }
+            result
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { accept4(fd, address, len, 0) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    let Entry::Listener(listener) = table::get(fd) else {
+        // SAFETY: the C caller's.
+        return unsafe { real::accept4(fd, address, len, flags) };
+    };
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        set_errno(Errno::INVAL);
+        return -1;
+    }
+    match lifecycle::accept(fd, listener, flags) {
+        Ok(new) => {
+            if let Some(peer) = new.peer
+                && !address.is_null()
+            {
+                // SAFETY: the C caller's.
+                let _ = unsafe { address::write_sockaddr(peer, address, len) };
+            }
+            new.fd
+        }
+        Err(error) => zero_or_errno(Err(error)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match table::get(fd) {
+        Entry::Connection(connection) => {
+            let directions = match how {
+                libc::SHUT_RD => SHUTDOWN_READ,
+                libc::SHUT_WR => SHUTDOWN_WRITE,
+                libc::SHUT_RDWR => SHUTDOWN_READ | SHUTDOWN_WRITE,
+                _ => return zero_or_errno(Err(Errno::INVAL)),
+            };
+            zero_or_errno(connection.shutdown(directions))
+        }
+        Entry::Listener(listener) => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::shutdown(fd, how) };
+            if result == 0 && how != libc::SHUT_WR {
+                lifecycle::shutdown_listener(listener);
+            }
+            result
+        }
+        // SAFETY: the C caller's.
+        _ => unsafe { real::shutdown(fd, how) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match table::get(fd) {
+        Entry::Connection(connection) => match connection.tuple() {
+            // SAFETY: the C caller's.
+            Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.local, address, len) }),
+            None => zero_or_errno(Err(Errno::BADF)),
+        },
+        // SAFETY: the C caller's.
+        _ => unsafe { real::getsockname(fd, address, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match table::get(fd) {
+        Entry::Connection(connection) => match connection.tuple() {
+            Some(_) if connection.is_reset() => zero_or_errno(Err(Errno::NOTCONN)),
+            // SAFETY: the C caller's.
+            Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.peer, address, len) }),
+            None => zero_or_errno(Err(Errno::BADF)),
+        },
+        // SAFETY: the C caller's.
+        _ => unsafe { real::getpeername(fd, address, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    match table::get(fd) {
+        Entry::Connection(connection) => {
+            // SAFETY: the C caller's.
+            zero_or_errno(unsafe { lifecycle::get_option(connection, level, name, value, len) })
+        }
+        // SAFETY: the C caller's.
+        _ => unsafe { real::getsockopt(fd, level, name, value, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    match table::get(fd) {
+        Entry::Connection(connection) => {
+            // SAFETY: the C caller's.
+            zero_or_errno(unsafe { lifecycle::set_option(connection, level, name, value, len) })
+        }
+        Entry::Stream(_) | Entry::Listener(_) => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::setsockopt(fd, level, name, value, len) };
+            if result == 0 {
+                lifecycle::note_option(fd, level, name);
+            }
+            result
+        }
+        // SAFETY: the C caller's.
+        _ => unsafe { real::setsockopt(fd, level, name, value, len) },
+    }
+}

@@ -1,0 +1,398 @@
+//! A connected stream over two lanes.
+//!
+//! * `transfer`: send and receive.
+//! * `wait`: spinning, then sleeping on the lifeline.
+//! * `peer`: what is known of the other end, and which errors follow from it.
+//! * `ready`: readiness, for poll and epoll.
+//! * `share`: several processes holding one end.
+
+mod peer;
+mod ready;
+mod share;
+#[cfg(test)]
+pub(crate) mod tests;
+mod transfer;
+mod wait;
+
+pub use peer::PeerState;
+pub use ready::Edges;
+pub use share::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use transfer::{Flags, total_bytes};
+
+use crate::address::Tuple;
+use crate::descriptors::{HiddenFd, Need};
+use crate::lock::Lock;
+use crate::lifecycle::inspect::inode_of;
+use crate::options::OptionRecord;
+use crate::pool::Pool;
+use crate::rendezvous;
+use crate::segment::{Own, Receiver, Segment, Sender, Status};
+use crate::system;
+use ledger::ConnectionSlot;
+use rustix::io::Errno;
+use std::cell::UnsafeCell;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// Shut down for reading.
+pub const SHUTDOWN_READ: u64 = 1;
+/// Shut down for writing.
+pub const SHUTDOWN_WRITE: u64 = 2;
+
+/// The lanes of a connection and the memory they are in.
+struct Lanes {
+    /// Under the send lock.
+    sender: UnsafeCell<Sender>,
+    /// Under the receive lock.
+    receiver: UnsafeCell<Receiver>,
+    /// A second view of the incoming lane, for looking at it without a lock.
+    observer: Receiver,
+    segment: Segment,
+}
+
+/// How a connection came to be.
+pub struct Origin {
+    /// The program's descriptor, which is the lifeline.
+    pub fd: RawFd,
+    /// Both addresses, as TCP would show them.
+    pub tuple: Tuple,
+    /// Options the program had set before.
+    pub options: OptionRecord,
+    /// Whether the descriptor is in non-blocking mode.
+    pub nonblocking: bool,
+    /// Where `crosslane stat` sees it.
+    pub slot: Option<ConnectionSlot>,
+}
+
+/// A connected stream over two lanes.
+///
+/// Objects live for ever and are used again, so that a thread which still holds one while another closes it touches valid memory.
+#[derive(Default)]
+pub struct Connection {
+    send_lock: Lock,
+    receive_lock: Lock,
+    /// Written under both locks while `waiters` is zero; read under either lock, or by a waiter.
+    lanes: UnsafeCell<Option<Lanes>>,
+    is_open: AtomicBool,
+    is_nonblocking: AtomicBool,
+    /// Threads between "found nothing" and "look again": they look at the lanes without a lock.
+    waiters: AtomicU32,
+    /// Threads and readiness sets that rely on the lifeline to wake them.
+    sleepers: AtomicU32,
+    /// One of the descriptors of the lifeline.
+    lifeline: AtomicI32,
+    /// Sends since the last receive that brought data: a peer that answers is alive.
+    unanswered_sends: AtomicU32,
+    /// Clock ticks at the last look at the lifeline.
+    asked_ticks: AtomicU64,
+    /// A send found no room and nobody has seen it come back yet.
+    send_is_blocked: AtomicBool,
+    /// Times that room came back, for edge-triggered readiness.
+    room_returns: AtomicU64,
+    send_timeout_ns: AtomicU64,
+    receive_timeout_ns: AtomicU64,
+    /// Written while nobody else knows the object, and under both locks.
+    slot: UnsafeCell<Option<ConnectionSlot>>,
+    /// Closed, and not yet back in the pool.
+    is_retired: AtomicBool,
+    details_lock: Lock,
+    /// Under `details_lock`.
+    details: UnsafeCell<Details>,
+}
+
+/// What the fast path does not need.
+#[derive(Default)]
+struct Details {
+    descriptors: Vec<RawFd>,
+    tuple: Option<Tuple>,
+    options: OptionRecord,
+    memfd: Option<HiddenFd>,
+    spawns_at_open: u32,
+    resets_on_close: bool,
+    is_shared: bool,
+    /// `connect` has answered `EINPROGRESS`; the next call answers that it is done.
+    reports_connect: bool,
+}
+
+// SAFETY: the cells are accessed as their comments say, everything else is atomic.
+unsafe impl Sync for Connection {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for Connection {}
+
+static POOL: Pool<Connection> = Pool::new();
+
+impl Connection {
+    /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it has nothing to
+    /// read and no room to write.
+    pub fn open(origin: Origin, segment: Option<(Segment, Option<HiddenFd>)>) -> &'static Self {
+        let connection = POOL.take();
+        let _send = connection.send_lock.lock();
+        let _receive = connection.receive_lock.lock();
+        connection.lifeline.store(origin.fd, Ordering::Relaxed);
+        connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
+        connection.unanswered_sends.store(0, Ordering::Relaxed);
+        connection.send_is_blocked.store(false, Ordering::Relaxed);
+        connection.send_timeout_ns.store(0, Ordering::Relaxed);
+        connection.receive_timeout_ns.store(0, Ordering::Relaxed);
+        connection.with_details(|details| {
+            *details = Details {
+                descriptors: vec![origin.fd],
+                tuple: Some(origin.tuple),
+                options: origin.options,
+                memfd: None,
+                spawns_at_open: system::spawns(),
+                ..Details::default()
+            };
+        });
+        // SAFETY: under both locks of an object that nobody else knows yet.
+        unsafe { *connection.slot.get() = origin.slot };
+        if let Some((segment, memfd)) = segment {
+            connection.attach_locked(segment, memfd);
+        }
+        connection.is_open.store(true, Ordering::Release);
+        connection
+    }
+
+    /// A descriptor of the lifeline, for sleeping on and for waking the peer.
+    #[inline]
+    pub fn lifeline(&self) -> RawFd {
+        self.lifeline.load(Ordering::Relaxed)
+    }
+
+    /// Both addresses, as TCP would show them.
+    pub fn tuple(&self) -> Option<Tuple> {
+        self.with_details(|details| details.tuple)
+    }
+
+    /// Runs `access` on the record of the socket's options.
+    pub fn with_options<R>(&self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
+        self.with_details(|details| access(&mut details.options))
+    }
+
+    /// Notes the descriptor's blocking mode; the kernel's own flag on the lifeline is the caller's affair.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// `SO_SNDTIMEO` in nanoseconds; 0 waits for ever.
+    pub fn set_send_timeout_ns(&self, timeout_ns: u64) {
+        self.send_timeout_ns.store(timeout_ns, Ordering::Relaxed);
+    }
+
+    /// `SO_RCVTIMEO` in nanoseconds; 0 waits for ever.
+    pub fn set_receive_timeout_ns(&self, timeout_ns: u64) {
+        self.receive_timeout_ns.store(timeout_ns, Ordering::Relaxed);
+    }
+
+    /// `SO_LINGER` with a time of zero: closing resets the connection.
+    pub fn set_reset_on_close(&self, resets: bool) {
+        self.with_details(|details| details.resets_on_close = resets);
+    }
+
+    /// Another process may hold this end from now on: only the kernel knows when the last one is gone.
+    pub fn note_shared(&self) {
+        self.with_details(|details| details.is_shared = true);
+    }
+
+    /// After a non-blocking `connect` has answered `EINPROGRESS`.
+    pub fn report_connect_later(&self, later: bool) {
+        self.with_details(|details| details.reports_connect = later);
+    }
+
+    /// Whether `connect` still owes its answer; it is given once.
+    pub fn take_connect_report(&self) -> bool {
+        self.with_details(|details| std::mem::take(&mut details.reports_connect))
+    }
+
+    /// Lets the options that the program had set on the TCP socket take effect here.
+    pub fn apply_recorded_options(&self) {
+        let (send_ns, receive_ns, resets) = self.with_options(|options| {
+            (options.send_timeout_ns(), options.receive_timeout_ns(), options.resets_on_close())
+        });
+        self.set_send_timeout_ns(send_ns);
+        self.set_receive_timeout_ns(receive_ns);
+        self.set_reset_on_close(resets);
+    }
+
+    /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it had to make
+    /// room for the program's own.
+    pub fn memfd(&self) -> Option<RawFd> {
+        self.with_details(|details| details.memfd.as_ref().map(HiddenFd::raw)).filter(|&number| number >= 0)
+    }
+
+    /// Says whether the connection is to live through `exec`, as the program's descriptor does.
+    pub fn set_inheritable(&self, inheritable: bool) {
+        self.with_details(|details| details.memfd.as_ref().map(|memfd| memfd.set_inheritable(inheritable)));
+    }
+
+    /// Notes that the program made another descriptor of this connection.
+    pub fn add_descriptor(&self, fd: RawFd) {
+        self.with_details(|details| details.descriptors.push(fd));
+    }
+
+    /// Notes that the program closes a descriptor, before the kernel does. With the last one, this process is done with the
+    /// connection.
+    pub fn remove_descriptor(&'static self, fd: RawFd) {
+        let left = self.with_details(|details| {
+            details.descriptors.retain(|&known| known != fd);
+            details.descriptors.first().copied()
+        });
+        match left {
+            Some(other) => {
+                self.lifeline.store(other, Ordering::Relaxed);
+                if let Some(slot) = self.slot() {
+                    slot.set_fd(other);
+                }
+            }
+            None => self.close(),
+        }
+    }
+
+    /// Shuts down one or both directions: [`SHUTDOWN_READ`], [`SHUTDOWN_WRITE`].
+    ///
+    /// # Errors
+    /// `NOTCONN` if the connection is gone.
+    pub fn shutdown(&self, directions: u64) -> Result<(), Errno> {
+        self.attach_if_pending()?;
+        let before = {
+            let _send = self.send_lock.lock();
+            let lanes = self.lanes().ok_or(Errno::NOTCONN)?;
+            if self.peer_state(lanes) == PeerState::Reset {
+                return Err(Errno::NOTCONN);
+            }
+            let before = lanes.segment.load(Own::Shutdown);
+            lanes.segment.store(Own::Shutdown, before | directions);
+            if directions & SHUTDOWN_WRITE != 0 {
+                let _shared = self.share(lanes, Own::SendLock)?;
+                // SAFETY: under the send lock.
+                let sender = unsafe { &mut *lanes.sender.get() };
+                sender.finish();
+                if sender.take_wake_request() {
+                    let _ = system::ring(self.lifeline());
+                }
+            }
+            before
+        };
+        // Threads of this process that sleep on the lifeline must look again; nothing but its end wakes them all.
+        if directions & !before & SHUTDOWN_READ != 0 && self.sleepers.load(Ordering::SeqCst) > 0 {
+            // SAFETY: the descriptor is the program's and open: it is shutting it down.
+            let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }, rustix::net::Shutdown::Read);
+        }
+        Ok(())
+    }
+
+    /// Whether the connection was reset.
+    pub fn is_reset(&self) -> bool {
+        let _send = self.send_lock.lock();
+        self.lanes().is_some_and(|lanes| self.peer_state(lanes) == PeerState::Reset)
+    }
+
+    /// Attaches an accepted connection whose hello came late. `Ok(false)`: it has not come yet.
+    fn attach_if_pending(&self) -> Result<bool, Errno> {
+        let _send = self.send_lock.lock();
+        let _receive = self.receive_lock.lock();
+        if !self.is_open.load(Ordering::Relaxed) {
+            return Err(Errno::BADF);
+        }
+        if self.lanes().is_some() {
+            return Ok(true);
+        }
+        // SAFETY: the descriptor is the program's, and the call it is in uses it.
+        match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
+            Ok(Some((segment, memfd))) => {
+                self.attach_locked(segment, HiddenFd::hide(memfd, Need::Optional).ok());
+                Ok(true)
+            }
+            Ok(None) => Ok(false),
+            Err(_) => Err(Errno::CONNRESET),
+        }
+    }
+
+    /// Under both locks.
+    fn attach_locked(&self, segment: Segment, memfd: Option<HiddenFd>) {
+        let lanes = Lanes {
+            sender: UnsafeCell::new(segment.sender()),
+            receiver: UnsafeCell::new(segment.receiver()),
+            observer: segment.receiver(),
+            segment,
+        };
+        lanes.segment.store(Own::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
+        // SAFETY: under both locks, and nobody waits on lanes that are not there.
+        unsafe { *self.lanes.get() = Some(lanes) };
+        self.with_details(|details| details.memfd = memfd);
+    }
+
+    /// The lanes. The caller holds a lock of the connection, or is a waiter.
+    #[inline]
+    fn lanes(&self) -> Option<&Lanes> {
+        // SAFETY: written only under both locks with no waiter, so not while the caller looks.
+        unsafe { (*self.lanes.get()).as_ref() }
+    }
+
+    #[inline]
+    fn slot(&self) -> Option<&ConnectionSlot> {
+        // SAFETY: written only before the object is known and when its last descriptor is gone.
+        unsafe { (*self.slot.get()).as_ref() }
+    }
+
+    fn with_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
+        let _guard = self.details_lock.lock();
+        // SAFETY: under its lock.
+        access(unsafe { &mut *self.details.get() })
+    }
+
+    /// The last descriptor of this process is about to go.
+    fn close(&'static self) {
+        {
+            let _send = self.send_lock.lock();
+            let _receive = self.receive_lock.lock();
+            if !self.is_open.swap(false, Ordering::AcqRel) {
+                return;
+            }
+            if let Some(lanes) = self.lanes() {
+                self.leave(lanes);
+            }
+            self.is_retired.store(true, Ordering::Relaxed);
+            // SAFETY: under both locks; the ledger's slot closes with it.
+            unsafe { *self.slot.get() = None };
+        }
+        self.recycle_if_unused();
+    }
+
+    /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly; where one
+    /// might, only the kernel knows when the last descriptor goes, and the lifeline tells.
+    fn leave(&self, lanes: &Lanes) {
+        let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
+        let (resets, is_last) = self.with_details(|details| {
+            let may_be_held_elsewhere = details.is_shared || details.spawns_at_open != system::spawns();
+            (details.resets_on_close, others == 0 && !may_be_held_elsewhere)
+        });
+        if !is_last {
+            return;
+        }
+        let has_unread = lanes.observer.unread_bytes().is_ok_and(|bytes| bytes > 0);
+        if resets || has_unread {
+            lanes.segment.tell(Status::Reset, 1);
+        }
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).finish() };
+        lanes.segment.tell(Status::Closed, 1);
+    }
+
+    /// Gives the memory back once the connection is closed and no thread looks at it any more.
+    fn recycle_if_unused(&'static self) {
+        let dropped = {
+            let _send = self.send_lock.lock();
+            let _receive = self.receive_lock.lock();
+            let in_use = self.is_open.load(Ordering::Relaxed) || self.waiters.load(Ordering::SeqCst) != 0;
+            if in_use || !self.is_retired.swap(false, Ordering::Relaxed) {
+                return;
+            }
+            let memfd = self.with_details(|details| std::mem::take(details).memfd);
+            // SAFETY: under both locks, and there is no waiter.
+            (unsafe { (*self.lanes.get()).take() }, memfd)
+        };
+        drop(dropped);
+        POOL.give_back(self);
+    }
+}

@@ -1,0 +1,151 @@
+//! What is known of the other end, and which errors follow from it.
+//!
+//! TCP's rules, on Linux: after the peer's FIN, reads end and the first write still succeeds, but provokes a reset; a peer that goes
+//! with unread data, or in a hurry, resets at once.
+
+use super::{Connection, Lanes, SHUTDOWN_WRITE};
+use crate::clock::{TICKS_PER_MILLISECOND, ticks};
+use crate::segment::{Own, Status};
+use crate::system;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+/// What is known of the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerState {
+    /// There.
+    Alive = 0,
+    /// Gone in good order. One more send succeeds, as into TCP's buffer.
+    Closed = 1,
+    /// Gone in good order, and we have sent since: sending is over.
+    ClosedAndAnswered = 2,
+    /// Gone with data of ours unread: `ECONNRESET`, once.
+    Reset = 3,
+}
+
+impl PeerState {
+    fn from_word(word: u64) -> Self {
+        match word {
+            1 => Self::Closed,
+            2 => Self::ClosedAndAnswered,
+            3 => Self::Reset,
+            _ => Self::Alive,
+        }
+    }
+}
+
+impl Connection {
+    /// What memory says of the peer.
+    #[inline]
+    pub(super) fn peer_state(&self, lanes: &Lanes) -> PeerState {
+        let known = lanes.segment.load(Own::Peer);
+        if known == 0 && lanes.segment.status(Status::Closed) == 0 {
+            return PeerState::Alive;
+        }
+        self.peer_state_slow(lanes, known)
+    }
+
+    #[cold]
+    fn peer_state_slow(&self, lanes: &Lanes, known: u64) -> PeerState {
+        if known != 0 {
+            return PeerState::from_word(known);
+        }
+        let state = if lanes.segment.status(Status::Reset) != 0 {
+            PeerState::Reset
+        } else if lanes.observer_of_sent_is_drained() {
+            PeerState::Closed
+        } else {
+            PeerState::ClosedAndAnswered
+        };
+        self.settle(lanes, state)
+    }
+
+    /// Looks at the lifeline, if nobody has for a millisecond: a peer that was killed leaves no word in memory.
+    #[inline]
+    pub(super) fn ask_kernel_now_and_then(&self, lanes: &Lanes) {
+        let now = ticks();
+        if now.wrapping_sub(self.asked_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
+            self.asked_ticks.store(now, Ordering::Relaxed);
+            self.ask_kernel(lanes);
+        }
+    }
+
+    /// Looks at the lifeline.
+    #[cold]
+    pub(super) fn ask_kernel(&self, lanes: &Lanes) {
+        if system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0 {
+            self.note_hang_up(lanes);
+        }
+    }
+
+    /// The lifeline has ended: the peer's last descriptor is gone.
+    pub(super) fn note_hang_up(&self, lanes: &Lanes) {
+        if self.peer_state(lanes) != PeerState::Alive {
+            return;
+        }
+        let attached = lanes.segment.status(Status::Attached) != 0;
+        let reset = lanes.segment.status(Status::Reset) != 0 || !attached || !lanes.observer_of_sent_is_drained();
+        self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
+    }
+
+    /// The peer broke the protocol.
+    pub(super) fn note_corruption(&self, lanes: &Lanes) {
+        lanes.segment.store(Own::Peer, PeerState::Reset as u64);
+    }
+
+    fn settle(&self, lanes: &Lanes, state: PeerState) -> PeerState {
+        if lanes.segment.compare_exchange(Own::Peer, 0, state as u64).is_ok() && state == PeerState::Reset {
+            lanes.segment.store(Own::PendingError, Errno::CONNRESET.raw_os_error() as u64);
+        }
+        PeerState::from_word(lanes.segment.load(Own::Peer))
+    }
+
+    /// Takes the error that is to be reported once: what `SO_ERROR` answers, or zero.
+    pub fn take_error(&self) -> i32 {
+        let _ = self.attach_if_pending();
+        let _send = self.send_lock.lock();
+        self.lanes().map_or(0, |lanes| {
+            let _ = self.peer_state(lanes);
+            lanes.segment.swap(Own::PendingError, 0) as i32
+        })
+    }
+
+    /// What a receive that found nothing answers: `Ok(true)` at the end of the stream, `Ok(false)` when it has to wait.
+    pub(super) fn end_of_input(&self, lanes: &Lanes) -> Result<bool, Errno> {
+        let pending = lanes.segment.load(Own::PendingError);
+        if pending != 0 && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok() {
+            return Err(Errno::from_raw_os_error(pending as i32));
+        }
+        Ok(lanes.observer.is_finished()
+            || self.peer_state(lanes) != PeerState::Alive
+            || lanes.segment.load(Own::Shutdown) & super::SHUTDOWN_READ != 0)
+    }
+
+    /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer that has
+    /// just gone.
+    pub(super) fn may_send(&self, lanes: &Lanes) -> Result<bool, Errno> {
+        if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
+            return Err(Errno::PIPE);
+        }
+        match self.peer_state(lanes) {
+            PeerState::Alive => Ok(true),
+            PeerState::Closed => {
+                lanes.segment.store(Own::Peer, PeerState::ClosedAndAnswered as u64);
+                Ok(false)
+            }
+            PeerState::ClosedAndAnswered => Err(Errno::PIPE),
+            PeerState::Reset => match lanes.segment.swap(Own::PendingError, 0) {
+                0 => Err(Errno::PIPE),
+                error => Err(Errno::from_raw_os_error(error as i32)),
+            },
+        }
+    }
+}
+
+impl Lanes {
+    /// Whether the peer has read all that was sent. Looks at two words of the sender without its lock: both only grow.
+    fn observer_of_sent_is_drained(&self) -> bool {
+        // SAFETY: a shared view of the sender, whose words are atomic; `is_drained` changes nothing.
+        unsafe { (*self.sender.get()).is_drained() }
+    }
+}

@@ -1,0 +1,149 @@
+//! Readiness, for poll and epoll.
+//!
+//! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the peer is asked to
+//! ring, and the lifeline then becomes readable in the kernel.
+
+use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use crate::segment::Own;
+use crate::system;
+use std::sync::atomic::Ordering;
+
+const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+
+/// What an edge-triggered watcher remembers of a connection: something happened when a number has grown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Edges {
+    /// Position up to which records, the end or an error have arrived.
+    pub arrivals: u64,
+    /// Times that room came back after a send had found none.
+    pub room_returns: u64,
+}
+
+impl Connection {
+    /// Which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes no system call but once a millisecond, to
+    /// notice a peer that was killed.
+    pub fn readiness(&self, wanted: i16) -> i16 {
+        let receive_guard = self.receive_lock.lock();
+        if let Some(lanes) = self.lanes() {
+            let ready = self.input_readiness(lanes);
+            drop(receive_guard);
+            return (ready | self.output_readiness(wanted)) & (wanted | ALWAYS_REPORTED);
+        }
+        drop(receive_guard);
+        match self.attach_if_pending() {
+            Ok(true) => self.readiness(wanted),
+            Ok(false) => 0,
+            Err(_) => libc::POLLERR | libc::POLLHUP | (libc::POLLIN & wanted),
+        }
+    }
+
+    /// Under the receive lock.
+    fn input_readiness(&self, lanes: &Lanes) -> i16 {
+        let has_data = lanes.observer.may_have_data();
+        if !has_data {
+            self.ask_kernel_now_and_then(lanes);
+        }
+        let peer = self.peer_state(lanes);
+        let shutdown = lanes.segment.load(Own::Shutdown);
+        let input_ended = peer != PeerState::Alive || lanes.observer.fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
+        let mut ready = 0;
+        if has_data || input_ended {
+            ready |= libc::POLLIN | libc::POLLRDNORM;
+        }
+        if input_ended {
+            ready |= libc::POLLRDHUP;
+        }
+        if input_ended && shutdown & SHUTDOWN_WRITE != 0 {
+            ready |= libc::POLLHUP;
+        }
+        if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
+            ready |= libc::POLLHUP;
+        }
+        if lanes.segment.load(Own::PendingError) != 0 || peer == PeerState::ClosedAndAnswered {
+            ready |= libc::POLLERR;
+        }
+        ready
+    }
+
+    fn output_readiness(&self, wanted: i16) -> i16 {
+        const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+        if wanted & OUTPUT == 0 {
+            return 0;
+        }
+        let _guard = self.send_lock.lock();
+        let Some(lanes) = self.lanes() else { return 0 };
+        let ended = lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive;
+        // SAFETY: under the send lock.
+        if !ended && !unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true) {
+            self.send_is_blocked.store(true, Ordering::Relaxed);
+            return 0;
+        }
+        if self.send_is_blocked.swap(false, Ordering::Relaxed) {
+            self.room_returns.fetch_add(1, Ordering::Relaxed);
+        }
+        OUTPUT
+    }
+
+    /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices what happened.
+    pub fn edges(&self, seen: Edges) -> Edges {
+        let _guard = self.receive_lock.lock();
+        let Some(lanes) = self.lanes() else { return seen };
+        let arrived = lanes.observer.arrivals(0).unwrap_or(u64::MAX >> 3);
+        let ended = u64::from(lanes.observer.fin_is_coming())
+            + u64::from(self.peer_state(lanes) != PeerState::Alive)
+            + lanes.segment.load(Own::Shutdown).count_ones() as u64;
+        Edges {
+            arrivals: seen.arrivals.max(arrived.wrapping_mul(8) + ended),
+            room_returns: self.room_returns.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before sleeping; end the
+    /// sleep with [`Connection::unpark`].
+    pub fn park(&self, wanted: i16) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.park_again(wanted);
+    }
+
+    /// As [`Connection::park`], for one that is parked already and has been rung for.
+    pub fn park_again(&self, wanted: i16) {
+        {
+            let _guard = self.receive_lock.lock();
+            let Some(lanes) = self.lanes() else { return };
+            // SAFETY: under the receive lock.
+            unsafe { (*lanes.receiver.get()).announce_sleep() };
+        }
+        if wanted & libc::POLLOUT != 0 {
+            let _guard = self.send_lock.lock();
+            let Some(lanes) = self.lanes() else { return };
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).announce_sleep() };
+        }
+    }
+
+    /// Ends what [`Connection::park`] began.
+    pub fn unpark(&self) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: others sleep on it too and must find the ring, so it
+    /// was left there; sleep a moment before asking the kernel again.
+    pub fn answer_ring(&self) -> bool {
+        let _guard = self.receive_lock.lock();
+        let Some(lanes) = self.lanes() else { return true };
+        if self.sleepers.load(Ordering::SeqCst) > 1 {
+            self.ask_kernel(lanes);
+            return false;
+        }
+        if !system::drain(self.lifeline()) {
+            self.ask_kernel(lanes);
+        }
+        true
+    }
+
+    /// Whether the peer is gone: the lifeline has nothing more to say, and stays readable for ever.
+    pub fn has_ended(&self) -> bool {
+        let _guard = self.receive_lock.lock();
+        self.lanes().is_some_and(|lanes| self.peer_state(lanes) != PeerState::Alive)
+    }
+}

@@ -1,0 +1,208 @@
+//! Facts about a connection, its two ends in one process.
+
+use super::*;
+use crate::address::Tuple;
+use crate::segment::Segment;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::IntoRawFd;
+
+/// A descriptor that is closed as a program would: first here, then in the kernel.
+pub(crate) struct End(pub &'static Connection);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+fn close(connection: &'static Connection) {
+    let fd = connection.lifeline();
+    connection.remove_descriptor(fd);
+    // SAFETY: made by `pair`, closed once.
+    unsafe { rustix::io::close(fd) };
+}
+
+fn origin(fd: RawFd, nonblocking: bool) -> Origin {
+    let tuple = Tuple { local: "127.0.0.1:40000".parse().unwrap(), peer: "127.0.0.1:80".parse().unwrap() };
+    Origin { fd, tuple, options: OptionRecord::default(), nonblocking, slot: None }
+}
+
+/// Both ends of a connection over a socket pair.
+pub(crate) fn pair(nonblocking: bool) -> (End, End) {
+    let (segment, memfd) = Segment::create().unwrap();
+    let others = Segment::open(&memfd, segment.secrets()).unwrap();
+    let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Some((segment, None)));
+    let two = Connection::open(origin(two.into_raw_fd(), nonblocking), Some((others, None)));
+    (End(one), End(two))
+}
+
+pub(crate) fn send(connection: &'static Connection, bytes: &[u8]) -> Result<usize, Errno> {
+    let span = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+    // SAFETY: a slice is readable.
+    unsafe { connection.send(&span, Flags::default()) }
+}
+
+pub(crate) fn receive_with(connection: &'static Connection, bytes: &mut [u8], flags: Flags) -> Result<usize, Errno> {
+    let span = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+    // SAFETY: a slice is writable.
+    unsafe { connection.receive(&span, flags) }
+}
+
+pub(crate) fn receive(connection: &'static Connection, bytes: &mut [u8]) -> Result<usize, Errno> {
+    receive_with(connection, bytes, Flags::default())
+}
+
+#[test]
+fn what_is_sent_is_received() {
+    let (one, two) = pair(true);
+    assert_eq!(send(one.0, b"hello"), Ok(5));
+    let mut bytes = [0; 16];
+    let peek = Flags { peek: true, ..Flags::default() };
+    assert_eq!(receive_with(two.0, &mut bytes, peek), Ok(5));
+    assert_eq!(receive(two.0, &mut bytes), Ok(5));
+    assert_eq!(&bytes[..5], b"hello");
+    assert_eq!(receive(two.0, &mut bytes), Err(Errno::AGAIN));
+}
+
+#[test]
+fn the_end_comes_after_the_data_and_the_first_send_after_it_succeeds() {
+    let (one, two) = pair(true);
+    send(one.0, b"bye").unwrap();
+    drop(one);
+    let mut bytes = [0; 16];
+    assert_eq!(receive(two.0, &mut bytes), Ok(3));
+    assert_eq!(receive(two.0, &mut bytes), Ok(0));
+    assert_eq!(receive(two.0, &mut bytes), Ok(0));
+    assert_eq!(send(two.0, b"x"), Ok(1));
+    assert_eq!(send(two.0, b"x"), Err(Errno::PIPE));
+    assert_eq!(receive(two.0, &mut bytes), Ok(0));
+}
+
+#[test]
+fn closing_with_unread_data_resets() {
+    let (one, two) = pair(true);
+    send(two.0, b"never read").unwrap();
+    drop(one);
+    let mut bytes = [0; 16];
+    assert_eq!(receive(two.0, &mut bytes), Err(Errno::CONNRESET));
+    assert_eq!(receive(two.0, &mut bytes), Ok(0));
+    assert_eq!(send(two.0, b"x"), Err(Errno::PIPE));
+}
+
+#[test]
+fn half_a_connection_goes_on() {
+    let (one, two) = pair(true);
+    one.0.shutdown(SHUTDOWN_WRITE).unwrap();
+    let mut bytes = [0; 16];
+    assert_eq!(receive(two.0, &mut bytes), Ok(0));
+    assert_eq!(send(two.0, b"still"), Ok(5));
+    assert_eq!(receive(one.0, &mut bytes), Ok(5));
+    assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+}
+
+#[test]
+fn a_peer_that_vanishes_without_a_word_is_noticed() {
+    let (one, two) = pair(false);
+    // Only the kernel's part of a close, as after `kill -9`.
+    // SAFETY: made by `pair`; the connection object stays open and is never used again.
+    unsafe { rustix::io::close(one.0.lifeline()) };
+    let mut bytes = [0; 16];
+    assert_eq!(receive(two.0, &mut bytes), Ok(0));
+    std::mem::forget(one);
+}
+
+#[test]
+fn a_sleeping_receiver_is_woken() {
+    let (one, two) = pair(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..20_u8 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                send(one.0, &[round]).unwrap();
+            }
+        });
+        for round in 0..20_u8 {
+            let mut byte = [0xff];
+            assert_eq!(receive(two.0, &mut byte), Ok(1));
+            assert_eq!(byte, [round]);
+        }
+    });
+}
+
+#[test]
+fn more_than_fits_goes_through_in_order() {
+    const BYTES: usize = 24 << 20;
+    let (one, two) = pair(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let sent: Vec<u8> = (0..BYTES).map(|index| (index * 31 >> 3) as u8).collect();
+            assert_eq!(send(one.0, &sent), Ok(BYTES));
+            one.0.shutdown(SHUTDOWN_WRITE).unwrap();
+        });
+        let mut received = 0;
+        let mut bytes = vec![0; 100_003];
+        loop {
+            let got = receive(two.0, &mut bytes).unwrap();
+            if got == 0 {
+                break;
+            }
+            for (index, byte) in bytes[..got].iter().enumerate() {
+                assert_eq!(*byte, ((received + index) * 31 >> 3) as u8, "at {}", received + index);
+            }
+            received += got;
+        }
+        assert_eq!(received, BYTES);
+    });
+}
+
+#[test]
+fn readiness_follows_what_happens() {
+    let (one, two) = pair(true);
+    const ALL: i16 = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+    assert_eq!(two.0.readiness(ALL), libc::POLLOUT);
+    send(one.0, b"x").unwrap();
+    assert_eq!(two.0.readiness(ALL), libc::POLLIN | libc::POLLOUT);
+    drop(one);
+    assert_eq!(two.0.readiness(ALL), ALL);
+    let mut byte = [0];
+    receive(two.0, &mut byte).unwrap();
+    assert_eq!(two.0.readiness(ALL), ALL);
+}
+
+#[test]
+fn a_full_lane_is_not_writable_until_it_is_read() {
+    let (one, two) = pair(true);
+    let bytes = vec![7; 1 << 16];
+    let mut sent = 0;
+    while let Ok(count) = send(one.0, &bytes) {
+        sent += count;
+    }
+    assert_eq!(one.0.readiness(libc::POLLOUT), 0);
+    let edges = one.0.edges(Edges::default());
+    let mut received = 0;
+    let mut buffer = vec![0; 1 << 16];
+    while let Ok(count) = receive(two.0, &mut buffer) {
+        received += count;
+    }
+    assert_eq!(sent, received);
+    assert_eq!(one.0.readiness(libc::POLLOUT), libc::POLLOUT);
+    assert_ne!(one.0.edges(edges), edges);
+}
+
+#[test]
+fn a_reset_is_asked_for_by_linger() {
+    let (one, two) = pair(true);
+    one.0.set_reset_on_close(true);
+    drop(one);
+    assert_eq!(two.0.readiness(libc::POLLIN) & libc::POLLERR, libc::POLLERR);
+    assert_eq!(two.0.take_error(), libc::ECONNRESET);
+    assert_eq!(two.0.take_error(), 0);
+}
+
+#[test]
+fn a_receive_times_out() {
+    let (_one, two) = pair(false);
+    two.0.set_receive_timeout_ns(5_000_000);
+    assert_eq!(receive(two.0, &mut [0]), Err(Errno::AGAIN));
+}

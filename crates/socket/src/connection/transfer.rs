@@ -1,0 +1,414 @@
+//! Send and receive.
+
+use super::wait::Deadline;
+use super::{Connection, Lanes, PeerState};
+use crate::segment::Own;
+use crate::system;
+use lane::{Corrupt, INLINE_BYTES};
+use libc::iovec;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+/// What a call asks for beyond moving bytes: the `MSG_` flags that a stream knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `MSG_DONTWAIT`.
+    pub dont_wait: bool,
+    /// `MSG_PEEK`.
+    pub peek: bool,
+    /// `MSG_WAITALL`.
+    pub wait_all: bool,
+    /// `MSG_TRUNC`: count the bytes, do not copy them.
+    pub discard: bool,
+}
+
+impl Flags {
+    /// From the flags of a C call; those without meaning for a stream are ignored, as TCP does.
+    #[inline]
+    pub fn from_bits(bits: i32) -> Self {
+        Self {
+            dont_wait: bits & libc::MSG_DONTWAIT != 0,
+            peek: bits & libc::MSG_PEEK != 0,
+            wait_all: bits & libc::MSG_WAITALL != 0,
+            discard: bits & libc::MSG_TRUNC != 0,
+        }
+    }
+}
+
+/// What one look at a lane brought.
+enum Step {
+    Moved(usize),
+    End,
+    Nothing,
+}
+
+/// Bytes in all spans together.
+#[inline]
+pub fn total_bytes(spans: &[iovec]) -> usize {
+    spans.iter().fold(0, |total, span| total.saturating_add(span.iov_len))
+}
+
+impl Connection {
+    /// Receives into `spans`, in order; returns how many bytes, zero at the end of the stream.
+    ///
+    /// # Errors
+    /// `AGAIN` when nothing is there and the call does not wait, or its time is up; `INTR`; `CONNRESET`; `BADF` when closed meanwhile.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    #[inline]
+    pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        // SAFETY: the caller's spans.
+        match unsafe { self.receive_now(spans, 0, flags)? } {
+            Step::Moved(bytes) if !flags.wait_all || flags.peek || bytes == total_bytes(spans) => Ok(bytes),
+            Step::Moved(bytes) => unsafe { self.receive_waiting(spans, bytes, flags) },
+            Step::End => Ok(0),
+            Step::Nothing => unsafe { self.receive_waiting(spans, 0, flags) },
+        }
+    }
+
+    unsafe fn receive_waiting(&'static self, spans: &[iovec], done: usize, flags: Flags) -> Result<usize, Errno> {
+        let wanted = total_bytes(spans);
+        let mut done = done;
+        let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let mut deadline = None;
+        loop {
+            if dont_wait {
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            let deadline =
+                *deadline.get_or_insert_with(|| Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed)));
+            if let Err(error) = self.wait_to_receive(deadline) {
+                return if done > 0 { Ok(done) } else { Err(error) };
+            }
+            // SAFETY: the caller's spans.
+            match unsafe { self.receive_now(spans, done, flags) } {
+                Ok(Step::Moved(bytes)) => {
+                    done += bytes;
+                    if !flags.wait_all || flags.peek || done == wanted {
+                        return Ok(done);
+                    }
+                }
+                Ok(Step::End) => return Ok(done),
+                Ok(Step::Nothing) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    #[inline]
+    unsafe fn receive_now(&self, spans: &[iovec], skip: usize, flags: Flags) -> Result<Step, Errno> {
+        let guard = self.receive_lock.lock();
+        let Some(lanes) = self.lanes() else {
+            drop(guard);
+            return self.nothing_before_hello();
+        };
+        let shared = self.share(lanes, Own::ReceiveLock)?;
+        // SAFETY: the caller's spans.
+        let mut moved = unsafe { self.copy_in(lanes, spans, skip, flags) }?;
+        let mut end = false;
+        if moved == 0 {
+            self.ask_kernel_now_and_then(lanes);
+            end = self.end_of_input_after_data(lanes)?;
+            if end {
+                // What came before the end was written before it: look once more.
+                // SAFETY: the caller's spans.
+                moved = unsafe { self.copy_in(lanes, spans, skip, flags) }?;
+            }
+        }
+        // SAFETY: under the receive lock.
+        let wakes_sender = moved > 0 && unsafe { (*lanes.receiver.get()).take_wake_request() };
+        drop(shared);
+        drop(guard);
+        if wakes_sender {
+            self.ring();
+        }
+        if moved > 0 {
+            self.count_received(moved, flags);
+            return Ok(Step::Moved(moved));
+        }
+        Ok(if end { Step::End } else { self.nothing_or_empty_read(lanes, spans) })
+    }
+
+    /// A call that asks for no bytes succeeds when there would be some.
+    fn nothing_or_empty_read(&self, lanes: &Lanes, spans: &[iovec]) -> Step {
+        if total_bytes(spans) == 0 && lanes.observer.may_have_data() { Step::End } else { Step::Nothing }
+    }
+
+    /// The end of the input or an error, but only once nothing is left to read.
+    fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
+        if lanes.observer.may_have_data() && !lanes.observer.is_finished() && lanes.observer.unread_bytes() != Ok(0) {
+            return Ok(false);
+        }
+        self.end_of_input(lanes)
+    }
+
+    #[inline]
+    unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        let mut skip = skip;
+        let mut moved = 0;
+        for span in spans {
+            let skipped = skip.min(span.iov_len);
+            skip -= skipped;
+            let wanted = span.iov_len - skipped;
+            if wanted == 0 {
+                continue;
+            }
+            let result = if flags.peek {
+                // SAFETY: the caller's span.
+                unsafe { receiver.peek_to(moved, span.iov_base.cast::<u8>().add(skipped), wanted) }
+            } else if flags.discard {
+                discard(receiver, wanted)
+            } else {
+                // SAFETY: the caller's span.
+                unsafe { receiver.read_to(span.iov_base.cast::<u8>().add(skipped), wanted) }
+            };
+            let got = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+            moved += got;
+            if got < wanted {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    #[inline]
+    fn count_received(&self, bytes: usize, flags: Flags) {
+        self.unanswered_sends.store(0, Ordering::Relaxed);
+        if !flags.peek
+            && let Some(slot) = self.slot()
+        {
+            slot.add_received(bytes as u64);
+        }
+    }
+
+    /// Sends `spans`, in order; returns how many bytes went.
+    ///
+    /// # Errors
+    /// `AGAIN` when there is no room and the call does not wait, or its time is up; `INTR`; `PIPE` (the caller raises the signal);
+    /// `CONNRESET`; `BADF` when closed meanwhile.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    #[inline]
+    pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        let wanted = total_bytes(spans);
+        // SAFETY: the caller's spans.
+        let done = unsafe { self.send_now(spans, 0, wanted) }?;
+        if done == wanted {
+            return Ok(done);
+        }
+        // SAFETY: the caller's spans.
+        unsafe { self.send_waiting(spans, done, wanted, flags) }
+    }
+
+    unsafe fn send_waiting(&'static self, spans: &[iovec], done: usize, wanted: usize, flags: Flags) -> Result<usize, Errno> {
+        let mut done = done;
+        let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let mut deadline = None;
+        while done < wanted {
+            if dont_wait {
+                self.send_is_blocked.store(true, Ordering::Relaxed);
+                return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+            }
+            let deadline =
+                *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
+            // SAFETY: the caller's spans.
+            match self.wait_to_send(deadline).and_then(|()| unsafe { self.send_now(spans, done, wanted) }) {
+                Ok(bytes) => done += bytes,
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    #[inline]
+    unsafe fn send_now(&self, spans: &[iovec], skip: usize, wanted: usize) -> Result<usize, Errno> {
+        let guard = self.send_lock.lock();
+        let Some(lanes) = self.lanes() else {
+            drop(guard);
+            return self.nothing_before_hello().map(|_| 0);
+        };
+        if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
+            self.ask_kernel_now_and_then(lanes);
+        }
+        if !self.may_send(lanes)? {
+            return Ok(wanted - skip);
+        }
+        let shared = self.share(lanes, Own::SendLock)?;
+        // SAFETY: the caller's spans.
+        let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
+        // SAFETY: under the send lock.
+        let wakes_receiver = sent > 0 && unsafe { (*lanes.sender.get()).take_wake_request() };
+        drop(shared);
+        drop(guard);
+        if wakes_receiver {
+            self.ring();
+        }
+        if sent > 0 {
+            let unanswered = self.unanswered_sends.load(Ordering::Relaxed);
+            self.unanswered_sends.store(unanswered.saturating_add(1), Ordering::Relaxed);
+            if let Some(slot) = self.slot() {
+                slot.add_sent(sent as u64);
+            }
+        }
+        Ok(sent)
+    }
+
+    #[inline]
+    unsafe fn copy_out(&self, lanes: &Lanes, spans: &[iovec], skip: usize, wanted: usize) -> Result<usize, Errno> {
+        // SAFETY: under the send lock.
+        let sender = unsafe { &mut *lanes.sender.get() };
+        if let [span] = spans {
+            // SAFETY: the caller's span.
+            return unsafe { sender.write_from(span.iov_base.cast::<u8>().add(skip), wanted - skip) }
+                .map_err(|corrupt| self.reset_for(lanes, corrupt));
+        }
+        if skip == 0 && wanted <= INLINE_BYTES {
+            // SAFETY: the caller's spans.
+            let (bytes, len_bytes) = unsafe { gather(spans) };
+            return sender.write(&bytes[..len_bytes]).map_err(|corrupt| self.reset_for(lanes, corrupt));
+        }
+        let mut skip = skip;
+        let mut sent = 0;
+        for span in spans {
+            let skipped = skip.min(span.iov_len);
+            skip -= skipped;
+            let len_bytes = span.iov_len - skipped;
+            // SAFETY: the caller's span.
+            let result = unsafe { sender.write_from(span.iov_base.cast::<u8>().add(skipped), len_bytes) };
+            let went = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+            sent += went;
+            if went < len_bytes {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends what `fill` puts into the lane in place, such as `read(2)` of a file. `fill` gets an address and a length and answers
+    /// how many bytes it wrote there, zero to stop. Returns the bytes sent, at most `len_bytes`.
+    ///
+    /// # Errors
+    /// As [`Connection::send`]; or what `fill` answers, if nothing was sent before.
+    pub fn send_in_place(
+        &'static self,
+        len_bytes: usize,
+        flags: Flags,
+        mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
+    ) -> Result<usize, Errno> {
+        let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let mut done = 0;
+        while done < len_bytes {
+            match self.fill_once(len_bytes - done, &mut |pointer, len| fill(pointer, len, done)) {
+                Ok(Some(0)) => break,
+                Ok(Some(bytes)) => done += bytes,
+                Ok(None) if dont_wait => {
+                    self.send_is_blocked.store(true, Ordering::Relaxed);
+                    return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
+                }
+                Ok(None) => {
+                    let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
+                    if let Err(error) = self.wait_to_send(deadline) {
+                        return if done > 0 { Ok(done) } else { Err(error) };
+                    }
+                }
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn fill_once(
+        &self,
+        len_bytes: usize,
+        fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
+    ) -> Result<Option<usize>, Errno> {
+        let guard = self.send_lock.lock();
+        let Some(lanes) = self.lanes() else {
+            drop(guard);
+            return self.nothing_before_hello().map(|_| None);
+        };
+        self.ask_kernel_now_and_then(lanes);
+        if !self.may_send(lanes)? {
+            return Ok(Some(len_bytes));
+        }
+        let _shared = self.share(lanes, Own::SendLock)?;
+        // SAFETY: under the send lock.
+        let sender = unsafe { &mut *lanes.sender.get() };
+        let Some(room) = sender.reserve(len_bytes).map_err(|corrupt| self.reset_for(lanes, corrupt))? else { return Ok(None) };
+        let filled = fill(room.pointer.as_ptr(), room.len_bytes)?.min(room.len_bytes);
+        sender.commit(filled).map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+        if sender.take_wake_request() {
+            self.ring();
+        }
+        if let Some(slot) = self.slot() {
+            slot.add_sent(filled as u64);
+        }
+        Ok(Some(filled))
+    }
+
+    /// Bytes that a receive would find now (`FIONREAD`).
+    pub fn unread_bytes(&self) -> usize {
+        let _ = self.attach_if_pending();
+        let _guard = self.receive_lock.lock();
+        self.lanes().map_or(0, |lanes| lanes.observer.unread_bytes().unwrap_or(0))
+    }
+
+    /// A call came before the hello: attach if it is there now.
+    #[cold]
+    fn nothing_before_hello(&self) -> Result<Step, Errno> {
+        self.attach_if_pending()?;
+        if self.lifeline_has_ended() { Ok(Step::End) } else { Ok(Step::Nothing) }
+    }
+
+    fn lifeline_has_ended(&self) -> bool {
+        system::poll_now(self.lifeline(), libc::POLLIN) & (libc::POLLHUP | libc::POLLIN) == libc::POLLHUP
+    }
+
+    #[cold]
+    fn ring(&self) {
+        if let Some(slot) = self.slot() {
+            slot.count_wake();
+        }
+        let _ = system::ring(self.lifeline());
+    }
+
+    #[cold]
+    fn reset_for(&self, lanes: &Lanes, _corrupt: Corrupt) -> Errno {
+        self.note_corruption(lanes);
+        debug_assert!(self.peer_state(lanes) == PeerState::Reset);
+        Errno::CONNRESET
+    }
+}
+
+fn discard(receiver: &mut crate::segment::Receiver, wanted: usize) -> Result<usize, Corrupt> {
+    let mut done = 0;
+    while done < wanted {
+        let Some(chunk) = receiver.peek()? else { break };
+        let bytes = chunk.len_bytes.min(wanted - done);
+        receiver.consume(bytes)?;
+        done += bytes;
+    }
+    Ok(done)
+}
+
+/// Small spans in one piece: one record, one cache line.
+///
+/// # Safety
+/// Every span is readable, and together they have at most [`INLINE_BYTES`].
+unsafe fn gather(spans: &[iovec]) -> ([u8; INLINE_BYTES], usize) {
+    let mut bytes = [0; INLINE_BYTES];
+    let mut len_bytes = 0;
+    for span in spans {
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(span.iov_base.cast::<u8>(), bytes.as_mut_ptr().add(len_bytes), span.iov_len) };
+        len_bytes += span.iov_len;
+    }
+    (bytes, len_bytes)
+}

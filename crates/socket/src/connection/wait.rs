@@ -1,0 +1,203 @@
+//! Waiting: look for a while, then sleep on the lifeline.
+//!
+//! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or goes.
+
+use super::{Connection, Lanes, PeerState};
+use crate::clock::now_ns;
+use crate::segment::Own;
+use crate::spin::{Spin, Turn};
+use crate::system;
+use rustix::io::Errno;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
+/// Sleep of a thread that is not alone on its lifeline: another may take the byte that was meant for it.
+const NAP_MS: i32 = 1;
+
+/// When a wait ends without success.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadline(Option<u64>);
+
+impl Deadline {
+    /// `timeout_ns` from now; 0 is never.
+    pub(super) fn after(timeout_ns: u64) -> Self {
+        Self((timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)))
+    }
+
+    /// Milliseconds left, rounded up; -1 for ever.
+    fn left_ms(self) -> Result<i32, Errno> {
+        let Some(at_ns) = self.0 else { return Ok(-1) };
+        let left_ns = at_ns.saturating_sub(now_ns());
+        if left_ns == 0 { Err(Errno::AGAIN) } else { Ok(i32::try_from(left_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX)) }
+    }
+}
+
+/// A thread that looks at the lanes without a lock.
+struct Waiter(&'static Connection);
+
+impl Waiter {
+    fn new(connection: &'static Connection) -> Self {
+        connection.waiters.fetch_add(1, Ordering::SeqCst);
+        Self(connection)
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let connection = self.0;
+        if connection.waiters.fetch_sub(1, Ordering::SeqCst) == 1 && !connection.is_open.load(Ordering::SeqCst) {
+            connection.recycle_if_unused();
+        }
+    }
+}
+
+thread_local! {
+    /// The connection this thread sleeps on: a thread that is cancelled in its sleep leaves through the destructor.
+    static ASLEEP: Sleep = const { Sleep(Cell::new(None)) };
+}
+
+struct Sleep(Cell<Option<&'static Connection>>);
+
+impl Sleep {
+    fn begin(&self, connection: &'static Connection) {
+        connection.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.0.set(Some(connection));
+    }
+
+    fn end(&self) -> Option<&'static Connection> {
+        let connection = self.0.take()?;
+        connection.sleepers.fetch_sub(1, Ordering::SeqCst);
+        Some(connection)
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(connection) = self.end() {
+            drop(Waiter(connection));
+        }
+    }
+}
+
+impl Connection {
+    /// Waits until a receive may find something.
+    pub(super) fn wait_to_receive(&'static self, deadline: Deadline) -> Result<(), Errno> {
+        let waiter = Waiter::new(self);
+        let Some(lanes) = self.lanes() else {
+            drop(waiter);
+            return self.wait_for_hello(deadline);
+        };
+        let is_ready = || {
+            lanes.observer.may_have_data() || self.peer_state(lanes) != PeerState::Alive || lanes.segment.load(Own::Shutdown) & 1 != 0
+        };
+        if self.spin(lanes, is_ready) {
+            return Ok(());
+        }
+        self.announce_receive_sleep(lanes);
+        if is_ready() {
+            return Ok(());
+        }
+        self.sleep(lanes, deadline)
+    }
+
+    /// Waits until a send may find room.
+    pub(super) fn wait_to_send(&'static self, deadline: Deadline) -> Result<(), Errno> {
+        let waiter = Waiter::new(self);
+        let Some(lanes) = self.lanes() else {
+            drop(waiter);
+            return self.wait_for_hello(deadline);
+        };
+        let is_ready = || {
+            self.has_room(lanes) || self.peer_state(lanes) != PeerState::Alive || lanes.segment.load(Own::Shutdown) & 2 != 0
+        };
+        if self.spin(lanes, is_ready) {
+            return Ok(());
+        }
+        self.announce_send_sleep(lanes);
+        if is_ready() {
+            return Ok(());
+        }
+        self.sleep(lanes, deadline)
+    }
+
+    /// Whether a send would find room; errors count as room, so that the send reports them.
+    pub(super) fn has_room(&self, lanes: &Lanes) -> bool {
+        let _guard = self.send_lock.lock();
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
+    }
+
+    pub(super) fn announce_receive_sleep(&self, lanes: &Lanes) {
+        let _guard = self.receive_lock.lock();
+        // SAFETY: under the receive lock.
+        unsafe { (*lanes.receiver.get()).announce_sleep() };
+    }
+
+    pub(super) fn announce_send_sleep(&self, lanes: &Lanes) {
+        let _guard = self.send_lock.lock();
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).announce_sleep() };
+    }
+
+    fn spin(&self, lanes: &Lanes, is_ready: impl Fn() -> bool) -> bool {
+        let mut spin = Spin::new();
+        loop {
+            if is_ready() {
+                return true;
+            }
+            match spin.turn() {
+                Turn::Look => {}
+                Turn::AskKernel => self.ask_kernel(lanes),
+                Turn::Sleep => return false,
+            }
+        }
+    }
+
+    fn sleep(&'static self, lanes: &Lanes, deadline: Deadline) -> Result<(), Errno> {
+        if let Some(slot) = self.slot() {
+            slot.count_sleep();
+        }
+        // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
+        ASLEEP.with(|asleep| asleep.begin(self));
+        let is_alone = self.sleepers.load(Ordering::SeqCst) == 1;
+        let outcome = self.sleep_in_kernel(deadline, is_alone);
+        ASLEEP.with(Sleep::end);
+        match outcome {
+            Ok(true) if is_alone && system::drain(self.lifeline()) => Ok(()),
+            Ok(true) if !is_alone => Ok(()),
+            Ok(_) => {
+                self.ask_kernel(lanes);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// `Ok(false)`: the lifeline has ended.
+    fn sleep_in_kernel(&self, deadline: Deadline, is_alone: bool) -> Result<bool, Errno> {
+        let fd = self.lifeline();
+        let left_ms = deadline.left_ms()?;
+        if is_alone && left_ms < 0 && !self.is_nonblocking.load(Ordering::Relaxed) {
+            return system::wait_to_receive(fd);
+        }
+        let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        if is_alone {
+            return if system::poll(&mut entry, left_ms)? == 0 {
+                Err(Errno::AGAIN)
+            } else {
+                Ok(entry[0].revents & libc::POLLHUP == 0)
+            };
+        }
+        if system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
+            // A byte lies there for another sleeper: it must find it, and we must not spin on it.
+            entry[0].fd = -1;
+        }
+        system::poll(&mut entry, NAP_MS)?;
+        Ok(entry[0].revents & libc::POLLHUP == 0)
+    }
+
+    fn wait_for_hello(&self, deadline: Deadline) -> Result<(), Errno> {
+        let mut entry = [libc::pollfd { fd: self.lifeline(), events: libc::POLLIN, revents: 0 }];
+        if system::poll(&mut entry, deadline.left_ms()?)? == 0 { Err(Errno::AGAIN) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,223 @@
+//! The life of a descriptor: `socket`, `bind`, `listen`, `connect`, `accept`, `dup`, `close`.
+//!
+//! A TCP socket starts as a [`Stream`], which the kernel alone serves. `listen` makes it a [`Listener`]: the same kernel socket with a
+//! hidden lane listener beside it. `connect` and `accept` make [`Connection`]s where both sides have Crosslane; everything else stays
+//! with the kernel, and the ledger says why.
+
+mod accept;
+mod connect;
+mod descriptor;
+mod handoff;
+pub(crate) mod inspect;
+mod listen;
+
+pub use accept::accept;
+pub use connect::{Outcome, connect, note_kernel_failure};
+pub use descriptor::{close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec};
+pub use handoff::{adopt_inherited, receive_rights, send_rights};
+pub use listen::{listen, shutdown_listener};
+
+use crate::address::Family;
+use crate::connection::Connection;
+use crate::lock::Lock;
+use crate::options::OptionRecord;
+use crate::pool::Pool;
+use crate::rendezvous::LaneListener;
+use crate::rules::Settings;
+use crate::table::{self, Entry};
+use ledger::{ConnectionSlot, FallbackReason, Ledger};
+use rustix::io::Errno;
+use std::cell::UnsafeCell;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// What a TCP socket is before it is anything more, or when it stays with the kernel.
+#[derive(Default)]
+pub struct Stream {
+    lock: Lock,
+    /// Under `lock`.
+    inner: UnsafeCell<StreamInner>,
+}
+
+#[derive(Default)]
+struct StreamInner {
+    is_v6: bool,
+    descriptors: Vec<RawFd>,
+    options: OptionRecord,
+    slot: Option<ConnectionSlot>,
+}
+
+// SAFETY: the cell is accessed under the lock.
+unsafe impl Sync for Stream {}
+
+/// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for either does
+/// not get stuck in one; the program's own idea of the mode is kept here.
+#[derive(Default)]
+pub struct Listener {
+    lock: Lock,
+    /// Under `lock`.
+    inner: UnsafeCell<ListenerInner>,
+    lane_fd: std::sync::atomic::AtomicI32,
+    is_nonblocking: AtomicBool,
+}
+
+#[derive(Default)]
+struct ListenerInner {
+    is_v6: bool,
+    descriptors: Vec<RawFd>,
+    options: OptionRecord,
+    lane: Option<LaneListener>,
+}
+
+// SAFETY: the cell is accessed under the lock.
+unsafe impl Sync for Listener {}
+
+static STREAMS: Pool<Stream> = Pool::new();
+static LISTENERS: Pool<Listener> = Pool::new();
+
+impl Stream {
+    fn with<R>(&self, access: impl FnOnce(&mut StreamInner) -> R) -> R {
+        let _guard = self.lock.lock();
+        // SAFETY: under the lock.
+        access(unsafe { &mut *self.inner.get() })
+    }
+
+    /// Runs `access` on the record of the socket's options.
+    pub fn with_options<R>(&self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
+        self.with(|inner| access(&mut inner.options))
+    }
+
+    /// Counts bytes that the kernel carried.
+    pub fn count_sent(&self, bytes: usize) {
+        self.with(|inner| inner.slot.as_ref().inspect(|slot| slot.add_sent(bytes as u64)).is_some());
+    }
+
+    /// Counts bytes that the kernel carried.
+    pub fn count_received(&self, bytes: usize) {
+        self.with(|inner| inner.slot.as_ref().inspect(|slot| slot.add_received(bytes as u64)).is_some());
+    }
+}
+
+impl Listener {
+    fn with<R>(&self, access: impl FnOnce(&mut ListenerInner) -> R) -> R {
+        let _guard = self.lock.lock();
+        // SAFETY: under the lock.
+        access(unsafe { &mut *self.inner.get() })
+    }
+
+    /// The hidden descriptor on which lane connections arrive.
+    pub fn lane_fd(&self) -> RawFd {
+        self.lane_fd.load(Ordering::Relaxed)
+    }
+
+    /// Whether the program put the descriptor in non-blocking mode.
+    pub fn is_nonblocking(&self) -> bool {
+        self.is_nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Notes the program's choice of mode; the kernel socket stays non-blocking.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// Runs `access` on the record of the socket's options.
+    pub fn with_options<R>(&self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
+        self.with(|inner| access(&mut inner.options))
+    }
+}
+
+/// The family of a program's socket.
+fn family(is_v6: bool) -> Family {
+    if is_v6 { Family::V6 } else { Family::V4 }
+}
+
+/// What `crosslane run` said, through the environment.
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(Settings::from_env)
+}
+
+static LEDGER: OnceLock<&'static Ledger> = OnceLock::new();
+
+/// The page that `crosslane stat` reads; made at the first need.
+pub fn ledger() -> &'static Ledger {
+    LEDGER.get_or_init(|| {
+        let mut program = [0; _];
+        let rack = ledger::rack_dir(|name| std::env::var_os(name), rustix::process::geteuid().as_raw());
+        Ledger::create(&ledger::Config {
+            rack: &rack,
+            node: settings().node,
+            program: ledger::own_program_name(&mut program),
+        })
+    })
+}
+
+fn count_fallback(reason: FallbackReason) {
+    ledger().count_fallback(reason);
+}
+
+/// Notes a socket that the program has just made: `domain`, `kind` and `protocol` as in `socket(2)`.
+pub fn note_socket(fd: RawFd, domain: i32, kind: i32, protocol: i32) {
+    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM
+        && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if is_tcp && !settings().off && table::can_hold(fd) {
+        note_stream(fd, domain == libc::AF_INET6, OptionRecord::default(), None);
+    }
+}
+
+fn note_stream(fd: RawFd, is_v6: bool, options: OptionRecord, slot: Option<ConnectionSlot>) {
+    let stream = STREAMS.take();
+    stream.with(|inner| *inner = StreamInner { is_v6, descriptors: vec![fd], options, slot });
+    table::set(fd, Entry::Stream(stream));
+}
+
+/// One line to the user of `--require-lane`.
+fn complain(message: &std::fmt::Arguments<'_>) {
+    static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
+    const COMPLAINTS_MAX: u32 = 20;
+    if COMPLAINTS.fetch_add(1, Ordering::Relaxed) < COMPLAINTS_MAX {
+        let line = format!("crosslane: {message}\n");
+        // SAFETY: standard error is the process's; the call fails harmlessly if it is closed.
+        let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
+    }
+}
+
+/// Handlers around `fork`; see `connection::before_fork`.
+pub fn before_fork() {
+    STREAMS.lock_around_fork().iter().for_each(|stream| stream.lock.lock_until_unlocked());
+    LISTENERS.lock_around_fork().iter().for_each(|listener| listener.lock.lock_until_unlocked());
+    crate::interest::before_fork();
+    crate::connection::before_fork();
+}
+
+/// After a fork, in the parent.
+pub fn after_fork_in_parent() {
+    crate::connection::after_fork_in_parent();
+    crate::interest::after_fork_in_parent();
+    unlock_after_fork();
+}
+
+/// After a fork, in the child.
+pub fn after_fork_in_child() {
+    crate::connection::after_fork_in_child();
+    crate::interest::after_fork_in_child();
+    unlock_after_fork();
+    descriptor::note_process();
+    if let Some(ledger) = LEDGER.get() {
+        ledger.forked_child();
+    }
+}
+
+fn unlock_after_fork() {
+    LISTENERS.all_during_fork().iter().for_each(|listener| listener.lock.unlock());
+    LISTENERS.unlock_after_fork();
+    STREAMS.all_during_fork().iter().for_each(|stream| stream.lock.unlock());
+    STREAMS.unlock_after_fork();
+}
+
+/// Whether a program that calls `connect` again on a connection should be told that it is there.
+fn already_connected(connection: &Connection) -> Result<(), Errno> {
+    if connection.take_connect_report() { Ok(()) } else { Err(Errno::ISCONN) }
+}

@@ -1,0 +1,115 @@
+//! `accept`: whoever comes first, by lane or by TCP.
+
+use super::connect::enter_lane_connection;
+use super::inspect;
+use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
+use crate::connection::{Connection, Origin};
+use crate::descriptors::{HiddenFd, Need};
+use crate::rendezvous::{self, Accepted};
+use crate::system;
+use crate::table::{self, Entry};
+use ledger::{FallbackReason, Path, Role};
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, IntoRawFd, RawFd};
+
+/// A new connection.
+#[derive(Debug, Clone, Copy)]
+pub struct NewConnection {
+    /// The program's new descriptor.
+    pub fd: RawFd,
+    /// The other end's address, as TCP would show it.
+    pub peer: Option<SocketAddr>,
+}
+
+/// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`; `timeout_ns` is the listener's `SO_RCVTIMEO`, or 0.
+///
+/// # Errors
+/// As `accept4(2)`.
+pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
+    loop {
+        match accept_lane(listener, flags) {
+            Err(Errno::AGAIN) => {}
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
+            // The lane listener is gone; TCP may go on.
+            Err(_) => {}
+            accepted => return accepted,
+        }
+        match accept_tcp(fd, listener, flags) {
+            Err(Errno::AGAIN) if !listener.is_nonblocking() => wait(fd, listener)?,
+            Ok(None) => {}
+            Ok(Some(accepted)) => return Ok(accepted),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> {
+    let Accepted { lifeline, tuple } = rendezvous::accept(listener.lane_fd(), flags)?;
+    let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
+    let tuple = tuple.shown_in(family(is_v6));
+    let hello = rendezvous::receive_hello(lifeline.as_fd());
+    let segment = match hello {
+        Ok(segment) => segment.map(|(segment, memfd)| (segment, HiddenFd::hide(memfd, Need::Optional).ok())),
+        // A stranger: not a connection at all. Look for the next one.
+        Err(_) => return accept_lane(listener, flags),
+    };
+    let fd = lifeline.into_raw_fd();
+    if !table::can_hold(fd) {
+        // SAFETY: ours since `accept`.
+        unsafe { rustix::io::close(fd) };
+        return Err(Errno::MFILE);
+    }
+    let origin = Origin {
+        fd,
+        tuple,
+        options,
+        nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+        slot: Some(enter_lane_connection(fd, tuple, Role::Accept)),
+    };
+    let connection = Connection::open(origin, segment);
+    connection.apply_recorded_options();
+    table::set(fd, Entry::Connection(connection));
+    super::descriptor::follow_cloexec(fd, connection);
+    Ok(NewConnection { fd, peer: Some(tuple.peer) })
+}
+
+/// `Ok(None)`: a plain client came and was sent away.
+fn accept_tcp(fd: RawFd, listener: &Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
+    let (accepted, peer) = inspect::accept_with_peer(fd, flags)?;
+    count_fallback(FallbackReason::PlainClient);
+    if settings().require_lane {
+        let peer = peer.map_or_else(|| "?".to_owned(), |peer| peer.to_string());
+        complain(&format_args!("closed a connection from {peer}: it came by kernel TCP, not by a lane; refused by --require-lane"));
+        // SAFETY: ours since `accept4`.
+        unsafe { rustix::io::close(accepted) };
+        return Ok(None);
+    }
+    let slot = ledger().open_connection(&ledger::Connection {
+        fd: accepted,
+        path: Path::Kernel,
+        role: Role::Accept,
+        local: None,
+        peer,
+    });
+    let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
+    if table::can_hold(accepted) {
+        note_stream(accepted, is_v6, options, Some(slot));
+    }
+    Ok(Some(NewConnection { fd: accepted, peer }))
+}
+
+/// Sleeps until one of the two has somebody.
+fn wait(fd: RawFd, listener: &Listener) -> Result<(), Errno> {
+    let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
+    let mut entries = [
+        libc::pollfd { fd, events: libc::POLLIN, revents: 0 },
+        libc::pollfd { fd: listener.lane_fd(), events: libc::POLLIN, revents: 0 },
+    ];
+    match system::poll(&mut entries, timeout_ms) {
+        Ok(0) => Err(Errno::AGAIN),
+        Ok(_) => Ok(()),
+        Err(Errno::INTR) if timeout_ms < 0 && system::handlers_restart() => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,144 @@
+//! `connect`: a lane where there is one.
+
+use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings};
+use super::inspect;
+use crate::address::Tuple;
+use crate::connection::{Connection, Origin};
+use crate::descriptors::{HiddenFd, Need};
+use crate::interest;
+use crate::rendezvous::{self, Connected};
+use crate::table::{self, Entry};
+use ledger::{Path, Role};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+/// What `connect` came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done; the answer for the program.
+    Answered(Result<(), Errno>),
+    /// Not ours: call the kernel's `connect`, then tell [`note_kernel_connection`].
+    Kernel,
+}
+
+/// Connects `fd` to `destination` by a lane if it can.
+pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
+    match (table::get(fd), destination) {
+        (Entry::Connection(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
+        (Entry::Connection(connection), Err(_)) => Outcome::Answered(dissolve(connection)),
+        (Entry::Stream(stream), Ok(destination)) => connect_stream(fd, stream, destination),
+        _ => Outcome::Kernel,
+    }
+}
+
+/// `connect` with `AF_UNSPEC` ends a connection.
+fn dissolve(connection: &'static Connection) -> Result<(), Errno> {
+    connection.shutdown(crate::connection::SHUTDOWN_READ | crate::connection::SHUTDOWN_WRITE)
+}
+
+fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -> Outcome {
+    if stream.with(|inner| inner.slot.is_some()) {
+        // The kernel is already at it: a second call asks how it went.
+        return Outcome::Kernel;
+    }
+    if !settings().applies_to(destination.port()) {
+        count_fallback(ledger::FallbackReason::PortRule);
+        enter_kernel_connection(fd, stream, destination);
+        return Outcome::Kernel;
+    }
+    let bound = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
+    match rendezvous::connect(destination, bound) {
+        Ok(connected) => match install(fd, stream, connected) {
+            Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
+            Ok(_) => Outcome::Answered(Ok(())),
+            Err(_) => fall_back(fd, stream, destination, ledger::FallbackReason::ResourceLimit),
+        },
+        Err(reason) => fall_back(fd, stream, destination, reason),
+    }
+}
+
+fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: ledger::FallbackReason) -> Outcome {
+    count_fallback(reason);
+    if settings().require_lane {
+        complain(&format_args!("connect to {destination}: no lane: {}; refused by --require-lane", reason.explanation()));
+        return Outcome::Answered(Err(Errno::CONNREFUSED));
+    }
+    enter_kernel_connection(fd, stream, destination);
+    Outcome::Kernel
+}
+
+fn enter_kernel_connection(fd: RawFd, stream: &Stream, destination: SocketAddr) {
+    let slot = ledger().open_connection(&ledger::Connection {
+        fd,
+        path: Path::Kernel,
+        role: Role::Connect,
+        local: None,
+        peer: Some(destination),
+    });
+    stream.with(|inner| inner.slot = Some(slot));
+}
+
+/// After the kernel's `connect` has failed for good: the socket is a fresh one again.
+pub fn note_kernel_failure(fd: RawFd) {
+    if let Entry::Stream(stream) = table::get(fd) {
+        stream.with(|inner| inner.slot = None);
+    }
+}
+
+/// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking mode.
+fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
+    // SAFETY: the program's descriptor, which it is connecting.
+    let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    let is_nonblocking = flags.contains(OFlags::NONBLOCK);
+    rustix::fs::fcntl_setfl(&connected.lifeline, flags & OFlags::NONBLOCK)?;
+    let (descriptors, is_v6) = stream.with(|inner| (inner.descriptors.clone(), inner.is_v6));
+    for &descriptor in &descriptors {
+        replace(descriptor, connected.lifeline.as_raw_fd())?;
+    }
+    let inner = stream.with(std::mem::take::<StreamInner>);
+    STREAMS.give_back(stream);
+    let tuple = connected.tuple.shown_in(family(is_v6));
+    let connection = Connection::open(
+        Origin {
+            fd,
+            tuple,
+            options: inner.options,
+            nonblocking: is_nonblocking,
+            slot: Some(enter_lane_connection(fd, tuple, Role::Connect)),
+        },
+        Some((connected.segment, HiddenFd::hide(connected.memfd, Need::Optional).ok())),
+    );
+    connection.report_connect_later(is_nonblocking);
+    connection.apply_recorded_options();
+    for &descriptor in &descriptors {
+        if descriptor != fd {
+            connection.add_descriptor(descriptor);
+        }
+        table::set(descriptor, Entry::Connection(connection));
+        interest::adopt(descriptor, connection);
+    }
+    super::descriptor::follow_cloexec(fd, connection);
+    Ok(is_nonblocking)
+}
+
+pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role) -> ledger::ConnectionSlot {
+    ledger().open_connection(&ledger::Connection {
+        fd,
+        path: Path::Lane,
+        role,
+        local: Some(tuple.local),
+        peer: Some(tuple.peer),
+    })
+}
+
+/// Makes `descriptor` name what `source` names, keeping its close-on-exec flag.
+fn replace(descriptor: RawFd, source: RawFd) -> Result<(), Errno> {
+    // SAFETY: both are open; the numbers stay what they are.
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(descriptor) })?;
+    let cloexec = if flags.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: replaces the program's descriptor, on the program's behalf.
+    let result = unsafe { libc::syscall(libc::SYS_dup3, source, descriptor, cloexec) };
+    if result < 0 { Err(Errno::MFILE) } else { Ok(()) }
+}

@@ -1,0 +1,147 @@
+//! `dup`, `close` and their kin, kept in step with what the kernel does.
+
+use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner};
+use crate::connection::Connection;
+use crate::descriptors;
+use crate::interest;
+use crate::table::{self, Entry};
+use rustix::io::{Errno, FdFlags};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Remembers which process this memory belongs to.
+pub fn note_process() {
+    PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+}
+
+/// A child of `vfork` runs in its parent's memory: what it does to descriptors must not touch the parent's table.
+pub fn is_borrowed_memory() -> bool {
+    PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// Notes that the program closes `fd`. `Ok(true)`: the caller closes it in the kernel now.
+///
+/// # Errors
+/// `BADF` for a descriptor that the program does not have.
+pub fn close(fd: RawFd) -> Result<(), Errno> {
+    if descriptors::is_hidden(fd) {
+        return Err(Errno::BADF);
+    }
+    if !matches!(table::get(fd), Entry::None) && !is_borrowed_memory() {
+        forget(fd);
+    }
+    Ok(())
+}
+
+fn forget(fd: RawFd) {
+    match table::set(fd, Entry::None) {
+        Entry::None => {}
+        Entry::Connection(connection) => {
+            interest::forget(fd, connection);
+            connection.remove_descriptor(fd);
+        }
+        Entry::Listener(listener) => forget_listener(fd, listener),
+        Entry::Stream(stream) => forget_stream(fd, stream),
+        Entry::Interest(set) => set.remove_descriptor(fd),
+    }
+}
+
+fn forget_listener(fd: RawFd, listener: &'static Listener) {
+    interest::forget_listener(fd, listener);
+    let last = listener.with(|inner| {
+        inner.descriptors.retain(|&known| known != fd);
+        inner.descriptors.is_empty().then(|| std::mem::take::<ListenerInner>(inner))
+    });
+    if last.is_some() {
+        drop(last);
+        LISTENERS.give_back(listener);
+    }
+}
+
+fn forget_stream(fd: RawFd, stream: &'static Stream) {
+    let last = stream.with(|inner| {
+        inner.descriptors.retain(|&known| known != fd);
+        inner.descriptors.is_empty().then(|| std::mem::take::<StreamInner>(inner))
+    });
+    if last.is_some() {
+        drop(last);
+        STREAMS.give_back(stream);
+    }
+}
+
+/// Notes that `new` is another descriptor of what `old` is.
+pub fn duplicate(old: RawFd, new: RawFd) {
+    if is_borrowed_memory() {
+        return;
+    }
+    let entry = table::get(old);
+    if matches!(entry, Entry::None) || !table::can_hold(new) {
+        return;
+    }
+    match entry {
+        Entry::None => return,
+        Entry::Connection(connection) => connection.add_descriptor(new),
+        Entry::Listener(listener) => listener.with(|inner| inner.descriptors.push(new)),
+        Entry::Stream(stream) => stream.with(|inner| inner.descriptors.push(new)),
+        Entry::Interest(set) => set.add_descriptor(new),
+    }
+    table::set(new, entry);
+}
+
+/// Before `dup2(old, new)`: what `new` was is closed. Answers whether the kernel may go ahead.
+///
+/// # Errors
+/// What moving a hidden descriptor out of the way answers.
+pub fn duplicate_onto(old: RawFd, new: RawFd) -> Result<(), Errno> {
+    if is_borrowed_memory() || old == new {
+        return Ok(());
+    }
+    if descriptors::is_hidden(new) {
+        descriptors::relocate(new)?;
+    } else if !matches!(table::get(new), Entry::None) && is_open(old) {
+        forget(new);
+    }
+    Ok(())
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: only asks; a closed number is answered with an error.
+    fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok()
+}
+
+/// `close_range` without flags: closes the program's descriptors in the range and leaves ours.
+///
+/// # Errors
+/// As `close_range(2)`.
+pub fn close_range(first: u32, last: u32) -> Result<(), Errno> {
+    if first > last {
+        return Err(Errno::INVAL);
+    }
+    let last_fd = RawFd::try_from(last).unwrap_or(RawFd::MAX);
+    let Ok(first_fd) = RawFd::try_from(first) else { return Ok(()) };
+    if !is_borrowed_memory() {
+        table::for_each(first_fd..=last_fd, |fd, _| forget(fd));
+    }
+    descriptors::visible_ranges(first, last).try_for_each(|(first, last)| close_range_in_kernel(first, last))
+}
+
+fn close_range_in_kernel(first: u32, last: u32) -> Result<(), Errno> {
+    // SAFETY: the program asked for these descriptors to be closed.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result < 0 { Err(Errno::INVAL) } else { Ok(()) }
+}
+
+/// The program changed the close-on-exec flag of `fd`: what the connection needs after `exec` follows.
+pub fn set_cloexec(fd: RawFd) {
+    if let Entry::Connection(connection) = table::get(fd) {
+        follow_cloexec(fd, connection);
+    }
+}
+
+pub(super) fn follow_cloexec(fd: RawFd, connection: &Connection) {
+    // SAFETY: the program's descriptor, in a call about it.
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(FdFlags::CLOEXEC);
+    connection.set_inheritable(!flags.contains(FdFlags::CLOEXEC));
+}

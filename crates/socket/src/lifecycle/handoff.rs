@@ -1,0 +1,110 @@
+//! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
+//!
+//! All that a connection is lies in its memfd and its lifeline. The memfd of a connection is a hidden descriptor with the same
+//! close-on-exec flag as the program's, so it passes through `exec` beside it; and it is appended to the descriptors of a message that
+//! carries the lifeline. Whoever has both finds the end it holds by the lifeline's inode.
+
+use super::connect::enter_lane_connection;
+use super::inspect::inode_of;
+use super::settings;
+use crate::address::Tuple;
+use crate::connection::{Connection, Origin};
+use crate::descriptors::{self, HiddenFd, InheritedKind, Need};
+use crate::options::OptionRecord;
+use crate::segment::{Segment, Side};
+use crate::table::{self, Entry};
+use ledger::Role;
+use rustix::fs::OFlags;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// Finds the connections that this program inherited through `exec`. Costs one system call where there are none.
+pub fn adopt_inherited() {
+    if settings().off {
+        return;
+    }
+    let inherited = descriptors::inherited();
+    let of_kind = |kind| inherited.iter().filter(move |(_, found)| *found == kind).map(|(fd, _)| *fd);
+    let sockets: Vec<RawFd> = of_kind(InheritedKind::Socket).collect();
+    for memfd in of_kind(InheritedKind::Memfd).filter(|&fd| Segment::is_segment(fd)) {
+        // SAFETY: made by this library before `exec`, and nobody in this program knows it yet.
+        adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &sockets);
+    }
+}
+
+/// The descriptors to send instead of `rights`: those of lane connections bring their memory along.
+pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
+    let mut all = rights.to_vec();
+    for &fd in rights {
+        if let Entry::Connection(connection) = table::get(fd)
+            && let Some(memfd) = connection.memfd()
+        {
+            connection.note_shared();
+            all.push(memfd);
+        }
+    }
+    all
+}
+
+/// The descriptors of a received message that are for the program; the memory of connections among them is taken out and used.
+pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
+    let (memfds, kept): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| Segment::is_segment(fd));
+    for memfd in memfds {
+        // SAFETY: just received, and nobody else knows the number.
+        adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &kept);
+    }
+    kept
+}
+
+/// Makes a connection of the memory and those of `sockets` that are its lifeline.
+fn adopt(memfd: OwnedFd, sockets: &[RawFd]) {
+    let find = |side| {
+        let segment = Segment::adopt(&memfd, side).ok()?;
+        let inode = segment.lifeline_inode();
+        let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
+        (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
+    };
+    let Some((segment, lifelines)) = [Side::Connector, Side::Acceptor].into_iter().find_map(find) else { return };
+    let [fd, others @ ..] = &lifelines[..] else { return };
+    if matches!(table::get(*fd), Entry::Connection(_)) {
+        // This process holds the connection already.
+        return;
+    }
+    open_adopted(*fd, others, segment, memfd);
+}
+
+fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
+    let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
+    let Some(tuple) = tuple_of(fd, role) else { return };
+    // SAFETY: the program's descriptor.
+    let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
+    segment.add_holder();
+    let origin = Origin {
+        fd,
+        tuple,
+        options: OptionRecord::default(),
+        nonblocking: flags.contains(OFlags::NONBLOCK),
+        slot: Some(enter_lane_connection(fd, tuple, role)),
+    };
+    let memfd = HiddenFd::adopt(memfd, Need::Optional).ok();
+    let connection = Connection::open(origin, Some((segment, memfd)));
+    connection.note_shared();
+    table::set(fd, Entry::Connection(connection));
+    for &other in others {
+        connection.add_descriptor(other);
+        table::set(other, Entry::Connection(connection));
+    }
+    super::descriptor::follow_cloexec(fd, connection);
+}
+
+/// Both addresses, from the name that the connecting end gave the lifeline.
+fn tuple_of(fd: RawFd, role: Role) -> Option<Tuple> {
+    // SAFETY: the program's descriptor.
+    let lifeline = unsafe { BorrowedFd::borrow_raw(fd) };
+    let name = match role {
+        Role::Connect => rustix::net::getsockname(lifeline).ok()?,
+        Role::Accept => rustix::net::getpeername(lifeline).ok()??,
+    };
+    let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
+    let tuple = Tuple::from_name(name.abstract_name()?).ok()?;
+    Some(if role == Role::Connect { tuple } else { tuple.reversed() })
+}

@@ -1,0 +1,47 @@
+//! Questions about kernel sockets.
+
+use crate::address;
+use rustix::io::Errno;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, RawFd};
+
+/// `getsockname(2)` of a TCP socket.
+pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
+    // SAFETY: the program's descriptor, in a call about it.
+    let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    SocketAddr::try_from(name)
+}
+
+/// `IPV6_V6ONLY`.
+pub(super) fn is_v6only(fd: RawFd) -> bool {
+    // SAFETY: the program's descriptor, in a call about it.
+    rustix::net::sockopt::ipv6_v6only(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(false)
+}
+
+/// `SO_REUSEPORT`.
+pub(super) fn reuses_port(fd: RawFd) -> bool {
+    // SAFETY: the program's descriptor, in a call about it.
+    rustix::net::sockopt::socket_reuseport(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(false)
+}
+
+/// `accept4(2)` in the kernel, with the peer's address.
+pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<SocketAddr>), Errno> {
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut len_bytes = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: the storage is writable for the length given.
+    let accepted = unsafe { libc::syscall(libc::SYS_accept4, fd, storage.as_mut_ptr(), &raw mut len_bytes, flags) };
+    if accepted < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    // SAFETY: zeroed, then filled by the kernel for at most the length it reports.
+    let peer = unsafe { address::read_sockaddr(storage.as_ptr().cast(), len_bytes) };
+    Ok((accepted as RawFd, peer.ok()))
+}
+
+/// The inode that tells a socket from every other.
+pub(crate) fn inode_of(fd: RawFd) -> Option<u64> {
+    // SAFETY: only asks; a closed number is answered with an error.
+    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok()?;
+    (stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+}

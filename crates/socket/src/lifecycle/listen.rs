@@ -1,0 +1,59 @@
+//! `listen`: a lane listener beside the TCP one.
+
+use super::inspect;
+use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, settings};
+use crate::interest;
+use crate::rendezvous;
+use crate::table::{self, Entry};
+use ledger::FallbackReason;
+use rustix::io::Errno;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::Ordering;
+
+/// After `listen(2)` has succeeded on `fd`: adds a lane listener, where the rules have the port take lanes.
+pub fn listen(fd: RawFd, backlog: i32) {
+    let Entry::Stream(stream) = table::get(fd) else { return };
+    let Ok(bound) = inspect::local_of(fd) else { return };
+    if !settings().applies_to(bound.port()) {
+        count_fallback(FallbackReason::PortRule);
+        return;
+    }
+    let is_v6only = inspect::is_v6only(fd);
+    let reuses_port = inspect::reuses_port(fd);
+    match rendezvous::listen(bound, is_v6only, reuses_port, backlog) {
+        Ok(lane) => promote(fd, stream, lane),
+        Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => count_fallback(FallbackReason::ResourceLimit),
+        Err(_) => count_fallback(FallbackReason::RackUnavailable),
+    }
+}
+
+fn promote(fd: RawFd, stream: &'static Stream, lane: rendezvous::LaneListener) {
+    let inner = stream.with(std::mem::take::<StreamInner>);
+    STREAMS.give_back(stream);
+    let listener = LISTENERS.take();
+    listener.lane_fd.store(lane.fd(), Ordering::Relaxed);
+    // SAFETY: the program's descriptor, which it is listening on.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(rustix::fs::OFlags::empty());
+    listener.set_nonblocking(flags.contains(rustix::fs::OFlags::NONBLOCK));
+    let _ = rustix::fs::fcntl_setfl(borrowed, flags | rustix::fs::OFlags::NONBLOCK);
+    listener.with(|own| {
+        *own = ListenerInner {
+            is_v6: inner.is_v6,
+            descriptors: inner.descriptors.clone(),
+            options: inner.options,
+            lane: Some(lane),
+        };
+    });
+    for descriptor in inner.descriptors {
+        table::set(descriptor, Entry::Listener(listener));
+        interest::adopt_listener(descriptor, listener);
+    }
+}
+
+/// `shutdown(2)` of a listener: nobody gets in any more, and a blocked `accept` ends. The caller shuts the TCP listener down.
+pub fn shutdown_listener(listener: &Listener) {
+    // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
+    let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
+    let _ = rustix::net::shutdown(lane, rustix::net::Shutdown::Both);
+}

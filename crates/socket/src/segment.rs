@@ -1,0 +1,269 @@
+//! The memory of one connection: two halves in one sealed memfd, each the inbound window of one end.
+//!
+//! ```text
+//!   half of the connecting end                half of the accepting end
+//!   endpoint: the end's own state             the same
+//!   status: written by the peer
+//!   forward block and cursor of the lane that comes in
+//!   back block and cursor of the lane that goes out
+//!   small ring (16 KiB), big ring (1 MiB, untouched until it carries bulk)
+//! ```
+//!
+//! An end's own state lives in its half so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need nothing
+//! but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and the worst a peer
+//! does by it is to garble its own connection.
+
+use fabric::{MemoryInbound, MemoryOutbound, shm};
+use lane::{Consumer, Layout, Producer};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use volmem::sync::Ordering;
+use volmem::{Mapping, Region};
+
+/// The sending end of an outgoing lane.
+pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
+/// The receiving end of an incoming lane.
+pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
+
+/// Version of everything in this file and in `hello`: ends of different versions do not meet.
+pub const LAYOUT_VERSION: u32 = 1;
+
+const PAGE_BYTES: usize = 4096;
+const SMALL_SLOTS: u64 = 256;
+const BIG_SLOTS: u64 = 16_384;
+
+const LAYOUT: Layout = Layout {
+    forward_offset: 384,
+    back_offset: 384 + Layout::FORWARD_BYTES,
+    small_offset: PAGE_BYTES,
+    small_slots: SMALL_SLOTS,
+    big_offset: PAGE_BYTES + SMALL_SLOTS as usize * lane::SLOT_BYTES,
+    big_slots: BIG_SLOTS,
+};
+
+const HALF_BYTES: usize = LAYOUT.window_bytes();
+const SECRET_TO_ACCEPTOR: usize = 200;
+const SECRET_TO_CONNECTOR: usize = 208;
+
+/// The words of an end's own state, by offset in its half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Own {
+    /// Processes that hold this end.
+    Holders = 0,
+    /// Directions the program has shut down: 1 reading, 2 writing.
+    Shutdown = 16,
+    /// An error number to be reported once.
+    PendingError = 24,
+    /// What is known of the peer's end; see `connection::PeerState`.
+    Peer = 32,
+    /// Holder of the send lock between processes.
+    SendLock = 64,
+    /// Holder of the receive lock between processes.
+    ReceiveLock = 128,
+    /// Inode of this end's lifeline.
+    LifelineInode = 192,
+    /// 1 once the end is set up.
+    Attached = 216,
+}
+
+/// The words that the peer writes into an end's half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Status {
+    /// 1: the peer dropped data of ours unread, or asked for a reset.
+    Reset = 320,
+    /// 1: the peer's last descriptor is gone.
+    Closed = 328,
+    /// 1: the peer has attached.
+    Attached = 336,
+}
+
+/// Which end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The end that called `connect`.
+    Connector,
+    /// The end that called `accept`.
+    Acceptor,
+}
+
+/// What tells a record of each lane from other bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Secrets {
+    /// Of the lane from the connecting end.
+    pub to_acceptor: u64,
+    /// Of the lane to the connecting end.
+    pub to_connector: u64,
+}
+
+/// One end's view of a connection's memory.
+#[derive(Debug)]
+pub struct Segment {
+    own: Region,
+    peers: Region,
+    side: Side,
+    secrets: Secrets,
+}
+
+impl Segment {
+    /// Bytes of the memfd.
+    pub const SEGMENT_BYTES: usize = 2 * HALF_BYTES;
+
+    /// Makes the memory of a new connection: the connecting end's view, and the memfd for the other end.
+    ///
+    /// # Errors
+    /// What memfd_create, ftruncate, fcntl, mmap or getrandom answer.
+    pub fn create() -> Result<(Self, OwnedFd), Errno> {
+        let (memfd, mapping) = shm::create(Self::SEGMENT_BYTES).map_err(|_| Errno::NOMEM)?;
+        let mut random = [0_u8; 16];
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+        let secrets = Secrets {
+            to_acceptor: u64::from_ne_bytes(random[..8].try_into().expect("eight bytes")),
+            to_connector: u64::from_ne_bytes(random[8..].try_into().expect("eight bytes")),
+        };
+        let segment = Self::view(Arc::new(mapping), Side::Connector, secrets);
+        segment.set_up();
+        Ok((segment, memfd))
+    }
+
+    /// The accepting end's view of memory that the connecting end made.
+    ///
+    /// # Errors
+    /// If `memfd` is not a sealed memfd of exactly this size.
+    pub fn open(memfd: &OwnedFd, secrets: Secrets) -> Result<Self, Errno> {
+        let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
+        let segment = Self::view(Arc::new(mapping), Side::Acceptor, secrets);
+        segment.set_up();
+        Ok(segment)
+    }
+
+    /// The view of an end that another process set up: after `exec` or `SCM_RIGHTS`.
+    ///
+    /// # Errors
+    /// If `memfd` is not a sealed memfd of exactly this size, or nobody has set the end up.
+    pub fn adopt(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+        let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
+        let mut segment = Self::view(Arc::new(mapping), side, Secrets { to_acceptor: 0, to_connector: 0 });
+        segment.secrets = Secrets {
+            to_acceptor: segment.own.load_u64(SECRET_TO_ACCEPTOR, Ordering::Relaxed),
+            to_connector: segment.own.load_u64(SECRET_TO_CONNECTOR, Ordering::Relaxed),
+        };
+        if segment.load(Own::Attached) == 1 { Ok(segment) } else { Err(Errno::NOTCONN) }
+    }
+
+    /// Whether a descriptor is the memory of a connection, to judge by its size and seals.
+    pub fn is_segment(fd: RawFd) -> bool {
+        // SAFETY: only asks; a closed number is answered with an error.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+        rustix::fs::fstat(borrowed).is_ok_and(|stat| stat.st_size as usize == Self::SEGMENT_BYTES)
+            && rustix::fs::fcntl_get_seals(borrowed).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK))
+    }
+
+    /// Inode of this end's lifeline, 0 while unknown.
+    pub fn lifeline_inode(&self) -> u64 {
+        self.load(Own::LifelineInode)
+    }
+
+    /// One process more holds this end.
+    pub fn add_holder(&self) {
+        self.add(Own::Holders, 1);
+    }
+
+    /// What tells this connection's records from other bytes.
+    pub fn secrets(&self) -> Secrets {
+        self.secrets
+    }
+
+    /// Which end this is.
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    /// The sending end of the outgoing lane.
+    pub fn sender(&self) -> Sender {
+        let secret = match self.side {
+            Side::Connector => self.secrets.to_acceptor,
+            Side::Acceptor => self.secrets.to_connector,
+        };
+        Producer::new(self.outbound(), self.inbound(), LAYOUT, secret)
+    }
+
+    /// The receiving end of the incoming lane.
+    pub fn receiver(&self) -> Receiver {
+        let secret = match self.side {
+            Side::Connector => self.secrets.to_connector,
+            Side::Acceptor => self.secrets.to_acceptor,
+        };
+        Consumer::new(self.inbound(), self.outbound(), LAYOUT, secret)
+    }
+
+    /// Loads a word of this end's own state.
+    #[inline]
+    pub fn load(&self, word: Own) -> u64 {
+        self.own.load_u64(word as usize, Ordering::Relaxed)
+    }
+
+    /// Stores a word of this end's own state.
+    #[inline]
+    pub fn store(&self, word: Own, value: u64) {
+        self.own.store_u64(word as usize, value, Ordering::Relaxed);
+    }
+
+    /// Swaps a word of this end's own state.
+    pub fn swap(&self, word: Own, value: u64) -> u64 {
+        self.own.swap_u64(word as usize, value, Ordering::AcqRel)
+    }
+
+    /// Adds to a word of this end's own state; returns what it was.
+    pub fn add(&self, word: Own, value: u64) -> u64 {
+        self.own.add_u64(word as usize, value, Ordering::AcqRel)
+    }
+
+    /// Replaces `current` by `new` in a word of this end's own state, or returns what was there.
+    ///
+    /// # Errors
+    /// The value found.
+    pub fn compare_exchange(&self, word: Own, current: u64, new: u64) -> Result<u64, u64> {
+        self.own.compare_exchange_u64(word as usize, current, new)
+    }
+
+    /// Loads what the peer says of itself.
+    #[inline]
+    pub fn status(&self, word: Status) -> u64 {
+        self.own.load_u64(word as usize, Ordering::Acquire)
+    }
+
+    /// Tells the peer.
+    pub fn tell(&self, word: Status, value: u64) {
+        self.peers.store_u64(word as usize, value, Ordering::Release);
+    }
+
+    fn view(mapping: Arc<Mapping>, side: Side, secrets: Secrets) -> Self {
+        let whole = Region::of_mapping(mapping);
+        let first = whole.sub(0, HALF_BYTES);
+        let second = whole.sub(HALF_BYTES, HALF_BYTES);
+        let (own, peers) = match side {
+            Side::Connector => (first, second),
+            Side::Acceptor => (second, first),
+        };
+        Self { own, peers, side, secrets }
+    }
+
+    fn set_up(&self) {
+        self.own.store_u64(SECRET_TO_ACCEPTOR, self.secrets.to_acceptor, Ordering::Relaxed);
+        self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);
+        self.store(Own::Holders, 1);
+        self.store(Own::Attached, 1);
+        self.tell(Status::Attached, 1);
+    }
+
+    fn inbound(&self) -> MemoryInbound {
+        MemoryInbound::new(self.own.clone())
+    }
+
+    fn outbound(&self) -> MemoryOutbound {
+        MemoryOutbound::new(self.peers.clone())
+    }
+}

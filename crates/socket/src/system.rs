@@ -1,0 +1,128 @@
+//! The few system calls that a waiting thread makes. They are handed in, because a library that stands between a program and libc
+//! must use libc's own versions: those are cancellation points, raw system calls are not.
+
+use rustix::io::Errno;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// `recv(2)`.
+pub type Receive = unsafe extern "C" fn(i32, *mut c_void, usize, i32) -> isize;
+/// `poll(2)`.
+pub type Poll = unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, i32) -> i32;
+
+static RECEIVE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static POLL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Uses these functions to sleep, from now on. They set `errno` as libc's do.
+pub fn use_sleepers(receive: Receive, poll: Poll) {
+    RECEIVE.store(receive as *mut c_void, Ordering::Release);
+    POLL.store(poll as *mut c_void, Ordering::Release);
+}
+
+/// Grows with every `fork`, `vfork` and `posix_spawn` of this process: what was opened before one may be held by a child.
+static SPAWNS: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that a child is about to be made.
+pub extern "C" fn note_spawn() {
+    SPAWNS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often this process has made children.
+pub fn spawns() -> u32 {
+    SPAWNS.load(Ordering::Relaxed)
+}
+
+fn errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the handler's
+/// `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream.
+pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
+    let mut byte = 0_u8;
+    let receive = RECEIVE.load(Ordering::Acquire);
+    let buffer = (&raw mut byte).cast::<c_void>();
+    let received = if receive.is_null() {
+        // SAFETY: one byte is writable.
+        unsafe { libc::syscall(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) as isize }
+    } else {
+        // SAFETY: only `use_sleepers` stores here, and it stores a `Receive`.
+        let receive = unsafe { std::mem::transmute::<*mut c_void, Receive>(receive) };
+        // SAFETY: one byte is writable.
+        unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) }
+    };
+    if received < 0 { Err(errno()) } else { Ok(received > 0) }
+}
+
+/// `poll(2)`, with a time-out in milliseconds or -1.
+pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
+    let poll = POLL.load(Ordering::Acquire);
+    let ready = if poll.is_null() {
+        // SAFETY: the slice is writable for its length.
+        unsafe { libc::syscall(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) as i32 }
+    } else {
+        // SAFETY: only `use_sleepers` stores here, and it stores a `Poll`.
+        let poll = unsafe { std::mem::transmute::<*mut c_void, Poll>(poll) };
+        // SAFETY: the slice is writable for its length.
+        unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) }
+    };
+    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+}
+
+/// What `fd` has to say now.
+pub fn poll_now(fd: i32, events: i16) -> i16 {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one entry is writable.
+    let ready = unsafe { libc::syscall(libc::SYS_poll, &raw mut entry, 1, 0) };
+    if ready > 0 { entry.revents } else { 0 }
+}
+
+/// Sends one byte to wake the other end of a lifeline. A full queue is as good as a byte in it.
+pub fn ring(fd: i32) -> Result<(), Errno> {
+    let byte = [1_u8];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one byte is readable.
+    let sent = unsafe { libc::syscall(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
+    match if sent < 0 { errno() } else { return Ok(()) } {
+        Errno::AGAIN => Ok(()),
+        error => Err(error),
+    }
+}
+
+/// Takes the wake-up bytes out of a lifeline; `false` at the end of the stream.
+pub fn drain(fd: i32) -> bool {
+    let mut bytes = [0_u8; 64];
+    loop {
+        // SAFETY: the array is writable.
+        let received =
+            unsafe { libc::syscall(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
+        match received {
+            0 => return false,
+            64 => {}
+            _ => return received > 0 || errno() == Errno::AGAIN || errno() == Errno::INTR,
+        }
+    }
+}
+
+/// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll` is always
+/// interrupted; this decides whether the call it stands for would have been.
+pub fn handlers_restart() -> bool {
+    const SIGNALS: i32 = 64;
+    (1..=SIGNALS).all(|signal| {
+        let mut action = KernelAction::default();
+        // SAFETY: the structure is writable and as large as the kernel's; the mask is eight bytes.
+        let result = unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, 0, &raw mut action, 8) };
+        let is_handled = result == 0 && action.handler > 1;
+        !is_handled || action.flags & libc::SA_RESTART as u64 != 0
+    })
+}
+
+/// The kernel's `struct sigaction`, which is not libc's.
+#[repr(C)]
+#[derive(Default)]
+struct KernelAction {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
