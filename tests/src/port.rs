@@ -1,0 +1,85 @@
+//! Free ports, and servers that listen on them.
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::{PATIENCE, Process};
+
+/// Between choosing a port and listening on it another program may take it: then the next one is tried.
+const TRIES_MAX: u32 = 5;
+/// `st` of a listener in /proc/net/tcp.
+const STATE_LISTEN: &str = "0A";
+
+/// A running server and the port it listens on.
+pub struct Server {
+    /// Its process.
+    pub process: Process,
+    /// Its port.
+    pub port: u16,
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its number").port()
+}
+
+/// Starts the server that `command` describes for a port, and waits until it listens.
+#[track_caller]
+pub fn start_server(command: impl Fn(u16) -> Command) -> Server {
+    let mut complaints = String::new();
+    for _ in 0..TRIES_MAX {
+        let port = free_port();
+        let process = Process::start(&mut command(port));
+        if listens_in_time(&process, port) {
+            return Server { process, port };
+        }
+        complaints = process.wait(PATIENCE).to_string();
+    }
+    panic!("no server after {TRIES_MAX} tries; the last: {complaints}");
+}
+
+/// False when the process ended; panics when it lives and does not listen.
+#[track_caller]
+fn listens_in_time(process: &Process, port: u16) -> bool {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_listening(port) {
+        if !process.is_running() {
+            return false;
+        }
+        assert!(Instant::now() < deadline, "{} does not listen on {port}\n{}", process.name(), process.stderr());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    process.is_running()
+}
+
+/// Whether anything listens on a TCP port. A look, not a connect: an accelerated server would see a stranger.
+pub fn is_listening(port: u16) -> bool {
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        text.lines().skip(1).any(|line| is_listener(line, port))
+    })
+}
+
+fn is_listener(line: &str, port: u16) -> bool {
+    let mut words = line.split_whitespace().skip(1);
+    let local = words.next().unwrap_or_default();
+    let state = words.nth(1).unwrap_or_default();
+    state == STATE_LISTEN && local.ends_with(&format!(":{port:04X}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_and_a_free_port_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(is_listening(port));
+        drop(listener);
+        assert!(!is_listening(port));
+    }
+}

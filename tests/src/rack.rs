@@ -1,0 +1,117 @@
+//! A rack of a test's own: where its programs meet, and what they are started with.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::{Finished, PATIENCE, Process, Stat, Traffic, place};
+
+/// Looks at the ledgers cost a process each: so many a second are enough.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const VARIABLES: [&str; 6] = ["RACK", "NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"];
+
+/// A rack directory that goes with the test.
+pub struct Rack {
+    folder: TempDir,
+    bare: bool,
+}
+
+impl Default for Rack {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Rack {
+    /// A new, empty rack.
+    pub fn new() -> Self {
+        let bare = std::env::var_os("CROSSLANE_TEST_BARE").is_some_and(|value| value == "1");
+        Self { folder: tempfile::Builder::new().prefix("rack-").tempdir().expect("a folder for a rack"), bare }
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A command without anything of ours in its environment.
+    pub fn bare_command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env_remove("LD_PRELOAD");
+        for variable in VARIABLES {
+            command.env_remove(format!("CROSSLANE_{variable}"));
+        }
+        command
+    }
+
+    /// `crosslane` with this rack.
+    pub fn crosslane(&self, subcommand: &str) -> Command {
+        let mut command = self.bare_command(place::crosslane());
+        command.arg(subcommand).arg("--rack").arg(self.path());
+        command
+    }
+
+    /// `crosslane run OPTIONS -- PROGRAM`.
+    pub fn run(&self, options: &[&str], program: impl AsRef<OsStr>) -> Command {
+        if self.bare {
+            return self.bare_command(program);
+        }
+        let mut command = self.crosslane("run");
+        command.args(options).arg("--").arg(program);
+        command
+    }
+
+    /// A program all of whose connections must take lanes.
+    pub fn require_lane(&self, program: impl AsRef<OsStr>) -> Command {
+        self.run(&["--require-lane"], program)
+    }
+
+    /// What the ledgers say now.
+    #[track_caller]
+    pub fn stat(&self) -> Stat {
+        let finished = Process::start(self.crosslane("stat").arg("--json")).wait(PATIENCE).must_succeed();
+        Stat::parse(&finished.stdout)
+    }
+
+    /// Runs a client to its end. Beside how it ended: the last that its ledger said while it lived.
+    pub fn run_watched(&self, command: &mut Command, limit: Duration) -> (Finished, Traffic) {
+        let process = Process::start(command);
+        let pid = process.pid();
+        self.watch(process, limit, |stat| stat.traffic_of_pid(pid).unwrap_or_default())
+    }
+
+    /// Waits for a process and keeps the most that `of` saw in the ledgers meanwhile.
+    pub fn watch(&self, process: Process, limit: Duration, of: impl Fn(&Stat) -> Traffic) -> (Finished, Traffic) {
+        let mut seen = Traffic::default();
+        let mut looked_at: Option<Instant> = None;
+        let finished = process.wait_while(limit, || {
+            if self.bare || looked_at.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+                return;
+            }
+            seen = seen.max(of(&self.stat()));
+            looked_at = Some(Instant::now());
+        });
+        (finished, seen)
+    }
+
+    /// Panics unless at least so many bytes crossed lanes, and none kernel TCP.
+    #[track_caller]
+    pub fn assert_over_lanes(&self, who: &str, traffic: Traffic, lane_bytes_min: u64) {
+        if self.bare {
+            return;
+        }
+        assert!(traffic.lane_bytes >= lane_bytes_min, "{who}: {traffic:?}, want {lane_bytes_min} bytes over lanes");
+        assert_eq!(traffic.kernel_bytes, 0, "{who}: bytes over kernel TCP: {traffic:?}");
+    }
+
+    /// The same for the programs of a name that are alive now.
+    #[track_caller]
+    pub fn assert_program_over_lanes(&self, program: &str, lane_bytes_min: u64) {
+        if !self.bare {
+            self.assert_over_lanes(program, self.stat().traffic_of(program), lane_bytes_min);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The examination of socket semantics, three ways: bare, preloaded but passed through, and over lanes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use system_tests::{Finished, PATIENCE, Process, Rack, Traffic, c};
+
+const RUN_LIMIT: Duration = Duration::from_secs(1500);
+const CHECKS_MIN: usize = 400;
+
+/// A check that lanes answer differently from kernel TCP, and why that is right.
+struct Difference {
+    check: &'static str,
+    reason: &'static str,
+}
+
+/// Every exception, with its reason. A check named here that passes after all is reported as well.
+const EXPLAINED: &[Difference] = &[];
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Skipped,
+    Failed(String),
+}
+
+struct Examination {
+    verdicts: BTreeMap<String, Verdict>,
+    infos: Vec<String>,
+    traffic: Traffic,
+}
+
+impl Examination {
+    fn run(rack: &Rack, command: &mut Command) -> Self {
+        let (finished, traffic) = rack.watch(Process::start(command), RUN_LIMIT, |stat| stat.traffic_of("semantics"));
+        Self::of(&finished, traffic)
+    }
+
+    fn of(finished: &Finished, traffic: Traffic) -> Self {
+        assert!(!finished.timed_out, "{finished}");
+        assert!(matches!(finished.code(), Some(0 | 1)), "{finished}");
+        let infos = finished.stdout.lines().filter(|line| line.starts_with("info ")).map(str::to_owned).collect();
+        Self { verdicts: finished.stdout.lines().filter_map(verdict).collect(), infos, traffic }
+    }
+
+    /// Panics with the list of checks that failed without an explanation.
+    #[track_caller]
+    fn must_pass(&self, explained: &[Difference]) {
+        let missing: Vec<String> = listed().into_iter().filter(|name| !self.verdicts.contains_key(name)).collect();
+        assert!(missing.is_empty(), "checks without a verdict: {missing:?}");
+        let mut wrong = String::new();
+        for (name, verdict) in &self.verdicts {
+            let excused = explained.iter().any(|difference| difference.check == name);
+            match verdict {
+                Verdict::Failed(why) if !excused => wrong.push_str(&format!("FAIL {name}: {why}\n")),
+                Verdict::Passed if excused => wrong.push_str(&format!("{name} passes: take it from the table\n")),
+                _ => {}
+            }
+        }
+        let passed = self.verdicts.values().filter(|verdict| **verdict == Verdict::Passed).count();
+        assert!(wrong.is_empty(), "{passed} of {} checks passed; these did not:\n{wrong}", self.verdicts.len());
+    }
+}
+
+fn verdict(line: &str) -> Option<(String, Verdict)> {
+    let (word, rest) = line.split_once(' ')?;
+    let (name, why) = rest.split_once(": ").unwrap_or((rest, ""));
+    let verdict = match word {
+        "ok" => Verdict::Passed,
+        "skip" => Verdict::Skipped,
+        "FAIL" => Verdict::Failed(why.to_owned()),
+        _ => return None,
+    };
+    Some((name.to_owned(), verdict))
+}
+
+fn listed() -> BTreeSet<String> {
+    let finished = Process::start(Command::new(c::semantics()).arg("--list")).wait(PATIENCE).must_succeed();
+    finished.stdout.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_examination_is_complete() {
+    let names = listed();
+    assert!(names.len() >= CHECKS_MIN, "{} checks", names.len());
+    for difference in EXPLAINED {
+        assert!(names.contains(difference.check), "no check is named {}", difference.check);
+        assert!(!difference.reason.is_empty(), "{} has no reason", difference.check);
+    }
+}
+
+#[test]
+fn fortified_calls_are_what_the_compiler_made() {
+    let program = fs::read(c::semantics()).unwrap();
+    for name in ["__read_chk", "__recv_chk", "__recvfrom_chk", "__poll_chk", "__ppoll_chk"] {
+        let found = program.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+        assert!(found, "the compiler made no call of {name}");
+    }
+}
+
+#[test]
+fn an_unknown_check_is_wrong_use() {
+    let finished = Process::start(Command::new(c::semantics()).arg("no_such_check")).wait(PATIENCE).must_exit_with(2);
+    assert!(finished.stderr.contains("no_such_check"), "{finished}");
+}
+
+#[test]
+fn kernel_tcp_passes() {
+    let finished = Process::start(&mut Rack::new().bare_command(c::semantics())).wait(RUN_LIMIT);
+    Examination::of(&finished, Traffic::default()).must_pass(&[]);
+}
+
+#[test]
+fn passed_through_passes() {
+    let rack = Rack::new();
+    let examination = Examination::run(&rack, &mut rack.run(&["--except", "1-65535"], c::semantics()));
+    examination.must_pass(&[]);
+    assert_eq!(examination.traffic.lane_bytes, 0, "{:?}", examination.traffic);
+}
+
+#[test]
+fn lanes_pass() {
+    let rack = Rack::new();
+    let examination = Examination::run(&rack, &mut rack.require_lane(c::semantics()));
+    examination.must_pass(EXPLAINED);
+    rack.assert_over_lanes("semantics", examination.traffic, 1);
+    let uring = examination.infos.iter().find(|line| line.starts_with("info io_uring_setup"));
+    assert_eq!(uring.map(String::as_str), Some("info io_uring_setup: ENOSYS"));
+}
