@@ -35,7 +35,13 @@ impl Random {
 #[derive(Debug, Clone)]
 pub struct WriteCombined {
     memory: Region,
-    pending: Arc<Mutex<Vec<(usize, Vec<u8>)>>>,
+    pending: Arc<Mutex<Vec<Gathered>>>,
+}
+
+#[derive(Debug)]
+struct Gathered {
+    offset: usize,
+    bytes: Vec<u8>,
 }
 
 impl WriteCombined {
@@ -49,23 +55,23 @@ impl WriteCombined {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..random.below(pending.len() + 1) {
             let index = random.below(pending.len());
-            let (offset, bytes) = pending.swap_remove(index);
-            self.memory.write(offset, &bytes);
+            let store = pending.swap_remove(index);
+            self.memory.write(store.offset, &store.bytes);
         }
     }
 
     /// Lets all of the gathered stores through.
     pub fn drain(&self) {
-        for (offset, bytes) in self.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            self.memory.write(offset, &bytes);
+        for store in self.pending.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            self.memory.write(store.offset, &store.bytes);
         }
     }
 
     /// A later store to the same place replaces the earlier one, as it would in the buffer.
     fn gather(&self, offset: usize, bytes: Vec<u8>) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.retain(|(start, old)| *start != offset || old.len() != bytes.len());
-        pending.push((offset, bytes));
+        pending.retain(|old| old.offset != offset || old.bytes.len() != bytes.len());
+        pending.push(Gathered { offset, bytes });
     }
 }
 

@@ -1,0 +1,352 @@
+//! Every interleaving of two threads on one lane, and every value that their loads may see, by the loom model checker:
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p lane --release --test loom`
+//!
+//! Each fact stands beside what breaks it: a window that forgets the order of a store, a receiver that returns credit too early,
+//! ends without the fence between store and look. There the checker must fail, or it would show nothing.
+//!
+//! What it cannot show: loom runs loads in program order, so a load that a weakly ordered machine performs *late* (payload loads
+//! after the credit's store) is kept in place by the release order of that store, by argument and not by search.
+
+#![cfg(loom)]
+#![allow(unsafe_code)] // Raw spans of the window traits.
+
+use fabric::{Coherence, MemoryInbound, MemoryOutbound, Outbound};
+use lane::mutation::WithoutSleepFences;
+use lane::{Consumer, Layout, Producer};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use std::ptr::NonNull;
+use volmem::Region;
+use volmem::sync::{Arc, Ordering};
+
+const SECRET: u64 = 0x5EC7;
+const RING: Layout = Layout::packed(8, 0);
+const BOTH_RINGS: Layout = Layout::packed(8, 16);
+const MESSAGE_BYTES: usize = 8;
+
+/// How an outbound window differs from what it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    None,
+    /// Stores have no order.
+    Unordered,
+    /// Credit is returned for one slot too many.
+    CreditEarly,
+}
+
+struct Window {
+    memory: MemoryOutbound,
+    flaw: Flaw,
+}
+
+impl Outbound for Window {
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes()
+    }
+
+    fn coherence(&self) -> Coherence {
+        self.memory.coherence()
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        let is_credit = offset == RING.back_offset;
+        match self.flaw {
+            Flaw::None => self.memory.store_u64(offset, value, order),
+            Flaw::Unordered => self.memory.store_u64(offset, value, Ordering::Relaxed),
+            Flaw::CreditEarly => self.memory.store_u64(offset, value + u64::from(is_credit), order),
+        }
+    }
+
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.memory.write_from(offset, source, len_bytes) };
+    }
+
+    fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
+        self.memory.pointer(offset, len_bytes)
+    }
+
+    fn fence(&self) {
+        self.memory.fence();
+    }
+
+    fn flush(&self) {
+        self.memory.flush();
+    }
+}
+
+type Sender = Producer<Window, MemoryInbound>;
+type Receiver = Consumer<MemoryInbound, Window>;
+
+fn lane(layout: Layout, forward: Flaw, back: Flaw) -> (Sender, Receiver) {
+    let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
+    let forward = Window { memory: MemoryOutbound::new(receivers.clone()), flaw: forward };
+    let back = Window { memory: MemoryOutbound::new(senders.clone()), flaw: back };
+    let producer = Producer::new(forward, MemoryInbound::new(senders), layout, SECRET);
+    (producer, Consumer::new(MemoryInbound::new(receivers), back, layout, SECRET))
+}
+
+/// A ring before the wait is not lost.
+struct Doorbell {
+    is_rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Doorbell {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { is_rung: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    fn ring(&self) {
+        *self.is_rung.lock().unwrap() = true;
+        self.changed.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut is_rung = self.is_rung.lock().unwrap();
+        while !*is_rung {
+            is_rung = self.changed.wait(is_rung).unwrap();
+        }
+        *is_rung = false;
+    }
+}
+
+/// Explores `body`; `LOOM_MAX_PREEMPTIONS` goes deeper (6 takes a minute, 10 several).
+fn explore(body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(4);
+    builder.max_branches = 100_000;
+    builder.check(body);
+}
+
+/// Reads until there are so many bytes, sleeping in between.
+fn read_all(consumer: &mut Receiver, bell: &Doorbell, len_bytes: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut buffer = vec![0; len_bytes];
+    while bytes.len() < len_bytes {
+        let read_bytes = consumer.read(&mut buffer).unwrap();
+        bytes.extend_from_slice(&buffer[..read_bytes]);
+        if read_bytes == 0 {
+            consumer.announce_sleep();
+            if consumer.may_have_data() {
+                consumer.cancel_sleep();
+            } else {
+                bell.wait();
+            }
+        }
+    }
+    bytes
+}
+
+fn write_and_ring(producer: &mut Sender, bell: &Doorbell, bytes: &[u8]) {
+    assert_eq!(producer.write(bytes), Ok(bytes.len()));
+    if producer.take_wake_request() {
+        bell.ring();
+    }
+}
+
+fn message(number: u8) -> [u8; MESSAGE_BYTES] {
+    [number; MESSAGE_BYTES]
+}
+
+/// What is seen at all is seen whole: a record over two slots.
+fn publish(forward: Flaw) {
+    explore(move || {
+        let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
+        let sender = thread::spawn(move || producer.write(&[7; 56]).unwrap());
+        let mut bytes = [0; 56];
+        let read_bytes = consumer.read(&mut bytes).unwrap();
+        assert!(read_bytes == 0 || bytes == [7; 56], "torn: {read_bytes} bytes {bytes:?}");
+        assert_eq!(sender.join().unwrap(), 56);
+    });
+}
+
+#[test]
+fn payload_is_visible_when_its_tag_is() {
+    publish(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "record header")]
+fn payload_is_not_visible_with_its_tag_when_stores_have_no_order() {
+    publish(Flaw::Unordered);
+}
+
+/// A full ring, a receiver that reads two messages, a sender that writes on as soon as it may.
+fn credit(back: Flaw) {
+    explore(move || {
+        let (mut producer, mut consumer) = lane(RING, Flaw::None, back);
+        for number in 0..8 {
+            assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
+        }
+        assert_eq!(producer.write(&message(8)), Ok(0));
+        let sender = thread::spawn(move || {
+            let mut written = 8;
+            for _ in 0..3 {
+                written += u8::from(producer.write(&message(written)).unwrap() > 0);
+            }
+            written
+        });
+        let mut bytes = message(0);
+        for number in 0..2 {
+            assert_eq!(consumer.read(&mut bytes), Ok(MESSAGE_BYTES));
+            assert_eq!(bytes, message(number), "overwritten before it was read");
+        }
+        for number in 2..sender.join().unwrap() {
+            assert_eq!(consumer.read(&mut bytes), Ok(MESSAGE_BYTES));
+            assert_eq!(bytes, message(number), "overwritten before it was read");
+        }
+    });
+}
+
+#[test]
+fn an_unread_slot_is_not_overwritten_when_the_ring_wraps() {
+    credit(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "overwritten before it was read")]
+fn an_unread_slot_is_overwritten_when_credit_comes_early() {
+    credit(Flaw::CreditEarly);
+}
+
+/// The receiver sleeps for each of two messages.
+fn receiver_sleeps() {
+    explore(|| {
+        let (mut producer, mut consumer) = lane(RING, Flaw::None, Flaw::None);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        let sender = thread::spawn(move || {
+            write_and_ring(&mut producer, &senders_bell, &message(1));
+            write_and_ring(&mut producer, &senders_bell, &message(2));
+        });
+        let bytes = read_all(&mut consumer, &bell, 2 * MESSAGE_BYTES);
+        assert_eq!(bytes, [message(1), message(2)].concat());
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn a_receiver_that_sleeps_is_woken_for_every_message() {
+    receiver_sleeps();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_receiver_that_sleeps_is_not_woken_without_the_fences() {
+    let _mutation = WithoutSleepFences::new();
+    receiver_sleeps();
+}
+
+/// The sender sleeps for room in a full ring, of which the receiver reads just enough for one wake-up.
+fn sender_sleeps() {
+    explore(|| {
+        let (mut producer, mut consumer) = lane(RING, Flaw::None, Flaw::None);
+        for number in 0..8 {
+            assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
+        }
+        let bell = Doorbell::new();
+        let receivers_bell = bell.clone();
+        // The sender is the first thread: a deadlock unwinds only from there.
+        let receiver = thread::spawn(move || {
+            let mut bytes = message(0);
+            for number in 0..2 {
+                assert_eq!(consumer.read(&mut bytes), Ok(MESSAGE_BYTES));
+                assert_eq!(bytes, message(number));
+                if consumer.take_wake_request() {
+                    receivers_bell.ring();
+                }
+            }
+        });
+        while producer.write(&message(8)) == Ok(0) {
+            producer.announce_sleep();
+            if producer.is_writable().unwrap() {
+                producer.cancel_sleep();
+            } else {
+                bell.wait();
+            }
+        }
+        receiver.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sender_that_sleeps_is_woken_when_room_comes_back() {
+    sender_sleeps();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sender_that_sleeps_is_not_woken_without_the_fences() {
+    let _mutation = WithoutSleepFences::new();
+    sender_sleeps();
+}
+
+/// A short message, then one that makes the lane move to its big ring.
+fn switch(forward: Flaw) {
+    explore(move || {
+        let (mut producer, mut consumer) = lane(BOTH_RINGS, forward, Flaw::None);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        let sender = thread::spawn(move || {
+            write_and_ring(&mut producer, &senders_bell, &message(1));
+            write_and_ring(&mut producer, &senders_bell, &[2; 256]);
+        });
+        let bytes = read_all(&mut consumer, &bell, MESSAGE_BYTES + 256);
+        assert_eq!(bytes[..MESSAGE_BYTES], message(1));
+        assert_eq!(bytes[MESSAGE_BYTES..], [2; 256]);
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn bytes_follow_the_move_to_the_big_ring() {
+    switch(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "record header")]
+fn bytes_do_not_follow_the_move_when_stores_have_no_order() {
+    switch(Flaw::Unordered);
+}
+
+/// One message and the end, for a receiver that sleeps in between.
+fn finish(forward: Flaw) {
+    explore(move || {
+        let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        let sender = thread::spawn(move || {
+            assert_eq!(producer.write(&message(1)), Ok(MESSAGE_BYTES));
+            producer.finish();
+            if producer.take_wake_request() {
+                senders_bell.ring();
+            }
+        });
+        let mut bytes = Vec::new();
+        while !consumer.is_finished() {
+            let mut buffer = message(0);
+            let read_bytes = consumer.read(&mut buffer).unwrap();
+            bytes.extend_from_slice(&buffer[..read_bytes]);
+            consumer.announce_sleep();
+            if consumer.may_have_data() {
+                consumer.cancel_sleep();
+            } else {
+                bell.wait();
+            }
+        }
+        assert_eq!(bytes, message(1));
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn the_end_comes_after_the_last_byte() {
+    finish(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "end of stream")]
+fn the_end_comes_before_the_last_byte_when_stores_have_no_order() {
+    finish(Flaw::Unordered);
+}
