@@ -1,0 +1,396 @@
+//! Servers and clients that nobody changed, over lanes; the ledgers say that the bytes went there.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use system_tests::place::{package_file, tool};
+use system_tests::{Finished, PATIENCE, Process, Rack, Server, Traffic, start_server};
+
+const HOST: &str = "127.0.0.1";
+const LOAD_LIMIT: Duration = Duration::from_secs(180);
+
+/// A client run to its end, which must be a good one; its bytes too crossed lanes if its ledger was ever seen.
+fn run_client(rack: &Rack, command: &mut Command) -> (Finished, Traffic) {
+    let (finished, traffic) = rack.run_watched(command, LOAD_LIMIT);
+    rack.assert_over_lanes(&finished.name, traffic, 0);
+    (finished.must_succeed(), traffic)
+}
+
+/// A client that runs long enough to be seen at work.
+fn run_long_client(rack: &Rack, command: &mut Command) -> Finished {
+    let (finished, traffic) = run_client(rack, command);
+    rack.assert_over_lanes(&finished.name, traffic, 1);
+    finished
+}
+
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+/// Bytes that no compression and no repetition makes equal to another part of themselves.
+fn content(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    std::iter::repeat_with(next).take(bytes).collect()
+}
+
+// --- Redis ---------------------------------------------------------------------------------------------------------
+
+fn start_redis(rack: &Rack, folder: &Path) -> Server {
+    start_server(|port| {
+        let mut command = rack.require_lane(tool("redis-server"));
+        command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
+        command.arg("--dir").arg(folder);
+        command
+    })
+}
+
+fn redis_cli(rack: &Rack, port: u16) -> Command {
+    let mut command = rack.require_lane(tool("redis-cli"));
+    command.args(["-h", HOST, "-p", &port.to_string()]);
+    command
+}
+
+#[test]
+fn redis_answers_redis_cli() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_redis(&rack, folder.path());
+    let (client, mut input) = Process::start_with_input(&mut redis_cli(&rack, server.port));
+    input.write_all(b"SET greeting hello\nGET greeting\n").unwrap();
+    client.wait_until("the answer", PATIENCE, |client| client.stdout().contains("hello"));
+    rack.assert_program_over_lanes("redis-server", 40);
+    rack.assert_program_over_lanes("redis-cli", 40);
+    drop(input);
+    client.wait(PATIENCE).must_succeed();
+    let finished = run_client(&rack, redis_cli(&rack, server.port).args(["GET", "greeting"])).0;
+    assert_eq!(finished.stdout, "hello\n");
+}
+
+#[test]
+fn redis_keeps_a_large_value() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_redis(&rack, folder.path());
+    let text = content(3_000_000).iter().map(|byte| char::from(b'a' + byte % 26)).collect::<String>();
+    let (client, mut input) = Process::start_with_input(redis_cli(&rack, server.port).args(["-x", "SET", "large"]));
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    client.wait(PATIENCE).must_succeed();
+    let finished = run_client(&rack, redis_cli(&rack, server.port).args(["--raw", "GET", "large"])).0;
+    assert!(finished.stdout.trim_end() == text, "the value came back with {} bytes", finished.stdout.len());
+    rack.assert_program_over_lanes("redis-server", 6_000_000);
+}
+
+#[test]
+fn redis_serves_redis_benchmark() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_redis(&rack, folder.path());
+    for options in [["-c", "1", "-n", "10000"], ["-c", "50", "-n", "50000"]] {
+        let mut command = rack.require_lane(tool("redis-benchmark"));
+        command.args(["-h", HOST, "-p", &server.port.to_string(), "-t", "ping,set,get", "-d", "64", "--csv"]);
+        let finished = run_client(&rack, command.args(options)).0;
+        assert!(finished.stdout.contains("\"GET\""), "{finished}");
+        assert!(!finished.stderr.contains("rror"), "{finished}");
+    }
+    rack.assert_program_over_lanes("redis-server", 50_000 * 64 * 2);
+    let answer = run_client(&rack, redis_cli(&rack, server.port).arg("PING")).0;
+    assert_eq!(answer.stdout, "PONG\n");
+}
+
+#[test]
+fn redis_pipelines() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_redis(&rack, folder.path());
+    let mut command = rack.require_lane(tool("redis-benchmark"));
+    command.args(["-h", HOST, "-p", &server.port.to_string(), "-t", "set,get", "-P", "64", "-n", "200000", "--csv"]);
+    let finished = run_client(&rack, &mut command).0;
+    assert!(finished.stdout.contains("\"GET\""), "{finished}");
+    rack.assert_program_over_lanes("redis-server", 200_000 * 10);
+}
+
+// --- memcached -----------------------------------------------------------------------------------------------------
+
+fn start_memcached(rack: &Rack) -> Server {
+    start_server(|port| {
+        let mut command = rack.require_lane(tool("memcached"));
+        command.args(["-l", HOST, "-p", &port.to_string(), "-U", "0", "-t", "2", "-u", "root"]);
+        command
+    })
+}
+
+#[test]
+fn memcached_keeps_what_a_client_stores() {
+    let rack = Rack::new();
+    let server = start_memcached(&rack);
+    let mut command = rack.require_lane(python());
+    command.arg(package_file("python/memcached_client.py")).args([HOST, &server.port.to_string()]);
+    let finished = run_client(&rack, &mut command).0;
+    let bytes: u64 = finished.stdout.trim().strip_prefix("ok ").and_then(|text| text.parse().ok()).expect("ok BYTES");
+    rack.assert_program_over_lanes("memcached", 2 * bytes);
+}
+
+#[test]
+fn memcached_answers_libmemcached() {
+    let rack = Rack::new();
+    let server = start_memcached(&rack);
+    for program in ["memcping", "memccapable"] {
+        let mut command = rack.require_lane(tool(program));
+        match program {
+            "memcping" => command.arg(format!("--servers={HOST}:{}", server.port)),
+            _ => command.args(["-a", "-h", HOST, "-p", &server.port.to_string()]),
+        };
+        run_client(&rack, &mut command);
+    }
+    rack.assert_program_over_lanes("memcached", 100);
+}
+
+// --- nginx ---------------------------------------------------------------------------------------------------------
+
+const NGINX_WORKERS: usize = 2;
+
+fn nginx_configuration(folder: &Path, port: u16) -> String {
+    let folder = folder.display();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .iter()
+        .map(|name| format!("    {name}_temp_path {folder}/{name};\n"))
+        .collect();
+    format!(
+        "daemon off;\nworker_processes {NGINX_WORKERS};\nuser root;\npid {folder}/nginx.pid;\n\
+         error_log {folder}/error.log warn;\n\
+         events {{ worker_connections 512; }}\n\
+         http {{\n    access_log off;\n    sendfile on;\n    tcp_nopush on;\n{temporary}\
+         server {{\n    listen {HOST}:{port};\n    root {folder}/pages;\n    keepalive_requests 1000000;\n\
+         location /copy/ {{ proxy_pass http://{HOST}:{port}/; proxy_http_version 1.1; }} }}\n}}\n"
+    )
+}
+
+fn start_nginx(rack: &Rack, folder: &Path) -> Server {
+    start_server(|port| {
+        let configuration = folder.join("nginx.conf");
+        fs::write(&configuration, nginx_configuration(folder, port)).unwrap();
+        let mut command = rack.require_lane(tool("nginx"));
+        command.arg("-e").arg(folder.join("error.log")).arg("-c").arg(configuration);
+        command
+    })
+}
+
+fn pages(folder: &Path) -> Vec<u8> {
+    let large = content(5_000_000);
+    fs::create_dir(folder.join("pages")).unwrap();
+    fs::write(folder.join("pages/small"), "a small page\n").unwrap();
+    fs::write(folder.join("pages/large"), &large).unwrap();
+    large
+}
+
+fn curl(rack: &Rack, url: &str) -> Command {
+    let mut command = rack.require_lane(tool("curl"));
+    command.args(["--silent", "--show-error", "--fail", "--noproxy", "*", "--max-time", "60", url]);
+    command
+}
+
+/// Fetches a file and compares it.
+fn fetch(rack: &Rack, folder: &Path, url: &str, want: &[u8]) {
+    let got = folder.join("fetched");
+    run_client(rack, curl(rack, url).arg("--output").arg(&got));
+    let got = fs::read(got).unwrap();
+    assert!(got == want, "{url}: {} bytes came back, want {}", got.len(), want.len());
+}
+
+#[test]
+fn nginx_serves_curl() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let large = pages(folder.path());
+    let server = start_nginx(&rack, folder.path());
+    let url = format!("http://{HOST}:{}", server.port);
+    fetch(&rack, folder.path(), &format!("{url}/small"), b"a small page\n");
+    fetch(&rack, folder.path(), &format!("{url}/large"), &large);
+    fetch(&rack, folder.path(), &format!("{url}/copy/large"), &large); // through nginx as its own client
+    let many = vec![format!("{url}/small"); 50];
+    let finished = run_client(&rack, curl(&rack, &format!("{url}/small")).args(many)).0;
+    assert_eq!(finished.stdout, "a small page\n".repeat(51));
+    rack.assert_program_over_lanes("nginx", 20_000_000);
+}
+
+#[test]
+fn nginx_serves_wrk() {
+    let (rack, folder) = (Rack::new(), scratch());
+    pages(folder.path());
+    let server = start_nginx(&rack, folder.path());
+    for (page, connections) in [("small", "32"), ("large", "4")] {
+        let url = format!("http://{HOST}:{}/{page}", server.port);
+        let mut command = rack.require_lane(tool("wrk"));
+        let finished = run_long_client(&rack, command.args(["-t", "2", "-d", "2s", "-c", connections, &url]));
+        assert!(!finished.stdout.contains("Socket errors"), "{finished}");
+        assert!(!finished.stdout.contains("Non-2xx"), "{finished}");
+        assert!(requests(&finished.stdout) > 0, "{finished}");
+    }
+    rack.assert_program_over_lanes("nginx", 5_000_000);
+    let stat = if std::env::var_os("CROSSLANE_TEST_BARE").is_some() { None } else { Some(rack.stat()) };
+    if let Some(stat) = stat {
+        let serving = stat.named("nginx").filter(|process| process["totals"]["lane_bytes_sent"].as_u64() > Some(0));
+        assert_eq!(serving.count(), NGINX_WORKERS, "workers that served: {stat:?}");
+    }
+}
+
+/// `120` of wrk's `120 requests in 2.00s, 1.2MB read`.
+fn requests(output: &str) -> u64 {
+    let line = output.lines().find(|line| line.contains(" requests in ")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+// --- iperf3 --------------------------------------------------------------------------------------------------------
+
+const IPERF_BYTES: u64 = 200_000_000;
+
+fn iperf3(streams: &str, direction: &[&str]) {
+    let rack = Rack::new();
+    let server = start_server(|port| {
+        let mut command = rack.require_lane(tool("iperf3"));
+        command.args(["-s", "-B", HOST, "-p", &port.to_string()]);
+        command
+    });
+    let mut command = rack.require_lane(tool("iperf3"));
+    command.args(["-c", HOST, "-p", &server.port.to_string(), "-n", &IPERF_BYTES.to_string(), "-P", streams, "-J"]);
+    let finished = run_client(&rack, command.args(direction)).0;
+    let report: Value = serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished}"));
+    let bytes = |side: &str| report["end"][side]["bytes"].as_u64().unwrap_or_default();
+    assert!(bytes("sum_sent") >= IPERF_BYTES, "{finished}");
+    assert!(bytes("sum_received") > 0 && bytes("sum_received") <= bytes("sum_sent"), "{finished}");
+    rack.assert_program_over_lanes("iperf3", bytes("sum_received"));
+}
+
+#[test]
+fn iperf3_sends_one_stream() {
+    iperf3("1", &[]);
+}
+
+#[test]
+fn iperf3_receives_one_stream() {
+    iperf3("1", &["-R"]);
+}
+
+#[test]
+fn iperf3_sends_four_streams() {
+    iperf3("4", &[]);
+}
+
+#[test]
+fn iperf3_receives_four_streams() {
+    iperf3("4", &["-R"]);
+}
+
+#[test]
+fn iperf3_goes_both_ways_at_once() {
+    iperf3("2", &["--bidir"]);
+}
+
+// --- sockperf ------------------------------------------------------------------------------------------------------
+
+fn sockperf(test: &str, options: &[&str]) {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_server(|port| sockperf_command(&rack, folder.path(), "server", port, options));
+    let mut command = sockperf_command(&rack, folder.path(), test, server.port, options);
+    let finished = run_long_client(&rack, command.args(["-t", "2", "-m", "200"]));
+    assert!(finished.stdout.contains("Summary: "), "{finished}");
+    assert!(!finished.stdout.to_lowercase().contains("error:"), "{finished}");
+    rack.assert_program_over_lanes("sockperf", 10_000);
+}
+
+/// sockperf takes its address from a file where it is to wait with something else than recv().
+fn sockperf_command(rack: &Rack, folder: &Path, subcommand: &str, port: u16, options: &[&str]) -> Command {
+    let mut command = rack.require_lane(tool("sockperf"));
+    command.arg(subcommand).args(options);
+    if options.is_empty() {
+        command.args(["--tcp", "-i", HOST, "-p", &port.to_string()]);
+    } else {
+        let feed = folder.join("feed");
+        fs::write(&feed, format!("T:{HOST}:{port}\nT:{HOST}:{port}\n")).unwrap();
+        command.arg("-f").arg(feed);
+    }
+    command
+}
+
+#[test]
+fn sockperf_plays_ping_pong() {
+    sockperf("ping-pong", &[]);
+}
+
+#[test]
+fn sockperf_plays_ping_pong_through_epoll() {
+    sockperf("ping-pong", &["-F", "epoll"]);
+}
+
+#[test]
+fn sockperf_plays_ping_pong_through_select() {
+    sockperf("ping-pong", &["-F", "select"]);
+}
+
+#[test]
+fn sockperf_measures_throughput() {
+    sockperf("throughput", &[]);
+}
+
+// --- Python's http.server ------------------------------------------------------------------------------------------
+
+/// The system's own, not a wrapper that a version manager puts first in PATH.
+fn python() -> std::path::PathBuf {
+    let system = Path::new("/usr/bin/python3");
+    if system.is_file() { system.to_owned() } else { tool("python3") }
+}
+
+#[test]
+fn python_http_server_serves_curl() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let large = pages(folder.path());
+    let server = start_server(|port| {
+        let mut command = rack.require_lane(python());
+        command.args(["-m", "http.server", "--bind", HOST, "--directory"]).arg(folder.path().join("pages"));
+        command.arg(port.to_string());
+        command
+    });
+    let url = format!("http://{HOST}:{}", server.port);
+    fetch(&rack, folder.path(), &format!("{url}/large"), &large);
+    for _ in 0..10 {
+        fetch(&rack, folder.path(), &format!("{url}/small"), b"a small page\n");
+    }
+    rack.assert_program_over_lanes("python", 5_000_000);
+}
+
+// --- a peer without Crosslane --------------------------------------------------------------------------------------
+
+#[test]
+fn redis_over_lanes_serves_a_bare_client_too() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_server(|port| {
+        let mut command = rack.run(&[], tool("redis-server"));
+        command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--dir"]).arg(folder.path());
+        command
+    });
+    let mut bare = rack.bare_command(tool("redis-cli"));
+    bare.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
+    assert_eq!(Process::start(&mut bare).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+    let mut laned = rack.require_lane(tool("redis-cli"));
+    laned.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
+    assert_eq!(Process::start(&mut laned).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+}
+
+#[test]
+fn a_bare_redis_serves_a_client_over_kernel_tcp() {
+    let (rack, folder) = (Rack::new(), scratch());
+    let server = start_server(|port| {
+        let mut command = rack.bare_command(tool("redis-server"));
+        command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--dir"]).arg(folder.path());
+        command
+    });
+    let mut client = rack.run(&[], tool("redis-cli"));
+    client.args(["-h", HOST, "-p", &server.port.to_string(), "PING"]);
+    assert_eq!(Process::start(&mut client).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+}
