@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::floors::{self, Beside};
 use crate::histogram::Latencies;
-use crate::launch::{Launcher, NODE_A, READY_TIMEOUT, Transport};
+use crate::launch::{Launcher, NODE_A, Node, READY_TIMEOUT, Transport};
 use crate::machine::Machine;
 use crate::process::Guard;
 use crate::progress::Progress;
@@ -57,8 +57,11 @@ impl Redis {
     fn find() -> Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let find = |name: &str| {
-            let found = std::env::split_paths(&path).map(|directory| directory.join(name)).find(|program| program.is_file());
-            found.with_context(|| format!("{name} was not found in PATH, and the demo runs a real Redis: apt-get install redis"))
+            let found =
+                std::env::split_paths(&path).map(|directory| directory.join(name)).find(|program| program.is_file());
+            found.with_context(|| {
+                format!("{name} was not found in PATH, and the demo runs a real Redis: apt-get install redis")
+            })
         };
         Ok(Self { server: find("redis-server")?, benchmark: find("redis-benchmark")? })
     }
@@ -132,7 +135,8 @@ struct Cell {
 fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
     let machine = Machine::describe(launcher.cores);
     let pairs = plan.scenarios.iter().flat_map(|scenario| TRANSPORTS.map(|transport| (*scenario, transport)));
-    let mut cells: Vec<Cell> = pairs.map(|(scenario, transport)| Cell { scenario, transport, rounds: Vec::new() }).collect();
+    let mut cells: Vec<Cell> =
+        pairs.map(|(scenario, transport)| Cell { scenario, transport, rounds: Vec::new() }).collect();
     let mut progress = Progress::new(cells.len() as u64 * u64::from(plan.rounds));
     if let Some(warning) = machine.busy_warning() {
         progress.warn(&warning);
@@ -149,7 +153,9 @@ fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
             progress.step(&stage, &format!("{} over {}", cell.scenario.title(), cell.transport.title()));
             let server = if cell.transport == Transport::Crosslane { &lanes } else { &kernel };
             let sample = take_sample(launcher, redis, plan, cell, server);
-            cell.rounds.push(sample.with_context(|| format!("{} over {} failed", cell.scenario.title(), cell.transport.title()))?);
+            cell.rounds.push(
+                sample.with_context(|| format!("{} over {} failed", cell.scenario.title(), cell.transport.title()))?,
+            );
         }
     }
     Ok(Report::of(machine, plan, &cells, &syscalls_ns))
@@ -164,8 +170,19 @@ struct Server {
 impl Server {
     fn start(launcher: &Launcher, redis: &Redis, transport: Transport) -> Result<Self> {
         let port = free_port()?;
-        let mut command = launcher.command(transport, &redis.server);
-        command.args(["--bind", NODE_A, "--port", &port.to_string(), "--save", "", "--appendonly", "no", "--protected-mode", "no"]);
+        let mut command = launcher.command(transport, Node::A, &redis.server);
+        command.args([
+            "--bind",
+            NODE_A,
+            "--port",
+            &port.to_string(),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--protected-mode",
+            "no",
+        ]);
         command.args(["--daemonize", "no", "--dir"]).arg(launcher.scratch());
         let mut process = Guard::spawn(command, launcher.server_core())?;
         process.line(READY_TIMEOUT, |line| line.contains("Ready to accept connections"))?;
@@ -198,10 +215,34 @@ fn take_sample(launcher: &Launcher, redis: &Redis, plan: &Plan, cell: &Cell, ser
 }
 
 /// The requests a second that redis-benchmark reports, without pipelining.
-fn benchmark(launcher: &Launcher, redis: &Redis, cell: &Cell, server: &Server, requests: u64, timeout: Duration) -> Result<f64> {
-    let mut command: Command = launcher.command(cell.transport, &redis.benchmark);
-    command.args(["-h", NODE_A, "-p", &server.port.to_string(), "-t", cell.scenario.operation.word(), "-P", "1", "--csv"]);
-    command.args(["-c", &cell.scenario.clients.to_string(), "-d", &cell.scenario.value_bytes.to_string(), "-n", &requests.to_string()]);
+fn benchmark(
+    launcher: &Launcher,
+    redis: &Redis,
+    cell: &Cell,
+    server: &Server,
+    requests: u64,
+    timeout: Duration,
+) -> Result<f64> {
+    let mut command: Command = launcher.command(cell.transport, Node::B, &redis.benchmark);
+    command.args([
+        "-h",
+        NODE_A,
+        "-p",
+        &server.port.to_string(),
+        "-t",
+        cell.scenario.operation.word(),
+        "-P",
+        "1",
+        "--csv",
+    ]);
+    command.args([
+        "-c",
+        &cell.scenario.clients.to_string(),
+        "-d",
+        &cell.scenario.value_bytes.to_string(),
+        "-n",
+        &requests.to_string(),
+    ]);
     let lines = Guard::spawn(command, launcher.client_core())?.finish(timeout)?;
     match requests_per_second(&lines, cell.scenario.operation) {
         Some(rate) if rate > 0.0 => Ok(rate),
@@ -221,7 +262,8 @@ fn own_name() -> String {
     let Ok(program) = std::env::current_exe() else { return "crosslane".to_owned() };
     let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let in_path = std::env::split_paths(&path).map(|directory| directory.join(&name)).find(|found| is_same(found, &program));
+    let in_path =
+        std::env::split_paths(&path).map(|directory| directory.join(&name)).find(|found| is_same(found, &program));
     if in_path.is_some() {
         return name;
     }
@@ -261,7 +303,7 @@ mod tests {
     fn a_real_redis_answers_over_both_columns() {
         // `env PROGRAM ...` starts a program as `crosslane run` would: both columns are kernel TCP here.
         let redis = Redis::find().unwrap();
-        let launcher = Launcher::with_crosslane(vec!["env".into()]).unwrap();
+        let launcher = Launcher::with_stand_in("env").unwrap();
         let scenarios = vec![
             Scenario { clients: 1, value_bytes: 8, operation: Operation::Get },
             Scenario { clients: 5, value_bytes: 4096, operation: Operation::Set },
@@ -285,8 +327,9 @@ mod tests {
     #[test]
     fn a_crosslane_that_cannot_start_stops_the_demo_and_is_named() {
         let redis = Redis::find().unwrap();
-        let launcher = Launcher::with_crosslane(vec!["/nonexistent/crosslane".into(), "run".into()]).unwrap();
-        let error = run(&launcher, &redis, &Plan { scenarios: Scenario::all(), rounds: 1, sample_ms: 20 }).err().unwrap();
-        assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane run "), "{error:#}");
+        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
+        let error =
+            run(&launcher, &redis, &Plan { scenarios: Scenario::all(), rounds: 1, sample_ms: 20 }).err().unwrap();
+        assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane "), "{error:#}");
     }
 }

@@ -49,7 +49,10 @@ pub fn copy_pipeline(launcher: &Launcher, milliseconds: u64) -> Result<Option<Co
     let Some(cores) = launcher.cores else { return Ok(None) };
     let (server, client) = (cores.server.to_string(), cores.client.to_string());
     let found = launcher.floor(&["copy", &client, &server, &milliseconds.to_string()])?;
-    let best = found.pairs("chunk").max_by(|one, other| one.1.total_cmp(&other.1)).context("the copy pipeline found no rate")?;
+    let best = found
+        .pairs("chunk")
+        .max_by(|one, other| one.1.total_cmp(&other.1))
+        .context("the copy pipeline found no rate")?;
     Ok(Some(CopyPipeline { bytes_per_s: best.1 * 1e9, chunk_bytes: best.0 }))
 }
 
@@ -95,12 +98,17 @@ impl FloorSummary {
 
     /// The floors as one line under a table.
     pub fn sentence(&self) -> String {
-        let write = |value: Option<f64>, unit: &str| value.map_or("unknown (one core)".to_owned(), |value| format!("{value:.0} {unit}"));
+        let write = |value: Option<f64>, unit: &str| {
+            value.map_or("unknown (one core)".to_owned(), |value| format!("{value:.0} {unit}"))
+        };
         let range = match (self.cache_line_rtt_ns_p50_lowest, self.cache_line_rtt_ns_p50_highest) {
-            (Some(lowest), Some(highest)) => format!(" (taken {} times: {lowest:.0} to {highest:.0})", self.cache_line_times_taken),
+            (Some(lowest), Some(highest)) => {
+                format!(" (taken {} times: {lowest:.0} to {highest:.0})", self.cache_line_times_taken)
+            }
             _ => String::new(),
         };
-        let mut text = format!("Floors: one cache line there and back {}{range}", write(self.cache_line_rtt_ns_p50, "ns"));
+        let mut text =
+            format!("Floors: one cache line there and back {}{range}", write(self.cache_line_rtt_ns_p50, "ns"));
         if let Some(gb_per_s) = self.copy_pipeline_gb_per_s {
             text += &format!("; two-copy pipeline {gb_per_s:.1} GB/s");
         }

@@ -27,7 +27,8 @@ pub struct Quantiles {
 
 impl Latencies {
     pub fn new() -> Result<Self> {
-        let counts = Histogram::new_with_bounds(1, (LATENCY_NS_MAX * STEPS_PER_NS) as u64, 3).context("making a histogram")?;
+        let counts =
+            Histogram::new_with_bounds(1, (LATENCY_NS_MAX * STEPS_PER_NS) as u64, 3).context("making a histogram")?;
         Ok(Self { counts, max_ns: 0.0 })
     }
 
@@ -54,7 +55,8 @@ impl Latencies {
     }
 
     pub fn quantile_ns(&self, quantile: f64) -> f64 {
-        self.counts.value_at_quantile(quantile) as f64 / STEPS_PER_NS
+        // A bucket answers with its upper edge, which may lie above the exact maximum.
+        (self.counts.value_at_quantile(quantile) as f64 / STEPS_PER_NS).min(self.max_ns)
     }
 
     pub fn quantiles(&self) -> Quantiles {

@@ -66,7 +66,9 @@ impl Cores {
 /// Whether a list like `0,4-7` names `core`.
 fn in_cpu_list(list: &str, core: usize) -> bool {
     list.split(',').any(|part| match part.split_once('-') {
-        Some((first, last)) => first.parse().is_ok_and(|first: usize| first <= core) && last.parse().is_ok_and(|last: usize| core <= last),
+        Some((first, last)) => {
+            first.parse().is_ok_and(|first: usize| first <= core) && last.parse().is_ok_and(|last: usize| core <= last)
+        }
         None => part.parse() == Ok(core),
     })
 }
@@ -77,9 +79,21 @@ pub struct Pair {
     pub client: Findings,
 }
 
+/// One end of a connection, by the name of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// No node of its own: the program's addresses stay as they are.
+    Unnamed,
+    A,
+    B,
+}
+
+/// The words before a program's own that start it over lanes.
+type Prefix = Box<dyn Fn(Node) -> Vec<OsString>>;
+
 /// Knows how each transport's processes are started.
 pub struct Launcher {
-    crosslane: Vec<OsString>,
+    crosslane: Prefix,
     probes: Probes,
     scratch: Scratch,
     sockets_made: Cell<u32>,
@@ -90,11 +104,26 @@ impl Launcher {
     /// Crosslane is this very program: `CURRENT_EXE run --require-lane -- PROGRAM ...`.
     pub fn new() -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
-        Self::with_crosslane(vec![program.into(), "run".into(), "--require-lane".into(), "--".into()])
+        Self::with_prefix(Box::new(move |node| {
+            let mut words: Vec<OsString> = vec![program.clone().into(), "run".into(), "--require-lane".into()];
+            match node {
+                Node::Unnamed => {}
+                Node::A => words.extend(["--node".into(), "a".into()]),
+                Node::B => words.extend(["--node".into(), "b".into()]),
+            }
+            words.push("--".into());
+            words
+        }))
     }
 
-    /// Starts Crosslane's processes by the words of `crosslane` before the program's own.
-    pub fn with_crosslane(crosslane: Vec<OsString>) -> Result<Self> {
+    /// Something else in Crosslane's place.
+    #[cfg(test)]
+    pub fn with_stand_in(word: &str) -> Result<Self> {
+        let word = OsString::from(word);
+        Self::with_prefix(Box::new(move |_| vec![word.clone()]))
+    }
+
+    fn with_prefix(crosslane: Prefix) -> Result<Self> {
         crate::process::stop_children_on_signal();
         let scratch = Scratch::new()?;
         let probes = Probes::build(scratch.path())?;
@@ -114,32 +143,41 @@ impl Launcher {
     }
 
     /// `program` as it is started over `transport`.
-    pub fn command(&self, transport: Transport, program: &Path) -> Command {
-        let (Transport::Crosslane, Some((first, rest))) = (transport, self.crosslane.split_first()) else {
-            return Command::new(program);
-        };
+    pub fn command(&self, transport: Transport, node: Node, program: &Path) -> Command {
+        let words = if transport == Transport::Crosslane { (self.crosslane)(node) } else { Vec::new() };
+        let Some((first, rest)) = words.split_first() else { return Command::new(program) };
         let mut command = Command::new(first);
         command.args(rest).arg(program);
         command
     }
 
-    fn probe(&self, transport: Transport, probe: Probe, args: &[&str]) -> Command {
-        let mut command = self.command(transport, &self.probes.path(probe));
+    fn probe(&self, transport: Transport, node: Node, probe: Probe, args: &[&str]) -> Command {
+        let mut command = self.command(transport, node, &self.probes.path(probe));
         command.args(args);
         command
     }
 
     /// Runs `probe serve ADDRESS SERVER_ARGS` and `probe call ADDRESS CLIENT_ARGS` until both have ended.
-    pub fn pair(&self, transport: Transport, probe: Probe, server: &[&str], client: &[&str], timeout: Duration) -> Result<Pair> {
+    pub fn pair(
+        &self,
+        transport: Transport,
+        probe: Probe,
+        server: &[&str],
+        client: &[&str],
+        timeout: Duration,
+    ) -> Result<Pair> {
         let address = self.fresh_address(transport);
-        let command = self.probe(transport, probe, &[&["serve", &address], server].concat());
+        let command = self.probe(transport, Node::Unnamed, probe, &[&["serve", &address], server].concat());
         let mut serving = Guard::spawn(command, self.server_core())?;
         let ready = serving.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
         let address = ready.trim_start_matches("ready ");
-        let command = self.probe(transport, probe, &[&["call", address], client].concat());
+        let command = self.probe(transport, Node::Unnamed, probe, &[&["call", address], client].concat());
         let client = match Guard::spawn(command, self.client_core())?.finish(timeout) {
             Ok(lines) => Findings::parse(&lines)?,
-            Err(error) => bail!("{error:#}; the server{}", if serving.said().is_empty() { " said nothing".to_owned() } else { serving.said() }),
+            Err(error) => bail!(
+                "{error:#}; the server{}",
+                if serving.said().is_empty() { " said nothing".to_owned() } else { serving.said() }
+            ),
         };
         let server = Findings::parse(&serving.finish(READY_TIMEOUT)?)?;
         Ok(Pair { server, client })
@@ -147,13 +185,13 @@ impl Launcher {
 
     /// Runs the Redis client against a server that is there already.
     pub fn resp(&self, transport: Transport, args: &[&str], timeout: Duration) -> Result<Findings> {
-        let command = self.probe(transport, Probe::Resp, args);
+        let command = self.probe(transport, Node::B, Probe::Resp, args);
         Findings::parse(&Guard::spawn(command, self.client_core())?.finish(timeout)?)
     }
 
     /// Runs the floor probe, which pins itself.
     pub fn floor(&self, args: &[&str]) -> Result<Findings> {
-        let command = self.probe(Transport::KernelTcp, Probe::Floor, args);
+        let command = self.probe(Transport::KernelTcp, Node::Unnamed, Probe::Floor, args);
         Findings::parse(&Guard::spawn(command, None)?.finish(READY_TIMEOUT)?)
     }
 
@@ -187,18 +225,23 @@ mod tests {
 
     #[test]
     fn only_crosslane_is_started_through_crosslane() {
-        let launcher = Launcher::with_crosslane(vec!["crosslane".into(), "run".into(), "--".into()]).unwrap();
-        let line = |transport| crate::process::command_line(&launcher.command(transport, Path::new("/bin/true")));
-        assert_eq!(line(Transport::Crosslane), "crosslane run -- /bin/true");
-        assert_eq!(line(Transport::KernelTcp), "/bin/true");
-        assert_eq!(line(Transport::AfUnix), "/bin/true");
+        let launcher = Launcher::new().unwrap();
+        let own = std::env::current_exe().unwrap();
+        let line =
+            |transport, node| crate::process::command_line(&launcher.command(transport, node, Path::new("/bin/true")));
+        let run = format!("{} run --require-lane", own.display());
+        assert_eq!(line(Transport::Crosslane, Node::Unnamed), format!("{run} -- /bin/true"));
+        assert_eq!(line(Transport::Crosslane, Node::A), format!("{run} --node a -- /bin/true"));
+        assert_eq!(line(Transport::Crosslane, Node::B), format!("{run} --node b -- /bin/true"));
+        assert_eq!(line(Transport::KernelTcp, Node::A), "/bin/true");
+        assert_eq!(line(Transport::AfUnix, Node::Unnamed), "/bin/true");
     }
 
     #[test]
     fn a_crosslane_that_cannot_start_is_an_error_naming_its_command() {
-        let launcher = Launcher::with_crosslane(vec!["/nonexistent/crosslane".into(), "run".into()]).unwrap();
+        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
         let args = ["blocking", "8"];
         let error = launcher.pair(Transport::Crosslane, Probe::RoundTrip, &args, &args, READY_TIMEOUT).err().unwrap();
-        assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane run "), "{error:#}");
+        assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane "), "{error:#}");
     }
 }

@@ -34,7 +34,9 @@ impl Machine {
             kernel: uname.release().to_string_lossy().into_owned(),
             memory_gib: memory_gib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
             cores_used,
-            load_1m_before: fs::read_to_string("/proc/loadavg").ok().and_then(|text| text.split(' ').next()?.parse().ok()),
+            load_1m_before: fs::read_to_string("/proc/loadavg")
+                .ok()
+                .and_then(|text| text.split(' ').next()?.parse().ok()),
             commit: env!("CROSSLANE_COMMIT"),
         }
     }
@@ -50,7 +52,9 @@ impl Machine {
     /// A warning if others were using the cores when the run began.
     pub fn busy_warning(&self) -> Option<String> {
         let load = self.load_1m_before.filter(|load| *load > LOAD_QUIET_MAX)?;
-        Some(format!("the load average was {load:.2} before the run: others share these cores, and the figures move with them"))
+        Some(format!(
+            "the load average was {load:.2} before the run: others share these cores, and the figures move with them"
+        ))
     }
 }
 

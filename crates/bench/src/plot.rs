@@ -2,24 +2,35 @@
 //!
 //! Coordinates are transformed before they are drawn, so one kind of chart serves every axis.
 
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::coord::ranged1d::{KeyPointHint, Ranged, ValueFormatter};
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use crate::table;
 
-const WIDTH: u32 = 860;
-const HEIGHT: u32 = 460;
-const LEGEND_WIDTH: u32 = 200;
+/// Drawing rounds to whole units: with this many to a pixel, curves stay smooth.
+const UNITS_PER_PIXEL: i32 = 8;
+const WIDTH: i32 = 860;
+const HEIGHT: i32 = 460;
+const LEGEND_WIDTH: i32 = 200;
 const FONT: &str = "Helvetica, Arial, sans-serif";
 /// Beyond this, markers would hide the line.
 const MARKED_POINTS_MAX: usize = 32;
 /// Room between the outermost point and the frame, as a share of the axis.
 const AXIS_MARGIN: f64 = 0.02;
+
+const fn units(pixels: i32) -> i32 {
+    pixels * UNITS_PER_PIXEL
+}
+
+const fn extent(pixels: i32) -> u32 {
+    units(pixels).unsigned_abs()
+}
 
 /// What an axis shows.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +81,7 @@ impl Style {
 
     /// Ours is the line the reader looks for.
     fn stroke(self) -> ShapeStyle {
-        self.color().stroke_width(if self == Self::Green { 3 } else { 2 })
+        self.color().stroke_width(extent(if self == Self::Green { 3 } else { 2 }))
     }
 }
 
@@ -105,7 +116,8 @@ impl Axis {
         if let Self::Percent(_) = self {
             return 0.0..100.0;
         }
-        let (low, high) = positions.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        let (low, high) =
+            positions.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
         if low > high {
             return 0.0..1.0;
         }
@@ -178,41 +190,51 @@ impl Ranged for Ticked {
 impl Figure {
     /// Writes the plot as SVG.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let root = SVGBackend::new(path, (WIDTH, HEIGHT)).into_drawing_area();
-        self.draw(&root).map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))?;
-        root.present().map_err(|error| anyhow!("cannot write {}: {error}", path.display()))
+        let mut svg = String::new();
+        let root = SVGBackend::with_string(&mut svg, (extent(WIDTH), extent(HEIGHT))).into_drawing_area();
+        self.draw(&root).and_then(|()| Ok(root.present()?)).with_context(|| format!("drawing {}", path.display()))?;
+        drop(root);
+        fs::write(path, in_pixels(&svg)).with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn draw(&self, root: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<()> {
         root.fill(&WHITE)?;
-        let (plot, legend) = root.split_horizontally(WIDTH - LEGEND_WIDTH);
-        let series: Vec<(&Series, Vec<(f64, f64)>)> = self.series.iter().map(|series| (series, self.positions(series))).collect();
+        let (plot, legend) = root.split_horizontally(units(WIDTH - LEGEND_WIDTH));
+        let series: Vec<(&Series, Vec<(f64, f64)>)> =
+            self.series.iter().map(|series| (series, self.positions(series))).collect();
         let all = || series.iter().flat_map(|(_, points)| points.iter());
         let x = Ticked::new(self.x, self.x.span(all().map(|(x, _)| *x)));
         let y = Ticked::new(self.y, self.y.span(all().map(|(_, y)| *y)));
         let mut chart = ChartBuilder::on(&plot)
-            .caption(&self.title, (FONT, 19))
-            .margin(10)
-            .x_label_area_size(48)
-            .y_label_area_size(64)
+            .caption(&self.title, (FONT, units(19)))
+            .margin(units(10))
+            .x_label_area_size(units(48))
+            .y_label_area_size(units(64))
             .build_cartesian_2d(x, y)?;
         chart
             .configure_mesh()
             .x_desc(self.x.title())
             .y_desc(self.y.title())
-            .axis_desc_style((FONT, 15))
-            .label_style((FONT, 13))
-            .bold_line_style(BLACK.mix(0.14))
-            .light_line_style(BLACK.mix(0.05))
+            .axis_desc_style((FONT, units(15)))
+            .label_style((FONT, units(13)))
+            .set_all_tick_mark_size(units(5))
+            .axis_style(BLACK.stroke_width(extent(1)))
+            .bold_line_style(BLACK.mix(0.14).stroke_width(extent(1)))
+            .light_line_style(BLACK.mix(0.05).stroke_width(extent(1)))
             .draw()?;
         for (series, points) in &series {
             if series.style == Style::Floor {
-                chart.draw_series(DashedLineSeries::new(points.iter().copied(), 6, 4, series.style.stroke()))?;
+                chart.draw_series(DashedLineSeries::new(
+                    points.iter().copied(),
+                    units(6),
+                    units(4),
+                    series.style.stroke(),
+                ))?;
                 continue;
             }
             chart.draw_series(LineSeries::new(points.iter().copied(), series.style.stroke()))?;
             if points.len() <= MARKED_POINTS_MAX {
-                let markers = points.iter().map(|point| Circle::new(*point, 3, series.style.color().filled()));
+                let markers = points.iter().map(|point| Circle::new(*point, units(3), series.style.color().filled()));
                 chart.draw_series(markers)?;
             }
         }
@@ -225,19 +247,22 @@ impl Figure {
 
     fn draw_legend(&self, area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<()> {
         for (index, series) in self.series.iter().enumerate() {
-            let y = 60 + 26 * i32::try_from(index)?;
-            let missing = series.points.is_empty();
-            if series.style == Style::Floor {
-                let dash = |from| PathElement::new(vec![(from, y), (from + 6, y)], series.style.stroke());
-                [4, 14, 24].into_iter().try_for_each(|from| area.draw(&dash(from)))?;
-            } else {
-                area.draw(&PathElement::new(vec![(4, y), (30, y)], series.style.stroke()))?;
-            }
-            let title = if missing { format!("{} (no figures)", series.title) } else { series.title.clone() };
-            area.draw(&Text::new(title, (38, y - 7), (FONT, 14)))?;
+            let y = units(60 + 26 * i32::try_from(index)?);
+            let stroke = |from, to| PathElement::new(vec![(units(from), y), (units(to), y)], series.style.stroke());
+            let strokes: &[(i32, i32)] =
+                if series.style == Style::Floor { &[(4, 10), (14, 20), (24, 30)] } else { &[(4, 30)] };
+            strokes.iter().try_for_each(|(from, to)| area.draw(&stroke(*from, *to)))?;
+            let missing = if series.points.is_empty() { " (no figures)" } else { "" };
+            area.draw(&Text::new(format!("{}{missing}", series.title), (units(38), y - units(7)), (FONT, units(14))))?;
         }
         Ok(())
     }
+}
+
+/// The drawing at its size in pixels: the view box keeps the finer units.
+fn in_pixels(svg: &str) -> String {
+    let drawn = format!("width=\"{}\" height=\"{}\"", extent(WIDTH), extent(HEIGHT));
+    svg.replacen(&drawn, &format!("width=\"{WIDTH}\" height=\"{HEIGHT}\""), 1)
 }
 
 #[cfg(test)]
@@ -286,6 +311,7 @@ mod tests {
         let figure = Figure { title: "a title".into(), x: Axis::Bytes("size"), y: Axis::Decades("time"), series };
         figure.write(&path).unwrap();
         let svg = std::fs::read_to_string(path).unwrap();
+        assert!(svg.contains(&format!("width=\"{WIDTH}\"")) && svg.contains("viewBox=\"0 0 6880 3680\""), "{svg}");
         assert!(svg.contains("without (no figures)") && svg.contains("a title") && !svg.contains("with (no figures)"));
     }
 }

@@ -98,7 +98,8 @@ fn cache_directory() -> Option<PathBuf> {
 fn private_directory(path: &Path) -> Option<PathBuf> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).ok()?;
     let metadata = fs::symlink_metadata(path).ok()?;
-    let private = metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
+    let private =
+        metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
     private.then(|| path.to_owned())
 }
 
@@ -106,17 +107,26 @@ fn compile(probe: Probe, probes: &Probes, compiler: &OsString) -> Result<()> {
     let build = tempfile::Builder::new().prefix("build-").tempdir_in(&probes.directory);
     let build = build.with_context(|| format!("making a directory in {}", probes.directory.display()))?;
     let (source, program) = (build.path().join("probe.c"), build.path().join("probe"));
-    fs::write(build.path().join("common.h"), COMMON).and_then(|()| fs::write(&source, probe.source())).context("writing a probe")?;
+    fs::write(build.path().join("common.h"), COMMON)
+        .and_then(|()| fs::write(&source, probe.source()))
+        .context("writing a probe")?;
     let output = match Command::new(compiler).args(FLAGS).arg(&source).arg("-o").arg(&program).output() {
         Ok(output) => output,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("no C compiler: `{}` was not found, and the benchmark's programs are in C; {REMEDY}", compiler.to_string_lossy())
+            bail!(
+                "no C compiler: `{}` was not found, and the benchmark's programs are in C; {REMEDY}",
+                compiler.to_string_lossy()
+            )
         }
         Err(error) => bail!("cannot start the C compiler `{}`: {error}; {REMEDY}", compiler.to_string_lossy()),
     };
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        let first = said.lines().find(|line| line.contains("error")).or_else(|| said.lines().next()).unwrap_or("it said nothing");
+        let first = said
+            .lines()
+            .find(|line| line.contains("error"))
+            .or_else(|| said.lines().next())
+            .unwrap_or("it said nothing");
         bail!("`{}` could not compile the probe '{}': {first}; {REMEDY}", compiler.to_string_lossy(), probe.name());
     }
     // Renamed into place whole, so that a second run beside this one never starts half a program.
@@ -137,7 +147,9 @@ impl Findings {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             let number = |word: &str| word.parse::<f64>().ok().filter(|value| value.is_finite());
             match words.as_slice() {
-                [name, first] if number(first).is_some() => findings.values.push(((*name).to_owned(), number(first).unwrap_or_default())),
+                [name, first] if number(first).is_some() => {
+                    findings.values.push(((*name).to_owned(), number(first).unwrap_or_default()))
+                }
                 [name, first, second] => match (number(first), number(second)) {
                     (Some(first), Some(second)) => findings.pairs.push(((*name).to_owned(), first, second)),
                     _ => bail!("a probe printed '{line}', which is no finding"),
@@ -204,7 +216,8 @@ mod tests {
     #[test]
     fn a_missing_compiler_is_named_with_its_remedy() {
         let directory = tempfile::tempdir().unwrap();
-        let error = Probes::build_in(directory.path().to_owned(), &OsString::from("no-such-cc")).err().unwrap().to_string();
+        let error =
+            Probes::build_in(directory.path().to_owned(), &OsString::from("no-such-cc")).err().unwrap().to_string();
         assert!(error.contains("no-such-cc") && error.contains("apt-get install gcc"), "{error}");
     }
 
@@ -217,7 +230,11 @@ mod tests {
             assert_eq!(output.status.code(), Some(2), "{probe:?}");
             assert!(String::from_utf8_lossy(&output.stderr).starts_with("usage: "), "{probe:?}");
         }
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), Probe::ALL.len(), "nothing but the programs is left");
+        assert_eq!(
+            fs::read_dir(directory.path()).unwrap().count(),
+            Probe::ALL.len(),
+            "nothing but the programs is left"
+        );
     }
 
     #[test]

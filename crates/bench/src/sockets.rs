@@ -39,7 +39,8 @@ pub struct Options {
 pub fn main(options: &Options) -> Result<()> {
     if let Some(directory) = &options.plot {
         // Before minutes of measuring, not after.
-        std::fs::create_dir_all(directory).with_context(|| format!("cannot make the plot directory {}", directory.display()))?;
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make the plot directory {}", directory.display()))?;
     }
     run(options, &Launcher::new()?, &Plan::of(options))
 }
@@ -60,7 +61,9 @@ fn run(options: &Options, launcher: &Launcher, plan: &Plan) -> Result<()> {
     }
     match report.failures.first() {
         None => Ok(()),
-        Some(first) => bail!("{} of the measurements failed, first {}: {}", report.failures.len(), first.title(), first.error),
+        Some(first) => {
+            bail!("{} of the measurements failed, first {}: {}", report.failures.len(), first.title(), first.error)
+        }
     }
 }
 
@@ -129,7 +132,9 @@ struct Plan {
 
 impl Plan {
     fn of(options: &Options) -> Self {
-        let at = |experiment, sizes: &[u64]| sizes.iter().map(|size| Point { experiment, size_bytes: *size }).collect::<Vec<_>>();
+        let at = |experiment, sizes: &[u64]| {
+            sizes.iter().map(|size| Point { experiment, size_bytes: *size }).collect::<Vec<_>>()
+        };
         let points = [
             at(Experiment::RoundTripBlocking, &ROUND_TRIP_SIZES),
             at(Experiment::RoundTripEpoll, &ROUND_TRIP_SIZES),
@@ -199,7 +204,11 @@ impl Measured {
 
 fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measured> {
     let cells = plan.points.iter().flat_map(|point| {
-        point.experiment.transports().iter().map(|transport| Cell { point: *point, transport: *transport, rounds: Vec::new() })
+        point.experiment.transports().iter().map(|transport| Cell {
+            point: *point,
+            transport: *transport,
+            rounds: Vec::new(),
+        })
     });
     let mut measured = Measured { cells: cells.collect(), syscalls_ns: Vec::new(), failures: Vec::new() };
     let mut progress = Progress::new(plan.steps());
@@ -212,7 +221,9 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measur
             let Cell { point, transport, .. } = measured.cells[index];
             let stage = format!("round {round} of {}: {}", plan.rounds, point.experiment.title());
             progress.step(&stage, &format!("{} over {}", table::size(point.size_bytes), transport.title()));
-            if measured.has_failed(point.experiment, transport) || (transport == Transport::KernelTcpSpinning && launcher.cores.is_none()) {
+            if measured.has_failed(point.experiment, transport)
+                || (transport == Transport::KernelTcpSpinning && launcher.cores.is_none())
+            {
                 continue;
             }
             let beside = floors_beside(launcher, plan, point)?;
@@ -288,7 +299,7 @@ mod tests {
     }
 
     fn small_run(crosslane: &str) -> (Measured, Report) {
-        let launcher = Launcher::with_crosslane(vec![crosslane.into()]).unwrap();
+        let launcher = Launcher::with_stand_in(crosslane).unwrap();
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &small_plan(), &machine).unwrap();
         let report = Report::of(&Options::default(), &small_plan(), machine, &measured).unwrap();
@@ -320,7 +331,11 @@ mod tests {
         assert_eq!(written.len(), 4);
         for path in written {
             let svg = std::fs::read_to_string(&path).unwrap();
-            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("Crosslane"), "{}", path.display());
+            assert!(
+                svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>") && svg.contains("Crosslane"),
+                "{}",
+                path.display()
+            );
         }
     }
 
@@ -331,14 +346,22 @@ mod tests {
         assert!(report.failures.iter().all(|failure| failure.transport == Transport::Crosslane));
         assert!(report.failures[0].error.contains("`/nonexistent/crosslane "), "{}", report.failures[0].error);
         assert!(report.text().contains("failed"));
-        assert!(measured.cells.iter().filter(|cell| cell.transport == Transport::KernelTcp).all(|cell| cell.rounds.len() == 2));
+        assert!(
+            measured
+                .cells
+                .iter()
+                .filter(|cell| cell.transport == Transport::KernelTcp)
+                .all(|cell| cell.rounds.len() == 2)
+        );
     }
 
     #[test]
     fn the_plan_covers_the_sizes_that_were_asked_for() {
         let plan = Plan::of(&Options { rounds: Some(3), ..Options::default() });
         assert_eq!(plan.rounds, 3);
-        let sizes = |experiment| plan.points.iter().filter(move |point| point.experiment == experiment).map(|point| point.size_bytes);
+        let sizes = |experiment| {
+            plan.points.iter().filter(move |point| point.experiment == experiment).map(|point| point.size_bytes)
+        };
         assert_eq!(sizes(Experiment::RoundTripBlocking).max(), Some(MIB));
         assert_eq!(sizes(Experiment::Bulk).max(), Some(4 * MIB));
         assert!(sizes(Experiment::RoundTripEpoll).eq(ROUND_TRIP_SIZES));

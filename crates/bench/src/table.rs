@@ -9,7 +9,7 @@ pub struct Table {
 
 enum Row {
     Cells(Vec<String>),
-    Rule,
+    Section(String),
 }
 
 const GAP: &str = "  ";
@@ -22,7 +22,11 @@ impl Table {
     /// Titles above the header, each over as many columns as it says.
     pub fn groups<S: Into<String>>(mut self, groups: impl IntoIterator<Item = (S, usize)>) -> Self {
         self.groups = groups.into_iter().map(|(title, span)| (title.into(), span)).collect();
-        assert_eq!(self.groups.iter().map(|(_, span)| span).sum::<usize>(), self.header.len(), "groups cover the columns");
+        assert_eq!(
+            self.groups.iter().map(|(_, span)| span).sum::<usize>(),
+            self.header.len(),
+            "groups cover the columns"
+        );
         self
     }
 
@@ -31,9 +35,9 @@ impl Table {
         self.rows.push(Row::Cells(cells));
     }
 
-    /// A line between two blocks of rows.
-    pub fn rule(&mut self) {
-        self.rows.push(Row::Rule);
+    /// A title over the rows that follow.
+    pub fn section(&mut self, title: String) {
+        self.rows.push(Row::Section(title));
     }
 
     pub fn render(&self) -> String {
@@ -48,7 +52,7 @@ impl Table {
         for row in &self.rows {
             match row {
                 Row::Cells(cells) => push_line(&mut text, &cells_line(cells, &widths)),
-                Row::Rule => push_line(&mut text, ""),
+                Row::Section(title) => push_line(&mut text, title),
             }
         }
         text
@@ -170,14 +174,14 @@ mod tests {
     fn columns_align_under_their_groups() {
         let mut table = Table::new(["size", "p50", "p99", "p50"]).groups([("", 1), ("kernel TCP", 2), ("AF_UNIX", 1)]);
         table.row(vec!["8 B".into(), "57.1".into(), "80.0".into(), "1.25".into()]);
-        table.rule();
+        table.section("large, and a title that widens nothing".into());
         table.row(vec!["1 MiB".into(), "µs".into(), "8".into(), "9".into()]);
         let expected = [
             "       kernel TCP  AF_UNIX",
             "size    p50   p99      p50",
             "-----  ----  ----  -------",
             "8 B    57.1  80.0     1.25",
-            "",
+            "large, and a title that widens nothing",
             "1 MiB    µs     8        9",
         ];
         assert_eq!(table.render().lines().collect::<Vec<_>>(), expected);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Cell, Operation, Plan, Scenario, own_name};
+use super::{Cell, Operation, Plan, own_name};
 use crate::floors::{Beside, FloorSummary};
 use crate::histogram::Quantiles;
 use crate::launch::Transport;
@@ -106,8 +106,11 @@ fn row(cell: &Cell, kernel: &Cell) -> Row {
 
 impl Report {
     pub(super) fn of(machine: Machine, plan: &Plan, cells: &[Cell], syscalls_ns: &[f64]) -> Self {
-        let beside: Vec<Beside> = cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
-        let kernel = |of: &Cell| cells.iter().find(|cell| cell.scenario == of.scenario && cell.transport == Transport::KernelTcp);
+        let beside: Vec<Beside> =
+            cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
+        let kernel = |of: &Cell| {
+            cells.iter().find(|cell| cell.scenario == of.scenario && cell.transport == Transport::KernelTcp)
+        };
         Self {
             schema: SCHEMA,
             kind: "measured",
@@ -121,7 +124,11 @@ impl Report {
 
     pub fn text(&self) -> String {
         let name = own_name();
-        let rounds = if self.rounds == 1 { "one round".to_owned() } else { format!("medians of {} alternating rounds", self.rounds) };
+        let rounds = if self.rounds == 1 {
+            "one round".to_owned()
+        } else {
+            format!("medians of {} alternating rounds", self.rounds)
+        };
         format!(
             "You are looking at one unmodified redis-server (node a) and its unmodified clients (node b), first over kernel TCP, then over\n\
              Crosslane's lanes in shared memory: latency in µs of each request of a client without pipelining, and operations a second\n\
@@ -139,22 +146,32 @@ impl Report {
 
     fn table(&self) -> Table {
         let side = ["p50", "p99", "p99.9", "ops/s", "bench"];
-        let header = ["request"].into_iter().chain(side).chain(side).chain(side);
+        let header = [""].into_iter().chain(side).chain(side).chain(side);
         let groups = [("", 1), ("kernel TCP", 5), ("Crosslane", 5), ("times better", 5)];
         let mut table = Table::new(header).groups(groups);
         let mut clients = None;
         for pair in self.rows.chunks_exact(2) {
             let [kernel, lanes] = pair else { continue };
-            if clients.is_some_and(|before| before != kernel.clients) {
-                table.rule();
+            if clients != Some(kernel.clients) {
+                table.section(if kernel.clients == 1 {
+                    "1 client".to_owned()
+                } else {
+                    format!("{} clients", kernel.clients)
+                });
             }
             clients = Some(kernel.clients);
-            let scenario = Scenario { clients: kernel.clients, value_bytes: kernel.value_bytes, operation: kernel.operation };
-            let mut line = vec![scenario.title()];
+            let mut line = vec![format!(
+                "  {} {}",
+                kernel.operation.word().to_uppercase(),
+                table::size(u64::from(kernel.value_bytes))
+            )];
             line.extend(figures(kernel));
             line.extend(figures(lanes));
             let times = &lanes.times_kernel_tcp;
-            line.extend([times.p50, times.p99, times.p999, times.operations, times.redis_benchmark_operations].map(table::times));
+            line.extend(
+                [times.p50, times.p99, times.p999, times.operations, times.redis_benchmark_operations]
+                    .map(table::times),
+            );
             table.row(line);
         }
         table

@@ -11,7 +11,8 @@ use crate::plot::{Axis, Figure, Series, Style};
 use crate::stats::median;
 use crate::table;
 
-const TRANSPORTS: [Transport; 4] = [Transport::KernelTcp, Transport::KernelTcpSpinning, Transport::AfUnix, Transport::Crosslane];
+const TRANSPORTS: [Transport; 4] =
+    [Transport::KernelTcp, Transport::KernelTcpSpinning, Transport::AfUnix, Transport::Crosslane];
 /// The message whose distribution is drawn: the smallest that programs care about.
 const CDF_SIZE_BYTES: u64 = 8;
 
@@ -42,9 +43,18 @@ fn style(transport: Transport) -> Style {
 }
 
 /// One value of each row of an experiment, by size.
-fn by_size(report: &Report, experiment: Experiment, transport: Transport, value: fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
+fn by_size(
+    report: &Report,
+    experiment: Experiment,
+    transport: Transport,
+    value: fn(&Row) -> Option<f64>,
+) -> Vec<(f64, f64)> {
     let sizes = report.sizes(experiment).into_iter();
-    sizes.filter_map(|size_bytes| Some((size_bytes as f64, value(report.row(Point { experiment, size_bytes }, transport)?)?))).collect()
+    sizes
+        .filter_map(|size_bytes| {
+            Some((size_bytes as f64, value(report.row(Point { experiment, size_bytes }, transport)?)?))
+        })
+        .collect()
 }
 
 fn round_trips(report: &Report, experiment: Experiment, how: &str) -> Figure {
@@ -76,7 +86,12 @@ fn bulk(report: &Report) -> Figure {
         .collect();
     let copies = by_size(report, experiment, Transport::KernelTcp, |row| Some(row.copy_pipeline_bytes_per_s? / 1e9));
     series.extend(floor("two-copy pipeline", &copies));
-    Figure { title: "Bulk by write size".to_owned(), x: Axis::Bytes("write size"), y: Axis::Decades("rate (GB/s)"), series }
+    Figure {
+        title: "Bulk by write size".to_owned(),
+        x: Axis::Bytes("write size"),
+        y: Axis::Decades("rate (GB/s)"),
+        series,
+    }
 }
 
 fn distribution(measured: &Measured) -> Result<Figure> {

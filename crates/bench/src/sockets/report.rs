@@ -85,7 +85,8 @@ impl Cell {
 
     /// Medians of each round's quantiles; the maximum and the count are of all rounds.
     fn quantiles(&self) -> Option<Quantiles> {
-        let rounds: Vec<Quantiles> = self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantiles())).collect();
+        let rounds: Vec<Quantiles> =
+            self.rounds.iter().filter_map(|sample| Some(sample.latencies.as_ref()?.quantiles())).collect();
         Some(Quantiles {
             p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
             p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
@@ -97,7 +98,8 @@ impl Cell {
 
     fn row(&self, kernel: Option<&Self>) -> Row {
         let (p50s, rates, lines, copies) = (self.p50s(), self.rates(), self.cache_lines(), self.copy_pipelines());
-        let (kernel_p50s, kernel_rates) = kernel.map_or_else(Default::default, |kernel| (kernel.p50s(), kernel.rates()));
+        let (kernel_p50s, kernel_rates) =
+            kernel.map_or_else(Default::default, |kernel| (kernel.p50s(), kernel.rates()));
         Row {
             kind: "measured",
             experiment: self.point.experiment,
@@ -126,7 +128,8 @@ impl Cell {
 
 impl Report {
     pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: &Measured) -> Result<Self> {
-        let beside: Vec<Beside> = measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
+        let beside: Vec<Beside> =
+            measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
         let row = |cell: &Cell| cell.row(measured.cell(cell.point, Transport::KernelTcp));
         Ok(Self {
             schema: SCHEMA,
@@ -142,13 +145,16 @@ impl Report {
     }
 
     pub(super) fn row(&self, point: Point, transport: Transport) -> Option<&Row> {
-        let wanted = |row: &&Row| row.experiment == point.experiment && row.size_bytes == point.size_bytes && row.transport == transport;
+        let wanted = |row: &&Row| {
+            row.experiment == point.experiment && row.size_bytes == point.size_bytes && row.transport == transport
+        };
         self.rows.iter().find(wanted)
     }
 
     /// The sizes of an experiment, in the order they were measured.
     pub(super) fn sizes(&self, experiment: Experiment) -> Vec<u64> {
-        let mut sizes: Vec<u64> = self.rows.iter().filter(|row| row.experiment == experiment).map(|row| row.size_bytes).collect();
+        let mut sizes: Vec<u64> =
+            self.rows.iter().filter(|row| row.experiment == experiment).map(|row| row.size_bytes).collect();
         sizes.dedup();
         sizes
     }
@@ -179,7 +185,23 @@ impl Report {
     }
 
     fn round_trips(&self, experiment: Experiment) -> Table {
-        let header = ["size", "p50", "p99", "p99.9", "max", "p50", "p99", "p50", "p99", "p50", "p99", "p99.9", "max", "x floor", "TCP / this"];
+        let header = [
+            "size",
+            "p50",
+            "p99",
+            "p99.9",
+            "max",
+            "p50",
+            "p99",
+            "p50",
+            "p99",
+            "p50",
+            "p99",
+            "p99.9",
+            "max",
+            "x floor",
+            "TCP / this",
+        ];
         let groups = [("", 1), ("kernel TCP", 4), ("TCP spinning", 2), ("AF_UNIX", 2), ("Crosslane", 6)];
         let mut table = Table::new(header).groups(groups);
         for size_bytes in self.sizes(experiment) {
