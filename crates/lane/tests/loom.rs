@@ -149,6 +149,12 @@ fn message(number: u8) -> [u8; MESSAGE_BYTES] {
     [number; MESSAGE_BYTES]
 }
 
+fn read_message(consumer: &mut Receiver, number: u8) {
+    let mut bytes = message(0);
+    let read_bytes = consumer.read(&mut bytes).unwrap();
+    assert_eq!((read_bytes, bytes), (MESSAGE_BYTES, message(number)), "overwritten before it was read");
+}
+
 /// What is seen at all is seen whole: a record over two slots.
 fn publish(forward: Flaw) {
     explore(move || {
@@ -187,14 +193,11 @@ fn credit(back: Flaw) {
             }
             written
         });
-        let mut bytes = message(0);
         for number in 0..2 {
-            assert_eq!(consumer.read(&mut bytes), Ok(MESSAGE_BYTES));
-            assert_eq!(bytes, message(number), "overwritten before it was read");
+            read_message(&mut consumer, number);
         }
         for number in 2..sender.join().unwrap() {
-            assert_eq!(consumer.read(&mut bytes), Ok(MESSAGE_BYTES));
-            assert_eq!(bytes, message(number), "overwritten before it was read");
+            read_message(&mut consumer, number);
         }
     });
 }
@@ -249,10 +252,8 @@ fn sender_sleeps() {
         let receivers_bell = bell.clone();
         // The sender is the first thread: a deadlock unwinds only from there.
         let receiver = thread::spawn(move || {
-            let mut bytes = message(0);
             for number in 0..2 {
-                assert_eq!(consumer.read(&mut bytes), Ok(MESSAGE_BYTES));
-                assert_eq!(bytes, message(number));
+                read_message(&mut consumer, number);
                 if consumer.take_wake_request() {
                     receivers_bell.ring();
                 }
