@@ -272,14 +272,19 @@ impl Rack {
     /// # Errors
     /// `BUSY` when another process holds it for longer than any does unless it is stopped, and what open and flock answer.
     pub fn lock(&self) -> Result<RackLock<'_>, Errno> {
+        self.lock_within(LOCK_TRIES_MAX)
+    }
+
+    fn lock_within(&self, tries: usize) -> Result<RackLock<'_>, Errno> {
         // A lock belongs to an open file, and a forked child shares ours: so each taker opens its own.
         let file = RackLock { rack: self, file: Some(self.open_again()?) };
-        for _ in 0..LOCK_TRIES_MAX {
+        for left in (0..tries).rev() {
             match rustix::fs::flock(file.fd()?, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
-                Err(Errno::WOULDBLOCK) => {
+                Err(Errno::WOULDBLOCK) if left > 0 => {
                     let _ = rustix::thread::nanosleep(&LOCK_PAUSE);
                 }
+                Err(Errno::WOULDBLOCK) => break,
                 Err(error) => return Err(error),
             }
         }
@@ -309,6 +314,20 @@ impl Rack {
     /// As [`Rack::lock`] and [`Rack::is_live`].
     pub fn remove_if_stale(&self, name: &ListenerName) -> Result<bool, Errno> {
         self.lock()?.remove_if_stale(name)
+    }
+
+    /// As [`Rack::remove_if_stale`], for those who must not wait for the lock.
+    ///
+    /// # Errors
+    /// As there; `BUSY` at once.
+    pub fn remove_if_stale_unless_locked(&self, name: &ListenerName) -> Result<bool, Errno> {
+        self.lock_within(1)?.remove_if_stale(name)
+    }
+
+    /// Whether a path in an AF_UNIX address leads into this directory.
+    pub fn holds(&self, path: &[u8]) -> bool {
+        let folder = path.rsplitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
+        folder == self.path.as_os_str().as_bytes() || folder.starts_with(b"/proc/self/fd/")
     }
 }
 

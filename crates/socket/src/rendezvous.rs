@@ -1,0 +1,500 @@
+//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, `accept` learns both addresses, and the first
+//! message hands the connection's memory over.
+//!
+//! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both addresses without
+//! waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not work at once is a reason to take
+//! kernel TCP instead.
+
+#![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use ledger::FallbackReason;
+use rustix::fs::OFlags;
+use rustix::io::{Errno, FdFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::address::{Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source};
+use crate::descriptors::{HiddenFd, Need, close};
+use crate::hello::{HELLO_BYTES, Hello, HelloError};
+use crate::options::{SocketOption, get_raw};
+use crate::rack::{ListenerName, Rack};
+use crate::segment::Segment;
+
+/// Connections that can wait in a lane listener at least: nobody tries again when it is full, as TCP clients would.
+const BACKLOG_MIN: i32 = 4096;
+/// Strangers that one call of `accept` sends away.
+const STRANGERS_MAX: usize = 64;
+/// Descriptors a hello may bring before they are cut off; one is right.
+const HELLO_FDS_MAX: usize = 4;
+
+/// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped the socket is closed, and the name removed
+/// unless another process still listens on the same socket.
+#[derive(Debug)]
+pub struct LaneListener {
+    fd: Option<HiddenFd>,
+    name: ListenerName,
+    rack: Arc<Rack>,
+}
+
+impl LaneListener {
+    /// The present number of the hidden socket; -1 never while it lives.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_ref().map_or(-1, HiddenFd::raw)
+    }
+
+    /// Its name in the rack.
+    pub fn name(&self) -> ListenerName {
+        self.name
+    }
+}
+
+impl Drop for LaneListener {
+    fn drop(&mut self) {
+        // Closed first: then the kernel knows whether a forked process still listens, and nobody's pid has to be asked.
+        drop(self.fd.take());
+        let _ = self.rack.remove_if_stale(&self.name);
+    }
+}
+
+/// Adds a lane listener for a TCP listener bound to `bound`, in the caller's rack.
+///
+/// # Errors
+/// As [`listen_in`], and those of [`Rack::current`].
+pub fn listen(bound: SocketAddr, v6_only: bool, reuse_port: bool, backlog: i32) -> Result<LaneListener, Errno> {
+    listen_in(&Rack::current()?, bound, v6_only, reuse_port, backlog)
+}
+
+/// Adds a lane listener in a rack.
+///
+/// # Errors
+/// `ADDRINUSE` when a live listener that does not share has the address, `BUSY` when the rack stays locked, `MFILE` and its kin when
+/// there is no room for the socket.
+pub fn listen_in(
+    rack: &Arc<Rack>,
+    bound: SocketAddr,
+    v6_only: bool,
+    reuse_port: bool,
+    backlog: i32,
+) -> Result<LaneListener, Errno> {
+    let socket = unix_stream()?;
+    let lock = rack.lock()?;
+    let name = lock.free_name(bound, v6_only, reuse_port)?;
+    lock.bind(socket.as_fd(), &name)?;
+    // Still under the lock: a name that is bound but does not listen yet looks stale to nobody then.
+    rustix::net::listen(&socket, backlog.max(BACKLOG_MIN))?;
+    drop(lock);
+    let fd = HiddenFd::hide(socket, Need::Required);
+    if fd.is_err() {
+        let _ = rack.remove_if_stale(&name);
+    }
+    Ok(LaneListener { fd: Some(fd?), name, rack: Arc::clone(rack) })
+}
+
+/// A new connection, seen from the end that called `connect`.
+#[derive(Debug)]
+pub struct Connected {
+    /// The kernel object that is to stand behind the program's descriptor: closed at `exec`, non-blocking.
+    pub lifeline: OwnedFd,
+    /// Its addresses, canonical.
+    pub tuple: Tuple,
+    /// The connection's memory.
+    pub segment: Segment,
+    /// The descriptor of that memory.
+    pub memfd: OwnedFd,
+}
+
+/// Why a connection gets no lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoLane {
+    /// For the ledger.
+    pub reason: FallbackReason,
+    /// What a system call answered, where one did.
+    pub errno: Option<Errno>,
+}
+
+impl NoLane {
+    fn because(reason: FallbackReason) -> Self {
+        Self { reason, errno: None }
+    }
+
+    fn failed(reason: FallbackReason, errno: Errno) -> Self {
+        Self { reason, errno: Some(errno) }
+    }
+
+    /// For a call that may fail because something ran out, or else for `reason`.
+    fn ran_out_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
+        move |errno| match errno {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC | Errno::ADDRNOTAVAIL => {
+                Self::failed(FallbackReason::ResourceLimit, errno)
+            }
+            _ => Self::failed(reason, errno),
+        }
+    }
+}
+
+/// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket.
+///
+/// # Errors
+/// As [`connect_in`], and `RackUnavailable`.
+pub fn connect(to: SocketAddr, bound: Option<SocketAddr>) -> Result<Connected, FallbackReason> {
+    let request = Request { destination: to, source: bound, node: crate::lifecycle::settings().node };
+    // Asked before the rack is opened, because a program that only talks to other machines needs none.
+    let route = request.route().map_err(|no_lane| no_lane.reason)?;
+    let rack = Rack::current().map_err(|errno| NoLane::ran_out_or(FallbackReason::RackUnavailable)(errno).reason)?;
+    connect_by(&rack, route).map_err(|no_lane| no_lane.reason)
+}
+
+/// What a program asks of `connect`.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The address it named.
+    pub destination: SocketAddr,
+    /// What its socket is bound to; an unspecified address or port 0 is free to be chosen.
+    pub source: Option<SocketAddr>,
+    /// Its node, the source of unbound connections to other nodes.
+    pub node: Option<Ipv4Addr>,
+}
+
+/// A request with everything known that the kernel decides.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    destination: SocketAddr,
+    source: IpAddr,
+    /// 0 for one to be chosen.
+    port: u16,
+}
+
+impl Request {
+    fn route(&self) -> Result<Route, NoLane> {
+        let destination = destination(self.destination);
+        let scope = if let SocketAddr::V6(v6) = destination { v6.scope_id() } else { 0 };
+        let default = match local_source(destination.ip(), scope) {
+            Ok(Some(_)) if destination.port() == 0 => return Err(NoLane::because(FallbackReason::NoListener)),
+            Ok(Some(source)) => source,
+            Ok(None) => return Err(NoLane::because(FallbackReason::RemoteAddress)),
+            Err(errno) => return Err(NoLane::ran_out_or(FallbackReason::RemoteAddress)(errno)),
+        };
+        let bound = self.source.map(canonical);
+        let source = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
+            Some(ip) if ip.is_ipv4() != destination.is_ipv4() => {
+                return Err(NoLane::because(FallbackReason::UnsupportedCall));
+            }
+            Some(ip) => ip,
+            None => self.node.filter(|_| is_node(destination.ip())).map_or(default, IpAddr::V4),
+        };
+        Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
+    }
+}
+
+/// Whether the address is one of the nodes on this machine, 127.77.0.0/16.
+fn is_node(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V4(v4) if v4.octets()[..2] == [127, 77])
+}
+
+impl Route {
+    fn tuple(&self, port: u16) -> Tuple {
+        let mut local = SocketAddr::new(self.source, port);
+        if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, self.destination) {
+            local.set_scope_id(peer.scope_id());
+        }
+        Tuple { local: canonical(local), peer: self.destination }
+    }
+}
+
+/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it.
+///
+/// # Errors
+/// Why there is no lane; the program's connection is kernel TCP's then.
+pub fn connect_in(rack: &Rack, request: &Request) -> Result<Connected, NoLane> {
+    connect_by(rack, request.route()?)
+}
+
+fn connect_by(rack: &Rack, route: Route) -> Result<Connected, NoLane> {
+    let random = random_u32();
+    let names = listeners_for(rack, route.destination, random)
+        .map_err(NoLane::ran_out_or(FallbackReason::RackUnavailable))?;
+    if names.is_empty() {
+        return Err(NoLane::because(FallbackReason::NoListener));
+    }
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let lifeline = unix_stream().map_err(&broken)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, random).map_err(&broken)?;
+    reach(rack, lifeline.as_fd(), &names)?;
+    if !is_trusted(lifeline.as_fd(), None).map_err(&broken)? {
+        return Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM));
+    }
+    let (segment, memfd) = Segment::create().map_err(&broken)?;
+    send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
+    Ok(Connected { lifeline, tuple, segment, memfd })
+}
+
+/// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
+fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -> Result<Vec<ListenerName>, Errno> {
+    let mut names = rack.names(|name| name.rank_for(destination).is_some())?;
+    names.sort_unstable_by_key(|name| name.member);
+    if !names.is_empty() {
+        let turns = random as usize % names.len();
+        names.rotate_left(turns);
+    }
+    names.sort_by_key(|name| name.rank_for(destination));
+    Ok(names)
+}
+
+/// Binds a lifeline to the name of a tuple that no lane has: the port asked for, or a free one.
+fn bind_tuple(lifeline: BorrowedFd<'_>, route: &Route, random: u32) -> Result<Tuple, Errno> {
+    let bind = |port| {
+        let tuple = route.tuple(port);
+        if tuple.local == tuple.peer {
+            return Err(Errno::ADDRINUSE); // TCP would connect to itself, which nobody wants.
+        }
+        let address = SocketAddrUnix::new_abstract_name(tuple.name()?.as_bytes())?;
+        rustix::net::bind(lifeline, &address).map(|()| tuple)
+    };
+    if route.port != 0 {
+        return bind(route.port);
+    }
+    for port in ephemeral_candidates(ephemeral_ports(), random) {
+        match bind(port) {
+            Err(Errno::ADDRINUSE) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(Errno::ADDRNOTAVAIL)
+}
+
+/// Connects the lifeline to the first of the listeners that lives and has room.
+fn reach(rack: &Rack, lifeline: BorrowedFd<'_>, names: &[ListenerName]) -> Result<(), NoLane> {
+    let mut outcome = NoLane::because(FallbackReason::NoListener);
+    for name in names {
+        match rack.address_of(name).and_then(|address| rustix::net::connect(lifeline, &address)) {
+            Ok(()) => return Ok(()),
+            Err(Errno::CONNREFUSED) => {
+                // Its owner was killed. Whoever finds that out first cleans up, unless somebody is at the rack just now.
+                let _ = rack.remove_if_stale_unless_locked(name);
+            }
+            Err(Errno::NOENT) => {}
+            Err(errno @ Errno::AGAIN) => outcome = NoLane::failed(FallbackReason::BacklogFull, errno),
+            Err(errno @ (Errno::ACCESS | Errno::PERM)) => outcome = NoLane::failed(FallbackReason::PeerRefused, errno),
+            Err(errno) => outcome = NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno),
+        }
+    }
+    Err(outcome)
+}
+
+/// Whether the process at the other end is of our own user or root; on the accepting end, also of the user who made the listener,
+/// because a server may have given up that user's rights since.
+fn is_trusted(lifeline: BorrowedFd<'_>, listener: Option<BorrowedFd<'_>>) -> Result<bool, Errno> {
+    let peer = peer_uid(lifeline)?;
+    if peer == 0 || peer == rustix::process::geteuid().as_raw() {
+        return Ok(true);
+    }
+    // The kernel notes at `listen` who called it, and answers with that for the listener itself.
+    listener.map_or(Ok(false), |listener| peer_uid(listener).map(|owner| owner == peer))
+}
+
+fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
+    // Not rustix's: its pid cannot be zero, and the pid of a process in another namespace is.
+    let mut credentials = [0_u8; size_of::<libc::ucred>()];
+    let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_PEERCRED };
+    let length = get_raw(socket, option, &mut credentials)?;
+    let uid = credentials.get(4..8).filter(|_| length == credentials.len()).and_then(|uid| uid.try_into().ok());
+    uid.map(u32::from_ne_bytes).ok_or(Errno::PROTO)
+}
+
+fn random_u32() -> u32 {
+    let mut bytes = [0_u8; 4];
+    // Spreads the load and avoids collisions; where it fails, zero works too.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+    u32::from_ne_bytes(bytes)
+}
+
+fn unix_stream() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let hello = Hello { secrets: segment.secrets() }.encode();
+    let fds = [memfd];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = rustix::net::sendmsg(lifeline, &[IoSlice::new(&hello)], &mut control, flags)?;
+    if sent == HELLO_BYTES { Ok(()) } else { Err(Errno::PROTO) }
+}
+
+/// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_hello`].
+#[derive(Debug)]
+pub struct Accepted {
+    /// The kernel object that is the program's descriptor.
+    pub lifeline: OwnedFd,
+    /// Its addresses, canonical.
+    pub tuple: Tuple,
+}
+
+/// Takes a connection from a lane listener, without waiting. `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers, who have no
+/// tuple for a name or are another user's, are sent away.
+///
+/// # Errors
+/// `AGAIN` when there is none, and what `accept4(2)` answers.
+pub fn accept(lane_fd: RawFd, flags: i32) -> Result<Accepted, Errno> {
+    if lane_fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: not -1; the number of a listener that the caller keeps open. Were it closed, the calls would fail.
+    let listener = unsafe { BorrowedFd::borrow_raw(lane_fd) };
+    let mut socket_flags = SocketFlags::empty();
+    socket_flags.set(SocketFlags::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
+    socket_flags.set(SocketFlags::CLOEXEC, flags & libc::SOCK_CLOEXEC != 0);
+    for _ in 0..STRANGERS_MAX {
+        let (lifeline, name) = match rustix::net::acceptfrom_with(listener, socket_flags) {
+            Err(Errno::CONNABORTED | Errno::INTR) => continue,
+            outcome => outcome?,
+        };
+        match name.as_ref().and_then(tuple_of) {
+            Some(tuple) if is_trusted(lifeline.as_fd(), Some(listener)) == Ok(true) => {
+                return Ok(Accepted { lifeline, tuple: tuple.reversed() });
+            }
+            _ => close(lifeline),
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// The tuple in the address of a connecting end, seen from there.
+fn tuple_of(address: &SocketAddrAny) -> Option<Tuple> {
+    if address.address_family() != AddressFamily::UNIX {
+        return None;
+    }
+    let length = address.addr_len() as usize;
+    // SAFETY: the address is initialized for its length.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), length) };
+    match bytes.get(size_of::<libc::sa_family_t>()..)? {
+        [0, name @ ..] => Tuple::from_name(name).ok(),
+        _ => None,
+    }
+}
+
+/// Why the first message on a lifeline is not a hello to go on with.
+#[derive(Debug)]
+pub enum Refused {
+    /// The peer is gone, and has not said anything.
+    Closed,
+    /// What it said is no hello of ours.
+    Hello(HelloError),
+    /// It brought this many descriptors, or more than can be counted, instead of one.
+    Descriptors(usize),
+    /// The descriptor it brought is not a sealed memfd of the right size, or cannot be mapped.
+    Memory(Errno),
+    /// It cannot be received.
+    System(Errno),
+}
+
+impl Refused {
+    /// For the ledger.
+    pub fn reason(&self) -> FallbackReason {
+        match self {
+            Self::Hello(HelloError::Version(_) | HelloError::SegmentBytes(_)) => FallbackReason::VersionMismatch,
+            Self::Memory(errno) | Self::System(errno) => {
+                NoLane::ran_out_or(FallbackReason::HandshakeFailed)(*errno).reason
+            }
+            _ => FallbackReason::HandshakeFailed,
+        }
+    }
+}
+
+/// Receives the hello of an accepted connection, without waiting: its memory, and the descriptor of that. `None`: not there yet.
+///
+/// # Errors
+/// What the peer sent instead. Descriptors that came with it are closed.
+pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, OwnedFd)>, Refused> {
+    let mut bytes = [0_u8; HELLO_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HELLO_FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = match rustix::net::recvmsg(lifeline, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(errno) => return Err(Refused::System(errno)),
+    };
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let cut_off = received.flags.contains(ReturnFlags::CTRUNC);
+    let outcome = judge(&bytes[..received.bytes], fds.len() + usize::from(cut_off));
+    match (outcome, fds.pop()) {
+        (Ok(hello), Some(memfd)) => open_segment(hello, memfd).map(Some),
+        (outcome, memfd) => {
+            fds.into_iter().chain(memfd).for_each(close);
+            Err(outcome.err().unwrap_or(Refused::Descriptors(0)))
+        }
+    }
+}
+
+fn judge(bytes: &[u8], descriptors: usize) -> Result<Hello, Refused> {
+    if bytes.is_empty() {
+        return Err(Refused::Closed);
+    }
+    let hello = Hello::decode(bytes).map_err(Refused::Hello)?;
+    if descriptors == 1 { Ok(hello) } else { Err(Refused::Descriptors(descriptors)) }
+}
+
+fn open_segment(hello: Hello, memfd: OwnedFd) -> Result<(Segment, OwnedFd), Refused> {
+    match Segment::open(&memfd, hello.secrets) {
+        Ok(segment) => Ok((segment, memfd)),
+        Err(errno) => {
+            close(memfd);
+            Err(Refused::Memory(errno))
+        }
+    }
+}
+
+/// Gives a lifeline the modes of the program's descriptor that it stands in for.
+///
+/// # Errors
+/// What fcntl answers.
+pub fn set_modes(lifeline: BorrowedFd<'_>, cloexec: bool, nonblocking: bool) -> Result<(), Errno> {
+    rustix::fs::fcntl_setfl(lifeline, if nonblocking { OFlags::NONBLOCK } else { OFlags::empty() })?;
+    rustix::io::fcntl_setfd(lifeline, if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() })
+}
+
+/// The lane listener behind a descriptor that the program before `exec` left; `None` when it is none, and stays open.
+pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
+    // SAFETY: only asked what it is; a closed number is answered with an error.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let path = path_of(socket)?;
+    let name = ListenerName::parse(std::str::from_utf8(path.rsplit(|byte| *byte == b'/').next()?).ok()?)?;
+    let mut listens = [0_u8; 4];
+    let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN };
+    get_raw(socket, option, &mut listens).ok()?;
+    let rack = Rack::current().ok().filter(|rack| i32::from_ne_bytes(listens) != 0 && rack.holds(&path))?;
+    // SAFETY: made by this library before `exec`, as its name and place say; nobody in this program owns it yet.
+    let fd = HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) }, Need::Required).ok()?;
+    Some(LaneListener { fd: Some(fd), name, rack })
+}
+
+/// The path that an AF_UNIX socket is bound to.
+fn path_of(socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
+    let address = rustix::net::getsockname(socket).ok()?;
+    if address.address_family() != AddressFamily::UNIX {
+        return None;
+    }
+    // SAFETY: the address is initialized for its length.
+    let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), address.addr_len() as usize) };
+    let path = bytes.get(size_of::<libc::sa_family_t>()..)?.split(|byte| *byte == 0).next()?;
+    (!path.is_empty()).then(|| path.to_vec())
+}
