@@ -1,5 +1,6 @@
-/* Shared by the probe programs of `crosslane bench`: clock, histogram, addresses, and the three ways an ordinary program waits on a
- * socket (blocking, spinning on a non-blocking descriptor, epoll_wait with level trigger). Nothing here knows about Crosslane. */
+/* Shared by the probe programs of `crosslane bench`: clock, histogram, addresses, and the ways an ordinary program
+ * waits on a socket (blocking, spinning on a non-blocking descriptor, epoll_wait with level trigger). Nothing here
+ * knows about Crosslane. */
 #ifndef PROBE_COMMON_H
 #define PROBE_COMMON_H
 #ifndef _GNU_SOURCE
@@ -214,7 +215,8 @@ static UNUSED int open_socket(const struct address *address, bool nodelay)
     if (fd < 0)
         die("socket");
     int one = 1;
-    if (nodelay && address->at.any.sa_family == AF_INET && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0)
+    bool tcp = address->at.any.sa_family == AF_INET;
+    if (tcp && nodelay && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0)
         die("setsockopt(TCP_NODELAY)");
     return fd;
 }

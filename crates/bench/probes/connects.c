@@ -46,7 +46,8 @@ static void call(const char *address, long milliseconds)
     }
     double ns_per_tick = scale_ns_per_tick(&scale);
     connection(address, QUIT);
-    printf("operations %llu\nseconds %.9f\n", (unsigned long long)done, (double)(before - scale.ticks) * ns_per_tick / 1e9);
+    double seconds = (double)(before - scale.ticks) * ns_per_tick / 1e9;
+    printf("operations %llu\nseconds %.9f\n", (unsigned long long)done, seconds);
     hist_print(&hist, ns_per_tick);
 }
 

@@ -175,9 +175,11 @@ int main(int argc, char **argv)
         syscall_floor(number(argv[3], 1, 600000, "milliseconds"));
         return 0;
     }
-    bool line = argc == 5 && strcmp(argv[1], "line") == 0, copy = argc == 5 && strcmp(argv[1], "copy") == 0;
+    bool line = argc == 5 && strcmp(argv[1], "line") == 0;
+    bool copy = argc == 5 && strcmp(argv[1], "copy") == 0;
     if (!line && !copy)
-        return fprintf(stderr, "usage: floor line|copy CORE_A CORE_B MILLISECONDS | floor syscall CORE MILLISECONDS\n"), 2;
+        return fprintf(stderr, "usage: floor line|copy CORE_A CORE_B MILLISECONDS | floor syscall CORE MILLISECONDS\n"),
+               2;
     other_core = (int)number(argv[3], 0, CPU_SETSIZE - 1, "core");
     pin((int)number(argv[2], 0, CPU_SETSIZE - 1, "core"));
     (line ? line_floor : copy_floor)(number(argv[4], 1, 600000, "milliseconds"));

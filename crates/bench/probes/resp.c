@@ -1,5 +1,5 @@
-/* A Redis client: each connection has one request outstanding, and every request is timed on its own. One connection uses blocking
- * send() and recv(); more are driven by one epoll loop.
+/* A Redis client: each connection has one request outstanding, and every request is timed on its own. One connection
+ * uses blocking send() and recv(); more are driven by one epoll loop.
  *   resp ADDRESS get|set VALUE_BYTES CONNECTIONS MILLISECONDS */
 #include "common.h"
 
@@ -29,11 +29,12 @@ static struct exchange exchange_of(bool set, size_t value_bytes)
     exchange.request = alloc_touched(value_bytes + 256);
     exchange.reply_expected = alloc_touched(value_bytes + 256);
     if (set) {
-        exchange.request_bytes = (size_t)sprintf(exchange.request, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n", strlen(KEY), KEY,
-                                                 value_bytes, value);
+        exchange.request_bytes = (size_t)sprintf(exchange.request, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n",
+                                                 strlen(KEY), KEY, value_bytes, value);
         exchange.reply_bytes = (size_t)sprintf(exchange.reply_expected, "+OK\r\n");
     } else {
-        exchange.request_bytes = (size_t)sprintf(exchange.request, "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n", strlen(KEY), KEY);
+        exchange.request_bytes =
+            (size_t)sprintf(exchange.request, "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n", strlen(KEY), KEY);
         exchange.reply_bytes = (size_t)sprintf(exchange.reply_expected, "$%zu\r\n%s\r\n", value_bytes, value);
     }
     free(value);
@@ -98,8 +99,8 @@ static bool take_reply(struct client *client, const struct exchange *exchange)
     return client->have == exchange->reply_bytes;
 }
 
-static uint64_t run_many(struct client *clients, size_t count, const struct exchange *exchange, uint64_t duration, struct hist *hist,
-                         struct scale *scale)
+static uint64_t run_many(struct client *clients, size_t count, const struct exchange *exchange, uint64_t duration,
+                         struct hist *hist, struct scale *scale)
 {
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event *events = calloc(count, sizeof *events);
@@ -143,7 +144,8 @@ int main(int argc, char **argv)
     bool get = argc == 6 && strcmp(argv[2], "get") == 0, set = argc == 6 && strcmp(argv[2], "set") == 0;
     if (!get && !set)
         return fprintf(stderr, "usage: resp ADDRESS get|set VALUE_BYTES CONNECTIONS MILLISECONDS\n"), 2;
-    size_t value_bytes = (size_t)number(argv[3], 1, 1 << 20, "value bytes"), count = (size_t)number(argv[4], 1, 10000, "connections");
+    size_t value_bytes = (size_t)number(argv[3], 1, 1 << 20, "value bytes");
+    size_t count = (size_t)number(argv[4], 1, 10000, "connections");
     uint64_t duration = ticks_in_ms(number(argv[5], 1, 600000, "milliseconds"));
     static struct hist hist;
 
@@ -162,7 +164,8 @@ int main(int argc, char **argv)
                                : run_many(clients, count, &exchange, duration, &hist, &scale);
     uint64_t end = ticks();
     double ns_per_tick = scale_ns_per_tick(&scale);
-    printf("operations %llu\nseconds %.9f\n", (unsigned long long)done, (double)(end - scale.ticks) * ns_per_tick / 1e9);
+    double seconds = (double)(end - scale.ticks) * ns_per_tick / 1e9;
+    printf("operations %llu\nseconds %.9f\n", (unsigned long long)done, seconds);
     hist_print(&hist, ns_per_tick);
     return 0;
 }

@@ -52,11 +52,17 @@ static void call(const char *address, enum waiting waiting, size_t size, long mi
 int main(int argc, char **argv)
 {
     die_with_parent();
-    if (argc == 5 && strcmp(argv[1], "serve") == 0)
-        serve(argv[2], parse_waiting(argv[3]), (size_t)number(argv[4], 1, 1 << 26, "size"));
-    else if (argc == 6 && strcmp(argv[1], "call") == 0)
-        call(argv[2], parse_waiting(argv[3]), (size_t)number(argv[4], 1, 1 << 26, "size"), number(argv[5], 1, 600000, "milliseconds"));
+    bool serves = argc == 5 && strcmp(argv[1], "serve") == 0;
+    bool calls = argc == 6 && strcmp(argv[1], "call") == 0;
+    if (!serves && !calls) {
+        fprintf(stderr, "usage: rtt serve ADDRESS WAITING SIZE | rtt call ADDRESS WAITING SIZE MILLISECONDS\n");
+        return 2;
+    }
+    enum waiting waiting = parse_waiting(argv[3]);
+    size_t size = (size_t)number(argv[4], 1, 1 << 26, "size");
+    if (serves)
+        serve(argv[2], waiting, size);
     else
-        return fprintf(stderr, "usage: rtt serve ADDRESS WAITING SIZE | rtt call ADDRESS WAITING SIZE MILLISECONDS\n"), 2;
+        call(argv[2], waiting, size, number(argv[5], 1, 600000, "milliseconds"));
     return 0;
 }

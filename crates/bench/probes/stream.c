@@ -1,5 +1,6 @@
-/* One way: the client writes `size` bytes at a time as fast as it can, the server counts. With "messages" the server takes one recv()
- * for each message, with "bulk" it reads whatever is there into 128 KiB. At the end the server says how much came, and the client checks.
+/* One way: the client writes `size` bytes at a time as fast as it can, the server counts. With "messages" the server
+ * takes one recv() for each message, with "bulk" it reads whatever is there into 128 KiB. At the end the server says how
+ * much came, and the client checks.
  *   stream serve ADDRESS WAITING messages|bulk SIZE MILLISECONDS
  *   stream call  ADDRESS WAITING messages|bulk SIZE MILLISECONDS */
 #include "common.h"
@@ -53,7 +54,8 @@ static void serve(const char *address, enum waiting waiting, bool messages, size
     struct mark from = count.warm.ticks && count.bytes > count.warm.bytes ? count.warm : count.start;
     if (count.bytes == from.bytes)
         die_plain("the connection brought no bytes");
-    printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - from.bytes), (double)(end - from.ticks) * ns_per_tick / 1e9);
+    double seconds = (double)(end - from.ticks) * ns_per_tick / 1e9;
+    printf("bytes %llu\nseconds %.9f\n", (unsigned long long)(count.bytes - from.bytes), seconds);
 }
 
 static void call(const char *address, enum waiting waiting, bool messages, size_t size, long milliseconds)
@@ -80,7 +82,8 @@ static void call(const char *address, enum waiting waiting, bool messages, size_
 int main(int argc, char **argv)
 {
     die_with_parent();
-    bool serves = argc == 7 && strcmp(argv[1], "serve") == 0, calls = argc == 7 && strcmp(argv[1], "call") == 0;
+    bool serves = argc == 7 && strcmp(argv[1], "serve") == 0;
+    bool calls = argc == 7 && strcmp(argv[1], "call") == 0;
     if (!serves && !calls)
         return fprintf(stderr, "usage: stream serve|call ADDRESS WAITING messages|bulk SIZE MILLISECONDS\n"), 2;
     bool messages = strcmp(argv[4], "messages") == 0;

@@ -144,7 +144,8 @@ fn run(launcher: &Launcher, redis: &Redis, plan: &Plan) -> Result<Report> {
     let mut syscalls_ns = Vec::new();
     for round in 1..=plan.rounds {
         syscalls_ns.push(floors::syscall_ns_p50(launcher, FLOOR_MS)?);
-        // Both servers live for the round, and an idle one costs next to nothing: so each sample has its neighbour right beside it.
+        // Both servers live for the round, and an idle one costs next to nothing: so each sample has its neighbour
+        // right beside it.
         let servers = TRANSPORTS.map(|transport| Server::start(launcher, redis, transport));
         let [kernel, lanes] = servers;
         let (kernel, lanes) = (kernel?, lanes?);

@@ -1,4 +1,5 @@
-//! What the machine itself takes: no transport can be faster, and virtual cores move, so it is taken again beside each sample.
+//! What the machine itself takes: no transport can be faster, and virtual cores move, so it is taken again beside
+//! each sample.
 
 use anyhow::{Context, Result};
 use serde::Serialize;

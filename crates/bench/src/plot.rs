@@ -1,4 +1,5 @@
-//! Line plots as SVG: logarithmic or percentage axes, colours that colour-blind readers can tell apart, the legend beside the plot.
+//! Line plots as SVG: logarithmic or percentage axes, colours that colour-blind readers can tell apart, the legend
+//! beside the plot.
 //!
 //! Coordinates are transformed before they are drawn, so one kind of chart serves every axis.
 
@@ -199,14 +200,14 @@ impl Figure {
 
     fn draw(&self, root: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>) -> Result<()> {
         root.fill(&WHITE)?;
-        let (plot, legend) = root.split_horizontally(units(WIDTH - LEGEND_WIDTH));
+        let (plot, legend) =
+            root.titled(&self.title, (FONT, units(19)))?.split_horizontally(units(WIDTH - LEGEND_WIDTH));
         let series: Vec<(&Series, Vec<(f64, f64)>)> =
             self.series.iter().map(|series| (series, self.positions(series))).collect();
         let all = || series.iter().flat_map(|(_, points)| points.iter());
         let x = Ticked::new(self.x, self.x.span(all().map(|(x, _)| *x)));
         let y = Ticked::new(self.y, self.y.span(all().map(|(_, y)| *y)));
         let mut chart = ChartBuilder::on(&plot)
-            .caption(&self.title, (FONT, units(19)))
             .margin(units(10))
             .x_label_area_size(units(48))
             .y_label_area_size(units(64))

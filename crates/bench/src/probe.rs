@@ -1,4 +1,5 @@
-//! The C programs that do the measuring: compiled once with the machine's own compiler, kept by content, and read back line by line.
+//! The C programs that do the measuring: compiled once with the machine's own compiler, kept by content, and read
+//! back line by line.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;

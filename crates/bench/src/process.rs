@@ -1,4 +1,5 @@
-//! Child processes that cannot outlive us: each is a process group, killed when its guard drops and when we are told to stop.
+//! Child processes that cannot outlive us: each is a process group, killed when its guard drops and when we are told
+//! to stop.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -34,7 +35,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, Ctrl-C, SIGTERM and SIGHUP kill every child and remove every scratch directory before they end this process.
+/// From now on, Ctrl-C, SIGTERM and SIGHUP kill every child and remove every scratch directory before they end this
+/// process.
 pub fn stop_children_on_signal() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

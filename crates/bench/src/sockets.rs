@@ -1,4 +1,5 @@
-//! `crosslane bench sockets`: an ordinary C program over kernel TCP, AF_UNIX and Crosslane, with the floors beside each sample.
+//! `crosslane bench sockets`: an ordinary C program over kernel TCP, AF_UNIX and Crosslane, with the floors beside
+//! each sample.
 
 mod plots;
 mod report;

@@ -130,9 +130,9 @@ impl Report {
             format!("medians of {} alternating rounds", self.rounds)
         };
         format!(
-            "You are looking at one unmodified redis-server (node a) and its unmodified clients (node b), first over kernel TCP, then over\n\
-             Crosslane's lanes in shared memory: latency in µs of each request of a client without pipelining, and operations a second\n\
-             of that client (ops/s) and of redis-benchmark (bench). All of it was measured here and now; {rounds}.\n\n\
+            "You are looking at one unmodified redis-server (node a) and its unmodified clients (node b), over kernel\n\
+             TCP and over Crosslane's lanes in shared memory: the latency of each request in µs (no pipelining), and\n\
+             operations a second of that client (ops/s) and of redis-benchmark (bench). All measured; {rounds}.\n\n\
              {}\n{}\n{}\n\n\
              Your own programs run the same way, each side on this machine:\n\
              \x20   {name} run -- YOUR-SERVER ARGS...\n\

@@ -162,8 +162,9 @@ impl Report {
     /// The report for a person.
     pub fn text(&self) -> String {
         let mut text = format!(
-            "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over the rounds (max: of all).\n\
-             \"x floor\" is against one cache line bounced between the same two cores beside each sample. --json has every quantile.\n{}\n",
+            "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over\n\
+             the rounds (max: of all). \"x floor\" is against one cache line bounced between the same two cores\n\
+             beside each sample. --json has every quantile of every transport.\n{}\n",
             self.rounds,
             self.machine.sentence()
         );
