@@ -1,6 +1,6 @@
 /* One way: the client writes `size` bytes at a time as fast as it can, the server counts. With "messages" the server
- * takes one recv() for each message, with "bulk" it reads whatever is there into 128 KiB. At the end the server says how
- * much came, and the client checks.
+ * takes one recv() for each message, with "bulk" it reads whatever is there into 128 KiB. At the end the server says
+ * how much came, and the client checks.
  *   stream serve ADDRESS WAITING messages|bulk SIZE MILLISECONDS
  *   stream call  ADDRESS WAITING messages|bulk SIZE MILLISECONDS */
 #include "common.h"
