@@ -165,9 +165,8 @@ pub fn close(fd: OwnedFd) {
 
 fn take_slot() -> Option<u16> {
     let used = SLOTS_USED.load(Ordering::Acquire) as usize;
-    let take = |slot: &usize| {
-        DESCRIPTORS[*slot].compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    };
+    let take =
+        |slot: &usize| DESCRIPTORS[*slot].compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let slot = (0..used).find(take).or_else(|| (used..SLOTS).find(take))?;
     SLOTS_USED.fetch_max(slot as u32 + 1, Ordering::AcqRel);
     Some(slot as u16)
@@ -211,7 +210,10 @@ fn move_up(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
 /// Whether the number is one of ours, which the program must not see, close or replace.
 #[inline]
 pub fn is_hidden(fd: RawFd) -> bool {
-    usize::try_from(fd).ok().and_then(|number| SLOT_OF.get(number)).is_some_and(|slot| slot.load(Ordering::Acquire) != 0)
+    usize::try_from(fd)
+        .ok()
+        .and_then(|number| SLOT_OF.get(number))
+        .is_some_and(|slot| slot.load(Ordering::Acquire) != 0)
 }
 
 /// Moves a hidden descriptor away from a number that the program is about to put something else on by `dup2`, `dup3` or
@@ -486,7 +488,8 @@ mod tests {
         let (reader, writer) = pipe();
         let (one, two) =
             (HiddenFd::hide(reader, Need::Required).unwrap(), HiddenFd::hide(writer, Need::Required).unwrap());
-        for (first, last) in [(0, u32::MAX), (3, 9000), (one.raw() as u32, two.raw() as u32), (0, 5), (70_000, 70_001)] {
+        for (first, last) in [(0, u32::MAX), (3, 9000), (one.raw() as u32, two.raw() as u32), (0, 5), (70_000, 70_001)]
+        {
             let ranges: Vec<_> = visible_ranges(first, last).collect();
             let inside = |number: u32| ranges.iter().any(|(from, to)| (*from..=*to).contains(&number));
             assert!(!inside(one.raw() as u32) && !inside(two.raw() as u32));

@@ -262,9 +262,8 @@ pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut 
 fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
     let number = socket.as_raw_fd();
     // SAFETY: `value` is readable for its length.
-    let answer = unsafe {
-        libc::syscall(libc::SYS_setsockopt, number, option.level, option.name, value.as_ptr(), value.len())
-    };
+    let answer =
+        unsafe { libc::syscall(libc::SYS_setsockopt, number, option.level, option.name, value.as_ptr(), value.len()) };
     outcome(answer)
 }
 
@@ -275,11 +274,7 @@ fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result
 ///
 /// # Safety
 /// `length_inout` is null or readable and writable; `value` is null or writable for as many bytes as it says.
-pub unsafe fn answer(
-    bytes: &[u8],
-    value: *mut c_void,
-    length_inout: *mut libc::socklen_t,
-) -> Result<(), Errno> {
+pub unsafe fn answer(bytes: &[u8], value: *mut c_void, length_inout: *mut libc::socklen_t) -> Result<(), Errno> {
     if length_inout.is_null() {
         return Err(Errno::FAULT);
     }
@@ -378,21 +373,21 @@ pub fn tcp_info(facts: &TcpFacts) -> [u8; TCP_INFO_BYTES] {
     bytes[5] = 7; // Timestamps, selective acknowledgements and window scaling.
     bytes[6] = 7 << 4 | 7; // Both window scales.
     let words = [
-        (8, 200_000),               // tcpi_rto, in microseconds like the round trips
-        (12, 40_000),               // tcpi_ato
-        (16, segment),              // tcpi_snd_mss
-        (20, segment),              // tcpi_rcv_mss
-        (60, 65_535),               // tcpi_pmtu
-        (64, 65_535),               // tcpi_rcv_ssthresh
-        (68, facts.rtt_us),         // tcpi_rtt
-        (72, facts.rtt_us / 2),     // tcpi_rttvar
-        (76, 0x7fff_ffff),          // tcpi_snd_ssthresh
-        (80, 10),                   // tcpi_snd_cwnd
-        (84, segment),              // tcpi_advmss
-        (88, 3),                    // tcpi_reordering
-        (96, 65_535),               // tcpi_rcv_space
-        (144, facts.bytes_unsent),  // tcpi_notsent_bytes
-        (148, facts.rtt_us),        // tcpi_min_rtt
+        (8, 200_000),              // tcpi_rto, in microseconds like the round trips
+        (12, 40_000),              // tcpi_ato
+        (16, segment),             // tcpi_snd_mss
+        (20, segment),             // tcpi_rcv_mss
+        (60, 65_535),              // tcpi_pmtu
+        (64, 65_535),              // tcpi_rcv_ssthresh
+        (68, facts.rtt_us),        // tcpi_rtt
+        (72, facts.rtt_us / 2),    // tcpi_rttvar
+        (76, 0x7fff_ffff),         // tcpi_snd_ssthresh
+        (80, 10),                  // tcpi_snd_cwnd
+        (84, segment),             // tcpi_advmss
+        (88, 3),                   // tcpi_reordering
+        (96, 65_535),              // tcpi_rcv_space
+        (144, facts.bytes_unsent), // tcpi_notsent_bytes
+        (148, facts.rtt_us),       // tcpi_min_rtt
     ];
     for (at, word) in words {
         bytes[at..at + 4].copy_from_slice(&u32::to_ne_bytes(word));
@@ -447,8 +442,13 @@ mod tests {
 
     #[test]
     fn what_is_set_is_answered_as_the_kernel_reports_it() {
-        let steps: [(SocketOption, &[u8]); 5] =
-            [(NODELAY, &int(7)), (RCVBUF, &int(50_000)), (TOS, &int(0x10)), (KEEPIDLE, &int(33)), (RCVBUF, &int(60_000))];
+        let steps: [(SocketOption, &[u8]); 5] = [
+            (NODELAY, &int(7)),
+            (RCVBUF, &int(50_000)),
+            (TOS, &int(0x10)),
+            (KEEPIDLE, &int(33)),
+            (RCVBUF, &int(60_000)),
+        ];
         let mut record = OptionRecord::default();
         for (option, value) in steps {
             set(&mut record, option, value).unwrap();
@@ -522,7 +522,10 @@ mod tests {
     #[test]
     fn time_outs_and_linger_are_understood() {
         let mut record = OptionRecord::default();
-        assert_eq!((record.receive_timeout_ns(), record.receive_timeout_ms(), record.resets_on_close()), (0, None, false));
+        assert_eq!(
+            (record.receive_timeout_ns(), record.receive_timeout_ms(), record.resets_on_close()),
+            (0, None, false)
+        );
         set(&mut record, SocketOption::socket(libc::SO_RCVTIMEO), &timeval(1_500_001_000)).unwrap();
         set(&mut record, SocketOption::socket(libc::SO_SNDTIMEO), &timeval(2_000)).unwrap();
         assert_eq!((record.receive_timeout_ns(), record.receive_timeout_ms()), (1_500_001_000, Some(1501)));

@@ -32,7 +32,9 @@ impl std::fmt::Display for PortListError {
             Self::Empty => write!(formatter, "an empty entry; write ports and ranges like 80,443,6000-6100"),
             Self::Entry(entry) => write!(formatter, "'{entry}': not a port from 1 to 65535 nor a range like 6000-6100"),
             Self::Backwards(entry) => write!(formatter, "'{entry}': the range ends before it starts; swap its ends"),
-            Self::TooMany(entries) => write!(formatter, "{entries} entries, at most {RANGES_MAX}; join them into ranges"),
+            Self::TooMany(entries) => {
+                write!(formatter, "{entries} entries, at most {RANGES_MAX}; join them into ranges")
+            }
         }
     }
 }
@@ -158,7 +160,9 @@ mod tests {
         let only = settings(&[("CROSSLANE_ONLY", "80, 443,6000-6100")]);
         let except = settings(&[("CROSSLANE_EXCEPT", "80,443,6000-6100")]);
         let both = settings(&[("CROSSLANE_ONLY", "6000-6100"), ("CROSSLANE_EXCEPT", "6050")]);
-        for (port, listed) in [(80, true), (443, true), (81, false), (5999, false), (6000, true), (6100, true), (6101, false)] {
+        for (port, listed) in
+            [(80, true), (443, true), (81, false), (5999, false), (6000, true), (6100, true), (6101, false)]
+        {
             assert_eq!(only.applies_to(port), listed, "{port}");
             assert_eq!(except.applies_to(port), !listed, "{port}");
         }
