@@ -19,6 +19,11 @@ pub struct Rack {
     bare: bool,
 }
 
+/// In /tmp, whatever TMPDIR says: names of sockets must be short.
+fn rack_folder() -> TempDir {
+    tempfile::Builder::new().prefix("rack-").tempdir_in("/tmp").expect("a folder for a rack")
+}
+
 impl Default for Rack {
     fn default() -> Self {
         Self::new()
@@ -29,7 +34,7 @@ impl Rack {
     /// A new, empty rack.
     pub fn new() -> Self {
         let bare = std::env::var_os("CROSSLANE_TEST_BARE").is_some_and(|value| value == "1");
-        Self { folder: tempfile::Builder::new().prefix("rack-").tempdir().expect("a folder for a rack"), bare }
+        Self { folder: rack_folder(), bare }
     }
 
     /// Its directory.

@@ -1,0 +1,48 @@
+"""Opens connections until the descriptor limit, uses what it has, closes, and again.
+
+Usage: descriptor_limit.py LIMIT. Prints "ok" and how many connections fitted in each round.
+"""
+
+import errno
+import resource
+import socket
+import sys
+
+limit = int(sys.argv[1])
+listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+address = listener.getsockname()
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+counts = []
+for _ in range(5):
+    pairs = []
+    try:
+        while True:
+            client = socket.socket()
+            client.settimeout(20)
+            client.connect(address)
+            pairs.append((client, listener.accept()[0]))
+    except OSError as error:
+        # Whoever lacks descriptors for a lane may be refused, but only with an error that says so.
+        if error.errno not in (errno.EMFILE, errno.ECONNREFUSED):
+            raise
+        client.close()
+    if not pairs:
+        raise SystemExit("no connection fits below the limit")
+    for client, server in pairs:
+        client.sendall(b"ping")
+        if server.recv(10) != b"ping":
+            raise SystemExit("a connection below the limit is broken")
+    counts.append(len(pairs))
+    for client, server in pairs:
+        client.close()
+        server.close()
+    listener.settimeout(0.2)
+    try:
+        while True:  # a client that came while we had no descriptor left
+            listener.accept()[0].close()
+    except OSError:
+        pass
+    listener.settimeout(None)
+if min(counts) < counts[0] - 2:
+    raise SystemExit(f"descriptors are lost: {counts}")
+print("ok", *counts)

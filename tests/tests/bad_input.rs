@@ -1,0 +1,510 @@
+//! Wrong use, missing things and hostile neighbours: one clear line or the kernel path, never a hang, never a crash.
+
+use std::fs;
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use system_tests::place::{self, package_file, tool};
+use system_tests::port::free_port;
+use system_tests::{Finished, PATIENCE, Process, Rack, Server, c, start_server};
+
+const LINE_CHARS_MAX: usize = 500;
+/// A user that owns nothing here.
+const NOBODY: u32 = 65534;
+/// Checks of the examination that stand for all when only the circumstances are new.
+const SAMPLE: [&str; 3] = ["ping_pong_many", "names_agree", "epoll_ping_pong_many"];
+
+fn finish(command: &mut Command) -> Finished {
+    Process::start(command).wait(PATIENCE)
+}
+
+/// It ended with this code and one line that names what was wrong.
+#[track_caller]
+fn must_complain(command: &mut Command, code: i32, about: &[&str]) {
+    let finished = finish(command).must_exit_with(code);
+    must_be_one_line(&finished, about);
+    assert_eq!(finished.stdout, "", "{finished}");
+}
+
+#[track_caller]
+fn must_be_one_line(finished: &Finished, about: &[&str]) {
+    let text = finished.stderr.trim_end();
+    assert_eq!(text.lines().count(), 1, "want one line: {finished}");
+    assert!(text.starts_with("crosslane: ") && text.len() <= LINE_CHARS_MAX, "{finished}");
+    for word in about {
+        assert!(text.contains(word), "'{word}' is not named: {finished}");
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn python() -> PathBuf {
+    let system = Path::new("/usr/bin/python3");
+    if system.is_file() { system.to_owned() } else { tool("python3") }
+}
+
+// --- the command line ----------------------------------------------------------------------------------------------
+
+#[test]
+fn an_unknown_program_is_named() {
+    let rack = Rack::new();
+    must_complain(&mut rack.run(&[], "no-such-program"), 1, &["no-such-program"]);
+    must_complain(&mut rack.run(&[], "/no/such/program"), 1, &["/no/such/program"]);
+    must_complain(&mut rack.run(&[], rack.path()), 1, &["directory"]);
+}
+
+#[test]
+fn wrong_use_exits_with_2() {
+    let rack = Rack::new();
+    let wrong = |arguments: &[&str], about: &[&str]| {
+        must_complain(rack.crosslane("run").args(arguments), 2, about);
+    };
+    wrong(&["--no-such-option", "--", "true"], &["--no-such-option"]);
+    wrong(&["--node", "q7", "--", "true"], &["q7", "--node a"]);
+    wrong(&["--node", "10.0.0.1", "--", "true"], &["10.0.0.1"]);
+    wrong(&["--only", "80,99999x", "--", "true"], &["99999x"]);
+    wrong(&["--only", "70000", "--", "true"], &["70000"]);
+    wrong(&["--except", "90-80", "--", "true"], &["90-80"]);
+    wrong(&["--only", "80", "--except", "81", "--", "true"], &["--only", "--except"]);
+    wrong(&[], &["PROGRAM"]);
+    must_complain(&mut rack.crosslane("no-such-command"), 2, &["no-such-command"]);
+}
+
+#[test]
+fn the_programs_own_exit_code_is_passed_on() {
+    let rack = Rack::new();
+    let finished = finish(rack.require_lane("/bin/sh").args(["-c", "echo said; exit 37"])).must_exit_with(37);
+    assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("said\n", ""));
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("crosslane");
+    fs::copy(place::crosslane(), &alone).unwrap();
+    let rack = Rack::new();
+    let mut command = rack.bare_command(&alone);
+    must_complain(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
+    must_complain(&mut rack.run(&["--library", "/no/such.so"], "true"), 1, &["/no/such.so"]);
+    must_complain(&mut rack.run(&["--library", "/etc/passwd"], "true"), 1, &["/etc/passwd"]);
+}
+
+// --- programs that cannot take lanes -------------------------------------------------------------------------------
+
+const GREETER: &str = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 0; }\n";
+
+/// Runs on the kernel path with one warning; where lanes are required it does not run.
+#[track_caller]
+fn must_fall_back(rack: &Rack, program: &Path, about: &[&str]) {
+    let finished = finish(&mut rack.run(&[], program)).must_succeed();
+    must_be_one_line(&finished, about);
+    assert_eq!(finished.stdout, "ran\n");
+    must_complain(&mut rack.require_lane(program), 1, about);
+}
+
+#[test]
+fn a_static_program_falls_back() {
+    let program = c::build_text("static-greeter", GREETER, &["-static"]);
+    must_fall_back(&Rack::new(), &program, &["static-greeter", "static"]);
+}
+
+#[test]
+fn a_setuid_program_falls_back() {
+    if !is_root() {
+        println!("skipped: only root can make a program that is setuid to somebody else");
+        return;
+    }
+    let built = c::build_text("greeter", GREETER, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("setuid-greeter");
+    fs::copy(built, &program).unwrap();
+    std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    must_fall_back(&Rack::new(), &program, &["setuid-greeter", "setuid"]);
+}
+
+#[test]
+fn a_program_without_sockets_notices_nothing() {
+    let rack = Rack::new();
+    let script = "echo out; echo err >&2; ls / | wc -l; (exit 3); exit $?";
+    let bare = finish(rack.bare_command("/bin/sh").args(["-c", script]));
+    let laned = finish(rack.require_lane("/bin/sh").args(["-c", script]));
+    assert_eq!((bare.code(), &bare.stdout, &bare.stderr), (laned.code(), &laned.stdout, &laned.stderr));
+}
+
+// --- the rack ------------------------------------------------------------------------------------------------------
+
+/// The sample passes, over lanes or over kernel TCP.
+#[track_caller]
+fn sample_must_pass(command: &mut Command) -> Finished {
+    finish(command.args(SAMPLE)).must_succeed()
+}
+
+fn run_in(rack: &Path, options: &[&str], program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Rack::new().bare_command(place::crosslane());
+    command.arg("run").arg("--rack").arg(rack).args(options).arg("--").arg(program);
+    command
+}
+
+#[test]
+fn a_rack_that_cannot_be_made_falls_back() {
+    for rack in ["/proc/no/rack", "/etc/passwd", "/etc/passwd/rack"] {
+        let finished = sample_must_pass(&mut run_in(Path::new(rack), &[], c::semantics()));
+        let first = finished.stderr.lines().next().unwrap_or_default();
+        assert!(first.starts_with("crosslane: ") && first.contains(rack), "{finished}");
+        must_complain(&mut run_in(Path::new(rack), &["--require-lane"], "true"), 1, &[rack]);
+    }
+}
+
+#[test]
+fn a_rack_that_others_can_write_is_not_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    let rack = folder.path().join("open");
+    fs::create_dir(&rack).unwrap();
+    fs::set_permissions(&rack, fs::Permissions::from_mode(0o777)).unwrap();
+    must_complain(&mut run_in(&rack, &["--require-lane"], "true"), 1, &["chmod 700"]);
+    sample_must_pass(&mut run_in(&rack, &[], c::semantics()));
+}
+
+#[test]
+fn an_unwritable_rack_falls_back_for_an_ordinary_user() {
+    if !is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    let rack = Rack::new(); // 0700 and root's
+    let folder = tempfile::tempdir().unwrap();
+    for (from, to) in [(place::crosslane(), "crosslane"), (place::library(), "libcrosslane.so")] {
+        fs::copy(from, folder.path().join(to)).unwrap();
+    }
+    fs::copy(c::semantics(), folder.path().join("semantics")).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = rack.bare_command(tool("setpriv"));
+    command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
+    command.arg(folder.path().join("crosslane")).arg("run").arg("--rack").arg(rack.path());
+    command.arg("--").arg(folder.path().join("semantics"));
+    let finished = sample_must_pass(&mut command);
+    assert!(finished.stderr.starts_with("crosslane: "), "{finished}");
+}
+
+/// A shell in mount and user namespaces of its own, where this machine allows that.
+fn private_mounts(script: &str) -> Option<Command> {
+    let mut options = vec!["--mount"];
+    if !is_root() {
+        options.extend(["--user", "--map-root-user"]);
+    }
+    let mut probe = Command::new(tool("unshare"));
+    if !finish(probe.args(&options).arg("true")).status.success() {
+        println!("skipped: this machine allows no private mounts");
+        return None;
+    }
+    let mut command = Rack::new().bare_command(tool("unshare"));
+    command.args(options).args(["sh", "-e", "-c", script, "sh"]);
+    Some(command)
+}
+
+/// `$1` is where to mount, the rest is run there. The file system is full, or has no room for another name.
+const FULL_OF_BYTES: &str = "mount -t tmpfs -o size=16k,mode=700 none $1; mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
+                             head -c 1000000 /dev/zero >$1/full 2>/dev/null || true; shift; exec \"$@\"";
+const FULL_OF_NAMES: &str = "mount -t tmpfs -o nr_inodes=3,mode=700 none $1; mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
+                             shift; exec \"$@\"";
+
+#[test]
+fn a_full_rack_falls_back() {
+    for script in [FULL_OF_BYTES, FULL_OF_NAMES] {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(mut command) = private_mounts(script) else { return };
+        command.arg(folder.path()).arg(place::crosslane()).arg("run").arg("--rack").arg(folder.path().join("rack"));
+        sample_must_pass(command.arg("--").arg(c::semantics()));
+    }
+}
+
+#[test]
+fn a_full_dev_shm_falls_back() {
+    for script in [FULL_OF_BYTES, FULL_OF_NAMES] {
+        let Some(mut command) = private_mounts(script) else { return };
+        command.env_remove("XDG_RUNTIME_DIR");
+        command.arg("/dev/shm").arg(place::crosslane()).args(["run", "--"]).arg(c::semantics());
+        sample_must_pass(&mut command);
+    }
+}
+
+#[test]
+fn a_full_rack_where_lanes_are_required_ends_with_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut command) = private_mounts(FULL_OF_NAMES) else { return };
+    command.arg(folder.path()).arg(place::crosslane()).arg("run").arg("--rack").arg(folder.path().join("rack"));
+    let finished = finish(command.args(["--require-lane", "--"]).arg(c::semantics()).args(SAMPLE));
+    assert!(!finished.timed_out && finished.code() == Some(1), "{finished}");
+    assert!(finished.stderr.contains("crosslane: "), "{finished}");
+}
+
+#[test]
+fn nonsense_in_the_environment_does_no_harm() {
+    for (name, value) in [("ONLY", "80-,x"), ("EXCEPT", "-1"), ("NODE", "q7"), ("RACK", ""), ("RACK", "/proc/no/rack")]
+    {
+        let rack = Rack::new();
+        let mut command = rack.bare_command(c::semantics());
+        command.env("LD_PRELOAD", place::library()).env("CROSSLANE_RACK", rack.path());
+        sample_must_pass(command.env(format!("CROSSLANE_{name}"), value));
+    }
+}
+
+#[test]
+fn garbage_among_the_ledgers_is_survived() {
+    let rack = Rack::new();
+    sample_must_pass(&mut rack.require_lane(c::semantics()));
+    let ledgers = rack.path().join("v1/stat");
+    for (name, bytes) in [("1", 0), ("999999", 7), ("not-a-number", 100_000), ("2", 5_000_000)] {
+        fs::write(ledgers.join(name), vec![0xa5_u8; bytes]).unwrap();
+    }
+    rack.stat();
+    sample_must_pass(&mut rack.require_lane(c::semantics()));
+}
+
+// --- descriptor limit ----------------------------------------------------------------------------------------------
+
+#[test]
+fn a_descriptor_limit_loses_no_connection() {
+    let rack = Rack::new();
+    for limit in ["16", "24", "64"] {
+        for options in [&["--require-lane"][..], &[]] {
+            let mut command = rack.run(options, python());
+            command.arg(package_file("python/descriptor_limit.py")).arg(limit);
+            let finished = finish(&mut command).must_succeed();
+            assert!(finished.stdout.starts_with("ok "), "{finished}");
+        }
+    }
+}
+
+// --- a hostile neighbour -------------------------------------------------------------------------------------------
+
+fn start_echo(rack: &Rack) -> Server {
+    start_server(|port| echo_server(rack, port))
+}
+
+fn echo_server(rack: &Rack, port: u16) -> Command {
+    let mut command = rack.require_lane(python());
+    command.arg(package_file("python/echo_server.py")).arg(port.to_string());
+    command
+}
+
+/// A well-behaved client is served, over a lane.
+#[track_caller]
+fn must_echo(rack: &Rack, server: &Server) {
+    let mut client = rack.require_lane(python());
+    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
+    let finished = finish(&mut client).must_succeed();
+    assert_eq!(finished.stdout, "echoed 100000\n");
+    assert!(server.process.is_running(), "{}", server.process.stderr());
+}
+
+/// The names of sockets below a folder.
+fn sockets_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.unwrap();
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            found.extend(sockets_below(&entry.path()));
+        } else if kind.is_socket() {
+            found.push(entry.path());
+        }
+    }
+    found
+}
+
+/// The one name at which the rack's server meets its clients.
+fn rendezvous(rack: &Rack) -> PathBuf {
+    let found = sockets_below(rack.path());
+    assert_eq!(found.len(), 1, "sockets in the rack: {found:?}");
+    found.into_iter().next().unwrap()
+}
+
+fn intrude(at: &Path) -> UnixStream {
+    UnixStream::connect(at).unwrap_or_else(|error| panic!("{}: {error}", at.display()))
+}
+
+/// Sends bytes with descriptors; a neighbour that has hung up already is fine too.
+fn send_with_descriptors(to: &UnixStream, bytes: &[u8], descriptors: &[OwnedFd]) {
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
+    let _ = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+}
+
+/// Descriptors that a server might take for a segment.
+fn wrong_descriptors() -> Vec<Vec<OwnedFd>> {
+    let null = || OwnedFd::from(fs::File::open("/dev/null").unwrap());
+    let memory = |bytes: u64| {
+        let file = fs::File::from(rustix::fs::memfd_create("junk", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap());
+        file.set_len(bytes).unwrap();
+        OwnedFd::from(file)
+    };
+    let pipe = || rustix::pipe::pipe().unwrap().0;
+    vec![
+        vec![null()],
+        vec![pipe()],
+        vec![memory(0)],
+        vec![memory(1 << 20)], // not sealed: it could be cut off under a mapping
+        vec![memory(1 << 20), memory(4096), null()],
+        (0..8).map(|_| null()).collect(),
+    ]
+}
+
+#[test]
+fn silent_neighbours_stall_nobody() {
+    let rack = Rack::new();
+    let server = start_echo(&rack);
+    must_echo(&rack, &server);
+    let at = rendezvous(&rack);
+    let silent: Vec<UnixStream> = (0..5).map(|_| intrude(&at)).collect();
+    must_echo(&rack, &server);
+    drop(silent);
+    must_echo(&rack, &server);
+}
+
+#[test]
+fn neighbours_that_talk_nonsense_stall_nobody() {
+    let rack = Rack::new();
+    let server = start_echo(&rack);
+    let at = rendezvous(&rack);
+    let mut held = Vec::new();
+    for bytes in [1, 7, 8, 63, 64, 65, 1000, 100_000] {
+        for fill in [0x00, 0x5a, 0xff] {
+            let mut neighbour = intrude(&at);
+            neighbour.set_nonblocking(true).unwrap();
+            let _ = neighbour.write(&vec![fill; bytes]);
+            if fill == 0x5a {
+                held.push(neighbour);
+            }
+        }
+        must_echo(&rack, &server);
+    }
+}
+
+#[test]
+fn neighbours_that_pass_wrong_descriptors_stall_nobody() {
+    let rack = Rack::new();
+    let server = start_echo(&rack);
+    let at = rendezvous(&rack);
+    let before = descriptors_of(&server);
+    let mut held = Vec::new();
+    for descriptors in wrong_descriptors() {
+        for bytes in [1_usize, 64, 4096] {
+            let neighbour = intrude(&at);
+            send_with_descriptors(&neighbour, &vec![0x11; bytes], &descriptors);
+            if bytes == 64 {
+                held.push(neighbour);
+            }
+        }
+        must_echo(&rack, &server);
+    }
+    drop(held);
+    must_echo(&rack, &server);
+    must_echo(&rack, &server);
+    assert!(descriptors_of(&server) <= before + 1, "{before} descriptors became {}", descriptors_of(&server));
+}
+
+fn descriptors_of(server: &Server) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", server.process.pid())).unwrap().count()
+}
+
+#[test]
+fn stale_and_foreign_names_stop_no_new_server() {
+    let rack = Rack::new();
+    let server = start_echo(&rack);
+    let (port, at) = (server.port, rendezvous(&rack));
+    drop(server); // killed: its name stays behind
+    let plant: [fn(&Path); 5] = [
+        |_| {},
+        |at| fs::write(at, "a file").unwrap(),
+        |at| symlink("/no/such/target", at).unwrap(),
+        |at| fs::create_dir(at).unwrap(),
+        |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap()), // a socket that nobody holds
+    ];
+    for (number, plant) in plant.iter().enumerate() {
+        if number > 0 {
+            let _ = fs::remove_file(&at);
+            let _ = fs::remove_dir(&at);
+        }
+        plant(&at);
+        let process = Process::start(&mut echo_server(&rack, port));
+        process.wait_until("a listener", PATIENCE, |_| system_tests::port::is_listening(port));
+        must_echo(&rack, &Server { process, port });
+    }
+}
+
+// --- mixed company -------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_required_lane_to_a_bare_server_is_refused_in_one_line() {
+    let rack = Rack::new();
+    let server = start_server(|port| {
+        let mut command = rack.bare_command(python());
+        command.arg(package_file("python/echo_server.py")).arg(port.to_string());
+        command
+    });
+    let mut client = rack.require_lane(python());
+    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
+    let finished = finish(&mut client).must_exit_with(1);
+    let ours = finished.stderr.lines().filter(|line| line.starts_with("crosslane: ")).count();
+    assert!(ours == 1 && finished.stderr.contains("ConnectionRefusedError"), "{finished}");
+}
+
+#[test]
+fn a_bare_client_of_a_server_that_requires_lanes_is_closed_and_the_server_lives() {
+    let rack = Rack::new();
+    let server = start_echo(&rack);
+    let mut client = rack.bare_command(python());
+    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
+    finish(&mut client).must_exit_with(1);
+    must_echo(&rack, &server);
+    let ours = server.process.stderr();
+    assert!(ours.lines().any(|line| line.starts_with("crosslane: ")), "{ours}");
+}
+
+#[test]
+fn nobody_listens_and_the_answer_is_refused() {
+    let rack = Rack::new();
+    let mut client = rack.require_lane(python());
+    client.arg(package_file("python/echo_client.py")).arg(free_port().to_string());
+    let finished = finish(&mut client).must_exit_with(1);
+    assert!(finished.stderr.contains("ConnectionRefusedError"), "{finished}");
+}
+
+#[test]
+fn a_client_killed_in_the_middle_of_a_message_harms_nobody() {
+    let rack = Rack::new();
+    let folder = tempfile::tempdir().unwrap();
+    let server = start_server(|port| {
+        let mut command = rack.require_lane(tool("redis-server"));
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--dir"]).arg(folder.path());
+        command
+    });
+    for _ in 0..5 {
+        let mut half = rack.require_lane(python());
+        half.arg(package_file("python/half_message.py")).arg(server.port.to_string());
+        let client = Process::start(&mut half);
+        client.wait_until("half a message", PATIENCE, |client| client.stdout().contains("half"));
+        drop(client); // kill -9
+        let mut cli = rack.require_lane(tool("redis-cli"));
+        cli.args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "EXISTS", "half"]);
+        assert_eq!(finish(&mut cli).must_succeed().stdout, "0\n");
+    }
+    let mut cli = rack.require_lane(tool("redis-cli"));
+    cli.args(["-h", "127.0.0.1", "-p", &server.port.to_string(), "CLIENT", "LIST"]);
+    let clients = finish(&mut cli).must_succeed().stdout;
+    assert_eq!(clients.lines().filter(|line| line.starts_with("id=")).count(), 1, "{clients}");
+}
