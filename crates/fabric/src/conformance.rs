@@ -1,7 +1,8 @@
 //! What every backend must do, as tests over any [`Link`].
 //!
-//! A backend instantiates them with [`conformance_suite!`](crate::conformance_suite): a module name (begin it with `miri_` if the
-//! backend runs under Miri) and a function from the bytes of a window to both ends of a new link, not yet trained.
+//! A backend instantiates them with [`conformance_suite!`](crate::conformance_suite): a module name (begin it with
+//! `miri_` if the backend runs under Miri) and a function from the bytes of a window to both ends of a new link, not
+//! yet trained.
 //!
 //! ```
 //! fabric::conformance_suite!(miri_heap, fabric::heap::pair);

@@ -1,13 +1,15 @@
-//! A link with faults: what the wrapped link carries, late, out of order, spoiled or not at all, as a seeded plan has it.
+//! A link with faults: what the wrapped link carries, late, out of order, spoiled or not at all, as a seeded plan has
+//! it.
 //!
-//! Nothing here reads a clock: virtual time is handed in by [`Faulty::tick`], and the same seed and the same calls give the same
-//! faults. When a thread panics while it drops a faulty link, the seed is printed.
+//! Nothing here reads a clock: virtual time is handed in by [`Faulty::tick`], and the same seed and the same calls give
+//! the same faults. When a thread panics while it drops a faulty link, the seed is printed.
 //!
 //! * **Delay**: a store becomes visible when its time has come. Stores keep their order, and so do rings between them.
-//! * **Write-combining**: stores become visible word by word in any order, at any time, whole only after a fence. A lane that
-//!   forgets the fence between payload and tag fails here, and only here: x86 memory would forgive it.
+//! * **Write-combining**: stores become visible word by word in any order, at any time, whole only after a fence. A
+//!   lane that forgets the fence between payload and tag fails here, and only here: x86 memory would forgive it.
 //! * **Corruption**: a bit of a stored word flips.
-//! * **Loss**: the link goes down, seen at both ends. What is under way and what is stored before the next training is dropped.
+//! * **Loss**: the link goes down, seen at both ends. What is under way and what is stored before the next training is
+//!   dropped.
 //!
 //! The faults are in the direction away from the wrapped end: wrap both for both.
 
@@ -208,8 +210,8 @@ impl<L: Link> Outbound for FaultyOutbound<L> {
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let at = self.checked(offset, len_bytes);
         let mut bytes = vec![0; len_bytes];
-        // SAFETY: the caller vouches for the source, the vector has the length. No reference to the source is made: it may be
-        // memory that another party writes.
+        // SAFETY: the caller vouches for the source, the vector has the length. No reference to the source is made: it
+        // may be memory that another party writes.
         unsafe { source.copy_to_nonoverlapping(bytes.as_mut_ptr(), len_bytes) };
         self.shared.lock().store(at, &bytes);
     }

@@ -1,11 +1,11 @@
 //! Memory windows between two nodes, and what holds two of them together.
 //!
-//! A **window** is memory of one node that one peer can write. Seen from its owner it is [`Inbound`]: read it, and write what is
-//! yours in it. Seen from the peer it is [`Outbound`]: write it; there is no way to read it, because a load across a link costs a
-//! round trip.
+//! A **window** is memory of one node that one peer can write. Seen from its owner it is [`Inbound`]: read it, and
+//! write what is yours in it. Seen from the peer it is [`Outbound`]: write it; there is no way to read it, because a
+//! load across a link costs a round trip.
 //!
-//! A [`Link`] is a pair of windows, a [`Doorbell`], a [`Scratchpad`], a [`LinkState`] and an [`Epoch`]. Backends are files named
-//! after their mechanism:
+//! A [`Link`] is a pair of windows, a [`Doorbell`], a [`Scratchpad`], a [`LinkState`] and an [`Epoch`]. Backends are
+//! files named after their mechanism:
 //!
 //! | module | both ends in | windows | doorbell |
 //! |---|---|---|---|

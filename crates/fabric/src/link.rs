@@ -73,13 +73,13 @@ pub trait Scratchpad: Send {
 
 /// One end of a link: a window each way and what goes with them.
 ///
-/// The parts are handles: cloning one, or asking for it again, gives the same window. They are associated types, so a lane on a
-/// backend is compiled for that backend.
+/// The parts are handles: cloning one, or asking for it again, gives the same window. They are associated types, so a
+/// lane on a backend is compiled for that backend.
 ///
-/// **Training.** A link starts down. Both ends call [`Link::train`] until it answers [`LinkState::Up`]. Before an end calls it on
-/// a link that was up before, it must have stopped storing in the outbound window on behalf of the old epoch: calling it says so
-/// to the peer. In exchange the inbound window is zero where the peer has stored nothing since the link is up, so that lanes can be
-/// laid out afresh.
+/// **Training.** A link starts down. Both ends call [`Link::train`] until it answers [`LinkState::Up`]. Before an end
+/// calls it on a link that was up before, it must have stopped storing in the outbound window on behalf of the old
+/// epoch: calling it says so to the peer. In exchange the inbound window is zero where the peer has stored nothing
+/// since the link is up, so that lanes can be laid out afresh.
 pub trait Link: Send {
     /// This node's window.
     type Inbound: Inbound + Slice + Clone;
@@ -102,7 +102,8 @@ pub trait Link: Send {
     fn state(&self) -> LinkState;
     /// The epoch that this end is training for, or was trained for last.
     fn epoch(&self) -> Epoch;
-    /// One step towards [`LinkState::Up`]; never blocks. Call it again while it answers otherwise, and not in a hot loop.
+    /// One step towards [`LinkState::Up`]; never blocks. Call it again while it answers otherwise, and not in a hot
+    /// loop.
     fn train(&mut self) -> LinkState;
     /// Takes the link down at both ends, until both train again.
     fn take_down(&mut self);

@@ -7,7 +7,8 @@ use volmem::{CACHE_LINE_BYTES, Region};
 /// Words of a scratchpad in memory.
 pub const SCRATCHPAD_WORDS: usize = 8;
 
-/// Bytes of the control block that lies beside each window, written by the peer: the training word, then the scratchpad.
+/// Bytes of the control block that lies beside each window, written by the peer: the training word, then the
+/// scratchpad.
 pub(crate) const CONTROL_BYTES: usize = 2 * CACHE_LINE_BYTES;
 
 const WORD_BYTES: usize = size_of::<u64>();

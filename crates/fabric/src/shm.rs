@@ -1,8 +1,8 @@
 //! Links between processes under one kernel: windows in a sealed memfd, doorbells of eventfds.
 //!
-//! A memfd has no name to guess, and its seals keep it from being truncated under a mapping. Both its creator and whoever receives
-//! it check nothing else than what they can see themselves: the kind of file, the seals, the size. A peer can still fill the memory
-//! with anything, or punch holes into it, which read as zeros.
+//! A memfd has no name to guess, and its seals keep it from being truncated under a mapping. Whoever
+//! receives it trusts only what it can check itself: the kind of file, the seals, the size. A peer can still fill the
+//! memory with anything, or punch holes into it, which read as zeros.
 //!
 //! System calls are made without libc symbols, so that this works inside a library that stands in for them.
 
@@ -24,7 +24,8 @@ const SEALS_REQUIRED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union
 /// With one of these the memory could not be written.
 const SEALS_REFUSED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
 
-/// Type of the file system that memfds of ordinary pages live on. Huge pages may run out at the first touch, which kills.
+/// Type of the file system that memfds of ordinary pages live on. Huge pages may run out at the first touch, which
+/// kills.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// What files are called in the kernel's lists; no path leads to them.
@@ -129,8 +130,8 @@ impl std::error::Error for ShmError {
     }
 }
 
-/// Makes a zeroed segment of `len_bytes` that can neither shrink nor grow, and maps it. The descriptor is for the peer, who
-/// [`open`]s it; the mapping does not need it. Memory is taken as it is touched.
+/// Makes a zeroed segment of `len_bytes` that can neither shrink nor grow, and maps it. The descriptor is for the peer,
+/// who [`open`]s it; the mapping does not need it. Memory is taken as it is touched.
 ///
 /// # Errors
 /// [`ShmError::Length`], or [`ShmError::System`] with what the kernel said.
@@ -249,7 +250,8 @@ impl Layout {
     }
 }
 
-/// Makes a link with a window of `window_bytes` each way: this end of it, and what the peer needs to [`open_link`] the other.
+/// Makes a link with a window of `window_bytes` each way: this end of it, and what the peer needs to [`open_link`] the
+/// other.
 ///
 /// # Errors
 /// [`ShmError::WindowSize`], or [`ShmError::System`] with what the kernel said.
@@ -300,8 +302,10 @@ fn check_eventfd(descriptor: &OwnedFd) -> Result<(), ShmError> {
 
 /// A doorbell of two eventfds, one a direction.
 ///
-/// The peer holds the same eventfds: it can ring this end awake, or eat its own rings, and fill the counter. Nothing of that
-/// blocks this end: a full counter is a bell that rings already.
+/// The peer holds the same eventfds: it can ring this end awake, eat its own rings, fill the counter and make the
+/// eventfds blocking. Waiting never blocks longer for it, and a full counter is a bell that rings already. One window is
+/// left, in ringing alone: a peer that makes its bell blocking and fills it in the instant between look and ring holds up
+/// the thread that rings.
 #[derive(Debug, Clone)]
 pub struct EventfdDoorbell {
     own: Arc<OwnedFd>,
@@ -332,7 +336,8 @@ impl Doorbell for EventfdDoorbell {
         if is_full {
             return;
         }
-        // Interrupted or full: the one is tried again, the other rings already. Nothing else can happen to an open eventfd.
+        // Interrupted or full: the one is tried again, the other rings already. Nothing else can happen to an open
+        // eventfd.
         while write(&self.peer, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
     }
 

@@ -7,7 +7,8 @@ use crate::{Epoch, LinkState};
 enum Phase {
     /// "I do not use the link."
     Down = 0,
-    /// "I store nothing of an older epoch any more": whoever sees this has seen all of those stores, for stores keep their order.
+    /// "I store nothing of an older epoch any more": whoever sees this has seen all of those stores, for stores keep
+    /// their order.
     Stopped = 1,
     /// "My inbound window is clean: store into it."
     Ready = 2,
@@ -15,8 +16,9 @@ enum Phase {
 
 /// One end of the training of a link.
 ///
-/// Each end publishes one word, [`Training::word`], to the peer, and steps with the word that the peer published last. The end
-/// with the lower epoch follows the other, so both get to the same one. A peer that publishes nonsense keeps its own link down.
+/// Each end publishes one word, [`Training::word`], to the peer, and steps with the word that the peer published last.
+/// The end with the lower epoch follows the other, so both get to the same one. A peer that publishes nonsense keeps
+/// its own link down.
 ///
 /// ```text
 ///            train                  the peer has stopped too:
@@ -59,8 +61,8 @@ impl Training {
         }
     }
 
-    /// One step of training. `clean` zeroes the inbound window; it is called when nothing of an older epoch can arrive any more
-    /// and nothing of this one can have arrived. Publish [`Training::word`] afterwards.
+    /// One step of training. `clean` zeroes the inbound window; it is called when nothing of an older epoch can arrive
+    /// any more and nothing of this one can have arrived. Publish [`Training::word`] afterwards.
     pub fn step(&mut self, theirs: u32, clean: impl FnOnce(Epoch)) {
         let (their_epoch, their_phase) = decode(theirs);
         let in_use = matches!(their_phase, Some(Phase::Stopped | Phase::Ready));
@@ -195,7 +197,9 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_from_a_peer_neither_panics_nor_lowers_the_epoch(words in prop::collection::vec(any::<u32>(), 0..40)) {
+        fn nonsense_from_a_peer_neither_panics_nor_lowers_the_epoch(
+            words in prop::collection::vec(any::<u32>(), 0..40)
+        ) {
             let mut end = Training::attach(words.first().copied().unwrap_or(0));
             for word in words {
                 let epoch_before = end.epoch();

@@ -64,7 +64,8 @@ pub trait Outbound: Send {
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>>;
     /// Orders all stores before it ahead of all stores after it, as the mapping needs (payload, fence, tag).
     fn fence(&self);
-    /// Returns once all stores before it are visible to the peer. May cost a round trip: only for a node about to sleep.
+    /// Returns once all stores before it are visible to the peer. May cost a round trip: only for a node about to
+    /// sleep.
     fn flush(&self);
 }
 

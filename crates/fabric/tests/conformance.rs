@@ -1,4 +1,5 @@
-//! Every backend passes the one suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test miri_`.
+//! Every backend passes the one suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
+//! miri_`.
 
 use fabric::faulty::{FaultPlan, Faulty};
 use fabric::{Link, heap, shm};

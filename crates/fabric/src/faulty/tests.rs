@@ -145,7 +145,8 @@ fn a_corrupted_word_has_one_bit_flipped_in_the_bytes_that_were_stored() {
     }
 }
 
-/// Writes a payload and a tag, with or without a fence between; says whether the tag was ever seen without all of the payload.
+/// Writes a payload and a tag, with or without a fence between; says whether the tag was ever seen without all of the
+/// payload.
 fn tag_overtakes(seed: u64, is_fenced: bool, delay_ns_max: u64) -> bool {
     let delay_ns = 0..=delay_ns_max;
     let (a, b) = link(FaultPlan { delay_ns, ..FaultPlan::write_combined(seed) });
