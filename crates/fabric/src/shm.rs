@@ -1,8 +1,8 @@
 //! Links between processes under one kernel: windows in a sealed memfd, doorbells of eventfds.
 //!
-//! A memfd has no name to guess, and its seals keep it from being truncated under a mapping. Whoever
-//! receives it trusts only what it can check itself: the kind of file, the seals, the size. A peer can still fill the
-//! memory with anything, or punch holes into it, which read as zeros.
+//! A memfd has no name to guess, and its seals keep it from being truncated under a mapping. Whoever receives it
+//! trusts only what it can check itself: the kind of file, the seals, the size. A peer can still fill the memory with
+//! anything, or punch holes into it, which read as zeros.
 //!
 //! System calls are made without libc symbols, so that this works inside a library that stands in for them.
 
@@ -303,9 +303,9 @@ fn check_eventfd(descriptor: &OwnedFd) -> Result<(), ShmError> {
 /// A doorbell of two eventfds, one a direction.
 ///
 /// The peer holds the same eventfds: it can ring this end awake, eat its own rings, fill the counter and make the
-/// eventfds blocking. Waiting never blocks longer for it, and a full counter is a bell that rings already. One window is
-/// left, in ringing alone: a peer that makes its bell blocking and fills it in the instant between look and ring holds up
-/// the thread that rings.
+/// eventfds blocking. Waiting never lasts longer for it, and a full counter is a bell that rings already. What is left
+/// concerns ringing alone: a peer that makes its bell blocking, and fills it in the instant between look and ring,
+/// holds up the thread that rings.
 #[derive(Debug, Clone)]
 pub struct EventfdDoorbell {
     own: Arc<OwnedFd>,
