@@ -1,7 +1,8 @@
-//! Addresses as TCP would show them: C socket addresses, tuples, ephemeral ports, and which addresses are this machine's.
+//! Addresses as TCP would show them: C socket addresses, tuples, ephemeral ports, and which addresses are this
+//! machine's.
 //!
-//! Inside, an IPv4 address is always an IPv4 address. The mapped form `::ffff:a.b.c.d`, which programs with an IPv6 socket see, exists
-//! only at the edge: [`canonical`] takes it away, [`shown_in`] puts it back.
+//! Inside, an IPv4 address is always an IPv4 address. The mapped form `::ffff:a.b.c.d`, which programs with an IPv6
+//! socket see, exists only at the edge: [`canonical`] takes it away, [`shown_in`] puts it back.
 
 #![allow(unsafe_code)] // Socket addresses in the memory of C callers.
 
@@ -51,7 +52,8 @@ const SOCKADDR_BYTES_MAX: usize = size_of::<libc::sockaddr_storage>();
 /// Reads the address a program passed to `bind` or `connect`.
 ///
 /// # Errors
-/// `FAULT` for a null pointer, `INVAL` for a length no address has, `AFNOSUPPORT` for another family than IPv4 and IPv6.
+/// `FAULT` for a null pointer, `INVAL` for a length no address has, `AFNOSUPPORT` for another family than IPv4 and
+/// IPv6.
 ///
 /// # Safety
 /// `pointer` is null or readable for `bytes` bytes.
@@ -64,7 +66,8 @@ pub unsafe fn read_sockaddr(pointer: *const libc::sockaddr, bytes: libc::socklen
         return Err(Errno::INVAL);
     }
     let mut copy = [0_u8; SOCKADDR_BYTES_MAX];
-    // SAFETY: the caller says that `bytes` bytes are readable; they are at most as many as `copy` has, and `copy` is ours alone.
+    // SAFETY: the caller says that `bytes` bytes are readable; they are at most as many as `copy` has, and `copy` is
+    // ours alone.
     unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), copy.as_mut_ptr(), bytes) };
     decode_sockaddr(&copy[..bytes])
 }
@@ -113,7 +116,8 @@ pub fn encode_sockaddr(address: SocketAddr) -> ([u8; SOCKADDR_IN6_BYTES], usize)
     }
 }
 
-/// Writes an address as `getsockname`, `getpeername` and `accept` do: cut to the caller's length, which then says the full length.
+/// Writes an address as `getsockname`, `getpeername` and `accept` do: cut to the caller's length, which then says the
+/// full length.
 ///
 /// # Errors
 /// `FAULT` for a null pointer that would have to be written through, `INVAL` for a negative length.
@@ -223,10 +227,12 @@ impl Tuple {
         Self { local: shown_in(self.local, family), peer: shown_in(self.peer, family) }
     }
 
-    /// The abstract AF_UNIX name that the connecting end binds its lifeline to: `crosslane/1/127.0.0.1:40000>127.0.0.1:6379`.
+    /// The abstract AF_UNIX name that the connecting end binds its lifeline to:
+    /// `crosslane/1/127.0.0.1:40000>127.0.0.1:6379`.
     ///
-    /// The kernel lets a name be bound once, so a tuple is unique among lanes, and is free again when the last descriptor of the
-    /// connecting end is gone. Abstract names belong to a network namespace already, so that the name need not say which.
+    /// The kernel lets a name be bound once, so a tuple is unique among lanes, and is free again when the last
+    /// descriptor of the connecting end is gone. Abstract names belong to a network namespace already, so that the name
+    /// need not say which.
     ///
     /// # Errors
     /// `INVAL` when these cannot be the addresses of a connection, `NAMETOOLONG` when the name would not fit.
@@ -238,8 +244,8 @@ impl Tuple {
         if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
     }
 
-    /// The tuple in an abstract AF_UNIX name, seen from the end that bound it. Anybody can bind any name, so only a name that
-    /// [`Tuple::name`] would have written is taken.
+    /// The tuple in an abstract AF_UNIX name, seen from the end that bound it. Anybody can bind any name, so only a
+    /// name that [`Tuple::name`] would have written is taken.
     ///
     /// # Errors
     /// What the bytes are instead.
@@ -303,8 +309,8 @@ fn parse_port_range(text: &str) -> Option<(u16, u16)> {
 
 /// Ephemeral ports in the order to try them, from a random place.
 ///
-/// The kernel's `connect` prefers ports an even distance from the start of the range. Lanes prefer the others, so that a server
-/// hardly ever sees one address on a lane and on kernel TCP at once.
+/// The kernel's `connect` prefers ports an even distance from the start of the range. Lanes prefer the others, so that
+/// a server hardly ever sees one address on a lane and on kernel TCP at once.
 pub fn ephemeral_candidates(range: RangeInclusive<u16>, random: u32) -> impl Iterator<Item = u16> {
     let low = u32::from(*range.start());
     let ports = u32::from(*range.end()) - low + 1;
@@ -322,8 +328,8 @@ pub fn is_local(ip: IpAddr) -> bool {
 
 /// The source address TCP would show for a connection to `ip`, if `ip` is one of this machine's.
 ///
-/// The kernel is asked each time, except for loopback addresses: it takes microseconds, and a remembered answer could send a
-/// connection to the wrong machine just after an address has moved.
+/// The kernel is asked each time, except for loopback addresses: it takes microseconds, and a remembered answer could
+/// send a connection to the wrong machine just after an address has moved.
 ///
 /// # Errors
 /// What socket, sendto and recvfrom answer; `PROTO` when the kernel's answer makes no sense.
@@ -463,7 +469,10 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_an_address_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..140), family in 0..12_u16) {
+        fn any_bytes_are_an_address_or_an_error(
+            bytes in prop::collection::vec(any::<u8>(), 0..140),
+            family in 0..12_u16,
+        ) {
             let mut bytes = bytes;
             if bytes.len() >= 2 {
                 bytes[..2].copy_from_slice(&family.to_ne_bytes());
@@ -494,14 +503,15 @@ mod tests {
                     prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok(tuple));
                 }
                 Err(error) => {
-                    let usable = is_whole(tuple.local) && is_whole(tuple.peer) && tuple.local.is_ipv4() == tuple.peer.is_ipv4();
+                    let same_family = tuple.local.is_ipv4() == tuple.peer.is_ipv4();
+                    let usable = is_whole(tuple.local) && is_whole(tuple.peer) && same_family;
                     prop_assert!(!usable, "{error} for {tuple:?}");
                 }
             }
         }
 
         #[test]
-        fn a_hostile_name_is_an_error_or_exactly_what_we_would_write(name in "(crosslane/1/)?[0-9a-f:.>\\[\\]%/]{0,60}") {
+        fn a_hostile_name_is_an_error_or_what_we_would_write(name in "(crosslane/1/)?[0-9a-f:.>\\[\\]%/]{0,60}") {
             if let Ok(tuple) = Tuple::from_name(name.as_bytes()) {
                 prop_assert_eq!(tuple.name().unwrap(), name);
             }
@@ -520,13 +530,17 @@ mod tests {
         }
 
         #[test]
-        fn ephemeral_ports_are_tried_once_each_odd_distances_first(low in 1..60_000_u16, more in 0..1500_u16, random: u32) {
+        fn ephemeral_ports_are_tried_once_each_odd_distances_first(
+            low in 1..60_000_u16,
+            more in 0..1500_u16,
+            random: u32,
+        ) {
             let range = low..=low + more;
             let tried: Vec<u16> = ephemeral_candidates(range.clone(), random).collect();
             let mut sorted = tried.clone();
             sorted.sort_unstable();
             prop_assert!(sorted.iter().copied().eq(range));
-            let odd = (usize::from(more) + 1) / 2;
+            let odd = usize::from(more).div_ceil(2);
             prop_assert!(tried[..odd].iter().all(|port| (port - low) % 2 == 1));
         }
     }

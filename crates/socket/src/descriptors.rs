@@ -1,11 +1,11 @@
 //! Descriptors of our own, kept out of the program's way.
 //!
-//! The kernel gives a program the lowest free number, and programs count on it. Ours therefore live at high numbers, below the
-//! soft limit, are closed at `exec`, and stand in a table that the interposed `close`, `dup2`, `close_range` and `closefrom` ask.
-//! The table is plain atomics: it can be read in a signal handler and in the child of a fork.
+//! The kernel gives a program the lowest free number, and programs count on it. Ours therefore live at high numbers,
+//! below the soft limit, are closed at `exec`, and stand in a table that the interposed `close`, `dup2`, `close_range`
+//! and `closefrom` ask. The table is plain atomics: it can be read in a signal handler and in the child of a fork.
 //!
-//! Some must outlive `exec`, because the connections do that they belong to. The new program finds them by a marker: an empty memfd
-//! at a number that follows from the limit alone. Looking for a marker that is not there costs one `fcntl`.
+//! Some must outlive `exec`, because the connections do that they belong to. The new program finds them by a marker: an
+//! empty memfd at a number that follows from the limit alone. Looking for a marker that is not there costs one `fcntl`.
 
 #![allow(unsafe_code)] // Numbers of descriptors are turned back into descriptors.
 
@@ -23,7 +23,8 @@ const FIRST_NUMBER_MAX: u64 = 8192;
 const NUMBERS: usize = 1 << 16;
 /// Hidden descriptors a process can have.
 const SLOTS: usize = 1 << 15;
-/// The marker's number where the soft limit allows it: a constant, so that a program may raise its limit before it calls `exec`.
+/// The marker's number where the soft limit allows it: a constant, so that a program may raise its limit before it
+/// calls `exec`.
 const MARKER_NUMBER_MAX: u64 = 739;
 /// Numbers looked at for a marker, when the program has taken those before.
 const MARKER_TRIES: i32 = 16;
@@ -76,8 +77,8 @@ impl HiddenFd {
         Self::register(moved?, need)
     }
 
-    /// Hides a descriptor at the number it has, when that is high enough; else as [`HiddenFd::hide`]. For descriptors that were
-    /// inherited; whether it is closed at `exec` stays as it is in the first case.
+    /// Hides a descriptor at the number it has, when that is high enough; else as [`HiddenFd::hide`]. For descriptors
+    /// that were inherited; whether it is closed at `exec` stays as it is in the first case.
     ///
     /// # Errors
     /// `MFILE` when there is no number for it; the descriptor is closed then.
@@ -109,8 +110,9 @@ impl HiddenFd {
     /// The descriptor, unless it was optional and has been released.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let number = self.raw();
-        // SAFETY: the number is not -1, and is open for as long as `self` owns the slot, but for what the module's callers do in
-        // `relocate` and `release_all_optional`: then a system call on it fails, and no memory is touched by it.
+        // SAFETY: the number is not -1, and is open for as long as `self` owns the slot, but for what the module's
+        // callers do in `relocate` and `release_all_optional`: then a system call on it fails, and no memory is touched
+        // by it.
         (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) })
     }
 
@@ -217,7 +219,8 @@ pub fn is_hidden(fd: RawFd) -> bool {
 }
 
 /// Moves a hidden descriptor away from a number that the program is about to put something else on by `dup2`, `dup3` or
-/// `F_DUPFD`. The number stays open, so that nothing else gets it before the program. A number that is not hidden is left alone.
+/// `F_DUPFD`. The number stays open, so that nothing else gets it before the program. A number that is not hidden is
+/// left alone.
 ///
 /// # Errors
 /// `MFILE` when there is no other number; the hidden descriptor stays where it is.
@@ -256,7 +259,8 @@ pub fn relocate(fd: RawFd) -> Result<(), Errno> {
 
 /// A copy at another high number that is closed at `exec` if `fd` is.
 fn copy_elsewhere(fd: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: the table says the number is an open descriptor of ours; if another thread closes it now, the calls below fail.
+    // SAFETY: the table says the number is an open descriptor of ours; if another thread closes it now, the calls below
+    // fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::io::fcntl_getfd(borrowed)?;
     // `move_up` takes an owned descriptor; this one is lent to it and not closed.
@@ -391,7 +395,6 @@ fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
             found.push((number, InheritedKind::Socket));
         }
     }
-    drop(entries);
     close(folder);
     found.sort_unstable_by_key(|(number, _)| *number);
     Ok(found)

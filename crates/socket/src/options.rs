@@ -1,9 +1,10 @@
 //! Socket options of a lane connection, answered as TCP would.
 //!
-//! Behind the program's descriptor there is an AF_UNIX socket, which knows no TCP options and has other values for many. So what the
-//! program sets is recorded, and a question is put to a **template**: a fresh TCP socket of the same family, on which the record is
-//! played back, and which is closed at once. The kernel itself then validates, rounds, doubles and cuts, with its own errors.
-//! What depends on the connection rather than on the options is [`Special`], and answered by whoever has the connection.
+//! Behind the program's descriptor there is an AF_UNIX socket, which knows no TCP options and has other values for
+//! many. So what the program sets is recorded, and a question is put to a **template**: a fresh TCP socket of the same
+//! family, on which the record is played back, and which is closed at once. The kernel itself then validates, rounds,
+//! doubles and cuts, with its own errors. What depends on the connection rather than on the options is [`Special`], and
+//! answered by whoever has the connection.
 
 #![allow(unsafe_code)] // Values in the memory of C callers go to the kernel as they are.
 
@@ -176,7 +177,8 @@ impl OptionRecord {
     /// The kernel's own, from the template.
     ///
     /// # Safety
-    /// `value` is writable for as many bytes as `length_inout` says, which is readable and writable, or the kernel refuses them.
+    /// `value` is writable for as many bytes as `length_inout` says, which is readable and writable, or the kernel
+    /// refuses them.
     pub unsafe fn get_c(
         &self,
         family: Family,
@@ -229,7 +231,8 @@ impl OptionRecord {
         self.records.iter().rev().find(|(known, _)| options.contains(known)).map(|(_, value)| &value[..])
     }
 
-    /// A fresh TCP socket with the recorded options. What the kernel refuses now, it refuses for a reason that a connection has not.
+    /// A fresh TCP socket with the recorded options. What the kernel refuses now, it refuses for a reason that a
+    /// connection has not.
     fn template(&self, family: Family) -> Result<OwnedFd, Errno> {
         let family = AddressFamily::from_raw(family.raw() as u16);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -365,7 +368,8 @@ pub struct TcpFacts {
 /// Bytes of `struct tcp_info` in Linux 6.
 pub const TCP_INFO_BYTES: usize = 248;
 
-/// The bytes of a `struct tcp_info` for a lane connection. Older programs know a shorter structure and read its beginning.
+/// The bytes of a `struct tcp_info` for a lane connection. Older programs know a shorter structure and read its
+/// beginning.
 pub fn tcp_info(facts: &TcpFacts) -> [u8; TCP_INFO_BYTES] {
     let mut bytes = [0; TCP_INFO_BYTES];
     let segment = SEGMENT_BYTES_MAX as u32;

@@ -1,17 +1,18 @@
 //! The rack directory: where listeners leave the names by which connecting ends find them.
 //!
 //! ```text
-//!   RACK/v1/net-<inode of the network namespace>/127.0.0.1:6379      one AF_UNIX stream socket per accelerated listener
-//!                                                [::]:80             takes IPv4 too
-//!                                                [::]:443!6          IPv6 only
-//!                                                0.0.0.0:80#3        one of several that share the address (SO_REUSEPORT)
-//!   RACK/v1/stat/<pid>                                               the ledger pages
+//!   RACK/v1/net-<inode of the network namespace>/127.0.0.1:6379   one AF_UNIX stream socket per lane listener
+//!                                                [::]:80          takes IPv4 too
+//!                                                [::]:443!6       IPv6 only
+//!                                                0.0.0.0:80#3     one of several at this address (SO_REUSEPORT)
+//!   RACK/v1/stat/<pid>                                            the ledger pages
 //! ```
 //!
-//! Each directory must be a real one, owned by the effective user, with no rights for anybody else. The owner of a name may have been
-//! killed, and the name is then stale: no socket stands behind it. That is found out by connecting with the wrong socket type, which a
-//! live socket answers with `EPROTOTYPE`, unharmed, and a stale name with `ECONNREFUSED`. Names are made and removed under a lock of
-//! the directory, so that nobody removes a name that has just been made anew.
+//! Each directory must be a real one, owned by the effective user, with no rights for anybody else. The owner of a name
+//! may have been killed, and the name is then stale: no socket stands behind it. That is found out by connecting with
+//! the wrong socket type, which a live socket answers with `EPROTOTYPE`, unharmed, and a stale name with
+//! `ECONNREFUSED`. Names are made and removed under a lock of the directory, so that nobody removes a name that has
+//! just been made anew.
 
 use std::ffi::{CString, OsString};
 use std::fmt;
@@ -116,8 +117,8 @@ struct Places {
 
 static PLACES: OnceLock<Places> = OnceLock::new();
 
-/// Remembers where the environment puts the rack. To be called while the library is loaded: later the program may change its
-/// environment or its working directory under us.
+/// Remembers where the environment puts the rack. To be called while the library is loaded: later the program may
+/// change its environment or its working directory under us.
 pub fn remember_environment() {
     let absolute = |name: &str| {
         let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
@@ -166,14 +167,15 @@ pub struct Rack {
 static CURRENT: Mutex<Option<Arc<Rack>>> = Mutex::new(None);
 
 impl Rack {
-    /// The rack for the caller's effective user and network namespace. It is kept open, and opened again when the user, the
-    /// namespace or the directory has changed.
+    /// The rack for the caller's effective user and network namespace. It is kept open, and opened again when the user,
+    /// the namespace or the directory has changed.
     ///
     /// # Errors
     /// `PERM` when a directory is not the user's own, and what mkdir and open answer.
     pub fn current() -> Result<Arc<Self>, Errno> {
         let now = Circumstances::now()?;
-        // Never waited for: in the child of a fork its holder may not exist. Without it the rack is opened for this once.
+        // Never waited for: in the child of a fork its holder may not exist. Without it the rack is opened for this
+        // once.
         let kept = CURRENT.try_lock().ok().and_then(|kept| kept.clone());
         if let Some(rack) = kept.filter(|rack| rack.circumstances == now && rack.is_intact()) {
             return Ok(rack);
@@ -243,7 +245,6 @@ impl Rack {
             let name = entry.file_name().to_str().ok().and_then(ListenerName::parse);
             names.extend(name.filter(&wanted));
         }
-        drop(entries);
         close(listing);
         result.map(|()| names)
     }
@@ -270,7 +271,8 @@ impl Rack {
     /// Takes the lock under which names are made and removed.
     ///
     /// # Errors
-    /// `BUSY` when another process holds it for longer than any does unless it is stopped, and what open and flock answer.
+    /// `BUSY` when another process holds it for longer than any does unless it is stopped, and what open and flock
+    /// answer.
     pub fn lock(&self) -> Result<RackLock<'_>, Errno> {
         self.lock_within(LOCK_TRIES_MAX)
     }
@@ -381,7 +383,8 @@ impl RackLock<'_> {
         Ok(ListenerName::new(address, v6_only, Some(member as u8)))
     }
 
-    /// Binds a socket to a free name. Only the directory's rights decide who may connect, whatever the program's umask is.
+    /// Binds a socket to a free name. Only the directory's rights decide who may connect, whatever the program's umask
+    /// is.
     ///
     /// # Errors
     /// What bind and chmod answer.

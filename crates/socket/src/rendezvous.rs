@@ -1,9 +1,9 @@
-//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, `accept` learns both addresses, and the first
-//! message hands the connection's memory over.
+//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, `accept` learns both addresses,
+//! and the first message hands the connection's memory over.
 //!
-//! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both addresses without
-//! waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not work at once is a reason to take
-//! kernel TCP instead.
+//! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
+//! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
+//! work at once is a reason to take kernel TCP instead.
 
 #![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
 
@@ -35,8 +35,8 @@ const STRANGERS_MAX: usize = 64;
 /// Descriptors a hello may bring at least before they are cut off; one is right.
 const HELLO_FDS_MAX: usize = 4;
 
-/// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped the socket is closed, and the name removed
-/// unless another process still listens on the same socket.
+/// A lane listener: a hidden AF_UNIX socket with a name in the rack. When it is dropped the socket is closed, and the
+/// name removed unless another process still listens on the same socket.
 #[derive(Debug)]
 pub struct LaneListener {
     fd: Option<HiddenFd>,
@@ -75,8 +75,8 @@ pub fn listen(bound: SocketAddr, v6_only: bool, reuse_port: bool, backlog: i32) 
 /// Adds a lane listener in a rack.
 ///
 /// # Errors
-/// `ADDRINUSE` when a live listener that does not share has the address, `BUSY` when the rack stays locked, `MFILE` and its kin when
-/// there is no room for the socket.
+/// `ADDRINUSE` when a live listener that does not share has the address, `BUSY` when the rack stays locked, `MFILE` and
+/// its kin when there is no room for the socket.
 pub fn listen_in(
     rack: &Arc<Rack>,
     bound: SocketAddr,
@@ -277,7 +277,8 @@ fn reach(rack: &Rack, lifeline: BorrowedFd<'_>, names: &[ListenerName]) -> Resul
         match rack.address_of(name).and_then(|address| rustix::net::connect(lifeline, &address)) {
             Ok(()) => return Ok(()),
             Err(Errno::CONNREFUSED) => {
-                // Its owner was killed. Whoever finds that out first cleans up, unless somebody is at the rack just now.
+                // Its owner was killed. Whoever finds that out first cleans up, unless somebody is at the rack just
+                // now.
                 let _ = rack.remove_if_stale_unless_locked(name);
             }
             Err(Errno::NOENT) => {}
@@ -289,8 +290,8 @@ fn reach(rack: &Rack, lifeline: BorrowedFd<'_>, names: &[ListenerName]) -> Resul
     Err(outcome)
 }
 
-/// Whether the process at the other end is of our own user or root; on the accepting end, also of the user who made the listener,
-/// because a server may have given up that user's rights since.
+/// Whether the process at the other end is of our own user or root; on the accepting end, also of the user who made the
+/// listener, because a server may have given up that user's rights since.
 fn is_trusted(lifeline: BorrowedFd<'_>, listener: Option<BorrowedFd<'_>>) -> Result<bool, Errno> {
     let peer = peer_uid(lifeline)?;
     if peer == 0 || peer == rustix::process::geteuid().as_raw() {
@@ -343,8 +344,8 @@ pub struct Accepted {
     pub tuple: Tuple,
 }
 
-/// Takes a connection from a lane listener, without waiting. `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers, who have no
-/// tuple for a name or are another user's, are sent away.
+/// Takes a connection from a lane listener, without waiting. `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers,
+/// who have no tuple for a name or are another user's, are sent away.
 ///
 /// # Errors
 /// `AGAIN` when there is none, and what `accept4(2)` answers.
@@ -414,7 +415,8 @@ impl Refused {
     }
 }
 
-/// Receives the hello of an accepted connection, without waiting: its memory, and the descriptor of that. `None`: not there yet.
+/// Receives the hello of an accepted connection, without waiting: its memory, and the descriptor of that. `None`: not
+/// there yet.
 ///
 /// # Errors
 /// What the peer sent instead. Descriptors that came with it are closed.
@@ -756,7 +758,7 @@ mod tests {
         let unique = format!("nonsense {}", meeting.rack.path().display());
         let strangers = [
             stranger(&meeting, &listener, None),
-            stranger(&meeting, &listener, Some(unique[..unique.len().min(100)].as_bytes())),
+            stranger(&meeting, &listener, Some(&unique.as_bytes()[..unique.len().min(100)])),
             stranger(&meeting, &listener, Some(&[0xff; 107])),
         ];
         let connected = meeting.connect("127.0.0.1:80").unwrap();

@@ -88,7 +88,8 @@ pub struct Settings {
     pub except: Option<PortList>,
     /// A fallback is an error.
     pub require_lane: bool,
-    /// Variables whose value made no sense and which are treated as not set. The command checks them before it starts a program.
+    /// Variables whose value made no sense and which are treated as not set. The command checks them before it starts a
+    /// program.
     pub ignored: u32,
 }
 
@@ -204,7 +205,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_contains_what_its_ranges_contain(ranges in prop::collection::vec((1..=65_535_u16, 1..=65_535_u16), 1..8), port: u16) {
+        fn a_list_contains_what_its_ranges_contain(
+            ranges in prop::collection::vec((1..=65_535_u16, 1..=65_535_u16), 1..8),
+            port: u16,
+        ) {
             let ordered: Vec<_> = ranges.iter().map(|(a, b)| (*a.min(b), *a.max(b))).collect();
             let text = ordered.iter().map(|(a, b)| format!("{a}-{b}")).collect::<Vec<_>>().join(",");
             let expected = ordered.iter().any(|(a, b)| (*a..=*b).contains(&port));
