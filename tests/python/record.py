@@ -1,9 +1,9 @@
 """Runs tests of CPython's own suite and records the outcome of each, one line as it ends.
 
 Usage: record.py OUTCOMES SKIP MODULE...
-OUTCOMES is appended to: "start ID" before a test, "passed|failed|skipped ID" after it. SKIP holds IDs not to run, one a
-line; a test in it is one whose outcome is known already. A test that makes no progress ends the process with exit code 1,
-and the last line of OUTCOMES says which one it was. Given "--only FILE" as MODULE, runs just the IDs in FILE.
+OUTCOMES is appended to: "start ID" before a test, "passed|failed|skipped ID" after it. SKIP holds IDs not to run, one
+a line: their outcome is known already. A test that makes no progress ends the process with exit code 1, and the last
+line of OUTCOMES says which one it was. Given "--only FILE" as MODULE, runs just the IDs in FILE.
 """
 
 import faulthandler

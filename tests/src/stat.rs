@@ -91,10 +91,12 @@ mod tests {
     use super::*;
 
     const ANSWER: &str = r#"{"processes": [
-        {"pid": 7, "program": "nginx", "totals": {"lane_bytes_sent": 1, "lane_bytes_received": 2, "kernel_bytes_sent": 4,
-         "kernel_bytes_received": 8, "lane_connections_total": 16, "kernel_connections_total": 32}},
-        {"pid": 8, "program": "nginx", "totals": {"lane_bytes_sent": 1, "lane_bytes_received": 2, "kernel_bytes_sent": 0,
-         "kernel_bytes_received": 0, "lane_connections_total": 1, "kernel_connections_total": 0}}]}"#;
+        {"pid": 7, "program": "nginx", "totals": {
+            "lane_bytes_sent": 1, "lane_bytes_received": 2, "lane_connections_total": 16,
+            "kernel_bytes_sent": 4, "kernel_bytes_received": 8, "kernel_connections_total": 32}},
+        {"pid": 8, "program": "nginx", "totals": {
+            "lane_bytes_sent": 1, "lane_bytes_received": 2, "lane_connections_total": 1,
+            "kernel_bytes_sent": 0, "kernel_bytes_received": 0, "kernel_connections_total": 0}}]}"#;
 
     #[test]
     fn traffic_of_one_and_of_all_workers() {

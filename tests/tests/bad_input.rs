@@ -213,9 +213,11 @@ fn private_mounts(script: &str) -> Option<Command> {
 }
 
 /// `$1` is where to mount, the rest is run there. The file system is full, or has no room for another name.
-const FULL_OF_BYTES: &str = "mount -t tmpfs -o size=16k,mode=700 none $1; mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
+const FULL_OF_BYTES: &str = "mount -t tmpfs -o size=16k,mode=700 none $1; \
+                             mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
                              head -c 1000000 /dev/zero >$1/full 2>/dev/null || true; shift; exec \"$@\"";
-const FULL_OF_NAMES: &str = "mount -t tmpfs -o nr_inodes=3,mode=700 none $1; mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
+const FULL_OF_NAMES: &str = "mount -t tmpfs -o nr_inodes=3,mode=700 none $1; \
+                             mkdir -m 700 $1/rack $1/crosslane-$(id -u); \
                              shift; exec \"$@\"";
 
 #[test]
@@ -288,12 +290,14 @@ fn a_descriptor_limit_loses_no_connection() {
 
 // --- a hostile neighbour -------------------------------------------------------------------------------------------
 
+const REQUIRED: &[&str] = &["--require-lane"];
+
 fn start_echo(rack: &Rack) -> Server {
-    start_server(|port| echo_server(rack, port))
+    start_server(|port| echo_server(rack, REQUIRED, port))
 }
 
-fn echo_server(rack: &Rack, port: u16) -> Command {
-    let mut command = rack.require_lane(python());
+fn echo_server(rack: &Rack, options: &[&str], port: u16) -> Command {
+    let mut command = rack.run(options, python());
     command.arg(package_file("python/echo_server.py")).arg(port.to_string());
     command
 }
@@ -301,7 +305,12 @@ fn echo_server(rack: &Rack, port: u16) -> Command {
 /// A well-behaved client is served, over a lane.
 #[track_caller]
 fn must_echo(rack: &Rack, server: &Server) {
-    let mut client = rack.require_lane(python());
+    must_echo_with(rack, REQUIRED, server);
+}
+
+#[track_caller]
+fn must_echo_with(rack: &Rack, options: &[&str], server: &Server) {
+    let mut client = rack.run(options, python());
     client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
     let finished = finish(&mut client).must_succeed();
     assert_eq!(finished.stdout, "echoed 100000\n");
@@ -427,22 +436,22 @@ fn stale_and_foreign_names_stop_no_new_server() {
     let server = start_echo(&rack);
     let (port, at) = (server.port, rendezvous(&rack));
     drop(server); // killed: its name stays behind
-    let plant: [fn(&Path); 5] = [
-        |_| {},
-        |at| fs::write(at, "a file").unwrap(),
-        |at| symlink("/no/such/target", at).unwrap(),
-        |at| fs::create_dir(at).unwrap(),
-        |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap()), // a socket that nobody holds
+    // What a user put there himself is not ours to remove: a folder may cost the lane, never the connection.
+    let plants: [(&[&str], fn(&Path)); 5] = [
+        (REQUIRED, |_| {}),
+        (REQUIRED, |at| fs::write(at, "a file").unwrap()),
+        (REQUIRED, |at| symlink("/no/such/target", at).unwrap()),
+        (REQUIRED, |at| drop(std::os::unix::net::UnixListener::bind(at).unwrap())), // a socket that nobody holds
+        (&[], |at| fs::create_dir(at).unwrap()),
     ];
-    for (number, plant) in plant.iter().enumerate() {
+    for (number, (options, plant)) in plants.iter().enumerate() {
         if number > 0 {
             let _ = fs::remove_file(&at);
-            let _ = fs::remove_dir(&at);
         }
         plant(&at);
-        let process = Process::start(&mut echo_server(&rack, port));
+        let process = Process::start(&mut echo_server(&rack, options, port));
         process.wait_until("a listener", PATIENCE, |_| system_tests::port::is_listening(port));
-        must_echo(&rack, &Server { process, port });
+        must_echo_with(&rack, options, &Server { process, port });
     }
 }
 
