@@ -1,0 +1,253 @@
+//! The machine: kernel, memory, descriptors, the rack, the library, and the hardware of windows between hosts.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::Resource;
+use rustix::thread::MembarrierQuery;
+
+use super::Check;
+use crate::{library, rack, units};
+
+/// memfd, seals and everything else that lanes use are there from this kernel on.
+const KERNEL_MIN: (u32, u32) = (4, 14);
+const DESCRIPTORS_FEW: u64 = 1024;
+const SHARED_MEMORY_LOW_BYTES: u64 = 64 << 20;
+/// PCI vendor and device of QEMU's inter-VM shared memory.
+const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
+
+/// Every check of the machine, what lanes need first.
+pub fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
+    vec![
+        kernel(),
+        memfd(),
+        unix_sockets(),
+        cores(),
+        shared_memory(),
+        rack_directory(rack),
+        library_loads(library),
+        glibc(),
+        descriptors(),
+        membarrier(),
+        io_uring(),
+        huge_pages(),
+        devices(
+            "ntb",
+            Path::new("/sys/bus/ntb/devices"),
+            "an NTB adapter and its kernel driver (modprobe ntb_transport)",
+        ),
+        ivshmem(),
+        devices(
+            "dax",
+            Path::new("/sys/bus/dax/devices"),
+            "CXL or persistent memory, given as a device by ndctl or daxctl",
+        ),
+    ]
+}
+
+fn kernel() -> Check {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    match version(&release) {
+        Some(found) if found >= KERNEL_MIN => Check::ok("kernel", format!("Linux {release}")),
+        _ => Check::missing("kernel", format!("Linux {release}"), "boot Linux 4.14 or newer"),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|character: char| !character.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn memfd() -> Check {
+    let sealed = || -> Result<(), Errno> {
+        let fd = rustix::fs::memfd_create(c"crosslane-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, 4096)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals)?;
+        if rustix::fs::fcntl_get_seals(&fd)?.contains(seals) { Ok(()) } else { Err(Errno::NOSYS) }
+    };
+    match sealed() {
+        Ok(()) => Check::ok("memfd", "memory that can be sealed"),
+        Err(error) => {
+            Check::missing("memfd", error.to_string(), "allow memfd_create and its seals (seccomp, container)")
+        }
+    }
+}
+
+fn unix_sockets() -> Check {
+    match UnixStream::pair() {
+        Ok(_) => Check::ok("AF_UNIX", "stream sockets"),
+        Err(error) => Check::missing("AF_UNIX", error.to_string(), "allow AF_UNIX sockets (seccomp, container)"),
+    }
+}
+
+fn cores() -> Check {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 => Check::note("cores", "1 core", "use 2 cores or more: with one, each message takes a context switch"),
+        cores => Check::ok("cores", format!("{cores} cores")),
+    }
+}
+
+fn shared_memory() -> Check {
+    let Ok(found) = rustix::fs::statvfs("/dev/shm") else {
+        return Check::note("/dev/shm", "not there", "mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm");
+    };
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    let text = format!("{} free", units::bytes(free));
+    if free < SHARED_MEMORY_LOW_BYTES {
+        return Check::note("/dev/shm", text, "mount -o remount,size=1g /dev/shm (docker run --shm-size=1g)");
+    }
+    Check::ok("/dev/shm", text)
+}
+
+fn rack_directory(given: Option<&Path>) -> Check {
+    let rack = rack::chosen(given);
+    match rack::prepare(&rack) {
+        Ok(()) => Check::ok("rack", rack.display().to_string()),
+        Err(error) => with_remedy("rack", &format!("{error:#}")),
+    }
+}
+
+/// Our own errors carry their remedy behind the last semicolon.
+fn with_remedy(name: &'static str, error: &str) -> Check {
+    let (found, remedy) = error.split_once("; ").unwrap_or((error, "see crosslane run --help"));
+    Check::missing(name, found, remedy)
+}
+
+fn library_loads(given: Option<&Path>) -> Check {
+    let path = match library::find(given) {
+        Ok(path) => path,
+        Err(error) => return with_remedy("library", &format!("{error:#}")),
+    };
+    match runs_with(&path) {
+        Ok(()) => Check::ok("library", path.display().to_string()),
+        Err(why) => Check::missing("library", format!("{}: {why}", path.display()), "build it on this machine"),
+    }
+}
+
+/// The loader goes on without a library that it cannot load, and says so on stderr.
+fn runs_with(library: &Path) -> Result<(), String> {
+    let mut command = Command::new("true");
+    command.env("LD_PRELOAD", library).env("CROSSLANE_OFF", "1").stdin(Stdio::null());
+    let output = command.output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    match said.lines().next() {
+        Some(line) => Err(line.to_owned()),
+        None if output.status.success() => Ok(()),
+        None => Err(format!("'true' ended with {}", output.status)),
+    }
+}
+
+fn glibc() -> Check {
+    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").stdin(Stdio::null()).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            Check::ok("glibc", String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        }
+        _ => Check::note("glibc", "version unknown", "run programs built for glibc; musl's are not accelerated"),
+    }
+}
+
+fn descriptors() -> Check {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let show = |value: Option<u64>| value.map_or_else(|| "unlimited".to_owned(), |value| value.to_string());
+    let text = format!("{} (up to {})", show(limit.current), show(limit.maximum));
+    match limit.current {
+        Some(current) if current <= DESCRIPTORS_FEW => {
+            Check::note("open files", text, "ulimit -n 65536 for servers with many connections")
+        }
+        _ => Check::ok("open files", text),
+    }
+}
+
+fn membarrier() -> Check {
+    if rustix::thread::membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED) {
+        return Check::ok("membarrier", "expedited");
+    }
+    Check::note("membarrier", "not there", "allow membarrier (seccomp) or boot a kernel with CONFIG_MEMBARRIER")
+}
+
+fn io_uring() -> Check {
+    match fs::read_to_string("/proc/sys/kernel/io_uring_disabled").as_deref().map(str::trim) {
+        Ok("0") => Check::ok("io_uring", "there; accelerated programs are told it is not, and take epoll"),
+        Ok(_) => Check::ok("io_uring", "disabled; programs take epoll"),
+        Err(_) => Check::ok("io_uring", "no switch for it; accelerated programs take epoll"),
+    }
+}
+
+fn huge_pages() -> Check {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("HugePages_Total:")).map_or("0", str::trim);
+    if total == "0" {
+        return Check::note("huge pages", "none reserved", "sysctl vm.nr_hugepages=64, for large windows");
+    }
+    Check::ok("huge pages", format!("{total} reserved"))
+}
+
+/// Hardware between hosts: nothing that one machine needs.
+fn devices(name: &'static str, folder: &Path, what: &str) -> Check {
+    let found = entries(folder);
+    match found.is_empty() {
+        true => Check::note(name, "no device", format!("only for windows between hosts: {what}")),
+        false => Check::ok(name, found.join(" ")),
+    }
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+fn ivshmem() -> Check {
+    let bus = Path::new("/sys/bus/pci/devices");
+    let reads = |device: &str, file: &str| fs::read_to_string(PathBuf::from(bus).join(device).join(file));
+    let is = |device: &str, file: &str, value: &str| reads(device, file).is_ok_and(|found| found.trim() == value);
+    let found: Vec<String> = entries(bus)
+        .into_iter()
+        .filter(|device| is(device, "vendor", IVSHMEM.0) && is(device, "device", IVSHMEM.1))
+        .collect();
+    match found.is_empty() {
+        true => Check::note(
+            "ivshmem",
+            "no device",
+            "only for windows between virtual machines: qemu -device ivshmem-plain with a shared memory backend",
+        ),
+        false => Check::ok("ivshmem", found.join(" ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_are_understood() {
+        for (release, expected) in [
+            ("6.18.0-rc1", Some((6, 18))),
+            ("5.15.167.4-microsoft-standard-WSL2", Some((5, 15))),
+            ("4.14", Some((4, 14))),
+            ("next", None),
+            ("", None),
+        ] {
+            assert_eq!(version(release), expected, "{release}");
+        }
+    }
+
+    #[test]
+    fn a_library_that_does_not_load_is_noticed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(runs_with(file.path()).is_err());
+        assert!(runs_with(Path::new("/no/such.so")).unwrap_err().contains("cannot be preloaded"));
+    }
+}

@@ -1,0 +1,50 @@
+//! Finding the library that `crosslane run` loads into programs.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::elf;
+
+const NAME: &str = "libcrosslane.so";
+/// Beside the command (a build), in a tree it was installed into, and where packages put it.
+const BESIDE: [&str; 3] = [".", "../lib/crosslane", "../lib"];
+const SYSTEM: [&str; 4] =
+    ["/usr/local/lib/crosslane", "/usr/lib/crosslane", "/usr/lib/x86_64-linux-gnu/crosslane", "/usr/lib64/crosslane"];
+
+/// The library, which `given` names when it is not at one of its usual places.
+pub fn find(given: Option<&Path>) -> Result<PathBuf> {
+    let found = match given {
+        Some(path) if path.is_file() => path.to_owned(),
+        Some(path) => bail!("no library '{}'; check --library", path.display()),
+        None => find_usual()?,
+    };
+    let found = std::fs::canonicalize(&found).with_context(|| format!("library '{}'", found.display()))?;
+    check(&found)?;
+    Ok(found)
+}
+
+fn find_usual() -> Result<PathBuf> {
+    let command = std::env::current_exe().context("finding this command's own place")?;
+    let folder = command.parent().unwrap_or(Path::new("/"));
+    let places: Vec<PathBuf> =
+        BESIDE.iter().map(|place| folder.join(place)).chain(SYSTEM.iter().map(PathBuf::from)).collect();
+    match places.iter().map(|place| place.join(NAME)).find(|path| path.is_file()) {
+        Some(path) => Ok(path),
+        None => bail!(
+            "no {NAME} beside {} nor under /usr/lib/crosslane; build it with 'cargo build --release' or give --library",
+            command.display()
+        ),
+    }
+}
+
+fn check(path: &Path) -> Result<()> {
+    if !elf::is_library(path) {
+        bail!("'{}' is no shared library of this machine; check --library", path.display());
+    }
+    // The loader splits LD_PRELOAD at these and knows no way to quote them.
+    if path.to_string_lossy().contains([' ', ':', '\t', '\n']) {
+        bail!("'{}' has a blank or a colon in it, which LD_PRELOAD cannot carry; move it", path.display());
+    }
+    Ok(())
+}

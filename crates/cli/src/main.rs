@@ -1,0 +1,95 @@
+//! The command `crosslane`: glue between the user and the crates that do the work.
+//!
+//! Exit codes: 0 fine, 1 failed, 2 wrong use. Errors are one line that names the thing, the value and the remedy.
+
+mod doctor;
+mod elf;
+mod library;
+mod output;
+mod ports;
+mod program;
+mod rack;
+mod run;
+mod stat;
+mod table;
+mod top;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Sockets of unmodified programs over shared memory instead of the network stack.
+#[derive(Parser)]
+#[command(name = "crosslane", version = env!("CROSSLANE_VERSION"), max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program with its sockets over lanes
+    Run(run::Options),
+    /// Show processes, connections, the path of each, bytes by path, and fallbacks with their reason
+    Stat(stat::Options),
+    /// The same as stat, live
+    Top(top::Options),
+    /// What this machine offers, what is missing, and how to get it
+    Doctor(doctor::Options),
+}
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_WRONG_USE: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return wrong_use(&error),
+    };
+    let done = match &arguments.command {
+        Command::Run(options) => run::main(options),
+        Command::Stat(options) => stat::main(options),
+        Command::Top(options) => top::main(options),
+        Command::Doctor(options) => doctor::main(options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("crosslane: {error:#}");
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+/// Help and version are what was asked for; everything else is one line.
+fn wrong_use(error: &clap::Error) -> ExitCode {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if asked_for || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return if asked_for { ExitCode::SUCCESS } else { ExitCode::from(EXIT_WRONG_USE) };
+    }
+    eprintln!("crosslane: {}", one_line(&error.render().to_string()));
+    ExitCode::from(EXIT_WRONG_USE)
+}
+
+/// The first paragraph of a rendered error, with the tip if there is one, and where to read more.
+fn one_line(rendered: &str) -> String {
+    let mut paragraphs = rendered.split("\n\n").map(|paragraph| {
+        let words: Vec<&str> = paragraph.split_whitespace().collect();
+        words.join(" ")
+    });
+    let what = paragraphs.next().unwrap_or_default();
+    let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
+    let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
+    let text = format!("{what}{}", tip.unwrap_or_default());
+    // Our own checks of a value end with their remedy, behind a semicolon.
+    if text.contains(';') { text } else { format!("{text}; see '{}'", help_command()) }
+}
+
+fn help_command() -> String {
+    let known = |word: &String| Arguments::command().find_subcommand(word).is_some();
+    let subcommand = std::env::args().nth(1).filter(known).map(|word| format!(" {word}")).unwrap_or_default();
+    format!("crosslane{subcommand} --help")
+}

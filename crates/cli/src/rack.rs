@@ -1,0 +1,40 @@
+//! The rack directory, as the commands use it.
+
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// Longest rack path that leaves room for a socket's name: 107 bytes are all an AF_UNIX address holds.
+const PATH_BYTES_MAX: usize = 60;
+
+/// The rack given with `--rack`, or the one the environment says.
+pub fn chosen(given: Option<&Path>) -> PathBuf {
+    let uid = rustix::process::geteuid().as_raw();
+    let rack = given.map_or_else(|| ledger::rack_dir(|name| std::env::var_os(name), uid), Path::to_owned);
+    std::path::absolute(&rack).unwrap_or(rack)
+}
+
+/// Makes the rack if it is missing, and says why programs cannot meet in it if they cannot.
+pub fn prepare(rack: &Path) -> Result<()> {
+    let shown = rack.display();
+    if rack.as_os_str().len() > PATH_BYTES_MAX {
+        bail!("rack '{shown}' is longer than {PATH_BYTES_MAX} bytes, too long for socket names; give a shorter --rack");
+    }
+    let remedy = || format!("rack '{shown}' cannot be used; give a writable directory with --rack");
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(rack).with_context(remedy)?;
+    let found = std::fs::symlink_metadata(rack).with_context(remedy)?;
+    if !found.is_dir() {
+        bail!("rack '{shown}' is no directory; give another with --rack");
+    }
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
+    }
+    if found.mode() & 0o022 != 0 {
+        bail!("rack '{shown}' can be written to by others; chmod 700 it");
+    }
+    // Root passes every permission check and fails on a read-only file system, so only a file tells.
+    let probe = rack.join(format!(".probe-{}", std::process::id()));
+    std::fs::write(&probe, b"").with_context(remedy)?;
+    std::fs::remove_file(&probe).with_context(remedy)
+}

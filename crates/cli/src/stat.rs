@@ -1,0 +1,366 @@
+//! `crosslane stat`: what the ledgers of a rack say.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use ledger::FallbackReason;
+use ledger::reader::{self, Connection, Process, Snapshot};
+use serde::Serialize;
+
+use crate::table::{Align, Table};
+use crate::{output, rack, units};
+
+/// What to show, and how.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print JSON (schema crosslane-stat/1)
+    #[arg(long)]
+    pub json: bool,
+    /// The rack to look at [default: as for run]
+    #[arg(long, value_name = "DIR")]
+    pub rack: Option<PathBuf>,
+}
+
+/// Prints one snapshot.
+pub fn main(options: &Options) -> Result<()> {
+    let rack = rack::chosen(options.rack.as_deref());
+    let snapshot = read(&rack)?;
+    if options.json { output::print_json(&Report::new(&snapshot)) } else { output::print(&describe(&snapshot, &rack)) }
+}
+
+/// Reads the rack's ledgers.
+pub fn read(rack: &Path) -> Result<Snapshot> {
+    reader::read_rack(rack).with_context(|| format!("rack '{}' cannot be read; check --rack", rack.display()))
+}
+
+/// The whole of `crosslane stat --json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    processes: Vec<ProcessReport<'a>>,
+    unreadable: Vec<UnreadableReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProcessReport<'a> {
+    pid: u32,
+    program: &'a str,
+    node: Option<String>,
+    started_at_ns: u64,
+    connections: Vec<ConnectionReport>,
+    connections_unlisted: u64,
+    totals: TotalsReport,
+    fallbacks: &'a BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct ConnectionReport {
+    fd: i32,
+    role: &'static str,
+    path: &'static str,
+    inherited: bool,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    bytes_sent: u64,
+    bytes_received: u64,
+    messages_sent: u64,
+    messages_received: u64,
+    sleeps: u64,
+    wakes: u64,
+    opened_at_ns: u64,
+}
+
+#[derive(Serialize)]
+struct TotalsReport {
+    lane_bytes_sent: u64,
+    lane_bytes_received: u64,
+    kernel_bytes_sent: u64,
+    kernel_bytes_received: u64,
+    lane_connections_total: u64,
+    kernel_connections_total: u64,
+    lane_connections_open: u64,
+    kernel_connections_open: u64,
+}
+
+#[derive(Serialize)]
+struct UnreadableReport<'a> {
+    name: &'a str,
+    error: String,
+}
+
+impl<'a> Report<'a> {
+    fn new(snapshot: &'a Snapshot) -> Self {
+        let unreadable =
+            |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
+        Self {
+            schema: "crosslane-stat/1",
+            processes: snapshot.processes.iter().map(ProcessReport::new).collect(),
+            unreadable: snapshot.unreadable.iter().map(unreadable).collect(),
+        }
+    }
+}
+
+impl<'a> ProcessReport<'a> {
+    fn new(process: &'a Process) -> Self {
+        Self {
+            pid: process.pid,
+            program: &process.program,
+            node: process.node.map(ledger::node_name),
+            started_at_ns: process.started_at_ns,
+            connections: process.connections.iter().map(ConnectionReport::new).collect(),
+            connections_unlisted: process.connections_unlisted,
+            totals: TotalsReport {
+                lane_bytes_sent: process.lane.bytes_sent,
+                lane_bytes_received: process.lane.bytes_received,
+                kernel_bytes_sent: process.kernel.bytes_sent,
+                kernel_bytes_received: process.kernel.bytes_received,
+                lane_connections_total: process.lane.connections_total,
+                kernel_connections_total: process.kernel.connections_total,
+                lane_connections_open: process.lane.connections_open,
+                kernel_connections_open: process.kernel.connections_open,
+            },
+            fallbacks: &process.fallbacks,
+        }
+    }
+}
+
+impl ConnectionReport {
+    fn new(connection: &Connection) -> Self {
+        Self {
+            fd: connection.fd,
+            role: connection.role.name(),
+            path: connection.path.name(),
+            inherited: connection.inherited,
+            local: connection.local,
+            peer: connection.peer,
+            bytes_sent: connection.bytes_sent,
+            bytes_received: connection.bytes_received,
+            messages_sent: connection.messages_sent,
+            messages_received: connection.messages_received,
+            sleeps: connection.sleeps,
+            wakes: connection.wakes,
+            opened_at_ns: connection.opened_at_ns,
+        }
+    }
+}
+
+/// What to say when there is nothing to show.
+pub fn nothing_running(rack: &Path) -> String {
+    format!(
+        "Nothing runs over crosslane in {}.\nStart a program with: crosslane run --node a -- PROGRAM ARGS...\n",
+        rack.display()
+    )
+}
+
+/// The snapshot for people.
+pub fn describe(snapshot: &Snapshot, rack: &Path) -> String {
+    let mut text = if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot).render() };
+    let connections = connections(snapshot);
+    let fallbacks = fallbacks(snapshot);
+    for table in [connections, fallbacks].into_iter().filter(|table| !table.is_empty()) {
+        text.push('\n');
+        text.push_str(&table.render());
+    }
+    for note in notes(snapshot) {
+        text.push_str(&format!("\n{note}\n"));
+    }
+    text
+}
+
+fn processes(snapshot: &Snapshot) -> Table {
+    let mut table = Table::new(&[
+        ("PROGRAM", Align::Left),
+        ("PID", Align::Right),
+        ("NODE", Align::Left),
+        ("LANES", Align::Right),
+        ("SENT", Align::Right),
+        ("RECEIVED", Align::Right),
+        ("KERNEL", Align::Right),
+        ("SENT", Align::Right),
+        ("RECEIVED", Align::Right),
+        ("UP", Align::Right),
+    ]);
+    for process in &snapshot.processes {
+        table.row(vec![
+            process.program.clone(),
+            process.pid.to_string(),
+            node(process),
+            process.lane.connections_open.to_string(),
+            units::bytes(process.lane.bytes_sent),
+            units::bytes(process.lane.bytes_received),
+            process.kernel.connections_open.to_string(),
+            units::bytes(process.kernel.bytes_sent),
+            units::bytes(process.kernel.bytes_received),
+            age_since(process.started_at_ns),
+        ]);
+    }
+    table
+}
+
+/// The process's node as people call it.
+pub fn node(process: &Process) -> String {
+    process.node.map_or_else(|| "-".to_owned(), ledger::node_name)
+}
+
+/// A connection that a forked child holds and never used is its parent's.
+pub fn is_shown(connection: &Connection) -> bool {
+    !connection.inherited || connection.bytes_sent > 0 || connection.bytes_received > 0
+}
+
+fn connections(snapshot: &Snapshot) -> Table {
+    let mut table = Table::new(&[
+        ("PID", Align::Right),
+        ("FD", Align::Right),
+        ("PATH", Align::Left),
+        ("ROLE", Align::Left),
+        ("LOCAL", Align::Left),
+        ("PEER", Align::Left),
+        ("SENT", Align::Right),
+        ("RECEIVED", Align::Right),
+        ("SLEEPS", Align::Right),
+        ("UP", Align::Right),
+    ]);
+    for process in &snapshot.processes {
+        for connection in process.connections.iter().filter(|connection| is_shown(connection)) {
+            table.row(vec![
+                process.pid.to_string(),
+                connection.fd.to_string(),
+                connection.path.name().to_owned(),
+                connection.role.name().to_owned(),
+                address(connection.local),
+                address(connection.peer),
+                units::bytes(connection.bytes_sent),
+                units::bytes(connection.bytes_received),
+                connection.sleeps.to_string(),
+                age_since(connection.opened_at_ns),
+            ]);
+        }
+    }
+    table
+}
+
+fn fallbacks(snapshot: &Snapshot) -> Table {
+    let mut table = Table::new(&[
+        ("PROGRAM", Align::Left),
+        ("PID", Align::Right),
+        ("FALLBACKS", Align::Right),
+        ("REASON", Align::Left),
+        ("WHICH MEANS", Align::Left),
+    ]);
+    for process in &snapshot.processes {
+        for reason in FallbackReason::ALL {
+            if let Some(count) = process.fallbacks.get(reason.name()) {
+                table.row(vec![
+                    process.program.clone(),
+                    process.pid.to_string(),
+                    count.to_string(),
+                    reason.name().to_owned(),
+                    reason.explanation().to_owned(),
+                ]);
+            }
+        }
+    }
+    table
+}
+
+fn notes(snapshot: &Snapshot) -> Vec<String> {
+    let unlisted = snapshot.processes.iter().filter(|process| process.connections_unlisted > 0).map(|process| {
+        format!(
+            "{} ({}): {} connections found no line of their own; their bytes are in the totals.",
+            process.program, process.pid, process.connections_unlisted
+        )
+    });
+    let unreadable = snapshot.unreadable.iter().map(|page| format!("Page {} left out: {}.", page.name, page.error));
+    unlisted.chain(unreadable).collect()
+}
+
+/// An address as people write it.
+pub fn address(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "-".to_owned(), |address| address.to_string())
+}
+
+/// How long ago a moment was.
+pub fn age_since(at_ns: u64) -> String {
+    let now_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    units::age(now_ns.saturating_sub(at_ns) / 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use ledger::{Path as Carrier, Role};
+
+    use super::*;
+
+    fn rack_with_traffic() -> (tempfile::TempDir, &'static ledger::Ledger, Vec<ledger::ConnectionSlot>) {
+        let rack = tempfile::tempdir().unwrap();
+        let config = ledger::Config { rack: rack.path(), node: ledger::node_address("a"), program: b"redis-server" };
+        let ledger = ledger::Ledger::create(&config);
+        let peer: SocketAddr = "127.77.0.2:41234".parse().unwrap();
+        let local: SocketAddr = "127.77.0.1:6379".parse().unwrap();
+        let open = |path, fd| {
+            let connection = ledger::Connection { path, role: Role::Accept, fd, local: Some(local), peer: Some(peer) };
+            ledger.open_connection(&connection)
+        };
+        let slots = vec![open(Carrier::Lane, 8), open(Carrier::Kernel, 9)];
+        slots[0].add_sent(2048);
+        slots[0].add_received(10);
+        slots[1].add_received(3);
+        ledger.count_fallback(FallbackReason::PlainClient);
+        (rack, ledger, slots)
+    }
+
+    #[test]
+    fn json_has_the_published_shape() {
+        let (rack, ledger, _slots) = rack_with_traffic();
+        assert!(ledger.is_published());
+        let json = serde_json::to_value(Report::new(&read(rack.path()).unwrap())).unwrap();
+        assert_eq!(json["schema"], "crosslane-stat/1");
+        let process = &json["processes"][0];
+        assert_eq!((&process["program"], &process["node"]), (&"redis-server".into(), &"a".into()));
+        assert_eq!(process["pid"], std::process::id());
+        let connection = &process["connections"][0];
+        for (key, value) in [
+            ("fd", serde_json::json!(8)),
+            ("role", "accept".into()),
+            ("path", "lane".into()),
+            ("local", "127.77.0.1:6379".into()),
+            ("peer", "127.77.0.2:41234".into()),
+            ("bytes_sent", 2048.into()),
+            ("bytes_received", 10.into()),
+            ("sleeps", 0.into()),
+        ] {
+            assert_eq!(connection[key], value, "{key}");
+        }
+        for (key, value) in [
+            ("lane_bytes_sent", 2048),
+            ("lane_bytes_received", 10),
+            ("kernel_bytes_sent", 0),
+            ("kernel_bytes_received", 3),
+            ("lane_connections_total", 1),
+            ("kernel_connections_total", 1),
+        ] {
+            assert_eq!(process["totals"][key], value, "{key}");
+        }
+        assert_eq!(process["fallbacks"], serde_json::json!({"plain_client": 1}));
+    }
+
+    #[test]
+    fn people_see_tables() {
+        let (rack, _ledger, _slots) = rack_with_traffic();
+        let text = describe(&read(rack.path()).unwrap(), rack.path());
+        for word in ["redis-server", "2.0 KiB", "127.77.0.2:41234", "lane", "kernel", "plain_client", "FALLBACKS"] {
+            assert!(text.contains(word), "{word} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn an_empty_rack_says_how_to_start() {
+        let rack = tempfile::tempdir().unwrap();
+        let text = describe(&read(rack.path()).unwrap(), rack.path());
+        assert!(text.starts_with("Nothing runs over crosslane"), "{text}");
+        assert!(text.contains("crosslane run"), "{text}");
+    }
+}

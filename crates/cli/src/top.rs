@@ -1,0 +1,292 @@
+//! `crosslane top`: the same as `stat`, live.
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ledger::reader::{Connection, Process, Snapshot};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
+use ratatui::{DefaultTerminal, Frame};
+
+use crate::stat::{self, is_shown};
+use crate::{rack, units};
+
+/// What to show.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Print one snapshot as JSON, as stat does
+    #[arg(long)]
+    json: bool,
+    /// The rack to look at [default: as for run]
+    #[arg(long, value_name = "DIR")]
+    rack: Option<PathBuf>,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+}
+
+/// Shows the rack until `q`; without a terminal, once.
+pub fn main(options: &Options) -> Result<()> {
+    let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    if options.json || !live {
+        return stat::main(&stat::Options { json: options.json, rack: options.rack.clone() });
+    }
+    let rack = rack::chosen(options.rack.as_deref());
+    let screen = Screen::new(stat::read(&rack)?, rack);
+    let mut terminal = ratatui::try_init().context("taking over the terminal; crosslane stat needs none")?;
+    let done = screen.run(&mut terminal, Duration::from_secs(options.interval));
+    ratatui::restore();
+    done
+}
+
+/// Bytes seen of something, by its identity, at the last two looks.
+#[derive(Default)]
+struct Rates<Key> {
+    before: HashMap<Key, u64>,
+    now: HashMap<Key, u64>,
+    seconds: f64,
+}
+
+impl<Key: std::hash::Hash + Eq> Rates<Key> {
+    fn look(&mut self, counts: impl Iterator<Item = (Key, u64)>, elapsed: Duration) {
+        self.before = std::mem::replace(&mut self.now, counts.collect());
+        self.seconds = elapsed.as_secs_f64();
+    }
+
+    /// Bytes a second, once there have been two looks at it.
+    fn rate(&self, key: &Key) -> String {
+        match (self.before.get(key), self.now.get(key)) {
+            (Some(before), Some(now)) if self.seconds > 0.0 => {
+                format!("{}/s", units::bytes((now.saturating_sub(*before) as f64 / self.seconds) as u64))
+            }
+            _ => "-".to_owned(),
+        }
+    }
+}
+
+/// A process, and one of its connections.
+type ConnectionKey = (u32, i32, u64);
+
+struct Screen {
+    rack: PathBuf,
+    snapshot: Snapshot,
+    looked_at: Instant,
+    processes: Rates<u32>,
+    connections: Rates<ConnectionKey>,
+    position: TableState,
+}
+
+impl Screen {
+    fn new(snapshot: Snapshot, rack: PathBuf) -> Self {
+        let mut screen = Self {
+            rack,
+            snapshot: Snapshot::default(),
+            looked_at: Instant::now(),
+            processes: Rates::default(),
+            connections: Rates::default(),
+            position: TableState::default(),
+        };
+        screen.take(snapshot);
+        screen
+    }
+
+    fn run(mut self, terminal: &mut DefaultTerminal, interval: Duration) -> Result<()> {
+        loop {
+            terminal.draw(|frame| self.draw(frame)).context("drawing")?;
+            let left = interval.saturating_sub(self.looked_at.elapsed());
+            if event::poll(left).context("reading the terminal")? {
+                if self.handle(&event::read().context("reading the terminal")?) {
+                    return Ok(());
+                }
+            } else {
+                let snapshot = stat::read(&self.rack)?;
+                self.take(snapshot);
+            }
+        }
+    }
+
+    fn take(&mut self, snapshot: Snapshot) {
+        let elapsed = self.looked_at.elapsed();
+        self.looked_at = Instant::now();
+        self.processes.look(snapshot.processes.iter().map(|process| (process.pid, process_bytes(process))), elapsed);
+        let connections = shown(&snapshot).map(|(process, connection)| (key(process, connection), bytes(connection)));
+        self.connections.look(connections, elapsed);
+        self.snapshot = snapshot;
+    }
+
+    /// Whether it is time to go.
+    fn handle(&mut self, event: &Event) -> bool {
+        let Event::Key(key) = event else { return false };
+        if key.kind != KeyEventKind::Press {
+            return false;
+        }
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return true,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return true,
+            KeyCode::Down | KeyCode::Char('j') => self.position.scroll_down_by(1),
+            KeyCode::Up | KeyCode::Char('k') => self.position.scroll_up_by(1),
+            KeyCode::PageDown => self.position.scroll_down_by(20),
+            KeyCode::PageUp => self.position.scroll_up_by(20),
+            _ => {}
+        }
+        false
+    }
+
+    fn draw(&mut self, frame: &mut Frame) {
+        let processes_height = (self.snapshot.processes.len() as u16 + 3).min(frame.area().height / 2);
+        let heights = [Constraint::Length(1), Constraint::Length(processes_height), Constraint::Min(3)];
+        let [head, upper, lower] = Layout::vertical(heights).areas(frame.area());
+        frame.render_widget(Paragraph::new(self.headline()), head);
+        if self.snapshot.processes.is_empty() {
+            frame.render_widget(Paragraph::new(stat::nothing_running(&self.rack)), upper.union(lower));
+            return;
+        }
+        frame.render_widget(self.process_table(), upper);
+        let table = self.connection_table();
+        frame.render_stateful_widget(table, lower, &mut self.position);
+    }
+
+    fn headline(&self) -> Line<'static> {
+        let sum = |of: fn(&Process) -> u64| self.snapshot.processes.iter().map(of).fold(0, u64::saturating_add);
+        let fallbacks = sum(|process| process.fallbacks.values().fold(0, |sum: u64, count| sum.saturating_add(*count)));
+        Line::from(format!(
+            "crosslane  {}  lanes {}  kernel {}  fallbacks {fallbacks}   q quits, arrows scroll",
+            self.rack.display(),
+            sum(|process| process.lane.connections_open),
+            sum(|process| process.kernel.connections_open),
+        ))
+    }
+
+    fn process_table(&self) -> Table<'static> {
+        let rows = self.snapshot.processes.iter().map(|process| {
+            Row::new([
+                process.program.clone(),
+                process.pid.to_string(),
+                stat::node(process),
+                process.lane.connections_open.to_string(),
+                units::bytes(process.lane.bytes_sent),
+                units::bytes(process.lane.bytes_received),
+                process.kernel.connections_open.to_string(),
+                units::bytes(process.kernel.bytes_sent.saturating_add(process.kernel.bytes_received)),
+                self.processes.rate(&process.pid),
+                process.fallbacks.iter().map(|(reason, count)| format!("{reason} {count} ")).collect(),
+            ])
+        });
+        let heads = ["PROGRAM", "PID", "NODE", "LANES", "SENT", "RECEIVED", "KERNEL", "BYTES", "RATE", "FALLBACKS"];
+        let widths = [18, 8, 12, 6, 11, 11, 7, 11, 13].map(Constraint::Length);
+        let widths = widths.into_iter().chain([Constraint::Min(10)]);
+        table(rows.collect(), &heads, widths.collect(), "processes")
+    }
+
+    fn connection_table(&self) -> Table<'static> {
+        let rows = shown(&self.snapshot).map(|(process, connection)| {
+            Row::new([
+                process.pid.to_string(),
+                connection.fd.to_string(),
+                connection.path.name().to_owned(),
+                connection.role.name().to_owned(),
+                stat::address(connection.local),
+                stat::address(connection.peer),
+                units::bytes(connection.bytes_sent),
+                units::bytes(connection.bytes_received),
+                self.connections.rate(&key(process, connection)),
+                connection.sleeps.to_string(),
+                stat::age_since(connection.opened_at_ns),
+            ])
+        });
+        let heads = ["PID", "FD", "PATH", "ROLE", "LOCAL", "PEER", "SENT", "RECEIVED", "RATE", "SLEEPS", "UP"];
+        let widths = [8, 6, 7, 8, 22, 22, 11, 11, 13, 9, 7].map(Constraint::Length);
+        table(rows.collect(), &heads, widths.to_vec(), "connections")
+    }
+}
+
+fn table(
+    rows: Vec<Row<'static>>,
+    heads: &[&'static str],
+    widths: Vec<Constraint>,
+    title: &'static str,
+) -> Table<'static> {
+    let head = Row::new(heads.iter().map(|head| Cell::from(*head))).style(Style::new().add_modifier(Modifier::BOLD));
+    Table::new(rows, widths).header(head).block(Block::bordered().title(title))
+}
+
+fn shown(snapshot: &Snapshot) -> impl Iterator<Item = (&Process, &Connection)> {
+    snapshot.processes.iter().flat_map(|process| {
+        let shown = process.connections.iter().filter(|connection| is_shown(connection));
+        shown.map(move |connection| (process, connection))
+    })
+}
+
+fn key(process: &Process, connection: &Connection) -> ConnectionKey {
+    (process.pid, connection.fd, connection.opened_at_ns)
+}
+
+fn bytes(connection: &Connection) -> u64 {
+    connection.bytes_sent.saturating_add(connection.bytes_received)
+}
+
+fn process_bytes(process: &Process) -> u64 {
+    [process.lane, process.kernel]
+        .iter()
+        .fold(0, |sum: u64, totals| sum.saturating_add(totals.bytes_sent).saturating_add(totals.bytes_received))
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+
+    fn drawn(screen: &mut Screen) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(140, 20)).unwrap();
+        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn an_empty_rack_says_how_to_start() {
+        let text = drawn(&mut Screen::new(Snapshot::default(), PathBuf::from("/r")));
+        assert!(text.contains("Nothing runs over crosslane in /r."), "{text}");
+    }
+
+    #[test]
+    fn a_connection_has_a_line_and_q_quits() {
+        let rack = tempfile::tempdir().unwrap();
+        let config = ledger::Config { rack: rack.path(), node: None, program: b"served" };
+        let connection = ledger::Connection {
+            path: ledger::Path::Lane,
+            role: ledger::Role::Connect,
+            fd: 77,
+            local: None,
+            peer: "127.77.0.1:80".parse().ok(),
+        };
+        let slot = ledger::Ledger::create(&config).open_connection(&connection);
+        slot.add_sent(4096);
+        let mut screen = Screen::new(stat::read(rack.path()).unwrap(), rack.path().into());
+        let text = drawn(&mut screen);
+        for word in ["served", "77", "127.77.0.1:80", "4.0 KiB", "connections"] {
+            assert!(text.contains(word), "{word} in\n{text}");
+        }
+        let press = |character| Event::Key(KeyCode::Char(character).into());
+        assert!(!screen.handle(&press('j')));
+        assert!(screen.handle(&press('q')));
+    }
+
+    #[test]
+    fn rates_need_two_looks() {
+        let mut rates = Rates::default();
+        rates.look([(1, 1024)].into_iter(), Duration::from_secs(1));
+        assert_eq!(rates.rate(&1), "-");
+        rates.look([(1, 5120), (2, 7)].into_iter(), Duration::from_secs(2));
+        assert_eq!((rates.rate(&1).as_str(), rates.rate(&2).as_str()), ("2.0 KiB/s", "-"));
+        rates.look([(1, 0)].into_iter(), Duration::from_secs(2));
+        assert_eq!(rates.rate(&1), "0 B/s", "a process of the same number started anew");
+    }
+}

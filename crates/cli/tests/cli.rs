@@ -1,0 +1,449 @@
+//! The built command from outside: what it prints, how it ends, what it hands to the program it runs.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const CROSSLANE: &str = env!("CARGO_BIN_EXE_crosslane");
+
+/// A folder with a rack and a library that does nothing.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { folder: tempfile::tempdir().unwrap() };
+        place.compile("library.so", "int crosslane_nothing;", &["-shared", "-fPIC"]);
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn compile(&self, name: &str, source: &str, flags: &[&str]) -> PathBuf {
+        let output = self.path(name);
+        let mut command = Command::new("cc");
+        command.args(flags).args(["-x", "c", "-", "-o"]).arg(&output).stdin(Stdio::piped());
+        let mut compiler = command.spawn().expect("the tests need a C compiler");
+        compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+        assert!(compiler.wait().unwrap().success());
+        output
+    }
+
+    fn script(&self, name: &str, text: &str) -> PathBuf {
+        self.program(name, text.as_bytes())
+    }
+
+    fn program(&self, name: &str, contents: &[u8]) -> PathBuf {
+        let (draft, path) = (self.path(&format!("{name}.draft")), self.path(name));
+        fs::write(&draft, contents).unwrap();
+        copy(&draft, &path);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// `crosslane run` with this place's rack and library, and an environment without anything of ours.
+    fn run(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(CROSSLANE);
+        command.arg("run").arg("--library").arg(self.path("library.so"));
+        command.arg("--rack").arg(self.path("rack")).args(arguments);
+        for variable in ["RACK", "NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF", "VERSION"] {
+            command.env_remove(format!("CROSSLANE_{variable}"));
+        }
+        command.env_remove("LD_PRELOAD");
+        command
+    }
+}
+
+/// Copies by another process: a descriptor open for writing here would be inherited by what other tests start
+/// meanwhile, and a file that anybody has open for writing cannot be executed.
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
+}
+
+fn crosslane(arguments: &[&str]) -> Output {
+    Command::new(CROSSLANE).args(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The single line of stderr.
+fn error_line(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text:?}");
+    assert!(text.starts_with("crosslane: "), "{text:?}");
+    text.trim_end().to_owned()
+}
+
+#[track_caller]
+fn assert_fails(output: &Output, code: i32, words: &[&str]) {
+    let line = error_line(output);
+    assert_eq!(output.status.code(), Some(code), "{line}");
+    for word in words {
+        assert!(line.contains(word), "{word:?} in {line:?}");
+    }
+    assert_eq!(stdout(output), "");
+}
+
+#[test]
+fn wrong_use_is_one_line_and_exit_code_2() {
+    for (arguments, words) in [
+        (&["--bad"][..], &["--bad", "crosslane --help"][..]),
+        (&["nonsense"], &["nonsense", "crosslane --help"]),
+        (&["run"], &["PROGRAM", "crosslane run --help"]),
+        (&["run", "--node", "q7", "--", "true"], &["'q7'", "letter a to z", "--node a"]),
+        (&["run", "--node", "127.0.0.1", "--", "true"], &["'127.0.0.1'", "127.77.0.0/16"]),
+        (&["run", "--node", "", "--", "true"], &["--node"]),
+        (&["run", "--only", "0", "--", "true"], &["'0'", "1 to 65535"]),
+        (&["run", "--except", "9-7", "--", "true"], &["'9-7'", "7-9"]),
+        (&["run", "--only", "1", "--except", "2", "--", "true"], &["--only", "--except"]),
+        (&["run", "--onyl", "1", "--", "true"], &["--onyl", "--only"]),
+        (&["stat", "--jsn"], &["--jsn", "--json"]),
+        (&["stat", "extra"], &["extra"]),
+        (&["top", "--interval", "0"], &["0", "--interval"]),
+    ] {
+        assert_fails(&crosslane(arguments), 2, words);
+    }
+    assert_eq!(crosslane(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn help_and_version_are_no_failures() {
+    let version = crosslane(&["--version"]);
+    assert!(version.status.success());
+    assert!(stdout(&version).starts_with(concat!("crosslane ", env!("CARGO_PKG_VERSION"))));
+    for arguments in
+        [&["--help"][..], &["run", "--help"], &["stat", "--help"], &["top", "--help"], &["doctor", "--help"]]
+    {
+        let help = crosslane(arguments);
+        assert!(help.status.success() && stdout(&help).contains("Usage: crosslane"), "{arguments:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_one_line_and_exit_code_1() {
+    let place = Place::new();
+    let plain = place.path("plain");
+    fs::write(&plain, "text").unwrap();
+    let fails = |arguments: &[&str], words: &[&str]| assert_fails(&place.run(arguments).output().unwrap(), 1, words);
+    fails(&["--", "no-such-program"], &["'no-such-program'", "in PATH", "install it"]);
+    fails(&["--", "/no/such"], &["'/no/such'", "check the path"]);
+    fails(&["--", "/"], &["'/'", "directory"]);
+    fails(&["--", ""], &["empty"]);
+    fails(&["--", plain.to_str().unwrap()], &["not executable", "chmod +x"]);
+}
+
+#[test]
+fn the_library_must_be_one() {
+    let place = Place::new();
+    let with = |library: &Path| {
+        let mut command = Command::new(CROSSLANE);
+        command.args([OsStr::new("run"), "--library".as_ref(), library.as_ref(), "--".as_ref(), "true".as_ref()]);
+        command.output().unwrap()
+    };
+    assert_fails(&with(Path::new("/no/such.so")), 1, &["/no/such.so", "--library"]);
+    assert_fails(&with(&place.script("text.so", "no library")), 1, &["text.so", "no shared library"]);
+    let blank = place.path("with blank.so");
+    fs::copy(place.path("library.so"), &blank).unwrap();
+    assert_fails(&with(&blank), 1, &["with blank.so", "LD_PRELOAD"]);
+}
+
+#[test]
+fn the_library_is_found_beside_the_command_and_in_its_tree() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("bin")).unwrap();
+    fs::create_dir_all(place.path("lib/crosslane")).unwrap();
+    let command = place.path("bin/crosslane");
+    copy(Path::new(CROSSLANE), &command);
+    let run = || {
+        let mut command = Command::new(&command);
+        command.arg("run").arg("--rack").arg(place.path("rack")).args(["--", "sh", "-c", "echo $LD_PRELOAD"]);
+        command.env_remove("LD_PRELOAD").output().unwrap()
+    };
+    if !Path::new("/usr/lib/crosslane").exists() && !Path::new("/usr/local/lib/crosslane").exists() {
+        assert_fails(&run(), 1, &["no libcrosslane.so", "cargo build --release", "--library"]);
+    }
+    for folder in ["lib/crosslane", "bin"] {
+        let library = place.path(folder).join("libcrosslane.so");
+        fs::copy(place.path("library.so"), &library).unwrap();
+        let found = stdout(&run());
+        assert_eq!(Path::new(found.trim_end()), fs::canonicalize(library).unwrap());
+    }
+}
+
+#[test]
+fn the_program_gets_its_environment() {
+    let place = Place::new();
+    let variables = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        let text = stdout(&output);
+        let of_ours = |line: &&str| line.starts_with("CROSSLANE_") || line.starts_with("LD_PRELOAD=");
+        let mut lines: Vec<String> = text.lines().filter(of_ours).map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let library = fs::canonicalize(place.path("library.so")).unwrap().display().to_string();
+    let rack = format!("CROSSLANE_RACK={}", place.path("rack").display());
+
+    let plain = variables(&mut place.run(&["--", "env"]));
+    assert_eq!(plain, [rack.clone(), format!("LD_PRELOAD={library}")]);
+
+    let mut full = place.run(&["--node", "b", "--only", "80,90-99", "--require-lane", "--", "env"]);
+    full.env("CROSSLANE_EXCEPT", "1").env("CROSSLANE_OFF", "1").env("LD_PRELOAD", &library);
+    let expected = ["CROSSLANE_NODE=b", "CROSSLANE_ONLY=80,90-99", &rack, "CROSSLANE_REQUIRE_LANE=1"];
+    let expected: Vec<String> = expected.iter().map(|line| (*line).to_owned()).collect();
+    let mut expected = [expected, vec![format!("LD_PRELOAD={library}")]].concat();
+    expected.sort();
+    assert_eq!(variables(&mut full), expected);
+
+    let other = place.compile("other.so", "int other_nothing;", &["-shared", "-fPIC"]);
+    let mut except = place.run(&["--except", "22", "--node", "127.77.3.4", "--", "env"]);
+    except.env("CROSSLANE_ONLY", "1").env("LD_PRELOAD", &other);
+    let expected = [
+        "CROSSLANE_EXCEPT=22",
+        "CROSSLANE_NODE=127.77.3.4",
+        &rack,
+        &format!("LD_PRELOAD={}:{library}", other.display()),
+    ];
+    assert_eq!(variables(&mut except), expected);
+}
+
+#[test]
+fn arguments_exit_code_signals_and_stdin_are_the_programs_own() {
+    let place = Place::new();
+    let arguments = ["--", "printf", "%s|", "--node", "z", "--", "-h", ""];
+    assert_eq!(stdout(&place.run(&arguments).output().unwrap()), "--node|z|--|-h||");
+    assert_eq!(stdout(&place.run(&arguments[1..]).output().unwrap()), "--node|z|--|-h||", "without -- in front");
+
+    let status = |script: &str| place.run(&["--", "sh", "-c", script]).status().unwrap();
+    assert_eq!(status("exit 7").code(), Some(7));
+    assert_eq!(status("kill -KILL $$").signal(), Some(9));
+    let pipe = place.run(&["--", "sh", "-c", "kill -PIPE $$; exit 3"]).status().unwrap();
+    assert_eq!(pipe.signal(), Some(13), "SIGPIPE is not ignored");
+
+    let mut cat = place.run(&["--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    cat.stdin.take().unwrap().write_all(b"through").unwrap();
+    assert_eq!(stdout(&cat.wait_with_output().unwrap()), "through");
+}
+
+/// What happens to a program that cannot take lanes: a warning, or an error where lanes are required.
+fn assert_kernel_only(place: &Place, program: &Path, words: &[&str]) {
+    let program = program.to_str().unwrap();
+    let strict = place.run(&["--require-lane", "--", program]).output().unwrap();
+    assert_fails(&strict, 1, &[&[program], words].concat());
+    let lenient = place.run(&["--", program]).output().unwrap();
+    let line = error_line(&lenient);
+    assert!(line.contains(program) && line.contains("kernel TCP"), "{line}");
+    assert_eq!((lenient.status.code(), stdout(&lenient).as_str()), (Some(5), "ran\n"));
+}
+
+const RAN: &str = "#include <stdio.h>\nint main(void) { puts(\"ran\"); return 5; }\n";
+
+#[test]
+fn a_dynamic_program_runs_without_a_word() {
+    let place = Place::new();
+    for (name, flags) in [("pie", &["-pie", "-fPIE"][..]), ("fixed", &["-no-pie"])] {
+        let program = place.compile(name, RAN, flags);
+        let output = place.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(5), "ran\n"));
+        assert_eq!(output.stderr, b"");
+    }
+}
+
+#[test]
+fn a_static_program_runs_on_the_kernel_path_or_not_at_all() {
+    let place = Place::new();
+    for (name, flags) in [("static", &["-static"][..]), ("static-pie", &["-static-pie"])] {
+        let program = place.compile(name, RAN, flags);
+        assert_kernel_only(&place, &program, &["statically linked", "link it dynamically"]);
+    }
+}
+
+#[test]
+fn a_script_is_judged_by_its_interpreter() {
+    let place = Place::new();
+    let interpreter = place.compile("interpreter", RAN, &["-static"]);
+    let script = place.script("script", &format!("#!{}\n", interpreter.display()));
+    let output = place.run(&["--require-lane", "--", script.to_str().unwrap()]).output().unwrap();
+    assert_fails(&output, 1, &[interpreter.to_str().unwrap(), "statically linked"]);
+
+    let shell = place.script("shell", "#!/usr/bin/env sh\necho ran\n");
+    let output = place.run(&["--require-lane", "--", shell.to_str().unwrap()]).output().unwrap();
+    assert_eq!((stdout(&output).as_str(), output.stderr.as_slice()), ("ran\n", &b""[..]));
+}
+
+#[test]
+fn a_setuid_program_runs_on_the_kernel_path_or_not_at_all() {
+    let place = Place::new();
+    let program = place.compile("setuid", RAN, &[]);
+    if chown(&program, Some(65534), Some(65534)).is_err() {
+        eprintln!("skipped: only root can give a file away");
+        return;
+    }
+    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_kernel_only(&place, &program, &["is setuid", "LD_PRELOAD"]);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o2755)).unwrap();
+    assert_kernel_only(&place, &program, &["is setgid", "LD_PRELOAD"]);
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let output = place.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(5), &b""[..]));
+}
+
+#[test]
+fn another_loader_or_processor_is_named() {
+    let place = Place::new();
+    let strict = |program: &Path| place.run(&["--require-lane", "--", program.to_str().unwrap()]).output().unwrap();
+    let musl = place.compile("musl", RAN, &["-Wl,--dynamic-linker=/lib/ld-musl-none.so.1"]);
+    assert_fails(&strict(&musl), 1, &["/lib/ld-musl-none.so.1", "glibc"]);
+
+    let mut bytes = fs::read(&musl).unwrap();
+    bytes[4] = 1;
+    let narrow = place.program("narrow", &bytes);
+    assert_fails(&strict(&narrow), 1, &["narrow", "word size"]);
+    let lenient = place.run(&["--", narrow.to_str().unwrap()]).output().unwrap();
+    assert_eq!(lenient.status.code().map(|code| code != 0), Some(true), "{lenient:?}");
+
+    bytes.truncate(100);
+    bytes[4] = 2;
+    let narrow = place.program("narrow", &bytes);
+    assert_fails(&strict(&narrow), 1, &["narrow", "damaged"]);
+}
+
+#[test]
+fn a_library_is_not_handed_to_a_loader_that_would_choke_on_it() {
+    let place = Place::new();
+    let loader = "/lib/../lib64/ld-linux-x86-64.so.2";
+    if !Path::new(loader).exists() {
+        return;
+    }
+    let alias = place.path("ld-other.so");
+    std::os::unix::fs::symlink(loader, &alias).unwrap();
+    let source = "#include <stdio.h>\n#include <stdlib.h>\n\
+                  int main(void) { puts(getenv(\"LD_PRELOAD\") ? \"set\" : \"unset\"); }\n";
+    let program = place.compile("other", source, &[&format!("-Wl,--dynamic-linker={}", alias.display())]);
+    let output = place.run(&["--", program.to_str().unwrap()]).output().unwrap();
+    assert!(error_line(&output).contains("ld-other.so"));
+    assert_eq!(stdout(&output), "unset\n");
+}
+
+#[test]
+fn a_rack_that_cannot_be_used_warns_or_fails() {
+    let place = Place::new();
+    let shared = place.path("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    let file = place.path("library.so");
+    let long = format!("/tmp/{}", "x".repeat(100));
+    for (rack, word) in
+        [(Path::new("/proc/rack"), "--rack"), (Path::new(&long), "too long"), (&shared, "chmod 700"), (&file, "--rack")]
+    {
+        let run = |strict: &[&str]| {
+            let mut command = Command::new(CROSSLANE);
+            command.arg("run").arg("--library").arg(place.path("library.so")).arg("--rack").arg(rack);
+            command.args(strict).args(["--", "echo", "ran"]).output().unwrap()
+        };
+        assert_fails(&run(&["--require-lane"]), 1, &[rack.to_str().unwrap(), word]);
+        let lenient = run(&[]);
+        assert!(error_line(&lenient).contains("kernel TCP"));
+        assert_eq!(stdout(&lenient), "ran\n");
+    }
+}
+
+#[test]
+fn stat_shows_a_living_process_and_forgets_a_dead_one() {
+    let place = Place::new();
+    let rack = place.path("rack");
+    let stat = |json: &str| {
+        let mut command = Command::new(CROSSLANE);
+        command.arg("stat").args(Some(json).filter(|json| !json.is_empty())).arg("--rack").arg(&rack);
+        stdout(&command.output().unwrap())
+    };
+    assert!(stat("").starts_with("Nothing runs over crosslane"));
+
+    let config = ledger::Config { rack: &rack, node: ledger::node_address("c"), program: b"a-test" };
+    let ledger = ledger::Ledger::create(&config);
+    let connection = ledger::Connection {
+        path: ledger::Path::Lane,
+        role: ledger::Role::Connect,
+        fd: 12,
+        local: None,
+        peer: "127.77.0.1:6379".parse().ok(),
+    };
+    let slot = ledger.open_connection(&connection);
+    slot.add_sent(3 << 20);
+    let text = stat("");
+    for word in ["a-test", "127.77.0.1:6379", "3.0 MiB", "lane"] {
+        assert!(text.contains(word), "{word} in\n{text}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&stat("--json")).unwrap();
+    assert_eq!(json["schema"], "crosslane-stat/1");
+    assert_eq!(json["processes"][0]["node"], "c");
+    assert_eq!(json["processes"][0]["totals"]["lane_bytes_sent"], 3 << 20);
+    assert_eq!(json["processes"][0]["connections"][0]["local"], serde_json::Value::Null);
+
+    slot.close();
+    ledger.remove();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&stat("--json")).unwrap()["processes"], serde_json::json!([]));
+}
+
+#[test]
+fn top_without_a_terminal_prints_one_snapshot() {
+    let place = Place::new();
+    let rack = place.path("rack");
+    let top = crosslane(&["top", "--rack", rack.to_str().unwrap()]);
+    assert!(top.status.success());
+    assert!(stdout(&top).starts_with("Nothing runs over crosslane"));
+    let json = crosslane(&["top", "--json", "--rack", rack.to_str().unwrap()]);
+    assert!(stdout(&json).contains("crosslane-stat/1"));
+}
+
+#[test]
+fn a_rack_that_cannot_be_read_is_an_error() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("rack/v1/stat")).unwrap();
+    fs::set_permissions(place.path("rack/v1/stat"), fs::Permissions::from_mode(0o777)).unwrap();
+    let output = crosslane(&["stat", "--rack", place.path("rack").to_str().unwrap()]);
+    assert_fails(&output, 1, &["rack", "--rack"]);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(CROSSLANE).args(["stat", "--json"]).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn doctor_finds_what_is_there_and_what_is_not() {
+    let place = Place::new();
+    let doctor = |library: &Path| {
+        let mut command = Command::new(CROSSLANE);
+        command.args(["doctor", "--json", "--library"]).arg(library).arg("--rack").arg(place.path("rack"));
+        let output = command.output().unwrap();
+        let json: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        (output.status.code(), json)
+    };
+    let status_of = |json: &serde_json::Value, name: &str| {
+        let checks = json["checks"].as_array().unwrap();
+        checks.iter().find(|check| check["name"] == name).unwrap()["status"].as_str().unwrap().to_owned()
+    };
+    let (code, json) = doctor(&place.path("library.so"));
+    assert_eq!((code, &json["schema"], &json["lanes_work"]), (Some(0), &"crosslane-doctor/1".into(), &true.into()));
+    for name in ["kernel", "memfd", "AF_UNIX", "rack", "library"] {
+        assert_eq!(status_of(&json, name), "ok", "{name}");
+    }
+    let (code, json) = doctor(Path::new("/no/such.so"));
+    assert_eq!((code, &json["lanes_work"]), (Some(1), &false.into()));
+    assert_eq!(status_of(&json, "library"), "missing");
+}
