@@ -430,6 +430,9 @@ fn descriptors_of(server: &Server) -> usize {
     fs::read_dir(format!("/proc/{}/fd", server.process.pid())).unwrap().count()
 }
 
+/// Options of the server and its client, and what to put where the server's name goes.
+type Plant = (&'static [&'static str], fn(&Path));
+
 #[test]
 fn stale_and_foreign_names_stop_no_new_server() {
     let rack = Rack::new();
@@ -437,7 +440,7 @@ fn stale_and_foreign_names_stop_no_new_server() {
     let (port, at) = (server.port, rendezvous(&rack));
     drop(server); // killed: its name stays behind
     // What a user put there himself is not ours to remove: a folder may cost the lane, never the connection.
-    let plants: [(&[&str], fn(&Path)); 5] = [
+    let plants: [Plant; 5] = [
         (REQUIRED, |_| {}),
         (REQUIRED, |at| fs::write(at, "a file").unwrap()),
         (REQUIRED, |at| symlink("/no/such/target", at).unwrap()),
