@@ -197,7 +197,10 @@ fn marker_number() -> i32 {
 
 /// A copy at a high number, or at a lower one when there is none.
 fn move_up(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
-    let mut from = first_number();
+    move_from(fd, first_number())
+}
+
+fn move_from(fd: &OwnedFd, mut from: u64) -> Result<OwnedFd, Errno> {
     loop {
         match rustix::io::fcntl_dupfd_cloexec(fd, from as i32) {
             Ok(moved) => return Ok(moved),
@@ -231,7 +234,10 @@ pub fn relocate(fd: RawFd) -> Result<(), Errno> {
     if number_in(entry) != Some(fd) {
         return Ok(()); // Closed or moved by another thread since.
     }
-    let moved = copy_elsewhere(fd).and_then(|copy| {
+    // A marker stays near its number, or the program after `exec` would not find it.
+    let is_marker = MARKER_SLOT.load(Ordering::Acquire) == u32::from(slot) + 1;
+    let from = if is_marker { marker_number() as u64 } else { first_number() };
+    let moved = copy_elsewhere(fd, from).and_then(|copy| {
         if (copy.as_raw_fd() as usize) < NUMBERS {
             return Ok(copy);
         }
@@ -258,15 +264,15 @@ pub fn relocate(fd: RawFd) -> Result<(), Errno> {
 }
 
 /// A copy at another high number that is closed at `exec` if `fd` is.
-fn copy_elsewhere(fd: RawFd) -> Result<OwnedFd, Errno> {
+fn copy_elsewhere(fd: RawFd, from: u64) -> Result<OwnedFd, Errno> {
     // SAFETY: the table says the number is an open descriptor of ours; if another thread closes it now, the calls below
     // fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::io::fcntl_getfd(borrowed)?;
-    // `move_up` takes an owned descriptor; this one is lent to it and not closed.
+    // `move_from` takes an owned descriptor; this one is lent to it and not closed.
     // SAFETY: wrapped so that it is never dropped.
     let lent = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
-    let copy = move_up(&lent)?;
+    let copy = move_from(&lent, from)?;
     rustix::io::fcntl_setfd(&copy, flags)?;
     Ok(copy)
 }
@@ -551,6 +557,11 @@ mod tests {
         let kept = HiddenFd::hide(named_memfd("crosslane-kept"), Need::Required).unwrap();
         let _closed = HiddenFd::hide(named_memfd("crosslane-closed"), Need::Required).unwrap();
         kept.set_inheritable(true).unwrap();
+        // A program may take the marker's number by dup2.
+        relocate(marker_number()).unwrap();
+        // SAFETY: the number was given up by `relocate`; it is never closed.
+        let mut programs = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(marker_number()) });
+        rustix::io::dup2(std::io::stderr(), &mut programs).unwrap();
         // A program may raise its limit between now and exec, as servers do.
         let mut limit = rustix::process::getrlimit(Resource::Nofile);
         limit.current = limit.maximum;

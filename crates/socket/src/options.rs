@@ -159,7 +159,8 @@ impl OptionRecord {
         if let Some((_, errno)) = REFUSED.iter().find(|(refused, _)| *refused == option) {
             return Err(*errno);
         }
-        let template = self.template(family)?;
+        // Without the record: no option that can be played back makes another one valid or invalid.
+        let template = fresh(family)?;
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks the pointer and answers a bad one with an error.
         let answer = unsafe { libc::syscall(libc::SYS_setsockopt, number, option.level, option.name, value, length) };
@@ -234,14 +235,18 @@ impl OptionRecord {
     /// A fresh TCP socket with the recorded options. What the kernel refuses now, it refuses for a reason that a
     /// connection has not.
     fn template(&self, family: Family) -> Result<OwnedFd, Errno> {
-        let family = AddressFamily::from_raw(family.raw() as u16);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        let socket = fresh(family)?;
         for (option, value) in &self.records {
             let _ = set_raw(socket.as_fd(), *option, value);
         }
         Ok(socket)
     }
+}
+
+fn fresh(family: Family) -> Result<OwnedFd, Errno> {
+    let family = AddressFamily::from_raw(family.raw() as u16);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
 fn outcome(answer: libc::c_long) -> Result<(), Errno> {
