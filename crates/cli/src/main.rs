@@ -38,6 +38,17 @@ enum Command {
     Top(top::Options),
     /// What this machine offers, what is missing, and how to get it
     Doctor(doctor::Options),
+    /// Redis over lanes and over kernel TCP, side by side in one table
+    Demo(crosslane_bench::demo::Options),
+    /// Measure this machine
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Round trips, rates, bulk and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
+    Sockets(crosslane_bench::sockets::Options),
 }
 
 const EXIT_FAILED: u8 = 1;
@@ -53,6 +64,8 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::main(options),
         Command::Top(options) => top::main(options),
         Command::Doctor(options) => doctor::main(options),
+        Command::Demo(options) => crosslane_bench::demo::main(options),
+        Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Longest rack path that leaves room for a socket's name: 107 bytes are all an AF_UNIX address holds.
-const PATH_BYTES_MAX: usize = 60;
+/// Longest rack path that the library takes.
+const PATH_BYTES_MAX: usize = 400;
 
 /// The rack given with `--rack`, or the one the environment says.
 pub fn chosen(given: Option<&Path>) -> PathBuf {
@@ -19,7 +19,7 @@ pub fn chosen(given: Option<&Path>) -> PathBuf {
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();
     if rack.as_os_str().len() > PATH_BYTES_MAX {
-        bail!("rack '{shown}' is longer than {PATH_BYTES_MAX} bytes, too long for socket names; give a shorter --rack");
+        bail!("rack '{shown}' is too long, {PATH_BYTES_MAX} bytes at most; give a shorter --rack");
     }
     let remedy = || format!("rack '{shown}' cannot be used; give a writable directory with --rack");
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(rack).with_context(remedy)?;
@@ -30,8 +30,8 @@ pub fn prepare(rack: &Path) -> Result<()> {
     if found.uid() != rustix::process::geteuid().as_raw() {
         bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
     }
-    if found.mode() & 0o022 != 0 {
-        bail!("rack '{shown}' can be written to by others; chmod 700 it");
+    if found.mode() & 0o077 != 0 {
+        bail!("rack '{shown}' is open to other users; chmod 700 it");
     }
     // Root passes every permission check and fails on a read-only file system, so only a file tells.
     let probe = rack.join(format!(".probe-{}", std::process::id()));

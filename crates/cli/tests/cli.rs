@@ -109,6 +109,8 @@ fn wrong_use_is_one_line_and_exit_code_2() {
         (&["stat", "--jsn"], &["--jsn", "--json"]),
         (&["stat", "extra"], &["extra"]),
         (&["top", "--interval", "0"], &["0", "--interval"]),
+        (&["bench", "nonsense"], &["nonsense", "crosslane bench --help"]),
+        (&["demo", "--rounds", "0"], &["0", "--rounds"]),
     ] {
         assert_fails(&crosslane(arguments), 2, words);
     }
@@ -123,7 +125,7 @@ fn help_and_version_are_no_failures() {
     for arguments in
         [&["--help"][..], &["run", "--help"], &["stat", "--help"], &["top", "--help"], &["doctor", "--help"]]
     {
-        let help = crosslane(arguments);
+        let help = crosslane(&arguments);
         assert!(help.status.success() && stdout(&help).contains("Usage: crosslane"), "{arguments:?}");
     }
 }
@@ -341,9 +343,9 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
     let place = Place::new();
     let shared = place.path("shared");
     fs::create_dir(&shared).unwrap();
-    fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o750)).unwrap();
     let file = place.path("library.so");
-    let long = format!("/tmp/{}", "x".repeat(100));
+    let long = format!("/tmp/{}", "x/".repeat(300));
     for (rack, word) in
         [(Path::new("/proc/rack"), "--rack"), (Path::new(&long), "too long"), (&shared, "chmod 700"), (&file, "--rack")]
     {
