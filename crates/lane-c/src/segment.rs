@@ -1,0 +1,95 @@
+//! The memfd of a pair: a page that says what it is, then the window of side 0, then that of side 1.
+
+use crate::error::Failure;
+use fabric::shm::{self, ShmError};
+use fabric::{MemoryInbound, MemoryOutbound};
+use lane::{Consumer, Layout, Producer, SLOT_BYTES};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use volmem::sync::Ordering;
+use volmem::{Mapping, Region};
+
+/// Bytes of each direction's ring, at least.
+pub const RING_BYTES_MIN: usize = 512;
+/// Bytes of each direction's ring, at most.
+pub const RING_BYTES_MAX: usize = 1 << 30;
+
+const PAGE_BYTES: usize = 4096;
+/// Bytes of the ring that a direction starts in.
+const SMALL_RING_BYTES: usize = PAGE_BYTES;
+/// "crslane" and the version of this layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"crslane\x01");
+
+const WORD_MAGIC: usize = 0;
+const WORD_RING_BYTES: usize = 8;
+const WORD_SECRET: usize = 16;
+
+pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
+pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
+
+/// Makes the memfd of a pair.
+pub fn create(ring_bytes: usize) -> Result<OwnedFd, Failure> {
+    let layout = layout_of(ring_bytes).ok_or(Failure::INVALID)?;
+    let mut secret = [0_u8; size_of::<u64>()];
+    rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+    let (memfd, mapping) = shm::create(segment_bytes(&layout)).map_err(failure_of)?;
+    let region = Region::of_mapping(Arc::new(mapping));
+    region.store_u64(WORD_RING_BYTES, ring_bytes as u64, Ordering::Relaxed);
+    // Odd, so never the zero that untouched memory holds.
+    region.store_u64(WORD_SECRET, u64::from_ne_bytes(secret) | 1, Ordering::Relaxed);
+    region.store_u64(WORD_MAGIC, MAGIC, Ordering::Release);
+    Ok(memfd)
+}
+
+/// Maps a pair and gives the two ends of one side. What the segment says of itself is its maker's word: checked, then used.
+pub fn attach(memfd: BorrowedFd<'_>, side: usize) -> Result<(Sender, Receiver), Failure> {
+    let len_bytes = usize::try_from(rustix::fs::fstat(memfd)?.st_size).map_err(|_| Failure::INVALID)?;
+    let mapping = shm::open(memfd.as_fd(), len_bytes).map_err(failure_of)?;
+    let (layout, secret, region) = read_head(mapping)?;
+    let window_bytes = window_bytes(&layout);
+    let window = |side: usize| region.sub(PAGE_BYTES + side * window_bytes, window_bytes);
+    let (own, peers) = (window(side), window(1 - side));
+    let sender = Producer::new(MemoryOutbound::new(peers.clone()), MemoryInbound::new(own.clone()), layout, secret);
+    let receiver = Consumer::new(MemoryInbound::new(own), MemoryOutbound::new(peers), layout, secret);
+    Ok((sender, receiver))
+}
+
+fn read_head(mapping: Mapping) -> Result<(Layout, u64, Region), Failure> {
+    let region = Region::of_mapping(Arc::new(mapping));
+    if region.len_bytes() < PAGE_BYTES || region.load_u64(WORD_MAGIC, Ordering::Acquire) != MAGIC {
+        return Err(Failure::PROTOCOL);
+    }
+    let ring_bytes = usize::try_from(region.load_u64(WORD_RING_BYTES, Ordering::Relaxed)).ok();
+    let layout = ring_bytes.and_then(layout_of).ok_or(Failure::PROTOCOL)?;
+    let secret = region.load_u64(WORD_SECRET, Ordering::Relaxed);
+    let is_whole = segment_bytes(&layout) == region.len_bytes() && secret != 0;
+    if is_whole { Ok((layout, secret, region)) } else { Err(Failure::PROTOCOL) }
+}
+
+/// Both directions have the same layout: each window holds the forward part of one and the back part of the other.
+fn layout_of(ring_bytes: usize) -> Option<Layout> {
+    if !ring_bytes.is_power_of_two() || !(RING_BYTES_MIN..=RING_BYTES_MAX).contains(&ring_bytes) {
+        return None;
+    }
+    let slots = |bytes: usize| (bytes / SLOT_BYTES) as u64;
+    let has_big_ring = ring_bytes > SMALL_RING_BYTES;
+    let big_slots = if has_big_ring { slots(ring_bytes) } else { 0 };
+    Some(Layout::packed(slots(ring_bytes.min(SMALL_RING_BYTES)), big_slots))
+}
+
+fn window_bytes(layout: &Layout) -> usize {
+    layout.window_bytes().next_multiple_of(PAGE_BYTES)
+}
+
+fn segment_bytes(layout: &Layout) -> usize {
+    PAGE_BYTES + 2 * window_bytes(layout)
+}
+
+fn failure_of(error: ShmError) -> Failure {
+    match error {
+        ShmError::System { error, .. } | ShmError::NotMemfd { error, .. } => {
+            error.raw_os_error().map_or(Failure::INVALID, Failure::of_errno)
+        }
+        _ => Failure::INVALID,
+    }
+}

@@ -1,0 +1,62 @@
+//! The C example, compiled against the header by the system's compiler, linked both ways, and run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const STREAM_BYTES: u64 = 4 << 20;
+
+/// The example's checksum of the example's stream, computed without a lane.
+fn checksum() -> u64 {
+    let (mut first, mut second) = (0_u64, 0_u64);
+    for position in 0..STREAM_BYTES {
+        first += position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
+        second = second.wrapping_add(first);
+    }
+    second
+}
+
+/// The folder where cargo puts this test, and the libraries beside it.
+fn libraries() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    test.parent().expect("a folder").to_path_buf()
+}
+
+fn compile(name: &str, link: &[&str]) -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+        .arg("-I")
+        .arg(package.join("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(package.join("examples/in_place.c"))
+        .args(link)
+        .output()
+        .expect("cc: install gcc");
+    assert!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+fn assert_runs(program: &Path) {
+    let output = Command::new(program).arg("4").output().expect("the compiled example");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}{stderr}");
+    let expected = format!("{STREAM_BYTES} bytes in place, checksum {:016x}, the same at both ends\n", checksum());
+    assert_eq!(stdout, expected);
+}
+
+#[test]
+fn the_c_example_runs_with_the_static_library() {
+    let archive = libraries().join("libcrosslane_lane.a");
+    let archive = archive.to_str().expect("a path in UTF-8");
+    assert_runs(&compile("in_place_static", &[archive, "-lgcc_s", "-lm"]));
+}
+
+#[test]
+fn the_c_example_runs_with_the_shared_library() {
+    let folder = libraries();
+    let folder = folder.to_str().expect("a path in UTF-8");
+    let run_path = format!("-Wl,-rpath,{folder}");
+    assert_runs(&compile("in_place_shared", &["-L", folder, "-lcrosslane_lane", &run_path]));
+}

@@ -1,0 +1,26 @@
+//! Whatever a peer stores in both windows, and whenever, its victim gets bytes or `Corrupt`, inside its own parts of the windows.
+#![no_main]
+
+use fabric::Coherence;
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../crates/lane/tests/properties/hostile.rs"]
+mod hostile;
+#[path = "../../crates/lane/tests/properties/oracle.rs"]
+#[allow(dead_code)] // The other target uses the rest.
+mod oracle;
+#[path = "../../crates/lane/tests/properties/windows.rs"]
+#[allow(dead_code)]
+mod windows;
+
+#[derive(Debug, arbitrary::Arbitrary)]
+struct Input {
+    shape: oracle::Shape,
+    is_coherent: bool,
+    acts: Vec<hostile::Act>,
+}
+
+fuzz_target!(|input: Input| {
+    let coherence = if input.is_coherent { Coherence::Coherent } else { Coherence::WriteCombined };
+    hostile::check(input.shape, coherence, &input.acts);
+});

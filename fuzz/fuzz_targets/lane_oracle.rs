@@ -1,0 +1,25 @@
+//! Any interleaving of calls at both ends of a lane gives the bytes of the oracle.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../crates/lane/tests/properties/oracle.rs"]
+mod oracle;
+#[path = "../../crates/lane/tests/properties/windows.rs"]
+#[allow(dead_code)] // The other target uses the rest.
+mod windows;
+
+#[derive(Debug, arbitrary::Arbitrary)]
+struct Input {
+    shape: oracle::Shape,
+    /// Stores gather, and arrive as this seed decides.
+    gather_seed: Option<u64>,
+    ops: Vec<oracle::Op>,
+}
+
+fuzz_target!(|input: Input| {
+    match input.gather_seed {
+        None => oracle::check_coherent(input.shape, &input.ops),
+        Some(seed) => oracle::check_write_combined(input.shape, &input.ops, seed),
+    }
+});
