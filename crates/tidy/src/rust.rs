@@ -6,8 +6,8 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 use crate::{FUNCTION_LINES_MAX, Offence, Source};
 
-/// Crates that may say `unsafe`: memory another party can write, raw spans of callers, the C boundary, and what measures
-/// or attacks them.
+/// Crates that may say `unsafe`: memory another party can write, raw spans of callers, the C boundary, and what
+/// measures or attacks them.
 pub const UNSAFE_CRATES: [&str; 9] =
     ["volmem", "fabric", "lane", "lane-c", "socket", "preload", "ledger", "bench", "system-tests"];
 
