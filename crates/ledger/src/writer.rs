@@ -308,7 +308,8 @@ impl Ledger {
         }
     }
 
-    /// No memory to copy into: what must not happen is that the child goes on writing into its parent's page.
+    /// No memory to copy into: what must not happen is that the child goes on writing into its parent's page. A child
+    /// whose limit is below what it has mapped already is denied even this, and falsifies its parent's numbers.
     fn become_blank(&self, pid: u32) {
         self.published.store(false, Relaxed);
         // SAFETY: the page is a whole mapping of this ledger, and the child has only the calling thread.

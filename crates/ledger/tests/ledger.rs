@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path as FilePath;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Barrier, Mutex, MutexGuard};
 
 use ledger::reader::{PageError, Process, Snapshot, decode, read_rack};
 use ledger::{Config, Connection, ConnectionSlot, FallbackReason, Ledger, Path, Role, SLOTS};
@@ -168,15 +168,20 @@ fn threads_lose_nothing_and_share_no_slot() {
 
 #[test]
 fn one_kernel_connection_may_be_counted_by_many_threads() {
+    const SENDS: u64 = 200_000;
     let rack = rack();
     let slot = ledger_in(rack.path()).open_connection(&connection(Path::Kernel, 3));
+    let together = Barrier::new(4);
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..10_000).for_each(|_| slot.add_sent(3)));
+            scope.spawn(|| {
+                together.wait();
+                (0..SENDS).for_each(|_| slot.add_sent(3));
+            });
         }
     });
     let found = &only_process(rack.path()).connections[0];
-    assert_eq!((found.bytes_sent, found.messages_sent), (120_000, 40_000));
+    assert_eq!((found.bytes_sent, found.messages_sent), (4 * SENDS * 3, 4 * SENDS));
 }
 
 #[test]
@@ -329,6 +334,67 @@ fn a_child_whose_rack_is_gone_counts_unseen() {
         !ledger.is_published()
     });
     assert!(fs::read(&page).unwrap() == before, "the child wrote into its parent's page");
+}
+
+#[test]
+fn a_child_without_memory_for_a_page_still_leaves_its_parents_alone() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    // The child closes it, the parent does not.
+    let slot = std::mem::ManuallyDrop::new(ledger.open_connection(&connection(Path::Lane, 5)));
+    slot.add_sent(1);
+    let before = only_process(rack.path());
+    in_child(|| {
+        // What is mapped now and no page more.
+        let statm = fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+        let limit = libc::rlimit { rlim_cur: pages * 4096, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: `limit` is read by the call; it is the child's own limit.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        ledger.forked_child();
+        slot.add_sent(1000);
+        ledger.count_fallback(FallbackReason::PlainClient);
+        let unlisted = ledger.open_connection(&connection(Path::Lane, 6));
+        unlisted.add_sent(7);
+        unlisted.close();
+        std::mem::ManuallyDrop::into_inner(slot).close();
+        let again = ledger.open_connection(&connection(Path::Lane, 7));
+        again.add_received(1);
+        !ledger.is_published()
+    });
+    assert_eq!(only_process(rack.path()), before, "the child wrote into its parent's page");
+}
+
+#[test]
+fn slots_closed_before_a_fork_are_free_in_the_child() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let fill = || -> Vec<ConnectionSlot> {
+        (0..SLOTS).map(|fd| ledger.open_connection(&connection(Path::Lane, fd as i32))).collect()
+    };
+    let mut slots = fill();
+    let kept = slots.split_off(SLOTS - 100);
+    drop(slots);
+    in_child(|| {
+        ledger.forked_child();
+        drop(kept);
+        let _again = fill();
+        let mine = process_of(rack.path(), std::process::id());
+        mine.connections_unlisted == 0 && mine.connections.len() == SLOTS
+    });
+}
+
+#[test]
+fn a_file_that_took_the_pages_name_is_left_alone() {
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let page = rack.path().join(format!("v1/stat/{}", std::process::id()));
+    fs::remove_file(&page).unwrap();
+    fs::write(&page, "somebody else's").unwrap();
+    ledger.remove();
+    assert_eq!(fs::read_to_string(&page).unwrap(), "somebody else's");
 }
 
 #[test]
