@@ -20,6 +20,8 @@ pub(crate) const CHUNK_SLOTS: usize = 64;
 const FIRST_SLOTS: usize = 16;
 /// Slots from the start where the kernel cannot populate later (before Linux 5.14).
 const FIRST_SLOTS_UNGROWABLE: usize = 1024;
+/// One process in so many, by its number, removes what killed ones left.
+const SWEEP_PIDS: u32 = 16;
 
 /// Identity of a page file, to remove that file and no other.
 #[derive(Clone, Copy)]
@@ -51,7 +53,7 @@ fn map_file(rack: &CStr, pid: u32, slots_min: usize) -> Result<Backing, Errno> {
         return Err(Errno::FBIG);
     }
     let folder = file::open_stat_folder(rack)?;
-    if pid % 16 == 0 {
+    if pid.is_multiple_of(SWEEP_PIDS) {
         file::sweep(rustix::fd::AsFd::as_fd(&folder));
     }
     let page = file::create(rustix::fd::AsFd::as_fd(&folder), pid)?;
