@@ -1,17 +1,20 @@
 //! The receiving end.
 
 use crate::layout::Ring;
-use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, slots_of, tag};
+use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, slots_of, tag};
+use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short};
 use crate::{Corrupt, Layout, sleep_fence};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
 const HEAD: usize = 0;
-const RECORD_BYTES: usize = 8;
-const OFFSET_BYTES: usize = 16;
-const IN_BIG_RING: usize = 24;
-const WAKE_DUE: usize = 32;
+const PLACE: usize = 8;
+const WAKE_DUE: usize = 16;
+
+/// Where in the record at the head: its length and the offset in it take 31 bits each, the ring the lowest.
+const PLACE_BITS: u32 = 31;
+const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 
 /// The receiving end of a lane.
 ///
@@ -322,25 +325,23 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     unsafe fn copy_out(&self, cursor: &Cursor, destination: *mut u8, len_bytes: usize) {
         let offset = self.offset_of(cursor);
-        if cursor.record_bytes <= INLINE_BYTES && cursor.offset_bytes == 0 {
+        if len_bytes <= WORDWISE_BYTES_MAX && cursor.offset_bytes == 0 {
             // SAFETY: the caller's span.
-            unsafe { self.copy_inline(offset, destination, len_bytes) };
+            unsafe { self.copy_words(offset, destination, len_bytes) };
         } else {
             // SAFETY: the caller's span.
             unsafe { self.inbound.read_to(offset, destination, len_bytes) };
         }
     }
 
-    /// A small payload comes as whole words of one line.
+    /// A short payload comes as whole words, without a call. Its last word may reach beyond it, but not beyond its slot.
     #[inline]
-    unsafe fn copy_inline(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        const WORD_BYTES: usize = size_of::<u64>();
-        let mut words = [0_u64; INLINE_BYTES / WORD_BYTES];
-        for (index, word) in words.iter_mut().enumerate().take(len_bytes.div_ceil(WORD_BYTES)) {
-            *word = self.inbound.load_u64(offset + index * WORD_BYTES, Ordering::Relaxed);
+    unsafe fn copy_words(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        for at in (0..len_bytes).step_by(WORD_BYTES) {
+            let word = self.inbound.load_u64(offset + at, Ordering::Relaxed);
+            // SAFETY: the caller's span, from what is not yet read on.
+            unsafe { store_short(destination.add(at), word, len_bytes - at) };
         }
-        // SAFETY: the caller's span, and at most `INLINE_BYTES`.
-        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast::<u8>(), destination, len_bytes) };
     }
 
     /// Moves over bytes of the record; at its end returns the credit.
@@ -374,23 +375,23 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
+        let place = self.word(PLACE);
         Cursor {
             head: self.word(HEAD),
-            record_bytes: self.word(RECORD_BYTES) as usize,
-            offset_bytes: self.word(OFFSET_BYTES) as usize,
-            in_big_ring: self.word(IN_BIG_RING) != 0,
+            record_bytes: ((place >> 1) & PLACE_MASK) as usize,
+            offset_bytes: ((place >> (1 + PLACE_BITS)) & PLACE_MASK) as usize,
+            in_big_ring: place & 1 != 0,
         }
     }
 
-    #[inline]
+    #[inline(always)] // The compiler would share it, through memory.
     fn store_cursor(&mut self, cursor: &Cursor, was_in_big_ring: bool) {
         if cursor.in_big_ring != was_in_big_ring {
             self.return_switch(cursor);
         }
+        let record = (cursor.record_bytes as u64) << 1 | (cursor.offset_bytes as u64) << (1 + PLACE_BITS);
         self.set_word(HEAD, cursor.head);
-        self.set_word(RECORD_BYTES, cursor.record_bytes as u64);
-        self.set_word(OFFSET_BYTES, cursor.offset_bytes as u64);
-        self.set_word(IN_BIG_RING, u64::from(cursor.in_big_ring));
+        self.set_word(PLACE, record | u64::from(cursor.in_big_ring));
     }
 
     /// The record that led to the big ring has its credit returned too, and may have crossed a quarter.

@@ -97,7 +97,7 @@ struct Part {
 
 impl Part {
     fn new(offset: usize, len_bytes: u64) -> Self {
-        assert!(offset % LINE == 0, "a part of a layout at {offset}: not on a cache line");
+        assert!(offset.is_multiple_of(LINE), "a part of a layout at {offset}: not on a cache line");
         let start = offset as u64;
         Self { start, end: start.saturating_add(len_bytes) }
     }

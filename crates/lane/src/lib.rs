@@ -36,6 +36,7 @@ mod producer;
 mod record;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod words;
 
 pub use consumer::{Chunk, Consumer};
 pub use layout::Layout;

@@ -2,6 +2,7 @@
 
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
+use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short};
 use crate::{Corrupt, Layout, sleep_fence};
 use fabric::{Inbound, Outbound};
 use std::ptr::NonNull;
@@ -222,9 +223,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[inline]
     unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
         let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
-        if len_bytes <= INLINE_BYTES {
+        if len_bytes <= WORDWISE_BYTES_MAX {
             // SAFETY: the caller's span.
-            unsafe { self.copy_inline(payload, source, len_bytes) };
+            unsafe { self.copy_words(payload, source, len_bytes) };
         } else {
             // SAFETY: the caller's span.
             unsafe { self.outbound.write_from(payload, source, len_bytes) };
@@ -232,20 +233,18 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.publish(cursor, Record::Data(len_bytes), slots_of(len_bytes));
     }
 
-    /// A small payload goes as whole words: all stores of a small record hit one line, and no library call is made.
+    /// A short payload goes as whole words, without a call.
     #[inline]
-    unsafe fn copy_inline(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        const WORD_BYTES: usize = size_of::<u64>();
-        let mut words = [0_u64; INLINE_BYTES / WORD_BYTES];
-        // SAFETY: the caller's span, and at most `INLINE_BYTES`.
-        unsafe { std::ptr::copy_nonoverlapping(source, words.as_mut_ptr().cast::<u8>(), len_bytes) };
-        for (index, word) in words.iter().enumerate().take(len_bytes.div_ceil(WORD_BYTES)) {
-            self.outbound.store_u64(offset + index * WORD_BYTES, *word, Ordering::Relaxed);
+    unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        for at in (0..len_bytes).step_by(WORD_BYTES) {
+            // SAFETY: the caller's span, from what is not yet sent on.
+            let word = unsafe { load_short(source.add(at), len_bytes - at) };
+            self.outbound.store_u64(offset + at, word, Ordering::Relaxed);
         }
     }
 
     /// Makes a record visible: header, fence, tag. The payload is in place.
-    #[inline]
+    #[inline(always)] // The compiler would share it with the cold callers, through memory.
     fn publish(&mut self, cursor: &mut Cursor, record: Record, slots: u64) {
         let slot = self.ring(cursor).slot_offset(cursor.tail);
         self.outbound.store_u64(slot + 8, record.encode(), Ordering::Relaxed);
