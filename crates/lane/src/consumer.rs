@@ -3,7 +3,7 @@
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short};
-use crate::{Corrupt, Layout, sleep_fence};
+use crate::{Corrupt, Layout, assert_orders, sleep_fence};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
@@ -53,9 +53,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
-    /// If the layout does not fit the windows.
+    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's documentation).
     pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
+        assert_orders(outbound.coherence());
         Self { inbound, outbound, layout, secret, peeked_bytes: 0 }
     }
 

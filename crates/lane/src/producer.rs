@@ -3,7 +3,7 @@
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short};
-use crate::{Corrupt, Layout, sleep_fence};
+use crate::{Corrupt, Layout, assert_orders, sleep_fence};
 use fabric::{Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
@@ -55,9 +55,10 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
-    /// If the layout does not fit the windows.
+    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's documentation).
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
         layout.check(outbound.len_bytes(), inbound.len_bytes());
+        assert_orders(outbound.coherence());
         Self { outbound, inbound, layout, secret, reserved: None }
     }
 
