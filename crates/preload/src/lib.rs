@@ -27,6 +27,8 @@ static LOAD: extern "C" fn() = load;
 /// Runs when the library is loaded, before the program.
 extern "C" fn load() {
     socket::system::use_sleepers(real::recv, real::poll, real::epoll_pwait);
+    socket::threads::find_single_threaded();
+    socket::rack::remember_environment();
     lifecycle::note_process();
     if lifecycle::settings().off {
         return;

@@ -2,6 +2,7 @@
 
 use crate::real;
 use libc::FILE;
+use socket::lifecycle::while_inheritable;
 use socket::system::note_spawn;
 use std::ffi::{c_char, c_int, c_long, c_void};
 
@@ -32,7 +33,7 @@ pub unsafe extern "C" fn posix_spawn(
 ) -> c_int {
     note_spawn();
     // SAFETY: the C caller's.
-    unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
+    while_inheritable(|| unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) })
 }
 
 #[unsafe(no_mangle)]
@@ -46,7 +47,7 @@ pub unsafe extern "C" fn posix_spawnp(
 ) -> c_int {
     note_spawn();
     // SAFETY: the C caller's.
-    unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) }
+    while_inheritable(|| unsafe { real::posix_spawnp(pid, path, actions, attributes, arguments, environment) })
 }
 
 #[unsafe(no_mangle)]

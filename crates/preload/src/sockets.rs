@@ -171,7 +171,8 @@ pub unsafe extern "C" fn setsockopt(
             // SAFETY: the C caller's.
             let result = unsafe { real::setsockopt(fd, level, name, value, len) };
             if result == 0 {
-                lifecycle::note_option(fd, level, name);
+                // SAFETY: the kernel has just read the value.
+                unsafe { lifecycle::note_option(fd, level, name, value, len) };
             }
             result
         }

@@ -16,7 +16,7 @@ mod wait;
 
 pub use peer::PeerState;
 pub use ready::Edges;
-pub use share::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open};
 pub use transfer::{Flags, total_bytes};
 
 use crate::address::Tuple;
@@ -75,6 +75,8 @@ pub struct Connection {
     lanes: UnsafeCell<Option<Lanes>>,
     is_open: AtomicBool,
     is_nonblocking: AtomicBool,
+    /// The process was forked before the hello came: it is the parent's.
+    is_orphan: AtomicBool,
     /// Threads between "found nothing" and "look again": they look at the lanes without a lock.
     waiters: AtomicU32,
     /// Threads and readiness sets that rely on the lifeline to wake them.
@@ -130,6 +132,7 @@ impl Connection {
         let _receive = connection.receive_lock.lock();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
+        connection.is_orphan.store(false, Ordering::Relaxed);
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
@@ -296,6 +299,9 @@ impl Connection {
         }
         if self.lanes().is_some() {
             return Ok(true);
+        }
+        if self.is_orphan.load(Ordering::Relaxed) {
+            return Err(Errno::CONNRESET);
         }
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
         match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {

@@ -315,6 +315,13 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
+/// Makes the marker if there is anything that a child could inherit.
+pub fn prepare_inheritance() {
+    if SLOTS_USED.load(Ordering::Acquire) > 0 {
+        let _ = ensure_marker();
+    }
+}
+
 fn ensure_marker() -> Result<(), Errno> {
     if MARKER_SLOT.load(Ordering::Acquire) != 0 {
         return Ok(());

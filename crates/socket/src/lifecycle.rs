@@ -10,12 +10,14 @@ mod descriptor;
 mod handoff;
 pub(crate) mod inspect;
 mod listen;
+mod sockopt;
 
 pub use accept::accept;
 pub use connect::{Outcome, connect, note_kernel_failure};
-pub use descriptor::{close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec};
+pub use descriptor::{close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec, while_inheritable};
 pub use handoff::{adopt_inherited, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
+pub use sockopt::{get_option, note_option, set_option};
 
 use crate::address::Family;
 use crate::connection::Connection;
@@ -144,7 +146,7 @@ static LEDGER: OnceLock<&'static Ledger> = OnceLock::new();
 pub fn ledger() -> &'static Ledger {
     LEDGER.get_or_init(|| {
         let mut program = [0; _];
-        let rack = ledger::rack_dir(|name| std::env::var_os(name), rustix::process::geteuid().as_raw());
+        let rack = crate::rack::rack_dir(rustix::process::geteuid().as_raw());
         Ledger::create(&ledger::Config {
             rack: &rack,
             node: settings().node,

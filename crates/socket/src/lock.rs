@@ -1,5 +1,6 @@
 //! A lock small enough to be in every connection, and resettable in the child of a fork.
 
+use crate::threads;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -29,7 +30,16 @@ impl Lock {
     /// Takes the lock, waiting for it.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
-        if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        let is_mine = if threads::is_single() {
+            let is_free = self.word.load(Ordering::Relaxed) == FREE;
+            if is_free {
+                self.word.store(HELD, Ordering::Relaxed);
+            }
+            is_free
+        } else {
+            self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        if !is_mine {
             self.lock_slowly();
         }
         Guard(self)
@@ -43,7 +53,9 @@ impl Lock {
     /// Frees the lock.
     #[inline]
     pub fn unlock(&self) {
-        if self.word.swap(FREE, Ordering::Release) == AWAITED {
+        if threads::is_single() {
+            self.word.store(FREE, Ordering::Release);
+        } else if self.word.swap(FREE, Ordering::Release) == AWAITED {
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
     }

@@ -58,6 +58,13 @@ impl Spin {
         if self.looks < LOOKS_AT_FULL_SPEED { Turn::Look } else { self.slow_turn() }
     }
 
+    /// As [`Spin::turn`], after a look that took as long as `looks` ordinary ones.
+    #[inline]
+    pub fn turn_of(&mut self, looks: u32) -> Turn {
+        self.looks = self.looks.saturating_add(looks);
+        if self.looks < LOOKS_AT_FULL_SPEED { Turn::Look } else { self.slow_turn() }
+    }
+
     #[cold]
     fn slow_turn(&mut self) -> Turn {
         let now = ticks();

@@ -9,14 +9,41 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 pub type Receive = unsafe extern "C" fn(i32, *mut c_void, usize, i32) -> isize;
 /// `poll(2)`.
 pub type Poll = unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, i32) -> i32;
+/// `epoll_pwait(2)`.
+pub type EpollWait = unsafe extern "C" fn(i32, *mut libc::epoll_event, i32, i32, *const libc::sigset_t) -> i32;
+/// `ppoll(2)`.
+pub type PollUnderMask =
+    unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, *const libc::timespec, *const libc::sigset_t) -> i32;
+/// `pselect(2)`.
+pub type SelectUnderMask = unsafe extern "C" fn(
+    i32,
+    *mut libc::fd_set,
+    *mut libc::fd_set,
+    *mut libc::fd_set,
+    *const libc::timespec,
+    *const libc::sigset_t,
+) -> i32;
 
 static RECEIVE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static POLL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static EPOLL_WAIT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static POLL_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static SELECT_UNDER_MASK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Bytes of the kernel's signal set, which is shorter than libc's.
+const KERNEL_SIGSET_BYTES: usize = 8;
 
 /// Uses these functions to sleep, from now on. They set `errno` as libc's do.
-pub fn use_sleepers(receive: Receive, poll: Poll) {
+pub fn use_sleepers(receive: Receive, poll: Poll, epoll_wait: EpollWait) {
     RECEIVE.store(receive as *mut c_void, Ordering::Release);
     POLL.store(poll as *mut c_void, Ordering::Release);
+    EPOLL_WAIT.store(epoll_wait as *mut c_void, Ordering::Release);
+}
+
+/// As [`use_sleepers`], for the calls that take a signal mask and a finer time-out.
+pub fn use_masked_sleepers(poll: PollUnderMask, select: SelectUnderMask) {
+    POLL_UNDER_MASK.store(poll as *mut c_void, Ordering::Release);
+    SELECT_UNDER_MASK.store(select as *mut c_void, Ordering::Release);
 }
 
 /// Grows with every `fork`, `vfork` and `posix_spawn` of this process: what was opened before one may be held by a child.
@@ -25,6 +52,8 @@ static SPAWNS: AtomicU32 = AtomicU32::new(0);
 /// Notes that a child is about to be made.
 pub extern "C" fn note_spawn() {
     SPAWNS.fetch_add(1, Ordering::Relaxed);
+    // A child that borrows our memory must find the marker made: it cannot make one that its parent would know.
+    crate::descriptors::prepare_inheritance();
 }
 
 /// How often this process has made children.
@@ -32,7 +61,7 @@ pub fn spawns() -> u32 {
     SPAWNS.load(Ordering::Relaxed)
 }
 
-fn errno() -> Errno {
+pub(crate) fn errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
@@ -69,11 +98,126 @@ pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
 }
 
+/// `ppoll(2)`; no time-out waits for ever.
+///
+/// # Safety
+/// `mask` is null or a signal set.
+pub unsafe fn ppoll(
+    fds: &mut [libc::pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let mut timeout = timespec(timeout_ns);
+    let timeout = timeout.as_mut().map_or(std::ptr::null_mut(), |timeout| timeout as *mut libc::timespec);
+    let poll = POLL_UNDER_MASK.load(Ordering::Acquire);
+    let ready = if poll.is_null() {
+        // SAFETY: the slice is writable for its length; the caller's mask.
+        unsafe {
+            libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) as i32
+        }
+    } else {
+        // SAFETY: only `use_masked_sleepers` stores here, and it stores a `PollUnderMask`.
+        let poll = unsafe { std::mem::transmute::<*mut c_void, PollUnderMask>(poll) };
+        // SAFETY: the slice is writable for its length; the caller's mask.
+        unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, mask) }
+    };
+    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+}
+
+/// `pselect(2)`; no time-out waits for ever.
+///
+/// # Safety
+/// As the system call: each set is null or has a bit for every number below `count`; `mask` is null or a signal set.
+pub unsafe fn pselect(
+    count: i32,
+    sets: [*mut libc::fd_set; 3],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    let mut timeout = timespec(timeout_ns);
+    let timeout = timeout.as_mut().map_or(std::ptr::null_mut(), |timeout| timeout as *mut libc::timespec);
+    let [read, write, except] = sets;
+    let select = SELECT_UNDER_MASK.load(Ordering::Acquire);
+    let ready = if select.is_null() {
+        let sized_mask = (mask, KERNEL_SIGSET_BYTES);
+        // SAFETY: the caller's sets; the mask with its size is what the kernel takes as the last argument.
+        unsafe { libc::syscall(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) as i32 }
+    } else {
+        // SAFETY: only `use_masked_sleepers` stores here, and it stores a `SelectUnderMask`.
+        let select = unsafe { std::mem::transmute::<*mut c_void, SelectUnderMask>(select) };
+        // SAFETY: the caller's sets.
+        unsafe { select(count, read, write, except, timeout, mask) }
+    };
+    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+}
+
+/// `epoll_pwait(2)`; no time-out waits for ever. One that is not in whole milliseconds is kept to the nanosecond where the
+/// kernel can, and rounded up where it cannot.
+///
+/// # Safety
+/// `events` is writable for `max` events; `mask` is null or a signal set.
+pub unsafe fn epoll_wait(
+    epfd: i32,
+    events: *mut libc::epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    if let Some(mut timeout) = timespec(timeout_ns).filter(|_| timeout_ns.is_some_and(|ns| ns % 1_000_000 != 0)) {
+        let timeout = &raw mut timeout;
+        // SAFETY: the caller's array and mask.
+        let ready =
+            unsafe { libc::syscall(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, KERNEL_SIGSET_BYTES) };
+        match if ready < 0 { Err(errno()) } else { Ok(ready as usize) } {
+            Err(Errno::NOSYS) => {}
+            result => return result,
+        }
+    }
+    let timeout_ms = timeout_ns.map_or(-1, |ns| i32::try_from(ns.div_ceil(1_000_000)).unwrap_or(i32::MAX));
+    let wait = EPOLL_WAIT.load(Ordering::Acquire);
+    let ready = if wait.is_null() || timeout_ms == 0 {
+        // SAFETY: the caller's array and mask.
+        unsafe {
+            libc::syscall(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) as i32
+        }
+    } else {
+        // SAFETY: only `use_sleepers` stores here, and it stores an `EpollWait`.
+        let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
+        // SAFETY: the caller's array and mask.
+        unsafe { wait(epfd, events, max, timeout_ms, mask) }
+    };
+    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+}
+
+/// Delivers the signals that wait for `mask` to be in force: `INTR` if a handler ran. Does not sleep.
+///
+/// # Safety
+/// `mask` is null or a signal set.
+pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> {
+    if mask.is_null() {
+        return Ok(());
+    }
+    let mut timeout = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let none = std::ptr::null_mut::<libc::pollfd>();
+    // SAFETY: no entries; the caller's mask.
+    let ready = unsafe { libc::syscall(libc::SYS_ppoll, none, 0, &raw mut timeout, mask, KERNEL_SIGSET_BYTES) };
+    if ready < 0 { Err(errno()) } else { Ok(()) }
+}
+
+fn timespec(timeout_ns: Option<u64>) -> Option<libc::timespec> {
+    timeout_ns.map(|ns| libc::timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ })
+}
+
 /// What `fd` has to say now.
 pub fn poll_now(fd: i32, events: i16) -> i16 {
+    poll_for(fd, events, 0)
+}
+
+/// What `fd` has to say within `timeout_ms`.
+pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one entry is writable.
-    let ready = unsafe { libc::syscall(libc::SYS_poll, &raw mut entry, 1, 0) };
+    let ready = unsafe { libc::syscall(libc::SYS_poll, &raw mut entry, 1, timeout_ms) };
     if ready > 0 { entry.revents } else { 0 }
 }
 

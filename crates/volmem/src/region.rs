@@ -118,7 +118,7 @@ impl Region {
     pub unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         let source = self.checked(offset, len_bytes);
         // SAFETY: `checked` bounds the source, the caller vouches for the destination.
-        unsafe { copy(source.as_ptr(), destination, len_bytes) }
+        unsafe { copy_out(source.as_ptr(), destination, len_bytes) }
     }
 
     /// Copies `len_bytes` from `source` to `offset`.
@@ -129,7 +129,7 @@ impl Region {
     pub unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let destination = self.checked(offset, len_bytes);
         // SAFETY: `checked` bounds the destination, the caller vouches for the source.
-        unsafe { copy(source, destination.as_ptr(), len_bytes) }
+        unsafe { copy_in(source, destination.as_ptr(), len_bytes) }
     }
 
     #[inline]
@@ -150,7 +150,7 @@ impl Region {
     }
 }
 
-/// Copies bytes between private memory and memory under another party's hands.
+/// Copies bytes from memory under another party's hands to private memory.
 ///
 /// `memcpy` is called as the foreign function it is: whatever the peer writes meanwhile, the result is some bytes, and callers
 /// treat them as nothing more.
@@ -159,21 +159,45 @@ impl Region {
 /// As `memcpy(3)`.
 #[inline]
 #[cfg(not(miri))]
-unsafe fn copy(source: *const u8, destination: *mut u8, len_bytes: usize) {
+unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
     // SAFETY: the caller's.
     unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
 }
 
-/// Miri sees both parties in one process, where a plain copy would be a data race: copy byte by byte, atomically.
+/// Copies bytes from private memory to memory under another party's hands, as [`copy_out`] does.
+///
+/// # Safety
+/// As `memcpy(3)`.
+#[inline]
+#[cfg(not(miri))]
+unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
+    // SAFETY: the caller's.
+    unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
+}
+
+/// Miri sees both parties in one process, where a plain copy would be a data race: the shared side goes byte by byte, atomically.
+/// The private side is plain: it may be read-only.
 #[cfg(miri)]
-unsafe fn copy(source: *const u8, destination: *mut u8, len_bytes: usize) {
+unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
     use std::sync::atomic::AtomicU8;
     for index in 0..len_bytes {
-        // SAFETY: the caller's; both sides are readable and writable for the length.
+        // SAFETY: the caller's; both sides are good for the length.
         unsafe {
             let from = AtomicU8::from_ptr(source.add(index).cast_mut());
+            destination.add(index).write(from.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// As [`copy_out`], the other way.
+#[cfg(miri)]
+unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
+    use std::sync::atomic::AtomicU8;
+    for index in 0..len_bytes {
+        // SAFETY: the caller's; both sides are good for the length.
+        unsafe {
             let to = AtomicU8::from_ptr(destination.add(index));
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.store(source.add(index).read(), Ordering::Relaxed);
         }
     }
 }

@@ -112,12 +112,14 @@ impl Connection {
 
     /// What a receive that found nothing answers: `Ok(true)` at the end of the stream, `Ok(false)` when it has to wait.
     pub(super) fn end_of_input(&self, lanes: &Lanes) -> Result<bool, Errno> {
+        // First: it may bring an error to report.
+        let peer = self.peer_state(lanes);
         let pending = lanes.segment.load(Own::PendingError);
         if pending != 0 && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok() {
             return Err(Errno::from_raw_os_error(pending as i32));
         }
         Ok(lanes.observer.is_finished()
-            || self.peer_state(lanes) != PeerState::Alive
+            || peer != PeerState::Alive
             || lanes.segment.load(Own::Shutdown) & super::SHUTDOWN_READ != 0)
     }
 

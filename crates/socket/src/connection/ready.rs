@@ -4,7 +4,8 @@
 //! ring, and the lifeline then becomes readable in the kernel.
 
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::segment::Own;
+use crate::options::TcpState;
+use crate::segment::{Own, Status};
 use crate::system;
 use std::sync::atomic::Ordering;
 
@@ -35,6 +36,23 @@ impl Connection {
             Ok(false) => 0,
             Err(_) => libc::POLLERR | libc::POLLHUP | (libc::POLLIN & wanted),
         }
+    }
+
+    /// A glance, cheaper than [`Connection::readiness`]: `false` when none of `wanted` holds, as far as memory tells. Makes no
+    /// system call, ever.
+    #[inline]
+    pub fn may_be_ready(&self, wanted: i16) -> bool {
+        if wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0 || self.send_is_blocked.load(Ordering::Relaxed) {
+            return true;
+        }
+        let _guard = self.receive_lock.lock();
+        self.lanes().is_some_and(|lanes| {
+            lanes.observer.may_have_data()
+                || lanes.segment.load(Own::Peer) != 0
+                || lanes.segment.status(Status::Closed) != 0
+                || lanes.segment.load(Own::Shutdown) != 0
+                || lanes.segment.load(Own::PendingError) != 0
+        })
     }
 
     /// Under the receive lock.
@@ -84,6 +102,21 @@ impl Connection {
         OUTPUT
     }
 
+    /// The state that TCP would be in.
+    pub fn tcp_state(&self) -> TcpState {
+        let _guard = self.receive_lock.lock();
+        let Some(lanes) = self.lanes() else { return TcpState::Established };
+        let we_have_shut_down = lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0;
+        let peer_has_shut_down = lanes.observer.fin_is_coming() || self.peer_state(lanes) != PeerState::Alive;
+        match (we_have_shut_down, peer_has_shut_down) {
+            _ if matches!(self.peer_state(lanes), PeerState::Reset | PeerState::ClosedAndAnswered) => TcpState::Close,
+            (false, false) => TcpState::Established,
+            (true, false) => TcpState::FinWait,
+            (false, true) => TcpState::CloseWait,
+            (true, true) => TcpState::Close,
+        }
+    }
+
     /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices what happened.
     pub fn edges(&self, seen: Edges) -> Edges {
         let _guard = self.receive_lock.lock();
@@ -131,7 +164,7 @@ impl Connection {
     pub fn answer_ring(&self) -> bool {
         let _guard = self.receive_lock.lock();
         let Some(lanes) = self.lanes() else { return true };
-        if self.sleepers.load(Ordering::SeqCst) > 1 {
+        if !self.sleeps_alone(lanes) {
             self.ask_kernel(lanes);
             return false;
         }
@@ -139,6 +172,14 @@ impl Connection {
             self.ask_kernel(lanes);
         }
         true
+    }
+
+    /// As [`Connection::answer_ring`], for a watcher that has ended its own park, or never began one.
+    pub fn take_ring(&self) -> bool {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let is_taken = self.answer_ring();
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        is_taken
     }
 
     /// Whether the peer is gone: the lifeline has nothing more to say, and stays readable for ever.

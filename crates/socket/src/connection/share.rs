@@ -6,11 +6,14 @@
 use super::{Connection, Lanes, POOL};
 use crate::clock::now_ns;
 use crate::segment::{Own, Segment};
+use crate::system;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 /// A holder that died leaves its lock to the next after this long, once it is seen to be dead.
 const SUSPECT_AFTER_NS: u64 = 10_000_000;
+/// How long a fork waits for a client that has connected and not said hello.
+const HELLO_WAIT_MS: i32 = 100;
 /// A lock that cannot be had for this long is a peer's forgery: the words are in memory that it can write.
 const GIVE_UP_AFTER_NS: u64 = 5_000_000_000;
 
@@ -27,6 +30,14 @@ impl Drop for Shared<'_> {
 }
 
 impl Connection {
+    /// Waits, but not for long, for a hello that is late.
+    fn attach_before_fork(&'static self) {
+        if self.attach_if_pending() == Ok(false) {
+            system::poll_for(self.lifeline(), libc::POLLIN, HELLO_WAIT_MS);
+            let _ = self.attach_if_pending();
+        }
+    }
+
     /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this process.
     #[inline]
     pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
@@ -56,9 +67,20 @@ fn is_dead(process: u64) -> bool {
     rustix::process::test_kill_process(process) == Err(Errno::SRCH)
 }
 
+/// Runs `visit` on every open connection of this process.
+pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
+    POOL.for_each(|connection| {
+        if connection.is_open.load(Ordering::Acquire) {
+            visit(connection);
+        }
+    });
+}
+
 /// Before a fork: no thread is inside a connection while the process is copied, and each has one holder more.
 pub fn before_fork() {
     crate::system::note_spawn();
+    // One process would take the hello, and the other would wait for it for ever.
+    for_each_open(Connection::attach_before_fork);
     for connection in POOL.lock_around_fork() {
         connection.send_lock.lock_until_unlocked();
         connection.receive_lock.lock_until_unlocked();
@@ -87,6 +109,9 @@ pub fn after_fork_in_child() {
         connection.details_lock.reset();
         connection.receive_lock.reset();
         connection.send_lock.reset();
+        if connection.lanes().is_none() {
+            connection.is_orphan.store(true, Ordering::Relaxed);
+        }
         connection.waiters.store(0, Ordering::Relaxed);
         connection.sleepers.store(0, Ordering::Relaxed);
     }

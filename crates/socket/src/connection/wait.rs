@@ -7,6 +7,7 @@ use crate::clock::now_ns;
 use crate::segment::Own;
 use crate::spin::{Spin, Turn};
 use crate::system;
+use crate::threads;
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -37,7 +38,7 @@ struct Waiter(&'static Connection);
 
 impl Waiter {
     fn new(connection: &'static Connection) -> Self {
-        connection.waiters.fetch_add(1, Ordering::SeqCst);
+        threads::add(&connection.waiters, 1);
         Self(connection)
     }
 }
@@ -45,7 +46,7 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let connection = self.0;
-        if connection.waiters.fetch_sub(1, Ordering::SeqCst) == 1 && !connection.is_open.load(Ordering::SeqCst) {
+        if threads::add(&connection.waiters, u32::MAX) == 1 && !connection.is_open.load(Ordering::SeqCst) {
             connection.recycle_if_unused();
         }
     }
@@ -159,18 +160,26 @@ impl Connection {
         }
         // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
         ASLEEP.with(|asleep| asleep.begin(self));
-        let is_alone = self.sleepers.load(Ordering::SeqCst) == 1;
+        let is_alone = self.sleeps_alone(lanes);
         let outcome = self.sleep_in_kernel(deadline, is_alone);
+        // The ring is taken while this thread still counts as a sleeper: one that comes now naps instead of relying on a ring that
+        // is about to be taken; and if one has come already, the ring may be its own and stays.
+        let has_ended = match outcome {
+            Ok(true) if self.sleeps_alone(lanes) => !system::drain(self.lifeline()),
+            Ok(is_ringing) => !is_ringing,
+            Err(_) => false,
+        };
         ASLEEP.with(Sleep::end);
-        match outcome {
-            Ok(true) if is_alone && system::drain(self.lifeline()) => Ok(()),
-            Ok(true) if !is_alone => Ok(()),
-            Ok(_) => {
-                self.ask_kernel(lanes);
-                Ok(())
-            }
-            Err(error) => Err(error),
+        if has_ended {
+            self.ask_kernel(lanes);
         }
+        outcome.map(|_| ())
+    }
+
+    /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may it take a ring
+    /// out of the lifeline, and rely on one.
+    pub(super) fn sleeps_alone(&self, lanes: &Lanes) -> bool {
+        self.sleepers.load(Ordering::SeqCst) == 1 && lanes.segment.load(Own::Holders) <= 1
     }
 
     /// `Ok(false)`: the lifeline has ended.

@@ -5,13 +5,17 @@ use super::inspect;
 use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
+use crate::limit;
 use crate::rendezvous::{self, Accepted};
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
+
+/// How long `accept` waits for a client's hello.
+const HELLO_WAIT_MS: i32 = 2;
 
 /// A new connection.
 #[derive(Debug, Clone, Copy)]
@@ -45,14 +49,24 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
 }
 
 fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> {
+    loop {
+        if let Some(accepted) = accept_lane_once(listener, flags)? {
+            return Ok(accepted);
+        }
+    }
+}
+
+/// `Ok(None)`: a stranger came and was sent away.
+fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let Accepted { lifeline, tuple } = rendezvous::accept(listener.lane_fd(), flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
-    let hello = rendezvous::receive_hello(lifeline.as_fd());
+    // It follows the connection at once, if the client is a client of ours; if it is late, the connection attaches when it comes.
+    system::poll_for(lifeline.as_raw_fd(), libc::POLLIN, HELLO_WAIT_MS);
+    let hello = limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline.as_fd()));
     let segment = match hello {
         Ok(segment) => segment.map(|(segment, memfd)| (segment, HiddenFd::hide(memfd, Need::Optional).ok())),
-        // A stranger: not a connection at all. Look for the next one.
-        Err(_) => return accept_lane(listener, flags),
+        Err(_) => return Ok(None),
     };
     let fd = lifeline.into_raw_fd();
     if !table::can_hold(fd) {
@@ -71,7 +85,7 @@ fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> 
     connection.apply_recorded_options();
     table::set(fd, Entry::Connection(connection));
     super::descriptor::follow_cloexec(fd, connection);
-    Ok(NewConnection { fd, peer: Some(tuple.peer) })
+    Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
 }
 
 /// `Ok(None)`: a plain client came and was sent away.

@@ -6,12 +6,14 @@ use crate::address::Tuple;
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
+use crate::limit;
 use crate::rendezvous::{self, Connected};
 use crate::table::{self, Entry};
-use ledger::{Path, Role};
+use ledger::{FallbackReason, Path, Role};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::net::SocketAddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 /// What `connect` came to.
@@ -44,29 +46,48 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return Outcome::Kernel;
     }
     if !settings().applies_to(destination.port()) {
-        count_fallback(ledger::FallbackReason::PortRule);
+        count_fallback(FallbackReason::PortRule);
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
-    let bound = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
-    match rendezvous::connect(destination, bound) {
+    let bound = inspect::local_of(fd).ok();
+    let connected = limit::above_when_needed(
+        || rendezvous::connect(destination, bound),
+        |reason| *reason == FallbackReason::ResourceLimit,
+    );
+    match connected {
         Ok(connected) => match install(fd, stream, connected) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
-            Err(_) => fall_back(fd, stream, destination, ledger::FallbackReason::ResourceLimit),
+            Err(_) => fall_back(fd, stream, destination, FallbackReason::ResourceLimit),
         },
         Err(reason) => fall_back(fd, stream, destination, reason),
     }
 }
 
-fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: ledger::FallbackReason) -> Outcome {
+fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
     count_fallback(reason);
     if settings().require_lane {
         complain(&format_args!("connect to {destination}: no lane: {}; refused by --require-lane", reason.explanation()));
-        return Outcome::Answered(Err(Errno::CONNREFUSED));
+        return refuse(fd);
     }
     enter_kernel_connection(fd, stream, destination);
     Outcome::Kernel
+}
+
+/// The kernel refuses the connection in its own way, blocking or not: it is sent to a port that is taken and does not listen.
+fn refuse(fd: RawFd) -> Outcome {
+    let is_v6 = inspect::local_of(fd).is_ok_and(|local| local.is_ipv6());
+    let nowhere: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
+    let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    let refused = || {
+        let taken = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        rustix::net::bind(&taken, &nowhere)?;
+        let port = inspect::local_of(taken.as_raw_fd())?;
+        // SAFETY: the program's descriptor, which it is connecting.
+        rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &port)
+    };
+    Outcome::Answered(refused().map_or_else(Err, |()| Err(Errno::CONNREFUSED)))
 }
 
 fn enter_kernel_connection(fd: RawFd, stream: &Stream, destination: SocketAddr) {

@@ -74,6 +74,7 @@ fn forget_stream(fd: RawFd, stream: &'static Stream) {
 /// Notes that `new` is another descriptor of what `old` is.
 pub fn duplicate(old: RawFd, new: RawFd) {
     if is_borrowed_memory() {
+        inherit_into_borrower(old);
         return;
     }
     let entry = table::get(old);
@@ -88,6 +89,22 @@ pub fn duplicate(old: RawFd, new: RawFd) {
         Entry::Interest(set) => set.add_descriptor(new),
     }
     table::set(new, entry);
+}
+
+/// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it. Touches the
+/// child's own descriptors only.
+fn inherit_into_borrower(fd: RawFd) {
+    if let Entry::Connection(connection) = table::get(fd) {
+        connection.set_inheritable(true);
+    }
+}
+
+/// Runs `spawn`, which makes a child with whatever descriptors its caller arranged, while all connections can be inherited.
+pub fn while_inheritable<R>(spawn: impl FnOnce() -> R) -> R {
+    crate::connection::for_each_open(|connection| connection.set_inheritable(true));
+    let result = spawn();
+    crate::connection::for_each_open(|connection| follow_cloexec(connection.lifeline(), connection));
+    result
 }
 
 /// Before `dup2(old, new)`: what `new` was is closed. Answers whether the kernel may go ahead.

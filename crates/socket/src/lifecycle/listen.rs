@@ -1,8 +1,9 @@
 //! `listen`: a lane listener beside the TCP one.
 
 use super::inspect;
-use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, settings};
+use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
+use crate::limit;
 use crate::rendezvous;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
@@ -13,6 +14,8 @@ use std::sync::atomic::Ordering;
 /// After `listen(2)` has succeeded on `fd`: adds a lane listener, where the rules have the port take lanes.
 pub fn listen(fd: RawFd, backlog: i32) {
     let Entry::Stream(stream) = table::get(fd) else { return };
+    // Now, because a server may give up its rights before the first client comes.
+    ledger();
     let Ok(bound) = inspect::local_of(fd) else { return };
     if !settings().applies_to(bound.port()) {
         count_fallback(FallbackReason::PortRule);
@@ -20,7 +23,11 @@ pub fn listen(fd: RawFd, backlog: i32) {
     }
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);
-    match rendezvous::listen(bound, is_v6only, reuses_port, backlog) {
+    let lane = limit::above_when_needed(
+        || rendezvous::listen(bound, is_v6only, reuses_port, backlog),
+        |error| *error == Errno::MFILE,
+    );
+    match lane {
         Ok(lane) => promote(fd, stream, lane),
         Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => count_fallback(FallbackReason::ResourceLimit),
         Err(_) => count_fallback(FallbackReason::RackUnavailable),

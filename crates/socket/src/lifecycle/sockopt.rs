@@ -1,0 +1,123 @@
+//! `getsockopt` and `setsockopt` of connections, and the record of what programs set before.
+
+use super::{Listener, Stream};
+use crate::address::{Family, encode_sockaddr};
+use crate::connection::Connection;
+use crate::options::{self, OptionRecord, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
+use crate::table::{self, Entry};
+use rustix::io::Errno;
+use std::ffi::c_void;
+use std::os::fd::RawFd;
+
+/// What a lane's round trip is said to be, where TCP reports one.
+const ROUND_TRIP_US: u32 = 1;
+
+/// `getsockopt(2)` of a connection.
+///
+/// # Errors
+/// As `getsockopt(2)` of a TCP socket.
+///
+/// # Safety
+/// `value` is writable for as many bytes as `length_inout` says, or null.
+pub unsafe fn get_option(
+    connection: &'static Connection,
+    level: i32,
+    name: i32,
+    value: *mut c_void,
+    length_inout: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    let option = SocketOption { level, name };
+    let Some(special) = Special::of(option) else {
+        let (family, record) = (family_of(connection), connection.with_options(|record| record.clone()));
+        // SAFETY: the caller's.
+        return unsafe { record.get_c(family, option, value, length_inout) };
+    };
+    let bytes = match special {
+        Special::Error => connection.take_error().to_ne_bytes().to_vec(),
+        Special::ReceiveTimeout => {
+            options::timeval(connection.with_options(|record| record.receive_timeout_ns())).to_vec()
+        }
+        Special::SendTimeout => options::timeval(connection.with_options(|record| record.send_timeout_ns())).to_vec(),
+        Special::Linger => options::linger(connection.with_options(|record| record.linger_seconds())).to_vec(),
+        Special::TcpInfo => options::tcp_info(&facts_of(connection)).to_vec(),
+        Special::MaxSegment => SEGMENT_BYTES_MAX.to_ne_bytes().to_vec(),
+        Special::PeerName => {
+            let tuple = connection.tuple().ok_or(Errno::NOTCONN)?;
+            let (bytes, len_bytes) = encode_sockaddr(tuple.peer);
+            bytes[..len_bytes].to_vec()
+        }
+        // SAFETY: the caller's; a raw call on the program's own descriptor.
+        Special::Lifeline => return unsafe { ask_lifeline(connection.lifeline(), option, value, length_inout) },
+    };
+    // SAFETY: the caller's.
+    unsafe { options::answer(&bytes, value, length_inout) }
+}
+
+/// `setsockopt(2)` of a connection.
+///
+/// # Errors
+/// As `setsockopt(2)` of a TCP socket.
+///
+/// # Safety
+/// `value` is readable for `length` bytes, or null.
+pub unsafe fn set_option(
+    connection: &'static Connection,
+    level: i32,
+    name: i32,
+    value: *const c_void,
+    length: libc::socklen_t,
+) -> Result<(), Errno> {
+    let family = family_of(connection);
+    let option = SocketOption { level, name };
+    // The template is several system calls: not under the connection's lock.
+    let mut copy = connection.with_options(|record| record.clone());
+    // SAFETY: the caller's.
+    unsafe { copy.set_c(family, option, value, length)? };
+    // SAFETY: the caller's; the kernel has just accepted the value.
+    connection.with_options(|record| unsafe { record.note_c(option, value, length) });
+    connection.apply_recorded_options();
+    Ok(())
+}
+
+/// Notes an option that the kernel has accepted on a TCP socket which may become a connection.
+///
+/// # Safety
+/// `value` is null or readable for `length` bytes.
+pub unsafe fn note_option(fd: RawFd, level: i32, name: i32, value: *const c_void, length: libc::socklen_t) {
+    let option = SocketOption { level, name };
+    // SAFETY: the caller's.
+    let note = |record: &mut OptionRecord| unsafe { record.note_c(option, value, length) };
+    match table::get(fd) {
+        Entry::Stream(stream) => Stream::with_options(stream, note),
+        Entry::Listener(listener) => Listener::with_options(listener, note),
+        _ => {}
+    }
+}
+
+fn family_of(connection: &Connection) -> Family {
+    match connection.tuple() {
+        Some(tuple) if tuple.local.is_ipv6() => Family::V6,
+        _ => Family::V4,
+    }
+}
+
+fn facts_of(connection: &Connection) -> TcpFacts {
+    TcpFacts {
+        state: connection.tcp_state(),
+        rtt_us: ROUND_TRIP_US,
+        bytes_acked: 0,
+        bytes_received: 0,
+        bytes_unsent: 0,
+    }
+}
+
+unsafe fn ask_lifeline(
+    fd: RawFd,
+    option: SocketOption,
+    value: *mut c_void,
+    length_inout: *mut libc::socklen_t,
+) -> Result<(), Errno> {
+    // SAFETY: the kernel checks the pointers.
+    let result = unsafe { libc::syscall(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout) };
+    if result < 0 { Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)) } else { Ok(()) }
+}

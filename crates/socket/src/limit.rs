@@ -1,0 +1,44 @@
+//! Descriptors of our own when the program has used up its limit.
+//!
+//! A program at its limit still connects and listens with the kernel's TCP, which needs no further descriptor. A lane needs a few, so
+//! the soft limit is raised towards the hard one for as long as it takes to get them; hidden ones then stay above the
+//! program's limit.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::fd::RawFd;
+
+/// Descriptors that one connection or listener needs at most beyond the program's.
+const SPARE: u64 = 16;
+
+struct Raised(Rlimit);
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        let _ = setrlimit(Resource::Nofile, self.0);
+    }
+}
+
+fn raise() -> Option<Raised> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = limit.current?.saturating_add(SPARE).min(limit.maximum.unwrap_or(u64::MAX));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit }).ok()?;
+    Some(Raised(limit))
+}
+
+/// Runs `action`, and once more above the program's limit if it failed for lack of descriptors.
+pub fn above_when_needed<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
+    match action() {
+        Err(error) if lacks_descriptors(&error) => {
+            let _raised = raise();
+            action()
+        }
+        result => result,
+    }
+}
+
+/// Runs `action`, which cannot be tried twice, above the program's limit if `newest`, the lowest number that was free, is close to it.
+pub fn above_when_near<R>(newest: RawFd, action: impl FnOnce() -> R) -> R {
+    let is_near = getrlimit(Resource::Nofile).current.is_some_and(|limit| newest as u64 + SPARE >= limit);
+    let _raised = is_near.then(raise);
+    action()
+}
