@@ -1,4 +1,5 @@
-//! Whatever a peer stores in both windows, and whenever, its victim gets bytes or `Corrupt`, inside its own parts of the windows.
+//! Whatever a peer stores in both windows, and whenever, its victim gets bytes or `Corrupt`, inside its own parts of
+//! the windows.
 #![no_main]
 
 use fabric::Coherence;

@@ -1,7 +1,9 @@
-/* A parent computes a stream where its child will read it, and the child sums it up where it lies: no copy on either side.
+/* A parent computes a stream where its child will read it, and the child sums it up where it lies: no copy on either
+ * side.
  *
  *   cargo build --release -p lane-c
- *   cc -O2 -Icrates/lane-c/include -o in_place crates/lane-c/examples/in_place.c target/release/libcrosslane_lane.a -lgcc_s -lm
+ * cc -O2 -Icrates/lane-c/include -o in_place crates/lane-c/examples/in_place.c target/release/libcrosslane_lane.a
+ * -lgcc_s -lm
  *   ./in_place [MEGABYTES] */
 #include "crosslane_lane.h"
 

@@ -41,7 +41,8 @@ pub fn create(ring_bytes: usize) -> Result<OwnedFd, Failure> {
     Ok(memfd)
 }
 
-/// Maps a pair and gives the two ends of one side. What the segment says of itself is its maker's word: checked, then used.
+/// Maps a pair and gives the two ends of one side. What the segment says of itself is its maker's word: checked, then
+/// used.
 pub fn attach(memfd: BorrowedFd<'_>, side: usize) -> Result<(Sender, Receiver), Failure> {
     let len_bytes = usize::try_from(rustix::fs::fstat(memfd)?.st_size).map_err(|_| Failure::INVALID)?;
     let mapping = shm::open(memfd.as_fd(), len_bytes).map_err(failure_of)?;

@@ -53,8 +53,8 @@ fn consume(mut consumer: Consumer<MemoryInbound, MemoryOutbound>) -> Result<(u64
         };
         let pointer = consumer.pointer(chunk);
         for index in 0..chunk.len_bytes {
-            // SAFETY: inside the chunk, which the sender leaves alone until it is consumed. A sender that is not trusted may
-            // change it meanwhile: then read each byte once and volatile, as here.
+            // SAFETY: inside the chunk, which the sender leaves alone until it is consumed. A sender that is not
+            // trusted may change it meanwhile: then read each byte once and volatile, as here.
             add(&mut sum, unsafe { pointer.add(index).read_volatile() });
         }
         consumer.consume(chunk.len_bytes)?;

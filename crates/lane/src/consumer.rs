@@ -18,8 +18,8 @@ const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 
 /// The receiving end of a lane.
 ///
-/// Its cursor lives in the receiver's own window, so that processes which share the connection (after `fork`) share the position.
-/// `&mut self` stands for "one at a time", as for [`crate::Producer`].
+/// Its cursor lives in the receiver's own window, so that processes which share the connection (after `fork`) share the
+/// position. `&mut self` stands for "one at a time", as for [`crate::Producer`].
 #[derive(Debug)]
 pub struct Consumer<I, O> {
     inbound: I,
@@ -53,7 +53,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
-    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's documentation).
+    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's
+    /// documentation).
     pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
         assert_orders(outbound.coherence());
@@ -156,7 +157,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(unread_bytes)
     }
 
-    /// The unread bytes of the next record, in place. Their contents are the peer's: they may change while they are read.
+    /// The unread bytes of the next record, in place. Their contents are the peer's: they may change while they are
+    /// read.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -310,8 +312,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
     }
 
-    /// Shows the unread records to `visit` as long as it asks for more; returns where that ended. At most one lap: a hostile
-    /// sender may publish without end.
+    /// Shows the unread records to `visit` as long as it asks for more; returns where that ended. At most one lap: a
+    /// hostile sender may publish without end.
     fn look_ahead(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
         let mut cursor = self.cursor();
         let first = cursor.head;
@@ -335,7 +337,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         }
     }
 
-    /// A short payload comes as whole words, without a call. Its last word may reach beyond it, but not beyond its slot.
+    /// A short payload comes as whole words, without a call. Its last word may reach beyond it, but not beyond its
+    /// slot.
     #[inline]
     unsafe fn copy_words(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         for at in (0..len_bytes).step_by(WORD_BYTES) {
@@ -358,7 +361,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if crossed {
             self.set_word(WAKE_DUE, 1);
         }
-        // On coherent memory the credit line stays in this core until the sender looks: returning it every time is free.
+        // On coherent memory the credit line stays in this core until the sender looks: returning it every time is
+        // free.
         if crossed || self.outbound.coherence() == Coherence::Coherent {
             self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
         }

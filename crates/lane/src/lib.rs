@@ -12,25 +12,26 @@
 //!                                                   └───────────────────────┘
 //! ```
 //!
-//! Every arrow is a store; nobody loads across the link. What the sender must know (credit, "I sleep"), the receiver writes into
-//! the sender's memory, and the other way round.
+//! Every arrow is a store; nobody loads across the link. What the sender must know (credit, "I sleep"), the receiver
+//! writes into the sender's memory, and the other way round.
 //!
-//! **Record.** A record is 1 to [`RECORD_BYTES_MAX`] bytes in contiguous slots. Its first slot starts with two words: the *tag*
-//! (position and the lane's secret, so neither stale nor payload bytes pass for one) and the length with the kind. The first
-//! 48 bytes of payload share that cache line, so a small message moves in exactly one line and the receiver polls the line that
-//! carries the data. The tag is stored last.
+//! **Record.** A record is 1 to [`RECORD_BYTES_MAX`] bytes in contiguous slots. Its first slot starts with two words:
+//! the *tag* (position and the lane's secret, so neither stale nor payload bytes pass for one) and the length with the
+//! kind. The first 48 bytes of payload share that cache line, so a small message moves in exactly one line and the
+//! receiver polls the line that carries the data. The tag is stored last.
 //!
-//! **Rings.** A lane starts in a small ring and moves to a big one, for good, the first time it carries bulk: an idle or chatty
-//! connection touches little memory.
+//! **Rings.** A lane starts in a small ring and moves to a big one, for good, the first time it carries bulk: an idle
+//! or chatty connection touches little memory.
 //!
-//! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used, also where it is this end's own word:
-//! on shared memory the peer reaches those too. Whatever it writes, each call ends, stays inside the parts of this lane, and gives
-//! bytes or [`Corrupt`]. The secret is random and known to both ends only: it keeps payload from passing for a tag, not a peer out.
+//! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used, also where it is this end's
+//! own word: on shared memory the peer reaches those too. Whatever it writes, each call ends, stays inside the parts of
+//! this lane, and gives bytes or [`Corrupt`]. The secret is random and known to both ends only: it keeps payload from
+//! passing for a tag, not a peer out.
 //!
 //! # Memory order
 //!
-//! Nothing here counts on a machine that keeps stores in order (x86): the argument is in terms of acquire and release, and holds on
-//! aarch64 as it stands.
+//! Nothing here counts on a machine that keeps stores in order (x86): the argument is in terms of acquire and release,
+//! and holds on aarch64 as it stands.
 //!
 //! | what | first end | other end |
 //! |---|---|---|
@@ -39,20 +40,23 @@
 //! | end | last tag; fence; fin, *release* | fin, *acquire*; then no tag means no record |
 //! | sleep | flag; `flush`; *SC fence*; tag or credit | tag or credit; *SC fence*; flag |
 //!
-//! * The fence of *publish* is for write-combined windows, where a release store alone does not order what still gathers.
-//! * A sender that finds room without a new look at the credit (its tail limit) relies on an earlier acquire, by itself or by whom
-//!   the lock around the producer ordered before it.
-//! * *Sleep* is the one place where a store must not pass a later load, which release and acquire do not forbid on any machine.
-//!   Of two ends that each store, fence and look, at least one sees the other. Credit is returned often and sleepers for room are
-//!   rare, so the receiver fences only where it crosses a quarter of the ring; [`Producer::is_writable`] counts room from there on.
-//! * Flags are cleared by their reader with relaxed stores. A clear that is late could undo a *newer* announcement, but whoever
-//!   cleared then rings, and the doorbell remembers: it must order like a lock (ring releases, wait acquires) and keep a ring that
-//!   comes early. An eventfd, a socket and a condition variable with a flag do.
-//! * Cursors are plain words (relaxed): `&mut` means that one thread at a time uses an end, and its lock orders the next.
+//! * The fence of *publish* is for write-combined windows, where a release store alone does not order what still
+//!   gathers.
+//! * A sender that finds room without a new look at the credit (its tail limit) relies on an earlier acquire, by itself
+//!   or by whom the lock around the producer ordered before it.
+//! * *Sleep* is the one place where a store must not pass a later load, which release and acquire do not forbid on any
+//!   machine. Of two ends that each store, fence and look, at least one sees the other. Credit is returned often and
+//!   sleepers for room are rare, so the receiver fences only where it crosses a quarter of the ring;
+//!   [`Producer::is_writable`] counts room from there on.
+//! * Flags are cleared by their reader with relaxed stores. A clear that is late could undo a *newer* announcement, but
+//!   whoever cleared then rings, and the doorbell remembers: it must order like a lock (ring releases, wait acquires)
+//!   and keep a ring that comes early. An eventfd, a socket and a condition variable with a flag do.
+//! * Cursors are plain words (relaxed): `&mut` means that one thread at a time uses an end, and its lock orders the
+//!   next.
 //!
-//! Tests: `tests/loom.rs` searches all of this but the loads of *credit*, which loom never delays; Miri sees those as data races
-//! of in-place access. A window that is not coherent at all needs its reader to drop lines before each load; no backend is
-//! of that kind yet, and an end refuses one.
+//! Tests: `tests/loom.rs` searches all of this but the loads of *credit*, which loom never delays; Miri sees those as
+//! data races of in-place access. A window that is not coherent at all needs its reader to drop lines before each load;
+//! no backend is of that kind yet, and an end refuses one.
 
 #![allow(unsafe_code)] // Raw spans of caller memory cross this interface.
 

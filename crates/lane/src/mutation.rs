@@ -6,7 +6,8 @@ thread_local! {
     static FENCES_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, this thread's lanes (loom runs all modelled threads on one) go without the fence between store and look.
+/// While it lives, this thread's lanes (loom runs all modelled threads on one) go without the fence between store and
+/// look.
 #[derive(Debug)]
 pub struct WithoutSleepFences(());
 

@@ -15,9 +15,9 @@ const TAIL_LIMIT: usize = 24;
 
 /// The sending end of a lane.
 ///
-/// Its cursor lives in the sender's own window, so that processes which share the connection (after `fork`) share the position.
-/// `&mut self` stands for "one at a time": whoever shares a producer must exclude the others. A violation garbles the stream and
-/// nothing else.
+/// Its cursor lives in the sender's own window, so that processes which share the connection (after `fork`) share the
+/// position. `&mut self` stands for "one at a time": whoever shares a producer must exclude the others. A violation
+/// garbles the stream and nothing else.
 #[derive(Debug)]
 pub struct Producer<O, I> {
     outbound: O,
@@ -27,7 +27,8 @@ pub struct Producer<O, I> {
     reserved: Option<Reserved>,
 }
 
-/// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any time.
+/// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cursor {
     tail: u64,
@@ -55,7 +56,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
-    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's documentation).
+    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's
+    /// documentation).
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
         layout.check(outbound.len_bytes(), inbound.len_bytes());
         assert_orders(outbound.coherence());
@@ -96,8 +98,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         unsafe { self.write_from(source.as_ptr(), source.len()) }
     }
 
-    /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. `None` when there is no room now, or
-    /// the window cannot be written in place. It lasts until the next write or reservation.
+    /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. `None` when there is no room
+    /// now, or the window cannot be written in place. It lasts until the next write or reservation.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -191,8 +193,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         asleep
     }
 
-    /// Payload bytes that the next record can carry, moving to the big ring when `wanted_bytes` ask for it. Whatever a peer did
-    /// to the words this comes from, a record of so many bytes at this cursor is inside the ring.
+    /// Payload bytes that the next record can carry, moving to the big ring when `wanted_bytes` ask for it. Whatever a
+    /// peer did to the words this comes from, a record of so many bytes at this cursor is inside the ring.
     #[inline]
     fn room_for(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         if wanted_bytes <= INLINE_BYTES && cursor.tail < self.inbound_word(TAIL_LIMIT) {
@@ -267,8 +269,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.ring(cursor).slots.checked_sub(used_slots).ok_or(Corrupt { what: "credit", value: credit })
     }
 
-    /// The receiver looks for sleepers when it crosses a quarter of the ring, so room counts from there on: what comes back in
-    /// between would come without a wake-up.
+    /// The receiver looks for sleepers when it crosses a quarter of the ring, so room counts from there on: what comes
+    /// back in between would come without a wake-up.
     fn has_room_to_wake(&self, cursor: &Cursor, credit: u64) -> Result<bool, Corrupt> {
         self.free_slots(cursor, credit)?;
         let slots = self.ring(cursor).slots;

@@ -8,7 +8,8 @@ pub const SLOT_BYTES: usize = volmem::CACHE_LINE_BYTES;
 pub(crate) const HEADER_BYTES: usize = 16;
 /// Payload bytes that travel in the header's own cache line.
 pub const INLINE_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
-/// Payload bytes of the longest record: a chunk, small enough that the sender's copy and the receiver's overlap in shared cache.
+/// Payload bytes of the longest record: a chunk, small enough that the sender's copy and the receiver's overlap in
+/// shared cache.
 pub const RECORD_BYTES_MAX: usize = 256 * SLOT_BYTES - HEADER_BYTES;
 
 const KIND_SHIFT: u32 = 32;

@@ -78,7 +78,8 @@ fn miri_the_end_comes_after_the_last_byte() {
     assert!(producer.is_drained());
 }
 
-/// Plain stores and loads in place: Miri would see a data race, were a slot handed over without order in either direction.
+/// Plain stores and loads in place: Miri would see a data race, were a slot handed over without order in either
+/// direction.
 #[test]
 fn miri_two_threads_in_place_do_not_race() {
     const MESSAGES: u8 = 40;

@@ -1,11 +1,12 @@
 //! Every interleaving of two threads on one lane, and every value that their loads may see, by the loom model checker:
 //! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p lane --release --test loom`
 //!
-//! Each fact stands beside what breaks it: a window that forgets the order of a store, a receiver that returns credit too early,
-//! ends without the fence between store and look. There the checker must fail, or it would show nothing.
+//! Each fact stands beside what breaks it: a window that forgets the order of a store, a receiver that returns credit
+//! too early, ends without the fence between store and look. There the checker must fail, or it would show nothing.
 //!
-//! What it cannot show: loom runs loads in program order, so a load that a weakly ordered machine performs *late* (payload loads
-//! after the credit's store) is kept in place by the release order of that store, by argument and not by search.
+//! What it cannot show: loom runs loads in program order, so a load that a weakly ordered machine performs *late*
+//! (payload loads after the credit's store) is kept in place by the release order of that store, by argument and not by
+//! search.
 
 #![cfg(loom)]
 #![allow(unsafe_code)] // Raw spans of the window traits.

@@ -1,7 +1,7 @@
 //! A hostile peer: it stores what it likes in every word of both windows, also between two loads of one call.
 //!
-//! Whatever it does, a call of its victim ends, stays inside its parts of the windows (they check it), and returns bytes or
-//! [`lane::Corrupt`].
+//! Whatever it does, a call of its victim ends, stays inside its parts of the windows (they check it), and returns
+//! bytes or [`lane::Corrupt`].
 
 use crate::oracle::Shape;
 use crate::windows::{GuardedOutbound, Lie, LyingInbound, SECRET};
@@ -9,8 +9,8 @@ use fabric::Coherence;
 use lane::{Chunk, Consumer, Layout, Producer};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use volmem::Region;
 use volmem::sync::Ordering;
+use volmem::{CACHE_LINE_BYTES, Region};
 
 /// What happens next.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub enum Act {
         /// How many words.
         words: u8,
     },
+    /// The peer publishes a record where the victim reads next, with any header.
+    Publish(Lie),
     /// What the next loads of the victim see.
     Script(Vec<Lie>),
     /// The victim reads.
@@ -103,6 +105,7 @@ impl Victim {
                 self.own.store_u64(offset, lie.told(&self.own, &self.layout, offset), Ordering::Relaxed);
             }
             Act::Replay { from, to, words } => self.replay(*from, *to, *words),
+            Act::Publish(header) => self.publish(*header),
             Act::Script(lies) => {
                 *self.script.lock().unwrap_or_else(PoisonError::into_inner) = lies.iter().copied().collect();
             }
@@ -124,6 +127,20 @@ impl Victim {
 
     fn word_offset(&self, word: u16) -> usize {
         usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
+    }
+
+    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring as its lowest bit.
+    fn publish(&self, header: Lie) {
+        let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
+        let head = self.own.load_u64(cursor, Ordering::Relaxed);
+        let in_big_ring = self.own.load_u64(cursor + 8, Ordering::Relaxed) & 1 != 0 && self.layout.big_slots != 0;
+        let (ring, slots) = match in_big_ring {
+            false => (self.layout.small_offset, self.layout.small_slots),
+            true => (self.layout.big_offset, self.layout.big_slots),
+        };
+        let slot = ring + (head % slots) as usize * CACHE_LINE_BYTES;
+        self.own.store_u64(slot, Lie::Tag(0).told(&self.own, &self.layout, slot), Ordering::Relaxed);
+        self.own.store_u64(slot + 8, header.told(&self.own, &self.layout, slot + 8), Ordering::Relaxed);
     }
 
     fn replay(&self, from: u16, to: u16, words: u8) {

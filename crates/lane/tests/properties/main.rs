@@ -1,6 +1,7 @@
 //! What holds for every interleaving of calls, whoever the peer is.
 //!
-//! A failure prints the least input that shows it and the seed (`cc ...`) that repeats it; `PROPTEST_CASES` says how many cases.
+//! A failure prints the least input that shows it and the seed (`cc ...`) that repeats it; `PROPTEST_CASES` says how
+//! many cases.
 
 #![cfg(not(loom))]
 #![allow(unsafe_code)] // Spans in place are raw pointers.
@@ -33,7 +34,8 @@ fn size() -> impl Strategy<Value = u16> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         120 => size().prop_map(Op::Write),
-        60 => (size(), size()).prop_map(|(reserve_bytes, commit_bytes)| Op::InPlaceWrite { reserve_bytes, commit_bytes }),
+        60 => (size(), size())
+            .prop_map(|(reserve_bytes, commit_bytes)| Op::InPlaceWrite { reserve_bytes, commit_bytes }),
         120 => size().prop_map(Op::Read),
         40 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Op::PeekTo { skip_bytes, len_bytes }),
         60 => size().prop_map(Op::InPlaceRead),
@@ -67,6 +69,7 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         8 => (word(), lie()).prop_map(|(word, lie)| Act::Poke { word, lie }),
         1 => (word(), word(), any::<u8>()).prop_map(|(from, to, words)| Act::Replay { from, to, words }),
+        4 => prop_oneof![4 => size().prop_map(Lie::Data), 1 => lie()].prop_map(Act::Publish),
         4 => prop::collection::vec(lie(), 0..60).prop_map(Act::Script),
         4 => size().prop_map(Act::Read),
         2 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Act::PeekTo { skip_bytes, len_bytes }),

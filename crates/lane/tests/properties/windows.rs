@@ -148,7 +148,8 @@ impl Lie {
     }
 }
 
-/// The victim's own window, whose peer may change any word between any two loads. Fails when the victim leaves its places.
+/// The victim's own window, whose peer may change any word between any two loads. Fails when the victim leaves its
+/// places.
 #[derive(Debug, Clone)]
 pub struct LyingInbound {
     memory: Region,
