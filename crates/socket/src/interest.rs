@@ -1,0 +1,460 @@
+//! epoll over lanes.
+//!
+//! The program's epoll descriptor stays a kernel epoll instance, in which the program's foreign descriptors are registered as ever. With
+//! the first connection of ours it gets an *inner* epoll that the program does not see, with the lifelines of its connections, under
+//! data that no program uses. What is ready on lanes is found in memory first; see `roster` for how that stays cheap, and `wait` for
+//! how a wait goes.
+//!
+//! Where this differs from the kernel:
+//! * A descriptor leaves all sets when the program closes it, even while another one names the same connection.
+//! * A wait that finds lanes ready may leave out foreign descriptors that are ready too, for 20 microseconds at most.
+//! * Sets nest two deep: each has two instances in the kernel, which allows five on a path.
+
+mod kernel;
+mod registration;
+mod roster;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use crate::connection::Connection;
+use crate::lifecycle::{self, Listener};
+use crate::lock::Lock;
+use crate::pool::Pool;
+use crate::system;
+use crate::table::{self, Entry};
+use crate::threads;
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
+use registration::{EDGE, EXCLUSIVE, ONESHOT, Registration, Target};
+use roster::Roster;
+use rustix::io::Errno;
+use std::cell::{Cell, UnsafeCell};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use wait::{Call, Sink};
+
+/// What may stand beside `EPOLLEXCLUSIVE`.
+const EXCLUSIVE_ALLOWED: u32 =
+    (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32 | EDGE | EXCLUSIVE;
+
+/// What an epoll instance of the program holds of ours.
+#[derive(Default)]
+pub struct InterestSet {
+    lock: Lock,
+    /// Under `lock`.
+    roster: UnsafeCell<Roster>,
+    /// It holds, or has held, something of ours.
+    has_inner: AtomicBool,
+    /// Threads that sleep in the kernel until the set has something.
+    sleepers: AtomicU32,
+    /// Grows when the last descriptor is closed: objects are used again.
+    life: AtomicU32,
+}
+
+// SAFETY: the cell is accessed under the lock.
+unsafe impl Sync for InterestSet {}
+
+static POOL: Pool<InterestSet> = Pool::new();
+/// Registrations in all sets: closing a descriptor costs nothing while there is none.
+static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The sets this thread sleeps on.
+    static ASLEEP: Asleep = const { Asleep(Cell::new(Vec::new())) };
+}
+
+struct Asleep(Cell<Vec<&'static InterestSet>>);
+
+impl Drop for Asleep {
+    /// The thread was cancelled in its sleep.
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(InterestSet::note_awake);
+    }
+}
+
+/// The sets that this thread is about to sleep on; until this is dropped, whoever changes them wakes it.
+pub(crate) struct Sleep {
+    before: usize,
+}
+
+impl Sleep {
+    /// Runs `prepare` with the list in which sets enter themselves by [`InterestSet::fall_asleep`].
+    pub(crate) fn begin<R>(prepare: impl FnOnce(&mut Vec<&'static InterestSet>) -> R) -> (Self, R) {
+        let mut asleep = ASLEEP.with(|asleep| asleep.0.take());
+        let before = asleep.len();
+        let result = prepare(&mut asleep);
+        ASLEEP.with(|own| own.0.set(asleep));
+        (Self { before }, result)
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        ASLEEP.with(|own| {
+            let mut asleep = own.0.take();
+            asleep.drain(self.before..).for_each(InterestSet::note_awake);
+            own.0.set(asleep);
+        });
+    }
+}
+
+impl InterestSet {
+    /// Notes that the program made another descriptor of the set.
+    pub fn add_descriptor(&self, fd: RawFd) {
+        self.with(|roster| roster.descriptors.push(fd));
+    }
+
+    /// Notes that the program closes a descriptor of the set. With the last one, this process is done with it.
+    pub fn remove_descriptor(&'static self, fd: RawFd) {
+        forget_descriptor(fd);
+        let is_last = self.with(|roster| {
+            roster.descriptors.retain(|&known| known != fd);
+            if !roster.descriptors.is_empty() {
+                return false;
+            }
+            REGISTERED.fetch_sub(roster.count(), Ordering::Relaxed);
+            roster.clear();
+            self.has_inner.store(false, Ordering::SeqCst);
+            self.life.fetch_add(1, Ordering::SeqCst);
+            true
+        });
+        if is_last {
+            POOL.give_back(self);
+        }
+    }
+
+    /// Whether the set has something to report. A look that is not `fully` done makes no system call.
+    pub(crate) fn peek(&'static self, fully: bool) -> bool {
+        self.with(|roster| {
+            if roster.peek(fully) {
+                return true;
+            }
+            let Some(epfd) = roster.epfd().filter(|_| fully) else { return false };
+            if !is_readable(epfd) || !roster.has_inner() {
+                return is_readable(epfd);
+            }
+            roster.collect();
+            roster.peek(true) || (!is_readable(roster.inner_fd()) && is_readable(epfd))
+        })
+    }
+
+    /// Whether the set holds anything that the kernel alone does not know.
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.has_inner.load(Ordering::Acquire)
+    }
+
+    /// Asks the peers of all connections to ring, and enters the set among those that a thread sleeps on.
+    pub(crate) fn fall_asleep(&'static self, asleep: &mut Vec<&'static InterestSet>) {
+        self.with(|roster| {
+            threads::add(&self.sleepers, 1);
+            asleep.push(self);
+            roster.park_all(asleep);
+        });
+    }
+
+    fn note_awake(&'static self) {
+        threads::add(&self.sleepers, u32::MAX);
+    }
+
+    #[inline]
+    fn with<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
+        let _guard = self.lock.lock();
+        // SAFETY: under the lock.
+        access(unsafe { &mut *self.roster.get() })
+    }
+
+    fn add(&self, roster: &mut Roster, registration: Registration) -> Result<(), Errno> {
+        roster.ensure_inner(roster.epfd().ok_or(Errno::BADF)?)?;
+        self.has_inner.store(true, Ordering::SeqCst);
+        let index = roster.insert(registration);
+        if let Err(error) = roster.enlist(index) {
+            roster.remove(index);
+            return Err(error);
+        }
+        REGISTERED.fetch_add(1, Ordering::Relaxed);
+        self.start_watching(roster, index);
+        Ok(())
+    }
+
+    fn change(&self, roster: &mut Roster, index: u32, event: epoll_event) -> Result<(), Errno> {
+        let is_connection = matches!(roster.at(index).target, Target::Connection(_));
+        if !is_connection {
+            // Flags decide where the kernel's part is.
+            roster.delist(index);
+        }
+        roster.at_mut(index).renew(event.events, event.u64);
+        if !is_connection {
+            roster.enlist(index)?;
+        }
+        self.start_watching(roster, index);
+        Ok(())
+    }
+
+    /// Waits look at it from now on; threads that sleep on the set are woken if it is ready.
+    fn start_watching(&self, roster: &mut Roster, index: u32) {
+        roster.heat(index);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            roster.announce(index);
+        }
+    }
+
+    fn drop_registration(&self, roster: &mut Roster, index: u32) {
+        roster.remove(index);
+        REGISTERED.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes what was registered as a plain TCP socket what it has become.
+    fn convert(&self, fd: RawFd, target: Target) {
+        self.with(|roster| {
+            let Some(index) = roster.find(fd) else { return };
+            let old = roster.at(index);
+            if !matches!(old.target, Target::Stream) {
+                return;
+            }
+            let (events, data, epfd) = (old.events, old.data, roster.epfd().unwrap_or(-1));
+            self.drop_registration(roster, index);
+            if let Target::Listener(_) = target {
+                // It is the same kernel socket still; the registration comes again, with the lane's.
+                let _ = kernel::control(epfd, EPOLL_CTL_DEL, fd, 0, 0);
+            }
+            // Without descriptors for it the kernel's part stays away, and with it this registration.
+            let _ = self.add(roster, Registration::new(fd, target, events, data));
+        });
+    }
+}
+
+fn is_readable(fd: RawFd) -> bool {
+    system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
+}
+
+/// `epoll_create1(2)`.
+///
+/// # Errors
+/// As the system call.
+pub fn create(flags: i32) -> Result<RawFd, Errno> {
+    let fd = kernel::create(flags)?;
+    if table::can_hold(fd) && !lifecycle::settings().off {
+        enter(fd);
+    }
+    Ok(fd)
+}
+
+/// Makes a set for an epoll descriptor of the program.
+fn enter(epfd: RawFd) -> &'static InterestSet {
+    let set = POOL.take();
+    set.with(|roster| roster.descriptors.push(epfd));
+    table::set(epfd, Entry::Interest(set));
+    set
+}
+
+/// `epoll_ctl(2)`.
+///
+/// # Errors
+/// As the system call; `NOMEM` when there is no descriptor left for what the library needs.
+///
+/// # Safety
+/// `event` is null or points to an event.
+pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
+    let target = match table::get(fd) {
+        Entry::Connection(connection) => Target::Connection(connection),
+        Entry::Listener(listener) => Target::Listener(listener),
+        Entry::Interest(set) if epfd != fd => Target::Nested(set),
+        Entry::Stream(_) => Target::Stream,
+        // SAFETY: the caller's.
+        _ => return unsafe { control_foreign(epfd, operation, fd, event) },
+    };
+    let event = if operation == EPOLL_CTL_DEL {
+        epoll_event { events: 0, u64: 0 }
+    } else if event.is_null() {
+        return Err(Errno::FAULT);
+    } else {
+        // SAFETY: the caller's; on some machines it is packed.
+        unsafe { event.read_unaligned() }
+    };
+    let set = match table::get(epfd) {
+        Entry::Interest(set) => set,
+        _ => return control_unknown(epfd, operation, fd, target, event),
+    };
+    match target {
+        Target::Stream => control_stream(set, epfd, operation, fd, event),
+        _ => set.with(|roster| control_own(set, roster, operation, fd, target, event)),
+    }
+}
+
+unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
+    // SAFETY: the caller's.
+    unsafe { kernel::control_with(epfd, operation, fd, event) }?;
+    if operation == EPOLL_CTL_ADD
+        && let Entry::Interest(set) = table::get(epfd)
+    {
+        set.with(|roster| roster.has_foreign = true);
+    }
+    Ok(())
+}
+
+/// An epoll instance that was made before this library came, or was received: it becomes a set with its first object of ours.
+fn control_unknown(
+    epfd: RawFd,
+    operation: i32,
+    fd: RawFd,
+    target: Target,
+    event: epoll_event,
+) -> Result<(), Errno> {
+    let is_new = operation == EPOLL_CTL_ADD && table::can_hold(epfd) && matches!(table::get(epfd), Entry::None);
+    if !is_new {
+        return kernel::control(epfd, operation, fd, event.events, event.u64);
+    }
+    let set = enter(epfd);
+    set.with(|roster| roster.has_foreign = true);
+    let result = match target {
+        Target::Stream => control_stream(set, epfd, operation, fd, event),
+        _ => set.with(|roster| control_own(set, roster, operation, fd, target, event)),
+    };
+    if result.is_err() {
+        table::set(epfd, Entry::None);
+        set.remove_descriptor(epfd);
+    }
+    result
+}
+
+fn control_stream(
+    set: &'static InterestSet,
+    epfd: RawFd,
+    operation: i32,
+    fd: RawFd,
+    event: epoll_event,
+) -> Result<(), Errno> {
+    kernel::control(epfd, operation, fd, event.events, event.u64)?;
+    set.with(|roster| {
+        roster.has_foreign = true;
+        if let Some(index) = roster.find(fd) {
+            set.drop_registration(roster, index);
+        }
+        if operation != EPOLL_CTL_DEL {
+            roster.insert(Registration::new(fd, Target::Stream, event.events, event.u64));
+            REGISTERED.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    Ok(())
+}
+
+fn control_own(
+    set: &'static InterestSet,
+    roster: &mut Roster,
+    operation: i32,
+    fd: RawFd,
+    target: Target,
+    event: epoll_event,
+) -> Result<(), Errno> {
+    let found = roster.find(fd);
+    let events = event.events;
+    match (operation, found) {
+        (EPOLL_CTL_ADD, _) if events & EXCLUSIVE != 0 && !allows_exclusive(target, events) => Err(Errno::INVAL),
+        (EPOLL_CTL_ADD, Some(index)) if !matches!(roster.at(index).target, Target::Stream) => Err(Errno::EXIST),
+        (EPOLL_CTL_ADD, found) => {
+            if let Some(index) = found {
+                // A TCP socket that had this number before.
+                set.drop_registration(roster, index);
+            }
+            set.add(roster, Registration::new(fd, target, events, event.u64))
+        }
+        (EPOLL_CTL_MOD | EPOLL_CTL_DEL, None) => Err(Errno::NOENT),
+        (EPOLL_CTL_MOD, Some(index)) if (events | roster.at(index).events) & EXCLUSIVE != 0 => Err(Errno::INVAL),
+        (EPOLL_CTL_MOD, Some(index)) => set.change(roster, index, event),
+        (EPOLL_CTL_DEL, Some(index)) => {
+            roster.delist(index);
+            set.drop_registration(roster, index);
+            Ok(())
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn allows_exclusive(target: Target, events: u32) -> bool {
+    events & !EXCLUSIVE_ALLOWED == 0 && events & ONESHOT == 0 && !matches!(target, Target::Nested(_))
+}
+
+/// `epoll_wait(2)` and its kin; no time-out waits for ever.
+///
+/// # Errors
+/// As the system call.
+///
+/// # Safety
+/// `events` is writable for `max` events; `mask` is null or a signal set.
+pub unsafe fn wait(
+    epfd: RawFd,
+    events: *mut epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    match table::get(epfd) {
+        Entry::Interest(set) => set.wait(&Call { epfd, events, max, timeout_ns, mask }),
+        // SAFETY: the caller's.
+        _ => unsafe { system::epoll_wait(epfd, events, max, timeout_ns, mask) },
+    }
+}
+
+/// After `connect` put a lifeline in the place of the TCP socket `fd`: sets that held the socket hold the connection.
+pub fn adopt(fd: RawFd, connection: &'static Connection) {
+    convert_everywhere(fd, Target::Connection(connection));
+}
+
+/// After `listen` added a lane listener to the TCP socket `fd`: sets that held the socket hold both.
+pub fn adopt_listener(fd: RawFd, listener: &'static Listener) {
+    convert_everywhere(fd, Target::Listener(listener));
+}
+
+fn convert_everywhere(fd: RawFd, target: Target) {
+    if REGISTERED.load(Ordering::Relaxed) > 0 {
+        POOL.for_each(|set| set.convert(fd, target));
+    }
+}
+
+/// Before the program closes a descriptor of a connection: it leaves all sets.
+pub fn forget(fd: RawFd, _connection: &'static Connection) {
+    forget_descriptor(fd);
+}
+
+/// Before the program closes a descriptor of a listener: it leaves all sets.
+pub fn forget_listener(fd: RawFd, _listener: &'static Listener) {
+    forget_descriptor(fd);
+}
+
+/// Before the program closes any descriptor that may be registered with us.
+pub fn forget_descriptor(fd: RawFd) {
+    if REGISTERED.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    POOL.for_each(|set| {
+        set.with(|roster| {
+            let Some(index) = roster.find(fd) else { return };
+            // What was made before a fork stays in the kernel for the other process.
+            if !roster.at(index).is_inherited {
+                roster.delist(index);
+            }
+            set.drop_registration(roster, index);
+        });
+    });
+}
+
+/// Before a fork: no thread is inside a set while the process is copied.
+pub fn before_fork() {
+    POOL.lock_around_fork().iter().for_each(|set| set.lock.lock_until_unlocked());
+}
+
+/// After a fork, in the parent.
+pub fn after_fork_in_parent() {
+    POOL.all_during_fork().iter().for_each(|set| set.lock.unlock());
+    POOL.unlock_after_fork();
+}
+
+/// After a fork, in the child, which has one thread. The kernel's part of the sets is the parent's too.
+pub fn after_fork_in_child() {
+    for set in POOL.all_during_fork() {
+        set.lock.reset();
+        set.sleepers.store(0, Ordering::Relaxed);
+        set.with(Roster::inherit);
+    }
+    POOL.unlock_after_fork();
+}

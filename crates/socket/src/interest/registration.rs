@@ -1,0 +1,230 @@
+//! One registered descriptor: what is asked of it, and what was last reported.
+
+use super::InterestSet;
+use crate::connection::{Connection, Edges};
+use crate::lifecycle::Listener;
+use crate::system;
+use std::os::fd::RawFd;
+
+pub(super) const EDGE: u32 = libc::EPOLLET as u32;
+pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// The bits of an event that say what is asked; the others say how.
+const WANTED: u32 = 0x3fdf;
+const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
+
+/// What a registered descriptor is.
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    /// Looked at in memory; its lifeline is in the inner epoll.
+    Connection(&'static Connection),
+    /// The TCP listener is in the program's epoll with the program's data, the lane listener in the inner one.
+    Listener(&'static Listener),
+    /// Another set, in the inner epoll.
+    Nested(&'static InterestSet),
+    /// A TCP socket that the kernel serves, remembered because `connect` or `listen` may make it one of the others.
+    Stream,
+}
+
+/// What the lifeline of a connection can still say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lifeline {
+    /// It rings.
+    Rings,
+    /// The peer is gone: nothing comes any more, and the kernel would report that for ever.
+    Ended,
+    /// It was shut down for reading here, so the peer cannot ring although it lives.
+    Deaf,
+}
+
+/// One registered descriptor.
+pub(super) struct Registration {
+    pub fd: RawFd,
+    pub target: Target,
+    /// As the program gave them.
+    pub events: u32,
+    /// As the program gave it.
+    pub data: u64,
+    pub lifeline: Lifeline,
+    /// Not since a one-shot report.
+    pub is_enabled: bool,
+    /// In the list of those that every wait looks at.
+    pub is_hot: bool,
+    /// The peer has been asked to ring.
+    pub is_parked: bool,
+    /// Made before a fork: the kernel's part of it is another process's too.
+    pub is_inherited: bool,
+    /// The kernel has reported a listener or a nested set, and the program has not been told yet.
+    pub is_pending: bool,
+    /// Reported in the wait that is about to return.
+    pub was_reported: bool,
+    /// Looks in a row that found nothing.
+    pub idle_looks: u32,
+    /// Nothing has been reported since it was added or changed.
+    is_fresh: bool,
+    /// Edge-triggered: what held when it was last reported, less what has ceased to hold.
+    last_ready: i16,
+    edges_reported: Edges,
+    edges_seen: Edges,
+}
+
+impl Registration {
+    pub fn new(fd: RawFd, target: Target, events: u32, data: u64) -> Self {
+        Self {
+            fd,
+            target,
+            events,
+            data,
+            lifeline: Lifeline::Rings,
+            is_enabled: true,
+            is_hot: false,
+            is_parked: false,
+            is_inherited: false,
+            is_pending: false,
+            was_reported: false,
+            idle_looks: 0,
+            is_fresh: true,
+            last_ready: 0,
+            edges_reported: Edges::default(),
+            edges_seen: Edges::default(),
+        }
+    }
+
+    /// Starts anew, as `EPOLL_CTL_MOD` does.
+    pub fn renew(&mut self, events: u32, data: u64) {
+        self.events = events;
+        self.data = data;
+        self.is_enabled = true;
+        self.is_fresh = true;
+        self.is_pending = matches!(self.target, Target::Listener(_) | Target::Nested(_));
+        self.idle_looks = 0;
+    }
+
+    #[inline]
+    pub fn wanted(&self) -> i16 {
+        (self.events & WANTED) as i16
+    }
+
+    #[inline]
+    fn is_edge(&self) -> bool {
+        self.events & EDGE != 0
+    }
+
+    /// What there is to report now. A look that is not `fully` done spares system calls and the clock, and may miss what only the
+    /// kernel knows.
+    #[inline]
+    pub fn look(&mut self, fully: bool) -> i16 {
+        match self.target {
+            _ if !self.is_enabled => 0,
+            Target::Connection(connection) => self.look_at_connection(connection, fully),
+            Target::Listener(listener) => self.look_at_listener(listener),
+            Target::Nested(set) => self.look_at_set(set, fully),
+            Target::Stream => 0,
+        }
+    }
+
+    #[inline]
+    fn look_at_connection(&mut self, connection: &'static Connection, fully: bool) -> i16 {
+        let wanted = self.wanted();
+        if !fully {
+            // Room to send that has been reported is no news as long as no send was refused, and that the connection remembers.
+            let known = if self.is_edge() && !self.is_fresh { self.last_ready & OUTPUT } else { 0 };
+            if !connection.may_be_ready(wanted & !known) {
+                return 0;
+            }
+        }
+        let ready = connection.readiness(wanted);
+        if !self.is_edge() {
+            return ready;
+        }
+        self.edges_seen = connection.edges(self.edges_reported);
+        let is_news = self.is_fresh || self.edges_seen != self.edges_reported || ready & !self.last_ready != 0;
+        self.last_ready &= ready;
+        if is_news { ready } else { 0 }
+    }
+
+    fn look_at_listener(&mut self, listener: &'static Listener) -> i16 {
+        if !self.is_pending {
+            return 0;
+        }
+        let mut ready = 0;
+        if system::poll_now(listener.lane_fd(), libc::POLLIN) & libc::POLLIN != 0 {
+            ready |= INPUT & self.wanted();
+        }
+        if self.events & ONESHOT != 0 {
+            ready |= system::poll_now(self.fd, self.wanted());
+        }
+        self.is_pending = ready != 0;
+        ready
+    }
+
+    fn look_at_set(&mut self, set: &'static InterestSet, fully: bool) -> i16 {
+        let is_ready = set.peek(fully);
+        if fully {
+            let is_news = !self.is_edge() || self.is_fresh || self.is_pending || self.last_ready == 0;
+            self.is_pending &= is_ready;
+            if !is_ready {
+                self.last_ready = 0;
+            }
+            return if is_ready && is_news { INPUT & self.wanted() } else { 0 };
+        }
+        let is_news = !self.is_edge() || self.is_fresh || self.is_pending;
+        if is_ready && is_news { INPUT & self.wanted() } else { 0 }
+    }
+
+    /// The program is being told.
+    #[inline]
+    pub fn note_report(&mut self, ready: i16) {
+        self.is_fresh = false;
+        self.is_pending = false;
+        self.was_reported = true;
+        self.idle_looks = 0;
+        self.last_ready = ready;
+        self.edges_reported = self.edges_seen;
+        if self.events & ONESHOT != 0 {
+            self.is_enabled = false;
+        }
+    }
+
+    /// Whether waits must go on looking at it.
+    #[inline]
+    pub fn stays_hot(&self) -> bool {
+        self.is_enabled
+            && match self.target {
+                Target::Connection(_) | Target::Nested(_) => true,
+                Target::Listener(_) => self.is_pending,
+                Target::Stream => false,
+            }
+    }
+
+    /// Whether a wait that spins may find something here that the kernel does not report.
+    pub fn is_spun_for(&self) -> bool {
+        matches!(self.target, Target::Connection(_)) && self.lifeline == Lifeline::Rings
+    }
+
+    /// Asks the peer of a connection to ring. `false` if its lifeline cannot.
+    pub fn park(&mut self) -> bool {
+        let Target::Connection(connection) = self.target else { return false };
+        if self.lifeline != Lifeline::Rings {
+            return false;
+        }
+        if self.is_parked {
+            connection.park_again(self.wanted());
+        } else {
+            connection.park(self.wanted());
+            self.is_parked = true;
+        }
+        true
+    }
+
+    pub fn unpark(&mut self) {
+        if let Target::Connection(connection) = self.target
+            && self.is_parked
+        {
+            self.is_parked = false;
+            connection.unpark();
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! The registrations of a set. Everything here runs under the set's lock.
+//!
+//! *Hot* registrations are looked at by every wait; the others are *parked*: their peers ring, and the inner epoll reports it. A wait
+//! costs as much as there are hot ones, however many are registered.
+
+use super::kernel;
+use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target};
+use super::{InterestSet, Sink};
+use crate::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::descriptors::HiddenFd;
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+/// The token of the bell.
+const BELL: u64 = u64::MAX;
+const INPUT: u32 = libc::EPOLLIN as u32;
+const HANG_UP: u32 = libc::EPOLLHUP as u32;
+const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
+
+/// Tokens taken from the inner epoll at once.
+const TOKENS: usize = 64;
+/// More hot registrations than this, and those that have been idle for long are parked.
+const HOT_MAX: usize = 64;
+/// How long that is, in looks.
+const IDLE_LOOKS_MAX: u32 = 512;
+/// How many are parked in one look, at most.
+const PARKED_PER_LOOK_MAX: usize = 4;
+/// Waits that end without asking the kernel, before the clock is read to see whether it is time to ask.
+const CALLS_PER_CLOCK_LOOK: u32 = 8;
+/// Foreign descriptors and parked connections wait this long, at most, while hot ones keep the program busy.
+const UNASKED_MICROSECONDS: u64 = 20;
+
+#[derive(Default)]
+pub(super) struct Roster {
+    /// The program's descriptors of the set.
+    pub descriptors: Vec<RawFd>,
+    /// The kernel reports what nobody here may take: ask it again only in a while.
+    pub nap_is_due: bool,
+    /// A hot connection cannot be woken for.
+    pub has_deaf: bool,
+    /// The last wait had room for the kernel's events only.
+    pub lanes_first: bool,
+    /// Foreign descriptors have been added.
+    pub has_foreign: bool,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// By descriptor: index of the slot plus one, or zero.
+    by_fd: Vec<u32>,
+    hot: Vec<u32>,
+    /// Where the next look at the hot ones begins.
+    first: usize,
+    inner: Option<HiddenFd>,
+    bell: Option<HiddenFd>,
+    calls_since_clock: u32,
+    asked_ticks: u64,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    registration: Option<Registration>,
+}
+
+impl Roster {
+    /// Hot connections that are worth spinning for.
+    pub fn spun_for_count(&self) -> usize {
+        self.hot.iter().filter(|&&index| self.at(index).is_spun_for()).count()
+    }
+
+    /// Whether only the kernel knows the rest of the answer. Without foreign descriptors, listeners and parked connections a set
+    /// whose connections are all hot knows everything itself.
+    pub fn needs_kernel(&self) -> bool {
+        self.has_foreign || self.slots.len() - self.free.len() > self.hot.len()
+    }
+
+    /// The epoll instance that the program does not see, or -1.
+    pub fn inner_fd(&self) -> RawFd {
+        self.inner.as_ref().map_or(-1, HiddenFd::raw)
+    }
+
+    pub fn epfd(&self) -> Option<RawFd> {
+        self.descriptors.first().copied()
+    }
+
+    pub fn has_inner(&self) -> bool {
+        self.inner.is_some()
+    }
+
+    /// Puts the inner epoll into the program's.
+    pub fn ensure_inner(&mut self, epfd: RawFd) -> Result<(), Errno> {
+        if self.inner.is_some() {
+            return Ok(());
+        }
+        let inner = kernel::create_hidden().map_err(|_| Errno::NOMEM)?;
+        kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::magic())?;
+        self.inner = Some(inner);
+        Ok(())
+    }
+
+    pub fn find(&self, fd: RawFd) -> Option<u32> {
+        let place = self.by_fd.get(usize::try_from(fd).ok()?)?;
+        place.checked_sub(1)
+    }
+
+    pub fn at(&self, index: u32) -> &Registration {
+        self.slots[index as usize].registration.as_ref().expect("an index in use")
+    }
+
+    pub fn at_mut(&mut self, index: u32) -> &mut Registration {
+        self.slots[index as usize].registration.as_mut().expect("an index in use")
+    }
+
+    /// Enters a registration; the kernel's part is [`Roster::enlist`].
+    pub fn insert(&mut self, registration: Registration) -> u32 {
+        let fd = registration.fd as usize;
+        if self.by_fd.len() <= fd {
+            self.by_fd.resize(fd + 1, 0);
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        self.by_fd[fd] = index + 1;
+        self.slots[index as usize].registration = Some(registration);
+        index
+    }
+
+    /// Takes a registration out; the kernel's part is [`Roster::delist`].
+    pub fn remove(&mut self, index: u32) {
+        self.at_mut(index).unpark();
+        if self.at(index).is_hot {
+            self.hot.retain(|&hot| hot != index);
+        }
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        if let Some(registration) = slot.registration.take() {
+            self.by_fd[registration.fd as usize] = 0;
+        }
+        self.free.push(index);
+    }
+
+    /// Takes everything out: the last descriptor of the set is gone.
+    pub fn clear(&mut self) {
+        for index in 0..self.slots.len() as u32 {
+            if self.slots[index as usize].registration.is_some() {
+                self.remove(index);
+            }
+        }
+        *self = Self { slots: std::mem::take(&mut self.slots), free: std::mem::take(&mut self.free), ..Self::default() };
+    }
+
+    pub fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// In the child of a fork: everything was made by another process, and nothing is asleep here.
+    pub fn inherit(&mut self) {
+        for index in 0..self.slots.len() as u32 {
+            if let Some(registration) = self.slots[index as usize].registration.as_mut() {
+                registration.is_inherited = true;
+                // The connections have forgotten their sleepers already.
+                registration.is_parked = false;
+                self.heat(index);
+            }
+        }
+    }
+
+    /// Makes the kernel report it: connections and nested sets to us, a listener to both.
+    pub fn enlist(&mut self, index: u32) -> Result<(), Errno> {
+        let token = self.token(index);
+        let inner = self.inner_fd();
+        let registration = self.at(index);
+        match registration.target {
+            Target::Connection(_) => kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT | INPUT_SHUT, token),
+            Target::Nested(_) => kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT, token),
+            Target::Listener(listener) => {
+                let (fd, events, data) = (registration.fd, registration.events, registration.data);
+                let epfd = self.epfd().ok_or(Errno::BADF)?;
+                if events & ONESHOT == 0 {
+                    kernel::control(epfd, EPOLL_CTL_ADD, fd, events, data)?;
+                } else {
+                    kernel::control(inner, EPOLL_CTL_ADD, fd, events & !(ONESHOT | EDGE), token)?;
+                }
+                let lane_events = INPUT | events & (EDGE | EXCLUSIVE);
+                match kernel::control(inner, EPOLL_CTL_ADD, listener.lane_fd(), lane_events, token) {
+                    // Another descriptor of the same listener is in the set and reports it.
+                    Ok(()) | Err(Errno::EXIST) => Ok(()),
+                    Err(error) => {
+                        let _ = kernel::control(epfd, EPOLL_CTL_DEL, fd, 0, 0);
+                        let _ = kernel::control(inner, EPOLL_CTL_DEL, fd, 0, 0);
+                        Err(error)
+                    }
+                }
+            }
+            Target::Stream => Ok(()),
+        }
+    }
+
+    /// Undoes [`Roster::enlist`]. What is not there any more need not be taken out.
+    pub fn delist(&mut self, index: u32) {
+        let inner = self.inner_fd();
+        let registration = self.at(index);
+        match registration.target {
+            Target::Connection(_) | Target::Nested(_) => {
+                let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.fd, 0, 0);
+            }
+            Target::Listener(listener) => {
+                let _ = kernel::control(inner, EPOLL_CTL_DEL, listener.lane_fd(), 0, 0);
+                let at = if registration.events & ONESHOT == 0 { self.epfd().unwrap_or(-1) } else { inner };
+                let _ = kernel::control(at, EPOLL_CTL_DEL, registration.fd, 0, 0);
+            }
+            Target::Stream => {}
+        }
+    }
+
+    fn token(&self, index: u32) -> u64 {
+        u64::from(index) << 32 | u64::from(self.slots[index as usize].generation)
+    }
+
+    fn of_token(&self, token: u64) -> Option<u32> {
+        let index = (token >> 32) as u32;
+        let slot = self.slots.get(index as usize)?;
+        (slot.generation == token as u32 && slot.registration.is_some()).then_some(index)
+    }
+
+    /// Has every wait look at it.
+    pub fn heat(&mut self, index: u32) {
+        let registration = self.at_mut(index);
+        if !registration.is_hot && registration.stays_hot() {
+            registration.is_hot = true;
+            registration.idle_looks = 0;
+            self.hot.push(index);
+        }
+    }
+
+    fn cool(&mut self) {
+        let Self { hot, slots, .. } = self;
+        hot.retain(|&index| {
+            let Some(registration) = slots[index as usize].registration.as_mut() else { return false };
+            registration.is_hot = registration.stays_hot() && registration.is_hot;
+            registration.is_hot
+        });
+    }
+
+    /// Whether foreign descriptors and parked connections have waited long enough.
+    #[inline]
+    pub fn kernel_is_due(&mut self) -> bool {
+        self.calls_since_clock += 1;
+        if self.calls_since_clock < CALLS_PER_CLOCK_LOOK {
+            return false;
+        }
+        self.calls_since_clock = 0;
+        ticks().wrapping_sub(self.asked_ticks) > UNASKED_MICROSECONDS * TICKS_PER_MICROSECOND
+    }
+
+    pub fn note_kernel_asked(&mut self) {
+        self.asked_ticks = ticks();
+    }
+
+    /// Reports what is ready among the hot ones.
+    #[inline]
+    pub fn scan(&mut self, sink: &mut Sink, fully: bool) {
+        let count = self.hot.len();
+        if count == 0 {
+            return;
+        }
+        let mut place = if self.first < count { self.first } else { 0 };
+        self.first = 0;
+        let mut some_left = false;
+        let mut parks_left = if count > HOT_MAX { PARKED_PER_LOOK_MAX } else { 0 };
+        for _ in 0..count {
+            let Some(registration) = self.slots[self.hot[place] as usize].registration.as_mut() else { continue };
+            place = if place + 1 == count { 0 } else { place + 1 };
+            let ready = registration.look(fully);
+            if ready == 0 {
+                registration.idle_looks = registration.idle_looks.saturating_add(1);
+                if parks_left > 0 && registration.idle_looks > IDLE_LOOKS_MAX && registration.park() {
+                    parks_left -= 1;
+                    registration.is_hot = registration.look(true) != 0;
+                    some_left |= !registration.is_hot;
+                }
+                continue;
+            }
+            if !sink.push(registration, ready) {
+                continue;
+            }
+            registration.note_report(ready);
+            some_left |= !registration.stays_hot();
+            if sink.is_full() {
+                self.first = place;
+                break;
+            }
+        }
+        if some_left {
+            self.cool();
+        }
+    }
+
+    /// Whether a hot one is ready, without reporting it.
+    pub fn peek(&mut self, fully: bool) -> bool {
+        let Self { hot, slots, .. } = self;
+        hot.iter().any(|&index| slots[index as usize].registration.as_mut().is_some_and(|one| one.look(fully) != 0))
+    }
+
+    /// Before a sleep: asks the peers of all hot connections to ring, looks once more, and cools those that have nothing. Nested sets
+    /// do the same and enter themselves in `asleep`. `false`: something is ready.
+    pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>) -> bool {
+        let mut is_quiet = true;
+        self.has_deaf = false;
+        for &index in &self.hot {
+            let Some(registration) = self.slots[index as usize].registration.as_mut() else { continue };
+            let is_parked = registration.park();
+            if let Target::Nested(set) = registration.target {
+                set.fall_asleep(asleep);
+            }
+            registration.was_reported = false;
+            let is_ready = registration.look(true) != 0;
+            is_quiet &= !is_ready;
+            registration.is_hot = is_ready || !is_parked;
+            self.has_deaf |= registration.lifeline == Lifeline::Deaf;
+        }
+        self.cool();
+        is_quiet
+    }
+
+    /// At the end of a wait while other threads sleep on the set: they must be rung for whatever comes next. Rings the bell for what
+    /// is there already.
+    pub fn hand_over(&mut self) {
+        let mut rings = false;
+        for &index in &self.hot {
+            let Some(registration) = self.slots[index as usize].registration.as_mut() else { continue };
+            registration.park();
+            rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
+        }
+        if rings {
+            self.ring_bell();
+        }
+    }
+
+    /// As [`Roster::hand_over`], for one that was just added or changed.
+    pub fn announce(&mut self, index: u32) {
+        let registration = self.at_mut(index);
+        registration.park();
+        if registration.look(true) != 0 {
+            self.ring_bell();
+        }
+    }
+
+    /// Wakes the threads that sleep on the set.
+    fn ring_bell(&mut self) {
+        if self.bell.is_none() {
+            let Ok(bell) = kernel::create_bell() else { return };
+            let _ = kernel::control(self.inner_fd(), EPOLL_CTL_ADD, bell.raw(), INPUT, BELL);
+            self.bell = Some(bell);
+        }
+        if let Some(bell) = self.bell.as_ref().and_then(HiddenFd::get) {
+            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes what the inner epoll reports: those registrations become hot.
+    pub fn collect(&mut self) {
+        let inner = self.inner_fd();
+        for _ in 0..=self.count() / TOKENS {
+            let mut events = [epoll_event { events: 0, u64: 0 }; TOKENS];
+            // SAFETY: the array is writable.
+            let Ok(count) = (unsafe { kernel::wait_now(inner, events.as_mut_ptr(), TOKENS) }) else { return };
+            for event in &events[..count] {
+                let (token, events) = (event.u64, event.events);
+                self.hear(token, events);
+            }
+            if count < TOKENS {
+                return;
+            }
+        }
+    }
+
+    fn hear(&mut self, token: u64, events: u32) {
+        if token == BELL {
+            if let Some(bell) = self.bell.as_ref().and_then(HiddenFd::get) {
+                let _ = rustix::io::read(bell, &mut [0_u8; 8]);
+            }
+            return;
+        }
+        let Some(index) = self.of_token(token) else {
+            // Another process that has the set added it: not ours to report, but the kernel will say it again at once.
+            self.nap_is_due = true;
+            return;
+        };
+        let registration = self.at_mut(index);
+        match registration.target {
+            Target::Connection(_) => self.hear_connection(index, events),
+            Target::Listener(listener) => {
+                registration.is_pending = true;
+                if events & HANG_UP != 0 {
+                    let _ = kernel::control(self.inner_fd(), EPOLL_CTL_DEL, listener.lane_fd(), 0, 0);
+                }
+            }
+            Target::Nested(_) => registration.is_pending = true,
+            Target::Stream => {}
+        }
+        let registration = self.at(index);
+        if !registration.is_enabled && !matches!(registration.target, Target::Connection(_)) {
+            // A one-shot report was made: it says nothing until it is changed.
+            self.delist(index);
+        }
+        self.heat(index);
+    }
+
+    fn hear_connection(&mut self, index: u32, events: u32) {
+        let inner = self.inner_fd();
+        let registration = self.at_mut(index);
+        let Target::Connection(connection) = registration.target else { return };
+        registration.unpark();
+        let is_taken = connection.take_ring();
+        if connection.has_ended() {
+            registration.lifeline = Lifeline::Ended;
+        } else if events & INPUT_SHUT != 0 && events & HANG_UP == 0 {
+            registration.lifeline = Lifeline::Deaf;
+        }
+        if registration.lifeline == Lifeline::Rings {
+            self.nap_is_due |= !is_taken;
+        } else {
+            let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.fd, 0, 0);
+        }
+    }
+}

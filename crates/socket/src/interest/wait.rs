@@ -1,0 +1,290 @@
+//! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the kernel.
+
+use super::registration::Registration;
+use super::roster::Roster;
+use super::{InterestSet, Sleep, kernel};
+use crate::clock::now_ns;
+use crate::spin::{Spin, Turn};
+use crate::system;
+use libc::{epoll_event, sigset_t};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+/// The most events that the kernel accepts for one call.
+const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
+/// A glance at a connection costs as much as this many looks at a bare lane.
+const LOOKS_PER_GLANCE: u32 = 24;
+/// How long a thread sleeps when it cannot be woken for everything.
+const NAP_NS: u64 = 1_000_000;
+const MILLISECOND_NS: u64 = 1_000_000;
+
+/// What the program asked for.
+pub(super) struct Call {
+    pub epfd: RawFd,
+    pub events: *mut epoll_event,
+    pub max: i32,
+    pub timeout_ns: Option<u64>,
+    pub mask: *const sigset_t,
+}
+
+/// The program's array, as far as it is filled.
+pub(super) struct Sink {
+    events: *mut epoll_event,
+    max: usize,
+    len: usize,
+}
+
+impl Sink {
+    fn new(call: &Call) -> Result<Self, Errno> {
+        match usize::try_from(call.max) {
+            Ok(max) if max > 0 && max <= EVENTS_MAX => {
+                if call.events.is_null() {
+                    return Err(Errno::FAULT);
+                }
+                Ok(Self { events: call.events, max, len: 0 })
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.len == self.max
+    }
+
+    /// Appends an event. `false`: a listener that is in there already, because the kernel reported its TCP side.
+    #[inline]
+    pub fn push(&mut self, registration: &Registration, ready: i16) -> bool {
+        if registration.is_pending && (0..self.len).any(|index| self.data_at(index) == registration.data) {
+            return false;
+        }
+        let event = epoll_event { events: u32::from(ready as u16), u64: registration.data };
+        // SAFETY: the program's array has `max` places, and the sink is not full: scans stop when it is.
+        unsafe { self.events.add(self.len).write_unaligned(event) };
+        self.len += 1;
+        true
+    }
+
+    fn data_at(&self, index: usize) -> u64 {
+        // SAFETY: filled so far.
+        unsafe { self.events.add(index).read_unaligned() }.u64
+    }
+
+    /// The kernel has appended `count` events. Takes ours out, and says whether it was there.
+    fn append(&mut self, count: usize) -> bool {
+        let (first, end) = (self.len, self.len + count);
+        self.len = end;
+        let Some(place) = (first..end).find(|&index| self.data_at(index) == kernel::magic()) else { return false };
+        // SAFETY: both ranges are inside what the kernel filled.
+        unsafe { std::ptr::copy(self.events.add(place + 1), self.events.add(place), end - place - 1) };
+        self.len -= 1;
+        true
+    }
+}
+
+/// When the wait is over. The clock is read when this is first needed.
+struct Deadline {
+    timeout_ns: Option<u64>,
+    at_ns: Option<u64>,
+}
+
+impl Deadline {
+    fn new(timeout_ns: Option<u64>) -> Self {
+        Self { timeout_ns, at_ns: None }
+    }
+
+    /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then takes it by
+    /// the call that a thread can be cancelled in.
+    fn left_ns(&mut self) -> Option<u64> {
+        let timeout_ns = self.timeout_ns?;
+        let now = now_ns();
+        let at_ns = *self.at_ns.get_or_insert_with(|| now.saturating_add(timeout_ns));
+        let left_ns = at_ns.saturating_sub(now);
+        Some(if timeout_ns % MILLISECOND_NS == 0 { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns })
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.left_ns() == Some(0)
+    }
+}
+
+enum Woken {
+    Found,
+    TimedOut,
+    Nothing,
+}
+
+impl InterestSet {
+    #[inline]
+    pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
+        if !self.has_inner.load(Ordering::Acquire)
+            && let Some(result) = self.wait_in_kernel(call)
+        {
+            return result;
+        }
+        let life = self.life.load(Ordering::Acquire);
+        let mut sink = Sink::new(call)?;
+        let (is_due, needs_kernel) = self.with_life(life, |roster| {
+            let is_due = roster.kernel_is_due();
+            if !is_due {
+                roster.scan(&mut sink, false);
+            }
+            (is_due, roster.needs_kernel())
+        })?;
+        let dont_wait = call.timeout_ns == Some(0);
+        if is_due || (dont_wait && needs_kernel && sink.len == 0) {
+            self.look_everywhere(call, &mut sink, life)?;
+        }
+        if sink.len == 0 && !dont_wait {
+            self.wait_longer(call, &mut sink, life)?;
+        }
+        Ok(self.leave(&sink))
+    }
+
+    /// As long as the set holds nothing of ours. `None`: it does now.
+    #[cold]
+    fn wait_in_kernel(&'static self, call: &Call) -> Option<Result<usize, Errno>> {
+        let (sleep, ()) = Sleep::begin(|asleep| {
+            crate::threads::add(&self.sleepers, 1);
+            asleep.push(self);
+        });
+        if self.has_inner.load(Ordering::SeqCst) {
+            return None;
+        }
+        // SAFETY: the caller's array and mask.
+        let result = unsafe { system::epoll_wait(call.epfd, call.events, call.max, call.timeout_ns, call.mask) };
+        drop(sleep);
+        let Ok(count) = result else { return Some(result) };
+        if count == 0 || !self.has_inner.load(Ordering::SeqCst) {
+            return Some(result);
+        }
+        let Ok(mut sink) = Sink::new(call) else { return Some(result) };
+        sink.append(count);
+        (sink.len > 0).then_some(Ok(sink.len))
+    }
+
+    /// Runs `access`, unless the set has been closed since.
+    #[inline]
+    fn with_life<R>(&self, life: u32, access: impl FnOnce(&mut Roster) -> R) -> Result<R, Errno> {
+        self.with(|roster| if self.life.load(Ordering::Relaxed) == life { Ok(access(roster)) } else { Err(Errno::BADF) })
+    }
+
+    /// Before the wait returns: threads that stay asleep must be woken for what comes next.
+    #[inline]
+    fn leave(&'static self, sink: &Sink) -> usize {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.with(Roster::hand_over);
+        }
+        sink.len
+    }
+
+    /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first next time.
+    fn look_everywhere(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
+        // SAFETY: the caller's mask.
+        unsafe { system::deliver_signals(call.mask) }?;
+        let lanes_first = self.with_life(life, |roster| {
+            let lanes_first = std::mem::take(&mut roster.lanes_first);
+            if lanes_first {
+                roster.scan(sink, true);
+            }
+            roster.note_kernel_asked();
+            lanes_first
+        })?;
+        if sink.is_full() {
+            return Ok(());
+        }
+        // SAFETY: the rest of the caller's array.
+        let count = unsafe { kernel::wait_now(call.epfd, sink.events.add(sink.len), sink.max - sink.len) }?;
+        self.take_in(sink, count, life, !lanes_first)
+    }
+
+    /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
+    fn take_in(&'static self, sink: &mut Sink, count: usize, life: u32, scans: bool) -> Result<(), Errno> {
+        let is_rung_for = sink.append(count);
+        self.with_life(life, |roster| {
+            if is_rung_for {
+                roster.collect();
+            }
+            if scans || sink.len == 0 {
+                roster.lanes_first = sink.is_full();
+                if !sink.is_full() {
+                    roster.scan(sink, true);
+                }
+            }
+        })
+    }
+
+    fn wait_longer(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
+        let mut deadline = Deadline::new(call.timeout_ns);
+        loop {
+            if self.spin(call, sink, life, &mut deadline)? {
+                return Ok(());
+            }
+            match self.sleep(call, sink, life, &mut deadline)? {
+                Woken::Found | Woken::TimedOut => return Ok(()),
+                Woken::Nothing => {}
+            }
+        }
+    }
+
+    /// Looks at hot connections for a while. `true`: something was found, or the time is up.
+    fn spin(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<bool, Errno> {
+        let mut spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
+        let mut spin = Spin::new();
+        while spun_for > 0 {
+            match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
+                Turn::Look => self.with_life(life, |roster| roster.scan(sink, false))?,
+                Turn::AskKernel => {
+                    self.look_everywhere(call, sink, life)?;
+                    if sink.len == 0 && deadline.is_over() {
+                        return Ok(true);
+                    }
+                    spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
+                }
+                Turn::Sleep => break,
+            }
+            if sink.len > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn sleep(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<Woken, Errno> {
+        let mut naps = false;
+        let mut has_deaf = false;
+        let (sleep, is_quiet) = Sleep::begin(|asleep| {
+            self.with_life(life, |roster| {
+                crate::threads::add(&self.sleepers, 1);
+                asleep.push(self);
+                naps = std::mem::take(&mut roster.nap_is_due);
+                let is_quiet = roster.park_all(asleep);
+                has_deaf = roster.has_deaf;
+                is_quiet
+            })
+        });
+        if !is_quiet? {
+            drop(sleep);
+            self.with_life(life, |roster| roster.scan(sink, true))?;
+            return Ok(if sink.len > 0 { Woken::Found } else { Woken::Nothing });
+        }
+        let left_ns = deadline.left_ns();
+        if naps && left_ns != Some(0) {
+            // SAFETY: no entries; the caller's mask.
+            unsafe { system::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
+        }
+        let left_ns = if has_deaf { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns };
+        // SAFETY: the caller's array and mask.
+        let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
+        drop(sleep);
+        self.take_in(sink, count, life, true)?;
+        self.with_life(life, Roster::note_kernel_asked)?;
+        Ok(match () {
+            () if sink.len > 0 => Woken::Found,
+            () if count == 0 && deadline.is_over() => Woken::TimedOut,
+            () if count == 0 && !has_deaf => Woken::TimedOut,
+            () => Woken::Nothing,
+        })
+    }
+}

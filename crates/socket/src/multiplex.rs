@@ -1,0 +1,463 @@
+//! poll and select over lanes.
+//!
+//! A call that names no descriptor of ours is the kernel's at once. Otherwise connections are looked at in memory, the others in the
+//! kernel; then the thread spins for a while, has the peers ring, and sleeps in the kernel's `ppoll` on everything together.
+
+use crate::clock::now_ns;
+use crate::connection::Connection;
+use crate::interest::{InterestSet, Sleep};
+use crate::lifecycle::Listener;
+use crate::spin::{Spin, Turn};
+use crate::system;
+use crate::table::{self, Entry};
+use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+/// Calls with at most so many descriptors allocate nothing, so that a signal handler may make them.
+const STACK_ENTRIES: usize = 64;
+/// A glance at a connection costs as much as this many looks at a bare lane.
+const LOOKS_PER_GLANCE: u32 = 24;
+/// How long a thread sleeps when it cannot be woken for everything.
+const NAP_NS: u64 = 1_000_000;
+const MILLISECOND_NS: u64 = 1_000_000;
+
+const FOR_READING: i16 = POLLIN | POLLRDNORM | POLLRDBAND;
+const FOR_WRITING: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
+const FOR_INPUT: i16 = POLLIN | POLLRDNORM;
+/// What makes a descriptor readable or writable for `select`, as the kernel has it.
+const READABLE: i16 = FOR_READING | libc::POLLHUP | libc::POLLERR;
+const WRITABLE: i16 = FOR_WRITING | libc::POLLERR;
+
+const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
+const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+
+/// `ppoll(2)`; no time-out waits for ever.
+///
+/// # Errors
+/// As the system call.
+pub fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
+    if fds.iter().any(|entry| is_ours(entry.fd)) {
+        return poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask);
+    }
+    match timeout_ns {
+        _ if !mask.is_null() => {}
+        None => return system::poll(fds, -1),
+        Some(ns) if ns % MILLISECOND_NS == 0 && i32::try_from(ns / MILLISECOND_NS).is_ok() => {
+            return system::poll(fds, (ns / MILLISECOND_NS) as i32);
+        }
+        Some(_) => {}
+    }
+    // SAFETY: the caller's mask.
+    unsafe { system::ppoll(fds, timeout_ns, mask) }
+}
+
+fn is_ours(fd: RawFd) -> bool {
+    match table::get(fd) {
+        Entry::Connection(_) | Entry::Listener(_) => true,
+        Entry::Interest(set) => set.has_lanes(),
+        Entry::Stream(_) | Entry::None => false,
+    }
+}
+
+/// `pselect(2)`; no time-out waits for ever. Also answers how much of the time-out is left, if there is one.
+///
+/// # Safety
+/// Each set is null or has a bit for every number below `count`; `mask` is null or a signal set.
+pub unsafe fn select(
+    count: i32,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> (Result<usize, Errno>, Option<u64>) {
+    let mut deadline = Deadline::new(timeout_ns);
+    if timeout_ns.is_some() {
+        deadline.start();
+    }
+    let sets = [read, write, except];
+    let numbers = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the caller's sets.
+    let names_ours = (0..numbers).any(|fd| unsafe { Bitmaps(sets).events(fd) } != 0 && is_ours(fd as RawFd));
+    let result = if names_ours {
+        // SAFETY: the caller's sets.
+        unsafe { select_lanes(numbers, Bitmaps(sets), &mut deadline, mask) }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { system::pselect(count, sets, timeout_ns, mask) }
+    };
+    (result, deadline.left_exactly_ns())
+}
+
+unsafe fn select_lanes(
+    numbers: usize,
+    sets: Bitmaps,
+    deadline: &mut Deadline,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let mut entries = Entries::new(NOTHING);
+    for fd in 0..numbers {
+        // SAFETY: the caller's sets.
+        let events = unsafe { sets.events(fd) };
+        if events != 0 {
+            entries.push(pollfd { fd: fd as RawFd, events, revents: 0 });
+        }
+    }
+    let entries = entries.as_mut_slice();
+    poll_lanes(entries, is_selected, deadline, mask)?;
+    if entries.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the caller's sets.
+    Ok(entries.iter().map(|entry| unsafe { sets.answer(entry) }).sum())
+}
+
+/// The three sets of `select`, each null or a bit for every descriptor asked about, of any number.
+#[derive(Clone, Copy)]
+struct Bitmaps([*mut fd_set; 3]);
+
+impl Bitmaps {
+    const ASKED: [i16; 3] = [FOR_READING, FOR_WRITING, POLLPRI];
+    const ANSWERED: [i16; 3] = [READABLE, WRITABLE, POLLPRI];
+
+    unsafe fn events(self, fd: usize) -> i16 {
+        let Self(sets) = self;
+        sets.into_iter().zip(Self::ASKED).fold(0, |events, (set, asked)| {
+            // SAFETY: the caller's set has a bit for the number.
+            let is_set = !set.is_null()
+                && unsafe { set.cast::<libc::c_ulong>().add(fd / WORD_BITS).read() } >> (fd % WORD_BITS) & 1 != 0;
+            if is_set { events | asked } else { events }
+        })
+    }
+
+    /// Leaves the bits of what is ready; returns how many.
+    unsafe fn answer(self, entry: &pollfd) -> usize {
+        let Self(sets) = self;
+        let fd = entry.fd as usize;
+        let mut count = 0;
+        for ((set, asked), answered) in sets.into_iter().zip(Self::ASKED).zip(Self::ANSWERED) {
+            if set.is_null() {
+                continue;
+            }
+            // SAFETY: the caller's set has a bit for the number.
+            let word = unsafe { &mut *set.cast::<libc::c_ulong>().add(fd / WORD_BITS) };
+            let bit = 1 << (fd % WORD_BITS);
+            if *word & bit != 0 && entry.events & asked != 0 && entry.revents & answered != 0 {
+                count += 1;
+            } else {
+                *word &= !bit;
+            }
+        }
+        count
+    }
+}
+
+/// When the wait is over. The clock is read when this is first needed.
+struct Deadline {
+    timeout_ns: Option<u64>,
+    at_ns: Option<u64>,
+}
+
+impl Deadline {
+    fn new(timeout_ns: Option<u64>) -> Self {
+        Self { timeout_ns, at_ns: None }
+    }
+
+    fn start(&mut self) {
+        self.left_exactly_ns();
+    }
+
+    fn left_exactly_ns(&mut self) -> Option<u64> {
+        let timeout_ns = self.timeout_ns?;
+        if timeout_ns == 0 {
+            return Some(0);
+        }
+        let now = now_ns();
+        let at_ns = *self.at_ns.get_or_insert_with(|| now.saturating_add(timeout_ns));
+        Some(at_ns.saturating_sub(now))
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.left_exactly_ns() == Some(0)
+    }
+}
+
+/// What an entry of the program is, and where the kernel's answer about it stands.
+#[derive(Clone, Copy)]
+enum Kind {
+    Foreign,
+    Connection(&'static Connection),
+    Listener(&'static Listener),
+    Set(&'static InterestSet),
+}
+
+impl Kind {
+    fn of(fd: RawFd) -> Self {
+        match table::get(fd) {
+            Entry::Connection(connection) => Self::Connection(connection),
+            Entry::Listener(listener) => Self::Listener(listener),
+            Entry::Interest(set) if set.has_lanes() => Self::Set(set),
+            _ => Self::Foreign,
+        }
+    }
+}
+
+/// A list of which a short one is on the stack.
+struct List<T> {
+    short: [T; STACK_ENTRIES],
+    len: usize,
+    long: Vec<T>,
+}
+
+impl<T: Copy> List<T> {
+    fn new(filler: T) -> Self {
+        Self { short: [filler; STACK_ENTRIES], len: 0, long: Vec::new() }
+    }
+
+    fn push(&mut self, entry: T) {
+        if self.len < STACK_ENTRIES {
+            self.short[self.len] = entry;
+        } else {
+            if self.len == STACK_ENTRIES {
+                self.long.extend_from_slice(&self.short);
+            }
+            self.long.push(entry);
+        }
+        self.len += 1;
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [T] {
+        if self.len > STACK_ENTRIES { &mut self.long } else { &mut self.short[..self.len] }
+    }
+}
+
+type Entries = List<pollfd>;
+
+/// One call: its entries, which of the answers end it, and until when it waits.
+struct Call<'a> {
+    fds: &'a mut [pollfd],
+    /// By what an entry asks for: which answers end the call.
+    accepts: fn(&pollfd) -> bool,
+    needs_kernel: bool,
+    deadline: &'a mut Deadline,
+    mask: *const sigset_t,
+}
+
+fn has_answer(entry: &pollfd) -> bool {
+    entry.revents != 0
+}
+
+/// As the kernel's `select`: a hang-up makes a descriptor readable, but not writable.
+fn is_selected(entry: &pollfd) -> bool {
+    let accepted = Bitmaps::ASKED.into_iter().zip(Bitmaps::ANSWERED).fold(libc::POLLNVAL, |accepted, (asked, answered)| {
+        if entry.events & asked != 0 { accepted | answered } else { accepted }
+    });
+    entry.revents & accepted != 0
+}
+
+fn poll_lanes(
+    fds: &mut [pollfd],
+    accepts: fn(&pollfd) -> bool,
+    deadline: &mut Deadline,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    let needs_kernel = fds.iter().any(|entry| entry.fd >= 0 && !matches!(Kind::of(entry.fd), Kind::Connection(_)));
+    Call { fds, accepts, needs_kernel, deadline, mask }.run()
+}
+
+impl Call<'_> {
+    fn run(&mut self) -> Result<usize, Errno> {
+        loop {
+            let ready = self.look(self.needs_kernel)?;
+            if ready > 0 || self.deadline.timeout_ns == Some(0) {
+                return Ok(ready);
+            }
+            if let Some(ready) = self.spin()? {
+                return Ok(ready);
+            }
+            match self.sleep()? {
+                Woken::Found(ready) => return Ok(ready),
+                Woken::TimedOut => return Ok(0),
+                Woken::Nothing => {}
+            }
+        }
+    }
+
+    /// Answers every entry; returns how many have something.
+    fn look(&mut self, asks_kernel: bool) -> Result<usize, Errno> {
+        if asks_kernel {
+            self.look_in_kernel()?;
+        }
+        for entry in self.fds.iter_mut() {
+            match Kind::of(entry.fd) {
+                Kind::Connection(connection) => entry.revents = connection.readiness(entry.events),
+                Kind::Set(set) => entry.revents = if set.peek(true) { entry.events & FOR_INPUT } else { 0 },
+                Kind::Foreign if entry.fd < 0 => entry.revents = 0,
+                Kind::Foreign | Kind::Listener(_) => {}
+            }
+        }
+        Ok(self.fds.iter().filter(|entry| (self.accepts)(entry)).count())
+    }
+
+    /// Foreign descriptors and listeners.
+    fn look_in_kernel(&mut self) -> Result<(), Errno> {
+        let mut entries = Entries::new(NOTHING);
+        self.fds.iter().for_each(|entry| push_kernel_entries(&mut entries, entry, false));
+        let entries = entries.as_mut_slice();
+        // SAFETY: no mask; the call does not sleep.
+        unsafe { system::ppoll(entries, Some(0), std::ptr::null()) }?;
+        take_kernel_answers(self.fds, entries);
+        Ok(())
+    }
+
+    /// Glances at the connections for a while. `Some`: the answer of the call.
+    fn spin(&mut self) -> Result<Option<usize>, Errno> {
+        let connections = self.fds.iter().filter(|entry| matches!(Kind::of(entry.fd), Kind::Connection(_))).count();
+        let mut spin = Spin::new();
+        while connections > 0 {
+            match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(connections as u32)) {
+                Turn::Look if !self.may_be_ready() => continue,
+                Turn::Look => {}
+                Turn::AskKernel => {
+                    // SAFETY: the caller's mask.
+                    unsafe { system::deliver_signals(self.mask) }?;
+                    if self.deadline.is_over() {
+                        return self.look(self.needs_kernel).map(Some);
+                    }
+                }
+                Turn::Sleep => break,
+            }
+            let ready = self.look(self.needs_kernel)?;
+            if ready > 0 {
+                return Ok(Some(ready));
+            }
+        }
+        Ok(None)
+    }
+
+    fn may_be_ready(&self) -> bool {
+        self.fds.iter().any(|entry| match Kind::of(entry.fd) {
+            Kind::Connection(connection) => connection.may_be_ready(entry.events),
+            _ => false,
+        })
+    }
+
+    /// Has the peers ring, looks once more, sleeps.
+    fn sleep(&mut self) -> Result<Woken, Errno> {
+        let parked = Parked::park(self.fds);
+        let mut entries = Entries::new(NOTHING);
+        self.fds.iter().for_each(|entry| push_kernel_entries(&mut entries, entry, true));
+        // The kernel itself tells at once what foreign descriptors have.
+        if self.look(false)? > 0 {
+            drop(parked);
+            return self.look(self.needs_kernel).map(Woken::Found);
+        }
+        let entries = entries.as_mut_slice();
+        let count = sleep_in_kernel(entries, self.deadline, self.mask)?;
+        // A ring is taken by a watcher that is not parked any more.
+        drop(parked);
+        take_kernel_answers(self.fds, entries);
+        let is_calm = answer_rings(self.fds, entries);
+        let ready = self.look(false)?;
+        if ready > 0 {
+            return Ok(Woken::Found(ready));
+        }
+        if count == 0 || self.deadline.is_over() {
+            return Ok(Woken::TimedOut);
+        }
+        if !is_calm {
+            // SAFETY: no entries; the caller's mask.
+            unsafe { system::ppoll(&mut [], Some(NAP_NS), self.mask) }?;
+        }
+        Ok(Woken::Nothing)
+    }
+}
+
+enum Woken {
+    Found(usize),
+    TimedOut,
+    Nothing,
+}
+
+/// What the kernel is asked for an entry: two places each, so that the answers are found again.
+fn push_kernel_entries(entries: &mut Entries, entry: &pollfd, sleeps: bool) {
+    let on = |fd, events| pollfd { fd, events, revents: 0 };
+    let pair = match Kind::of(entry.fd) {
+        Kind::Foreign => [on(entry.fd, entry.events), NOTHING],
+        Kind::Listener(listener) => [on(entry.fd, entry.events), on(listener.lane_fd(), POLLIN)],
+        Kind::Connection(_) | Kind::Set(_) if sleeps => [on(entry.fd, POLLIN), NOTHING],
+        Kind::Connection(_) | Kind::Set(_) => [NOTHING; 2],
+    };
+    pair.into_iter().for_each(|entry| entries.push(entry));
+}
+
+/// Of foreign descriptors and listeners; the others are looked at.
+fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
+    for (entry, answers) in fds.iter_mut().zip(entries.chunks_exact(2)) {
+        match Kind::of(entry.fd) {
+            Kind::Foreign => entry.revents = answers[0].revents,
+            Kind::Listener(_) if answers[1].revents & POLLIN != 0 => {
+                entry.revents = answers[0].revents | entry.events & FOR_INPUT;
+            }
+            Kind::Listener(_) => entry.revents = answers[0].revents,
+            Kind::Connection(_) | Kind::Set(_) => {}
+        }
+    }
+}
+
+fn sleep_in_kernel(entries: &mut [pollfd], deadline: &mut Deadline, mask: *const sigset_t) -> Result<usize, Errno> {
+    match deadline.left_exactly_ns() {
+        None if mask.is_null() => system::poll(entries, -1),
+        // SAFETY: the caller's mask.
+        left_ns => unsafe { system::ppoll(entries, left_ns, mask) },
+    }
+}
+
+/// `false`: the kernel would report the same again at once. A lifeline stays readable because others must find the ring, or because
+/// it says for ever that nothing comes any more; or a foreign descriptor has what the call does not ask for.
+fn answer_rings(fds: &[pollfd], entries: &[pollfd]) -> bool {
+    let mut is_calm = true;
+    for (entry, answers) in fds.iter().zip(entries.chunks_exact(2)) {
+        is_calm &= entry.revents == 0;
+        if let Kind::Connection(connection) = Kind::of(entry.fd)
+            && answers[0].revents != 0
+        {
+            let is_taken = connection.take_ring();
+            let goes_on = connection.has_ended() || system::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+            is_calm &= is_taken && !goes_on;
+        }
+    }
+    is_calm
+}
+
+/// The connections and sets of a call, while a thread sleeps on them.
+struct Parked {
+    connections: List<Option<&'static Connection>>,
+    _sleep: Sleep,
+}
+
+impl Parked {
+    fn park(fds: &[pollfd]) -> Self {
+        let mut connections = List::new(None);
+        let (sleep, ()) = Sleep::begin(|asleep| {
+            for entry in fds {
+                match Kind::of(entry.fd) {
+                    Kind::Connection(connection) => {
+                        connection.park(entry.events);
+                        connections.push(Some(connection));
+                    }
+                    Kind::Set(set) => set.fall_asleep(asleep),
+                    Kind::Foreign | Kind::Listener(_) => {}
+                }
+            }
+        });
+        Self { connections, _sleep: sleep }
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.connections.as_mut_slice().iter().flatten().for_each(|connection| connection.unpark());
+    }
+}
