@@ -103,7 +103,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
             let flags = unsafe { real::fcntl(fd, command, argument) };
             if flags < 0 { flags } else { flags & !libc::O_NONBLOCK }
         }
-        (libc::F_SETFD, Entry::Connection(_)) => {
+        (libc::F_SETFD, Entry::Connection(_) | Entry::Listener(_)) => {
             // SAFETY: the C caller's.
             let result = unsafe { real::fcntl(fd, command, argument) };
             lifecycle::set_cloexec(fd);
@@ -160,8 +160,7 @@ unsafe fn connection_ioctl(
     };
     match request {
         libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
-        // What is sent is in the peer's memory at once.
-        libc::TIOCOUTQ => answer(0),
+        libc::TIOCOUTQ => answer(c_int::try_from(connection.unsent_bytes()).unwrap_or(c_int::MAX)),
         SIOCATMARK => answer(0),
         _ => {
             // SAFETY: the C caller's.

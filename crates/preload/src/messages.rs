@@ -47,7 +47,9 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 result
             }
             Entry::Stream(stream) => counted_receive(stream, real::recvmsg(fd, message, flags)),
-            _ if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() => receive_with_rights(fd, message, flags),
+            _ if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() => {
+                receive_with_rights(fd, message, flags)
+            }
             _ => real::recvmsg(fd, message, flags),
         }
     }
@@ -122,7 +124,9 @@ unsafe fn rights_of<'a>(header: *const cmsghdr) -> Option<&'a [c_int]> {
     // SAFETY: only computes.
     let data_bytes = header_ref.cmsg_len.checked_sub(unsafe { libc::CMSG_LEN(0) } as usize)?;
     // SAFETY: the kernel, or the caller for the kernel, put whole descriptors there; the buffer is aligned for them.
-    Some(unsafe { std::slice::from_raw_parts(libc::CMSG_DATA(header).cast::<c_int>(), data_bytes / size_of::<c_int>()) })
+    Some(unsafe {
+        std::slice::from_raw_parts(libc::CMSG_DATA(header).cast::<c_int>(), data_bytes / size_of::<c_int>())
+    })
 }
 
 /// Calls `visit` on every control message of `message`.
@@ -234,7 +238,8 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         let kept = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);
         (*message).msg_controllen = kept as _;
         (*message).msg_namelen = copy.msg_namelen;
-        (*message).msg_flags = copy.msg_flags | if kept < used_without_padding(&clean.0[..used]) { libc::MSG_CTRUNC } else { 0 };
+        (*message).msg_flags =
+            copy.msg_flags | if kept < used_without_padding(&clean.0[..used]) { libc::MSG_CTRUNC } else { 0 };
         received
     }
 }

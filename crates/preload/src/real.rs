@@ -1,6 +1,8 @@
 //! libc's own functions, found behind this library.
 
-use libc::{FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
+use libc::{
+    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+};
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
 macro_rules! real {
@@ -58,16 +60,12 @@ real! {
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
-    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
-        mask: *const sigset_t) -> c_int;
     read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     readv(fd: c_int, spans: *const iovec, count: c_int) -> isize;
     recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
     recvfrom(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> isize;
     recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
-    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut libc::timeval) -> c_int;
     send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize;
     sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize;
     sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;

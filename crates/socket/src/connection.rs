@@ -21,8 +21,8 @@ pub use transfer::{Flags, total_bytes};
 
 use crate::address::Tuple;
 use crate::descriptors::{HiddenFd, Need};
-use crate::lock::Lock;
 use crate::lifecycle::inspect::inode_of;
+use crate::lock::Lock;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous;
@@ -279,7 +279,8 @@ impl Connection {
         // Threads of this process that sleep on the lifeline must look again; nothing but its end wakes them all.
         if directions & !before & SHUTDOWN_READ != 0 && self.sleepers.load(Ordering::SeqCst) > 0 {
             // SAFETY: the descriptor is the program's and open: it is shutting it down.
-            let _ = rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }, rustix::net::Shutdown::Read);
+            let _ =
+                rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }, rustix::net::Shutdown::Read);
         }
         Ok(())
     }

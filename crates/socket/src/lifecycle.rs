@@ -14,7 +14,9 @@ mod sockopt;
 
 pub use accept::accept;
 pub use connect::{Outcome, connect, note_kernel_failure};
-pub use descriptor::{close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec, while_inheritable};
+pub use descriptor::{
+    close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec, while_inheritable,
+};
 pub use handoff::{adopt_inherited, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
 pub use sockopt::{get_option, note_option, set_option};
@@ -60,7 +62,6 @@ pub struct Listener {
     lock: Lock,
     /// Under `lock`.
     inner: UnsafeCell<ListenerInner>,
-    lane_fd: std::sync::atomic::AtomicI32,
     is_nonblocking: AtomicBool,
 }
 
@@ -110,7 +111,20 @@ impl Listener {
 
     /// The hidden descriptor on which lane connections arrive.
     pub fn lane_fd(&self) -> RawFd {
-        self.lane_fd.load(Ordering::Relaxed)
+        self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
+    }
+
+    /// The listener that `descriptors` of the program are, with `lane` beside it.
+    fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
+        let listener = LISTENERS.take();
+        listener.with(|own| *own = inner);
+        listener.set_nonblocking(is_nonblocking);
+        listener
+    }
+
+    /// Says whether the lane listener outlives `exec`.
+    fn set_inheritable(&self, inheritable: bool) {
+        self.with(|inner| inner.lane.as_ref().map(|lane| lane.set_inheritable(inheritable)));
     }
 
     /// Whether the program put the descriptor in non-blocking mode.
@@ -121,6 +135,7 @@ impl Listener {
     /// Notes the program's choice of mode; the kernel socket stays non-blocking.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+        inspect::remember_mode(self.lane_fd(), nonblocking);
     }
 
     /// Runs `access` on the record of the socket's options.

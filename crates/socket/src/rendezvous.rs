@@ -50,6 +50,11 @@ impl LaneListener {
         self.fd.as_ref().map_or(-1, HiddenFd::raw)
     }
 
+    /// Says whether the hidden socket outlives `exec`, as the program's listener does.
+    pub fn set_inheritable(&self, inheritable: bool) {
+        self.fd.as_ref().map(|fd| fd.set_inheritable(inheritable));
+    }
+
     /// Its name in the rack.
     pub fn name(&self) -> ListenerName {
         self.name

@@ -42,6 +42,9 @@ const LAYOUT: Layout = Layout {
     big_slots: BIG_SLOTS,
 };
 
+/// Bytes that one direction holds at most.
+pub const BUFFER_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
+
 const HALF_BYTES: usize = LAYOUT.window_bytes();
 const SECRET_TO_ACCEPTOR: usize = 200;
 const SECRET_TO_CONNECTOR: usize = 208;

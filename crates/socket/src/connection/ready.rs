@@ -5,7 +5,7 @@
 
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
-use crate::segment::{Own, Status};
+use crate::segment::{BUFFER_BYTES, Own, Status};
 use crate::system;
 use std::sync::atomic::Ordering;
 
@@ -90,7 +90,8 @@ impl Connection {
         }
         let _guard = self.send_lock.lock();
         let Some(lanes) = self.lanes() else { return 0 };
-        let ended = lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive;
+        let ended =
+            lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive;
         // SAFETY: under the send lock.
         if !ended && !unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true) {
             self.send_is_blocked.store(true, Ordering::Relaxed);
@@ -100,6 +101,11 @@ impl Connection {
             self.room_returns.fetch_add(1, Ordering::Relaxed);
         }
         OUTPUT
+    }
+
+    /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has arrived.
+    pub fn unsent_bytes(&self) -> usize {
+        if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 { 0 } else { BUFFER_BYTES }
     }
 
     /// The state that TCP would be in.

@@ -41,7 +41,11 @@ impl Connection {
     /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this process.
     #[inline]
     pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
-        if lanes.segment.load(Own::Holders) <= 1 { Ok(None) } else { lock_between_processes(&lanes.segment, word).map(Some) }
+        if lanes.segment.load(Own::Holders) <= 1 {
+            Ok(None)
+        } else {
+            lock_between_processes(&lanes.segment, word).map(Some)
+        }
     }
 }
 

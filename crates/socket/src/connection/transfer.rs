@@ -205,7 +205,13 @@ impl Connection {
         unsafe { self.send_waiting(spans, done, wanted, flags) }
     }
 
-    unsafe fn send_waiting(&'static self, spans: &[iovec], done: usize, wanted: usize, flags: Flags) -> Result<usize, Errno> {
+    unsafe fn send_waiting(
+        &'static self,
+        spans: &[iovec],
+        done: usize,
+        wanted: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
         let mut done = done;
         let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
         let mut deadline = None;
@@ -341,7 +347,9 @@ impl Connection {
         let _shared = self.share(lanes, Own::SendLock)?;
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
-        let Some(room) = sender.reserve(len_bytes).map_err(|corrupt| self.reset_for(lanes, corrupt))? else { return Ok(None) };
+        let Some(room) = sender.reserve(len_bytes).map_err(|corrupt| self.reset_for(lanes, corrupt))? else {
+            return Ok(None);
+        };
         let filled = fill(room.pointer.as_ptr(), room.len_bytes)?.min(room.len_bytes);
         sender.commit(filled).map_err(|corrupt| self.reset_for(lanes, corrupt))?;
         if sender.take_wake_request() {
@@ -407,7 +415,9 @@ unsafe fn gather(spans: &[iovec]) -> ([u8; INLINE_BYTES], usize) {
     let mut len_bytes = 0;
     for span in spans {
         // SAFETY: the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(span.iov_base.cast::<u8>(), bytes.as_mut_ptr().add(len_bytes), span.iov_len) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(span.iov_base.cast::<u8>(), bytes.as_mut_ptr().add(len_bytes), span.iov_len)
+        };
         len_bytes += span.iov_len;
     }
     (bytes, len_bytes)

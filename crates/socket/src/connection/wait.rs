@@ -29,7 +29,11 @@ impl Deadline {
     fn left_ms(self) -> Result<i32, Errno> {
         let Some(at_ns) = self.0 else { return Ok(-1) };
         let left_ns = at_ns.saturating_sub(now_ns());
-        if left_ns == 0 { Err(Errno::AGAIN) } else { Ok(i32::try_from(left_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX)) }
+        if left_ns == 0 {
+            Err(Errno::AGAIN)
+        } else {
+            Ok(i32::try_from(left_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX))
+        }
     }
 }
 
@@ -89,7 +93,9 @@ impl Connection {
             return self.wait_for_hello(deadline);
         };
         let is_ready = || {
-            lanes.observer.may_have_data() || self.peer_state(lanes) != PeerState::Alive || lanes.segment.load(Own::Shutdown) & 1 != 0
+            lanes.observer.may_have_data()
+                || self.peer_state(lanes) != PeerState::Alive
+                || lanes.segment.load(Own::Shutdown) & 1 != 0
         };
         if self.spin(lanes, is_ready) {
             return Ok(());
@@ -109,7 +115,9 @@ impl Connection {
             return self.wait_for_hello(deadline);
         };
         let is_ready = || {
-            self.has_room(lanes) || self.peer_state(lanes) != PeerState::Alive || lanes.segment.load(Own::Shutdown) & 2 != 0
+            self.has_room(lanes)
+                || self.peer_state(lanes) != PeerState::Alive
+                || lanes.segment.load(Own::Shutdown) & 2 != 0
         };
         if self.spin(lanes, is_ready) {
             return Ok(());

@@ -94,7 +94,9 @@ fn accept_tcp(fd: RawFd, listener: &Listener, flags: i32) -> Result<Option<NewCo
     count_fallback(FallbackReason::PlainClient);
     if settings().require_lane {
         let peer = peer.map_or_else(|| "?".to_owned(), |peer| peer.to_string());
-        complain(&format_args!("closed a connection from {peer}: it came by kernel TCP, not by a lane; refused by --require-lane"));
+        complain(&format_args!(
+            "closed a connection from {peer}: it came by kernel TCP, not by a lane; refused by --require-lane"
+        ));
         // SAFETY: ours since `accept4`.
         unsafe { rustix::io::close(accepted) };
         return Ok(None);

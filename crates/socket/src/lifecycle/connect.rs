@@ -1,7 +1,7 @@
 //! `connect`: a lane where there is one.
 
-use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings};
 use super::inspect;
+use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings};
 use crate::address::Tuple;
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
@@ -68,7 +68,10 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
 fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
     count_fallback(reason);
     if settings().require_lane {
-        complain(&format_args!("connect to {destination}: no lane: {}; refused by --require-lane", reason.explanation()));
+        complain(&format_args!(
+            "connect to {destination}: no lane: {}; refused by --require-lane",
+            reason.explanation()
+        ));
         return refuse(fd);
     }
     enter_kernel_connection(fd, stream, destination);

@@ -43,7 +43,10 @@ fn forget(fd: RawFd) {
             connection.remove_descriptor(fd);
         }
         Entry::Listener(listener) => forget_listener(fd, listener),
-        Entry::Stream(stream) => forget_stream(fd, stream),
+        Entry::Stream(stream) => {
+            interest::forget_descriptor(fd);
+            forget_stream(fd, stream);
+        }
         Entry::Interest(set) => set.remove_descriptor(fd),
     }
 }
@@ -94,15 +97,22 @@ pub fn duplicate(old: RawFd, new: RawFd) {
 /// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it. Touches the
 /// child's own descriptors only.
 fn inherit_into_borrower(fd: RawFd) {
-    if let Entry::Connection(connection) = table::get(fd) {
-        connection.set_inheritable(true);
+    match table::get(fd) {
+        Entry::Connection(connection) => connection.set_inheritable(true),
+        Entry::Listener(listener) => listener.set_inheritable(true),
+        _ => {}
     }
 }
 
 /// Runs `spawn`, which makes a child with whatever descriptors its caller arranged, while all connections can be inherited.
 pub fn while_inheritable<R>(spawn: impl FnOnce() -> R) -> R {
     crate::connection::for_each_open(|connection| connection.set_inheritable(true));
+    LISTENERS.for_each(|listener| listener.set_inheritable(true));
     let result = spawn();
+    LISTENERS.for_each(|listener| {
+        let descriptors = listener.with(|inner| inner.descriptors.clone());
+        listener.set_inheritable(descriptors.iter().any(|&fd| !is_cloexec(fd)));
+    });
     crate::connection::for_each_open(|connection| follow_cloexec(connection.lifeline(), connection));
     result
 }
@@ -152,13 +162,19 @@ fn close_range_in_kernel(first: u32, last: u32) -> Result<(), Errno> {
 
 /// The program changed the close-on-exec flag of `fd`: what the connection needs after `exec` follows.
 pub fn set_cloexec(fd: RawFd) {
-    if let Entry::Connection(connection) = table::get(fd) {
-        follow_cloexec(fd, connection);
+    match table::get(fd) {
+        Entry::Connection(connection) => follow_cloexec(fd, connection),
+        Entry::Listener(listener) => listener.set_inheritable(!is_cloexec(fd)),
+        _ => {}
     }
 }
 
-pub(super) fn follow_cloexec(fd: RawFd, connection: &Connection) {
+fn is_cloexec(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
-    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(FdFlags::CLOEXEC);
-    connection.set_inheritable(!flags.contains(FdFlags::CLOEXEC));
+    let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
+    flags.unwrap_or(FdFlags::CLOEXEC).contains(FdFlags::CLOEXEC)
+}
+
+pub(super) fn follow_cloexec(fd: RawFd, connection: &Connection) {
+    connection.set_inheritable(!is_cloexec(fd));
 }

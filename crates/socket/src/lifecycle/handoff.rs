@@ -5,12 +5,13 @@
 //! carries the lifeline. Whoever has both finds the end it holds by the lifeline's inode.
 
 use super::connect::enter_lane_connection;
-use super::inspect::inode_of;
-use super::settings;
+use super::inspect::{self, inode_of};
+use super::{Listener, ListenerInner, settings};
 use crate::address::Tuple;
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{self, HiddenFd, InheritedKind, Need};
 use crate::options::OptionRecord;
+use crate::rendezvous;
 use crate::segment::{Segment, Side};
 use crate::table::{self, Entry};
 use ledger::Role;
@@ -25,6 +26,9 @@ pub fn adopt_inherited() {
     let inherited = descriptors::inherited();
     let of_kind = |kind| inherited.iter().filter(move |(_, found)| *found == kind).map(|(fd, _)| *fd);
     let sockets: Vec<RawFd> = of_kind(InheritedKind::Socket).collect();
+    for &socket in &sockets {
+        adopt_listener(socket, &sockets);
+    }
     for memfd in of_kind(InheritedKind::Memfd).filter(|&fd| Segment::is_segment(fd)) {
         // SAFETY: made by this library before `exec`, and nobody in this program knows it yet.
         adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &sockets);
@@ -41,18 +45,46 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
             connection.note_shared();
             all.push(memfd);
         }
+        if let Entry::Listener(listener) = table::get(fd) {
+            all.push(listener.lane_fd());
+        }
     }
     all
 }
 
 /// The descriptors of a received message that are for the program; the memory of connections among them is taken out and used.
 pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
-    let (memfds, kept): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| Segment::is_segment(fd));
+    let (memfds, sockets): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| Segment::is_segment(fd));
+    let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
     for memfd in memfds {
         // SAFETY: just received, and nobody else knows the number.
         adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &kept);
     }
     kept
+}
+
+/// Makes a listener of a hidden one and that of `sockets` beside which it listens. `false`: it is not a hidden listener.
+fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
+    let Some(lane) = rendezvous::adopt_listener(fd) else { return false };
+    let address = lane.name().address;
+    let descriptors: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inspect::listens_on(fd, address)).collect();
+    let is_known = descriptors.iter().any(|&fd| matches!(table::get(fd), Entry::Listener(_)));
+    if descriptors.is_empty() || is_known {
+        return true;
+    }
+    let is_nonblocking = inspect::remembered_mode(lane.fd());
+    let inner = ListenerInner {
+        is_v6: address.is_ipv6(),
+        descriptors: descriptors.clone(),
+        options: OptionRecord::default(),
+        lane: Some(lane),
+    };
+    let listener = Listener::open(inner, is_nonblocking);
+    for descriptor in descriptors {
+        table::set(descriptor, Entry::Listener(listener));
+        super::descriptor::set_cloexec(descriptor);
+    }
+    true
 }
 
 /// Makes a connection of the memory and those of `sockets` that are its lifeline.

@@ -39,6 +39,34 @@ pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<S
     Ok((accepted as RawFd, peer.ok()))
 }
 
+/// Notes on the hidden listener which mode the program wants for its own: the kernel keeps it through `exec` and `SCM_RIGHTS`, as it
+/// would keep the mode. (A priority means nothing to an AF_UNIX socket.)
+pub(super) fn remember_mode(lane_fd: RawFd, is_nonblocking: bool) {
+    let priority = i32::from(is_nonblocking);
+    let len_bytes = size_of::<i32>();
+    // SAFETY: the value is readable; a closed descriptor is answered with an error.
+    unsafe {
+        libc::syscall(libc::SYS_setsockopt, lane_fd, libc::SOL_SOCKET, libc::SO_PRIORITY, &raw const priority, len_bytes)
+    };
+}
+
+/// What [`remember_mode`] noted.
+pub(super) fn remembered_mode(lane_fd: RawFd) -> bool {
+    let mut priority = 0_i32;
+    let mut len_bytes = size_of::<i32>() as libc::socklen_t;
+    let (value, len) = (&raw mut priority, &raw mut len_bytes);
+    // SAFETY: both are writable; a closed descriptor is answered with an error.
+    unsafe { libc::syscall(libc::SYS_getsockopt, lane_fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value, len) };
+    priority == 1
+}
+
+/// Whether a descriptor is a TCP listener bound to `address`.
+pub(super) fn listens_on(fd: RawFd, address: SocketAddr) -> bool {
+    // SAFETY: only asks; a closed number is answered with an error.
+    let listens = rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) });
+    listens == Ok(true) && local_of(fd).is_ok_and(|local| address::canonical(local) == address::canonical(address))
+}
+
 /// The inode that tells a socket from every other.
 pub(crate) fn inode_of(fd: RawFd) -> Option<u64> {
     // SAFETY: only asks; a closed number is answered with an error.

@@ -1,7 +1,8 @@
 //! `listen`: a lane listener beside the TCP one.
 
 use super::inspect;
-use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
+use super::descriptor::set_cloexec;
+use super::{Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
 use crate::limit;
 use crate::rendezvous;
@@ -9,7 +10,6 @@ use crate::table::{self, Entry};
 use ledger::FallbackReason;
 use rustix::io::Errno;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::Ordering;
 
 /// After `listen(2)` has succeeded on `fd`: adds a lane listener, where the rules have the port take lanes.
 pub fn listen(fd: RawFd, backlog: i32) {
@@ -37,25 +37,21 @@ pub fn listen(fd: RawFd, backlog: i32) {
 fn promote(fd: RawFd, stream: &'static Stream, lane: rendezvous::LaneListener) {
     let inner = stream.with(std::mem::take::<StreamInner>);
     STREAMS.give_back(stream);
-    let listener = LISTENERS.take();
-    listener.lane_fd.store(lane.fd(), Ordering::Relaxed);
     // SAFETY: the program's descriptor, which it is listening on.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(rustix::fs::OFlags::empty());
-    listener.set_nonblocking(flags.contains(rustix::fs::OFlags::NONBLOCK));
     let _ = rustix::fs::fcntl_setfl(borrowed, flags | rustix::fs::OFlags::NONBLOCK);
-    listener.with(|own| {
-        *own = ListenerInner {
-            is_v6: inner.is_v6,
-            descriptors: inner.descriptors.clone(),
-            options: inner.options,
-            lane: Some(lane),
-        };
-    });
-    for descriptor in inner.descriptors {
+    let is_nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
+    let descriptors = inner.descriptors.clone();
+    let listener = Listener::open(
+        ListenerInner { is_v6: inner.is_v6, descriptors: inner.descriptors, options: inner.options, lane: Some(lane) },
+        is_nonblocking,
+    );
+    for descriptor in descriptors {
         table::set(descriptor, Entry::Listener(listener));
         interest::adopt_listener(descriptor, listener);
     }
+    set_cloexec(fd);
 }
 
 /// `shutdown(2)` of a listener: nobody gets in any more, and a blocked `accept` ends. The caller shuts the TCP listener down.
