@@ -166,6 +166,7 @@ impl InterestSet {
     fn add(&self, roster: &mut Roster, registration: Registration) -> Result<(), Errno> {
         roster.ensure_inner(roster.epfd().ok_or(Errno::BADF)?)?;
         self.has_inner.store(true, Ordering::SeqCst);
+        roster.has_foreign |= matches!(registration.target, Target::Nested(_));
         let index = roster.insert(registration);
         if let Err(error) = roster.enlist(index) {
             roster.remove(index);

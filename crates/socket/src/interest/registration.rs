@@ -33,6 +33,8 @@ pub(super) enum Target {
 pub(super) enum Lifeline {
     /// It rings.
     Rings,
+    /// It rings, and the rings are left there, because others listen to it too: the kernel reports each once.
+    Shared,
     /// The peer is gone: nothing comes any more, and the kernel would report that for ever.
     Ended,
     /// It was shut down for reading here, so the peer cannot ring although it lives.
@@ -201,13 +203,17 @@ impl Registration {
 
     /// Whether a wait that spins may find something here that the kernel does not report.
     pub fn is_spun_for(&self) -> bool {
-        matches!(self.target, Target::Connection(_)) && self.lifeline == Lifeline::Rings
+        matches!(self.target, Target::Connection(_)) && self.can_ring()
+    }
+
+    fn can_ring(&self) -> bool {
+        matches!(self.lifeline, Lifeline::Rings | Lifeline::Shared)
     }
 
     /// Asks the peer of a connection to ring. `false` if its lifeline cannot.
     pub fn park(&mut self) -> bool {
         let Target::Connection(connection) = self.target else { return false };
-        if self.lifeline != Lifeline::Rings {
+        if !self.can_ring() {
             return false;
         }
         if self.is_parked {

@@ -8,7 +8,8 @@ use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Targ
 use super::{InterestSet, Sink};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::descriptors::HiddenFd;
-use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, epoll_event};
+use crate::system;
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
@@ -41,7 +42,7 @@ pub(super) struct Roster {
     pub has_deaf: bool,
     /// The last wait had room for the kernel's events only.
     pub lanes_first: bool,
-    /// Foreign descriptors have been added.
+    /// Foreign descriptors have been added, or sets that may hold some.
     pub has_foreign: bool,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -414,15 +415,25 @@ impl Roster {
         let Target::Connection(connection) = registration.target else { return };
         registration.unpark();
         let is_taken = connection.take_ring();
-        if connection.has_ended() {
-            registration.lifeline = Lifeline::Ended;
-        } else if events & INPUT_SHUT != 0 && events & HANG_UP == 0 {
-            registration.lifeline = Lifeline::Deaf;
+        let before = registration.lifeline;
+        registration.lifeline = match () {
+            () if connection.has_ended() => Lifeline::Ended,
+            () if events & INPUT_SHUT != 0 && events & HANG_UP == 0 => Lifeline::Deaf,
+            () if is_taken => Lifeline::Rings,
+            () => Lifeline::Shared,
+        };
+        let (fd, after) = (registration.fd, registration.lifeline);
+        if after == Lifeline::Shared {
+            system::leave_one_ring(fd);
         }
-        if registration.lifeline == Lifeline::Rings {
-            self.nap_is_due |= !is_taken;
-        } else {
-            let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.fd, 0, 0);
+        if after == before {
+            return;
         }
+        let token = self.token(index);
+        let _ = match after {
+            Lifeline::Rings => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT, token),
+            Lifeline::Shared => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT | EDGE, token),
+            Lifeline::Ended | Lifeline::Deaf => kernel::control(inner, EPOLL_CTL_DEL, fd, 0, 0),
+        };
     }
 }
