@@ -17,6 +17,7 @@ pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iov
         set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
         return -1;
     }
+    cancellation_point();
     // SAFETY: the C caller's buffers.
     count_or_errno(unsafe { connection.receive(spans, Flags::from_bits(flags)) })
 }
@@ -27,9 +28,22 @@ pub(crate) unsafe fn send_spans(connection: &'static Connection, spans: &[iovec]
         set_errno(Errno::OPNOTSUPP);
         return -1;
     }
+    cancellation_point();
     // SAFETY: the C caller's buffers.
     let result = unsafe { connection.send(spans, Flags::from_bits(flags)) };
     count_or_signal(result, flags)
+}
+
+/// A thread that has been cancelled ends here, as in libc's own calls. Nothing is held.
+#[inline]
+fn cancellation_point() {
+    unsafe extern "C" {
+        fn pthread_testcancel();
+    }
+    if !socket::threads::is_single() {
+        // SAFETY: takes nothing; the frames above are plain ones.
+        unsafe { pthread_testcancel() }
+    }
 }
 
 /// A count, or -1 with `errno`; a broken pipe also raises its signal, unless the call forbids it.
@@ -260,8 +274,8 @@ pub unsafe extern "C" fn sendfile64(out: c_int, input: c_int, offset: *mut off_t
 /// Reads the file straight into the lane.
 unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut off_t, count: usize) -> isize {
     const COUNT_MAX: usize = 0x7fff_f000;
-    if !matches!(table::get(input), Entry::None) {
-        set_errno(Errno::INVAL);
+    if input < 0 || !matches!(table::get(input), Entry::None) {
+        set_errno(if input < 0 { Errno::BADF } else { Errno::INVAL });
         return -1;
     }
     // SAFETY: the C caller's descriptor.

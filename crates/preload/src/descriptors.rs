@@ -32,7 +32,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the C caller's.
-    noted_duplicate(fd, unsafe { real::dup(fd) })
+    noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::dup(fd) }))
 }
 
 #[unsafe(no_mangle)]
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         }
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
             // SAFETY: the C caller's.
-            noted_duplicate(fd, unsafe { real::fcntl(fd, command, argument) })
+            noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::fcntl(fd, command, argument) }))
         }
         (libc::F_SETFL, Entry::Connection(connection)) => {
             // SAFETY: the C caller's.

@@ -92,6 +92,83 @@ pub unsafe extern "C" fn fileno_unlocked(file: *mut FILE) -> c_int {
     unsafe { fileno(file) }
 }
 
+/// `vdprintf`: formatted by libc, written by us.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+    unsafe extern "C" {
+        fn vasprintf(text: *mut *mut c_char, format: *const c_char, arguments: *mut c_void) -> c_int;
+    }
+    let mut text: *mut c_char = std::ptr::null_mut();
+    // SAFETY: the C caller's format and arguments.
+    let len = unsafe { vasprintf(&raw mut text, format, arguments) };
+    if len < 0 {
+        return len;
+    }
+    let mut done = 0;
+    while done < len as usize {
+        // SAFETY: the text has `len` bytes.
+        let wrote = unsafe { bytes::write(fd, text.add(done).cast(), len as usize - done) };
+        if wrote < 0 {
+            done = usize::MAX;
+            break;
+        }
+        done += wrote as usize;
+    }
+    // SAFETY: made by `vasprintf`.
+    unsafe { libc::free(text.cast()) };
+    if done == usize::MAX { -1 } else { len }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdprintf_chk(fd: c_int, _flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { vdprintf(fd, format, arguments) }
+}
+
+/// A variadic function, which Rust cannot define: lays its arguments out as a `va_list` of the System V ABI, section 3.5.7.
+/// `$fixed_bytes` are the general registers that named arguments took, `$move_format` brings the format into the second.
+#[cfg(target_arch = "x86_64")]
+macro_rules! variadic_dprintf {
+    ($name:ident, $fixed_bytes:literal, $move_format:literal) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() -> c_int {
+            core::arch::naked_asm!(
+                "sub rsp, 0xd8",
+                "mov [rsp + 0x30], rdx",
+                "mov [rsp + 0x38], rcx",
+                "mov [rsp + 0x40], r8",
+                "mov [rsp + 0x48], r9",
+                "movaps [rsp + 0x50], xmm0",
+                "movaps [rsp + 0x60], xmm1",
+                "movaps [rsp + 0x70], xmm2",
+                "movaps [rsp + 0x80], xmm3",
+                "movaps [rsp + 0x90], xmm4",
+                "movaps [rsp + 0xa0], xmm5",
+                "movaps [rsp + 0xb0], xmm6",
+                "movaps [rsp + 0xc0], xmm7",
+                concat!("mov dword ptr [rsp], ", $fixed_bytes),
+                "mov dword ptr [rsp + 4], 48",
+                "lea rax, [rsp + 0xe0]",
+                "mov [rsp + 8], rax",
+                "lea rax, [rsp + 0x20]",
+                "mov [rsp + 16], rax",
+                $move_format,
+                "mov rdx, rsp",
+                "call {vdprintf}",
+                "add rsp, 0xd8",
+                "ret",
+                vdprintf = sym vdprintf,
+            )
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+variadic_dprintf!(dprintf, "16", "nop");
+#[cfg(target_arch = "x86_64")]
+variadic_dprintf!(__dprintf_chk, "24", "mov rsi, rdx");
+
 /// The standard streams that libc made, while ours are in their place.
 struct Standard(UnsafeCell<[*mut FILE; 3]>);
 

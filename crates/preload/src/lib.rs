@@ -56,6 +56,21 @@ fn set_errno(error: Errno) {
     unsafe { *libc::__errno_location() = error.raw_os_error() };
 }
 
+/// Runs a call that makes a descriptor; what the library can spare makes room for it.
+fn sparing_descriptors(call: impl Fn() -> c_int) -> c_int {
+    let result = socket::limit::sparing(
+        || match call() {
+            fd if fd >= 0 => Ok(fd),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        },
+        |error| *error == Errno::MFILE,
+    );
+    result.unwrap_or_else(|error| {
+        set_errno(error);
+        -1
+    })
+}
+
 /// A count, or -1 with `errno`.
 fn count_or_errno(result: Result<usize, Errno>) -> isize {
     match result {

@@ -194,7 +194,8 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
     unsafe {
         for_each_control(message, |header| {
             let rights = rights_of(header).unwrap_or_default();
-            carries_connection |= rights.iter().any(|&right| table::connection(right).is_some());
+            let is_ours = |right| matches!(table::get(right), Entry::Connection(_) | Entry::Listener(_));
+            carries_connection |= rights.iter().any(|&right| is_ours(right));
         });
         if !carries_connection {
             return real::sendmsg(fd, message, flags);

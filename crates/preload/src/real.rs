@@ -1,7 +1,7 @@
 //! libc's own functions, found behind this library.
 
 use libc::{
-    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+    FILE, epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
 };
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 

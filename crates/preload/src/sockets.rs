@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_void};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the C caller's.
-    let fd = unsafe { real::socket(domain, kind, protocol) };
+    let fd = crate::sparing_descriptors(|| unsafe { real::socket(domain, kind, protocol) });
     if fd >= 0 {
         lifecycle::note_socket(fd, domain, kind, protocol);
     }
@@ -64,13 +64,13 @@ pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut soc
 pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     let Entry::Listener(listener) = table::get(fd) else {
         // SAFETY: the C caller's.
-        return unsafe { real::accept4(fd, address, len, flags) };
+        return crate::sparing_descriptors(|| unsafe { real::accept4(fd, address, len, flags) });
     };
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         set_errno(Errno::INVAL);
         return -1;
     }
-    match lifecycle::accept(fd, listener, flags) {
+    match socket::limit::sparing(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE) {
         Ok(new) => {
             if let Some(peer) = new.peer
                 && !address.is_null()

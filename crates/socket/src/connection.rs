@@ -93,6 +93,8 @@ pub struct Connection {
     room_returns: AtomicU64,
     send_timeout_ns: AtomicU64,
     receive_timeout_ns: AtomicU64,
+    /// `SO_RCVLOWAT`: fewer unread bytes do not count as readable. 0 and 1 are the same.
+    low_water_bytes: AtomicU32,
     /// Written while nobody else knows the object, and under both locks.
     slot: UnsafeCell<Option<ConnectionSlot>>,
     /// Closed, and not yet back in the pool.
@@ -137,6 +139,7 @@ impl Connection {
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
         connection.receive_timeout_ns.store(0, Ordering::Relaxed);
+        connection.low_water_bytes.store(0, Ordering::Relaxed);
         connection.with_details(|details| {
             *details = Details {
                 descriptors: vec![origin.fd],
@@ -209,9 +212,11 @@ impl Connection {
 
     /// Lets the options that the program had set on the TCP socket take effect here.
     pub fn apply_recorded_options(&self) {
-        let (send_ns, receive_ns, resets) = self.with_options(|options| {
-            (options.send_timeout_ns(), options.receive_timeout_ns(), options.resets_on_close())
+        let (send_ns, receive_ns, resets, low_water) = self.with_options(|options| {
+            let low_water = options.low_water_bytes();
+            (options.send_timeout_ns(), options.receive_timeout_ns(), options.resets_on_close(), low_water)
         });
+        self.low_water_bytes.store(low_water, Ordering::Relaxed);
         self.set_send_timeout_ns(send_ns);
         self.set_receive_timeout_ns(receive_ns);
         self.set_reset_on_close(resets);

@@ -5,13 +5,14 @@ use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
-const AWAITED: u32 = 2;
+/// Set in the word while somebody waits; the other bits name the holder.
+const AWAITED: u32 = 1;
 const SPINS: u32 = 100;
 
 /// Mutual exclusion between the threads of one process. Never held across a sleep in the kernel.
 ///
-/// Not `std::sync::Mutex`, because the child of a fork must be able to free locks that threads of its parent held.
+/// Not `std::sync::Mutex`, because the child of a fork must be able to free locks that threads of its parent held, and because a
+/// signal handler must be able to find out that it has interrupted the holder.
 #[derive(Debug, Default)]
 pub struct Lock {
     word: AtomicU32,
@@ -30,19 +31,19 @@ impl Lock {
     /// Takes the lock, waiting for it.
     #[inline]
     pub fn lock(&self) -> Guard<'_> {
-        let is_mine = if threads::is_single() {
-            let is_free = self.word.load(Ordering::Relaxed) == FREE;
-            if is_free {
-                self.word.store(HELD, Ordering::Relaxed);
+        if !self.take_if_free() {
+            while !self.take_slowly() {
+                // A signal handler has interrupted the holder, in a place where no answer can do without the lock.
+                rustix::thread::sched_yield();
             }
-            is_free
-        } else {
-            self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        };
-        if !is_mine {
-            self.lock_slowly();
         }
         Guard(self)
+    }
+
+    /// Takes the lock, waiting for it; `None` in a signal handler that has interrupted the holder, for whom waiting has no end.
+    #[inline]
+    pub fn enter(&self) -> Option<Guard<'_>> {
+        if self.take_if_free() || self.take_slowly() { Some(Guard(self)) } else { None }
     }
 
     /// Takes the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
@@ -55,7 +56,7 @@ impl Lock {
     pub fn unlock(&self) {
         if threads::is_single() {
             self.word.store(FREE, Ordering::Release);
-        } else if self.word.swap(FREE, Ordering::Release) == AWAITED {
+        } else if self.word.swap(FREE, Ordering::Release) & AWAITED != 0 {
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
     }
@@ -65,16 +66,45 @@ impl Lock {
         self.word.store(FREE, Ordering::Relaxed);
     }
 
-    #[cold]
-    fn lock_slowly(&self) {
-        for _ in 0..SPINS {
-            std::hint::spin_loop();
-            if self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return;
+    #[inline]
+    fn take_if_free(&self) -> bool {
+        let me = threads::current();
+        if threads::is_single() {
+            let is_free = self.word.load(Ordering::Relaxed) == FREE;
+            if is_free {
+                self.word.store(me, Ordering::Relaxed);
             }
+            return is_free;
         }
-        while self.word.swap(AWAITED, Ordering::Acquire) != FREE {
-            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, AWAITED, None);
+        self.word.compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// `false`: this thread holds it already.
+    #[cold]
+    fn take_slowly(&self) -> bool {
+        let me = threads::current();
+        for _ in 0..SPINS {
+            if self.word.compare_exchange(FREE, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        loop {
+            let word = self.word.load(Ordering::Relaxed);
+            if word & !AWAITED == me {
+                return false;
+            }
+            if word == FREE {
+                // Others may have been waiting too.
+                if self.word.compare_exchange(FREE, me | AWAITED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return true;
+                }
+                continue;
+            }
+            let awaited = word | AWAITED;
+            if word == awaited || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                let _ = futex::wait(&self.word, futex::Flags::PRIVATE, awaited, None);
+            }
         }
     }
 }
@@ -110,6 +140,15 @@ mod tests {
             }
         });
         assert_eq!(counter.0.into_inner(), 80_000);
+    }
+
+    #[test]
+    fn the_holder_is_told_that_it_holds() {
+        let lock = Lock::new();
+        let guard = lock.lock();
+        assert!(lock.enter().is_none());
+        drop(guard);
+        assert!(lock.enter().is_some());
     }
 
     #[test]

@@ -218,6 +218,12 @@ impl OptionRecord {
         (timeout_ns > 0).then(|| i32::try_from(timeout_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX))
     }
 
+    /// `SO_RCVLOWAT`, 0 when it was not set.
+    pub fn low_water_bytes(&self) -> u32 {
+        let value = self.find(SocketOption::socket(libc::SO_RCVLOWAT));
+        value.and_then(|value| value.try_into().ok()).map_or(0, u32::from_ne_bytes)
+    }
+
     /// `SO_LINGER` in seconds, when it is on.
     pub fn linger_seconds(&self) -> Option<u32> {
         self.latest(&LINGER).and_then(parse_linger).flatten()

@@ -64,8 +64,10 @@ impl Connection {
         let peer = self.peer_state(lanes);
         let shutdown = lanes.segment.load(Own::Shutdown);
         let input_ended = peer != PeerState::Alive || lanes.observer.fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
+        let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
+        let has_enough = has_data && (low_water <= 1 || lanes.observer.unread_bytes().is_ok_and(|bytes| bytes >= low_water));
         let mut ready = 0;
-        if has_data || input_ended {
+        if has_enough || input_ended {
             ready |= libc::POLLIN | libc::POLLRDNORM;
         }
         if input_ended {

@@ -99,7 +99,7 @@ impl Connection {
 
     #[inline]
     unsafe fn receive_now(&self, spans: &[iovec], skip: usize, flags: Flags) -> Result<Step, Errno> {
-        let guard = self.receive_lock.lock();
+        let guard = self.receive_lock.enter().ok_or(Errno::AGAIN)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello();
@@ -234,7 +234,7 @@ impl Connection {
 
     #[inline]
     unsafe fn send_now(&self, spans: &[iovec], skip: usize, wanted: usize) -> Result<usize, Errno> {
-        let guard = self.send_lock.lock();
+        let guard = self.send_lock.enter().ok_or(Errno::AGAIN)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello().map(|_| 0);

@@ -209,7 +209,10 @@ impl Connection {
             // A byte lies there for another sleeper: it must find it, and we must not spin on it.
             entry[0].fd = -1;
         }
-        system::poll(&mut entry, NAP_MS)?;
+        match system::poll(&mut entry, NAP_MS) {
+            Err(Errno::INTR) if left_ms < 0 && system::handlers_restart() => return Ok(true),
+            polled => polled?,
+        };
         Ok(entry[0].revents & libc::POLLHUP == 0)
     }
 

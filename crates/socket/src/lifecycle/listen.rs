@@ -2,12 +2,13 @@
 
 use super::inspect;
 use super::descriptor::set_cloexec;
-use super::{Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
+use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
 use crate::limit;
 use crate::rendezvous;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -39,9 +40,9 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: rendezvous::LaneListener) {
     STREAMS.give_back(stream);
     // SAFETY: the program's descriptor, which it is listening on.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(rustix::fs::OFlags::empty());
-    let _ = rustix::fs::fcntl_setfl(borrowed, flags | rustix::fs::OFlags::NONBLOCK);
-    let is_nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
+    let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(OFlags::empty());
+    set_mode(fd, true);
+    let is_nonblocking = flags.contains(OFlags::NONBLOCK);
     let descriptors = inner.descriptors.clone();
     let listener = Listener::open(
         ListenerInner { is_v6: inner.is_v6, descriptors: inner.descriptors, options: inner.options, lane: Some(lane) },
@@ -54,9 +55,35 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: rendezvous::LaneListener) {
     set_cloexec(fd);
 }
 
-/// `shutdown(2)` of a listener: nobody gets in any more, and a blocked `accept` ends. The caller shuts the TCP listener down.
-pub fn shutdown_listener(listener: &Listener) {
+/// After `shutdown(2)` of a listener: nobody gets in any more, a blocked `accept` ends, and the socket is a plain one again.
+pub fn shutdown_listener(listener: &'static Listener) {
     // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
     let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
     let _ = rustix::net::shutdown(lane, rustix::net::Shutdown::Both);
+    let is_nonblocking = listener.is_nonblocking();
+    let inner = listener.with(std::mem::take::<ListenerInner>);
+    let stream = STREAMS.take();
+    stream.with(|own| {
+        *own = StreamInner {
+            is_v6: inner.is_v6,
+            descriptors: inner.descriptors.clone(),
+            options: inner.options,
+            slot: None,
+        };
+    });
+    for descriptor in inner.descriptors {
+        interest::forget_listener(descriptor, listener);
+        table::set(descriptor, Entry::Stream(stream));
+        set_mode(descriptor, is_nonblocking);
+    }
+    LISTENERS.give_back(listener);
+}
+
+fn set_mode(fd: RawFd, is_nonblocking: bool) {
+    // SAFETY: the program's descriptor, in a call about it.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    if let Ok(flags) = rustix::fs::fcntl_getfl(borrowed) {
+        let mode = if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };
+        let _ = rustix::fs::fcntl_setfl(borrowed, flags & !OFlags::NONBLOCK | mode);
+    }
 }
