@@ -80,7 +80,11 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
         // SAFETY: one byte is writable.
         unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) }
     };
-    if received < 0 { Err(errno()) } else { Ok(received > 0) }
+    match if received < 0 { errno() } else { return Ok(received > 0) } {
+        // The peer has gone without taking the rings that were for it; that says nothing about data.
+        Errno::CONNRESET => Ok(false),
+        error => Err(error),
+    }
 }
 
 /// `poll(2)`, with a time-out in milliseconds or -1.
