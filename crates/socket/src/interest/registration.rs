@@ -31,6 +31,8 @@ pub(super) enum Target {
 /// What the lifeline of a connection can still say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lifeline {
+    /// The kernel has not been asked to report it.
+    Unheard,
     /// It rings.
     Rings,
     /// It rings, and the rings are left there, because others listen to it too: the kernel reports each once.
@@ -79,7 +81,7 @@ impl Registration {
             target,
             events,
             data,
-            lifeline: Lifeline::Rings,
+            lifeline: Lifeline::Unheard,
             is_enabled: true,
             is_hot: false,
             is_parked: false,
@@ -203,10 +205,11 @@ impl Registration {
 
     /// Whether a wait that spins may find something here that the kernel does not report.
     pub fn is_spun_for(&self) -> bool {
-        matches!(self.target, Target::Connection(_)) && self.can_ring()
+        matches!(self.target, Target::Connection(_)) && !matches!(self.lifeline, Lifeline::Ended | Lifeline::Deaf)
     }
 
-    fn can_ring(&self) -> bool {
+    /// Whether the kernel reports it.
+    pub fn can_ring(&self) -> bool {
         matches!(self.lifeline, Lifeline::Rings | Lifeline::Shared)
     }
 

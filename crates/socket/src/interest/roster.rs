@@ -167,13 +167,14 @@ impl Roster {
         }
     }
 
-    /// Makes the kernel report it: connections and nested sets to us, a listener to both.
+    /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when it is parked
+    /// first: programs that add and remove busy ones all the time cost no system call.
     pub fn enlist(&mut self, index: u32) -> Result<(), Errno> {
         let token = self.token(index);
         let inner = self.inner_fd();
         let registration = self.at(index);
         match registration.target {
-            Target::Connection(_) => kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT | INPUT_SHUT, token),
+            Target::Connection(_) | Target::Stream => Ok(()),
             Target::Nested(_) => kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT, token),
             Target::Listener(listener) => {
                 let (fd, events, data) = (registration.fd, registration.events, registration.data);
@@ -194,8 +195,18 @@ impl Roster {
                     }
                 }
             }
-            Target::Stream => Ok(()),
         }
+    }
+
+    /// Asks the peer of a connection to ring, and the kernel to report it. `false`: looking is all that can be done.
+    fn park(&mut self, index: u32) -> bool {
+        let (token, inner) = (self.token(index), self.inner_fd());
+        let registration = self.at_mut(index);
+        if registration.lifeline == Lifeline::Unheard {
+            let added = kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT | INPUT_SHUT, token);
+            registration.lifeline = if added.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
+        }
+        registration.park()
     }
 
     /// Undoes [`Roster::enlist`]. What is not there any more need not be taken out.
@@ -203,6 +214,7 @@ impl Roster {
         let inner = self.inner_fd();
         let registration = self.at(index);
         match registration.target {
+            Target::Connection(_) if !registration.can_ring() => {}
             Target::Connection(_) | Target::Nested(_) => {
                 let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.fd, 0, 0);
             }
@@ -263,24 +275,15 @@ impl Roster {
     #[inline]
     pub fn scan(&mut self, sink: &mut Sink, fully: bool) {
         let count = self.hot.len();
-        if count == 0 {
-            return;
-        }
         let mut place = if self.first < count { self.first } else { 0 };
         self.first = 0;
         let mut some_left = false;
-        let mut parks_left = if count > HOT_MAX { PARKED_PER_LOOK_MAX } else { 0 };
         for _ in 0..count {
             let Some(registration) = self.slots[self.hot[place] as usize].registration.as_mut() else { continue };
             place = if place + 1 == count { 0 } else { place + 1 };
             let ready = registration.look(fully);
             if ready == 0 {
                 registration.idle_looks = registration.idle_looks.saturating_add(1);
-                if parks_left > 0 && registration.idle_looks > IDLE_LOOKS_MAX && registration.park() {
-                    parks_left -= 1;
-                    registration.is_hot = registration.look(true) != 0;
-                    some_left |= !registration.is_hot;
-                }
                 continue;
             }
             if !sink.push(registration, ready) {
@@ -296,6 +299,30 @@ impl Roster {
         if some_left {
             self.cool();
         }
+        if count > HOT_MAX {
+            self.park_some_idle();
+        }
+    }
+
+    /// Among very many hot ones, those that have been idle for long are looked at no more.
+    #[cold]
+    fn park_some_idle(&mut self) {
+        let mut parks_left = PARKED_PER_LOOK_MAX;
+        for place in 0..self.hot.len() {
+            let index = self.hot[place];
+            if self.at(index).idle_looks > IDLE_LOOKS_MAX && self.park(index) {
+                let registration = self.at_mut(index);
+                registration.is_hot = registration.look(true) != 0;
+                registration.idle_looks = 0;
+                parks_left -= 1;
+                if parks_left == 0 {
+                    break;
+                }
+            }
+        }
+        if parks_left < PARKED_PER_LOOK_MAX {
+            self.cool();
+        }
     }
 
     /// Whether a hot one is ready, without reporting it.
@@ -309,9 +336,10 @@ impl Roster {
     pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>) -> bool {
         let mut is_quiet = true;
         self.has_deaf = false;
-        for &index in &self.hot {
-            let Some(registration) = self.slots[index as usize].registration.as_mut() else { continue };
-            let is_parked = registration.park();
+        for place in 0..self.hot.len() {
+            let index = self.hot[place];
+            let is_parked = self.park(index);
+            let registration = self.at_mut(index);
             if let Target::Nested(set) = registration.target {
                 set.fall_asleep(asleep);
             }
@@ -319,7 +347,8 @@ impl Roster {
             let is_ready = registration.look(true) != 0;
             is_quiet &= !is_ready;
             registration.is_hot = is_ready || !is_parked;
-            self.has_deaf |= registration.lifeline == Lifeline::Deaf;
+            let is_deaf = registration.lifeline == Lifeline::Deaf;
+            self.has_deaf |= is_deaf;
         }
         self.cool();
         is_quiet
@@ -329,9 +358,10 @@ impl Roster {
     /// is there already.
     pub fn hand_over(&mut self) {
         let mut rings = false;
-        for &index in &self.hot {
-            let Some(registration) = self.slots[index as usize].registration.as_mut() else { continue };
-            registration.park();
+        for place in 0..self.hot.len() {
+            let index = self.hot[place];
+            self.park(index);
+            let registration = self.at_mut(index);
             rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
         }
         if rings {
@@ -341,9 +371,8 @@ impl Roster {
 
     /// As [`Roster::hand_over`], for one that was just added or changed.
     pub fn announce(&mut self, index: u32) {
-        let registration = self.at_mut(index);
-        registration.park();
-        if registration.look(true) != 0 {
+        self.park(index);
+        if self.at_mut(index).look(true) != 0 {
             self.ring_bell();
         }
     }
@@ -434,6 +463,7 @@ impl Roster {
             Lifeline::Rings => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT, token),
             Lifeline::Shared => kernel::control(inner, EPOLL_CTL_MOD, fd, INPUT | INPUT_SHUT | EDGE, token),
             Lifeline::Ended | Lifeline::Deaf => kernel::control(inner, EPOLL_CTL_DEL, fd, 0, 0),
+            Lifeline::Unheard => Ok(()),
         };
     }
 }
