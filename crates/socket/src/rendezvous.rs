@@ -224,15 +224,16 @@ pub fn connect_in(rack: &Rack, request: &Request) -> Result<Connected, NoLane> {
 
 fn connect_by(rack: &Rack, route: Route) -> Result<Connected, NoLane> {
     let random = random_u32();
-    let names =
-        listeners_for(rack, route.destination, random).map_err(NoLane::ran_out_or(FallbackReason::RackUnavailable))?;
-    if names.is_empty() {
-        return Err(NoLane::because(FallbackReason::NoListener));
-    }
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     let lifeline = unix_stream().map_err(&broken)?;
+    // The tuple first: with its name the listener learns who comes.
     let tuple = bind_tuple(lifeline.as_fd(), &route, random).map_err(&broken)?;
-    reach(rack, lifeline.as_fd(), &names)?;
+    // The one listener that has the very address is most often there, and is the best: only without it the rack is searched.
+    let exact = ListenerName::new(route.destination, false, None);
+    if reach(rack, lifeline.as_fd(), &[exact]).is_err() {
+        let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
+        reach(rack, lifeline.as_fd(), &listeners_for(rack, route.destination, random).map_err(unavailable)?)?;
+    }
     if !is_trusted(lifeline.as_fd(), None).map_err(&broken)? {
         return Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM));
     }
