@@ -88,6 +88,11 @@ impl Outbound for MemoryOutbound {
         Some(self.0.pointer(offset, len_bytes))
     }
 
+    #[inline]
+    fn hand_over(&self, offset: usize, len_bytes: usize) {
+        self.0.demote(offset, len_bytes);
+    }
+
     /// Nothing to do: the release store that publishes orders coherent memory by itself.
     #[inline]
     fn fence(&self) {}

@@ -64,6 +64,9 @@ pub trait Outbound: Send {
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>>;
     /// Orders all stores before it ahead of all stores after it, as the mapping needs (payload, fence, tag).
     fn fence(&self);
+    /// Hints that the peer reads the span next, where that can hurry it.
+    #[inline]
+    fn hand_over(&self, _offset: usize, _len_bytes: usize) {}
     /// Returns once all stores before it are visible to the peer. May cost a round trip: only for a node about to
     /// sleep.
     fn flush(&self);

@@ -8,6 +8,8 @@ use fabric::{Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
+/// Records up to this long are handed over to the shared cache: 3% of a round trip at one line, 15% at 1 KiB, nothing from 4 KiB on.
+const HAND_OVER_SLOTS_MAX: u64 = 64;
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
 const IN_BIG_RING: usize = 16;
@@ -233,7 +235,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             // SAFETY: the caller's span.
             unsafe { self.outbound.write_from(payload, source, len_bytes) };
         }
-        self.publish(cursor, Record::Data(len_bytes), slots_of(len_bytes));
+        let slots = slots_of(len_bytes);
+        self.publish(cursor, Record::Data(len_bytes), slots);
+        if slots <= HAND_OVER_SLOTS_MAX {
+            self.outbound.hand_over(payload - HEADER_BYTES, slots as usize * SLOT_BYTES);
+        }
     }
 
     /// A short payload goes as whole words, without a call.

@@ -32,6 +32,8 @@ impl Region {
         unimplemented_in_model()
     }
 
+    pub fn demote(&self, _offset: usize, _len_bytes: usize) {}
+
     pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
         self.word(offset).load(order)
     }
