@@ -29,6 +29,14 @@ const EXPLAINED: &[Difference] = &[
     Difference { check: "a_full_backlog_holds_back_connects", reason: BACKLOG },
     Difference { check: "connect_is_interrupted_without_sa_restart", reason: BACKLOG },
     Difference {
+        check: "epoll_follows_the_stream_when_a_dup_lives",
+        reason: "a closed descriptor leaves its epoll sets at once, also while a duplicate of it lives",
+    },
+    Difference {
+        check: "nested_epoll_wakes_a_sleeper",
+        reason: "the kernel nests sets five deep, and a set with lanes takes two of the levels: ELOOP from the third on",
+    },
+    Difference {
         check: "splice_between_connection_and_pipe",
         reason: "splice answers EINVAL, as for a file without it, and programs copy instead",
     },
