@@ -1,6 +1,8 @@
 //! A rack of a test's own: where its programs meet, and what they are started with.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -19,9 +21,10 @@ pub struct Rack {
     bare: bool,
 }
 
-/// In /tmp, whatever TMPDIR says: names of sockets must be short.
+/// In /tmp, whatever TMPDIR says: names of sockets must be short. A rack is its owner's alone.
 fn rack_folder() -> TempDir {
-    tempfile::Builder::new().prefix("rack-").tempdir_in("/tmp").expect("a folder for a rack")
+    let owner_only = Permissions::from_mode(0o700);
+    tempfile::Builder::new().prefix("rack-").permissions(owner_only).tempdir_in("/tmp").expect("a folder for a rack")
 }
 
 impl Default for Rack {
