@@ -1,7 +1,8 @@
 //! `libcrosslane.so`: the C names of the socket layer, for `LD_PRELOAD`.
 //!
-//! Every function here has the name and signature of libc's, looks its descriptor up, and calls either the `socket` crate or libc's
-//! own function. There is no logic but the translation of arguments and of errors into `errno`. Nothing here unwinds.
+//! Every function here has the name and signature of libc's, looks its descriptor up, and calls either the `socket`
+//! crate or libc's own function. There is no logic but the translation of arguments and of errors into `errno`. Nothing
+//! here unwinds.
 
 #![allow(unsafe_code)] // Every function is called from C.
 #![allow(clippy::missing_safety_doc)] // The contract of each is its manual page.
@@ -27,6 +28,7 @@ static LOAD: extern "C" fn() = load;
 /// Runs when the library is loaded, before the program.
 extern "C" fn load() {
     socket::system::use_sleepers(real::recv, real::poll, real::epoll_pwait);
+    socket::system::use_masked_sleepers(real::ppoll, real::pselect);
     socket::threads::find_single_threaded();
     socket::rack::remember_environment();
     lifecycle::note_process();

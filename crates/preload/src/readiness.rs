@@ -39,7 +39,8 @@ unsafe fn poll_slice(
         // SAFETY: the C caller's array.
         unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
     };
-    int_or_errno(timeout_ns.and_then(|timeout_ns| multiplex::poll(entries, timeout_ns, mask)))
+    // SAFETY: the C caller's mask.
+    int_or_errno(timeout_ns.and_then(|timeout_ns| unsafe { multiplex::poll(entries, timeout_ns, mask) }))
 }
 
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! libc's own functions, found behind this library.
 
 use libc::{
-    FILE, epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
+    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
 };
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 
@@ -55,6 +55,9 @@ real! {
     ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t) -> c_int;
     popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
     posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;

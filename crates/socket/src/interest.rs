@@ -1,9 +1,9 @@
 //! epoll over lanes.
 //!
-//! The program's epoll descriptor stays a kernel epoll instance, in which the program's foreign descriptors are registered as ever. With
-//! the first connection of ours it gets an *inner* epoll that the program does not see, with the lifelines of its connections, under
-//! data that no program uses. What is ready on lanes is found in memory first; see `roster` for how that stays cheap, and `wait` for
-//! how a wait goes.
+//! The program's epoll descriptor stays a kernel epoll instance, in which the program's foreign descriptors are
+//! registered as ever. With the first connection of ours it gets an *inner* epoll that the program does not see, with
+//! the lifelines of its connections, under data that no program uses. What is ready on lanes is found in memory first;
+//! see `roster` for how that stays cheap, and `wait` for how a wait goes.
 //!
 //! Where this differs from the kernel:
 //! * A descriptor leaves all sets when the program closes it, even while another one names the same connection.
@@ -293,14 +293,9 @@ unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut ep
     Ok(())
 }
 
-/// An epoll instance that was made before this library came, or was received: it becomes a set with its first object of ours.
-fn control_unknown(
-    epfd: RawFd,
-    operation: i32,
-    fd: RawFd,
-    target: Target,
-    event: epoll_event,
-) -> Result<(), Errno> {
+/// An epoll instance that was made before this library came, or was received: it becomes a set with its first object of
+/// ours.
+fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event: epoll_event) -> Result<(), Errno> {
     let is_new = operation == EPOLL_CTL_ADD && table::can_hold(epfd) && matches!(table::get(epfd), Entry::None);
     if !is_new {
         return kernel::control(epfd, operation, fd, event.events, event.u64);

@@ -1,7 +1,8 @@
 //! poll and select over lanes.
 //!
-//! A call that names no descriptor of ours is the kernel's at once. Otherwise connections are looked at in memory, the others in the
-//! kernel; then the thread spins for a while, has the peers ring, and sleeps in the kernel's `ppoll` on everything together.
+//! A call that names no descriptor of ours is the kernel's at once. Otherwise connections are looked at in memory, the
+//! others in the kernel; then the thread spins for a while, has the peers ring, and sleeps in the kernel's `ppoll` on
+//! everything together.
 
 use crate::clock::now_ns;
 use crate::connection::Connection;
@@ -36,7 +37,10 @@ const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 ///
 /// # Errors
 /// As the system call.
-pub fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
+///
+/// # Safety
+/// `mask` is null or a signal set.
+pub unsafe fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sigset_t) -> Result<usize, Errno> {
     if fds.iter().any(|entry| is_ours(entry.fd)) {
         return poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask);
     }
@@ -250,9 +254,10 @@ fn has_answer(entry: &pollfd) -> bool {
 
 /// As the kernel's `select`: a hang-up makes a descriptor readable, but not writable.
 fn is_selected(entry: &pollfd) -> bool {
-    let accepted = Bitmaps::ASKED.into_iter().zip(Bitmaps::ANSWERED).fold(libc::POLLNVAL, |accepted, (asked, answered)| {
-        if entry.events & asked != 0 { accepted | answered } else { accepted }
-    });
+    let accepted =
+        Bitmaps::ASKED.into_iter().zip(Bitmaps::ANSWERED).fold(libc::POLLNVAL, |accepted, (asked, answered)| {
+            if entry.events & asked != 0 { accepted | answered } else { accepted }
+        });
     entry.revents & accepted != 0
 }
 
@@ -314,8 +319,11 @@ impl Call<'_> {
     /// Glances at the connections for a while. `Some`: the answer of the call.
     fn spin(&mut self) -> Result<Option<usize>, Errno> {
         let connections = self.fds.iter().filter(|entry| matches!(Kind::of(entry.fd), Kind::Connection(_))).count();
+        if connections == 0 {
+            return Ok(None);
+        }
         let mut spin = Spin::new();
-        while connections > 0 {
+        loop {
             match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(connections as u32)) {
                 Turn::Look if !self.may_be_ready() => continue,
                 Turn::Look => {}
@@ -326,14 +334,13 @@ impl Call<'_> {
                         return self.look(self.needs_kernel).map(Some);
                     }
                 }
-                Turn::Sleep => break,
+                Turn::Sleep => return Ok(None),
             }
             let ready = self.look(self.needs_kernel)?;
             if ready > 0 {
                 return Ok(Some(ready));
             }
         }
-        Ok(None)
     }
 
     fn may_be_ready(&self) -> bool {
@@ -423,8 +430,9 @@ fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     }
 }
 
-/// `false`: the kernel would report the same again at once. A lifeline stays readable because others must find the ring, or because
-/// it says for ever that nothing comes any more; or a foreign descriptor has what the call does not ask for.
+/// `false`: the kernel would report the same again at once. A lifeline stays readable because others must find the
+/// ring, or because it says for ever that nothing comes any more; or a foreign descriptor has what the call does not
+/// ask for.
 fn answer_rings(fds: &[pollfd], entries: &[pollfd]) -> bool {
     let mut is_calm = true;
     for (entry, answers) in fds.iter().zip(entries.chunks_exact(2)) {
@@ -513,7 +521,8 @@ mod tests {
     }
 
     fn poll_all(entries: &mut [pollfd], timeout_ns: Option<u64>) -> (Result<usize, Errno>, Vec<i16>) {
-        let result = poll(entries, timeout_ns, std::ptr::null());
+        // SAFETY: no mask.
+        let result = unsafe { poll(entries, timeout_ns, std::ptr::null()) };
         (result, entries.iter().map(|entry| entry.revents).collect())
     }
 

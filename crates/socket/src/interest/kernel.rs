@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-/// The data by which the program's epoll instance reports ours. A program that uses the same 64 bits is as likely as one that
-/// guesses them.
+/// The data by which the program's epoll instance reports ours. A program that uses the same 64 bits is as likely as
+/// one that guesses them.
 pub(super) fn magic() -> u64 {
     static MAGIC: OnceLock<u64> = OnceLock::new();
     *MAGIC.get_or_init(|| {

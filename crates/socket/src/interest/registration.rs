@@ -116,8 +116,8 @@ impl Registration {
         self.events & EDGE != 0
     }
 
-    /// What there is to report now. A look that is not `fully` done spares system calls and the clock, and may miss what only the
-    /// kernel knows.
+    /// What there is to report now. A look that is not `fully` done spares system calls and the clock, and may miss
+    /// what only the kernel knows.
     #[inline]
     pub fn look(&mut self, fully: bool) -> i16 {
         match self.target {
@@ -133,7 +133,8 @@ impl Registration {
     fn look_at_connection(&mut self, connection: &'static Connection, fully: bool) -> i16 {
         let wanted = self.wanted();
         if !fully {
-            // Room to send that has been reported is no news as long as no send was refused, and that the connection remembers.
+            // Room to send that has been reported is no news as long as no send was refused, and that the connection
+            // remembers.
             let known = if self.is_edge() && !self.is_fresh { self.last_ready & OUTPUT } else { 0 };
             if !connection.may_be_ready(wanted & !known) {
                 return 0;

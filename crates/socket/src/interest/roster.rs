@@ -1,7 +1,7 @@
 //! The registrations of a set. Everything here runs under the set's lock.
 //!
-//! *Hot* registrations are looked at by every wait; the others are *parked*: their peers ring, and the inner epoll reports it. A wait
-//! costs as much as there are hot ones, however many are registered.
+//! *Hot* registrations are looked at by every wait; the others are *parked*: their peers ring, and the inner epoll
+//! reports it. A wait costs as much as there are hot ones, however many are registered.
 
 use super::kernel;
 use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target};
@@ -69,8 +69,8 @@ impl Roster {
         self.hot.iter().filter(|&&index| self.at(index).is_spun_for()).count()
     }
 
-    /// Whether only the kernel knows the rest of the answer. Without foreign descriptors, listeners and parked connections a set
-    /// whose connections are all hot knows everything itself.
+    /// Whether only the kernel knows the rest of the answer. Without foreign descriptors, listeners and parked
+    /// connections a set whose connections are all hot knows everything itself.
     pub fn needs_kernel(&self) -> bool {
         self.has_foreign || self.slots.len() - self.free.len() > self.hot.len()
     }
@@ -148,7 +148,8 @@ impl Roster {
                 self.remove(index);
             }
         }
-        *self = Self { slots: std::mem::take(&mut self.slots), free: std::mem::take(&mut self.free), ..Self::default() };
+        *self =
+            Self { slots: std::mem::take(&mut self.slots), free: std::mem::take(&mut self.free), ..Self::default() };
     }
 
     pub fn count(&self) -> usize {
@@ -167,8 +168,8 @@ impl Roster {
         }
     }
 
-    /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when it is parked
-    /// first: programs that add and remove busy ones all the time cost no system call.
+    /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when
+    /// it is parked first: programs that add and remove busy ones all the time cost no system call.
     pub fn enlist(&mut self, index: u32) -> Result<(), Errno> {
         let token = self.token(index);
         let inner = self.inner_fd();
@@ -228,7 +229,7 @@ impl Roster {
     }
 
     fn token(&self, index: u32) -> u64 {
-        u64::from(index) << 32 | u64::from(self.slots[index as usize].generation)
+        (u64::from(index) << 32) | u64::from(self.slots[index as usize].generation)
     }
 
     fn of_token(&self, token: u64) -> Option<u32> {
@@ -331,8 +332,8 @@ impl Roster {
         hot.iter().any(|&index| slots[index as usize].registration.as_mut().is_some_and(|one| one.look(fully) != 0))
     }
 
-    /// Before a sleep: asks the peers of all hot connections to ring, looks once more, and cools those that have nothing. Nested sets
-    /// do the same and enter themselves in `asleep`. `false`: something is ready.
+    /// Before a sleep: asks the peers of all hot connections to ring, looks once more, and cools those that have
+    /// nothing. Nested sets do the same and enter themselves in `asleep`. `false`: something is ready.
     pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>) -> bool {
         let mut is_quiet = true;
         self.has_deaf = false;
@@ -354,8 +355,8 @@ impl Roster {
         is_quiet
     }
 
-    /// At the end of a wait while other threads sleep on the set: they must be rung for whatever comes next. Rings the bell for what
-    /// is there already.
+    /// At the end of a wait while other threads sleep on the set: they must be rung for whatever comes next. Rings the
+    /// bell for what is there already.
     pub fn hand_over(&mut self) {
         let mut rings = false;
         for place in 0..self.hot.len() {

@@ -1,4 +1,5 @@
-//! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the kernel.
+//! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the
+//! kernel.
 
 use super::registration::Registration;
 use super::roster::Roster;
@@ -94,8 +95,8 @@ impl Deadline {
         Self { timeout_ns, at_ns: None }
     }
 
-    /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then takes it by
-    /// the call that a thread can be cancelled in.
+    /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then
+    /// takes it by the call that a thread can be cancelled in.
     fn left_ns(&mut self) -> Option<u64> {
         let timeout_ns = self.timeout_ns?;
         let now = now_ns();
@@ -167,7 +168,9 @@ impl InterestSet {
     /// Runs `access`, unless the set has been closed since.
     #[inline]
     fn with_life<R>(&self, life: u32, access: impl FnOnce(&mut Roster) -> R) -> Result<R, Errno> {
-        self.with(|roster| if self.life.load(Ordering::Relaxed) == life { Ok(access(roster)) } else { Err(Errno::BADF) })
+        self.with(
+            |roster| if self.life.load(Ordering::Relaxed) == life { Ok(access(roster)) } else { Err(Errno::BADF) },
+        )
     }
 
     /// Before the wait returns: threads that stay asleep must be woken for what comes next.
@@ -179,7 +182,8 @@ impl InterestSet {
         sink.len
     }
 
-    /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first next time.
+    /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first
+    /// next time.
     fn look_everywhere(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
         // SAFETY: the caller's mask.
         unsafe { system::deliver_signals(call.mask) }?;
