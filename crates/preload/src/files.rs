@@ -1,7 +1,8 @@
 //! `FILE` streams over connections.
 //!
-//! libc's streams read and write by calls inside libc, which no preloaded library sees. A stream over a connection is therefore made
-//! with libc's own means for foreign streams (`fopencookie`), and so are `stdin`, `stdout` and `stderr` while a connection is theirs.
+//! libc's streams read and write by calls inside libc, which no preloaded library sees. A stream over a connection is
+//! therefore made with libc's own means for foreign streams (`fopencookie`), and so are `stdin`, `stdout` and `stderr`
+//! while a connection is theirs.
 
 use crate::{bytes, descriptors, real};
 use libc::FILE;
@@ -120,13 +121,19 @@ pub unsafe extern "C" fn vdprintf(fd: c_int, format: *const c_char, arguments: *
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __vdprintf_chk(fd: c_int, _flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int {
+pub unsafe extern "C" fn __vdprintf_chk(
+    fd: c_int,
+    _flag: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
     // SAFETY: the C caller's.
     unsafe { vdprintf(fd, format, arguments) }
 }
 
-/// A variadic function, which Rust cannot define: lays its arguments out as a `va_list` of the System V ABI, section 3.5.7.
-/// `$fixed_bytes` are the general registers that named arguments took, `$move_format` brings the format into the second.
+/// A variadic function, which Rust cannot define: lays its arguments out as a `va_list` of the System V ABI, section
+/// 3.5.7. `$fixed_bytes` are the general registers that named arguments took, `$move_format` brings the format into the
+/// second.
 #[cfg(target_arch = "x86_64")]
 macro_rules! variadic_dprintf {
     ($name:ident, $fixed_bytes:literal, $move_format:literal) => {

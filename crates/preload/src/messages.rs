@@ -245,7 +245,8 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
     }
 }
 
-/// Copies as many whole control messages as there is room for; descriptors of those left out are closed. Returns the bytes used.
+/// Copies as many whole control messages as there is room for; descriptors of those left out are closed. Returns the
+/// bytes used.
 unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> usize {
     let mut kept = 0;
     // SAFETY: a message header over our own buffer.

@@ -64,7 +64,8 @@ pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *
     unsafe { real::popen(command, mode) }
 }
 
-/// libc's `syscall`, which is variadic: all its arguments are in registers or on the stack, where this definition finds them.
+/// libc's `syscall`, which is variadic: all its arguments are in registers or on the stack, where this definition finds
+/// them.
 ///
 /// A ring of the kernel would bypass the library, so there is none: programs then take epoll.
 #[unsafe(no_mangle)]

@@ -66,7 +66,8 @@ pub struct Origin {
 
 /// A connected stream over two lanes.
 ///
-/// Objects live for ever and are used again, so that a thread which still holds one while another closes it touches valid memory.
+/// Objects live for ever and are used again, so that a thread which still holds one while another closes it touches
+/// valid memory.
 #[derive(Default)]
 pub struct Connection {
     send_lock: Lock,
@@ -126,8 +127,8 @@ unsafe impl Send for Connection {}
 static POOL: Pool<Connection> = Pool::new();
 
 impl Connection {
-    /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it has nothing to
-    /// read and no room to write.
+    /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it
+    /// has nothing to read and no room to write.
     pub fn open(origin: Origin, segment: Option<(Segment, Option<HiddenFd>)>) -> &'static Self {
         let connection = POOL.take();
         let _send = connection.send_lock.lock();
@@ -222,8 +223,8 @@ impl Connection {
         self.set_reset_on_close(resets);
     }
 
-    /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it had to make
-    /// room for the program's own.
+    /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it
+    /// had to make room for the program's own.
     pub fn memfd(&self) -> Option<RawFd> {
         self.with_details(|details| details.memfd.as_ref().map(HiddenFd::raw)).filter(|&number| number >= 0)
     }
@@ -238,8 +239,8 @@ impl Connection {
         self.with_details(|details| details.descriptors.push(fd));
     }
 
-    /// Notes that the program closes a descriptor, before the kernel does. With the last one, this process is done with the
-    /// connection.
+    /// Notes that the program closes a descriptor, before the kernel does. With the last one, this process is done with
+    /// the connection.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
         let left = self.with_details(|details| {
             details.descriptors.retain(|&known| known != fd);
@@ -371,8 +372,8 @@ impl Connection {
         self.recycle_if_unused();
     }
 
-    /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly; where one
-    /// might, only the kernel knows when the last descriptor goes, and the lifeline tells.
+    /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
+    /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
     fn leave(&self, lanes: &Lanes) {
         let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
         let (resets, is_last) = self.with_details(|details| {

@@ -1,13 +1,15 @@
-//! Stream sockets over lanes: what `send`, `recv`, `accept`, `epoll_wait` and their kin mean when the bytes travel through shared
-//! memory. No libc symbol is defined here; the `preload` crate is the skin that gives these functions their C names.
+//! Stream sockets over lanes: what `send`, `recv`, `accept`, `epoll_wait` and their kin mean when the bytes travel
+//! through shared memory. No libc symbol is defined here; the `preload` crate is the skin that gives these functions
+//! their C names.
 //!
 //! Everything in this crate may run inside any program, between its own lines: it prints nothing but the one line that
-//! `--require-lane` owes its user, starts no thread, makes system calls directly, and falls back to the kernel instead of failing.
+//! `--require-lane` owes its user, starts no thread, makes system calls directly, and falls back to the kernel instead
+//! of failing.
 //!
 //! * A [`connection::Connection`] is two lanes and a lifeline. [`segment`] lays out the memory that both ends share.
 //! * [`lifecycle`] is the life of a descriptor, from `socket` to `close`; [`table`] says which descriptor is what.
-//! * [`rendezvous`] brings two processes together without a daemon; [`rack`], [`hello`], [`address`] and [`descriptors`] are its
-//!   parts, [`rules`] says which ports take part.
+//! * [`rendezvous`] brings two processes together without a daemon; [`rack`], [`hello`], [`address`] and
+//!   [`descriptors`] are its parts, [`rules`] says which ports take part.
 //! * [`interest`] is epoll, [`multiplex`] is poll and select; [`options`] answers for socket options as TCP would.
 
 #![allow(unsafe_code)] // Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.

@@ -1,8 +1,8 @@
 //! The life of a descriptor: `socket`, `bind`, `listen`, `connect`, `accept`, `dup`, `close`.
 //!
-//! A TCP socket starts as a [`Stream`], which the kernel alone serves. `listen` makes it a [`Listener`]: the same kernel socket with a
-//! hidden lane listener beside it. `connect` and `accept` make [`Connection`]s where both sides have Crosslane; everything else stays
-//! with the kernel, and the ledger says why.
+//! A TCP socket starts as a [`Stream`], which the kernel alone serves. `listen` makes it a [`Listener`]: the same
+//! kernel socket with a hidden lane listener beside it. `connect` and `accept` make [`Connection`]s where both sides
+//! have Crosslane; everything else stays with the kernel, and the ledger says why.
 
 mod accept;
 mod connect;
@@ -55,8 +55,8 @@ struct StreamInner {
 // SAFETY: the cell is accessed under the lock.
 unsafe impl Sync for Stream {}
 
-/// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for either does
-/// not get stuck in one; the program's own idea of the mode is kept here.
+/// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for
+/// either does not get stuck in one; the program's own idea of the mode is kept here.
 #[derive(Default)]
 pub struct Listener {
     lock: Lock,

@@ -1,8 +1,8 @@
 //! Descriptors of our own when the program has used up its limit.
 //!
-//! A program at its limit still connects and listens with the kernel's TCP, which needs no further descriptor. A lane needs a few, so
-//! the soft limit is raised towards the hard one for as long as it takes to get them; hidden ones then stay above the
-//! program's limit.
+//! A program at its limit still connects and listens with the kernel's TCP, which needs no further descriptor. A lane
+//! needs a few, so the soft limit is raised towards the hard one for as long as it takes to get them; hidden ones then
+//! stay above the program's limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -29,7 +29,10 @@ fn raise() -> Option<Raised> {
 }
 
 /// Runs `action`, and once more above the program's limit if it failed for lack of descriptors.
-pub fn above_when_needed<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
+pub fn above_when_needed<T, E>(
+    action: impl Fn() -> Result<T, E>,
+    lacks_descriptors: impl Fn(&E) -> bool,
+) -> Result<T, E> {
     match action() {
         Err(error) if lacks_descriptors(&error) => {
             let _raised = raise();
@@ -39,12 +42,13 @@ pub fn above_when_needed<T, E>(action: impl Fn() -> Result<T, E>, lacks_descript
     }
 }
 
-/// Runs `action`, which cannot be tried twice, above the program's limit if `newest`, the lowest number that was free, is close to it.
+/// Runs `action`, which cannot be tried twice, above the program's limit if `newest`, the lowest number that was free,
+/// is close to it.
 pub fn above_when_near<R>(newest: RawFd, action: impl FnOnce() -> R) -> R {
     // Below a small limit our own hidden descriptors may stand between the newest and the limit.
-    let is_near = getrlimit(Resource::Nofile).current.is_some_and(|limit| {
-        newest as u64 + SPARE >= limit || limit <= SMALL_LIMIT && !has_another(newest)
-    });
+    let is_near = getrlimit(Resource::Nofile)
+        .current
+        .is_some_and(|limit| newest as u64 + SPARE >= limit || limit <= SMALL_LIMIT && !has_another(newest));
     let _raised = is_near.then(raise);
     action()
 }
@@ -54,8 +58,8 @@ fn has_another(fd: RawFd) -> bool {
     rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(fd) }, 0).map(crate::descriptors::close).is_ok()
 }
 
-/// Runs `action`; if it failed because the program has no number left, gives up what hidden descriptors can be spared and runs it
-/// once more.
+/// Runs `action`; if it failed because the program has no number left, gives up what hidden descriptors can be spared
+/// and runs it once more.
 pub fn sparing<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
     match action() {
         Err(error) if lacks_descriptors(&error) && crate::descriptors::release_all_optional() > 0 => action(),

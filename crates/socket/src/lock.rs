@@ -11,8 +11,8 @@ const SPINS: u32 = 100;
 
 /// Mutual exclusion between the threads of one process. Never held across a sleep in the kernel.
 ///
-/// Not `std::sync::Mutex`, because the child of a fork must be able to free locks that threads of its parent held, and because a
-/// signal handler must be able to find out that it has interrupted the holder.
+/// Not `std::sync::Mutex`, because the child of a fork must be able to free locks that threads of its parent held, and
+/// because a signal handler must be able to find out that it has interrupted the holder.
 #[derive(Debug, Default)]
 pub struct Lock {
     word: AtomicU32,
@@ -40,7 +40,8 @@ impl Lock {
         Guard(self)
     }
 
-    /// Takes the lock, waiting for it; `None` in a signal handler that has interrupted the holder, for whom waiting has no end.
+    /// Takes the lock, waiting for it; `None` in a signal handler that has interrupted the holder, for whom waiting has
+    /// no end.
     #[inline]
     pub fn enter(&self) -> Option<Guard<'_>> {
         if self.take_if_free() || self.take_slowly() { Some(Guard(self)) } else { None }
@@ -102,7 +103,9 @@ impl Lock {
                 continue;
             }
             let awaited = word | AWAITED;
-            if word == awaited || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            if word == awaited
+                || self.word.compare_exchange(word, awaited, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
                 let _ = futex::wait(&self.word, futex::Flags::PRIVATE, awaited, None);
             }
         }

@@ -1,4 +1,5 @@
-//! Objects that live for ever and are used again: a thread that still holds one while another closes it touches valid memory.
+//! Objects that live for ever and are used again: a thread that still holds one while another closes it touches valid
+//! memory.
 
 use crate::lock::Lock;
 use std::cell::UnsafeCell;

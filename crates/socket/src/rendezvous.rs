@@ -228,7 +228,8 @@ fn connect_by(rack: &Rack, route: Route) -> Result<Connected, NoLane> {
     let lifeline = unix_stream().map_err(&broken)?;
     // The tuple first: with its name the listener learns who comes.
     let tuple = bind_tuple(lifeline.as_fd(), &route, random).map_err(&broken)?;
-    // The one listener that has the very address is most often there, and is the best: only without it the rack is searched.
+    // The one listener that has the very address is most often there, and is the best: only without it the rack is
+    // searched.
     let exact = ListenerName::new(route.destination, false, None);
     if reach(rack, lifeline.as_fd(), &[exact]).is_err() {
         let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);

@@ -6,12 +6,12 @@
 //!   status: written by the peer
 //!   forward block and cursor of the lane that comes in
 //!   back block and cursor of the lane that goes out
-//!   small ring (16 KiB), big ring (1 MiB, untouched until it carries bulk)
+//!   small ring (16 KiB), big ring (256 KiB, untouched until it carries bulk)
 //! ```
 //!
-//! An end's own state lives in its half so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need nothing
-//! but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and the worst a peer
-//! does by it is to garble its own connection.
+//! An end's own state lives in its half so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS`
+//! need nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word,
+//! and the worst a peer does by it is to garble its own connection.
 
 use fabric::{MemoryInbound, MemoryOutbound, shm};
 use lane::{Consumer, Layout, Producer};
@@ -31,7 +31,7 @@ pub const LAYOUT_VERSION: u32 = 1;
 
 const PAGE_BYTES: usize = 4096;
 const SMALL_SLOTS: u64 = 256;
-const BIG_SLOTS: u64 = 16_384;
+const BIG_SLOTS: u64 = 4096;
 
 const LAYOUT: Layout = Layout {
     forward_offset: 384,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Looks at full speed before anything slower: about a microsecond.
 const LOOKS_AT_FULL_SPEED: u32 = 1500;
-/// How long a waiter stays awake before it sleeps in the kernel. A wake-up across cores costs 20 us and more, so waiting for about
-/// twice that is never much worse than the best choice in hindsight.
+/// How long a waiter stays awake before it sleeps in the kernel. A wake-up across cores costs 20 us and more, so
+/// waiting for about twice that is never much worse than the best choice in hindsight.
 const AWAKE_MICROSECONDS: u64 = 50;
 /// How often a waiter looks at the lifeline, which is a system call.
 const LIFELINE_MICROSECONDS: u64 = 5;

@@ -1,5 +1,5 @@
-//! The few system calls that a waiting thread makes. They are handed in, because a library that stands between a program and libc
-//! must use libc's own versions: those are cancellation points, raw system calls are not.
+//! The few system calls that a waiting thread makes. They are handed in, because a library that stands between a
+//! program and libc must use libc's own versions: those are cancellation points, raw system calls are not.
 
 use rustix::io::Errno;
 use std::ffi::c_void;
@@ -46,7 +46,8 @@ pub fn use_masked_sleepers(poll: PollUnderMask, select: SelectUnderMask) {
     SELECT_UNDER_MASK.store(select as *mut c_void, Ordering::Release);
 }
 
-/// Grows with every `fork`, `vfork` and `posix_spawn` of this process: what was opened before one may be held by a child.
+/// Grows with every `fork`, `vfork` and `posix_spawn` of this process: what was opened before one may be held by a
+/// child.
 static SPAWNS: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that a child is about to be made.
@@ -65,8 +66,8 @@ pub(crate) fn errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the handler's
-/// `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream.
+/// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the
+/// handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     let mut byte = 0_u8;
     let receive = RECEIVE.load(Ordering::Acquire);
@@ -155,8 +156,8 @@ pub unsafe fn pselect(
     if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
 }
 
-/// `epoll_pwait(2)`; no time-out waits for ever. One that is not in whole milliseconds is kept to the nanosecond where the
-/// kernel can, and rounded up where it cannot.
+/// `epoll_pwait(2)`; no time-out waits for ever. One that is not in whole milliseconds is kept to the nanosecond where
+/// the kernel can, and rounded up where it cannot.
 ///
 /// # Safety
 /// `events` is writable for `max` events; `mask` is null or a signal set.
@@ -181,9 +182,7 @@ pub unsafe fn epoll_wait(
     let wait = EPOLL_WAIT.load(Ordering::Acquire);
     let ready = if wait.is_null() || timeout_ms == 0 {
         // SAFETY: the caller's array and mask.
-        unsafe {
-            libc::syscall(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) as i32
-        }
+        unsafe { libc::syscall(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) as i32 }
     } else {
         // SAFETY: only `use_sleepers` stores here, and it stores an `EpollWait`.
         let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
@@ -237,7 +236,8 @@ pub fn ring(fd: i32) -> Result<(), Errno> {
     }
 }
 
-/// Takes all but one of the wake-up bytes out of a lifeline that others listen to: they find it readable still, and it never fills.
+/// Takes all but one of the wake-up bytes out of a lifeline that others listen to: they find it readable still, and it
+/// never fills.
 pub fn leave_one_ring(fd: i32) {
     let mut bytes = [0_u8; 64];
     loop {
@@ -249,8 +249,9 @@ pub fn leave_one_ring(fd: i32) {
             return;
         }
         // SAFETY: the array is writable.
-        let received =
-            unsafe { libc::syscall(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), surplus_bytes, libc::MSG_DONTWAIT, 0, 0) };
+        let received = unsafe {
+            libc::syscall(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), surplus_bytes, libc::MSG_DONTWAIT, 0, 0)
+        };
         if received <= 0 {
             return;
         }
@@ -272,8 +273,8 @@ pub fn drain(fd: i32) -> bool {
     }
 }
 
-/// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll` is always
-/// interrupted; this decides whether the call it stands for would have been.
+/// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll`
+/// is always interrupted; this decides whether the call it stands for would have been.
 pub fn handlers_restart() -> bool {
     const SIGNALS: i32 = 64;
     (1..=SIGNALS).all(|signal| {

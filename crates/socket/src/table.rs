@@ -1,7 +1,7 @@
 //! Which descriptor is what.
 //!
-//! Two loads answer for any descriptor; those that are not ours cost one. Objects are never freed, so a reference stays good while
-//! another thread closes the descriptor.
+//! Two loads answer for any descriptor; those that are not ours cost one. Objects are never freed, so a reference stays
+//! good while another thread closes the descriptor.
 
 use crate::connection::Connection;
 use crate::interest::InterestSet;

@@ -1,5 +1,5 @@
-//! Whether this process has more than one thread. Most programs that count latency have one, and pay for a locked instruction what a
-//! cache line costs to move.
+//! Whether this process has more than one thread. Most programs that count latency have one, and pay for a locked
+//! instruction what a cache line costs to move.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 

@@ -2,8 +2,8 @@
 //!
 //! Three things live here and nowhere else:
 //!
-//! * [`Region`]: a bounds-checked span of such memory. Words are reached by atomic operations, bytes by opaque copies; no reference
-//!   to the memory is ever handed out, so the compiler may assume nothing about its contents.
+//! * [`Region`]: a bounds-checked span of such memory. Words are reached by atomic operations, bytes by opaque copies;
+//!   no reference to the memory is ever handed out, so the compiler may assume nothing about its contents.
 //! * [`Mapping`]: a `mmap`ed file that stays mapped for as long as a region of it lives.
 //! * [`sync`]: the one place atomics come from, so that a model checker can replace them (`--cfg loom`).
 //!

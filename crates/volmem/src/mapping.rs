@@ -6,15 +6,16 @@ use std::ptr::NonNull;
 
 /// A shared, readable and writable mapping of a file, unmapped when dropped.
 ///
-/// The file must not shrink while it is mapped: seal a memfd with `F_SEAL_SHRINK` before mapping it, and check the seals of one
-/// that somebody else made. Otherwise a peer could truncate it and turn every access into SIGBUS.
+/// The file must not shrink while it is mapped: seal a memfd with `F_SEAL_SHRINK` before mapping it, and check the
+/// seals of one that somebody else made. Otherwise a peer could truncate it and turn every access into SIGBUS.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
 }
 
-// SAFETY: a mapping is an address range; the memory in it is reached only through `Region`, which is made of atomic accesses.
+// SAFETY: a mapping is an address range; the memory in it is reached only through `Region`, which is made of atomic
+// accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `Mapping` itself has no interior state.
 unsafe impl Sync for Mapping {}
@@ -56,7 +57,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and every `Region` of it holds an `Arc` of this mapping, so none is left.
+        // SAFETY: the range was mapped by `new` and every `Region` of it holds an `Arc` of this mapping, so none is
+        // left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) };
     }
 }

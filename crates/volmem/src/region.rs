@@ -63,14 +63,18 @@ impl Region {
         self.checked(offset, len_bytes)
     }
 
-    /// Hints that another core will read the span next: its lines move to the cache that the cores share. Changes no contents.
+    /// Hints that another core will read the span next: its lines move to the cache that the cores share. Changes no
+    /// contents.
     #[inline]
     pub fn demote(&self, offset: usize, len_bytes: usize) {
         let base = self.checked(offset, len_bytes);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         for at in (0..len_bytes).step_by(CACHE_LINE_BYTES) {
-            // SAFETY: inside the region, says `checked`; the instruction is a hint, and a no-operation on older processors.
-            unsafe { core::arch::asm!("cldemote [{}]", in(reg) base.as_ptr().add(at), options(nostack, preserves_flags)) };
+            // SAFETY: inside the region, says `checked`; the instruction is a hint, and a no-operation on older
+            // processors.
+            unsafe {
+                core::arch::asm!("cldemote [{}]", in(reg) base.as_ptr().add(at), options(nostack, preserves_flags))
+            };
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
         let _ = base;
@@ -157,16 +161,17 @@ impl Region {
     fn word(&self, offset: usize) -> &AtomicU64 {
         let address = self.checked(offset, size_of::<u64>());
         assert!(offset.is_multiple_of(align_of::<u64>()), "word at unaligned offset {offset}");
-        // SAFETY: in bounds and aligned (bases are page- or line-aligned). An atomic is the one type that may be borrowed here:
-        // it claims nothing about its value and every access to it is a whole word. The borrow never leaves this module.
+        // SAFETY: in bounds and aligned (bases are page- or line-aligned). An atomic is the one type that may be
+        // borrowed here: it claims nothing about its value and every access to it is a whole word. The borrow never
+        // leaves this module.
         unsafe { AtomicU64::from_ptr(address.as_ptr().cast()) }
     }
 }
 
 /// Copies bytes from memory under another party's hands to private memory.
 ///
-/// `memcpy` is called as the foreign function it is: whatever the peer writes meanwhile, the result is some bytes, and callers
-/// treat them as nothing more.
+/// `memcpy` is called as the foreign function it is: whatever the peer writes meanwhile, the result is some bytes, and
+/// callers treat them as nothing more.
 ///
 /// # Safety
 /// As `memcpy(3)`.
@@ -188,8 +193,8 @@ unsafe fn copy_in(source: *const u8, destination: *mut u8, len_bytes: usize) {
     unsafe { libc::memcpy(destination.cast(), source.cast(), len_bytes) };
 }
 
-/// Miri sees both parties in one process, where a plain copy would be a data race: the shared side goes byte by byte, atomically.
-/// The private side is plain: it may be read-only.
+/// Miri sees both parties in one process, where a plain copy would be a data race: the shared side goes byte by byte,
+/// atomically. The private side is plain: it may be read-only.
 #[cfg(miri)]
 unsafe fn copy_out(source: *const u8, destination: *mut u8, len_bytes: usize) {
     use std::sync::atomic::AtomicU8;

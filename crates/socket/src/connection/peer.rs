@@ -1,7 +1,7 @@
 //! What is known of the other end, and which errors follow from it.
 //!
-//! TCP's rules, on Linux: after the peer's FIN, reads end and the first write still succeeds, but provokes a reset; a peer that goes
-//! with unread data, or in a hurry, resets at once.
+//! TCP's rules, on Linux: after the peer's FIN, reads end and the first write still succeeds, but provokes a reset; a
+//! peer that goes with unread data, or in a hurry, resets at once.
 
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
@@ -123,8 +123,8 @@ impl Connection {
             || lanes.segment.load(Own::Shutdown) & super::SHUTDOWN_READ != 0)
     }
 
-    /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer that has
-    /// just gone.
+    /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer
+    /// that has just gone.
     pub(super) fn may_send(&self, lanes: &Lanes) -> Result<bool, Errno> {
         if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
             return Err(Errno::PIPE);

@@ -1,7 +1,7 @@
 //! Readiness, for poll and epoll.
 //!
-//! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the peer is asked to
-//! ring, and the lifeline then becomes readable in the kernel.
+//! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the
+//! peer is asked to ring, and the lifeline then becomes readable in the kernel.
 
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
@@ -21,8 +21,8 @@ pub struct Edges {
 }
 
 impl Connection {
-    /// Which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes no system call but once a millisecond, to
-    /// notice a peer that was killed.
+    /// Which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes no system call but once a
+    /// millisecond, to notice a peer that was killed.
     pub fn readiness(&self, wanted: i16) -> i16 {
         let receive_guard = self.receive_lock.lock();
         if let Some(lanes) = self.lanes() {
@@ -38,8 +38,8 @@ impl Connection {
         }
     }
 
-    /// A glance, cheaper than [`Connection::readiness`]: `false` when none of `wanted` holds, as far as memory tells. Makes no
-    /// system call, ever.
+    /// A glance, cheaper than [`Connection::readiness`]: `false` when none of `wanted` holds, as far as memory tells.
+    /// Makes no system call, ever.
     #[inline]
     pub fn may_be_ready(&self, wanted: i16) -> bool {
         if wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0 || self.send_is_blocked.load(Ordering::Relaxed) {
@@ -65,7 +65,8 @@ impl Connection {
         let shutdown = lanes.segment.load(Own::Shutdown);
         let input_ended = peer != PeerState::Alive || lanes.observer.fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
-        let has_enough = has_data && (low_water <= 1 || lanes.observer.unread_bytes().is_ok_and(|bytes| bytes >= low_water));
+        let has_enough =
+            has_data && (low_water <= 1 || lanes.observer.unread_bytes().is_ok_and(|bytes| bytes >= low_water));
         let mut ready = 0;
         if has_enough || input_ended {
             ready |= libc::POLLIN | libc::POLLRDNORM;
@@ -105,7 +106,8 @@ impl Connection {
         OUTPUT
     }
 
-    /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has arrived.
+    /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has
+    /// arrived.
     pub fn unsent_bytes(&self) -> usize {
         if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 { 0 } else { BUFFER_BYTES }
     }
@@ -125,7 +127,8 @@ impl Connection {
         }
     }
 
-    /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices what happened.
+    /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices
+    /// what happened.
     pub fn edges(&self, seen: Edges) -> Edges {
         let _guard = self.receive_lock.lock();
         let Some(lanes) = self.lanes() else { return seen };
@@ -139,8 +142,8 @@ impl Connection {
         }
     }
 
-    /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before sleeping; end the
-    /// sleep with [`Connection::unpark`].
+    /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before
+    /// sleeping; end the sleep with [`Connection::unpark`].
     pub fn park(&self, wanted: i16) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.park_again(wanted);
@@ -167,8 +170,8 @@ impl Connection {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: others sleep on it too and must find the ring, so it
-    /// was left there; sleep a moment before asking the kernel again.
+    /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: others sleep on it too and must find
+    /// the ring, so it was left there; sleep a moment before asking the kernel again.
     pub fn answer_ring(&self) -> bool {
         let _guard = self.receive_lock.lock();
         let Some(lanes) = self.lanes() else { return true };

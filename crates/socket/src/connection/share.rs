@@ -1,7 +1,7 @@
 //! Several processes holding one end: after `fork`, and after the descriptor was handed on.
 //!
-//! Cursors live in the segment, so every holder sees the same position. What is left is exclusion: while more than one process
-//! holds the end, a direction is also locked between processes, by a word that names the holder.
+//! Cursors live in the segment, so every holder sees the same position. What is left is exclusion: while more than one
+//! process holds the end, a direction is also locked between processes, by a word that names the holder.
 
 use super::{Connection, Lanes, POOL};
 use crate::clock::now_ns;
@@ -38,7 +38,8 @@ impl Connection {
         }
     }
 
-    /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this process.
+    /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this
+    /// process.
     #[inline]
     pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
         if lanes.segment.load(Own::Holders) <= 1 {

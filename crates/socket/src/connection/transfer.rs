@@ -52,7 +52,8 @@ impl Connection {
     /// Receives into `spans`, in order; returns how many bytes, zero at the end of the stream.
     ///
     /// # Errors
-    /// `AGAIN` when nothing is there and the call does not wait, or its time is up; `INTR`; `CONNRESET`; `BADF` when closed meanwhile.
+    /// `AGAIN` when nothing is there and the call does not wait, or its time is up; `INTR`; `CONNRESET`; `BADF` when
+    /// closed meanwhile.
     ///
     /// # Safety
     /// Every span is writable for its length.
@@ -188,8 +189,8 @@ impl Connection {
     /// Sends `spans`, in order; returns how many bytes went.
     ///
     /// # Errors
-    /// `AGAIN` when there is no room and the call does not wait, or its time is up; `INTR`; `PIPE` (the caller raises the signal);
-    /// `CONNRESET`; `BADF` when closed meanwhile.
+    /// `AGAIN` when there is no room and the call does not wait, or its time is up; `INTR`; `PIPE` (the caller raises
+    /// the signal); `CONNRESET`; `BADF` when closed meanwhile.
     ///
     /// # Safety
     /// Every span is readable for its length.
@@ -296,8 +297,8 @@ impl Connection {
         Ok(sent)
     }
 
-    /// Sends what `fill` puts into the lane in place, such as `read(2)` of a file. `fill` gets an address and a length and answers
-    /// how many bytes it wrote there, zero to stop. Returns the bytes sent, at most `len_bytes`.
+    /// Sends what `fill` puts into the lane in place, such as `read(2)` of a file. `fill` gets an address and a length
+    /// and answers how many bytes it wrote there, zero to stop. Returns the bytes sent, at most `len_bytes`.
     ///
     /// # Errors
     /// As [`Connection::send`]; or what `fill` answers, if nothing was sent before.

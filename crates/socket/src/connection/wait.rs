@@ -1,6 +1,7 @@
 //! Waiting: look for a while, then sleep on the lifeline.
 //!
-//! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or goes.
+//! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or
+//! goes.
 
 use super::{Connection, Lanes, PeerState};
 use crate::clock::now_ns;
@@ -170,8 +171,8 @@ impl Connection {
         ASLEEP.with(|asleep| asleep.begin(self));
         let is_alone = self.sleeps_alone(lanes);
         let outcome = self.sleep_in_kernel(deadline, is_alone);
-        // The ring is taken while this thread still counts as a sleeper: one that comes now naps instead of relying on a ring that
-        // is about to be taken; and if one has come already, the ring may be its own and stays.
+        // The ring is taken while this thread still counts as a sleeper: one that comes now naps instead of relying on
+        // a ring that is about to be taken; and if one has come already, the ring may be its own and stays.
         let has_ended = match outcome {
             Ok(true) if self.sleeps_alone(lanes) => !system::drain(self.lifeline()),
             Ok(is_ringing) => !is_ringing,
@@ -184,8 +185,8 @@ impl Connection {
         outcome.map(|_| ())
     }
 
-    /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may it take a ring
-    /// out of the lifeline, and rely on one.
+    /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may
+    /// it take a ring out of the lifeline, and rely on one.
     pub(super) fn sleeps_alone(&self, lanes: &Lanes) -> bool {
         self.sleepers.load(Ordering::SeqCst) == 1 && lanes.segment.load(Own::Holders) <= 1
     }

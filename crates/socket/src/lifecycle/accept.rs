@@ -26,7 +26,8 @@ pub struct NewConnection {
     pub peer: Option<SocketAddr>,
 }
 
-/// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`; `timeout_ns` is the listener's `SO_RCVTIMEO`, or 0.
+/// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`; `timeout_ns` is the listener's
+/// `SO_RCVTIMEO`, or 0.
 ///
 /// # Errors
 /// As `accept4(2)`.
@@ -61,7 +62,8 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
     let Accepted { lifeline, tuple } = rendezvous::accept(listener.lane_fd(), flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
-    // It follows the connection at once, if the client is a client of ours; if it is late, the connection attaches when it comes.
+    // It follows the connection at once, if the client is a client of ours; if it is late, the connection attaches when
+    // it comes.
     system::poll_for(lifeline.as_raw_fd(), libc::POLLIN, HELLO_WAIT_MS);
     let hello = limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline.as_fd()));
     let segment = match hello {

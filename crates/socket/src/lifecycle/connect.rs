@@ -78,7 +78,8 @@ fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: Fallba
     Outcome::Kernel
 }
 
-/// The kernel refuses the connection in its own way, blocking or not: it is sent to a port that is taken and does not listen.
+/// The kernel refuses the connection in its own way, blocking or not: it is sent to a port that is taken and does not
+/// listen.
 fn refuse(fd: RawFd) -> Outcome {
     let is_v6 = inspect::local_of(fd).is_ok_and(|local| local.is_ipv6());
     let nowhere: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
@@ -111,7 +112,8 @@ pub fn note_kernel_failure(fd: RawFd) {
     }
 }
 
-/// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking mode.
+/// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking
+/// mode.
 fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;

@@ -94,8 +94,8 @@ pub fn duplicate(old: RawFd, new: RawFd) {
     table::set(new, entry);
 }
 
-/// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it. Touches the
-/// child's own descriptors only.
+/// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it.
+/// Touches the child's own descriptors only.
 fn inherit_into_borrower(fd: RawFd) {
     match table::get(fd) {
         Entry::Connection(connection) => connection.set_inheritable(true),
@@ -104,7 +104,8 @@ fn inherit_into_borrower(fd: RawFd) {
     }
 }
 
-/// Runs `spawn`, which makes a child with whatever descriptors its caller arranged, while all connections can be inherited.
+/// Runs `spawn`, which makes a child with whatever descriptors its caller arranged, while all connections can be
+/// inherited.
 pub fn while_inheritable<R>(spawn: impl FnOnce() -> R) -> R {
     crate::connection::for_each_open(|connection| connection.set_inheritable(true));
     LISTENERS.for_each(|listener| listener.set_inheritable(true));

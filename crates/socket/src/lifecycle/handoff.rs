@@ -1,8 +1,8 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
-//! All that a connection is lies in its memfd and its lifeline. The memfd of a connection is a hidden descriptor with the same
-//! close-on-exec flag as the program's, so it passes through `exec` beside it; and it is appended to the descriptors of a message that
-//! carries the lifeline. Whoever has both finds the end it holds by the lifeline's inode.
+//! All that a connection is lies in its memfd and its lifeline. The memfd of a connection is a hidden descriptor with
+//! the same close-on-exec flag as the program's, so it passes through `exec` beside it; and it is appended to the
+//! descriptors of a message that carries the lifeline. Whoever has both finds the end it holds by the lifeline's inode.
 
 use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
@@ -52,7 +52,8 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
     all
 }
 
-/// The descriptors of a received message that are for the program; the memory of connections among them is taken out and used.
+/// The descriptors of a received message that are for the program; the memory of connections among them is taken out
+/// and used.
 pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
     let (memfds, sockets): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| Segment::is_segment(fd));
     let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
@@ -63,7 +64,8 @@ pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
     kept
 }
 
-/// Makes a listener of a hidden one and that of `sockets` beside which it listens. `false`: it is not a hidden listener.
+/// Makes a listener of a hidden one and that of `sockets` beside which it listens. `false`: it is not a hidden
+/// listener.
 fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
     let Some(lane) = rendezvous::adopt_listener(fd) else { return false };
     let address = lane.name().address;

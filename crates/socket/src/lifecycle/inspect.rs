@@ -39,14 +39,21 @@ pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<S
     Ok((accepted as RawFd, peer.ok()))
 }
 
-/// Notes on the hidden listener which mode the program wants for its own: the kernel keeps it through `exec` and `SCM_RIGHTS`, as it
-/// would keep the mode. (A priority means nothing to an AF_UNIX socket.)
+/// Notes on the hidden listener which mode the program wants for its own: the kernel keeps it through `exec` and
+/// `SCM_RIGHTS`, as it would keep the mode. (A priority means nothing to an AF_UNIX socket.)
 pub(super) fn remember_mode(lane_fd: RawFd, is_nonblocking: bool) {
     let priority = i32::from(is_nonblocking);
     let len_bytes = size_of::<i32>();
     // SAFETY: the value is readable; a closed descriptor is answered with an error.
     unsafe {
-        libc::syscall(libc::SYS_setsockopt, lane_fd, libc::SOL_SOCKET, libc::SO_PRIORITY, &raw const priority, len_bytes)
+        libc::syscall(
+            libc::SYS_setsockopt,
+            lane_fd,
+            libc::SOL_SOCKET,
+            libc::SO_PRIORITY,
+            &raw const priority,
+            len_bytes,
+        )
     };
 }
 

@@ -1,7 +1,7 @@
 //! `listen`: a lane listener beside the TCP one.
 
-use super::inspect;
 use super::descriptor::set_cloexec;
+use super::inspect;
 use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
 use crate::limit;
@@ -55,7 +55,8 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: rendezvous::LaneListener) {
     set_cloexec(fd);
 }
 
-/// After `shutdown(2)` of a listener: nobody gets in any more, a blocked `accept` ends, and the socket is a plain one again.
+/// After `shutdown(2)` of a listener: nobody gets in any more, a blocked `accept` ends, and the socket is a plain one
+/// again.
 pub fn shutdown_listener(listener: &'static Listener) {
     // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
     let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
