@@ -16,8 +16,8 @@ struct Difference {
     reason: &'static str,
 }
 
-const BACKLOG: &str = "a lane listener queues thousands of connections whatever the backlog says, because a lane client \
-                       does not try again later as TCP's does";
+const BACKLOG: &str = "a lane listener queues thousands of connections whatever the backlog says, because a lane \
+                       client does not try again later as TCP's does";
 
 /// Every exception, with its reason. A check named here that passes after all is reported as well.
 const EXPLAINED: &[Difference] = &[
@@ -34,7 +34,7 @@ const EXPLAINED: &[Difference] = &[
     },
     Difference {
         check: "nested_epoll_wakes_a_sleeper",
-        reason: "the kernel nests sets five deep, and a set with lanes takes two of the levels: ELOOP from the third on",
+        reason: "the kernel nests sets five deep, and a set with lanes takes two levels: ELOOP from the third on",
     },
     Difference {
         check: "splice_between_connection_and_pipe",

@@ -10,14 +10,16 @@ macro_rules! real {
         /// libc's function of this name.
         #[inline]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            static ADDRESS: std::sync::atomic::AtomicPtr<c_void> = std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+            type Function = unsafe extern "C" fn($($type),*) -> $result;
+            static ADDRESS: std::sync::atomic::AtomicPtr<c_void> =
+                std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
             let mut address = ADDRESS.load(std::sync::atomic::Ordering::Relaxed);
             if address.is_null() {
                 address = find(concat!(stringify!($name), "\0"));
                 ADDRESS.store(address, std::sync::atomic::Ordering::Relaxed);
             }
             // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
-            let function = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(address) };
+            let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
             // SAFETY: the caller's.
             unsafe { function($($argument),*) }
         }
@@ -66,18 +68,21 @@ real! {
     read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     readv(fd: c_int, spans: *const iovec, count: c_int) -> isize;
     recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
-    recvfrom(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int, address: *mut sockaddr, address_len: *mut socklen_t) -> isize;
+    recvfrom(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int, address: *mut sockaddr,
+        address_len: *mut socklen_t) -> isize;
     recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
     send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize;
     sendfile(out: c_int, input: c_int, offset: *mut off_t, count: usize) -> isize;
     sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize;
-    sendto(fd: c_int, buffer: *const c_void, len: usize, flags: c_int, address: *const sockaddr, address_len: socklen_t) -> isize;
+    sendto(fd: c_int, buffer: *const c_void, len: usize, flags: c_int, address: *const sockaddr,
+        address_len: socklen_t) -> isize;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     shutdown(fd: c_int, how: c_int) -> c_int;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
-    splice(input: c_int, input_offset: *mut i64, output: c_int, output_offset: *mut i64, len: usize, flags: c_uint) -> isize;
+    splice(input: c_int, input_offset: *mut i64, output: c_int, output_offset: *mut i64, len: usize,
+        flags: c_uint) -> isize;
     system(command: *const c_char) -> c_int;
     write(fd: c_int, buffer: *const c_void, len: usize) -> isize;
     writev(fd: c_int, spans: *const iovec, count: c_int) -> isize;

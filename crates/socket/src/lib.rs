@@ -12,7 +12,8 @@
 //!   [`descriptors`] are its parts, [`rules`] says which ports take part.
 //! * [`interest`] is epoll, [`multiplex`] is poll and select; [`options`] answers for socket options as TCP would.
 
-#![allow(unsafe_code)] // Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.
+// Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.
+#![allow(unsafe_code)]
 
 pub mod address;
 pub mod clock;

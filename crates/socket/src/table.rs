@@ -65,8 +65,8 @@ pub fn can_hold(fd: RawFd) -> bool {
 pub fn for_each(range: std::ops::RangeInclusive<RawFd>, mut visit: impl FnMut(RawFd, Entry)) {
     let first = usize::try_from(*range.start()).unwrap_or(0);
     let last = usize::try_from(*range.end()).unwrap_or(0).min(PAGES * PAGE_ENTRIES - 1);
-    for page in first / PAGE_ENTRIES..=last / PAGE_ENTRIES {
-        if TABLE[page].load(Ordering::Acquire).is_null() {
+    for (page, entries) in TABLE.iter().enumerate().take(last / PAGE_ENTRIES + 1).skip(first / PAGE_ENTRIES) {
+        if entries.load(Ordering::Acquire).is_null() {
             continue;
         }
         for index in (page * PAGE_ENTRIES).max(first)..=(page * PAGE_ENTRIES + PAGE_ENTRIES - 1).min(last) {

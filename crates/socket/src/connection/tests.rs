@@ -136,7 +136,7 @@ fn more_than_fits_goes_through_in_order() {
     let (one, two) = pair(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let sent: Vec<u8> = (0..BYTES).map(|index| (index * 31 >> 3) as u8).collect();
+            let sent: Vec<u8> = (0..BYTES).map(|index| ((index * 31) >> 3) as u8).collect();
             assert_eq!(send(one.0, &sent), Ok(BYTES));
             one.0.shutdown(SHUTDOWN_WRITE).unwrap();
         });
@@ -148,7 +148,7 @@ fn more_than_fits_goes_through_in_order() {
                 break;
             }
             for (index, byte) in bytes[..got].iter().enumerate() {
-                assert_eq!(*byte, ((received + index) * 31 >> 3) as u8, "at {}", received + index);
+                assert_eq!(*byte, (((received + index) * 31) >> 3) as u8, "at {}", received + index);
             }
             received += got;
         }

@@ -59,11 +59,13 @@ impl Connection {
     /// Every span is writable for its length.
     #[inline]
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        // SAFETY: the caller's spans.
+        // SAFETY: the caller's spans, here and below.
         match unsafe { self.receive_now(spans, 0, flags)? } {
             Step::Moved(bytes) if !flags.wait_all || flags.peek || bytes == total_bytes(spans) => Ok(bytes),
+            // SAFETY: as above.
             Step::Moved(bytes) => unsafe { self.receive_waiting(spans, bytes, flags) },
             Step::End => Ok(0),
+            // SAFETY: as above.
             Step::Nothing => unsafe { self.receive_waiting(spans, 0, flags) },
         }
     }
