@@ -314,10 +314,23 @@ impl Connection {
         match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
             Ok(Some((segment, memfd))) => {
                 self.attach_locked(segment, HiddenFd::hide(memfd, Need::Optional).ok());
+                self.announce_earlier_sleepers();
                 Ok(true)
             }
             Ok(None) => Ok(false),
             Err(_) => Err(Errno::CONNRESET),
+        }
+    }
+
+    /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
+    fn announce_earlier_sleepers(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0
+            && let Some(lanes) = self.lanes()
+        {
+            // SAFETY: under the receive lock.
+            unsafe { (*lanes.receiver.get()).announce_sleep() };
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).announce_sleep() };
         }
     }
 

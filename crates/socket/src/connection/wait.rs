@@ -15,6 +15,8 @@ use std::sync::atomic::Ordering;
 
 /// Sleep of a thread that is not alone on its lifeline: another may take the byte that was meant for it.
 const NAP_MS: i32 = 1;
+/// Sleep of a thread that waits for a hello.
+const HELLO_NAP_MS: i32 = 10;
 
 /// When a wait ends without success.
 #[derive(Debug, Clone, Copy)]
@@ -219,6 +221,9 @@ impl Connection {
 
     fn wait_for_hello(&self, deadline: Deadline) -> Result<(), Errno> {
         let mut entry = [libc::pollfd { fd: self.lifeline(), events: libc::POLLIN, revents: 0 }];
-        if system::poll(&mut entry, deadline.left_ms()?)? == 0 { Err(Errno::AGAIN) } else { Ok(()) }
+        let left_ms = deadline.left_ms()?;
+        // Another thread may take the hello, and nothing would wake this one.
+        let look_again_ms = if left_ms < 0 { HELLO_NAP_MS } else { left_ms.min(HELLO_NAP_MS) };
+        system::poll(&mut entry, look_again_ms).map(|_| ())
     }
 }
