@@ -180,7 +180,7 @@ impl Rewriter<'_> {
         }
         // SAFETY: the data of the message, inside the control buffer.
         let data = unsafe {
-            let data_bytes = (len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+            let data_bytes = len.saturating_sub(libc::CMSG_LEN(0) as usize);
             std::slice::from_raw_parts(libc::CMSG_DATA(header), data_bytes)
         };
         self.push(level, kind, data);
@@ -212,7 +212,7 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
         let mut copy = *message;
         if fits {
             copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
-            copy.msg_controllen = used as _;
+            copy.msg_controllen = used;
         }
         real::sendmsg(fd, &raw const copy, flags)
     }
@@ -226,7 +226,7 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         let mut copy = *message;
         copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
         // The program's own room, and as much again for memory that travels with connections.
-        copy.msg_controllen = (((*message).msg_controllen as usize).saturating_mul(2) + 64).min(CONTROL_BYTES) as _;
+        copy.msg_controllen = ((*message).msg_controllen.saturating_mul(2) + 64).min(CONTROL_BYTES);
         let received = real::recvmsg(fd, &raw mut copy, flags);
         if received < 0 {
             return received;
@@ -235,9 +235,9 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         let mut rewriter = Rewriter { control: &mut clean, used: 0, fits: true };
         for_each_control(&raw const copy, |header| rewriter.rewrite(header, lifecycle::receive_rights));
         let used = rewriter.used;
-        let room = (*message).msg_controllen as usize;
+        let room = (*message).msg_controllen;
         let kept = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);
-        (*message).msg_controllen = kept as _;
+        (*message).msg_controllen = kept;
         (*message).msg_namelen = copy.msg_namelen;
         (*message).msg_flags =
             copy.msg_flags | if kept < used_without_padding(&clean.0[..used]) { libc::MSG_CTRUNC } else { 0 };
@@ -253,10 +253,10 @@ unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> usize
     unsafe {
         let mut view: msghdr = std::mem::zeroed();
         view.msg_control = clean.as_ptr().cast_mut().cast::<c_void>();
-        view.msg_controllen = clean.len() as _;
+        view.msg_controllen = clean.len();
         for_each_control(&raw const view, |header| {
             let at = header.addr() - clean.as_ptr().addr();
-            let len = (*header).cmsg_len as usize;
+            let len = (*header).cmsg_len;
             let space = libc::CMSG_SPACE((len - libc::CMSG_LEN(0) as usize) as c_uint) as usize;
             if kept + len <= room {
                 std::ptr::copy_nonoverlapping(clean.as_ptr().add(at), destination.add(kept), len);
