@@ -203,6 +203,9 @@ impl Roster {
     fn park(&mut self, index: u32) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
+        if !matches!(registration.target, Target::Connection(_)) {
+            return false;
+        }
         if registration.lifeline == Lifeline::Unheard {
             let added = kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT | INPUT_SHUT, token);
             registration.lifeline = if added.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
