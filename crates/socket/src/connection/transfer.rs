@@ -35,6 +35,9 @@ impl Flags {
     }
 }
 
+/// Most bytes of a file that are taken for a peer that has just gone.
+const UNSENT_BYTES: usize = 4096;
+
 /// What one look at a lane brought.
 enum Step {
     Moved(usize),
@@ -345,7 +348,7 @@ impl Connection {
         };
         self.ask_kernel_now_and_then(lanes);
         if !self.may_send(lanes)? {
-            return Ok(Some(len_bytes));
+            return fill_in_vain(len_bytes, fill).map(Some);
         }
         let _shared = self.share(lanes, Own::SendLock)?;
         // SAFETY: under the send lock.
@@ -396,6 +399,17 @@ impl Connection {
         debug_assert!(self.peer_state(lanes) == PeerState::Reset);
         Errno::CONNRESET
     }
+}
+
+/// As TCP's buffer takes what goes to a peer that has just gone: `fill` alone knows how much there is.
+#[cold]
+fn fill_in_vain(
+    len_bytes: usize,
+    fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let mut unsent = [0; UNSENT_BYTES];
+    let room_bytes = len_bytes.min(UNSENT_BYTES);
+    fill(unsent.as_mut_ptr(), room_bytes).map(|bytes| bytes.min(room_bytes))
 }
 
 fn discard(receiver: &mut crate::segment::Receiver, wanted: usize) -> Result<usize, Corrupt> {
