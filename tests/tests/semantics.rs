@@ -33,10 +33,6 @@ const EXPLAINED: &[Difference] = &[
         reason: "a closed descriptor leaves its epoll sets at once, also while a duplicate of it lives",
     },
     Difference {
-        check: "nested_epoll_wakes_a_sleeper",
-        reason: "the kernel nests sets five deep, and a set with lanes takes two levels: ELOOP from the third on",
-    },
-    Difference {
         check: "splice_between_connection_and_pipe",
         reason: "splice answers EINVAL, as for a file without it, and programs copy instead",
     },

@@ -8,7 +8,7 @@
 //! Where this differs from the kernel:
 //! * A descriptor leaves all sets when the program closes it, even while another one names the same connection.
 //! * A wait that finds lanes ready may leave out foreign descriptors that are ready too, for 20 microseconds at most.
-//! * Sets nest two deep: each has two instances in the kernel, which allows five on a path.
+//! * Sets nest four deep: the kernel allows five instances on a path, and the last has an inner one.
 
 mod kernel;
 mod registration;

@@ -8,15 +8,40 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-/// The data by which the program's epoll instance reports ours. A program that uses the same 64 bits is as likely as
-/// one that guesses them.
-pub(super) fn magic() -> u64 {
+/// The high half of the data of what is ours in a program's epoll instance. Bits that no address has; a program that uses
+/// the same ones is as likely as one that guesses them.
+fn magic() -> u64 {
     static MAGIC: OnceLock<u64> = OnceLock::new();
     *MAGIC.get_or_init(|| {
         let mut bytes = [0; 8];
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-        u64::from_ne_bytes(bytes) | 1
+        (u64::from_ne_bytes(bytes) | 0x4000_0000_0000_0001) << 32
     })
+}
+
+/// The data under which the program's epoll instance reports the inner one, or a nested set.
+pub(super) fn data_of(own: Own) -> u64 {
+    match own {
+        Own::Inner => magic() | u64::from(u32::MAX),
+        Own::Nested(index) => magic() | u64::from(index),
+    }
+}
+
+/// What an event of the program's epoll instance means to us; `None` if it is the program's.
+pub(super) fn own_of(data: u64) -> Option<Own> {
+    if data & !u64::from(u32::MAX) != magic() {
+        return None;
+    }
+    Some(if data as u32 == u32::MAX { Own::Inner } else { Own::Nested(data as u32) })
+}
+
+/// What is ours in a program's epoll instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Own {
+    /// The epoll instance that the program does not see.
+    Inner,
+    /// A nested set, by the index of its registration.
+    Nested(u32),
 }
 
 /// `epoll_create1(2)`.

@@ -94,7 +94,7 @@ impl Roster {
             return Ok(());
         }
         let inner = kernel::create_hidden().map_err(|_| Errno::NOMEM)?;
-        kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::magic())?;
+        kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::data_of(kernel::Own::Inner))?;
         self.inner = Some(inner);
         Ok(())
     }
@@ -176,7 +176,12 @@ impl Roster {
         let registration = self.at(index);
         match registration.target {
             Target::Connection(_) | Target::Stream => Ok(()),
-            Target::Nested(_) => kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT, token),
+            // Beside the inner epoll, not in it: the kernel allows only so many levels.
+            Target::Nested(_) => {
+                let (events, data) =
+                    ((registration.events & EDGE) | INPUT, kernel::data_of(kernel::Own::Nested(index)));
+                kernel::control(self.epfd().ok_or(Errno::BADF)?, EPOLL_CTL_ADD, registration.fd, events, data)
+            }
             Target::Listener(listener) => {
                 let (fd, events, data) = (registration.fd, registration.events, registration.data);
                 let epfd = self.epfd().ok_or(Errno::BADF)?;
@@ -219,8 +224,11 @@ impl Roster {
         let registration = self.at(index);
         match registration.target {
             Target::Connection(_) if !registration.can_ring() => {}
-            Target::Connection(_) | Target::Nested(_) => {
+            Target::Connection(_) => {
                 let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.fd, 0, 0);
+            }
+            Target::Nested(_) => {
+                let _ = kernel::control(self.epfd().unwrap_or(-1), EPOLL_CTL_DEL, registration.fd, 0, 0);
             }
             Target::Listener(listener) => {
                 let _ = kernel::control(inner, EPOLL_CTL_DEL, listener.lane_fd(), 0, 0);
@@ -410,6 +418,21 @@ impl Roster {
         }
     }
 
+    /// The program's epoll instance has reported something of ours.
+    pub fn hear_own(&mut self, own: kernel::Own) {
+        match own {
+            kernel::Own::Inner => self.collect(),
+            kernel::Own::Nested(index) => {
+                let slot = self.slots.get_mut(index as usize);
+                let Some(registration) = slot.and_then(|slot| slot.registration.as_mut()) else { return };
+                registration.is_pending = true;
+                if !registration.is_enabled {
+                    self.delist(index);
+                }
+            }
+        }
+    }
+
     fn hear(&mut self, token: u64, events: u32) {
         if token == BELL {
             if let Some(bell) = self.bell.as_ref().and_then(HiddenFd::get) {
@@ -431,11 +454,10 @@ impl Roster {
                     let _ = kernel::control(self.inner_fd(), EPOLL_CTL_DEL, listener.lane_fd(), 0, 0);
                 }
             }
-            Target::Nested(_) => registration.is_pending = true,
-            Target::Stream => {}
+            Target::Nested(_) | Target::Stream => {}
         }
         let registration = self.at(index);
-        if !registration.is_enabled && !matches!(registration.target, Target::Connection(_)) {
+        if !registration.is_enabled && matches!(registration.target, Target::Listener(_)) {
             // A one-shot report was made: it says nothing until it is changed.
             self.delist(index);
         }

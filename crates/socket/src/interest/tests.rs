@@ -441,6 +441,28 @@ fn a_set_in_a_set_is_ready_when_it_holds_something() {
 }
 
 #[test]
+fn sets_nest_three_deep_and_wake_the_outermost_sleeper() {
+    let (outer, middle, inner) = (Epoll::new(), Epoll::new(), Epoll::new());
+    let (own, peer) = own_and_peer();
+    inner.add(own.fd(), IN, 1);
+    middle.add(inner.0, IN, 2);
+    outer.add(middle.0, IN | ONESHOT, 3);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| outer.wait());
+        outer.until_asleep();
+        send(peer.0, b"x").unwrap();
+        assert_eq!(waiter.join().unwrap(), [(IN, 3)]);
+    });
+    outer.let_all_sleep();
+    assert_eq!(middle.now(), [(IN, 2)]);
+    outer.control(EPOLL_CTL_MOD, middle.0, IN, 4).unwrap();
+    assert_eq!(outer.now(), [(IN, 4)]);
+    read_all(own.0.0);
+    outer.let_all_sleep();
+    assert!(!outer.set().with(|roster| roster.has_deaf));
+}
+
+#[test]
 fn a_set_can_be_polled() {
     let inner = Epoll::new();
     let (own, peer) = own_and_peer();

@@ -72,15 +72,21 @@ impl Sink {
         unsafe { self.events.add(index).read_unaligned() }.u64
     }
 
-    /// The kernel has appended `count` events. Takes ours out, and says whether it was there.
-    fn append(&mut self, count: usize) -> bool {
+    /// The kernel has appended `count` events. Takes ours out and shows them to `hear`.
+    fn append(&mut self, count: usize, mut hear: impl FnMut(kernel::Own)) {
         let (first, end) = (self.len, self.len + count);
-        self.len = end;
-        let Some(place) = (first..end).find(|&index| self.data_at(index) == kernel::magic()) else { return false };
-        // SAFETY: both ranges are inside what the kernel filled.
-        unsafe { std::ptr::copy(self.events.add(place + 1), self.events.add(place), end - place - 1) };
-        self.len -= 1;
-        true
+        for place in first..end {
+            match kernel::own_of(self.data_at(place)) {
+                Some(own) => hear(own),
+                None => {
+                    if place != self.len {
+                        // SAFETY: both places are inside what the kernel filled.
+                        unsafe { std::ptr::copy(self.events.add(place), self.events.add(self.len), 1) };
+                    }
+                    self.len += 1;
+                }
+            }
+        }
     }
 }
 
@@ -161,7 +167,7 @@ impl InterestSet {
             return Some(result);
         }
         let Ok(mut sink) = Sink::new(call) else { return Some(result) };
-        sink.append(count);
+        sink.append(count, |_| {});
         (sink.len > 0).then_some(Ok(sink.len))
     }
 
@@ -205,11 +211,8 @@ impl InterestSet {
 
     /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
     fn take_in(&'static self, sink: &mut Sink, count: usize, life: u32, scans: bool) -> Result<(), Errno> {
-        let is_rung_for = sink.append(count);
         self.with_life(life, |roster| {
-            if is_rung_for {
-                roster.collect();
-            }
+            sink.append(count, |own| roster.hear_own(own));
             if scans || sink.len == 0 {
                 roster.lanes_first = sink.is_full();
                 if !sink.is_full() {
