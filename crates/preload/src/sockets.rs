@@ -21,12 +21,10 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    // SAFETY: the C caller's.
-    let result = unsafe { real::listen(fd, backlog) };
-    if result == 0 {
-        lifecycle::listen(fd, backlog);
-    }
-    result
+    zero_or_errno(lifecycle::listen(fd, backlog, || {
+        // SAFETY: the C caller's.
+        if unsafe { real::listen(fd, backlog) } == 0 { Ok(()) } else { Err(socket::system::errno()) }
+    }))
 }
 
 #[unsafe(no_mangle)]

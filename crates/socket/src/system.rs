@@ -62,7 +62,8 @@ pub fn spawns() -> u32 {
     SPAWNS.load(Ordering::Relaxed)
 }
 
-pub(crate) fn errno() -> Errno {
+/// What the last system call of this thread failed with.
+pub fn errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 

@@ -5,22 +5,36 @@ use super::inspect;
 use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
 use crate::limit;
-use crate::rendezvous;
+use crate::rendezvous::{self, LaneListener};
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 
-/// After `listen(2)` has succeeded on `fd`: adds a lane listener, where the rules have the port take lanes.
-pub fn listen(fd: RawFd, backlog: i32) {
-    let Entry::Stream(stream) = table::get(fd) else { return };
+/// `listen(2)`: the kernel's, with a lane listener beside it where the rules have the port take lanes. The lane listener
+/// comes first where the address is known before: whoever sees the TCP port listen then finds the lane too.
+///
+/// # Errors
+/// As `in_kernel`, which calls the kernel.
+pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
+    let Entry::Stream(stream) = table::get(fd) else { return in_kernel() };
+    let early = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0).map(|bound| add_lane(fd, bound, backlog));
+    in_kernel()?;
     // Now, because a server may give up its rights before the first client comes.
     ledger();
-    let Ok(bound) = inspect::local_of(fd) else { return };
+    match early.or_else(|| Some(add_lane(fd, inspect::local_of(fd).ok()?, backlog))) {
+        Some(Ok(lane)) => promote(fd, stream, lane),
+        Some(Err(reason)) => count_fallback(reason),
+        None => {}
+    }
+    Ok(())
+}
+
+fn add_lane(fd: RawFd, bound: SocketAddr, backlog: i32) -> Result<LaneListener, FallbackReason> {
     if !settings().applies_to(bound.port()) {
-        count_fallback(FallbackReason::PortRule);
-        return;
+        return Err(FallbackReason::PortRule);
     }
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);
@@ -28,14 +42,13 @@ pub fn listen(fd: RawFd, backlog: i32) {
         || rendezvous::listen(bound, is_v6only, reuses_port, backlog),
         |error| *error == Errno::MFILE,
     );
-    match lane {
-        Ok(lane) => promote(fd, stream, lane),
-        Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => count_fallback(FallbackReason::ResourceLimit),
-        Err(_) => count_fallback(FallbackReason::RackUnavailable),
-    }
+    lane.map_err(|error| match error {
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM => FallbackReason::ResourceLimit,
+        _ => FallbackReason::RackUnavailable,
+    })
 }
 
-fn promote(fd: RawFd, stream: &'static Stream, lane: rendezvous::LaneListener) {
+fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
     let inner = stream.with(std::mem::take::<StreamInner>);
     STREAMS.give_back(stream);
     // SAFETY: the program's descriptor, which it is listening on.
