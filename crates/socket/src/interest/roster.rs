@@ -23,8 +23,8 @@ const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
 const TOKENS: usize = 64;
 /// More hot registrations than this, and those that have been idle for long are parked.
 const HOT_MAX: usize = 64;
-/// How long that is, in looks.
-const IDLE_LOOKS_MAX: u32 = 512;
+/// How long that is, in looks: about ten milliseconds of spinning.
+const IDLE_LOOKS_MAX: u32 = 4096;
 /// How many are parked in one look, at most.
 const PARKED_PER_LOOK_MAX: usize = 4;
 /// Waits that end without asking the kernel, before the clock is read to see whether it is time to ask.
