@@ -352,11 +352,13 @@ impl RackLock<'_> {
     pub fn remove_if_stale(&self, name: &ListenerName) -> Result<bool, Errno> {
         match self.rack.is_live(name) {
             Ok(true) => Ok(false),
-            Ok(false) => {
-                rustix::fs::unlinkat(self.fd()?, name.to_string(), AtFlags::empty())?;
-                Ok(true)
+            // No such file may also be said of a link that leads nowhere.
+            Ok(false) | Err(Errno::NOENT) => {
+                match rustix::fs::unlinkat(self.fd()?, name.to_string(), AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => Ok(true),
+                    Err(error) => Err(error),
+                }
             }
-            Err(Errno::NOENT) => Ok(true),
             Err(error) => Err(error),
         }
     }
@@ -632,9 +634,11 @@ pub(crate) mod tests {
         let address: SocketAddr = "127.0.0.1:80".parse().unwrap();
         leave_stale(&rack, "127.0.0.1:80");
         leave_stale(&rack, "127.0.0.1:80#0");
+        symlink("/no/such/target", rack.path().join("127.0.0.1:80#1")).unwrap();
         let free = |shared| rack.lock().unwrap().free_name(address, false, shared).map(|name| name.to_string());
         assert_eq!(free(false).unwrap(), "127.0.0.1:80");
         assert_eq!(free(true).unwrap(), "127.0.0.1:80#0");
+        assert!(!rack.path().join("127.0.0.1:80#1").is_symlink());
         let _member = UnixListener::bind(rack.path().join("127.0.0.1:80#0")).unwrap();
         assert_eq!(free(true).unwrap(), "127.0.0.1:80#1");
         assert_eq!(free(false), Err(Errno::ADDRINUSE));
