@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-/// The high half of the data of what is ours in a program's epoll instance. Bits that no address has; a program that uses
-/// the same ones is as likely as one that guesses them.
+/// The high half of the data of what is ours in a program's epoll instance. Bits that no address has; a program that
+/// uses the same ones is as likely as one that guesses them.
 fn magic() -> u64 {
     static MAGIC: OnceLock<u64> = OnceLock::new();
     *MAGIC.get_or_init(|| {
