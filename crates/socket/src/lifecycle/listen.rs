@@ -20,14 +20,17 @@ use std::os::fd::{BorrowedFd, RawFd};
 /// As `in_kernel`, which calls the kernel.
 pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
     let Entry::Stream(stream) = table::get(fd) else { return in_kernel() };
-    let early = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0).map(|bound| add_lane(fd, bound, backlog));
+    let announced = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
+    let early = announced.map(|bound| add_lane(fd, bound, backlog));
     in_kernel()?;
     // Now, because a server may give up its rights before the first client comes.
     ledger();
-    match early.or_else(|| Some(add_lane(fd, inspect::local_of(fd).ok()?, backlog))) {
-        Some(Ok(lane)) => promote(fd, stream, lane),
-        Some(Err(reason)) => count_fallback(reason),
-        None => {}
+    let Ok(bound) = inspect::local_of(fd) else { return Ok(()) };
+    // The port is another one if the kernel has chosen it, now or before the listener was shut down.
+    let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, bound, backlog));
+    match lane {
+        Ok(lane) => promote(fd, stream, lane),
+        Err(reason) => count_fallback(reason),
     }
     Ok(())
 }
