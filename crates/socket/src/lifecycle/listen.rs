@@ -13,12 +13,8 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 
-pub fn listen(
-    fd: RawFd,
-    backlog: i32,
-    in_kernel: impl FnOnce() -> Result<(), Errno>,
-) -> Result<(), Errno> {
-/// comes first where the address is known before: whoever sees the TCP port listen then finds the lane too.
+/// `listen(2)`: the kernel's, with a lane listener beside it where the rules have the port take lanes. The lane
+/// listener comes first where the address is known before: whoever sees the TCP port listen then finds the lane too.
 ///
 /// # Errors
 /// As `in_kernel`, which calls the kernel.
