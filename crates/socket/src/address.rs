@@ -456,7 +456,8 @@ mod tests {
         })
     }
 
-    /// Link-local addresses are of fe80::/64, RFC 4291 section 2.5.6: bits 10 to 63 are zero. With those set and a scope
+    /// Link-local addresses are of fe80::/64, RFC 4291 section 2.5.6: bits 10 to 63 are zero. With those set and a
+    /// scope
     /// behind them they are longer than what names are made for.
     fn is_link_local_beyond_its_subnet(address: SocketAddr) -> bool {
         match address.ip() {
