@@ -514,7 +514,7 @@ mod tests {
                     prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok(tuple));
                 }
                 Err(Errno::NAMETOOLONG) => {
-                    let beyond = is_link_local_beyond_its_subnet(tuple.local) || is_link_local_beyond_its_subnet(tuple.peer);
+                    let beyond = [tuple.local, tuple.peer].into_iter().any(is_link_local_beyond_its_subnet);
                     prop_assert!(beyond, "{tuple:?}");
                 }
                 Err(error) => {
