@@ -459,7 +459,7 @@ mod tests {
     /// Link-local addresses are of fe80::/64, RFC 4291 section 2.5.6: bits 10 to 63 are zero. With those set and a
     /// scope
     /// behind them they are longer than what names are made for.
-    fn is_link_local_beyond_its_subnet(address: SocketAddr) -> bool {
+    fn is_oversized_link_local(address: SocketAddr) -> bool {
         match address.ip() {
             IpAddr::V6(v6) => v6.is_unicast_link_local() && v6.segments()[..4] != [0xfe80, 0, 0, 0],
             IpAddr::V4(_) => false,
@@ -514,7 +514,7 @@ mod tests {
                     prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok(tuple));
                 }
                 Err(Errno::NAMETOOLONG) => {
-                    let beyond = [tuple.local, tuple.peer].into_iter().any(is_link_local_beyond_its_subnet);
+                    let beyond = [tuple.local, tuple.peer].into_iter().any(is_oversized_link_local);
                     prop_assert!(beyond, "{tuple:?}");
                 }
                 Err(error) => {
