@@ -252,8 +252,15 @@ impl Connection {
             return Ok(wanted - skip);
         }
         let shared = self.share(lanes, Own::SendLock)?;
+        // SAFETY: under the send lock.
+        let position = unsafe { (*lanes.sender.get()).position() };
         // SAFETY: the caller's spans.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
+        if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
+            // An answer, or a question: the peer is waiting for it.
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).hand_over_since(position) };
+        }
         // SAFETY: under the send lock.
         let wakes_receiver = sent > 0 && unsafe { (*lanes.sender.get()).take_wake_request() };
         drop(shared);
