@@ -8,8 +8,8 @@ use fabric::{Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
-/// Messages up to this long are handed over to the shared cache: 3% of a round trip at one line, 15% at 1 KiB, nothing from 4 KiB
-/// on. In a stream of short messages it costs half the rate.
+/// Messages up to this long are handed over to the shared cache: 3% of a round trip at one line, 15% at 1 KiB, nothing
+/// from 4 KiB on. In a stream of short messages it costs half the rate.
 const HAND_OVER_SLOTS_MAX: u64 = 64;
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
