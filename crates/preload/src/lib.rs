@@ -63,7 +63,7 @@ fn sparing_descriptors(call: impl Fn() -> c_int) -> c_int {
     let result = socket::limit::sparing(
         || match call() {
             fd if fd >= 0 => Ok(fd),
-            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            _ => Err(socket::system::errno()),
         },
         |error| *error == Errno::MFILE,
     );

@@ -259,7 +259,7 @@ fn outcome(answer: libc::c_long) -> Result<(), Errno> {
     if answer >= 0 {
         return Ok(());
     }
-    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    Err(crate::system::errno())
 }
 
 /// `getsockopt(2)` in the kernel; returns how many bytes it wrote.

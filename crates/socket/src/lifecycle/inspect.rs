@@ -32,7 +32,7 @@ pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<S
     // SAFETY: the storage is writable for the length given.
     let accepted = unsafe { libc::syscall(libc::SYS_accept4, fd, storage.as_mut_ptr(), &raw mut len_bytes, flags) };
     if accepted < 0 {
-        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+        return Err(crate::system::errno());
     }
     // SAFETY: zeroed, then filled by the kernel for at most the length it reports.
     let peer = unsafe { address::read_sockaddr(storage.as_ptr().cast(), len_bytes) };

@@ -119,5 +119,5 @@ unsafe fn ask_lifeline(
 ) -> Result<(), Errno> {
     // SAFETY: the kernel checks the pointers.
     let result = unsafe { libc::syscall(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout) };
-    if result < 0 { Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)) } else { Ok(()) }
+    if result < 0 { Err(crate::system::errno()) } else { Ok(()) }
 }
