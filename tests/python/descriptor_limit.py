@@ -17,6 +17,7 @@ for _ in range(5):
     pairs = []
     try:
         while True:
+            client = None  # not the one before, if there is no descriptor for another
             client = socket.socket()
             client.settimeout(20)
             client.connect(address)
@@ -25,7 +26,8 @@ for _ in range(5):
         # Whoever lacks descriptors for a lane may be refused, but only with an error that says so.
         if error.errno not in (errno.EMFILE, errno.ECONNREFUSED):
             raise
-        client.close()
+        if client is not None:  # the one that nobody accepted; without it there was no descriptor for the socket
+            client.close()
     if not pairs:
         raise SystemExit("no connection fits below the limit")
     for client, server in pairs:
