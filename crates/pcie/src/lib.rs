@@ -1,0 +1,15 @@
+//! PCI Express, three ways, in one vocabulary:
+//!
+//! * [`link`]: what a link is: generation, width, payload and request limits.
+//! * [`tlp`]: the packets on it, and what each costs in bytes.
+//! * [`test`] and [`result`]: the five tests of pcie-bench, and what they bring, in one versioned form for models,
+//!   simulations, measurements and published data alike.
+//!
+//! Nothing here reads a clock or touches a device: time and randomness are handed in.
+//!
+//! Source of the method: Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018.
+
+pub mod link;
+pub mod result;
+pub mod test;
+pub mod tlp;
