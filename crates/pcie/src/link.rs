@@ -27,12 +27,13 @@ pub struct TransferLimit(u32);
 pub struct ReadBoundary(u32);
 
 /// How wide the addresses in memory requests are: three or four double words of header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum AddressWidth {
     /// 32 bits, a header of three double words.
     Bits32,
     /// 64 bits, a header of four double words.
+    #[default]
     Bits64,
 }
 
@@ -194,12 +195,6 @@ impl AddressWidth {
             Self::Bits32 => 32,
             Self::Bits64 => 64,
         }
-    }
-}
-
-impl Default for AddressWidth {
-    fn default() -> Self {
-        Self::Bits64
     }
 }
 

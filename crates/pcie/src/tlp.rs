@@ -1,13 +1,35 @@
-//! Transaction layer packets: what they say, and what they cost on the wire.
+//! Transaction layer packets outside flit mode: what they say, how they are written, and what they cost on the wire.
 //!
-//! [`Repr`] is a packet's meaning, small enough to be copied about: the simulator's currency.
+//! * [`Repr`] is a packet's meaning, small enough to be copied about: the simulator's currency.
+//! * [`packet`]: [`Packet`] looks at bytes that anybody may have sent; [`Repr::parse`] and [`Repr::emit`] lead from one
+//!   to the other.
+//! * [`prefix`], [`crc`], [`dllp`]: what stands before a packet, behind it and between two.
+//! * [`explain`]: a packet field by field, for people.
+//!
+//! Source: PCI Express Base Specification 5.0, chapters 2 and 3. In flit mode (generation 6) headers differ; what a
+//! packet costs there is the model's affair.
+
+pub mod crc;
+pub mod dllp;
+pub mod explain;
+pub mod packet;
+pub mod prefix;
+#[cfg(test)]
+mod tests;
+
+pub use dllp::Dllp;
+pub use packet::{Packet, PacketError};
+pub use prefix::Prefix;
+
+use std::fmt;
 
 use crate::link::AddressWidth;
 
 /// Bytes of a double word, the unit of headers and payloads.
 pub const DW_BYTES: u32 = 4;
-/// Framing, sequence number and link CRC of a packet outside flit mode: start and end symbols, two bytes of sequence and
-/// four of CRC up to generation 2; a start token of four bytes with the sequence in it, and the CRC, up to generation 5.
+/// Framing, sequence number and link CRC of a packet outside flit mode: start and end symbols, two bytes of sequence
+/// and four of CRC up to generation 2; a start token of four bytes with the sequence in it, and the CRC, up to
+/// generation 5.
 pub const FRAMING_BYTES: u32 = 8;
 /// Bytes of a data link layer packet with its framing outside flit mode.
 pub const DLLP_BYTES: u32 = 8;
@@ -18,15 +40,23 @@ pub const DATA_CREDIT_BYTES: u32 = 16;
 /// The largest payload or request of all, in double words.
 pub const LENGTH_DW_MAX: u32 = 1024;
 
-/// A function of a device: bus, device, function.
+/// A function of a device: eight bits of bus, five of device, three of function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceId(pub u16);
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:02x}:{:02x}.{}", self.0 >> 8, self.0 >> 3 & 0x1f, self.0 & 7)
+    }
+}
 
 /// What a packet is and what it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repr {
     /// A memory request.
     Memory(MemoryRequest),
+    /// A request to I/O space.
+    Io(IoRequest),
     /// A configuration request.
     Config(ConfigRequest),
     /// A completion, with or without data.
@@ -46,22 +76,24 @@ pub enum MemoryOp {
     FetchAdd,
     /// Swap: a completion brings the old value.
     Swap,
-    /// CAS: a completion brings the old value.
+    /// CAS: carries what to compare with, then what to write; a completion brings the old value.
     CompareAndSwap,
+    /// DMWr, a deferrable write: answered by a completion without data.
+    DeferrableWrite,
 }
 
-/// MRd, MWr or an atomic operation.
+/// MRd, MWr, DMWr or an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryRequest {
     /// What it asks for.
     pub op: MemoryOp,
-    /// Address of the first double word.
+    /// Address of the first double word: a multiple of four.
     pub address: u64,
     /// Header of three or four double words.
     pub width: AddressWidth,
     /// Double words asked for or carried, 1 to 1024.
     pub length_dw: u32,
-    /// Which bytes of the first double word count.
+    /// Which bytes of the first double word count. Not used by atomic operations, nor with hints.
     pub first_byte_enable: u8,
     /// Which bytes of the last double word count; 0 when there is one only.
     pub last_byte_enable: u8,
@@ -78,16 +110,33 @@ pub struct MemoryRequest {
 pub struct Common {
     /// Traffic class, 0 to 7.
     pub traffic_class: u8,
-    /// ID-based ordering, relaxed ordering, no snoop: bits 2, 1, 0.
+    /// ID-based ordering (IDO), relaxed ordering (RO), no snoop (NS): bits 2, 1, 0.
     pub attributes: u8,
     /// Translated or not (AT), 0 to 3.
     pub address_type: u8,
-    /// Carries processing hints (TH).
-    pub has_hints: bool,
+    /// How the data will be used (TH, PH), 0 to 3; memory requests only.
+    pub processing_hint: Option<u8>,
     /// The payload is known to be wrong (EP).
     pub is_poisoned: bool,
     /// A checksum follows (TD).
     pub has_ecrc: bool,
+}
+
+/// IORd or IOWr; one double word at a 32-bit address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IoRequest {
+    /// IOWr rather than IORd.
+    pub is_write: bool,
+    /// Address of the double word: a multiple of four.
+    pub address: u32,
+    /// Which bytes count.
+    pub first_byte_enable: u8,
+    /// Who asks.
+    pub requester: DeviceId,
+    /// Names the request in its completion; ten bits.
+    pub tag: u16,
+    /// Common to all packets.
+    pub common: Common,
 }
 
 /// CfgRd or CfgWr, of type 0 or 1; one double word.
@@ -189,7 +238,7 @@ impl Repr {
     pub fn flow_class(&self) -> FlowClass {
         match self {
             Self::Memory(request) if request.op == MemoryOp::Write => FlowClass::Posted,
-            Self::Memory(_) | Self::Config(_) => FlowClass::NonPosted,
+            Self::Memory(_) | Self::Io(_) | Self::Config(_) => FlowClass::NonPosted,
             Self::Completion(_) => FlowClass::Completion,
             Self::Message(_) => FlowClass::Posted,
         }
@@ -202,7 +251,7 @@ impl Repr {
                 AddressWidth::Bits32 => 3 * DW_BYTES,
                 AddressWidth::Bits64 => 4 * DW_BYTES,
             },
-            Self::Config(_) | Self::Completion(_) => 3 * DW_BYTES,
+            Self::Io(_) | Self::Config(_) | Self::Completion(_) => 3 * DW_BYTES,
             Self::Message(_) => 4 * DW_BYTES,
         }
     }
@@ -212,6 +261,7 @@ impl Repr {
         let length_dw = match self {
             Self::Memory(request) if request.op == MemoryOp::Read => 0,
             Self::Memory(request) => request.length_dw,
+            Self::Io(request) => u32::from(request.is_write),
             Self::Config(request) => u32::from(request.is_write),
             Self::Completion(completion) => completion.length_dw,
             Self::Message(message) => message.length_dw,
@@ -223,6 +273,7 @@ impl Repr {
     pub fn common(&self) -> &Common {
         match self {
             Self::Memory(request) => &request.common,
+            Self::Io(request) => &request.common,
             Self::Config(request) => &request.common,
             Self::Completion(completion) => &completion.common,
             Self::Message(message) => &message.common,

@@ -1,0 +1,598 @@
+//! Packets as bytes: a checked view, and the way to a [`Repr`] and back.
+//!
+//! A packet here begins with its prefixes and ends with its payload, or with the end-to-end checksum if it has one;
+//! sequence number and link checksum belong to the link and are not part of it.
+
+use thiserror::Error;
+
+use super::prefix::PREFIXES_MAX;
+use super::{
+    Common, Completion, CompletionStatus, ConfigRequest, DW_BYTES, DeviceId, IoRequest, LENGTH_DW_MAX, MemoryOp,
+    MemoryRequest, Message, Prefix, Repr, crc,
+};
+use crate::link::AddressWidth;
+
+const FMT_FOUR_DW: u8 = 0x20;
+const FMT_DATA: u8 = 0x40;
+const FMT_PREFIX: u8 = 0x80;
+const BYTE_COUNT_MAX: u16 = 4096;
+const PAGE_BYTES: u64 = 4096;
+
+mod kind {
+    pub const MEMORY: u8 = 0b0_0000;
+    pub const IO: u8 = 0b0_0010;
+    pub const CONFIG_0: u8 = 0b0_0100;
+    pub const CONFIG_1: u8 = 0b0_0101;
+    pub const COMPLETION: u8 = 0b0_1010;
+    pub const FETCH_ADD: u8 = 0b0_1100;
+    pub const SWAP: u8 = 0b0_1101;
+    pub const COMPARE_AND_SWAP: u8 = 0b0_1110;
+    pub const MESSAGE: u8 = 0b1_0000;
+    pub const DEFERRABLE_WRITE: u8 = 0b1_1011;
+}
+
+/// Why bytes are no packet that can be understood.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum PacketError {
+    /// The bytes end too early.
+    #[error("{found} bytes, but this packet has {needed}: the dump is cut off or its length field is wrong")]
+    Truncated {
+        /// Bytes there are.
+        found: usize,
+        /// Bytes there must be.
+        needed: usize,
+    },
+    /// Something follows the packet.
+    #[error("{found} bytes, but this packet has {needed}: something follows it, such as a link checksum")]
+    TooLong {
+        /// Bytes there are.
+        found: usize,
+        /// Bytes there must be.
+        needed: usize,
+    },
+    /// More prefixes than there can be.
+    #[error("more than {PREFIXES_MAX} prefixes before a header")]
+    Prefixes,
+    /// A format and type that this codec does not know.
+    #[error("format {format:#05b} with type {kind:#07b} is not known outside flit mode")]
+    Kind {
+        /// Three bits.
+        format: u8,
+        /// Five bits.
+        kind: u8,
+    },
+    /// A length that this kind cannot have.
+    #[error("a length of {0} double words is not possible for this kind of packet")]
+    Length(u32),
+    /// Byte enables that the specification forbids.
+    #[error("byte enables {first:#06b} and {last:#06b} do not go with a length of {length_dw} double words")]
+    ByteEnables {
+        /// Of the first double word.
+        first: u8,
+        /// Of the last one.
+        last: u8,
+        /// Of the request.
+        length_dw: u32,
+    },
+    /// A request must not cross a page.
+    #[error("{length_dw} double words at {address:#x} cross a 4 KB boundary")]
+    CrossesPage {
+        /// Of the first double word.
+        address: u64,
+        /// Of the request.
+        length_dw: u32,
+    },
+    /// An operand must be naturally aligned.
+    #[error("an atomic operation's operand at {0:#x} is not naturally aligned")]
+    Unaligned(u64),
+    /// A completion status that is reserved.
+    #[error("completion status {0} is reserved")]
+    Status(u8),
+    /// A field that does not hold the value.
+    #[error("{field} cannot be {value:#x}")]
+    Field {
+        /// Its name.
+        field: &'static str,
+        /// What was asked for.
+        value: u64,
+    },
+    /// A payload of another length than the header says.
+    #[error("a payload of {found} bytes; the header says {needed}")]
+    Payload {
+        /// Bytes given.
+        found: usize,
+        /// Bytes that the header says.
+        needed: usize,
+    },
+}
+
+/// A view of bytes that have the shape of a packet: prefixes, header, payload and checksum are all there, no more.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    bytes: &'a [u8],
+    header_at: usize,
+    payload_at: usize,
+    ecrc_at: usize,
+}
+
+impl<'a> Packet<'a> {
+    /// Looks at the bytes of one packet.
+    ///
+    /// # Errors
+    /// When they are fewer or more than the header says.
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, PacketError> {
+        let (packet, needed) = Self::shape(bytes)?;
+        let found = bytes.len();
+        match found {
+            _ if found < needed => Err(PacketError::Truncated { found, needed }),
+            _ if found > needed => Err(PacketError::TooLong { found, needed }),
+            _ => Ok(packet),
+        }
+    }
+
+    /// Looks at prefixes and header alone, as an error log keeps them; whatever follows is not looked at. The view has
+    /// no payload and no checksum.
+    ///
+    /// # Errors
+    /// When not even the header is there.
+    pub fn header_only(bytes: &'a [u8]) -> Result<Self, PacketError> {
+        let (packet, _) = Self::shape(bytes)?;
+        let end = packet.payload_at;
+        Ok(Self { bytes: &bytes[..end], ecrc_at: end, ..packet })
+    }
+
+    /// Where the parts are, and how many bytes there must be. The header is there.
+    fn shape(bytes: &'a [u8]) -> Result<(Self, usize), PacketError> {
+        const FIRST_DW_BYTES: usize = DW_BYTES as usize;
+        let found = bytes.len();
+        let mut header_at = 0;
+        while bytes.get(header_at).is_some_and(|first| first >> 5 == FMT_PREFIX >> 5) {
+            header_at += FIRST_DW_BYTES;
+            if header_at > PREFIXES_MAX * FIRST_DW_BYTES {
+                return Err(PacketError::Prefixes);
+            }
+        }
+        let Some(first_dw) = bytes.get(header_at..header_at + FIRST_DW_BYTES) else {
+            return Err(PacketError::Truncated { found, needed: header_at + 3 * FIRST_DW_BYTES });
+        };
+        let header_bytes = if first_dw[0] & FMT_FOUR_DW != 0 { 16 } else { 12 };
+        let payload_at = header_at + header_bytes;
+        if found < payload_at {
+            return Err(PacketError::Truncated { found, needed: payload_at });
+        }
+        let has_data = first_dw[0] & FMT_DATA != 0;
+        let payload_bytes = if has_data { length_dw(first_dw) * DW_BYTES } else { 0 };
+        let ecrc_at = payload_at + payload_bytes as usize;
+        let needed = ecrc_at + if first_dw[2] & 0x80 != 0 { 4 } else { 0 };
+        Ok((Self { bytes, header_at, payload_at, ecrc_at }, needed))
+    }
+
+    /// What stands before the header.
+    pub fn prefixes(&self) -> impl Iterator<Item = Prefix> + use<'a> {
+        let (prefixes, _) = self.bytes[..self.header_at].as_chunks::<4>();
+        prefixes.iter().filter_map(|bytes| Prefix::from_bytes(*bytes))
+    }
+
+    /// The header: 12 or 16 bytes.
+    pub fn header(&self) -> &'a [u8] {
+        &self.bytes[self.header_at..self.payload_at]
+    }
+
+    /// The payload, in whole double words.
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[self.payload_at..self.ecrc_at]
+    }
+
+    /// The end-to-end checksum as received.
+    pub fn ecrc(&self) -> Option<[u8; 4]> {
+        self.bytes[self.ecrc_at..].try_into().ok()
+    }
+
+    /// The end-to-end checksum as it should be.
+    pub fn expected_ecrc(&self) -> [u8; 4] {
+        let end_to_end: Vec<u8> =
+            self.prefixes().filter(|prefix| prefix.is_end_to_end()).flat_map(Prefix::to_bytes).collect();
+        crc::ecrc(&end_to_end, self.header(), self.payload())
+    }
+
+    /// Three bits: bit 0 four double words of header, bit 1 data follows.
+    pub fn format(&self) -> u8 {
+        self.header()[0] >> 5
+    }
+
+    /// Five bits: what kind of packet, together with the format.
+    pub fn kind(&self) -> u8 {
+        self.header()[0] & 0x1f
+    }
+
+    /// The length field, 1 to 1024.
+    pub fn length_dw(&self) -> u32 {
+        length_dw(self.header())
+    }
+
+    fn common(&self) -> Common {
+        let header = self.header();
+        let has_hint = header[1] & 0x01 != 0;
+        let hint_at = header.len() - 1; // the last two bits of the address
+        Common {
+            traffic_class: header[1] >> 4 & 7,
+            attributes: header[1] & 0x04 | header[2] >> 4 & 3,
+            address_type: header[2] >> 2 & 3,
+            processing_hint: has_hint.then_some(header[hint_at] & 3),
+            is_poisoned: header[2] & 0x40 != 0,
+            has_ecrc: header[2] & 0x80 != 0,
+        }
+    }
+
+    /// Bits 9 and 8 of the tag are in the second byte.
+    fn tag(&self, low_at: usize) -> u16 {
+        let header = self.header();
+        u16::from(header[1] & 0x80) << 2 | u16::from(header[1] & 0x08) << 5 | u16::from(header[low_at])
+    }
+
+    fn id(&self, at: usize) -> DeviceId {
+        DeviceId(u16::from_be_bytes([self.header()[at], self.header()[at + 1]]))
+    }
+
+    fn dw(&self, at: usize) -> u32 {
+        let header = self.header();
+        u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    }
+}
+
+fn length_dw(first_dw: &[u8]) -> u32 {
+    match u32::from(u16::from_be_bytes([first_dw[2] & 3, first_dw[3]])) {
+        0 => LENGTH_DW_MAX,
+        length => length,
+    }
+}
+
+impl Repr {
+    /// What a packet means.
+    ///
+    /// # Errors
+    /// When its kind is not known, or a field says what the specification forbids.
+    pub fn parse(packet: &Packet<'_>) -> Result<Self, PacketError> {
+        let unknown = PacketError::Kind { format: packet.format(), kind: packet.kind() };
+        let has_data = packet.format() & 2 != 0;
+        let is_long = packet.format() & 1 != 0;
+        let is_read_or = |op| if has_data { op } else { MemoryOp::Read };
+        match (packet.kind(), is_long, has_data) {
+            (kind::MEMORY, ..) => parse_memory(packet, is_read_or(MemoryOp::Write)),
+            (kind::FETCH_ADD, _, true) => parse_memory(packet, MemoryOp::FetchAdd),
+            (kind::SWAP, _, true) => parse_memory(packet, MemoryOp::Swap),
+            (kind::COMPARE_AND_SWAP, _, true) => parse_memory(packet, MemoryOp::CompareAndSwap),
+            (kind::DEFERRABLE_WRITE, _, true) => parse_memory(packet, MemoryOp::DeferrableWrite),
+            (kind::IO, false, _) => parse_io(packet),
+            (kind::CONFIG_0 | kind::CONFIG_1, false, _) => parse_config(packet),
+            (kind::COMPLETION, false, _) => parse_completion(packet),
+            (kind, true, _) if kind & 0x18 == kind::MESSAGE => Ok(Self::Message(parse_message(packet))),
+            _ => Err(unknown),
+        }
+    }
+
+    /// The bytes to send: prefixes, header, payload, and a checksum if the packet has one.
+    ///
+    /// # Errors
+    /// When a field does not fit, when the specification forbids it, or when the payload has another length.
+    pub fn emit(&self, prefixes: &[Prefix], payload: &[u8]) -> Result<Vec<u8>, PacketError> {
+        self.check()?;
+        let needed = self.payload_bytes() as usize;
+        if payload.len() != needed {
+            return Err(PacketError::Payload { found: payload.len(), needed });
+        }
+        if prefixes.len() > PREFIXES_MAX {
+            return Err(PacketError::Prefixes);
+        }
+        let mut bytes: Vec<u8> = prefixes.iter().flat_map(|prefix| prefix.to_bytes()).collect();
+        let header_bytes = self.header_bytes() as usize;
+        bytes.extend_from_slice(&self.header()[..header_bytes]);
+        bytes.extend_from_slice(payload);
+        if self.common().has_ecrc {
+            let end_to_end: Vec<u8> =
+                prefixes.iter().filter(|prefix| prefix.is_end_to_end()).flat_map(|prefix| prefix.to_bytes()).collect();
+            bytes.extend_from_slice(&crc::ecrc(&end_to_end, &self.header()[..header_bytes], payload));
+        }
+        Ok(bytes)
+    }
+
+    /// Whether every field fits its place and the specification allows the combination.
+    ///
+    /// # Errors
+    /// The first one that does not.
+    pub fn check(&self) -> Result<(), PacketError> {
+        let common = self.common();
+        fits("the traffic class", common.traffic_class, 7)?;
+        fits("the attributes", common.attributes, 7)?;
+        fits("the address type", common.address_type, 3)?;
+        fits("the processing hint", common.processing_hint.unwrap_or(0), 3)?;
+        if common.processing_hint.is_some() && !matches!(self, Self::Memory(_)) {
+            return Err(PacketError::Field { field: "a processing hint outside a memory request", value: 1 });
+        }
+        match self {
+            Self::Memory(request) => check_memory(request),
+            Self::Io(request) => {
+                fits("the tag", request.tag, 0x3ff)?;
+                fits("the byte enables", request.first_byte_enable, 0xf)?;
+                fits("the address's last two bits", request.address & 3, 0)
+            }
+            Self::Config(request) => {
+                fits("the tag", request.tag, 0x3ff)?;
+                fits("the byte enables", request.first_byte_enable, 0xf)?;
+                fits("the register's last two bits", request.register & 3, 0)?;
+                fits("the register", request.register, 0xffc)
+            }
+            Self::Completion(completion) => check_completion(completion),
+            Self::Message(message) => {
+                fits("the routing", message.routing, 7)?;
+                fits("the length", message.length_dw, LENGTH_DW_MAX)
+            }
+        }
+    }
+
+    /// The header, in its first 12 or 16 bytes.
+    fn header(&self) -> [u8; 16] {
+        let mut header = [0; 16];
+        self.common().emit(&mut header);
+        match self {
+            Self::Memory(request) => request.emit(&mut header),
+            Self::Io(request) => request.emit(&mut header),
+            Self::Config(request) => request.emit(&mut header),
+            Self::Completion(completion) => completion.emit(&mut header),
+            Self::Message(message) => message.emit(&mut header),
+        }
+        header
+    }
+}
+
+fn fits<T: Copy + PartialOrd + Into<u64>>(field: &'static str, value: T, max: T) -> Result<(), PacketError> {
+    if value <= max { Ok(()) } else { Err(PacketError::Field { field, value: value.into() }) }
+}
+
+fn check_length(length_dw: u32, allowed: impl Fn(u32) -> bool) -> Result<(), PacketError> {
+    if (1..=LENGTH_DW_MAX).contains(&length_dw) && allowed(length_dw) {
+        Ok(())
+    } else {
+        Err(PacketError::Length(length_dw))
+    }
+}
+
+fn check_memory(request: &MemoryRequest) -> Result<(), PacketError> {
+    let MemoryRequest { op, address, length_dw, .. } = *request;
+    fits("the tag", request.tag, 0x3ff)?;
+    fits("the address's last two bits", address & 3, 0)?;
+    if request.width == AddressWidth::Bits32 {
+        fits("a 32-bit address", address, u64::from(u32::MAX))?;
+    }
+    fits("the first byte enables", request.first_byte_enable, 0xf)?;
+    fits("the last byte enables", request.last_byte_enable, 0xf)?;
+    match op {
+        MemoryOp::Read | MemoryOp::Write => check_length(length_dw, |_| true)?,
+        MemoryOp::DeferrableWrite => check_length(length_dw, |length| length <= 32)?,
+        MemoryOp::FetchAdd | MemoryOp::Swap => check_length(length_dw, |length| matches!(length, 1 | 2))?,
+        MemoryOp::CompareAndSwap => check_length(length_dw, |length| matches!(length, 2 | 4 | 8))?,
+    }
+    if address % PAGE_BYTES + u64::from(length_dw * DW_BYTES) > PAGE_BYTES {
+        return Err(PacketError::CrossesPage { address, length_dw });
+    }
+    match op {
+        MemoryOp::FetchAdd | MemoryOp::Swap => check_alignment(address, length_dw),
+        MemoryOp::CompareAndSwap => check_alignment(address, length_dw / 2),
+        // With hints the byte enables of a read hold the steering tag.
+        MemoryOp::Read if request.common.processing_hint.is_some() => Ok(()),
+        _ => check_byte_enables(request),
+    }
+}
+
+fn check_alignment(address: u64, operand_dw: u32) -> Result<(), PacketError> {
+    let is_aligned = address.is_multiple_of(u64::from(operand_dw * DW_BYTES));
+    if is_aligned { Ok(()) } else { Err(PacketError::Unaligned(address)) }
+}
+
+/// Section 2.2.5: one double word has no last enables; of more, neither end may be empty, and from three on, or two not
+/// aligned to eight bytes, the enabled bytes are one run.
+fn check_byte_enables(request: &MemoryRequest) -> Result<(), PacketError> {
+    let (first, last, length_dw) = (request.first_byte_enable, request.last_byte_enable, request.length_dw);
+    let is_run =
+        matches!(first, 0b1111 | 0b1110 | 0b1100 | 0b1000) && matches!(last, 0b1111 | 0b0111 | 0b0011 | 0b0001);
+    let is_allowed = match length_dw {
+        1 => last == 0,
+        2 if request.address.is_multiple_of(8) => first != 0 && last != 0,
+        _ => is_run,
+    };
+    if is_allowed { Ok(()) } else { Err(PacketError::ByteEnables { first, last, length_dw }) }
+}
+
+fn check_completion(completion: &Completion) -> Result<(), PacketError> {
+    fits("the tag", completion.tag, 0x3ff)?;
+    fits("the lower address", completion.lower_address, 0x7f)?;
+    fits("the length", completion.length_dw, LENGTH_DW_MAX)?;
+    if !(1..=BYTE_COUNT_MAX).contains(&completion.byte_count) {
+        return Err(PacketError::Field { field: "the byte count", value: completion.byte_count.into() });
+    }
+    Ok(())
+}
+
+fn parse_memory(packet: &Packet<'_>, op: MemoryOp) -> Result<Repr, PacketError> {
+    let enables = packet.header()[7];
+    let (width, address) = match packet.header().len() {
+        12 => (AddressWidth::Bits32, u64::from(packet.dw(8) & !3)),
+        _ => (AddressWidth::Bits64, u64::from(packet.dw(8)) << 32 | u64::from(packet.dw(12) & !3)),
+    };
+    let repr = Repr::Memory(MemoryRequest {
+        op,
+        address,
+        width,
+        length_dw: packet.length_dw(),
+        first_byte_enable: enables & 0xf,
+        last_byte_enable: enables >> 4,
+        requester: packet.id(4),
+        tag: packet.tag(6),
+        common: packet.common(),
+    });
+    repr.check().map(|()| repr)
+}
+
+/// Bit 0 of the second byte, hints, is reserved outside memory requests and not looked at there.
+fn common_without_hint(packet: &Packet<'_>) -> Common {
+    Common { processing_hint: None, ..packet.common() }
+}
+
+fn parse_io(packet: &Packet<'_>) -> Result<Repr, PacketError> {
+    check_length(packet.length_dw(), |length| length == 1)?;
+    Ok(Repr::Io(IoRequest {
+        is_write: packet.format() & 2 != 0,
+        address: packet.dw(8) & !3,
+        first_byte_enable: packet.header()[7] & 0xf,
+        requester: packet.id(4),
+        tag: packet.tag(6),
+        common: common_without_hint(packet),
+    }))
+}
+
+fn parse_config(packet: &Packet<'_>) -> Result<Repr, PacketError> {
+    check_length(packet.length_dw(), |length| length == 1)?;
+    Ok(Repr::Config(ConfigRequest {
+        is_write: packet.format() & 2 != 0,
+        is_type_1: packet.kind() == kind::CONFIG_1,
+        target: packet.id(8),
+        register: (packet.dw(8) & 0xffc) as u16,
+        first_byte_enable: packet.header()[7] & 0xf,
+        requester: packet.id(4),
+        tag: packet.tag(6),
+        common: common_without_hint(packet),
+    }))
+}
+
+fn parse_completion(packet: &Packet<'_>) -> Result<Repr, PacketError> {
+    let word = packet.dw(4);
+    let has_data = packet.format() & 2 != 0;
+    let status = match word >> 13 & 7 {
+        0 => CompletionStatus::Successful,
+        1 => CompletionStatus::UnsupportedRequest,
+        2 => CompletionStatus::ConfigurationRetry,
+        4 => CompletionStatus::CompleterAbort,
+        other => return Err(PacketError::Status(other as u8)),
+    };
+    Ok(Repr::Completion(Completion {
+        completer: packet.id(4),
+        requester: packet.id(8),
+        tag: packet.tag(10),
+        status,
+        byte_count: match (word & 0xfff) as u16 {
+            0 => BYTE_COUNT_MAX,
+            count => count,
+        },
+        lower_address: packet.header()[11] & 0x7f,
+        length_dw: if has_data { packet.length_dw() } else { 0 },
+        common: common_without_hint(packet),
+    }))
+}
+
+fn parse_message(packet: &Packet<'_>) -> Message {
+    Message {
+        routing: packet.kind() & 7,
+        code: packet.header()[7],
+        length_dw: if packet.format() & 2 != 0 { packet.length_dw() } else { 0 },
+        rest: u64::from(packet.dw(8)) << 32 | u64::from(packet.dw(12)),
+        requester: packet.id(4),
+        tag: packet.header()[6],
+        common: common_without_hint(packet),
+    }
+}
+
+impl Common {
+    fn emit(&self, header: &mut [u8; 16]) {
+        header[1] = self.traffic_class << 4 | self.attributes & 4 | u8::from(self.processing_hint.is_some());
+        header[2] = u8::from(self.has_ecrc) << 7
+            | u8::from(self.is_poisoned) << 6
+            | (self.attributes & 3) << 4
+            | self.address_type << 2;
+    }
+}
+
+fn put_kind(header: &mut [u8; 16], kind: u8, is_long: bool, has_data: bool, length_dw: u32) {
+    header[0] = kind | if is_long { FMT_FOUR_DW } else { 0 } | if has_data { FMT_DATA } else { 0 };
+    header[2] |= (length_dw >> 8 & 3) as u8; // 1024 is written as 0
+    header[3] = length_dw as u8;
+}
+
+fn put_tag(header: &mut [u8; 16], low_at: usize, tag: u16) {
+    header[1] |= (tag >> 2 & 0x80) as u8 | (tag >> 5 & 0x08) as u8;
+    header[low_at] = tag as u8;
+}
+
+fn put<const N: usize>(header: &mut [u8; 16], at: usize, bytes: [u8; N]) {
+    header[at..at + N].copy_from_slice(&bytes);
+}
+
+impl MemoryRequest {
+    fn emit(&self, header: &mut [u8; 16]) {
+        let (kind, has_data) = match self.op {
+            MemoryOp::Read => (kind::MEMORY, false),
+            MemoryOp::Write => (kind::MEMORY, true),
+            MemoryOp::FetchAdd => (kind::FETCH_ADD, true),
+            MemoryOp::Swap => (kind::SWAP, true),
+            MemoryOp::CompareAndSwap => (kind::COMPARE_AND_SWAP, true),
+            MemoryOp::DeferrableWrite => (kind::DEFERRABLE_WRITE, true),
+        };
+        put_kind(header, kind, self.width == AddressWidth::Bits64, has_data, self.length_dw);
+        put(header, 4, self.requester.0.to_be_bytes());
+        put_tag(header, 6, self.tag);
+        header[7] = self.last_byte_enable << 4 | self.first_byte_enable;
+        let address = self.address | u64::from(self.common.processing_hint.unwrap_or(0));
+        match self.width {
+            AddressWidth::Bits32 => put(header, 8, (address as u32).to_be_bytes()),
+            AddressWidth::Bits64 => put(header, 8, address.to_be_bytes()),
+        }
+    }
+}
+
+impl IoRequest {
+    fn emit(&self, header: &mut [u8; 16]) {
+        put_kind(header, kind::IO, false, self.is_write, 1);
+        put(header, 4, self.requester.0.to_be_bytes());
+        put_tag(header, 6, self.tag);
+        header[7] = self.first_byte_enable;
+        put(header, 8, self.address.to_be_bytes());
+    }
+}
+
+impl ConfigRequest {
+    fn emit(&self, header: &mut [u8; 16]) {
+        let kind = if self.is_type_1 { kind::CONFIG_1 } else { kind::CONFIG_0 };
+        put_kind(header, kind, false, self.is_write, 1);
+        put(header, 4, self.requester.0.to_be_bytes());
+        put_tag(header, 6, self.tag);
+        header[7] = self.first_byte_enable;
+        put(header, 8, self.target.0.to_be_bytes());
+        put(header, 10, self.register.to_be_bytes());
+    }
+}
+
+impl Completion {
+    fn emit(&self, header: &mut [u8; 16]) {
+        let status: u16 = match self.status {
+            CompletionStatus::Successful => 0,
+            CompletionStatus::UnsupportedRequest => 1,
+            CompletionStatus::ConfigurationRetry => 2,
+            CompletionStatus::CompleterAbort => 4,
+        };
+        put_kind(header, kind::COMPLETION, false, self.length_dw > 0, self.length_dw);
+        put(header, 4, self.completer.0.to_be_bytes());
+        put(header, 6, (status << 13 | self.byte_count & 0xfff).to_be_bytes()); // 4096 is written as 0
+        put(header, 8, self.requester.0.to_be_bytes());
+        put_tag(header, 10, self.tag);
+        header[11] = self.lower_address;
+    }
+}
+
+impl Message {
+    fn emit(&self, header: &mut [u8; 16]) {
+        put_kind(header, kind::MESSAGE | self.routing, true, self.length_dw > 0, self.length_dw);
+        put(header, 4, self.requester.0.to_be_bytes());
+        header[6] = self.tag;
+        header[7] = self.code;
+        put(header, 8, self.rest.to_be_bytes());
+    }
+}
