@@ -4,13 +4,14 @@
 //! * [`packet`]: [`Packet`] looks at bytes that anybody may have sent; [`Repr::parse`] and [`Repr::emit`] lead from one
 //!   to the other.
 //! * [`prefix`], [`crc`], [`dllp`]: what stands before a packet, behind it and between two.
-//! * [`explain`]: a packet field by field, for people.
+//! * [`explain`], [`dump`]: a packet field by field, and packets in text, for people.
 //!
 //! Source: PCI Express Base Specification 5.0, chapters 2 and 3. In flit mode (generation 6) headers differ; what a
 //! packet costs there is the model's affair.
 
 pub mod crc;
 pub mod dllp;
+pub mod dump;
 pub mod explain;
 pub mod packet;
 pub mod prefix;
