@@ -6,6 +6,7 @@ mod doctor;
 mod elf;
 mod library;
 mod output;
+mod pcie;
 mod ports;
 mod program;
 mod rack;
@@ -14,11 +15,13 @@ mod stat;
 mod table;
 mod top;
 mod units;
+mod wrong_use;
 
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use wrong_use::WrongUse;
 
 /// Sockets of unmodified programs over shared memory instead of the network stack.
 #[derive(Parser)]
@@ -43,6 +46,9 @@ enum Command {
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),
+    /// PCIe: what a link, a host and a device on it give
+    #[command(subcommand)]
+    Pcie(pcie::Command),
 }
 
 #[derive(Subcommand)]
@@ -66,12 +72,13 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
+        Command::Pcie(command) => pcie::main(command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("crosslane: {error:#}");
-            ExitCode::from(EXIT_FAILED)
+            ExitCode::from(if error.is::<WrongUse>() { EXIT_WRONG_USE } else { EXIT_FAILED })
         }
     }
 }
@@ -102,7 +109,11 @@ fn one_line(rendered: &str) -> String {
 }
 
 fn help_command() -> String {
-    let known = |word: &String| Arguments::command().find_subcommand(word).is_some();
-    let subcommand = std::env::args().nth(1).filter(known).map(|word| format!(" {word}")).unwrap_or_default();
-    format!("crosslane{subcommand} --help")
+    let (mut command, mut path) = (Arguments::command(), String::from("crosslane"));
+    for word in std::env::args().skip(1) {
+        let Some(subcommand) = command.find_subcommand(&word).cloned() else { break };
+        path = format!("{path} {word}");
+        command = subcommand;
+    }
+    format!("{path} --help")
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`link`]: what a link is: generation, width, payload and request limits.
 //! * [`tlp`]: the packets on it, and what each costs in bytes.
+//! * [`model`]: what a link leaves for data, by the protocol's arithmetic alone.
 //! * [`test`] and [`result`]: the five tests of pcie-bench, and what they bring, in one versioned form for models,
 //!   simulations, measurements and published data alike.
 //!
@@ -10,6 +11,7 @@
 //! Source of the method: Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018.
 
 pub mod link;
+pub mod model;
 pub mod result;
 pub mod test;
 pub mod tlp;

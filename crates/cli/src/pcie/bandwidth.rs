@@ -1,0 +1,99 @@
+//! `crosslane pcie bandwidth`: what a link leaves for reads and writes.
+
+use anyhow::Result;
+use clap::Args;
+use pcie::link::Link;
+use pcie::model::{Bandwidth, Mode, Model, ModelError};
+use pcie::result::Provenance;
+use serde::Serialize;
+
+use super::link;
+use super::sizes::{Size, Sizes};
+use crate::output;
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// Which transfers.
+#[derive(Args)]
+pub struct Options {
+    /// Sizes of transfers: one, a list or a range, as in 64 or 64,8K or 64..1500 or 64..4K:64
+    #[arg(long, value_name = "BYTES", default_value = "1,8,32,64,128,256,512,1K,1500,2K,4K")]
+    size: Sizes,
+    /// Where in its 4 KB page a transfer begins
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    offset: Size,
+    /// Print JSON: an object for one size, an object with rows for several
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    link: link::Options,
+}
+
+/// All sizes share it.
+#[derive(Serialize)]
+struct Head<'a> {
+    provenance: Provenance,
+    mode: Mode,
+    link: &'a Link,
+    offset_bytes: u64,
+    raw_gbps: f64,
+    tlp_gbps: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rows: Option<&'a [Row]>,
+    #[serde(flatten)]
+    only: Option<&'a Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    size_bytes: u64,
+    #[serde(flatten)]
+    bandwidth: Bandwidth,
+}
+
+/// Prints the bandwidth of every size.
+pub fn main(options: &Options) -> Result<()> {
+    let model = options.link.model().map_err(WrongUse::of)?;
+    let row = |size_bytes: &u64| {
+        let bandwidth = model.bandwidth(*size_bytes, options.offset.0)?;
+        Ok(Row { size_bytes: *size_bytes, bandwidth })
+    };
+    let rows: Vec<Row> =
+        options.size.0.iter().map(row).collect::<Result<_, _>>().map_err(WrongUse::of::<ModelError>)?;
+    if options.json { print_json(options, &model, &rows) } else { output::print(&text(options, &model, &rows)) }
+}
+
+fn print_json(options: &Options, model: &Model, rows: &[Row]) -> Result<()> {
+    let only = if let [only] = rows { Some(only) } else { None };
+    output::print_json(&Head {
+        provenance: Provenance::Modelled,
+        mode: model.mode(),
+        link: model.link(),
+        offset_bytes: options.offset.0,
+        raw_gbps: model.raw_gbps(),
+        tlp_gbps: model.tlp_gbps(),
+        rows: only.is_none().then_some(rows),
+        only,
+    })
+}
+
+fn text(options: &Options, model: &Model, rows: &[Row]) -> String {
+    let heads = ["SIZE B", "WRITE Gb/s", "READ Gb/s", "READ+WRITE Gb/s, EACH"];
+    let mut table = Table::new(&heads.map(|head| (head, Align::Right)));
+    for Row { size_bytes, bandwidth } in rows {
+        let gbps =
+            [bandwidth.write_gbps, bandwidth.read_gbps, bandwidth.readwrite_gbps].map(|gbps| format!("{gbps:.3}"));
+        table.row([size_bytes.to_string()].into_iter().chain(gbps).collect());
+    }
+    let place = match options.offset.0 {
+        0 => String::new(),
+        offset => format!("Transfers begin {offset} bytes into a page.\n"),
+    };
+    format!(
+        "{}{place}Of {:.3} Gb/s raw {:.3} are left for packets; for data, upper bounds:\n\n{}",
+        link::describe(model),
+        model.raw_gbps(),
+        model.tlp_gbps(),
+        table.render()
+    )
+}

@@ -1,0 +1,86 @@
+//! The options that say what link is modelled, and how.
+
+use clap::{Args, ValueEnum};
+use pcie::link::{AddressWidth, Generation, Lanes, Link, ReadBoundary, TransferLimit};
+use pcie::model::{Completions, Mode, Model, ModelError};
+
+/// A link and whose arithmetic; without any the link of the published measurements.
+#[derive(Args)]
+#[command(next_help_heading = "Link")]
+#[group(skip)]
+pub struct Options {
+    /// Generation of PCIe, 1 to 7
+    #[arg(long = "gen", value_name = "NUMBER", default_value_t = Link::PUBLISHED.generation)]
+    generation: Generation,
+    /// Lanes: 1, 2, 4, 8, 12, 16 or 32
+    #[arg(long, value_name = "COUNT", default_value_t = Link::PUBLISHED.lanes)]
+    lanes: Lanes,
+    /// Maximum payload size, a power of two from 128 to 4096
+    #[arg(long, value_name = "BYTES", default_value_t = Link::PUBLISHED.mps_bytes)]
+    mps: TransferLimit,
+    /// Maximum read request size, a power of two from 128 to 4096
+    #[arg(long, value_name = "BYTES", default_value_t = Link::PUBLISHED.mrrs_bytes)]
+    mrrs: TransferLimit,
+    /// Width of addresses, 32 or 64
+    #[arg(long, value_name = "BITS", default_value_t = Link::PUBLISHED.address)]
+    addr: AddressWidth,
+    /// Read completion boundary, 64 or 128
+    #[arg(long, value_name = "BYTES", default_value_t = Link::PUBLISHED.rcb_bytes)]
+    rcb: ReadBoundary,
+    /// Completions bring one read completion boundary each, as of older root complexes, instead of up to the MPS
+    #[arg(long)]
+    rcb_chunks: bool,
+    /// Packets carry an end-to-end checksum
+    #[arg(long)]
+    ecrc: bool,
+    /// Whose arithmetic: of the program published with pcie-bench, defects included, or of the specification
+    #[arg(long, value_enum, default_value_t = Arithmetic::Corrected)]
+    mode: Arithmetic,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Arithmetic {
+    Published,
+    Corrected,
+}
+
+impl Options {
+    /// The link.
+    pub fn link(&self) -> Link {
+        Link {
+            generation: self.generation,
+            lanes: self.lanes,
+            mps_bytes: self.mps,
+            mrrs_bytes: self.mrrs,
+            rcb_bytes: self.rcb,
+            address: self.addr,
+            ecrc: self.ecrc,
+        }
+    }
+
+    /// The model of the link.
+    pub fn model(&self) -> Result<Model, ModelError> {
+        let mode = match self.mode {
+            Arithmetic::Published => Mode::Published,
+            Arithmetic::Corrected => Mode::Corrected,
+        };
+        let completions = if self.rcb_chunks { Completions::Rcb } else { Completions::Mps };
+        Model::new(mode, self.link(), completions)
+    }
+}
+
+/// The link and the arithmetic in a line, for the head of a table.
+pub fn describe(model: &Model) -> String {
+    let link = model.link();
+    format!(
+        "PCIe generation {} x{}, MPS {}, MRRS {}, RCB {}, {}-bit addresses{}; modelled, {} arithmetic\n",
+        link.generation,
+        link.lanes,
+        link.mps_bytes,
+        link.mrrs_bytes,
+        link.rcb_bytes,
+        link.address,
+        if link.ecrc { ", ECRC" } else { "" },
+        model.mode(),
+    )
+}
