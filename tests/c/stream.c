@@ -2,7 +2,6 @@
 #include "check.h"
 
 #include <sys/mman.h>
-#include <sys/sendfile.h>
 #include <sys/time.h>
 
 SERVER(every_size_arrives_whole)
@@ -478,95 +477,7 @@ TEST(cork_holds_until_uncorked)
     expect(pair.server, "corked");
 }
 
-// ---- files --------------------------------------------------------------------------------------
-
-static int file_of(const struct pattern *pattern, size_t size)
-{
-    int file = OK(memfd_create("content", MFD_CLOEXEC));
-    char *buffer = malloc(size);
-    pattern_fill(pattern, 0, buffer, size);
-    CHECK_EQ(write(file, buffer, size), size);
-    free(buffer);
-    OK(lseek(file, 0, SEEK_SET));
-    return file;
-}
-
-TEST(sendfile_without_offset_moves_the_file_position)
-{
-    struct pair pair = connected_pair();
-    struct pattern *pattern = pattern_new(17);
-    int file = file_of(pattern, 10000);
-    CHECK_EQ(sendfile(pair.client, file, NULL, 6000), 6000);
-    CHECK_EQ(lseek(file, 0, SEEK_CUR), 6000);
-    CHECK_EQ(sendfile(pair.client, file, NULL, 6000), 4000);
-    CHECK_EQ(sendfile(pair.client, file, NULL, 6000), 0);
-    pattern_recv(pattern, pair.server, 10000, 4096);
-}
-
-TEST(sendfile_with_offset_leaves_the_file_position)
-{
-    struct pair pair = connected_pair();
-    struct pattern *pattern = pattern_new(18);
-    int file = file_of(pattern, 10000);
-    off_t offset = 1000;
-    CHECK_EQ(sendfile(pair.client, file, &offset, 5000), 5000);
-    CHECK_EQ(offset, 6000);
-    CHECK_EQ(lseek(file, 0, SEEK_CUR), 0);
-    char got[5000];
-    recv_exact(pair.server, got, sizeof got);
-    pattern_check(pattern, 1000, got, sizeof got);
-}
-
-SERVER(sendfile_large)
-{
-    pattern_recv(pattern_new(19), me->fd, 16 << 20, 65536);
-    expect_eof(me->fd);
-}
-CLIENT(sendfile_large)
-{
-    int file = file_of(pattern_new(19), 16 << 20);
-    off_t offset = 0;
-    while (offset < 16 << 20) {
-        off_t before = offset;
-        ssize_t sent = OK(sendfile(me->fd, file, &offset, (16 << 20) - offset));
-        CHECK(sent > 0);
-        CHECK_EQ(offset, before + sent);
-    }
-}
-
-TEST(sendfile_nonblocking_takes_a_part)
-{
-    struct pair pair = connected_pair();
-    struct pattern *pattern = pattern_new(20);
-    int file = file_of(pattern, 32 << 20);
-    set_nonblocking(pair.client);
-    off_t offset = 0;
-    ssize_t sent;
-    while ((sent = sendfile(pair.client, file, &offset, 32 << 20)) > 0)
-        CHECK(offset < 32 << 20);
-    CHECK_EQ(errno, EAGAIN);
-    pattern_recv(pattern, pair.server, offset, 65536);
-    CHECK_ERR(recv(pair.server, &sent, 1, MSG_DONTWAIT), EAGAIN);
-}
-
-TEST(sendfile_rejects_bad_arguments)
-{
-    struct pair pair = connected_pair();
-    CHECK_ERR(sendfile(pair.client, -1, NULL, 10), EBADF);
-    CHECK_ERR(sendfile(pair.client, pair.server, NULL, 10), EINVAL);
-}
-
-TEST(splice_between_connection_and_pipe)
-{
-    struct pair pair = connected_pair();
-    int hose[2];
-    OK(pipe(hose));
-    say(pair.client, "spliced");
-    await(pair.server, POLLIN);
-    CHECK_EQ(splice(pair.server, NULL, hose[1], NULL, 7, 0), 7);
-    CHECK_EQ(splice(hose[0], NULL, pair.server, NULL, 7, 0), 7);
-    expect(pair.client, "spliced");
-}
+// ---- what files can ----------------------------------------------------------------------------
 
 TEST(a_stream_has_no_positions)
 {

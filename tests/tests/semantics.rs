@@ -33,10 +33,6 @@ const EXPLAINED: &[Difference] = &[
         reason: "a closed descriptor leaves its epoll sets at once, also while a duplicate of it lives",
     },
     Difference {
-        check: "splice_between_connection_and_pipe",
-        reason: "splice answers EINVAL, as for a file without it, and programs copy instead",
-    },
-    Difference {
         check: "bad_addresses_are_efault",
         reason: "a library copies by the program's own loads and stores: a bad address is a SIGSEGV, not EFAULT",
     },

@@ -3,7 +3,7 @@
 use crate::{count_or_errno, real, set_errno};
 use libc::{iovec, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
-use socket::connection::{Connection, Flags, total_bytes};
+use socket::connection::{Connection, Flags, Pipe, total_bytes};
 use socket::lifecycle::Stream;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
@@ -282,7 +282,11 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
     let file = unsafe { BorrowedFd::borrow_raw(input) };
     // SAFETY: null or readable.
     let start = unsafe { offset.as_ref() }.copied();
-    let result = connection.send_in_place(count.min(COUNT_MAX), Flags::default(), |pointer, len, done| {
+    let is_at_end = || {
+        let position = start.map_or_else(|| rustix::fs::tell(file), |start| Ok(start as u64));
+        position.and_then(|position| rustix::io::pread(file, &mut [0_u8; 1], position)) == Ok(0)
+    };
+    let result = connection.send_in_place(count.min(COUNT_MAX), Flags::default(), is_at_end, |pointer, len, done| {
         // SAFETY: the lane reserved this span for us to write.
         let span = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<std::mem::MaybeUninit<u8>>(), len) };
         let read = match start {
@@ -307,11 +311,41 @@ pub unsafe extern "C" fn splice(
     len: usize,
     flags: c_uint,
 ) -> isize {
-    if table::connection(input).is_some() || table::connection(output).is_some() {
-        // As for a file that cannot be spliced: programs then copy.
-        set_errno(Errno::INVAL);
-        return -1;
-    }
     // SAFETY: the C caller's.
-    unsafe { real::splice(input, input_offset, output, output_offset, len, flags) }
+    let pass_through = || unsafe { real::splice(input, input_offset, output, output_offset, len, flags) };
+    match (table::get(input), table::get(output)) {
+        (Entry::Connection(_), _) | (_, Entry::Connection(_)) if len == 0 => 0,
+        (Entry::Connection(from), _) => {
+            let offsets = [input_offset, output_offset];
+            let moved = pipe(output, true, offsets, flags).and_then(|pipe| from.splice_to(pipe, len));
+            count_or_signal(moved, 0)
+        }
+        (_, Entry::Connection(to)) => {
+            let offsets = [output_offset, input_offset];
+            let moved = pipe(input, false, offsets, flags).and_then(|pipe| to.splice_from(pipe, len));
+            count_or_signal(moved, 0)
+        }
+        (Entry::Stream(from), _) => counted_receive(from, pass_through()),
+        (_, Entry::Stream(to)) => counted_send(to, pass_through()),
+        _ => pass_through(),
+    }
+}
+
+/// The pipe of a `splice` between it and a connection; `offsets` are the connection's and its own.
+fn pipe<'a>(fd: c_int, is_written: bool, offsets: [*mut i64; 2], flags: c_uint) -> Result<Pipe<'a>, Errno> {
+    const KNOWN: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    cancellation_point();
+    if flags & !KNOWN != 0 {
+        return Err(Errno::INVAL);
+    }
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the C caller's descriptor.
+    let pipe = Pipe::of(unsafe { BorrowedFd::borrow_raw(fd) }, is_written, flags & libc::SPLICE_F_NONBLOCK != 0)?;
+    match offsets.map(|offset| offset.is_null()) {
+        [_, false] => Err(Errno::SPIPE),
+        [false, true] => Err(Errno::INVAL),
+        [true, true] => Ok(pipe),
+    }
 }

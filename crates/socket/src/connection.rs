@@ -4,11 +4,13 @@
 //! * `wait`: spinning, then sleeping on the lifeline.
 //! * `peer`: what is known of the other end, and which errors follow from it.
 //! * `ready`: readiness, for poll and epoll.
+//! * `splice`: between the stream and a pipe.
 //! * `share`: several processes holding one end.
 
 mod peer;
 mod ready;
 mod share;
+mod splice;
 #[cfg(test)]
 pub(crate) mod tests;
 mod transfer;
@@ -17,6 +19,7 @@ mod wait;
 pub use peer::PeerState;
 pub use ready::Edges;
 pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open};
+pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
 use crate::address::Tuple;

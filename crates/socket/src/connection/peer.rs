@@ -123,6 +123,11 @@ impl Connection {
             || lanes.segment.load(Own::Shutdown) & super::SHUTDOWN_READ != 0)
     }
 
+    /// Whether a send does not reach a peer any more. Unlike [`Connection::may_send`] this changes nothing.
+    pub(super) fn has_no_more_to_send_to(&self, lanes: &Lanes) -> bool {
+        lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive
+    }
+
     /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer
     /// that has just gone.
     pub(super) fn may_send(&self, lanes: &Lanes) -> Result<bool, Errno> {

@@ -93,8 +93,7 @@ impl Connection {
         }
         let _guard = self.send_lock.lock();
         let Some(lanes) = self.lanes() else { return 0 };
-        let ended =
-            lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive;
+        let ended = self.has_no_more_to_send_to(lanes);
         // SAFETY: under the send lock.
         if !ended && !unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true) {
             self.send_is_blocked.store(true, Ordering::Relaxed);

@@ -39,7 +39,7 @@ impl Flags {
 const UNSENT_BYTES: usize = 4096;
 
 /// What one look at a lane brought.
-enum Step {
+pub(super) enum Step {
     Moved(usize),
     End,
     Nothing,
@@ -105,22 +105,33 @@ impl Connection {
 
     #[inline]
     unsafe fn receive_now(&self, spans: &[iovec], skip: usize, flags: Flags) -> Result<Step, Errno> {
+        // SAFETY: the caller's spans.
+        let step = self.take(flags, |lanes| unsafe { self.copy_in(lanes, spans, skip, flags) })?;
+        Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
+    }
+
+    /// Has `copy` take what is in the lane, and answers how many bytes that was, or what else there is to say. `flags`
+    /// only tell how to count.
+    #[inline]
+    pub(super) fn take(
+        &self,
+        flags: Flags,
+        mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
+    ) -> Result<Step, Errno> {
         let guard = self.receive_lock.enter().ok_or(Errno::AGAIN)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello();
         };
         let shared = self.share(lanes, Own::ReceiveLock)?;
-        // SAFETY: the caller's spans.
-        let mut moved = unsafe { self.copy_in(lanes, spans, skip, flags) }?;
+        let mut moved = copy(lanes)?;
         let mut end = false;
         if moved == 0 {
             self.ask_kernel_now_and_then(lanes);
             end = self.end_of_input_after_data(lanes)?;
             if end {
                 // What came before the end was written before it: look once more.
-                // SAFETY: the caller's spans.
-                moved = unsafe { self.copy_in(lanes, spans, skip, flags) }?;
+                moved = copy(lanes)?;
             }
         }
         // SAFETY: under the receive lock.
@@ -134,12 +145,16 @@ impl Connection {
             self.count_received(moved, flags);
             return Ok(Step::Moved(moved));
         }
-        Ok(if end { Step::End } else { self.nothing_or_empty_read(lanes, spans) })
+        Ok(if end { Step::End } else { Step::Nothing })
     }
 
     /// A call that asks for no bytes succeeds when there would be some.
-    fn nothing_or_empty_read(&self, lanes: &Lanes, spans: &[iovec]) -> Step {
-        if total_bytes(spans) == 0 && lanes.observer.may_have_data() { Step::End } else { Step::Nothing }
+    fn nothing_or_empty_read(&self, spans: &[iovec]) -> Step {
+        if total_bytes(spans) != 0 {
+            return Step::Nothing;
+        }
+        let _guard = self.receive_lock.lock();
+        if self.lanes().is_some_and(|lanes| lanes.observer.may_have_data()) { Step::End } else { Step::Nothing }
     }
 
     /// The end of the input or an error, but only once nothing is left to read.
@@ -309,8 +324,10 @@ impl Connection {
         Ok(sent)
     }
 
-    /// Sends what `fill` puts into the lane in place, such as `read(2)` of a file. `fill` gets an address and a length
-    /// and answers how many bytes it wrote there, zero to stop. Returns the bytes sent, at most `len_bytes`.
+    /// Sends what `fill` puts into the lane in place, such as `read(2)` of a file. `fill` gets an address, a length and
+    /// the bytes sent before, and answers how many bytes it wrote there, zero to stop. `is_at_end` says whether it
+    /// would write none: then a connection that cannot send any more is no error. Returns the bytes sent, at most
+    /// `len_bytes`.
     ///
     /// # Errors
     /// As [`Connection::send`]; or what `fill` answers, if nothing was sent before.
@@ -318,12 +335,13 @@ impl Connection {
         &'static self,
         len_bytes: usize,
         flags: Flags,
+        is_at_end: impl Fn() -> bool,
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
         let mut done = 0;
         while done < len_bytes {
-            match self.fill_once(len_bytes - done, &mut |pointer, len| fill(pointer, len, done)) {
+            match self.fill_once(len_bytes - done, &is_at_end, &mut |pointer, len| fill(pointer, len, done)) {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
@@ -346,6 +364,7 @@ impl Connection {
     fn fill_once(
         &self,
         len_bytes: usize,
+        is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
         let guard = self.send_lock.lock();
@@ -354,6 +373,9 @@ impl Connection {
             return self.nothing_before_hello().map(|_| None);
         };
         self.ask_kernel_now_and_then(lanes);
+        if self.has_no_more_to_send_to(lanes) && is_at_end() {
+            return Ok(Some(0));
+        }
         if !self.may_send(lanes)? {
             return fill_in_vain(len_bytes, fill).map(Some);
         }
@@ -401,7 +423,7 @@ impl Connection {
     }
 
     #[cold]
-    fn reset_for(&self, lanes: &Lanes, _corrupt: Corrupt) -> Errno {
+    pub(super) fn reset_for(&self, lanes: &Lanes, _corrupt: Corrupt) -> Errno {
         self.note_corruption(lanes);
         debug_assert!(self.peer_state(lanes) == PeerState::Reset);
         Errno::CONNRESET

@@ -1,0 +1,176 @@
+//! Between a connection and a pipe: what `splice(2)` of a TCP socket does, by copies.
+//!
+//! Bytes leave the lane only once the pipe has them, and leave the pipe straight into the lane's room, so nothing is
+//! ever on the way. Nothing waits for the pipe while it holds a lock of the connection.
+
+use super::transfer::Step;
+use super::wait::Deadline;
+use super::{Connection, Flags, Lanes};
+use crate::system;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
+
+/// What a pipe that has room takes without waiting, whatever kernel it is.
+const PIPE_BYTES_SURE: usize = libc::PIPE_BUF;
+/// The offset of a call on something without positions.
+const NO_OFFSET: libc::c_long = -1;
+
+/// One end of a pipe of the program's, for one call.
+#[derive(Clone, Copy)]
+pub struct Pipe<'a> {
+    fd: BorrowedFd<'a>,
+    waits: bool,
+}
+
+impl<'a> Pipe<'a> {
+    /// The writing end, or the reading end, behind a descriptor; `dont_wait` is `SPLICE_F_NONBLOCK`.
+    ///
+    /// # Errors
+    /// `BADF` if the descriptor is closed or is the other end, `INVAL` if it is no pipe.
+    pub fn of(fd: BorrowedFd<'a>, is_written: bool, dont_wait: bool) -> Result<Self, Errno> {
+        let flags = rustix::fs::fcntl_getfl(fd)?;
+        rustix::pipe::fcntl_getpipe_size(fd).map_err(|_| Errno::INVAL)?;
+        let barred = if is_written { OFlags::RDONLY } else { OFlags::WRONLY };
+        if flags & OFlags::RWMODE == barred {
+            return Err(Errno::BADF);
+        }
+        Ok(Self { fd, waits: !dont_wait && !flags.contains(OFlags::NONBLOCK) })
+    }
+
+    /// Waits, unless the call must not, until the pipe takes or gives bytes, or is broken; returns what it says.
+    fn until(&self, event: i16) -> Result<i16, Errno> {
+        let mut entry = [libc::pollfd { fd: self.fd.as_raw_fd(), events: event, revents: 0 }];
+        loop {
+            match system::poll(&mut entry, if self.waits { -1 } else { 0 }) {
+                Ok(0) => return Err(Errno::AGAIN),
+                Ok(_) => return Ok(entry[0].revents),
+                Err(Errno::INTR) if system::handlers_restart() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes what there is room for.
+    ///
+    /// # Safety
+    /// `bytes` is readable for `len_bytes`; a peer may write there meanwhile.
+    unsafe fn write(&self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
+        // SAFETY: the caller's.
+        match unsafe { self.move_now(libc::SYS_pwritev2, bytes, len_bytes) } {
+            // Before Linux 6.4 pipes did not know how not to wait. Where another writer is faster this waits.
+            Err(Errno::OPNOTSUPP) if system::poll_now(self.fd.as_raw_fd(), libc::POLLOUT) & libc::POLLOUT == 0 => {
+                Err(Errno::AGAIN)
+            }
+            // SAFETY: the caller's.
+            Err(Errno::OPNOTSUPP) => unsafe { self.move_patiently(libc::SYS_write, bytes, len_bytes) },
+            written => written,
+        }
+    }
+
+    /// Reads what is there.
+    ///
+    /// # Safety
+    /// `bytes` is writable for `len_bytes`.
+    unsafe fn read(&self, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
+        // SAFETY: the caller's.
+        match unsafe { self.move_now(libc::SYS_preadv2, bytes, len_bytes) } {
+            // As above.
+            Err(Errno::OPNOTSUPP) if system::poll_now(self.fd.as_raw_fd(), libc::POLLIN) == 0 => Err(Errno::AGAIN),
+            // SAFETY: the caller's.
+            Err(Errno::OPNOTSUPP) => unsafe { self.move_patiently(libc::SYS_read, bytes, len_bytes) },
+            read => read,
+        }
+    }
+
+    /// # Safety
+    /// `bytes` is what `call`, `preadv2` or `pwritev2`, needs.
+    unsafe fn move_now(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
+        let span = libc::iovec { iov_base: bytes.cast(), iov_len: len_bytes };
+        let fd = self.fd.as_raw_fd();
+        // SAFETY: one span, the caller's.
+        let moved = unsafe { libc::syscall(call, fd, &raw const span, 1, NO_OFFSET, NO_OFFSET, libc::RWF_NOWAIT) };
+        usize::try_from(moved).map_err(|_| system::errno())
+    }
+
+    /// # Safety
+    /// `bytes` is what `call`, `read` or `write`, needs.
+    unsafe fn move_patiently(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
+        // SAFETY: the caller's.
+        let moved = unsafe { libc::syscall(call, self.fd.as_raw_fd(), bytes, len_bytes.min(PIPE_BYTES_SURE)) };
+        usize::try_from(moved).map_err(|_| system::errno())
+    }
+}
+
+impl Connection {
+    /// Moves at most `len_bytes` of what has arrived into a pipe; returns how many, zero at the end of the stream.
+    ///
+    /// # Errors
+    /// As [`Connection::receive`]; `AGAIN` when the pipe is full and the call does not wait for it; `PIPE` when nobody
+    /// can read the pipe (the caller raises the signal).
+    pub fn splice_to(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
+        let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
+        loop {
+            if pipe.until(libc::POLLOUT)? & libc::POLLERR != 0 {
+                return Err(Errno::PIPE);
+            }
+            match self.take(Flags::default(), |lanes| self.copy_to(lanes, pipe, len_bytes))? {
+                Step::Moved(bytes) => return Ok(bytes),
+                Step::End => return Ok(0),
+                Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
+                Step::Nothing => self.wait_to_receive(deadline)?,
+            }
+        }
+    }
+
+    /// Under the receive lock.
+    fn copy_to(&self, lanes: &Lanes, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        let mut moved = 0;
+        while moved < len_bytes {
+            let Some(chunk) = receiver.peek().map_err(|corrupt| self.reset_for(lanes, corrupt))? else { break };
+            let wanted = chunk.len_bytes.min(len_bytes - moved);
+            // SAFETY: the chunk is in the lane, which lives as long as `lanes`.
+            let written = match unsafe { pipe.write(receiver.pointer(chunk).as_ptr(), wanted) } {
+                Ok(written) => written,
+                Err(Errno::AGAIN) => break,
+                Err(_) if moved > 0 => break,
+                Err(error) => return Err(error),
+            };
+            receiver.consume(written).map_err(|corrupt| self.reset_for(lanes, corrupt))?;
+            moved += written;
+            if written < wanted {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Sends at most `len_bytes` of what is in a pipe; returns how many, zero when nobody can write the pipe any more.
+    ///
+    /// # Errors
+    /// As [`Connection::send`]; `AGAIN` when the pipe is empty and the call does not wait for it.
+    pub fn splice_from(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
+        loop {
+            if pipe.until(libc::POLLIN)? & libc::POLLIN == 0 {
+                return Ok(0);
+            }
+            let mut was_faster = false;
+            let sent = self.send_in_place(
+                len_bytes,
+                Flags::default(),
+                || false,
+                |pointer, room_bytes, _| {
+                    // SAFETY: the lane reserved this span for us to write.
+                    unsafe { pipe.read(pointer, room_bytes) }.inspect_err(|&error| was_faster = error == Errno::AGAIN)
+                },
+            );
+            // Another reader has emptied the pipe: wait for more.
+            if sent != Err(Errno::AGAIN) || !was_faster {
+                return sent;
+            }
+        }
+    }
+}
