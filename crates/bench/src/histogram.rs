@@ -18,14 +18,23 @@ pub struct Latencies {
 /// What a report says of one distribution of latencies.
 #[derive(Clone, Debug, Serialize)]
 pub struct Quantiles {
+    /// Median.
     pub p50_ns: f64,
+    /// 99% took at most this.
     pub p99_ns: f64,
+    /// 99.9% took at most this.
     pub p999_ns: f64,
+    /// The longest.
     pub max_ns: f64,
+    /// How many operations there were.
     pub samples: u64,
 }
 
 impl Latencies {
+    /// Without any yet.
+    ///
+    /// # Errors
+    /// Without memory for the counts.
     pub fn new() -> Result<Self> {
         let counts =
             Histogram::new_with_bounds(1, (LATENCY_NS_MAX * STEPS_PER_NS) as u64, 3).context("making a histogram")?;
@@ -44,21 +53,28 @@ impl Latencies {
         self.max_ns = ns;
     }
 
+    /// Adds all that `other` counted.
+    ///
+    /// # Errors
+    /// Never for histograms made here, which all have the same bounds.
     pub fn merge(&mut self, other: &Self) -> Result<()> {
         self.counts.add(&other.counts).context("merging histograms")?;
         self.max_ns = self.max_ns.max(other.max_ns);
         Ok(())
     }
 
+    /// How many operations were counted.
     pub fn samples(&self) -> u64 {
         self.counts.len()
     }
 
+    /// What the share `quantile` (0 to 1) of operations took at most, in nanoseconds.
     pub fn quantile_ns(&self, quantile: f64) -> f64 {
         // A bucket answers with its upper edge, which may lie above the exact maximum.
         (self.counts.value_at_quantile(quantile) as f64 / STEPS_PER_NS).min(self.max_ns)
     }
 
+    /// Median, tail and maximum.
     pub fn quantiles(&self) -> Quantiles {
         Quantiles {
             p50_ns: self.quantile_ns(0.5),

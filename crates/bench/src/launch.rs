@@ -41,7 +41,9 @@ impl Transport {
 /// The two cores a measurement uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cores {
+    /// The one that answers.
     pub server: usize,
+    /// The one that asks.
     pub client: usize,
 }
 
@@ -53,9 +55,21 @@ impl Cores {
         Some(Self { server: *server, client: *apart.or(others.first())? })
     }
 
-    fn of_this_machine() -> Result<Option<Self>> {
+    /// Those of this machine; `None` with fewer than two.
+    ///
+    /// # Errors
+    /// If the kernel does not tell the affinity.
+    pub fn of_this_machine() -> Result<Option<Self>> {
+        Self::among(|_| true)
+    }
+
+    /// Those of this machine that `keep` keeps; `None` with fewer than two.
+    ///
+    /// # Errors
+    /// If the kernel does not tell the affinity.
+    pub fn among(keep: impl Fn(usize) -> bool) -> Result<Option<Self>> {
         let set = sched_getaffinity(None).context("reading the CPU affinity")?;
-        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
+        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core) && keep(*core)).collect();
         Ok(Self::choose(&allowed, |one, other| {
             let path = format!("/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list");
             std::fs::read_to_string(path).is_ok_and(|list| in_cpu_list(list.trim(), other))
@@ -64,7 +78,7 @@ impl Cores {
 }
 
 /// Whether a list like `0,4-7` names `core`.
-fn in_cpu_list(list: &str, core: usize) -> bool {
+pub fn in_cpu_list(list: &str, core: usize) -> bool {
     list.split(',').any(|part| match part.split_once('-') {
         Some((first, last)) => {
             first.parse().is_ok_and(|first: usize| first <= core) && last.parse().is_ok_and(|last: usize| core <= last)

@@ -10,7 +10,6 @@ mod floors;
 mod histogram;
 mod launch;
 mod machine;
-mod plot;
 mod probe;
 mod process;
 mod progress;
@@ -19,3 +18,8 @@ mod table;
 
 pub mod demo;
 pub mod sockets;
+
+pub use histogram::Latencies;
+pub use launch::{Cores, in_cpu_list};
+pub use machine::Machine;
+pub use progress::Progress;

@@ -9,11 +9,17 @@ use crate::launch::Cores;
 /// The machine and the build, as a report states them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
+    /// Name of the processor.
     pub cpu: String,
+    /// Cores this process may use.
     pub cores: usize,
+    /// Whether a hypervisor is below.
     pub virtual_machine: bool,
+    /// Release of Linux.
     pub kernel: String,
+    /// Memory, as far as known.
     pub memory_gib: Option<f64>,
+    /// Where the measuring processes are pinned, if they are.
     pub cores_used: Option<Cores>,
     /// The load average before the run: above a few tenths, others shared the cores.
     pub load_1m_before: Option<f64>,
@@ -24,6 +30,7 @@ pub struct Machine {
 const LOAD_QUIET_MAX: f64 = 0.5;
 
 impl Machine {
+    /// Asks the machine.
     pub fn describe(cores_used: Option<Cores>) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let uname = rustix::system::uname();
@@ -41,6 +48,7 @@ impl Machine {
         }
     }
 
+    /// One sentence for a report's head.
     pub fn sentence(&self) -> String {
         let kind = if self.virtual_machine { "virtual machine" } else { "bare machine" };
         let used = self.cores_used.map_or("processes not pinned (fewer than two cores)".to_owned(), |cores| {

@@ -11,6 +11,7 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Of a run of so many steps.
     pub fn new(steps: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(steps);

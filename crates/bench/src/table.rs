@@ -1,5 +1,7 @@
 //! Aligned text tables, and how numbers are written in them.
 
+pub use plot::size;
+
 /// A table whose first column is flush left and whose others are flush right.
 pub struct Table {
     groups: Vec<(String, usize)>,
@@ -155,15 +157,6 @@ pub fn rate(per_second: Option<f64>) -> String {
 /// Bytes a second as GB/s, without the unit.
 pub fn gigabytes(bytes_per_second: Option<f64>) -> String {
     optional(bytes_per_second, |rate| if rate < 1e6 { format!("{:.5}", rate / 1e9) } else { significant(rate / 1e9) })
-}
-
-/// A size in bytes: `8 B`, `4 KiB`, `1 MiB`.
-pub fn size(bytes: u64) -> String {
-    match bytes {
-        bytes if bytes >= 1 << 20 && bytes % (1 << 20) == 0 => format!("{} MiB", bytes >> 20),
-        bytes if bytes >= 1 << 10 && bytes % (1 << 10) == 0 => format!("{} KiB", bytes >> 10),
-        bytes => format!("{bytes} B"),
-    }
 }
 
 #[cfg(test)]

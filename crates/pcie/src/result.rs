@@ -65,8 +65,9 @@ pub struct Latency {
     pub p50_ns: f64,
     /// 95% of samples are at most this.
     pub p95_ns: f64,
-    /// 99% of samples are at most this.
-    pub p99_ns: f64,
+    /// 99% of samples are at most this; published data do not always say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_ns: Option<f64>,
     /// 99.9% of samples are at most this.
     pub p999_ns: f64,
     /// Largest; outliers are kept.

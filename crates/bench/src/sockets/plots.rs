@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use plot::{Axis, Color, Figure, Series, Style};
 
 use super::report::{Report, Row};
 use super::{Experiment, Measured, Point};
 use crate::launch::Transport;
-use crate::plot::{Axis, Figure, Series, Style};
 use crate::stats::median;
 use crate::table;
 
@@ -27,7 +27,7 @@ pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<V
     let mut written = Vec::new();
     for (name, figure) in figures {
         let path = directory.join(name);
-        figure.write(&path)?;
+        figure.write_svg(&path)?;
         written.push(path);
     }
     Ok(written)
@@ -35,10 +35,10 @@ pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<V
 
 fn style(transport: Transport) -> Style {
     match transport {
-        Transport::KernelTcp => Style::Vermilion,
-        Transport::KernelTcpSpinning => Style::Orange,
-        Transport::AfUnix => Style::Blue,
-        Transport::Crosslane => Style::Green,
+        Transport::KernelTcp => Style::line(Color::Vermilion),
+        Transport::KernelTcpSpinning => Style::line(Color::Orange),
+        Transport::AfUnix => Style::line(Color::Blue),
+        Transport::Crosslane => Style::line(Color::Green).wide(),
     }
 }
 
@@ -115,5 +115,5 @@ fn distribution(measured: &Measured) -> Result<Figure> {
 fn floor(title: &str, beside: &[(f64, f64)]) -> Option<Series> {
     let level = median(beside.iter().map(|(_, value)| *value))?;
     let points = beside.iter().map(|(size, _)| (*size, level)).collect();
-    Some(Series { title: format!("floor: {title}"), style: Style::Floor, points })
+    Some(Series { title: format!("floor: {title}"), style: Style::floor(), points })
 }

@@ -1,0 +1,20 @@
+//! The benchmark of PCI Express: the five tests of pcie-bench with all their parameters, on a simulated host, on this
+//! machine's memory, on the BAR of a PCI device and on a GPU.
+//!
+//! * [`device`]: what the benchmark asks of a device; [`device::open`] finds one by its name.
+//! * [`runner`]: one test on one device, in the result form of the `pcie` crate.
+
+#![allow(unsafe_code)] // Flushing caches, mapping registers, reading time stamps, calling a GPU's driver.
+
+pub mod device;
+pub mod error;
+pub mod memory;
+pub mod runner;
+pub mod statistics;
+
+mod clock;
+mod order;
+#[cfg(test)]
+mod testing;
+
+pub use error::{Error, Result};

@@ -1,0 +1,342 @@
+//! This machine's own memory as the link: one core plays the device, another the host, and loads and stores are the
+//! transfers.
+//!
+//! What a core loads stays in its caches, which no DMA engine has. So the state that a test asks for is made anew
+//! before each pass over the window, in which every unit is visited once.
+
+mod handover;
+mod topology;
+mod window;
+
+use std::sync::atomic::{Ordering, fence};
+
+use crosslane_bench::Machine;
+use pcie::result::Provenance;
+use pcie::test::{Cache, Iommu, Kind, LINE_BYTES, Numa, PAGE_BYTES, Test};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::clock::Clock;
+use crate::device::{About, Device, Timer};
+use crate::error::{Error, Result};
+use crate::order::Visits;
+use handover::{Handover, Job};
+use topology::Topology;
+use window::Window;
+
+pub use window::Pages;
+
+/// What is touched to drive a window out of the caches, as published.
+const THRASHED_BYTES: usize = 64 << 20;
+/// Transfers timed together.
+const BATCH: usize = 256;
+
+/// The device.
+pub struct Memory {
+    about: About,
+    pages: Pages,
+    topology: Topology,
+    ready: Option<Ready>,
+}
+
+/// What a prepared test needs.
+struct Ready {
+    clock: Clock,
+    window: Window,
+    device_core: usize,
+    host_core: usize,
+}
+
+impl Memory {
+    /// This machine.
+    ///
+    /// # Errors
+    /// None yet: what is missing depends on the test.
+    pub fn open(pages: Pages) -> Result<Self> {
+        let words = format!(
+            "loads and stores of one core, a second core as the host, pages of {}; {}",
+            pages.name(),
+            Machine::describe(None).sentence()
+        );
+        let about = About { name: "memory".to_owned(), words, provenance: Provenance::Measured, link: None };
+        Ok(Self { about, pages, topology: Topology::of_this_machine(), ready: None })
+    }
+
+    /// Runs `work` on the device's core while the host's serves.
+    fn on_cores<T: Send>(&self, test: &Test, work: impl FnOnce(&mut Pass<'_>) -> Result<T> + Send) -> Result<T> {
+        let Some(ready) = &self.ready else { return Error::failed("memory: run before it was prepared") };
+        let handover = Handover::default();
+        std::thread::scope(|scope| {
+            let host = scope.spawn(|| {
+                pin(ready.host_core)?;
+                handover.serve(&ready.window, test.size_bytes as usize);
+                Ok(())
+            });
+            let device = scope.spawn(|| {
+                let _closes = handover::Closes(&handover);
+                pin(ready.device_core)?;
+                work(&mut Pass::new(test, ready, &handover))
+            });
+            let done = joined(device);
+            joined(host).and(done)
+        })
+    }
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Keeps this thread on a core.
+fn pin(core: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|error| Error::system(format!("memory: pinning to core {core}"), error))
+}
+
+impl Device for Memory {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn check(&self, test: &Test) -> Result<()> {
+        if test.iommu != Iommu::Off {
+            return Error::wrong_use(
+                "memory: --iommu does not apply, loads and stores pass no IOMMU; choose page sizes by --pages 4k|2m|1g",
+            );
+        }
+        if test.cache == Cache::Cold && cfg!(not(target_arch = "x86_64")) {
+            return Error::wrong_use(
+                "memory: --cache cold needs an instruction that this program has for x86-64 only; \
+                 choose host-warm or device-warm",
+            );
+        }
+        if test.numa == Numa::Remote { self.topology.check_remote() } else { Ok(()) }
+    }
+
+    fn prepare(&mut self, test: &Test) -> Result<()> {
+        let roles = self.topology.roles(test.numa)?;
+        let window = Window::map(test.window_bytes, self.pages)?;
+        // A page comes from the node of the core that touches it first.
+        let touched = &window;
+        std::thread::scope(|scope| {
+            let core = if test.numa == Numa::Remote { roles.host_core } else { roles.device_core };
+            joined(scope.spawn(move || {
+                pin(core)?;
+                touched.fill(0);
+                Ok(())
+            }))
+        })?;
+        if self.topology.count() > 1 {
+            window.check_node(roles.memory_node)?;
+        }
+        let (device_core, host_core) = (roles.device_core, roles.host_core);
+        self.ready = Some(Ready { clock: Clock::calibrated(), window, device_core, host_core });
+        Ok(())
+    }
+
+    fn timer(&self) -> Timer {
+        self.ready.as_ref().map(|ready| ready.clock.timer()).unwrap_or_default()
+    }
+
+    fn latencies(&mut self, test: &Test, sink: &mut (dyn FnMut(f64) + Send)) -> Result<()> {
+        self.on_cores(test, |pass| pass.latencies(sink))
+    }
+
+    fn bandwidth(&mut self, test: &Test) -> Result<f64> {
+        self.on_cores(test, |pass| pass.bandwidth())
+    }
+}
+
+/// Passes over the window, seen from the device's core.
+struct Pass<'a> {
+    test: &'a Test,
+    ready: &'a Ready,
+    handover: &'a Handover,
+    visits: Visits,
+    number: u64,
+    /// Where in the device's memory transfers begin and end.
+    buffer: Vec<u8>,
+    buffer_start: usize,
+}
+
+impl<'a> Pass<'a> {
+    fn new(test: &'a Test, ready: &'a Ready, handover: &'a Handover) -> Self {
+        // Room to begin at a line, then at the offset.
+        let buffer = vec![0_u8; PAGE_BYTES as usize + 2 * LINE_BYTES as usize];
+        let to_line = buffer.as_ptr().align_offset(LINE_BYTES as usize);
+        let buffer_start = to_line + test.device_offset_bytes as usize;
+        Self { test, ready, handover, visits: Visits::of(test), number: 0, buffer, buffer_start }
+    }
+
+    /// Begins a pass: brings the caches into the state that the test asks for.
+    fn begin(&mut self) -> Result<()> {
+        self.number += 1;
+        let value = self.number as u8;
+        match self.test.cache {
+            Cache::HostWarm => self.handover.ask(Job::Fill(value)).map(|_| ()),
+            Cache::DeviceWarm => {
+                self.ready.window.fill(value);
+                Ok(())
+            }
+            Cache::Cold => {
+                if self.number == 1 {
+                    thrash();
+                }
+                self.ready.window.fill(value);
+                #[cfg(target_arch = "x86_64")]
+                self.ready.window.flush();
+                Ok(())
+            }
+        }
+    }
+
+    fn address(&self, index: u64) -> u64 {
+        self.test.address_of(self.visits.unit(self.number, index))
+    }
+
+    /// Loads one transfer.
+    #[inline]
+    fn read(&mut self, address: u64) {
+        let bytes = self.buffer_start..self.buffer_start + self.test.size_bytes as usize;
+        self.ready.window.read(address, &mut self.buffer[bytes]);
+    }
+
+    /// Stores one transfer.
+    #[inline]
+    fn write(&mut self, address: u64) {
+        let bytes = self.buffer_start..self.buffer_start + self.test.size_bytes as usize;
+        self.ready.window.write(address, &self.buffer[bytes]);
+    }
+
+    /// Takes the samples.
+    fn latencies(&mut self, sink: &mut dyn FnMut(f64)) -> Result<()> {
+        let mut left = self.test.samples;
+        while left > 0 {
+            self.begin()?;
+            let visits = left.min(self.visits.units());
+            for index in 0..visits {
+                sink(self.latency(self.address(index))?);
+            }
+            left -= visits;
+        }
+        Ok(())
+    }
+
+    fn latency(&mut self, address: u64) -> Result<f64> {
+        let clock = self.ready.clock;
+        if self.test.test == Kind::LatRd {
+            return Ok(clock.ns(Clock::interval(|| self.read(address))));
+        }
+        let stored = Clock::interval(|| {
+            self.write(address);
+            fence(Ordering::SeqCst); // until every core sees it
+        });
+        let loaded = self.handover.ask(Job::Load(address))?;
+        Ok(clock.ns(stored) + clock.ns(loaded))
+    }
+
+    /// Makes the transfers and adds up what batches of them take.
+    fn bandwidth(&mut self) -> Result<f64> {
+        let directions = if self.test.test == Kind::BwRdwr { 2 } else { 1 };
+        let mut left = self.test.samples * directions;
+        let mut elapsed_ns = 0.0;
+        while left > 0 {
+            self.begin()?;
+            let visits = left.min(self.visits.units());
+            for first in (0..visits).step_by(BATCH) {
+                let last = visits.min(first + BATCH as u64);
+                let mut addresses = [0; BATCH];
+                let batch = &mut addresses[..(last - first) as usize];
+                batch.iter_mut().zip(first..last).for_each(|(address, index)| *address = self.address(index));
+                elapsed_ns += self.ready.clock.ns(Clock::interval(|| self.transfer(batch, first)));
+            }
+            left -= visits;
+        }
+        Ok(elapsed_ns)
+    }
+
+    /// Makes one batch of transfers, the first of them number `first` of its pass.
+    fn transfer(&mut self, addresses: &[u64], first: u64) {
+        match self.test.test {
+            Kind::BwWr => addresses.iter().for_each(|address| self.write(*address)),
+            Kind::BwRdwr => {
+                for (address, index) in addresses.iter().zip(first..) {
+                    if index % 2 == 0 { self.read(*address) } else { self.write(*address) }
+                }
+            }
+            _ => addresses.iter().for_each(|address| self.read(*address)),
+        }
+        if self.test.test != Kind::BwRd {
+            fence(Ordering::SeqCst); // the last stores belong to the time
+        }
+    }
+}
+
+/// Touches other memory, so that nothing else stays in the caches of this core.
+fn thrash() {
+    let mut other = vec![1_u8; THRASHED_BYTES];
+    other.iter_mut().step_by(LINE_BYTES as usize).for_each(|byte| *byte = byte.wrapping_add(1));
+    std::hint::black_box(&other);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::run;
+    use crate::testing::test;
+    use pcie::result::Outcome;
+
+    fn memory() -> Memory {
+        Memory::open(Pages::Base).unwrap()
+    }
+
+    #[test]
+    fn every_latency_test_brings_as_many_samples_as_asked_for() {
+        for kind in [Kind::LatRd, Kind::LatWrrd] {
+            for cache in [Cache::Cold, Cache::HostWarm, Cache::DeviceWarm] {
+                // Three passes over the window, the last one a part.
+                let test = Test { cache, samples: 300, ..test(kind) };
+                let result = run(&mut memory(), &test, true).unwrap();
+                let Outcome::Latency(latency) = result.outcome else { panic!("a latency") };
+                assert_eq!(latency.raw_ns.len(), 300, "{kind} {cache:?}");
+                assert!(latency.max_ns > 0.0 && latency.timer_step_ns > 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn every_bandwidth_test_brings_a_rate() {
+        for kind in [Kind::BwRd, Kind::BwWr, Kind::BwRdwr] {
+            for cache in [Cache::Cold, Cache::HostWarm, Cache::DeviceWarm] {
+                let test = Test { cache, samples: 20_000, device_offset_bytes: 3, ..test(kind) };
+                let result = run(&mut memory(), &test, false).unwrap();
+                let Outcome::Bandwidth(bandwidth) = result.outcome else { panic!("a bandwidth") };
+                assert!(bandwidth.gbps > 0.0 && bandwidth.elapsed_ns > 0.0, "{kind} {cache:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_iommu_is_not_pretended() {
+        let test = Test { iommu: Iommu::Pages4K, ..test(Kind::BwRd) };
+        let error = memory().check(&test).unwrap_err();
+        assert!(error.is_wrong_use() && error.to_string().contains("--pages"), "{error}");
+    }
+
+    #[test]
+    fn a_write_and_read_test_loads_what_was_stored() {
+        let test = Test { size_bytes: 8, ..test(Kind::LatWrrd) };
+        let mut memory = memory();
+        memory.prepare(&test).unwrap();
+        let found = memory.on_cores(&test, |pass| {
+            pass.begin()?;
+            let start = pass.buffer_start;
+            pass.buffer[start..start + 8].copy_from_slice(b"crosslan");
+            pass.latency(64)?;
+            let mut found = [0; 8];
+            pass.ready.window.read(64, &mut found);
+            Ok(found)
+        });
+        assert_eq!(&found.unwrap(), b"crosslan");
+    }
+}

@@ -1,0 +1,248 @@
+//! What an axis shows, and where.
+
+use std::ops::Range;
+
+use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
+
+/// Room between the outermost point and the frame, as a share of the axis.
+const MARGIN: f64 = 0.02;
+/// Intervals of a linear axis, about.
+const INTERVALS: f64 = 6.0;
+/// Powers of ten beyond this are written as such.
+const EXPONENT_WRITTEN_OUT_MAX: f64 = 3.0;
+
+/// What an axis shows, with its title.
+#[derive(Clone, Copy, Debug)]
+pub enum Axis {
+    /// Bytes, by powers of four.
+    Bytes(&'static str),
+    /// A positive quantity, by powers of ten.
+    Decades(&'static str),
+    /// A quantity, evenly; from zero unless its values lie close together far above.
+    Linear(&'static str),
+    /// 0 to 100.
+    Percent(&'static str),
+}
+
+/// Bytes as a person writes them: `64 B`, `8 KiB`, `64 MiB`.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        bytes => format!("{bytes} B"),
+    }
+}
+
+impl Axis {
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Bytes(title) | Self::Decades(title) | Self::Linear(title) | Self::Percent(title) => title,
+        }
+    }
+
+    /// Where a value lies on the axis; `None` if the axis cannot show it.
+    pub(crate) fn position(self, value: f64) -> Option<f64> {
+        let position = match self {
+            Self::Bytes(_) => value.log2() / 2.0,
+            Self::Decades(_) => value.log10(),
+            Self::Linear(_) | Self::Percent(_) => value,
+        };
+        position.is_finite().then_some(position)
+    }
+
+    fn label(self, position: f64) -> String {
+        match self {
+            Self::Bytes(_) => size(4f64.powf(position).round() as u64),
+            Self::Decades(_) => decade_label(position),
+            Self::Linear(_) => linear_label(position),
+            Self::Percent(_) => format!("{position:.0}"),
+        }
+    }
+
+    /// The positions shown: all values and whole steps around them.
+    pub(crate) fn span(self, positions: impl Iterator<Item = f64>) -> Range<f64> {
+        if let Self::Percent(_) = self {
+            return 0.0..100.0;
+        }
+        let (low, high) =
+            positions.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        if low > high {
+            return 0.0..1.0;
+        }
+        match self {
+            // Sizes end where they end; the margin keeps markers off the frame.
+            Self::Bytes(_) => {
+                let margin = (high - low).max(1.0) * MARGIN;
+                low - margin..high + margin
+            }
+            Self::Linear(_) => linear_span(low, high),
+            _ => low.floor()..high.ceil().max(low.floor() + 1.0),
+        }
+    }
+
+    fn step(self, span: &Range<f64>) -> f64 {
+        match self {
+            Self::Percent(_) => 20.0,
+            Self::Linear(_) => nice_step(span.end - span.start),
+            Self::Bytes(_) | Self::Decades(_) => 1.0,
+        }
+    }
+}
+
+fn decade_label(exponent: f64) -> String {
+    if exponent.abs() > EXPONENT_WRITTEN_OUT_MAX {
+        format!("10{}", superscript(exponent.round() as i64))
+    } else if exponent < 0.0 {
+        format!("{:.*}", (-exponent).round() as usize, 10f64.powf(exponent))
+    } else {
+        format!("{:.0}", 10f64.powf(exponent))
+    }
+}
+
+fn superscript(number: i64) -> String {
+    let digit = |letter: char| match letter {
+        '-' => '⁻',
+        '1' => '¹',
+        '2' => '²',
+        '3' => '³',
+        '0' | '4'..='9' => char::from_u32('⁰' as u32 + letter as u32 - '0' as u32).unwrap_or(letter),
+        other => other,
+    };
+    number.to_string().chars().map(digit).collect()
+}
+
+/// Without the digits that only rounding made.
+fn linear_label(position: f64) -> String {
+    let text = format!("{position:.3}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".to_owned() } else { text.to_owned() }
+}
+
+/// 1, 2 or 5 times a power of ten, so that about [`INTERVALS`] fit.
+fn nice_step(length: f64) -> f64 {
+    let rough = length / INTERVALS;
+    let power = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().find(|step| step * power >= rough * 0.999);
+    step.unwrap_or(10.0) * power
+}
+
+fn linear_span(low: f64, high: f64) -> Range<f64> {
+    let low = if low >= 0.0 && low < high / 2.0 { 0.0 } else { low };
+    let length = if high > low { high - low } else { high.abs().max(1.0) };
+    let step = nice_step(length);
+    let first = (low / step).floor() * step;
+    let last = ((high + length * MARGIN) / step).ceil() * step;
+    first..last.max(first + step)
+}
+
+/// An axis in transformed coordinates, with its own ticks.
+pub(crate) struct Ticked {
+    range: RangedCoordf64,
+    span: Range<f64>,
+    axis: Axis,
+}
+
+impl Ticked {
+    pub(crate) fn new(axis: Axis, span: Range<f64>) -> Self {
+        Self { range: span.clone().into(), span, axis }
+    }
+
+    fn bold(&self) -> Vec<f64> {
+        let step = self.axis.step(&self.span);
+        // Rounding must not lose the outermost tick.
+        let first = (self.span.start / step - 1e-9).ceil() as i64;
+        let last = (self.span.end / step + 1e-9).floor() as i64;
+        (first..=last).map(|tick| tick as f64 * step).collect()
+    }
+
+    /// The lines between decades: 2 to 9 of each.
+    fn light(&self) -> Vec<f64> {
+        let Axis::Decades(_) = self.axis else { return Vec::new() };
+        let decades = self.span.start.floor() as i64..self.span.end.ceil() as i64;
+        let between = decades.flat_map(|decade| (2..10).map(move |digit| decade as f64 + f64::from(digit).log10()));
+        between.filter(|position| self.span.contains(position)).collect()
+    }
+}
+
+impl ValueFormatter<f64> for Ticked {
+    fn format_ext(&self, value: &f64) -> String {
+        self.axis.label(*value)
+    }
+}
+
+impl Ranged for Ticked {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        self.range.map(value, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        let mut points = self.bold();
+        if hint.weight().allow_light_points() {
+            points.extend(self.light());
+        }
+        points
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.span.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_what_a_reader_expects() {
+        assert_eq!(Axis::Bytes("").label(3.0), "64 B");
+        assert_eq!(Axis::Bytes("").label(5.0), "1 KiB");
+        assert_eq!(Axis::Decades("").label(-2.0), "0.01");
+        assert_eq!(Axis::Decades("").label(3.0), "1000");
+        assert_eq!(Axis::Decades("").label(-6.0), "10⁻⁶");
+        assert_eq!(Axis::Decades("").label(12.0), "10¹²");
+        assert_eq!(Axis::Percent("").label(40.0), "40");
+        assert_eq!(Axis::Linear("").label(0.30000000000000004), "0.3");
+        assert_eq!(Axis::Linear("").label(-0.0), "0");
+    }
+
+    #[test]
+    fn what_a_logarithm_cannot_show_is_left_out() {
+        assert_eq!(Axis::Decades("").position(0.0), None);
+        assert_eq!(Axis::Decades("").position(-1.0), None);
+        assert_eq!(Axis::Decades("").position(100.0), Some(2.0));
+        assert_eq!(Axis::Linear("").position(f64::NAN), None);
+    }
+
+    #[test]
+    fn spans_cover_the_values_and_are_never_empty() {
+        assert_eq!(Axis::Decades("").span([0.3, 1.7].into_iter()), 0.0..2.0);
+        assert_eq!(Axis::Decades("").span([1.0].into_iter()), 1.0..2.0);
+        assert_eq!(Axis::Decades("").span([].into_iter()), 0.0..1.0);
+        let bytes = Axis::Bytes("").span([0.0, 10.0].into_iter());
+        assert!(bytes.start < 0.0 && bytes.end > 10.0);
+        assert_eq!(Axis::Linear("").span([3.0, 55.0].into_iter()), 0.0..60.0);
+        assert_eq!(Axis::Linear("").span([610.0, 690.0].into_iter()), 600.0..700.0);
+        for value in [0.0, 5.0, -5.0] {
+            let one = Axis::Linear("").span([value].into_iter());
+            assert!(one.start < one.end && one.start <= value && value <= one.end, "{one:?}");
+        }
+    }
+
+    #[test]
+    fn ticks_lie_inside_the_span() {
+        let axis = Ticked::new(Axis::Decades(""), -1.0..2.0);
+        assert_eq!(axis.bold(), [-1.0, 0.0, 1.0, 2.0]);
+        assert_eq!(axis.light().len(), 24);
+        assert!(axis.light().iter().all(|tick| (-1.0..2.0).contains(tick)));
+        assert_eq!(Ticked::new(Axis::Linear(""), 0.0..60.0).bold(), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
+    }
+
+    #[test]
+    fn sizes_have_the_largest_unit_that_divides_them() {
+        assert_eq!([size(64), size(1500), size(8192), size(64 << 20)], ["64 B", "1500 B", "8 KiB", "64 MiB"]);
+    }
+}

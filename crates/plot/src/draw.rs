@@ -1,0 +1,194 @@
+//! Drawing by plotters' SVG backend.
+
+use anyhow::Result;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::axis::Ticked;
+use crate::style::{Line, Marker, Style};
+use crate::{Figure, Series};
+
+/// Drawing rounds to whole units: with this many to a pixel, curves stay smooth.
+const UNITS_PER_PIXEL: i32 = 8;
+const PLOT_WIDTH: i32 = 660;
+const HEIGHT: i32 = 460;
+const LEGEND_WIDTH_MIN: i32 = 200;
+/// From the left edge of the legend to its text, and between the text and the right edge of the picture.
+const LEGEND_TEXT: i32 = 40;
+/// A letter of the legend's font is about as wide.
+const LEGEND_LETTER_WIDTH: f64 = 7.6;
+const LEGEND_ROW: i32 = 26;
+const LEGEND_TOP: i32 = 60;
+const FONT: &str = "Helvetica, Arial, sans-serif";
+/// Beyond this, markers would hide the line.
+const MARKED_POINTS_MAX: usize = 32;
+const MARKER_RADIUS: i32 = 3;
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+const fn units(pixels: i32) -> i32 {
+    pixels * UNITS_PER_PIXEL
+}
+
+const fn extent(pixels: i32) -> u32 {
+    units(pixels).unsigned_abs()
+}
+
+impl Style {
+    fn stroke(self) -> ShapeStyle {
+        self.color.rgb().stroke_width(extent(if self.wide { 3 } else { 2 }))
+    }
+}
+
+impl Figure {
+    /// The plot as the text of an SVG file.
+    ///
+    /// # Errors
+    /// What the drawing library answers.
+    pub fn svg(&self) -> Result<String> {
+        let (width, height) = (PLOT_WIDTH + self.legend_width(), HEIGHT.max(self.legend_height()));
+        let mut svg = String::new();
+        let root = SVGBackend::with_string(&mut svg, (extent(width), extent(height))).into_drawing_area();
+        self.draw(&root)?;
+        root.present()?;
+        drop(root);
+        // The drawing at its size in pixels: the view box keeps the finer units.
+        let drawn = format!("width=\"{}\" height=\"{}\"", extent(width), extent(height));
+        Ok(svg.replacen(&drawn, &format!("width=\"{width}\" height=\"{height}\""), 1))
+    }
+
+    fn legend_width(&self) -> i32 {
+        let letters = self.series.iter().map(|series| legend_title(series).chars().count()).max().unwrap_or(0);
+        let text = (letters as f64 * LEGEND_LETTER_WIDTH).ceil() as i32;
+        (LEGEND_TEXT + text).max(LEGEND_WIDTH_MIN)
+    }
+
+    fn legend_height(&self) -> i32 {
+        LEGEND_TOP + LEGEND_ROW * (i32::try_from(self.series.len()).unwrap_or(i32::MAX / LEGEND_ROW / 2) + 1)
+    }
+
+    fn draw(&self, root: &Area<'_>) -> Result<()> {
+        root.fill(&WHITE)?;
+        let (plot, legend) = root.titled(&self.title, (FONT, units(19)))?.split_horizontally(units(PLOT_WIDTH));
+        let series: Vec<(&Series, Vec<(f64, f64)>)> =
+            self.series.iter().map(|series| (series, self.positions(series))).collect();
+        let all = || series.iter().flat_map(|(_, points)| points.iter());
+        let x = Ticked::new(self.x, self.x.span(all().map(|(x, _)| *x)));
+        let y = Ticked::new(self.y, self.y.span(all().map(|(_, y)| *y)));
+        let mut chart = ChartBuilder::on(&plot)
+            .margin(units(10))
+            .x_label_area_size(units(48))
+            .y_label_area_size(units(64))
+            .build_cartesian_2d(x, y)?;
+        chart
+            .configure_mesh()
+            .x_desc(self.x.title())
+            .y_desc(self.y.title())
+            .axis_desc_style((FONT, units(15)))
+            .label_style((FONT, units(13)))
+            .set_all_tick_mark_size(units(5))
+            .axis_style(BLACK.stroke_width(extent(1)))
+            .bold_line_style(BLACK.mix(0.14).stroke_width(extent(1)))
+            .light_line_style(BLACK.mix(0.05).stroke_width(extent(1)))
+            .draw()?;
+        for (series, points) in &series {
+            let style = series.style;
+            match style.line {
+                Line::None => {}
+                Line::Solid => {
+                    chart.draw_series(LineSeries::new(points.iter().copied(), style.stroke()))?;
+                }
+                Line::Dashed => {
+                    let dashes = DashedLineSeries::new(points.iter().copied(), units(6), units(4), style.stroke());
+                    chart.draw_series(dashes)?;
+                }
+            }
+            if style.line == Line::None || points.len() <= MARKED_POINTS_MAX {
+                let on_frame = points.iter().map(|point| chart.backend_coord(point));
+                // Backend coordinates are those of the whole picture, so the root draws them.
+                on_frame.map(|at| (at.0, at.1)).try_for_each(|at| mark(root, at, style))?;
+            }
+        }
+        self.draw_legend(&legend)
+    }
+
+    fn positions(&self, series: &Series) -> Vec<(f64, f64)> {
+        series.points.iter().filter_map(|(x, y)| Some((self.x.position(*x)?, self.y.position(*y)?))).collect()
+    }
+
+    fn draw_legend(&self, area: &Area<'_>) -> Result<()> {
+        for (index, series) in self.series.iter().enumerate() {
+            let y = units(LEGEND_TOP + LEGEND_ROW * i32::try_from(index)?);
+            let stroke = |from, to| PathElement::new(vec![(units(from), y), (units(to), y)], series.style.stroke());
+            let strokes: &[(i32, i32)] = match series.style.line {
+                Line::None => &[],
+                Line::Solid => &[(4, 30)],
+                Line::Dashed => &[(4, 10), (14, 20), (24, 30)],
+            };
+            strokes.iter().try_for_each(|(from, to)| area.draw(&stroke(*from, *to)))?;
+            if series.style.line == Line::None || series.points.len() <= MARKED_POINTS_MAX {
+                mark(area, (units(17), y), series.style)?;
+            }
+            area.draw(&Text::new(legend_title(series), (units(LEGEND_TEXT), y - units(7)), (FONT, units(14))))?;
+        }
+        Ok(())
+    }
+}
+
+fn legend_title(series: &Series) -> String {
+    let missing = if series.points.is_empty() { " (no figures)" } else { "" };
+    format!("{}{missing}", series.title)
+}
+
+/// Draws the marker of a style at a place of the picture.
+fn mark(area: &Area<'_>, (x, y): (i32, i32), style: Style) -> Result<()> {
+    let (radius, fill) = (units(MARKER_RADIUS), style.color.rgb().filled());
+    match style.marker {
+        Marker::None => {}
+        Marker::Circle => area.draw(&Circle::new((x, y), radius, fill))?,
+        Marker::Square => {
+            area.draw(&Rectangle::new([(x - radius, y - radius), (x + radius, y + radius)], fill))?;
+        }
+        Marker::Triangle => area.draw(&TriangleMarker::new((x, y), radius * 3 / 2, fill))?,
+        Marker::Cross => area.draw(&plotters::element::Cross::new((x, y), radius, style.stroke()))?,
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Axis, Color};
+
+    fn figure(series: Vec<Series>) -> Figure {
+        Figure { title: "a title".into(), x: Axis::Bytes("size"), y: Axis::Decades("time"), series }
+    }
+
+    fn series(title: &str, points: Vec<(f64, f64)>) -> Series {
+        Series { title: title.to_owned(), style: Style::line(Color::Green), points }
+    }
+
+    #[test]
+    fn a_series_without_points_is_shown_as_missing() {
+        let svg = figure(vec![series("with", vec![(1.0, 2.0), (8.0, 3.0)]), series("without", Vec::new())]);
+        let svg = svg.svg().unwrap();
+        assert!(svg.contains("width=\"860\"") && svg.contains("viewBox=\"0 0 6880 3680\""), "{svg}");
+        assert!(svg.contains("without (no figures)") && svg.contains("a title") && !svg.contains("with (no figures)"));
+    }
+
+    #[test]
+    fn a_legend_has_the_room_it_needs() {
+        let long = "a title that says everything there is to say";
+        let svg = figure((0..40).map(|_| series(long, Vec::new())).collect()).svg().unwrap();
+        assert!(!svg.contains("width=\"860\"") && !svg.contains("height=\"460\""), "{svg}");
+    }
+
+    #[test]
+    fn markers_lie_on_their_points() {
+        let svg = figure(vec![series("one", vec![(4.0, 10.0), (16.0, 10.0)])]).svg().unwrap();
+        let line = svg.lines().find(|line| line.contains("polyline") && line.contains("#009E73")).unwrap();
+        let start = line.split("points=\"").nth(1).unwrap().split(' ').next().unwrap();
+        let (x, y) = start.split_once(',').unwrap();
+        assert!(svg.contains(&format!("<circle cx=\"{x}\" cy=\"{y}\"")), "{start} in {svg}");
+    }
+}

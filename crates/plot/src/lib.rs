@@ -1,0 +1,65 @@
+//! Line plots as SVG and PNG: linear, logarithmic or percentage axes, colours and markers that colour-blind readers and
+//! black-and-white printers can tell apart, the legend beside the plot.
+//!
+//! Coordinates are transformed before they are drawn, so one kind of chart serves every axis. A PNG is the SVG,
+//! rendered with a font that comes with the program.
+
+mod axis;
+mod draw;
+mod png;
+mod style;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+pub use axis::{Axis, size};
+pub use style::{Color, Line, Marker, Style};
+
+/// One line.
+pub struct Series {
+    /// As in the legend.
+    pub title: String,
+    /// How it is drawn.
+    pub style: Style,
+    /// x and y; what an axis cannot show is left out.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// One plot.
+pub struct Figure {
+    /// Above the plot.
+    pub title: String,
+    /// Horizontal.
+    pub x: Axis,
+    /// Vertical.
+    pub y: Axis,
+    /// What is drawn, the last on top.
+    pub series: Vec<Series>,
+}
+
+impl Figure {
+    /// Writes the plot as SVG.
+    ///
+    /// # Errors
+    /// Names the file that cannot be written.
+    pub fn write_svg(&self, path: &Path) -> Result<()> {
+        let svg = self.svg().with_context(|| format!("drawing {}", path.display()))?;
+        fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Writes `NAME.svg` and `NAME.png` into a directory and returns their paths.
+    ///
+    /// # Errors
+    /// Names the file that cannot be written.
+    pub fn write(&self, directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
+        let (svg_path, png_path) = (directory.join(format!("{name}.svg")), directory.join(format!("{name}.png")));
+        let svg = self.svg().with_context(|| format!("drawing {}", svg_path.display()))?;
+        let png = png::render(&svg).with_context(|| format!("drawing {}", png_path.display()))?;
+        for (path, contents) in [(&svg_path, svg.as_bytes()), (&png_path, &png)] {
+            fs::write(path, contents).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(vec![svg_path, png_path])
+    }
+}
