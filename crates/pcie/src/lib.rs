@@ -3,6 +3,7 @@
 //! * [`link`]: what a link is: generation, width, payload and request limits.
 //! * [`tlp`]: the packets on it, and what each costs in bytes.
 //! * [`model`]: what a link leaves for data, by the protocol's arithmetic alone.
+//! * [`parameters`]: files that describe devices and hosts.
 //! * [`test`] and [`result`]: the five tests of pcie-bench, and what they bring, in one versioned form for models,
 //!   simulations, measurements and published data alike.
 //!
@@ -12,6 +13,7 @@
 
 pub mod link;
 pub mod model;
+pub mod parameters;
 pub mod result;
 pub mod test;
 pub mod tlp;

@@ -1,0 +1,215 @@
+//! Parameter files in TOML: what is wrong in one is said in a line with file, place, key and value.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
+use thiserror::Error;
+
+/// What is wrong in a file.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ParametersError {
+    /// It cannot be read.
+    #[error("{file}: {reason}; check the path")]
+    Unreadable {
+        /// Its path.
+        file: String,
+        /// Why, in the system's words.
+        reason: String,
+    },
+    /// What it says makes no sense.
+    #[error("{file}, {place}: {what}")]
+    Senseless {
+        /// Its path.
+        file: String,
+        /// Line and key, as far as known.
+        place: String,
+        /// What is wrong and what would be right.
+        what: String,
+    },
+}
+
+/// Reads and parses a file.
+///
+/// # Errors
+/// When it cannot be read, is no TOML or lacks, misnames or misuses a key.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, ParametersError> {
+    let file = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&file, &text),
+        Err(error) => Err(ParametersError::Unreadable { file, reason: error.to_string() }),
+    }
+}
+
+/// Parses the text of a file.
+///
+/// # Errors
+/// When it is no TOML or lacks, misnames or misuses a key.
+pub fn parse<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, ParametersError> {
+    let senseless = |key: Option<String>, error: &toml::de::Error| ParametersError::Senseless {
+        file: file.to_owned(),
+        place: place(text, key, error),
+        what: error.message().lines().collect::<Vec<_>>().join("; "),
+    };
+    let deserializer = toml::Deserializer::parse(text).map_err(|error| senseless(None, &error))?;
+    serde_path_to_error::deserialize(deserializer).map_err(|error| {
+        let key = Some(error.path().to_string()).filter(|path| path != ".");
+        senseless(key, error.inner())
+    })
+}
+
+fn place(text: &str, key: Option<String>, error: &toml::de::Error) -> String {
+    let line = error.span().map(|span| format!("line {}", text[..span.start].matches('\n').count() + 1));
+    let places: Vec<String> = line.into_iter().chain(key).collect();
+    if places.is_empty() { "the whole of it".to_owned() } else { places.join(", ") }
+}
+
+/// A dimension that quantities in files have: names of its units, and how many of the first each is.
+struct Dimension {
+    what: &'static str,
+    units: &'static [(&'static str, f64)],
+    example: &'static str,
+}
+
+const TIME: Dimension = Dimension {
+    what: "time",
+    units: &[("ns", 1.0), ("ps", 1e-3), ("us", 1e3), ("ms", 1e6), ("s", 1e9)],
+    example: "write nanoseconds as in 290 or \"0.29 us\"",
+};
+const BYTES: Dimension = Dimension {
+    what: "size",
+    units: &[("B", 1.0), ("KiB", 1024.0), ("MiB", 1_048_576.0), ("GiB", 1_073_741_824.0)],
+    example: "write bytes as in 64 or \"2 KiB\"",
+};
+
+/// A time of zero or more in nanoseconds: a number or, with its unit, `"0.29 us"`. For serde's `deserialize_with`.
+///
+/// # Errors
+/// For anything else.
+pub fn nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    deserializer.deserialize_any(Quantity(&TIME))
+}
+
+/// A whole number of bytes: a number or, with its unit, `"2 KiB"`. For serde's `deserialize_with`.
+///
+/// # Errors
+/// For anything else.
+pub fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let bytes = deserializer.deserialize_any(Quantity(&BYTES))?;
+    if bytes.fract() == 0.0 { Ok(bytes as u64) } else { Err(BYTES.refuse(bytes)) }
+}
+
+impl Dimension {
+    fn refuse<E: Error>(&self, value: impl fmt::Display) -> E {
+        E::custom(format!("'{value}' is no {}; {}", self.what, self.example))
+    }
+
+    fn parse(&self, text: &str) -> Option<f64> {
+        let number = text.trim_end_matches(|last: char| last.is_alphabetic());
+        let unit = &text[number.len()..];
+        let (_, factor) = self.units.iter().find(|(name, _)| *name == unit)?;
+        Some(number.trim().parse::<f64>().ok()? * factor)
+    }
+}
+
+struct Quantity(&'static Dimension);
+
+impl Visitor<'_> for Quantity {
+    type Value = f64;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "a {}; {}", self.0.what, self.0.example)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<f64, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<f64, E> {
+        self.visit_f64(value as f64)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<f64, E> {
+        let is_possible = value.is_finite() && value >= 0.0;
+        if is_possible { Ok(value) } else { Err(self.0.refuse(value)) }
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<f64, E> {
+        let value = self.0.parse(text).filter(|value| value.is_finite() && *value >= 0.0);
+        value.ok_or_else(|| self.0.refuse(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Walk {
+        #[serde(deserialize_with = "nanoseconds")]
+        walk_ns: f64,
+        #[serde(deserialize_with = "bytes")]
+        page_bytes: u64,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        walks: Vec<Walk>,
+    }
+
+    fn error(text: &str) -> String {
+        parse::<File>("host.toml", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn quantities_may_carry_their_unit() {
+        let text =
+            "[[walks]]\nwalk_ns = 290\npage_bytes = 4096\n[[walks]]\nwalk_ns = \"0.5us\"\npage_bytes = \"2 MiB\"\n";
+        let walks = parse::<File>("host.toml", text).unwrap().walks;
+        let found: Vec<(f64, u64)> = walks.iter().map(|walk| (walk.walk_ns, walk.page_bytes)).collect();
+        assert_eq!(found, [(290.0, 4096), (500.0, 2 << 20)]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_file_line_key_and_value() {
+        for (text, expected) in [
+            (
+                "[[walks]]\nwalk_ns = \"290 KiB\"\npage_bytes = 4096\n",
+                "host.toml, line 2, walks[0].walk_ns: '290 KiB' is no time; write nanoseconds as in 290 or \"0.29 us\"",
+            ),
+            (
+                "[[walks]]\nwalk_ns = -1\npage_bytes = 4096\n",
+                "host.toml, line 2, walks[0].walk_ns: '-1' is no time; write nanoseconds as in 290 or \"0.29 us\"",
+            ),
+            (
+                "[[walks]]\nwalk_ns = 1\npage_bytes = 0.5\n",
+                "host.toml, line 3, walks[0].page_bytes: '0.5' is no size; write bytes as in 64 or \"2 KiB\"",
+            ),
+        ] {
+            assert_eq!(error(text), expected);
+        }
+        for (text, words) in [
+            ("[[walks]]\nwalk_us = 1\n", &["host.toml, line 2", "walk_us", "expected", "walk_ns"][..]),
+            ("[[walks]]\nwalk_ns = 1\n", &["host.toml, line 1", "walks[0]", "missing", "page_bytes"]),
+            ("[[walks]]\nwalk_ns = true\n", &["line 2", "walk_ns", "true", "nanoseconds"]),
+            ("walks = 3", &["line 1", "walks", "3"]),
+            ("walks = [", &["host.toml, line 1"]),
+            ("", &["host.toml", "missing", "walks"]),
+        ] {
+            let error = error(text);
+            assert!(!error.contains('\n'), "{error}");
+            for word in words {
+                assert!(error.contains(word), "{word:?} in {error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = read::<File>(Path::new("/no/such.toml")).unwrap_err().to_string();
+        assert!(error.contains("/no/such.toml") && error.ends_with("check the path"), "{error}");
+    }
+}
