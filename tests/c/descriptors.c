@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 static void check_copy_shares(struct pair *pair, int copy)
 {
@@ -242,4 +243,47 @@ TEST(a_program_at_the_limit_still_serves)
         while (count > 0)
             OK(close(fds[--count]));
     }
+}
+
+// ---- around libc's names ------------------------------------------------------------------------
+
+TEST(syscall_by_number_closes) // as libuv does
+{
+    struct pair pair = connected_pair();
+    OK(syscall(SYS_close, pair.client));
+    expect_eof(pair.server);
+    int pipe_fds[2];
+    OK(pipe(pipe_fds));
+    CHECK_EQ(pipe_fds[0], pair.client); // the lowest free number
+    char bytes[4];
+    CHECK_EQ(write(pipe_fds[1], "pipe", 4), 4);
+    CHECK_EQ(read(pipe_fds[0], bytes, 4), 4);
+    CHECK(memcmp(bytes, "pipe", 4) == 0);
+}
+
+TEST(syscall_by_number_moves_bytes)
+{
+    struct pair pair = connected_pair();
+    char bytes[8];
+    CHECK_EQ(syscall(SYS_sendto, pair.client, "abcd", 4, 0, NULL, 0), 4);
+    CHECK_EQ(syscall(SYS_write, pair.client, "efgh", 4), 4);
+    CHECK_EQ(syscall(SYS_recvfrom, pair.server, bytes, 4, MSG_WAITALL, NULL, NULL), 4);
+    CHECK_EQ(syscall(SYS_read, pair.server, bytes + 4, 4), 4);
+    CHECK(memcmp(bytes, "abcdefgh", 8) == 0);
+    CHECK_ERR(syscall(SYS_recvfrom, pair.server, bytes, 4, MSG_DONTWAIT, NULL, NULL), EAGAIN);
+}
+
+TEST(syscall_by_number_makes_connections)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    int client = (int)OK(syscall(SYS_socket, AF_INET, SOCK_STREAM, 0));
+    OK(syscall(SYS_connect, client, ADDRESS(&at), at.size));
+    int server = (int)OK(syscall(SYS_accept4, listener, NULL, NULL, 0));
+    ping_pong(client, server);
+    int copy = (int)OK(syscall(SYS_dup, client));
+    OK(close(client));
+    ping_pong(copy, server);
+    OK(syscall(SYS_shutdown, copy, SHUT_WR));
+    expect_eof(server);
 }

@@ -16,6 +16,7 @@ mod processes;
 mod readiness;
 mod real;
 mod sockets;
+mod syscalls;
 
 use rustix::io::Errno;
 use socket::lifecycle;

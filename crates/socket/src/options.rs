@@ -163,7 +163,8 @@ impl OptionRecord {
         let template = fresh(family)?;
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks the pointer and answers a bad one with an error.
-        let answer = unsafe { libc::syscall(libc::SYS_setsockopt, number, option.level, option.name, value, length) };
+        let answer =
+            unsafe { crate::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value, length) };
         let result = outcome(answer);
         close(template);
         result?;
@@ -190,8 +191,9 @@ impl OptionRecord {
         let template = self.template(family)?;
         let number = template.as_raw_fd();
         // SAFETY: the kernel checks both pointers and answers bad ones with an error.
-        let answer =
-            unsafe { libc::syscall(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout) };
+        let answer = unsafe {
+            crate::system::call!(libc::SYS_getsockopt, number, option.level, option.name, value, length_inout)
+        };
         let result = outcome(answer);
         close(template);
         result
@@ -255,7 +257,7 @@ fn fresh(family: Family) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
-fn outcome(answer: libc::c_long) -> Result<(), Errno> {
+fn outcome(answer: isize) -> Result<(), Errno> {
     if answer >= 0 {
         return Ok(());
     }
@@ -268,16 +270,18 @@ pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut 
     let number = socket.as_raw_fd();
     let pointer = value.as_mut_ptr();
     // SAFETY: `value` is writable for `length` bytes, and `length` is a local.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length) };
+    let answer = unsafe {
+        crate::system::call!(libc::SYS_getsockopt, number, option.level, option.name, pointer, &raw mut length)
+    };
     outcome(answer).map(|()| (length as usize).min(value.len()))
 }
 
 fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
     let number = socket.as_raw_fd();
     // SAFETY: `value` is readable for its length.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_setsockopt, number, option.level, option.name, value.as_ptr(), value.len()) };
+    let answer = unsafe {
+        crate::system::call!(libc::SYS_setsockopt, number, option.level, option.name, value.as_ptr(), value.len())
+    };
     outcome(answer)
 }
 

@@ -62,6 +62,99 @@ pub fn spawns() -> u32 {
     SPAWNS.load(Ordering::Relaxed)
 }
 
+/// An argument of a system call.
+pub trait Word {
+    /// As a register holds it.
+    fn word(self) -> usize;
+}
+
+macro_rules! words {
+    ($($number:ty)*) => {$(
+        impl Word for $number {
+            fn word(self) -> usize {
+                self as usize
+            }
+        }
+    )*};
+}
+
+words! { i32 u32 u64 usize }
+
+impl<T> Word for *const T {
+    fn word(self) -> usize {
+        self.expose_provenance()
+    }
+}
+
+impl<T> Word for *mut T {
+    fn word(self) -> usize {
+        self.expose_provenance()
+    }
+}
+
+/// A system call around libc, whose `syscall` may be our own. Sets `errno` and answers -1, as libc's does.
+macro_rules! call {
+    ($number:expr $(, $argument:expr)* $(,)?) => {
+        $crate::system::call_kernel($number, [$($crate::system::Word::word($argument)),*])
+    };
+}
+pub(crate) use call;
+
+/// As libc's `syscall`.
+///
+/// # Safety
+/// As the system call.
+pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
+    let mut six = [0; 6];
+    six[..N].copy_from_slice(&arguments);
+    // SAFETY: the caller's.
+    let result = unsafe { enter_kernel(number, six) };
+    if (-4095..0).contains(&result) {
+        // SAFETY: libc's own variable of this thread.
+        unsafe { *libc::__errno_location() = -result as i32 };
+        return -1;
+    }
+    result
+}
+
+#[inline]
+unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the kernel's calling convention; what the call does is the caller's affair.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") arguments[0],
+            in("rsi") arguments[1],
+            in("rdx") arguments[2],
+            in("r10") arguments[3],
+            in("r8") arguments[4],
+            in("r9") arguments[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") arguments[0] as isize => result,
+            in("x1") arguments[1],
+            in("x2") arguments[2],
+            in("x3") arguments[3],
+            in("x4") arguments[4],
+            in("x5") arguments[5],
+            options(nostack)
+        );
+    }
+    result
+}
+
 /// What the last system call of this thread failed with.
 pub fn errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
@@ -75,7 +168,7 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     let buffer = (&raw mut byte).cast::<c_void>();
     let received = if receive.is_null() {
         // SAFETY: one byte is writable.
-        unsafe { libc::syscall(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) as isize }
+        unsafe { call!(libc::SYS_recvfrom, fd, buffer, 1, libc::MSG_PEEK, 0, 0) }
     } else {
         // SAFETY: only `use_sleepers` stores here, and it stores a `Receive`.
         let receive = unsafe { std::mem::transmute::<*mut c_void, Receive>(receive) };
@@ -94,7 +187,7 @@ pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let poll = POLL.load(Ordering::Acquire);
     let ready = if poll.is_null() {
         // SAFETY: the slice is writable for its length.
-        unsafe { libc::syscall(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) as i32 }
+        unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) as i32 }
     } else {
         // SAFETY: only `use_sleepers` stores here, and it stores a `Poll`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, Poll>(poll) };
@@ -118,9 +211,7 @@ pub unsafe fn ppoll(
     let poll = POLL_UNDER_MASK.load(Ordering::Acquire);
     let ready = if poll.is_null() {
         // SAFETY: the slice is writable for its length; the caller's mask.
-        unsafe {
-            libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) as i32
-        }
+        unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) as i32 }
     } else {
         // SAFETY: only `use_masked_sleepers` stores here, and it stores a `PollUnderMask`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, PollUnderMask>(poll) };
@@ -147,7 +238,7 @@ pub unsafe fn pselect(
     let ready = if select.is_null() {
         let sized_mask = (mask, KERNEL_SIGSET_BYTES);
         // SAFETY: the caller's sets; the mask with its size is what the kernel takes as the last argument.
-        unsafe { libc::syscall(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) as i32 }
+        unsafe { call!(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) as i32 }
     } else {
         // SAFETY: only `use_masked_sleepers` stores here, and it stores a `SelectUnderMask`.
         let select = unsafe { std::mem::transmute::<*mut c_void, SelectUnderMask>(select) };
@@ -172,8 +263,7 @@ pub unsafe fn epoll_wait(
     if let Some(mut timeout) = timespec(timeout_ns).filter(|_| timeout_ns.is_some_and(|ns| ns % 1_000_000 != 0)) {
         let timeout = &raw mut timeout;
         // SAFETY: the caller's array and mask.
-        let ready =
-            unsafe { libc::syscall(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, KERNEL_SIGSET_BYTES) };
+        let ready = unsafe { call!(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, KERNEL_SIGSET_BYTES) };
         match if ready < 0 { Err(errno()) } else { Ok(ready as usize) } {
             Err(Errno::NOSYS) => {}
             result => return result,
@@ -183,7 +273,7 @@ pub unsafe fn epoll_wait(
     let wait = EPOLL_WAIT.load(Ordering::Acquire);
     let ready = if wait.is_null() || timeout_ms == 0 {
         // SAFETY: the caller's array and mask.
-        unsafe { libc::syscall(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) as i32 }
+        unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) as i32 }
     } else {
         // SAFETY: only `use_sleepers` stores here, and it stores an `EpollWait`.
         let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
@@ -204,7 +294,7 @@ pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> 
     let mut timeout = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let none = std::ptr::null_mut::<libc::pollfd>();
     // SAFETY: no entries; the caller's mask.
-    let ready = unsafe { libc::syscall(libc::SYS_ppoll, none, 0, &raw mut timeout, mask, KERNEL_SIGSET_BYTES) };
+    let ready = unsafe { call!(libc::SYS_ppoll, none, 0, &raw mut timeout, mask, KERNEL_SIGSET_BYTES) };
     if ready < 0 { Err(errno()) } else { Ok(()) }
 }
 
@@ -221,7 +311,7 @@ pub fn poll_now(fd: i32, events: i16) -> i16 {
 pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one entry is writable.
-    let ready = unsafe { libc::syscall(libc::SYS_poll, &raw mut entry, 1, timeout_ms) };
+    let ready = unsafe { call!(libc::SYS_poll, &raw mut entry, 1, timeout_ms) };
     if ready > 0 { entry.revents } else { 0 }
 }
 
@@ -230,7 +320,7 @@ pub fn ring(fd: i32) -> Result<(), Errno> {
     let byte = [1_u8];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: one byte is readable.
-    let sent = unsafe { libc::syscall(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
+    let sent = unsafe { call!(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
     match if sent < 0 { errno() } else { return Ok(()) } {
         Errno::AGAIN => Ok(()),
         error => Err(error),
@@ -244,15 +334,14 @@ pub fn leave_one_ring(fd: i32) {
     loop {
         let mut unread_bytes = 0_i32;
         // SAFETY: the number is writable.
-        let result = unsafe { libc::syscall(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
+        let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
         let surplus_bytes = (unread_bytes.max(1) as usize - 1).min(bytes.len());
         if result < 0 || surplus_bytes == 0 {
             return;
         }
         // SAFETY: the array is writable.
-        let received = unsafe {
-            libc::syscall(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), surplus_bytes, libc::MSG_DONTWAIT, 0, 0)
-        };
+        let received =
+            unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), surplus_bytes, libc::MSG_DONTWAIT, 0, 0) };
         if received <= 0 {
             return;
         }
@@ -265,7 +354,7 @@ pub fn drain(fd: i32) -> bool {
     loop {
         // SAFETY: the array is writable.
         let received =
-            unsafe { libc::syscall(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
+            unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
         match received {
             0 => return false,
             64 => {}
@@ -281,7 +370,7 @@ pub fn handlers_restart() -> bool {
     (1..=SIGNALS).all(|signal| {
         let mut action = KernelAction::default();
         // SAFETY: the structure is writable and as large as the kernel's; the mask is eight bytes.
-        let result = unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, 0, &raw mut action, 8) };
+        let result = unsafe { call!(libc::SYS_rt_sigaction, signal, 0, &raw mut action, 8) };
         let is_handled = result == 0 && action.handler > 1;
         !is_handled || action.flags & libc::SA_RESTART as u64 != 0
     })

@@ -47,7 +47,7 @@ pub(super) enum Own {
 /// `epoll_create1(2)`.
 pub(super) fn create(flags: i32) -> Result<RawFd, Errno> {
     // SAFETY: no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_epoll_create1, flags) };
+    let fd = unsafe { crate::system::call!(libc::SYS_epoll_create1, flags) };
     if fd < 0 { Err(system::errno()) } else { Ok(fd as RawFd) }
 }
 
@@ -79,7 +79,7 @@ pub(super) unsafe fn control_with(
     event: *mut epoll_event,
 ) -> Result<(), Errno> {
     // SAFETY: the caller's.
-    let result = unsafe { libc::syscall(libc::SYS_epoll_ctl, epfd, operation, fd, event) };
+    let result = unsafe { crate::system::call!(libc::SYS_epoll_ctl, epfd, operation, fd, event) };
     if result < 0 { Err(system::errno()) } else { Ok(()) }
 }
 
@@ -90,6 +90,6 @@ pub(super) unsafe fn control_with(
 pub(super) unsafe fn wait_now(epfd: RawFd, events: *mut epoll_event, max: usize) -> Result<usize, Errno> {
     let none = std::ptr::null::<libc::sigset_t>();
     // SAFETY: the caller's.
-    let ready = unsafe { libc::syscall(libc::SYS_epoll_pwait, epfd, events, max as i32, 0, none, 8) };
+    let ready = unsafe { crate::system::call!(libc::SYS_epoll_pwait, epfd, events, max as i32, 0, none, 8) };
     if ready < 0 { Err(system::errno()) } else { Ok(ready as usize) }
 }

@@ -30,7 +30,8 @@ pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<S
     let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
     let mut len_bytes = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
     // SAFETY: the storage is writable for the length given.
-    let accepted = unsafe { libc::syscall(libc::SYS_accept4, fd, storage.as_mut_ptr(), &raw mut len_bytes, flags) };
+    let accepted =
+        unsafe { crate::system::call!(libc::SYS_accept4, fd, storage.as_mut_ptr(), &raw mut len_bytes, flags) };
     if accepted < 0 {
         return Err(crate::system::errno());
     }
@@ -46,7 +47,7 @@ pub(super) fn remember_mode(lane_fd: RawFd, is_nonblocking: bool) {
     let len_bytes = size_of::<i32>();
     // SAFETY: the value is readable; a closed descriptor is answered with an error.
     unsafe {
-        libc::syscall(
+        crate::system::call!(
             libc::SYS_setsockopt,
             lane_fd,
             libc::SOL_SOCKET,
@@ -63,7 +64,7 @@ pub(super) fn remembered_mode(lane_fd: RawFd) -> bool {
     let mut len_bytes = size_of::<i32>() as libc::socklen_t;
     let (value, len) = (&raw mut priority, &raw mut len_bytes);
     // SAFETY: both are writable; a closed descriptor is answered with an error.
-    unsafe { libc::syscall(libc::SYS_getsockopt, lane_fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value, len) };
+    unsafe { crate::system::call!(libc::SYS_getsockopt, lane_fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value, len) };
     priority == 1
 }
 

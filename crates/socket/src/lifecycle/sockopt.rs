@@ -118,6 +118,7 @@ unsafe fn ask_lifeline(
     length_inout: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
     // SAFETY: the kernel checks the pointers.
-    let result = unsafe { libc::syscall(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout) };
+    let result =
+        unsafe { crate::system::call!(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout) };
     if result < 0 { Err(crate::system::errno()) } else { Ok(()) }
 }

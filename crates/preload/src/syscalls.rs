@@ -1,0 +1,121 @@
+//! System calls that go around libc's names.
+
+use crate::{bytes, descriptors, messages, readiness, sockets};
+use socket::table::{self, Entry};
+use std::ffi::{c_int, c_long, c_void};
+
+/// libc's `syscall`, which is variadic: all its arguments are in registers or on the stack, where this definition finds
+/// them.
+///
+/// Calls about descriptors of ours are the same calls under their libc name: libuv closes this way. A ring of the
+/// kernel would bypass the library, so there is none: programs then take epoll.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
+) -> c_long {
+    if number == libc::SYS_io_uring_setup && !socket::lifecycle::settings().off {
+        crate::set_errno(rustix::io::Errno::NOSYS);
+        return -1;
+    }
+    let arguments = [first, second, third, fourth, fifth, sixth];
+    if concerns_ours(number, &arguments) {
+        // SAFETY: the C caller's.
+        if let Some(result) = unsafe { call_by_name(number, arguments) } {
+            return result;
+        }
+    }
+    // SAFETY: the C caller's.
+    unsafe { socket::system::call_kernel(number, arguments) as c_long }
+}
+
+/// Whether a call may be about a descriptor of ours. Allocators make system calls while they are not ready to be
+/// called, so nothing here allocates.
+fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
+    let is_ours = |argument: usize| {
+        let fd = argument as c_int;
+        !matches!(table::get(fd), Entry::None) || socket::descriptors::is_hidden(fd)
+    };
+    let [first, second, third, ..] = *arguments;
+    match number {
+        libc::SYS_socket | libc::SYS_poll | libc::SYS_select | libc::SYS_close_range => true,
+        libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile => is_ours(first) || is_ours(second),
+        libc::SYS_epoll_ctl => is_ours(first) || is_ours(third),
+        _ => is_ours(first),
+    }
+}
+
+/// `None`: a call that this library does not stand for.
+unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> {
+    let [first, second, third, fourth, fifth, sixth] = arguments;
+    let fd = first as c_int;
+    let (int2, int3, int4) = (second as c_int, third as c_int, fourth as c_int);
+    macro_rules! pointer {
+        ($address:expr) => {
+            std::ptr::with_exposed_provenance_mut($address)
+        };
+    }
+    // SAFETY: the C caller's: these are the arguments of the call of this number.
+    Some(unsafe {
+        match number {
+            libc::SYS_read => bytes::read(fd, pointer!(second), third) as c_long,
+            libc::SYS_write => bytes::write(fd, pointer!(second), third) as c_long,
+            libc::SYS_readv => bytes::readv(fd, pointer!(second), int3) as c_long,
+            libc::SYS_writev => bytes::writev(fd, pointer!(second), int3) as c_long,
+            libc::SYS_recvfrom => {
+                bytes::recvfrom(fd, pointer!(second), third, int4, pointer!(fifth), pointer!(sixth)) as c_long
+            }
+            libc::SYS_sendto => {
+                bytes::sendto(fd, pointer!(second), third, int4, pointer!(fifth), sixth as u32) as c_long
+            }
+            libc::SYS_recvmsg => messages::recvmsg(fd, pointer!(second), int3) as c_long,
+            libc::SYS_sendmsg => messages::sendmsg(fd, pointer!(second), int3) as c_long,
+            libc::SYS_recvmmsg => messages::recvmmsg(fd, pointer!(second), third as u32, int4, pointer!(fifth)).into(),
+            libc::SYS_sendmmsg => messages::sendmmsg(fd, pointer!(second), third as u32, int4).into(),
+            libc::SYS_sendfile => bytes::sendfile(fd, int2, pointer!(third), fourth) as c_long,
+            libc::SYS_close => descriptors::close(fd).into(),
+            libc::SYS_close_range => descriptors::close_range(first as u32, second as u32, int3).into(),
+            libc::SYS_dup => descriptors::dup(fd).into(),
+            libc::SYS_dup2 => descriptors::dup2(fd, int2).into(),
+            libc::SYS_dup3 => descriptors::dup3(fd, int2, int3).into(),
+            libc::SYS_fcntl => descriptors::fcntl(fd, int2, third).into(),
+            libc::SYS_ioctl => descriptors::ioctl(fd, second as _, third).into(),
+            libc::SYS_socket => sockets::socket(fd, int2, int3).into(),
+            libc::SYS_listen => sockets::listen(fd, int2).into(),
+            libc::SYS_connect => sockets::connect(fd, pointer!(second), third as u32).into(),
+            libc::SYS_accept => sockets::accept(fd, pointer!(second), pointer!(third)).into(),
+            libc::SYS_accept4 => sockets::accept4(fd, pointer!(second), pointer!(third), int4).into(),
+            libc::SYS_shutdown => sockets::shutdown(fd, int2).into(),
+            libc::SYS_getsockname => sockets::getsockname(fd, pointer!(second), pointer!(third)).into(),
+            libc::SYS_getpeername => sockets::getpeername(fd, pointer!(second), pointer!(third)).into(),
+            libc::SYS_getsockopt => sockets::getsockopt(fd, int2, int3, pointer!(fourth), pointer!(fifth)).into(),
+            libc::SYS_setsockopt => sockets::setsockopt(fd, int2, int3, pointer!(fourth), fifth as u32).into(),
+            libc::SYS_poll => readiness::poll(pointer!(first), second as _, int3).into(),
+            libc::SYS_select => {
+                readiness::select(fd, pointer!(second), pointer!(third), pointer!(fourth), pointer!(fifth)).into()
+            }
+            libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, int2, int3, pointer!(fourth)).into(),
+            libc::SYS_epoll_wait => readiness::epoll_wait(fd, pointer!(second), int3, int4).into(),
+            libc::SYS_epoll_pwait => readiness::epoll_pwait(fd, pointer!(second), int3, int4, pointer!(fifth)).into(),
+            libc::SYS_epoll_pwait2 => {
+                readiness::epoll_pwait2(fd, pointer!(second), int3, pointer!(fourth), pointer!(fifth)).into()
+            }
+            _ => return None,
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn io_uring_queue_init(_entries: u32, _ring: *mut c_void, _flags: u32) -> c_int {
+    -libc::ENOSYS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn io_uring_queue_init_params(_entries: u32, _ring: *mut c_void, _parameters: *mut c_void) -> c_int {
+    -libc::ENOSYS
+}
