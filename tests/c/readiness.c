@@ -466,3 +466,65 @@ TEST(very_large_descriptor_numbers_work)
     await(high, POLLIN);
     epoll_one(epoll_with(high, EPOLLIN));
 }
+
+// ---- limits -------------------------------------------------------------------------------------
+
+static void limit_descriptors(rlim_t numbers)
+{
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = numbers;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+}
+
+TEST(poll_takes_nearly_as_many_entries_as_the_limit_allows)
+{
+    enum { LIMIT = 64, ENTRIES = 60 };
+    struct pair pair = connected_pair();
+    limit_descriptors(LIMIT);
+    struct pollfd entries[ENTRIES];
+    for (int i = 0; i < ENTRIES; i++)
+        entries[i] = (struct pollfd){i % 2 ? pair.listener : pair.client, POLLPRI, 0};
+    entries[ENTRIES - 1] = (struct pollfd){pair.server, POLLIN, 0};
+    CHECK_EQ(poll(entries, ENTRIES, 5), 0);
+    say(pair.client, "x");
+    CHECK_EQ(poll(entries, ENTRIES, PATIENCE_MS), 1);
+    CHECK_EQ(entries[ENTRIES - 1].revents, POLLIN);
+    expect(pair.server, "x");
+    entries[1].events = POLLIN; // the listener
+    struct address at = name_of(pair.listener);
+    int another = dial(&at);
+    CHECK_EQ(poll(entries, ENTRIES, PATIENCE_MS), 1);
+    CHECK_EQ(entries[1].revents, POLLIN);
+    OK(close(another));
+}
+
+TEST(select_leaves_alone_what_lies_behind_small_sets)
+{
+    enum { SELECT_COUNT = 16384 };
+    // A program may pass its descriptor limit as the count with sets as large as its descriptors need: the kernel
+    // looks at no more than there are.
+    struct pair pair = connected_pair();
+    limit_descriptors(SELECT_COUNT);
+    ping_pong(pair.client, pair.server);
+    struct {
+        fd_set in;
+        unsigned char behind[SELECT_COUNT / 8];
+    } sets;
+    memset(&sets, 0xa5, sizeof sets);
+    FD_ZERO(&sets.in);
+    FD_SET(pair.server, &sets.in);
+    struct timeval now = {0};
+    CHECK_EQ(select(getdtablesize(), &sets.in, NULL, NULL, &now), 0);
+    say(pair.client, "x");
+    FD_SET(pair.server, &sets.in);
+    CHECK_EQ(select(getdtablesize(), &sets.in, NULL, NULL, NULL), 1);
+    CHECK(FD_ISSET(pair.server, &sets.in));
+    int pipe_fds[2];
+    OK(pipe(pipe_fds));
+    FD_ZERO(&sets.in);
+    FD_SET(pipe_fds[0], &sets.in);
+    CHECK_EQ(select(getdtablesize(), &sets.in, NULL, NULL, &now), 0);
+    for (size_t i = 0; i < sizeof sets.behind; i++)
+        CHECK_EQ(sets.behind[i], 0xa5);
+}

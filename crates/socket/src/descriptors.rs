@@ -392,14 +392,8 @@ fn read_link(number: RawFd, buffer: &mut [u8; 64]) -> Option<&[u8]> {
 }
 
 fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
     let mut found = Vec::new();
-    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
-    let mut entries = RawDir::new(&folder, &mut buffer);
-    while let Some(entry) = entries.next() {
-        let name = entry?.file_name().to_str().ok().and_then(|name| name.parse::<RawFd>().ok());
-        let Some(number) = name else { continue };
+    for_each_open(|number| {
         let mut link = [0_u8; 64];
         let link = read_link(number, &mut link).unwrap_or_default();
         if link.starts_with(b"/memfd:crosslane") {
@@ -407,10 +401,45 @@ fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
         } else if link.starts_with(b"socket:") {
             found.push((number, InheritedKind::Socket));
         }
-    }
-    close(folder);
+    })?;
     found.sort_unstable_by_key(|(number, _)| *number);
     Ok(found)
+}
+
+/// One more than the highest number below `end` that the program has open.
+///
+/// # Errors
+/// What opening and reading `/proc/self/fd` answers.
+pub fn visible_end(end: RawFd) -> Result<RawFd, Errno> {
+    let mut highest = -1;
+    for_each_open(|number| {
+        if number < end && !is_hidden(number) {
+            highest = highest.max(number);
+        }
+    })?;
+    Ok(highest + 1)
+}
+
+/// Runs `visit` on every open number, in no order; that of the listing itself is among them.
+fn for_each_open(mut visit: impl FnMut(RawFd)) -> Result<(), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty())?;
+    let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
+    let mut entries = RawDir::new(&folder, &mut buffer);
+    let mut result = Ok(());
+    while let Some(entry) = entries.next() {
+        match entry {
+            Ok(entry) => {
+                entry.file_name().to_str().ok().and_then(|name| name.parse().ok()).into_iter().for_each(&mut visit)
+            }
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
+    }
+    close(folder);
+    result
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 use crate::clock::now_ns;
 use crate::connection::Connection;
+use crate::descriptors;
 use crate::interest::{InterestSet, Sleep};
 use crate::lifecycle::Listener;
 use crate::spin::{Spin, Turn};
@@ -81,6 +82,7 @@ pub unsafe fn select(
         deadline.start();
     }
     let sets = [read, write, except];
+    let count = within_reach(count);
     let numbers = usize::try_from(count).unwrap_or(0);
     // SAFETY: the caller's sets.
     let names_ours = (0..numbers).any(|fd| unsafe { Bitmaps(sets).events(fd) } != 0 && is_ours(fd as RawFd));
@@ -92,6 +94,13 @@ pub unsafe fn select(
         unsafe { system::pselect(count, sets, timeout_ns, mask) }
     };
     (result, deadline.left_exactly_ns())
+}
+
+/// The count of a `select`, without numbers that the program has none behind. Programs pass their descriptor limit with
+/// sets as large as their descriptors need, because the kernel looks at no more than its own table has room for; and
+/// that grows with our hidden numbers.
+fn within_reach(count: i32) -> i32 {
+    if count <= libc::FD_SETSIZE as i32 { count } else { descriptors::visible_end(count).unwrap_or(count) }
 }
 
 unsafe fn select_lanes(
@@ -307,8 +316,7 @@ impl Call<'_> {
 
     /// Foreign descriptors and listeners.
     fn look_in_kernel(&mut self) -> Result<(), Errno> {
-        let mut entries = Entries::new(NOTHING);
-        self.fds.iter().for_each(|entry| push_kernel_entries(&mut entries, entry, false));
+        let mut entries = kernel_entries(self.fds, false);
         let entries = entries.as_mut_slice();
         // SAFETY: no mask; the call does not sleep.
         unsafe { system::ppoll(entries, Some(0), std::ptr::null()) }?;
@@ -351,8 +359,7 @@ impl Call<'_> {
     }
 
     fn sleep(&mut self) -> Result<Woken, Errno> {
-        let mut entries = Entries::new(NOTHING);
-        self.fds.iter().for_each(|entry| push_kernel_entries(&mut entries, entry, true));
+        let mut entries = kernel_entries(self.fds, true);
         let entries = entries.as_mut_slice();
         let left_ns = self.deadline.left_exactly_ns();
         match self.doze(entries, left_ns)? {
@@ -404,27 +411,40 @@ enum Woken {
     Restless,
 }
 
-/// What the kernel is asked for an entry: two places each, so that the answers are found again.
-fn push_kernel_entries(entries: &mut Entries, entry: &pollfd, sleeps: bool) {
+/// What the kernel is asked: a place for every entry of the program, and behind them one for every lane listener. No
+/// more than that, because the kernel takes as many as the program may have descriptors.
+fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     let on = |fd, events| pollfd { fd, events, revents: 0 };
-    let pair = match Kind::of(entry.fd) {
-        Kind::Foreign => [on(entry.fd, entry.events), NOTHING],
-        Kind::Listener(listener) => [on(entry.fd, entry.events), on(listener.lane_fd(), POLLIN)],
-        Kind::Connection(_) | Kind::Set(_) if sleeps => [on(entry.fd, POLLIN), NOTHING],
-        Kind::Connection(_) | Kind::Set(_) => [NOTHING; 2],
-    };
-    pair.into_iter().for_each(|entry| entries.push(entry));
+    let mut entries = Entries::new(NOTHING);
+    for entry in fds {
+        entries.push(match Kind::of(entry.fd) {
+            Kind::Foreign | Kind::Listener(_) => on(entry.fd, entry.events),
+            Kind::Connection(_) | Kind::Set(_) if sleeps => on(entry.fd, POLLIN),
+            Kind::Connection(_) | Kind::Set(_) => NOTHING,
+        });
+    }
+    for entry in fds {
+        if let Kind::Listener(listener) = Kind::of(entry.fd) {
+            let lane_fd = listener.lane_fd();
+            if !entries.as_mut_slice()[fds.len()..].iter().any(|lane| lane.fd == lane_fd) {
+                entries.push(on(lane_fd, POLLIN));
+            }
+        }
+    }
+    entries
 }
 
 /// Of foreign descriptors and listeners; the others are looked at.
 fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
-    for (entry, answers) in fds.iter_mut().zip(entries.chunks_exact(2)) {
+    let (answers, lanes) = entries.split_at(fds.len());
+    for (entry, answer) in fds.iter_mut().zip(answers) {
         match Kind::of(entry.fd) {
-            Kind::Foreign => entry.revents = answers[0].revents,
-            Kind::Listener(_) if answers[1].revents & POLLIN != 0 => {
-                entry.revents = answers[0].revents | entry.events & FOR_INPUT;
+            Kind::Foreign => entry.revents = answer.revents,
+            Kind::Listener(listener) => {
+                let lane_fd = listener.lane_fd();
+                let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0);
+                entry.revents = answer.revents | if has_lane { entry.events & FOR_INPUT } else { 0 };
             }
-            Kind::Listener(_) => entry.revents = answers[0].revents,
             Kind::Connection(_) | Kind::Set(_) => {}
         }
     }
@@ -435,10 +455,10 @@ fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
 /// ask for.
 fn answer_rings(fds: &[pollfd], entries: &[pollfd]) -> bool {
     let mut is_calm = true;
-    for (entry, answers) in fds.iter().zip(entries.chunks_exact(2)) {
+    for (entry, answer) in fds.iter().zip(entries) {
         is_calm &= entry.revents == 0;
         if let Kind::Connection(connection) = Kind::of(entry.fd)
-            && answers[0].revents != 0
+            && answer.revents != 0
         {
             let is_taken = connection.take_ring();
             let goes_on = connection.has_ended() || system::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0;
@@ -633,7 +653,7 @@ mod tests {
     #[test]
     fn select_refuses_closed_descriptors_and_negative_counts() {
         let pair = Pair::new();
-        let closed = 4000;
+        let closed = 1000;
         let mut read = [0; 64];
         bit(&mut read, pair.fd());
         bit(&mut read, closed);
