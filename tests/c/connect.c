@@ -283,6 +283,9 @@ TEST(connect_on_a_connection_is_eisconn)
     CHECK_ERR(connect(pair.client, ADDRESS(&at), at.size), EISCONN);
     CHECK_ERR(connect(pair.server, ADDRESS(&at), at.size), EISCONN);
     CHECK_ERR(connect(pair.listener, ADDRESS(&at), at.size), EISCONN);
+    CHECK_ERR(connect(pair.client, NULL, at.size), EFAULT);
+    CHECK_ERR(connect(pair.client, ADDRESS(&at), 1), EINVAL);
+    ping_pong(pair.client, pair.server);
 }
 
 TEST(connect_rejects_bad_arguments)

@@ -444,6 +444,103 @@ TEST(cloexec_closes_at_exec)
     wait_child(pid);
 }
 
+TEST(exec_on_a_copy_without_close_on_exec)
+{
+    struct pair pair = connected_pair();
+    OK(fcntl(pair.server, F_SETFD, FD_CLOEXEC)); // dup2 does not copy the flag
+    const int others[] = {pair.client, pair.listener};
+    char *const argv[] = {"cat", NULL};
+    pid_t pid = exec_on(pair.server, argv, others, 2);
+    OK(close(pair.server));
+    say(pair.client, "by a copy");
+    expect(pair.client, "by a copy");
+    OK(shutdown(pair.client, SHUT_WR));
+    expect_eof(pair.client);
+    wait_child(pid);
+}
+
+TEST(close_range_with_cloexec_leaves_what_lies_below)
+{
+    struct pair pair = connected_pair();
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(dup2(pair.server, 0));
+        OK(dup2(pair.server, 1));
+        OK(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
+        execlp("cat", "cat", (char *)NULL);
+        FAIL("no cat");
+    }
+    OK(close(pair.server));
+    say(pair.client, "still there");
+    expect(pair.client, "still there");
+    OK(shutdown(pair.client, SHUT_WR));
+    expect_eof(pair.client);
+    wait_child(pid);
+}
+
+TEST(close_range_with_cloexec_closes_at_exec)
+{
+    struct pair pair = connected_pair();
+    int gate[2];
+    OK(pipe(gate));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(dup2(gate[0], 0));
+        OK(close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
+        ping_pong(pair.client, pair.server); // not before exec
+        execlp("cat", "cat", (char *)NULL);
+        FAIL("no cat");
+    }
+    OK(close(pair.client));
+    expect_eof(pair.server); // while the child lives on
+    OK(close(gate[1]));
+    wait_child(pid);
+}
+
+TEST(close_range_rejects_unknown_flags)
+{
+    struct pair pair = connected_pair();
+    CHECK_ERR(close_range(pair.client, pair.client, 1u << 30), EINVAL);
+    ping_pong(pair.client, pair.server);
+}
+
+// By each of the ways to say that a descriptor outlives exec.
+static void check_listener_outlives_exec(void (*keep)(int))
+{
+    struct address at;
+    char number[16];
+    int listener = listen_anywhere(&at);
+    OK(fcntl(listener, F_SETFD, FD_CLOEXEC));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        keep(listener);
+        snprintf(number, sizeof number, "%d", listener);
+        execl("/proc/self/exe", "semantics", "--echo-accepted", number, (char *)NULL);
+        FAIL("no exec");
+    }
+    OK(close(listener));
+    int client = dial(&at);
+    say(client, "a new program");
+    expect(client, "a new program");
+    OK(shutdown(client, SHUT_WR));
+    expect_eof(client);
+    wait_child(pid);
+}
+
+static void keep_by_fcntl(int fd) { OK(fcntl(fd, F_SETFD, 0)); }
+static void keep_by_ioctl(int fd) { OK(ioctl(fd, FIONCLEX)); }
+static void keep_by_dup2(int fd)
+{
+    int spare = OK(dup(0));
+    OK(dup2(fd, spare));
+    OK(dup2(spare, fd));
+    OK(close(spare));
+}
+
+TEST(listener_kept_by_fcntl_outlives_exec) { check_listener_outlives_exec(keep_by_fcntl); }
+TEST(listener_kept_by_ioctl_outlives_exec) { check_listener_outlives_exec(keep_by_ioctl); }
+TEST(listener_kept_by_dup2_outlives_exec) { check_listener_outlives_exec(keep_by_dup2); }
+
 TEST(exec_after_accept_in_a_child)
 {
     struct address at;

@@ -211,15 +211,21 @@ static bool arguments_are_known(int count, char **arguments)
     return true;
 }
 
-// What the checks of exec run: copies standard input to standard output.
-static int echo_stdio(void)
+// What the checks of exec run: copies one descriptor to another.
+static int echo(int in, int out)
 {
     char buffer[4096];
     ssize_t got;
-    while ((got = read(0, buffer, sizeof buffer)) > 0)
-        if (write(1, buffer, got) != got)
+    while ((got = read(in, buffer, sizeof buffer)) > 0)
+        if (write(out, buffer, got) != got)
             return 1;
     return got == 0 ? 0 : 1;
+}
+
+static int echo_accepted(int listener)
+{
+    int fd = accept(listener, NULL, NULL);
+    return fd < 0 ? 1 : echo(fd, fd);
 }
 
 static int list(void)
@@ -233,7 +239,9 @@ int main(int argc, char **argv)
 {
     int counts[3] = {0};
     if (argc == 2 && strcmp(argv[1], "--echo-stdio") == 0)
-        return echo_stdio();
+        return echo(0, 1);
+    if (argc == 3 && strcmp(argv[1], "--echo-accepted") == 0)
+        return echo_accepted(atoi(argv[2]));
     if (argc == 2 && strcmp(argv[1], "--list") == 0)
         return list();
     if (!arguments_are_known(argc - 1, argv + 1))

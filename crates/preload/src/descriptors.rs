@@ -17,16 +17,12 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    if flags != 0 {
-        // SAFETY: the C caller's.
-        return unsafe { real::close_range(first, last, flags) };
-    }
-    zero_or_errno(lifecycle::close_range(first, last))
+    zero_or_errno(lifecycle::close_range(first, last, flags as c_uint))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    let _ = lifecycle::close_range(first.max(0) as c_uint, c_uint::MAX);
+    let _ = lifecycle::close_range(first.max(0) as c_uint, c_uint::MAX, 0);
 }
 
 #[unsafe(no_mangle)]
@@ -44,11 +40,7 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: the C caller's.
-    let result = duplicate_onto(old, new, || unsafe { real::dup3(old, new, flags) });
-    if result >= 0 {
-        lifecycle::set_cloexec(result);
-    }
-    result
+    duplicate_onto(old, new, || unsafe { real::dup3(old, new, flags) })
 }
 
 fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
@@ -122,7 +114,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
-    match table::get(fd) {
+    let result = match table::get(fd) {
         // SAFETY: the C caller's.
         Entry::Connection(connection) => unsafe { connection_ioctl(fd, connection, request, argument) },
         Entry::Listener(listener) if request == libc::FIONBIO => {
@@ -135,7 +127,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
         }
         // SAFETY: the C caller's.
         _ => unsafe { real::ioctl(fd, request, argument) },
+    };
+    if matches!(request, libc::FIOCLEX | libc::FIONCLEX) {
+        lifecycle::set_cloexec(fd);
     }
+    result
 }
 
 unsafe fn connection_ioctl(
@@ -165,11 +161,9 @@ unsafe fn connection_ioctl(
         _ => {
             // SAFETY: the C caller's.
             let result = unsafe { real::ioctl(fd, request, argument) };
-            match request {
+            if request == libc::FIONBIO && result == 0 {
                 // SAFETY: the kernel has just read it.
-                libc::FIONBIO if result == 0 => connection.set_nonblocking(unsafe { *(argument as *const c_int) } != 0),
-                libc::FIOCLEX | libc::FIONCLEX => lifecycle::set_cloexec(fd),
-                _ => {}
+                connection.set_nonblocking(unsafe { *(argument as *const c_int) } != 0);
             }
             result
         }

@@ -237,6 +237,11 @@ impl Connection {
         self.with_details(|details| details.memfd.as_ref().map(|memfd| memfd.set_inheritable(inheritable)));
     }
 
+    /// Whether one of the program's descriptors of this connection is as `is_wanted` says.
+    pub fn has_descriptor(&self, is_wanted: impl Fn(RawFd) -> bool) -> bool {
+        self.with_details(|details| details.descriptors.iter().any(|&fd| is_wanted(fd)))
+    }
+
     /// Notes that the program made another descriptor of this connection.
     pub fn add_descriptor(&self, fd: RawFd) {
         self.with_details(|details| details.descriptors.push(fd));

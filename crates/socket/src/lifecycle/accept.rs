@@ -86,7 +86,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
     let connection = Connection::open(origin, segment);
     connection.apply_recorded_options();
     table::set(fd, Entry::Connection(connection));
-    super::descriptor::follow_cloexec(fd, connection);
+    super::descriptor::follow_cloexec(connection);
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
 }
 

@@ -29,7 +29,8 @@ pub enum Outcome {
 pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     match (table::get(fd), destination) {
         (Entry::Connection(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
-        (Entry::Connection(connection), Err(_)) => Outcome::Answered(dissolve(connection)),
+        (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => Outcome::Answered(dissolve(connection)),
+        (Entry::Connection(_), Err(error)) => Outcome::Answered(Err(error)),
         (Entry::Stream(stream), Ok(destination)) => connect_stream(fd, stream, destination),
         _ => Outcome::Kernel,
     }
@@ -145,7 +146,7 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
         table::set(descriptor, Entry::Connection(connection));
         interest::adopt(descriptor, connection);
     }
-    super::descriptor::follow_cloexec(fd, connection);
+    super::descriptor::follow_cloexec(connection);
     Ok(is_nonblocking)
 }
 
@@ -165,6 +166,6 @@ fn replace(descriptor: RawFd, source: RawFd) -> Result<(), Errno> {
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(descriptor) })?;
     let cloexec = if flags.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
     // SAFETY: replaces the program's descriptor, on the program's behalf.
-    let result = unsafe { libc::syscall(libc::SYS_dup3, source, descriptor, cloexec) };
+    let result = unsafe { crate::system::call!(libc::SYS_dup3, source, descriptor, cloexec) };
     if result < 0 { Err(Errno::MFILE) } else { Ok(()) }
 }

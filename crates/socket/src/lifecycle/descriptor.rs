@@ -92,6 +92,7 @@ pub fn duplicate(old: RawFd, new: RawFd) {
         Entry::Interest(set) => set.add_descriptor(new),
     }
     table::set(new, entry);
+    set_cloexec(new);
 }
 
 /// The child of a `vfork` has made itself a descriptor to take through `exec`: what the connection needs goes with it.
@@ -110,11 +111,8 @@ pub fn while_inheritable<R>(spawn: impl FnOnce() -> R) -> R {
     crate::connection::for_each_open(|connection| connection.set_inheritable(true));
     LISTENERS.for_each(|listener| listener.set_inheritable(true));
     let result = spawn();
-    LISTENERS.for_each(|listener| {
-        let descriptors = listener.with(|inner| inner.descriptors.clone());
-        listener.set_inheritable(descriptors.iter().any(|&fd| !is_cloexec(fd)));
-    });
-    crate::connection::for_each_open(|connection| follow_cloexec(connection.lifeline(), connection));
+    LISTENERS.for_each(follow_listener);
+    crate::connection::for_each_open(follow_cloexec);
     result
 }
 
@@ -139,43 +137,53 @@ fn is_open(fd: RawFd) -> bool {
     fd >= 0 && rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok()
 }
 
-/// `close_range` without flags: closes the program's descriptors in the range and leaves ours.
+/// `close_range`: closes the program's descriptors in the range, or has them closed at `exec`, and leaves ours.
 ///
 /// # Errors
 /// As `close_range(2)`.
-pub fn close_range(first: u32, last: u32) -> Result<(), Errno> {
-    if first > last {
+pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
+    if first > last || flags & !(libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) != 0 {
         return Err(Errno::INVAL);
     }
     let last_fd = RawFd::try_from(last).unwrap_or(RawFd::MAX);
     let Ok(first_fd) = RawFd::try_from(first) else { return Ok(()) };
-    if !is_borrowed_memory() {
+    let closes = flags & libc::CLOSE_RANGE_CLOEXEC == 0;
+    if closes && !is_borrowed_memory() {
         table::for_each(first_fd..=last_fd, |fd, _| forget(fd));
     }
-    descriptors::visible_ranges(first, last).try_for_each(|(first, last)| close_range_in_kernel(first, last))
+    for (first, last) in descriptors::visible_ranges(first, last) {
+        // SAFETY: the program asked for this to be done with these descriptors.
+        if unsafe { crate::system::call!(libc::SYS_close_range, first, last, flags) } < 0 {
+            return Err(crate::system::errno());
+        }
+    }
+    if !closes {
+        table::for_each(first_fd..=last_fd, |fd, _| set_cloexec(fd));
+    }
+    Ok(())
 }
 
-fn close_range_in_kernel(first: u32, last: u32) -> Result<(), Errno> {
-    // SAFETY: the program asked for these descriptors to be closed.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    if result < 0 { Err(Errno::INVAL) } else { Ok(()) }
-}
-
-/// The program changed the close-on-exec flag of `fd`: what the connection needs after `exec` follows.
+/// The close-on-exec flag of `fd` may have changed: what it needs after `exec` follows.
 pub fn set_cloexec(fd: RawFd) {
     match table::get(fd) {
-        Entry::Connection(connection) => follow_cloexec(fd, connection),
-        Entry::Listener(listener) => listener.set_inheritable(!is_cloexec(fd)),
+        Entry::Connection(connection) => follow_cloexec(connection),
+        Entry::Listener(listener) => follow_listener(listener),
         _ => {}
     }
 }
 
-fn is_cloexec(fd: RawFd) -> bool {
+fn is_inheritable(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
-    flags.unwrap_or(FdFlags::CLOEXEC).contains(FdFlags::CLOEXEC)
+    flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
 }
 
-pub(super) fn follow_cloexec(fd: RawFd, connection: &Connection) {
-    connection.set_inheritable(!is_cloexec(fd));
+/// A connection lives through `exec` if one of its descriptors does.
+pub(super) fn follow_cloexec(connection: &Connection) {
+    connection.set_inheritable(connection.has_descriptor(is_inheritable));
+}
+
+fn follow_listener(listener: &Listener) {
+    let inheritable = listener.with(|inner| inner.descriptors.iter().any(|&fd| is_inheritable(fd)));
+    listener.set_inheritable(inheritable);
 }

@@ -127,7 +127,7 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
         connection.add_descriptor(other);
         table::set(other, Entry::Connection(connection));
     }
-    super::descriptor::follow_cloexec(fd, connection);
+    super::descriptor::follow_cloexec(connection);
 }
 
 /// Both addresses, from the name that the connecting end gave the lifeline.
