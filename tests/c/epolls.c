@@ -371,6 +371,69 @@ TEST(epoll_follows_the_stream_when_a_dup_lives)
     epoll_none(epoll);
 }
 
+TEST(epoll_keeps_what_a_closed_number_registered)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create1(0)), number = OK(dup(pair.server));
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2};
+    epoll_add(epoll, number, EPOLLIN | EPOLLET, 1);
+    OK(close(number));
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_DEL, number, NULL), EBADF);
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, pair.server, &event), ENOENT);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).data.u64, 1);
+    expect(pair.server, "x");
+    // The number comes back to the same connection, and finds what it left.
+    CHECK_EQ(dup2(pair.server, number), number);
+    CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_ADD, number, &event), EEXIST);
+    OK(epoll_ctl(epoll, EPOLL_CTL_MOD, number, &event));
+    say(pair.client, "y");
+    CHECK_EQ(epoll_one(epoll).data.u64, 2);
+    expect(pair.server, "y");
+    OK(close(number));
+    OK(close(pair.server));
+    epoll_none(epoll);
+    pair.server = number;
+}
+
+TEST(epoll_keeps_a_closed_number_beside_all_its_dups)
+{
+    struct pair pair = connected_pair();
+    int epoll = OK(epoll_create1(0)), copy = OK(dup(pair.server)), last = OK(dup(pair.server));
+    epoll_add(epoll, pair.server, EPOLLIN, 1);
+    epoll_add(epoll, copy, EPOLLIN, 2);
+    epoll_none(epoll);
+    OK(close(pair.server));
+    OK(close(copy));
+    epoll_add(epoll, last, EPOLLIN, 4);
+    epoll_none(epoll);
+    say(pair.client, "x");
+    unsigned seen = 0;
+    for (int looks = 0; seen != 7; looks++) {
+        struct epoll_event events[4];
+        int count = OK(epoll_wait(epoll, events, 4, PATIENCE_MS));
+        CHECK(count > 0 && looks < 1000);
+        for (int i = 0; i < count; i++)
+            seen |= events[i].data.u64;
+    }
+    expect(last, "x");
+    epoll_none(epoll);
+}
+
+TEST(epoll_keeps_a_listener_when_a_dup_lives)
+{
+    struct address at;
+    int listener = listen_anywhere(&at), copy = OK(dup(listener));
+    int epoll = epoll_with(listener, EPOLLIN);
+    OK(close(listener));
+    int client = dial(&at);
+    epoll_one(epoll);
+    ping_pong(client, accept_from(copy));
+    epoll_none(epoll);
+    OK(close(copy));
+    epoll_none(epoll);
+}
+
 TEST(epoll_takes_a_dup_beside_its_original)
 {
     struct pair pair = connected_pair();

@@ -29,10 +29,6 @@ const EXPLAINED: &[Difference] = &[
     Difference { check: "a_full_backlog_holds_back_connects", reason: BACKLOG },
     Difference { check: "connect_is_interrupted_without_sa_restart", reason: BACKLOG },
     Difference {
-        check: "epoll_follows_the_stream_when_a_dup_lives",
-        reason: "a closed descriptor leaves its epoll sets at once, also while a duplicate of it lives",
-    },
-    Difference {
         check: "bad_addresses_are_efault",
         reason: "a library copies by the program's own loads and stores: a bad address is a SIGSEGV, not EFAULT",
     },

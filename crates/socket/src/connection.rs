@@ -247,6 +247,11 @@ impl Connection {
         self.with_details(|details| details.descriptors.push(fd));
     }
 
+    /// Runs `access` on the program's descriptors of this connection.
+    pub fn with_descriptors<R>(&self, access: impl FnOnce(&[RawFd]) -> R) -> R {
+        self.with_details(|details| access(&details.descriptors))
+    }
+
     /// Notes that the program closes a descriptor, before the kernel does. With the last one, this process is done with
     /// the connection.
     pub fn remove_descriptor(&'static self, fd: RawFd) {

@@ -6,7 +6,8 @@
 //! see `roster` for how that stays cheap, and `wait` for how a wait goes.
 //!
 //! Where this differs from the kernel:
-//! * A descriptor leaves all sets when the program closes it, even while another one names the same connection.
+//! * A registration whose descriptor was closed while another one of the same connection lives stays, as in the kernel;
+//!   but where the set holds all those others too, it is looked at in steps of a millisecond.
 //! * A wait that finds lanes ready may leave out foreign descriptors that are ready too, for 20 microseconds at most.
 //! * Sets nest four deep: the kernel allows five instances on a path, and the last has an inner one.
 
@@ -106,7 +107,7 @@ impl InterestSet {
 
     /// Notes that the program closes a descriptor of the set. With the last one, this process is done with it.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
-        forget_descriptor(fd);
+        forget_one_of(fd, Target::Nested(self), || self.with(|roster| others(&roster.descriptors, fd)));
         let is_last = self.with(|roster| {
             roster.descriptors.retain(|&known| known != fd);
             if !roster.descriptors.is_empty() {
@@ -202,6 +203,18 @@ impl InterestSet {
     fn drop_registration(&self, roster: &mut Roster, index: u32) {
         roster.remove(index);
         REGISTERED.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The program closes the descriptor of a registration, or the one by which the kernel knows it.
+    fn forget(&self, roster: &mut Roster, index: u32, survivors: &[RawFd]) {
+        if !survivors.is_empty() && roster.orphan(index, survivors) {
+            return self.start_watching(roster, index);
+        }
+        // What was made before a fork stays in the kernel for the other process.
+        if !roster.at(index).is_inherited {
+            roster.delist(index);
+        }
+        self.drop_registration(roster, index);
     }
 
     /// Makes what was registered as a plain TCP socket what it has become.
@@ -342,7 +355,7 @@ fn control_own(
     target: Target,
     event: epoll_event,
 ) -> Result<(), Errno> {
-    let found = roster.find(fd);
+    let found = roster.find(fd).or_else(|| roster.find_returned(fd, target));
     let events = event.events;
     match (operation, found) {
         (EPOLL_CTL_ADD, _) if events & EXCLUSIVE != 0 && !allows_exclusive(target, events) => Err(Errno::INVAL),
@@ -407,29 +420,38 @@ fn convert_everywhere(fd: RawFd, target: Target) {
     }
 }
 
-/// Before the program closes a descriptor of a connection: it leaves all sets.
-pub fn forget(fd: RawFd, _connection: &'static Connection) {
-    forget_descriptor(fd);
+/// Before the program closes a descriptor of a connection: with the last one, the connection leaves all sets.
+pub fn forget(fd: RawFd, connection: &'static Connection) {
+    forget_one_of(fd, Target::Connection(connection), || connection.with_descriptors(|own| others(own, fd)));
 }
 
-/// Before the program closes a descriptor of a listener: it leaves all sets.
-pub fn forget_listener(fd: RawFd, _listener: &'static Listener) {
-    forget_descriptor(fd);
+/// Before the program closes a descriptor of a listener: with the last one, the listener leaves all sets.
+pub fn forget_listener(fd: RawFd, listener: &'static Listener) {
+    forget_one_of(fd, Target::Listener(listener), || listener.with_descriptors(|own| others(own, fd)));
 }
 
-/// Before the program closes any descriptor that may be registered with us.
-pub fn forget_descriptor(fd: RawFd) {
+/// Before the program closes a descriptor of a TCP socket that the kernel serves: the kernel knows whether it stays.
+pub fn forget_stream(fd: RawFd) {
+    forget_one_of(fd, Target::Stream, Vec::new);
+}
+
+fn others(descriptors: &[RawFd], fd: RawFd) -> Vec<RawFd> {
+    descriptors.iter().copied().filter(|&other| other != fd).collect()
+}
+
+fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawFd>) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return;
     }
+    let survivors = survivors();
     POOL.for_each(|set| {
         set.with(|roster| {
-            let Some(index) = roster.find(fd) else { return };
-            // What was made before a fork stays in the kernel for the other process.
-            if !roster.at(index).is_inherited {
-                roster.delist(index);
+            if let Some(index) = roster.find(fd) {
+                set.forget(roster, index, &survivors);
             }
-            set.drop_registration(roster, index);
+            while let Some(index) = roster.orphan_of(target, fd, survivors.is_empty()) {
+                set.forget(roster, index, &survivors);
+            }
         });
     });
 }

@@ -114,6 +114,11 @@ impl Listener {
         self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
     }
 
+    /// Runs `access` on the program's descriptors of this listener.
+    pub fn with_descriptors<R>(&self, access: impl FnOnce(&[RawFd]) -> R) -> R {
+        self.with(|inner| access(&inner.descriptors))
+    }
+
     /// The listener that `descriptors` of the program are, with `lane` beside it.
     fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
         let listener = LISTENERS.take();

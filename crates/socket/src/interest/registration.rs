@@ -28,6 +28,18 @@ pub(super) enum Target {
     Stream,
 }
 
+impl Target {
+    /// Whether both are the same object.
+    pub fn is(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Connection(one), Self::Connection(other)) => std::ptr::eq(one, other),
+            (Self::Listener(one), Self::Listener(other)) => std::ptr::eq(one, other),
+            (Self::Nested(one), Self::Nested(other)) => std::ptr::eq(one, other),
+            _ => false,
+        }
+    }
+}
+
 /// What the lifeline of a connection can still say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lifeline {
@@ -45,7 +57,10 @@ pub(super) enum Lifeline {
 
 /// One registered descriptor.
 pub(super) struct Registration {
+    /// The number under which the program registered it; closed since, if it is an orphan.
     pub fd: RawFd,
+    /// The descriptor of the same object by which the kernel knows it; -1 if there is none.
+    pub kernel_fd: RawFd,
     pub target: Target,
     /// As the program gave them.
     pub events: u32,
@@ -78,6 +93,7 @@ impl Registration {
     pub fn new(fd: RawFd, target: Target, events: u32, data: u64) -> Self {
         Self {
             fd,
+            kernel_fd: fd,
             target,
             events,
             data,
@@ -159,7 +175,7 @@ impl Registration {
             ready |= INPUT & self.wanted();
         }
         if self.events & ONESHOT != 0 {
-            ready |= system::poll_now(self.fd, self.wanted());
+            ready |= system::poll_now(self.kernel_fd, self.wanted());
         }
         self.is_pending = ready != 0;
         ready

@@ -32,6 +32,11 @@ const CALLS_PER_CLOCK_LOOK: u32 = 8;
 /// Foreign descriptors and parked connections wait this long, at most, while hot ones keep the program busy.
 const UNASKED_MICROSECONDS: u64 = 20;
 
+/// What the kernel is asked of a lane listener.
+fn lane_events(events: u32) -> u32 {
+    INPUT | events & (EDGE | EXCLUSIVE)
+}
+
 #[derive(Default)]
 pub(super) struct Roster {
     /// The program's descriptors of the set.
@@ -48,6 +53,8 @@ pub(super) struct Roster {
     free: Vec<u32>,
     /// By descriptor: index of the slot plus one, or zero.
     by_fd: Vec<u32>,
+    /// Those whose descriptor the program has closed while another one names the same object.
+    orphans: Vec<u32>,
     hot: Vec<u32>,
     /// Where the next look at the hot ones begins.
     first: usize,
@@ -122,9 +129,73 @@ impl Roster {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
+        if let Some(orphan) = self.orphan_known_by(registration.fd) {
+            // One descriptor is in an epoll instance once: who has a number of its own goes first.
+            self.move_to(orphan, -1);
+        }
         self.by_fd[fd] = index + 1;
         self.slots[index as usize].registration = Some(registration);
         index
+    }
+
+    /// The program closes the descriptor of a registration; `survivors` are others of the same object. It stays, as
+    /// Linux keeps it, and is known to the kernel by one of them. `false`: that cannot be, for want of a free one.
+    pub fn orphan(&mut self, index: u32, survivors: &[RawFd]) -> bool {
+        let is_free = |fd: &&RawFd| self.find(**fd).is_none() && self.orphan_known_by(**fd).is_none();
+        let kernel_fd = survivors.iter().find(is_free).copied().filter(|_| !self.at(index).is_inherited);
+        if !self.move_to(index, kernel_fd.unwrap_or(-1)) {
+            return false;
+        }
+        let fd = self.at(index).fd;
+        if !self.orphans.contains(&index) {
+            self.orphans.push(index);
+            self.by_fd[fd as usize] = 0;
+        }
+        true
+    }
+
+    /// An orphan of `target` that has to do with the closing of `fd`: because the kernel knows it by that, or because
+    /// it `is_last`.
+    pub fn orphan_of(&self, target: Target, fd: RawFd, is_last: bool) -> Option<u32> {
+        self.orphans.iter().copied().find(|&index| {
+            let orphan = self.at(index);
+            orphan.target.is(target) && (is_last || orphan.kernel_fd == fd)
+        })
+    }
+
+    fn orphan_known_by(&self, fd: RawFd) -> Option<u32> {
+        self.orphans.iter().copied().find(|&index| self.at(index).kernel_fd == fd)
+    }
+
+    /// The orphan whose number names the same object again.
+    pub fn find_returned(&mut self, fd: RawFd, target: Target) -> Option<u32> {
+        let is_returned = |&index: &u32| self.at(index).fd == fd && self.at(index).target.is(target);
+        let place = self.orphans.iter().position(is_returned)?;
+        let index = self.orphans[place];
+        if !self.move_to(index, fd) {
+            return None;
+        }
+        self.orphans.swap_remove(place);
+        self.by_fd[fd as usize] = index + 1;
+        Some(index)
+    }
+
+    /// Has the kernel know a registration by another descriptor of the same object, or by none: then a connection is
+    /// looked at every millisecond, and nothing else can be.
+    fn move_to(&mut self, index: u32, kernel_fd: RawFd) -> bool {
+        if self.at(index).is_inherited {
+            self.at_mut(index).kernel_fd = kernel_fd;
+            return true;
+        }
+        self.delist(index);
+        let registration = self.at_mut(index);
+        registration.kernel_fd = kernel_fd;
+        registration.unpark();
+        if registration.can_ring() {
+            registration.lifeline = Lifeline::Unheard;
+        }
+        self.heat(index);
+        self.enlist(index).is_ok()
     }
 
     /// Takes a registration out; the kernel's part is [`Roster::delist`].
@@ -135,8 +206,12 @@ impl Roster {
         }
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
-        if let Some(registration) = slot.registration.take() {
+        if let Some(registration) = slot.registration.take()
+            && self.find(registration.fd) == Some(index)
+        {
             self.by_fd[registration.fd as usize] = 0;
+        } else {
+            self.orphans.retain(|&orphan| orphan != index);
         }
         self.free.push(index);
     }
@@ -180,18 +255,17 @@ impl Roster {
             Target::Nested(_) => {
                 let (events, data) =
                     ((registration.events & EDGE) | INPUT, kernel::data_of(kernel::Own::Nested(index)));
-                kernel::control(self.epfd().ok_or(Errno::BADF)?, EPOLL_CTL_ADD, registration.fd, events, data)
+                kernel::control(self.epfd().ok_or(Errno::BADF)?, EPOLL_CTL_ADD, registration.kernel_fd, events, data)
             }
             Target::Listener(listener) => {
-                let (fd, events, data) = (registration.fd, registration.events, registration.data);
+                let (fd, events, data) = (registration.kernel_fd, registration.events, registration.data);
                 let epfd = self.epfd().ok_or(Errno::BADF)?;
                 if events & ONESHOT == 0 {
                     kernel::control(epfd, EPOLL_CTL_ADD, fd, events, data)?;
                 } else {
                     kernel::control(inner, EPOLL_CTL_ADD, fd, events & !(ONESHOT | EDGE), token)?;
                 }
-                let lane_events = INPUT | events & (EDGE | EXCLUSIVE);
-                match kernel::control(inner, EPOLL_CTL_ADD, listener.lane_fd(), lane_events, token) {
+                match kernel::control(inner, EPOLL_CTL_ADD, listener.lane_fd(), lane_events(events), token) {
                     // Another descriptor of the same listener is in the set and reports it.
                     Ok(()) | Err(Errno::EXIST) => Ok(()),
                     Err(error) => {
@@ -212,7 +286,7 @@ impl Roster {
             return false;
         }
         if registration.lifeline == Lifeline::Unheard {
-            let added = kernel::control(inner, EPOLL_CTL_ADD, registration.fd, INPUT | INPUT_SHUT, token);
+            let added = kernel::control(inner, EPOLL_CTL_ADD, registration.kernel_fd, INPUT | INPUT_SHUT, token);
             registration.lifeline = if added.is_ok() { Lifeline::Rings } else { Lifeline::Deaf };
         }
         registration.park()
@@ -225,18 +299,34 @@ impl Roster {
         match registration.target {
             Target::Connection(_) if !registration.can_ring() => {}
             Target::Connection(_) => {
-                let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.fd, 0, 0);
+                let _ = kernel::control(inner, EPOLL_CTL_DEL, registration.kernel_fd, 0, 0);
             }
             Target::Nested(_) => {
-                let _ = kernel::control(self.epfd().unwrap_or(-1), EPOLL_CTL_DEL, registration.fd, 0, 0);
+                let _ = kernel::control(self.epfd().unwrap_or(-1), EPOLL_CTL_DEL, registration.kernel_fd, 0, 0);
             }
             Target::Listener(listener) => {
-                let _ = kernel::control(inner, EPOLL_CTL_DEL, listener.lane_fd(), 0, 0);
+                let _ = match self.another_of(index) {
+                    Some((heir, events)) => {
+                        let (fd, token) = (listener.lane_fd(), self.token(heir));
+                        kernel::control(inner, EPOLL_CTL_MOD, fd, lane_events(events), token)
+                    }
+                    None => kernel::control(inner, EPOLL_CTL_DEL, listener.lane_fd(), 0, 0),
+                };
                 let at = if registration.events & ONESHOT == 0 { self.epfd().unwrap_or(-1) } else { inner };
-                let _ = kernel::control(at, EPOLL_CTL_DEL, registration.fd, 0, 0);
+                let _ = kernel::control(at, EPOLL_CTL_DEL, registration.kernel_fd, 0, 0);
             }
             Target::Stream => {}
         }
+    }
+
+    /// Another registration of the same object, and what it asks for.
+    fn another_of(&self, index: u32) -> Option<(u32, u32)> {
+        let target = self.at(index).target;
+        let mut others = (0..self.slots.len() as u32).filter(|&other| other != index).filter_map(|other| {
+            let registration = self.slots[other as usize].registration.as_ref()?;
+            registration.target.is(target).then_some((other, registration.events))
+        });
+        others.next()
     }
 
     fn token(&self, index: u32) -> u64 {
@@ -477,9 +567,9 @@ impl Roster {
             () if is_taken => Lifeline::Rings,
             () => Lifeline::Shared,
         };
-        let (fd, after) = (registration.fd, registration.lifeline);
+        let (fd, after) = (registration.kernel_fd, registration.lifeline);
         if after == Lifeline::Shared {
-            system::leave_one_ring(fd);
+            system::leave_one_ring(connection.lifeline());
         }
         if after == before {
             return;

@@ -627,3 +627,73 @@ fn unsafe_borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
     // SAFETY: the test keeps the descriptor open.
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
 }
+
+/// A second descriptor of a connection.
+fn duplicate_of(own: &Own) -> RawFd {
+    // SAFETY: an open descriptor.
+    let copy = rustix::io::dup(unsafe { std::os::fd::BorrowedFd::borrow_raw(own.fd()) }).unwrap();
+    let copy = std::os::fd::IntoRawFd::into_raw_fd(copy);
+    own.0.0.add_descriptor(copy);
+    table::set(copy, Entry::Connection(own.0.0));
+    copy
+}
+
+/// As the program's `close` does.
+fn close_one(fd: RawFd, connection: &'static Connection) {
+    table::set(fd, Entry::None);
+    forget(fd, connection);
+    connection.remove_descriptor(fd);
+    // SAFETY: the test's descriptor.
+    unsafe { rustix::io::close(fd) };
+}
+
+#[test]
+fn a_registration_outlives_its_descriptor_while_another_names_the_connection() {
+    let epoll = Epoll::new();
+    let (own, peer) = own_and_peer();
+    let copy = duplicate_of(&own);
+    epoll.add(copy, IN, 1);
+    epoll.let_all_sleep();
+    close_one(copy, own.0.0);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| epoll.wait());
+        epoll.until_asleep();
+        assert!(!epoll.set().with(|roster| roster.has_deaf));
+        send(peer.0, b"x").unwrap();
+        assert_eq!(waiter.join().unwrap(), [(IN, 1)]);
+    });
+    // What is left takes a number of its own in the set: the orphan cannot be rung for, and is found all the same.
+    epoll.add(own.fd(), IN, 2);
+    assert_eq!(epoll.now(), [(IN, 1), (IN, 2)]);
+    assert_eq!(read_all(own.0.0), 1);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| epoll.wait());
+        epoll.until_asleep();
+        send(peer.0, b"y").unwrap();
+        assert!(!waiter.join().unwrap().is_empty());
+    });
+    assert_eq!(epoll.now(), [(IN, 1), (IN, 2)]);
+    let set = epoll.set();
+    drop(own);
+    assert_eq!(set.with(|roster| roster.count()), 0);
+}
+
+#[test]
+fn a_number_that_returns_to_its_connection_finds_its_registration() {
+    let epoll = Epoll::new();
+    let (own, peer) = own_and_peer();
+    let copy = duplicate_of(&own);
+    epoll.add(copy, IN, 1);
+    close_one(copy, own.0.0);
+    assert_eq!(epoll.control(EPOLL_CTL_MOD, own.fd(), IN, 2), Err(Errno::NOENT));
+    // Another thread may take the number in between.
+    let again = duplicate_of(&own);
+    if again == copy {
+        assert_eq!(epoll.control(EPOLL_CTL_ADD, again, IN, 2), Err(Errno::EXIST));
+        epoll.control(EPOLL_CTL_MOD, again, IN, 3).unwrap();
+        send(peer.0, b"x").unwrap();
+        assert_eq!(epoll.wait(), [(IN, 3)]);
+        epoll.control(EPOLL_CTL_DEL, again, 0, 0).unwrap();
+    }
+    close_one(again, own.0.0);
+}

@@ -44,7 +44,7 @@ fn forget(fd: RawFd) {
         }
         Entry::Listener(listener) => forget_listener(fd, listener),
         Entry::Stream(stream) => {
-            interest::forget_descriptor(fd);
+            interest::forget_stream(fd);
             forget_stream(fd, stream);
         }
         Entry::Interest(set) => set.remove_descriptor(fd),
