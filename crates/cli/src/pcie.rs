@@ -1,6 +1,7 @@
 //! `crosslane pcie`: what a PCIe link, a host and a device on it give.
 
 mod bandwidth;
+mod decode;
 mod link;
 mod sizes;
 
@@ -12,11 +13,14 @@ use clap::Subcommand;
 pub enum Command {
     /// What a link leaves for reads and writes of any size, by the protocol's arithmetic
     Bandwidth(bandwidth::Options),
+    /// Explain packets of the transaction or the data link layer, given in hex, field by field
+    Decode(decode::Options),
 }
 
 /// Does what was asked.
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Bandwidth(options) => bandwidth::main(options),
+        Command::Decode(options) => decode::main(options),
     }
 }
