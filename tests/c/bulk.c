@@ -207,6 +207,59 @@ TEST(queue_holds_a_useful_amount)
     CHECK_EQ(drain_until_empty(pair.server), sizeof block);
 }
 
+static void set_size(int fd, int option, int bytes)
+{
+    OK(setsockopt(fd, SOL_SOCKET, option, &bytes, sizeof bytes));
+}
+
+TEST(small_buffers_hold_little)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    set_size(listener, SO_RCVBUF, 4096);
+    int client = dial(&at);
+    set_size(client, SO_SNDBUF, 4096);
+    size_t early = fill_until_full(client);
+    CHECK(early >= 1000 && early < 65536);
+    int server = accept_from(listener);
+    size_t held = early + fill_until_full(client);
+    CHECK(held < 65536);
+    expect_silent(client, POLLOUT);
+    while (held > 0)
+        held -= drain_until_empty(server);
+    await(client, POLLOUT);
+    // The other direction has buffers of its own.
+    CHECK(fill_until_full(server) > 100000);
+}
+
+TEST(a_larger_receive_buffer_is_room)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    int client = dial(&at);
+    set_size(client, SO_SNDBUF, 4096);
+    fill_until_full(client);
+    int server = accept_from(listener);
+    set_size(server, SO_RCVBUF, 200000);
+    set_size(client, SO_SNDBUF, 200000);
+    await(client, POLLOUT);
+    CHECK(fill_until_full(client) > 0);
+    CHECK(drain_until_empty(server) > 60000);
+}
+
+SERVER(small_buffers_carry_much)
+{
+    set_size(me->fd, SO_RCVBUF, 4096);
+    pattern_recv(pattern_new(87), me->fd, 1 << 20, 5000);
+    say(me->fd, "all");
+}
+CLIENT(small_buffers_carry_much)
+{
+    set_size(me->fd, SO_SNDBUF, 4096);
+    pattern_send(pattern_new(87), me->fd, 1 << 20, 40000);
+    expect(me->fd, "all");
+}
+
 TEST(one_byte_at_a_time)
 {
     struct pair pair = connected_pair();

@@ -205,6 +205,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(())
     }
 
+    /// Tells the sender how many bytes this end should hold unread; see [`crate::Producer::set_capacity`]. As long as
+    /// nothing is said, none. That may be room: ask [`Consumer::take_wake_request`] then.
+    pub fn set_capacity(&mut self, bytes: usize) {
+        self.outbound.store_u64(self.layout.receiver_capacity(), bytes as u64, Ordering::Release);
+        self.set_word(WAKE_DUE, 1);
+    }
+
     /// Whether the sender has finished and everything is read.
     pub fn is_finished(&self) -> bool {
         let fin = self.inbound.load_u64(self.layout.fin(), Ordering::Acquire);

@@ -82,6 +82,9 @@ impl Layout {
     pub(crate) const fn consumer_asleep(&self) -> usize {
         self.back_offset + LINE
     }
+    pub(crate) const fn receiver_capacity(&self) -> usize {
+        self.back_offset + LINE + 8
+    }
     // The sender's own, in its window.
     pub(crate) const fn producer_cursor(&self) -> usize {
         self.back_offset + 2 * LINE

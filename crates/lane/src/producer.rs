@@ -15,6 +15,7 @@ const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
 const IN_BIG_RING: usize = 16;
 const TAIL_LIMIT: usize = 24;
+const CAPACITY: usize = 32;
 
 /// The sending end of a lane.
 ///
@@ -144,6 +145,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(())
     }
 
+    /// Says how many bytes this end should hold unread, 0 for as many as the lane can. A lane whose ends together ask
+    /// for less than a quarter of the big ring does not move there; one that has moved stays.
+    pub fn set_capacity(&mut self, bytes: usize) {
+        self.set_inbound_word(CAPACITY, bytes as u64);
+    }
+
     /// Says that nothing follows. Idempotent; needs no room.
     pub fn finish(&mut self) {
         self.outbound.fence();
@@ -156,7 +163,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn is_writable(&mut self) -> Result<bool, Corrupt> {
         let cursor = self.cursor();
-        if self.can_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
+        if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
             return Ok(true);
         }
         let credit = self.reload_credit(&cursor)?;
@@ -226,7 +233,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             free_slots = self.writable_slots(cursor, credit)?;
         }
         let is_bulk = wanted_bytes / SLOT_BYTES >= self.layout.small_slots as usize / 2;
-        if self.can_grow(cursor) && (is_bulk || free_slots < wanted_slots) {
+        if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
             self.publish(cursor, Record::Switch, 1);
             self.set_inbound_word(IN_BIG_RING, 1);
             cursor.in_big_ring = true;
@@ -304,6 +311,15 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     fn can_grow(&self, cursor: &Cursor) -> bool {
         self.layout.big_slots != 0 && !cursor.in_big_ring
+    }
+
+    fn may_grow(&self, cursor: &Cursor) -> bool {
+        let own_bytes = self.inbound_word(CAPACITY);
+        let is_bounded = || {
+            let theirs_bytes = self.inbound.load_u64(self.layout.receiver_capacity(), Ordering::Acquire);
+            own_bytes.saturating_add(theirs_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4
+        };
+        self.can_grow(cursor) && (own_bytes == 0 || !is_bounded())
     }
 
     #[inline]

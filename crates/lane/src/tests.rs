@@ -48,6 +48,34 @@ fn miri_a_long_write_moves_to_the_big_ring_in_order() {
 }
 
 #[test]
+fn a_lane_whose_ends_hold_little_stays_in_its_small_ring() {
+    let (mut producer, mut consumer) = pair(8, 64);
+    let quarter_bytes = 64 * crate::SLOT_BYTES / 4;
+    producer.set_capacity(1);
+    consumer.set_capacity(quarter_bytes - 2);
+    let long = [7; 2000];
+    let mut bytes = [0; 2000];
+    let mut total_bytes = 0;
+    for _ in 0..100 {
+        let sent = producer.write(&long).unwrap();
+        assert!((1..8 * crate::SLOT_BYTES).contains(&sent));
+        assert_eq!(producer.is_writable(), Ok(false));
+        assert_eq!(consumer.read(&mut bytes), Ok(sent));
+        total_bytes += sent;
+    }
+    assert!(total_bytes > 100 * 8);
+    // What is promised later is room for a sleeper.
+    producer.write(&long).unwrap();
+    consumer.take_wake_request();
+    producer.announce_sleep();
+    assert!(!consumer.take_wake_request());
+    consumer.set_capacity(quarter_bytes - 1);
+    assert!(consumer.take_wake_request());
+    assert_eq!(producer.is_writable(), Ok(true));
+    assert_eq!(producer.write(&long), Ok(2000));
+}
+
+#[test]
 fn credit_is_returned_after_wrap() {
     let (mut producer, mut consumer) = pair(8, 16);
     let mut expected = 0_u8;

@@ -224,6 +224,24 @@ impl Connection {
         self.set_send_timeout_ns(send_ns);
         self.set_receive_timeout_ns(receive_ns);
         self.set_reset_on_close(resets);
+        let _send = self.send_lock.lock();
+        let _receive = self.receive_lock.lock();
+        self.bound_lanes();
+    }
+
+    /// Lets both lanes hold what the buffers' sizes say. Under both locks.
+    fn bound_lanes(&self) {
+        let Some(lanes) = self.lanes() else { return };
+        let (send_bytes, receive_bytes) =
+            self.with_options(|options| (options.send_buffer_bytes(), options.receive_buffer_bytes()));
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).set_capacity(send_bytes) };
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        receiver.set_capacity(receive_bytes);
+        if receiver.take_wake_request() {
+            self.ring();
+        }
     }
 
     /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it
@@ -327,6 +345,7 @@ impl Connection {
         match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
             Ok(Some((segment, memfd))) => {
                 self.attach_locked(segment, HiddenFd::hide(memfd, Need::Optional).ok());
+                self.bound_lanes();
                 self.announce_earlier_sleepers();
                 Ok(true)
             }

@@ -48,6 +48,14 @@ const RECEIVE_TIMEOUTS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_RCVTIMEO), SocketOption::socket(SO_RCVTIMEO_NEW)];
 const SEND_TIMEOUTS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_SNDTIMEO), SocketOption::socket(SO_SNDTIMEO_NEW)];
+const SEND_BUFFERS: [SocketOption; 2] =
+    [SocketOption::socket(libc::SO_SNDBUF), SocketOption::socket(libc::SO_SNDBUFFORCE)];
+const RECEIVE_BUFFERS: [SocketOption; 2] =
+    [SocketOption::socket(libc::SO_RCVBUF), SocketOption::socket(libc::SO_RCVBUFFORCE)];
+/// The least that Linux makes of `SO_SNDBUF`.
+const SEND_BUFFER_BYTES_MIN: usize = 4608;
+/// What Linux begins with: the middle of `tcp_rmem`.
+const RECEIVE_BUFFER_BYTES: usize = 131_072;
 const LINGER: [SocketOption; 1] = [SocketOption::socket(libc::SO_LINGER)];
 
 /// Options whose value is a pointer or a descriptor, or that undo such an option: nothing to play back.
@@ -222,8 +230,17 @@ impl OptionRecord {
 
     /// `SO_RCVLOWAT`, 0 when it was not set.
     pub fn low_water_bytes(&self) -> u32 {
-        let value = self.find(SocketOption::socket(libc::SO_RCVLOWAT));
-        value.and_then(|value| value.try_into().ok()).map_or(0, u32::from_ne_bytes)
+        self.find(SocketOption::socket(libc::SO_RCVLOWAT)).and_then(parse_u32).unwrap_or(0)
+    }
+
+    /// Bytes that Linux would hold in a send buffer; 0 when the program did not say.
+    pub fn send_buffer_bytes(&self) -> usize {
+        self.latest(&SEND_BUFFERS).and_then(parse_u32).map_or(0, |bytes| doubled(bytes).max(SEND_BUFFER_BYTES_MIN))
+    }
+
+    /// Bytes that Linux would hold in a receive buffer.
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.latest(&RECEIVE_BUFFERS).and_then(parse_u32).map_or(RECEIVE_BUFFER_BYTES, doubled)
     }
 
     /// `SO_LINGER` in seconds, when it is on.
@@ -309,6 +326,15 @@ pub unsafe fn answer(bytes: &[u8], value: *mut c_void, length_inout: *mut libc::
     // SAFETY: not null, and the caller says it is writable.
     unsafe { length_inout.write_unaligned(written as libc::socklen_t) };
     Ok(())
+}
+
+fn parse_u32(value: &[u8]) -> Option<u32> {
+    value.get(..4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+/// Linux doubles what a program asks for.
+fn doubled(bytes: u32) -> usize {
+    bytes as usize * 2
 }
 
 /// The bytes of a `struct timeval` for a time-out, 0 for none.
@@ -560,6 +586,10 @@ mod tests {
     #[test]
     fn the_later_of_two_names_for_a_time_out_counts() {
         let mut record = OptionRecord::default();
+        assert_eq!((record.send_buffer_bytes(), record.receive_buffer_bytes()), (0, RECEIVE_BUFFER_BYTES));
+        record.note(SEND_BUFFERS[0], &int(1));
+        record.note(RECEIVE_BUFFERS[0], &int(4096));
+        assert_eq!((record.send_buffer_bytes(), record.receive_buffer_bytes()), (SEND_BUFFER_BYTES_MIN, 8192));
         record.note(RECEIVE_TIMEOUTS[1], &timeval(5_000_000));
         record.note(RECEIVE_TIMEOUTS[0], &timeval(7_000_000));
         assert_eq!(record.receive_timeout_ns(), 7_000_000);

@@ -415,7 +415,7 @@ impl Connection {
     }
 
     #[cold]
-    fn ring(&self) {
+    pub(super) fn ring(&self) {
         if let Some(slot) = self.slot() {
             slot.count_wake();
         }
