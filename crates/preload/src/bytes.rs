@@ -60,15 +60,28 @@ fn span(buffer: *const c_void, len: usize) -> [iovec; 1] {
     [iovec { iov_base: buffer.cast_mut(), iov_len: len }]
 }
 
-/// The caller's spans, if there are as many as it may pass.
-unsafe fn spans<'a>(spans: *const iovec, count: c_int) -> Result<&'a [iovec], Errno> {
-    match usize::try_from(count) {
-        Ok(0) => Ok(&[]),
-        Ok(count) if count <= SPANS_MAX && spans.is_null() => Err(Errno::FAULT),
-        // SAFETY: the C caller's array.
-        Ok(count) if count <= SPANS_MAX => Ok(unsafe { std::slice::from_raw_parts(spans, count) }),
-        _ => Err(Errno::INVAL),
+/// The caller's spans, if there are as many as it may pass; `too_many` else.
+pub(crate) unsafe fn spans<'a>(spans: *const iovec, count: usize, too_many: Errno) -> Result<&'a [iovec], Errno> {
+    if count == 0 {
+        return Ok(&[]);
     }
+    if count > SPANS_MAX {
+        return Err(too_many);
+    }
+    if spans.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the C caller's array.
+    let spans = unsafe { std::slice::from_raw_parts(spans, count) };
+    let is_too_long = |span: &iovec| isize::try_from(span.iov_len).is_err();
+    if spans.iter().any(is_too_long) { Err(Errno::INVAL) } else { Ok(spans) }
+}
+
+/// As [`spans`], for a count that `readv` and `writev` take as a number with a sign.
+unsafe fn counted_spans<'a>(vector: *const iovec, count: c_int) -> Result<&'a [iovec], Errno> {
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the C caller's.
+    unsafe { spans(vector, count, Errno::INVAL) }
 }
 
 pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
@@ -139,7 +152,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
     // SAFETY: the C caller's.
     unsafe {
         match table::get(fd) {
-            Entry::Connection(connection) => match spans(vector, count) {
+            Entry::Connection(connection) => match counted_spans(vector, count) {
                 Ok(spans) if total_bytes(spans) == 0 => 0,
                 Ok(spans) => receive_spans(connection, spans, 0),
                 Err(error) => count_or_errno(Err(error)),
@@ -155,7 +168,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
     // SAFETY: the C caller's.
     unsafe {
         match table::get(fd) {
-            Entry::Connection(connection) => match spans(vector, count) {
+            Entry::Connection(connection) => match counted_spans(vector, count) {
                 Ok(spans) => send_spans(connection, spans, 0),
                 Err(error) => count_or_errno(Err(error)),
             },
@@ -282,6 +295,10 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
     let file = unsafe { BorrowedFd::borrow_raw(input) };
     // SAFETY: null or readable.
     let start = unsafe { offset.as_ref() }.copied();
+    if rustix::fs::tell(file) == Err(Errno::SPIPE) {
+        set_errno(if start.is_some() { Errno::SPIPE } else { Errno::INVAL });
+        return -1;
+    }
     let is_at_end = || {
         let position = start.map_or_else(|| rustix::fs::tell(file), |start| Ok(start as u64));
         position.and_then(|position| rustix::io::pread(file, &mut [0_u8; 1], position)) == Ok(0)

@@ -1,8 +1,11 @@
 //! `sendmsg`, `recvmsg` and their kin: several buffers, and descriptors that travel between processes.
 
-use crate::bytes::{counted_receive, counted_send, receive_spans, send_spans};
-use crate::real;
+use crate::bytes::{counted_receive, counted_send, receive_spans, send_spans, spans};
+use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
+use rustix::io::Errno;
+use socket::clock::now_ns;
+use socket::connection::total_bytes;
 use socket::lifecycle;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
@@ -11,12 +14,9 @@ use std::ffi::{c_int, c_uint, c_void};
 const RIGHTS_MAX: usize = 253;
 const CONTROL_BYTES: usize = 8192;
 
-unsafe fn spans_of<'a>(message: *const msghdr) -> &'a [iovec] {
+unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
     // SAFETY: the C caller's message.
-    unsafe {
-        let message = &*message;
-        if message.msg_iovlen == 0 { &[] } else { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) }
-    }
+    unsafe { spans((*message).msg_iov, (*message).msg_iovlen, Errno::MSGSIZE) }
 }
 
 #[unsafe(no_mangle)]
@@ -24,7 +24,10 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     // SAFETY: the C caller's.
     unsafe {
         match table::get(fd) {
-            Entry::Connection(connection) => send_spans(connection, spans_of(message), flags),
+            Entry::Connection(connection) => match spans_of(message) {
+                Ok(spans) => send_spans(connection, spans, flags),
+                Err(error) => count_or_errno(Err(error)),
+            },
             Entry::Stream(stream) => counted_send(stream, real::sendmsg(fd, message, flags)),
             _ if (*message).msg_controllen > 0 => send_with_rights(fd, message, flags),
             _ => real::sendmsg(fd, message, flags),
@@ -38,7 +41,10 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     unsafe {
         match table::get(fd) {
             Entry::Connection(connection) => {
-                let result = receive_spans(connection, spans_of(message), flags);
+                let result = match spans_of(message) {
+                    Ok(spans) => receive_spans(connection, spans, flags),
+                    Err(error) => return count_or_errno(Err(error)),
+                };
                 if result >= 0 {
                     (*message).msg_namelen = 0;
                     (*message).msg_controllen = 0;
@@ -71,7 +77,8 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
         }
         message.msg_len = sent as c_uint;
         // SAFETY: as above.
-        if (sent as usize) < socket::connection::total_bytes(unsafe { spans_of(&raw const message.msg_hdr) }) {
+        let wanted = unsafe { spans_of(&raw const message.msg_hdr) }.map_or(0, total_bytes);
+        if (sent as usize) < wanted {
             return index as c_int + 1;
         }
     }
@@ -90,6 +97,15 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the C caller's.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
+    // SAFETY: null or the C caller's.
+    let limit = match unsafe { timeout.as_ref() }.map(deadline_ns).transpose() {
+        Ok(limit) => limit,
+        Err(error) => {
+            set_errno(error);
+            return -1;
+        }
+    };
+    let count = count.min(libc::UIO_MAXIOV as c_uint);
     let mut flags = flags;
     for index in 0..count {
         // SAFETY: the C caller's array.
@@ -100,14 +116,33 @@ pub unsafe extern "C" fn recvmmsg(
             return if index > 0 { index as c_int } else { -1 };
         }
         message.msg_len = received as c_uint;
-        if received == 0 {
-            return index as c_int + 1;
-        }
         if flags & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT;
         }
+        // Looked at after each message only, and so never the end of a wait: as the kernel does.
+        let left_ns = limit.map(|limit_ns| limit_ns.saturating_sub(now_ns()));
+        if let Some(left_ns) = left_ns {
+            // SAFETY: not null, and the C caller's.
+            unsafe {
+                (*timeout).tv_sec = (left_ns / 1_000_000_000) as _;
+                (*timeout).tv_nsec = (left_ns % 1_000_000_000) as _;
+            }
+        }
+        if left_ns == Some(0) {
+            return index as c_int + 1;
+        }
     }
     count as c_int
+}
+
+/// When so much time has passed from now on.
+fn deadline_ns(time: &timespec) -> Result<u64, Errno> {
+    match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
+        (Ok(seconds), Ok(nanos)) if nanos < 1_000_000_000 => {
+            Ok(now_ns().saturating_add(seconds.saturating_mul(1_000_000_000)).saturating_add(nanos))
+        }
+        _ => Err(Errno::INVAL),
+    }
 }
 
 /// Room for control messages, aligned as they must be.
@@ -236,42 +271,50 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         for_each_control(&raw const copy, |header| rewriter.rewrite(header, lifecycle::receive_rights));
         let used = rewriter.used;
         let room = (*message).msg_controllen;
-        let kept = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);
+        let (kept, is_cut) = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);
         (*message).msg_controllen = kept;
         (*message).msg_namelen = copy.msg_namelen;
-        (*message).msg_flags =
-            copy.msg_flags | if kept < used_without_padding(&clean.0[..used]) { libc::MSG_CTRUNC } else { 0 };
+        (*message).msg_flags = copy.msg_flags | if is_cut { libc::MSG_CTRUNC } else { 0 };
         received
     }
 }
 
-/// Copies as many whole control messages as there is room for; descriptors of those left out are closed. Returns the
-/// bytes used.
-unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> usize {
-    let mut kept = 0;
-    // SAFETY: a message header over our own buffer.
+/// Copies as much of the control messages as there is room for; descriptors that are left out are closed. Returns the
+/// bytes used, and whether something was left out.
+unsafe fn copy_control(clean: &[u8], destination: *mut u8, room: usize) -> (usize, bool) {
+    let (mut kept, mut is_cut) = (0, false);
+    // SAFETY: a message header over our own buffer; the C caller's has the room.
     unsafe {
         let mut view: msghdr = std::mem::zeroed();
         view.msg_control = clean.as_ptr().cast_mut().cast::<c_void>();
         view.msg_controllen = clean.len();
         for_each_control(&raw const view, |header| {
-            let at = header.addr() - clean.as_ptr().addr();
-            let len = (*header).cmsg_len;
-            let space = libc::CMSG_SPACE((len - libc::CMSG_LEN(0) as usize) as c_uint) as usize;
-            if kept + len <= room {
-                std::ptr::copy_nonoverlapping(clean.as_ptr().add(at), destination.add(kept), len);
-                kept = (kept + space).min(room);
-            } else {
-                for &fd in rights_of(header).unwrap_or_default() {
-                    let _ = real::close(fd);
-                }
+            let (len, data_bytes) = part_that_fits(header, room - kept);
+            is_cut |= len < (*header).cmsg_len;
+            if len > 0 {
+                let place = destination.add(kept);
+                std::ptr::copy_nonoverlapping(header.cast::<u8>(), place, len);
+                place.cast::<cmsghdr>().write_unaligned(cmsghdr { cmsg_len: len, ..*header });
+                kept = (kept + libc::CMSG_SPACE(data_bytes as c_uint) as usize).min(room);
+            }
+            for &fd in rights_of(header).unwrap_or_default().iter().skip(data_bytes / size_of::<c_int>()) {
+                descriptors::close(fd);
             }
         });
     }
-    kept
+    (kept, is_cut)
 }
 
-fn used_without_padding(clean: &[u8]) -> usize {
-    // The last message's padding may not fit where the message does.
-    clean.len().saturating_sub(7)
+/// Bytes of a control message that fit in `room`, with its header, and of its data alone. As the kernel cuts, and
+/// descriptors only whole.
+unsafe fn part_that_fits(header: *const cmsghdr, room: usize) -> (usize, usize) {
+    // SAFETY: a header inside the control buffer.
+    let (head_bytes, len, is_rights) =
+        unsafe { (libc::CMSG_LEN(0) as usize, (*header).cmsg_len, rights_of(header).is_some()) };
+    let Some(data_bytes) = len.min(room).checked_sub(head_bytes) else { return (0, 0) };
+    match data_bytes / size_of::<c_int>() * size_of::<c_int>() {
+        0 if is_rights => (0, 0),
+        whole_bytes if is_rights => (head_bytes + whole_bytes, whole_bytes),
+        _ => (head_bytes + data_bytes, data_bytes),
+    }
 }

@@ -81,6 +81,10 @@ pub struct Connection {
     is_nonblocking: AtomicBool,
     /// The process was forked before the hello came: it is the parent's.
     is_orphan: AtomicBool,
+    /// A lock between processes could not be had: the peer wrote it.
+    has_forged_lock: AtomicBool,
+    /// Clock ticks at the last look for holders that are gone.
+    counted_ticks: AtomicU64,
     /// Threads between "found nothing" and "look again": they look at the lanes without a lock.
     waiters: AtomicU32,
     /// Threads and readiness sets that rely on the lifeline to wake them.
@@ -139,6 +143,7 @@ impl Connection {
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
+        connection.has_forged_lock.store(false, Ordering::Relaxed);
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
@@ -300,10 +305,10 @@ impl Connection {
             if self.peer_state(lanes) == PeerState::Reset {
                 return Err(Errno::NOTCONN);
             }
+            let _shared = self.share(lanes, Own::SendLock)?;
             let before = lanes.segment.load(Own::Shutdown);
             lanes.segment.store(Own::Shutdown, before | directions);
             if directions & SHUTDOWN_WRITE != 0 {
-                let _shared = self.share(lanes, Own::SendLock)?;
                 // SAFETY: under the send lock.
                 let sender = unsafe { &mut *lanes.sender.get() };
                 sender.finish();
@@ -420,6 +425,7 @@ impl Connection {
     /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
     /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
     fn leave(&self, lanes: &Lanes) {
+        share::sign_off(&lanes.segment);
         let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
         let (resets, is_last) = self.with_details(|details| {
             let may_be_held_elsewhere = details.is_shared || details.spawns_at_open != system::spawns();

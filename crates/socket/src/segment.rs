@@ -83,6 +83,11 @@ pub enum Status {
     Attached = 336,
 }
 
+/// Holders that can sign, with a name each: others can find out that they are gone.
+pub const HOLDERS_NAMED_MAX: usize = 8;
+/// Names of holders, a word each.
+const HOLDER_NAMES: usize = 256;
+
 /// Which end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -172,6 +177,16 @@ impl Segment {
     /// One process more holds this end.
     pub fn add_holder(&self) {
         self.add(Own::Holders, 1);
+    }
+
+    /// The name in one of the [`HOLDERS_NAMED_MAX`] places for holders, 0 where there is none.
+    pub fn holder(&self, index: usize) -> u64 {
+        self.own.load_u64(holder_offset(index), Ordering::Acquire)
+    }
+
+    /// Replaces a name in the list of holders; `false` if it was not there.
+    pub fn replace_holder(&self, index: usize, current: u64, new: u64) -> bool {
+        self.own.compare_exchange_u64(holder_offset(index), current, new).is_ok()
     }
 
     /// What tells this connection's records from other bytes.
@@ -269,4 +284,9 @@ impl Segment {
     fn outbound(&self) -> MemoryOutbound {
         MemoryOutbound::new(self.peers.clone())
     }
+}
+
+fn holder_offset(index: usize) -> usize {
+    assert!(index < HOLDERS_NAMED_MAX, "holder {index} of {HOLDERS_NAMED_MAX}");
+    HOLDER_NAMES + index * size_of::<u64>()
 }

@@ -48,13 +48,14 @@ impl Spin {
     /// A wait that starts now.
     #[inline]
     pub fn new() -> Self {
-        Self { looks: 0, started: 0, asked: 0 }
+        let looks = if processors() == 1 { LOOKS_AT_FULL_SPEED } else { 0 };
+        Self { looks, started: 0, asked: 0 }
     }
 
     /// Waits a moment; says what to do next.
     #[inline]
     pub fn turn(&mut self) -> Turn {
-        self.looks += 1;
+        self.looks = self.looks.saturating_add(1);
         if self.looks < LOOKS_AT_FULL_SPEED { Turn::Look } else { self.slow_turn() }
     }
 
@@ -81,9 +82,6 @@ impl Spin {
             return Turn::AskKernel;
         }
         rustix::thread::sched_yield();
-        if processors() == 1 {
-            self.looks = LOOKS_AT_FULL_SPEED;
-        }
         Turn::Look
     }
 }

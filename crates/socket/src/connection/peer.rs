@@ -106,7 +106,10 @@ impl Connection {
         let _send = self.send_lock.lock();
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
-            lanes.segment.swap(Own::PendingError, 0) as i32
+            match lanes.segment.swap(Own::PendingError, 0) {
+                0 => 0,
+                error => errno_of(error).raw_os_error(),
+            }
         })
     }
 
@@ -116,7 +119,7 @@ impl Connection {
         let peer = self.peer_state(lanes);
         let pending = lanes.segment.load(Own::PendingError);
         if pending != 0 && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok() {
-            return Err(Errno::from_raw_os_error(pending as i32));
+            return Err(errno_of(pending));
         }
         Ok(lanes.observer.is_finished()
             || peer != PeerState::Alive
@@ -129,13 +132,14 @@ impl Connection {
     }
 
     /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer
-    /// that has just gone.
-    pub(super) fn may_send(&self, lanes: &Lanes) -> Result<bool, Errno> {
+    /// that has just gone. A send of no bytes reaches nobody, and so provokes nothing.
+    pub(super) fn may_send(&self, lanes: &Lanes, len_bytes: usize) -> Result<bool, Errno> {
         if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
             return Err(Errno::PIPE);
         }
         match self.peer_state(lanes) {
             PeerState::Alive => Ok(true),
+            PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
                 lanes.segment.store(Own::Peer, PeerState::ClosedAndAnswered as u64);
                 Ok(false)
@@ -143,10 +147,16 @@ impl Connection {
             PeerState::ClosedAndAnswered => Err(Errno::PIPE),
             PeerState::Reset => match lanes.segment.swap(Own::PendingError, 0) {
                 0 => Err(Errno::PIPE),
-                error => Err(Errno::from_raw_os_error(error as i32)),
+                error => Err(errno_of(error)),
             },
         }
     }
+}
+
+/// The error in a word that the peer can write: what is no error number breaks the protocol.
+fn errno_of(word: u64) -> Errno {
+    const ERRNO_MAX: u64 = 4095;
+    if (1..=ERRNO_MAX).contains(&word) { Errno::from_raw_os_error(word as i32) } else { Errno::CONNRESET }
 }
 
 impl Lanes {

@@ -136,7 +136,7 @@ impl Connection {
             + u64::from(self.peer_state(lanes) != PeerState::Alive)
             + lanes.segment.load(Own::Shutdown).count_ones() as u64;
         Edges {
-            arrivals: seen.arrivals.max(arrived.wrapping_mul(8) + ended),
+            arrivals: seen.arrivals.max(arrived.wrapping_mul(8).wrapping_add(ended)),
             room_returns: self.room_returns.load(Ordering::Relaxed),
         }
     }

@@ -4,14 +4,16 @@
 //! process holds the end, a direction is also locked between processes, by a word that names the holder.
 
 use super::{Connection, Lanes, POOL};
-use crate::clock::now_ns;
-use crate::segment::{Own, Segment};
+use crate::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
+use crate::segment::{HOLDERS_NAMED_MAX, Own, Segment};
 use crate::system;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
 /// A holder that died leaves its lock to the next after this long, once it is seen to be dead.
 const SUSPECT_AFTER_NS: u64 = 10_000_000;
+/// How often a connection with several holders looks which of them are left.
+const COUNT_EVERY_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
 /// How long a fork waits for a client that has connected and not said hello.
 const HELLO_WAIT_MS: i32 = 100;
 /// A lock that cannot be had for this long is a peer's forgery: the words are in memory that it can write.
@@ -43,10 +45,30 @@ impl Connection {
     #[inline]
     pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
         if lanes.segment.load(Own::Holders) <= 1 {
-            Ok(None)
-        } else {
-            lock_between_processes(&lanes.segment, word).map(Some)
+            return Ok(None);
         }
+        if self.has_forged_lock.load(Ordering::Relaxed) {
+            return Err(Errno::CONNRESET);
+        }
+        let shared = lock_between_processes(&lanes.segment, word);
+        if shared.is_err() {
+            self.has_forged_lock.store(true, Ordering::Relaxed);
+        }
+        shared.map(Some)
+    }
+
+    /// Whether no other process holds this end. A process that was killed, or ended without closing, is found out now
+    /// and then.
+    pub(super) fn is_held_alone(&self, lanes: &Lanes) -> bool {
+        if lanes.segment.load(Own::Holders) <= 1 {
+            return true;
+        }
+        let now = ticks();
+        if now.wrapping_sub(self.counted_ticks.load(Ordering::Relaxed)) > COUNT_EVERY_TICKS {
+            self.counted_ticks.store(now, Ordering::Relaxed);
+            strike_out_the_dead(&lanes.segment);
+        }
+        lanes.segment.load(Own::Holders) <= 1
     }
 }
 
@@ -86,6 +108,7 @@ pub fn before_fork() {
     crate::system::note_spawn();
     // One process would take the hello, and the other would wait for it for ever.
     for_each_open(Connection::attach_before_fork);
+    let name = own_name();
     for connection in POOL.lock_around_fork() {
         connection.send_lock.lock_until_unlocked();
         connection.receive_lock.lock_until_unlocked();
@@ -94,6 +117,49 @@ pub fn before_fork() {
             && let Some(lanes) = connection.lanes()
         {
             lanes.segment.add(Own::Holders, 1);
+            sign_on(&lanes.segment, name);
+        }
+    }
+}
+
+/// What this process signs with: its number, and where that number is valid. Zero where the kernel does not tell.
+fn own_name() -> u64 {
+    let namespace = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
+    match u32::try_from(namespace) {
+        Ok(namespace) if namespace != 0 => {
+            u64::from(namespace) << 32 | rustix::process::getpid().as_raw_nonzero().get() as u64
+        }
+        _ => 0,
+    }
+}
+
+/// Signs the list of holders, so that the others can find out when this process is gone. One that finds no room, or has
+/// no name, counts as there for ever.
+fn sign_on(segment: &Segment, name: u64) {
+    let mut places = 0..HOLDERS_NAMED_MAX;
+    let is_on = places.clone().any(|index| segment.holder(index) == name);
+    if name != 0 && !is_on {
+        let _ = places.find(|&index| segment.replace_holder(index, 0, name));
+    }
+}
+
+/// Takes this process off the list of holders.
+pub(super) fn sign_off(segment: &Segment) {
+    if segment.load(Own::Holders) > 1 {
+        let name = own_name();
+        let _ = (0..HOLDERS_NAMED_MAX).find(|&index| name != 0 && segment.replace_holder(index, name, 0));
+    }
+}
+
+/// Takes holders that do not exist any more off the list and out of the count.
+#[cold]
+fn strike_out_the_dead(segment: &Segment) {
+    let namespace = own_name() >> 32;
+    for index in 0..HOLDERS_NAMED_MAX {
+        let holder = segment.holder(index);
+        let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & u64::from(u32::MAX));
+        if is_gone && segment.load(Own::Holders) > 1 && segment.replace_holder(index, holder, 0) {
+            segment.add(Own::Holders, u64::MAX);
         }
     }
 }
@@ -110,12 +176,18 @@ pub fn after_fork_in_parent() {
 
 /// After a fork, in the child, which has one thread: the others' waits do not exist here.
 pub fn after_fork_in_child() {
+    let name = own_name();
     for connection in POOL.all_during_fork() {
         connection.details_lock.reset();
         connection.receive_lock.reset();
         connection.send_lock.reset();
         if connection.lanes().is_none() {
             connection.is_orphan.store(true, Ordering::Relaxed);
+        }
+        if connection.is_open.load(Ordering::Relaxed)
+            && let Some(lanes) = connection.lanes()
+        {
+            sign_on(&lanes.segment, name);
         }
         connection.waiters.store(0, Ordering::Relaxed);
         connection.sleepers.store(0, Ordering::Relaxed);

@@ -206,3 +206,51 @@ fn a_receive_times_out() {
     two.0.set_receive_timeout_ns(5_000_000);
     assert_eq!(receive(two.0, &mut [0]), Err(Errno::AGAIN));
 }
+
+#[test]
+fn no_word_in_the_place_of_an_error_number_is_more_than_a_reset() {
+    for word in [1 << 12, 1 << 16, 1 << 31, 1 << 40, u64::MAX] {
+        let (one, two) = pair(true);
+        let own = |word| one.0.lanes().unwrap().segment.store(Own::PendingError, word);
+        own(word);
+        assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
+        own(word);
+        assert_eq!(one.0.take_error(), Errno::CONNRESET.raw_os_error());
+        assert_eq!(one.0.take_error(), 0);
+        own(word);
+        one.0.lanes().unwrap().segment.store(Own::Peer, PeerState::Reset as u64);
+        assert_eq!(send(one.0, b"x"), Err(Errno::CONNRESET));
+        drop(two);
+    }
+}
+
+#[test]
+fn a_lock_that_a_peer_forged_is_waited_for_once() {
+    let (one, two) = pair(true);
+    let segment = &one.0.lanes().unwrap().segment;
+    segment.store(Own::Holders, 2);
+    segment.store(Own::SendLock, std::os::unix::process::parent_id().into());
+    assert_eq!(send(one.0, b"x"), Err(Errno::CONNRESET));
+    let waits_again = one.0.share(one.0.lanes().unwrap(), Own::ReceiveLock);
+    assert!(matches!(waits_again, Err(Errno::CONNRESET)), "the other lock is free, and not asked for any more");
+    segment.store(Own::Holders, 1);
+    drop(two);
+}
+
+#[test]
+fn holders_that_are_gone_are_struck_out() {
+    let (one, _two) = pair(true);
+    let lanes = one.0.lanes().unwrap();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    let namespace = std::fs::metadata("/proc/self/ns/pid").map(|found| std::os::unix::fs::MetadataExt::ino(&found));
+    let name = |process: u32| namespace.as_ref().unwrap() << 32 | u64::from(process);
+    lanes.segment.store(Own::Holders, 3);
+    assert!(lanes.segment.replace_holder(0, 0, name(std::process::id())));
+    assert!(lanes.segment.replace_holder(1, 0, name(child.id())));
+    assert!(lanes.segment.replace_holder(2, 0, u64::from(child.id())));
+    assert!(!one.0.is_held_alone(lanes));
+    assert_eq!(lanes.segment.load(Own::Holders), 2, "a number of another namespace says nothing here");
+    assert_eq!(lanes.segment.holder(1), 0);
+    lanes.segment.store(Own::Holders, 1);
+}

@@ -1,7 +1,7 @@
 //! Send and receive.
 
 use super::wait::Deadline;
-use super::{Connection, Lanes, PeerState};
+use super::{Connection, Lanes, PeerState, SHUTDOWN_READ};
 use crate::segment::Own;
 use crate::system;
 use lane::{Corrupt, INLINE_BYTES};
@@ -64,7 +64,7 @@ impl Connection {
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         // SAFETY: the caller's spans, here and below.
         match unsafe { self.receive_now(spans, 0, flags)? } {
-            Step::Moved(bytes) if !flags.wait_all || flags.peek || bytes == total_bytes(spans) => Ok(bytes),
+            Step::Moved(bytes) if self.is_enough(bytes, spans, flags) => Ok(bytes),
             // SAFETY: as above.
             Step::Moved(bytes) => unsafe { self.receive_waiting(spans, bytes, flags) },
             Step::End => Ok(0),
@@ -73,8 +73,18 @@ impl Connection {
         }
     }
 
-    unsafe fn receive_waiting(&'static self, spans: &[iovec], done: usize, flags: Flags) -> Result<usize, Errno> {
+    /// Whether a receive that has so many bytes is done: all with `MSG_WAITALL`, else as many as `SO_RCVLOWAT` says.
+    #[inline]
+    fn is_enough(&self, bytes: usize, spans: &[iovec], flags: Flags) -> bool {
+        let low_water_bytes = self.low_water_bytes.load(Ordering::Relaxed) as usize;
+        if !flags.wait_all && bytes >= low_water_bytes {
+            return true;
+        }
         let wanted = total_bytes(spans);
+        bytes >= if flags.wait_all { wanted } else { wanted.min(low_water_bytes) }
+    }
+
+    unsafe fn receive_waiting(&'static self, spans: &[iovec], done: usize, flags: Flags) -> Result<usize, Errno> {
         let mut done = done;
         let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
         let mut deadline = None;
@@ -84,14 +94,20 @@ impl Connection {
             }
             let deadline =
                 *deadline.get_or_insert_with(|| Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed)));
-            if let Err(error) = self.wait_to_receive(deadline) {
+            let peeks_again = flags.peek && done > 0;
+            let waited = if peeks_again { self.nap(deadline) } else { self.wait_to_receive(deadline) };
+            if let Err(error) = waited {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
+            // Before the look: what arrived before the end is then seen.
+            let is_last_look = peeks_again && self.no_more_arrives();
+            // What was peeked at is there still.
+            let skip = if flags.peek { 0 } else { done };
             // SAFETY: the caller's spans.
-            match unsafe { self.receive_now(spans, done, flags) } {
+            match unsafe { self.receive_now(spans, skip, flags) } {
                 Ok(Step::Moved(bytes)) => {
-                    done += bytes;
-                    if !flags.wait_all || flags.peek || done == wanted {
+                    done = skip + bytes;
+                    if is_last_look || self.is_enough(done, spans, flags) {
                         return Ok(done);
                     }
                 }
@@ -101,6 +117,16 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether the input has ended, read or not.
+    fn no_more_arrives(&self) -> bool {
+        let _guard = self.receive_lock.lock();
+        self.lanes().is_none_or(|lanes| {
+            lanes.observer.fin_is_coming()
+                || self.peer_state(lanes) != PeerState::Alive
+                || lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
+        })
     }
 
     #[inline]
@@ -178,7 +204,9 @@ impl Connection {
             if wanted == 0 {
                 continue;
             }
-            let result = if flags.peek {
+            let result = if flags.peek && flags.discard {
+                receiver.unread_bytes().map(|unread_bytes| unread_bytes.saturating_sub(moved).min(wanted))
+            } else if flags.peek {
                 // SAFETY: the caller's span.
                 unsafe { receiver.peek_to(moved, span.iov_base.cast::<u8>().add(skipped), wanted) }
             } else if flags.discard {
@@ -263,10 +291,11 @@ impl Connection {
         if self.unanswered_sends.load(Ordering::Relaxed) > 0 {
             self.ask_kernel_now_and_then(lanes);
         }
-        if !self.may_send(lanes)? {
+        let shared = self.share(lanes, Own::SendLock)?;
+        // Under the lock: another process that shuts down has not yet, or this one sees it.
+        if !self.may_send(lanes, wanted - skip)? {
             return Ok(wanted - skip);
         }
-        let shared = self.share(lanes, Own::SendLock)?;
         // SAFETY: under the send lock.
         let position = unsafe { (*lanes.sender.get()).position() };
         // SAFETY: the caller's spans.
@@ -367,7 +396,7 @@ impl Connection {
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        let guard = self.send_lock.lock();
+        let guard = self.send_lock.enter().ok_or(Errno::AGAIN)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello().map(|_| None);
@@ -376,10 +405,10 @@ impl Connection {
         if self.has_no_more_to_send_to(lanes) && is_at_end() {
             return Ok(Some(0));
         }
-        if !self.may_send(lanes)? {
+        let _shared = self.share(lanes, Own::SendLock)?;
+        if !self.may_send(lanes, len_bytes)? {
             return fill_in_vain(len_bytes, fill).map(Some);
         }
-        let _shared = self.share(lanes, Own::SendLock)?;
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
         let Some(room) = sender.reserve(len_bytes).map_err(|corrupt| self.reset_for(lanes, corrupt))? else {

@@ -5,6 +5,7 @@
 
 use super::{Connection, Lanes, PeerState};
 use crate::clock::now_ns;
+use crate::lock::Lock;
 use crate::segment::Own;
 use crate::spin::{Spin, Turn};
 use crate::system;
@@ -15,6 +16,9 @@ use std::sync::atomic::Ordering;
 
 /// Sleep of a thread that is not alone on its lifeline: another may take the byte that was meant for it.
 const NAP_MS: i32 = 1;
+/// Longest sleep of a thread that waits for room beside other threads: one may shut the connection down, and the only
+/// thing that wakes a sleeper at once, the end of the lifeline, would end reading too.
+const ROOM_LOOK_MS: i32 = 100;
 /// Sleep of a thread that waits for a hello.
 const HELLO_NAP_MS: i32 = 10;
 
@@ -67,13 +71,14 @@ thread_local! {
 struct Sleep(Cell<Option<&'static Connection>>);
 
 impl Sleep {
-    fn begin(&self, connection: &'static Connection) {
+    /// Returns what [`Sleep::end`] brings back: in a signal handler, the sleep that it has interrupted.
+    fn begin(&self, connection: &'static Connection) -> Option<&'static Connection> {
         connection.sleepers.fetch_add(1, Ordering::SeqCst);
-        self.0.set(Some(connection));
+        self.0.replace(Some(connection))
     }
 
-    fn end(&self) -> Option<&'static Connection> {
-        let connection = self.0.take()?;
+    fn end(&self, interrupted: Option<&'static Connection>) -> Option<&'static Connection> {
+        let connection = self.0.replace(interrupted)?;
         connection.sleepers.fetch_sub(1, Ordering::SeqCst);
         Some(connection)
     }
@@ -81,7 +86,7 @@ impl Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(connection) = self.end() {
+        if let Some(connection) = self.end(None) {
             drop(Waiter(connection));
         }
     }
@@ -90,8 +95,8 @@ impl Drop for Sleep {
 impl Connection {
     /// Waits until a receive may find something.
     pub(super) fn wait_to_receive(&'static self, deadline: Deadline) -> Result<(), Errno> {
-        let waiter = Waiter::new(self);
-        let Some(lanes) = self.lanes() else {
+        let (waiter, lanes) = self.become_waiter(&self.receive_lock)?;
+        let Some(lanes) = lanes else {
             drop(waiter);
             return self.wait_for_hello(deadline);
         };
@@ -107,13 +112,13 @@ impl Connection {
         if is_ready() {
             return Ok(());
         }
-        self.sleep(lanes, deadline)
+        self.sleep(lanes, deadline, None)
     }
 
     /// Waits until a send may find room.
     pub(super) fn wait_to_send(&'static self, deadline: Deadline) -> Result<(), Errno> {
-        let waiter = Waiter::new(self);
-        let Some(lanes) = self.lanes() else {
+        let (waiter, lanes) = self.become_waiter(&self.send_lock)?;
+        let Some(lanes) = lanes else {
             drop(waiter);
             return self.wait_for_hello(deadline);
         };
@@ -129,7 +134,16 @@ impl Connection {
         if is_ready() {
             return Ok(());
         }
-        self.sleep(lanes, deadline)
+        let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
+        self.sleep(lanes, deadline, longest_ms)
+    }
+
+    /// The lanes, which stay while there is a waiter. `lock` is either direction's: whoever gives the lanes back or
+    /// attaches them holds both, and so sees the waiter or has been seen.
+    fn become_waiter(&'static self, lock: &Lock) -> Result<(Waiter, Option<&'static Lanes>), Errno> {
+        let waiter = Waiter::new(self);
+        let _guard = lock.lock();
+        if self.is_open.load(Ordering::Relaxed) { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
     }
 
     /// Whether a send would find room; errors count as room, so that the send reports them.
@@ -165,22 +179,24 @@ impl Connection {
         }
     }
 
-    fn sleep(&'static self, lanes: &Lanes, deadline: Deadline) -> Result<(), Errno> {
+    fn sleep(&'static self, lanes: &Lanes, deadline: Deadline, longest_ms: Option<i32>) -> Result<(), Errno> {
         if let Some(slot) = self.slot() {
             slot.count_sleep();
         }
         // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
-        ASLEEP.with(|asleep| asleep.begin(self));
+        let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
         let is_alone = self.sleeps_alone(lanes);
-        let outcome = self.sleep_in_kernel(deadline, is_alone);
+        let outcome = self.sleep_in_kernel(deadline, longest_ms, is_alone);
         // The ring is taken while this thread still counts as a sleeper: one that comes now naps instead of relying on
         // a ring that is about to be taken; and if one has come already, the ring may be its own and stays.
         let has_ended = match outcome {
+            // Closed meanwhile, the number may be another file's.
+            Ok(true) if !self.is_open.load(Ordering::Acquire) => false,
             Ok(true) if self.sleeps_alone(lanes) => !system::drain(self.lifeline()),
             Ok(is_ringing) => !is_ringing,
             Err(_) => false,
         };
-        ASLEEP.with(Sleep::end);
+        ASLEEP.with(|asleep| asleep.end(interrupted));
         if has_ended {
             self.ask_kernel(lanes);
         }
@@ -190,33 +206,39 @@ impl Connection {
     /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may
     /// it take a ring out of the lifeline, and rely on one.
     pub(super) fn sleeps_alone(&self, lanes: &Lanes) -> bool {
-        self.sleepers.load(Ordering::SeqCst) == 1 && lanes.segment.load(Own::Holders) <= 1
+        self.sleepers.load(Ordering::SeqCst) == 1 && self.is_held_alone(lanes)
     }
 
     /// `Ok(false)`: the lifeline has ended.
-    fn sleep_in_kernel(&self, deadline: Deadline, is_alone: bool) -> Result<bool, Errno> {
+    fn sleep_in_kernel(&self, deadline: Deadline, longest_ms: Option<i32>, is_alone: bool) -> Result<bool, Errno> {
         let fd = self.lifeline();
         let left_ms = deadline.left_ms()?;
-        if is_alone && left_ms < 0 && !self.is_nonblocking.load(Ordering::Relaxed) {
+        if !self.is_open.load(Ordering::Acquire) {
+            return Err(Errno::BADF);
+        }
+        if is_alone && left_ms < 0 && longest_ms.is_none() && !self.is_nonblocking.load(Ordering::Relaxed) {
             return system::wait_to_receive(fd);
         }
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        if is_alone {
+        if is_alone && longest_ms.is_none() {
             return if system::poll(&mut entry, left_ms)? == 0 {
                 Err(Errno::AGAIN)
             } else {
                 Ok(entry[0].revents & libc::POLLHUP == 0)
             };
         }
-        if system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
+        if !is_alone && system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
             // A byte lies there for another sleeper: it must find it, and we must not spin on it.
             entry[0].fd = -1;
         }
-        match system::poll(&mut entry, NAP_MS) {
-            Err(Errno::INTR) if left_ms < 0 && system::handlers_restart() => return Ok(true),
-            polled => polled?,
-        };
+        let longest_ms = longest_ms.filter(|_| is_alone).unwrap_or(NAP_MS);
+        poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, left_ms)?;
         Ok(entry[0].revents & libc::POLLHUP == 0)
+    }
+
+    /// Sleeps a moment, for a wait that nothing rings for.
+    pub(super) fn nap(&self, deadline: Deadline) -> Result<(), Errno> {
+        poll_again_after_signals(&mut [], NAP_MS, deadline.left_ms()?)
     }
 
     fn wait_for_hello(&self, deadline: Deadline) -> Result<(), Errno> {
@@ -225,5 +247,13 @@ impl Connection {
         // Another thread may take the hello, and nothing would wake this one.
         let look_again_ms = if left_ms < 0 { HELLO_NAP_MS } else { left_ms.min(HELLO_NAP_MS) };
         system::poll(&mut entry, look_again_ms).map(|_| ())
+    }
+}
+
+/// `poll(2)` that comes back early, without an error, after a signal that would have restarted the call it stands for.
+fn poll_again_after_signals(entry: &mut [libc::pollfd], timeout_ms: i32, left_ms: i32) -> Result<(), Errno> {
+    match system::poll(entry, timeout_ms) {
+        Err(Errno::INTR) if left_ms < 0 && system::handlers_restart() => Ok(()),
+        polled => polled.map(|_| ()),
     }
 }

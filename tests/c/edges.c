@@ -1,0 +1,300 @@
+// Rare arguments and rare moments: what the manual pages mention last.
+#include "check.h"
+
+#include <limits.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/time.h>
+
+// ---- arguments ----------------------------------------------------------------------------------
+
+TEST(too_many_pieces_of_a_message_are_emsgsize)
+{
+    struct pair pair = connected_pair();
+    static char byte;
+    static struct iovec pieces[IOV_MAX + 1];
+    for (int i = 0; i <= IOV_MAX; i++)
+        pieces[i] = (struct iovec){&byte, 1};
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = IOV_MAX + 1};
+    CHECK_ERR(sendmsg(pair.client, &message, 0), EMSGSIZE);
+    CHECK_ERR(recvmsg(pair.server, &message, MSG_DONTWAIT), EMSGSIZE);
+    struct mmsghdr many = {.msg_hdr = message};
+    CHECK_ERR(sendmmsg(pair.client, &many, 1, 0), EMSGSIZE);
+    message.msg_iovlen = IOV_MAX;
+    CHECK_EQ(sendmsg(pair.client, &message, 0), IOV_MAX);
+    CHECK_EQ(recvmsg(pair.server, &message, MSG_WAITALL), IOV_MAX);
+}
+
+TEST(pieces_at_null_are_efault)
+{
+    struct pair pair = connected_pair();
+    struct msghdr message = {.msg_iovlen = 1};
+    CHECK_ERR(sendmsg(pair.client, &message, 0), EFAULT);
+    CHECK_ERR(recvmsg(pair.server, &message, MSG_DONTWAIT), EFAULT);
+    CHECK_ERR(writev(pair.client, NULL, 1), EFAULT);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(pieces_longer_than_a_count_can_say_are_einval)
+{
+    struct pair pair = connected_pair();
+    static char byte;
+    struct iovec pieces[] = {{&byte, 1}, {&byte, (size_t)SSIZE_MAX + 1}};
+    CHECK_ERR(writev(pair.client, pieces, 2), EINVAL);
+    CHECK_ERR(readv(pair.server, pieces, 2), EINVAL);
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
+    CHECK_ERR(sendmsg(pair.client, &message, 0), EINVAL);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(recvmmsg_at_the_end_fills_every_message)
+{
+    struct pair pair = connected_pair();
+    char bytes[3][4];
+    struct iovec pieces[3];
+    struct mmsghdr messages[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        pieces[i] = (struct iovec){bytes[i], 4};
+        messages[i].msg_hdr = (struct msghdr){.msg_iov = &pieces[i], .msg_iovlen = 1};
+        messages[i].msg_len = 77;
+    }
+    say(pair.client, "end");
+    OK(shutdown(pair.client, SHUT_WR));
+    await(pair.server, POLLRDHUP);
+    CHECK_EQ(recvmmsg(pair.server, messages, 3, 0, NULL), 3);
+    CHECK_EQ(messages[0].msg_len, 3);
+    CHECK_EQ(messages[1].msg_len, 0);
+    CHECK_EQ(messages[2].msg_len, 0);
+}
+
+TEST(recvmmsg_looks_at_its_time_after_each_message)
+{
+    struct pair pair = connected_pair();
+    char bytes[2];
+    struct iovec pieces[] = {{bytes, 1}, {bytes + 1, 1}};
+    struct mmsghdr messages[2] = {{.msg_hdr = {.msg_iov = pieces, .msg_iovlen = 1}},
+                                  {.msg_hdr = {.msg_iov = pieces + 1, .msg_iovlen = 1}}};
+    struct timespec limit = {0};
+    say(pair.client, "x");
+    CHECK_EQ(recvmmsg(pair.server, messages, 2, 0, &limit), 1);
+    limit.tv_nsec = 2000000000;
+    CHECK_ERR(recvmmsg(pair.server, messages, 2, 0, &limit), EINVAL);
+}
+
+// ---- flags --------------------------------------------------------------------------------------
+
+TEST(peek_and_trunc_together_only_count)
+{
+    struct pair pair = connected_pair();
+    char bytes[4] = "safe";
+    say(pair.client, "counted");
+    await(pair.server, POLLIN);
+    CHECK_EQ(recv(pair.server, NULL, 100, MSG_PEEK | MSG_TRUNC), 7);
+    CHECK_EQ(recv(pair.server, bytes, 4, MSG_PEEK | MSG_TRUNC), 4);
+    CHECK(memcmp(bytes, "safe", 4) == 0);
+    expect(pair.server, "counted");
+}
+
+SERVER(peek_with_waitall_waits_for_all)
+{
+    char bytes[6];
+    CHECK_EQ(recv(me->fd, bytes, 6, MSG_PEEK | MSG_WAITALL), 6);
+    CHECK(memcmp(bytes, "onetwo", 6) == 0);
+    expect(me->fd, "onetwo");
+    meet(me);
+    CHECK_EQ(recv(me->fd, bytes, 6, MSG_PEEK | MSG_WAITALL), 3);
+    expect(me->fd, "end");
+}
+CLIENT(peek_with_waitall_waits_for_all)
+{
+    say(me->fd, "one");
+    pause_ms(20);
+    say(me->fd, "two");
+    meet(me);
+    say(me->fd, "end");
+    pause_ms(20);
+    OK(shutdown(me->fd, SHUT_WR));
+}
+
+TEST(peek_with_waitall_keeps_to_its_time)
+{
+    struct pair pair = connected_pair();
+    char bytes[6];
+    struct timeval limit = {.tv_usec = 50000};
+    OK(setsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+    say(pair.client, "part");
+    CHECK_EQ(recv(pair.server, bytes, 6, MSG_PEEK | MSG_WAITALL), 4);
+    expect(pair.server, "part");
+}
+
+SERVER(low_water_holds_a_blocked_recv)
+{
+    char bytes[16];
+    int level = 6;
+    OK(setsockopt(me->fd, SOL_SOCKET, SO_RCVLOWAT, &level, sizeof level));
+    meet(me);
+    CHECK_EQ(recv(me->fd, bytes, sizeof bytes, 0), 6);
+    meet(me);
+    CHECK_EQ(recv(me->fd, bytes, 2, 0), 2); // no more than the room
+    CHECK_EQ(recv(me->fd, bytes, sizeof bytes, MSG_DONTWAIT), 1);
+}
+CLIENT(low_water_holds_a_blocked_recv)
+{
+    meet(me);
+    say(me->fd, "abc");
+    pause_ms(20);
+    say(me->fd, "def");
+    meet(me);
+    say(me->fd, "xyz");
+}
+
+TEST(nothing_sent_to_a_closed_peer_is_no_send)
+{
+    struct pair pair = connected_pair();
+    OK(close(pair.server));
+    await(pair.client, POLLRDHUP);
+    CHECK_EQ(send(pair.client, "", 0, MSG_NOSIGNAL), 0);
+    CHECK_EQ(send(pair.client, "", 0, MSG_NOSIGNAL), 0);
+    CHECK_EQ(send(pair.client, "x", 1, MSG_NOSIGNAL), 1);
+    await(pair.client, POLLERR);
+    CHECK_ERR(send(pair.client, "x", 1, MSG_NOSIGNAL), EPIPE);
+}
+
+// ---- moments ------------------------------------------------------------------------------------
+
+static void *shut_writing_later(void *argument)
+{
+    pause_ms(SILENCE_MS);
+    OK(shutdown(*(int *)argument, SHUT_WR));
+    return NULL;
+}
+
+TEST(shutdown_of_writing_by_another_thread_wakes_a_blocked_send)
+{
+    struct pair pair = connected_pair();
+    static char block[1 << 20];
+    pthread_t thread = start_thread(shut_writing_later, &pair.client);
+    while (send(pair.client, block, sizeof block, MSG_NOSIGNAL) > 0)
+        ;
+    CHECK_EQ(errno, EPIPE);
+    join_thread(thread);
+}
+
+// Times that this process has gone to sleep while it waited for `want`. A wait that sleeps until it is woken does so
+// a few times, one that looks again every millisecond some hundred times.
+static long sleeps_while_expecting(int fd, const char *want)
+{
+    struct rusage before, after;
+    OK(getrusage(RUSAGE_SELF, &before));
+    expect(fd, want);
+    OK(getrusage(RUSAGE_SELF, &after));
+    return after.ru_nvcsw - before.ru_nvcsw;
+}
+
+enum { LONG_MS = 400, SLEEPS_MAX = 60 };
+
+static struct pair nested_pair;
+
+static void receive_in_handler(int signal)
+{
+    (void)signal;
+    char byte;
+    if (recv(nested_pair.server, &byte, 1, 0) != 1)
+        _exit(4);
+    signals_seen++;
+}
+
+TEST(handler_that_sleeps_in_recv_leaves_the_interrupted_recv_asleep)
+{
+    struct pair pair = connected_pair();
+    nested_pair = connected_pair();
+    on_signal(SIGUSR1, receive_in_handler, SA_RESTART);
+    pid_t parent = getpid();
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(pair.server));
+        OK(close(nested_pair.server));
+        pause_ms(SILENCE_MS);
+        OK(kill(parent, SIGUSR1));
+        pause_ms(SILENCE_MS);
+        say(nested_pair.client, "n");
+        pause_ms(SILENCE_MS);
+        say(pair.client, "answer");
+        pause_ms(LONG_MS);
+        say(pair.client, "later");
+        _exit(0);
+    }
+    OK(close(pair.client));
+    OK(close(nested_pair.client));
+    expect(pair.server, "answer");
+    CHECK_EQ(signals_seen, 1);
+    CHECK(sleeps_while_expecting(pair.server, "later") < SLEEPS_MAX);
+    wait_child(pid);
+}
+
+SERVER(a_child_that_is_gone_leaves_waits_asleep)
+{
+    pid_t pid = fork_child();
+    if (pid == 0)
+        _exit(0);
+    wait_child(pid);
+    meet(me);
+    CHECK(sleeps_while_expecting(me->fd, "later") < SLEEPS_MAX);
+}
+CLIENT(a_child_that_is_gone_leaves_waits_asleep)
+{
+    meet(me);
+    pause_ms(LONG_MS);
+    say(me->fd, "later");
+}
+
+TEST(sendfile_takes_no_pipe)
+{
+    struct pair pair = connected_pair();
+    int ends[2];
+    OK(pipe(ends));
+    CHECK_EQ(write(ends[1], "piped", 5), 5);
+    off_t start = 0;
+    CHECK_ERR(sendfile(pair.client, ends[0], NULL, 5), EINVAL);
+    CHECK_ERR(sendfile(pair.client, ends[0], &start, 5), ESPIPE);
+    ping_pong(pair.client, pair.server);
+}
+
+// Sends `count` descriptors over a pair of AF_UNIX sockets to a message with room for `room` bytes of control data.
+static struct msghdr pass_descriptors(int carrier[2], const int *fds, int count, char *control, size_t room)
+{
+    static char byte;
+    static struct iovec piece = {&byte, 1};
+    _Alignas(struct cmsghdr) char out[CMSG_SPACE(8 * sizeof(int))] = {0};
+    struct msghdr sent = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = out,
+                          .msg_controllen = CMSG_SPACE(count * sizeof(int))};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&sent);
+    *header = (struct cmsghdr){CMSG_LEN(count * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(header), fds, count * sizeof(int));
+    CHECK_EQ(sendmsg(carrier[0], &sent, 0), 1);
+    struct msghdr got = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = room};
+    CHECK_EQ(recvmsg(carrier[1], &got, 0), 1);
+    return got;
+}
+
+TEST(descriptors_beyond_the_room_are_cut_off)
+{
+    struct pair pair = connected_pair();
+    int carrier[2], ends[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, carrier));
+    OK(pipe(ends));
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))];
+    int fds[] = {ends[1], pair.client, ends[0]};
+    for (int room = 1; room <= 3; room++) {
+        struct msghdr got = pass_descriptors(carrier, fds, 3, control, CMSG_LEN(room * sizeof(int)));
+        struct cmsghdr *header = CMSG_FIRSTHDR(&got);
+        CHECK(header != NULL);
+        CHECK_EQ(header->cmsg_len, CMSG_LEN(room * sizeof(int)));
+        CHECK_EQ(got.msg_flags & MSG_CTRUNC, room < 3 ? MSG_CTRUNC : 0);
+        int received[3];
+        memcpy(received, CMSG_DATA(header), room * sizeof(int));
+        for (int i = 0; i < room; i++)
+            OK(close(received[i]));
+    }
+    ping_pong(pair.client, pair.server);
+}
