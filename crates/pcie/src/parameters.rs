@@ -95,7 +95,18 @@ pub fn nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
 /// # Errors
 /// For anything else.
 pub fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    let bytes = deserializer.deserialize_any(Quantity(&BYTES))?;
+    whole(deserializer.deserialize_any(Quantity(&BYTES))?)
+}
+
+/// As [`bytes`], or a word that stands for bytes known elsewhere: `None`.
+///
+/// # Errors
+/// For anything else.
+pub fn bytes_or_word<'de, D: Deserializer<'de>>(deserializer: D, word: &'static str) -> Result<Option<u64>, D::Error> {
+    deserializer.deserialize_any(QuantityOrWord(&BYTES, word))?.map(whole).transpose()
+}
+
+fn whole<E: Error>(bytes: f64) -> Result<u64, E> {
     if bytes.fract() == 0.0 { Ok(bytes as u64) } else { Err(BYTES.refuse(bytes)) }
 }
 
@@ -130,14 +141,45 @@ impl Visitor<'_> for Quantity {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<f64, E> {
-        let is_possible = value.is_finite() && value >= 0.0;
-        if is_possible { Ok(value) } else { Err(self.0.refuse(value)) }
+        if is_possible(value) { Ok(value) } else { Err(self.0.refuse(value)) }
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<f64, E> {
-        let value = self.0.parse(text).filter(|value| value.is_finite() && *value >= 0.0);
+        let value = self.0.parse(text).filter(|value| is_possible(*value));
         value.ok_or_else(|| self.0.refuse(text))
     }
+}
+
+struct QuantityOrWord(&'static Dimension, &'static str);
+
+impl Visitor<'_> for QuantityOrWord {
+    type Value = Option<f64>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "a {} or \"{}\"; {}", self.0.what, self.1, self.0.example)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Option<f64>, E> {
+        Quantity(self.0).visit_i64(value).map(Some)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Option<f64>, E> {
+        Quantity(self.0).visit_f64(value).map(Some)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Option<f64>, E> {
+        if text == self.1 {
+            return Ok(None);
+        }
+        let value = self.0.parse(text).filter(|value| is_possible(*value));
+        value
+            .map(Some)
+            .ok_or_else(|| E::custom(format!("'{text}' is no {} nor \"{}\"; {}", self.0.what, self.1, self.0.example)))
+    }
+}
+
+fn is_possible(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
 }
 
 #[cfg(test)]
