@@ -1,8 +1,10 @@
 //! `crosslane pcie`: what a PCIe link, a host and a device on it give.
 
+mod answer;
 mod bandwidth;
 mod decode;
 mod link;
+mod nic;
 mod sizes;
 
 use anyhow::Result;
@@ -13,6 +15,8 @@ use clap::Subcommand;
 pub enum Command {
     /// What a link leaves for reads and writes of any size, by the protocol's arithmetic
     Bandwidth(bandwidth::Options),
+    /// What a network card moves over a link, and the smallest frames that sustain a line
+    Nic(nic::Options),
     /// Explain packets of the transaction or the data link layer, given in hex, field by field
     Decode(decode::Options),
 }
@@ -21,6 +25,7 @@ pub enum Command {
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Bandwidth(options) => bandwidth::main(options),
+        Command::Nic(options) => nic::main(options),
         Command::Decode(options) => decode::main(options),
     }
 }

@@ -6,9 +6,11 @@ use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-const CROSSLANE: &str = env!("CARGO_BIN_EXE_crosslane");
+mod command;
+
+use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 
 /// A folder with a rack and a library that does nothing.
 struct Place {
@@ -65,32 +67,6 @@ impl Place {
 /// meanwhile, and a file that anybody has open for writing cannot be executed.
 fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
-}
-
-fn crosslane(arguments: &[&str]) -> Output {
-    Command::new(CROSSLANE).args(arguments).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-/// The single line of stderr.
-fn error_line(output: &Output) -> String {
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(text.lines().count(), 1, "{text:?}");
-    assert!(text.starts_with("crosslane: "), "{text:?}");
-    text.trim_end().to_owned()
-}
-
-#[track_caller]
-fn assert_fails(output: &Output, code: i32, words: &[&str]) {
-    let line = error_line(output);
-    assert_eq!(output.status.code(), Some(code), "{line}");
-    for word in words {
-        assert!(line.contains(word), "{word:?} in {line:?}");
-    }
-    assert_eq!(stdout(output), "");
 }
 
 #[test]

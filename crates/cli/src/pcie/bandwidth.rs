@@ -2,13 +2,11 @@
 
 use anyhow::Result;
 use clap::Args;
-use pcie::link::Link;
-use pcie::model::{Bandwidth, Mode, Model, ModelError};
-use pcie::result::Provenance;
+use pcie::model::{Bandwidth, Model, ModelError};
 use serde::Serialize;
 
-use super::link;
 use super::sizes::{Size, Sizes};
+use super::{answer, link};
 use crate::output;
 use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
@@ -29,19 +27,10 @@ pub struct Options {
     link: link::Options,
 }
 
-/// All sizes share it.
+/// What all sizes share.
 #[derive(Serialize)]
-struct Head<'a> {
-    provenance: Provenance,
-    mode: Mode,
-    link: &'a Link,
+struct Question {
     offset_bytes: u64,
-    raw_gbps: f64,
-    tlp_gbps: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rows: Option<&'a [Row]>,
-    #[serde(flatten)]
-    only: Option<&'a Row>,
 }
 
 #[derive(Serialize)]
@@ -60,40 +49,22 @@ pub fn main(options: &Options) -> Result<()> {
     };
     let rows: Vec<Row> =
         options.size.0.iter().map(row).collect::<Result<_, _>>().map_err(WrongUse::of::<ModelError>)?;
-    if options.json { print_json(options, &model, &rows) } else { output::print(&text(options, &model, &rows)) }
-}
-
-fn print_json(options: &Options, model: &Model, rows: &[Row]) -> Result<()> {
-    let only = if let [only] = rows { Some(only) } else { None };
-    output::print_json(&Head {
-        provenance: Provenance::Modelled,
-        mode: model.mode(),
-        link: model.link(),
-        offset_bytes: options.offset.0,
-        raw_gbps: model.raw_gbps(),
-        tlp_gbps: model.tlp_gbps(),
-        rows: only.is_none().then_some(rows),
-        only,
-    })
+    if options.json {
+        return answer::print_json(&model, Question { offset_bytes: options.offset.0 }, &rows);
+    }
+    output::print(&text(options, &model, &rows))
 }
 
 fn text(options: &Options, model: &Model, rows: &[Row]) -> String {
     let heads = ["SIZE B", "WRITE Gb/s", "READ Gb/s", "READ+WRITE Gb/s, EACH"];
     let mut table = Table::new(&heads.map(|head| (head, Align::Right)));
     for Row { size_bytes, bandwidth } in rows {
-        let gbps =
-            [bandwidth.write_gbps, bandwidth.read_gbps, bandwidth.readwrite_gbps].map(|gbps| format!("{gbps:.3}"));
+        let gbps = [bandwidth.write_gbps, bandwidth.read_gbps, bandwidth.readwrite_gbps].map(answer::gbps);
         table.row([size_bytes.to_string()].into_iter().chain(gbps).collect());
     }
     let place = match options.offset.0 {
         0 => String::new(),
-        offset => format!("Transfers begin {offset} bytes into a page.\n"),
+        offset => format!(" that begin {offset} bytes into a page"),
     };
-    format!(
-        "{}{place}Of {:.3} Gb/s raw {:.3} are left for packets; for data, upper bounds:\n\n{}",
-        link::describe(model),
-        model.raw_gbps(),
-        model.tlp_gbps(),
-        table.render()
-    )
+    format!("{}Data of transfers{place}, at most:\n\n{}", answer::describe(model), table.render())
 }

@@ -68,19 +68,3 @@ impl Options {
         Model::new(mode, self.link(), completions)
     }
 }
-
-/// The link and the arithmetic in a line, for the head of a table.
-pub fn describe(model: &Model) -> String {
-    let link = model.link();
-    format!(
-        "PCIe generation {} x{}, MPS {}, MRRS {}, RCB {}, {}-bit addresses{}; modelled, {} arithmetic\n",
-        link.generation,
-        link.lanes,
-        link.mps_bytes,
-        link.mrrs_bytes,
-        link.rcb_bytes,
-        link.address,
-        if link.ecrc { ", ECRC" } else { "" },
-        model.mode(),
-    )
-}
