@@ -375,3 +375,58 @@ TEST(disabled_cancellation_waits)
     CHECK_EQ(pthread_join(thread, &result), 0);
     CHECK(result == NULL);
 }
+
+// ---- fork while others wait ---------------------------------------------------------------------
+
+static volatile bool look_stop;
+
+static void *look_again_and_again(void *argument)
+{
+    struct epoll_event event;
+    while (!look_stop)
+        CHECK_EQ(epoll_wait(*(int *)argument, &event, 1, 0), 1);
+    return NULL;
+}
+
+static void fork_while_looking_at(int epoll)
+{
+    enum { FORKS = 300 };
+    pthread_t thread = start_thread(look_again_and_again, &epoll);
+    for (int i = 0; i < FORKS; i++) {
+        pid_t pid = fork_child();
+        if (pid == 0)
+            _exit(0);
+        wait_child(pid);
+    }
+    look_stop = true;
+    join_thread(thread);
+}
+
+TEST(fork_while_a_thread_looks_at_a_listener_by_epoll)
+{
+    struct pair pair = connected_pair();
+    struct address at = name_of(pair.listener);
+    dial(&at); // and nobody accepts it
+    fork_while_looking_at(epoll_with(pair.listener, EPOLLIN));
+}
+
+TEST(fork_while_a_thread_looks_at_nested_sets)
+{
+    struct pair pair = connected_pair();
+    int outer = OK(epoll_create1(0)); // older than the inner one
+    int inner = epoll_with(pair.server, EPOLLIN);
+    epoll_add(outer, inner, EPOLLIN, 1);
+    say(pair.client, "x");
+    await(pair.server, POLLIN);
+    fork_while_looking_at(outer);
+}
+
+TEST(fork_while_a_thread_looks_at_a_set_in_an_older_one)
+{
+    struct pair pair = connected_pair();
+    int inner = epoll_with(pair.server, EPOLLIN);
+    int outer = epoll_with(inner, EPOLLIN);
+    say(pair.client, "x");
+    await(pair.server, POLLIN);
+    fork_while_looking_at(outer);
+}

@@ -48,6 +48,8 @@ pub struct InterestSet {
     has_inner: AtomicBool,
     /// Threads that sleep in the kernel until the set has something.
     sleepers: AtomicU32,
+    /// It holds, or has held, another set, which is looked at under this one's lock.
+    nests: AtomicBool,
     /// Grows when the last descriptor is closed: objects are used again.
     life: AtomicU32,
 }
@@ -56,6 +58,9 @@ pub struct InterestSet {
 unsafe impl Sync for InterestSet {}
 
 static POOL: Pool<InterestSet> = Pool::new();
+/// Taken before the lock of a set that holds others: a fork, which takes the locks of all sets in any order, then finds
+/// nobody between two of them.
+static NESTING: Lock = Lock::new();
 /// Registrations in all sets: closing a descriptor costs nothing while there is none.
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
@@ -116,6 +121,7 @@ impl InterestSet {
             REGISTERED.fetch_sub(roster.count(), Ordering::Relaxed);
             roster.clear();
             self.has_inner.store(false, Ordering::SeqCst);
+            self.nests.store(false, Ordering::Relaxed);
             self.life.fetch_add(1, Ordering::SeqCst);
             true
         });
@@ -159,6 +165,8 @@ impl InterestSet {
 
     #[inline]
     fn with<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
+        // Nobody waits for it twice: this thread may be inside an outer set already.
+        let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter() } else { None };
         let _guard = self.lock.lock();
         // SAFETY: under the lock.
         access(unsafe { &mut *self.roster.get() })
@@ -289,10 +297,23 @@ pub unsafe fn control(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_
         Entry::Interest(set) => set,
         _ => return control_unknown(epfd, operation, fd, target, event),
     };
+    control_in(set, epfd, operation, fd, target, event)
+}
+
+fn control_in(
+    set: &'static InterestSet,
+    epfd: RawFd,
+    operation: i32,
+    fd: RawFd,
+    target: Target,
+    event: epoll_event,
+) -> Result<(), Errno> {
     match target {
-        Target::Stream => control_stream(set, epfd, operation, fd, event),
-        _ => set.with(|roster| control_own(set, roster, operation, fd, target, event)),
+        Target::Stream => return control_stream(set, epfd, operation, fd, event),
+        Target::Nested(_) => set.nests.store(true, Ordering::Relaxed),
+        Target::Connection(_) | Target::Listener(_) => {}
     }
+    set.with(|roster| control_own(set, roster, operation, fd, target, event))
 }
 
 unsafe fn control_foreign(epfd: RawFd, operation: i32, fd: RawFd, event: *mut epoll_event) -> Result<(), Errno> {
@@ -315,10 +336,7 @@ fn control_unknown(epfd: RawFd, operation: i32, fd: RawFd, target: Target, event
     }
     let set = enter(epfd);
     set.with(|roster| roster.has_foreign = true);
-    let result = match target {
-        Target::Stream => control_stream(set, epfd, operation, fd, event),
-        _ => set.with(|roster| control_own(set, roster, operation, fd, target, event)),
-    };
+    let result = control_in(set, epfd, operation, fd, target, event);
     if result.is_err() {
         table::set(epfd, Entry::None);
         set.remove_descriptor(epfd);
@@ -458,12 +476,15 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
 
 /// Before a fork: no thread is inside a set while the process is copied.
 pub fn before_fork() {
-    POOL.lock_around_fork().iter().for_each(|set| set.lock.lock_until_unlocked());
+    let sets = POOL.lock_around_fork();
+    NESTING.lock_until_unlocked();
+    sets.iter().for_each(|set| set.lock.lock_until_unlocked());
 }
 
 /// After a fork, in the parent.
 pub fn after_fork_in_parent() {
     POOL.all_during_fork().iter().for_each(|set| set.lock.unlock());
+    NESTING.unlock();
     POOL.unlock_after_fork();
 }
 
@@ -474,5 +495,6 @@ pub fn after_fork_in_child() {
         set.sleepers.store(0, Ordering::Relaxed);
         set.with(Roster::inherit);
     }
+    NESTING.unlock();
     POOL.unlock_after_fork();
 }
