@@ -868,3 +868,21 @@ TEST(many_idle_connections_and_one_active)
         expect(server, "ping");
     }
 }
+
+TEST(one_place_is_enough_for_a_pipe_behind_a_connection_that_was_read)
+{
+    struct pair pair = connected_pair();
+    int pipe_fds[2], epoll = epoll_with(pair.server, EPOLLIN);
+    struct epoll_event event;
+    char byte;
+    OK(pipe(pipe_fds));
+    epoll_add(epoll, pipe_fds[0], EPOLLIN, 77);
+    CHECK_EQ(epoll_wait(epoll, &event, 1, SILENCE_MS), 0); // asleep: whoever sends wakes the set
+    say(pair.client, "x");
+    expect(pair.server, "x"); // before the set could tell
+    CHECK_EQ(write(pipe_fds[1], "y", 1), 1);
+    CHECK_EQ(epoll_wait(epoll, &event, 1, 0), 1);
+    CHECK_EQ(event.data.u64, 77);
+    CHECK_EQ(read(pipe_fds[0], &byte, 1), 1);
+    epoll_none(epoll);
+}

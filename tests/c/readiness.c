@@ -313,6 +313,18 @@ TEST(pselect_lets_a_blocked_signal_in)
     CHECK_EQ(signals_seen, 1);
 }
 
+TEST(ppoll_without_time_lets_a_blocked_signal_in)
+{
+    struct pair pair = connected_pair();
+    sigset_t unblocked;
+    block_alarm(&unblocked);
+    OK(raise(SIGALRM));
+    struct pollfd entry = {pair.server, POLLIN, 0};
+    struct timespec now = {0, 0};
+    CHECK_ERR(ppoll(&entry, 1, &now, &unblocked), EINTR);
+    CHECK_EQ(signals_seen, 1);
+}
+
 TEST(ppoll_keeps_a_signal_out)
 {
     struct pair pair = connected_pair();

@@ -284,8 +284,12 @@ impl Call<'_> {
     fn run(&mut self) -> Result<usize, Errno> {
         loop {
             let ready = self.look(self.needs_kernel)?;
-            if ready > 0 || self.deadline.timeout_ns == Some(0) {
+            if ready > 0 {
                 return Ok(ready);
+            }
+            if self.deadline.timeout_ns == Some(0) {
+                // SAFETY: the caller's mask.
+                return unsafe { system::deliver_signals(self.mask) }.map(|()| 0);
             }
             if let Some(ready) = self.spin()? {
                 return Ok(ready);

@@ -16,6 +16,9 @@ use std::sync::atomic::Ordering;
 const EVENTS_MAX: usize = i32::MAX as usize / size_of::<epoll_event>();
 /// A glance at a connection costs as much as this many looks at a bare lane.
 const LOOKS_PER_GLANCE: u32 = 24;
+/// How often the kernel is asked in one look while what it says fills the array and is all ours: the inner epoll and
+/// nested sets, before what is the program's.
+const ASKS_MAX: usize = 8;
 /// How long a thread sleeps when it cannot be woken for everything.
 const NAP_NS: u64 = 1_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
@@ -191,8 +194,10 @@ impl InterestSet {
     /// Lanes, foreign descriptors and parked connections. When one side has filled the array, the other comes first
     /// next time.
     fn look_everywhere(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
-        // SAFETY: the caller's mask.
-        unsafe { system::deliver_signals(call.mask) }?;
+        if call.timeout_ns != Some(0) {
+            // SAFETY: the caller's mask.
+            unsafe { system::deliver_signals(call.mask) }?;
+        }
         let lanes_first = self.with_life(life, |roster| {
             let lanes_first = std::mem::take(&mut roster.lanes_first);
             if lanes_first {
@@ -204,9 +209,16 @@ impl InterestSet {
         if sink.is_full() {
             return Ok(());
         }
-        // SAFETY: the rest of the caller's array.
-        let count = unsafe { kernel::wait_now(call.epfd, sink.events.add(sink.len), sink.max - sink.len) }?;
-        self.take_in(sink, count, life, !lanes_first)
+        for _ in 0..ASKS_MAX {
+            let room = sink.max - sink.len;
+            // SAFETY: the rest of the caller's array.
+            let count = unsafe { kernel::wait_now(call.epfd, sink.events.add(sink.len), room) }?;
+            self.take_in(sink, count, life, !lanes_first)?;
+            if sink.len > 0 || count < room {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// The kernel has put `count` events into the array: what it says of lanes becomes what they say.
