@@ -10,6 +10,7 @@ use socket::table;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[repr(C)]
 struct CookieFunctions {
@@ -59,9 +60,16 @@ struct OpenStream {
 }
 
 static OPEN: Mutex<Vec<OpenStream>> = Mutex::new(Vec::new());
+/// Whether there has been one: a program without asks nobody, who might hold the lock while it is forked.
+static HAS_OPENED: AtomicBool = AtomicBool::new(false);
 
 fn with_open<R>(access: impl FnOnce(&mut Vec<OpenStream>) -> R) -> R {
     access(&mut OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+fn remember(file: *mut FILE, fd: c_int) {
+    HAS_OPENED.store(true, Ordering::Release);
+    with_open(|open| open.push(OpenStream { file: file.addr(), fd }));
 }
 
 #[unsafe(no_mangle)]
@@ -73,14 +81,16 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     // SAFETY: the C caller's mode.
     let file = unsafe { fopencookie(std::ptr::without_provenance_mut(fd as usize), mode, functions(true)) };
     if !file.is_null() {
-        with_open(|open| open.push(OpenStream { file: file.addr(), fd }));
+        remember(file, fd);
     }
     file
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fileno(file: *mut FILE) -> c_int {
-    match with_open(|open| open.iter().find(|stream| stream.file == file.addr()).map(|stream| stream.fd)) {
+    let find =
+        |open: &mut Vec<OpenStream>| open.iter().find(|stream| stream.file == file.addr()).map(|stream| stream.fd);
+    match HAS_OPENED.load(Ordering::Acquire).then(|| with_open(find)).flatten() {
         Some(fd) => fd,
         // SAFETY: the C caller's.
         None => unsafe { real::fileno(file) },
@@ -201,7 +211,7 @@ pub fn follow_standard_stream(fd: c_int) {
         if is_connection && (*saved).is_null() {
             let file = fopencookie(std::ptr::without_provenance_mut(fd as usize), mode.as_ptr(), functions(false));
             if !file.is_null() {
-                with_open(|open| open.push(OpenStream { file: file.addr(), fd }));
+                remember(file, fd);
                 *saved = std::mem::replace(&mut *variable, file);
             }
         } else if !is_connection && !(*saved).is_null() {

@@ -327,11 +327,14 @@ pub fn ring(fd: i32) -> Result<(), Errno> {
     }
 }
 
+/// How often 64 bytes are taken out of a lifeline at once: a peer that goes on ringing is not waited for.
+const DRAINS_MAX: usize = 64;
+
 /// Takes all but one of the wake-up bytes out of a lifeline that others listen to: they find it readable still, and it
 /// never fills.
 pub fn leave_one_ring(fd: i32) {
     let mut bytes = [0_u8; 64];
-    loop {
+    for _ in 0..DRAINS_MAX {
         let mut unread_bytes = 0_i32;
         // SAFETY: the number is writable.
         let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
@@ -351,7 +354,7 @@ pub fn leave_one_ring(fd: i32) {
 /// Takes the wake-up bytes out of a lifeline; `false` at the end of the stream.
 pub fn drain(fd: i32) -> bool {
     let mut bytes = [0_u8; 64];
-    loop {
+    for _ in 0..DRAINS_MAX {
         // SAFETY: the array is writable.
         let received =
             unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
@@ -361,6 +364,7 @@ pub fn drain(fd: i32) -> bool {
             _ => return received > 0 || errno() == Errno::AGAIN || errno() == Errno::INTR,
         }
     }
+    true
 }
 
 /// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll`

@@ -14,6 +14,8 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
 
+/// Clients without a hello of ours that one look at the lane listener sends away.
+const STRANGERS_MAX: usize = 64;
 /// How long `accept` waits for a client's hello.
 const HELLO_WAIT_MS: i32 = 2;
 
@@ -26,8 +28,7 @@ pub struct NewConnection {
     pub peer: Option<SocketAddr>,
 }
 
-/// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`; `timeout_ns` is the listener's
-/// `SO_RCVTIMEO`, or 0.
+/// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
 /// As `accept4(2)`.
@@ -41,7 +42,13 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
             accepted => return accepted,
         }
         match accept_tcp(fd, listener, flags) {
-            Err(Errno::AGAIN) if !listener.is_nonblocking() => wait(fd, listener)?,
+            Err(Errno::AGAIN) if !listener.is_nonblocking() => {
+                wait(fd, listener)?;
+                if !matches!(table::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
+                    // Closed or shut down meanwhile, and the object may be another listener's: the kernel knows.
+                    return inspect::accept_with_peer(fd, flags).map(|(fd, peer)| NewConnection { fd, peer });
+                }
+            }
             Ok(None) => {}
             Ok(Some(accepted)) => return Ok(accepted),
             Err(error) => return Err(error),
@@ -50,11 +57,12 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
 }
 
 fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> {
-    loop {
+    for _ in 0..STRANGERS_MAX {
         if let Some(accepted) = accept_lane_once(listener, flags)? {
             return Ok(accepted);
         }
     }
+    Err(Errno::AGAIN)
 }
 
 /// `Ok(None)`: a stranger came and was sent away.
