@@ -967,9 +967,12 @@ static pid_t start_server(const struct address *at, int ready)
 
 TEST(killed_server_restarts_on_its_port)
 {
-    struct address at;
-    int probe = listen_anywhere(&at), ready[2];
-    OK(close(probe));
+    // Bound for as long as the check runs, so that nobody else is given the port meanwhile.
+    struct address at = ip4("127.0.0.1", 0);
+    int keeper = OK(socket(AF_INET, SOCK_STREAM, 0)), yes = 1, ready[2];
+    OK(setsockopt(keeper, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
+    OK(bind(keeper, ADDRESS(&at), at.size));
+    at = name_of(keeper);
     OK(pipe(ready));
     for (int round = 0; round < 4; round++) {
         char byte;

@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -11,6 +12,8 @@
 #define CHECK_TIMEOUT_S 30
 // Far from the small numbers that checks count on.
 #define REPORT_FD_MIN 700
+// What the checks open, and the numbers that they ask for by name, stay below.
+#define DESCRIPTORS_MIN 1024
 
 struct check {
     const char *name;
@@ -228,6 +231,21 @@ static int echo_accepted(int listener)
     return fd < 0 ? 1 : echo(fd, fd);
 }
 
+static bool descriptors_suffice(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return false;
+    if (limit.rlim_cur >= DESCRIPTORS_MIN)
+        return true;
+    limit.rlim_cur = DESCRIPTORS_MIN;
+    if (limit.rlim_max >= DESCRIPTORS_MIN && setrlimit(RLIMIT_NOFILE, &limit) == 0)
+        return true;
+    fprintf(stderr, "semantics: the hard descriptor limit is %ld; raise it to %d (ulimit -n)\n",
+            (long)limit.rlim_max, DESCRIPTORS_MIN);
+    return false;
+}
+
 static int list(void)
 {
     for (int i = 0; i < check_count; i++)
@@ -244,7 +262,7 @@ int main(int argc, char **argv)
         return echo_accepted(atoi(argv[2]));
     if (argc == 2 && strcmp(argv[1], "--list") == 0)
         return list();
-    if (!arguments_are_known(argc - 1, argv + 1))
+    if (!arguments_are_known(argc - 1, argv + 1) || !descriptors_suffice())
         return 2;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     for (int i = 0; i < check_count; i++)

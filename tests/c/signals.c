@@ -267,6 +267,7 @@ TEST(stopped_and_continued_process_goes_on)
     say(pair.client, "before");
     expect(pair.client, "one");
     OK(kill(pid, SIGSTOP));
+    CHECK_EQ(waitpid(pid, NULL, WUNTRACED), pid); // now it has stopped
     say(pair.client, "after");
     expect_silent(pair.client, POLLIN);
     OK(kill(pid, SIGCONT));

@@ -1,14 +1,19 @@
 """Opens connections until the descriptor limit, uses what it has, closes, and again.
 
-Usage: descriptor_limit.py LIMIT. Prints "ok" and how many connections fitted in each round.
+Usage: descriptor_limit.py LIMIT, as it would be had nothing but 0, 1 and 2 been inherited. Prints "ok" and how many
+connections fitted in each round.
 """
 
 import errno
+import os
 import resource
 import socket
 import sys
 
-limit = int(sys.argv[1])
+numbers = [os.dup(2) for _ in range(int(sys.argv[1]) - 3)]  # free ones, whatever was inherited
+limit = numbers[-1] + 1
+for number in numbers:
+    os.close(number)
 listener = socket.create_server(("127.0.0.1", 0), backlog=128)
 address = listener.getsockname()
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -1,6 +1,9 @@
 //! Where things are.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The root of the repository.
 pub fn repository() -> PathBuf {
@@ -47,4 +50,20 @@ pub fn tool(name: &str) -> PathBuf {
     let folders = std::env::split_paths(&search).chain(["/usr/sbin", "/usr/bin"].map(PathBuf::from));
     let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("no program '{name}': './x test' installs what the tests need"))
+}
+
+/// The system's own python3, for whose tests `./x test` installs the package; not a wrapper that a version manager puts
+/// first in PATH.
+pub fn python() -> PathBuf {
+    let system = Path::new("/usr/bin/python3");
+    if system.is_file() { system.to_owned() } else { tool("python3") }
+}
+
+/// Copies a program to where everybody may run it, whatever the umask is. Another process copies: a descriptor open for
+/// writing here would be inherited by what other tests start meanwhile, and a file that anybody has open for writing
+/// cannot be executed.
+pub fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new(tool("cp")).arg(from).arg(to).status();
+    assert!(status.is_ok_and(|status| status.success()), "copying {} to {}", from.display(), to.display());
+    fs::set_permissions(to, Permissions::from_mode(0o755)).unwrap_or_else(|error| panic!("{}: {error}", to.display()));
 }

@@ -3,12 +3,18 @@
 use std::fs;
 use std::net::TcpListener;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use crate::{PATIENCE, Process};
 
 /// Between choosing a port and listening on it another program may take it: then the next one is tried.
 const TRIES_MAX: u32 = 5;
+/// Where servers get their ports: below what Linux gives to sockets that ask for any port, so that no connection and no
+/// program that listens anywhere takes the port between the choice and the server's `listen`.
+const PORTS: std::ops::Range<u16> = 10_000..32_768;
+/// Far more than there can be ports taken in a row.
+const PORTS_TRIED_MAX: u32 = 1000;
 /// `st` of a listener in /proc/net/tcp.
 const STATE_LISTEN: &str = "0A";
 
@@ -20,10 +26,19 @@ pub struct Server {
     pub port: u16,
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, another one each time. Where the search begins depends on the process, so that two
+/// runs at once search in different places.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its number").port()
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(7919);
+    for _ in 0..PORTS_TRIED_MAX {
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let port = PORTS.start + (begin.wrapping_add(call) % PORTS.len() as u32) as u16;
+        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("none of {PORTS_TRIED_MAX} ports is free");
 }
 
 /// Starts the server that `command` describes for a port, and waits until it listens.

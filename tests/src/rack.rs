@@ -122,4 +122,10 @@ impl Rack {
             self.assert_over_lanes(program, self.stat().traffic_of(program), lane_bytes_min);
         }
     }
+    /// How many programs of a name are alive and have sent something over lanes; None when nothing is over lanes.
+    #[track_caller]
+    pub fn programs_that_sent(&self, program: &str) -> Option<usize> {
+        let sent = |process: &&serde_json::Value| process["totals"]["lane_bytes_sent"].as_u64() > Some(0);
+        (!self.bare).then(|| self.stat().named(program).filter(sent).count())
+    }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use system_tests::place::{self, package_file, tool};
+use system_tests::place::{self, package_file, python, tool};
 use system_tests::port::free_port;
 use system_tests::{Finished, PATIENCE, Process, Rack, Server, c, start_server};
 
@@ -44,11 +44,6 @@ fn must_be_one_line(finished: &Finished, about: &[&str]) {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-fn python() -> PathBuf {
-    let system = Path::new("/usr/bin/python3");
-    if system.is_file() { system.to_owned() } else { tool("python3") }
 }
 
 // --- the command line ----------------------------------------------------------------------------------------------
@@ -89,7 +84,7 @@ fn the_programs_own_exit_code_is_passed_on() {
 fn a_missing_library_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("crosslane");
-    fs::copy(place::crosslane(), &alone).unwrap();
+    place::copy_program(&place::crosslane(), &alone);
     let rack = Rack::new();
     let mut command = rack.bare_command(&alone);
     must_complain(command.args(["run", "--", "true"]), 1, &["libcrosslane.so"]);
@@ -126,7 +121,7 @@ fn a_setuid_program_falls_back() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.path().join("setuid-greeter");
-    fs::copy(built, &program).unwrap();
+    place::copy_program(&built, &program);
     std::os::unix::fs::chown(&program, Some(NOBODY), Some(NOBODY)).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
     must_fall_back(&Rack::new(), &program, &["setuid-greeter", "setuid"]);
@@ -135,7 +130,7 @@ fn a_setuid_program_falls_back() {
 #[test]
 fn a_program_without_sockets_notices_nothing() {
     let rack = Rack::new();
-    let script = "echo out; echo err >&2; ls / | wc -l; (exit 3); exit $?";
+    let script = "echo out; echo err >&2; seq 100 | wc -l; (exit 3); exit $?";
     let bare = finish(rack.bare_command("/bin/sh").args(["-c", script]));
     let laned = finish(rack.require_lane("/bin/sh").args(["-c", script]));
     assert_eq!((bare.code(), &bare.stdout, &bare.stderr), (laned.code(), &laned.stdout, &laned.stderr));
@@ -183,10 +178,9 @@ fn an_unwritable_rack_falls_back_for_an_ordinary_user() {
     }
     let rack = Rack::new(); // 0700 and root's
     let folder = tempfile::tempdir().unwrap();
-    for (from, to) in [(place::crosslane(), "crosslane"), (place::library(), "libcrosslane.so")] {
-        fs::copy(from, folder.path().join(to)).unwrap();
+    for program in [&place::crosslane(), &place::library(), c::semantics()] {
+        place::copy_program(program, &folder.path().join(program.file_name().unwrap()));
     }
-    fs::copy(c::semantics(), folder.path().join("semantics")).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = rack.bare_command(tool("setpriv"));
     command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);

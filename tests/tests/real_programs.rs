@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::place::{package_file, tool};
+use system_tests::place::{package_file, python, tool};
 use system_tests::{Finished, PATIENCE, Process, Rack, Server, Traffic, start_server};
 
 const HOST: &str = "127.0.0.1";
@@ -121,7 +121,7 @@ fn redis_pipelines() {
 fn start_memcached(rack: &Rack) -> Server {
     start_server(|port| {
         let mut command = rack.require_lane(tool("memcached"));
-        command.args(["-l", HOST, "-p", &port.to_string(), "-U", "0", "-t", "2", "-u", "root"]);
+        command.args(["-l", HOST, "-p", &port.to_string(), "-U", "0", "-t", "2", "-c", "100", "-u", "root"]);
         command
     })
 }
@@ -155,6 +155,7 @@ fn memcached_answers_libmemcached() {
 // --- nginx ---------------------------------------------------------------------------------------------------------
 
 const NGINX_WORKERS: usize = 2;
+const NGINX_ROUNDS_MAX: usize = 20;
 
 fn nginx_configuration(folder: &Path, port: u16) -> String {
     let folder = folder.display();
@@ -219,25 +220,32 @@ fn nginx_serves_curl() {
     rack.assert_program_over_lanes("nginx", 20_000_000);
 }
 
+/// What wrk says is good only if every answer came whole and in time.
+fn load(rack: &Rack, port: u16, page: &str, connections: &str) {
+    let url = format!("http://{HOST}:{port}/{page}");
+    let mut command = rack.require_lane(tool("wrk"));
+    command.args(["-t", "2", "-d", "2s", "--timeout", "60s", "-c", connections, &url]);
+    let finished = run_long_client(rack, &mut command);
+    assert!(!finished.stdout.contains("Socket errors"), "{finished}");
+    assert!(!finished.stdout.contains("Non-2xx"), "{finished}");
+    assert!(requests(&finished.stdout) > 0, "{finished}");
+}
+
 #[test]
 fn nginx_serves_wrk() {
     let (rack, folder) = (Rack::new(), scratch());
     pages(folder.path());
     let server = start_nginx(&rack, folder.path());
-    for (page, connections) in [("small", "32"), ("large", "4")] {
-        let url = format!("http://{HOST}:{}/{page}", server.port);
-        let mut command = rack.require_lane(tool("wrk"));
-        let finished = run_long_client(&rack, command.args(["-t", "2", "-d", "2s", "-c", connections, &url]));
-        assert!(!finished.stdout.contains("Socket errors"), "{finished}");
-        assert!(!finished.stdout.contains("Non-2xx"), "{finished}");
-        assert!(requests(&finished.stdout) > 0, "{finished}");
-    }
+    load(&rack, server.port, "large", "4");
+    load(&rack, server.port, "small", "32");
     rack.assert_program_over_lanes("nginx", 5_000_000);
-    let stat = if std::env::var_os("CROSSLANE_TEST_BARE").is_some() { None } else { Some(rack.stat()) };
-    if let Some(stat) = stat {
-        let serving = stat.named("nginx").filter(|process| process["totals"]["lane_bytes_sent"].as_u64() > Some(0));
-        assert_eq!(serving.count(), NGINX_WORKERS, "workers that served: {stat:?}");
+    for _ in 0..NGINX_ROUNDS_MAX {
+        if rack.programs_that_sent("nginx").is_none_or(|workers| workers == NGINX_WORKERS) {
+            return;
+        }
+        load(&rack, server.port, "small", "32"); // on one processor, one worker may have taken all
     }
+    panic!("not all workers served: {:?}", rack.stat());
 }
 
 /// `120` of wrk's `120 requests in 2.00s, 1.2MB read`.
@@ -346,12 +354,6 @@ fn sockperf_measures_throughput() {
 }
 
 // --- Python's http.server ------------------------------------------------------------------------------------------
-
-/// The system's own, not a wrapper that a version manager puts first in PATH.
-fn python() -> std::path::PathBuf {
-    let system = Path::new("/usr/bin/python3");
-    if system.is_file() { system.to_owned() } else { tool("python3") }
-}
 
 #[test]
 fn python_http_server_serves_curl() {
