@@ -178,6 +178,17 @@ fn miri_a_move_to_the_big_ring_without_bytes_is_drained() {
 }
 
 #[test]
+fn miri_a_move_to_the_big_ring_is_nothing_to_read_until_bytes_follow() {
+    let (mut producer, mut consumer) = pair(8, 64);
+    assert!(producer.reserve(1000).unwrap().is_some());
+    assert!(!consumer.may_have_data(), "a reader would find no byte");
+    assert_eq!(producer.commit(1000), Ok(()));
+    assert!(consumer.may_have_data());
+    assert_eq!(consumer.read(&mut [0; 2000]), Ok(1000));
+    assert!(!consumer.may_have_data());
+}
+
+#[test]
 fn miri_a_reservation_has_the_size_of_a_record_whatever_is_asked() {
     let (mut producer, _consumer) = pair(8, 1024);
     let reservation = producer.reserve(usize::MAX).unwrap().expect("an empty ring");
