@@ -1,6 +1,9 @@
-"""Fifty connections between two processes: processor time while idle, and memory touched by each.
+"""Fifty connections between two processes: what each end has touched of their memory, and what it does while idle.
 
 Run:  crosslane run -- python3 tests/python/idle_and_memory.py
+
+Prints lines of a role, a fact and a number. A page that both ends have touched counts half at each, so that the figures
+of both ends add up to the memory in use.
 """
 import os
 import selectors
@@ -8,50 +11,85 @@ import socket
 import time
 
 CONNECTIONS = 50
-ROUND_TRIPS = 2000
+MESSAGES = 300  # every page that small messages ever touch
 MESSAGE_BYTES = 100
-IDLE_S = 5
+IDLE_S = 1
 
 
 def touched_kib():
     total, inside = 0, False
     with open("/proc/self/smaps") as maps:
         for line in maps:
-            if "memfd:crosslane" in line:
-                inside = True
-            elif inside and line.startswith("Rss"):
-                total, inside = total + int(line.split()[1]), False
-    return total // CONNECTIONS
+            if "-" in line.split(maxsplit=1)[0]:
+                inside = "memfd:crosslane" in line
+            elif inside and line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total
 
 
-def idle(name, sockets):
-    watched = selectors.EpollSelector()
-    for connection in sockets:
-        watched.register(connection, selectors.EVENT_READ)
-    cpu, wall = time.process_time(), time.monotonic()
-    watched.select(IDLE_S)
-    share = 100 * (time.process_time() - cpu) / (time.monotonic() - wall)
-    print(f"{name}: idle {share:.4f}% of a core, {touched_kib()} KiB touched a connection")
+def voluntary_switches():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+
+
+class End:
+    def __init__(self, role, tell, hear):
+        self.role, self.tell, self.hear = role, tell, hear
+
+    def meet(self):
+        os.write(self.tell, b"m")
+        os.read(self.hear, 1)
+
+    def say(self, fact, value):
+        os.write(1, f"{self.role} {fact} {value}\n".encode())
+
+    def say_touched(self, when):
+        self.meet()
+        self.say(f"touched_kib_{when}", touched_kib() / CONNECTIONS)
+        self.meet()
+
+    def say_idle(self, sockets):
+        watched = selectors.EpollSelector()
+        for connection in sockets:
+            watched.register(connection, selectors.EVENT_READ)
+        watched.select(IDLE_S)  # the traffic of before is over
+        cpu_s, switches = time.process_time(), voluntary_switches()
+        watched.select(IDLE_S)
+        self.say("idle_cpu_ms", 1000 * (time.process_time() - cpu_s))
+        self.say("idle_switches", voluntary_switches() - switches)
+        self.meet()
+
+
+def client(end, address):
+    sockets = [socket.create_connection(address) for _ in range(CONNECTIONS)]
+    end.say_touched("connected")
+    for _ in range(MESSAGES):
+        for connection in sockets:
+            connection.sendall(bytes(MESSAGE_BYTES))
+            connection.recv(MESSAGE_BYTES, socket.MSG_WAITALL)
+    end.say_touched("used")
+    end.say_idle(sockets)
+
+
+def server(end, listener):
+    sockets = [listener.accept()[0] for _ in range(CONNECTIONS)]
+    end.say_touched("connected")
+    for _ in range(MESSAGES):
+        for connection in sockets:
+            connection.sendall(connection.recv(MESSAGE_BYTES, socket.MSG_WAITALL))
+    end.say_touched("used")
+    end.say_idle(sockets)
 
 
 def main():
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
-    address = listener.getsockname()
+    (up_out, up_in), (down_out, down_in) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        sockets = [socket.create_connection(address) for _ in range(CONNECTIONS)]
-        for _ in range(ROUND_TRIPS):
-            for connection in sockets:
-                connection.send(bytes(MESSAGE_BYTES))
-                connection.recv(MESSAGE_BYTES)
-        idle("client", sockets)
+        client(End("client", up_in, down_out), listener.getsockname())
         os._exit(0)
-    sockets = [listener.accept()[0] for _ in range(CONNECTIONS)]
-    for _ in range(ROUND_TRIPS):
-        for connection in sockets:
-            connection.send(connection.recv(MESSAGE_BYTES))
-    idle("server", sockets)
-    os.waitpid(child, 0)
+    server(End("server", down_in, up_out), listener)
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 main()

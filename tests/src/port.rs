@@ -26,8 +26,8 @@ pub struct Server {
     pub port: u16,
 }
 
-/// A port that was free a moment ago, another one each time. Where the search begins depends on the process, so that two
-/// runs at once search in different places.
+/// A port that was free a moment ago, another one each time. Where the search begins depends on the process, so that
+/// two runs at once search in different places.
 pub fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let begin = std::process::id().wrapping_mul(7919);
