@@ -1,6 +1,7 @@
 // Making sockets, listening, accepting.
 #include "check.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 TEST(socket_flags_show_in_fcntl)
@@ -235,6 +236,37 @@ TEST(connections_are_accepted_in_order)
         struct address want = name_of(clients[i]), seen = peer_of(accept_from(listener));
         check_same_address(&seen, &want);
     }
+}
+
+static void *dial_late(void *argument)
+{
+    return (void *)(intptr_t)dial(argument);
+}
+
+TEST(a_full_backlog_lets_a_blocking_connect_wait)
+{
+    long room = 0;
+    FILE *limit = fopen("/proc/sys/net/core/somaxconn", "r");
+    CHECK(limit && fscanf(limit, "%ld", &room) == 1);
+    fclose(limit);
+    struct rlimit files;
+    OK(getrlimit(RLIMIT_NOFILE, &files));
+    if (room > 4096 || files.rlim_max < 20000)
+        skip("a backlog of %ld, %ld descriptors", room, (long)files.rlim_max);
+    files.rlim_cur = files.rlim_max;
+    OK(setrlimit(RLIMIT_NOFILE, &files));
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, room);
+    struct address at = name_of(listener);
+    for (long i = 0; i <= room; i++)
+        dial(&at);
+    pthread_t late = start_thread(dial_late, &at);
+    pause_ms(50);
+    for (long i = 0; i <= room; i++)
+        OK(close(accept_from(listener)));
+    void *fd;
+    CHECK_EQ(pthread_join(late, &fd), 0);
+    ping_pong((int)(intptr_t)fd, accept_from(listener));
 }
 
 TEST(closing_a_listener_resets_who_waits)

@@ -3,11 +3,13 @@
 use super::inspect;
 use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings};
 use crate::address::Tuple;
+use crate::clock::now_ns;
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, Connected};
+use crate::system;
 use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
 use rustix::fs::OFlags;
@@ -15,6 +17,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+/// How long a blocking connect waits at a full backlog before it is left to the kernel: as long as Linux sends SYNs.
+const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
+/// Between two looks whether a full backlog has room.
+const BACKLOG_NAP_MS: i32 = 1;
 
 /// What `connect` came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,12 +58,7 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
-    let bound = inspect::local_of(fd).ok();
-    let connected = limit::above_when_needed(
-        || rendezvous::connect(destination, bound),
-        |reason| *reason == FallbackReason::ResourceLimit,
-    );
-    match connected {
+    match connect_when_there_is_room(fd, stream, destination) {
         Ok(connected) => match install(fd, stream, connected) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
@@ -64,6 +66,47 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         },
         Err(reason) => fall_back(fd, stream, destination, reason),
     }
+}
+
+/// A blocking connect waits at a full backlog, as TCP's does, so that nobody loses a lane because many come at once. When
+/// its time is up or a signal ends it, the kernel goes on with it.
+fn connect_when_there_is_room(
+    fd: RawFd,
+    stream: &Stream,
+    destination: SocketAddr,
+) -> Result<Connected, FallbackReason> {
+    let bound = inspect::local_of(fd).ok();
+    let attempt = || {
+        limit::above_when_needed(
+            || rendezvous::connect(destination, bound),
+            |reason| *reason == FallbackReason::ResourceLimit,
+        )
+    };
+    let first = attempt();
+    if !matches!(first, Err(FallbackReason::BacklogFull)) || !waits(fd) {
+        return first;
+    }
+    let limit_ns = match stream.with_options(|options| options.send_timeout_ns()) {
+        0 => BACKLOG_WAIT_NS,
+        timeout_ns => timeout_ns.min(BACKLOG_WAIT_NS),
+    };
+    let began_ns = now_ns();
+    while now_ns() - began_ns < limit_ns {
+        if system::poll(&mut [], BACKLOG_NAP_MS) == Err(Errno::INTR) && !system::handlers_restart() {
+            break;
+        }
+        match attempt() {
+            Err(FallbackReason::BacklogFull) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(FallbackReason::BacklogFull)
+}
+
+/// Whether the program's descriptor is in blocking mode.
+fn waits(fd: RawFd) -> bool {
+    // SAFETY: the program's descriptor, which it is connecting.
+    rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
 fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
