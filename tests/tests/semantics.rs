@@ -16,8 +16,8 @@ struct Difference {
     reason: &'static str,
 }
 
-const BACKLOG: &str = "a lane listener queues thousands of connections whatever the backlog says, so that nobody loses a \
-                       lane because many come at once";
+const BACKLOG: &str = "a lane listener queues thousands of connections whatever the backlog says, so that nobody loses \
+                       a lane because many come at once";
 
 /// Every exception, with its reason. A check named here that passes after all is reported as well.
 const EXPLAINED: &[Difference] = &[

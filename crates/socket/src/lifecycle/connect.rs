@@ -68,8 +68,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     }
 }
 
-/// A blocking connect waits at a full backlog, as TCP's does, so that nobody loses a lane because many come at once. When
-/// its time is up or a signal ends it, the kernel goes on with it.
+/// A blocking connect waits at a full backlog, as TCP's does, so that nobody loses a lane because many come at once.
+/// When its time is up or a signal ends it, the kernel goes on with it.
 fn connect_when_there_is_room(
     fd: RawFd,
     stream: &Stream,
