@@ -52,6 +52,13 @@ pub fn tool(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("no program '{name}': './x test' installs what the tests need"))
 }
 
+/// A program of PostgreSQL, which Debian keeps in a folder by version: the newest.
+pub fn postgresql(name: &str) -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let programs = versions.map(|version| version.path().join("bin").join(name)).filter(|path| path.is_file());
+    programs.max().unwrap_or_else(|| tool(name))
+}
+
 /// The system's own python3, for whose tests `./x test` installs the package; not a wrapper that a version manager puts
 /// first in PATH.
 pub fn python() -> PathBuf {

@@ -15,16 +15,25 @@ use crate::{Finished, PATIENCE, Process, Stat, Traffic, place};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const VARIABLES: [&str; 6] = ["RACK", "NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"];
 
+/// A user that owns nothing.
+const NOBODY: u32 = 65534;
+
 /// A rack directory that goes with the test.
 pub struct Rack {
     folder: TempDir,
     bare: bool,
+    /// For programs that refuse to run as root: they run as nobody, with copies of our own where nobody can read them.
+    nobodys: Option<TempDir>,
 }
 
 /// In /tmp, whatever TMPDIR says: names of sockets must be short. A rack is its owner's alone.
 fn rack_folder() -> TempDir {
     let owner_only = Permissions::from_mode(0o700);
     tempfile::Builder::new().prefix("rack-").permissions(owner_only).tempdir_in("/tmp").expect("a folder for a rack")
+}
+
+fn give_away(folder: &Path) {
+    std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).expect("root gives a folder away");
 }
 
 impl Default for Rack {
@@ -37,7 +46,31 @@ impl Rack {
     /// A new, empty rack.
     pub fn new() -> Self {
         let bare = std::env::var_os("CROSSLANE_TEST_BARE").is_some_and(|value| value == "1");
-        Self { folder: rack_folder(), bare }
+        Self { folder: rack_folder(), bare, nobodys: None }
+    }
+
+    /// A rack whose programs do not run as root, whoever runs the test.
+    pub fn unprivileged() -> Self {
+        let mut rack = Self::new();
+        if rustix::process::geteuid().is_root() {
+            let tools = rack_folder();
+            std::fs::set_permissions(tools.path(), Permissions::from_mode(0o755)).expect("a folder for everybody");
+            for file in [place::crosslane(), place::library()] {
+                place::copy_program(&file, &tools.path().join(file.file_name().expect("a name")));
+            }
+            give_away(rack.path());
+            rack.nobodys = Some(tools);
+        }
+        rack
+    }
+
+    /// A folder that the rack's programs may write.
+    pub fn scratch(&self) -> TempDir {
+        let folder = rack_folder();
+        if self.nobodys.is_some() {
+            give_away(folder.path());
+        }
+        folder
     }
 
     /// Its directory.
@@ -47,7 +80,7 @@ impl Rack {
 
     /// A command without anything of ours in its environment.
     pub fn bare_command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = self.command_of_user(program.as_ref());
         command.env_remove("LD_PRELOAD");
         for variable in VARIABLES {
             command.env_remove(format!("CROSSLANE_{variable}"));
@@ -55,9 +88,20 @@ impl Rack {
         command
     }
 
+    fn command_of_user(&self, program: &OsStr) -> Command {
+        if self.nobodys.is_none() {
+            return Command::new(program);
+        }
+        let mut command = Command::new(place::tool("setpriv"));
+        command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
+        command.arg("--").arg(program).current_dir("/");
+        command
+    }
+
     /// `crosslane` with this rack.
     pub fn crosslane(&self, subcommand: &str) -> Command {
-        let mut command = self.bare_command(place::crosslane());
+        let copies = self.nobodys.as_ref().map(|tools| tools.path().join("crosslane"));
+        let mut command = self.bare_command(copies.unwrap_or_else(place::crosslane));
         command.arg(subcommand).arg("--rack").arg(self.path());
         command
     }

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
-use system_tests::place::{package_file, python, tool};
+use system_tests::place::{package_file, postgresql, python, tool};
+use system_tests::port::free_port;
 use system_tests::{Finished, PATIENCE, Process, Rack, Server, Traffic, start_server};
 
 const HOST: &str = "127.0.0.1";
@@ -114,6 +115,33 @@ fn redis_pipelines() {
     let finished = run_client(&rack, &mut command).0;
     assert!(finished.stdout.contains("\"GET\""), "{finished}");
     rack.assert_program_over_lanes("redis-server", 200_000 * 10);
+}
+
+#[test]
+fn redis_loads_from_a_pipe_and_copies_to_a_replica() {
+    const KEYS: usize = 20_000;
+    let (rack, folder, copies) = (Rack::new(), scratch(), scratch());
+    let server = start_redis(&rack, folder.path());
+    let (client, mut input) = Process::start_with_input(redis_cli(&rack, server.port).arg("--pipe"));
+    for key in 0..KEYS {
+        input.write_all(format!("SET key-{key} {key:0100}\r\n").as_bytes()).unwrap();
+    }
+    drop(input);
+    let loaded = client.wait(PATIENCE).must_succeed();
+    assert!(loaded.stdout.contains(&format!("errors: 0, replies: {KEYS}")), "{loaded}");
+
+    run_client(&rack, redis_cli(&rack, server.port).args(["CONFIG", "SET", "repl-diskless-sync-delay", "0"]));
+    let replica = start_redis(&rack, copies.path());
+    let ours = server.port.to_string();
+    run_client(&rack, redis_cli(&rack, replica.port).args(["REPLICAOF", HOST, &ours]));
+    run_client(&rack, redis_cli(&rack, server.port).args(["SET", "late", "arrival"]));
+    let waited = run_client(&rack, redis_cli(&rack, server.port).args(["WAIT", "1", "30000"])).0;
+    assert_eq!(waited.stdout, "1\n", "{}", replica.process.stdout());
+    for (key, value) in [("late", "arrival".to_owned()), ("key-17", format!("{:0100}", 17))] {
+        let copied = run_client(&rack, redis_cli(&rack, replica.port).args(["GET", key])).0;
+        assert_eq!(copied.stdout, value + "\n");
+    }
+    rack.assert_program_over_lanes("redis-server", (KEYS * 100) as u64);
 }
 
 // --- memcached -----------------------------------------------------------------------------------------------------
@@ -252,6 +280,107 @@ fn nginx_serves_wrk() {
 fn requests(output: &str) -> u64 {
     let line = output.lines().find(|line| line.contains(" requests in ")).unwrap_or_default();
     line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+// --- HAProxy -------------------------------------------------------------------------------------------------------
+
+/// In front of a web server, as a proxy of HTTP and as one of bytes; `splice` makes it move bytes through pipes.
+fn haproxy_configuration(http_port: u16, tcp_port: u16, server_port: u16, splice: bool) -> String {
+    let splice = if splice { "    option splice-request\n    option splice-response\n" } else { "" };
+    let proxy = |mode: &str, port: u16| {
+        format!("listen {mode}\n    mode {mode}\n    bind {HOST}:{port}\n    server one {HOST}:{server_port}\n")
+    };
+    format!(
+        "global\n    maxconn 200\n    nbthread 2\n\
+         defaults\n    timeout connect 60s\n    timeout client 60s\n    timeout server 60s\n{splice}{}{}",
+        proxy("http", http_port),
+        proxy("tcp", tcp_port)
+    )
+}
+
+fn haproxy(splice: bool) {
+    let (rack, folder) = (Rack::new(), scratch());
+    let large = pages(folder.path());
+    let server = start_nginx(&rack, folder.path());
+    let tcp_port = free_port();
+    let proxy = start_server(|port| {
+        let configuration = folder.path().join("haproxy.cfg");
+        fs::write(&configuration, haproxy_configuration(port, tcp_port, server.port, splice)).unwrap();
+        let mut command = rack.require_lane(tool("haproxy"));
+        command.arg("-db").arg("-f").arg(configuration);
+        command
+    });
+    for port in [proxy.port, tcp_port] {
+        let url = format!("http://{HOST}:{port}");
+        fetch(&rack, folder.path(), &format!("{url}/large"), &large);
+        let many = vec![format!("{url}/small"); 20]; // on one connection
+        let finished = run_client(&rack, curl(&rack, &format!("{url}/small")).args(many)).0;
+        assert_eq!(finished.stdout, "a small page\n".repeat(21));
+    }
+    load(&rack, proxy.port, "small", "8");
+    rack.assert_program_over_lanes("haproxy", 20_000_000);
+    rack.assert_program_over_lanes("nginx", 10_000_000);
+}
+
+#[test]
+fn haproxy_stands_between_curl_and_nginx() {
+    haproxy(false);
+}
+
+#[test]
+fn haproxy_splices_between_curl_and_nginx() {
+    haproxy(true);
+}
+
+// --- PostgreSQL ----------------------------------------------------------------------------------------------------
+
+fn start_postgres(rack: &Rack, folder: &Path) -> Server {
+    let data = folder.join("data");
+    let mut create = rack.bare_command(postgresql("initdb"));
+    create.args(["--username=tester", "--auth=trust", "--no-locale", "--encoding=UTF8", "--no-sync", "-D"]).arg(&data);
+    Process::start(&mut create).wait(LOAD_LIMIT).must_succeed();
+    let server = start_server(|port| {
+        let mut command = rack.require_lane(postgresql("postgres"));
+        command.arg("-D").arg(&data).args(["-h", HOST, "-p", &port.to_string(), "-k", "", "-c", "fsync=off"]);
+        command
+    });
+    let is_up = |process: &Process| process.stderr().contains("ready to accept connections");
+    server.process.wait_until("the data base", PATIENCE, is_up);
+    server
+}
+
+/// A client of PostgreSQL, as the server's user.
+fn postgres_client(rack: &Rack, name: &str, port: u16) -> Command {
+    let mut command = rack.require_lane(postgresql(name));
+    command.args(["-h", HOST, "-p", &port.to_string(), "-U", "tester"]).env("PGDATABASE", "postgres");
+    command
+}
+
+#[test]
+fn postgres_serves_psql_and_pgbench() {
+    const ROWS: usize = 20_000;
+    let rack = Rack::unprivileged();
+    let folder = rack.scratch();
+    let server = start_postgres(&rack, folder.path());
+    let mut psql = postgres_client(&rack, "psql", server.port);
+    let (client, mut input) = Process::start_with_input(psql.args(["-X", "-A", "-t", "-q"]));
+    let select = format!("SELECT repeat(i::text, 100) FROM generate_series(1, {ROWS}) AS i;\n\\echo done\n");
+    input.write_all(select.as_bytes()).unwrap();
+    client.wait_until("all rows", LOAD_LIMIT, |client| client.stdout().ends_with("done\n"));
+    let want: String = (1..=ROWS).map(|i| i.to_string().repeat(100) + "\n").collect();
+    assert!(client.stdout() == want.clone() + "done\n", "{} bytes came", client.stdout().len());
+    // Its ledger speaks for both ends: a server's child does not count what it does on an inherited connection.
+    rack.assert_program_over_lanes("psql", want.len() as u64);
+    drop(input);
+    client.wait(PATIENCE).must_succeed();
+
+    run_client(&rack, postgres_client(&rack, "pgbench", server.port).args(["--initialize", "--quiet"]));
+    for options in [&["-t", "200"][..], &["-t", "10", "--connect"]] {
+        let mut pgbench = postgres_client(&rack, "pgbench", server.port);
+        let finished = run_client(&rack, pgbench.args(["-c", "4", "-j", "2"]).args(options)).0;
+        assert!(finished.stdout.contains("number of failed transactions: 0 "), "{finished}");
+    }
+    server.process.stop(PATIENCE).must_succeed();
 }
 
 // --- iperf3 --------------------------------------------------------------------------------------------------------
