@@ -3,6 +3,7 @@
 mod answer;
 mod bandwidth;
 mod decode;
+mod latency;
 mod link;
 mod nic;
 mod sizes;
@@ -17,6 +18,8 @@ pub enum Command {
     Bandwidth(bandwidth::Options),
     /// What a network card moves over a link, and the smallest frames that sustain a line
     Nic(nic::Options),
+    /// How long a transfer takes at least, part by part: links, switches, root complex, memory
+    Latency(latency::Options),
     /// Explain packets of the transaction or the data link layer, given in hex, field by field
     Decode(decode::Options),
 }
@@ -26,6 +29,7 @@ pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Bandwidth(options) => bandwidth::main(options),
         Command::Nic(options) => nic::main(options),
+        Command::Latency(options) => latency::main(options),
         Command::Decode(options) => decode::main(options),
     }
 }

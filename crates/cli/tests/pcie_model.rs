@@ -139,8 +139,50 @@ fn what_makes_no_sense_is_one_line_and_exit_code_2() {
         ("pcie nic --sustain -1", &["-1"]),
         ("pcie nic --sustain 0", &["'0'", "Gb/s"]),
         ("pcie nic --sustain 40 --size 64", &["--sustain", "--size"]),
+        ("pcie latency --size 0", &["0 bytes"]),
+        ("pcie latency --mode published", &["no latencies", "leave"]),
+        ("pcie latency --switches 17", &["17", "--switches"]),
+        ("pcie latency --switches 1 --switch-ns fast", &["'fast'", "105"]),
+        ("pcie latency --switch-ns 90", &["--switches"]),
+        ("pcie latency --memory-ns -1", &["-1"]),
+        ("pcie latency --path ./no-such.toml", &["no-such.toml", "check the path"]),
         ("pcie nic --sustain 40 --frame-max 63", &["63", "64 to 9018"]),
     ] {
         assert_fails(&crosslane(&arguments.split_whitespace().collect::<Vec<_>>()), 2, words);
     }
+}
+
+/// Generation 3 x8 takes 8 / 63.01538 ns for a byte: 24 there, 84 back; the board 2 * 0.25 m * 7 ns, memory 31.87.
+#[test]
+fn the_least_latency_is_the_sum_of_its_parts() {
+    let answer = json("pcie latency --size 64");
+    assert_near(&answer["read_ns"], (24.0 + 84.0) * 8.0 / 63.015_384_6 + 3.5 + 31.87);
+    assert_near(&answer["write_ns"], 88.0 * 8.0 / 63.015_384_6 + 1.75);
+    let parts = answer["read_parts"].as_array().unwrap();
+    let sum_ns: f64 = parts.iter().map(|part| part["ns"].as_f64().unwrap()).sum();
+    assert_near(&answer["read_ns"], sum_ns);
+    let parted = rows("pcie latency --size 64");
+    assert!(parted.iter().any(|line| line.starts_with("read") && line.contains("memory")), "{parted:?}");
+    // A switch each way: 105 ns, a header more and another 0.25 m.
+    let switched = json("pcie latency --size 64 --switches 1");
+    let more_ns = 2.0 * (105.0 + 1.75) + (24.0 + 20.0) * 8.0 / 63.015_384_6;
+    assert_near(&switched["read_ns"], answer["read_ns"].as_f64().unwrap() + more_ns);
+    let constants = json("pcie latency --root-complex-ns 100 --memory-ns 0 --device-ns 1 --switches 1 --switch-ns 105");
+    assert_near(&constants["read_ns"], switched["read_ns"].as_f64().unwrap() + 101.0 - 31.87);
+    assert_eq!(json("pcie latency --size 64,128")["rows"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_path_of_ones_own_is_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ntb.toml");
+    let text = "name = \"ntb\"\nsource = \"none\"\ndevice_ns = 0\nroot_complex_ns = \"0.1 us\"\nmemory_read_ns = 0\n\
+                memory_write_ns = 0\n[[links]]\nlength_m = 2\nns_per_m = 5\n";
+    std::fs::write(&path, text).unwrap();
+    let answer = json(&format!("pcie latency --path {}", path.display()));
+    assert_eq!(answer["path"], "ntb");
+    assert_near(&answer["write_ns"], 88.0 * 8.0 / 63.015_384_6 + 10.0 + 100.0);
+    std::fs::write(&path, text.replace("0.1 us", "0.1 m")).unwrap();
+    let output = crosslane(&["pcie", "latency", "--path", path.to_str().unwrap()]);
+    assert_fails(&output, 2, &["ntb.toml", "line 4", "root_complex_ns", "'0.1 m'"]);
 }

@@ -7,6 +7,7 @@
 //! the program published with it, whose every figure [`Mode::Published`] repeats, defects included.
 //! [`Mode::Corrected`] is what the specification says; `docs/pcie-model.md` lists the differences.
 
+pub mod latency;
 pub mod nic;
 pub mod overhead;
 pub mod split;

@@ -82,6 +82,20 @@ const BYTES: Dimension = Dimension {
     example: "write bytes as in 64 or \"2 KiB\"",
 };
 
+const LENGTH: Dimension = Dimension {
+    what: "length",
+    units: &[("m", 1.0), ("cm", 1e-2), ("mm", 1e-3)],
+    example: "write meters as in 0.25 or \"25 cm\"",
+};
+
+/// A length of zero or more in meters: a number or, with its unit, `"25 cm"`. For serde's `deserialize_with`.
+///
+/// # Errors
+/// For anything else.
+pub fn meters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    deserializer.deserialize_any(Quantity(&LENGTH))
+}
+
 /// A time of zero or more in nanoseconds: a number or, with its unit, `"0.29 us"`. For serde's `deserialize_with`.
 ///
 /// # Errors

@@ -1,0 +1,159 @@
+//! `crosslane pcie latency`: how long a transfer takes at least.
+
+use std::path::{Path as FilePath, PathBuf};
+
+use anyhow::Result;
+use clap::Args;
+use pcie::model::latency::{Latency, Part, Path, Switch};
+use pcie::model::{Mode, Model, ModelError};
+use serde::Serialize;
+
+use super::sizes::{Size, Sizes};
+use super::{answer, link};
+use crate::output;
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// Switches of the longest path.
+const SWITCHES_MAX: i64 = 16;
+
+/// Which transfers over which path.
+#[derive(Args)]
+pub struct Options {
+    /// Sizes of transfers: one with all its parts, or a list or a range
+    #[arg(long, value_name = "BYTES", default_value = "64")]
+    size: Sizes,
+    /// Where in its 4 KB page a transfer begins
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    offset: Size,
+    /// Print JSON: an object for one size, an object with rows for several
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    path: PathOptions,
+    #[command(flatten)]
+    link: link::Options,
+}
+
+/// The way from the device to memory; without any a slot of the root complex and DDR4.
+#[derive(Args)]
+#[command(next_help_heading = "Path")]
+#[group(skip)]
+struct PathOptions {
+    /// A file that describes the path (docs/pcie-model.md)
+    #[arg(long, value_name = "PATH")]
+    path: Option<PathBuf>,
+    /// Lengthen the path by this many switches, each with a link
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=SWITCHES_MAX))]
+    switches: Option<u8>,
+    /// What one of these switches takes; a PEX88000's 105 unless given
+    #[arg(long, value_name = "NS", value_parser = parse_ns, requires = "switches")]
+    switch_ns: Option<f64>,
+    /// These switches pass a packet on when it has arrived whole, instead of from its header on
+    #[arg(long, requires = "switches")]
+    store_and_forward: bool,
+    /// What the device takes before its first packet
+    #[arg(long, value_name = "NS", value_parser = parse_ns)]
+    device_ns: Option<f64>,
+    /// What the root complex takes for a request
+    #[arg(long, value_name = "NS", value_parser = parse_ns)]
+    root_complex_ns: Option<f64>,
+    /// What memory or a cache takes for a read
+    #[arg(long, value_name = "NS", value_parser = parse_ns)]
+    memory_ns: Option<f64>,
+}
+
+fn parse_ns(text: &str) -> Result<f64, String> {
+    let ns: Option<f64> = text.parse().ok();
+    ns.filter(|ns| ns.is_finite() && *ns >= 0.0)
+        .ok_or_else(|| format!("'{text}' is no time; write nanoseconds as in 105 or 7.5"))
+}
+
+impl PathOptions {
+    fn path(&self) -> Result<Path> {
+        let path = match &self.path {
+            Some(file) => Path::read(FilePath::new(file)).map_err(WrongUse::of)?,
+            None => Path::direct(),
+        };
+        let switch = Switch {
+            forward_ns: self.switch_ns.unwrap_or(Switch::PEX88000.forward_ns),
+            cut_through: !self.store_and_forward,
+        };
+        let path = path.with_switches(usize::from(self.switches.unwrap_or(0)), &switch);
+        Ok(Path {
+            device_ns: self.device_ns.unwrap_or(path.device_ns),
+            root_complex_ns: self.root_complex_ns.unwrap_or(path.root_complex_ns),
+            memory_read_ns: self.memory_ns.unwrap_or(path.memory_read_ns),
+            ..path
+        })
+    }
+}
+
+/// What all rows share.
+#[derive(Serialize)]
+struct Question<'a> {
+    path: &'a str,
+    offset_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Row {
+    size_bytes: u64,
+    read_ns: f64,
+    write_ns: f64,
+    write_read_ns: f64,
+    read_parts: Vec<Part>,
+    write_parts: Vec<Part>,
+}
+
+impl Row {
+    fn of(path: &Path, model: &Model, size_bytes: u64, offset_bytes: u64) -> Result<Self, ModelError> {
+        let Latency { latency_ns: read_ns, parts: read_parts } = path.read_latency(model, size_bytes, offset_bytes)?;
+        let Latency { latency_ns: write_ns, parts: write_parts } =
+            path.write_latency(model, size_bytes, offset_bytes)?;
+        let write_read_ns = path.write_read_latency(model, size_bytes, offset_bytes)?.latency_ns;
+        Ok(Self { size_bytes, read_ns, write_ns, write_read_ns, read_parts, write_parts })
+    }
+}
+
+/// Prints the least latencies of every size, and their parts for one.
+pub fn main(options: &Options) -> Result<()> {
+    let model = options.link.model().map_err(WrongUse::of)?;
+    if model.mode() == Mode::Published {
+        return Err(WrongUse::of("the published model has no latencies; leave --mode published out").into());
+    }
+    let path = options.path.path()?;
+    let rows = options.size.0.iter().map(|size_bytes| Row::of(&path, &model, *size_bytes, options.offset.0));
+    let rows: Vec<Row> = rows.collect::<Result<_, _>>().map_err(WrongUse::of)?;
+    if options.json {
+        return answer::print_json(&model, Question { path: &path.name, offset_bytes: options.offset.0 }, &rows);
+    }
+    let source = format!("Path '{}': {}\n", path.name, path.source);
+    let parts = if let [only] = rows.as_slice() { parts_text(only) } else { String::new() };
+    output::print(&format!("{}{source}At least:\n\n{}{parts}", answer::describe(&model), sizes_text(&rows)))
+}
+
+fn sizes_text(rows: &[Row]) -> String {
+    let heads = ["SIZE B", "READ ns", "WRITE ns", "WRITE, THEN READ ns"];
+    let mut table = Table::new(&heads.map(|head| (head, Align::Right)));
+    for row in rows {
+        let ns = [row.read_ns, row.write_ns, row.write_read_ns].map(nanoseconds);
+        table.row([row.size_bytes.to_string()].into_iter().chain(ns).collect());
+    }
+    table.render()
+}
+
+fn parts_text(row: &Row) -> String {
+    let mut table =
+        Table::new(&[("ACCESS", Align::Left), ("WHERE", Align::Left), ("WHAT", Align::Left), ("ns", Align::Right)]);
+    for (access, parts) in [("read", &row.read_parts), ("write", &row.write_parts)] {
+        for part in parts {
+            table.row(vec![access.to_owned(), part.hop.clone(), part.what.to_owned(), nanoseconds(part.ns)]);
+        }
+    }
+    format!("\n{}", table.render())
+}
+
+fn nanoseconds(ns: f64) -> String {
+    format!("{ns:.2}")
+}
