@@ -4,6 +4,7 @@
 //! * [`tlp`]: the packets on it, and what each costs in bytes.
 //! * [`model`]: what a link leaves for data, by the protocol's arithmetic alone.
 //! * [`parameters`]: files that describe devices and hosts.
+//! * [`host`]: a machine with a device in it, simulated.
 //! * [`test`] and [`result`]: the five tests of pcie-bench, and what they bring, in one versioned form for models,
 //!   simulations, measurements and published data alike.
 //!
@@ -11,6 +12,8 @@
 //!
 //! Source of the method: Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018.
 
+pub mod fit;
+pub mod host;
 pub mod link;
 pub mod model;
 pub mod parameters;

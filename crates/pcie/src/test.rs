@@ -75,7 +75,8 @@ pub enum Numa {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// Each unit once in a random order, over and over.
+    /// A unit drawn for each transfer, the same one twice in a row included: as the published firmware does it
+    /// (pciebench-nfp, me/utils.c, `dma_addr_init`).
     #[default]
     Random,
     /// One after the other.

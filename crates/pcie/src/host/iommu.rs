@@ -1,0 +1,277 @@
+//! Translation of the device's addresses: an IOTLB, and walkers of the page table for what it misses.
+//!
+//! Requests are taken in the order of arrival. A hit costs nothing more (what a lookup costs is in the root complex's
+//! time); a miss waits for a walker and then for the walk; requests for a page that is being walked for wait for that
+//! walk. Only the oldest few requests are looked at: one more enters when one leaves. All lines of a request share one
+//! translation, for none crosses a page. After the walk a read keeps its walker while its lines are looked up again one
+//! by one: that is what the published curves of reads longer than a line need.
+
+use sim::{Random, Span, Time};
+
+use super::parameters::{IommuParameters, Replacement};
+
+/// No slot, no page.
+const NONE: u32 = u32::MAX;
+
+/// Translates; holds IOTLB and walkers.
+#[derive(Clone, Debug)]
+pub struct Iommu {
+    page_shift: u32,
+    ways: u32,
+    sets: u32,
+    replacement: Replacement,
+    is_in_order: bool,
+    walk: Span,
+    read_hold: Span,
+    line_replay: Span,
+    line_dispatch: Span,
+    random: Random,
+    /// Where in the IOTLB the window's page is, or [`NONE`].
+    slot_of_page: Vec<u32>,
+    slots: Vec<Slot>,
+    /// Slots in use, by set.
+    filled: Vec<u32>,
+    /// Use counter: the stamp of the next use.
+    uses: u64,
+    walkers_free_at: Vec<Time>,
+    reads: Queue,
+    writes: Queue,
+    retired: Time,
+    /// Lookups that missed.
+    pub misses: u64,
+    /// All lookups.
+    pub lookups: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    page: u32,
+    used: u64,
+    /// When its walk is done.
+    filled: Time,
+}
+
+/// The requests that are looked at: when each of the last few left.
+#[derive(Clone, Debug)]
+struct Queue {
+    left: Vec<Time>,
+    oldest: usize,
+}
+
+impl Queue {
+    fn new(requests: u32) -> Self {
+        Self { left: vec![Time::ZERO; requests as usize], oldest: 0 }
+    }
+
+    /// When there is room for one more.
+    fn room_at(&self) -> Time {
+        self.left[self.oldest]
+    }
+
+    /// One that leaves at `leaves` takes the place of the oldest.
+    fn enter(&mut self, leaves: Time) {
+        self.left[self.oldest] = leaves;
+        self.oldest = (self.oldest + 1) % self.left.len();
+    }
+}
+
+/// A request as translation sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lookup {
+    /// When it arrives.
+    pub arrived: Time,
+    /// Where in the window.
+    pub address: u64,
+    /// Lines it touches.
+    pub lines: u32,
+    /// Whether data comes back.
+    pub is_read: bool,
+}
+
+impl Iommu {
+    /// An empty IOTLB for a window of this many bytes in pages of `1 << page_shift` bytes.
+    pub fn new(parameters: &IommuParameters, page_shift: u32, window_bytes: u64, random: Random) -> Self {
+        let pages = (window_bytes >> page_shift) as usize + 1;
+        let ways = if parameters.ways == 0 { parameters.entries } else { parameters.ways };
+        let sets = parameters.entries / ways;
+        Self {
+            page_shift,
+            ways,
+            sets,
+            replacement: parameters.replacement,
+            is_in_order: parameters.in_order,
+            walk: Span::from_ns(parameters.walk_ns),
+            read_hold: Span::from_ns(parameters.read_hold_ns),
+            line_replay: Span::from_ns(parameters.line_replay_ns),
+            line_dispatch: Span::from_ns(parameters.line_dispatch_ns),
+            random,
+            slot_of_page: vec![NONE; pages],
+            slots: vec![Slot { page: NONE, used: 0, filled: Time::ZERO }; parameters.entries as usize],
+            filled: vec![0; sets as usize],
+            uses: 0,
+            walkers_free_at: vec![Time::ZERO; parameters.walkers as usize],
+            reads: Queue::new(parameters.read_queue),
+            writes: Queue::new(parameters.write_queue),
+            retired: Time::ZERO,
+            misses: 0,
+            lookups: 0,
+        }
+    }
+
+    /// When the request is translated and may go on. `page_table_wait` is what memory adds to a walk begun at a time.
+    pub fn translate(&mut self, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> Time {
+        let page = (lookup.address >> self.page_shift) as u32;
+        self.lookups += 1;
+        self.uses += 1;
+        let begun = lookup.arrived.max(self.queue(lookup.is_read).room_at());
+        let known = self.slot_of_page[page as usize];
+        let slot = if known == NONE { self.miss(page, begun, lookup, page_table_wait) } else { known };
+        self.slots[slot as usize].used = self.uses;
+        let translated = begun.max(self.slots[slot as usize].filled);
+        self.retired = self.retired.max(translated);
+        let leaves = if self.is_in_order { self.retired } else { translated };
+        if lookup.is_read {
+            self.retired += self.line_dispatch * u64::from(lookup.lines);
+        }
+        self.queue(lookup.is_read).enter(leaves);
+        leaves
+    }
+
+    fn queue(&mut self, is_read: bool) -> &mut Queue {
+        if is_read { &mut self.reads } else { &mut self.writes }
+    }
+
+    /// Walks for `page` and puts it into a slot.
+    fn miss(&mut self, page: u32, at: Time, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> u32 {
+        self.misses += 1;
+        let walker = self.first_free_walker();
+        let begun = at.max(self.walkers_free_at[walker]);
+        let filled = begun + self.walk + page_table_wait(begun);
+        let lines = self.line_replay * u64::from(lookup.lines);
+        let hold = if lookup.is_read { self.read_hold + lines } else { Span::ZERO };
+        self.walkers_free_at[walker] = filled + hold;
+        let slot = self.victim(page);
+        let old = self.slots[slot as usize].page;
+        if old != NONE {
+            self.slot_of_page[old as usize] = NONE;
+        }
+        self.slots[slot as usize] = Slot { page, used: self.uses, filled };
+        self.slot_of_page[page as usize] = slot;
+        slot
+    }
+
+    fn first_free_walker(&self) -> usize {
+        let times = self.walkers_free_at.iter().enumerate();
+        times.min_by_key(|&(_, free_at)| *free_at).map_or(0, |(walker, _)| walker)
+    }
+
+    /// The slot that `page` gets: an empty one of its set while there is one.
+    fn victim(&mut self, page: u32) -> u32 {
+        let set = page % self.sets;
+        let first = set * self.ways;
+        let filled = &mut self.filled[set as usize];
+        if *filled < self.ways {
+            *filled += 1;
+            return first + *filled - 1;
+        }
+        match self.replacement {
+            Replacement::Random => first + self.random.below(u64::from(self.ways)) as u32,
+            Replacement::Lru => {
+                let slots = (first..).zip(&self.slots[first as usize..(first + self.ways) as usize]);
+                slots.min_by_key(|(_, slot)| slot.used).map_or(first, |(slot, _)| slot)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameters() -> IommuParameters {
+        IommuParameters {
+            entries: 16,
+            ways: 0,
+            replacement: Replacement::Random,
+            read_queue: 8,
+            write_queue: 8,
+            walkers: 2,
+            walk_ns: 300.0,
+            read_hold_ns: 0.0,
+            line_replay_ns: 0.0,
+            line_dispatch_ns: 0.0,
+            in_order: true,
+        }
+    }
+
+    fn iommu(parameters: &IommuParameters) -> Iommu {
+        Iommu::new(parameters, 12, 1 << 20, Random::new(3, "iommu"))
+    }
+
+    fn look(iommu: &mut Iommu, arrived_ns: u64, page: u64) -> u64 {
+        let arrived = Time::from_ps(arrived_ns * 1000);
+        let lookup = Lookup { arrived, address: page << 12, lines: 1, is_read: true };
+        iommu.translate(lookup, |_| Span::ZERO).ps() / 1000
+    }
+
+    #[test]
+    fn a_miss_costs_a_walk_and_a_hit_nothing() {
+        let mut iommu = iommu(&parameters());
+        assert_eq!(look(&mut iommu, 0, 5), 300);
+        assert_eq!(look(&mut iommu, 1000, 5), 1000);
+        assert_eq!((iommu.misses, iommu.lookups), (1, 2));
+    }
+
+    #[test]
+    fn requests_for_one_page_share_a_walk() {
+        let mut iommu = iommu(&parameters());
+        assert_eq!(look(&mut iommu, 0, 5), 300);
+        assert_eq!(look(&mut iommu, 10, 5), 300);
+        assert_eq!(iommu.misses, 1);
+    }
+
+    #[test]
+    fn walks_wait_for_walkers() {
+        let mut iommu = iommu(&parameters());
+        let done: Vec<u64> = (0..5).map(|page| look(&mut iommu, 0, page)).collect();
+        assert_eq!(done, [300, 300, 600, 600, 900]);
+    }
+
+    #[test]
+    fn hits_wait_behind_misses_only_in_order() {
+        for (in_order, expected) in [(true, 800), (false, 510)] {
+            let mut iommu = iommu(&IommuParameters { in_order, ..parameters() });
+            look(&mut iommu, 0, 1);
+            assert_eq!(look(&mut iommu, 500, 2), 800);
+            assert_eq!(look(&mut iommu, 510, 1), expected);
+        }
+    }
+
+    #[test]
+    fn a_request_is_looked_at_when_the_queue_has_room() {
+        let mut iommu = iommu(&IommuParameters { read_queue: 2, walkers: 8, ..parameters() });
+        let done: Vec<u64> = (0..6).map(|page| look(&mut iommu, 0, page)).collect();
+        assert_eq!(done, [300, 300, 600, 600, 900, 900]);
+    }
+
+    #[test]
+    fn lines_of_a_read_hold_the_walker() {
+        let mut iommu = iommu(&IommuParameters { walkers: 1, line_replay_ns: 20.0, ..parameters() });
+        let wide = Lookup { arrived: Time::ZERO, address: 0, lines: 4, is_read: true };
+        assert_eq!(iommu.translate(wide, |_| Span::ZERO).ps(), 300_000, "the read itself goes on");
+        assert_eq!(look(&mut iommu, 0, 1), 680);
+    }
+
+    #[test]
+    fn hit_rate_is_entries_by_pages() {
+        for replacement in [Replacement::Random, Replacement::Lru] {
+            let mut iommu = iommu(&IommuParameters { replacement, ..parameters() });
+            let mut random = Random::new(9, "test");
+            for request in 0..100_000 {
+                look(&mut iommu, request * 1000, random.below(64));
+            }
+            let hits = 1.0 - iommu.misses as f64 / iommu.lookups as f64;
+            assert!((hits - 16.0 / 64.0).abs() < 0.01, "{hits}");
+        }
+    }
+}

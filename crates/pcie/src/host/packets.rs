@@ -1,0 +1,87 @@
+//! The packets of the simulation.
+
+use crate::link::Link;
+use crate::tlp::{Common, Completion, CompletionStatus, DW_BYTES, DeviceId, MemoryOp, MemoryRequest, Repr};
+
+/// The device under test: bus 4, device 0, function 0.
+const DEVICE: DeviceId = DeviceId(0x0400);
+/// The root port.
+const ROOT: DeviceId = DeviceId(0);
+/// All four bytes of a double word.
+const ALL_BYTES: u8 = 0xF;
+
+/// Double words that `bytes` at `address` touch.
+fn length_dw(address: u64, bytes: u32) -> u32 {
+    ((address % u64::from(DW_BYTES)) as u32 + bytes).div_ceil(DW_BYTES)
+}
+
+/// Bytes of the first and of the last double word that count.
+fn byte_enables(address: u64, bytes: u32) -> (u8, u8) {
+    let skipped = (address % u64::from(DW_BYTES)) as u32;
+    let unused = length_dw(address, bytes) * DW_BYTES - skipped - bytes;
+    let (first, last) = (ALL_BYTES << skipped & ALL_BYTES, ALL_BYTES >> unused);
+    if length_dw(address, bytes) == 1 { (first & last, 0) } else { (first, last) }
+}
+
+fn common(link: &Link) -> Common {
+    Common { has_ecrc: link.ecrc, ..Common::default() }
+}
+
+fn memory(link: &Link, op: MemoryOp, address: u64, bytes: u32, tag: u16) -> Repr {
+    let (first_byte_enable, last_byte_enable) = byte_enables(address, bytes);
+    Repr::Memory(MemoryRequest {
+        op,
+        address: address - address % u64::from(DW_BYTES),
+        width: link.address,
+        length_dw: length_dw(address, bytes),
+        first_byte_enable,
+        last_byte_enable,
+        requester: DEVICE,
+        tag,
+        common: common(link),
+    })
+}
+
+/// A write of `bytes` at `address`.
+pub fn write(link: &Link, address: u64, bytes: u32) -> Repr {
+    memory(link, MemoryOp::Write, address, bytes, 0)
+}
+
+/// A request for `bytes` at `address`.
+pub fn read(link: &Link, address: u64, bytes: u32, tag: u16) -> Repr {
+    memory(link, MemoryOp::Read, address, bytes, tag)
+}
+
+/// The answer that brings `bytes` at `address`, of `remaining` that were still to come.
+pub fn completion(link: &Link, address: u64, bytes: u32, remaining: u32, tag: u16) -> Repr {
+    Repr::Completion(Completion {
+        completer: ROOT,
+        requester: DEVICE,
+        tag,
+        status: CompletionStatus::Successful,
+        byte_count: remaining as u16,
+        lower_address: (address % 128) as u8,
+        length_dw: length_dw(address, bytes),
+        common: common(link),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_weigh_what_the_published_model_says() {
+        let link = Link::PUBLISHED;
+        assert_eq!(write(&link, 0, 64).wire_bytes(), 64 + 24);
+        assert_eq!(read(&link, 0, 512, 0).wire_bytes(), 24);
+        assert_eq!(completion(&link, 0, 256, 512, 0).wire_bytes(), 256 + 20);
+    }
+
+    #[test]
+    fn odd_ends_take_whole_double_words() {
+        assert_eq!((length_dw(3, 2), byte_enables(3, 2)), (2, (0b1000, 0b0001)));
+        assert_eq!((length_dw(1, 2), byte_enables(1, 2)), (1, (0b0110, 0)));
+        assert_eq!((length_dw(0, 8), byte_enables(0, 8)), (2, (0b1111, 0b1111)));
+    }
+}

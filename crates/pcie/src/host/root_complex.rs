@@ -1,0 +1,181 @@
+//! What happens to a request once it is in the host: translation, order, cache, memory.
+
+use sim::{Random, Span, Time};
+
+use super::cache::{Cache, Found};
+use super::iommu::{Iommu, Lookup};
+use super::memory::Memory;
+use super::parameters::{CacheParameters, RootComplexParameters};
+use super::tails::Tail;
+use crate::test::LINE_BYTES;
+
+/// Recent reads that are remembered to see two of one line at a time.
+const RECENT_READS: usize = 1024;
+
+/// The host behind the link.
+#[derive(Clone, Debug)]
+pub struct RootComplex {
+    /// Absent where addresses are not translated.
+    pub iommu: Option<Iommu>,
+    /// Of the device's socket.
+    pub cache: Cache,
+    /// Where the window is.
+    pub memory: Memory,
+    read: Span,
+    line_interval: Span,
+    write_order: Span,
+    conflict: Span,
+    jitter_ps: u64,
+    snoop: Span,
+    fetch: Span,
+    dirty_eviction: Span,
+    tail: Option<Tail>,
+    random: Random,
+    /// When the last posted write is done: reads wait for it.
+    posted_done: Time,
+    /// Which line was read last of those that fall here, and when its data is there.
+    recent: Vec<(u32, Time)>,
+}
+
+/// A request's place in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// First byte in the window.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u32,
+}
+
+/// When the lines of a read are there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadPlan {
+    /// When the request left the queue of requests: its credits are free.
+    pub dequeued: Time,
+    begun: Time,
+    line_interval: Span,
+    /// Added to lines that memory brings, and to those that a core may have.
+    miss: Span,
+    snoop: Span,
+    /// Bit k: line k is such a line.
+    misses: u64,
+    snoops: u64,
+}
+
+impl Extent {
+    fn first_line(self) -> u32 {
+        (self.address / LINE_BYTES) as u32
+    }
+
+    fn last_line(self) -> u32 {
+        ((self.address + u64::from(self.bytes) - 1) / LINE_BYTES) as u32
+    }
+
+    fn lines(self) -> u32 {
+        self.last_line() - self.first_line() + 1
+    }
+
+    /// Whether `line` is written from its first to its last byte.
+    fn covers(self, line: u32) -> bool {
+        let begin = u64::from(line) * LINE_BYTES;
+        self.address <= begin && begin + LINE_BYTES <= self.address + u64::from(self.bytes)
+    }
+}
+
+impl ReadPlan {
+    /// When the data of the request's line `index` can leave.
+    pub fn ready(&self, index: u32) -> Time {
+        let bit = 1_u64 << index;
+        let extra = if self.misses & bit != 0 {
+            self.miss
+        } else if self.snoops & bit != 0 {
+            self.snoop
+        } else {
+            Span::ZERO
+        };
+        self.begun + extra + self.line_interval * u64::from(index)
+    }
+}
+
+impl RootComplex {
+    /// An idle host.
+    pub fn new(
+        parameters: &RootComplexParameters,
+        cache_parameters: &CacheParameters,
+        (iommu, cache, memory): (Option<Iommu>, Cache, Memory),
+        (tail, conflict_ns): (Option<Tail>, f64),
+        random: Random,
+    ) -> Self {
+        Self {
+            iommu,
+            cache,
+            memory,
+            read: Span::from_ns(parameters.read_ns),
+            line_interval: Span::from_ns(parameters.line_interval_ns),
+            write_order: Span::from_ns(parameters.write_order_ns),
+            conflict: Span::from_ns(conflict_ns),
+            jitter_ps: Span::from_ns(parameters.jitter_ns).ps(),
+            snoop: Span::from_ns(cache_parameters.snoop_ns),
+            fetch: Span::from_ns(cache_parameters.fetch_ns),
+            dirty_eviction: Span::from_ns(cache_parameters.dirty_eviction_ns),
+            tail,
+            random,
+            posted_done: Time::ZERO,
+            recent: vec![(u32::MAX, Time::ZERO); RECENT_READS],
+        }
+    }
+
+    fn translated(&mut self, arrived: Time, extent: Extent, is_read: bool) -> Time {
+        let Some(iommu) = &mut self.iommu else { return arrived };
+        let lookup = Lookup { arrived, address: extent.address, lines: extent.lines(), is_read };
+        let memory = &self.memory;
+        iommu.translate(lookup, |begun| memory.refresh_wait(begun))
+    }
+
+    /// Takes a write that arrived; answers when it left the queue of writes, so that its credits are free.
+    pub fn write(&mut self, arrived: Time, extent: Extent) -> Time {
+        let dequeued = self.translated(arrived, extent, false);
+        let mut extra = Span::ZERO;
+        for line in extent.first_line()..=extent.last_line() {
+            let written = self.cache.device_write(line);
+            let is_merged = !written.was_hit && !extent.covers(line);
+            let fetched = if is_merged { self.fetch + self.memory.refresh_wait(dequeued) } else { Span::ZERO };
+            let evicted = if written.has_evicted { self.dirty_eviction } else { Span::ZERO };
+            extra = extra.max(fetched).max(evicted);
+        }
+        self.posted_done = self.posted_done.max(dequeued + self.write_order + extra);
+        dequeued
+    }
+
+    /// Takes a read that arrived: it does not pass posted writes.
+    pub fn read(&mut self, arrived: Time, extent: Extent, has_tail: bool) -> ReadPlan {
+        let dequeued = self.translated(arrived, extent, true);
+        let jitter = Span::from_ps(if self.jitter_ps == 0 { 0 } else { self.random.below(self.jitter_ps) });
+        let tail = match &self.tail {
+            Some(tail) if has_tail => tail.draw(&mut self.random),
+            _ => Span::ZERO,
+        };
+        let mut begun = dequeued.max(self.posted_done) + self.read + jitter + tail;
+        let (mut misses, mut snoops) = (0_u64, 0_u64);
+        for (index, line) in (extent.first_line()..=extent.last_line()).enumerate() {
+            match self.cache.read(line) {
+                Found::Device => {}
+                Found::Host => snoops |= 1 << index,
+                Found::Nothing => misses |= 1 << index,
+            }
+        }
+        if misses | snoops != 0 && self.conflict > Span::ZERO {
+            begun += self.conflict_wait(extent.first_line(), dequeued, begun + self.snoop);
+        }
+        let miss = if misses == 0 { Span::ZERO } else { self.memory.access(begun, misses.count_ones()) };
+        ReadPlan { dequeued, begun, line_interval: self.line_interval, miss, snoop: self.snoop, misses, snoops }
+    }
+
+    /// A read of a line that an earlier one still waits for is tried again later.
+    fn conflict_wait(&mut self, line: u32, at: Time, ready: Time) -> Span {
+        let recent = &mut self.recent[line as usize % RECENT_READS];
+        let is_busy = recent.0 == line && recent.1 > at;
+        let wait = if is_busy { self.conflict } else { Span::ZERO };
+        *recent = (line, ready + wait);
+        wait
+    }
+}

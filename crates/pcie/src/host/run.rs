@@ -1,0 +1,403 @@
+//! A test's run: the device issues, the link carries, the host answers.
+//!
+//! Every resource between the device and the host's queue serves in order, so a request's way up is worked out when it
+//! is issued. The answers come out of order; they are the events. A freed tag issues the next request, never before the
+//! event that freed it, so that time only goes forward.
+
+use std::collections::VecDeque;
+
+use sim::{EventQueue, Random, Span, Time};
+
+use super::cache::Cache;
+use super::credits::CreditPool;
+use super::iommu::Iommu;
+use super::memory::Memory;
+use super::packets;
+use super::parameters::Parameters;
+use super::root_complex::{Extent, ReadPlan, RootComplex};
+use super::tails::Tail;
+use super::wire::Wire;
+use super::{Interface, Summary};
+use crate::test::{Cache as CacheState, Iommu as Translation, Kind, LINE_BYTES, Numa, Order, Test};
+
+/// Bits of an address in a page of 4 KB and of 2 MB.
+const PAGE_SHIFT_4K: u32 = 12;
+const PAGE_SHIFT_2M: u32 = 21;
+/// The device rests this long between two latencies, and then up to as long again, so that neither its timer nor the
+/// host's refresh beats with it.
+const REST_NS: f64 = 1000.0;
+
+/// A read request that is not answered yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Read {
+    plan: ReadPlan,
+    /// First byte of all, of the next completion, and of none.
+    begin: u64,
+    next: u64,
+    end: u64,
+    is_combined: bool,
+}
+
+/// What happens: the data of the next completion of this tag's read is there.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    tag: u16,
+}
+
+/// A run in progress.
+pub struct Run<'a> {
+    parameters: &'a Parameters,
+    test: &'a Test,
+    interface: Interface,
+    up: Wire,
+    down: Wire,
+    posted: CreditPool,
+    non_posted: CreditPool,
+    completion: CreditPool,
+    update: Span,
+    host: RootComplex,
+    queue: EventQueue<Ready>,
+    reads: Vec<Read>,
+    /// Which tag is free from when.
+    tags: VecDeque<(Time, u16)>,
+    addresses: Addresses,
+    random: Random,
+    last_arrived: Time,
+    engine: Engine,
+}
+
+/// When the device's engines are free.
+#[derive(Clone, Debug, Default)]
+struct Engine {
+    read: Time,
+    write: Time,
+    bus: Time,
+    issued: Time,
+}
+
+/// Where transfers go.
+#[derive(Clone, Debug)]
+struct Addresses {
+    random: Random,
+    units: u64,
+    next: u64,
+    order: Order,
+}
+
+impl Addresses {
+    /// The next transfer's place. Random means what the published firmware does: a unit drawn for each transfer, the
+    /// same one twice in a row included.
+    fn draw(&mut self, test: &Test) -> u64 {
+        let unit = match self.order {
+            Order::Random => self.random.below(self.units),
+            Order::Sequential => {
+                let unit = self.next;
+                self.next = (unit + 1) % self.units;
+                unit
+            }
+        };
+        test.address_of(unit)
+    }
+}
+
+fn host(parameters: &Parameters, test: &Test) -> RootComplex {
+    let random = |component| Random::new(test.seed, component);
+    let page_shift = match test.iommu {
+        Translation::Off => None,
+        Translation::Pages4K => Some(PAGE_SHIFT_4K),
+        Translation::Pages2M => Some(PAGE_SHIFT_2M),
+    };
+    let iommu = page_shift.map(|shift| Iommu::new(&parameters.iommu, shift, test.window_bytes, random("iommu")));
+    let (hop_ns, conflict_ns) = match test.numa {
+        Numa::Local => (0.0, parameters.root_complex.conflict_ns),
+        Numa::Remote => (parameters.numa.hop_ns, parameters.numa.conflict_ns),
+    };
+    let memory = Memory::new(&parameters.memory, hop_ns, random("memory"));
+    let (cache, tail) = (warmed_cache(parameters, test), parameters.tails.as_ref().map(Tail::new));
+    let parts = (iommu, cache, memory);
+    RootComplex::new(&parameters.root_complex, &parameters.cache, parts, (tail, conflict_ns), random("root complex"))
+}
+
+/// The device's socket's cache as the test wants it. What the CPU of another socket wrote is in that socket's cache,
+/// and the published figures show no difference between that and its memory.
+fn warmed_cache(parameters: &Parameters, test: &Test) -> Cache {
+    let bytes = (parameters.cache.mib * f64::from(1 << 20)) as u64;
+    let mut cache = Cache::new(bytes, parameters.cache.ways, parameters.cache.ddio_ways);
+    let lines = 0..(test.window_bytes / LINE_BYTES) as u32;
+    match (test.cache, test.numa) {
+        (CacheState::HostWarm, Numa::Local) => lines.for_each(|line| cache.host_write(line)),
+        (CacheState::DeviceWarm, _) => lines.for_each(|line| {
+            cache.device_write(line);
+        }),
+        (CacheState::Cold, _) | (CacheState::HostWarm, Numa::Remote) => {}
+    }
+    cache
+}
+
+impl<'a> Run<'a> {
+    /// A run that has not begun.
+    pub fn new(parameters: &'a Parameters, test: &'a Test, interface: Interface) -> Self {
+        let (link, wire, credits) = (&parameters.link, &parameters.wire, &parameters.credits);
+        let random = |component| Random::new(test.seed, component);
+        let addresses = Addresses { random: random("addresses"), units: test.units(), next: 0, order: test.order };
+        Self {
+            parameters,
+            test,
+            interface,
+            up: Wire::new(link, wire, wire.up_dllp_share, random("link up")),
+            down: Wire::new(link, wire, wire.down_dllp_share, random("link down")),
+            posted: CreditPool::new(credits.posted()),
+            non_posted: CreditPool::new(credits.non_posted()),
+            completion: CreditPool::new(credits.completion()),
+            update: Span::from_ns(credits.update_ns),
+            host: host(parameters, test),
+            queue: EventQueue::new(),
+            reads: vec![Read::default(); parameters.device.tags as usize],
+            tags: (0..parameters.device.tags as u16).map(|tag| (Time::ZERO, tag)).collect(),
+            addresses,
+            random: random("device"),
+            last_arrived: Time::ZERO,
+            engine: Engine::default(),
+        }
+    }
+
+    /// Runs it to the end.
+    pub fn run(mut self, sink: &mut dyn FnMut(f64)) -> Summary {
+        let elapsed = if self.test.test.is_latency() { self.latencies(sink) } else { self.bandwidth() };
+        let (misses, lookups) = self.host.iommu.as_ref().map_or((0, 0), |iommu| (iommu.misses, iommu.lookups));
+        Summary {
+            transfers: self.test.samples,
+            size_bytes: self.test.size_bytes,
+            elapsed_ns: elapsed.ns(),
+            tlps: self.up.packets + self.down.packets,
+            replays: self.up.replays + self.down.replays,
+            iotlb_misses: misses,
+            iotlb_lookups: lookups,
+        }
+    }
+
+    // --- latencies: one transfer at a time -------------------------------------------------------------------------
+
+    fn latencies(&mut self, sink: &mut dyn FnMut(f64)) -> Span {
+        let step_ns = self.parameters.device.timer_step_ns;
+        let steps_at = |time: Time| (time.since(Time::ZERO).ns() / step_ns).floor();
+        let rest = Span::from_ns(REST_NS);
+        let mut begun = Time::ZERO;
+        for _ in 0..self.test.samples {
+            let address = self.addresses.draw(self.test);
+            let done = self.latency(begun, address);
+            sink((steps_at(done) - steps_at(begun)) * step_ns);
+            begun = done + rest + Span::from_ps(self.random.below(rest.ps()));
+        }
+        begun.since(Time::ZERO)
+    }
+
+    /// When the program knows that the transfer that begins at `begun` is done.
+    fn latency(&mut self, begun: Time, address: u64) -> Time {
+        let mut read_at = begun;
+        if self.test.test == Kind::LatWrrd {
+            read_at = self.send_write(begun, address) + self.write_done();
+        }
+        let interval = Span::from_ns(self.parameters.device.read_interval_ns);
+        let end = address + u64::from(self.test.size_bytes);
+        let mut next = address;
+        while next < end {
+            let Some(free) = self.tag_free() else {
+                self.step();
+                continue;
+            };
+            next = self.send_read(read_at.max(free), next, end);
+            read_at += interval;
+        }
+        while self.step() {}
+        self.last_arrived + self.read_done()
+    }
+
+    /// From a write's last packet to the read that follows.
+    fn write_done(&self) -> Span {
+        let device = &self.parameters.device;
+        match self.interface {
+            Interface::Command => Span::from_ns(device.command_write_ns),
+            Interface::Dma => {
+                let bytes = self.test.size_bytes;
+                let bursts_more = bytes.div_ceil(device.write_burst_bytes) - 1;
+                let bursts_ns = device.write_burst_ns * f64::from(bursts_more);
+                Span::from_ns(device.write_done_ns + device.write_byte_ns * f64::from(bytes) + bursts_ns)
+            }
+        }
+    }
+
+    /// From a read's last completion to the program.
+    fn read_done(&self) -> Span {
+        let device = &self.parameters.device;
+        let bytes_ns = device.receive_byte_ns * f64::from(self.test.size_bytes);
+        let split_ns = if u64::from(self.test.size_bytes) > LINE_BYTES { device.split_ns } else { 0.0 };
+        Span::from_ns(match self.interface {
+            Interface::Command => device.command_done_ns + bytes_ns,
+            Interface::Dma => device.tag_ns + device.dma_done_ns + bytes_ns + split_ns,
+        })
+    }
+
+    // --- bandwidth: as much as tags, engines and credits allow -----------------------------------------------------
+
+    fn bandwidth(&mut self) -> Span {
+        let (reads, writes) = match self.test.test {
+            Kind::BwWr => (false, true),
+            Kind::BwRdwr => (true, true),
+            _ => (true, false),
+        };
+        let mut last_written = Time::ZERO;
+        for _ in 0..self.test.samples {
+            if reads {
+                self.issue_read();
+            }
+            if writes {
+                last_written = self.issue_write();
+            }
+        }
+        while self.step() {}
+        self.last_arrived.max(last_written).since(Time::ZERO)
+    }
+
+    /// Takes the engines for one transfer: its own direction's from `own`, and the bus.
+    fn issue(&mut self, own: Time) -> Time {
+        let device = &self.parameters.device;
+        let bus_ns = device.bus_transfer_ns + f64::from(self.test.size_bytes) * 8.0 / device.bus_gbps;
+        let at = own.max(self.engine.bus).max(self.engine.issued);
+        self.engine.bus = at + Span::from_ns(bus_ns);
+        self.engine.issued = at;
+        at
+    }
+
+    fn issue_read(&mut self) {
+        let address = self.addresses.draw(self.test);
+        let end = address + u64::from(self.test.size_bytes);
+        let first_free = self.wait_for_tag();
+        let mut at = self.issue(self.engine.read.max(first_free));
+        self.engine.read = at + Span::from_ns(self.parameters.device.read_interval_ns);
+        let mut next = address;
+        while next < end {
+            at = at.max(self.wait_for_tag());
+            next = self.send_read(at, next, end);
+        }
+        self.engine.issued = at;
+    }
+
+    fn issue_write(&mut self) -> Time {
+        let address = self.addresses.draw(self.test);
+        let at = self.issue(self.engine.write);
+        let left = self.send_write(at, address);
+        let device = &self.parameters.device;
+        let next = left + Span::from_ns(device.write_gap_ns);
+        self.engine.write = next.max(at + Span::from_ns(device.write_interval_ns));
+        left
+    }
+
+    // --- packets ---------------------------------------------------------------------------------------------------
+
+    /// When a tag is free: the event that frees it has happened by then.
+    fn tag_free(&self) -> Option<Time> {
+        self.tags.front().map(|(free, _)| *free)
+    }
+
+    /// Lets time pass until a tag is free.
+    fn wait_for_tag(&mut self) -> Time {
+        loop {
+            if let Some(free) = self.tag_free() {
+                return free;
+            }
+            assert!(self.step(), "all tags are taken and no read is under way");
+        }
+    }
+
+    /// Sends the packets of a write; answers when the last one left.
+    fn send_write(&mut self, at: Time, address: u64) -> Time {
+        let link = &self.parameters.link;
+        let gap = Span::from_ns(self.parameters.device.packet_gap_ns);
+        let mps = link.mps_bytes.bytes();
+        let mut ready = at;
+        let mut left = at;
+        let mut done_bytes = 0;
+        while done_bytes < self.test.size_bytes {
+            let extent =
+                Extent { address: address + u64::from(done_bytes), bytes: mps.min(self.test.size_bytes - done_bytes) };
+            let packet = packets::write(link, extent.address, extent.bytes);
+            let spent = self.posted.spend(ready, packet.credits());
+            let passage = self.up.send(spent, &packet);
+            let dequeued = self.host.write(passage.arrived, extent);
+            self.posted.give_back(dequeued + self.update, packet.credits());
+            left = passage.left;
+            ready = left + gap;
+            done_bytes += extent.bytes;
+        }
+        left
+    }
+
+    /// Sends the request for what MRRS allows of `begin..end`, with the next tag; answers where the next begins.
+    fn send_read(&mut self, at: Time, begin: u64, end: u64) -> u64 {
+        let Some((_, tag)) = self.tags.pop_front() else { unreachable!("a tag was waited for") };
+        let link = &self.parameters.link;
+        let end = end.min(begin + u64::from(link.mrrs_bytes.bytes()));
+        let extent = Extent { address: begin, bytes: (end - begin) as u32 };
+        let packet = packets::read(link, begin, extent.bytes, tag);
+        let spent = self.non_posted.spend(at, packet.credits());
+        let passage = self.up.send(spent, &packet);
+        let plan = self.host.read(passage.arrived, extent, self.interface == Interface::Dma);
+        self.non_posted.give_back(plan.dequeued + self.update, packet.credits());
+        let is_combined = extent.bytes >= self.parameters.root_complex.combine_from_bytes;
+        let read = Read { plan, begin, next: begin, end, is_combined };
+        self.reads[usize::from(tag)] = read;
+        self.queue.schedule(read.ready(self.rcb_end(&read)), Ready { tag });
+        end
+    }
+
+    /// Where the smallest completion ends that may be sent next.
+    fn rcb_end(&self, read: &Read) -> u64 {
+        let rcb = u64::from(self.parameters.link.rcb_bytes.bytes());
+        ((read.next / rcb + 1) * rcb).min(read.end)
+    }
+
+    /// The next event; whether there was one.
+    fn step(&mut self) -> bool {
+        let Some((at, Ready { tag })) = self.queue.next_event() else { return false };
+        let mut read = self.reads[usize::from(tag)];
+        let end = self.completion_end(&read, at.max(self.down.free_at()));
+        let link = &self.parameters.link;
+        let (bytes, remaining) = ((end - read.next) as u32, (read.end - read.next) as u32);
+        let packet = packets::completion(link, read.next, bytes, remaining, tag);
+        let spent = self.completion.spend(at, packet.credits());
+        let passage = self.down.send(spent, &packet);
+        self.completion.give_back(passage.arrived + self.update, packet.credits());
+        read.next = end;
+        if read.next == read.end {
+            self.last_arrived = passage.arrived;
+            let free = passage.arrived + Span::from_ns(self.parameters.device.tag_ns);
+            self.tags.push_back((free, tag));
+        } else {
+            self.queue.schedule(read.ready(self.rcb_end(&read)).max(at), Ready { tag });
+        }
+        self.reads[usize::from(tag)] = read;
+        true
+    }
+
+    /// Where the completion ends that leaves at `leaves`: behind lines that are there by then, if they may share one.
+    fn completion_end(&self, read: &Read, leaves: Time) -> u64 {
+        let mut end = self.rcb_end(read);
+        let mps = u64::from(self.parameters.link.mps_bytes.bytes());
+        while read.is_combined && end < read.end && !end.is_multiple_of(mps) {
+            let longer = self.rcb_end(&Read { next: end, ..*read });
+            if read.ready(longer) > leaves {
+                break;
+            }
+            end = longer;
+        }
+        end
+    }
+}
+
+impl Read {
+    /// When all data before `end` is there.
+    fn ready(&self, end: u64) -> Time {
+        self.plan.ready(((end - 1) / LINE_BYTES - self.begin / LINE_BYTES) as u32)
+    }
+}

@@ -1,0 +1,75 @@
+//! Randomness that a seed repeats.
+
+use rand_core::{RngCore, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+/// A component's own stream of random numbers.
+#[derive(Clone, Debug)]
+pub struct Random(Xoshiro256PlusPlus);
+
+/// FNV-1a of 64 bits: tells components apart, the same on every machine.
+fn hash(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Random {
+    /// The stream of `component` in the run with this seed.
+    pub fn new(seed: u64, component: &str) -> Self {
+        Self(Xoshiro256PlusPlus::seed_from_u64(seed ^ hash(component)))
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
+    /// A number from 0 to just below 1, evenly.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// A number below `bound`, evenly but for a bias of `bound` / 2^64.
+    ///
+    /// # Panics
+    /// When `bound` is 0.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        assert!(bound > 0, "there is no number below 0");
+        ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.unit() < probability
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_and_a_component_make_a_stream() {
+        let draw = |seed, component| {
+            let mut random = Random::new(seed, component);
+            [random.bits(), random.bits()]
+        };
+        assert_eq!(draw(1, "device"), draw(1, "device"));
+        assert_ne!(draw(1, "device"), draw(2, "device"));
+        assert_ne!(draw(1, "device"), draw(1, "memory"));
+    }
+
+    #[test]
+    fn numbers_are_even_and_in_range() {
+        let mut random = Random::new(7, "test");
+        let mut counts = [0_u32; 10];
+        for _ in 0..100_000 {
+            counts[random.below(10) as usize] += 1;
+            let unit = random.unit();
+            assert!((0.0..1.0).contains(&unit), "{unit}");
+        }
+        assert!(counts.iter().all(|count| (9_500..10_500).contains(count)), "{counts:?}");
+        let hits = (0..100_000).filter(|_| random.chance(0.25)).count();
+        assert!((24_000..26_000).contains(&hits), "{hits}");
+        assert!(!random.chance(0.0));
+    }
+}
