@@ -6,11 +6,16 @@
 
 #![allow(unsafe_code)] // Flushing caches, mapping registers, reading time stamps, calling a GPU's driver.
 
+pub mod compare;
 pub mod device;
 pub mod error;
+pub mod figures;
+pub mod files;
+pub mod import;
 pub mod memory;
 pub mod runner;
 pub mod statistics;
+pub mod sweep;
 
 mod clock;
 mod order;

@@ -53,7 +53,7 @@ impl Recorder {
         let quantile_ns = |quantile| self.latencies.quantile_ns(quantile).clamp(self.min_ns, self.max_ns);
         Ok(Latency {
             average_ns: self.sum_ns / self.latencies.samples() as f64,
-            trimmed_average_ns: trimmed_average(&cdf).clamp(self.min_ns, self.max_ns),
+            trimmed_average_ns: Some(trimmed_average(&cdf).clamp(self.min_ns, self.max_ns)),
             min_ns: self.min_ns,
             p50_ns: quantile_ns(0.5),
             p95_ns: quantile_ns(0.95),
@@ -69,7 +69,7 @@ impl Recorder {
 }
 
 /// The mean of what lies between the trimmed ends of a distribution.
-fn trimmed_average(cdf: &[(f64, f64)]) -> f64 {
+pub fn trimmed_average(cdf: &[(f64, f64)]) -> f64 {
     let (from, to) = (TRIMMED_SHARE, 1.0 - TRIMMED_SHARE);
     let mut below = 0.0_f64;
     let mut sum = 0.0;
@@ -103,7 +103,7 @@ mod tests {
     fn the_average_counts_outliers_and_the_trimmed_one_does_not() {
         let latency = recorded(&[(600.0, 9995), (1_000_000.0, 5)], false);
         close(latency.average_ns, 1099.7);
-        close(latency.trimmed_average_ns, 600.0);
+        close(latency.trimmed_average_ns.unwrap(), 600.0);
         assert_eq!((latency.min_ns, latency.max_ns), (600.0, 1_000_000.0));
         close(latency.p999_ns, 600.0);
         assert_eq!((latency.timer_cost_ns, latency.timer_step_ns), (20.0, 0.5));

@@ -1,5 +1,7 @@
 //! What the tests of this crate share.
 
+use pcie::link::Link;
+use pcie::result::{Bandwidth, Latency, Outcome, Provenance, SCHEMA, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
 /// 64 bytes in a window of 8 KiB.
@@ -16,5 +18,42 @@ pub(crate) fn test(kind: Kind) -> Test {
         numa: Numa::Local,
         samples: 1000,
         seed: 1,
+    }
+}
+
+/// A bandwidth in a window of 8 KiB.
+pub(crate) fn bandwidth(device: &str, size_bytes: u32, gbps: f64) -> TestResult {
+    let outcome = Outcome::Bandwidth(Bandwidth { gbps, mtransfers_per_s: 1.0, elapsed_ns: 1e6 });
+    result(device, Test { size_bytes, ..test(Kind::BwRd) }, outcome)
+}
+
+/// A latency with a distribution of two steps.
+pub(crate) fn latency(device: &str, size_bytes: u32, p50_ns: f64) -> TestResult {
+    let outcome = Outcome::Latency(Latency {
+        average_ns: p50_ns * 1.1,
+        trimmed_average_ns: Some(p50_ns),
+        min_ns: p50_ns,
+        p50_ns,
+        p95_ns: p50_ns,
+        p99_ns: Some(p50_ns),
+        p999_ns: p50_ns * 2.0,
+        max_ns: p50_ns * 2.0,
+        timer_cost_ns: 0.0,
+        timer_step_ns: 0.0,
+        cdf: vec![(p50_ns, 0.99), (p50_ns * 2.0, 1.0)],
+        raw_ns: Vec::new(),
+    });
+    result(device, Test { size_bytes, ..test(Kind::LatRd) }, outcome)
+}
+
+fn result(device: &str, test: Test, outcome: Outcome) -> TestResult {
+    TestResult {
+        schema: SCHEMA.to_owned(),
+        provenance: if device.starts_with("sim:") { Provenance::Modelled } else { Provenance::Published },
+        device: device.to_owned(),
+        description: "made for a test".to_owned(),
+        link: Some(Link::PUBLISHED),
+        test,
+        outcome,
     }
 }

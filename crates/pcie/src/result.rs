@@ -57,8 +57,9 @@ pub enum Outcome {
 pub struct Latency {
     /// Mean of all samples.
     pub average_ns: f64,
-    /// Mean without the lowest and the highest 0.1% of samples.
-    pub trimmed_average_ns: f64,
+    /// Mean without the lowest and the highest 0.1% of samples; published data do not always say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trimmed_average_ns: Option<f64>,
     /// Smallest.
     pub min_ns: f64,
     /// Median.

@@ -9,6 +9,9 @@ use plotters::coord::types::RangedCoordf64;
 const MARGIN: f64 = 0.02;
 /// Intervals of a linear axis, about.
 const INTERVALS: f64 = 6.0;
+/// Up to so many decades, ticks stand at 1, 2 and 5 of each.
+const FEW_DECADES: f64 = 3.0;
+const PARTS: [f64; 3] = [1.0, 2.0, 5.0];
 /// Powers of ten beyond this are written as such.
 const EXPONENT_WRITTEN_OUT_MAX: f64 = 3.0;
 
@@ -21,6 +24,8 @@ pub enum Axis {
     Decades(&'static str),
     /// A quantity, evenly; from zero unless its values lie close together far above.
     Linear(&'static str),
+    /// Bytes, evenly from zero, by a power of two.
+    EvenBytes(&'static str),
     /// 0 to 100.
     Percent(&'static str),
 }
@@ -37,7 +42,8 @@ pub fn size(bytes: u64) -> String {
 impl Axis {
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Self::Bytes(title) | Self::Decades(title) | Self::Linear(title) | Self::Percent(title) => title,
+            Self::Bytes(title) | Self::Decades(title) | Self::Linear(title) | Self::EvenBytes(title) => title,
+            Self::Percent(title) => title,
         }
     }
 
@@ -46,7 +52,7 @@ impl Axis {
         let position = match self {
             Self::Bytes(_) => value.log2() / 2.0,
             Self::Decades(_) => value.log10(),
-            Self::Linear(_) | Self::Percent(_) => value,
+            Self::Linear(_) | Self::EvenBytes(_) | Self::Percent(_) => value,
         };
         position.is_finite().then_some(position)
     }
@@ -55,7 +61,7 @@ impl Axis {
         match self {
             Self::Bytes(_) => size(4f64.powf(position).round() as u64),
             Self::Decades(_) => decade_label(position),
-            Self::Linear(_) => linear_label(position),
+            Self::Linear(_) | Self::EvenBytes(_) => linear_label(position),
             Self::Percent(_) => format!("{position:.0}"),
         }
     }
@@ -77,7 +83,8 @@ impl Axis {
                 low - margin..high + margin
             }
             Self::Linear(_) => linear_span(low, high),
-            _ => low.floor()..high.ceil().max(low.floor() + 1.0),
+            Self::EvenBytes(_) => 0.0..high.max(1.0) * (1.0 + MARGIN),
+            Self::Decades(_) | Self::Percent(_) => decades_span(low, high),
         }
     }
 
@@ -85,13 +92,16 @@ impl Axis {
         match self {
             Self::Percent(_) => 20.0,
             Self::Linear(_) => nice_step(span.end - span.start),
+            Self::EvenBytes(_) => ((span.end - span.start) / INTERVALS / 2.0).log2().ceil().max(0.0).exp2(),
             Self::Bytes(_) | Self::Decades(_) => 1.0,
         }
     }
 }
 
 fn decade_label(exponent: f64) -> String {
-    if exponent.abs() > EXPONENT_WRITTEN_OUT_MAX {
+    if exponent.fract() != 0.0 && exponent.abs() <= EXPONENT_WRITTEN_OUT_MAX + 2.0 {
+        linear_label(10f64.powf(exponent))
+    } else if exponent.abs() > EXPONENT_WRITTEN_OUT_MAX {
         format!("10{}", superscript(exponent.round() as i64))
     } else if exponent < 0.0 {
         format!("{:.*}", (-exponent).round() as usize, 10f64.powf(exponent))
@@ -136,6 +146,19 @@ fn linear_span(low: f64, high: f64) -> Range<f64> {
     first..last.max(first + step)
 }
 
+/// Whole decades, or parts of them that end at 1, 2 or 5 where there are few.
+fn decades_span(low: f64, high: f64) -> Range<f64> {
+    let whole = low.floor()..high.ceil().max(low.floor() + 1.0);
+    if whole.end - whole.start > FEW_DECADES {
+        return whole;
+    }
+    let ends =
+        || (whole.start as i64..=whole.end as i64).flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()));
+    let start = ends().filter(|end| *end <= low + 1e-9).fold(whole.start, f64::max);
+    let end = ends().filter(|end| *end >= high - 1e-9).fold(f64::INFINITY, f64::min).min(whole.end);
+    if start < end { start..end } else { whole }
+}
+
 /// An axis in transformed coordinates, with its own ticks.
 pub(crate) struct Ticked {
     range: RangedCoordf64,
@@ -148,7 +171,17 @@ impl Ticked {
         Self { range: span.clone().into(), span, axis }
     }
 
+    /// Whether there are so few decades that 2 and 5 of each have room.
+    fn has_parts(&self) -> bool {
+        matches!(self.axis, Axis::Decades(_)) && self.span.end - self.span.start <= FEW_DECADES
+    }
+
     fn bold(&self) -> Vec<f64> {
+        if self.has_parts() {
+            let decades = self.span.start.floor() as i64..=self.span.end.ceil() as i64;
+            let ticks = decades.flat_map(|decade| PARTS.map(|part| decade as f64 + part.log10()));
+            return ticks.filter(|tick| self.span.start - 1e-9 <= *tick && *tick <= self.span.end + 1e-9).collect();
+        }
         let step = self.axis.step(&self.span);
         // Rounding must not lose the outermost tick.
         let first = (self.span.start / step - 1e-9).ceil() as i64;
@@ -219,8 +252,12 @@ mod tests {
 
     #[test]
     fn spans_cover_the_values_and_are_never_empty() {
-        assert_eq!(Axis::Decades("").span([0.3, 1.7].into_iter()), 0.0..2.0);
-        assert_eq!(Axis::Decades("").span([1.0].into_iter()), 1.0..2.0);
+        assert_eq!(Axis::Decades("").span([-1.7, 2.7].into_iter()), -2.0..3.0);
+        let few = Axis::Decades("").span([2.75, 3.99].into_iter());
+        assert_eq!((few.start, few.end), (500f64.log10(), 4.0));
+        let one = Axis::Decades("").span([1.0].into_iter());
+        assert!(one.start <= 1.0 && one.end > 1.0, "{one:?}");
+        assert_eq!(Axis::EvenBytes("").span([64.0, 2048.0].into_iter()), 0.0..2048.0 * 1.02);
         assert_eq!(Axis::Decades("").span([].into_iter()), 0.0..1.0);
         let bytes = Axis::Bytes("").span([0.0, 10.0].into_iter());
         assert!(bytes.start < 0.0 && bytes.end > 10.0);
@@ -234,10 +271,15 @@ mod tests {
 
     #[test]
     fn ticks_lie_inside_the_span() {
-        let axis = Ticked::new(Axis::Decades(""), -1.0..2.0);
-        assert_eq!(axis.bold(), [-1.0, 0.0, 1.0, 2.0]);
-        assert_eq!(axis.light().len(), 24);
-        assert!(axis.light().iter().all(|tick| (-1.0..2.0).contains(tick)));
+        let axis = Ticked::new(Axis::Decades(""), -2.0..2.0);
+        assert_eq!(axis.bold(), [-2.0, -1.0, 0.0, 1.0, 2.0]);
+        assert_eq!(axis.light().len(), 32);
+        assert!(axis.light().iter().all(|tick| (-2.0..2.0).contains(tick)));
+        let few = Ticked::new(Axis::Decades(""), 500f64.log10()..4.0);
+        let labels: Vec<String> = few.bold().into_iter().map(|tick| few.format_ext(&tick)).collect();
+        assert_eq!(labels, ["500", "1000", "2000", "5000", "10⁴"]);
+        let bytes = Ticked::new(Axis::EvenBytes(""), 0.0..2088.0);
+        assert_eq!(bytes.bold(), [0.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1536.0, 1792.0, 2048.0]);
         assert_eq!(Ticked::new(Axis::Linear(""), 0.0..60.0).bold(), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
     }
 

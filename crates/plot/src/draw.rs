@@ -21,7 +21,7 @@ const LEGEND_ROW: i32 = 26;
 const LEGEND_TOP: i32 = 60;
 const FONT: &str = "Helvetica, Arial, sans-serif";
 /// Beyond this, markers would hide the line.
-const MARKED_POINTS_MAX: usize = 32;
+const MARKED_POINTS_MAX: usize = 48;
 const MARKER_RADIUS: i32 = 3;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -69,7 +69,11 @@ impl Figure {
 
     fn draw(&self, root: &Area<'_>) -> Result<()> {
         root.fill(&WHITE)?;
-        let (plot, legend) = root.titled(&self.title, (FONT, units(19)))?.split_horizontally(units(PLOT_WIDTH));
+        let mut below = root.margin(units(6), 0, 0, 0);
+        for (index, line) in self.title.lines().enumerate() {
+            below = below.titled(line, (FONT, units(if index == 0 { 19 } else { 14 })))?;
+        }
+        let (plot, legend) = below.split_horizontally(units(PLOT_WIDTH));
         let series: Vec<(&Series, Vec<(f64, f64)>)> =
             self.series.iter().map(|series| (series, self.positions(series))).collect();
         let all = || series.iter().flat_map(|(_, points)| points.iter());

@@ -29,7 +29,7 @@ pub struct Series {
 
 /// One plot.
 pub struct Figure {
-    /// Above the plot.
+    /// Above the plot; lines after the first are smaller.
     pub title: String,
     /// Horizontal.
     pub x: Axis,

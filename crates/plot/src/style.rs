@@ -97,7 +97,9 @@ impl Style {
         let color = Color::SERIES[index % Color::SERIES.len()];
         // One step more a round, so that a colour meets another marker each time.
         let marker = MARKERS[(index + index / Color::SERIES.len() * 3) % MARKERS.len()];
-        Self { color, line: Line::Solid, marker, wide: false }
+        // Where there are too many points for markers, lines must differ too.
+        let line = if index / Color::SERIES.len() % 2 == 0 { Line::Solid } else { Line::Dashed };
+        Self { color, line, marker, wide: false }
     }
 
     /// The same without a line.

@@ -1,0 +1,121 @@
+//! Two sets of results side by side.
+
+use pcie::result::{Outcome, TestResult};
+use pcie::test::Test;
+use serde::Serialize;
+
+/// A figure of both sets.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// What was asked of both; samples and seed are those of the first.
+    #[serde(flatten)]
+    pub test: Test,
+    /// The first's device.
+    pub device_a: String,
+    /// The second's device.
+    pub device_b: String,
+    /// Which figure, as in the results: `p50_ns`, `gbps` and so on.
+    pub figure: &'static str,
+    /// The first's.
+    pub a: f64,
+    /// The second's.
+    pub b: f64,
+    /// Second less first, in the figure's unit.
+    pub difference: f64,
+    /// The same in percent of the first; none of zero.
+    pub percent: Option<f64>,
+}
+
+/// All that two sets say about each other.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Figures of tests that both have, in the first's order.
+    pub differences: Vec<Difference>,
+    /// How many results of the first met none of the second.
+    pub only_a: usize,
+    /// How many results of the second met none of the first.
+    pub only_b: usize,
+}
+
+/// Compares every result of `a` with every one of `b` that answers the same test.
+pub fn compare(a: &[TestResult], b: &[TestResult]) -> Comparison {
+    let mut comparison = Comparison::default();
+    let mut met = vec![false; b.len()];
+    for one in a {
+        let mut alone = true;
+        for (other, met) in b.iter().zip(&mut met).filter(|(other, _)| is_same(&one.test, &other.test)) {
+            (alone, *met) = (false, true);
+            comparison.differences.extend(differences(one, other));
+        }
+        comparison.only_a += usize::from(alone);
+    }
+    comparison.only_b = met.into_iter().filter(|met| !met).count();
+    comparison
+}
+
+/// Whether the same is asked, however often and whatever is random.
+fn is_same(one: &Test, other: &Test) -> bool {
+    Test { samples: one.samples, seed: one.seed, ..other.clone() } == *one
+}
+
+fn differences(one: &TestResult, other: &TestResult) -> Vec<Difference> {
+    let pairs = match (&one.outcome, &other.outcome) {
+        (Outcome::Latency(one), Outcome::Latency(other)) => vec![
+            ("average_ns", Some(one.average_ns), Some(other.average_ns)),
+            ("trimmed_average_ns", one.trimmed_average_ns, other.trimmed_average_ns),
+            ("min_ns", Some(one.min_ns), Some(other.min_ns)),
+            ("p50_ns", Some(one.p50_ns), Some(other.p50_ns)),
+            ("p95_ns", Some(one.p95_ns), Some(other.p95_ns)),
+            ("p99_ns", one.p99_ns, other.p99_ns),
+            ("p999_ns", Some(one.p999_ns), Some(other.p999_ns)),
+            ("max_ns", Some(one.max_ns), Some(other.max_ns)),
+        ],
+        (Outcome::Bandwidth(one), Outcome::Bandwidth(other)) => {
+            vec![("gbps", Some(one.gbps), Some(other.gbps))]
+        }
+        _ => Vec::new(),
+    };
+    let difference = |(figure, a, b): (&'static str, Option<f64>, Option<f64>)| {
+        let (a, b) = (a?, b?);
+        Some(Difference {
+            test: one.test.clone(),
+            device_a: one.device.clone(),
+            device_b: other.device.clone(),
+            figure,
+            a,
+            b,
+            difference: b - a,
+            percent: (a != 0.0).then(|| (b - a) / a * 100.0),
+        })
+    };
+    pairs.into_iter().filter_map(difference).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{bandwidth, latency};
+
+    #[test]
+    fn results_of_the_same_test_are_compared_whatever_their_samples_and_seed() {
+        let a = [bandwidth("hsw", 64, 20.0), bandwidth("hsw", 128, 40.0)];
+        let mut b = [bandwidth("sim:hsw", 64, 21.0), bandwidth("sim:hsw", 256, 50.0)];
+        (b[0].test.samples, b[0].test.seed) = (5, 6);
+        let comparison = compare(&a, &b);
+        let [only] = &comparison.differences[..] else { panic!("{comparison:?}") };
+        assert_eq!((only.figure, only.a, only.b, only.difference, only.percent), ("gbps", 20.0, 21.0, 1.0, Some(5.0)));
+        assert_eq!((comparison.only_a, comparison.only_b), (1, 1));
+        assert_eq!((only.device_a.as_str(), only.device_b.as_str()), ("hsw", "sim:hsw"));
+    }
+
+    #[test]
+    fn every_figure_of_a_latency_is_compared_that_both_know() {
+        let (a, mut b) = (latency("hsw", 64, 600.0), latency("sim:hsw", 64, 606.0));
+        let Outcome::Latency(second) = &mut b.outcome else { panic!("a latency") };
+        second.p99_ns = None;
+        let figures: Vec<_> =
+            compare(&[a], &[b]).differences.iter().map(|found| (found.figure, found.percent)).collect();
+        assert_eq!(figures.len(), 7);
+        assert!(figures.iter().all(|(figure, percent)| *figure != "p99_ns" && percent.unwrap().round() == 1.0));
+    }
+}

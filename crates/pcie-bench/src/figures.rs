@@ -1,0 +1,426 @@
+//! The paper's figures: which tests they take, and how results become pictures.
+
+use std::collections::BTreeMap;
+
+use pcie::result::{Latency, Outcome, Provenance, TestResult};
+use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
+use plot::{Axis, Figure, Series, Style, size};
+
+use crate::sweep::Grid;
+
+/// A figure of the paper (SIGCOMM 2018, sections 6.1 to 6.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// Bandwidth by transfer size.
+    Bandwidth,
+    /// Latency by transfer size.
+    Latency,
+    /// Distributions of latency.
+    Cdf,
+    /// Latency by window and cache state.
+    Cache,
+    /// Bandwidth by window with and without the IOMMU.
+    Iommu,
+    /// Bandwidth by window, local and remote memory.
+    Numa,
+    /// Bandwidth by the transfer's offset in its line.
+    Offset,
+}
+
+/// The transfer sizes of the published bandwidth sweep: each multiple of a line, and its neighbours.
+const BANDWIDTH_SIZES: [u32; 40] = [
+    16, 32, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 320, 384, 511, 512, 513, 576, 640, 704, 767, 768, 769, 832,
+    896, 960, 1023, 1024, 1025, 1279, 1280, 1281, 1535, 1536, 1537, 1791, 1792, 1793, 2047, 2048,
+];
+/// Of the published latency sweep.
+const LATENCY_SIZES: [u32; 15] = [4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1280, 1520, 2048];
+/// Of the published window sweeps.
+const WINDOWS: [u64; 13] = [
+    4 << 10,
+    16 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    3 << 19,
+    2 << 20,
+    3 << 20,
+    4 << 20,
+    8 << 20,
+    16 << 20,
+    32 << 20,
+    64 << 20,
+];
+const WINDOW_SIZES: [u32; 4] = [64, 128, 256, 512];
+const OFFSETS: [u32; 15] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 25, 32, 41, 48, 63];
+const SMALL_WINDOW: u64 = 8 << 10;
+
+/// Distributions in one picture at most.
+const DISTRIBUTIONS_MAX: usize = 12;
+
+impl Preset {
+    /// What the figure takes, on top of devices, samples and seed, which are those of `common`.
+    pub fn grid(self, common: Grid) -> Grid {
+        let base = Grid {
+            numas: vec![Numa::Local],
+            iommus: vec![Iommu::Off],
+            caches: vec![Cache::HostWarm],
+            orders: vec![Order::Random],
+            sizes_bytes: vec![64],
+            windows_bytes: vec![SMALL_WINDOW],
+            host_offsets_bytes: vec![0],
+            device_offsets_bytes: vec![0],
+            ..common
+        };
+        let latencies = vec![Kind::LatRd, Kind::LatWrrd];
+        let by_window = Grid { sizes_bytes: WINDOW_SIZES.into(), windows_bytes: WINDOWS.into(), ..base.clone() };
+        match self {
+            Self::Bandwidth => {
+                Grid { tests: vec![Kind::BwRd, Kind::BwWr, Kind::BwRdwr], sizes_bytes: BANDWIDTH_SIZES.into(), ..base }
+            }
+            Self::Latency => Grid { tests: latencies, sizes_bytes: LATENCY_SIZES.into(), ..base },
+            Self::Cdf => Grid { tests: latencies, caches: vec![Cache::Cold, Cache::HostWarm], ..base },
+            Self::Cache => Grid {
+                tests: latencies,
+                sizes_bytes: vec![8, 64],
+                windows_bytes: WINDOWS.into(),
+                caches: vec![Cache::Cold, Cache::HostWarm, Cache::DeviceWarm],
+                ..base
+            },
+            Self::Iommu => {
+                Grid { tests: vec![Kind::BwRd, Kind::BwWr], iommus: vec![Iommu::Off, Iommu::Pages4K], ..by_window }
+            }
+            Self::Numa => Grid { tests: vec![Kind::BwRd], numas: vec![Numa::Local, Numa::Remote], ..by_window },
+            Self::Offset => Grid { tests: vec![Kind::BwRd, Kind::BwWr], host_offsets_bytes: OFFSETS.into(), ..base },
+        }
+    }
+}
+
+/// A result and the set it comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct Labelled<'a> {
+    /// Name of the set, empty for the only one.
+    pub label: &'a str,
+    /// The result.
+    pub result: &'a TestResult,
+}
+
+/// All pictures that results give, with the names of their files.
+///
+/// For each test one by the parameter that takes the most values, a line for each combination of the others; for
+/// latencies the distributions too, and what lies above, on logarithmic axes.
+pub fn pictures(results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
+    let mut pictures = Vec::new();
+    for kind in Kind::ALL {
+        let of_kind: Vec<Labelled<'_>> = results.iter().copied().filter(|one| one.result.test.test == kind).collect();
+        let Some(x) = Parameter::most_varied(&of_kind) else {
+            pictures.extend(distributions(kind, &of_kind));
+            continue;
+        };
+        pictures.push((format!("{kind}-by-{}", x.file_name()), by_parameter(kind, x, &of_kind)));
+        if of_kind.len() <= DISTRIBUTIONS_MAX {
+            pictures.extend(distributions(kind, &of_kind));
+        }
+    }
+    pictures
+}
+
+/// What a horizontal axis may show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parameter {
+    Size,
+    Window,
+    HostOffset,
+    DeviceOffset,
+}
+
+impl Parameter {
+    const ALL: [Self; 4] = [Self::Size, Self::Window, Self::HostOffset, Self::DeviceOffset];
+
+    fn of(self, test: &Test) -> u64 {
+        match self {
+            Self::Size => u64::from(test.size_bytes),
+            Self::Window => test.window_bytes,
+            Self::HostOffset => u64::from(test.host_offset_bytes),
+            Self::DeviceOffset => u64::from(test.device_offset_bytes),
+        }
+    }
+
+    /// The one with the most values; the first of equals. None if nothing varies.
+    fn most_varied(results: &[Labelled<'_>]) -> Option<Self> {
+        let values = |parameter: Self| {
+            let mut values: Vec<u64> = results.iter().map(|one| parameter.of(&one.result.test)).collect();
+            values.sort_unstable();
+            values.dedup();
+            values.len()
+        };
+        let most = Self::ALL.into_iter().rev().max_by_key(|parameter| values(*parameter))?;
+        (values(most) > 1).then_some(most)
+    }
+
+    fn file_name(self) -> &'static str {
+        match self {
+            Self::Size => "size",
+            Self::Window => "window",
+            Self::HostOffset => "host-offset",
+            Self::DeviceOffset => "device-offset",
+        }
+    }
+
+    fn axis(self, kind: Kind) -> Axis {
+        match self {
+            // The saw teeth of bandwidth are evenly spaced; latencies reach from a few bytes to thousands.
+            Self::Size if kind.is_latency() => Axis::Bytes("transfer size"),
+            Self::Size => Axis::EvenBytes("transfer size (B)"),
+            Self::Window => Axis::Bytes("window"),
+            Self::HostOffset => Axis::EvenBytes("offset of the transfer in its cache line (B)"),
+            Self::DeviceOffset => Axis::EvenBytes("offset of the device's buffer in its line (B)"),
+        }
+    }
+}
+
+fn title_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::LatRd => "Latency of reads",
+        Kind::LatWrrd => "Latency of a write followed by a read",
+        Kind::BwRd => "Bandwidth of reads",
+        Kind::BwWr => "Bandwidth of writes",
+        Kind::BwRdwr => "Bandwidth of reads and writes, each direction",
+    }
+}
+
+/// One line for each combination of what is not on the axis.
+fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
+    let lines = Lines::of(results, Some(x), |one| {
+        let y = match &one.result.outcome {
+            Outcome::Latency(latency) => latency.p50_ns,
+            Outcome::Bandwidth(bandwidth) => bandwidth.gbps,
+        };
+        vec![(x.of(&one.result.test) as f64, y)]
+    });
+    let (y, what) = if kind.is_latency() {
+        (Axis::Linear("median latency (ns)"), ", median")
+    } else {
+        (Axis::Linear("bandwidth (Gb/s)"), "")
+    };
+    Figure { title: format!("{}{what}{}", title_of(kind), lines.common), x: x.axis(kind), y, series: lines.series }
+}
+
+/// The share at or below each latency, and the share above it.
+fn distributions(kind: Kind, results: &[Labelled<'_>]) -> Vec<(String, Figure)> {
+    let known: Vec<Labelled<'_>> = results.iter().copied().filter(|one| !cdf(one).is_empty()).collect();
+    if known.is_empty() {
+        return Vec::new();
+    }
+    let x = Axis::Decades("latency (ns)");
+    let below = Lines::of(&known, None, |one| cdf(one).iter().map(|(ns, share)| (*ns, share * 100.0)).collect());
+    let above = Lines::of(&known, None, |one| above(cdf(one)));
+    let title = format!("{}{}", title_of(kind), below.common);
+    let shares = Axis::Percent("samples at or below (%)");
+    vec![
+        (format!("{kind}-cdf"), Figure { title: title.clone(), x, y: shares, series: below.series }),
+        (
+            format!("{kind}-above"),
+            Figure { title, x, y: Axis::Decades("share of samples above"), series: above.series },
+        ),
+    ]
+}
+
+fn cdf<'a>(one: &Labelled<'a>) -> &'a [(f64, f64)] {
+    match &one.result.outcome {
+        Outcome::Latency(Latency { cdf, .. }) => cdf,
+        Outcome::Bandwidth(_) => &[],
+    }
+}
+
+/// A point's share is above all latencies from it to the next, which a logarithm draws as steps.
+fn above(cdf: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut share_above = 1.0;
+    let mut points = Vec::new();
+    for (ns, share) in cdf {
+        points.push((*ns, share_above));
+        share_above = 1.0 - share;
+        // Nothing is above the largest; what rounding left there is not a share.
+        if share_above > 1e-12 {
+            points.push((*ns, share_above));
+        }
+    }
+    points
+}
+
+/// Results in lines, with the title that sets each apart and what all of them share.
+struct Lines {
+    series: Vec<Series>,
+    common: String,
+}
+
+impl Lines {
+    fn of(results: &[Labelled<'_>], x: Option<Parameter>, points: impl Fn(&Labelled<'_>) -> Vec<(f64, f64)>) -> Self {
+        let facts: Vec<Vec<String>> = results.iter().map(|one| facts(one, x)).collect();
+        let varies = |index: usize| facts.iter().any(|fact| fact[index] != facts[0][index]);
+        let count = facts.first().map_or(0, Vec::len);
+        let (varying, fixed): (Vec<usize>, Vec<usize>) = (0..count).partition(|index| varies(*index));
+        let words = |fact: &[String], which: &[usize]| {
+            let words: Vec<&str> =
+                which.iter().map(|index| fact[*index].as_str()).filter(|word| !word.is_empty()).collect();
+            words.join(", ")
+        };
+        // Where calculation meets measurement the colour says what, and line or point where from.
+        let provenances: Vec<bool> = results.iter().map(|one| one.result.provenance == Provenance::Modelled).collect();
+        let is_overlay = provenances.iter().any(|modelled| *modelled != provenances[0]);
+        let mut lines: Vec<Line> = Vec::new();
+        let mut colors = BTreeMap::new();
+        for (one, fact) in results.iter().zip(&facts) {
+            let title = words(fact, &varying);
+            let found = lines.iter().position(|line| line.title == title);
+            let index = found.unwrap_or_else(|| {
+                let sourceless: Vec<usize> = varying.iter().copied().filter(|index| *index >= SOURCE_FACTS).collect();
+                let key = if is_overlay { words(fact, &sourceless) } else { title.clone() };
+                let next = colors.len();
+                let style = Style::of_index(*colors.entry(key).or_insert(next));
+                let modelled = one.result.provenance == Provenance::Modelled;
+                let style = match (is_overlay, modelled) {
+                    (false, _) => style,
+                    (true, true) => Style { marker: plot::Marker::None, ..style },
+                    (true, false) if x.is_some() => style.points_only(),
+                    (true, false) => style.dashed(),
+                };
+                lines.push(Line { title, style, points: Vec::new() });
+                lines.len() - 1
+            });
+            lines[index].points.extend(points(one));
+        }
+        if let [only] = &mut lines[..] {
+            only.title.clone_from(&results[0].result.device);
+        }
+        let common = facts.first().map(|fact| words(fact, &fixed)).unwrap_or_default();
+        let common = if common.is_empty() { common } else { format!("\n{common}") };
+        Self { series: lines.into_iter().map(|line| line.series(x.is_some())).collect(), common }
+    }
+}
+
+struct Line {
+    title: String,
+    style: Style,
+    points: Vec<(f64, f64)>,
+}
+
+impl Line {
+    fn series(mut self, sorted: bool) -> Series {
+        if sorted {
+            self.points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        }
+        Series { title: self.title, style: self.style, points: self.points }
+    }
+}
+
+/// How many of the [`facts`] say where a result comes from.
+const SOURCE_FACTS: usize = 2;
+
+/// Everything but the parameter on the axis, in words; the source first. What goes without saying is empty.
+fn facts(one: &Labelled<'_>, x: Option<Parameter>) -> Vec<String> {
+    let test = &one.result.test;
+    let unless = |parameter: Parameter, text: String| if x == Some(parameter) { String::new() } else { text };
+    let offset = |bytes: u32, of: &str| if bytes == 0 { String::new() } else { format!("{of} offset {bytes} B") };
+    let word = |is: bool, word: &str| if is { word.to_owned() } else { String::new() };
+    vec![
+        one.label.to_owned(),
+        one.result.device.clone(),
+        unless(Parameter::Size, size(u64::from(test.size_bytes))),
+        unless(Parameter::Window, format!("{} window", size(test.window_bytes))),
+        unless(Parameter::HostOffset, offset(test.host_offset_bytes, "host")),
+        unless(Parameter::DeviceOffset, offset(test.device_offset_bytes, "device")),
+        match test.cache {
+            Cache::Cold => "cold",
+            Cache::HostWarm => "host-warm",
+            Cache::DeviceWarm => "device-warm",
+        }
+        .to_owned(),
+        match test.iommu {
+            Iommu::Off => "",
+            Iommu::Pages4K => "IOMMU 4k",
+            Iommu::Pages2M => "IOMMU 2m",
+        }
+        .to_owned(),
+        word(test.numa == Numa::Remote, "remote"),
+        word(test.order == Order::Sequential, "sequential"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{bandwidth, latency};
+
+    fn all(results: &[TestResult]) -> Vec<(String, Figure)> {
+        let labelled: Vec<_> = results.iter().map(|result| Labelled { label: "", result }).collect();
+        pictures(&labelled)
+    }
+
+    #[test]
+    fn a_sweep_is_drawn_by_what_varies_most_with_a_line_for_the_rest() {
+        let mut results = Vec::new();
+        for window_bytes in [4096, 8192, 16384] {
+            for size in [128, 64] {
+                let mut result = bandwidth("sim:hsw", size, f64::from(size) + window_bytes as f64);
+                result.test.window_bytes = window_bytes;
+                results.push(result);
+            }
+        }
+        let pictures = all(&results);
+        let [(name, figure)] = &pictures[..] else { panic!("{}", pictures.len()) };
+        assert_eq!(name, "bw-rd-by-window");
+        assert_eq!(figure.title, "Bandwidth of reads\nsim:hsw, host-warm");
+        let titles: Vec<_> = figure.series.iter().map(|series| series.title.as_str()).collect();
+        assert_eq!(titles, ["128 B", "64 B"]);
+        assert_eq!(figure.series[1].points, [(4096.0, 4160.0), (8192.0, 8256.0), (16384.0, 16448.0)]);
+    }
+
+    #[test]
+    fn latencies_have_distributions_too() {
+        let pictures = all(&[latency("sim:hsw", 64, 600.0)]);
+        let names: Vec<_> = pictures.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["lat-rd-cdf", "lat-rd-above"]);
+        assert_eq!(pictures[0].1.series[0].points, [(600.0, 99.0), (1200.0, 100.0)]);
+        let above = &pictures[1].1.series[0].points;
+        assert_eq!((above.len(), above[0], above[2].0), (3, (600.0, 1.0), 1200.0));
+        assert!((above[1].1 - 0.01).abs() < 1e-9 && above[1] == (600.0, above[2].1), "{above:?}");
+    }
+
+    #[test]
+    fn where_a_model_meets_a_measurement_colours_say_what_and_lines_where_from() {
+        let results: Vec<_> = ["sim:hsw", "published:hsw"]
+            .into_iter()
+            .flat_map(|device| [64, 128].map(|size| bandwidth(device, size, 20.0)))
+            .collect();
+        let pictures = all(&results);
+        let series = &pictures[0].1.series;
+        assert_eq!([series[0].title.as_str(), series[1].title.as_str()], ["sim:hsw", "published:hsw"]);
+        assert_eq!(series[0].style.color, series[1].style.color);
+        assert_eq!((series[0].style.line, series[1].style.line), (plot::Line::Solid, plot::Line::None));
+    }
+
+    #[test]
+    fn every_preset_is_a_sweep_of_possible_tests() {
+        let common = Grid {
+            devices: vec!["sim:hsw".into()],
+            tests: Vec::new(),
+            numas: Vec::new(),
+            iommus: Vec::new(),
+            caches: Vec::new(),
+            orders: Vec::new(),
+            sizes_bytes: Vec::new(),
+            windows_bytes: Vec::new(),
+            host_offsets_bytes: Vec::new(),
+            device_offsets_bytes: Vec::new(),
+            latency_samples: 10,
+            bandwidth_samples: 10,
+            seed: 1,
+        };
+        use Preset::{Bandwidth, Cache, Cdf, Iommu, Latency, Numa, Offset};
+        for preset in [Bandwidth, Latency, Cdf, Cache, Iommu, Numa, Offset] {
+            let jobs = preset.grid(common.clone()).jobs().unwrap();
+            assert!(!jobs.is_empty(), "{preset:?}");
+            jobs.iter().for_each(|job| job.test.check().unwrap());
+        }
+    }
+}
