@@ -48,13 +48,18 @@ impl Machine {
         }
     }
 
+    /// Processor, kernel and build in words.
+    pub fn words(&self) -> String {
+        let kind = if self.virtual_machine { "virtual machine" } else { "bare machine" };
+        format!("{}, {} cores ({kind}), Linux {}, commit {}", self.cpu, self.cores, self.kernel, self.commit)
+    }
+
     /// One sentence for a report's head.
     pub fn sentence(&self) -> String {
-        let kind = if self.virtual_machine { "virtual machine" } else { "bare machine" };
         let used = self.cores_used.map_or("processes not pinned (fewer than two cores)".to_owned(), |cores| {
             format!("server on core {}, client on core {}", cores.server, cores.client)
         });
-        format!("{}, {} cores ({kind}), Linux {}, commit {}; {used}.", self.cpu, self.cores, self.kernel, self.commit)
+        format!("{}; {used}.", self.words())
     }
 
     /// A warning if others were using the cores when the run began.

@@ -2,11 +2,16 @@
 
 mod answer;
 mod bandwidth;
+mod bench;
+mod compare;
 mod decode;
+mod import;
 mod latency;
 mod link;
 mod nic;
+mod parameters;
 mod sizes;
+mod sweep;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -22,6 +27,14 @@ pub enum Command {
     Latency(latency::Options),
     /// Explain packets of the transaction or the data link layer, given in hex, field by field
     Decode(decode::Options),
+    /// Run a test of pcie-bench: latency or bandwidth of a simulated host, this machine's memory, a BAR or a GPU
+    Bench(bench::Options),
+    /// Run every combination of lists of parameters, and draw the paper's figures
+    Sweep(Box<sweep::Options>),
+    /// Two sets of results side by side, with their differences
+    Compare(compare::Options),
+    /// Read the data published with the paper
+    Import(import::Options),
 }
 
 /// Does what was asked.
@@ -31,5 +44,9 @@ pub fn main(command: &Command) -> Result<()> {
         Command::Nic(options) => nic::main(options),
         Command::Latency(options) => latency::main(options),
         Command::Decode(options) => decode::main(options),
+        Command::Bench(options) => bench::main(options),
+        Command::Sweep(options) => sweep::main(options),
+        Command::Compare(options) => compare::main(options),
+        Command::Import(options) => import::main(options),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use pcie::model::{Completions, Mode, Model};
 use pcie::result::{Latency, Outcome, Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use plot::{Axis, Figure, Series, Style, size};
+use plot::{Axis, Color, Figure, Line, Marker, Series, Style, size};
 
 use crate::sweep::Grid;
 
@@ -202,7 +203,32 @@ fn by_parameter(kind: Kind, x: Parameter, results: &[Labelled<'_>]) -> Figure {
     } else {
         (Axis::Linear("bandwidth (Gb/s)"), "")
     };
-    Figure { title: format!("{}{what}{}", title_of(kind), lines.common), x: x.axis(kind), y, series: lines.series }
+    let mut series = lines.series;
+    if x == Parameter::Size && !kind.is_latency() {
+        series.extend(upper_bound(kind, results));
+    }
+    Figure { title: format!("{}{what}{}", title_of(kind), lines.common), x: x.axis(kind), y, series }
+}
+
+/// What the protocol leaves on the link, if all results are of the same: the model of the specification, every size.
+fn upper_bound(kind: Kind, results: &[Labelled<'_>]) -> Option<Series> {
+    let link = results.first()?.result.link?;
+    if results.iter().any(|one| one.result.link != Some(link)) {
+        return None;
+    }
+    let model = Model::new(Mode::Corrected, link, Completions::Mps).ok()?;
+    let sizes = || results.iter().map(|one| u64::from(one.result.test.size_bytes));
+    let gbps = |bytes: u64| {
+        let bandwidth = model.bandwidth(bytes, 0).ok()?;
+        Some(match kind {
+            Kind::BwWr => bandwidth.write_gbps,
+            Kind::BwRdwr => bandwidth.readwrite_gbps,
+            _ => bandwidth.read_gbps,
+        })
+    };
+    let points = (sizes().min()?..=sizes().max()?).filter_map(|bytes| Some((bytes as f64, gbps(bytes)?))).collect();
+    let style = Style { color: Color::Black, line: Line::Solid, marker: Marker::None, wide: false };
+    Some(Series { title: "upper bound (protocol)".to_owned(), style, points })
 }
 
 /// The share at or below each latency, and the share above it.
@@ -212,7 +238,11 @@ fn distributions(kind: Kind, results: &[Labelled<'_>]) -> Vec<(String, Figure)> 
         return Vec::new();
     }
     let x = Axis::Decades("latency (ns)");
-    let below = Lines::of(&known, None, |one| cdf(one).iter().map(|(ns, share)| (*ns, share * 100.0)).collect());
+    let below = Lines::of(&known, None, |one| {
+        let at_or_below = |(ns, share): (f64, f64)| (ns, (1.0 - share) * 100.0);
+        let end = cdf(one).last().map(|(ns, share)| (*ns, share * 100.0));
+        above(cdf(one)).into_iter().map(at_or_below).chain(end).collect()
+    });
     let above = Lines::of(&known, None, |one| above(cdf(one)));
     let title = format!("{}{}", title_of(kind), below.common);
     let shares = Axis::Percent("samples at or below (%)");
@@ -232,7 +262,7 @@ fn cdf<'a>(one: &Labelled<'a>) -> &'a [(f64, f64)] {
     }
 }
 
-/// A point's share is above all latencies from it to the next, which a logarithm draws as steps.
+/// A point's share is above all latencies from it to the next: steps.
 fn above(cdf: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut share_above = 1.0;
     let mut points = Vec::new();
@@ -267,7 +297,7 @@ impl Lines {
         // Where calculation meets measurement the colour says what, and line or point where from.
         let provenances: Vec<bool> = results.iter().map(|one| one.result.provenance == Provenance::Modelled).collect();
         let is_overlay = provenances.iter().any(|modelled| *modelled != provenances[0]);
-        let mut lines: Vec<Line> = Vec::new();
+        let mut lines: Vec<Group> = Vec::new();
         let mut colors = BTreeMap::new();
         for (one, fact) in results.iter().zip(&facts) {
             let title = words(fact, &varying);
@@ -279,12 +309,12 @@ impl Lines {
                 let style = Style::of_index(*colors.entry(key).or_insert(next));
                 let modelled = one.result.provenance == Provenance::Modelled;
                 let style = match (is_overlay, modelled) {
-                    (false, _) => style,
-                    (true, true) => Style { marker: plot::Marker::None, ..style },
+                    (false, _) if x.is_some() => style,
+                    (false, _) | (true, true) => Style { marker: Marker::None, ..style },
                     (true, false) if x.is_some() => style.points_only(),
                     (true, false) => style.dashed(),
                 };
-                lines.push(Line { title, style, points: Vec::new() });
+                lines.push(Group { title, style, points: Vec::new() });
                 lines.len() - 1
             });
             lines[index].points.extend(points(one));
@@ -298,13 +328,13 @@ impl Lines {
     }
 }
 
-struct Line {
+struct Group {
     title: String,
     style: Style,
     points: Vec<(f64, f64)>,
 }
 
-impl Line {
+impl Group {
     fn series(mut self, sorted: bool) -> Series {
         if sorted {
             self.points.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -380,7 +410,8 @@ mod tests {
         let pictures = all(&[latency("sim:hsw", 64, 600.0)]);
         let names: Vec<_> = pictures.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["lat-rd-cdf", "lat-rd-above"]);
-        assert_eq!(pictures[0].1.series[0].points, [(600.0, 99.0), (1200.0, 100.0)]);
+        let below: Vec<_> = pictures[0].1.series[0].points.iter().map(|(ns, share)| (*ns, share.round())).collect();
+        assert_eq!(below, [(600.0, 0.0), (600.0, 99.0), (1200.0, 99.0), (1200.0, 100.0)]);
         let above = &pictures[1].1.series[0].points;
         assert_eq!((above.len(), above[0], above[2].0), (3, (600.0, 1.0), 1200.0));
         assert!((above[1].1 - 0.01).abs() < 1e-9 && above[1] == (600.0, above[2].1), "{above:?}");
@@ -394,9 +425,11 @@ mod tests {
             .collect();
         let pictures = all(&results);
         let series = &pictures[0].1.series;
+        assert_eq!((series.len(), series[2].title.as_str()), (3, "upper bound (protocol)"));
+        assert_eq!(series[2].points.len(), 65, "every size from 64 to 128");
         assert_eq!([series[0].title.as_str(), series[1].title.as_str()], ["sim:hsw", "published:hsw"]);
         assert_eq!(series[0].style.color, series[1].style.color);
-        assert_eq!((series[0].style.line, series[1].style.line), (plot::Line::Solid, plot::Line::None));
+        assert_eq!((series[0].style.line, series[1].style.line), (Line::Solid, Line::None));
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Memory {
         let words = format!(
             "loads and stores of one core, a second core as the host, pages of {}; {}",
             pages.name(),
-            Machine::describe(None).sentence()
+            Machine::describe(None).words()
         );
         let about = About { name: "memory".to_owned(), words, provenance: Provenance::Measured, link: None };
         Ok(Self { about, pages, topology: Topology::of_this_machine(), ready: None })

@@ -12,8 +12,8 @@ const INTERVALS: f64 = 6.0;
 /// Up to so many decades, ticks stand at 1, 2 and 5 of each.
 const FEW_DECADES: f64 = 3.0;
 const PARTS: [f64; 3] = [1.0, 2.0, 5.0];
-/// Powers of ten beyond this are written as such.
-const EXPONENT_WRITTEN_OUT_MAX: f64 = 3.0;
+/// Powers of ten beyond these are written as such.
+const EXPONENTS_WRITTEN_OUT: std::ops::RangeInclusive<f64> = -3.0..=4.0;
 
 /// What an axis shows, with its title.
 #[derive(Clone, Copy, Debug)]
@@ -99,10 +99,12 @@ impl Axis {
 }
 
 fn decade_label(exponent: f64) -> String {
-    if exponent.fract() != 0.0 && exponent.abs() <= EXPONENT_WRITTEN_OUT_MAX + 2.0 {
+    let digit = (10f64.powf(exponent - exponent.floor())).round();
+    if !EXPONENTS_WRITTEN_OUT.contains(&exponent.floor()) {
+        let times = if digit > 1.0 { format!("{digit}·") } else { String::new() };
+        format!("{times}10{}", superscript(exponent.floor() as i64))
+    } else if digit > 1.0 {
         linear_label(10f64.powf(exponent))
-    } else if exponent.abs() > EXPONENT_WRITTEN_OUT_MAX {
-        format!("10{}", superscript(exponent.round() as i64))
     } else if exponent < 0.0 {
         format!("{:.*}", (-exponent).round() as usize, 10f64.powf(exponent))
     } else {
@@ -237,6 +239,7 @@ mod tests {
         assert_eq!(Axis::Decades("").label(3.0), "1000");
         assert_eq!(Axis::Decades("").label(-6.0), "10⁻⁶");
         assert_eq!(Axis::Decades("").label(12.0), "10¹²");
+        assert_eq!(Axis::Decades("").label(2e-5_f64.log10()), "2·10⁻⁵");
         assert_eq!(Axis::Percent("").label(40.0), "40");
         assert_eq!(Axis::Linear("").label(0.30000000000000004), "0.3");
         assert_eq!(Axis::Linear("").label(-0.0), "0");
@@ -277,7 +280,7 @@ mod tests {
         assert!(axis.light().iter().all(|tick| (-2.0..2.0).contains(tick)));
         let few = Ticked::new(Axis::Decades(""), 500f64.log10()..4.0);
         let labels: Vec<String> = few.bold().into_iter().map(|tick| few.format_ext(&tick)).collect();
-        assert_eq!(labels, ["500", "1000", "2000", "5000", "10⁴"]);
+        assert_eq!(labels, ["500", "1000", "2000", "5000", "10000"]);
         let bytes = Ticked::new(Axis::EvenBytes(""), 0.0..2088.0);
         assert_eq!(bytes.bold(), [0.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1536.0, 1792.0, 2048.0]);
         assert_eq!(Ticked::new(Axis::Linear(""), 0.0..60.0).bold(), [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0]);

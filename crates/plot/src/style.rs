@@ -98,7 +98,7 @@ impl Style {
         // One step more a round, so that a colour meets another marker each time.
         let marker = MARKERS[(index + index / Color::SERIES.len() * 3) % MARKERS.len()];
         // Where there are too many points for markers, lines must differ too.
-        let line = if index / Color::SERIES.len() % 2 == 0 { Line::Solid } else { Line::Dashed };
+        let line = if (index / Color::SERIES.len()).is_multiple_of(2) { Line::Solid } else { Line::Dashed };
         Self { color, line, marker, wide: false }
     }
 

@@ -1,0 +1,107 @@
+//! `crosslane pcie compare`: two sets of results side by side.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use pcie::result::TestResult;
+use pcie_bench::compare::{Comparison, compare};
+use pcie_bench::figures::Labelled;
+use pcie_bench::files;
+
+use super::parameters::{self, judged};
+use crate::output;
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// Two files of results, as `bench`, `sweep` and `import` print them.
+#[derive(clap::Args)]
+pub struct Options {
+    /// What is compared against
+    #[arg(value_name = "A.json")]
+    a: PathBuf,
+    /// What is compared
+    #[arg(value_name = "B.json")]
+    b: PathBuf,
+    /// Write pictures of both into this directory, as SVG and PNG
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(options: &Options) -> Result<()> {
+    let (a, b) = (files::read(&options.a).map_err(judged)?, files::read(&options.b).map_err(judged)?);
+    let comparison = compare(&a, &b);
+    if comparison.differences.is_empty() {
+        let (a, b) = (options.a.display(), options.b.display());
+        return Err(WrongUse::of(format!("{a} and {b} have no test in common; compare runs of the same tests")).into());
+    }
+    parameters::make_directory(options.plot.as_deref())?;
+    if options.json {
+        output::print_json(&comparison)?
+    } else {
+        output::print(&text(options, &a, &comparison))?
+    }
+    match &options.plot {
+        None => Ok(()),
+        Some(directory) => parameters::write_pictures(directory, &labelled(options, &a, &b)),
+    }
+}
+
+/// What both have, each with the name of its file unless the devices tell them apart already.
+fn labelled<'a>(options: &'a Options, a: &'a [TestResult], b: &'a [TestResult]) -> Vec<Labelled<'a>> {
+    let shares_a_device = a.iter().any(|one| b.iter().any(|other| one.device == other.device));
+    let (stem_a, stem_b) = if shares_a_device { (stem(&options.a), stem(&options.b)) } else { ("", "") };
+    let (stem_a, stem_b) = if stem_a == stem_b && shares_a_device { ("A", "B") } else { (stem_a, stem_b) };
+    let in_common =
+        |one: &TestResult, others: &[TestResult]| !compare(std::slice::from_ref(one), others).differences.is_empty();
+    let of_a = a.iter().filter(|one| in_common(one, b)).map(|result| Labelled { label: stem_a, result });
+    let of_b = b.iter().filter(|one| in_common(one, a)).map(|result| Labelled { label: stem_b, result });
+    of_a.chain(of_b).collect()
+}
+
+fn stem(path: &Path) -> &str {
+    path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default()
+}
+
+fn text(options: &Options, a: &[TestResult], comparison: &Comparison) -> String {
+    const HEADS: [(&str, Align); 11] = [
+        ("A", Align::Left),
+        ("B", Align::Left),
+        ("TEST", Align::Left),
+        ("SIZE B", Align::Right),
+        ("WINDOW", Align::Right),
+        ("STATE", Align::Left),
+        ("FIGURE", Align::Left),
+        ("A", Align::Right),
+        ("B", Align::Right),
+        ("B - A", Align::Right),
+        ("%", Align::Right),
+    ];
+    let mut table = Table::new(&HEADS);
+    for difference in &comparison.differences {
+        let state = a.iter().find(|one| one.test == difference.test).map(parameters::state);
+        table.row(vec![
+            difference.device_a.clone(),
+            difference.device_b.clone(),
+            difference.test.test.to_string(),
+            difference.test.size_bytes.to_string(),
+            plot::size(difference.test.window_bytes),
+            state.unwrap_or_default(),
+            difference.figure.to_owned(),
+            format!("{:.3}", difference.a),
+            format!("{:.3}", difference.b),
+            format!("{:+.3}", difference.difference),
+            difference.percent.map_or("-".to_owned(), |percent| format!("{percent:+.1}")),
+        ]);
+    }
+    format!(
+        "A is {}, B is {}. In A alone: {} results; in B alone: {}.\n\n{}",
+        options.a.display(),
+        options.b.display(),
+        comparison.only_a,
+        comparison.only_b,
+        table.render()
+    )
+}

@@ -1,0 +1,140 @@
+//! `crosslane pcie bench`, `sweep`, `compare` and `import` from outside.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const SCHEMA: &str = include_str!("../../../docs/pcie-result.schema.json");
+const PUBLISHED: &str = "Test,PAT,Cache,HO,DO,WinSZ,SZ,Time(cyc),Time,Bytes,Trans,BW (GB/s),Trans/s\n\
+    BW_DMA_RD,Rand,HWarm,0,0,8192,64,179895856,149913213.33,536870912,8388608,28.65,55956428.48\n\
+    BW_DMA_RD,Rand,HWarm,0,0,8192,128,239932480,199943733.33,1073741824,8388608,42.96,41954843.30\n";
+
+fn pcie(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_crosslane")).arg("pcie").args(arguments).output().unwrap()
+}
+
+#[track_caller]
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn assert_fits_schema(value: &Value) {
+    let schema = jsonschema::validator_for(&serde_json::from_str(SCHEMA).unwrap()).unwrap();
+    if let Some(error) = schema.iter_errors(value).next() {
+        panic!("{error} at {}", error.instance_path);
+    }
+}
+
+/// One line on stderr, exit code 2, nothing on stdout.
+#[track_caller]
+fn assert_wrong_use(arguments: &[&str], words: &[&str]) {
+    let output = pcie(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{arguments:?}: {text}");
+    assert!(text.starts_with("crosslane: "), "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+    assert!(output.stdout.is_empty());
+}
+
+fn write(folder: &Path, name: &str, contents: &[u8]) -> String {
+    let path = folder.join(name);
+    fs::write(&path, contents).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+const MEMORY: [&str; 5] = ["bench", "--device", "memory", "--samples", "500"];
+
+#[test]
+fn what_cannot_be_measured_is_one_line_and_exit_code_2() {
+    let bench = |more: &[&'static str]| [&["bench", "--test", "lat-rd"], more].concat();
+    for (more, words) in [
+        (&["--device", "nonsense"][..], &["'nonsense'", "sim:SYSTEM"][..]),
+        (&["--device", "memory", "--window", "1K", "--size", "2K"], &["1024", "2048", "enlarge"]),
+        (&["--device", "memory", "--window", "128M"], &["134217728", "64M"]),
+        (&["--device", "memory", "--size", "8K"], &["8192", "1 to 4096"]),
+        (&["--device", "memory", "--size", "x"], &["'x'", "--size"]),
+        (&["--device", "memory", "--host-offset", "64"], &["64", "0 to 63"]),
+        (&["--device", "memory", "--samples", "0"], &["0 samples"]),
+        (&["--device", "memory", "--iommu", "4k"], &["--iommu", "--pages"]),
+        (&["--device", "memory", "--cache", "hot"], &["'hot'", "host-warm"]),
+        (&["--device", "memory", "--raw"], &["--json"]),
+        (&[], &["--device"]),
+    ] {
+        assert_wrong_use(&bench(more), words);
+    }
+    assert_wrong_use(&["bench", "--device", "memory", "--test", "lat"], &["'lat'", "lat-wrrd"]);
+    assert_wrong_use(&["sweep", "--device", "memory"], &["--test"]);
+    assert_wrong_use(&["sweep", "--device", "memory", "--figure", "cdf", "--size", "64"], &["--figure", "--size"]);
+}
+
+#[test]
+fn wrong_files_are_one_line_and_exit_code_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = write(folder.path(), "broken.json", b"{");
+    let other = write(folder.path(), "other.json", b"{\"schema\": \"other/3\"}");
+    let table = write(folder.path(), "table.csv", b"a,b\n1,2\n");
+    assert_wrong_use(&["compare", "/nowhere/a.json", &broken], &["/nowhere/a.json"]);
+    assert_wrong_use(&["compare", &broken, &broken], &["broken.json", "not JSON"]);
+    assert_wrong_use(&["compare", &other, &other], &["other.json", "'other/3'", "crosslane-pcie/1"]);
+    assert_wrong_use(&["import", &table], &["table.csv:1", "pcie-bench"]);
+    assert_wrong_use(&["import", "/nowhere"], &["/nowhere"]);
+}
+
+#[test]
+fn every_test_prints_json_that_fits_the_schema() {
+    for (test, figure) in
+        [("lat-rd", "p99_ns"), ("lat-wrrd", "p99_ns"), ("bw-rd", "gbps"), ("bw-wr", "gbps"), ("bw-rdwr", "gbps")]
+    {
+        let result = json(&pcie(&[&MEMORY[..], &["--test", test, "--cache", "host-warm", "--json"]].concat()));
+        assert_fits_schema(&result);
+        assert!(result[figure].as_f64().unwrap() >= 0.0, "{result}");
+        assert_eq!((result["test"].as_str(), result["window_bytes"].as_u64()), (Some(test), Some(8192)));
+    }
+}
+
+#[test]
+fn raw_samples_come_when_asked_for() {
+    let result = json(&pcie(&[&MEMORY[..], &["--test", "lat-rd", "--json", "--raw"]].concat()));
+    assert_fits_schema(&result);
+    assert_eq!(result["raw_ns"].as_array().unwrap().len(), 500);
+}
+
+#[test]
+fn a_sweep_makes_rows_and_pictures_that_a_comparison_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let plots = folder.path().join("plots");
+    let sweep = ["sweep", "--device", "memory", "--test", "bw-rd", "--size", "64,128", "--samples", "500"];
+    let more = ["--cache", "host-warm", "--json", "--plot", plots.to_str().unwrap()];
+    let output = pcie(&[&sweep[..], &more].concat());
+    let rows = json(&output);
+    assert_fits_schema(&rows);
+    assert_eq!(rows.as_array().unwrap().len(), 2);
+    assert!(fs::read_to_string(plots.join("bw-rd-by-size.svg")).unwrap().starts_with("<svg"));
+    assert!(fs::read(plots.join("bw-rd-by-size.png")).unwrap().starts_with(b"\x89PNG"));
+
+    let mine = write(folder.path(), "mine.json", &output.stdout);
+    let data = write(folder.path(), "bw.csv", PUBLISHED.as_bytes());
+    let imported = pcie(&["import", &data]);
+    assert_fits_schema(&json(&imported));
+    let theirs = write(folder.path(), "theirs.json", &imported.stdout);
+    let compared = json(&pcie(&["compare", &theirs, &mine, "--json", "--plot", plots.to_str().unwrap()]));
+    let differences = compared["differences"].as_array().unwrap();
+    assert_eq!((differences.len(), compared["only_a"].as_u64()), (2, Some(0)));
+    assert_eq!((differences[0]["figure"].as_str(), differences[0]["a"].as_f64()), (Some("gbps"), Some(28.65)));
+    let text = pcie(&["compare", &theirs, &mine]);
+    assert!(String::from_utf8(text.stdout).unwrap().contains("42.960"));
+}
+
+#[test]
+fn files_without_a_test_in_common_are_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = pcie(&[&MEMORY[..], &["--test", "bw-rd", "--json"]].concat());
+    let large = pcie(&[&MEMORY[..], &["--test", "bw-rd", "--size", "128", "--json"]].concat());
+    let small = write(folder.path(), "small.json", &small.stdout);
+    let large = write(folder.path(), "large.json", &large.stdout);
+    assert_wrong_use(&["compare", &small, &large], &["no test in common"]);
+}
