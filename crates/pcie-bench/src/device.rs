@@ -6,6 +6,7 @@ use pcie::test::Test;
 
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Pages};
+use crate::simulated::Simulated;
 
 /// What a device is.
 #[derive(Clone, Debug)]
@@ -80,6 +81,7 @@ pub struct DeviceOptions {
 pub fn open(name: &str, options: DeviceOptions) -> Result<Box<dyn Device>> {
     match name.split_once(':') {
         None if name == "memory" => Ok(Box::new(Memory::open(options.pages)?)),
+        Some(("sim", system)) => Ok(Box::new(Simulated::open(system)?)),
         _ => Error::wrong_use(format!(
             "device '{name}' is not known; choose sim:SYSTEM, memory, pci:ADDRESS (as 0000:00:04.0) or cuda:N"
         )),

@@ -14,6 +14,7 @@ pub mod files;
 pub mod import;
 pub mod memory;
 pub mod runner;
+pub mod simulated;
 pub mod statistics;
 pub mod sweep;
 

@@ -1,0 +1,106 @@
+//! A host simulated in virtual time: `sim:hsw`.
+
+use pcie::host::{HostError, System};
+use pcie::result::Provenance;
+use pcie::test::{Numa, Test};
+
+use crate::device::{About, Device, Timer};
+use crate::error::{Error, Result};
+
+/// The device.
+pub struct Simulated {
+    about: About,
+    system: System,
+}
+
+impl Simulated {
+    /// The system of this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn open(system: &str) -> Result<Self> {
+        let system = System::named(system).map_err(refused)?;
+        let about = About {
+            name: format!("sim:{}", system.name()),
+            words: system.description().to_owned(),
+            provenance: Provenance::Modelled,
+            link: Some(*system.link()),
+        };
+        Ok(Self { about, system })
+    }
+}
+
+/// Whatever a simulation refuses, the remedy is another command line.
+fn refused(error: HostError) -> Error {
+    Error::WrongUse(error.to_string())
+}
+
+impl Device for Simulated {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn check(&self, test: &Test) -> Result<()> {
+        let system = self.system.name();
+        if test.numa == Numa::Remote && self.system.parameters().numa.sockets < 2 {
+            return Err(refused(HostError::OneSocket { system: system.to_owned() }));
+        }
+        Ok(())
+    }
+
+    /// The simulation brings its caches into the state asked for by itself.
+    fn prepare(&mut self, _: &Test) -> Result<()> {
+        Ok(())
+    }
+
+    /// Reading it costs nothing in virtual time.
+    fn timer(&self) -> Timer {
+        Timer { cost_ns: 0.0, step_ns: self.system.parameters().device.timer_step_ns }
+    }
+
+    fn latencies(&mut self, test: &Test, sink: &mut (dyn FnMut(f64) + Send)) -> Result<()> {
+        self.system.run(test, sink).map(|_| ()).map_err(refused)
+    }
+
+    fn bandwidth(&mut self, test: &Test) -> Result<f64> {
+        self.system.run(test, &mut |_| {}).map(|summary| summary.elapsed_ns).map_err(refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runner::run;
+    use crate::testing::test;
+    use pcie::result::Outcome;
+    use pcie::test::Kind;
+
+    #[test]
+    fn one_seed_brings_one_result() {
+        let with_seed = |seed| {
+            let test = Test { seed, samples: 5_000, ..test(Kind::LatRd) };
+            run(&mut Simulated::open("hsw").unwrap(), &test, true).unwrap()
+        };
+        assert_eq!(with_seed(1), with_seed(1));
+        let result = with_seed(2);
+        assert_eq!((result.device.as_str(), result.provenance), ("sim:hsw", Provenance::Modelled));
+        let Outcome::Latency(latency) = result.outcome else { panic!("a latency") };
+        assert_eq!(latency.raw_ns.len(), 5_000);
+    }
+
+    #[test]
+    fn bandwidth_is_of_virtual_time() {
+        let test = Test { samples: 20_000, ..test(Kind::BwRd) };
+        let run_once = || run(&mut Simulated::open("ib").unwrap(), &test, false).unwrap();
+        assert_eq!(run_once(), run_once());
+    }
+
+    #[test]
+    fn unknown_systems_and_missing_sockets_are_named() {
+        let error = Simulated::open("nonsense").err().unwrap();
+        assert!(error.is_wrong_use() && error.to_string().contains("nonsense"), "{error}");
+        let remote = Test { numa: Numa::Remote, ..test(Kind::BwRd) };
+        let error = Simulated::open("hsw").unwrap().check(&remote).unwrap_err();
+        assert!(error.is_wrong_use() && error.to_string().contains("hsw"), "{error}");
+    }
+}
