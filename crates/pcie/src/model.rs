@@ -26,7 +26,7 @@ use split::Span;
 /// The largest transfer that is modelled: beyond it nothing changes any more.
 pub const SIZE_BYTES_MAX: u64 = 16 << 20;
 /// Bytes of packets in a flit of [`FLIT_BYTES`]: the rest is 6 of data link layer, 8 of CRC and 6 of FEC
-/// (specification 6.0, section 4.2.3.4.2).
+/// (specification 6.0, section 4.2.3.4).
 pub const FLIT_TLP_BYTES: u32 = 236;
 /// Bytes of a flit.
 pub const FLIT_BYTES: u32 = 256;

@@ -196,6 +196,14 @@ fn is_possible(value: f64) -> bool {
     value.is_finite() && value >= 0.0
 }
 
+/// The indented example in `document` that begins with the line `first`.
+#[cfg(test)]
+pub(crate) fn example(document: &str, first: &str) -> String {
+    let lines = document.lines().skip_while(|line| line.trim_start() != first);
+    let lines = lines.take_while(|line| line.is_empty() || line.starts_with("    "));
+    lines.map(|line| format!("{}\n", line.trim_start())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
