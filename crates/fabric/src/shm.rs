@@ -153,9 +153,10 @@ pub fn open(memfd: impl AsFd, len_bytes: usize) -> Result<Mapping, ShmError> {
     check_length(len_bytes)?;
     let memfd = memfd.as_fd();
     check_seals(memfd)?;
-    check_file_system(memfd, len_bytes)?;
     // Only now: without the seals the size says nothing about the next moment.
-    check_size(memfd, len_bytes)?;
+    let stat = fstat(memfd).map_err(|errno| ShmError::System { call: "fstat", len_bytes, error: errno.into() })?;
+    check_file_system(memfd, stat.st_blksize as u64, len_bytes)?;
+    check_size(stat.st_size as u64, len_bytes)?;
     map(memfd, len_bytes)
 }
 
@@ -183,19 +184,18 @@ fn check_seals(memfd: BorrowedFd<'_>) -> Result<(), ShmError> {
     Err(ShmError::Seals { found: found.bits(), required, refused })
 }
 
-fn check_file_system(memfd: BorrowedFd<'_>, len_bytes: usize) -> Result<(), ShmError> {
+/// Only files on tmpfs and hugetlbfs have seals, and a huge page is the block size of the latter: with small blocks
+/// there is nothing to ask.
+fn check_file_system(memfd: BorrowedFd<'_>, block_bytes: u64, len_bytes: usize) -> Result<(), ShmError> {
+    if block_bytes == PAGE_BYTES as u64 {
+        return Ok(());
+    }
     let stat = fstatfs(memfd).map_err(|errno| ShmError::System { call: "fstatfs", len_bytes, error: errno.into() })?;
     let found = stat.f_type as u64;
     if found == TMPFS_MAGIC { Ok(()) } else { Err(ShmError::FileSystem { found }) }
 }
 
-fn check_size(memfd: BorrowedFd<'_>, expected_bytes: usize) -> Result<(), ShmError> {
-    let stat = fstat(memfd).map_err(|errno| ShmError::System {
-        call: "fstat",
-        len_bytes: expected_bytes,
-        error: errno.into(),
-    })?;
-    let found_bytes = stat.st_size as u64;
+fn check_size(found_bytes: u64, expected_bytes: usize) -> Result<(), ShmError> {
     if found_bytes == expected_bytes as u64 { Ok(()) } else { Err(ShmError::Size { found_bytes, expected_bytes }) }
 }
 

@@ -24,6 +24,7 @@ pub use transfer::{Flags, total_bytes};
 
 use crate::address::Tuple;
 use crate::descriptors::{HiddenFd, Need};
+use crate::lifecycle::descriptor::is_inheritable;
 use crate::lifecycle::inspect::inode_of;
 use crate::lock::Lock;
 use crate::options::OptionRecord;
@@ -252,12 +253,33 @@ impl Connection {
     /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it
     /// had to make room for the program's own.
     pub fn memfd(&self) -> Option<RawFd> {
+        let _send = self.send_lock.lock();
+        self.name_lifeline();
         self.with_details(|details| details.memfd.as_ref().map(HiddenFd::raw)).filter(|&number| number >= 0)
     }
 
     /// Says whether the connection is to live through `exec`, as the program's descriptor does.
     pub fn set_inheritable(&self, inheritable: bool) {
+        let _send = self.send_lock.lock();
+        self.set_inheritable_locked(inheritable);
+    }
+
+    /// Under a lock.
+    fn set_inheritable_locked(&self, inheritable: bool) {
+        if inheritable {
+            self.name_lifeline();
+        }
         self.with_details(|details| details.memfd.as_ref().map(|memfd| memfd.set_inheritable(inheritable)));
+    }
+
+    /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
+    /// Under a lock.
+    fn name_lifeline(&self) {
+        if let Some(lanes) = self.lanes()
+            && lanes.segment.load(Own::LifelineInode) == 0
+        {
+            lanes.segment.store(Own::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
+        }
     }
 
     /// Whether one of the program's descriptors of this connection is as `is_wanted` says.
@@ -351,6 +373,7 @@ impl Connection {
             Ok(Some((segment, memfd))) => {
                 self.attach_locked(segment, HiddenFd::hide(memfd, Need::Optional).ok());
                 self.bound_lanes();
+                self.set_inheritable_locked(self.has_descriptor(is_inheritable));
                 self.announce_earlier_sleepers();
                 Ok(true)
             }
@@ -379,7 +402,6 @@ impl Connection {
             observer: segment.receiver(),
             segment,
         };
-        lanes.segment.store(Own::LifelineInode, inode_of(self.lifeline()).unwrap_or(0));
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.with_details(|details| details.memfd = memfd);

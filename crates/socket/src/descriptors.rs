@@ -11,7 +11,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, RawDir};
 use rustix::io::{Errno, FdFlags};
@@ -38,6 +38,12 @@ static DESCRIPTORS: [AtomicI32; SLOTS] = [const { AtomicI32::new(FREE) }; SLOTS]
 static SLOT_OF: [AtomicU16; NUMBERS] = [const { AtomicU16::new(0) }; NUMBERS];
 /// One more than the highest slot ever used.
 static SLOTS_USED: AtomicU32 = AtomicU32::new(0);
+/// The free slots below [`SLOTS_USED`], as a stack: the topmost plus one, under a tag that changes with each change.
+static FREE_TOP: AtomicU64 = AtomicU64::new(0);
+/// By free slot: the one below it plus one.
+static FREE_BELOW: [AtomicU16; SLOTS] = [const { AtomicU16::new(0) }; SLOTS];
+/// What [`first_number`] answered last; 0 when it is to be asked again.
+static FIRST_NUMBER: AtomicU32 = AtomicU32::new(0);
 /// The lowest and one more than the highest number ever hidden.
 static LOWEST: AtomicU32 = AtomicU32::new(u32::MAX);
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
@@ -145,6 +151,7 @@ impl Drop for HiddenFd {
             forget_and_close(number);
         }
         DESCRIPTORS[slot].store(FREE, Ordering::Release);
+        push_free(self.slot);
     }
 }
 
@@ -166,11 +173,44 @@ pub fn close(fd: OwnedFd) {
 }
 
 fn take_slot() -> Option<u16> {
-    let used = SLOTS_USED.load(Ordering::Acquire) as usize;
-    let take =
-        |slot: &usize| DESCRIPTORS[*slot].compare_exchange(FREE, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    let slot = (0..used).find(take).or_else(|| (used..SLOTS).find(take))?;
-    SLOTS_USED.fetch_max(slot as u32 + 1, Ordering::AcqRel);
+    let slot = pop_free().or_else(take_unused)?;
+    DESCRIPTORS[usize::from(slot)].store(TAKEN, Ordering::Release);
+    Some(slot)
+}
+
+fn pop_free() -> Option<u16> {
+    let mut top = FREE_TOP.load(Ordering::Acquire);
+    loop {
+        let slot = (top as u16).checked_sub(1)?;
+        let next = tagged(top, FREE_BELOW[usize::from(slot)].load(Ordering::Relaxed));
+        match FREE_TOP.compare_exchange_weak(top, next, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Some(slot),
+            Err(now) => top = now,
+        }
+    }
+}
+
+fn push_free(slot: u16) {
+    let mut top = FREE_TOP.load(Ordering::Relaxed);
+    loop {
+        FREE_BELOW[usize::from(slot)].store(top as u16, Ordering::Relaxed);
+        match FREE_TOP.compare_exchange_weak(top, tagged(top, slot + 1), Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => top = now,
+        }
+    }
+}
+
+/// A new top of the free list: it differs from every earlier one, also when the same slot is on top again.
+fn tagged(old: u64, slot_plus_one: u16) -> u64 {
+    (old >> 16).wrapping_add(1) << 16 | u64::from(slot_plus_one)
+}
+
+fn take_unused() -> Option<u16> {
+    let one_more = |used: u32| (used < SLOTS as u32).then_some(used + 1);
+    let slot = SLOTS_USED.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+    // More are hidden than ever before: a good time to see whether the program has changed its limit.
+    FIRST_NUMBER.store(0, Ordering::Relaxed);
     Some(slot as u16)
 }
 
@@ -197,7 +237,15 @@ fn marker_number() -> i32 {
 
 /// A copy at a high number, or at a lower one when there is none.
 fn move_up(fd: &OwnedFd) -> Result<OwnedFd, Errno> {
-    move_from(fd, first_number())
+    let from = match FIRST_NUMBER.load(Ordering::Relaxed) {
+        0 => first_number(),
+        known => u64::from(known),
+    };
+    let moved = move_from(fd, from)?;
+    // Without room above, the limit has been lowered since.
+    let has_room = moved.as_raw_fd() as u64 >= from;
+    FIRST_NUMBER.store(if has_room { from as u32 } else { 0 }, Ordering::Relaxed);
+    Ok(moved)
 }
 
 fn move_from(fd: &OwnedFd, mut from: u64) -> Result<OwnedFd, Errno> {

@@ -6,7 +6,7 @@
 
 mod accept;
 mod connect;
-mod descriptor;
+pub(crate) mod descriptor;
 mod handoff;
 pub(crate) mod inspect;
 mod listen;

@@ -153,8 +153,12 @@ pub fn connect(to: SocketAddr, bound: Option<SocketAddr>) -> Result<Connected, F
     let request = Request { destination: to, source: bound, node: crate::lifecycle::settings().node };
     // Asked before the rack is opened, because a program that only talks to other machines needs none.
     let route = request.route().map_err(|no_lane| no_lane.reason)?;
-    let rack = Rack::current().map_err(|errno| NoLane::ran_out_or(FallbackReason::RackUnavailable)(errno).reason)?;
-    connect_by(&rack, route).map_err(|no_lane| no_lane.reason)
+    let connected = new_lifeline().and_then(|lifeline| {
+        let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
+        let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
+        connect_by(&rack, route, lifeline)
+    });
+    connected.map_err(|no_lane| no_lane.reason)
 }
 
 /// What a program asks of `connect`.
@@ -219,13 +223,16 @@ impl Route {
 /// # Errors
 /// Why there is no lane; the program's connection is kernel TCP's then.
 pub fn connect_in(rack: &Rack, request: &Request) -> Result<Connected, NoLane> {
-    connect_by(rack, request.route()?)
+    connect_by(rack, request.route()?, new_lifeline()?)
 }
 
-fn connect_by(rack: &Rack, route: Route) -> Result<Connected, NoLane> {
-    let random = random_u32();
+fn new_lifeline() -> Result<OwnedFd, NoLane> {
+    unix_stream().map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+}
+
+fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd) -> Result<Connected, NoLane> {
+    let random = spread_u32();
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    let lifeline = unix_stream().map_err(&broken)?;
     // The tuple first: with its name the listener learns who comes.
     let tuple = bind_tuple(lifeline.as_fd(), &route, random).map_err(&broken)?;
     // The one listener that has the very address is most often there, and is the best: only without it the rack is
@@ -240,6 +247,8 @@ fn connect_by(rack: &Rack, route: Route) -> Result<Connected, NoLane> {
     }
     let (segment, memfd) = Segment::create().map_err(&broken)?;
     send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
+    // Only now: while the first pages are found here, the other end maps them there.
+    segment.set_up();
     Ok(Connected { lifeline, tuple, segment, memfd })
 }
 
@@ -317,11 +326,11 @@ fn peer_uid(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
     uid.map(u32::from_ne_bytes).ok_or(Errno::PROTO)
 }
 
-fn random_u32() -> u32 {
-    let mut bytes = [0_u8; 4];
-    // Spreads the load and avoids collisions; where it fails, zero works too.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
-    u32::from_ne_bytes(bytes)
+/// A number that differs from call to call and from process to process, for spreading load and avoiding collisions:
+/// whoever guesses it gains nothing.
+fn spread_u32() -> u32 {
+    // 2^64 divided by the golden ratio: the low bits of the clock, which differ most, come to count most.
+    (crate::clock::ticks().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
 fn unix_stream() -> Result<OwnedFd, Errno> {

@@ -1,17 +1,21 @@
-//! The memory of one connection: two halves in one sealed memfd, each the inbound window of one end.
+//! The memory of one connection, in one sealed memfd.
 //!
 //! ```text
-//!   half of the connecting end                half of the accepting end
-//!   endpoint: the end's own state             the same
-//!   status: written by the peer
-//!   forward block and cursor of the lane that comes in
-//!   back block and cursor of the lane that goes out
-//!   small ring (16 KiB), big ring (256 KiB, untouched until it carries bulk)
+//!   endpoint of the connecting end, endpoint of the accepting end, each:
+//!     the end's own state
+//!     status: written by the peer
+//!     forward block and cursor of the lane that comes in
+//!     back block and cursor of the lane that goes out
+//!   small rings (16 KiB): of the accepting end, of the connecting end
+//!   big rings (256 KiB, untouched until they carry bulk): the same
 //! ```
 //!
-//! An end's own state lives in its half so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS`
-//! need nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word,
-//! and the worst a peer does by it is to garble its own connection.
+//! The endpoints and the start of a ring share a page, because finding and zeroing a page costs more than any system
+//! call of a connect: a connection that carries little touches two.
+//!
+//! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
+//! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
+//! the worst a peer does by it is to garble its own connection.
 
 use fabric::{MemoryInbound, MemoryOutbound, shm};
 use lane::{Consumer, Layout, Producer};
@@ -33,23 +37,37 @@ const PAGE_BYTES: usize = 4096;
 const SMALL_SLOTS: u64 = 256;
 const BIG_SLOTS: u64 = 4096;
 
-const LAYOUT: Layout = Layout {
-    forward_offset: 384,
-    back_offset: 384 + Layout::FORWARD_BYTES,
-    small_offset: PAGE_BYTES,
-    small_slots: SMALL_SLOTS,
-    big_offset: PAGE_BYTES + SMALL_SLOTS as usize * lane::SLOT_BYTES,
-    big_slots: BIG_SLOTS,
-};
+const SMALL_BYTES: usize = SMALL_SLOTS as usize * lane::SLOT_BYTES;
+
+const FORWARD_OFFSET: usize = 384;
+const BACK_OFFSET: usize = FORWARD_OFFSET + Layout::FORWARD_BYTES;
+const ENDPOINT_BYTES: usize = BACK_OFFSET + Layout::BACK_BYTES;
+const SMALL_OFFSET: usize = 2 * ENDPOINT_BYTES;
+const BIG_OFFSET: usize = (SMALL_OFFSET + 2 * SMALL_BYTES).next_multiple_of(PAGE_BYTES);
 
 /// Bytes that one direction holds at most.
 pub const BUFFER_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
 
-const HALF_BYTES: usize = LAYOUT.window_bytes();
+/// The lane to an end. Both windows are the whole memory.
+const fn layout_to(receiver: Side) -> Layout {
+    let (receiver, sender) = match receiver {
+        Side::Connector => (0, 1),
+        Side::Acceptor => (1, 0),
+    };
+    Layout {
+        forward_offset: receiver * ENDPOINT_BYTES + FORWARD_OFFSET,
+        back_offset: sender * ENDPOINT_BYTES + BACK_OFFSET,
+        small_offset: SMALL_OFFSET + sender * SMALL_BYTES,
+        small_slots: SMALL_SLOTS,
+        big_offset: BIG_OFFSET + sender * BUFFER_BYTES,
+        big_slots: BIG_SLOTS,
+    }
+}
+
 const SECRET_TO_ACCEPTOR: usize = 200;
 const SECRET_TO_CONNECTOR: usize = 208;
 
-/// The words of an end's own state, by offset in its half.
+/// The words of an end's own state, by offset in its endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Own {
@@ -71,7 +89,7 @@ pub enum Own {
     Attached = 216,
 }
 
-/// The words that the peer writes into an end's half.
+/// The words that the peer writes into an end's endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Status {
@@ -109,6 +127,7 @@ pub struct Secrets {
 /// One end's view of a connection's memory.
 #[derive(Debug)]
 pub struct Segment {
+    whole: Region,
     own: Region,
     peers: Region,
     side: Side,
@@ -117,9 +136,10 @@ pub struct Segment {
 
 impl Segment {
     /// Bytes of the memfd.
-    pub const SEGMENT_BYTES: usize = 2 * HALF_BYTES;
+    pub const SEGMENT_BYTES: usize = BIG_OFFSET + 2 * BUFFER_BYTES;
 
-    /// Makes the memory of a new connection: the connecting end's view, and the memfd for the other end.
+    /// Makes the memory of a new connection: the connecting end's view, and the memfd for the other end. The caller
+    /// calls [`Segment::set_up`].
     ///
     /// # Errors
     /// What memfd_create, ftruncate, fcntl, mmap or getrandom answer.
@@ -131,9 +151,7 @@ impl Segment {
             to_acceptor: u64::from_ne_bytes(random[..8].try_into().expect("eight bytes")),
             to_connector: u64::from_ne_bytes(random[8..].try_into().expect("eight bytes")),
         };
-        let segment = Self::view(Arc::new(mapping), Side::Connector, secrets);
-        segment.set_up();
-        Ok((segment, memfd))
+        Ok((Self::view(Arc::new(mapping), Side::Connector, secrets), memfd))
     }
 
     /// The accepting end's view of memory that the connecting end made.
@@ -201,11 +219,11 @@ impl Segment {
 
     /// The sending end of the outgoing lane.
     pub fn sender(&self) -> Sender {
-        let secret = match self.side {
-            Side::Connector => self.secrets.to_acceptor,
-            Side::Acceptor => self.secrets.to_connector,
+        let (to, secret) = match self.side {
+            Side::Connector => (Side::Acceptor, self.secrets.to_acceptor),
+            Side::Acceptor => (Side::Connector, self.secrets.to_connector),
         };
-        Producer::new(self.outbound(), self.inbound(), LAYOUT, secret)
+        Producer::new(self.outbound(), self.inbound(), layout_to(to), secret)
     }
 
     /// The receiving end of the incoming lane.
@@ -214,7 +232,7 @@ impl Segment {
             Side::Connector => self.secrets.to_connector,
             Side::Acceptor => self.secrets.to_acceptor,
         };
-        Consumer::new(self.inbound(), self.outbound(), LAYOUT, secret)
+        Consumer::new(self.inbound(), self.outbound(), layout_to(self.side), secret)
     }
 
     /// Loads a word of this end's own state.
@@ -260,16 +278,17 @@ impl Segment {
 
     fn view(mapping: Arc<Mapping>, side: Side, secrets: Secrets) -> Self {
         let whole = Region::of_mapping(mapping);
-        let first = whole.sub(0, HALF_BYTES);
-        let second = whole.sub(HALF_BYTES, HALF_BYTES);
+        let first = whole.sub(0, ENDPOINT_BYTES);
+        let second = whole.sub(ENDPOINT_BYTES, ENDPOINT_BYTES);
         let (own, peers) = match side {
             Side::Connector => (first, second),
             Side::Acceptor => (second, first),
         };
-        Self { own, peers, side, secrets }
+        Self { whole, own, peers, side, secrets }
     }
 
-    fn set_up(&self) {
+    /// Writes what the other processes that will hold this end must find, and tells the peer that it is there.
+    pub fn set_up(&self) {
         self.own.store_u64(SECRET_TO_ACCEPTOR, self.secrets.to_acceptor, Ordering::Relaxed);
         self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);
         self.store(Own::Holders, 1);
@@ -278,11 +297,11 @@ impl Segment {
     }
 
     fn inbound(&self) -> MemoryInbound {
-        MemoryInbound::new(self.own.clone())
+        MemoryInbound::new(self.whole.clone())
     }
 
     fn outbound(&self) -> MemoryOutbound {
-        MemoryOutbound::new(self.peers.clone())
+        MemoryOutbound::new(self.whole.clone())
     }
 }
 

@@ -30,6 +30,7 @@ fn origin(fd: RawFd, nonblocking: bool) -> Origin {
 /// Both ends of a connection over a socket pair.
 pub(crate) fn pair(nonblocking: bool) -> (End, End) {
     let (segment, memfd) = Segment::create().unwrap();
+    segment.set_up();
     let others = Segment::open(&memfd, segment.secrets()).unwrap();
     let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Some((segment, None)));

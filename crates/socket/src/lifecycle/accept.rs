@@ -6,18 +6,22 @@ use super::{Listener, complain, count_fallback, family, ledger, note_stream, set
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
 use crate::limit;
-use crate::rendezvous::{self, Accepted};
+use crate::rendezvous::{self, Accepted, Refused};
+use crate::segment::Segment;
+use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Clients without a hello of ours that one look at the lane listener sends away.
 const STRANGERS_MAX: usize = 64;
 /// How long `accept` waits for a client's hello.
 const HELLO_WAIT_MS: i32 = 2;
+/// Looks at memory that take as long as one system call.
+const LOOKS_PER_CALL: u32 = 250;
 
 /// A new connection.
 #[derive(Debug, Clone, Copy)]
@@ -34,24 +38,28 @@ pub struct NewConnection {
 /// As `accept4(2)`.
 pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     loop {
-        match accept_lane(listener, flags) {
-            Err(Errno::AGAIN) => {}
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
-            // The lane listener is gone; TCP may go on.
-            Err(_) => {}
-            accepted => return accepted,
+        // The kernel makes a socket before it sees that there is none to accept: asking first costs a third.
+        let ready = if listener.is_nonblocking() { Ready { lane: true, tcp: true } } else { wait(fd, listener)? };
+        if !matches!(table::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
+            // Closed or shut down meanwhile, and the object may be another listener's: the kernel knows.
+            return inspect::accept_with_peer(fd, flags).map(|(fd, peer)| NewConnection { fd, peer });
         }
-        match accept_tcp(fd, listener, flags) {
-            Err(Errno::AGAIN) if !listener.is_nonblocking() => {
-                wait(fd, listener)?;
-                if !matches!(table::get(fd), Entry::Listener(now) if std::ptr::eq(now, listener)) {
-                    // Closed or shut down meanwhile, and the object may be another listener's: the kernel knows.
-                    return inspect::accept_with_peer(fd, flags).map(|(fd, peer)| NewConnection { fd, peer });
-                }
+        if ready.lane {
+            match accept_lane(listener, flags) {
+                Err(Errno::AGAIN) => {}
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
+                // The lane listener is gone; TCP may go on.
+                Err(_) => {}
+                accepted => return accepted,
             }
-            Ok(None) => {}
-            Ok(Some(accepted)) => return Ok(accepted),
-            Err(error) => return Err(error),
+        }
+        if ready.tcp {
+            match accept_tcp(fd, listener, flags) {
+                Err(Errno::AGAIN) if !listener.is_nonblocking() => {}
+                Ok(None) => {}
+                Ok(Some(accepted)) => return Ok(accepted),
+                Err(error) => return Err(error),
+            }
         }
     }
 }
@@ -70,11 +78,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
     let Accepted { lifeline, tuple } = rendezvous::accept(listener.lane_fd(), flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
-    // It follows the connection at once, if the client is a client of ours; if it is late, the connection attaches when
-    // it comes.
-    system::poll_for(lifeline.as_raw_fd(), libc::POLLIN, HELLO_WAIT_MS);
-    let hello = limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline.as_fd()));
-    let segment = match hello {
+    let segment = match receive_hello(lifeline.as_fd()) {
         Ok(segment) => segment.map(|(segment, memfd)| (segment, HiddenFd::hide(memfd, Need::Optional).ok())),
         Err(_) => return Ok(None),
     };
@@ -94,8 +98,38 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
     let connection = Connection::open(origin, segment);
     connection.apply_recorded_options();
     table::set(fd, Entry::Connection(connection));
-    super::descriptor::follow_cloexec(connection);
+    if flags & libc::SOCK_CLOEXEC == 0 {
+        connection.set_inheritable(true);
+    }
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
+}
+
+/// Receives the hello, which follows the connection at once if the client is a client of ours. `None`: it is late, and
+/// the connection attaches when it comes.
+fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, OwnedFd)>, Refused> {
+    let receive = || limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline));
+    let first = receive()?;
+    if first.is_some() {
+        return Ok(first);
+    }
+    let is_there = |timeout_ms| system::poll_for(lifeline.as_raw_fd(), libc::POLLIN, timeout_ms) != 0;
+    if !spin_until(|| is_there(0)) {
+        is_there(HELLO_WAIT_MS);
+    }
+    receive()
+}
+
+/// Asks a question that takes a system call, for as long as being awake is worth it; `false`: it is not any more.
+fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
+    let mut spin = Spin::new();
+    loop {
+        if is_true() {
+            return true;
+        }
+        if spin.turn_of(LOOKS_PER_CALL) == Turn::Sleep {
+            return false;
+        }
+    }
 }
 
 /// `Ok(None)`: a plain client came and was sent away.
@@ -125,17 +159,30 @@ fn accept_tcp(fd: RawFd, listener: &Listener, flags: i32) -> Result<Option<NewCo
     Ok(Some(NewConnection { fd: accepted, peer }))
 }
 
-/// Sleeps until one of the two has somebody.
-fn wait(fd: RawFd, listener: &Listener) -> Result<(), Errno> {
+/// Which of the two sockets of a listener may have somebody.
+#[derive(Clone, Copy)]
+struct Ready {
+    lane: bool,
+    tcp: bool,
+}
+
+/// Waits until one of the two has somebody: awake for a moment, because a client that has just been served comes back
+/// sooner than a sleeper wakes.
+fn wait(fd: RawFd, listener: &Listener) -> Result<Ready, Errno> {
     let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
-    let mut entries = [
-        libc::pollfd { fd, events: libc::POLLIN, revents: 0 },
-        libc::pollfd { fd: listener.lane_fd(), events: libc::POLLIN, revents: 0 },
-    ];
-    match system::poll(&mut entries, timeout_ms) {
+    let mut entries = [fd, listener.lane_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let mut polled = Ok(0);
+    let is_over = || {
+        polled = system::poll(&mut entries, 0);
+        polled != Ok(0)
+    };
+    if !spin_until(is_over) {
+        polled = system::poll(&mut entries, timeout_ms);
+    }
+    match polled {
         Ok(0) => Err(Errno::AGAIN),
-        Ok(_) => Ok(()),
-        Err(Errno::INTR) if timeout_ms < 0 && system::handlers_restart() => Ok(()),
+        Ok(_) => Ok(Ready { tcp: entries[0].revents != 0, lane: entries[1].revents != 0 }),
+        Err(Errno::INTR) if timeout_ms < 0 && system::handlers_restart() => Ok(Ready { lane: true, tcp: true }),
         Err(error) => Err(error),
     }
 }

@@ -162,10 +162,13 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
-    rustix::fs::fcntl_setfl(&connected.lifeline, flags & OFlags::NONBLOCK)?;
+    if !is_nonblocking {
+        rustix::fs::fcntl_setfl(&connected.lifeline, OFlags::empty())?;
+    }
     let (descriptors, is_v6) = stream.with(|inner| (inner.descriptors.clone(), inner.is_v6));
+    let mut outlives_exec = false;
     for &descriptor in &descriptors {
-        replace(descriptor, connected.lifeline.as_raw_fd())?;
+        outlives_exec |= !replace(descriptor, connected.lifeline.as_raw_fd())?;
     }
     let inner = stream.with(std::mem::take::<StreamInner>);
     STREAMS.give_back(stream);
@@ -189,7 +192,9 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
         table::set(descriptor, Entry::Connection(connection));
         interest::adopt(descriptor, connection);
     }
-    super::descriptor::follow_cloexec(connection);
+    if outlives_exec {
+        connection.set_inheritable(true);
+    }
     Ok(is_nonblocking)
 }
 
@@ -203,12 +208,13 @@ pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role) -> ledg
     })
 }
 
-/// Makes `descriptor` name what `source` names, keeping its close-on-exec flag.
-fn replace(descriptor: RawFd, source: RawFd) -> Result<(), Errno> {
+/// Makes `descriptor` name what `source` names, keeping its close-on-exec flag. Answers whether that is set.
+fn replace(descriptor: RawFd, source: RawFd) -> Result<bool, Errno> {
     // SAFETY: both are open; the numbers stay what they are.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(descriptor) })?;
-    let cloexec = if flags.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
+    let is_cloexec = flags.contains(rustix::io::FdFlags::CLOEXEC);
+    let cloexec = if is_cloexec { libc::O_CLOEXEC } else { 0 };
     // SAFETY: replaces the program's descriptor, on the program's behalf.
     let result = unsafe { crate::system::call!(libc::SYS_dup3, source, descriptor, cloexec) };
-    if result < 0 { Err(Errno::MFILE) } else { Ok(()) }
+    if result < 0 { Err(Errno::MFILE) } else { Ok(is_cloexec) }
 }

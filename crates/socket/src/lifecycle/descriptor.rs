@@ -172,7 +172,8 @@ pub fn set_cloexec(fd: RawFd) {
     }
 }
 
-fn is_inheritable(fd: RawFd) -> bool {
+/// Whether a descriptor stays open through `exec`.
+pub(crate) fn is_inheritable(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) });
     flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
