@@ -24,6 +24,32 @@ CLIENT(eof_repeats)
     me->fd = -1;
 }
 
+TEST(server_that_closes_at_once_is_eof)
+{
+    // Many clients at a time, so that some are late with whatever they do after the kernel has connected them.
+    enum { CLIENTS = 8, ROUNDS = 100 };
+    struct address at;
+    int listener = listen_anywhere(&at);
+    pid_t clients[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        if ((clients[i] = fork_child()) != 0)
+            continue;
+        for (int round = 0; round < ROUNDS; round++) {
+            int fd = dial(&at);
+            expect_eof(fd);
+            send(fd, "x", 1, MSG_NOSIGNAL); // may pass, as into a buffer
+            pause_ms(1);
+            CHECK_ERR(send(fd, "x", 1, MSG_NOSIGNAL), EPIPE);
+            OK(close(fd));
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < CLIENTS * ROUNDS; i++)
+        OK(close(accept_from(listener)));
+    for (int i = 0; i < CLIENTS; i++)
+        wait_child(clients[i]);
+}
+
 SERVER(eof_comes_after_all_data)
 {
     pattern_recv(pattern_new(21), me->fd, 1 << 20, 5000);

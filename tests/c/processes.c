@@ -3,6 +3,7 @@
 
 #include <spawn.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 extern char **environ;
 
@@ -442,6 +443,44 @@ TEST(cloexec_closes_at_exec)
     OK(close(gate[1]));
     OK(close(gate[0]));
     wait_child(pid);
+}
+
+static void *answer_later(void *argument)
+{
+    pause_ms(400);
+    say(*(int *)argument, "answer");
+    return NULL;
+}
+
+TEST(child_with_another_program_costs_the_parent_no_sleep)
+{
+    struct pair pair = connected_pair();
+    OK(fcntl(pair.client, F_SETFD, FD_CLOEXEC));
+    OK(fcntl(pair.server, F_SETFD, FD_CLOEXEC));
+    int gate[2], echo[2];
+    OK(pipe(gate));
+    OK(pipe(echo));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(dup2(gate[0], 0));
+        OK(dup2(echo[1], 1));
+        OK(close(gate[1]));
+        execlp("cat", "cat", (char *)NULL);
+        FAIL("no cat");
+    }
+    char byte = 'x';
+    CHECK_EQ(write(gate[1], &byte, 1), 1);
+    CHECK_EQ(read(echo[0], &byte, 1), 1); // it is cat by now
+    pthread_t thread = start_thread(answer_later, &pair.server);
+    struct rusage before, after;
+    OK(getrusage(RUSAGE_THREAD, &before));
+    expect(pair.client, "answer");
+    OK(getrusage(RUSAGE_THREAD, &after));
+    long sleeps = after.ru_nvcsw - before.ru_nvcsw;
+    if (sleeps > 100) // a look every millisecond would be about four hundred
+        FAIL("slept %ld times for one message", sleeps);
+    join_thread(thread);
+    kill_child(pid);
 }
 
 TEST(exec_on_a_copy_without_close_on_exec)

@@ -84,6 +84,8 @@ pub struct Connection {
     is_orphan: AtomicBool,
     /// A lock between processes could not be had: the peer wrote it.
     has_forged_lock: AtomicBool,
+    /// This process counts among the end's users.
+    is_user: AtomicBool,
     /// Clock ticks at the last look for holders that are gone.
     counted_ticks: AtomicU64,
     /// Threads between "found nothing" and "look again": they look at the lanes without a lock.
@@ -145,6 +147,7 @@ impl Connection {
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
         connection.has_forged_lock.store(false, Ordering::Relaxed);
+        connection.is_user.store(false, Ordering::Relaxed);
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
@@ -402,6 +405,7 @@ impl Connection {
             observer: segment.receiver(),
             segment,
         };
+        self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.with_details(|details| details.memfd = memfd);
@@ -428,6 +432,7 @@ impl Connection {
 
     /// The last descriptor of this process is about to go.
     fn close(&'static self) {
+        self.hear_last_hello();
         {
             let _send = self.send_lock.lock();
             let _receive = self.receive_lock.lock();
@@ -444,10 +449,25 @@ impl Connection {
         self.recycle_if_unused();
     }
 
+    /// Before a close: a hello that was left unread would reset the client. One that comes later is refused, so that the
+    /// client finds the end of the stream instead.
+    fn hear_last_hello(&self) {
+        let is_pending = {
+            let _receive = self.receive_lock.lock();
+            self.lanes().is_none() && !self.is_orphan.load(Ordering::Relaxed)
+        };
+        if is_pending {
+            // SAFETY: the program's descriptor, which it is closing.
+            let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+            let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Read);
+            let _ = self.attach_if_pending();
+        }
+    }
+
     /// Says good-bye. Where no child can hold the connection the peer learns of it from memory, at once and exactly;
     /// where one might, only the kernel knows when the last descriptor goes, and the lifeline tells.
     fn leave(&self, lanes: &Lanes) {
-        share::sign_off(&lanes.segment);
+        self.sign_off(&lanes.segment);
         let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
         let (resets, is_last) = self.with_details(|details| {
             let may_be_held_elsewhere = details.is_shared || details.spawns_at_open != system::spawns();

@@ -338,7 +338,7 @@ fn unix_stream() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(crate) fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
     let hello = Hello { secrets: segment.secrets() }.encode();
     let fds = [memfd];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -347,8 +347,17 @@ fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>
         return Err(Errno::NOBUFS);
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let sent = rustix::net::sendmsg(lifeline, &[IoSlice::new(&hello)], &mut control, flags)?;
-    if sent == HELLO_BYTES { Ok(()) } else { Err(Errno::PROTO) }
+    match rustix::net::sendmsg(lifeline, &[IoSlice::new(&hello)], &mut control, flags) {
+        Ok(HELLO_BYTES) => Ok(()),
+        Ok(_) => Err(Errno::PROTO),
+        // The server has closed already, as it may: the program is connected, and finds the end when it looks.
+        Err(Errno::PIPE) => Ok(()),
+        Err(Errno::CONNRESET) => {
+            segment.note_reset();
+            Ok(())
+        }
+        Err(errno) => Err(errno),
+    }
 }
 
 /// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_hello`].
@@ -582,6 +591,19 @@ mod tests {
 
     fn reason<T: std::fmt::Debug>(outcome: Result<T, NoLane>) -> FallbackReason {
         outcome.unwrap_err().reason
+    }
+
+    #[test]
+    fn a_server_that_closes_before_the_hello_comes_has_connected() {
+        let meeting = Meeting::new();
+        let listener = meeting.listen("127.0.0.1:7001");
+        let request = Request { destination: address("127.0.0.1:7001"), source: None, node: None };
+        let lifeline = unix_stream().unwrap();
+        bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1).unwrap();
+        reach(&meeting.rack, lifeline.as_fd(), &[listener.name()]).unwrap();
+        close(accept(listener.fd(), 0).unwrap().lifeline);
+        let (segment, memfd) = Segment::create().unwrap();
+        assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 const PAGE_BYTES: usize = 4096;
 const SMALL_SLOTS: u64 = 256;
@@ -71,8 +71,11 @@ const SECRET_TO_CONNECTOR: usize = 208;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Own {
-    /// Processes that hold this end.
+    /// Processes that hold this end, or may.
     Holders = 0,
+    /// Those of them that have sent, received or waited while there were several: a child that only ends, or calls
+    /// `exec`, is none.
+    Users = 8,
     /// Directions the program has shut down: 1 reading, 2 writing.
     Shutdown = 16,
     /// An error number to be reported once.
@@ -132,6 +135,7 @@ pub struct Segment {
     peers: Region,
     side: Side,
     secrets: Secrets,
+    is_adopted: bool,
 }
 
 impl Segment {
@@ -172,6 +176,7 @@ impl Segment {
     pub fn adopt(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
         let mut segment = Self::view(Arc::new(mapping), side, Secrets { to_acceptor: 0, to_connector: 0 });
+        segment.is_adopted = true;
         segment.secrets = Secrets {
             to_acceptor: segment.own.load_u64(SECRET_TO_ACCEPTOR, Ordering::Relaxed),
             to_connector: segment.own.load_u64(SECRET_TO_CONNECTOR, Ordering::Relaxed),
@@ -192,11 +197,6 @@ impl Segment {
         self.load(Own::LifelineInode)
     }
 
-    /// One process more holds this end.
-    pub fn add_holder(&self) {
-        self.add(Own::Holders, 1);
-    }
-
     /// The name in one of the [`HOLDERS_NAMED_MAX`] places for holders, 0 where there is none.
     pub fn holder(&self, index: usize) -> u64 {
         self.own.load_u64(holder_offset(index), Ordering::Acquire)
@@ -210,6 +210,11 @@ impl Segment {
     /// What tells this connection's records from other bytes.
     pub fn secrets(&self) -> Secrets {
         self.secrets
+    }
+
+    /// Whether another process set this end up, or this one before `exec`.
+    pub fn is_adopted(&self) -> bool {
+        self.is_adopted
     }
 
     /// Which end this is.
@@ -276,6 +281,11 @@ impl Segment {
         self.peers.store_u64(word as usize, value, Ordering::Release);
     }
 
+    /// Notes that the kernel says of the peer what it did not say itself: this end was reset.
+    pub fn note_reset(&self) {
+        self.own.store_u64(Status::Reset as usize, 1, Ordering::Release);
+    }
+
     fn view(mapping: Arc<Mapping>, side: Side, secrets: Secrets) -> Self {
         let whole = Region::of_mapping(mapping);
         let first = whole.sub(0, ENDPOINT_BYTES);
@@ -284,7 +294,7 @@ impl Segment {
             Side::Connector => (first, second),
             Side::Acceptor => (second, first),
         };
-        Self { whole, own, peers, side, secrets }
+        Self { whole, own, peers, side, secrets, is_adopted: false }
     }
 
     /// Writes what the other processes that will hold this end must find, and tells the peer that it is there.
@@ -292,6 +302,7 @@ impl Segment {
         self.own.store_u64(SECRET_TO_ACCEPTOR, self.secrets.to_acceptor, Ordering::Relaxed);
         self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);
         self.store(Own::Holders, 1);
+        self.store(Own::Users, 1);
         self.store(Own::Attached, 1);
         self.tell(Status::Attached, 1);
     }

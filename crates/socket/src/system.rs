@@ -161,7 +161,8 @@ pub fn errno() -> Errno {
 }
 
 /// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the
-/// handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream.
+/// handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream; `CONNRESET` is one too,
+/// and the kernel says it once: the peer has left something unread, or was never accepted.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
     let mut byte = 0_u8;
     let receive = RECEIVE.load(Ordering::Acquire);
@@ -175,11 +176,7 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
         // SAFETY: one byte is writable.
         unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) }
     };
-    match if received < 0 { errno() } else { return Ok(received > 0) } {
-        // The peer has gone without taking the rings that were for it; that says nothing about data.
-        Errno::CONNRESET => Ok(false),
-        error => Err(error),
-    }
+    if received < 0 { Err(errno()) } else { Ok(received > 0) }
 }
 
 /// `poll(2)`, with a time-out in milliseconds or -1.
@@ -351,20 +348,22 @@ pub fn leave_one_ring(fd: i32) {
     }
 }
 
-/// Takes the wake-up bytes out of a lifeline; `false` at the end of the stream.
-pub fn drain(fd: i32) -> bool {
+/// Takes the wake-up bytes out of a lifeline; `Ok(false)`, and `CONNRESET` once, at the end of the stream.
+pub fn drain(fd: i32) -> Result<bool, Errno> {
     let mut bytes = [0_u8; 64];
     for _ in 0..DRAINS_MAX {
         // SAFETY: the array is writable.
         let received =
             unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
         match received {
-            0 => return false,
+            0 => return Ok(false),
             64 => {}
-            _ => return received > 0 || errno() == Errno::AGAIN || errno() == Errno::INTR,
+            1.. => return Ok(true),
+            _ if errno() == Errno::AGAIN || errno() == Errno::INTR => return Ok(true),
+            _ => return Err(errno()),
         }
     }
-    true
+    Ok(true)
 }
 
 /// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll`

@@ -73,18 +73,30 @@ impl Connection {
     /// Looks at the lifeline.
     #[cold]
     pub(super) fn ask_kernel(&self, lanes: &Lanes) {
-        if system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0 {
-            self.note_hang_up(lanes);
+        let said = system::poll_now(self.lifeline(), 0);
+        if said & libc::POLLHUP != 0 {
+            self.note_hang_up(lanes, said & libc::POLLERR != 0);
         }
     }
 
-    /// The lifeline has ended: the peer's last descriptor is gone.
-    pub(super) fn note_hang_up(&self, lanes: &Lanes) {
+    /// Takes the rings out of the lifeline; `false`: it has ended.
+    pub(super) fn drain_lifeline(&self, lanes: &Lanes) -> bool {
+        let drained = system::drain(self.lifeline());
+        if drained == Err(Errno::CONNRESET) {
+            self.note_hang_up(lanes, true);
+        }
+        drained == Ok(true)
+    }
+
+    /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, which says nothing of a
+    /// peer that has attached, because rings do not count; any other was never accepted, where without an error it was
+    /// accepted and closed at once.
+    pub(super) fn note_hang_up(&self, lanes: &Lanes, is_broken: bool) {
         if self.peer_state(lanes) != PeerState::Alive {
             return;
         }
-        let attached = lanes.segment.status(Status::Attached) != 0;
-        let reset = lanes.segment.status(Status::Reset) != 0 || !attached || !lanes.observer_of_sent_is_drained();
+        let never_came = is_broken && lanes.segment.status(Status::Attached) == 0;
+        let reset = lanes.segment.status(Status::Reset) != 0 || never_came || !lanes.observer_of_sent_is_drained();
         self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 

@@ -153,6 +153,7 @@ impl Connection {
         {
             let _guard = self.receive_lock.lock();
             let Some(lanes) = self.lanes() else { return };
+            self.use_shared(lanes);
             // SAFETY: under the receive lock.
             unsafe { (*lanes.receiver.get()).announce_sleep() };
         }
@@ -178,7 +179,7 @@ impl Connection {
             self.ask_kernel(lanes);
             return false;
         }
-        if !system::drain(self.lifeline()) {
+        if !self.drain_lifeline(lanes) {
             self.ask_kernel(lanes);
         }
         true

@@ -8,7 +8,7 @@ use crate::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
 use crate::segment::{HOLDERS_NAMED_MAX, Own, Segment};
 use crate::system;
 use rustix::io::Errno;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A holder that died leaves its lock to the next after this long, once it is seen to be dead.
 const SUSPECT_AFTER_NS: u64 = 10_000_000;
@@ -47,6 +47,7 @@ impl Connection {
         if lanes.segment.load(Own::Holders) <= 1 {
             return Ok(None);
         }
+        self.use_shared(lanes);
         if self.has_forged_lock.load(Ordering::Relaxed) {
             return Err(Errno::CONNRESET);
         }
@@ -57,18 +58,38 @@ impl Connection {
         shared.map(Some)
     }
 
-    /// Whether no other process holds this end. A process that was killed, or ended without closing, is found out now
+    /// Counts this process among those that use the end, once, if there may be others.
+    #[inline]
+    pub(super) fn use_shared(&self, lanes: &Lanes) {
+        if lanes.segment.load(Own::Holders) > 1 && !self.is_user.load(Ordering::Relaxed) {
+            self.is_user.store(true, Ordering::Relaxed);
+            become_user(&lanes.segment);
+        }
+    }
+
+    /// Takes this process off the list of holders, and of users if it is one.
+    pub(super) fn sign_off(&self, segment: &Segment) {
+        let signature = find_signature(segment, own_name());
+        let signed_off = signature.filter(|&(index, signed)| segment.replace_holder(index, signed, 0));
+        let is_user = signed_off.map_or(self.is_user.load(Ordering::Relaxed), |(_, signed)| signed & USER != 0);
+        if is_user {
+            segment.add(Own::Users, u64::MAX);
+        }
+    }
+
+    /// Whether no other process uses this end. A process that was killed, or ended without closing, is found out now
     /// and then.
     pub(super) fn is_held_alone(&self, lanes: &Lanes) -> bool {
         if lanes.segment.load(Own::Holders) <= 1 {
             return true;
         }
+        self.use_shared(lanes);
         let now = ticks();
         if now.wrapping_sub(self.counted_ticks.load(Ordering::Relaxed)) > COUNT_EVERY_TICKS {
             self.counted_ticks.store(now, Ordering::Relaxed);
             strike_out_the_dead(&lanes.segment);
         }
-        lanes.segment.load(Own::Holders) <= 1
+        lanes.segment.load(Own::Holders) <= 1 || lanes.segment.load(Own::Users) <= 1
     }
 }
 
@@ -108,7 +129,6 @@ pub fn before_fork() {
     crate::system::note_spawn();
     // One process would take the hello, and the other would wait for it for ever.
     for_each_open(Connection::attach_before_fork);
-    let name = own_name();
     for connection in POOL.lock_around_fork() {
         connection.send_lock.lock_until_unlocked();
         connection.receive_lock.lock_until_unlocked();
@@ -117,13 +137,28 @@ pub fn before_fork() {
             && let Some(lanes) = connection.lanes()
         {
             lanes.segment.add(Own::Holders, 1);
-            sign_on(&lanes.segment, name);
         }
     }
 }
 
+/// In a signature: this process uses the end. A number of a process has 22 bits at most.
+const USER: u64 = 1 << 31;
+
+/// What [`own_name`] has found out in this process; zero before.
+static OWN_NAME: AtomicU64 = AtomicU64::new(0);
+
 /// What this process signs with: its number, and where that number is valid. Zero where the kernel does not tell.
 fn own_name() -> u64 {
+    let known = OWN_NAME.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let name = find_own_name();
+    OWN_NAME.store(name, Ordering::Relaxed);
+    name
+}
+
+fn find_own_name() -> u64 {
     let namespace = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino);
     match u32::try_from(namespace) {
         Ok(namespace) if namespace != 0 => {
@@ -133,21 +168,45 @@ fn own_name() -> u64 {
     }
 }
 
-/// Signs the list of holders, so that the others can find out when this process is gone. One that finds no room, or has
-/// no name, counts as there for ever.
-fn sign_on(segment: &Segment, name: u64) {
-    let mut places = 0..HOLDERS_NAMED_MAX;
-    let is_on = places.clone().any(|index| segment.holder(index) == name);
-    if name != 0 && !is_on {
-        let _ = places.find(|&index| segment.replace_holder(index, 0, name));
-    }
+/// The place on the list of holders that a process has signed, and with what.
+fn find_signature(segment: &Segment, name: u64) -> Option<(usize, u64)> {
+    let signatures = (0..HOLDERS_NAMED_MAX).map(|index| (index, segment.holder(index)));
+    signatures.into_iter().find(|&(_, signed)| name != 0 && signed & !USER == name)
 }
 
-/// Takes this process off the list of holders.
-pub(super) fn sign_off(segment: &Segment) {
-    if segment.load(Own::Holders) > 1 {
-        let name = own_name();
-        let _ = (0..HOLDERS_NAMED_MAX).find(|&index| name != 0 && segment.replace_holder(index, name, 0));
+/// Signs the list of holders, so that the others can find out when this process is gone. One that finds no room, or has
+/// no name, counts as there for ever. `false`: this process has signed before.
+fn sign_on(segment: &Segment, role: u64) -> bool {
+    let name = own_name();
+    if find_signature(segment, name).is_some() {
+        return false;
+    }
+    let _ = (0..HOLDERS_NAMED_MAX).find(|&index| name != 0 && segment.replace_holder(index, 0, name | role));
+    true
+}
+
+/// This process comes to hold an end. Whoever sets one up uses it; of one that was set up, this process may have been a
+/// holder before `exec`, and is none twice. Answers whether it is known to be counted as a user.
+pub(super) fn enter(segment: &Segment) -> bool {
+    if !segment.is_adopted() {
+        sign_on(segment, USER);
+        return true;
+    }
+    if sign_on(segment, 0) {
+        segment.add(Own::Holders, 1);
+    }
+    false
+}
+
+/// Notes in the signature that this process uses the end; what it was before `exec` may have noted that.
+#[cold]
+fn become_user(segment: &Segment) {
+    let noted = match find_signature(segment, own_name()) {
+        Some((index, signed)) => signed & USER == 0 && segment.replace_holder(index, signed, signed | USER),
+        None => true,
+    };
+    if noted {
+        segment.add(Own::Users, 1);
     }
 }
 
@@ -157,9 +216,12 @@ fn strike_out_the_dead(segment: &Segment) {
     let namespace = own_name() >> 32;
     for index in 0..HOLDERS_NAMED_MAX {
         let holder = segment.holder(index);
-        let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & u64::from(u32::MAX));
+        let is_gone = holder >> 32 == namespace && holder != 0 && is_dead(holder & !USER & u64::from(u32::MAX));
         if is_gone && segment.load(Own::Holders) > 1 && segment.replace_holder(index, holder, 0) {
             segment.add(Own::Holders, u64::MAX);
+            if holder & USER != 0 {
+                segment.add(Own::Users, u64::MAX);
+            }
         }
     }
 }
@@ -176,7 +238,7 @@ pub fn after_fork_in_parent() {
 
 /// After a fork, in the child, which has one thread: the others' waits do not exist here.
 pub fn after_fork_in_child() {
-    let name = own_name();
+    OWN_NAME.store(0, Ordering::Relaxed);
     for connection in POOL.all_during_fork() {
         connection.details_lock.reset();
         connection.receive_lock.reset();
@@ -187,7 +249,8 @@ pub fn after_fork_in_child() {
         if connection.is_open.load(Ordering::Relaxed)
             && let Some(lanes) = connection.lanes()
         {
-            sign_on(&lanes.segment, name);
+            sign_on(&lanes.segment, 0);
+            connection.is_user.store(false, Ordering::Relaxed);
         }
         connection.waiters.store(0, Ordering::Relaxed);
         connection.sleepers.store(0, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use super::*;
 use crate::address::Tuple;
 use crate::segment::Segment;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 
 /// A descriptor that is closed as a program would: first here, then in the kernel.
 pub(crate) struct End(pub &'static Connection);
@@ -247,11 +247,81 @@ fn holders_that_are_gone_are_struck_out() {
     let namespace = std::fs::metadata("/proc/self/ns/pid").map(|found| std::os::unix::fs::MetadataExt::ino(&found));
     let name = |process: u32| namespace.as_ref().unwrap() << 32 | u64::from(process);
     lanes.segment.store(Own::Holders, 3);
-    assert!(lanes.segment.replace_holder(0, 0, name(std::process::id())));
-    assert!(lanes.segment.replace_holder(1, 0, name(child.id())));
+    lanes.segment.store(Own::Users, 3);
+    assert!(lanes.segment.replace_holder(1, 0, name(child.id()) | 1 << 31));
     assert!(lanes.segment.replace_holder(2, 0, u64::from(child.id())));
     assert!(!one.0.is_held_alone(lanes));
     assert_eq!(lanes.segment.load(Own::Holders), 2, "a number of another namespace says nothing here");
+    assert_eq!(lanes.segment.load(Own::Users), 2);
     assert_eq!(lanes.segment.holder(1), 0);
     lanes.segment.store(Own::Holders, 1);
+}
+
+#[test]
+fn a_holder_that_never_uses_the_end_disturbs_nobody() {
+    let (one, _two) = pair(true);
+    let lanes = one.0.lanes().unwrap();
+    lanes.segment.store(Own::Holders, 2);
+    assert!(one.0.is_held_alone(lanes));
+    assert_eq!(send(one.0, b"x"), Ok(1));
+    assert!(one.0.is_held_alone(lanes), "counted twice");
+    lanes.segment.add(Own::Users, 1);
+    assert!(!one.0.is_held_alone(lanes));
+    lanes.segment.store(Own::Holders, 1);
+}
+
+/// The connecting end of a connection whose other end has the lifeline and nothing else.
+fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
+    let (segment, memfd) = Segment::create().unwrap();
+    rendezvous::send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).unwrap();
+    End(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), Some((segment, None))))
+}
+
+#[test]
+fn a_peer_that_closed_before_the_hello_came_is_the_end() {
+    for nonblocking in [false, true] {
+        let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        drop(peers);
+        let one = unanswered(nonblocking, own);
+        one.0.ask_kernel(one.0.lanes().unwrap());
+        assert_eq!(receive(one.0, &mut [0]), Ok(0));
+        assert_eq!(send(one.0, b"x"), Ok(1));
+        assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+        assert_eq!(receive(one.0, &mut [0]), Ok(0));
+    }
+}
+
+#[test]
+fn a_peer_that_closes_without_having_looked_for_the_hello_is_the_end() {
+    let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let two = End(Connection::open(origin(peers.into_raw_fd(), false), None));
+    let one = unanswered(false, own);
+    drop(two);
+    assert_eq!(receive(one.0, &mut [0]), Ok(0));
+    assert_eq!(send(one.0, b"x"), Ok(1));
+    assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+}
+
+#[test]
+fn a_listener_that_closes_without_accepting_resets() {
+    for (nonblocking, says_hello) in [(false, false), (false, true), (true, true)] {
+        let name = format!("crosslane test {} {nonblocking} {says_hello}", std::process::id());
+        let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let make = || rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let (listener, own) = (make(), make());
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        rustix::net::connect(&own, &address).unwrap();
+        let mut listener = Some(listener);
+        if !says_hello {
+            listener = None; // Before the hello: that finds the connection broken.
+        }
+        let one = unanswered(nonblocking, own);
+        drop(listener);
+        if nonblocking {
+            one.0.ask_kernel(one.0.lanes().unwrap());
+        }
+        assert_eq!(receive(one.0, &mut [0]), Err(Errno::CONNRESET));
+        assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+    }
 }

@@ -186,13 +186,13 @@ impl Connection {
         // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
         let is_alone = self.sleeps_alone(lanes);
-        let outcome = self.sleep_in_kernel(deadline, longest_ms, is_alone);
+        let outcome = self.sleep_in_kernel(lanes, deadline, longest_ms, is_alone);
         // The ring is taken while this thread still counts as a sleeper: one that comes now naps instead of relying on
         // a ring that is about to be taken; and if one has come already, the ring may be its own and stays.
         let has_ended = match outcome {
             // Closed meanwhile, the number may be another file's.
             Ok(true) if !self.is_open.load(Ordering::Acquire) => false,
-            Ok(true) if self.sleeps_alone(lanes) => !system::drain(self.lifeline()),
+            Ok(true) if self.sleeps_alone(lanes) => !self.drain_lifeline(lanes),
             Ok(is_ringing) => !is_ringing,
             Err(_) => false,
         };
@@ -210,14 +210,25 @@ impl Connection {
     }
 
     /// `Ok(false)`: the lifeline has ended.
-    fn sleep_in_kernel(&self, deadline: Deadline, longest_ms: Option<i32>, is_alone: bool) -> Result<bool, Errno> {
+    fn sleep_in_kernel(
+        &self,
+        lanes: &Lanes,
+        deadline: Deadline,
+        longest_ms: Option<i32>,
+        is_alone: bool,
+    ) -> Result<bool, Errno> {
         let fd = self.lifeline();
         let left_ms = deadline.left_ms()?;
         if !self.is_open.load(Ordering::Acquire) {
             return Err(Errno::BADF);
         }
         if is_alone && left_ms < 0 && longest_ms.is_none() && !self.is_nonblocking.load(Ordering::Relaxed) {
-            return system::wait_to_receive(fd);
+            let woken = system::wait_to_receive(fd);
+            if woken != Err(Errno::CONNRESET) {
+                return woken;
+            }
+            self.note_hang_up(lanes, true);
+            return Ok(false);
         }
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         if is_alone && longest_ms.is_none() {

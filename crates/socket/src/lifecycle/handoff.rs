@@ -111,7 +111,6 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
     let Some(tuple) = tuple_of(fd, role) else { return };
     // SAFETY: the program's descriptor.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
-    segment.add_holder();
     let origin = Origin {
         fd,
         tuple,
