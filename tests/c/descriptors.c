@@ -33,6 +33,14 @@ TEST(dup2_shares_the_stream)
     check_copy_shares(&pair, 300);
 }
 
+TEST(dup3_with_bad_flags_closes_nothing)
+{
+    struct pair pair = connected_pair(), other = connected_pair();
+    CHECK_ERR(dup3(pair.client, other.client, O_APPEND), EINVAL);
+    ping_pong(other.client, other.server);
+    ping_pong(pair.client, pair.server);
+}
+
 TEST(dup3_shares_the_stream)
 {
     struct pair pair = connected_pair();

@@ -40,7 +40,9 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     // SAFETY: the C caller's.
-    duplicate_onto(old, new, || unsafe { real::dup3(old, new, flags) })
+    let in_kernel = || unsafe { real::dup3(old, new, flags) };
+    // What the kernel refuses closes nothing.
+    if flags & !libc::O_CLOEXEC == 0 { duplicate_onto(old, new, in_kernel) } else { in_kernel() }
 }
 
 fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {

@@ -41,6 +41,8 @@ extern "C" fn missing() -> isize {
 
 real! {
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    clone(run: extern "C" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void,
+        parent_tid: *mut c_int, tls: *mut c_void, child_tid: *mut c_int) -> c_int;
     close(fd: c_int) -> c_int;
     connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     dup(fd: c_int) -> c_int;
@@ -85,6 +87,14 @@ real! {
     system(command: *const c_char) -> c_int;
     write(fd: c_int, buffer: *const c_void, len: usize) -> isize;
     writev(fd: c_int, spans: *const iovec, count: c_int) -> isize;
+}
+
+/// libc's `_Fork`.
+pub unsafe fn bare_fork() -> c_int {
+    // SAFETY: the dynamic linker's answer for this very name, whose signature is the manual's.
+    let function = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(find("_Fork\0")) };
+    // SAFETY: the caller's.
+    unsafe { function() }
 }
 
 /// Where libc's `vfork` is: it must be jumped to, not called.

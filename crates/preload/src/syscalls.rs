@@ -1,6 +1,6 @@
 //! System calls that go around libc's names.
 
-use crate::{bytes, descriptors, messages, readiness, sockets};
+use crate::{bytes, descriptors, messages, processes, readiness, sockets};
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_long, c_void};
 
@@ -31,7 +31,25 @@ pub unsafe extern "C" fn syscall(
         }
     }
     // SAFETY: the C caller's.
-    unsafe { socket::system::call_kernel(number, arguments) as c_long }
+    let in_kernel = || unsafe { socket::system::call_kernel(number, arguments) as c_long };
+    // SAFETY: the C caller's.
+    if unsafe { copies_memory(number, arguments) } { processes::with_handlers(in_kernel) } else { in_kernel() }
+}
+
+/// Whether a call makes a child with a copy of this process's memory, as `fork` does.
+unsafe fn copies_memory(number: c_long, [first, second, ..]: [usize; 6]) -> bool {
+    let shares_memory = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
+    match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => true,
+        libc::SYS_clone => !shares_memory(first as u64),
+        libc::SYS_clone3 => {
+            let flags = std::ptr::with_exposed_provenance::<u64>(first);
+            // SAFETY: the C caller's: the flags come first, if anything does.
+            second >= size_of::<u64>() && !flags.is_null() && !shares_memory(unsafe { flags.read_unaligned() })
+        }
+        _ => false,
+    }
 }
 
 /// Whether a call may be about a descriptor of ours. Allocators make system calls while they are not ready to be

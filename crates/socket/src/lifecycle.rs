@@ -209,6 +209,7 @@ fn complain(message: &std::fmt::Arguments<'_>) {
 /// Handlers around `fork`; see `connection::before_fork`. Sets come first, because they ask listeners and connections
 /// under their lock, and nobody asks the other way round.
 pub fn before_fork() {
+    descriptor::before_fork();
     crate::interest::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.lock.lock_until_unlocked());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.lock.lock_until_unlocked());
@@ -220,6 +221,7 @@ pub fn after_fork_in_parent() {
     crate::connection::after_fork_in_parent();
     unlock_after_fork();
     crate::interest::after_fork_in_parent();
+    descriptor::after_fork_in_parent();
 }
 
 /// After a fork, in the child.
@@ -227,7 +229,7 @@ pub fn after_fork_in_child() {
     crate::connection::after_fork_in_child();
     unlock_after_fork();
     crate::interest::after_fork_in_child();
-    descriptor::note_process();
+    descriptor::after_fork_in_child();
     if let Some(ledger) = LEDGER.get() {
         ledger.forked_child();
     }

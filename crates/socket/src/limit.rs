@@ -28,7 +28,8 @@ fn raise() -> Option<Raised> {
     Some(Raised(limit))
 }
 
-/// Runs `action`, and once more above the program's limit if it failed for lack of descriptors.
+/// Runs `action`, and once more above the program's limit if it failed for lack of descriptors; where that cannot be
+/// raised, hidden ones that can be spared make room.
 pub fn above_when_needed<T, E>(
     action: impl Fn() -> Result<T, E>,
     lacks_descriptors: impl Fn(&E) -> bool,
@@ -36,7 +37,7 @@ pub fn above_when_needed<T, E>(
     match action() {
         Err(error) if lacks_descriptors(&error) => {
             let _raised = raise();
-            action()
+            sparing(action, lacks_descriptors)
         }
         result => result,
     }

@@ -14,6 +14,9 @@ pub const UNSAFE_CRATES: [&str; 10] =
 /// Crates whose atomics come from volmem's facade, so that a model checker can take their place.
 pub const MODELLED_CRATES: [&str; 1] = ["lane"];
 
+/// Crates that must not call libc's `syscall`, because it would be the one that they stand behind.
+pub const RAW_CALL_CRATES: [&str; 1] = ["socket"];
+
 /// Macros that mark a program as unfinished.
 const UNFINISHED_MACROS: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
@@ -72,6 +75,9 @@ impl Visitor<'_> {
         }
         if MODELLED_CRATES.contains(&krate) && is_std_atomic(path) {
             self.offend(line, format!("{path} in crate {krate}: take volmem's, which loom can model"));
+        }
+        if RAW_CALL_CRATES.contains(&krate) && path == "libc::syscall" {
+            self.offend(line, format!("{path} in crate {krate}: it may be our own; take system::call!"));
         }
         if UNFINISHED_MACROS.contains(&word.as_str()) && is_macro_call(rest) {
             self.offend(line, format!("{word}! is not a finished program: write it, or return an error"));
@@ -215,6 +221,17 @@ mod tests {
         let text = "use volmem::sync::{AtomicU64, atomic};\nuse loom::sync::atomic::AtomicBool;\n\
                     use std::sync::Arc;\n";
         assert_eq!(check_in("crates/lane/a.rs", text), "");
+    }
+
+    #[test]
+    fn calls_by_the_name_of_syscall_are_found_in_the_socket_crate() {
+        let text = "use libc::syscall;\nuse libc::{c_int, syscall};\n\
+                    fn f() { unsafe { libc::syscall(libc::SYS_getpid); call!(libc::SYS_getpid); syscall_of(1) } }\n";
+        let at = |line| {
+            format!("crates/socket/a.rs:{line}: libc::syscall in crate socket: it may be our own; take system::call!\n")
+        };
+        assert_eq!(check_in("crates/socket/a.rs", text), at(1) + &at(2) + &at(3));
+        assert_eq!(check_in("crates/ledger/a.rs", text), "");
     }
 
     #[test]

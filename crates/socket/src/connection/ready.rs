@@ -6,7 +6,6 @@
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
 use crate::segment::{BUFFER_BYTES, Own, Status};
-use crate::system;
 use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;

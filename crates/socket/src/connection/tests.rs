@@ -3,6 +3,7 @@
 use super::*;
 use crate::address::Tuple;
 use crate::segment::Segment;
+use fabric::shm;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 
@@ -36,6 +37,14 @@ pub(crate) fn pair(nonblocking: bool) -> (End, End) {
     let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Some((segment, None)));
     let two = Connection::open(origin(two.into_raw_fd(), nonblocking), Some((others, None)));
     (End(one), End(two))
+}
+
+/// As [`pair`]; the first end can be handed on.
+pub(crate) fn pair_with_memfd() -> (End, End) {
+    let (one, two) = pair(true);
+    let memfd = shm::create(4096).unwrap().0;
+    one.0.with_details(|details| details.memfd = HiddenFd::hide(memfd, Need::Optional).ok());
+    (one, two)
 }
 
 pub(crate) fn send(connection: &'static Connection, bytes: &[u8]) -> Result<usize, Errno> {
@@ -274,6 +283,7 @@ fn a_holder_that_never_uses_the_end_disturbs_nobody() {
 fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
     let (segment, memfd) = Segment::create().unwrap();
     rendezvous::send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).unwrap();
+    segment.set_up();
     End(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), Some((segment, None))))
 }
 

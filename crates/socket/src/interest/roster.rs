@@ -62,6 +62,9 @@ pub(super) struct Roster {
     bell: Option<HiddenFd>,
     calls_since_clock: u32,
     asked_ticks: u64,
+    /// Added to the generations in a process that has inherited the set: what it registers has other tokens than what
+    /// other processes register in the same kernel objects.
+    generations_skipped: u32,
 }
 
 #[derive(Default)]
@@ -126,7 +129,7 @@ impl Roster {
             self.by_fd.resize(fd + 1, 0);
         }
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
+            self.slots.push(Slot { generation: self.generations_skipped, registration: None });
             (self.slots.len() - 1) as u32
         });
         if let Some(orphan) = self.orphan_known_by(registration.fd) {
@@ -205,7 +208,7 @@ impl Roster {
             self.hot.retain(|&hot| hot != index);
         }
         let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation = slot.generation.wrapping_add(1).wrapping_add(self.generations_skipped);
         if let Some(registration) = slot.registration.take()
             && self.find(registration.fd) == Some(index)
         {
@@ -233,6 +236,12 @@ impl Roster {
 
     /// In the child of a fork: everything was made by another process, and nothing is asleep here.
     pub fn inherit(&mut self) {
+        // The number of a process has 22 bits: this leaves a thousand generations to each.
+        self.generations_skipped = (rustix::process::getpid().as_raw_nonzero().get() as u32) << 10;
+        for &free in &self.free {
+            let slot = &mut self.slots[free as usize];
+            slot.generation = slot.generation.wrapping_add(self.generations_skipped);
+        }
         for index in 0..self.slots.len() as u32 {
             if let Some(registration) = self.slots[index as usize].registration.as_mut() {
                 registration.is_inherited = true;
@@ -329,7 +338,7 @@ impl Roster {
         others.next()
     }
 
-    fn token(&self, index: u32) -> u64 {
+    pub fn token(&self, index: u32) -> u64 {
         (u64::from(index) << 32) | u64::from(self.slots[index as usize].generation)
     }
 

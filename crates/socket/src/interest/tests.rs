@@ -697,3 +697,36 @@ fn a_number_that_returns_to_its_connection_finds_its_registration() {
     }
     close_one(again, own.0.0);
 }
+
+#[test]
+fn a_wait_that_lanes_came_into_has_the_time_that_was_left() {
+    let call = |timeout_ns| Call { epfd: -1, events: std::ptr::null_mut(), max: 1, timeout_ns, mask: std::ptr::null() };
+    assert_eq!(call(Some(5_000_000)).after(1_900_000).timeout_ns, Some(4_000_000), "in whole milliseconds, as asked");
+    assert_eq!(call(Some(5_000_001)).after(1_900_000).timeout_ns, Some(3_100_001));
+    assert_eq!(call(Some(5_000_000)).after(9_000_000).timeout_ns, Some(0));
+    assert_eq!(call(None).after(9_000_000).timeout_ns, None);
+}
+
+#[test]
+fn a_process_that_inherits_a_set_registers_under_other_tokens() {
+    let epoll = Epoll::new();
+    let (kept, _peer) = own_and_peer();
+    epoll.add(kept.fd(), IN, 1);
+    let (first, _first_peer) = own_and_peer();
+    let (second, _second_peer) = own_and_peer();
+    let tokens = || {
+        [&first, &second].map(|own| {
+            epoll.add(own.fd(), IN, 2);
+            epoll.set().with(|roster| roster.token(roster.find(own.fd()).unwrap()))
+        })
+    };
+    let leave = || [&first, &second].map(|own| epoll.control(EPOLL_CTL_DEL, own.fd(), 0, 0).unwrap());
+    epoll.add(first.fd(), IN, 2);
+    epoll.control(EPOLL_CTL_DEL, first.fd(), 0, 0).unwrap();
+    let before = tokens();
+    leave();
+    epoll.set().with(Roster::inherit);
+    let after = tokens();
+    assert!(before.iter().all(|token| !after.contains(token)), "{before:x?} {after:x?}");
+    leave();
+}

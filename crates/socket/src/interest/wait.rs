@@ -32,6 +32,17 @@ pub(super) struct Call {
     pub mask: *const sigset_t,
 }
 
+impl Call {
+    /// The same call when so much of its time is over.
+    pub(super) fn after(&self, waited_ns: u64) -> Self {
+        let left_ns = |timeout_ns: u64| {
+            let left_ns = timeout_ns.saturating_sub(waited_ns);
+            if timeout_ns % MILLISECOND_NS == 0 { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns }
+        };
+        Self { timeout_ns: self.timeout_ns.map(left_ns), ..*self }
+    }
+}
+
 /// The program's array, as far as it is filled.
 pub(super) struct Sink {
     events: *mut epoll_event,
@@ -128,11 +139,18 @@ enum Woken {
 impl InterestSet {
     #[inline]
     pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
-        if !self.has_inner.load(Ordering::Acquire)
-            && let Some(result) = self.wait_in_kernel(call)
-        {
-            return result;
+        if self.has_inner.load(Ordering::Acquire) {
+            return self.wait_for_lanes(call);
         }
+        let started_ns = now_ns();
+        match self.wait_in_kernel(call) {
+            Some(result) => result,
+            None => self.wait_for_lanes(&call.after(now_ns() - started_ns)),
+        }
+    }
+
+    #[inline]
+    fn wait_for_lanes(&'static self, call: &Call) -> Result<usize, Errno> {
         let life = self.life.load(Ordering::Acquire);
         let mut sink = Sink::new(call)?;
         let (is_due, needs_kernel) = self.with_life(life, |roster| {

@@ -4,12 +4,18 @@ use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner};
 use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest;
+use crate::lock::Lock;
 use crate::table::{self, Entry};
 use rustix::io::{Errno, FdFlags};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Threads that spawn just now: everything stays inheritable until the last is done.
+static SPAWNERS: AtomicU32 = AtomicU32::new(0);
+/// Held while `SPAWNERS` and what is inheritable change together.
+static SPAWNERS_LOCK: Lock = Lock::new();
 
 /// Remembers which process this memory belongs to.
 pub fn note_process() {
@@ -108,12 +114,36 @@ fn inherit_into_borrower(fd: RawFd) {
 /// Runs `spawn`, which makes a child with whatever descriptors its caller arranged, while all connections can be
 /// inherited.
 pub fn while_inheritable<R>(spawn: impl FnOnce() -> R) -> R {
-    crate::connection::for_each_open(|connection| connection.set_inheritable(true));
-    LISTENERS.for_each(|listener| listener.set_inheritable(true));
+    {
+        let _guard = SPAWNERS_LOCK.enter();
+        SPAWNERS.fetch_add(1, Ordering::Relaxed);
+        crate::connection::for_each_open(|connection| connection.set_inheritable(true));
+        LISTENERS.for_each(|listener| listener.set_inheritable(true));
+    }
     let result = spawn();
-    LISTENERS.for_each(follow_listener);
-    crate::connection::for_each_open(follow_cloexec);
+    let _guard = SPAWNERS_LOCK.enter();
+    if SPAWNERS.fetch_sub(1, Ordering::Relaxed) == 1 {
+        LISTENERS.for_each(follow_listener);
+        crate::connection::for_each_open(follow_cloexec);
+    }
     result
+}
+
+/// Before a fork: nobody is about to change what is inherited.
+pub(super) fn before_fork() {
+    SPAWNERS_LOCK.lock_until_unlocked();
+}
+
+/// After a fork, in the parent.
+pub(super) fn after_fork_in_parent() {
+    SPAWNERS_LOCK.unlock();
+}
+
+/// After a fork, in the child, where nobody spawns.
+pub(super) fn after_fork_in_child() {
+    SPAWNERS_LOCK.reset();
+    SPAWNERS.store(0, Ordering::Relaxed);
+    note_process();
 }
 
 /// Before `dup2(old, new)`: what `new` was is closed. Answers whether the kernel may go ahead.
@@ -165,11 +195,19 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
 
 /// The close-on-exec flag of `fd` may have changed: what it needs after `exec` follows.
 pub fn set_cloexec(fd: RawFd) {
+    let follow = |follow: &dyn Fn()| {
+        let _guard = SPAWNERS_LOCK.enter();
+        follow();
+    };
     match table::get(fd) {
-        Entry::Connection(connection) => follow_cloexec(connection),
-        Entry::Listener(listener) => follow_listener(listener),
+        Entry::Connection(connection) => follow(&|| follow_cloexec(connection)),
+        Entry::Listener(listener) => follow(&|| follow_listener(listener)),
         _ => {}
     }
+}
+
+fn is_anybody_spawning() -> bool {
+    SPAWNERS.load(Ordering::Relaxed) > 0
 }
 
 /// Whether a descriptor stays open through `exec`.
@@ -181,10 +219,31 @@ pub(crate) fn is_inheritable(fd: RawFd) -> bool {
 
 /// A connection lives through `exec` if one of its descriptors does.
 pub(super) fn follow_cloexec(connection: &Connection) {
-    connection.set_inheritable(connection.has_descriptor(is_inheritable));
+    connection.set_inheritable(is_anybody_spawning() || connection.has_descriptor(is_inheritable));
 }
 
 fn follow_listener(listener: &Listener) {
     let inheritable = listener.with(|inner| inner.descriptors.iter().any(|&fd| is_inheritable(fd)));
-    listener.set_inheritable(inheritable);
+    listener.set_inheritable(is_anybody_spawning() || inheritable);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::tests::pair_with_memfd;
+
+    #[test]
+    fn what_one_thread_spawns_with_is_inheritable_until_all_have_spawned() {
+        let (one, _two) = pair_with_memfd();
+        let is_inheritable = || is_inheritable(one.0.memfd().unwrap());
+        assert!(!is_inheritable());
+        while_inheritable(|| {
+            assert!(is_inheritable());
+            while_inheritable(|| assert!(is_inheritable()));
+            assert!(is_inheritable(), "another thread is not done");
+            follow_cloexec(one.0);
+            assert!(is_inheritable(), "another thread is not done");
+        });
+        assert!(!is_inheritable());
+    }
 }

@@ -1,0 +1,26 @@
+"""Holds many connections to itself: says so in a line, and goes when its standard input ends.
+
+Run:  python3 tests/python/many_connections.py CONNECTIONS
+"""
+import resource
+import socket
+import sys
+
+# Both ends of a connection, what the library keeps of each, and room for all else.
+DESCRIPTORS_EACH = 4
+DESCRIPTORS_BESIDE = 1000
+
+connections = int(sys.argv[1])
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+wanted = connections * DESCRIPTORS_EACH + DESCRIPTORS_BESIDE
+resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+pairs = []
+for _ in range(connections):
+    client = socket.create_connection(listener.getsockname())
+    server, _ = listener.accept()
+    client.sendall(b"x")
+    server.recv(1)
+    pairs.append((client, server))
+print("connected", len(pairs), flush=True)
+sys.stdin.read()
