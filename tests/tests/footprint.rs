@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use system_tests::Rack;
 use system_tests::place::{package_file, python};
+use system_tests::{PATIENCE, Process, Rack, c};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// Until a connection carries bulk.
@@ -45,4 +45,75 @@ fn a_connection_touches_little_memory_and_does_nothing_while_idle() {
     }
     assert!(of_both(&facts, "idle_switches").iter().all(|count| *count <= IDLE_SWITCHES_MAX), "{facts:?}");
     assert!(of_both(&facts, "idle_cpu_ms").iter().all(|ms| *ms <= IDLE_CPU_MS_MAX), "{facts:?}");
+}
+
+/// Says how many threads it has; with an argument, after it has used a connection by way of epoll.
+const THREAD_COUNTER: &str = r#"
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static int count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int count = -2; // "." and ".."
+    while (readdir(tasks))
+        count++;
+    closedir(tasks);
+    return count;
+}
+
+int main(int argc, char **argv)
+{
+    (void)argv;
+    if (argc > 1) {
+        struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t size = sizeof at;
+        struct epoll_event event = {.events = EPOLLIN};
+        char byte = 'x';
+        int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+        int epoll = epoll_create1(0);
+        if (bind(listener, (struct sockaddr *)&at, size) || listen(listener, 1)
+            || getsockname(listener, (struct sockaddr *)&at, &size) || connect(client, (struct sockaddr *)&at, size))
+            return 1;
+        int server = accept(listener, NULL, NULL);
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event) || write(client, &byte, 1) != 1
+            || epoll_wait(epoll, &event, 1, 10000) != 1 || read(server, &byte, 1) != 1)
+            return 2;
+    }
+    printf("%d\n", count_threads());
+    return 0;
+}
+"#;
+
+#[test]
+fn the_library_has_no_thread() {
+    let rack = Rack::new();
+    let program = c::build_text("count_threads", THREAD_COUNTER, &["-O2"]);
+    for arguments in [&[] as &[&str], &["connect"]] {
+        let finished = Process::start(rack.require_lane(&program).args(arguments)).wait(PATIENCE).must_succeed();
+        assert_eq!(finished.stdout, "1\n", "{finished}");
+    }
+}
+
+/// Both ends in one process: as many as the limits of ordinary machines let a program hold.
+const LIVE_CONNECTIONS: usize = 4000;
+
+#[test]
+fn thousands_of_live_connections_are_listed() {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    let command = command.arg(package_file("python/many_connections.py")).arg(LIVE_CONNECTIONS.to_string());
+    let (process, input) = Process::start_with_input(command);
+    process.wait_until("connections", RUN_LIMIT, |process| process.stdout().contains("connected"));
+    let stat = rack.stat();
+    let listed: usize = stat.named("python").map(|process| process["connections"].as_array().map_or(0, Vec::len)).sum();
+    assert_eq!(listed, 2 * LIVE_CONNECTIONS, "{process:?}");
+    let traffic = stat.traffic_of("python");
+    assert_eq!(traffic.lane_bytes, 2 * LIVE_CONNECTIONS as u64);
+    drop(input);
+    process.wait(PATIENCE).must_succeed();
 }
