@@ -37,7 +37,7 @@ impl Call {
     pub(super) fn after(&self, waited_ns: u64) -> Self {
         let left_ns = |timeout_ns: u64| {
             let left_ns = timeout_ns.saturating_sub(waited_ns);
-            if timeout_ns % MILLISECOND_NS == 0 { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns }
+            if timeout_ns.is_multiple_of(MILLISECOND_NS) { left_ns.next_multiple_of(MILLISECOND_NS) } else { left_ns }
         };
         Self { timeout_ns: self.timeout_ns.map(left_ns), ..*self }
     }
