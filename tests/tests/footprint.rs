@@ -111,7 +111,7 @@ fn thousands_of_live_connections_are_listed() {
     process.wait_until("connections", RUN_LIMIT, |process| process.stdout().contains("connected"));
     let stat = rack.stat();
     let listed: usize = stat.named("python").map(|process| process["connections"].as_array().map_or(0, Vec::len)).sum();
-    assert_eq!(listed, 2 * LIVE_CONNECTIONS, "{process:?}");
+    assert_eq!(listed, 2 * LIVE_CONNECTIONS);
     let traffic = stat.traffic_of("python");
     assert_eq!(traffic.lane_bytes, 2 * LIVE_CONNECTIONS as u64);
     drop(input);

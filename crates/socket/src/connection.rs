@@ -449,8 +449,8 @@ impl Connection {
         self.recycle_if_unused();
     }
 
-    /// Before a close: a hello that was left unread would reset the client. One that comes later is refused, so that the
-    /// client finds the end of the stream instead.
+    /// Before a close: a hello that was left unread would reset the client. One that comes later is refused, so that
+    /// the client finds the end of the stream instead.
     fn hear_last_hello(&self) {
         let is_pending = {
             let _receive = self.receive_lock.lock();

@@ -820,7 +820,7 @@ mod tests {
             let place = place.clone();
             std::thread::spawn(move || {
                 // SAFETY: the raw call changes the credentials of this thread only, and the thread ends below.
-                assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }, 0);
+                assert_eq!(unsafe { crate::system::call!(libc::SYS_setresuid, uid, uid, uid) }, 0);
                 let socket = unix_stream().unwrap();
                 let tuple =
                     Tuple { local: SocketAddr::from(([127, 0, 0, 3], own_port())), peer: address("127.0.0.3:2") };

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 /// What a pipe that has room takes without waiting, whatever kernel it is.
 const PIPE_BYTES_SURE: usize = libc::PIPE_BUF;
 /// The offset of a call on something without positions.
-const NO_OFFSET: libc::c_long = -1;
+const NO_OFFSET: usize = usize::MAX;
 
 /// One end of a pipe of the program's, for one call.
 #[derive(Clone, Copy)]
@@ -90,7 +90,7 @@ impl<'a> Pipe<'a> {
         let span = libc::iovec { iov_base: bytes.cast(), iov_len: len_bytes };
         let fd = self.fd.as_raw_fd();
         // SAFETY: one span, the caller's.
-        let moved = unsafe { libc::syscall(call, fd, &raw const span, 1, NO_OFFSET, NO_OFFSET, libc::RWF_NOWAIT) };
+        let moved = unsafe { system::call!(call, fd, &raw const span, 1, NO_OFFSET, NO_OFFSET, libc::RWF_NOWAIT) };
         usize::try_from(moved).map_err(|_| system::errno())
     }
 
@@ -98,7 +98,7 @@ impl<'a> Pipe<'a> {
     /// `bytes` is what `call`, `read` or `write`, needs.
     unsafe fn move_patiently(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         // SAFETY: the caller's.
-        let moved = unsafe { libc::syscall(call, self.fd.as_raw_fd(), bytes, len_bytes.min(PIPE_BYTES_SURE)) };
+        let moved = unsafe { system::call!(call, self.fd.as_raw_fd(), bytes, len_bytes.min(PIPE_BYTES_SURE)) };
         usize::try_from(moved).map_err(|_| system::errno())
     }
 }
