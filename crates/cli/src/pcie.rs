@@ -5,6 +5,7 @@ mod bandwidth;
 mod bench;
 mod compare;
 mod decode;
+mod fit;
 mod import;
 mod latency;
 mod link;
@@ -35,6 +36,8 @@ pub enum Command {
     Compare(compare::Options),
     /// Read the data published with the paper
     Import(import::Options),
+    /// Calibrate the simulated hosts to the published ones, and print how far every figure is off
+    Fit(fit::Options),
 }
 
 /// Does what was asked.
@@ -48,5 +51,6 @@ pub fn main(command: &Command) -> Result<()> {
         Command::Sweep(options) => sweep::main(options),
         Command::Compare(options) => compare::main(options),
         Command::Import(options) => import::main(options),
+        Command::Fit(options) => fit::main(options),
     }
 }

@@ -5,6 +5,8 @@
 
 mod facts;
 mod judge;
+mod search;
 
-pub use facts::{Fact, FactError, Statistic, Tolerance, built_in};
+pub use facts::{Fact, FactError, SYSTEMS, Statistic, Tolerance, built_in};
 pub use judge::{Effort, Residual, residuals};
+pub use search::{Fit, FitError, Free};

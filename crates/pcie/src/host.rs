@@ -190,3 +190,188 @@ impl System {
         Ok(Run::new(&self.parameters, test, interface).run(sink))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test::{Cache, Iommu, Kind, Order};
+
+    fn test(kind: Kind, size_bytes: u32, window_bytes: u64) -> Test {
+        Test {
+            test: kind,
+            size_bytes,
+            window_bytes,
+            host_offset_bytes: 0,
+            device_offset_bytes: 0,
+            order: Order::Random,
+            cache: Cache::HostWarm,
+            iommu: Iommu::Off,
+            numa: Numa::Local,
+            samples: 4000,
+            seed: 1,
+        }
+    }
+
+    /// Latencies of `test` on `system`, sorted.
+    fn latencies(system: &System, test: &Test) -> Vec<f64> {
+        let mut all = Vec::new();
+        system.run(test, &mut |latency_ns| all.push(latency_ns)).unwrap();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    fn median(system: &System, test: &Test) -> f64 {
+        latencies(system, test)[test.samples as usize / 2]
+    }
+
+    fn gbps(system: &System, test: &Test) -> f64 {
+        system.run(test, &mut |_| ()).unwrap().gbps()
+    }
+
+    fn changed(name: &str, change: impl FnOnce(&mut Parameters)) -> System {
+        let mut parameters = Parameters::named(name).unwrap();
+        change(&mut parameters);
+        System::new("changed", parameters)
+    }
+
+    #[test]
+    fn a_seed_makes_a_run_and_another_seed_another() {
+        let system = System::named("bdw").unwrap();
+        let run = |seed| {
+            let test = Test { seed, iommu: Iommu::Pages4K, cache: Cache::Cold, ..test(Kind::LatWrrd, 64, 1 << 22) };
+            let mut all = Vec::new();
+            let summary = system.run(&test, &mut |latency_ns| all.push(latency_ns.to_bits())).unwrap();
+            (summary, all)
+        };
+        assert_eq!(run(7), run(7));
+        assert_ne!(run(7).1, run(8).1);
+    }
+
+    #[test]
+    fn every_system_runs_every_test() {
+        for name in names() {
+            let system = System::named(name).unwrap();
+            for kind in Kind::ALL {
+                for (size_bytes, iommu) in
+                    [(1, Iommu::Off), (8, Iommu::Pages2M), (64, Iommu::Pages4K), (4096, Iommu::Off)]
+                {
+                    let test = Test { iommu, samples: 200, ..test(kind, size_bytes, 1 << 16) };
+                    let mut taken = 0;
+                    let summary = system.run(&test, &mut |_| taken += 1).unwrap();
+                    assert_eq!(taken, if kind.is_latency() { 200 } else { 0 }, "{name} {kind}");
+                    let raw_gbps = f64::from(system.link().lanes.count()) * system.link().generation.transfers_gtps();
+                    assert!(summary.gbps() > 0.0 && summary.gbps() < raw_gbps, "{name} {kind} {}", summary.gbps());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packets_are_counted_both_ways() {
+        let system = System::named("hsw").unwrap();
+        let count = |kind, size_bytes| system.run(&test(kind, size_bytes, 8192), &mut |_| ()).unwrap().tlps;
+        assert_eq!(count(Kind::BwRd, 64), 2 * 4000, "a request and a completion");
+        assert_eq!(count(Kind::BwWr, 512), 2 * 4000, "two packets of MPS");
+        assert_eq!(count(Kind::BwRd, 256), 5 * 4000, "a request and four completions of RCB");
+    }
+
+    #[test]
+    fn one_tag_means_one_read_at_a_time() {
+        let system = changed("hsw", |parameters| parameters.device.tags = 1);
+        let test = test(Kind::BwRd, 64, 8192);
+        let device = &system.parameters().device;
+        let outside_ns = device.dma_done_ns + 64.0 * device.receive_byte_ns;
+        let latency_ns = latencies(&system, &Test { test: Kind::LatRd, ..test.clone() }).iter().sum::<f64>() / 4000.0;
+        let expected = 64.0 * 8.0 / (latency_ns - outside_ns);
+        assert!((gbps(&system, &test) / expected - 1.0).abs() < 0.01, "{} of {expected}", gbps(&system, &test));
+    }
+
+    #[test]
+    fn writes_run_at_credits_by_round_trip_when_those_are_few() {
+        let system = changed("hsw", |parameters| {
+            parameters.credits.posted_headers = 2;
+            parameters.device.write_interval_ns = 0.0;
+        });
+        // Two packets of 88 bytes a trip: the second's time on the wire, 60 ns there, 60 ns until its credit is back.
+        let wire_ns = 88.0 * 8.0 / wire::packet_gbps(system.link(), system.parameters().wire.up_dllp_share);
+        let expected = 2.0 * 64.0 * 8.0 / (wire_ns + 120.0);
+        let found = gbps(&system, &test(Kind::BwWr, 64, 8192));
+        assert!((found / expected - 1.0).abs() < 0.02, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn a_read_does_not_pass_a_posted_write() {
+        let test = test(Kind::LatWrrd, 64, 8192);
+        let usual = median(&System::named("ib").unwrap(), &test);
+        let slow = median(&changed("ib", |parameters| parameters.root_complex.write_order_ns += 2000.0), &test);
+        assert!(slow - usual > 1800.0, "{usual} and {slow}");
+        let alone = Test { test: Kind::LatRd, ..test };
+        let slow_alone = changed("ib", |parameters| parameters.root_complex.write_order_ns += 2000.0);
+        assert_eq!(median(&slow_alone, &alone), median(&System::named("ib").unwrap(), &alone));
+    }
+
+    #[test]
+    fn damaged_packets_are_sent_again_and_cost_bandwidth() {
+        let system = changed("hsw", |parameters| parameters.wire.bit_error_rate = 1e-5);
+        let test = test(Kind::BwWr, 256, 8192);
+        let summary = system.run(&test, &mut |_| ()).unwrap();
+        let expected = 1.0 - (1.0_f64 - 1e-5).powi(280 * 8);
+        let share = summary.replays as f64 / summary.tlps as f64;
+        assert!((share - expected).abs() < 0.01, "{share}, not {expected}");
+        assert!(summary.gbps() < gbps(&System::named("hsw").unwrap(), &test) * 0.95);
+    }
+
+    #[test]
+    fn superpages_lose_nothing_where_small_pages_lose_most() {
+        let system = System::named("hsw").unwrap();
+        let run = |iommu| gbps(&system, &Test { iommu, samples: 20_000, ..test(Kind::BwRd, 64, 64 << 20) });
+        assert!(run(Iommu::Pages2M) > 0.97 * run(Iommu::Off));
+        assert!(run(Iommu::Pages4K) < 0.5 * run(Iommu::Off));
+    }
+
+    #[test]
+    fn ddio_capacity_follows_the_cache() {
+        let median = |name, window_bytes| {
+            let test = Test { cache: Cache::DeviceWarm, ..test(Kind::LatRd, 64, window_bytes) };
+            median(&System::named(name).unwrap(), &test)
+        };
+        // Two of twenty ways: 1.5 MB of hsw2's 15, 2.5 MB of bdw's 25. In twice as much, half of the lines are gone.
+        assert_eq!(median("hsw2", 2 << 20), median("hsw2", 8192));
+        assert!(median("hsw2", 4 << 20) > median("hsw2", 8192) + 50.0);
+        assert_eq!(median("bdw", 4 << 20), median("bdw", 8192));
+        assert!(median("bdw", 8 << 20) > median("bdw", 8192) + 50.0);
+    }
+
+    #[test]
+    fn printed_figures_of_systems_that_are_not_fitted_are_met() {
+        let snb = System::named("snb").unwrap();
+        for (size_bytes, cache, printed_ns) in [
+            (64, Cache::Cold, 613.0),
+            (64, Cache::HostWarm, 560.0),
+            (8, Cache::Cold, 480.0),
+            (8, Cache::HostWarm, 413.0),
+        ] {
+            let found = median(&snb, &Test { cache, ..test(Kind::LatRd, size_bytes, 8192) });
+            assert!((found - printed_ns).abs() < 14.0, "snb {size_bytes} B {cache:?}: {found}, not {printed_ns}");
+        }
+        let e3 = Test { cache: Cache::Cold, samples: 100_000, ..test(Kind::LatRd, 64, 8192) };
+        let all = latencies(&System::named("e3").unwrap(), &e3);
+        for (share, printed_ns) in [(0.0, 493.0), (0.5, 1213.0), (0.9, 2213.0), (0.95, 3480.0), (0.99, 5693.0)] {
+            let found = all[(share * all.len() as f64) as usize];
+            assert!((found / printed_ns - 1.0).abs() < 0.05, "e3 {share}: {found}, not {printed_ns}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_said_with_its_remedy() {
+        let hsw = System::named("hsw").unwrap();
+        let error = |test: &Test| hsw.run(test, &mut |_| ()).unwrap_err().to_string();
+        let good = test(Kind::BwRd, 64, 8192);
+        assert!(error(&Test { numa: Numa::Remote, ..good.clone() }).contains("one socket"));
+        assert!(error(&Test { samples: u64::MAX, ..good.clone() }).contains("at most"));
+        assert!(error(&Test { size_bytes: 0, ..good.clone() }).contains("choose 1 to 4096"));
+        assert_eq!(hsw.run_by(&good, Interface::Command, &mut |_| ()), Err(HostError::CommandBandwidth));
+        let unknown = System::named("pentium").unwrap_err().to_string();
+        assert!(unknown.contains("pentium") && unknown.contains("genoa"), "{unknown}");
+    }
+}

@@ -10,6 +10,8 @@ use crate::test::{Cache, Iommu, Kind, Numa, Order, Test};
 /// What is committed of the published figures.
 const BUILT_IN: [(&str, &str); 2] =
     [("hsw", include_str!("../../data/hsw.csv")), ("ib", include_str!("../../data/ib.csv"))];
+/// Systems that have facts: all others are predictions.
+pub const SYSTEMS: [&str; 2] = [BUILT_IN[0].0, BUILT_IN[1].0];
 /// Columns of a line.
 const COLUMNS: usize = 15;
 /// Of the random numbers: any would do.

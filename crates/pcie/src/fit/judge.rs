@@ -1,6 +1,9 @@
 //! How far a simulated system is from what was published of the real one.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::facts::{Fact, Statistic, Tolerance};
 use crate::host::{HostError, Interface, System};
@@ -73,11 +76,6 @@ impl Residual {
     pub fn is_met(&self) -> bool {
         self.difference().abs() <= self.tolerance
     }
-
-    /// Its share in what a search makes small: 1 where the tolerance is just used up.
-    pub fn cost(&self) -> f64 {
-        (self.difference() / self.tolerance).powi(2)
-    }
 }
 
 /// What a test brought, as far as facts ask for it.
@@ -119,34 +117,52 @@ fn figures(system: &System, test: &Test, interface: Interface, effort: Effort) -
     Ok(Figures { sorted_ns: latencies_ns, average_ns, gbps: summary.gbps() })
 }
 
-/// Every fact against `system`; facts of one test share its run.
+/// Every fact against `system`; facts of one test share its run, and runs share this machine's cores.
 ///
 /// # Errors
 /// When a test cannot be run on it.
 pub fn residuals(system: &System, facts: &[Fact], effort: Effort) -> Result<Vec<Residual>, HostError> {
-    let mut runs: Vec<((&Test, Interface), Figures)> = Vec::new();
+    let mut tests: Vec<(&Test, Interface)> = facts.iter().map(|fact| (&fact.test, fact.interface)).collect();
+    let mut seen = HashSet::new();
+    tests.retain(|(test, interface)| seen.insert((*test, *interface == Interface::Command)));
+    let runs = run_all(system, &tests, effort)?;
     let mut all = Vec::new();
     for fact in facts {
-        let run = (&fact.test, fact.interface);
-        let known = runs.iter().position(|(test, _)| *test == run);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                runs.push((run, figures(system, &fact.test, fact.interface, effort)?));
-                runs.len() - 1
-            }
-        };
+        let run = tests.iter().position(|test| *test == (&fact.test, fact.interface));
+        let Some(figures) = run.and_then(|run| runs.get(run)) else { unreachable!("every fact's test was run") };
         all.push(Residual {
             label: fact.label(),
             statistic: fact.statistic.name(),
             published: fact.value,
-            simulated: runs[index].1.value(fact.statistic),
+            simulated: figures.value(fact.statistic),
             tolerance: fact.tolerance.of(fact.value),
             is_required: fact.is_required,
         });
     }
     all.extend(derived(facts, &all));
     Ok(all)
+}
+
+/// Runs all tests, each core taking the next that nobody has; a run is the same whoever does it.
+fn run_all(system: &System, tests: &[(&Test, Interface)], effort: Effort) -> Result<Vec<Figures>, HostError> {
+    let next = AtomicUsize::new(0);
+    let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tests.len().max(1));
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((index, (test, interface))) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            tests.get(index).map(|test| (index, *test))
+        } {
+            done.push((index, figures(system, test, interface, effort)));
+        }
+        done
+    };
+    let mut done: Vec<(usize, Result<Figures, HostError>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a run does not panic")).collect()
+    });
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, figures)| figures).collect()
 }
 
 /// Figures that several facts make together, worked out alike from published and simulated ones.

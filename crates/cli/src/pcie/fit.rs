@@ -1,0 +1,160 @@
+//! `crosslane pcie fit`: the simulated hosts against the published ones, and the parameters that bring them nearest.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use pcie::fit::{Effort, Fit, Residual, SYSTEMS};
+use serde::Serialize;
+
+use crate::output;
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// What to fit, to what.
+#[derive(Args)]
+pub struct Options {
+    /// Which systems: hsw, ib; both when not given, and then what they share is fitted too. All others are predictions
+    #[arg(long, value_name = "NAME")]
+    system: Vec<String>,
+    /// The folder with the published files, to fit to them instead of to the figures that come with the program
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Search for nothing: only print how far the present parameters are off
+    #[arg(long)]
+    check: bool,
+    /// Few samples a test: seconds instead of minutes, and less precise figures
+    #[arg(long)]
+    quick: bool,
+    /// Write the parameter files with the values found into this folder
+    #[arg(long, value_name = "DIR", conflicts_with = "check")]
+    write: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    parameters: Vec<Parameter>,
+    figures: Vec<Figure>,
+    required: usize,
+    missed: usize,
+}
+
+#[derive(Serialize)]
+struct Parameter {
+    file: String,
+    key: &'static str,
+    before: f64,
+    value: f64,
+}
+
+#[derive(Serialize)]
+struct Figure {
+    system: String,
+    test: String,
+    statistic: &'static str,
+    published: f64,
+    modelled: f64,
+    tolerance: f64,
+    is_required: bool,
+    is_met: bool,
+}
+
+/// Searches, unless told not to, and prints parameters and figures.
+pub fn main(options: &Options) -> Result<()> {
+    let names = if options.system.is_empty() { SYSTEMS.map(str::to_owned).to_vec() } else { options.system.clone() };
+    let mut fit = Fit::new(&names, Effort::QUICK).map_err(WrongUse::of)?;
+    if let Some(data) = &options.data {
+        fit.read_published(data).map_err(WrongUse::of)?;
+    }
+    if !options.check {
+        fit.search(&mut |round, rounds, free| {
+            eprintln!("round {round} of {rounds}: {} {} = {:.3}", free.file, free.key, free.value);
+        })?;
+    }
+    let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
+    let answer = answer(&fit, fit.residuals(effort)?);
+    if options.json {
+        output::print_json(&answer)?;
+    } else {
+        output::print(&text(&answer))?;
+    }
+    if let Some(folder) = &options.write {
+        write(&fit, folder)?;
+    }
+    if answer.missed > 0 {
+        bail!("{} of {} required figures are outside their tolerance", answer.missed, answer.required);
+    }
+    Ok(())
+}
+
+fn write(fit: &Fit, folder: &std::path::Path) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    for (name, text) in fit.files() {
+        let path = folder.join(name + ".toml");
+        std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn answer(fit: &Fit, residuals: Vec<(String, Vec<Residual>)>) -> Answer {
+    let parameter = |free: &pcie::fit::Free| {
+        let (file, key, before, value) = (free.file.clone(), free.key, free.before, free.value);
+        Parameter { file, key, before, value }
+    };
+    let figures: Vec<Figure> =
+        residuals.into_iter().flat_map(|(system, all)| all.into_iter().map(move |one| figure(&system, one))).collect();
+    let required = figures.iter().filter(|figure| figure.is_required).count();
+    let missed = figures.iter().filter(|figure| figure.is_required && !figure.is_met).count();
+    Answer { parameters: fit.free().iter().map(parameter).collect(), figures, required, missed }
+}
+
+fn figure(system: &str, residual: Residual) -> Figure {
+    Figure {
+        system: system.to_owned(),
+        is_met: residual.is_met(),
+        test: residual.label,
+        statistic: residual.statistic,
+        published: residual.published,
+        modelled: residual.simulated,
+        tolerance: residual.tolerance,
+        is_required: residual.is_required,
+    }
+}
+
+fn text(answer: &Answer) -> String {
+    let mut parameters = Table::new(&[
+        ("FILE", Align::Left),
+        ("PARAMETER", Align::Left),
+        ("BEFORE", Align::Right),
+        ("NOW", Align::Right),
+    ]);
+    for Parameter { file, key, before, value } in &answer.parameters {
+        parameters.row(vec![file.clone(), (*key).to_owned(), format!("{before:.3}"), format!("{value:.3}")]);
+    }
+    let heads = ["PUBLISHED", "MODELLED", "DIFFERENCE", "TOLERANCE"].map(|head| (head, Align::Right));
+    let words = ["SYSTEM", "TEST", "FIGURE"].map(|head| (head, Align::Left));
+    let mut figures = Table::new(&words.into_iter().chain(heads).chain([("VERDICT", Align::Left)]).collect::<Vec<_>>());
+    for figure in &answer.figures {
+        let verdict = match (figure.is_met, figure.is_required) {
+            (true, _) => "ok",
+            (false, true) => "MISSED",
+            (false, false) => "off, not required",
+        };
+        let numbers = [figure.published, figure.modelled, figure.modelled - figure.published, figure.tolerance];
+        let words = [figure.system.clone(), figure.test.clone(), figure.statistic.to_owned()];
+        let numbers = numbers.map(|number| format!("{number:.2}"));
+        figures.row(words.into_iter().chain(numbers).chain([verdict.to_owned()]).collect());
+    }
+    let (met, required) = (answer.required - answer.missed, answer.required);
+    let watched = answer.figures.len() - required;
+    let watched_met = answer.figures.iter().filter(|figure| !figure.is_required && figure.is_met).count();
+    format!(
+        "{}\n{}\n{met} of {required} required figures are within their tolerance, and {watched_met} of {watched} \
+         others.\n",
+        parameters.render(),
+        figures.render()
+    )
+}
