@@ -38,6 +38,14 @@ pub(crate) const FLAG_INHERITED: u32 = 1 << 16;
 /// fetches together.
 #[repr(C, align(256))]
 pub(crate) struct Slot {
+    pub(crate) identity: Identity,
+    pub(crate) sender: Direction,
+    pub(crate) receiver: Direction,
+}
+
+/// What identifies a connection: one cache line.
+#[repr(C)]
+pub(crate) struct Identity {
     pub(crate) state: AtomicU32,
     pub(crate) generation: AtomicU32,
     pub(crate) fd: AtomicI32,
@@ -49,8 +57,6 @@ pub(crate) struct Slot {
     /// Port in the low half, family (4, 6 or 0) in the high half.
     pub(crate) local_port: AtomicU32,
     pub(crate) peer_port: AtomicU32,
-    pub(crate) sender: Direction,
-    pub(crate) receiver: Direction,
 }
 
 /// What one direction of a connection counts.
@@ -97,7 +103,13 @@ pub(crate) struct Header {
 }
 
 impl Slot {
-    pub(crate) const fn new() -> Self {
+    const fn new() -> Self {
+        Self { identity: Identity::new(), sender: Direction::new(), receiver: Direction::new() }
+    }
+}
+
+impl Identity {
+    const fn new() -> Self {
         Self {
             state: AtomicU32::new(STATE_FREE),
             generation: AtomicU32::new(0),
@@ -108,8 +120,6 @@ impl Slot {
             peer_ip: [const { AtomicU64::new(0) }; 2],
             local_port: AtomicU32::new(0),
             peer_port: AtomicU32::new(0),
-            sender: Direction::new(),
-            receiver: Direction::new(),
         }
     }
 }

@@ -298,21 +298,21 @@ fn decode_fallbacks(header: &Bytes<'_>) -> BTreeMap<&'static str, u64> {
 
 /// `None` for a slot that is free, closing, or not understood.
 fn decode_connection(slot: &Bytes<'_>) -> Option<Connection> {
-    if slot.u32(offset_of!(Slot, state)) != STATE_OPEN {
+    if slot.u32(offset_of!(Slot, identity.state)) != STATE_OPEN {
         return None;
     }
-    let kind = slot.u32(offset_of!(Slot, kind));
+    let kind = slot.u32(offset_of!(Slot, identity.kind));
     let [path, role, ..] = kind.to_le_bytes();
     let sender = offset_of!(Slot, sender);
     let receiver = offset_of!(Slot, receiver);
     Some(Connection {
-        fd: i32::from_ne_bytes(slot.array(offset_of!(Slot, fd))),
+        fd: i32::from_ne_bytes(slot.array(offset_of!(Slot, identity.fd))),
         role: Role::from_byte(role)?,
         path: Path::from_byte(path)?,
         inherited: kind & FLAG_INHERITED != 0,
-        local: decode_address(slot, offset_of!(Slot, local_ip), offset_of!(Slot, local_port)),
-        peer: decode_address(slot, offset_of!(Slot, peer_ip), offset_of!(Slot, peer_port)),
-        opened_at_ns: slot.u64(offset_of!(Slot, opened_at_ns)),
+        local: decode_address(slot, offset_of!(Slot, identity.local_ip), offset_of!(Slot, identity.local_port)),
+        peer: decode_address(slot, offset_of!(Slot, identity.peer_ip), offset_of!(Slot, identity.peer_port)),
+        opened_at_ns: slot.u64(offset_of!(Slot, identity.opened_at_ns)),
         bytes_sent: slot.u64(sender + offset_of!(Direction, bytes)),
         bytes_received: slot.u64(receiver + offset_of!(Direction, bytes)),
         messages_sent: slot.u64(sender + offset_of!(Direction, messages)),

@@ -8,9 +8,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
+use rustix::io::Errno;
+
 use crate::backing::{self, Backing, CHUNK_SLOTS, FileIdentity};
 use crate::layout::{
-    Direction, FLAG_INHERITED, HEADER_BYTES, Header, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS, STATE_CLOSING,
+    Direction, FLAG_INHERITED, HEADER_BYTES, Header, Identity, MAGIC, PROGRAM_BYTES, SLOT_BYTES, SLOTS, STATE_CLOSING,
     STATE_FREE, STATE_OPEN, Slot, VERSION,
 };
 use crate::terms::{FallbackReason, Path, Role};
@@ -58,13 +60,25 @@ pub struct Ledger {
     slots_used: AtomicU32,
     /// Top of the stack of closed slots: a tag against reuse in the high half, index + 1 in the low half.
     free_top: AtomicU64,
-    /// For each slot on that stack, index + 1 of the one below. Private memory: nobody outside can corrupt it.
-    free_below: &'static [AtomicU32],
+    /// What this process knows of each slot.
+    known: &'static [Known],
+    /// Connections open, by `Path as usize`.
+    open: [AtomicU64; 2],
     published: AtomicBool,
     file_pid: AtomicU32,
     file_suffix: AtomicU32,
     file_device: AtomicU64,
     file_inode: AtomicU64,
+}
+
+/// What a process knows of one of its slots, in private memory. Nobody outside can corrupt it, and a child of `fork`
+/// has it as it was at the fork: by the time it looks at its parent's page, the parent may have closed what it handed
+/// on.
+#[repr(C)]
+struct Known {
+    identity: Identity,
+    /// While the slot is on the stack of closed ones, index + 1 of the one below.
+    free_below: AtomicU32,
 }
 
 // SAFETY: `page` points to memory that is mapped for the life of the process and reached only through atomics.
@@ -82,13 +96,13 @@ static EMERGENCY: Ledger = match NonNull::new((&raw const EMERGENCY_PAGE).cast_m
 impl Ledger {
     /// Makes the page of this process. Never fails: without a usable rack the page is private and nobody sees it.
     pub fn create(config: &Config<'_>) -> &'static Self {
-        let Ok(memory) = backing::map_zeroed(size_of::<Self>() + SLOTS * size_of::<AtomicU32>()) else {
+        let known_at = size_of::<Self>().next_multiple_of(align_of::<Known>());
+        let Ok(memory) = backing::map_zeroed(known_at + SLOTS * size_of::<Known>()) else {
             return &EMERGENCY;
         };
-        // SAFETY: the mapping is zeroed, private, never unmapped, large enough and, as page memory, aligned for both.
-        let free_below =
-            unsafe { std::slice::from_raw_parts(memory.add(size_of::<Self>()).cast::<AtomicU32>().as_ptr(), SLOTS) };
-        let mut ledger = Self::over(NonNull::dangling(), free_below);
+        // SAFETY: the mapping is zeroed, private, never unmapped, large enough and aligned for both; atomics only.
+        let known = unsafe { std::slice::from_raw_parts(memory.add(known_at).cast::<Known>().as_ptr(), SLOTS) };
+        let mut ledger = Self::over(NonNull::dangling(), known);
         ledger.describe(config);
         let pid = own_pid();
         let Ok(page) = backing::map(ledger.rack(), pid, 0) else { return &EMERGENCY };
@@ -102,7 +116,7 @@ impl Ledger {
         }
     }
 
-    const fn over(page: NonNull<u8>, free_below: &'static [AtomicU32]) -> Self {
+    const fn over(page: NonNull<u8>, known: &'static [Known]) -> Self {
         Self {
             page,
             rack: [0; RACK_PATH_BYTES_MAX],
@@ -111,7 +125,8 @@ impl Ledger {
             slots_committed: AtomicU32::new(0),
             slots_used: AtomicU32::new(0),
             free_top: AtomicU64::new(0),
-            free_below,
+            known,
+            open: [const { AtomicU64::new(0) }; 2],
             published: AtomicBool::new(false),
             file_pid: AtomicU32::new(0),
             file_suffix: AtomicU32::new(0),
@@ -184,18 +199,25 @@ impl Ledger {
         let totals = &self.header().totals[connection.path as usize];
         totals.connections_total.fetch_add(1, Relaxed);
         totals.connections_open.fetch_add(1, Relaxed);
+        self.open[connection.path as usize].fetch_add(1, Relaxed);
         let Some(index) = self.take_slot() else {
             self.header().connections_unlisted.fetch_add(1, Relaxed);
             let slot = &self.header().unlisted[connection.path as usize];
             return ConnectionSlot { ledger: self, slot, index: UNLISTED, path: connection.path, single_writer: false };
         };
         let slot = self.slot(index);
-        slot.write_identity(connection);
-        slot.generation.fetch_add(1, Relaxed);
-        slot.state.store(STATE_OPEN, Release);
+        slot.sender.clear();
+        slot.receiver.clear();
+        let opened_at_ns = unix_time_ns();
+        self.identities(index).for_each(|identity| identity.open(connection, opened_at_ns));
         // Kernel TCP has no lock of ours around it: two threads may well send at once.
         let single_writer = connection.path == Path::Lane;
         ConnectionSlot { ledger: self, slot, index, path: connection.path, single_writer }
+    }
+
+    /// What identifies the connection in a slot: for readers, and for children.
+    fn identities(&self, index: u32) -> impl Iterator<Item = &'static Identity> {
+        [&self.slot(index).identity, &self.known[index as usize].identity].into_iter()
     }
 
     fn take_slot(&self) -> Option<u32> {
@@ -206,7 +228,7 @@ impl Ledger {
         let mut top = self.free_top.load(Acquire);
         loop {
             let index = (top as u32).checked_sub(1)?;
-            let below = self.free_below[index as usize].load(Relaxed);
+            let below = self.known[index as usize].free_below.load(Relaxed);
             let next = tagged(top, below);
             match self.free_top.compare_exchange_weak(top, next, Acquire, Acquire) {
                 Ok(_) => return Some(index),
@@ -218,7 +240,7 @@ impl Ledger {
     fn push_free(&self, index: u32) {
         let mut top = self.free_top.load(Relaxed);
         loop {
-            self.free_below[index as usize].store(top as u32, Relaxed);
+            self.known[index as usize].free_below.store(top as u32, Relaxed);
             match self.free_top.compare_exchange_weak(top, tagged(top, index + 1), Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => top = now,
@@ -229,7 +251,7 @@ impl Ledger {
     fn take_unused(&self) -> Option<u32> {
         let mut used = self.slots_used.load(Relaxed);
         loop {
-            if used as usize >= self.free_below.len() || !self.commit(used) {
+            if used as usize >= self.known.len() || !self.commit(used) {
                 return None;
             }
             match self.slots_used.compare_exchange_weak(used, used + 1, Relaxed, Relaxed) {
@@ -261,7 +283,7 @@ impl Ledger {
     /// threads: no allocation, no lock.
     pub fn forked_child(&'static self) {
         let pid = own_pid();
-        if self.free_below.is_empty() {
+        if self.known.is_empty() {
             // The emergency page is memory of the program's own, which fork has already made the child's.
             return reset_counters(self.header());
         }
@@ -278,22 +300,24 @@ impl Ledger {
             self.adopt(&page);
             Ok(())
         });
-        match replaced {
-            Ok(()) => self.rebuild_free_stack(used),
-            Err(_) => self.become_blank(pid),
+        if replaced.or_else(|_| self.become_private(pid, used)).is_ok() {
+            return self.rebuild_free_stack(used);
         }
+        // A child whose limit is below what it has mapped already is denied even this. It falsifies its parent's
+        // numbers, but gives out none of its parent's slots.
+        self.slots_used.store(SLOTS as u32, Relaxed);
+        self.free_top.store(0, Relaxed);
     }
 
     fn write_inherited(&self, base: NonNull<u8>, used: u32) {
-        let (header, parent) = (header_at(base), self.header());
-        for (own, parents) in header.totals.iter().zip(&parent.totals) {
-            own.connections_open.store(parents.connections_open.load(Relaxed), Relaxed);
+        let header = header_at(base);
+        for (totals, open) in header.totals.iter().zip(&self.open) {
+            totals.connections_open.store(open.load(Relaxed), Relaxed);
         }
         header.slots_used_max.store(used, Relaxed);
-        for index in 0..used {
-            let parents = slot_at(self.page, index);
-            if parents.state.load(Acquire) == STATE_OPEN {
-                slot_at(base, index).write_inherited(parents);
+        for (index, known) in (0..used).zip(self.known) {
+            if known.identity.is_open() {
+                slot_at(base, index).identity.inherit(&known.identity);
             }
         }
     }
@@ -302,24 +326,21 @@ impl Ledger {
     fn rebuild_free_stack(&self, used: u32) {
         self.free_top.store(0, Relaxed);
         for index in (0..used).rev() {
-            if slot_at(self.page, index).state.load(Relaxed) != STATE_OPEN {
+            if !self.known[index as usize].identity.is_open() {
                 self.push_free(index);
             }
         }
     }
 
-    /// No memory to copy into: what must not happen is that the child goes on writing into its parent's page. A child
-    /// whose limit is below what it has mapped already is denied even this, and falsifies its parent's numbers.
-    fn become_blank(&self, pid: u32) {
+    /// No second page can be had: what must not happen is that the child goes on writing into its parent's.
+    fn become_private(&self, pid: u32, used: u32) -> Result<(), Errno> {
         self.published.store(false, Relaxed);
         // SAFETY: the page is a whole mapping of this ledger, and the child has only the calling thread.
-        if unsafe { backing::replace_with_zeroes(self.page) }.is_ok() {
-            self.slots_committed.store(SLOTS as u32, Relaxed);
-            self.write_header(self.page, pid);
-        }
-        // Inherited connections own unknown slots, so no slot is given out again until they close.
-        self.slots_used.store(SLOTS as u32, Relaxed);
-        self.free_top.store(0, Relaxed);
+        unsafe { backing::replace_with_zeroes(self.page)? };
+        self.slots_committed.store(SLOTS as u32, Relaxed);
+        self.write_inherited(self.page, used);
+        self.write_header(self.page, pid);
+        Ok(())
     }
 
     /// Removes the page's file: for an orderly end of the process. Counting may go on, unseen.
@@ -377,18 +398,26 @@ fn reset_counters(header: &Header) {
     header.fallbacks.iter().for_each(|counter| counter.store(0, Relaxed));
 }
 
-impl Slot {
-    fn write_identity(&self, connection: &Connection) {
+impl Identity {
+    fn open(&self, connection: &Connection, opened_at_ns: u64) {
         self.fd.store(connection.fd, Relaxed);
         self.kind.store(connection.path as u32 | (connection.role as u32) << 8, Relaxed);
-        self.opened_at_ns.store(unix_time_ns(), Relaxed);
-        store_address(connection.local, &self.local_ip, &self.local_port);
-        store_address(connection.peer, &self.peer_ip, &self.peer_port);
-        self.sender.clear();
-        self.receiver.clear();
+        self.opened_at_ns.store(opened_at_ns, Relaxed);
+        self.set_addresses(connection.local, connection.peer);
+        self.generation.fetch_add(1, Relaxed);
+        self.state.store(STATE_OPEN, Release);
     }
 
-    fn write_inherited(&self, parents: &Slot) {
+    fn is_open(&self) -> bool {
+        self.state.load(Acquire) == STATE_OPEN
+    }
+
+    fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
+        store_address(local, &self.local_ip, &self.local_port);
+        store_address(peer, &self.peer_ip, &self.peer_port);
+    }
+
+    fn inherit(&self, parents: &Self) {
         let copy_u64 = |own: &AtomicU64, parents: &AtomicU64| own.store(parents.load(Relaxed), Relaxed);
         let copy_u32 = |own: &AtomicU32, parents: &AtomicU32| own.store(parents.load(Relaxed), Relaxed);
         self.fd.store(parents.fd.load(Relaxed), Relaxed);
@@ -480,15 +509,14 @@ impl ConnectionSlot {
     /// The descriptor the program now knows the connection by, after `dup` and `close`.
     pub fn set_fd(&self, fd: i32) {
         if self.index != UNLISTED {
-            self.slot.fd.store(fd, Relaxed);
+            self.ledger.identities(self.index).for_each(|identity| identity.fd.store(fd, Relaxed));
         }
     }
 
     /// The addresses, once they are known.
     pub fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
         if self.index != UNLISTED {
-            store_address(local, &self.slot.local_ip, &self.slot.local_port);
-            store_address(peer, &self.slot.peer_ip, &self.slot.peer_port);
+            self.ledger.identities(self.index).for_each(|identity| identity.set_addresses(local, peer));
         }
     }
 
@@ -505,13 +533,14 @@ impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let totals = &self.ledger.header().totals[self.path as usize];
         totals.connections_open.fetch_sub(1, Relaxed);
+        self.ledger.open[self.path as usize].fetch_sub(1, Relaxed);
         if self.index == UNLISTED {
             return;
         }
-        self.slot.state.store(STATE_CLOSING, Relaxed);
+        self.slot.identity.state.store(STATE_CLOSING, Relaxed);
         totals.bytes_sent_closed.fetch_add(self.slot.sender.bytes.load(Relaxed), Relaxed);
         totals.bytes_received_closed.fetch_add(self.slot.receiver.bytes.load(Relaxed), Relaxed);
-        self.slot.state.store(STATE_FREE, Release);
+        self.ledger.identities(self.index).for_each(|identity| identity.state.store(STATE_FREE, Release));
         self.ledger.push_free(self.index);
     }
 }

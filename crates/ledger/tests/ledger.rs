@@ -293,6 +293,34 @@ fn a_forked_child_writes_to_a_page_of_its_own() {
 }
 
 #[test]
+fn a_parent_that_closes_at_once_leaves_the_child_what_it_inherited() {
+    let _alone = alone();
+    let rack = rack();
+    let ledger = ledger_in(rack.path());
+    let mut handed_on = std::mem::ManuallyDrop::new(ledger.open_connection(&connection(Path::Lane, 5)));
+    in_child(|| {
+        // Writes into the page of the test as a parent does that closes before its child has run.
+        in_child(|| {
+            // SAFETY: this process ends without touching it again.
+            unsafe { std::mem::ManuallyDrop::drop(&mut handed_on) };
+            only_process(rack.path()).connections.is_empty()
+        });
+        ledger.forked_child();
+        handed_on.add_sent(3);
+        let own = ledger.open_connection(&connection(Path::Lane, 6));
+        own.add_sent(30);
+        let mine = process_of(rack.path(), std::process::id());
+        let seen: Vec<_> = mine.connections.iter().map(|open| (open.fd, open.inherited, open.bytes_sent)).collect();
+        assert_eq!(seen, [(5, true, 3), (6, false, 30)]);
+        assert_eq!((mine.lane.connections_open, mine.lane.bytes_sent), (2, 33));
+        // SAFETY: dropped once in this process.
+        unsafe { std::mem::ManuallyDrop::drop(&mut handed_on) };
+        let left = process_of(rack.path(), std::process::id());
+        (left.lane.connections_open, left.lane.bytes_sent) == (1, 33)
+    });
+}
+
+#[test]
 fn a_child_of_a_child_closes_what_it_inherited() {
     let _alone = alone();
     let rack = rack();
