@@ -61,13 +61,12 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Self { inbound, outbound, layout, secret, peeked_bytes: 0 }
     }
 
-    /// Whether there may be something to read: loads of the line that would carry it. Needs no exclusion. A move to the
-    /// big ring is nothing yet: a program that was told to read would find no byte.
+    /// Whether there may be something to read: one load of the line that would carry it. Needs no exclusion.
     #[inline]
     pub fn may_have_data(&self) -> bool {
         let cursor = self.cursor();
         cursor.record_bytes != 0
-            || (self.is_published(&cursor) && !self.is_bare_switch(&cursor))
+            || self.is_published(&cursor)
             || self.inbound.load_u64(self.layout.fin(), Ordering::Relaxed) != 0
     }
 
@@ -264,17 +263,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     fn is_published(&self, cursor: &Cursor) -> bool {
         let slot = self.ring(cursor).slot_offset(cursor.head);
         self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, cursor.head)
-    }
-
-    /// Whether the published record says that the next one is in the big ring, and nothing is there yet.
-    #[inline]
-    fn is_bare_switch(&self, cursor: &Cursor) -> bool {
-        if cursor.in_big_ring || self.layout.big_slots == 0 {
-            return false;
-        }
-        let word = self.inbound.load_u64(self.ring(cursor).slot_offset(cursor.head) + 8, Ordering::Relaxed);
-        let after = Cursor { head: cursor.head.wrapping_add(1), in_big_ring: true, ..*cursor };
-        word == Record::Switch.encode() && !self.is_published(&after)
     }
 
     /// Makes the cursor stand in a record with unread bytes, if there is one.

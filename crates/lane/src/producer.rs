@@ -37,11 +37,16 @@ pub struct Producer<O, I> {
 struct Cursor {
     tail: u64,
     in_big_ring: bool,
+    /// The next record is the first in the big ring: it is published together with the switch in the slot before it.
+    switch_is_due: bool,
 }
 
 /// What the last reservation promised, in memory of this process alone.
 #[derive(Debug, Clone, Copy)]
 struct Reserved {
+    /// Where writing stood.
+    before: Cursor,
+    /// Where the record goes.
     cursor: Cursor,
     len_bytes: usize,
 }
@@ -109,7 +114,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn reserve(&mut self, len_bytes_max: usize) -> Result<Option<Reservation>, Corrupt> {
         self.reserved = None;
-        let mut cursor = self.cursor();
+        let before = self.cursor();
+        let mut cursor = before;
         let room_bytes = self.room_for(&mut cursor, len_bytes_max)?;
         if room_bytes == 0 {
             return Ok(None);
@@ -117,7 +123,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let len_bytes = len_bytes_max.min(room_bytes);
         let start = self.ring(&cursor).slot_offset(cursor.tail) + HEADER_BYTES;
         let Some(pointer) = self.outbound.pointer(start, len_bytes) else { return Ok(None) };
-        self.reserved = Some(Reserved { cursor, len_bytes });
+        self.reserved = Some(Reserved { before, cursor, len_bytes });
         Ok(Some(Reservation { pointer, len_bytes }))
     }
 
@@ -134,14 +140,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return Ok(());
         }
         let reserved = reserved.filter(|reserved| len_bytes <= reserved.len_bytes);
-        let Some(Reserved { mut cursor, .. }) = reserved else {
+        let Some(Reserved { before, mut cursor, .. }) = reserved else {
             panic!("commit of {len_bytes} bytes was not reserved")
         };
         let now = self.cursor();
-        if now != cursor {
+        if now != before {
             return Err(Corrupt { what: "write cursor", value: now.tail });
         }
-        self.publish(&mut cursor, Record::Data(len_bytes), slots_of(len_bytes));
+        self.publish(&mut cursor, len_bytes);
         Ok(())
     }
 
@@ -214,7 +220,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         asleep
     }
 
-    /// Payload bytes that the next record can carry, moving to the big ring when `wanted_bytes` ask for it. Whatever a
+    /// Payload bytes that the next record can carry, in the big ring when `wanted_bytes` ask for it. Whatever a
     /// peer did to the words this comes from, a record of so many bytes at this cursor is inside the ring.
     #[inline]
     fn room_for(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
@@ -234,12 +240,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         let is_bulk = wanted_bytes / SLOT_BYTES >= self.layout.small_slots as usize / 2;
         if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
-            self.publish(cursor, Record::Switch, 1);
-            self.set_inbound_word(IN_BIG_RING, 1);
-            cursor.in_big_ring = true;
+            *cursor = Cursor { tail: cursor.tail.wrapping_add(1), in_big_ring: true, switch_is_due: true };
             free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
         }
-        self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(free_slots));
+        // As long as the switch may not come to be, the limit stays the small ring's.
+        if !cursor.switch_is_due {
+            self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(free_slots));
+        }
         let slots = free_slots.min(self.ring(cursor).slots_to_end(cursor.tail));
         Ok((slots as usize * SLOT_BYTES).saturating_sub(HEADER_BYTES).min(RECORD_BYTES_MAX))
     }
@@ -254,7 +261,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             // SAFETY: the caller's span.
             unsafe { self.outbound.write_from(payload, source, len_bytes) };
         }
-        self.publish(cursor, Record::Data(len_bytes), slots_of(len_bytes));
+        self.publish(cursor, len_bytes);
     }
 
     /// A short payload goes as whole words, without a call.
@@ -267,15 +274,33 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
     }
 
-    /// Makes a record visible: header, fence, tag. The payload is in place.
+    /// Makes a record visible. The payload is in place.
     #[inline(always)] // The compiler would share it with the cold callers, through memory.
-    fn publish(&mut self, cursor: &mut Cursor, record: Record, slots: u64) {
-        let slot = self.ring(cursor).slot_offset(cursor.tail);
+    fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
+        self.show(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
+        if cursor.switch_is_due {
+            self.publish_switch(cursor);
+        }
+        cursor.tail = cursor.tail.wrapping_add(slots_of(len_bytes));
+        self.set_inbound_word(TAIL, cursor.tail);
+    }
+
+    /// Leads the receiver to the big ring, where a record awaits it: a switch alone would be something unread without
+    /// a byte.
+    #[cold]
+    fn publish_switch(&mut self, cursor: &mut Cursor) {
+        let position = cursor.tail.wrapping_sub(1);
+        self.show(Ring::of(&self.layout, false).slot_offset(position), position, Record::Switch);
+        self.set_inbound_word(IN_BIG_RING, 1);
+        cursor.switch_is_due = false;
+    }
+
+    /// Header, fence, tag.
+    #[inline(always)]
+    fn show(&mut self, slot: usize, position: u64, record: Record) {
         self.outbound.store_u64(slot + 8, record.encode(), Ordering::Relaxed);
         self.outbound.fence();
-        self.outbound.store_u64(slot, tag(self.secret, cursor.tail), Ordering::Release);
-        cursor.tail = cursor.tail.wrapping_add(slots);
-        self.set_inbound_word(TAIL, cursor.tail);
+        self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
     }
 
     /// Slots that may be written. The small ring keeps one back, for the record that leaves it.
@@ -329,7 +354,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        Cursor { tail: self.inbound_word(TAIL), in_big_ring: self.inbound_word(IN_BIG_RING) != 0 }
+        let in_big_ring = self.inbound_word(IN_BIG_RING) != 0;
+        Cursor { tail: self.inbound_word(TAIL), in_big_ring, switch_is_due: false }
     }
 
     #[inline]

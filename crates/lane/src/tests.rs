@@ -167,14 +167,41 @@ fn miri_a_sender_sleeps_only_for_room_that_comes_with_a_wake_up() {
 }
 
 #[test]
-fn miri_a_move_to_the_big_ring_without_bytes_is_drained() {
+fn miri_a_move_to_the_big_ring_without_bytes_does_not_happen() {
     let (mut producer, mut consumer) = pair(8, 16);
     assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
     assert_eq!(producer.commit(0), Ok(()));
+    assert!(producer.is_drained(), "a close now would leave something unread");
+    // The small ring is as small as before, and the way to the big one still open.
+    for round in 0..20 {
+        assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
+        assert_eq!(producer.write(&[round]), Ok(1));
+        assert_eq!(consumer.read(&mut [0; 8]), Ok(1));
+    }
+    assert_eq!(producer.write(&[7; 500]), Ok(500));
+    let mut bytes = [0; 600];
+    assert_eq!(consumer.read(&mut bytes), Ok(500));
+    assert!(bytes[..500].iter().all(|byte| *byte == 7));
     producer.finish();
     assert_eq!(consumer.read(&mut [0; 8]), Ok(0));
     assert!(consumer.is_finished());
     assert!(producer.is_drained());
+}
+
+#[test]
+fn miri_short_messages_fill_the_small_ring_no_further_after_a_reservation_in_the_big_one() {
+    let (mut producer, mut consumer) = pair(8, 64);
+    assert!(producer.reserve(RECORD_BYTES_MAX).unwrap().is_some());
+    // From here on, it is to stay in the small ring.
+    producer.set_capacity(1);
+    let mut sent = Vec::new();
+    while producer.write(&[sent.len() as u8]) == Ok(1) {
+        sent.push(sent.len() as u8);
+    }
+    assert!(sent.len() < 8, "{} records in 8 slots", sent.len());
+    let mut bytes = [0; 64];
+    assert_eq!(consumer.read(&mut bytes), Ok(sent.len()));
+    assert_eq!(bytes[..sent.len()], sent);
 }
 
 #[test]
