@@ -112,6 +112,16 @@ fn a_static_program_falls_back() {
 }
 
 #[test]
+fn a_go_program_falls_back() {
+    for section in [".go.buildinfo", ".note.go.buildid"] {
+        let mark = format!("__attribute__((section(\"{section}\"), used)) static const char mark[] = \"Go\";\n");
+        let name = format!("go{}", section.replace('.', "-"));
+        let program = c::build_text(&name, &(mark + GREETER), &[]);
+        must_fall_back(&Rack::new(), &program, &[&name, "Go program"]);
+    }
+}
+
+#[test]
 fn a_setuid_program_falls_back() {
     if !is_root() {
         println!("skipped: only root can make a program that is setuid to somebody else");

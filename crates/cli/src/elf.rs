@@ -14,6 +14,8 @@ pub enum Kind {
     Static,
     /// Its loader is of another C library.
     OtherLoader(String),
+    /// Made by the Go compiler: dynamic or not, its sockets are system calls of its own.
+    Go,
     /// Another processor or word size.
     OtherMachine,
     /// Not an ELF file.
@@ -42,6 +44,12 @@ const HEADER_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 56;
 const SEGMENTS_MAX: u16 = 512;
 const INTERPRETER_BYTES_MAX: u64 = 4096;
+const SECTION_BYTES: usize = 64;
+const SECTIONS_MAX: u16 = 4096;
+const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
+/// Sections that Go's linker makes and `strip` leaves (cmd/link/internal/ld/elf.go): the second is missing where the
+/// build id was set to nothing, the first in programs from before Go 1.13.
+const SECTIONS_OF_GO: [&[u8]; 2] = [b".go.buildinfo", b".note.go.buildid"];
 
 /// Looks at a program file.
 pub fn inspect(path: &Path) -> io::Result<Kind> {
@@ -61,6 +69,7 @@ pub fn inspect(path: &Path) -> io::Result<Kind> {
         return Ok(Kind::Damaged);
     }
     Ok(interpreter(&file, &header).map_or(Kind::Damaged, |interpreter| match interpreter {
+        _ if is_from_go(&file, &header) => Kind::Go,
         None => Kind::Static,
         Some(loader) => kind_of_loader(loader),
     }))
@@ -101,6 +110,28 @@ fn interpreter(file: &File, header: &[u8; HEADER_BYTES]) -> Result<Option<String
     file.read_exact_at(&mut name, offset)?;
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     Ok(Some(String::from_utf8_lossy(&name[..end]).into_owned()))
+}
+
+/// Whether the names of the program's sections say so. No loader needs sections: where they are missing or make no
+/// sense, they say nothing.
+fn is_from_go(file: &File, header: &[u8; HEADER_BYTES]) -> bool {
+    let names = section_names(file, header).unwrap_or_default();
+    names.split(|byte| *byte == 0).any(|name| SECTIONS_OF_GO.contains(&name))
+}
+
+/// The names of all sections, each with a zero behind it.
+fn section_names(file: &File, header: &[u8; HEADER_BYTES]) -> io::Result<Vec<u8>> {
+    let (table, entry_bytes) = (u64_at(header, 40), u16_at(header, 58));
+    let (entries, of_names) = (u16_at(header, 60), u16_at(header, 62));
+    if usize::from(entry_bytes) != SECTION_BYTES || entries > SECTIONS_MAX || of_names >= entries {
+        return Ok(Vec::new());
+    }
+    let mut section = [0; SECTION_BYTES];
+    file.read_exact_at(&mut section, table.saturating_add(u64::from(of_names) * SECTION_BYTES as u64))?;
+    let (offset, bytes) = (u64_at(&section, 24), u64_at(&section, 32));
+    let mut names = vec![0; bytes.min(SECTION_NAMES_BYTES_MAX) as usize];
+    file.read_exact_at(&mut names, offset)?;
+    Ok(names)
 }
 
 /// The first bytes of a file, fewer than the buffer where it ends.
@@ -150,6 +181,17 @@ mod tests {
         assert_eq!(kind_of_loader("/lib/ld-linux-aarch64.so.1".into()), Kind::Dynamic);
         let musl = "/lib/ld-musl-x86_64.so.1".to_owned();
         assert_eq!(kind_of_loader(musl.clone()), Kind::OtherLoader(musl));
+    }
+
+    #[test]
+    fn damaged_sections_say_nothing() {
+        let whole = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        for at in 40..64 {
+            let mut changed = whole[..4096].to_vec();
+            changed[at] ^= 0x7f;
+            let sections = [40..48, 58..64].iter().any(|fields| fields.contains(&at));
+            assert!(!sections || kind_of(&changed) == Kind::Dynamic, "byte {at}");
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum Obstacle {
     Static(PathBuf),
     /// The loader of another C library.
     OtherLoader(PathBuf, String),
+    /// Go's own system calls.
+    Go(PathBuf),
     /// Another processor or word size.
     OtherMachine(PathBuf),
     /// setuid, setgid or file capabilities: the loader ignores libraries from the environment.
@@ -51,6 +53,11 @@ impl fmt::Display for Obstacle {
             Self::OtherLoader(path, loader) => {
                 write!(formatter, "{} uses the loader {loader}, not glibc's; use a glibc build of it", path.display())
             }
+            Self::Go(path) => write!(
+                formatter,
+                "{} is a Go program, whose system calls pass by the C library; only kernel TCP serves it",
+                path.display()
+            ),
             Self::OtherMachine(path) => write!(
                 formatter,
                 "{} is built for another processor or word size; use a build for {}",
@@ -127,6 +134,7 @@ fn obstacle_of_elf(path: &Path, kind: Kind) -> Option<Obstacle> {
         Kind::Dynamic => privilege(&path).map(|what| Obstacle::Privileged(path, what)),
         Kind::Static => Some(Obstacle::Static(path)),
         Kind::OtherLoader(loader) => Some(Obstacle::OtherLoader(path, loader)),
+        Kind::Go => Some(Obstacle::Go(path)),
         Kind::OtherMachine => Some(Obstacle::OtherMachine(path)),
         Kind::NotElf | Kind::Damaged => Some(Obstacle::Unknown(path)),
     }
