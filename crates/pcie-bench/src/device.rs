@@ -6,6 +6,7 @@ use pcie::test::Test;
 
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Pages};
+use crate::pci::Pci;
 use crate::simulated::Simulated;
 
 /// What a device is.
@@ -72,6 +73,8 @@ pub struct DeviceOptions {
     pub pages: Pages,
     /// The BAR of `pci:`.
     pub bar: Option<u8>,
+    /// Whether what the BAR holds may be overwritten.
+    pub may_overwrite: bool,
 }
 
 /// Opens a device by its name: `sim:SYSTEM`, `memory`, `pci:ADDRESS`, `cuda:N`.
@@ -81,6 +84,7 @@ pub struct DeviceOptions {
 pub fn open(name: &str, options: DeviceOptions) -> Result<Box<dyn Device>> {
     match name.split_once(':') {
         None if name == "memory" => Ok(Box::new(Memory::open(options.pages)?)),
+        Some(("pci", address)) => Ok(Box::new(Pci::open(address, options.bar, options.may_overwrite)?)),
         Some(("sim", system)) => Ok(Box::new(Simulated::open(system)?)),
         _ => Error::wrong_use(format!(
             "device '{name}' is not known; choose sim:SYSTEM, memory, pci:ADDRESS (as 0000:00:04.0) or cuda:N"

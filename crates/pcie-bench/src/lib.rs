@@ -13,6 +13,7 @@ pub mod figures;
 pub mod files;
 pub mod import;
 pub mod memory;
+pub mod pci;
 pub mod runner;
 pub mod simulated;
 pub mod statistics;

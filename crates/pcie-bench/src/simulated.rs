@@ -14,12 +14,13 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// The system of this name.
+    /// The system of this name, or of a parameter file (`NAME.toml`).
     ///
     /// # Errors
     /// When there is none.
     pub fn open(system: &str) -> Result<Self> {
-        let system = System::named(system).map_err(refused)?;
+        let system =
+            if system.ends_with(".toml") { of_file(system)? } else { System::named(system).map_err(refused)? };
         let about = About {
             name: format!("sim:{}", system.name()),
             words: system.description().to_owned(),
@@ -28,6 +29,12 @@ impl Simulated {
         };
         Ok(Self { about, system })
     }
+}
+
+/// The system of a parameter file.
+fn of_file(path: &str) -> Result<System> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::File { path: path.into(), source })?;
+    System::from_toml(path, &text).map_err(refused)
 }
 
 /// Whatever a simulation refuses, the remedy is another command line.

@@ -194,8 +194,8 @@ mod tests {
         }
     }
 
-    const OPTIONS: SweepOptions =
-        SweepOptions { device: DeviceOptions { pages: crate::memory::Pages::Base, bar: None }, threads: 2, raw: false };
+    const OPTIONS: SweepOptions = SweepOptions { device: DEVICE, threads: 2, raw: false };
+    const DEVICE: DeviceOptions = DeviceOptions { pages: crate::memory::Pages::Base, bar: None, may_overwrite: false };
 
     #[test]
     fn every_combination_is_made_once_in_a_fixed_order() {

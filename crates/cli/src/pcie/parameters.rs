@@ -28,12 +28,15 @@ pub struct OfDevice {
     /// The BAR of device pci:ADDRESS [default: the largest]
     #[arg(long, value_name = "NUMBER")]
     bar: Option<u8>,
+    /// Tests that write may overwrite what the BAR of device pci:ADDRESS holds
+    #[arg(long)]
+    overwrite: bool,
 }
 
 impl OfDevice {
     /// As the devices take them.
     pub fn options(&self) -> DeviceOptions {
-        DeviceOptions { pages: self.pages, bar: self.bar }
+        DeviceOptions { pages: self.pages, bar: self.bar, may_overwrite: self.overwrite }
     }
 }
 
