@@ -4,6 +4,7 @@ use pcie::link::Link;
 use pcie::result::Provenance;
 use pcie::test::Test;
 
+use crate::cuda::Cuda;
 use crate::error::{Error, Result};
 use crate::memory::{Memory, Pages};
 use crate::pci::Pci;
@@ -84,6 +85,7 @@ pub struct DeviceOptions {
 pub fn open(name: &str, options: DeviceOptions) -> Result<Box<dyn Device>> {
     match name.split_once(':') {
         None if name == "memory" => Ok(Box::new(Memory::open(options.pages)?)),
+        Some(("cuda", index)) => Ok(Box::new(Cuda::open(index)?)),
         Some(("pci", address)) => Ok(Box::new(Pci::open(address, options.bar, options.may_overwrite)?)),
         Some(("sim", system)) => Ok(Box::new(Simulated::open(system)?)),
         _ => Error::wrong_use(format!(

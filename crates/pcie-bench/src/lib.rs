@@ -7,6 +7,7 @@
 #![allow(unsafe_code)] // Flushing caches, mapping registers, reading time stamps, calling a GPU's driver.
 
 pub mod compare;
+pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod figures;
@@ -20,6 +21,7 @@ pub mod statistics;
 pub mod sweep;
 
 mod clock;
+mod lines;
 mod order;
 #[cfg(test)]
 mod testing;

@@ -18,6 +18,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::clock::Clock;
 use crate::device::{About, Device, Timer};
 use crate::error::{Error, Result};
+use crate::lines;
 use crate::order::Visits;
 use handover::{Handover, Job};
 use topology::Topology;
@@ -104,7 +105,7 @@ impl Device for Memory {
                 "memory: --iommu does not apply, loads and stores pass no IOMMU; choose page sizes by --pages 4k|2m|1g",
             );
         }
-        if test.cache == Cache::Cold && cfg!(not(target_arch = "x86_64")) {
+        if test.cache == Cache::Cold && !lines::CAN_FLUSH {
             return Error::wrong_use(
                 "memory: --cache cold needs an instruction that this program has for x86-64 only; \
                  choose host-warm or device-warm",
@@ -183,7 +184,6 @@ impl<'a> Pass<'a> {
                     thrash();
                 }
                 self.ready.window.fill(value);
-                #[cfg(target_arch = "x86_64")]
                 self.ready.window.flush();
                 Ok(())
             }

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
-use pcie::test::LINE_BYTES;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
 use volmem::{Mapping, Region};
 
 use crate::error::{Error, Result};
+use crate::lines;
 
 /// Pages that the window is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -100,14 +99,10 @@ impl Window {
     }
 
     /// Sends every line to memory and out of all caches.
-    #[cfg(target_arch = "x86_64")]
     pub fn flush(&self) {
         let base = self.region.pointer(0, self.window_bytes);
-        for offset in (0..self.window_bytes).step_by(LINE_BYTES as usize) {
-            // SAFETY: the address lies in the region, which is mapped; flushing changes no contents.
-            unsafe { core::arch::x86_64::_mm_clflush(base.as_ptr().add(offset)) };
-        }
-        fence(Ordering::SeqCst); // flushes are ordered by fences alone
+        // SAFETY: the span is the region's, which is mapped.
+        unsafe { lines::flush(base.as_ptr(), self.window_bytes) };
     }
 
     /// Whether every page lies on a node, as the kernel counts them.
@@ -152,7 +147,6 @@ mod tests {
         let window = Window::map(8192, Pages::Base).unwrap();
         window.fill(7);
         window.write(100, &[1, 2, 3]);
-        #[cfg(target_arch = "x86_64")]
         window.flush();
         let mut found = [0; 5];
         window.read(99, &mut found);

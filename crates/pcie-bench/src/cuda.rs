@@ -1,0 +1,237 @@
+//! A GPU as the device: its threads load and store pinned memory of the host across PCIe.
+//!
+//! The kernels are compiled at run time, and the driver is loaded then, so that nothing needs a GPU to build. A unit is
+//! visited once a launch, because a GPU's caches may serve what a launch has loaded before; between launches the host
+//! brings the caches into the state asked for.
+
+mod driver;
+mod plan;
+
+use std::ffi::{CStr, CString};
+
+use crosslane_bench::Machine;
+use pcie::result::Provenance;
+use pcie::test::{Cache, Kind, Test};
+
+use crate::device::{About, Device, Timer};
+use crate::error::{Error, Result};
+use crate::lines;
+use crate::order::Visits;
+use driver::{Argument, Gpu, Pinned};
+use plan::Rate;
+
+const SOURCE: &str = include_str!("cuda/kernels.cu");
+const WORD_BYTES: u32 = 8;
+/// Threads of a block in bandwidth tests: four warps.
+const BLOCK_THREADS: u32 = 128;
+const WARP_THREADS: u32 = 32;
+/// Long enough for a GPU to leave its idle clock, and to measure the clock it has then.
+const WARM_UP_NS: u64 = 200_000_000;
+const CALIBRATION_NS: u64 = 20_000_000;
+const TIMER_SAMPLES: u32 = 4096;
+
+/// The device.
+pub struct Cuda {
+    about: About,
+    words: String,
+    gpu: Gpu,
+    window: Option<Pinned>,
+    ns_per_tick: f64,
+    timer_ticks: u64,
+}
+
+impl Cuda {
+    /// The GPU of this number.
+    ///
+    /// # Errors
+    /// Names the library or the GPU that is missing.
+    pub fn open(index: &str) -> Result<Self> {
+        let Ok(number) = index.parse() else {
+            return Error::wrong_use(format!("cuda: '{index}' is no number of a GPU; write cuda:0 for the first"));
+        };
+        let source = CString::new(SOURCE).map_err(|_| Error::Failed("cuda: the kernels hold a zero".to_owned()))?;
+        let gpu = Gpu::open(number, &source)?;
+        let words = format!("{} as the device; {}", gpu.name, Machine::describe(None).words());
+        let name = format!("cuda:{number}");
+        let about = About { name, words: words.clone(), provenance: Provenance::Measured, link: None };
+        Ok(Self { about, words, gpu, window: None, ns_per_tick: 0.0, timer_ticks: 0 })
+    }
+
+    fn window(&self) -> Result<&Pinned> {
+        self.window.as_ref().ok_or_else(|| Error::Failed("cuda: run before it was prepared".to_owned()))
+    }
+
+    /// Runs one kernel of one thread that fills `count` words.
+    fn words_of(&self, kernel: &CStr, count: usize, arguments: &[Argument]) -> Result<Vec<u64>> {
+        let out = self.gpu.upload(&vec![0; count])?;
+        let all: Vec<Argument> = [Argument::Wide(out)].iter().chain(arguments).copied().collect();
+        self.gpu.launch(kernel, 1, 1, &all)?;
+        self.gpu.download(out, count)
+    }
+
+    fn calibrate(&mut self) -> Result<()> {
+        self.words_of(c"clock_rate", 2, &[Argument::Wide(WARM_UP_NS)])?;
+        let rate = self.words_of(c"clock_rate", 2, &[Argument::Wide(CALIBRATION_NS)])?;
+        self.ns_per_tick = rate[1] as f64 / rate[0].max(1) as f64;
+        let mut costs = self.words_of(c"timer_cost", TIMER_SAMPLES as usize, &[Argument::Narrow(TIMER_SAMPLES)])?;
+        costs.sort_unstable();
+        self.timer_ticks = costs[costs.len() / 2];
+        Ok(())
+    }
+
+    /// Brings the caches into the state that a pass begins with.
+    fn begin(&self, test: &Test, pass: u64) -> Result<()> {
+        let window = self.window()?;
+        let bytes = test.window_bytes as usize;
+        if test.cache == Cache::DeviceWarm {
+            let arguments = [Argument::Wide(window.address), Argument::Wide(test.window_bytes), Argument::Wide(pass)];
+            return self.gpu.launch(c"fill", self.gpu.processors, BLOCK_THREADS, &arguments).map(|_| ());
+        }
+        // SAFETY: the window has as many bytes, and no kernel runs: every launch is waited for.
+        unsafe { window.host.write_bytes(pass as u8, bytes) };
+        if test.cache == Cache::Cold {
+            // SAFETY: as above.
+            unsafe { lines::flush(window.host, bytes) };
+        }
+        Ok(())
+    }
+
+    /// The addresses of a pass, in the GPU's memory.
+    fn addresses(&self, test: &Test, pass: u64, transfers: u64) -> Result<u64> {
+        let visits = Visits::of(test);
+        let addresses: Vec<u64> = (0..transfers).map(|index| test.address_of(visits.unit(pass, index))).collect();
+        self.gpu.upload(&addresses)
+    }
+
+    /// One pass with so many warps: the nanoseconds of its kernel.
+    fn pass(&self, test: &Test, pass: u64, transfers: u64, warps: u32) -> Result<f64> {
+        self.begin(test, pass)?;
+        let addresses = self.addresses(test, pass, transfers)?;
+        let threads = warps * WARP_THREADS;
+        let sums = self.gpu.upload(&vec![0; threads as usize])?;
+        let mode = match test.test {
+            Kind::BwWr => 1,
+            Kind::BwRdwr => 2,
+            _ => 0,
+        };
+        let block = threads.min(BLOCK_THREADS);
+        let run = |transfers: u64| {
+            let arguments = [
+                Argument::Wide(self.window()?.address),
+                Argument::Wide(addresses),
+                Argument::Wide(sums),
+                Argument::Narrow(transfers as u32),
+                Argument::Narrow(test.size_bytes / WORD_BYTES),
+                Argument::Narrow(mode),
+            ];
+            self.gpu.launch(c"bandwidth", threads.div_ceil(block), block, &arguments)
+        };
+        // What launching costs without a transfer does not count.
+        let elapsed_ns = run(0).and_then(|empty_ns| Ok((run(transfers)? - empty_ns).max(1.0)));
+        self.gpu.free(addresses);
+        self.gpu.free(sums);
+        elapsed_ns
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        if let Some(window) = &self.window {
+            self.gpu.unpin(window);
+        }
+    }
+}
+
+impl Device for Cuda {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn check(&self, test: &Test) -> Result<()> {
+        plan::check(test)?;
+        if test.cache == Cache::Cold && !lines::CAN_FLUSH {
+            return Error::wrong_use("cuda: --cache cold needs an instruction that this program has for x86-64 only");
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, test: &Test) -> Result<()> {
+        if let Some(old) = self.window.take() {
+            self.gpu.unpin(&old);
+        }
+        self.window = Some(self.gpu.pin(test.window_bytes as usize)?);
+        self.calibrate()
+    }
+
+    fn timer(&self) -> Timer {
+        Timer { cost_ns: self.timer_ticks as f64 * self.ns_per_tick, step_ns: self.ns_per_tick }
+    }
+
+    fn latencies(&mut self, test: &Test, sink: &mut (dyn FnMut(f64) + Send)) -> Result<()> {
+        let kernel = if test.test == Kind::LatRd { c"lat_rd" } else { c"lat_wrrd" };
+        let units = test.units();
+        for pass in 0..test.samples.div_ceil(units) {
+            let samples = units.min(test.samples - pass * units);
+            self.begin(test, pass)?;
+            let addresses = self.addresses(test, pass, samples)?;
+            let ticks = self.gpu.upload(&vec![0; samples as usize])?;
+            let arguments = [
+                Argument::Wide(self.window()?.address),
+                Argument::Wide(addresses),
+                Argument::Wide(ticks),
+                Argument::Narrow(samples as u32),
+                Argument::Narrow(test.size_bytes / WORD_BYTES),
+                Argument::Wide(0),
+            ];
+            self.gpu.launch(kernel, 1, 1, &arguments)?;
+            self.gpu.free(addresses);
+            for ticks in self.gpu.download(ticks, samples as usize)? {
+                sink(ticks.saturating_sub(self.timer_ticks) as f64 * self.ns_per_tick);
+            }
+        }
+        Ok(())
+    }
+
+    fn bandwidth(&mut self, test: &Test) -> Result<f64> {
+        let units = test.units();
+        let mut rates = Vec::new();
+        for (pass, warps) in plan::warps(self.gpu.processors).into_iter().enumerate() {
+            let elapsed_ns = self.pass(test, pass as u64, units, warps)?;
+            rates.push(Rate { warps, transfers_per_ns: units as f64 / elapsed_ns });
+        }
+        let (best, knee) = plan::best_and_knee(&rates)?;
+        self.about.words = format!("{}; {best} warps in flight, 95% of the rate from {knee} on", self.words);
+        // Of a read-and-write test so many in each direction; a pass alternates.
+        let directions = if test.test == Kind::BwRdwr { 2 } else { 1 };
+        let transfers = test.samples * directions;
+        let mut elapsed_ns = 0.0;
+        for pass in 0..transfers.div_ceil(units) {
+            elapsed_ns += self.pass(test, pass, units.min(transfers - pass * units), best)?;
+        }
+        Ok(elapsed_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        for index in ["", "x", "-1"] {
+            let error = Cuda::open(index).err().unwrap();
+            assert!(error.is_wrong_use() && error.to_string().contains("cuda:0"), "{error}");
+        }
+        // On a machine with GPUs there are fewer than this many; on one without, the library is missing.
+        let error = Cuda::open("4000").err().unwrap();
+        assert!(error.is_wrong_use(), "{error}");
+        assert_eq!(error.to_string().lines().count(), 1);
+    }
+
+    #[test]
+    fn every_kernel_that_is_launched_exists() {
+        for name in ["timer_cost", "clock_rate", "lat_rd", "lat_wrrd", "bandwidth", "fill"] {
+            assert!(SOURCE.contains(&format!("extern \"C\" __global__ void {name}(")), "{name}");
+        }
+    }
+}

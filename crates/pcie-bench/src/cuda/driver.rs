@@ -1,0 +1,383 @@
+//! As much of libcuda and NVRTC as the benchmark needs, loaded at run time.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+use libloading::Library;
+
+use crate::error::{Error, Result};
+
+const DRIVER: &str = "libcuda.so.1";
+/// Every version has the few functions needed.
+const COMPILERS: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"];
+
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: the GPU sees the memory.
+const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
+const ATTRIBUTE_MAJOR: c_int = 75;
+const ATTRIBUTE_MINOR: c_int = 76;
+const ATTRIBUTE_PROCESSORS: c_int = 16;
+const EVENT_DEFAULT: c_uint = 0;
+
+type Handle = *mut c_void;
+type Address = u64;
+
+/// A function of a library by its name.
+fn symbol<T: Copy>(library: &Library, library_name: &str, name: &str) -> Result<T> {
+    // SAFETY: each caller names the type that the library's manual gives the function; a plain function pointer is
+    // copied out, and the library stays loaded as long as the struct that holds it.
+    let found = unsafe { library.get::<T>(name.as_bytes()) };
+    found
+        .map(|function| *function)
+        .map_err(|_| Error::Failed(format!("cuda: {library_name} lacks {name}: it is too old")))
+}
+
+fn library(names: &[&str], remedy: &str) -> Result<(Library, String)> {
+    for name in names {
+        // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers touch nothing of ours.
+        if let Ok(library) = unsafe { Library::new(*name) } {
+            return Ok((library, (*name).to_owned()));
+        }
+    }
+    Error::wrong_use(format!("cuda: {} is missing; {remedy}", names[0]))
+}
+
+macro_rules! functions {
+    ($(#[$doc:meta])* $name:ident { $($field:ident = $symbol:literal: fn($($argument:ty),*) -> c_int;)* }) => {
+        $(#[$doc])*
+        struct $name {
+            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            _library: Library,
+        }
+
+        impl $name {
+            fn of(library: Library, library_name: &str) -> Result<Self> {
+                $(let $field = symbol(&library, library_name, $symbol)?;)*
+                Ok(Self { $($field,)* _library: library })
+            }
+        }
+    };
+}
+
+functions! {
+    /// The driver's.
+    Driver {
+        init = "cuInit": fn(c_uint) -> c_int;
+        device_get = "cuDeviceGet": fn(*mut c_int, c_int) -> c_int;
+        device_count = "cuDeviceGetCount": fn(*mut c_int) -> c_int;
+        device_name = "cuDeviceGetName": fn(*mut c_char, c_int, c_int) -> c_int;
+        device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, c_int) -> c_int;
+        context_retain = "cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int) -> c_int;
+        context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int) -> c_int;
+        context_set = "cuCtxSetCurrent": fn(Handle) -> c_int;
+        synchronize = "cuCtxSynchronize": fn() -> c_int;
+        module_load = "cuModuleLoadData": fn(*mut Handle, *const c_void) -> c_int;
+        module_function = "cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char) -> c_int;
+        host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint) -> c_int;
+        host_device_pointer = "cuMemHostGetDevicePointer_v2": fn(*mut Address, *mut c_void, c_uint) -> c_int;
+        host_free = "cuMemFreeHost": fn(*mut c_void) -> c_int;
+        alloc = "cuMemAlloc_v2": fn(*mut Address, usize) -> c_int;
+        free = "cuMemFree_v2": fn(Address) -> c_int;
+        copy_in = "cuMemcpyHtoD_v2": fn(Address, *const c_void, usize) -> c_int;
+        copy_out = "cuMemcpyDtoH_v2": fn(*mut c_void, Address, usize) -> c_int;
+        launch = "cuLaunchKernel": fn(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle,
+            *mut *mut c_void, *mut *mut c_void) -> c_int;
+        event_create = "cuEventCreate": fn(*mut Handle, c_uint) -> c_int;
+        event_record = "cuEventRecord": fn(Handle, Handle) -> c_int;
+        event_synchronize = "cuEventSynchronize": fn(Handle) -> c_int;
+        event_elapsed = "cuEventElapsedTime": fn(*mut f32, Handle, Handle) -> c_int;
+        event_destroy = "cuEventDestroy_v2": fn(Handle) -> c_int;
+        error_name = "cuGetErrorName": fn(c_int, *mut *const c_char) -> c_int;
+    }
+}
+
+functions! {
+    /// The run-time compiler's.
+    Compiler {
+        create = "nvrtcCreateProgram": fn(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char,
+            *const *const c_char) -> c_int;
+        compile = "nvrtcCompileProgram": fn(Handle, c_int, *const *const c_char) -> c_int;
+        ptx_size = "nvrtcGetPTXSize": fn(Handle, *mut usize) -> c_int;
+        ptx = "nvrtcGetPTX": fn(Handle, *mut c_char) -> c_int;
+        log_size = "nvrtcGetProgramLogSize": fn(Handle, *mut usize) -> c_int;
+        log = "nvrtcGetProgramLog": fn(Handle, *mut c_char) -> c_int;
+        destroy = "nvrtcDestroyProgram": fn(*mut Handle) -> c_int;
+    }
+}
+
+/// A GPU with its context and its compiled kernels.
+pub(super) struct Gpu {
+    driver: Driver,
+    device: c_int,
+    context: Handle,
+    module: Handle,
+    /// As the driver calls it.
+    pub name: String,
+    /// Its multiprocessors.
+    pub processors: u32,
+}
+
+// SAFETY: the driver's functions may be called from any thread once the context is current there, which every method
+// that needs it sees to.
+unsafe impl Send for Gpu {}
+
+/// Pinned memory of the host that the GPU sees.
+pub(super) struct Pinned {
+    /// Where the host sees it.
+    pub host: *mut u8,
+    /// Where the GPU sees it.
+    pub address: Address,
+}
+
+// SAFETY: plain memory; it is reached through volatile accesses and copies alone.
+unsafe impl Send for Pinned {}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy)]
+pub(super) enum Argument {
+    /// A pointer or a 64-bit number.
+    Wide(u64),
+    /// A 32-bit number.
+    Narrow(u32),
+}
+
+impl Gpu {
+    /// Opens the GPU number `index` and compiles `source` for it.
+    pub(super) fn open(index: u32, source: &CStr) -> Result<Self> {
+        let (library_driver, name) =
+            library(&[DRIVER], "it comes with NVIDIA's driver, so choose another device here")?;
+        let driver = Driver::of(library_driver, &name)?;
+        let (library_compiler, name) = library(&COMPILERS, "install NVIDIA's run-time compiler (package libnvrtc)")?;
+        let compiler = Compiler::of(library_compiler, &name)?;
+        // SAFETY: no arguments but flags.
+        driver.check("cuInit", unsafe { (driver.init)(0) })?;
+        let mut count = 0;
+        // SAFETY: `count` is writable.
+        driver.check("cuDeviceGetCount", unsafe { (driver.device_count)(&mut count) })?;
+        if i64::from(index) >= i64::from(count) {
+            return Error::wrong_use(format!(
+                "cuda: there is no GPU {index}; this machine has {count}, from cuda:0 on"
+            ));
+        }
+        let (mut device, mut context) = (0, ptr::null_mut());
+        // SAFETY: both outputs are writable; the device is one of those counted.
+        let retained = unsafe {
+            driver.check("cuDeviceGet", (driver.device_get)(&mut device, index as c_int))?;
+            (driver.context_retain)(&mut context, device)
+        };
+        driver.check("cuDevicePrimaryCtxRetain", retained)?;
+        let name = driver.name_of(device)?;
+        let processors = driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
+        let version = (driver.attribute(device, ATTRIBUTE_MAJOR)?, driver.attribute(device, ATTRIBUTE_MINOR)?);
+        let mut gpu = Self { driver, device, context, module: ptr::null_mut(), name, processors };
+        let ptx = compiler.ptx_of(source, version)?;
+        gpu.make_current()?;
+        // SAFETY: the text ends with a zero and outlives the call; the output is writable.
+        let loaded = unsafe { (gpu.driver.module_load)(&mut gpu.module, ptx.as_ptr().cast()) };
+        gpu.driver.check("cuModuleLoadData", loaded)?;
+        Ok(gpu)
+    }
+
+    fn make_current(&self) -> Result<()> {
+        // SAFETY: the context is retained until drop.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.context) })
+    }
+
+    /// Memory of the host, pinned, cached there as plain memory is.
+    pub(super) fn pin(&self, bytes: usize) -> Result<Pinned> {
+        self.make_current()?;
+        let (mut host, mut address) = (ptr::null_mut(), 0);
+        // SAFETY: outputs are writable.
+        let pinned = unsafe { (self.driver.host_alloc)(&mut host, bytes, HOST_ALLOC_DEVICE_MAP) };
+        self.driver.check("cuMemHostAlloc", pinned)?;
+        // SAFETY: as above; the memory was mapped for the device.
+        let mapped = unsafe { (self.driver.host_device_pointer)(&mut address, host, 0) };
+        self.driver.check("cuMemHostGetDevicePointer", mapped)?;
+        Ok(Pinned { host: host.cast(), address })
+    }
+
+    /// Gives pinned memory back.
+    pub(super) fn unpin(&self, pinned: &Pinned) {
+        let _ = self.make_current();
+        // SAFETY: allocated by `pin`; the caller uses it no more. There is nothing to do about a failure.
+        unsafe { (self.driver.host_free)(pinned.host.cast()) };
+    }
+
+    /// Words in the GPU's own memory.
+    pub(super) fn upload(&self, words: &[u64]) -> Result<Address> {
+        self.make_current()?;
+        let mut address = 0;
+        let bytes = size_of_val(words).max(1);
+        // SAFETY: the output is writable.
+        self.driver.check("cuMemAlloc", unsafe { (self.driver.alloc)(&mut address, bytes) })?;
+        // SAFETY: source and destination have `bytes` bytes.
+        let copied = unsafe { (self.driver.copy_in)(address, words.as_ptr().cast(), size_of_val(words)) };
+        self.driver.check("cuMemcpyHtoD", copied)?;
+        Ok(address)
+    }
+
+    /// Reads words back, and frees them there.
+    pub(super) fn download(&self, address: Address, count: usize) -> Result<Vec<u64>> {
+        self.make_current()?;
+        let mut words = vec![0_u64; count];
+        // SAFETY: the destination has as many bytes; the source was uploaded with as many at least.
+        let copied = unsafe { (self.driver.copy_out)(words.as_mut_ptr().cast(), address, size_of_val(&words[..])) };
+        self.driver.check("cuMemcpyDtoH", copied)?;
+        self.free(address);
+        Ok(words)
+    }
+
+    /// Frees what was uploaded.
+    pub(super) fn free(&self, address: Address) {
+        // SAFETY: allocated by `upload`; the caller uses it no more. There is nothing to do about a failure.
+        unsafe { (self.driver.free)(address) };
+    }
+
+    /// Runs a kernel to its end and returns the nanoseconds between the events around it.
+    pub(super) fn launch(&self, kernel: &CStr, blocks: u32, threads: u32, arguments: &[Argument]) -> Result<f64> {
+        self.make_current()?;
+        let mut function = ptr::null_mut();
+        // SAFETY: the module is loaded, the name ends with a zero, the output is writable.
+        let found = unsafe { (self.driver.module_function)(&mut function, self.module, kernel.as_ptr()) };
+        self.driver.check("cuModuleGetFunction", found)?;
+        let (start, end) = (self.event()?, self.event()?);
+        // The driver copies each argument at launch, as many bytes as the kernel's signature says.
+        let mut values: Vec<[u8; 8]> = arguments.iter().map(|argument| argument.bytes()).collect();
+        let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
+        let mut elapsed_ms = 0_f32;
+        // SAFETY: arguments match the kernels of `kernels.cu`, whose callers are in this crate; all pointers outlive the
+        // synchronisation, and both events exist.
+        let done = unsafe {
+            (self.driver.event_record)(start, ptr::null_mut());
+            let launched = (self.driver.launch)(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                ptr::null_mut(),
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
+            );
+            (self.driver.event_record)(end, ptr::null_mut());
+            let synchronized = (self.driver.event_synchronize)(end);
+            let finished = (self.driver.synchronize)();
+            (self.driver.event_elapsed)(&mut elapsed_ms, start, end);
+            (self.driver.event_destroy)(start);
+            (self.driver.event_destroy)(end);
+            [launched, synchronized, finished].into_iter().find(|code| *code != 0).unwrap_or(0)
+        };
+        self.driver.check(&format!("kernel {}", kernel.to_string_lossy()), done)?;
+        Ok(f64::from(elapsed_ms) * 1e6)
+    }
+
+    fn event(&self) -> Result<Handle> {
+        let mut event = ptr::null_mut();
+        // SAFETY: the output is writable.
+        let made = unsafe { (self.driver.event_create)(&mut event, EVENT_DEFAULT) };
+        self.driver.check("cuEventCreate", made)?;
+        Ok(event)
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: retained by `open`; the module goes with the context.
+        unsafe { (self.driver.context_release)(self.device) };
+    }
+}
+
+impl Argument {
+    /// In the machine's order, so that a narrow one fills the first four bytes.
+    fn bytes(self) -> [u8; 8] {
+        match self {
+            Self::Wide(value) => value.to_ne_bytes(),
+            Self::Narrow(value) => {
+                let mut bytes = [0; 8];
+                bytes[..4].copy_from_slice(&value.to_ne_bytes());
+                bytes
+            }
+        }
+    }
+}
+
+impl Driver {
+    fn check(&self, what: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut name = ptr::null();
+        // SAFETY: the output is writable; the driver sets it to a constant string or to null.
+        unsafe { (self.error_name)(code, &mut name) };
+        let name = if name.is_null() {
+            "unknown".into()
+        } else {
+            // SAFETY: not null, so a string that ends with a zero and lives as long as the library.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy()
+        };
+        Error::failed(format!("cuda: {what} failed with {code} ({name})"))
+    }
+
+    fn name_of(&self, device: c_int) -> Result<String> {
+        let mut name = [0 as c_char; 256];
+        // SAFETY: the buffer has the length given, less the zero that stays at its end.
+        let code = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
+        self.check("cuDeviceGetName", code)?;
+        // SAFETY: the last byte is zero.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    fn attribute(&self, device: c_int, attribute: c_int) -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the output is writable.
+        self.check("cuDeviceGetAttribute", unsafe { (self.device_attribute)(&mut value, attribute, device) })?;
+        Ok(value.unsigned_abs())
+    }
+}
+
+impl Compiler {
+    /// Compiles for a compute capability; the text ends with a zero.
+    fn ptx_of(&self, source: &CStr, (major, minor): (u32, u32)) -> Result<Vec<u8>> {
+        let mut program = ptr::null_mut();
+        // SAFETY: both strings end with a zero; there are no headers; the output is writable.
+        let created = unsafe {
+            (self.create)(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), 0, ptr::null(), ptr::null())
+        };
+        if created != 0 {
+            return Error::failed(format!("cuda: nvrtcCreateProgram failed with {created}"));
+        }
+        let option = CString::new(format!("--gpu-architecture=compute_{major}{minor}")).unwrap_or_default();
+        // SAFETY: the program exists, and one option is given that outlives the call.
+        let compiled = unsafe { (self.compile)(program, 1, [option.as_ptr()].as_ptr()) };
+        let text = if compiled == 0 {
+            self.text(program, self.ptx_size, self.ptx)
+        } else {
+            let log = self.text(program, self.log_size, self.log);
+            let log = String::from_utf8_lossy(&log).replace(['\n', '\0'], " ");
+            // SAFETY: created above.
+            unsafe { (self.destroy)(&mut program) };
+            return Error::failed(format!("cuda: the kernels do not compile for compute_{major}{minor}: {log}"));
+        };
+        // SAFETY: created above, used no more.
+        unsafe { (self.destroy)(&mut program) };
+        if text.is_empty() { Error::failed("cuda: the compiler gave no code") } else { Ok(text) }
+    }
+
+    fn text(
+        &self,
+        program: Handle,
+        size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
+        get: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
+    ) -> Vec<u8> {
+        let mut bytes = 0;
+        // SAFETY: the program exists and the output is writable.
+        if unsafe { size(program, &mut bytes) } != 0 {
+            return Vec::new();
+        }
+        let mut text = vec![0_u8; bytes + 1];
+        // SAFETY: the buffer has the bytes asked for, and one more.
+        if unsafe { get(program, text.as_mut_ptr().cast()) } == 0 { text } else { Vec::new() }
+    }
+}

@@ -1,0 +1,101 @@
+//! What does not need a GPU: which tests make sense on one, and how many warps saturate its link.
+
+use pcie::test::{Iommu, Numa, Test};
+
+use crate::error::{Error, Result};
+
+/// A bandwidth test visits a unit once a launch, and a launch must last longer than it costs to begin.
+pub(super) const TRANSFERS_MIN: u64 = 4096;
+const WORD_BYTES: u32 = 8;
+/// Warps tried: powers of two up to so many a multiprocessor.
+const WARPS_PER_PROCESSOR_MAX: u32 = 32;
+/// The share of the best rate from which on more warps bring next to nothing.
+const KNEE_SHARE: f64 = 0.95;
+
+/// What a number of warps in flight brought.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rate {
+    pub warps: u32,
+    pub transfers_per_ns: f64,
+}
+
+/// Whether a GPU can do a test.
+pub(super) fn check(test: &Test) -> Result<()> {
+    if !test.size_bytes.is_multiple_of(WORD_BYTES) || !test.host_offset_bytes.is_multiple_of(WORD_BYTES) {
+        return Error::wrong_use(
+            "cuda: threads load words of 8 bytes; choose --size and --host-offset as multiples of 8",
+        );
+    }
+    if test.device_offset_bytes != 0 {
+        return Error::wrong_use("cuda: --device-offset does not apply, transfers end in registers; leave it out");
+    }
+    if test.iommu != Iommu::Off || test.numa != Numa::Local {
+        return Error::wrong_use(
+            "cuda: --iommu and --numa cannot be chosen here: the first is fixed at boot, memory is pinned where numactl \
+             runs this program; leave them out",
+        );
+    }
+    if !test.test.is_latency() && test.units() < TRANSFERS_MIN {
+        return Error::wrong_use(format!(
+            "cuda: a window of {} transfers is too short for a bandwidth test, because caches would serve repeats; \
+             choose --window {} or more",
+            test.units(),
+            TRANSFERS_MIN * test.unit_bytes()
+        ));
+    }
+    Ok(())
+}
+
+/// The numbers of warps to try.
+pub(super) fn warps(processors: u32) -> Vec<u32> {
+    let most = processors.max(1).saturating_mul(WARPS_PER_PROCESSOR_MAX);
+    std::iter::successors(Some(1_u32), |warps| warps.checked_mul(2)).take_while(|warps| *warps <= most).collect()
+}
+
+/// The number of warps with the best rate, and the smallest that comes close to it: where tags or credits run out.
+pub(super) fn best_and_knee(rates: &[Rate]) -> Result<(u32, u32)> {
+    let best = rates.iter().max_by(|one, other| one.transfers_per_ns.total_cmp(&other.transfers_per_ns));
+    let Some(best) = best else { return Error::failed("cuda: no number of warps was tried") };
+    let enough = best.transfers_per_ns * KNEE_SHARE;
+    let knee = rates.iter().find(|rate| rate.transfers_per_ns >= enough).unwrap_or(best);
+    Ok((best.warps, knee.warps))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::test;
+    use pcie::test::Kind;
+
+    #[test]
+    fn the_knee_is_where_more_warps_bring_next_to_nothing() {
+        let rates = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 5.8), (16, 6.0), (32, 5.9)]
+            .map(|(warps, transfers_per_ns)| Rate { warps, transfers_per_ns });
+        assert_eq!(best_and_knee(&rates).unwrap(), (16, 8));
+        assert_eq!(best_and_knee(&rates[..1]).unwrap(), (1, 1));
+        assert!(best_and_knee(&[]).is_err());
+    }
+
+    #[test]
+    fn warps_double_up_to_what_a_gpu_holds() {
+        assert_eq!(warps(1), [1, 2, 4, 8, 16, 32]);
+        assert_eq!(warps(132).last(), Some(&4096));
+        assert!(!warps(0).is_empty());
+    }
+
+    #[test]
+    fn what_a_gpu_cannot_do_is_said_with_what_it_can() {
+        let large = Test { window_bytes: 1 << 20, ..test(Kind::BwRd) };
+        assert!(check(&large).is_ok() && check(&test(Kind::LatRd)).is_ok());
+        for (test, words) in [
+            (test(Kind::BwRd), "--window 262144"),
+            (Test { size_bytes: 63, ..large.clone() }, "multiples of 8"),
+            (Test { iommu: Iommu::Pages4K, ..large.clone() }, "--iommu"),
+            (Test { numa: Numa::Remote, ..large.clone() }, "numactl"),
+            (Test { device_offset_bytes: 8, ..large }, "--device-offset"),
+        ] {
+            let error = check(&test).unwrap_err();
+            assert!(error.is_wrong_use() && error.to_string().contains(words), "{error}");
+        }
+    }
+}
