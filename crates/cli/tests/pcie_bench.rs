@@ -53,6 +53,12 @@ fn what_cannot_be_measured_is_one_line_and_exit_code_2() {
     let bench = |more: &[&'static str]| [&["bench", "--test", "lat-rd"], more].concat();
     for (more, words) in [
         (&["--device", "nonsense"][..], &["'nonsense'", "sim:SYSTEM"][..]),
+        (&["--device", "sim:nonsense"], &["'nonsense'", "hsw"]),
+        (&["--device", "sim:hsw", "--numa", "remote"], &["hsw", "one socket"]),
+        (&["--device", "pci:ffff:00:1f.7"], &["'ffff:00:1f.7'", "lspci"]),
+        (&["--device", "cuda:x"], &["'x'", "cuda:0"]),
+        // Without a driver the library is missing, with one the GPU is.
+        (&["--device", "cuda:4000"], &["cuda:"]),
         (&["--device", "memory", "--window", "1K", "--size", "2K"], &["1024", "2048", "enlarge"]),
         (&["--device", "memory", "--window", "128M"], &["134217728", "64M"]),
         (&["--device", "memory", "--size", "8K"], &["8192", "1 to 4096"]),
@@ -93,6 +99,24 @@ fn every_test_prints_json_that_fits_the_schema() {
         assert_fits_schema(&result);
         assert!(result[figure].as_f64().unwrap() >= 0.0, "{result}");
         assert_eq!((result["test"].as_str(), result["window_bytes"].as_u64()), (Some(test), Some(8192)));
+    }
+}
+
+#[test]
+fn a_simulated_host_answers_as_scripts_expect_and_twice_the_same() {
+    let run = |test: &str| {
+        let words = format!(
+            "bench --device sim:hsw --test {test} --size 64 --window 8K --cache device-warm --iommu 4k --numa local \
+             --seed 1 --json"
+        );
+        pcie(&words.split_whitespace().collect::<Vec<_>>())
+    };
+    for (test, figures) in [("lat-rd", &["p50_ns", "p95_ns", "p99_ns", "max_ns"][..]), ("bw-rd", &["gbps"])] {
+        let output = run(test);
+        assert_eq!(output.stdout, run(test).stdout);
+        let result = json(&output);
+        assert_fits_schema(&result);
+        figures.iter().for_each(|figure| assert!(result[*figure].as_f64().unwrap() > 0.0, "{figure} in {result}"));
     }
 }
 

@@ -64,7 +64,7 @@ fn greatest_common_divisor(mut one: u64, mut other: u64) -> u64 {
 
 #[cfg(target_arch = "x86_64")]
 mod ticks {
-    use core::arch::x86_64::{__rdtscp, _mm_lfence, _mm_mfence, _rdtsc};
+    use core::arch::x86_64::{_mm_lfence, _mm_mfence, _rdtsc};
 
     pub(super) fn now() -> u64 {
         // SAFETY: every processor of this architecture has the instruction.
@@ -87,11 +87,10 @@ mod ticks {
     /// All loads before are done; nothing after has begun.
     #[inline]
     pub(super) fn end() -> u64 {
-        let mut core = 0;
-        // SAFETY: `core` is writable; `rdtscp` is as old as the processors with several cores that this needs.
+        // SAFETY: as above. `rdtscp` would save a fence, but not every processor has it.
         unsafe {
             _mm_lfence();
-            let now = __rdtscp(&mut core);
+            let now = _rdtsc();
             _mm_lfence();
             now
         }

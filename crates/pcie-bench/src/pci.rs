@@ -70,12 +70,12 @@ impl Pci {
             return Error::wrong_use(format!("pci: {address} has no {wanted} with memory; it has {there}"));
         };
         let fact = |name: &str| read(&folder.join(name)).unwrap_or_default().trim().to_owned();
+        let (speed, width) = (fact("current_link_speed"), fact("current_link_width"));
+        let link = if speed.is_empty() { String::new() } else { format!("link {speed} x{width}, ") };
         let words = format!(
-            "BAR {bar} of {}:{}, link {} x{}, accessed by words of 8 bytes; {}",
+            "BAR {bar} of {}:{}, {link}accessed by words of 8 bytes; {}",
             fact("vendor"),
             fact("device"),
-            fact("current_link_speed"),
-            fact("current_link_width"),
             Machine::describe(None).words()
         );
         let name = format!("pci:{address}");

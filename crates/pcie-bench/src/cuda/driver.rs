@@ -244,8 +244,8 @@ impl Gpu {
         let mut values: Vec<[u8; 8]> = arguments.iter().map(|argument| argument.bytes()).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
         let mut elapsed_ms = 0_f32;
-        // SAFETY: arguments match the kernels of `kernels.cu`, whose callers are in this crate; all pointers outlive the
-        // synchronisation, and both events exist.
+        // SAFETY: arguments match the kernels of `kernels.cu`, whose callers are in this crate; all pointers outlive
+        // the synchronisation, and both events exist.
         let done = unsafe {
             (self.driver.event_record)(start, ptr::null_mut());
             let launched = (self.driver.launch)(

@@ -23,7 +23,7 @@ pub(super) struct Rate {
 pub(super) fn check(test: &Test) -> Result<()> {
     if !test.size_bytes.is_multiple_of(WORD_BYTES) || !test.host_offset_bytes.is_multiple_of(WORD_BYTES) {
         return Error::wrong_use(
-            "cuda: threads load words of 8 bytes; choose --size and --host-offset as multiples of 8",
+            "cuda: threads load words of 8 bytes; choose multiples of 8 for --size and --host-offset",
         );
     }
     if test.device_offset_bytes != 0 {
