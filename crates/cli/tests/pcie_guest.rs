@@ -31,9 +31,9 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The kernel that Debian's package installed, or the one named by CROSSLANE_GUEST_KERNEL.
+/// The kernel that Debian's package installed, or the one named by GUEST_KERNEL.
 fn kernel() -> PathBuf {
-    if let Some(path) = std::env::var_os("CROSSLANE_GUEST_KERNEL") {
+    if let Some(path) = std::env::var_os("GUEST_KERNEL") {
         return path.into();
     }
     let boot = fs::read_dir("/boot").into_iter().flatten().flatten().map(|entry| entry.path());
@@ -41,7 +41,7 @@ fn kernel() -> PathBuf {
         .filter(|path| path.to_string_lossy().contains("vmlinuz-") && path.to_string_lossy().contains("cloud"))
         .collect();
     kernels.sort();
-    kernels.pop().expect("install linux-image-cloud-amd64, or name a kernel in CROSSLANE_GUEST_KERNEL")
+    kernels.pop().expect("install linux-image-cloud-amd64, or name a kernel in GUEST_KERNEL")
 }
 
 /// A root file system in memory: busybox, our program and the libraries it names.
@@ -79,8 +79,7 @@ fn every_test_runs_on_ivshmem_and_what_is_missing_is_named() {
     let console = run(&mut guest);
     let exits: Vec<&str> = console.lines().filter_map(|line| line.trim().strip_prefix("exit ")).collect();
     assert_eq!(exits, ["0", "0", "0", "0", "0", "2", "2", "2"], "{console}");
-    for words in ["\"test\":\"lat-rd\"", "\"test\":\"bw-rdwr\"", "--overwrite", "no BAR 5", "1048576 bytes"]
-    {
+    for words in ["\"test\":\"lat-rd\"", "\"test\":\"bw-rdwr\"", "--overwrite", "no BAR 5", "1048576 bytes"] {
         assert!(console.contains(words), "{words:?} in {console}");
     }
 }

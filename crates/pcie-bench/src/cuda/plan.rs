@@ -31,8 +31,8 @@ pub(super) fn check(test: &Test) -> Result<()> {
     }
     if test.iommu != Iommu::Off || test.numa != Numa::Local {
         return Error::wrong_use(
-            "cuda: --iommu and --numa cannot be chosen here: the first is fixed at boot, memory is pinned where numactl \
-             runs this program; leave them out",
+            "cuda: --iommu and --numa cannot be chosen here: the first is fixed at boot, memory is pinned where \
+             numactl runs this program; leave them out",
         );
     }
     if !test.test.is_latency() && test.units() < TRANSFERS_MIN {
