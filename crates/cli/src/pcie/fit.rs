@@ -65,7 +65,7 @@ struct Figure {
 /// Searches, unless told not to, and prints parameters and figures.
 pub fn main(options: &Options) -> Result<()> {
     let names = if options.system.is_empty() { SYSTEMS.map(str::to_owned).to_vec() } else { options.system.clone() };
-    let mut fit = Fit::new(&names, Effort::QUICK).map_err(WrongUse::of)?;
+    let mut fit = Fit::new(&names, Effort::SEARCH).map_err(WrongUse::of)?;
     if let Some(data) = &options.data {
         fit.read_published(data).map_err(WrongUse::of)?;
     }

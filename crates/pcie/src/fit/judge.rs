@@ -21,7 +21,9 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// For a quick look, and while parameters are searched for.
+    /// While parameters are searched for.
+    pub const SEARCH: Self = Self { latencies: 3_000, latencies_filling: 24_000, transfers: 12_000 };
+    /// For a quick look.
     pub const QUICK: Self = Self { latencies: 8_000, latencies_filling: 120_000, transfers: 30_000 };
     /// For figures that are quoted.
     pub const FULL: Self = Self { latencies: 200_000, latencies_filling: 2_000_000, transfers: 400_000 };

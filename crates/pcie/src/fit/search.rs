@@ -13,7 +13,7 @@ use crate::test::{Cache, Iommu, Kind, Numa};
 /// The file of what all calibrated systems share.
 const DEVICE: &str = "nfp-6000";
 /// Times that steps are halved.
-const HALVINGS: u32 = 3;
+const HALVINGS: u32 = 2;
 /// Steps of one parameter in one go.
 const STEPS_MAX: u32 = 8;
 /// What a figure counts that is watched but not required.
