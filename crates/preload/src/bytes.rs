@@ -84,6 +84,11 @@ unsafe fn counted_spans<'a>(vector: *const iovec, count: c_int) -> Result<&'a [i
     unsafe { spans(vector, count, Errno::INVAL) }
 }
 
+/// What was only looked at will be received again.
+pub(crate) fn counted_receive_with(stream: &Stream, flags: c_int, result: isize) -> isize {
+    if flags & libc::MSG_PEEK != 0 { result } else { counted_receive(stream, result) }
+}
+
 pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
     if result > 0 {
         stream.count_received(result as usize);
@@ -129,7 +134,7 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags:
     unsafe {
         match table::get(fd) {
             Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), flags),
-            Entry::Stream(stream) => counted_receive(stream, real::recv(fd, buffer, len, flags)),
+            Entry::Stream(stream) => counted_receive_with(stream, flags, real::recv(fd, buffer, len, flags)),
             _ => real::recv(fd, buffer, len, flags),
         }
     }
@@ -178,6 +183,98 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
     }
 }
 
+/// Where a call at a position is to read or write: a stream has none, so that only the call without one may.
+fn must_be_here(position: off_t) -> Result<(), Errno> {
+    if position == -1 { Ok(()) } else { Err(Errno::SPIPE) }
+}
+
+/// The flags of a `recv` or `send` like a `preadv2` or `pwritev2` with these.
+fn message_flags(flags: c_int) -> Result<c_int, Errno> {
+    const IGNORED: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
+    match flags & !IGNORED {
+        0 => Ok(0),
+        libc::RWF_NOWAIT => Ok(libc::MSG_DONTWAIT),
+        _ => Err(Errno::OPNOTSUPP),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        let call = || real::preadv2(fd, vector, count, position, flags);
+        match table::get(fd) {
+            Entry::Connection(connection) => {
+                let flags = must_be_here(position).and_then(|()| message_flags(flags));
+                match flags.and_then(|flags| Ok((counted_spans(vector, count)?, flags))) {
+                    Ok((spans, _)) if total_bytes(spans) == 0 => 0,
+                    Ok((spans, flags)) => receive_spans(connection, spans, flags),
+                    Err(error) => count_or_errno(Err(error)),
+                }
+            }
+            Entry::Stream(stream) => counted_receive(stream, call()),
+            _ => call(),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: the C caller's.
+    unsafe {
+        let call = || real::pwritev2(fd, vector, count, position, flags);
+        match table::get(fd) {
+            Entry::Connection(connection) => {
+                let flags = must_be_here(position).and_then(|()| message_flags(flags));
+                match flags.and_then(|flags| Ok((counted_spans(vector, count)?, flags))) {
+                    Ok((spans, flags)) => send_spans(connection, spans, flags),
+                    Err(error) => count_or_errno(Err(error)),
+                }
+            }
+            Entry::Stream(stream) => counted_send(stream, call()),
+            _ => call(),
+        }
+    }
+}
+
+/// `off_t` has 64 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: the C caller's.
+    unsafe { preadv2(fd, vector, count, position, flags) }
+}
+
+/// `off_t` has 64 bits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> isize {
+    // SAFETY: the C caller's.
+    unsafe { pwritev2(fd, vector, count, position, flags) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvfrom(
     fd: c_int,
@@ -199,7 +296,7 @@ pub unsafe extern "C" fn recvfrom(
                 result
             }
             Entry::Stream(stream) => {
-                counted_receive(stream, real::recvfrom(fd, buffer, len, flags, address, address_len))
+                counted_receive_with(stream, flags, real::recvfrom(fd, buffer, len, flags, address, address_len))
             }
             _ => real::recvfrom(fd, buffer, len, flags, address, address_len),
         }

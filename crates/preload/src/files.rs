@@ -6,10 +6,10 @@
 
 use crate::{bytes, descriptors, real};
 use libc::FILE;
+use socket::lock::Lock;
 use socket::table;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[repr(C)]
@@ -59,12 +59,34 @@ struct OpenStream {
     fd: c_int,
 }
 
-static OPEN: Mutex<Vec<OpenStream>> = Mutex::new(Vec::new());
-/// Whether there has been one: a program without asks nobody, who might hold the lock while it is forked.
+/// All of them. Not in a `std::sync::Mutex`, because the child of a fork must find the lock free.
+struct Open {
+    lock: Lock,
+    /// Under `lock`.
+    streams: UnsafeCell<Vec<OpenStream>>,
+}
+
+// SAFETY: the list is accessed under the lock.
+unsafe impl Sync for Open {}
+
+static OPEN: Open = Open { lock: Lock::new(), streams: UnsafeCell::new(Vec::new()) };
+/// Whether there has been one: a program without asks nobody.
 static HAS_OPENED: AtomicBool = AtomicBool::new(false);
 
 fn with_open<R>(access: impl FnOnce(&mut Vec<OpenStream>) -> R) -> R {
-    access(&mut OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    let _guard = OPEN.lock.lock();
+    // SAFETY: under the lock.
+    access(unsafe { &mut *OPEN.streams.get() })
+}
+
+/// Before a fork: no thread is inside the list while the process is copied.
+pub fn before_fork() {
+    OPEN.lock.lock_until_unlocked();
+}
+
+/// After a fork, in parent and child.
+pub fn after_fork() {
+    OPEN.lock.unlock();
 }
 
 fn remember(file: *mut FILE, fd: c_int) {
@@ -213,6 +235,7 @@ pub fn follow_standard_stream(fd: c_int) {
             if !file.is_null() {
                 remember(file, fd);
                 *saved = std::mem::replace(&mut *variable, file);
+                hand_over_unwritten(*saved, file);
             }
         } else if !is_connection && !(*saved).is_null() {
             let ours = std::mem::replace(&mut *variable, std::mem::replace(&mut *saved, std::ptr::null_mut()));
@@ -220,6 +243,32 @@ pub fn follow_standard_stream(fd: c_int) {
             libc::fclose(ours);
         }
     }
+}
+
+/// What a program has printed and libc has not written yet goes to what the descriptor is now.
+unsafe fn hand_over_unwritten(from: *mut FILE, to: *mut FILE) {
+    unsafe extern "C" {
+        fn __fpending(file: *mut FILE) -> usize;
+        fn __fpurge(file: *mut FILE);
+    }
+    // SAFETY: libc's streams; its own headers lay a stream out as `StreamBuffer` says, and what is pending begins at the
+    // base of the writing part.
+    unsafe {
+        let pending_bytes = __fpending(from);
+        if pending_bytes > 0 {
+            let start = (*from.cast::<StreamBuffer>()).write_base;
+            libc::fwrite(start.cast(), 1, pending_bytes, to);
+            __fpurge(from);
+        }
+    }
+}
+
+/// The beginning of glibc's `struct _IO_FILE` (`bits/types/struct_FILE.h`), which its macros have made part of its ABI.
+#[repr(C)]
+struct StreamBuffer {
+    flags: c_int,
+    read: [*mut c_char; 3],
+    write_base: *mut c_char,
 }
 
 /// After `exec`: a standard descriptor may be an inherited connection.

@@ -43,15 +43,18 @@ extern "C" fn load() {
 }
 
 extern "C" fn before_fork() {
+    files::before_fork();
     lifecycle::before_fork();
 }
 
 extern "C" fn after_fork_in_parent() {
     lifecycle::after_fork_in_parent();
+    files::after_fork();
 }
 
 extern "C" fn after_fork_in_child() {
     lifecycle::after_fork_in_child();
+    files::after_fork();
 }
 
 fn set_errno(error: Errno) {

@@ -1,6 +1,6 @@
 //! `sendmsg`, `recvmsg` and their kin: several buffers, and descriptors that travel between processes.
 
-use crate::bytes::{counted_receive, counted_send, receive_spans, send_spans, spans};
+use crate::bytes::{counted_receive_with, counted_send, receive_spans, send_spans, spans};
 use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 }
                 result
             }
-            Entry::Stream(stream) => counted_receive(stream, real::recvmsg(fd, message, flags)),
+            Entry::Stream(stream) => counted_receive_with(stream, flags, real::recvmsg(fd, message, flags)),
             _ if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() => {
                 receive_with_rights(fd, message, flags)
             }
@@ -65,7 +65,12 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     if !matches!(table::get(fd), Entry::Connection(_)) {
         // SAFETY: the C caller's.
-        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+        let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
+        if let Entry::Stream(stream) = table::get(fd) {
+            // SAFETY: as above; the kernel has filled so many.
+            counted_send(stream, unsafe { bytes_of(messages, sent) });
+        }
+        return sent;
     }
     for index in 0..count.min(libc::UIO_MAXIOV as c_uint) {
         // SAFETY: the C caller's array.
@@ -85,6 +90,12 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
     count.min(libc::UIO_MAXIOV as c_uint) as c_int
 }
 
+/// Bytes of the first `count` messages together; none for an error.
+unsafe fn bytes_of(messages: *const mmsghdr, count: c_int) -> isize {
+    // SAFETY: the caller's array.
+    (0..count).map(|index| unsafe { (*messages.add(index as usize)).msg_len as isize }).sum()
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
     fd: c_int,
@@ -95,7 +106,12 @@ pub unsafe extern "C" fn recvmmsg(
 ) -> c_int {
     if !matches!(table::get(fd), Entry::Connection(_)) {
         // SAFETY: the C caller's.
-        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        if let Entry::Stream(stream) = table::get(fd) {
+            // SAFETY: as above; the kernel has filled so many.
+            counted_receive_with(stream, flags, unsafe { bytes_of(messages, received) });
+        }
+        return received;
     }
     // SAFETY: null or the C caller's.
     let limit = match unsafe { timeout.as_ref() }.map(deadline_ns).transpose() {

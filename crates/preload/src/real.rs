@@ -66,6 +66,8 @@ real! {
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    preadv2(fd: c_int, spans: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize;
+    pwritev2(fd: c_int, spans: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize;
     read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     readv(fd: c_int, spans: *const iovec, count: c_int) -> isize;
     recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
@@ -81,6 +83,7 @@ real! {
         address_len: socklen_t) -> isize;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     shutdown(fd: c_int, how: c_int) -> c_int;
+    sockatmark(fd: c_int) -> c_int;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     splice(input: c_int, input_offset: *mut i64, output: c_int, output_offset: *mut i64, len: usize,
         flags: c_uint) -> isize;

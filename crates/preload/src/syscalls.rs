@@ -85,6 +85,9 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_write => bytes::write(fd, pointer!(second), third) as c_long,
             libc::SYS_readv => bytes::readv(fd, pointer!(second), int3) as c_long,
             libc::SYS_writev => bytes::writev(fd, pointer!(second), int3) as c_long,
+            // On the kernel's side a position is two words, of which the second has nothing in it.
+            libc::SYS_preadv2 => bytes::preadv2(fd, pointer!(second), int3, fourth as i64, sixth as c_int) as c_long,
+            libc::SYS_pwritev2 => bytes::pwritev2(fd, pointer!(second), int3, fourth as i64, sixth as c_int) as c_long,
             libc::SYS_recvfrom => {
                 bytes::recvfrom(fd, pointer!(second), third, int4, pointer!(fifth), pointer!(sixth)) as c_long
             }
