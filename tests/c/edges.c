@@ -298,3 +298,183 @@ TEST(descriptors_beyond_the_room_are_cut_off)
     }
     ping_pong(pair.client, pair.server);
 }
+
+// ---- handlers that interrupt a call on the same connection ---------------------------------------
+
+static struct pair busy_pair;
+
+static void look_in_handler(int signal)
+{
+    (void)signal;
+    int saved = errno, error, unread;
+    socklen_t size = sizeof error;
+    struct pollfd entries[] = {{busy_pair.client, POLLIN | POLLOUT, 0}, {busy_pair.server, POLLIN | POLLOUT, 0}};
+    if (poll(entries, 2, 0) < 0 || getsockopt(busy_pair.client, SOL_SOCKET, SO_ERROR, &error, &size) < 0 ||
+        ioctl(busy_pair.server, FIONREAD, &unread) < 0)
+        _exit(4);
+    signals_seen++;
+    errno = saved;
+}
+
+static void every_100_us(bool on)
+{
+    struct timeval time = {.tv_usec = on ? 100 : 0};
+    struct itimerval timer = {time, time};
+    OK(setitimer(ITIMER_REAL, &timer, NULL));
+}
+
+TEST(handlers_that_look_at_a_busy_connection_end)
+{
+    static char block[4096];
+    busy_pair = connected_pair();
+    on_signal(SIGALRM, look_in_handler, SA_RESTART);
+    every_100_us(true);
+    while (signals_seen < 2000) {
+        CHECK_EQ(send(busy_pair.client, block, sizeof block, 0), (int)sizeof block);
+        recv_exact(busy_pair.server, block, sizeof block);
+    }
+    every_100_us(false);
+    ping_pong(busy_pair.client, busy_pair.server);
+}
+
+static volatile sig_atomic_t closes_instead;
+
+static void end_in_handler(int signal)
+{
+    (void)signal;
+    int saved = errno;
+    if (closes_instead ? close(busy_pair.client) : shutdown(busy_pair.client, SHUT_RDWR))
+        _exit(4);
+    signals_seen++;
+    errno = saved;
+}
+
+TEST(handlers_that_end_a_busy_connection_end)
+{
+    static char block[65536];
+    on_signal(SIGALRM, end_in_handler, SA_RESTART);
+    for (int round = 0; round < 200; round++) {
+        busy_pair = connected_pair();
+        signals_seen = 0;
+        closes_instead = round % 2;
+        struct itimerval timer = {.it_value.tv_usec = 20 + round};
+        OK(setitimer(ITIMER_REAL, &timer, NULL));
+        while (signals_seen == 0 && send(busy_pair.client, block, sizeof block, MSG_NOSIGNAL | MSG_DONTWAIT) != 0 &&
+               recv(busy_pair.server, block, sizeof block, MSG_DONTWAIT) != 0)
+            ;
+        await(busy_pair.server, POLLRDHUP);
+        drain_until_empty(busy_pair.server);
+        if (!closes_instead)
+            OK(close(busy_pair.client));
+        OK(close(busy_pair.server));
+        OK(close(busy_pair.listener));
+    }
+}
+
+static void *read_to_the_end(void *argument)
+{
+    expect_eof(*(int *)argument);
+    return NULL;
+}
+
+static void *read_later(void *argument)
+{
+    pause_ms(LONG_MS);
+    drain_until_empty(*(int *)argument);
+    return NULL;
+}
+
+TEST(a_blocked_send_sleeps_after_a_shutdown_of_reading_woke_a_reader)
+{
+    struct pair pair = connected_pair();
+    static char block[1 << 16];
+    pthread_t reader = start_thread(read_to_the_end, &pair.client);
+    pause_ms(SILENCE_MS);
+    OK(shutdown(pair.client, SHUT_RD));
+    join_thread(reader);
+    set_nonblocking(pair.client);
+    fill_until_full(pair.client);
+    OK(fcntl(pair.client, F_SETFL, 0));
+    pthread_t drain = start_thread(read_later, &pair.server);
+    struct rusage before, after;
+    OK(getrusage(RUSAGE_THREAD, &before));
+    CHECK(send(pair.client, block, sizeof block, 0) > 0);
+    OK(getrusage(RUSAGE_THREAD, &after));
+    long busy_us = (after.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_utime.tv_sec - before.ru_stime.tv_sec) *
+                       1000000L + after.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_utime.tv_usec -
+                   before.ru_stime.tv_usec;
+    CHECK(busy_us < LONG_MS * 1000 / 4);
+    join_thread(drain);
+}
+
+// ---- other names of the same calls ---------------------------------------------------------------
+
+TEST(preadv2_and_pwritev2_without_a_position_are_readv_and_writev)
+{
+    struct pair pair = connected_pair();
+    char bytes[8] = "placeles";
+    struct iovec piece = {bytes, sizeof bytes};
+    CHECK_EQ(pwritev2(pair.client, &piece, 1, -1, 0), 8);
+    expect(pair.server, "placeles");
+    say(pair.client, "answer");
+    await(pair.server, POLLIN);
+    CHECK_EQ(preadv2(pair.server, &piece, 1, -1, 0), 6);
+    CHECK(memcmp(bytes, "answer", 6) == 0);
+    CHECK_ERR(preadv2(pair.server, &piece, 1, -1, RWF_NOWAIT), EAGAIN);
+    CHECK_ERR(preadv2(pair.server, &piece, 1, 0, 0), ESPIPE);
+    CHECK_ERR(pwritev2(pair.server, &piece, 1, 0, 0), ESPIPE);
+}
+
+TEST(nothing_is_at_the_mark_of_urgent_data)
+{
+    struct pair pair = connected_pair();
+    CHECK_EQ(sockatmark(pair.server), 0);
+    say(pair.client, "plain");
+    await(pair.server, POLLIN);
+    CHECK_EQ(sockatmark(pair.server), 0);
+}
+
+TEST(text_printed_before_dup2_goes_to_what_stdout_is_then)
+{
+    struct pair pair = connected_pair();
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        static char buffer[BUFSIZ];
+        OK(setvbuf(stdout, buffer, _IOFBF, sizeof buffer));
+        printf("before, ");
+        OK(dup2(pair.client, STDOUT_FILENO));
+        printf("after");
+        fflush(stdout);
+        _exit(0);
+    }
+    OK(close(pair.client));
+    expect(pair.server, "before, after");
+    wait_child(pid);
+}
+
+static void *ask_for_numbers(void *argument)
+{
+    FILE *file = argument;
+    while (!signals_seen)
+        CHECK(fileno(file) >= 0);
+    return NULL;
+}
+
+TEST(fileno_works_in_the_child_of_a_fork_while_a_thread_asks_for_it_too)
+{
+    struct pair pair = connected_pair();
+    FILE *file = fdopen(pair.client, "w");
+    CHECK(file != NULL);
+    pthread_t thread = start_thread(ask_for_numbers, file);
+    for (int round = 0; round < 200; round++) {
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            alarm(5);
+            CHECK_EQ(fileno(file), pair.client);
+            _exit(0);
+        }
+        wait_child(pid);
+    }
+    signals_seen = 1;
+    join_thread(thread);
+}

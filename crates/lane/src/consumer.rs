@@ -233,7 +233,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     /// Asks the sender to ring when something arrives. Look once more before sleeping.
-    pub fn announce_sleep(&mut self) {
+    pub fn announce_sleep(&self) {
         self.outbound.store_u64(self.layout.consumer_asleep(), 1, Ordering::Release);
         self.outbound.flush();
         sleep_fence();

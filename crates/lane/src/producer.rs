@@ -167,7 +167,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
-    pub fn is_writable(&mut self) -> Result<bool, Corrupt> {
+    pub fn is_writable(&self) -> Result<bool, Corrupt> {
         let cursor = self.cursor();
         if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
             return Ok(true);
@@ -198,7 +198,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Asks the receiver to ring when room has come back. Look at [`Producer::is_writable`] once more before sleeping.
-    pub fn announce_sleep(&mut self) {
+    pub fn announce_sleep(&self) {
         self.outbound.store_u64(self.layout.producer_asleep(), 1, Ordering::Release);
         self.outbound.flush();
         sleep_fence();
@@ -324,7 +324,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(cursor.tail.wrapping_sub(credit & !(quarter - 1)) <= slots - quarter)
     }
 
-    fn reload_credit(&mut self, cursor: &Cursor) -> Result<u64, Corrupt> {
+    fn reload_credit(&self, cursor: &Cursor) -> Result<u64, Corrupt> {
         let credit = self.inbound.load_u64(self.layout.credit(), Ordering::Acquire);
         let seen = self.inbound_word(CREDIT_SEEN);
         if credit.wrapping_sub(seen) > cursor.tail.wrapping_sub(seen) {
@@ -364,7 +364,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     #[inline]
-    fn set_inbound_word(&mut self, field: usize, value: u64) {
+    fn set_inbound_word(&self, field: usize, value: u64) {
         self.inbound.store_u64(self.layout.producer_cursor() + field, value, Ordering::Relaxed);
     }
 }

@@ -251,8 +251,8 @@ unsafe fn hand_over_unwritten(from: *mut FILE, to: *mut FILE) {
         fn __fpending(file: *mut FILE) -> usize;
         fn __fpurge(file: *mut FILE);
     }
-    // SAFETY: libc's streams; its own headers lay a stream out as `StreamBuffer` says, and what is pending begins at the
-    // base of the writing part.
+    // SAFETY: libc's streams; its own headers lay a stream out as `StreamBuffer` says, and what is pending begins at
+    // the base of the writing part.
     unsafe {
         let pending_bytes = __fpending(from);
         if pending_bytes > 0 {

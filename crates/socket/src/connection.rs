@@ -1,12 +1,14 @@
 //! A connected stream over two lanes.
 //!
 //! * `transfer`: send and receive.
+//! * `hold`: a direction's lock, in signal handlers too.
 //! * `wait`: spinning, then sleeping on the lifeline.
 //! * `peer`: what is known of the other end, and which errors follow from it.
 //! * `ready`: readiness, for poll and epoll.
 //! * `splice`: between the stream and a pipe.
 //! * `share`: several processes holding one end.
 
+mod hold;
 mod peer;
 mod ready;
 mod share;
@@ -79,6 +81,10 @@ pub struct Connection {
     /// Written under both locks while `waiters` is zero; read under either lock, or by a waiter.
     lanes: UnsafeCell<Option<Lanes>>,
     is_open: AtomicBool,
+    /// Grows with every use of the object: a thread that still works for an earlier one finds out. Under both locks.
+    generation: AtomicU32,
+    /// What signal handlers have left to the holder that they interrupted; see `hold`.
+    due: AtomicU32,
     is_nonblocking: AtomicBool,
     /// The process was forked before the hello came: it is the parent's.
     is_orphan: AtomicBool,
@@ -86,6 +92,8 @@ pub struct Connection {
     has_forged_lock: AtomicBool,
     /// This process counts among the end's users.
     is_user: AtomicBool,
+    /// A fork has waited for its hello already.
+    was_awaited: AtomicBool,
     /// Clock ticks at the last look for holders that are gone.
     counted_ticks: AtomicU64,
     /// Threads between "found nothing" and "look again": they look at the lanes without a lock.
@@ -143,17 +151,20 @@ impl Connection {
         let connection = POOL.take();
         let _send = connection.send_lock.lock();
         let _receive = connection.receive_lock.lock();
+        connection.generation.fetch_add(1, Ordering::Relaxed);
+        connection.due.store(0, Ordering::Relaxed);
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
         connection.has_forged_lock.store(false, Ordering::Relaxed);
         connection.is_user.store(false, Ordering::Relaxed);
+        connection.was_awaited.store(false, Ordering::Relaxed);
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
         connection.receive_timeout_ns.store(0, Ordering::Relaxed);
         connection.low_water_bytes.store(0, Ordering::Relaxed);
-        connection.with_details(|details| {
+        connection.with_unreachable_details(|details| {
             *details = Details {
                 descriptors: vec![origin.fd],
                 tuple: Some(origin.tuple),
@@ -170,6 +181,11 @@ impl Connection {
         }
         connection.is_open.store(true, Ordering::Release);
         connection
+    }
+
+    #[inline]
+    fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
     }
 
     /// A descriptor of the lifeline, for sleeping on and for waking the peer.
@@ -224,7 +240,7 @@ impl Connection {
     }
 
     /// Lets the options that the program had set on the TCP socket take effect here.
-    pub fn apply_recorded_options(&self) {
+    pub fn apply_recorded_options(&'static self) {
         let (send_ns, receive_ns, resets, low_water) = self.with_options(|options| {
             let low_water = options.low_water_bytes();
             (options.send_timeout_ns(), options.receive_timeout_ns(), options.resets_on_close(), low_water)
@@ -233,9 +249,9 @@ impl Connection {
         self.set_send_timeout_ns(send_ns);
         self.set_receive_timeout_ns(receive_ns);
         self.set_reset_on_close(resets);
-        let _send = self.send_lock.lock();
-        let _receive = self.receive_lock.lock();
-        self.bound_lanes();
+        if let Some(_both) = self.hold_both() {
+            self.bound_lanes();
+        }
     }
 
     /// Lets both lanes hold what the buffers' sizes say. Under both locks.
@@ -255,15 +271,15 @@ impl Connection {
 
     /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it
     /// had to make room for the program's own.
-    pub fn memfd(&self) -> Option<RawFd> {
-        let _send = self.send_lock.lock();
+    pub fn memfd(&'static self) -> Option<RawFd> {
+        let _send = self.hold(&self.send_lock);
         self.name_lifeline();
         self.with_details(|details| details.memfd.as_ref().map(HiddenFd::raw)).filter(|&number| number >= 0)
     }
 
     /// Says whether the connection is to live through `exec`, as the program's descriptor does.
-    pub fn set_inheritable(&self, inheritable: bool) {
-        let _send = self.send_lock.lock();
+    pub fn set_inheritable(&'static self, inheritable: bool) {
+        let _send = self.hold(&self.send_lock);
         self.set_inheritable_locked(inheritable);
     }
 
@@ -322,10 +338,13 @@ impl Connection {
     ///
     /// # Errors
     /// `NOTCONN` if the connection is gone.
-    pub fn shutdown(&self, directions: u64) -> Result<(), Errno> {
+    pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
         self.attach_if_pending()?;
         let before = {
-            let _send = self.send_lock.lock();
+            let Some(_send) = self.hold(&self.send_lock) else {
+                self.leave_to_holder(directions as u32);
+                return Ok(());
+            };
             let lanes = self.lanes().ok_or(Errno::NOTCONN)?;
             if self.peer_state(lanes) == PeerState::Reset {
                 return Err(Errno::NOTCONN);
@@ -353,20 +372,22 @@ impl Connection {
     }
 
     /// Whether the connection was reset.
-    pub fn is_reset(&self) -> bool {
-        let _send = self.send_lock.lock();
+    pub fn is_reset(&'static self) -> bool {
+        let _send = self.hold(&self.send_lock);
         self.lanes().is_some_and(|lanes| self.peer_state(lanes) == PeerState::Reset)
     }
 
     /// Attaches an accepted connection whose hello came late. `Ok(false)`: it has not come yet.
-    fn attach_if_pending(&self) -> Result<bool, Errno> {
-        let _send = self.send_lock.lock();
-        let _receive = self.receive_lock.lock();
+    fn attach_if_pending(&'static self) -> Result<bool, Errno> {
+        let both = self.hold_both();
         if !self.is_open.load(Ordering::Relaxed) {
             return Err(Errno::BADF);
         }
         if self.lanes().is_some() {
             return Ok(true);
+        }
+        if both.is_none() {
+            return Ok(false);
         }
         if self.is_orphan.load(Ordering::Relaxed) {
             return Err(Errno::CONNRESET);
@@ -374,7 +395,9 @@ impl Connection {
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
         match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
             Ok(Some((segment, memfd))) => {
-                self.attach_locked(segment, HiddenFd::hide(memfd, Need::Optional).ok());
+                let memfd = HiddenFd::hide(memfd, Need::Optional).ok();
+                // A signal handler looks without the lock that it has interrupted.
+                system::without_signals(|| self.attach_locked(segment, memfd));
                 self.bound_lanes();
                 self.set_inheritable_locked(self.has_descriptor(is_inheritable));
                 self.announce_earlier_sleepers();
@@ -397,7 +420,7 @@ impl Connection {
         }
     }
 
-    /// Under both locks.
+    /// Under both locks, out of reach of signal handlers.
     fn attach_locked(&self, segment: Segment, memfd: Option<HiddenFd>) {
         let lanes = Lanes {
             sender: UnsafeCell::new(segment.sender()),
@@ -408,7 +431,7 @@ impl Connection {
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
-        self.with_details(|details| details.memfd = memfd);
+        self.with_unreachable_details(|details| details.memfd = memfd);
     }
 
     /// The lanes. The caller holds a lock of the connection, or is a waiter.
@@ -425,6 +448,12 @@ impl Connection {
     }
 
     fn with_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
+        // A handler that finds the lock held by its own thread would wait for ever.
+        system::without_signals(|| self.with_unreachable_details(access))
+    }
+
+    /// As [`Connection::with_details`], for an object that no signal handler can reach: not known yet, or not any more.
+    fn with_unreachable_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
         let _guard = self.details_lock.lock();
         // SAFETY: under its lock.
         access(unsafe { &mut *self.details.get() })
@@ -433,9 +462,13 @@ impl Connection {
     /// The last descriptor of this process is about to go.
     fn close(&'static self) {
         self.hear_last_hello();
+        self.finish_close();
+    }
+
+    /// What is left of a close once the kernel may have closed the descriptor.
+    fn finish_close(&'static self) {
         {
-            let _send = self.send_lock.lock();
-            let _receive = self.receive_lock.lock();
+            let Some(_both) = self.hold_both() else { return self.leave_to_holder(hold::DUE_CLOSE) };
             if !self.is_open.swap(false, Ordering::AcqRel) {
                 return;
             }
@@ -451,9 +484,9 @@ impl Connection {
 
     /// Before a close: a hello that was left unread would reset the client. One that comes later is refused, so that
     /// the client finds the end of the stream instead.
-    fn hear_last_hello(&self) {
+    fn hear_last_hello(&'static self) {
         let is_pending = {
-            let _receive = self.receive_lock.lock();
+            let _receive = self.hold(&self.receive_lock);
             self.lanes().is_none() && !self.is_orphan.load(Ordering::Relaxed)
         };
         if is_pending {
@@ -469,7 +502,7 @@ impl Connection {
     fn leave(&self, lanes: &Lanes) {
         self.sign_off(&lanes.segment);
         let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
-        let (resets, is_last) = self.with_details(|details| {
+        let (resets, is_last) = self.with_unreachable_details(|details| {
             let may_be_held_elsewhere = details.is_shared || details.spawns_at_open != system::spawns();
             (details.resets_on_close, others == 0 && !may_be_held_elsewhere)
         });
@@ -488,13 +521,12 @@ impl Connection {
     /// Gives the memory back once the connection is closed and no thread looks at it any more.
     fn recycle_if_unused(&'static self) {
         let dropped = {
-            let _send = self.send_lock.lock();
-            let _receive = self.receive_lock.lock();
+            let Some(_both) = self.hold_both() else { return self.leave_to_holder(hold::DUE_RECYCLE) };
             let in_use = self.is_open.load(Ordering::Relaxed) || self.waiters.load(Ordering::SeqCst) != 0;
             if in_use || !self.is_retired.swap(false, Ordering::Relaxed) {
                 return;
             }
-            let memfd = self.with_details(|details| std::mem::take(details).memfd);
+            let memfd = self.with_unreachable_details(|details| std::mem::take(details).memfd);
             // SAFETY: under both locks, and there is no waiter.
             (unsafe { (*self.lanes.get()).take() }, memfd)
         };

@@ -28,13 +28,14 @@ use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous::LaneListener;
 use crate::rules::Settings;
+use crate::system;
 use crate::table::{self, Entry};
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// What a TCP socket is before it is anything more, or when it stays with the kernel.
 #[derive(Default)]
@@ -206,26 +207,35 @@ fn complain(message: &std::fmt::Arguments<'_>) {
     }
 }
 
+/// The signals that the forking thread had blocked, while it holds all locks.
+static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
+
 /// Handlers around `fork`; see `connection::before_fork`. Sets come first, because they ask listeners and connections
 /// under their lock, and nobody asks the other way round.
 pub fn before_fork() {
+    // A handler between this and the end of the fork would wait for a lock that its own thread holds.
+    let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
     crate::interest::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.lock.lock_until_unlocked());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.lock.lock_until_unlocked());
     crate::connection::before_fork();
+    MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
 
 /// After a fork, in the parent.
 pub fn after_fork_in_parent() {
+    let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::connection::after_fork_in_parent();
     unlock_after_fork();
     crate::interest::after_fork_in_parent();
     descriptor::after_fork_in_parent();
+    system::set_signal_mask(mask);
 }
 
 /// After a fork, in the child.
 pub fn after_fork_in_child() {
+    let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::connection::after_fork_in_child();
     unlock_after_fork();
     crate::interest::after_fork_in_child();
@@ -233,6 +243,7 @@ pub fn after_fork_in_child() {
     if let Some(ledger) = LEDGER.get() {
         ledger.forked_child();
     }
+    system::set_signal_mask(mask);
 }
 
 fn unlock_after_fork() {

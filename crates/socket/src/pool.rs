@@ -2,7 +2,9 @@
 //! memory.
 
 use crate::lock::Lock;
+use crate::system;
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 
 /// All objects of one kind.
 pub struct Pool<T: 'static> {
@@ -13,7 +15,8 @@ pub struct Pool<T: 'static> {
 
 struct Lists<T: 'static> {
     all: Vec<&'static T>,
-    free: Vec<&'static T>,
+    /// The one that has been free for longest comes first: a thread that still holds it has had time to notice.
+    free: VecDeque<&'static T>,
 }
 
 // SAFETY: the lists are accessed under the lock, and hold shared references only.
@@ -22,13 +25,13 @@ unsafe impl<T: Sync> Sync for Pool<T> {}
 impl<T: Default + Sync> Pool<T> {
     /// An empty pool.
     pub const fn new() -> Self {
-        Self { lock: Lock::new(), lists: UnsafeCell::new(Lists { all: Vec::new(), free: Vec::new() }) }
+        Self { lock: Lock::new(), lists: UnsafeCell::new(Lists { all: Vec::new(), free: VecDeque::new() }) }
     }
 
     /// An object that nobody uses.
     pub fn take(&self) -> &'static T {
         self.with_lists(|lists| {
-            lists.free.pop().unwrap_or_else(|| {
+            lists.free.pop_front().unwrap_or_else(|| {
                 let object: &'static T = Box::leak(Box::default());
                 lists.all.push(object);
                 object
@@ -38,12 +41,12 @@ impl<T: Default + Sync> Pool<T> {
 
     /// Gives an object back, once.
     pub fn give_back(&self, object: &'static T) {
-        self.with_lists(|lists| lists.free.push(object));
+        self.with_lists(|lists| lists.free.push_back(object));
     }
 
-    /// Runs `visit` on every object, used or not.
+    /// Runs `visit` on every object, used or not, without holding the lock.
     pub fn for_each(&self, mut visit: impl FnMut(&'static T)) {
-        self.with_lists(|lists| lists.all.iter().for_each(|object| visit(object)));
+        self.with_lists(|lists| lists.all.clone()).into_iter().for_each(&mut visit);
     }
 
     /// Takes the lock before a fork; returns all objects.
@@ -64,14 +67,43 @@ impl<T: Default + Sync> Pool<T> {
     }
 
     fn with_lists<R>(&self, access: impl FnOnce(&mut Lists<T>) -> R) -> R {
-        let _guard = self.lock.lock();
-        // SAFETY: under the lock.
-        access(unsafe { &mut *self.lists.get() })
+        system::without_signals(|| {
+            let _guard = self.lock.lock();
+            // SAFETY: under the lock.
+            access(unsafe { &mut *self.lists.get() })
+        })
     }
 }
 
 impl<T: Default + Sync> Default for Pool<T> {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_been_free_for_longest_is_used_first() {
+        static POOL: Pool<u8> = Pool::new();
+        let [one, two] = [POOL.take(), POOL.take()];
+        POOL.give_back(one);
+        POOL.give_back(two);
+        assert!(std::ptr::eq(POOL.take(), one));
+        assert!(std::ptr::eq(POOL.take(), two));
+    }
+
+    #[test]
+    fn a_visitor_may_use_the_pool() {
+        static POOL: Pool<u8> = Pool::new();
+        POOL.give_back(POOL.take());
+        let mut visits = 0;
+        POOL.for_each(|_| {
+            POOL.give_back(POOL.take());
+            visits += 1;
+        });
+        assert_eq!(visits, 1);
     }
 }

@@ -62,6 +62,22 @@ pub fn spawns() -> u32 {
     SPAWNS.load(Ordering::Relaxed)
 }
 
+/// Runs `work` with all signals blocked: no handler finds it half done.
+pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
+    let before = set_signal_mask(u64::MAX);
+    let result = work();
+    set_signal_mask(before);
+    result
+}
+
+/// Blocks exactly the signals in `mask`; returns those that were blocked before.
+pub fn set_signal_mask(mask: u64) -> u64 {
+    let mut before = 0_u64;
+    // SAFETY: both sets have the kernel's size.
+    unsafe { call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut before, size_of::<u64>()) };
+    before
+}
+
 /// An argument of a system call.
 pub trait Word {
     /// As a register holds it.

@@ -113,9 +113,9 @@ impl Connection {
     }
 
     /// Takes the error that is to be reported once: what `SO_ERROR` answers, or zero.
-    pub fn take_error(&self) -> i32 {
+    pub fn take_error(&'static self) -> i32 {
         let _ = self.attach_if_pending();
-        let _send = self.send_lock.lock();
+        let _send = self.hold(&self.send_lock);
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
             match lanes.segment.swap(Own::PendingError, 0) {

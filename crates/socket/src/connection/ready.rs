@@ -22,8 +22,8 @@ pub struct Edges {
 impl Connection {
     /// Which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes no system call but once a
     /// millisecond, to notice a peer that was killed.
-    pub fn readiness(&self, wanted: i16) -> i16 {
-        let receive_guard = self.receive_lock.lock();
+    pub fn readiness(&'static self, wanted: i16) -> i16 {
+        let receive_guard = self.hold(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
             let ready = self.input_readiness(lanes);
             drop(receive_guard);
@@ -40,11 +40,11 @@ impl Connection {
     /// A glance, cheaper than [`Connection::readiness`]: `false` when none of `wanted` holds, as far as memory tells.
     /// Makes no system call, ever.
     #[inline]
-    pub fn may_be_ready(&self, wanted: i16) -> bool {
+    pub fn may_be_ready(&'static self, wanted: i16) -> bool {
         if wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0 || self.send_is_blocked.load(Ordering::Relaxed) {
             return true;
         }
-        let _guard = self.receive_lock.lock();
+        let _guard = self.hold(&self.receive_lock);
         self.lanes().is_some_and(|lanes| {
             lanes.observer.may_have_data()
                 || lanes.segment.load(Own::Peer) != 0
@@ -85,12 +85,12 @@ impl Connection {
         ready
     }
 
-    fn output_readiness(&self, wanted: i16) -> i16 {
+    fn output_readiness(&'static self, wanted: i16) -> i16 {
         const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         if wanted & OUTPUT == 0 {
             return 0;
         }
-        let _guard = self.send_lock.lock();
+        let _guard = self.hold(&self.send_lock);
         let Some(lanes) = self.lanes() else { return 0 };
         let ended = self.has_no_more_to_send_to(lanes);
         // SAFETY: under the send lock.
@@ -106,13 +106,13 @@ impl Connection {
 
     /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has
     /// arrived.
-    pub fn unsent_bytes(&self) -> usize {
+    pub fn unsent_bytes(&'static self) -> usize {
         if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 { 0 } else { BUFFER_BYTES }
     }
 
     /// The state that TCP would be in.
-    pub fn tcp_state(&self) -> TcpState {
-        let _guard = self.receive_lock.lock();
+    pub fn tcp_state(&'static self) -> TcpState {
+        let _guard = self.hold(&self.receive_lock);
         let Some(lanes) = self.lanes() else { return TcpState::Established };
         let we_have_shut_down = lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0;
         let peer_has_shut_down = lanes.observer.fin_is_coming() || self.peer_state(lanes) != PeerState::Alive;
@@ -127,8 +127,8 @@ impl Connection {
 
     /// For edge-triggered watchers: compare with the last answer. Call [`Connection::readiness`] first, which notices
     /// what happened.
-    pub fn edges(&self, seen: Edges) -> Edges {
-        let _guard = self.receive_lock.lock();
+    pub fn edges(&'static self, seen: Edges) -> Edges {
+        let _guard = self.hold(&self.receive_lock);
         let Some(lanes) = self.lanes() else { return seen };
         let arrived = lanes.observer.arrivals(0).unwrap_or(u64::MAX >> 3);
         let ended = u64::from(lanes.observer.fin_is_coming())
@@ -142,22 +142,22 @@ impl Connection {
 
     /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before
     /// sleeping; end the sleep with [`Connection::unpark`].
-    pub fn park(&self, wanted: i16) {
+    pub fn park(&'static self, wanted: i16) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.park_again(wanted);
     }
 
     /// As [`Connection::park`], for one that is parked already and has been rung for.
-    pub fn park_again(&self, wanted: i16) {
+    pub fn park_again(&'static self, wanted: i16) {
         {
-            let _guard = self.receive_lock.lock();
+            let _guard = self.hold(&self.receive_lock);
             let Some(lanes) = self.lanes() else { return };
             self.use_shared(lanes);
             // SAFETY: under the receive lock.
             unsafe { (*lanes.receiver.get()).announce_sleep() };
         }
         if wanted & libc::POLLOUT != 0 {
-            let _guard = self.send_lock.lock();
+            let _guard = self.hold(&self.send_lock);
             let Some(lanes) = self.lanes() else { return };
             // SAFETY: under the send lock.
             unsafe { (*lanes.sender.get()).announce_sleep() };
@@ -169,10 +169,10 @@ impl Connection {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: others sleep on it too and must find
-    /// the ring, so it was left there; sleep a moment before asking the kernel again.
-    pub fn answer_ring(&self) -> bool {
-        let _guard = self.receive_lock.lock();
+    /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: it stays readable, because others
+    /// sleep on it too and must find the ring, or because it was shut; sleep a moment before asking the kernel again.
+    pub fn answer_ring(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
         let Some(lanes) = self.lanes() else { return true };
         if !self.sleeps_alone(lanes) {
             self.ask_kernel(lanes);
@@ -180,12 +180,14 @@ impl Connection {
         }
         if !self.drain_lifeline(lanes) {
             self.ask_kernel(lanes);
+            // Shut for reading, the lifeline stays readable and says nothing.
+            return self.peer_state(lanes) != PeerState::Alive;
         }
         true
     }
 
     /// As [`Connection::answer_ring`], for a watcher that has ended its own park, or never began one.
-    pub fn take_ring(&self) -> bool {
+    pub fn take_ring(&'static self) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let is_taken = self.answer_ring();
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -193,8 +195,8 @@ impl Connection {
     }
 
     /// Whether the peer is gone: the lifeline has nothing more to say, and stays readable for ever.
-    pub fn has_ended(&self) -> bool {
-        let _guard = self.receive_lock.lock();
+    pub fn has_ended(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
         self.lanes().is_some_and(|lanes| self.peer_state(lanes) != PeerState::Alive)
     }
 }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SUSPECT_AFTER_NS: u64 = 10_000_000;
 /// How often a connection with several holders looks which of them are left.
 const COUNT_EVERY_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
-/// How long a fork waits for a client that has connected and not said hello.
-const HELLO_WAIT_MS: i32 = 100;
+/// How long a fork waits for all clients together that have connected and not said hello.
+const HELLOS_WAIT_NS: u64 = 100_000_000;
 /// A lock that cannot be had for this long is a peer's forgery: the words are in memory that it can write.
 const GIVE_UP_AFTER_NS: u64 = 5_000_000_000;
 
@@ -32,10 +32,11 @@ impl Drop for Shared<'_> {
 }
 
 impl Connection {
-    /// Waits, but not for long, for a hello that is late.
-    fn attach_before_fork(&'static self) {
-        if self.attach_if_pending() == Ok(false) {
-            system::poll_for(self.lifeline(), libc::POLLIN, HELLO_WAIT_MS);
+    /// Waits, but not for long and only once, for a hello that is late.
+    fn attach_before_fork(&'static self, deadline_ns: u64) {
+        if self.attach_if_pending() == Ok(false) && !self.was_awaited.swap(true, Ordering::Relaxed) {
+            let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
+            system::poll_for(self.lifeline(), libc::POLLIN, i32::try_from(left_ms).unwrap_or(0));
             let _ = self.attach_if_pending();
         }
     }
@@ -128,7 +129,8 @@ pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
 pub fn before_fork() {
     crate::system::note_spawn();
     // One process would take the hello, and the other would wait for it for ever.
-    for_each_open(Connection::attach_before_fork);
+    let deadline_ns = now_ns().saturating_add(HELLOS_WAIT_NS);
+    for_each_open(|connection| connection.attach_before_fork(deadline_ns));
     for connection in POOL.lock_around_fork() {
         connection.send_lock.lock_until_unlocked();
         connection.receive_lock.lock_until_unlocked();

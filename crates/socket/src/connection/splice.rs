@@ -111,15 +111,16 @@ impl Connection {
     /// can read the pipe (the caller raises the signal).
     pub fn splice_to(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
+        let generation = self.generation();
         loop {
             if pipe.until(libc::POLLOUT)? & libc::POLLERR != 0 {
                 return Err(Errno::PIPE);
             }
-            match self.take(Flags::default(), |lanes| self.copy_to(lanes, pipe, len_bytes))? {
+            match self.take(generation, Flags::default(), |lanes| self.copy_to(lanes, pipe, len_bytes))? {
                 Step::Moved(bytes) => return Ok(bytes),
                 Step::End => return Ok(0),
                 Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
-                Step::Nothing => self.wait_to_receive(deadline)?,
+                Step::Nothing => self.wait_to_receive(generation, deadline)?,
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::address::Tuple;
+use crate::lock::Lock;
 use crate::segment::Segment;
 use fabric::shm;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -334,4 +335,89 @@ fn a_listener_that_closes_without_accepting_resets() {
         assert_eq!(receive(one.0, &mut [0]), Err(Errno::CONNRESET));
         assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
     }
+}
+
+/// What a signal handler finds that has interrupted `holder` in the middle of its work.
+fn as_in_a_handler<R>(connection: &'static Connection, holder: &'static Lock, handler: impl FnOnce() -> R) -> R {
+    let interrupted = connection.hold(holder).unwrap();
+    let result = handler();
+    drop(interrupted);
+    result
+}
+
+#[test]
+fn a_handler_looks_without_waiting_for_the_holder_that_it_interrupted() {
+    let (one, two) = pair(true);
+    send(two.0, b"there").unwrap();
+    for lock in [&one.0.send_lock, &one.0.receive_lock] {
+        as_in_a_handler(one.0, lock, || {
+            assert_eq!(one.0.readiness(libc::POLLIN | libc::POLLOUT), libc::POLLIN | libc::POLLOUT);
+            assert!(one.0.may_be_ready(libc::POLLIN));
+            assert_eq!(one.0.unread_bytes(), 5);
+            assert_eq!(one.0.take_error(), 0);
+            assert!(!one.0.is_reset());
+            one.0.park(libc::POLLIN | libc::POLLOUT);
+            assert!(one.0.answer_ring());
+            one.0.unpark();
+            one.0.edges(Edges::default());
+            one.0.apply_recorded_options();
+        });
+    }
+    as_in_a_handler(one.0, &one.0.receive_lock, || assert_eq!(receive(one.0, &mut [0]), Err(Errno::AGAIN)));
+    assert_eq!(receive(one.0, &mut [0; 8]), Ok(5));
+}
+
+#[test]
+fn a_shutdown_in_a_handler_comes_when_the_interrupted_holder_lets_go() {
+    let (one, two) = pair(true);
+    as_in_a_handler(one.0, &one.0.send_lock, || one.0.shutdown(SHUTDOWN_WRITE)).unwrap();
+    assert_eq!(receive(two.0, &mut [0]), Ok(0));
+    assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+    assert_eq!(send(two.0, b"y"), Ok(1));
+}
+
+#[test]
+fn a_close_in_a_handler_comes_when_the_interrupted_holder_lets_go() {
+    let locks: [fn(&Connection) -> &Lock; 2] =
+        [|connection| &connection.send_lock, |connection| &connection.receive_lock];
+    for lock_of in locks {
+        let (one, two) = pair(true);
+        let connection = one.0;
+        send(connection, b"last").unwrap();
+        as_in_a_handler(connection, lock_of(connection), || drop(one));
+        assert!(!connection.is_retired.load(Ordering::Relaxed), "given back");
+        let mut bytes = [0; 8];
+        assert_eq!(receive(two.0, &mut bytes), Ok(4));
+        assert_eq!(receive(two.0, &mut bytes), Ok(0));
+    }
+}
+
+#[test]
+fn a_thread_that_works_for_an_earlier_connection_of_the_object_finds_out() {
+    let (one, two) = pair(false);
+    let earlier = one.0.generation().wrapping_sub(1);
+    send(two.0, b"not for it").unwrap();
+    assert_eq!(one.0.wait_to_receive(earlier, wait::Deadline::after(0)), Err(Errno::BADF));
+    let taken = one.0.take(earlier, Flags::default(), |_| panic!("looked at another's stream"));
+    assert!(matches!(taken, Err(Errno::BADF)));
+}
+
+#[test]
+fn a_wait_for_room_naps_once_a_shutdown_of_reading_has_woken_a_reader() {
+    const WAIT_MS: usize = 50;
+    let (one, _two) = pair(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| receive(one.0, &mut [0]));
+        while one.0.sleepers.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        one.0.shutdown(SHUTDOWN_READ).unwrap();
+        assert_eq!(reader.join().unwrap(), Ok(0));
+    });
+    one.0.set_nonblocking(true);
+    while send(one.0, &[0; 4096]).is_ok() {}
+    one.0.set_nonblocking(false);
+    let deadline = wait::Deadline::after(WAIT_MS as u64 * 1_000_000);
+    let looks = std::iter::from_fn(|| one.0.wait_to_send(one.0.generation(), deadline).ok()).count();
+    assert!(looks <= WAIT_MS, "{looks} looks in {WAIT_MS} ms");
 }

@@ -62,14 +62,15 @@ impl Connection {
     /// Every span is writable for its length.
     #[inline]
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        let generation = self.generation();
         // SAFETY: the caller's spans, here and below.
-        match unsafe { self.receive_now(spans, 0, flags)? } {
+        match unsafe { self.receive_now(generation, spans, 0, flags)? } {
             Step::Moved(bytes) if self.is_enough(bytes, spans, flags) => Ok(bytes),
             // SAFETY: as above.
-            Step::Moved(bytes) => unsafe { self.receive_waiting(spans, bytes, flags) },
+            Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
             Step::End => Ok(0),
             // SAFETY: as above.
-            Step::Nothing => unsafe { self.receive_waiting(spans, 0, flags) },
+            Step::Nothing => unsafe { self.receive_waiting(generation, spans, 0, flags) },
         }
     }
 
@@ -84,7 +85,13 @@ impl Connection {
         bytes >= if flags.wait_all { wanted } else { wanted.min(low_water_bytes) }
     }
 
-    unsafe fn receive_waiting(&'static self, spans: &[iovec], done: usize, flags: Flags) -> Result<usize, Errno> {
+    unsafe fn receive_waiting(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        done: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
         let mut done = done;
         let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
         let mut deadline = None;
@@ -95,7 +102,7 @@ impl Connection {
             let deadline =
                 *deadline.get_or_insert_with(|| Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed)));
             let peeks_again = flags.peek && done > 0;
-            let waited = if peeks_again { self.nap(deadline) } else { self.wait_to_receive(deadline) };
+            let waited = if peeks_again { self.nap(deadline) } else { self.wait_to_receive(generation, deadline) };
             if let Err(error) = waited {
                 return if done > 0 { Ok(done) } else { Err(error) };
             }
@@ -104,7 +111,7 @@ impl Connection {
             // What was peeked at is there still.
             let skip = if flags.peek { 0 } else { done };
             // SAFETY: the caller's spans.
-            match unsafe { self.receive_now(spans, skip, flags) } {
+            match unsafe { self.receive_now(generation, spans, skip, flags) } {
                 Ok(Step::Moved(bytes)) => {
                     done = skip + bytes;
                     if is_last_look || self.is_enough(done, spans, flags) {
@@ -120,8 +127,8 @@ impl Connection {
     }
 
     /// Whether the input has ended, read or not.
-    fn no_more_arrives(&self) -> bool {
-        let _guard = self.receive_lock.lock();
+    fn no_more_arrives(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
         self.lanes().is_none_or(|lanes| {
             lanes.observer.fin_is_coming()
                 || self.peer_state(lanes) != PeerState::Alive
@@ -130,9 +137,15 @@ impl Connection {
     }
 
     #[inline]
-    unsafe fn receive_now(&self, spans: &[iovec], skip: usize, flags: Flags) -> Result<Step, Errno> {
+    unsafe fn receive_now(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<Step, Errno> {
         // SAFETY: the caller's spans.
-        let step = self.take(flags, |lanes| unsafe { self.copy_in(lanes, spans, skip, flags) })?;
+        let step = self.take(generation, flags, |lanes| unsafe { self.copy_in(lanes, spans, skip, flags) })?;
         Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
     }
 
@@ -140,11 +153,12 @@ impl Connection {
     /// only tell how to count.
     #[inline]
     pub(super) fn take(
-        &self,
+        &'static self,
+        generation: u32,
         flags: Flags,
         mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
     ) -> Result<Step, Errno> {
-        let guard = self.receive_lock.enter().ok_or(Errno::AGAIN)?;
+        let guard = self.hold_of(generation, &self.receive_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello();
@@ -175,11 +189,11 @@ impl Connection {
     }
 
     /// A call that asks for no bytes succeeds when there would be some.
-    fn nothing_or_empty_read(&self, spans: &[iovec]) -> Step {
+    fn nothing_or_empty_read(&'static self, spans: &[iovec]) -> Step {
         if total_bytes(spans) != 0 {
             return Step::Nothing;
         }
-        let _guard = self.receive_lock.lock();
+        let _guard = self.hold(&self.receive_lock);
         if self.lanes().is_some_and(|lanes| lanes.observer.may_have_data()) { Step::End } else { Step::Nothing }
     }
 
@@ -245,17 +259,19 @@ impl Connection {
     #[inline]
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let wanted = total_bytes(spans);
+        let generation = self.generation();
         // SAFETY: the caller's spans.
-        let done = unsafe { self.send_now(spans, 0, wanted) }?;
+        let done = unsafe { self.send_now(generation, spans, 0, wanted) }?;
         if done == wanted {
             return Ok(done);
         }
         // SAFETY: the caller's spans.
-        unsafe { self.send_waiting(spans, done, wanted, flags) }
+        unsafe { self.send_waiting(generation, spans, done, wanted, flags) }
     }
 
     unsafe fn send_waiting(
         &'static self,
+        generation: u32,
         spans: &[iovec],
         done: usize,
         wanted: usize,
@@ -271,8 +287,9 @@ impl Connection {
             }
             let deadline =
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
+            let waited = self.wait_to_send(generation, deadline);
             // SAFETY: the caller's spans.
-            match self.wait_to_send(deadline).and_then(|()| unsafe { self.send_now(spans, done, wanted) }) {
+            match waited.and_then(|()| unsafe { self.send_now(generation, spans, done, wanted) }) {
                 Ok(bytes) => done += bytes,
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -282,8 +299,14 @@ impl Connection {
     }
 
     #[inline]
-    unsafe fn send_now(&self, spans: &[iovec], skip: usize, wanted: usize) -> Result<usize, Errno> {
-        let guard = self.send_lock.enter().ok_or(Errno::AGAIN)?;
+    unsafe fn send_now(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<usize, Errno> {
+        let guard = self.hold_of(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello().map(|_| 0);
@@ -368,9 +391,11 @@ impl Connection {
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let generation = self.generation();
         let mut done = 0;
         while done < len_bytes {
-            match self.fill_once(len_bytes - done, &is_at_end, &mut |pointer, len| fill(pointer, len, done)) {
+            match self.fill_once(generation, len_bytes - done, &is_at_end, &mut |pointer, len| fill(pointer, len, done))
+            {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
@@ -379,7 +404,7 @@ impl Connection {
                 }
                 Ok(None) => {
                     let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
-                    if let Err(error) = self.wait_to_send(deadline) {
+                    if let Err(error) = self.wait_to_send(generation, deadline) {
                         return if done > 0 { Ok(done) } else { Err(error) };
                     }
                 }
@@ -391,12 +416,13 @@ impl Connection {
     }
 
     fn fill_once(
-        &self,
+        &'static self,
+        generation: u32,
         len_bytes: usize,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        let guard = self.send_lock.enter().ok_or(Errno::AGAIN)?;
+        let guard = self.hold_of(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello().map(|_| None);
@@ -426,15 +452,15 @@ impl Connection {
     }
 
     /// Bytes that a receive would find now (`FIONREAD`).
-    pub fn unread_bytes(&self) -> usize {
+    pub fn unread_bytes(&'static self) -> usize {
         let _ = self.attach_if_pending();
-        let _guard = self.receive_lock.lock();
+        let _guard = self.hold(&self.receive_lock);
         self.lanes().map_or(0, |lanes| lanes.observer.unread_bytes().unwrap_or(0))
     }
 
     /// A call came before the hello: attach if it is there now.
     #[cold]
-    fn nothing_before_hello(&self) -> Result<Step, Errno> {
+    fn nothing_before_hello(&'static self) -> Result<Step, Errno> {
         self.attach_if_pending()?;
         if self.lifeline_has_ended() { Ok(Step::End) } else { Ok(Step::Nothing) }
     }
@@ -445,6 +471,10 @@ impl Connection {
 
     #[cold]
     pub(super) fn ring(&self) {
+        if !self.is_open.load(Ordering::Acquire) {
+            // The number may be another file's by now.
+            return;
+        }
         if let Some(slot) = self.slot() {
             slot.count_wake();
         }

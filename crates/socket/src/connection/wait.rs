@@ -3,7 +3,7 @@
 //! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or
 //! goes.
 
-use super::{Connection, Lanes, PeerState};
+use super::{Connection, Lanes, PeerState, SHUTDOWN_READ};
 use crate::clock::now_ns;
 use crate::lock::Lock;
 use crate::segment::Own;
@@ -94,8 +94,8 @@ impl Drop for Sleep {
 
 impl Connection {
     /// Waits until a receive may find something.
-    pub(super) fn wait_to_receive(&'static self, deadline: Deadline) -> Result<(), Errno> {
-        let (waiter, lanes) = self.become_waiter(&self.receive_lock)?;
+    pub(super) fn wait_to_receive(&'static self, generation: u32, deadline: Deadline) -> Result<(), Errno> {
+        let (waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
         let Some(lanes) = lanes else {
             drop(waiter);
             return self.wait_for_hello(deadline);
@@ -116,8 +116,8 @@ impl Connection {
     }
 
     /// Waits until a send may find room.
-    pub(super) fn wait_to_send(&'static self, deadline: Deadline) -> Result<(), Errno> {
-        let (waiter, lanes) = self.become_waiter(&self.send_lock)?;
+    pub(super) fn wait_to_send(&'static self, generation: u32, deadline: Deadline) -> Result<(), Errno> {
+        let (waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
         let Some(lanes) = lanes else {
             drop(waiter);
             return self.wait_for_hello(deadline);
@@ -140,27 +140,32 @@ impl Connection {
 
     /// The lanes, which stay while there is a waiter. `lock` is either direction's: whoever gives the lanes back or
     /// attaches them holds both, and so sees the waiter or has been seen.
-    fn become_waiter(&'static self, lock: &Lock) -> Result<(Waiter, Option<&'static Lanes>), Errno> {
+    fn become_waiter(
+        &'static self,
+        generation: u32,
+        lock: &'static Lock,
+    ) -> Result<(Waiter, Option<&'static Lanes>), Errno> {
         let waiter = Waiter::new(self);
-        let _guard = lock.lock();
-        if self.is_open.load(Ordering::Relaxed) { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
+        let _guard = self.hold(lock);
+        let is_it = self.is_open.load(Ordering::Relaxed) && self.generation() == generation;
+        if is_it { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
     }
 
     /// Whether a send would find room; errors count as room, so that the send reports them.
-    pub(super) fn has_room(&self, lanes: &Lanes) -> bool {
-        let _guard = self.send_lock.lock();
+    pub(super) fn has_room(&'static self, lanes: &Lanes) -> bool {
+        let _guard = self.hold(&self.send_lock);
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
     }
 
-    pub(super) fn announce_receive_sleep(&self, lanes: &Lanes) {
-        let _guard = self.receive_lock.lock();
+    pub(super) fn announce_receive_sleep(&'static self, lanes: &Lanes) {
+        let _guard = self.hold(&self.receive_lock);
         // SAFETY: under the receive lock.
         unsafe { (*lanes.receiver.get()).announce_sleep() };
     }
 
-    pub(super) fn announce_send_sleep(&self, lanes: &Lanes) {
-        let _guard = self.send_lock.lock();
+    pub(super) fn announce_send_sleep(&'static self, lanes: &Lanes) {
+        let _guard = self.hold(&self.send_lock);
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).announce_sleep() };
     }
@@ -222,7 +227,8 @@ impl Connection {
         if !self.is_open.load(Ordering::Acquire) {
             return Err(Errno::BADF);
         }
-        if is_alone && left_ms < 0 && longest_ms.is_none() && !self.is_nonblocking.load(Ordering::Relaxed) {
+        let waits_for_ring = is_alone && left_ms < 0 && longest_ms.is_none();
+        if waits_for_ring && !self.is_nonblocking.load(Ordering::Relaxed) && !self.is_lifeline_shut(lanes) {
             let woken = system::wait_to_receive(fd);
             if woken != Err(Errno::CONNRESET) {
                 return woken;
@@ -231,6 +237,11 @@ impl Connection {
             return Ok(false);
         }
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        if self.is_lifeline_shut(lanes) {
+            // It stays readable for ever, and brings no ring: only its end means anything.
+            entry[0].events = 0;
+            return nap_on(&mut entry, left_ms);
+        }
         if is_alone && longest_ms.is_none() {
             return if system::poll(&mut entry, left_ms)? == 0 {
                 Err(Errno::AGAIN)
@@ -247,6 +258,12 @@ impl Connection {
         Ok(entry[0].revents & libc::POLLHUP == 0)
     }
 
+    /// Whether a shutdown of reading ended the lifeline, to wake those who slept on it.
+    pub(super) fn is_lifeline_shut(&self, lanes: &Lanes) -> bool {
+        lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
+            && system::poll_now(self.lifeline(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+    }
+
     /// Sleeps a moment, for a wait that nothing rings for.
     pub(super) fn nap(&self, deadline: Deadline) -> Result<(), Errno> {
         poll_again_after_signals(&mut [], NAP_MS, deadline.left_ms()?)
@@ -259,6 +276,12 @@ impl Connection {
         let look_again_ms = if left_ms < 0 { HELLO_NAP_MS } else { left_ms.min(HELLO_NAP_MS) };
         system::poll(&mut entry, look_again_ms).map(|_| ())
     }
+}
+
+/// Sleeps a moment. `Ok(false)`: the lifeline has ended.
+fn nap_on(entry: &mut [libc::pollfd; 1], left_ms: i32) -> Result<bool, Errno> {
+    poll_again_after_signals(entry, if left_ms < 0 { NAP_MS } else { left_ms.min(NAP_MS) }, left_ms)?;
+    Ok(entry[0].revents & libc::POLLHUP == 0)
 }
 
 /// `poll(2)` that comes back early, without an error, after a signal that would have restarted the call it stands for.

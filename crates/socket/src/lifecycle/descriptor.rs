@@ -218,7 +218,7 @@ pub(crate) fn is_inheritable(fd: RawFd) -> bool {
 }
 
 /// A connection lives through `exec` if one of its descriptors does.
-pub(super) fn follow_cloexec(connection: &Connection) {
+pub(super) fn follow_cloexec(connection: &'static Connection) {
     connection.set_inheritable(is_anybody_spawning() || connection.has_descriptor(is_inheritable));
 }
 

@@ -101,7 +101,7 @@ fn family_of(connection: &Connection) -> Family {
     }
 }
 
-fn facts_of(connection: &Connection) -> TcpFacts {
+fn facts_of(connection: &'static Connection) -> TcpFacts {
     TcpFacts {
         state: connection.tcp_state(),
         rtt_us: ROUND_TRIP_US,
