@@ -38,7 +38,7 @@ TEST(server_that_closes_at_once_is_eof)
             int fd = dial(&at);
             expect_eof(fd);
             send(fd, "x", 1, MSG_NOSIGNAL); // may pass, as into a buffer
-            pause_ms(1);
+            await(fd, POLLERR);
             CHECK_ERR(send(fd, "x", 1, MSG_NOSIGNAL), EPIPE);
             OK(close(fd));
         }

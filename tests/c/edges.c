@@ -362,8 +362,8 @@ TEST(handlers_that_end_a_busy_connection_end)
         while (signals_seen == 0 && send(busy_pair.client, block, sizeof block, MSG_NOSIGNAL | MSG_DONTWAIT) != 0 &&
                recv(busy_pair.server, block, sizeof block, MSG_DONTWAIT) != 0)
             ;
-        await(busy_pair.server, POLLRDHUP);
-        drain_until_empty(busy_pair.server);
+        while (recv(busy_pair.server, block, sizeof block, 0) > 0) // the end comes behind what was sent
+            ;
         if (!closes_instead)
             OK(close(busy_pair.client));
         OK(close(busy_pair.server));
