@@ -18,6 +18,9 @@ use crate::wrong_use::WrongUse;
 pub const LATENCY_SAMPLES: u64 = 1 << 18;
 /// Transfers of a bandwidth test that says no number.
 pub const BANDWIDTH_SAMPLES: u64 = 1 << 20;
+/// Transfers of each bandwidth test of a sweep that says no number: a figure has hundreds, and this many move a rate by
+/// less than its line is wide.
+pub const SWEEP_BANDWIDTH_SAMPLES: u64 = 1 << 17;
 
 /// What only some devices ask.
 #[derive(clap::Args)]

@@ -56,7 +56,7 @@ pub struct Options {
     /// Where in its line the device's buffer begins, 0 to 63
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_value = "0", value_parser = small)]
     device_offset: Vec<u32>,
-    /// Of each test: latencies, or transfers timed together [default: 262144 latencies, 1048576 transfers]
+    /// Of each test: latencies, or transfers timed together [default: 262144 latencies, 131072 transfers]
     #[arg(long, value_name = "COUNT")]
     samples: Option<u64>,
     /// Of everything random
@@ -138,7 +138,7 @@ impl Options {
             host_offsets_bytes: self.host_offset.clone(),
             device_offsets_bytes: self.device_offset.clone(),
             latency_samples: self.samples.unwrap_or(parameters::LATENCY_SAMPLES),
-            bandwidth_samples: self.samples.unwrap_or(parameters::BANDWIDTH_SAMPLES),
+            bandwidth_samples: self.samples.unwrap_or(parameters::SWEEP_BANDWIDTH_SAMPLES),
             seed: self.seed,
         };
         Ok(match self.figure {
