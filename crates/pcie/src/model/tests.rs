@@ -235,9 +235,9 @@ proptest! {
 
     #[test]
     fn more_payload_a_packet_never_costs_more_bytes(model in any_model(), size in 1..20_000_u64) {
-        let larger = TransferLimit::ALL.into_iter().find(|limit| *limit > model.link().mps_bytes);
-        prop_assume!(larger.is_some());
-        let link = Link { mps_bytes: larger.unwrap(), ..*model.link() };
+        let index = model.link().mps_bytes.index();
+        let larger = TransferLimit::ALL[(index + 1).min(TransferLimit::ALL.len() - 1)];
+        let link = Link { mps_bytes: larger, ..*model.link() };
         let wider = Model { link, ..model };
         for access in [Access::Read, Access::Write] {
             let (before, after) = (traffic(&model, access, size, 0), traffic(&wider, access, size, 0));
@@ -261,7 +261,8 @@ proptest! {
     fn full_packets_use_the_link_best(model in any_model(), size in 1..4097_u64) {
         let full_bytes = u64::from(model.link().mps_bytes.bytes());
         let (part, full) = (model.bandwidth(size, 0).unwrap(), model.bandwidth(full_bytes, 0).unwrap());
-        prop_assert!(part.write_gbps <= full.write_gbps);
+        // Several full packets use it as well as one, but for rounding.
+        prop_assert!(part.write_gbps <= full.write_gbps * (1.0 + 1e-12));
     }
 
     #[test]
