@@ -198,6 +198,19 @@ fn message_flags(flags: c_int) -> Result<c_int, Errno> {
     }
 }
 
+/// The spans and the message flags of a `preadv2` or `pwritev2`, if a stream can answer it.
+unsafe fn positioned_spans<'a>(
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> Result<(&'a [iovec], c_int), Errno> {
+    must_be_here(position)?;
+    let flags = message_flags(flags)?;
+    // SAFETY: the C caller's.
+    Ok((unsafe { counted_spans(vector, count) }?, flags))
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn preadv2(
     fd: c_int,
@@ -210,14 +223,11 @@ pub unsafe extern "C" fn preadv2(
     unsafe {
         let call = || real::preadv2(fd, vector, count, position, flags);
         match table::get(fd) {
-            Entry::Connection(connection) => {
-                let flags = must_be_here(position).and_then(|()| message_flags(flags));
-                match flags.and_then(|flags| Ok((counted_spans(vector, count)?, flags))) {
-                    Ok((spans, _)) if total_bytes(spans) == 0 => 0,
-                    Ok((spans, flags)) => receive_spans(connection, spans, flags),
-                    Err(error) => count_or_errno(Err(error)),
-                }
-            }
+            Entry::Connection(connection) => match positioned_spans(vector, count, position, flags) {
+                Ok((spans, _)) if total_bytes(spans) == 0 => 0,
+                Ok((spans, flags)) => receive_spans(connection, spans, flags),
+                Err(error) => count_or_errno(Err(error)),
+            },
             Entry::Stream(stream) => counted_receive(stream, call()),
             _ => call(),
         }
@@ -236,13 +246,10 @@ pub unsafe extern "C" fn pwritev2(
     unsafe {
         let call = || real::pwritev2(fd, vector, count, position, flags);
         match table::get(fd) {
-            Entry::Connection(connection) => {
-                let flags = must_be_here(position).and_then(|()| message_flags(flags));
-                match flags.and_then(|flags| Ok((counted_spans(vector, count)?, flags))) {
-                    Ok((spans, flags)) => send_spans(connection, spans, flags),
-                    Err(error) => count_or_errno(Err(error)),
-                }
-            }
+            Entry::Connection(connection) => match positioned_spans(vector, count, position, flags) {
+                Ok((spans, flags)) => send_spans(connection, spans, flags),
+                Err(error) => count_or_errno(Err(error)),
+            },
             Entry::Stream(stream) => counted_send(stream, call()),
             _ => call(),
         }
