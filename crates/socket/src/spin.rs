@@ -3,8 +3,10 @@
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Looks at full speed before anything slower: about a microsecond.
+/// Looks at full speed before anything slower: about ten microseconds.
 const LOOKS_AT_FULL_SPEED: u32 = 1500;
+/// So many waits begin by yielding after one that found the peer to need this processor.
+const YIELDING_WAITS: u32 = 256;
 /// How long a waiter stays awake before it sleeps in the kernel. A wake-up across cores costs 20 us and more, so
 /// waiting for about twice that is never much worse than the best choice in hindsight.
 const AWAKE_MICROSECONDS: u64 = 50;
@@ -12,8 +14,9 @@ const AWAKE_MICROSECONDS: u64 = 50;
 const LIFELINE_MICROSECONDS: u64 = 5;
 
 static PROCESSORS: AtomicU32 = AtomicU32::new(0);
+static YIELDING_WAITS_LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Processors this process may run on. With one, looking without yielding only keeps the peer from answering.
+/// Processors this process may run on.
 fn processors() -> u32 {
     match PROCESSORS.load(Ordering::Relaxed) {
         0 => {
@@ -37,19 +40,40 @@ pub enum Turn {
 }
 
 /// One wait: call [`Spin::turn`] after every look that found nothing.
+///
+/// A process that may run on one processor cannot know whether its peer needs the same one, and looking without
+/// yielding keeps it from answering, or runs on another, and yielding is slow. It looks, and learns: where the first
+/// yield brought what all looks before had not, the waits to come begin with yielding. Now and then one looks again.
 #[derive(Debug)]
 pub struct Spin {
     looks: u32,
     started: u64,
     asked: u64,
+    yields: u32,
+    /// Where a wait that looked first, on the only processor there is, leaves what it has learned.
+    lesson: Option<&'static AtomicU32>,
 }
 
 impl Spin {
     /// A wait that starts now.
     #[inline]
     pub fn new() -> Self {
-        let looks = if processors() == 1 { LOOKS_AT_FULL_SPEED } else { 0 };
-        Self { looks, started: 0, asked: 0 }
+        Self::on(processors(), &YIELDING_WAITS_LEFT)
+    }
+
+    #[inline]
+    fn on(processors: u32, yielding_waits_left: &'static AtomicU32) -> Self {
+        let mut spin = Self { looks: 0, started: 0, asked: 0, yields: 0, lesson: None };
+        if processors == 1 {
+            match yielding_waits_left.load(Ordering::Relaxed) {
+                0 => spin.lesson = Some(yielding_waits_left),
+                left => {
+                    yielding_waits_left.store(left - 1, Ordering::Relaxed);
+                    spin.looks = LOOKS_AT_FULL_SPEED;
+                }
+            }
+        }
+        spin
     }
 
     /// Waits a moment; says what to do next.
@@ -82,12 +106,81 @@ impl Spin {
             return Turn::AskKernel;
         }
         rustix::thread::sched_yield();
+        self.yields = self.yields.saturating_add(1);
         Turn::Look
+    }
+}
+
+impl Drop for Spin {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(yielding_waits_left) = self.lesson
+            && self.yields == 1
+        {
+            yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
+        }
     }
 }
 
 impl Default for Spin {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a wait looks before it does anything slower.
+    fn looks_first(spin: &mut Spin) -> bool {
+        (1..LOOKS_AT_FULL_SPEED).all(|_| spin.turn() == Turn::Look && spin.started == 0)
+    }
+
+    fn wait_until_after_yields(spin: &mut Spin, yields: u32) {
+        while spin.yields < yields {
+            if spin.turn() == Turn::Sleep {
+                // Something else ran on this processor for long.
+                spin.started = 0;
+            }
+        }
+    }
+
+    #[test]
+    fn with_several_processors_every_wait_looks_first() {
+        static LEFT: AtomicU32 = AtomicU32::new(0);
+        for yields in [0, 1, 2, 0] {
+            let mut spin = Spin::on(2, &LEFT);
+            assert!(looks_first(&mut spin));
+            wait_until_after_yields(&mut spin, yields);
+        }
+    }
+
+    #[test]
+    fn on_one_processor_waits_yield_first_once_a_yield_has_brought_what_looks_had_not() {
+        static LEFT: AtomicU32 = AtomicU32::new(0);
+        wait_until_after_yields(&mut Spin::on(1, &LEFT), 1);
+        for _ in 0..YIELDING_WAITS {
+            let mut spin = Spin::on(1, &LEFT);
+            assert_eq!(spin.turn(), Turn::AskKernel);
+            wait_until_after_yields(&mut spin, 1);
+        }
+        assert!(looks_first(&mut Spin::on(1, &LEFT)));
+    }
+
+    #[test]
+    fn on_one_processor_waits_look_first_while_that_finds_what_they_wait_for() {
+        static LEFT: AtomicU32 = AtomicU32::new(0);
+        for _ in 0..3 {
+            let mut spin = Spin::on(1, &LEFT);
+            assert!(looks_first(&mut spin));
+        }
+    }
+
+    #[test]
+    fn on_one_processor_waits_look_first_where_the_peer_takes_its_time() {
+        static LEFT: AtomicU32 = AtomicU32::new(0);
+        wait_until_after_yields(&mut Spin::on(1, &LEFT), 3);
+        assert!(looks_first(&mut Spin::on(1, &LEFT)));
     }
 }
