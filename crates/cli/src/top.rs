@@ -156,9 +156,10 @@ impl Screen {
         let sum = |of: fn(&Process) -> u64| self.snapshot.processes.iter().map(of).fold(0, u64::saturating_add);
         let fallbacks = sum(|process| process.fallbacks.values().fold(0, |sum: u64, count| sum.saturating_add(*count)));
         Line::from(format!(
-            "crosslane  {}  lanes {}  kernel {}  fallbacks {fallbacks}   q quits, arrows scroll",
+            "crosslane  {}  lanes {}  windows {}  kernel {}  fallbacks {fallbacks}   q quits, arrows scroll",
             self.rack.display(),
             sum(|process| process.lane.connections_open),
+            sum(|process| process.window.connections_open),
             sum(|process| process.kernel.connections_open),
         ))
     }
@@ -172,14 +173,29 @@ impl Screen {
                 process.lane.connections_open.to_string(),
                 units::bytes(process.lane.bytes_sent),
                 units::bytes(process.lane.bytes_received),
+                process.window.connections_open.to_string(),
+                units::bytes(process.window.bytes_sent.saturating_add(process.window.bytes_received)),
                 process.kernel.connections_open.to_string(),
                 units::bytes(process.kernel.bytes_sent.saturating_add(process.kernel.bytes_received)),
                 self.processes.rate(&process.pid),
                 process.fallbacks.iter().map(|(reason, count)| format!("{reason} {count} ")).collect(),
             ])
         });
-        let heads = ["PROGRAM", "PID", "NODE", "LANES", "SENT", "RECEIVED", "KERNEL", "BYTES", "RATE", "FALLBACKS"];
-        let widths = [18, 8, 12, 6, 11, 11, 7, 11, 13].map(Constraint::Length);
+        let heads = [
+            "PROGRAM",
+            "PID",
+            "NODE",
+            "LANES",
+            "SENT",
+            "RECEIVED",
+            "WINDOWS",
+            "BYTES",
+            "KERNEL",
+            "BYTES",
+            "RATE",
+            "FALLBACKS",
+        ];
+        let widths = [18, 8, 12, 6, 11, 11, 8, 11, 7, 11, 13].map(Constraint::Length);
         let widths = widths.into_iter().chain([Constraint::Min(10)]);
         table(rows.collect(), &heads, widths.collect(), "processes")
     }
@@ -232,7 +248,7 @@ fn bytes(connection: &Connection) -> u64 {
 }
 
 fn process_bytes(process: &Process) -> u64 {
-    [process.lane, process.kernel]
+    [process.lane, process.window, process.kernel]
         .iter()
         .fold(0, |sum: u64, totals| sum.saturating_add(totals.bytes_sent).saturating_add(totals.bytes_received))
 }

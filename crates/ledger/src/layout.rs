@@ -4,12 +4,13 @@
 //! bytes while they change. The reader finds fields by `offset_of!` on these same structs, so there is one
 //! description of the layout and no second one to drift from it.
 
+use crate::terms::Path;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 /// First eight bytes of a finished page. Stored last, so a page without it is one that is still being made.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"XLLEDGER");
 /// Changes whenever a field moves or changes its meaning.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Connections that get a line of their own; further ones are counted in the totals only.
 pub const SLOTS: usize = 16_384;
 /// Bytes of the header, a whole memory page.
@@ -95,11 +96,11 @@ pub(crate) struct Header {
     /// Connections that found no slot.
     pub(crate) connections_unlisted: AtomicU64,
     /// By `Path as usize`.
-    pub(crate) totals: [PathTotals; 2],
+    pub(crate) totals: [PathTotals; Path::COUNT],
     /// By `FallbackReason as usize`.
     pub(crate) fallbacks: [AtomicU64; FALLBACK_COUNTERS],
     /// Connections that found no slot count their bytes here, by `Path as usize`.
-    pub(crate) unlisted: [Slot; 2],
+    pub(crate) unlisted: [Slot; Path::COUNT],
 }
 
 impl Slot {
@@ -151,9 +152,9 @@ impl Header {
                     bytes_sent_closed: AtomicU64::new(0),
                     bytes_received_closed: AtomicU64::new(0),
                 }
-            }; 2],
+            }; Path::COUNT],
             fallbacks: [const { AtomicU64::new(0) }; FALLBACK_COUNTERS],
-            unlisted: [const { Slot::new() }; 2],
+            unlisted: [const { Slot::new() }; Path::COUNT],
         }
     }
 }

@@ -60,6 +60,8 @@ pub struct Process {
     pub lane: Totals,
     /// What the kernel path carried in all.
     pub kernel: Totals,
+    /// What the window path carried in all.
+    pub window: Totals,
     /// Connections that found no slot, since the start.
     pub connections_unlisted: u64,
     /// Reasons that occurred, and how often.
@@ -240,6 +242,7 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
         started_at_ns: header.u64(offset_of!(Header, started_at_ns)),
         lane: decode_totals(&header, Path::Lane, &connections),
         kernel: decode_totals(&header, Path::Kernel, &connections),
+        window: decode_totals(&header, Path::Window, &connections),
         connections_unlisted: header.u64(offset_of!(Header, connections_unlisted)),
         fallbacks: decode_fallbacks(&header),
         connections,

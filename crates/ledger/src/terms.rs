@@ -7,17 +7,23 @@ use std::net::Ipv4Addr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Path {
-    /// Shared memory.
+    /// Shared memory of the two programs.
     Lane = 0,
     /// Kernel TCP.
     Kernel = 1,
+    /// A memory window to another node, by way of this node's proxy.
+    Window = 2,
 }
 
 impl Path {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         match byte {
             0 => Some(Self::Lane),
             1 => Some(Self::Kernel),
+            2 => Some(Self::Window),
             _ => None,
         }
     }
@@ -27,6 +33,7 @@ impl Path {
         match self {
             Self::Lane => "lane",
             Self::Kernel => "kernel",
+            Self::Window => "window",
         }
     }
 }
@@ -109,6 +116,8 @@ fallback_reasons! {
     HandshakeFailed => "handshake_failed", "the rendezvous broke off or made no sense";
     /// The network namespaces differ.
     NamespaceDiffers => "namespace_differs", "the two programs are in different network namespaces";
+    /// The link to the other node is not up, or the monitor of this one does not answer.
+    LinkDown => "link_down", "the link to that node is down; see crosslane status";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

@@ -63,7 +63,7 @@ pub struct Ledger {
     /// What this process knows of each slot.
     known: &'static [Known],
     /// Connections open, by `Path as usize`.
-    open: [AtomicU64; 2],
+    open: [AtomicU64; Path::COUNT],
     published: AtomicBool,
     file_pid: AtomicU32,
     file_suffix: AtomicU32,
@@ -126,7 +126,7 @@ impl Ledger {
             slots_used: AtomicU32::new(0),
             free_top: AtomicU64::new(0),
             known,
-            open: [const { AtomicU64::new(0) }; 2],
+            open: [const { AtomicU64::new(0) }; Path::COUNT],
             published: AtomicBool::new(false),
             file_pid: AtomicU32::new(0),
             file_suffix: AtomicU32::new(0),
@@ -211,7 +211,7 @@ impl Ledger {
         let opened_at_ns = unix_time_ns();
         self.identities(index).for_each(|identity| identity.open(connection, opened_at_ns));
         // Kernel TCP has no lock of ours around it: two threads may well send at once.
-        let single_writer = connection.path == Path::Lane;
+        let single_writer = connection.path != Path::Kernel;
         ConnectionSlot { ledger: self, slot, index, path: connection.path, single_writer }
     }
 

@@ -207,6 +207,25 @@ pub enum TupleNameError {
     Malformed,
 }
 
+/// Who opened a connection, as its name tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Opener {
+    /// The program that has the tuple's local address.
+    Program,
+    /// The proxy of this node, for a program of another: where both nodes are on one machine, that program has bound
+    /// the tuple's own name.
+    Proxy,
+}
+
+impl Opener {
+    fn separator(self) -> char {
+        match self {
+            Self::Program => '>',
+            Self::Proxy => '~',
+        }
+    }
+}
+
 /// What stands before the version in a tuple's name.
 const NAME_PREFIX: &str = "crosslane/";
 /// Version of the tuple's name.
@@ -228,7 +247,7 @@ impl Tuple {
     }
 
     /// The abstract AF_UNIX name that the connecting end binds its lifeline to:
-    /// `crosslane/1/127.0.0.1:40000>127.0.0.1:6379`.
+    /// `crosslane/1/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end.
     ///
     /// The kernel lets a name be bound once, so a tuple is unique among lanes, and is free again when the last
     /// descriptor of the connecting end is gone. Abstract names belong to a network namespace already, so that the name
@@ -236,20 +255,20 @@ impl Tuple {
     ///
     /// # Errors
     /// `INVAL` when these cannot be the addresses of a connection, `NAMETOOLONG` when the name would not fit.
-    pub fn name(&self) -> Result<String, Errno> {
+    pub fn name(&self, opener: Opener) -> Result<String, Errno> {
         if !is_whole(self.local) || !is_whole(self.peer) || self.local.is_ipv4() != self.peer.is_ipv4() {
             return Err(Errno::INVAL);
         }
-        let name = format!("{NAME_PREFIX}{NAME_VERSION}/{}>{}", self.local, self.peer);
+        let name = format!("{NAME_PREFIX}{NAME_VERSION}/{}{}{}", self.local, opener.separator(), self.peer);
         if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
     }
 
-    /// The tuple in an abstract AF_UNIX name, seen from the end that bound it. Anybody can bind any name, so only a
-    /// name that [`Tuple::name`] would have written is taken.
+    /// The tuple in an abstract AF_UNIX name, seen from the end that bound it, and who that is. Anybody can bind any
+    /// name, so only a name that [`Tuple::name`] would have written is taken.
     ///
     /// # Errors
     /// What the bytes are instead.
-    pub fn from_name(name: &[u8]) -> Result<Self, TupleNameError> {
+    pub fn from_name(name: &[u8]) -> Result<(Self, Opener), TupleNameError> {
         if name.len() > NAME_BYTES_MAX {
             return Err(TupleNameError::Foreign);
         }
@@ -260,11 +279,14 @@ impl Tuple {
         if version != NAME_VERSION {
             return Err(TupleNameError::Version(version));
         }
-        let (local, peer) = addresses.split_once('>').ok_or(TupleNameError::Malformed)?;
+        let split = |opener: Opener| Some((opener, addresses.split_once(opener.separator())?));
+        let (opener, (local, peer)) =
+            split(Opener::Program).or_else(|| split(Opener::Proxy)).ok_or(TupleNameError::Malformed)?;
         let local = local.parse().map_err(|_| TupleNameError::Malformed)?;
         let peer = peer.parse().map_err(|_| TupleNameError::Malformed)?;
         let tuple = Self { local, peer };
-        if tuple.name().is_ok_and(|again| again == text) { Ok(tuple) } else { Err(TupleNameError::Malformed) }
+        let is_ours = tuple.name(opener).is_ok_and(|again| again == text);
+        if is_ours { Ok((tuple, opener)) } else { Err(TupleNameError::Malformed) }
     }
 }
 
@@ -506,12 +528,13 @@ mod tests {
 
         /// Names have room for any two addresses that RFC 4291 allows, with any scope.
         #[test]
-        fn a_tuple_survives_its_name(local in any_address(), peer in any_address()) {
+        fn a_tuple_survives_its_name(local in any_address(), peer in any_address(), by_proxy: bool) {
             let tuple = Tuple { local: canonical(local), peer: canonical(peer) };
-            match tuple.name() {
+            let opener = if by_proxy { Opener::Proxy } else { Opener::Program };
+            match tuple.name(opener) {
                 Ok(name) => {
                     prop_assert!(name.len() <= NAME_BYTES_MAX);
-                    prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok(tuple));
+                    prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok((tuple, opener)));
                 }
                 Err(Errno::NAMETOOLONG) => {
                     let beyond = [tuple.local, tuple.peer].into_iter().any(is_oversized_link_local);
@@ -526,9 +549,9 @@ mod tests {
         }
 
         #[test]
-        fn a_hostile_name_is_an_error_or_what_we_would_write(name in "(crosslane/1/)?[0-9a-f:.>\\[\\]%/]{0,60}") {
-            if let Ok(tuple) = Tuple::from_name(name.as_bytes()) {
-                prop_assert_eq!(tuple.name().unwrap(), name);
+        fn a_hostile_name_is_an_error_or_what_we_would_write(name in "(crosslane/1/)?[0-9a-f:.>~\\[\\]%/]{0,60}") {
+            if let Ok((tuple, opener)) = Tuple::from_name(name.as_bytes()) {
+                prop_assert_eq!(tuple.name(opener).unwrap(), name);
             }
         }
 
@@ -563,15 +586,16 @@ mod tests {
     #[test]
     fn tuples_are_named_readably() {
         let tuple = Tuple { local: address("127.0.0.1:40000"), peer: address("127.0.0.1:6379") };
-        assert_eq!(tuple.name().unwrap(), "crosslane/1/127.0.0.1:40000>127.0.0.1:6379");
+        assert_eq!(tuple.name(Opener::Program).unwrap(), "crosslane/1/127.0.0.1:40000>127.0.0.1:6379");
+        assert_eq!(tuple.name(Opener::Proxy).unwrap(), "crosslane/1/127.0.0.1:40000~127.0.0.1:6379");
         let tuple = Tuple { local: address("[fe80::1%3]:40000"), peer: address("[fe80::2%3]:80") };
-        assert_eq!(tuple.name().unwrap(), "crosslane/1/[fe80::1%3]:40000>[fe80::2%3]:80");
+        assert_eq!(tuple.name(Opener::Program).unwrap(), "crosslane/1/[fe80::1%3]:40000>[fe80::2%3]:80");
     }
 
     #[test]
     fn the_longest_global_addresses_fit_a_name() {
         let longest = address("[2001:1db8:1111:2222:3333:4444:5555:6666]:65535");
-        let name = Tuple { local: longest, peer: longest }.name().unwrap();
+        let name = Tuple { local: longest, peer: longest }.name(Opener::Proxy).unwrap();
         assert_eq!(name.len(), NAME_BYTES_MAX);
     }
 
@@ -593,6 +617,7 @@ mod tests {
             (b"crosslane/1/[0::1]:1>[::1]:2", Malformed),
             (b"crosslane/1/[::1%1]:1>[::1]:2", Malformed),
             (b"crosslane/1/127.0.0.1:1>127.0.0.1:2>127.0.0.1:3", Malformed),
+            (b"crosslane/1/127.0.0.1:1~127.0.0.1:2>127.0.0.1:3", Malformed),
             (b"crosslane/1/224.0.0.1:1>127.0.0.1:2", Malformed),
         ] {
             assert_eq!(Tuple::from_name(name), Err(error), "{}", String::from_utf8_lossy(name));

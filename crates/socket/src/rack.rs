@@ -5,6 +5,8 @@
 //!                                                [::]:80          takes IPv4 too
 //!                                                [::]:443!6       IPv6 only
 //!                                                0.0.0.0:80#3     one of several at this address (SO_REUSEPORT)
+//!                                                127.77.0.2:80!far   another node's; this node's proxy listens
+//!   RACK/monitor.sock                                             where there are other nodes: this node's monitor
 //!   RACK/v1/stat/<pid>                                            the ledger pages
 //! ```
 //!
@@ -52,13 +54,20 @@ pub struct ListenerName {
     pub v6_only: bool,
     /// Which of several on this address.
     pub member: Option<u8>,
+    /// The listener is another node's, and the proxy of this node stands in for it.
+    pub is_far: bool,
 }
 
 impl ListenerName {
     /// The name for a listener bound to `address`.
     pub fn new(address: SocketAddr, v6_only: bool, member: Option<u8>) -> Self {
         let address = canonical(address);
-        Self { address, v6_only: v6_only && is_any_v6(address), member }
+        Self { address, v6_only: v6_only && is_any_v6(address), member, is_far: false }
+    }
+
+    /// The name for a listener of another node, for which the proxy of this node stands in.
+    pub fn far(address: SocketAddr) -> Self {
+        Self { is_far: true, ..Self::new(address, false, None) }
     }
 
     /// The name in a directory entry; `None` for anything [`ListenerName`] would not have written.
@@ -67,9 +76,10 @@ impl ListenerName {
             Some((rest, number)) => (rest, Some(number.parse().ok().filter(|number| *number < MEMBERS_MAX)?)),
             None => (text, None),
         };
+        let (rest, is_far) = rest.strip_suffix("!far").map_or((rest, false), |rest| (rest, true));
         let (rest, v6_only) = rest.strip_suffix("!6").map_or((rest, false), |rest| (rest, true));
-        let name = Self { address: rest.parse().ok()?, v6_only, member };
-        let again = Self::new(name.address, v6_only, member);
+        let name = Self { address: rest.parse().ok()?, v6_only, member, is_far };
+        let again = if is_far { Self::far(name.address) } else { Self::new(name.address, v6_only, member) };
         (again == name && name.address.port() != 0 && again.to_string() == text).then_some(name)
     }
 
@@ -89,7 +99,7 @@ impl ListenerName {
 
     /// Whether both stand for the same address, as far as two listeners may not share it.
     fn same_place(&self, other: &Self) -> bool {
-        (self.address, self.v6_only) == (other.address, other.v6_only)
+        (self.address, self.v6_only, self.is_far) == (other.address, other.v6_only, other.is_far)
     }
 }
 
@@ -102,6 +112,9 @@ impl fmt::Display for ListenerName {
         write!(formatter, "{}", self.address)?;
         if self.v6_only {
             formatter.write_str("!6")?;
+        }
+        if self.is_far {
+            formatter.write_str("!far")?;
         }
         match self.member {
             Some(member) => write!(formatter, "#{member}"),
@@ -583,6 +596,9 @@ pub(crate) mod tests {
             assert_eq!(made.to_string(), text);
             assert_eq!(ListenerName::parse(text), Some(made));
         }
+        let far = ListenerName::far(address("127.77.0.2:80"));
+        assert_eq!(far.to_string(), "127.77.0.2:80!far");
+        assert_eq!(ListenerName::parse("127.77.0.2:80!far"), Some(far));
         for text in [
             "",
             ".",
@@ -598,6 +614,9 @@ pub(crate) mod tests {
             "[0::1]:80",
             "junk:80",
             "[::]:80#1!6",
+            "[::]:80!6!far",
+            "127.0.0.1:80!far#1",
+            "127.0.0.1:80!far!far",
         ] {
             assert_eq!(ListenerName::parse(text), None, "{text}");
         }
@@ -605,7 +624,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn entries_anybody_made_are_names_of_ours_or_nothing(text in "[0-9a-f:.#!%\\[\\]]{0,40}") {
+        fn entries_anybody_made_are_names_of_ours_or_nothing(text in "[0-9a-f:.#!r%\\[\\]]{0,40}") {
             if let Some(name) = ListenerName::parse(&text) {
                 prop_assert_eq!(name.to_string(), text);
             }

@@ -21,11 +21,12 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::address::{Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source};
+use crate::address::{Opener, Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source};
 use crate::descriptors::{HiddenFd, Need, close};
 use crate::hello::{HELLO_BYTES, Hello, HelloError};
+use crate::monitor::{self, Answer};
 use crate::options::{SocketOption, get_raw};
-use crate::rack::{ListenerName, Rack};
+use crate::rack::{ListenerName, Rack, RackLock};
 use crate::segment::Segment;
 
 /// Connections that can wait in a lane listener at least: nobody tries again when it is full, as TCP clients would.
@@ -89,9 +90,27 @@ pub fn listen_in(
     reuse_port: bool,
     backlog: i32,
 ) -> Result<LaneListener, Errno> {
+    listen_as(rack, |lock| lock.free_name(bound, v6_only, reuse_port), backlog)
+}
+
+/// Adds a listener in a rack that stands in for another node's: the proxy's, not a program's.
+///
+/// # Errors
+/// As [`listen_in`].
+pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
+    let name = ListenerName::far(address);
+    let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
+    listen_as(rack, free, backlog)
+}
+
+fn listen_as(
+    rack: &Arc<Rack>,
+    free_name: impl FnOnce(&RackLock<'_>) -> Result<ListenerName, Errno>,
+    backlog: i32,
+) -> Result<LaneListener, Errno> {
     let socket = unix_stream()?;
     let lock = rack.lock()?;
-    let name = lock.free_name(bound, v6_only, reuse_port)?;
+    let name = free_name(&lock)?;
     lock.bind(socket.as_fd(), &name)?;
     // Still under the lock: a name that is bound but does not listen yet looks stale to nobody then.
     rustix::net::listen(&socket, backlog.max(BACKLOG_MIN))?;
@@ -114,6 +133,8 @@ pub struct Connected {
     pub segment: Segment,
     /// The descriptor of that memory.
     pub memfd: OwnedFd,
+    /// Whether the proxy of this node is at the other end, for a listener of another.
+    pub is_far: bool,
 }
 
 /// Why a connection gets no lane.
@@ -150,15 +171,25 @@ impl NoLane {
 /// # Errors
 /// As [`connect_in`], and `RackUnavailable`.
 pub fn connect(to: SocketAddr, bound: Option<SocketAddr>) -> Result<Connected, FallbackReason> {
-    let request = Request { destination: to, source: bound, node: crate::lifecycle::settings().node };
+    let node = crate::lifecycle::settings().node;
+    let request = Request { destination: to, source: bound, node, opener: Opener::Program };
+    connect_now(&request).map_err(|no_lane| no_lane.reason)
+}
+
+fn connect_now(request: &Request) -> Result<Connected, NoLane> {
     // Asked before the rack is opened, because a program that only talks to other machines needs none.
-    let route = request.route().map_err(|no_lane| no_lane.reason)?;
-    let connected = new_lifeline().and_then(|lifeline| {
-        let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
-        let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
-        connect_by(&rack, route, lifeline)
-    });
-    connected.map_err(|no_lane| no_lane.reason)
+    let route = request.route();
+    let may_be_far = request.may_be_far(&route);
+    if let (Err(no_lane), false) = (route, may_be_far) {
+        return Err(no_lane);
+    }
+    let lifeline = new_lifeline()?;
+    let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
+    let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
+    if may_be_far && monitor::is_there(&rack) {
+        return connect_far(&rack, request, lifeline);
+    }
+    connect_by(&rack, route?, lifeline, request.opener)
 }
 
 /// What a program asks of `connect`.
@@ -170,6 +201,8 @@ pub struct Request {
     pub source: Option<SocketAddr>,
     /// Its node, the source of unbound connections to other nodes.
     pub node: Option<Ipv4Addr>,
+    /// Who asks.
+    pub opener: Opener,
 }
 
 /// A request with everything known that the kernel decides.
@@ -201,6 +234,27 @@ impl Request {
         };
         Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
     }
+
+    /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
+    /// are on one machine, at another node's address.
+    fn may_be_far(&self, route: &Result<Route, NoLane>) -> bool {
+        let Some(node) = self.node else { return false };
+        match route {
+            Ok(route) => is_node(route.destination.ip()) && route.destination.ip() != IpAddr::V4(node),
+            Err(no_lane) => no_lane.reason == FallbackReason::RemoteAddress,
+        }
+    }
+
+    /// The way to another node, from `node`, which is the address of this one.
+    fn far_route(&self, node: IpAddr) -> Result<Route, NoLane> {
+        let destination = destination(self.destination);
+        let bound = self.source.map(canonical);
+        let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
+        if source.is_ipv4() != destination.is_ipv4() {
+            return Err(NoLane::because(FallbackReason::UnsupportedCall));
+        }
+        Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
+    }
 }
 
 /// Whether the address is one of the nodes on this machine, 127.77.0.0/16.
@@ -223,18 +277,39 @@ impl Route {
 /// # Errors
 /// Why there is no lane; the program's connection is kernel TCP's then.
 pub fn connect_in(rack: &Rack, request: &Request) -> Result<Connected, NoLane> {
-    connect_by(rack, request.route()?, new_lifeline()?)
+    connect_by(rack, request.route()?, new_lifeline()?, request.opener)
 }
 
 fn new_lifeline() -> Result<OwnedFd, NoLane> {
     unix_stream().map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
 }
 
-fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd) -> Result<Connected, NoLane> {
+/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
+/// asked to see to it.
+fn connect_far(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Result<Connected, NoLane> {
+    let destination = destination(request.destination);
+    let name = ListenerName::far(destination);
+    // A node has one address; only for a destination of the other family it must be asked for.
+    let known = request.node.map(IpAddr::V4).filter(|node| node.is_ipv4() == destination.is_ipv4());
+    let node = match known {
+        Some(node) if rack.is_live(&name) == Ok(true) => node,
+        _ => match monitor::ask(rack, destination) {
+            Answer::Ready { node } => node,
+            Answer::No(reason) => return Err(NoLane::because(reason)),
+        },
+    };
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let route = request.far_route(node)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, spread_u32(), request.opener).map_err(broken)?;
+    reach(rack, lifeline.as_fd(), &[name])?;
+    introduce(lifeline, tuple, true)
+}
+
+fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
     let random = spread_u32();
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     // The tuple first: with its name the listener learns who comes.
-    let tuple = bind_tuple(lifeline.as_fd(), &route, random).map_err(&broken)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener).map_err(&broken)?;
     // The one listener that has the very address is most often there, and is the best: only without it the rack is
     // searched.
     let exact = ListenerName::new(route.destination, false, None);
@@ -242,6 +317,12 @@ fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd) -> Result<Connected,
         let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
         reach(rack, lifeline.as_fd(), &listeners_for(rack, route.destination, random).map_err(unavailable)?)?;
     }
+    introduce(lifeline, tuple, false)
+}
+
+/// Makes the memory of a connection and hands it to whom the lifeline has reached.
+fn introduce(lifeline: OwnedFd, tuple: Tuple, is_far: bool) -> Result<Connected, NoLane> {
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     if !is_trusted(lifeline.as_fd(), None).map_err(&broken)? {
         return Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM));
     }
@@ -249,7 +330,7 @@ fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd) -> Result<Connected,
     send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
-    Ok(Connected { lifeline, tuple, segment, memfd })
+    Ok(Connected { lifeline, tuple, segment, memfd, is_far })
 }
 
 /// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
@@ -265,13 +346,13 @@ fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -> Result<Ve
 }
 
 /// Binds a lifeline to the name of a tuple that no lane has: the port asked for, or a free one.
-fn bind_tuple(lifeline: BorrowedFd<'_>, route: &Route, random: u32) -> Result<Tuple, Errno> {
+fn bind_tuple(lifeline: BorrowedFd<'_>, route: &Route, random: u32, opener: Opener) -> Result<Tuple, Errno> {
     let bind = |port| {
         let tuple = route.tuple(port);
         if tuple.local == tuple.peer {
             return Err(Errno::ADDRINUSE); // TCP would connect to itself, which nobody wants.
         }
-        let address = SocketAddrUnix::new_abstract_name(tuple.name()?.as_bytes())?;
+        let address = SocketAddrUnix::new_abstract_name(tuple.name(opener)?.as_bytes())?;
         rustix::net::bind(lifeline, &address).map(|()| tuple)
     };
     if route.port != 0 {
@@ -367,6 +448,8 @@ pub struct Accepted {
     pub lifeline: OwnedFd,
     /// Its addresses, canonical.
     pub tuple: Tuple,
+    /// Who is at the other end.
+    pub opener: Opener,
 }
 
 /// Takes a connection from a lane listener, without waiting. `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers,
@@ -389,8 +472,8 @@ pub fn accept(lane_fd: RawFd, flags: i32) -> Result<Accepted, Errno> {
             outcome => outcome?,
         };
         match name.as_ref().and_then(tuple_of) {
-            Some(tuple) if is_trusted(lifeline.as_fd(), Some(listener)) == Ok(true) => {
-                return Ok(Accepted { lifeline, tuple: tuple.reversed() });
+            Some((tuple, opener)) if is_trusted(lifeline.as_fd(), Some(listener)) == Ok(true) => {
+                return Ok(Accepted { lifeline, tuple: tuple.reversed(), opener });
             }
             _ => close(lifeline),
         }
@@ -398,8 +481,8 @@ pub fn accept(lane_fd: RawFd, flags: i32) -> Result<Accepted, Errno> {
     Err(Errno::AGAIN)
 }
 
-/// The tuple in the address of a connecting end, seen from there.
-fn tuple_of(address: &SocketAddrAny) -> Option<Tuple> {
+/// The tuple in the address of a connecting end, seen from there, and who that is.
+fn tuple_of(address: &SocketAddrAny) -> Option<(Tuple, Opener)> {
     if address.address_family() != AddressFamily::UNIX {
         return None;
     }
@@ -514,9 +597,20 @@ pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     Some(LaneListener { fd: Some(fd), name, rack })
 }
 
+/// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
+pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
+    let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
+    let name = path.as_deref().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
+    let name = name.and_then(|name| ListenerName::parse(std::str::from_utf8(name).ok()?));
+    name.is_some_and(|name| name.is_far)
+}
+
 /// The path that an AF_UNIX socket is bound to.
 fn path_of(socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
-    let address = rustix::net::getsockname(socket).ok()?;
+    path_in(rustix::net::getsockname(socket).ok()?)
+}
+
+fn path_in(address: SocketAddrAny) -> Option<Vec<u8>> {
     if address.address_family() != AddressFamily::UNIX {
         return None;
     }
@@ -536,6 +630,8 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
+    use std::sync::Mutex;
+    use std::thread::JoinHandle;
 
     /// A rack of its own, and the two ends of a rendezvous in it.
     struct Meeting {
@@ -560,7 +656,7 @@ mod tests {
 
         fn connect_from(&self, to: &str, source: Option<&str>) -> Result<Connected, NoLane> {
             let source = source.map(address);
-            connect_in(&self.rack, &Request { destination: address(to), source, node: None })
+            connect_in(&self.rack, &Request { destination: address(to), source, node: None, opener: Opener::Program })
         }
 
         fn names(&self) -> HashSet<String> {
@@ -597,13 +693,96 @@ mod tests {
     fn a_server_that_closes_before_the_hello_comes_has_connected() {
         let meeting = Meeting::new();
         let listener = meeting.listen("127.0.0.1:7001");
-        let request = Request { destination: address("127.0.0.1:7001"), source: None, node: None };
+        let request =
+            Request { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
         let lifeline = unix_stream().unwrap();
-        bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1).unwrap();
+        bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program).unwrap();
         reach(&meeting.rack, lifeline.as_fd(), &[listener.name()]).unwrap();
         close(accept(listener.fd(), 0).unwrap().lifeline);
         let (segment, memfd) = Segment::create().unwrap();
         assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
+    }
+
+    /// A monitor that answers one question, after `before`.
+    fn answer_once(meeting: &Meeting, answer: Answer, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+        let path = meeting.rack.path().join("../../monitor.sock");
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        std::thread::spawn(move || {
+            let asker = rustix::net::accept(&socket).unwrap();
+            let mut packet = [0; monitor::PACKET_BYTES_MAX];
+            let (length, _) = rustix::net::recv(&asker, &mut packet, RecvFlags::empty()).unwrap();
+            assert_eq!(monitor::asked_for(&packet[..length]), Some(address("127.77.0.2:6379")));
+            before();
+            rustix::net::send(&asker, answer.encode().as_bytes(), SendFlags::NOSIGNAL).unwrap();
+        })
+    }
+
+    fn far_request() -> Request {
+        let node = Some(Ipv4Addr::new(127, 77, 0, 1));
+        Request { destination: address("127.77.0.2:6379"), source: None, node, opener: Opener::Program }
+    }
+
+    #[test]
+    fn another_nodes_listener_is_reached_by_the_proxy_that_the_monitor_sees_to() {
+        let meeting = Meeting::new();
+        let rack = Arc::clone(&meeting.rack);
+        let proxy = Arc::new(Mutex::new(None));
+        let made = Arc::clone(&proxy);
+        let listen = move || *made.lock().unwrap() = Some(listen_for_far(&rack, far_request().destination, 1).unwrap());
+        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
+        let monitor = answer_once(&meeting, ready, listen);
+        let connected = connect_far(&meeting.rack, &far_request(), unix_stream().unwrap()).unwrap();
+        monitor.join().unwrap();
+        assert!(connected.is_far && leads_far(connected.lifeline.as_fd()));
+        let listener = proxy.lock().unwrap().take().unwrap();
+        let accepted = accept_now(&listener);
+        assert_eq!(accepted.tuple, connected.tuple.reversed());
+        assert_eq!((accepted.tuple.peer.ip().to_string().as_str(), accepted.opener), ("127.77.0.1", Opener::Program));
+        assert_eq!(listen_for_far(&meeting.rack, far_request().destination, 1).unwrap_err(), Errno::ADDRINUSE);
+
+        // The second time nobody is asked.
+        connect_far(&meeting.rack, &far_request(), unix_stream().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_listener_that_the_monitor_does_not_know_is_none_and_says_why() {
+        let meeting = Meeting::new();
+        let monitor = answer_once(&meeting, Answer::No(FallbackReason::PeerRefused), || ());
+        let outcome = connect_far(&meeting.rack, &far_request(), unix_stream().unwrap());
+        monitor.join().unwrap();
+        assert_eq!(reason(outcome), FallbackReason::PeerRefused);
+    }
+
+    #[test]
+    fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
+        let (here, there) = (Meeting::new(), Meeting::new());
+        let source = SocketAddr::new(far_request().node.unwrap().into(), own_port());
+        let proxy = listen_for_far(&here.rack, far_request().destination, 1).unwrap();
+        let request = Request { source: Some(source), ..far_request() };
+        let program = connect_far(&here.rack, &request, unix_stream().unwrap()).unwrap();
+        assert_eq!(accept_now(&proxy).tuple.peer, source);
+        let server = there.listen("127.77.0.2:6379");
+        let onward = connect_in(&there.rack, &Request { node: None, opener: Opener::Proxy, ..request }).unwrap();
+        let accepted = accept_now(&server);
+        assert_eq!((accepted.tuple.peer, accepted.opener), (source, Opener::Proxy));
+        assert_eq!(onward.tuple, program.tuple);
+    }
+
+    #[test]
+    fn only_addresses_of_other_nodes_and_machines_may_be_far() {
+        let may_be = |destination: &str, node| {
+            let request = Request { destination: address(destination), node, ..far_request() };
+            request.may_be_far(&request.route())
+        };
+        let node = far_request().node;
+        for (destination, expected) in
+            [("127.77.0.2:1", true), ("127.77.0.1:1", false), ("127.0.0.1:1", false), ("198.51.100.7:1", true)]
+        {
+            assert_eq!(may_be(destination, node), expected, "{destination}");
+            assert!(!may_be(destination, None), "{destination}");
+        }
     }
 
     #[test]
@@ -658,7 +837,8 @@ mod tests {
         let _listener = meeting.listen("0.0.0.0:80");
         let node = Some(Ipv4Addr::new(127, 77, 0, 2));
         let local = |to: &str, source: Option<&str>| {
-            let request = Request { destination: address(to), source: source.map(address), node };
+            let request =
+                Request { destination: address(to), source: source.map(address), node, opener: Opener::Program };
             connect_in(&meeting.rack, &request).unwrap().tuple.local.ip().to_string()
         };
         assert_eq!(local("127.77.0.1:80", None), "127.77.0.2");
@@ -824,7 +1004,7 @@ mod tests {
                 let socket = unix_stream().unwrap();
                 let tuple =
                     Tuple { local: SocketAddr::from(([127, 0, 0, 3], own_port())), peer: address("127.0.0.3:2") };
-                let own = SocketAddrUnix::new_abstract_name(tuple.name().unwrap().as_bytes()).unwrap();
+                let own = SocketAddrUnix::new_abstract_name(tuple.name(Opener::Program).unwrap().as_bytes()).unwrap();
                 rustix::net::bind(&socket, &own).unwrap();
                 rustix::net::connect(&socket, &place).unwrap();
                 socket

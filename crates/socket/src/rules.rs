@@ -104,7 +104,7 @@ impl Settings {
         let mut ignored = 0;
         let off = parsed(&variable, "CROSSLANE_OFF", &mut ignored, parse_switch).unwrap_or(false);
         let require_lane = parsed(&variable, "CROSSLANE_REQUIRE_LANE", &mut ignored, parse_switch).unwrap_or(false);
-        let node = parsed(&variable, "CROSSLANE_NODE", &mut ignored, ledger::node_address);
+        let node = parsed(&variable, "CROSSLANE_NODE", &mut ignored, parse_node);
         let only = parsed(&variable, "CROSSLANE_ONLY", &mut ignored, |text| PortList::parse(text).ok());
         let except = parsed(&variable, "CROSSLANE_EXCEPT", &mut ignored, |text| PortList::parse(text).ok());
         Self { off, node, only, except, require_lane, ignored }
@@ -115,6 +115,12 @@ impl Settings {
         let listed = |list: &Option<PortList>, absent: bool| list.as_ref().map_or(absent, |ports| ports.contains(port));
         !self.off && listed(&self.only, true) && !listed(&self.except, false)
     }
+}
+
+/// A node of this machine, or, where a rack file names them, the address of a machine.
+fn parse_node(text: &str) -> Option<Ipv4Addr> {
+    let of_machine = |ip: &Ipv4Addr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
+    ledger::node_address(text).or_else(|| text.parse().ok().filter(of_machine))
 }
 
 /// The value of a variable, if it is set, not empty, and makes sense.

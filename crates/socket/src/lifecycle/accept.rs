@@ -3,6 +3,7 @@
 use super::connect::enter_lane_connection;
 use super::inspect;
 use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
+use crate::address::Opener;
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
 use crate::limit;
@@ -75,7 +76,7 @@ fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> 
 
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
-    let Accepted { lifeline, tuple } = rendezvous::accept(listener.lane_fd(), flags)?;
+    let Accepted { lifeline, tuple, opener } = rendezvous::accept(listener.lane_fd(), flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
     let segment = match receive_hello(lifeline.as_fd()) {
@@ -93,7 +94,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
         tuple,
         options,
         nonblocking: flags & libc::SOCK_NONBLOCK != 0,
-        slot: Some(enter_lane_connection(fd, tuple, Role::Accept)),
+        slot: Some(enter_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
     };
     let connection = Connection::open(origin, segment);
     connection.apply_recorded_options();

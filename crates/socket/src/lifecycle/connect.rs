@@ -179,7 +179,7 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
             tuple,
             options: inner.options,
             nonblocking: is_nonblocking,
-            slot: Some(enter_lane_connection(fd, tuple, Role::Connect)),
+            slot: Some(enter_lane_connection(fd, tuple, Role::Connect, connected.is_far)),
         },
         Some((connected.segment, HiddenFd::hide(connected.memfd, Need::Optional).ok())),
     );
@@ -198,10 +198,10 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
     Ok(is_nonblocking)
 }
 
-pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role) -> ledger::ConnectionSlot {
+pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> ledger::ConnectionSlot {
     ledger().open_connection(&ledger::Connection {
         fd,
-        path: Path::Lane,
+        path: if is_far { Path::Window } else { Path::Lane },
         role,
         local: Some(tuple.local),
         peer: Some(tuple.peer),

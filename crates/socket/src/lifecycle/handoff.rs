@@ -7,7 +7,7 @@
 use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
 use super::{Listener, ListenerInner, settings};
-use crate::address::Tuple;
+use crate::address::{Opener, Tuple};
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{self, HiddenFd, InheritedKind, Need};
 use crate::options::OptionRecord;
@@ -108,7 +108,7 @@ fn adopt(memfd: OwnedFd, sockets: &[RawFd]) {
 
 fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
     let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
-    let Some(tuple) = tuple_of(fd, role) else { return };
+    let Some((tuple, is_far)) = tuple_of(fd, role) else { return };
     // SAFETY: the program's descriptor.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
     let origin = Origin {
@@ -116,7 +116,7 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
         tuple,
         options: OptionRecord::default(),
         nonblocking: flags.contains(OFlags::NONBLOCK),
-        slot: Some(enter_lane_connection(fd, tuple, role)),
+        slot: Some(enter_lane_connection(fd, tuple, role, is_far)),
     };
     let memfd = HiddenFd::adopt(memfd, Need::Optional).ok();
     let connection = Connection::open(origin, Some((segment, memfd)));
@@ -129,8 +129,8 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
     super::descriptor::follow_cloexec(connection);
 }
 
-/// Both addresses, from the name that the connecting end gave the lifeline.
-fn tuple_of(fd: RawFd, role: Role) -> Option<Tuple> {
+/// Both addresses, from the name that the connecting end gave the lifeline, and whether the other end is a proxy's.
+fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
     // SAFETY: the program's descriptor.
     let lifeline = unsafe { BorrowedFd::borrow_raw(fd) };
     let name = match role {
@@ -138,6 +138,9 @@ fn tuple_of(fd: RawFd, role: Role) -> Option<Tuple> {
         Role::Accept => rustix::net::getpeername(lifeline).ok()??,
     };
     let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
-    let tuple = Tuple::from_name(name.abstract_name()?).ok()?;
-    Some(if role == Role::Connect { tuple } else { tuple.reversed() })
+    let (tuple, opener) = Tuple::from_name(name.abstract_name()?).ok()?;
+    Some(match role {
+        Role::Connect => (tuple, rendezvous::leads_far(lifeline)),
+        Role::Accept => (tuple.reversed(), opener == Opener::Proxy),
+    })
 }

@@ -1,0 +1,163 @@
+//! Asking the monitor of this node about a listener of another.
+//!
+//! The monitor's socket lies at the top of the node's rack directory. One packet each way, text:
+//!
+//! ```text
+//!   far 1 127.77.0.2:6379     is there such a listener?
+//!   ready 127.77.0.1          yes, and this node's proxy stands in for it by now; this node's address
+//!   no REASON                 no; REASON is a word of `FallbackReason`
+//! ```
+
+#![allow(unsafe_code)] // A descriptor for poll.
+
+use std::ffi::OsStr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use ledger::FallbackReason;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::clock::now_ns;
+use crate::descriptors::close;
+use crate::rack::Rack;
+use crate::system;
+
+/// Name of the monitor's socket in the rack directory.
+pub const SOCKET_NAME: &str = "monitor.sock";
+/// What a question begins with: the word, and the version of this exchange.
+pub const QUESTION: &str = "far 1 ";
+/// Bytes of a question or an answer at most.
+pub const PACKET_BYTES_MAX: usize = 256;
+/// How long an answer may take: it crosses a link twice, and a machine under load keeps it waiting.
+const ANSWER_WAIT_NS: u64 = 3_000_000_000;
+
+/// What the monitor says of a listener of another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is there, and the proxy of this node stands in for it.
+    Ready {
+        /// This node's address, of the family that was asked for.
+        node: IpAddr,
+    },
+    /// There is none to be had.
+    No(FallbackReason),
+}
+
+impl Answer {
+    /// The answer as it is sent.
+    pub fn encode(&self) -> String {
+        match self {
+            Self::Ready { node } => format!("ready {node}"),
+            Self::No(reason) => format!("no {reason}"),
+        }
+    }
+
+    /// The answer in received bytes; nothing but what [`Answer::encode`] writes is one.
+    pub fn decode(packet: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(packet).ok()?;
+        if let Some(node) = text.strip_prefix("ready ") {
+            return node.parse().ok().map(|node| Self::Ready { node });
+        }
+        let word = text.strip_prefix("no ")?;
+        FallbackReason::ALL.iter().find(|reason| reason.name() == word).copied().map(Self::No)
+    }
+}
+
+/// The question for a listener, as it is sent.
+pub fn question(destination: SocketAddr) -> String {
+    format!("{QUESTION}{destination}")
+}
+
+/// The listener that a question is about; `None` for anything that [`question`] does not write.
+pub fn asked_for(packet: &[u8]) -> Option<SocketAddr> {
+    std::str::from_utf8(packet).ok()?.strip_prefix(QUESTION)?.parse().ok()
+}
+
+/// Whether the rack directory is a node's that has a monitor, running or not.
+pub fn is_there(rack: &Rack) -> bool {
+    socket_path(rack).is_some_and(|path| rustix::fs::stat(&path).is_ok())
+}
+
+/// Asks, and waits for the answer; [`FallbackReason::LinkDown`] when none comes.
+pub fn ask(rack: &Rack, destination: SocketAddr) -> Answer {
+    let Some(path) = socket_path(rack) else { return Answer::No(FallbackReason::RackUnavailable) };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(socket) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
+        return Answer::No(FallbackReason::ResourceLimit);
+    };
+    let answer = ask_on(&socket, &path, destination);
+    close(socket);
+    answer.unwrap_or(Answer::No(FallbackReason::LinkDown))
+}
+
+fn ask_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> Result<Answer, Errno> {
+    rustix::net::connect(socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::send(socket, question(destination).as_bytes(), SendFlags::NOSIGNAL)?;
+    let deadline_ns = now_ns().saturating_add(ANSWER_WAIT_NS);
+    let mut packet = [0_u8; PACKET_BYTES_MAX];
+    loop {
+        match rustix::net::recv(socket.as_fd(), &mut packet, RecvFlags::DONTWAIT) {
+            Ok((length, _)) => return Answer::decode(&packet[..length]).ok_or(Errno::PROTO),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
+        if left_ms == 0 {
+            return Err(Errno::TIMEDOUT);
+        }
+        let mut entry = [libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        // A signal only means another look: a connect that has begun comes to its end.
+        let _ = system::poll(&mut entry, i32::try_from(left_ms).unwrap_or(i32::MAX));
+    }
+}
+
+/// At the top of the rack directory, two levels above the names of one network namespace.
+fn socket_path(rack: &Rack) -> Option<PathBuf> {
+    let top = rack.path().parent()?.parent()?;
+    Some(top.join(OsStr::from_bytes(SOCKET_NAME.as_bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rack::tests::Scratch;
+    use proptest::prelude::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn questions_and_answers_survive_the_way() {
+        let destination = address("127.77.0.2:6379");
+        assert_eq!(asked_for(question(destination).as_bytes()), Some(destination));
+        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
+        let answers = FallbackReason::ALL.iter().map(|reason| Answer::No(*reason)).chain([ready]);
+        for answer in answers {
+            assert_eq!(Answer::decode(answer.encode().as_bytes()), Some(answer));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn other_packets_are_no_answers(packet in prop::collection::vec(any::<u8>(), 0..40)) {
+            let known = Answer::decode(&packet);
+            prop_assert!(known.is_none_or(|answer| answer.encode().as_bytes() == packet));
+            let _ = asked_for(&packet);
+        }
+    }
+
+    #[test]
+    fn a_rack_without_a_monitor_says_so_and_a_dead_one_means_that_the_link_is_down() {
+        let scratch = Scratch::new();
+        let rack = scratch.rack();
+        assert!(!is_there(&rack));
+        let path = socket_path(&rack).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(is_there(&rack));
+        assert_eq!(ask(&rack, address("127.77.0.2:80")), Answer::No(FallbackReason::LinkDown));
+    }
+}
