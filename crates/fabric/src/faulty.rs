@@ -13,12 +13,11 @@
 //!
 //! The faults are in the direction away from the wrapped end: wrap both for both.
 
-mod random;
 mod wire;
 
+use crate::random::Random;
 use crate::window::assert_whole_lines;
 use crate::{Coherence, Doorbell, Epoch, Link, LinkState, Outbound, Scratchpad, Slice, Wake};
-use random::Random;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;

@@ -1,6 +1,6 @@
 //! Links between threads of one process.
 
-use crate::memory_link::{CONTROL_BYTES, MemoryLink, Side, is_window_size};
+use crate::memory_link::{Before, CONTROL_BYTES, MemoryLink, Side, is_window_size};
 use crate::{Doorbell, Wake};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -19,7 +19,8 @@ pub fn pair(window_bytes: usize) -> (HeapLink, HeapLink) {
     let side = || Side { window: Region::heap(window_bytes), control: Region::heap(CONTROL_BYTES) };
     let (a, b) = (side(), side());
     let (bell_a, bell_b) = CondvarDoorbell::pair();
-    (MemoryLink::attach(a.clone(), b.clone(), bell_a), MemoryLink::attach(b, a, bell_b))
+    let end = |own: &Side, peer: &Side, bell| MemoryLink::attach(own.clone(), peer.clone(), bell, Before::Zeros);
+    (end(&a, &b, bell_a), end(&b, &a, bell_b))
 }
 
 /// A doorbell of two condition variables, one a direction.

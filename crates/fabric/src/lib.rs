@@ -11,6 +11,8 @@
 //! |---|---|---|---|
 //! | [`heap`] | one process | its own memory | condition variable |
 //! | [`shm`] | two processes under one kernel | a sealed memfd | eventfd |
+//! | [`dax`] | two kernels, or processes | a CXL or persistent-memory device, a file | a count that sleepers look at |
+//! | [`stale`] | one process | an emulation of memory that two caches do not keep coherent | condition variable |
 //! | [`faulty`] | wherever the link that it wraps has them | that link's, spoiled by a seeded plan | that link's |
 //!
 //! Other crates take them by the aliases in [`recommended`]. What a backend must do, whatever it is made of, stands in
@@ -23,7 +25,11 @@
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 #[cfg(not(loom))]
+pub mod dax;
+#[cfg(not(loom))]
 pub mod faulty;
+#[cfg(not(loom))]
+mod flushed;
 #[cfg(not(loom))]
 pub mod heap;
 mod link;
@@ -31,15 +37,27 @@ mod memory;
 #[cfg(not(loom))]
 mod memory_link;
 #[cfg(not(loom))]
+mod pair;
+#[cfg(not(loom))]
+mod polled;
+#[cfg(not(loom))]
+mod random;
+#[cfg(not(loom))]
 pub mod recommended;
 #[cfg(not(loom))]
 pub mod shm;
+#[cfg(not(loom))]
+pub mod stale;
 mod training;
 mod window;
 
+#[cfg(not(loom))]
+pub use flushed::Flushed;
 pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, Wake, train_both};
-pub use memory::{MemoryInbound, MemoryOutbound};
+pub use memory::{Memory, MemoryInbound, MemoryOutbound};
 #[cfg(not(loom))]
 pub use memory_link::{MemoryLink, MemoryScratchpad, SCRATCHPAD_WORDS};
+#[cfg(not(loom))]
+pub use polled::PolledDoorbell;
 pub use training::Training;
 pub use window::{Coherence, Inbound, Outbound, Slice};

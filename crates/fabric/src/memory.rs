@@ -1,39 +1,132 @@
-//! Windows in coherent memory: of this process, or shared with another.
+//! Windows in memory that this node's loads and stores reach: of this process, or shared with another, or with another
+//! machine.
 
-use crate::window::assert_whole_lines;
+use crate::window::{assert_one_line, assert_whole_lines};
 use crate::{Coherence, Inbound, Outbound, Slice};
 use std::ptr::NonNull;
 use volmem::Region;
 use volmem::sync::Ordering;
 
-/// An inbound window in coherent memory.
-#[derive(Debug, Clone)]
-pub struct MemoryInbound(Region);
+/// Memory as one node reaches it: directly, or through a cache that does not follow the other node's.
+///
+/// Where it does, as in a [`Region`], there is nothing to write back and nothing to drop.
+pub trait Memory: Clone + Send {
+    /// What windows in it ask of their users: [`Coherence::Coherent`] or [`Coherence::NonCoherent`].
+    const COHERENCE: Coherence;
 
-/// An outbound window in coherent memory.
-#[derive(Debug, Clone)]
-pub struct MemoryOutbound(Region);
+    /// Length in bytes.
+    fn len_bytes(&self) -> usize;
+    /// The `len_bytes` from `offset` on.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    fn part(&self, offset: usize, len_bytes: usize) -> Self;
+    /// Loads the 8-byte aligned word at `offset`.
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64;
+    /// Stores the 8-byte aligned word at `offset`.
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering);
+    /// Copies bytes out.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes` and outside the memory.
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize);
+    /// Copies bytes in.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes` and outside the memory.
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize);
+    /// Address of bytes, checked.
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8>;
+    /// Hints that another core reads the span next.
+    #[inline]
+    fn demote(&self, _offset: usize, _len_bytes: usize) {}
+    /// Starts to write the span's lines back to where the other node finds them.
+    #[inline]
+    fn write_back(&self, _offset: usize, _len_bytes: usize) {}
+    /// Writes changed lines of the span back and forgets all of them: the next load finds what is there then.
+    #[inline]
+    fn drop_lines(&self, _offset: usize, _len_bytes: usize) {}
+    /// What was written back before has got there before anything after.
+    #[inline]
+    fn barrier(&self) {}
+}
 
-impl MemoryInbound {
-    /// The owner's side of `region`.
-    pub fn new(region: Region) -> Self {
-        Self(region)
+impl Memory for Region {
+    const COHERENCE: Coherence = Coherence::Coherent;
+
+    #[inline]
+    fn len_bytes(&self) -> usize {
+        self.len_bytes()
     }
 
+    #[inline]
+    fn part(&self, offset: usize, len_bytes: usize) -> Self {
+        self.sub(offset, len_bytes)
+    }
+
+    #[inline]
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.load_u64(offset, order)
+    }
+
+    #[inline]
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.store_u64(offset, value, order);
+    }
+
+    #[inline]
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.read_to(offset, destination, len_bytes) }
+    }
+
+    #[inline]
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.write_from(offset, source, len_bytes) }
+    }
+
+    #[inline]
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        self.pointer(offset, len_bytes)
+    }
+
+    #[inline]
+    fn demote(&self, offset: usize, len_bytes: usize) {
+        self.demote(offset, len_bytes);
+    }
+}
+
+/// An inbound window in memory.
+#[derive(Debug, Clone)]
+pub struct MemoryInbound<M = Region>(M);
+
+/// An outbound window in memory.
+#[derive(Debug, Clone)]
+pub struct MemoryOutbound<M = Region>(M);
+
+impl<M: Memory> MemoryInbound<M> {
+    /// The owner's side of `memory`.
+    pub fn new(memory: M) -> Self {
+        Self(memory)
+    }
+}
+
+impl MemoryInbound {
     /// The memory itself, for words that are not part of any protocol with the peer.
     pub fn region(&self) -> &Region {
         &self.0
     }
 }
 
-impl MemoryOutbound {
-    /// The peer's side of `region`.
-    pub fn new(region: Region) -> Self {
-        Self(region)
+impl<M: Memory> MemoryOutbound<M> {
+    /// The peer's side of `memory`.
+    pub fn new(memory: M) -> Self {
+        Self(memory)
     }
 }
 
-impl Inbound for MemoryInbound {
+impl<M: Memory> Inbound for MemoryInbound<M> {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.0.len_bytes()
@@ -59,9 +152,15 @@ impl Inbound for MemoryInbound {
     fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
         self.0.pointer(offset, len_bytes)
     }
+
+    #[inline]
+    fn invalidate(&self, offset: usize, len_bytes: usize) {
+        self.0.drop_lines(offset, len_bytes);
+    }
 }
 
-impl Outbound for MemoryOutbound {
+/// What is stored is written back at once: a line with a release store in it needs nothing more.
+impl<M: Memory> Outbound for MemoryOutbound<M> {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.0.len_bytes()
@@ -69,23 +168,40 @@ impl Outbound for MemoryOutbound {
 
     #[inline]
     fn coherence(&self) -> Coherence {
-        Coherence::Coherent
+        M::COHERENCE
     }
 
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         self.0.store_u64(offset, value, order);
+        self.0.write_back(offset, size_of::<u64>());
+    }
+
+    /// A line leaves a cache whole, so the order of the stores is all that is needed.
+    #[inline]
+    fn store_line(&self, offset: usize, words: &[u64]) {
+        assert_one_line(offset, words);
+        for (index, word) in words.iter().enumerate().skip(1) {
+            self.0.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
+        }
+        if let Some(first) = words.first() {
+            self.0.store_u64(offset, *first, Ordering::Release);
+            self.0.write_back(offset, size_of_val(words));
+        }
     }
 
     #[inline]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         // SAFETY: the caller's.
-        unsafe { self.0.write_from(offset, source, len_bytes) }
+        unsafe { self.0.write_from(offset, source, len_bytes) };
+        self.0.write_back(offset, len_bytes);
     }
 
+    /// Where lines must be written back, stores in place would stay in the cache.
     #[inline]
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
-        Some(self.0.pointer(offset, len_bytes))
+        let pointer = self.0.pointer(offset, len_bytes);
+        (M::COHERENCE == Coherence::Coherent).then_some(pointer)
     }
 
     #[inline]
@@ -93,25 +209,30 @@ impl Outbound for MemoryOutbound {
         self.0.demote(offset, len_bytes);
     }
 
-    /// Nothing to do: the release store that publishes orders coherent memory by itself.
+    /// Nothing to do on coherent memory: the release store that publishes orders it by itself.
     #[inline]
-    fn fence(&self) {}
+    fn fence(&self) {
+        self.0.barrier();
+    }
 
-    /// Nothing to do: a coherent store is visible as soon as it leaves the core, and whoever sleeps fences anyway.
+    /// Nothing to do on coherent memory: a store is visible as soon as it leaves the core, and whoever sleeps fences
+    /// anyway.
     #[inline]
-    fn flush(&self) {}
-}
-
-impl Slice for MemoryInbound {
-    fn slice(&self, offset: usize, len_bytes: usize) -> Self {
-        assert_whole_lines(offset, len_bytes);
-        Self(self.0.sub(offset, len_bytes))
+    fn flush(&self) {
+        self.0.barrier();
     }
 }
 
-impl Slice for MemoryOutbound {
+impl<M: Memory> Slice for MemoryInbound<M> {
     fn slice(&self, offset: usize, len_bytes: usize) -> Self {
         assert_whole_lines(offset, len_bytes);
-        Self(self.0.sub(offset, len_bytes))
+        Self(self.0.part(offset, len_bytes))
+    }
+}
+
+impl<M: Memory> Slice for MemoryOutbound<M> {
+    fn slice(&self, offset: usize, len_bytes: usize) -> Self {
+        assert_whole_lines(offset, len_bytes);
+        Self(self.0.part(offset, len_bytes))
     }
 }

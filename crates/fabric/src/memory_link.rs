@@ -1,6 +1,6 @@
-//! A link whose windows and scratchpads lie in coherent memory, whatever keeps that memory and whatever rings.
+//! A link whose windows and scratchpads lie in memory, whatever keeps that memory and whatever rings.
 
-use crate::{Doorbell, Epoch, Inbound, Link, LinkState, MemoryInbound, MemoryOutbound, Outbound, Scratchpad, Training};
+use crate::{Doorbell, Epoch, Link, LinkState, Memory, MemoryInbound, MemoryOutbound, Outbound, Scratchpad, Training};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 
@@ -8,7 +8,7 @@ use volmem::{CACHE_LINE_BYTES, Region};
 pub const SCRATCHPAD_WORDS: usize = 8;
 
 /// Bytes of the control block that lies beside each window, written by the peer: the training word, then the
-/// scratchpad.
+/// scratchpad, each in a line of its own.
 pub(crate) const CONTROL_BYTES: usize = 2 * CACHE_LINE_BYTES;
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -19,25 +19,37 @@ const _: () = assert!(SCRATCHPAD_OFFSET + SCRATCHPAD_WORDS * WORD_BYTES <= CONTR
 
 /// Memory of one node that the other writes.
 #[derive(Debug, Clone)]
-pub(crate) struct Side {
-    pub window: Region,
-    pub control: Region,
+pub(crate) struct Side<M = Region> {
+    pub window: M,
+    pub control: M,
 }
 
-/// One end of a link in coherent memory, rung by `D`.
+/// What is in the memory of a link before its first training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// Zeros: it stays untouched until it is used.
+    Zeros,
+    /// Whatever somebody left there.
+    Anything,
+}
+
+/// One end of a link in memory `M`, rung by `D`.
 #[derive(Debug)]
-pub struct MemoryLink<D> {
-    own: Side,
-    peer: Side,
+pub struct MemoryLink<D, M = Region> {
+    own: Side<M>,
+    peer: Side<M>,
     doorbell: D,
     training: Training,
+    before: Before,
+    /// The epoch for which no line of the peer's window is left in this node's cache.
+    scrubbed: Epoch,
 }
 
-impl<D> MemoryLink<D> {
+impl<D, M: Memory> MemoryLink<D, M> {
     /// The end whose node owns `own`. Whatever an earlier holder of this end had published is withdrawn.
-    pub(crate) fn attach(own: Side, peer: Side, doorbell: D) -> Self {
+    pub(crate) fn attach(own: Side<M>, peer: Side<M>, doorbell: D, before: Before) -> Self {
         let training = Training::attach(load(&own.control, TRAINING_WORD));
-        let link = Self { own, peer, doorbell, training };
+        let link = Self { own, peer, doorbell, training, before, scrubbed: Epoch::NONE };
         link.publish();
         link
     }
@@ -49,19 +61,38 @@ impl<D> MemoryLink<D> {
     fn publish(&self) {
         store(&self.peer.control, TRAINING_WORD, self.training.word());
     }
+
+    /// Takes the peer's window out of this node's cache. Before saying "stopped", because a changed line could be
+    /// written back into the next epoch; and once the peer's window is clean, because a store to an old line would
+    /// bring the rest of it back.
+    fn scrub(&self) {
+        self.peer.window.drop_lines(0, self.peer.window.len_bytes());
+    }
+
+    /// Zeroes the own window, except for the first epoch of memory that was zero: it stays untouched until it is used.
+    fn clean(own: &M, epoch: Epoch, before: Before) {
+        if epoch == Epoch(1) && before == Before::Zeros {
+            return;
+        }
+        for offset in (0..own.len_bytes()).step_by(WORD_BYTES) {
+            own.store_u64(offset, 0, Ordering::Relaxed);
+        }
+        own.write_back(0, own.len_bytes());
+        own.barrier();
+    }
 }
 
-impl<D: Doorbell + Clone> Link for MemoryLink<D> {
-    type Inbound = MemoryInbound;
-    type Outbound = MemoryOutbound;
+impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
+    type Inbound = MemoryInbound<M>;
+    type Outbound = MemoryOutbound<M>;
     type Doorbell = D;
-    type Scratchpad = MemoryScratchpad;
+    type Scratchpad = MemoryScratchpad<M>;
 
-    fn inbound(&self) -> MemoryInbound {
+    fn inbound(&self) -> MemoryInbound<M> {
         MemoryInbound::new(self.own.window.clone())
     }
 
-    fn outbound(&self) -> MemoryOutbound {
+    fn outbound(&self) -> MemoryOutbound<M> {
         MemoryOutbound::new(self.peer.window.clone())
     }
 
@@ -69,7 +100,7 @@ impl<D: Doorbell + Clone> Link for MemoryLink<D> {
         self.doorbell.clone()
     }
 
-    fn scratchpad(&self) -> MemoryScratchpad {
+    fn scratchpad(&self) -> MemoryScratchpad<M> {
         MemoryScratchpad { own: self.own.control.clone(), peer: self.peer.control.clone() }
     }
 
@@ -82,10 +113,19 @@ impl<D: Doorbell + Clone> Link for MemoryLink<D> {
     }
 
     fn train(&mut self) -> LinkState {
-        let inbound = self.inbound();
-        self.training.step(self.theirs(), |epoch| clean(&inbound, epoch));
+        let word_before = self.training.word();
+        let (own, before) = (&self.own.window, self.before);
+        self.training.step(load(&self.own.control, TRAINING_WORD), |epoch| Self::clean(own, epoch, before));
+        if self.training.word() != word_before {
+            self.scrub();
+        }
         self.publish();
-        self.state()
+        let state = self.state();
+        if state == LinkState::Up && self.scrubbed != self.training.epoch() {
+            self.scrub();
+            self.scrubbed = self.training.epoch();
+        }
+        state
     }
 
     fn take_down(&mut self) {
@@ -96,24 +136,14 @@ impl<D: Doorbell + Clone> Link for MemoryLink<D> {
     }
 }
 
-/// Zeroes the window, except for the first epoch: then the memory is fresh, and stays untouched until it is used.
-fn clean(inbound: &MemoryInbound, epoch: Epoch) {
-    if epoch == Epoch(1) {
-        return;
-    }
-    for offset in (0..inbound.len_bytes()).step_by(WORD_BYTES) {
-        inbound.store_u64(offset, 0, Ordering::Relaxed);
-    }
-}
-
-/// A scratchpad in coherent memory.
+/// A scratchpad in memory.
 #[derive(Debug, Clone)]
-pub struct MemoryScratchpad {
-    own: Region,
-    peer: Region,
+pub struct MemoryScratchpad<M = Region> {
+    own: M,
+    peer: M,
 }
 
-impl Scratchpad for MemoryScratchpad {
+impl<M: Memory> Scratchpad for MemoryScratchpad<M> {
     fn words(&self) -> usize {
         SCRATCHPAD_WORDS
     }
@@ -133,12 +163,15 @@ fn word_offset(index: usize) -> usize {
 }
 
 /// The upper half of a word is the peer's to spoil, and ignored.
-fn load(control: &Region, offset: usize) -> u32 {
+fn load(control: &impl Memory, offset: usize) -> u32 {
+    control.drop_lines(offset, WORD_BYTES);
     control.load_u64(offset, Ordering::Acquire) as u32
 }
 
-fn store(control: &Region, offset: usize, value: u32) {
+fn store(control: &impl Memory, offset: usize, value: u32) {
     control.store_u64(offset, u64::from(value), Ordering::Release);
+    control.write_back(offset, WORD_BYTES);
+    control.barrier();
 }
 
 /// Windows are whole lines, so that lanes can be.

@@ -6,7 +6,8 @@
 //!
 //! System calls are made without libc symbols, so that this works inside a library that stands in for them.
 
-use crate::memory_link::{CONTROL_BYTES, MemoryLink, Side, is_window_size};
+use crate::memory_link::{Before, MemoryLink, Side};
+use crate::pair::{PAGE_BYTES, PairLayout};
 use crate::{Doorbell, Wake};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{CWD, MemfdFlags, SealFlags};
@@ -217,37 +218,13 @@ pub struct ShmParts {
     pub bell_peer: OwnedFd,
 }
 
-/// Where things lie in the segment of a link: the control blocks on one page, then the windows on pages of their own.
-struct Layout {
-    window_bytes: usize,
-    window_stride_bytes: usize,
+fn layout_of(window_bytes: usize) -> Result<PairLayout, ShmError> {
+    PairLayout::new(window_bytes).ok_or(ShmError::WindowSize { window_bytes })
 }
 
-const PAGE_BYTES: usize = 4096;
-
-impl Layout {
-    fn new(window_bytes: usize) -> Result<Self, ShmError> {
-        let refused = ShmError::WindowSize { window_bytes };
-        let stride = window_bytes.checked_next_multiple_of(PAGE_BYTES);
-        let fits = |stride: &usize| *stride <= (isize::MAX as usize - PAGE_BYTES) / 2;
-        match stride.filter(fits) {
-            Some(window_stride_bytes) if is_window_size(window_bytes) => Ok(Self { window_bytes, window_stride_bytes }),
-            _ => Err(refused),
-        }
-    }
-
-    fn segment_bytes(&self) -> usize {
-        PAGE_BYTES + 2 * self.window_stride_bytes
-    }
-
-    /// The creator's side, then the peer's.
-    fn sides(&self, mapping: Mapping) -> [Side; 2] {
-        let segment = Region::of_mapping(Arc::new(mapping));
-        [0, 1].map(|index| Side {
-            control: segment.sub(index * CONTROL_BYTES, CONTROL_BYTES),
-            window: segment.sub(PAGE_BYTES + index * self.window_stride_bytes, self.window_bytes),
-        })
-    }
+/// The creator's side, then the peer's.
+fn sides(layout: &PairLayout, mapping: Mapping) -> [Side; 2] {
+    layout.sides(&Region::of_mapping(Arc::new(mapping)))
 }
 
 /// Makes a link with a window of `window_bytes` each way: this end of it, and what the peer needs to [`open_link`] the
@@ -256,12 +233,12 @@ impl Layout {
 /// # Errors
 /// [`ShmError::WindowSize`], or [`ShmError::System`] with what the kernel said.
 pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError> {
-    let layout = Layout::new(window_bytes)?;
-    let (memfd, mapping) = create(layout.segment_bytes())?;
+    let layout = layout_of(window_bytes)?;
+    let (memfd, mapping) = create(layout.span_bytes())?;
     let (bell_creator, bell_peer) = (new_eventfd()?, new_eventfd()?);
     let doorbell = EventfdDoorbell::new(duplicate(&bell_creator)?, duplicate(&bell_peer)?);
-    let [own, peer] = layout.sides(mapping);
-    Ok((MemoryLink::attach(own, peer, doorbell), ShmParts { memfd, bell_creator, bell_peer }))
+    let [own, peer] = sides(&layout, mapping);
+    Ok((MemoryLink::attach(own, peer, doorbell, Before::Zeros), ShmParts { memfd, bell_creator, bell_peer }))
 }
 
 /// The peer's end of a link that its creator made with windows of `window_bytes`.
@@ -269,13 +246,13 @@ pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError>
 /// # Errors
 /// What is wrong with the parts, with the values found.
 pub fn open_link(parts: ShmParts, window_bytes: usize) -> Result<ShmLink, ShmError> {
-    let layout = Layout::new(window_bytes)?;
-    let mapping = open(&parts.memfd, layout.segment_bytes())?;
+    let layout = layout_of(window_bytes)?;
+    let mapping = open(&parts.memfd, layout.span_bytes())?;
     check_eventfd(&parts.bell_creator)?;
     check_eventfd(&parts.bell_peer)?;
     let doorbell = EventfdDoorbell::new(parts.bell_peer, parts.bell_creator);
-    let [peer, own] = layout.sides(mapping);
-    Ok(MemoryLink::attach(own, peer, doorbell))
+    let [peer, own] = sides(&layout, mapping);
+    Ok(MemoryLink::attach(own, peer, doorbell, Before::Zeros))
 }
 
 fn doorbell_failed(call: &'static str) -> impl Fn(Errno) -> ShmError {

@@ -11,7 +11,9 @@ pub enum Coherence {
     Coherent,
     /// Stores gather in write-combining buffers: a fence before the word that publishes them.
     WriteCombined,
-    /// Stores stay in this host's cache until flushed line by line (non-coherent CXL memory).
+    /// Caches do not follow one another (non-coherent CXL memory): stores of an outbound window are written back by
+    /// the window itself, but its owner drops lines with [`Inbound::invalidate`] before it loads them, and no line may
+    /// have two writers: a cache writes back whole lines.
     NonCoherent,
 }
 
@@ -21,7 +23,7 @@ pub trait Inbound: Send {
     fn len_bytes(&self) -> usize;
     /// Loads the 8-byte aligned word at `offset`.
     fn load_u64(&self, offset: usize, order: Ordering) -> u64;
-    /// Stores a word that this node owns.
+    /// Stores a word that this node owns: where memory is not coherent, in a line that the peer does not write.
     fn store_u64(&self, offset: usize, value: u64, order: Ordering);
     /// Copies bytes out.
     ///
@@ -46,8 +48,22 @@ pub trait Outbound: Send {
     fn len_bytes(&self) -> usize;
     /// What the mapping asks of a writer.
     fn coherence(&self) -> Coherence;
-    /// Stores the 8-byte aligned word at `offset`.
+    /// Stores the 8-byte aligned word at `offset`. With release order it gets to the peer by itself, in time; in any
+    /// order after a fence or a flush.
     fn store_u64(&self, offset: usize, value: u64, order: Ordering);
+    /// Stores `words` from `offset` on, all in one line, so that the peer sees the first of them only with the others,
+    /// as if there were a fence between: a short record in one packet, where the mapping can. Orders nothing else.
+    #[inline]
+    fn store_line(&self, offset: usize, words: &[u64]) {
+        assert_one_line(offset, words);
+        for (index, word) in words.iter().enumerate().skip(1) {
+            self.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
+        }
+        self.fence();
+        if let Some(first) = words.first() {
+            self.store_u64(offset, *first, Ordering::Release);
+        }
+    }
     /// Copies bytes in.
     ///
     /// # Safety
@@ -79,6 +95,12 @@ pub trait Slice: Sized {
     /// # Panics
     /// If the span is not inside the window, or does not begin and end on cache lines: slices share no line.
     fn slice(&self, offset: usize, len_bytes: usize) -> Self;
+}
+
+#[inline]
+pub(crate) fn assert_one_line(offset: usize, words: &[u64]) {
+    let is_one = offset % CACHE_LINE_BYTES + size_of_val(words) <= CACHE_LINE_BYTES;
+    assert!(is_one, "{} words at {offset} do not lie in one line of {CACHE_LINE_BYTES} bytes", words.len());
 }
 
 /// Whether a slice of a window may begin at `offset` and have `len_bytes`; the window itself checks that it is inside.

@@ -1,12 +1,39 @@
 //! Every backend passes the one suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
 //! miri_`.
 
+use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::faulty::{FaultPlan, Faulty};
-use fabric::{Link, heap, shm};
+use fabric::stale::{self, Habits};
+use fabric::{Flushed, Link, Memory, heap, shm};
+use std::fs::{File, remove_file};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use volmem::Region;
 
 fn shm_pair(window_bytes: usize) -> (shm::ShmLink, shm::ShmLink) {
     let (creator, parts) = shm::create_link(window_bytes).expect("a link");
     (creator, shm::open_link(parts, window_bytes).expect("its other end"))
+}
+
+/// Both ends of a link in a file of tmpfs, each with a mapping of its own.
+fn dax_pair<M: Memory>(window_bytes: usize, memory: fn(&DaxMemory) -> M) -> (DaxLink<M>, DaxLink<M>) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let path = PathBuf::from(format!("/dev/shm/fabric-conformance-{}-{count}", std::process::id()));
+    File::create_new(&path).and_then(|file| file.set_len(1 << 20)).expect("a file in tmpfs");
+    let dax = [(); 2].map(|()| DaxMemory::open(&path).expect("memory"));
+    remove_file(&path).expect("the file");
+    dax[0].format(&memory(&dax[0]), window_bytes).expect("a layout");
+    let end = |index: usize, end| dax[index].link(&memory(&dax[index]), end, window_bytes).expect("an end");
+    (end(0, End::First), end(1, End::Second))
+}
+
+fn coherent(dax: &DaxMemory) -> Region {
+    dax.coherent()
+}
+
+fn non_coherent(dax: &DaxMemory) -> Flushed {
+    dax.non_coherent().expect("a processor that writes lines back")
 }
 
 fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (Faulty<L>, Faulty<L>) {
@@ -20,5 +47,24 @@ fabric::conformance_suite!(faulty_shm, |window_bytes| faulty(shm_pair(window_byt
 // Out of order between fences, as write-combined memory may be: still within what a link promises.
 fabric::conformance_suite!(miri_combining_heap, |window_bytes| faulty(
     heap::pair(window_bytes),
+    FaultPlan::write_combined
+));
+
+fabric::conformance_suite!(miri_stale, |window_bytes| stale::pair(window_bytes, Habits::quiet()));
+fabric::conformance_suite!(restless_stale, |window_bytes| stale::pair(window_bytes, Habits::restless(1)));
+fabric::conformance_suite!(faulty_stale, |window_bytes| faulty(
+    stale::pair(window_bytes, Habits::restless(2)),
+    FaultPlan::none
+));
+fabric::conformance_suite!(combining_stale, |window_bytes| faulty(
+    stale::pair(window_bytes, Habits::restless(3)),
+    FaultPlan::write_combined
+));
+
+fabric::conformance_suite!(coherent_dax, |window_bytes| dax_pair(window_bytes, coherent));
+fabric::conformance_suite!(non_coherent_dax, |window_bytes| dax_pair(window_bytes, non_coherent));
+fabric::conformance_suite!(faulty_dax, |window_bytes| faulty(dax_pair(window_bytes, non_coherent), FaultPlan::none));
+fabric::conformance_suite!(combining_dax, |window_bytes| faulty(
+    dax_pair(window_bytes, coherent),
     FaultPlan::write_combined
 ));

@@ -1,16 +1,19 @@
 //! Access to memory that another party can write at any time.
 //!
-//! Three things live here and nowhere else:
+//! Four things live here and nowhere else:
 //!
 //! * [`Region`]: a bounds-checked span of such memory. Words are reached by atomic operations, bytes by opaque copies;
 //!   no reference to the memory is ever handed out, so the compiler may assume nothing about its contents.
 //! * [`Mapping`]: a `mmap`ed file that stays mapped for as long as a region of it lives.
+//! * `LineControl`: writes cache lines back and drops them, where two machines share memory without coherence.
 //! * [`sync`]: the one place atomics come from, so that a model checker can replace them (`--cfg loom`).
 //!
 //! What is read must be copied once, then checked, then used. A region makes the copy; checking is the reader's duty.
 
 #![allow(unsafe_code)] // This crate exists to contain it.
 
+#[cfg(not(loom))]
+mod lines;
 mod mapping;
 #[cfg(loom)]
 mod model;
@@ -18,6 +21,8 @@ mod model;
 mod region;
 pub mod sync;
 
+#[cfg(not(loom))]
+pub use lines::{LineControl, LineInstruction};
 pub use mapping::Mapping;
 #[cfg(loom)]
 pub use model::Region;

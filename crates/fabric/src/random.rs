@@ -1,15 +1,15 @@
-//! Seeded randomness: the same seed and the same calls give the same faults.
+//! Seeded randomness: the same seed and the same calls give the same choices.
 
 use std::ops::RangeInclusive;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and every seed is a good one.
 #[derive(Debug)]
-pub(super) struct Random {
+pub(crate) struct Random {
     state: u64,
 }
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
@@ -22,12 +22,12 @@ impl Random {
     }
 
     /// One of `0..limit`, which is not empty.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         assert!(limit != 0, "a choice among nothing");
         (self.next() % limit as u64) as usize
     }
 
-    pub(super) fn within(&mut self, range: &RangeInclusive<u64>) -> u64 {
+    pub(crate) fn within(&mut self, range: &RangeInclusive<u64>) -> u64 {
         let span = range.end().saturating_sub(*range.start());
         match span.checked_add(1) {
             Some(choices) => range.start() + self.next() % choices,
@@ -36,7 +36,7 @@ impl Random {
     }
 
     /// True `chances` times in a million.
-    pub(super) fn is_one_of_million(&mut self, chances: u32) -> bool {
+    pub(crate) fn is_one_of_million(&mut self, chances: u32) -> bool {
         chances != 0 && self.next() % 1_000_000 < u64::from(chances)
     }
 }

@@ -1,0 +1,130 @@
+//! The emulated caches keep what they should keep, and windows notice what is left out.
+
+use super::*;
+use crate::{Inbound, MemoryInbound, MemoryOutbound, Outbound, conformance};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const LINE: usize = CACHE_LINE_BYTES;
+
+fn nodes(habits: Habits) -> (StaleMemory, StaleMemory) {
+    StaleMemory::pair(16 * LINE, habits)
+}
+
+fn load(memory: &StaleMemory, offset: usize) -> u64 {
+    memory.load_u64(offset, Ordering::Acquire)
+}
+
+#[test]
+fn miri_a_store_stays_in_the_cache_until_its_line_is_written_back() {
+    let (a, b) = nodes(Habits::quiet());
+    a.store_u64(8, 7, Ordering::Release);
+    assert_eq!((load(&a, 8), load(&b, 8)), (7, 0));
+    a.write_back(0, LINE);
+    b.drop_lines(0, LINE);
+    assert_eq!(load(&b, 8), 7);
+}
+
+#[test]
+fn miri_a_load_finds_what_the_cache_kept_until_its_line_is_dropped() {
+    let (a, b) = nodes(Habits::quiet());
+    assert_eq!(load(&b, 0), 0);
+    a.store_u64(0, 7, Ordering::Release);
+    a.write_back(0, 8);
+    assert_eq!(load(&b, 0), 0, "a stale line was not held");
+    b.drop_lines(63, 1);
+    assert_eq!(load(&b, 0), 7);
+}
+
+#[test]
+fn miri_a_line_is_written_back_whole_over_what_another_wrote_in_it() {
+    let (a, b) = nodes(Habits::quiet());
+    a.store_u64(0, 1, Ordering::Relaxed);
+    b.store_u64(8, 2, Ordering::Relaxed);
+    a.write_back(0, 8);
+    b.drop_lines(8, 8);
+    assert_eq!((load(&b, 0), load(&b, 8)), (0, 2), "two writers in a line went well");
+}
+
+#[test]
+fn miri_a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
+    let order = |seed, with_barrier: bool| {
+        let (a, b) = nodes(Habits::restless(seed));
+        a.store_u64(0, 1, Ordering::Relaxed);
+        a.write_back(0, 8);
+        if with_barrier {
+            a.barrier();
+        }
+        a.store_u64(5 * LINE, 1, Ordering::Relaxed);
+        a.write_back(5 * LINE, 8);
+        let fresh = |offset| {
+            b.drop_lines(offset, 8);
+            load(&b, offset)
+        };
+        (0..200).find(|_| fresh(5 * LINE) == 1).expect("what is written back gets there by itself");
+        fresh(0)
+    };
+    let overtaken = (0..50).filter(|&seed| order(seed, false) == 0).count();
+    assert!(overtaken > 5, "{overtaken} of 50");
+    assert!((0..50).all(|seed| order(seed, true) == 1));
+}
+
+#[test]
+fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
+    for seed in 0..50 {
+        let (a, b) = nodes(Habits::restless(seed));
+        let (outbound, inbound) = (MemoryOutbound::new(a), MemoryInbound::new(b));
+        for round in 1..100 {
+            outbound.write(LINE + 3, &[round; 200]);
+            outbound.fence();
+            outbound.store_line(0, &[round.into(), !u64::from(round)]);
+            while {
+                inbound.invalidate(0, LINE);
+                inbound.load_u64(0, Ordering::Acquire)
+            } != u64::from(round)
+            {}
+            assert_eq!(inbound.load_u64(8, Ordering::Relaxed), !u64::from(round), "seed {seed}");
+            let mut bytes = [0; 200];
+            inbound.invalidate(LINE + 3, 200);
+            inbound.read(LINE + 3, &mut bytes);
+            assert_eq!(bytes, [round; 200], "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_window_whose_lines_are_not_written_back_or_not_dropped_fails_the_suite() {
+    let fails = |omission| {
+        let make = move |window_bytes| pair(window_bytes, Habits::quiet().without(omission));
+        let answer = catch_unwind(AssertUnwindSafe(|| conformance::bytes_written_outbound_appear_inbound(make)));
+        answer.is_err()
+    };
+    assert!(fails(Omission::WriteBack));
+    assert!(fails(Omission::Drop));
+}
+
+/// Whether a tag was seen without its payload.
+fn tag_overtakes(habits: Habits) -> bool {
+    let (a, b) = nodes(habits);
+    let (outbound, inbound) = (MemoryOutbound::new(a), MemoryInbound::new(b));
+    outbound.write(LINE, &[1; LINE]);
+    outbound.fence();
+    outbound.store_u64(0, 1, Ordering::Release);
+    let fresh = |offset| {
+        inbound.invalidate(offset, 8);
+        inbound.load_u64(offset, Ordering::Acquire)
+    };
+    (0..200).find(|_| fresh(0) == 1).expect("a tag gets there by itself");
+    fresh(LINE) == 0
+}
+
+#[test]
+fn miri_a_fence_that_does_not_wait_lets_a_tag_overtake_its_payload() {
+    let overtaken = |omits| (0..50).filter(|&seed| tag_overtakes(Habits { omits, ..Habits::restless(seed) })).count();
+    assert!(overtaken(Some(Omission::Barrier)) > 5);
+    assert_eq!(overtaken(None), 0);
+}
+
+#[test]
+fn a_store_in_place_is_not_offered_where_it_would_stay_in_the_cache() {
+    assert!(MemoryOutbound::new(nodes(Habits::quiet()).0).pointer(0, LINE).is_none());
+}
