@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 fine, 1 failed, 2 wrong use. Errors are one line that names the thing, the value and the remedy.
 
+mod device_server;
 mod doctor;
 mod elf;
 mod library;
@@ -46,6 +47,8 @@ enum Command {
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),
+    /// Serve a memory and its doorbells to virtual machines and nodes of this machine: QEMU's ivshmem device
+    DeviceServer(device_server::Options),
     /// PCIe: what a link, a host and a device on it give
     #[command(subcommand)]
     Pcie(pcie::Command),
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
+        Command::DeviceServer(options) => device_server::main(options),
         Command::Pcie(command) => pcie::main(command),
     };
     match done {

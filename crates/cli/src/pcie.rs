@@ -11,7 +11,7 @@ mod latency;
 mod link;
 mod nic;
 mod parameters;
-mod sizes;
+pub mod sizes;
 mod sweep;
 
 use anyhow::Result;

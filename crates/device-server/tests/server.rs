@@ -1,0 +1,261 @@
+//! The server, as its clients see it.
+
+use std::fs::Permissions;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use device_server::{CLIENTS_MAX, Error, Event, Options, Running, Server};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use tempfile::TempDir;
+
+/// Only a hang ever waits so long.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SIZE_BYTES: u64 = 1 << 20;
+const VECTORS: u32 = 2;
+
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let owner_only = Permissions::from_mode(0o700);
+        Self { folder: tempfile::Builder::new().permissions(owner_only).tempdir().unwrap() }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("device.sock")
+    }
+
+    fn bind(&self) -> Result<Server, Error> {
+        Server::bind(&Options::new(&self.socket(), SIZE_BYTES, VECTORS).unwrap())
+    }
+
+    fn start(&self) -> (Running, Receiver<Event>) {
+        let (events, log) = channel();
+        let running = self.bind().unwrap().start(move |event| events.send(event.clone()).unwrap_or_default());
+        (running.unwrap(), log)
+    }
+
+    fn connect(&self) -> UnixStream {
+        let socket = UnixStream::connect(self.socket()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+}
+
+/// One message and its descriptor; None when the server has closed the socket.
+fn receive(socket: &UnixStream) -> Option<(i64, Option<OwnedFd>)> {
+    let mut word = [0; 8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut word)], &mut control, RecvFlags::CMSG_CLOEXEC);
+    let bytes = match received {
+        Ok(received) => received.bytes,
+        Err(Errno::CONNRESET) => 0,
+        Err(errno) => panic!("{errno}"),
+    };
+    if bytes == 0 {
+        return None;
+    }
+    assert_eq!(bytes, 8);
+    let mut descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor = descriptors.next().and_then(|mut descriptors| descriptors.next());
+    Some((i64::from_le_bytes(word), descriptor))
+}
+
+#[track_caller]
+fn expect(socket: &UnixStream, word: i64) {
+    let (found, descriptor) = receive(socket).expect("the server closed the socket");
+    assert_eq!((found, descriptor.is_some()), (word, false));
+}
+
+#[track_caller]
+fn expect_descriptor(socket: &UnixStream, word: i64) -> OwnedFd {
+    let (found, descriptor) = receive(socket).expect("the server closed the socket");
+    assert_eq!(found, word);
+    descriptor.expect("a descriptor")
+}
+
+#[track_caller]
+fn expect_doorbells(socket: &UnixStream, id: i64) -> Vec<OwnedFd> {
+    (0..VECTORS).map(|_| expect_descriptor(socket, id)).collect()
+}
+
+/// Reads the introduction of a client, up to its own doorbells, which come last.
+#[track_caller]
+fn introduction(socket: &UnixStream, id: i64, others: &[i64]) -> (OwnedFd, Vec<Vec<OwnedFd>>, Vec<OwnedFd>) {
+    expect(socket, 0);
+    expect(socket, id);
+    let memory = expect_descriptor(socket, -1);
+    let doorbells_of_others = others.iter().map(|other| expect_doorbells(socket, *other)).collect();
+    (memory, doorbells_of_others, expect_doorbells(socket, id))
+}
+
+fn ring(doorbell: &OwnedFd) {
+    rustix::io::write(doorbell, &1_u64.to_ne_bytes()).unwrap();
+}
+
+/// How often it rang since it was last asked.
+fn rings(doorbell: &OwnedFd) -> u64 {
+    let mut count = [0; 8];
+    match rustix::io::read(doorbell, &mut count) {
+        Ok(_) => u64::from_ne_bytes(count),
+        Err(Errno::AGAIN) => 0,
+        Err(errno) => panic!("{errno}"),
+    }
+}
+
+#[test]
+fn two_clients_share_memory_and_ring_each_other() {
+    let place = Place::new();
+    let (_running, _log) = place.start();
+    let a = place.connect();
+    let (memory_a, _, own_a) = introduction(&a, 0, &[]);
+    let b = place.connect();
+    let (memory_b, others_b, own_b) = introduction(&b, 1, &[0]);
+    let from_a = expect_doorbells(&a, 1);
+
+    assert_eq!(rustix::fs::fstat(&memory_a).unwrap().st_size as u64, SIZE_BYTES);
+    rustix::io::pwrite(&memory_a, b"word", SIZE_BYTES - 4).unwrap();
+    let mut word = [0; 4];
+    rustix::io::pread(&memory_b, &mut word, SIZE_BYTES - 4).unwrap();
+    assert_eq!(&word, b"word");
+    assert_eq!(rustix::fs::ftruncate(&memory_b, 0), Err(Errno::PERM));
+
+    ring(&from_a[1]);
+    ring(&others_b[0][0]);
+    ring(&others_b[0][0]);
+    let counts = [&own_a[0], &own_a[1], &own_b[0], &own_b[1]].map(rings);
+    assert_eq!(counts, [2, 0, 0, 1]);
+}
+
+#[test]
+fn who_goes_is_told_to_the_others_and_the_id_is_free_again() {
+    let place = Place::new();
+    let (_running, log) = place.start();
+    let a = place.connect();
+    introduction(&a, 0, &[]);
+    let b = place.connect();
+    introduction(&b, 1, &[0]);
+    expect_doorbells(&a, 1);
+    drop(b);
+    expect(&a, 1);
+    let c = place.connect();
+    introduction(&c, 1, &[0]);
+    expect_doorbells(&a, 1);
+    let events: Vec<Event> = (0..4).map(|_| log.recv_timeout(PATIENCE).unwrap()).collect();
+    let came = |id| Event::Came { id };
+    assert_eq!(events, [came(0), came(1), Event::Went { id: 1 }, came(1)]);
+}
+
+#[test]
+fn a_client_killed_by_signal_9_is_seen() {
+    let place = Place::new();
+    let (_running, _log) = place.start();
+    let a = place.connect();
+    introduction(&a, 0, &[]);
+    let b = OwnedFd::from(place.connect());
+    let mut process = Command::new("sleep").arg("1000").stdin(Stdio::from(b)).spawn().unwrap();
+    expect_doorbells(&a, 1);
+    process.kill().unwrap();
+    expect(&a, 1);
+    process.wait().unwrap();
+}
+
+#[test]
+fn a_client_that_does_not_read_stalls_nobody_and_is_dropped() {
+    let place = Place::new();
+    let (_running, log) = place.start();
+    let stalled = place.connect();
+    let a = place.connect();
+    introduction(&a, 1, &[0]);
+    let mut told = None;
+    for _ in 0..10_000 {
+        let passing = place.connect();
+        expect(&passing, 0);
+        drop(passing);
+        // What `a` is told comes at once, however far the other is behind.
+        let mut next = receive(&a).unwrap();
+        while next.1.is_some() {
+            next = receive(&a).unwrap();
+        }
+        if next.0 == 0 {
+            told = Some(next.0);
+            break;
+        }
+    }
+    assert_eq!(told, Some(0), "the stalled client is gone");
+    let why = log.iter().find_map(|event| match event {
+        Event::Dropped { id: 0, why } => Some(why),
+        _ => None,
+    });
+    assert!(why.unwrap().contains("does not read"));
+    while receive(&stalled).is_some() {}
+}
+
+#[test]
+fn a_client_that_writes_is_dropped() {
+    let place = Place::new();
+    let (_running, log) = place.start();
+    let a = place.connect();
+    introduction(&a, 0, &[]);
+    rustix::io::write(&a, b"hello").unwrap();
+    assert!(receive(&a).is_none());
+    assert_eq!(log.recv_timeout(PATIENCE).unwrap(), Event::Came { id: 0 });
+    assert!(matches!(log.recv_timeout(PATIENCE).unwrap(), Event::Dropped { id: 0, .. }));
+}
+
+#[test]
+fn one_more_than_there_is_room_for_is_refused_until_somebody_goes() {
+    let place = Place::new();
+    let (_running, log) = place.start();
+    let clients: Vec<UnixStream> = (0..CLIENTS_MAX).map(|_| place.connect()).collect();
+    let refused = place.connect();
+    assert!(receive(&refused).is_none());
+    let refusal = log.iter().find(|event| matches!(event, Event::Refused { .. })).unwrap();
+    assert!(refusal.to_string().contains("64 are here"), "{refusal}");
+    drop(clients);
+    let next = loop {
+        let next = place.connect();
+        if let Some((version, _)) = receive(&next) {
+            assert_eq!(version, 0);
+            break next;
+        }
+    };
+    assert!(receive(&next).is_some());
+}
+
+#[test]
+fn a_running_server_keeps_its_place_and_an_ended_one_gives_it_back() {
+    let place = Place::new();
+    let (running, log) = place.start();
+    let a = place.connect();
+    introduction(&a, 0, &[]);
+    assert_eq!(place.bind().unwrap_err(), Error::InUse { path: place.socket() });
+    drop(running);
+    assert!(!place.socket().exists());
+    assert!(receive(&a).is_none());
+    // The other server that asked for the place was no client.
+    assert_eq!(log.iter().collect::<Vec<_>>(), [Event::Came { id: 0 }]);
+    assert!(place.bind().is_ok());
+}
+
+#[test]
+fn memory_that_cannot_be_had_leaves_no_socket_behind() {
+    let place = Place::new();
+    let options = Options::new(&place.socket(), 1 << 46, VECTORS).unwrap();
+    assert!(matches!(Server::bind(&options), Err(Error::MemoryTooLarge { .. })));
+    assert!(!place.socket().exists());
+}
