@@ -196,6 +196,9 @@ void count_signal(int signal); // a handler that counts
 extern volatile sig_atomic_t signals_seen;
 void alarm_every_ms(int milliseconds); // SIGALRM, repeatedly so that none can be missed; 0 stops
 
+// SIGALRM in 20 us, and then every 50 ms for whoever has missed the first one.
+void alarm_soon(void);
+
 pthread_t start_thread(void *(*body)(void *), void *argument);
 void join_thread(pthread_t thread);
 

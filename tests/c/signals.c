@@ -2,7 +2,201 @@
 #include "check.h"
 
 #include <setjmp.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+
+// A call that a signal soon after its begin must end: a wait that has not gone to sleep yet is one all the same. A
+// machine that is busy may deliver one signal before the call now and then.
+#define CHECK_INTERRUPTED_SOON(call) CHECK_INTERRUPTED_SOON_AFTER((void)0, call)
+#define CHECK_INTERRUPTED_SOON_AFTER(prepare, call)                                                \
+    do {                                                                                           \
+        int missed = 0;                                                                            \
+        on_signal(SIGALRM, count_signal, 0);                                                       \
+        for (int round = 0; round < 40; round++) {                                                 \
+            signals_seen = 0;                                                                      \
+            prepare;                                                                               \
+            alarm_soon();                                                                          \
+            CHECK_ERR(call, EINTR);                                                                \
+            alarm_every_ms(0);                                                                     \
+            missed += signals_seen > 1;                                                            \
+        }                                                                                          \
+        if (missed > 20)                                                                           \
+            FAIL("%s missed %d of 40 signals", #call, missed);                                     \
+    } while (0)
+
+TEST(recv_is_interrupted_as_soon_as_it_waits)
+{
+    struct pair pair = connected_pair();
+    char byte;
+    CHECK_INTERRUPTED_SOON(recv(pair.server, &byte, 1, 0));
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(recv_with_time_out_is_interrupted_as_soon_as_it_waits)
+{
+    struct pair pair = connected_pair();
+    struct timeval limit = {20, 0};
+    char byte;
+    OK(setsockopt(pair.server, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+    CHECK_INTERRUPTED_SOON(recv(pair.server, &byte, 1, 0));
+}
+
+TEST(full_send_is_interrupted_as_soon_as_it_waits)
+{
+    struct pair pair = connected_pair();
+    fill_until_full(pair.client);
+    CHECK_INTERRUPTED_SOON(send(pair.client, "x", 1, 0));
+}
+
+TEST(accept_is_interrupted_as_soon_as_it_waits)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    CHECK_INTERRUPTED_SOON(accept(listener, NULL, NULL));
+    greet(&at, listener);
+}
+
+static int select_readable(int fd)
+{
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(fd, &set);
+    return select(fd + 1, &set, NULL, NULL, NULL);
+}
+
+TEST(poll_and_select_are_interrupted_as_soon_as_they_wait)
+{
+    struct pair pair = connected_pair();
+    struct pollfd entry = {.fd = pair.server, .events = POLLIN};
+    CHECK_INTERRUPTED_SOON(poll(&entry, 1, PATIENCE_MS));
+    CHECK_INTERRUPTED_SOON(select_readable(pair.server));
+}
+
+static void pass_a_word(const struct pair *pair, int epoll)
+{
+    say(pair->client, "word");
+    epoll_one(epoll);
+    expect(pair->server, "word");
+}
+
+TEST(epoll_wait_is_interrupted_as_soon_as_it_waits)
+{
+    struct pair pair = connected_pair();
+    struct epoll_event event;
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    // After traffic, because a set looks longer at what has just been busy.
+    CHECK_INTERRUPTED_SOON_AFTER(pass_a_word(&pair, epoll), epoll_wait(epoll, &event, 1, -1));
+    ping_pong(pair.client, pair.server);
+}
+
+static void *signal_main_thread(void *thread)
+{
+    for (int i = 0; i < 20; i++) {
+        pause_ms(5);
+        CHECK_EQ(pthread_kill(*(pthread_t *)thread, SIGUSR1), 0);
+    }
+    return NULL;
+}
+
+TEST(a_handler_in_another_thread_interrupts_nobody)
+{
+    struct pair pair = connected_pair();
+    pthread_t self = pthread_self();
+    on_signal(SIGUSR1, count_signal, 0);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        pause_ms(300);
+        say(pair.client, "x");
+        _exit(0);
+    }
+    sigset_t usr1;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, &usr1, NULL), 0);
+    pthread_t thread = start_thread(signal_main_thread, &self);
+    expect(pair.server, "x"); // blocked here: no handler runs in this thread
+    join_thread(thread);
+    wait_child(pid);
+}
+
+static volatile sig_atomic_t number_informed, sender_informed, value_informed;
+
+static void note_information(int signal, siginfo_t *information, void *context)
+{
+    number_informed = context ? signal : -1;
+    sender_informed = information->si_pid;
+    value_informed = information->si_value.sival_int;
+}
+
+TEST(sigaction_shows_the_handlers_that_were_set)
+{
+    struct sigaction plain = {.sa_handler = count_signal}, old;
+    struct sigaction informed = {.sa_sigaction = note_information, .sa_flags = SA_SIGINFO | SA_RESTART};
+    OK(sigaction(SIGUSR1, &plain, &old));
+    CHECK(old.sa_handler == SIG_DFL);
+    OK(sigaction(SIGUSR1, &informed, &old));
+    CHECK(old.sa_handler == count_signal);
+    OK(sigaction(SIGUSR1, NULL, &old));
+    CHECK(old.sa_sigaction == note_information);
+    CHECK_EQ(old.sa_flags & (SA_SIGINFO | SA_RESTART), SA_SIGINFO | SA_RESTART);
+    union sigval value = {.sival_int = 4711};
+    OK(sigqueue(getpid(), SIGUSR1, value));
+    CHECK_EQ(number_informed, SIGUSR1);
+    CHECK_EQ(sender_informed, getpid());
+    CHECK_EQ(value_informed, 4711);
+    OK(sigaction(SIGUSR1, &old, NULL));
+    OK(sigaction(SIGUSR1, &plain, &old));
+    CHECK(old.sa_sigaction == note_information);
+    CHECK_ERR(sigaction(SIGKILL, &plain, NULL), EINVAL);
+    CHECK_ERR(sigaction(SIGUSR1 + 1000, &plain, NULL), EINVAL);
+    OK(raise(SIGUSR1));
+    CHECK_EQ(signals_seen, 1);
+}
+
+TEST(signal_shows_the_handlers_that_were_set)
+{
+    struct sigaction old;
+    CHECK(signal(SIGUSR2, count_signal) == SIG_DFL);
+    CHECK(signal(SIGUSR2, SIG_IGN) == count_signal);
+    OK(raise(SIGUSR2));
+    CHECK_EQ(signals_seen, 0);
+    CHECK(signal(SIGUSR2, count_signal) == SIG_IGN);
+    OK(sigaction(SIGUSR2, NULL, &old));
+    CHECK(old.sa_handler == count_signal && (old.sa_flags & SA_RESTART));
+    OK(raise(SIGUSR2));
+    OK(raise(SIGUSR2));
+    CHECK_EQ(signals_seen, 2);
+    CHECK(sysv_signal(SIGUSR2, count_signal) == count_signal);
+    OK(raise(SIGUSR2));
+    CHECK_EQ(signals_seen, 3);
+    CHECK(signal(SIGUSR2, SIG_DFL) == SIG_DFL); // that one was for one signal
+    errno = 0;
+    CHECK(signal(SIGKILL, count_signal) == SIG_ERR);
+    CHECK_EQ(errno, EINVAL);
+}
+
+static void end_in_handler(int signal)
+{
+    _exit(signal == SIGUSR1 ? 7 : 8);
+}
+
+TEST(handlers_of_a_child_of_vfork_are_its_own)
+{
+    int status;
+    on_signal(SIGUSR1, count_signal, 0);
+    pid_t pid = vfork();
+    if (pid == 0) {
+        struct sigaction other = {.sa_handler = end_in_handler};
+        sigaction(SIGUSR1, &other, NULL);
+        syscall(SYS_kill, syscall(SYS_getpid), SIGUSR1);
+        _exit(1);
+    }
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    OK(raise(SIGUSR1));
+    CHECK_EQ(signals_seen, 1);
+}
 
 TEST(recv_is_interrupted_without_sa_restart)
 {

@@ -538,6 +538,12 @@ void alarm_every_ms(int milliseconds)
     OK(setitimer(ITIMER_REAL, &timer, NULL));
 }
 
+void alarm_soon(void)
+{
+    struct itimerval timer = {{0, 50000}, {0, 20}};
+    OK(setitimer(ITIMER_REAL, &timer, NULL));
+}
+
 pthread_t start_thread(void *(*body)(void *), void *argument)
 {
     pthread_t thread;

@@ -15,6 +15,7 @@ mod messages;
 mod processes;
 mod readiness;
 mod real;
+mod signals;
 mod sockets;
 mod syscalls;
 
@@ -36,6 +37,7 @@ extern "C" fn load() {
     if lifecycle::settings().off {
         return;
     }
+    signals::use_gates();
     // SAFETY: the handlers are C functions that live as long as the process.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
     lifecycle::adopt_inherited();

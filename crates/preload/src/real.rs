@@ -40,6 +40,7 @@ extern "C" fn missing() -> isize {
 }
 
 real! {
+    __sysv_signal(signal: c_int, handler: usize) -> usize;
     accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     clone(run: extern "C" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void,
         parent_tid: *mut c_int, tls: *mut c_void, child_tid: *mut c_int) -> c_int;
@@ -83,6 +84,8 @@ real! {
         address_len: socklen_t) -> isize;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     shutdown(fd: c_int, how: c_int) -> c_int;
+    sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    signal(signal: c_int, handler: usize) -> usize;
     sockatmark(fd: c_int) -> c_int;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     splice(input: c_int, input_offset: *mut i64, output: c_int, output_offset: *mut i64, len: usize,

@@ -32,6 +32,7 @@ pub mod rack;
 pub mod rendezvous;
 pub mod rules;
 pub mod segment;
+pub mod signals;
 pub mod spin;
 pub mod system;
 pub mod table;

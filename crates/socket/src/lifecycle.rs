@@ -236,6 +236,7 @@ pub fn after_fork_in_parent() {
 /// After a fork, in the child.
 pub fn after_fork_in_child() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
+    crate::signals::after_fork_in_child();
     crate::connection::after_fork_in_child();
     unlock_after_fork();
     crate::interest::after_fork_in_child();

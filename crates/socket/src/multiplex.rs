@@ -9,6 +9,7 @@ use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest::{InterestSet, Sleep};
 use crate::lifecycle::Listener;
+use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
@@ -255,6 +256,7 @@ struct Call<'a> {
     needs_kernel: bool,
     deadline: &'a mut Deadline,
     mask: *const sigset_t,
+    began: Moment,
 }
 
 fn has_answer(entry: &pollfd) -> bool {
@@ -277,7 +279,7 @@ fn poll_lanes(
     mask: *const sigset_t,
 ) -> Result<usize, Errno> {
     let needs_kernel = fds.iter().any(|entry| entry.fd >= 0 && !matches!(Kind::of(entry.fd), Kind::Connection(_)));
-    Call { fds, accepts, needs_kernel, deadline, mask }.run()
+    Call { fds, accepts, needs_kernel, deadline, mask, began: Moment::now() }.run()
 }
 
 impl Call<'_> {
@@ -352,7 +354,13 @@ impl Call<'_> {
             if ready > 0 {
                 return Ok(Some(ready));
             }
+            self.check_signals()?;
         }
+    }
+
+    /// The kernel says that a handler has run only to those who sleep in it.
+    fn check_signals(&self) -> Result<(), Errno> {
+        if self.began.since() == Since::Nothing { Ok(()) } else { Err(Errno::INTR) }
     }
 
     fn may_be_ready(&self) -> bool {
@@ -388,6 +396,7 @@ impl Call<'_> {
             drop(parked);
             return self.look(self.needs_kernel).map(Woken::Found);
         }
+        self.check_signals()?;
         let count = match timeout_ns {
             None if self.mask.is_null() => system::poll(entries, -1),
             // SAFETY: the caller's mask.

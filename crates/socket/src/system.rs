@@ -383,16 +383,29 @@ pub fn drain(fd: i32) -> Result<bool, Errno> {
 }
 
 /// Whether every signal handler of the process asks for interrupted calls to be restarted. A call that waits by `poll`
-/// is always interrupted; this decides whether the call it stands for would have been.
+/// is always interrupted; this decides whether the call it stands for would have been, where nobody has noted which
+/// handler ran.
 pub fn handlers_restart() -> bool {
     const SIGNALS: i32 = 64;
-    (1..=SIGNALS).all(|signal| {
-        let mut action = KernelAction::default();
-        // SAFETY: the structure is writable and as large as the kernel's; the mask is eight bytes.
-        let result = unsafe { call!(libc::SYS_rt_sigaction, signal, 0, &raw mut action, 8) };
-        let is_handled = result == 0 && action.handler > 1;
-        !is_handled || action.flags & libc::SA_RESTART as u64 != 0
-    })
+    (1..=SIGNALS).all(|signal| action_of(signal).is_none_or(|action| action.handler <= 1 || action.restarts()))
+}
+
+/// Whether the handler of a signal asks for interrupted calls to be restarted.
+pub fn handler_restarts(signal: i32) -> bool {
+    action_of(signal).is_some_and(|action| action.restarts())
+}
+
+fn action_of(signal: i32) -> Option<KernelAction> {
+    let mut action = KernelAction::default();
+    // SAFETY: the structure is writable and as large as the kernel's; the mask is eight bytes.
+    let result = unsafe { call!(libc::SYS_rt_sigaction, signal, 0, &raw mut action, KERNEL_SIGSET_BYTES) };
+    (result == 0).then_some(action)
+}
+
+impl KernelAction {
+    fn restarts(&self) -> bool {
+        self.flags & libc::SA_RESTART as u64 != 0
+    }
 }
 
 /// The kernel's `struct sigaction`, which is not libc's.

@@ -7,6 +7,7 @@ use super::{Connection, Lanes, PeerState, SHUTDOWN_READ};
 use crate::clock::now_ns;
 use crate::lock::Lock;
 use crate::segment::Own;
+use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::threads;
@@ -24,17 +25,36 @@ const HELLO_NAP_MS: i32 = 10;
 
 /// When a wait ends without success.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline(Option<u64>);
+pub(super) struct Deadline {
+    at_ns: Option<u64>,
+    began: Moment,
+}
 
 impl Deadline {
     /// `timeout_ns` from now; 0 is never.
     pub(super) fn after(timeout_ns: u64) -> Self {
-        Self((timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)))
+        let began = Moment::now();
+        Self { at_ns: (timeout_ns != 0).then(|| now_ns().saturating_add(timeout_ns)), began }
+    }
+
+    /// `INTR` once a signal handler has run that ends the wait: without `SA_RESTART`, or any where the wait has a time
+    /// limit. The kernel says so only to those who sleep in it.
+    fn check_signals(self) -> Result<(), Errno> {
+        match self.began.since() {
+            Since::Nothing => Ok(()),
+            Since::Restarting if self.at_ns.is_none() => Ok(()),
+            _ => Err(Errno::INTR),
+        }
+    }
+
+    /// Whether a wait that the kernel has interrupted goes on.
+    fn goes_on_after_signal(self) -> bool {
+        self.at_ns.is_none() && self.began.goes_on()
     }
 
     /// Milliseconds left, rounded up; -1 for ever.
     fn left_ms(self) -> Result<i32, Errno> {
-        let Some(at_ns) = self.0 else { return Ok(-1) };
+        let Some(at_ns) = self.at_ns else { return Ok(-1) };
         let left_ns = at_ns.saturating_sub(now_ns());
         if left_ns == 0 {
             Err(Errno::AGAIN)
@@ -105,7 +125,7 @@ impl Connection {
                 || self.peer_state(lanes) != PeerState::Alive
                 || lanes.segment.load(Own::Shutdown) & 1 != 0
         };
-        if self.spin(lanes, is_ready) {
+        if self.spin(lanes, deadline, is_ready)? {
             return Ok(());
         }
         self.announce_receive_sleep(lanes);
@@ -127,7 +147,7 @@ impl Connection {
                 || self.peer_state(lanes) != PeerState::Alive
                 || lanes.segment.load(Own::Shutdown) & 2 != 0
         };
-        if self.spin(lanes, is_ready) {
+        if self.spin(lanes, deadline, is_ready)? {
             return Ok(());
         }
         self.announce_send_sleep(lanes);
@@ -170,16 +190,20 @@ impl Connection {
         unsafe { (*lanes.sender.get()).announce_sleep() };
     }
 
-    fn spin(&self, lanes: &Lanes, is_ready: impl Fn() -> bool) -> bool {
+    /// Looks for a while; `false`: it is time to sleep.
+    fn spin(&self, lanes: &Lanes, deadline: Deadline, is_ready: impl Fn() -> bool) -> Result<bool, Errno> {
         let mut spin = Spin::new();
         loop {
             if is_ready() {
-                return true;
+                return Ok(true);
             }
             match spin.turn() {
                 Turn::Look => {}
-                Turn::AskKernel => self.ask_kernel(lanes),
-                Turn::Sleep => return false,
+                Turn::AskKernel => {
+                    self.ask_kernel(lanes);
+                    deadline.check_signals()?;
+                }
+                Turn::Sleep => return Ok(false),
             }
         }
     }
@@ -227,6 +251,8 @@ impl Connection {
         if !self.is_open.load(Ordering::Acquire) {
             return Err(Errno::BADF);
         }
+        // As late as can be: a handler that runs now interrupts the kernel's call, or has come before it.
+        deadline.check_signals()?;
         let waits_for_ring = is_alone && left_ms < 0 && longest_ms.is_none();
         if waits_for_ring && !self.is_nonblocking.load(Ordering::Relaxed) && !self.is_lifeline_shut(lanes) {
             let woken = system::wait_to_receive(fd);
@@ -240,7 +266,7 @@ impl Connection {
         if self.is_lifeline_shut(lanes) {
             // It stays readable for ever, and brings no ring: only its end means anything.
             entry[0].events = 0;
-            return nap_on(&mut entry, left_ms);
+            return nap_on(&mut entry, left_ms, deadline);
         }
         if is_alone && longest_ms.is_none() {
             return if system::poll(&mut entry, left_ms)? == 0 {
@@ -254,7 +280,7 @@ impl Connection {
             entry[0].fd = -1;
         }
         let longest_ms = longest_ms.filter(|_| is_alone).unwrap_or(NAP_MS);
-        poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, left_ms)?;
+        poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, deadline)?;
         Ok(entry[0].revents & libc::POLLHUP == 0)
     }
 
@@ -266,7 +292,9 @@ impl Connection {
 
     /// Sleeps a moment, for a wait that nothing rings for.
     pub(super) fn nap(&self, deadline: Deadline) -> Result<(), Errno> {
-        poll_again_after_signals(&mut [], NAP_MS, deadline.left_ms()?)
+        deadline.left_ms()?;
+        poll_again_after_signals(&mut [], NAP_MS, deadline)?;
+        deadline.check_signals()
     }
 
     fn wait_for_hello(&self, deadline: Deadline) -> Result<(), Errno> {
@@ -274,20 +302,21 @@ impl Connection {
         let left_ms = deadline.left_ms()?;
         // Another thread may take the hello, and nothing would wake this one.
         let look_again_ms = if left_ms < 0 { HELLO_NAP_MS } else { left_ms.min(HELLO_NAP_MS) };
-        system::poll(&mut entry, look_again_ms).map(|_| ())
+        deadline.check_signals()?;
+        poll_again_after_signals(&mut entry, look_again_ms, deadline)
     }
 }
 
 /// Sleeps a moment. `Ok(false)`: the lifeline has ended.
-fn nap_on(entry: &mut [libc::pollfd; 1], left_ms: i32) -> Result<bool, Errno> {
-    poll_again_after_signals(entry, if left_ms < 0 { NAP_MS } else { left_ms.min(NAP_MS) }, left_ms)?;
+fn nap_on(entry: &mut [libc::pollfd; 1], left_ms: i32, deadline: Deadline) -> Result<bool, Errno> {
+    poll_again_after_signals(entry, if left_ms < 0 { NAP_MS } else { left_ms.min(NAP_MS) }, deadline)?;
     Ok(entry[0].revents & libc::POLLHUP == 0)
 }
 
 /// `poll(2)` that comes back early, without an error, after a signal that would have restarted the call it stands for.
-fn poll_again_after_signals(entry: &mut [libc::pollfd], timeout_ms: i32, left_ms: i32) -> Result<(), Errno> {
+fn poll_again_after_signals(entry: &mut [libc::pollfd], timeout_ms: i32, deadline: Deadline) -> Result<(), Errno> {
     match system::poll(entry, timeout_ms) {
-        Err(Errno::INTR) if left_ms < 0 && system::handlers_restart() => Ok(()),
+        Err(Errno::INTR) if deadline.goes_on_after_signal() => Ok(()),
         polled => polled.map(|_| ()),
     }
 }

@@ -5,6 +5,7 @@ use super::registration::Registration;
 use super::roster::Roster;
 use super::{InterestSet, Sleep, kernel};
 use crate::clock::now_ns;
+use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use libc::{epoll_event, sigset_t};
@@ -108,11 +109,17 @@ impl Sink {
 struct Deadline {
     timeout_ns: Option<u64>,
     at_ns: Option<u64>,
+    began: Moment,
 }
 
 impl Deadline {
     fn new(timeout_ns: Option<u64>) -> Self {
-        Self { timeout_ns, at_ns: None }
+        Self { timeout_ns, at_ns: None, began: Moment::now() }
+    }
+
+    /// `INTR` once a signal handler has run: the kernel says so only to those who sleep in it.
+    fn check_signals(&self) -> Result<(), Errno> {
+        if self.began.since() == Since::Nothing { Ok(()) } else { Err(Errno::INTR) }
     }
 
     /// Time left; none waits for ever. In whole milliseconds, rounded up, if the program's time-out is: the kernel then
@@ -274,8 +281,11 @@ impl InterestSet {
                 Turn::Look => self.with_life(life, |roster| roster.scan(sink, false))?,
                 Turn::AskKernel => {
                     self.look_everywhere(call, sink, life)?;
-                    if sink.len == 0 && deadline.is_over() {
-                        return Ok(true);
+                    if sink.len == 0 {
+                        deadline.check_signals()?;
+                        if deadline.is_over() {
+                            return Ok(true);
+                        }
                     }
                     spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
                 }
@@ -311,6 +321,7 @@ impl InterestSet {
             // SAFETY: no entries; the caller's mask.
             unsafe { system::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
         }
+        deadline.check_signals()?;
         let left_ns = if has_deaf { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns };
         // SAFETY: the caller's array and mask.
         let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;

@@ -9,6 +9,7 @@ use crate::descriptors::{HiddenFd, Need};
 use crate::limit;
 use crate::rendezvous::{self, Accepted, Refused};
 use crate::segment::Segment;
+use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
@@ -173,8 +174,12 @@ fn wait(fd: RawFd, listener: &Listener) -> Result<Ready, Errno> {
     let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
     let mut entries = [fd, listener.lane_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let mut polled = Ok(0);
+    let began = Moment::now();
     let is_over = || {
-        polled = system::poll(&mut entries, 0);
+        polled = match system::poll(&mut entries, 0) {
+            Ok(0) if began.since() != Since::Nothing => Err(Errno::INTR),
+            polled => polled,
+        };
         polled != Ok(0)
     };
     if !spin_until(is_over) {
@@ -183,7 +188,7 @@ fn wait(fd: RawFd, listener: &Listener) -> Result<Ready, Errno> {
     match polled {
         Ok(0) => Err(Errno::AGAIN),
         Ok(_) => Ok(Ready { tcp: entries[0].revents != 0, lane: entries[1].revents != 0 }),
-        Err(Errno::INTR) if timeout_ms < 0 && system::handlers_restart() => Ok(Ready { lane: true, tcp: true }),
+        Err(Errno::INTR) if timeout_ms < 0 && began.goes_on() => Ok(Ready { lane: true, tcp: true }),
         Err(error) => Err(error),
     }
 }

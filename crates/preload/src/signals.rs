@@ -1,0 +1,106 @@
+//! Signal handlers: the program's, behind gates that count their runs.
+
+use crate::real;
+use socket::signals::{self, Handler, Shape};
+use std::ffi::c_int;
+
+/// Where the kernel enters instead of a handler: asks where that is, then jumps there, with the kernel's arguments and
+/// the kernel's frame. Whoever looks at the stack of a handler finds what is always there.
+macro_rules! gates {
+    ($($name:ident $find:ident $shape:ident)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "call {find}",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "jmp rax",
+                find = sym $find,
+            )
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        extern "C" fn $find(signal: c_int) -> usize {
+            signals::enter(signal, Shape::$shape)
+        }
+    )*};
+}
+
+gates! { gate_of_plain find_plain Plain gate_of_informed find_informed Informed }
+
+/// From now on. On machines without gates, waits that look at memory are not interrupted.
+pub(crate) fn use_gates() {
+    #[cfg(target_arch = "x86_64")]
+    signals::use_gates(gate_of_plain as *const () as usize, gate_of_informed as *const () as usize);
+}
+
+fn handler_of(action: &libc::sigaction) -> Handler {
+    let shape = if action.sa_flags & libc::SA_SIGINFO != 0 { Shape::Informed } else { Shape::Plain };
+    Handler { shape, address: action.sa_sigaction }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    // SAFETY: the C caller's.
+    let new = unsafe { new.as_ref() };
+    let (result, shown) = signals::change(signal, new.map(handler_of), |address| {
+        let changed = new.zip(address).map(|(new, address)| libc::sigaction { sa_sigaction: address, ..*new });
+        let changed = changed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: null, or a copy of the C caller's; the other is the C caller's.
+        let result = unsafe { real::sigaction(signal, changed, old) };
+        // SAFETY: null, or filled by the call.
+        let before = unsafe { old.as_ref() }.filter(|_| result == 0).map(handler_of);
+        (result, result == 0, before)
+    });
+    // SAFETY: null or the C caller's.
+    if let (Some(shown), Some(old)) = (shown, unsafe { old.as_mut() }) {
+        old.sa_sigaction = shown.address;
+    }
+    result
+}
+
+/// The older calls, all with plain handlers.
+fn change_plain(signal: c_int, handler: usize, in_kernel: impl FnOnce(usize) -> usize) -> usize {
+    let plain = |address| Handler { shape: Shape::Plain, address };
+    let (result, shown) = signals::change(signal, Some(plain(handler)), |address| {
+        let before = in_kernel(address.unwrap_or(handler));
+        (before, before != libc::SIG_ERR, signals::as_known(before))
+    });
+    shown.map_or(result, |shown| shown.address)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: the C caller's.
+    change_plain(signal, handler, |handler| unsafe { real::signal(signal, handler) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bsd_signal(number: c_int, handler: usize) -> usize {
+    // SAFETY: the C caller's.
+    unsafe { signal(number, handler) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
+    // SAFETY: the C caller's.
+    unsafe { signal(number, handler) }
+}
+
+/// What `signal` is in a program that asks for the standards alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: the C caller's.
+    change_plain(signal, handler, |handler| unsafe { real::__sysv_signal(signal, handler) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sysv_signal(signal: c_int, handler: usize) -> usize {
+    // SAFETY: the C caller's.
+    unsafe { __sysv_signal(signal, handler) }
+}
