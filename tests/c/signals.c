@@ -468,3 +468,85 @@ TEST(stopped_and_continued_process_goes_on)
     expect(pair.client, "two");
     wait_child(pid);
 }
+
+static volatile sig_atomic_t closed_by_handler;
+
+static void close_in_handler(int signal)
+{
+    (void)signal;
+    int saved = errno, fd = closed_by_handler;
+    closed_by_handler = -1;
+    if (fd != -1 && close(fd) != 0)
+        _exit(6);
+    signals_seen++;
+    errno = saved;
+}
+
+// Waits on a set that has just been busy, until a handler has closed a descriptor in the middle of that.
+static void close_while_waiting(int epoll, int fd, int after_us)
+{
+    struct itimerval timer = {{0, 50000}, {0, after_us}};
+    struct epoll_event event;
+    closed_by_handler = fd;
+    on_signal(SIGALRM, close_in_handler, SA_RESTART);
+    OK(setitimer(ITIMER_REAL, &timer, NULL));
+    CHECK_EQ(epoll_wait(epoll, &event, 1, -1), -1);
+    if (errno != EBADF || fd != epoll) // when the handler came before the call
+        CHECK_EQ(errno, EINTR);
+    alarm_every_ms(0);
+    CHECK_EQ(closed_by_handler, -1);
+}
+
+TEST(handler_closes_what_is_in_the_set_that_is_waited_on)
+{
+    struct pair busy = connected_pair();
+    struct address at = name_of(busy.listener);
+    int epoll = epoll_with(busy.server, EPOLLIN);
+    for (int round = 0; round < 100; round++) {
+        int client = dial(&at), server = accept_from(busy.listener), closed = server;
+        struct epoll_event event = {.events = EPOLLIN};
+        epoll_add(epoll, server, EPOLLIN, 4711);
+        pass_a_word(&busy, epoll);
+        close_while_waiting(epoll, server, 2 + round % 50);
+        expect_eof(client);
+        CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, closed, &event), EBADF);
+        CHECK_EQ(OK(dup(busy.client)), closed);
+        CHECK_ERR(epoll_ctl(epoll, EPOLL_CTL_MOD, closed, &event), ENOENT);
+        pass_a_word(&busy, epoll);
+        OK(close(closed));
+        OK(close(client));
+    }
+}
+
+TEST(handler_closes_one_of_two_descriptors_in_the_set_that_is_waited_on)
+{
+    struct pair busy = connected_pair(), pair = connected_pair();
+    int epoll = epoll_with(busy.server, EPOLLIN);
+    epoll_add(epoll, pair.server, EPOLLIN, 4711);
+    for (int round = 0; round < 50; round++) {
+        int other = OK(dup(pair.server));
+        pass_a_word(&busy, epoll);
+        close_while_waiting(epoll, other, 2 + round);
+    }
+    int other = OK(dup(pair.server));
+    close_while_waiting(epoll, pair.server, 10);
+    say(pair.client, "x");
+    CHECK_EQ(epoll_one(epoll).data.u64, 4711); // as long as another descriptor lives
+    expect(other, "x");
+    OK(close(other));
+    epoll_none(epoll);
+}
+
+TEST(handler_closes_the_set_that_is_waited_on)
+{
+    struct pair pair = connected_pair();
+    struct epoll_event event;
+    for (int round = 0; round < 50; round++) {
+        int epoll = epoll_with(pair.server, EPOLLIN);
+        pass_a_word(&pair, epoll);
+        close_while_waiting(epoll, epoll, 2 + round);
+        CHECK_ERR(epoll_wait(epoll, &event, 1, 0), EBADF);
+    }
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    pass_a_word(&pair, epoll);
+}

@@ -188,6 +188,11 @@ impl Connection {
         self.generation.load(Ordering::Relaxed)
     }
 
+    /// Whether this process still has a descriptor of it.
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
     /// A descriptor of the lifeline, for sleeping on and for waking the peer.
     #[inline]
     pub fn lifeline(&self) -> RawFd {

@@ -12,6 +12,7 @@
 //! * Sets nest four deep: the kernel allows five instances on a path, and the last has an inner one.
 
 mod kernel;
+mod left;
 mod registration;
 mod roster;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use crate::pool::Pool;
 use crate::system;
 use crate::table::{self, Entry};
 use crate::threads;
+use left::{Close, Left};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use registration::{EDGE, EXCLUSIVE, ONESHOT, Registration, Target};
 use roster::Roster;
@@ -52,6 +54,8 @@ pub struct InterestSet {
     nests: AtomicBool,
     /// Grows when the last descriptor is closed: objects are used again.
     life: AtomicU32,
+    /// Descriptors that signal handlers have closed, inside the set.
+    left: Left,
 }
 
 // SAFETY: the cell is accessed under the lock.
@@ -112,22 +116,28 @@ impl InterestSet {
 
     /// Notes that the program closes a descriptor of the set. With the last one, this process is done with it.
     pub fn remove_descriptor(&'static self, fd: RawFd) {
+        if is_inside_a_set() {
+            leave_to_all(Close { fd, is_last: false, is_of_set: false });
+            return self.left.leave(Close { fd, is_last: false, is_of_set: true });
+        }
         forget_one_of(fd, Target::Nested(self), || self.with(|roster| others(&roster.descriptors, fd)));
-        let is_last = self.with(|roster| {
-            roster.descriptors.retain(|&known| known != fd);
-            if !roster.descriptors.is_empty() {
-                return false;
-            }
-            REGISTERED.fetch_sub(roster.count(), Ordering::Relaxed);
-            roster.clear();
-            self.has_inner.store(false, Ordering::SeqCst);
-            self.nests.store(false, Ordering::Relaxed);
-            self.life.fetch_add(1, Ordering::SeqCst);
-            true
-        });
-        if is_last {
+        if self.with(|roster| self.drop_descriptor(roster, fd)) {
             POOL.give_back(self);
         }
+    }
+
+    /// Answers whether it was the last: then the set is empty, and to be given back.
+    fn drop_descriptor(&self, roster: &mut Roster, fd: RawFd) -> bool {
+        roster.descriptors.retain(|&known| known != fd);
+        if !roster.descriptors.is_empty() {
+            return false;
+        }
+        REGISTERED.fetch_sub(roster.count(), Ordering::Relaxed);
+        roster.clear();
+        self.has_inner.store(false, Ordering::SeqCst);
+        self.nests.store(false, Ordering::Relaxed);
+        self.life.fetch_add(1, Ordering::SeqCst);
+        true
     }
 
     /// Whether the set has something to report. A look that is not `fully` done makes no system call.
@@ -165,11 +175,52 @@ impl InterestSet {
 
     #[inline]
     fn with<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
+        let result = self.enter(access);
+        // A handler may have struck inside.
+        if self.left.is_any() {
+            self.enter(|_| ());
+        }
+        result
+    }
+
+    #[inline]
+    fn enter<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
         // Nobody waits for it twice: this thread may be inside an outer set already.
         let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter() } else { None };
         let _guard = self.lock.lock();
         // SAFETY: under the lock.
-        access(unsafe { &mut *self.roster.get() })
+        let roster = unsafe { &mut *self.roster.get() };
+        if self.left.is_any() {
+            self.follow_closes(roster);
+        }
+        access(roster)
+    }
+
+    /// Does what signal handlers have left to do.
+    #[cold]
+    fn follow_closes(&self, roster: &mut Roster) {
+        let is_too_much = self.left.take(|close| match close {
+            Close { fd, is_of_set: true, .. } => self.follow_close_of_set(roster, fd),
+            Close { fd, is_last, .. } => self.follow_close(roster, fd, is_last),
+        });
+        if is_too_much {
+            roster.strays().into_iter().for_each(|fd| self.follow_close(roster, fd, false));
+        }
+    }
+
+    /// A set whose last descriptor is closed here stays out of the pool: somebody is inside.
+    fn follow_close_of_set(&self, roster: &mut Roster, fd: RawFd) {
+        self.drop_descriptor(roster, fd);
+    }
+
+    fn follow_close(&self, roster: &mut Roster, fd: RawFd, is_last: bool) {
+        for index in roster.find(fd).into_iter().chain(roster.orphan_known_by(fd)) {
+            let survivors = if is_last { Vec::new() } else { others(&roster.at(index).target.descriptors(), fd) };
+            self.forget(roster, index, &survivors);
+        }
+        while let Some(index) = roster.orphan_without_descriptors() {
+            self.forget(roster, index, &[]);
+        }
     }
 
     fn add(&self, roster: &mut Roster, registration: Registration) -> Result<(), Errno> {
@@ -457,11 +508,27 @@ fn others(descriptors: &[RawFd], fd: RawFd) -> Vec<RawFd> {
     descriptors.iter().copied().filter(|&other| other != fd).collect()
 }
 
+fn leave_to_all(close: Close) {
+    POOL.any(|set| {
+        set.left.leave(close);
+        false
+    });
+}
+
+/// Whether this is a signal handler that has interrupted a thread inside a set.
+fn is_inside_a_set() -> bool {
+    POOL.any(|set| set.lock.is_held_by_this_thread())
+}
+
 fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawFd>) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {
         return;
     }
     let survivors = survivors();
+    if is_inside_a_set() {
+        // This may be the thread that every one of them waits for.
+        return leave_to_all(Close { fd, is_last: survivors.is_empty(), is_of_set: false });
+    }
     POOL.for_each(|set| {
         set.with(|roster| {
             if let Some(index) = roster.find(fd) {

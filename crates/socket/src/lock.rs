@@ -62,6 +62,11 @@ impl Lock {
         }
     }
 
+    /// Whether the calling thread holds it: then this is a signal handler that has interrupted the holder.
+    pub fn is_held_by_this_thread(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & !AWAITED == threads::current()
+    }
+
     /// Frees a lock whose holder does not exist here: only in the child of a fork, before it has threads.
     pub fn reset(&self) {
         self.word.store(FREE, Ordering::Relaxed);
@@ -150,6 +155,8 @@ mod tests {
         let lock = Lock::new();
         let guard = lock.lock();
         assert!(lock.enter().is_none());
+        assert!(lock.is_held_by_this_thread());
+        std::thread::scope(|scope| scope.spawn(|| assert!(!lock.is_held_by_this_thread())).join().unwrap());
         drop(guard);
         assert!(lock.enter().is_some());
     }

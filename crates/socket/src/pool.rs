@@ -49,6 +49,11 @@ impl<T: Default + Sync> Pool<T> {
         self.with_lists(|lists| lists.all.clone()).into_iter().for_each(&mut visit);
     }
 
+    /// Whether some object, used or not, is as `is_wanted` says, which is asked under the lock. Allocates nothing.
+    pub fn any(&self, is_wanted: impl FnMut(&'static T) -> bool) -> bool {
+        self.with_lists(|lists| lists.all.iter().copied().any(is_wanted))
+    }
+
     /// Takes the lock before a fork; returns all objects.
     pub fn lock_around_fork(&'static self) -> &'static [&'static T] {
         self.lock.lock_until_unlocked();

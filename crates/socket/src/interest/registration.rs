@@ -4,6 +4,7 @@ use super::InterestSet;
 use crate::connection::{Connection, Edges};
 use crate::lifecycle::Listener;
 use crate::system;
+use crate::table::{self, Entry};
 use std::os::fd::RawFd;
 
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
@@ -36,6 +37,27 @@ impl Target {
             (Self::Listener(one), Self::Listener(other)) => std::ptr::eq(one, other),
             (Self::Nested(one), Self::Nested(other)) => std::ptr::eq(one, other),
             _ => false,
+        }
+    }
+
+    /// The program's descriptors of the object; of a TCP socket that the kernel serves they are not known.
+    pub fn descriptors(self) -> Vec<RawFd> {
+        match self {
+            Self::Connection(connection) => connection.with_descriptors(<[RawFd]>::to_vec),
+            Self::Listener(listener) => listener.with_descriptors(<[RawFd]>::to_vec),
+            Self::Nested(set) => set.with(|roster| roster.descriptors.clone()),
+            Self::Stream => Vec::new(),
+        }
+    }
+
+    /// Whether a descriptor is not the object that was registered under it.
+    pub fn has_gone((fd, target): &(RawFd, Self)) -> bool {
+        match (table::get(*fd), target) {
+            (Entry::Connection(now), Self::Connection(then)) => !std::ptr::eq(now, *then),
+            (Entry::Listener(now), Self::Listener(then)) => !std::ptr::eq(now, *then),
+            (Entry::Interest(now), Self::Nested(then)) => !std::ptr::eq(now, *then),
+            (Entry::Stream(_), Self::Stream) => false,
+            _ => true,
         }
     }
 }
@@ -157,6 +179,10 @@ impl Registration {
             }
         }
         let ready = connection.readiness(wanted);
+        if ready & libc::POLLERR != 0 && !connection.is_open() {
+            // Closed by a signal handler in the middle of this wait: the registration is about to go.
+            return 0;
+        }
         if !self.is_edge() {
             return ready;
         }

@@ -166,8 +166,24 @@ impl Roster {
         })
     }
 
-    fn orphan_known_by(&self, fd: RawFd) -> Option<u32> {
+    pub fn orphan_known_by(&self, fd: RawFd) -> Option<u32> {
         self.orphans.iter().copied().find(|&index| self.at(index).kernel_fd == fd)
+    }
+
+    /// An orphan whose object has no descriptor left.
+    pub fn orphan_without_descriptors(&self) -> Option<u32> {
+        self.orphans.iter().copied().find(|&index| self.at(index).target.descriptors().is_empty())
+    }
+
+    /// Registered descriptors that are something else by now, as far as can be told.
+    pub fn strays(&self) -> Vec<RawFd> {
+        let registrations = self.slots.iter().filter_map(|slot| slot.registration.as_ref());
+        let numbered = registrations.filter(|registration| self.find(registration.fd).is_some());
+        numbered
+            .map(|registration| (registration.fd, registration.target))
+            .filter(Target::has_gone)
+            .map(|of| of.0)
+            .collect()
     }
 
     /// The orphan whose number names the same object again.

@@ -262,14 +262,26 @@ impl InterestSet {
     fn wait_longer(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
         let mut deadline = Deadline::new(call.timeout_ns);
         loop {
-            if self.spin(call, sink, life, &mut deadline)? {
-                return Ok(());
-            }
-            match self.sleep(call, sink, life, &mut deadline)? {
-                Woken::Found | Woken::TimedOut => return Ok(()),
-                Woken::Nothing => {}
+            match self.wait_once(call, sink, life, &mut deadline) {
+                Ok(Woken::Found | Woken::TimedOut) => return Ok(()),
+                Ok(Woken::Nothing) => {}
+                // Whatever else the handler did: the call was interrupted.
+                Err(error) => return deadline.check_signals().and(Err(error)),
             }
         }
+    }
+
+    fn wait_once(
+        &'static self,
+        call: &Call,
+        sink: &mut Sink,
+        life: u32,
+        deadline: &mut Deadline,
+    ) -> Result<Woken, Errno> {
+        if self.spin(call, sink, life, deadline)? {
+            return Ok(Woken::Found);
+        }
+        self.sleep(call, sink, life, deadline)
     }
 
     /// Looks at hot connections for a while. `true`: something was found, or the time is up.
