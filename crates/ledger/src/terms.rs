@@ -118,6 +118,8 @@ fallback_reasons! {
     NamespaceDiffers => "namespace_differs", "the two programs are in different network namespaces";
     /// The link to the other node is not up, or the monitor of this one does not answer.
     LinkDown => "link_down", "the link to that node is down; see crosslane status";
+    /// A socket connected to its own address: it is both ends.
+    ToItself => "to_itself", "the socket connected to itself: there is no second program";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

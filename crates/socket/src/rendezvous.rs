@@ -263,6 +263,12 @@ fn is_node(ip: IpAddr) -> bool {
 }
 
 impl Route {
+    /// Whether the socket connects to its own address, as TCP allows.
+    fn leads_to_itself(&self) -> bool {
+        let tuple = self.tuple(self.port);
+        self.port != 0 && tuple.local == tuple.peer
+    }
+
     fn tuple(&self, port: u16) -> Tuple {
         let mut local = SocketAddr::new(self.source, port);
         if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, self.destination) {
@@ -306,6 +312,9 @@ fn connect_far(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Result<Conn
 }
 
 fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
+    if route.leads_to_itself() {
+        return Err(NoLane::because(FallbackReason::ToItself));
+    }
     let random = spread_u32();
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     // The tuple first: with its name the listener learns who comes.
@@ -350,7 +359,7 @@ fn bind_tuple(lifeline: BorrowedFd<'_>, route: &Route, random: u32, opener: Open
     let bind = |port| {
         let tuple = route.tuple(port);
         if tuple.local == tuple.peer {
-            return Err(Errno::ADDRINUSE); // TCP would connect to itself, which nobody wants.
+            return Err(Errno::ADDRINUSE); // Nobody chooses a port by chance that leads to itself.
         }
         let address = SocketAddrUnix::new_abstract_name(tuple.name(opener)?.as_bytes())?;
         rustix::net::bind(lifeline, &address).map(|()| tuple)
@@ -829,6 +838,9 @@ mod tests {
             assert!(port == 0 || tuple.local.port() == port);
         }
         assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some("[::1]:9"))), FallbackReason::UnsupportedCall);
+        for bound in ["127.0.0.1:80", "0.0.0.0:80"] {
+            assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some(bound))), FallbackReason::ToItself);
+        }
     }
 
     #[test]

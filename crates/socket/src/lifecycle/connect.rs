@@ -111,7 +111,8 @@ fn waits(fd: RawFd) -> bool {
 
 fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
     count_fallback(reason);
-    if settings().require_lane {
+    // A socket that connects to itself reaches no other program, and is no lane lost.
+    if settings().require_lane && reason != FallbackReason::ToItself {
         complain(&format_args!(
             "connect to {destination}: no lane: {}; refused by --require-lane",
             reason.explanation()
