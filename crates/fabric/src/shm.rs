@@ -175,6 +175,11 @@ fn new_memfd() -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Whether a descriptor is a memfd that can be written, and neither shrinks nor grows.
+pub fn is_sealed(memfd: impl AsFd) -> bool {
+    check_seals(memfd.as_fd()).is_ok()
+}
+
 fn check_seals(memfd: BorrowedFd<'_>) -> Result<(), ShmError> {
     let found = fcntl_get_seals(memfd)
         .map_err(|errno| ShmError::NotMemfd { descriptor: memfd.as_raw_fd(), error: errno.into() })?;

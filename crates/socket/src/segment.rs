@@ -37,7 +37,7 @@ pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 const PAGE_BYTES: usize = 4096;
 const SMALL_SLOTS: u64 = 256;
