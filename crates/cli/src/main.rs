@@ -8,9 +8,10 @@ mod elf;
 mod library;
 mod output;
 mod pcie;
-mod ports;
 mod program;
-mod rack;
+mod rack_choice;
+mod rack_dir;
+mod rack_example;
 mod run;
 mod stat;
 mod table;
@@ -40,6 +41,9 @@ enum Command {
     Stat(stat::Options),
     /// The same as stat, live
     Top(top::Options),
+    /// Rack files: machines joined by memory windows
+    #[command(subcommand)]
+    Rack(rack_example::Command),
     /// What this machine offers, what is missing, and how to get it
     Doctor(doctor::Options),
     /// Redis over lanes and over kernel TCP, side by side in one table
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::main(options),
         Command::Stat(options) => stat::main(options),
         Command::Top(options) => top::main(options),
+        Command::Rack(command) => rack_example::main(command),
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),

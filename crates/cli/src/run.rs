@@ -6,15 +6,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, anyhow, bail};
+use rack::PortList;
 
-use crate::ports::PortList;
-use crate::{library, program, rack};
+use crate::rack_choice::{Chosen, LoadedRack};
+use crate::wrong_use::WrongUse;
+use crate::{library, program, rack_dir};
 
 /// What to run, and how.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Node to be: a to z for 127.77.0.1 to 127.77.0.26, or an address in 127.77.0.0/16
-    #[arg(long, value_name = "NODE", value_parser = parse_node)]
+    /// Node to be: a to z for 127.77.0.1 to 127.77.0.26, an address in 127.77.0.0/16, or a node of the rack file
+    #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Server ports that take lanes, as in 80,443,6000-6100; all others stay on kernel TCP
     #[arg(long, value_name = "PORTS", conflicts_with = "except")]
@@ -25,8 +27,8 @@ pub struct Options {
     /// Make a connection that gets no lane an error instead of a kernel TCP connection
     #[arg(long)]
     require_lane: bool,
-    /// Directory in which programs meet [default: $CROSSLANE_RACK, else under $XDG_RUNTIME_DIR or /dev/shm]
-    #[arg(long, value_name = "DIR")]
+    /// Rack file, or directory where programs meet [default: $CROSSLANE_RACK, else under $XDG_RUNTIME_DIR or /dev/shm]
+    #[arg(long, value_name = "FILE|DIR")]
     rack: Option<PathBuf>,
     /// The library to load [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
     #[arg(long, value_name = "PATH")]
@@ -36,27 +38,59 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-fn parse_node(text: &str) -> Result<String, String> {
+/// Where the program meets others, and as whom.
+struct Place {
+    rack: PathBuf,
+    node: Option<String>,
+    /// What keeps it from other nodes.
+    apart: Result<()>,
+}
+
+impl Place {
+    fn new(options: &Options) -> Result<Self> {
+        match Chosen::new(options.rack.as_deref())? {
+            Chosen::Directory(rack) => {
+                let node = options.node.as_deref().map(check_node).transpose()?;
+                Ok(Self { rack, node, apart: Ok(()) })
+            }
+            Chosen::File(rack) => Self::of_node(&rack, options.node.as_deref()),
+        }
+    }
+
+    fn of_node(rack: &LoadedRack, node: Option<&str>) -> Result<Self> {
+        let Some(name) = node else {
+            bail!(WrongUse::of(format!("{} describes several nodes; say which to be with --node", rack.shown())))
+        };
+        let slot = rack.slot(name)?;
+        let address = rack.file.rack.nodes[slot].address.to_string();
+        let directory = rack.places.node(name).directory;
+        Ok(Self { rack: directory, node: Some(address), apart: rack.check_up(name) })
+    }
+}
+
+fn check_node(text: &str) -> Result<String> {
     match ledger::node_address(text) {
         Some(_) => Ok(text.to_owned()),
-        None => Err("not a letter a to z nor an address in 127.77.0.0/16; try --node a".to_owned()),
+        None => bail!(WrongUse::of(format!(
+            "node '{text}': not a letter a to z nor an address in 127.77.0.0/16; try --node a"
+        ))),
     }
 }
 
 /// Becomes the program; returns only when that fails.
 pub fn main(options: &Options) -> Result<()> {
     let Some((name, arguments)) = options.command.split_first() else { bail!("no program given; name one after --") };
+    let Place { rack, node, apart } = Place::new(options)?;
     let search = std::env::var_os("PATH");
     let path = program::resolve(name, search.as_deref())?;
     let library = library::find(options.library.as_deref())?;
     let obstacle = program::obstacle(&path, search.as_deref());
     demand_lane(options.require_lane, obstacle.as_ref().map_or(Ok(()), |obstacle| Err(anyhow!("{obstacle}"))))?;
-    let rack = rack::chosen(options.rack.as_deref());
-    demand_lane(options.require_lane, rack::prepare(&rack))?;
+    demand_lane(options.require_lane, rack_dir::prepare(&rack).and(apart))?;
 
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
-    set_environment(&mut command, options, &rack);
+    set_environment(&mut command, options, &rack, node.as_deref());
     if !obstacle.is_some_and(|obstacle| obstacle.rejects_library()) {
         command.env("LD_PRELOAD", with_library(std::env::var_os("LD_PRELOAD"), &library));
     }
@@ -76,9 +110,9 @@ fn demand_lane(required: bool, found: Result<()>) -> Result<()> {
     }
 }
 
-fn set_environment(command: &mut Command, options: &Options, rack: &Path) {
+fn set_environment(command: &mut Command, options: &Options, rack: &Path, node: Option<&str>) {
     command.env("CROSSLANE_RACK", rack);
-    if let Some(node) = &options.node {
+    if let Some(node) = node {
         command.env("CROSSLANE_NODE", node);
     }
     // Of two rules for ports, the one given here replaces the one inherited, whichever kind that was.

@@ -11,7 +11,7 @@ use ledger::reader::{self, Connection, Process, Snapshot};
 use serde::Serialize;
 
 use crate::table::{Align, Table};
-use crate::{output, rack, units};
+use crate::{output, rack_dir, units};
 
 /// What to show, and how.
 #[derive(clap::Args)]
@@ -26,7 +26,7 @@ pub struct Options {
 
 /// Prints one snapshot.
 pub fn main(options: &Options) -> Result<()> {
-    let rack = rack::chosen(options.rack.as_deref());
+    let rack = rack_dir::chosen(options.rack.as_deref());
     let snapshot = read(&rack)?;
     if options.json { output::print_json(&Report::new(&snapshot)) } else { output::print(&describe(&snapshot, &rack)) }
 }

@@ -15,7 +15,7 @@ use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 
 use crate::stat::{self, is_shown};
-use crate::{rack, units};
+use crate::{rack_dir, units};
 
 /// What to show.
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ pub fn main(options: &Options) -> Result<()> {
     if options.json || !live {
         return stat::main(&stat::Options { json: options.json, rack: options.rack.clone() });
     }
-    let rack = rack::chosen(options.rack.as_deref());
+    let rack = rack_dir::chosen(options.rack.as_deref());
     let screen = Screen::new(stat::read(&rack)?, rack);
     let mut terminal = ratatui::try_init().context("taking over the terminal; crosslane stat needs none")?;
     let done = screen.run(&mut terminal, Duration::from_secs(options.interval));

@@ -11,7 +11,7 @@ use rustix::process::Resource;
 use rustix::thread::MembarrierQuery;
 
 use super::Check;
-use crate::{library, rack, units};
+use crate::{library, rack_dir, units};
 
 /// memfd, seals and everything else that lanes use are there from this kernel on.
 const KERNEL_MIN: (u32, u32) = (4, 14);
@@ -106,8 +106,8 @@ fn shared_memory() -> Check {
 }
 
 fn rack_directory(given: Option<&Path>) -> Check {
-    let rack = rack::chosen(given);
-    match rack::prepare(&rack) {
+    let rack = rack_dir::chosen(given);
+    match rack_dir::prepare(&rack) {
         Ok(()) => Check::ok("rack", rack.display().to_string()),
         Err(error) => with_remedy("rack", &format!("{error:#}")),
     }

@@ -1,4 +1,4 @@
-//! The rack directory, as the commands use it.
+//! The directory in which programs meet, as the commands use it.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};

@@ -1,12 +1,19 @@
-//! Port lists: which server ports take lanes.
+//! Port lists, on the command line and in access rules.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Ports and ranges, as given to `--only` and `--except`.
+/// Ports and ranges, as in `80,443,6000-6100`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortList {
     ranges: Vec<(u16, u16)>,
+}
+
+impl PortList {
+    /// Whether a port is in it.
+    pub fn contains(&self, port: u16) -> bool {
+        self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&port))
+    }
 }
 
 impl FromStr for PortList {
@@ -56,6 +63,13 @@ mod tests {
             assert_eq!(text.parse::<PortList>().unwrap().to_string(), text);
         }
         assert_eq!("0080,7-7".parse::<PortList>().unwrap().to_string(), "80,7");
+    }
+
+    #[test]
+    fn a_list_contains_its_ports_and_no_others() {
+        let list: PortList = "80,443,6000-6100".parse().unwrap();
+        assert!([80, 443, 6000, 6050, 6100].into_iter().all(|port| list.contains(port)));
+        assert!([0, 79, 81, 5999, 6101, 65535].into_iter().all(|port| !list.contains(port)));
     }
 
     #[test]

@@ -1,0 +1,32 @@
+//! Addresses in rack files.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+
+/// An address that a node can have, as IPv4 where it is a mapped one.
+pub(crate) fn ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let refused = || D::Error::custom(format!("'{text}' is no address; write one as in \"127.77.0.1\" or \"fd00::1\""));
+    let address: IpAddr = text.parse().map_err(|_| refused())?;
+    let address = address.to_canonical();
+    let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+    if address.is_unspecified() || address.is_multicast() || is_broadcast {
+        let what = format!("'{text}' is the address of no single node; write one as in \"127.77.0.1\" or \"fd00::1\"");
+        return Err(D::Error::custom(what));
+    }
+    Ok(address)
+}
+
+/// A port of this machine's own.
+pub(crate) fn loopback_port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let remedy = "write one as in \"127.0.0.1:9464\"";
+    let address: SocketAddr =
+        text.parse().map_err(|_| D::Error::custom(format!("'{text}' is no address with a port; {remedy}")))?;
+    if !address.ip().is_loopback() || address.port() == 0 {
+        return Err(D::Error::custom(format!("'{text}' is no port on a loopback address; {remedy}")));
+    }
+    Ok(Some(address))
+}

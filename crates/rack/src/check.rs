@@ -1,0 +1,210 @@
+//! What the parts of a rack file must be to each other.
+
+use std::path::Path;
+
+use crate::access::ANY_NODE;
+use crate::{
+    Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, Rack,
+    WINDOW_BYTES_MAX,
+};
+
+/// Letters of a rack's or node's name: names are parts of socket paths, which are short.
+const NAME_BYTES_MAX: usize = 24;
+/// The longest delay that a link can be asked for.
+const ONE_WAY_NS_MAX: f64 = 1e9;
+/// Time-outs below a millisecond would pass on a machine that is merely busy.
+const TIMEOUT_NS_MIN: f64 = 1e6;
+const TIMEOUT_NS_MAX: f64 = 3.6e12;
+/// Bytes of a PCI function's address as sysfs writes it, and where its separators are.
+const PCI_ADDRESS_FORM: &[u8] = b"xxxx:xx:xx.x";
+
+/// What is wrong, and with which key.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub key: String,
+    pub what: String,
+}
+
+impl Fault {
+    fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { key: key.into(), what: what.into() }
+    }
+}
+
+type Checked = Result<(), Fault>;
+
+/// Everything that can be seen without looking at a machine.
+pub(crate) fn check(rack: &Rack) -> Checked {
+    check_name("name", &rack.name)?;
+    check_partitions(rack)?;
+    check_window(rack)?;
+    check_link(rack)?;
+    check_timeouts(rack)?;
+    check_nodes(rack)?;
+    check_device(rack)?;
+    check_access(rack)
+}
+
+fn check_name(key: &str, name: &str) -> Checked {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_good = name.bytes().all(is_letter) && name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if is_good && name.len() <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    let what =
+        format!("{name:?} is no name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"host-1\"");
+    Err(Fault::new(key, what))
+}
+
+fn check_partitions(rack: &Rack) -> Checked {
+    for (index, some) in rack.partitions.iter().enumerate() {
+        let key = |name: &str| format!("partitions[{index}].{name}");
+        let count = some.count;
+        if count == 0 {
+            return Err(Fault::new(key("count"), "0 partitions; ask for at least 1, or leave this entry out"));
+        }
+        let cores = some.cores.as_ref().map_or(usize::from(count), Vec::len);
+        if cores != usize::from(count) {
+            let what = format!("{cores} cores for {count} partitions; name one core for each, or set count = {cores}");
+            return Err(Fault::new(key("cores"), what));
+        }
+    }
+    match rack.data_partitions().len() {
+        0 => Err(Fault::new("partitions", "no partition at all; leave the key out for one of each class")),
+        count if count > PARTITIONS_MAX => {
+            let what = format!("{count} partitions in all; at most {PARTITIONS_MAX}: lower a count");
+            Err(Fault::new("partitions", what))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_window(rack: &Rack) -> Checked {
+    let (key, bytes) = ("device.window_bytes", rack.device.window_bytes);
+    let partitions = rack.data_partitions().len() as u64;
+    let needed = CONTROL_PARTITION_BYTES + partitions * DATA_PARTITION_BYTES_MIN;
+    if bytes < needed {
+        let what = format!(
+            "{bytes} bytes are too few for {partitions} partitions; make it at least {needed}, or ask for fewer"
+        );
+        return Err(Fault::new(key, what));
+    }
+    if bytes > WINDOW_BYTES_MAX || !bytes.is_multiple_of(PAGE_BYTES) {
+        let what = format!("{bytes} bytes are no window; use a multiple of {PAGE_BYTES}, at most {WINDOW_BYTES_MAX}");
+        return Err(Fault::new(key, what));
+    }
+    Ok(())
+}
+
+fn check_link(rack: &Rack) -> Checked {
+    let one_way_ns = rack.link.as_ref().and_then(|link| link.one_way_ns).unwrap_or(0.0);
+    if one_way_ns <= ONE_WAY_NS_MAX {
+        return Ok(());
+    }
+    let what =
+        format!("{one_way_ns} ns are no delay of a link; use at most {ONE_WAY_NS_MAX} ns, as in 500 or \"1 us\"");
+    Err(Fault::new("link.one_way_ns", what))
+}
+
+fn check_timeouts(rack: &Rack) -> Checked {
+    let all = &rack.timeouts;
+    for (name, value) in [("query_ns", all.query_ns), ("silence_ns", all.silence_ns), ("up_ns", all.up_ns)] {
+        if !(TIMEOUT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
+            let what = format!("{value} ns; use 1 ms to 1 h, as in \"500 ms\"");
+            return Err(Fault::new(format!("timeouts.{name}"), what));
+        }
+    }
+    Ok(())
+}
+
+fn check_nodes(rack: &Rack) -> Checked {
+    let count = rack.nodes.len();
+    if !(2..=NODES_MAX).contains(&count) {
+        return Err(Fault::new("nodes", format!("{count} nodes make no rack; describe 2 to {NODES_MAX} of them")));
+    }
+    for (index, node) in rack.nodes.iter().enumerate() {
+        check_name(&format!("nodes[{index}].name"), &node.name)?;
+        let before = &rack.nodes[..index];
+        check_unlike(before, index, "name", |other| other.name == node.name, &node.name)?;
+        check_unlike(before, index, "address", |other| other.address == node.address, &node.address.to_string())?;
+        if let Some(metrics) = node.metrics {
+            let is_same = |other: &Node| other.metrics == Some(metrics) && rack.backend_of(other) == Backend::Shm;
+            check_unlike(before, index, "metrics", is_same, &metrics.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// That no earlier node has the same.
+fn check_unlike(before: &[Node], index: usize, name: &str, is_same: impl Fn(&Node) -> bool, value: &str) -> Checked {
+    let Some(other) = before.iter().position(is_same) else { return Ok(()) };
+    let what = format!("'{value}' is already that of nodes[{other}]; give each node its own");
+    Err(Fault::new(format!("nodes[{index}].{name}"), what))
+}
+
+fn check_device(rack: &Rack) -> Checked {
+    let uses = |backend| rack.nodes.iter().any(|node| rack.backend_of(node) == backend);
+    let device = &rack.device;
+    if let Some(mode) = device.mode.filter(|_| !uses(Backend::Pci)) {
+        return Err(Fault::new(
+            "device.mode",
+            format!("\"{mode}\" says how to open a PCI device, and no node has one; remove it"),
+        ));
+    }
+    if let Some(coherence) = device.coherence.filter(|_| !uses(Backend::Dax)) {
+        let what = format!("\"{coherence}\" speaks of a DAX device, and no node has one; remove it");
+        return Err(Fault::new("device.coherence", what));
+    }
+    if uses(Backend::Dax) && device.coherence.is_none() {
+        let what = "missing; write coherence = \"coherent\", or \"non-coherent\" if hosts must flush their caches";
+        return Err(Fault::new("device.coherence", what));
+    }
+    if uses(Backend::Dax) && (uses(Backend::Shm) || uses(Backend::Pci)) {
+        return Err(Fault::new(
+            "device.backend",
+            "\"dax\" for some nodes only; all of a rack share one device: use it for all",
+        ));
+    }
+    for (index, node) in rack.nodes.iter().enumerate() {
+        check_node_device(rack.backend_of(node), node)
+            .map_err(|what| Fault::new(format!("nodes[{index}].device"), what))?;
+    }
+    Ok(())
+}
+
+fn check_node_device(backend: Backend, node: &Node) -> Result<(), String> {
+    let (Some(example), Some(device)) = (backend.example_device(), &node.device) else {
+        return match (backend.example_device(), &node.device) {
+            (None, Some(device)) => Err(format!("'{device}' has no meaning with backend \"{backend}\"; remove it")),
+            (Some(example), None) => Err(format!("missing for backend \"{backend}\"; write device = \"{example}\"")),
+            _ => Ok(()),
+        };
+    };
+    let is_good = match backend {
+        Backend::Pci => is_pci_address(device),
+        _ => Path::new(device).is_absolute() && device.chars().all(|letter| !letter.is_control()),
+    };
+    if is_good { Ok(()) } else { Err(format!("{device:?} is no {backend} device; write one as in \"{example}\"")) }
+}
+
+fn is_pci_address(text: &str) -> bool {
+    let fits = |(found, form): (u8, &u8)| match form {
+        b'x' => found.is_ascii_digit() || (b'a'..=b'f').contains(&found),
+        separator => found == *separator,
+    };
+    text.len() == PCI_ADDRESS_FORM.len() && text.bytes().zip(PCI_ADDRESS_FORM).all(fits)
+}
+
+fn check_access(rack: &Rack) -> Checked {
+    for (index, rule) in rack.access.iter().enumerate() {
+        for (name, node) in [("from", &rule.from), ("to", &rule.to)] {
+            if node != ANY_NODE && rack.node(node).is_none() {
+                let names: Vec<&str> = rack.nodes.iter().map(|node| node.name.as_str()).collect();
+                let what =
+                    format!("{node:?} is no node of this rack; write \"*\" for any, or one of {}", names.join(", "));
+                return Err(Fault::new(format!("access[{index}].{name}"), what));
+            }
+        }
+    }
+    Ok(())
+}

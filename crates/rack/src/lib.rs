@@ -1,0 +1,274 @@
+//! The rack file: which nodes there are, the device that joins them, how its windows are cut, and who may talk to whom.
+//!
+//! A [`Rack`] is what a file says, checked as far as that goes without looking at the machine. A [`RackFile`] remembers
+//! the text as well, so that whoever finds out later that a device is missing or too small can name the line
+//! ([`RackFile::fault`]). [`Places`] says where the sockets, logs and directories of a running rack lie.
+//!
+//! Nothing here does I/O beyond reading the file. `docs/rack.md` explains every key.
+
+mod access;
+mod address;
+mod check;
+mod file;
+mod places;
+mod ports;
+mod text;
+mod words;
+
+use std::net::{IpAddr, SocketAddr};
+
+use pcie::parameters::{bytes, nanoseconds};
+use serde::Deserialize;
+
+pub use access::AccessRule;
+pub use file::{RackError, RackFile};
+pub use places::{NodePlaces, Places};
+pub use ports::PortList;
+pub use words::{Access, Backend, Class, Coherence, PciMode, Timing, Trust};
+
+/// The version of rack files that this release reads and writes.
+pub const VERSION: u32 = 1;
+/// Nodes of a rack at most: a letter each in an example, and a slot each on a device.
+pub const NODES_MAX: usize = 64;
+/// Data partitions of a window at most, all classes together.
+pub const PARTITIONS_MAX: usize = 64;
+/// Bytes of partition 0, in which the monitors talk.
+pub const CONTROL_PARTITION_BYTES: u64 = 64 << 10;
+/// A data partition has at least this.
+pub const DATA_PARTITION_BYTES_MIN: u64 = 64 << 10;
+/// Windows are whole pages.
+pub const PAGE_BYTES: u64 = 4096;
+/// A window's bytes at most: what an offset in a device of [`NODES_MAX`] nodes can say with room to spare.
+pub const WINDOW_BYTES_MAX: u64 = 64 << 30;
+
+/// What a rack file says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rack {
+    /// [`VERSION`], checked before anything else is looked at.
+    pub version: u32,
+    /// Names the directory of the running rack, with a hash of the file's path.
+    #[serde(default = "name_default")]
+    pub name: String,
+    /// Who writes windows: proxies, or the programs themselves.
+    #[serde(default)]
+    pub trust: Trust,
+    /// Whether connections outlive their link over kernel TCP.
+    #[serde(default)]
+    pub failover: bool,
+    /// What happens to a connection that no access rule matches.
+    #[serde(default)]
+    pub access_default: Access,
+    /// What joins the nodes.
+    pub device: Device,
+    /// How fast the links pretend to be; as fast as the memory without it.
+    #[serde(default)]
+    pub link: Option<LinkTiming>,
+    /// How long things may take.
+    #[serde(default)]
+    pub timeouts: Timeouts,
+    /// How the windows are cut; one latency and one bulk partition without it.
+    #[serde(default = "partitions_default")]
+    pub partitions: Vec<Partitions>,
+    /// The nodes. A node's place in this list is its slot on the device.
+    pub nodes: Vec<Node>,
+    /// Who may connect to what; the first rule that matches decides.
+    #[serde(default)]
+    pub access: Vec<AccessRule>,
+}
+
+/// What joins the nodes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// How nodes reach it, unless a node says otherwise.
+    pub backend: Backend,
+    /// How a PCI device is opened.
+    #[serde(default)]
+    pub mode: Option<PciMode>,
+    /// Whether the caches of all hosts of a DAX device see each other's stores.
+    #[serde(default)]
+    pub coherence: Option<Coherence>,
+    /// Bytes of the window from each node to each other.
+    #[serde(default = "window_default", deserialize_with = "bytes")]
+    pub window_bytes: u64,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// The address that programs connect to.
+    #[serde(deserialize_with = "address::ip")]
+    pub address: IpAddr,
+    /// How this node reaches the device, where that differs from the others.
+    #[serde(default)]
+    pub backend: Option<Backend>,
+    /// Its PCI address, or the path of its DAX device.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Where metrics are served besides the unix socket.
+    #[serde(default, deserialize_with = "address::loopback_port")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// How fast links pretend to be.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkTiming {
+    /// The link that is modelled.
+    pub timing: Timing,
+    /// Its delay one way, where that differs from the model's.
+    #[serde(default, deserialize_with = "some_nanoseconds")]
+    pub one_way_ns: Option<f64>,
+}
+
+/// How long things may take.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeouts {
+    /// A program's question whether another node listens.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub query_ns: f64,
+    /// Silence of a peer after which its link counts as lost.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub silence_ns: f64,
+    /// How long `crosslane up` waits for links.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub up_ns: f64,
+}
+
+/// Some partitions of one class.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Partitions {
+    /// What they are for.
+    pub class: Class,
+    /// How many.
+    #[serde(default = "count_default")]
+    pub count: u16,
+    /// The core that owns each; any core without it.
+    #[serde(default)]
+    pub cores: Option<Vec<u16>>,
+}
+
+/// One data partition of every window. Its place in [`Rack::data_partitions`] is its number, less one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// What it is for.
+    pub class: Class,
+    /// The core that owns it.
+    pub core: Option<u16>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { query_ns: 1e9, silence_ns: 1e9, up_ns: 1e10 }
+    }
+}
+
+fn name_default() -> String {
+    "rack".to_owned()
+}
+
+fn window_default() -> u64 {
+    4 << 20
+}
+
+fn count_default() -> u16 {
+    1
+}
+
+fn partitions_default() -> Vec<Partitions> {
+    [Class::Latency, Class::Bulk].map(|class| Partitions { class, count: 1, cores: None }).to_vec()
+}
+
+fn some_nanoseconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    nanoseconds(deserializer).map(Some)
+}
+
+impl Rack {
+    /// The rack of `crosslane rack example`: nodes a, b, ... at 127.77.0.1, 127.77.0.2, ...; a device path of the usual
+    /// form for each where the backend wants one.
+    ///
+    /// # Panics
+    /// With fewer than 2 nodes or more than [`Rack::EXAMPLE_NODES_MAX`].
+    pub fn example(nodes: usize, backend: Backend, timing: Option<Timing>, trust: Trust) -> Self {
+        assert!((2..=Self::EXAMPLE_NODES_MAX).contains(&nodes), "an example of {nodes} nodes");
+        let node = |index: usize| Node {
+            name: char::from(b'a' + index as u8).to_string(),
+            address: IpAddr::from([127, 77, 0, index as u8 + 1]),
+            backend: None,
+            device: backend.example_device().map(str::to_owned),
+            metrics: None,
+        };
+        Self {
+            version: VERSION,
+            name: name_default(),
+            trust,
+            failover: false,
+            access_default: Access::Allow,
+            device: Device {
+                backend,
+                mode: (backend == Backend::Pci).then_some(PciMode::Sysfs),
+                coherence: (backend == Backend::Dax).then_some(Coherence::Coherent),
+                window_bytes: window_default(),
+            },
+            link: timing.map(|timing| LinkTiming { timing, one_way_ns: None }),
+            timeouts: Timeouts::default(),
+            partitions: partitions_default(),
+            nodes: (0..nodes).map(node).collect(),
+            access: Vec::new(),
+        }
+    }
+
+    /// Nodes of an example: one a letter.
+    pub const EXAMPLE_NODES_MAX: usize = 26;
+
+    /// The node of that name, with its slot.
+    pub fn node(&self, name: &str) -> Option<(usize, &Node)> {
+        self.nodes.iter().enumerate().find(|(_, node)| node.name == name)
+    }
+
+    /// The slot of the node with that address.
+    pub fn slot_of(&self, address: IpAddr) -> Option<usize> {
+        self.nodes.iter().position(|node| node.address == address.to_canonical())
+    }
+
+    /// How a node reaches the device.
+    pub fn backend_of(&self, node: &Node) -> Backend {
+        node.backend.unwrap_or(self.device.backend)
+    }
+
+    /// The data partitions of every window, in order.
+    pub fn data_partitions(&self) -> Vec<Partition> {
+        let of = |some: &Partitions| {
+            let (class, cores) = (some.class, some.cores.clone());
+            let core = move |index| cores.as_ref().and_then(|cores| cores.get(index).copied());
+            (0..usize::from(some.count)).map(move |index| Partition { class, core: core(index) })
+        };
+        self.partitions.iter().flat_map(of).collect()
+    }
+
+    /// Whether `from` may connect to a port of `to`, both being slots.
+    pub fn allows(&self, from: usize, to: usize, port: u16) -> bool {
+        let (Some(from), Some(to)) = (self.nodes.get(from), self.nodes.get(to)) else { return false };
+        let rule = self.access.iter().find(|rule| rule.matches(&from.name, &to.name, port));
+        rule.map_or(self.access_default, |rule| rule.action) == Access::Allow
+    }
+
+    /// A number that is the same for two files when nodes that use them can work together: it covers nodes, windows,
+    /// partitions, trust and failover, and none of what is a node's own business.
+    pub fn digest(&self) -> u64 {
+        let mut text = format!("{} {} {}\n", self.device.window_bytes, self.trust, self.failover);
+        for node in &self.nodes {
+            text += &format!("{} {}\n", node.name, node.address);
+        }
+        for partition in self.data_partitions() {
+            text += &format!("{}\n", partition.class);
+        }
+        places::hash(text.as_bytes())
+    }
+}

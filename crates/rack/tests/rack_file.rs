@@ -1,0 +1,304 @@
+//! Rack files: what is accepted, what is refused and how.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use proptest::prelude::*;
+use rack::{
+    Access, AccessRule, Backend, Class, Coherence, LinkTiming, NODES_MAX, PARTITIONS_MAX, Partitions, PciMode, Rack,
+    RackFile, Timing, Trust,
+};
+
+const TAKEN: &str = "is already that of nodes[0]; give each node its own";
+
+fn parse(text: &str) -> Result<RackFile, String> {
+    RackFile::parse(Path::new("r.toml"), text.as_bytes()).map_err(|error| error.to_string())
+}
+
+fn example(backend: Backend) -> String {
+    Rack::example(3, backend, Some(Timing::Gen4x16), Trust::Proxy).to_string()
+}
+
+#[test]
+fn every_example_is_read_back_as_it_was() {
+    for backend in Backend::ALL {
+        for trust in Trust::ALL {
+            for timing in Timing::ALL.iter().map(|timing| Some(*timing)).chain([None]) {
+                let rack = Rack::example(26, *backend, timing, *trust);
+                assert_eq!(parse(&rack.to_string()).unwrap().rack, rack);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_left_out_has_the_value_that_an_example_shows() {
+    let nodes = "[[nodes]]\nname='a'\naddress='127.77.0.1'\n[[nodes]]\nname='b'\naddress='127.77.0.2'\n";
+    let found = parse(&format!("version=1\n[device]\nbackend='shm'\n{nodes}")).unwrap();
+    assert_eq!(found.rack, Rack::example(2, Backend::Shm, None, Trust::Proxy));
+}
+
+/// The example with `from` replaced once by `to`, and what is said of that.
+fn refused(backend: Backend, from: &str, to: &str) -> String {
+    let text = example(backend);
+    assert!(text.contains(from), "{from:?} in\n{text}");
+    parse(&text.replacen(from, to, 1)).expect_err(to)
+}
+
+#[test]
+fn a_fault_is_one_line_with_file_line_key_value_and_remedy() {
+    let line = |text: &str, part: &str| 1 + text[..text.find(part).unwrap()].matches('\n').count();
+    let text = example(Backend::Shm);
+    let second = line(&text, "127.77.0.2");
+    for (from, to, expected) in [
+        (
+            "address = \"127.77.0.2\"",
+            "address = \"127.77.0.1\"",
+            format!("r.toml, line {second}, nodes[1].address: '127.77.0.1' {TAKEN}"),
+        ),
+        ("name = \"b\"", "name = \"a\"", format!("r.toml, line {}, nodes[1].name: 'a' {TAKEN}", second - 1)),
+        (
+            "window_bytes = 4194304",
+            "window_bytes = 131072",
+            format!(
+                "r.toml, line {}, device.window_bytes: 131072 bytes are too few for 2 partitions; \
+                 make it at least 196608, or ask for fewer",
+                line(&text, "window_bytes")
+            ),
+        ),
+        (
+            "version = 1",
+            "version = 2",
+            "r.toml, line 2, version: 2 belongs to another release, this one reads 1; \
+             a file of this release begins as 'crosslane rack example' prints it"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(refused(Backend::Shm, from, to), expected);
+    }
+}
+
+#[test]
+fn each_wrong_value_is_named_with_its_line_and_what_would_be_right() {
+    use Backend::{Dax, Pci, Shm};
+    for (backend, from, to, words) in [
+        (Shm, "backend = \"shm\"", "backend = \"infiniband\"", &["device.backend", "infiniband", "`shm`, `pci`"][..]),
+        (Shm, "timing = \"gen4x16\"", "timing = \"gen7\"", &["link.timing", "gen7", "`gen6x16`"]),
+        (Shm, "window_bytes = 4194304", "window_bytes = \"4 ms\"", &["device.window_bytes", "'4 ms'", "\"2 KiB\""]),
+        (Shm, "window_bytes = 4194304", "window_bytes = 4194305", &["device.window_bytes", "multiple of 4096"]),
+        (Shm, "query_ns = 1000000000", "query_ns = \"1 KiB\"", &["timeouts.query_ns", "'1 KiB'", "nanoseconds"]),
+        (Shm, "query_ns = 1000000000", "query_ns = 10", &["timeouts.query_ns", "10 ns", "1 ms"]),
+        (Shm, "address = \"127.77.0.2\"", "address = \"127.77.0\"", &["nodes[1].address", "'127.77.0'", "127.77.0.1"]),
+        (Shm, "address = \"127.77.0.2\"", "address = \"::\"", &["nodes[1].address", "'::'", "no single node"]),
+        (Shm, "name = \"c\"", "name = \"C d\"", &["nodes[2].name", "\"C d\"", "a to z"]),
+        (Shm, "address = \"127.77.0.2\"", "adress = \"127.77.0.2\"", &["nodes[1]", "adress", "`address`"]),
+        (
+            Shm,
+            "address = \"127.77.0.3\"",
+            "address = \"127.77.0.3\"\ndevice = \"x\"",
+            &["nodes[2].device", "'x'", "remove"],
+        ),
+        (
+            Shm,
+            "address = \"127.77.0.3\"",
+            "address = \"127.77.0.3\"\nmetrics = \"1.2.3.4:5\"",
+            &["metrics", "loopback"],
+        ),
+        (Shm, "class = \"bulk\"", "class = \"fast\"", &["partitions[1].class", "fast", "`bulk`"]),
+        (Shm, "count = 1", "count = 0", &["partitions[0].count", "at least 1"]),
+        (Shm, "count = 1", "count = 2\ncores = [1]", &["partitions[0].cores", "1 cores for 2", "count = 1"]),
+        (Shm, "count = 1", "count = 65", &["partitions", "66", "at most 64"]),
+        (Shm, "trust = \"proxy\"", "trust = true", &["trust", "line 4"]),
+        (
+            Shm,
+            "[timeouts]",
+            "[[access]]\nfrom = \"z\"\naction = \"deny\"\n[timeouts]",
+            &["access[0].from", "\"z\"", "a, b, c"],
+        ),
+        (Shm, "[timeouts]", "[[access]]\nports = \"9-7\"\naction = \"deny\"\n[timeouts]", &["access[0].ports", "7-9"]),
+        (
+            Shm,
+            "[timeouts]",
+            "[[access]]\nports = 0\naction = \"deny\"\n[timeouts]",
+            &["access[0].ports", "'0'", "65535"],
+        ),
+        (Shm, "backend = \"shm\"", "backend = \"shm\"\nmode = \"vfio\"", &["device.mode", "vfio", "remove"]),
+        (Pci, "device = \"0000:00:04.0\"\n", "", &["nodes[0].device", "missing", "0000:00:04.0"]),
+        (Pci, "device = \"0000:00:04.0\"", "device = \"00:04.0\"", &["nodes[0].device", "00:04.0", "0000:00:04.0"]),
+        (Dax, "coherence = \"coherent\"", "#", &["device.coherence", "missing", "non-coherent"]),
+        (Dax, "device = \"/dev/dax0.0\"", "device = \"dax0.0\"", &["nodes[0].device", "dax0.0", "/dev/dax0.0"]),
+        (Dax, "device = \"/dev/dax0.0\"", "backend = \"shm\"", &["device.backend", "all"]),
+        (Shm, "version = 1", "", &["line 1", "version", "missing", "version = 1"]),
+        (Shm, "version = 1", "version = \"1\"", &["line 2", "version", "string"]),
+        (Shm, "[timeouts]", "[timeouts", &["line"]),
+        (Shm, "[[nodes]]", "[[hosts]]", &["hosts", "`nodes`"]),
+    ] {
+        let error = refused(backend, from, to);
+        assert!(error.starts_with("r.toml, ") && error.lines().count() == 1 && error.contains(';'), "{error}");
+        for word in words {
+            assert!(error.contains(word), "{to:?}: {word:?} in {error:?}");
+        }
+    }
+}
+
+#[test]
+fn one_node_is_no_rack_and_too_many_are_none_either() {
+    let with = |count: usize| {
+        let mut rack = Rack::example(2, Backend::Shm, None, Trust::Proxy);
+        let node = rack.nodes[0].clone();
+        rack.nodes = (0..count)
+            .map(|index| {
+                let address = IpAddr::from([127, 77, 1, index as u8]);
+                rack::Node { name: format!("n{index}"), address, ..node.clone() }
+            })
+            .collect();
+        parse(&rack.to_string())
+    };
+    assert!(with(1).unwrap_err().contains("1 nodes make no rack"));
+    assert!(with(NODES_MAX).is_ok());
+    assert!(with(NODES_MAX + 1).unwrap_err().contains("65 nodes"));
+}
+
+#[test]
+fn the_first_rule_that_matches_decides() {
+    let rule = |from: &str, to: &str, ports: Option<&str>, action| AccessRule {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        ports: ports.map(|ports| ports.parse().unwrap()),
+        action,
+    };
+    let mut rack = Rack::example(3, Backend::Shm, None, Trust::Proxy);
+    assert!(rack.allows(0, 1, 80));
+    rack.access = vec![
+        rule("a", "b", Some("80,90-99"), Access::Allow),
+        rule("*", "b", None, Access::Deny),
+        rule("c", "*", None, Access::Deny),
+    ];
+    let ports = [(0, 1, 95, true), (0, 1, 81, false), (2, 1, 80, false), (2, 0, 80, false), (1, 0, 80, true)];
+    for (from, to, port, allowed) in ports {
+        assert_eq!(rack.allows(from, to, port), allowed, "{from} {to} {port}");
+    }
+    rack.access_default = Access::Deny;
+    assert!(!rack.allows(1, 0, 80) && rack.allows(0, 1, 80) && !rack.allows(7, 0, 80));
+}
+
+#[test]
+fn nodes_can_work_together_when_what_concerns_them_both_is_the_same() {
+    let rack = Rack::example(3, Backend::Shm, None, Trust::Proxy);
+    let changed = |change: fn(&mut Rack)| {
+        let mut other = rack.clone();
+        change(&mut other);
+        other.digest() != rack.digest()
+    };
+    assert!(!changed(|rack| rack.nodes[1].metrics = "127.0.0.1:9".parse().ok()));
+    assert!(!changed(|rack| rack.partitions[0].cores = Some(vec![1])));
+    assert!(!changed(|rack| rack.nodes[0].backend = Some(Backend::Pci)));
+    assert!(changed(|rack| rack.nodes.swap(0, 1)));
+    assert!(changed(|rack| rack.nodes[2].address = IpAddr::from([127, 77, 0, 9])));
+    assert!(changed(|rack| rack.device.window_bytes *= 2));
+    assert!(changed(|rack| rack.partitions[0].count = 2));
+    assert!(changed(|rack| rack.trust = Trust::Direct));
+}
+
+#[test]
+fn data_partitions_are_numbered_through_all_entries() {
+    let mut rack = Rack::example(2, Backend::Shm, None, Trust::Proxy);
+    rack.partitions[0] = Partitions { class: Class::Latency, count: 2, cores: Some(vec![3, 5]) };
+    let found: Vec<_> = rack.data_partitions().iter().map(|partition| (partition.class, partition.core)).collect();
+    assert_eq!(found, [(Class::Latency, Some(3)), (Class::Latency, Some(5)), (Class::Bulk, None)]);
+}
+
+/// Every rack that a file can describe, as far as it matters for writing and reading it.
+fn racks() -> impl Strategy<Value = Rack> {
+    let backends = prop::sample::select(Backend::ALL);
+    let timings = prop::option::of((prop::sample::select(Timing::ALL), prop::option::of(0.0..1e9)));
+    let classes = (prop::sample::select(Class::ALL), 1..4_u16, any::<bool>());
+    let partitions = prop::collection::vec(classes, 1..PARTITIONS_MAX / 4);
+    let nodes = prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,22}", any::<u32>(), 2..9);
+    let rules = prop::collection::vec((any::<bool>(), any::<bool>(), prop::option::of(1..u16::MAX)), 0..5);
+    let device = "/dev/[a-zA-Z\"\\\\ é.#=]{1,20}";
+    (backends, timings, partitions, nodes, rules, device, any::<[bool; 3]>(), 100..2000_u64).prop_map(
+        |(backend, timing, partitions, nodes, rules, device, flags, pages)| {
+            let mut rack = Rack::example(2, backend, None, if flags[0] { Trust::Direct } else { Trust::Proxy });
+            rack.failover = flags[1];
+            rack.access_default = if flags[2] { Access::Deny } else { Access::Allow };
+            rack.link = timing.map(|(timing, one_way_ns)| LinkTiming { timing, one_way_ns });
+            rack.partitions = partitions
+                .into_iter()
+                .map(|(class, count, bound)| Partitions { class, count, cores: bound.then(|| (0..count).collect()) })
+                .collect();
+            rack.device.window_bytes = 4096 * (pages + 1100);
+            let node = rack.nodes[0].clone();
+            rack.nodes = nodes
+                .into_iter()
+                .enumerate()
+                .map(|(index, (name, low))| {
+                    let address = if low % 2 == 0 {
+                        IpAddr::from([10, 0, index as u8, low as u8 | 1])
+                    } else {
+                        IpAddr::from([0xfd00, 0, 0, 0, 0, 0, index as u16, low as u16])
+                    };
+                    let device = if backend == Backend::Dax { Some(device.clone()) } else { node.device.clone() };
+                    rack::Node { name, address, device, ..node.clone() }
+                })
+                .collect();
+            rack.access = rules
+                .into_iter()
+                .map(|(from_any, deny, port)| AccessRule {
+                    from: if from_any { "*".to_owned() } else { rack.nodes[0].name.clone() },
+                    to: rack.nodes[1].name.clone(),
+                    ports: port.map(|port| format!("{port},{port}-65535").parse().unwrap()),
+                    action: if deny { Access::Deny } else { Access::Allow },
+                })
+                .collect();
+            rack
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_rack_is_read_back_from_its_own_text(rack in racks()) {
+        prop_assert_eq!(parse(&rack.to_string()).unwrap().rack, rack);
+    }
+
+    #[test]
+    fn whatever_the_bytes_the_answer_is_a_rack_or_one_line(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        if let Err(error) = RackFile::parse(Path::new("r.toml"), &bytes) {
+            let error = error.to_string();
+            prop_assert!(error.starts_with("r.toml") && error.lines().count() == 1, "{}", error);
+        }
+    }
+
+    #[test]
+    fn an_example_with_a_few_bytes_changed_gives_a_rack_or_one_line(
+        backend in prop::sample::select(Backend::ALL),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 1..6),
+    ) {
+        let mut bytes = example(backend).into_bytes();
+        for (place, byte, kind) in changes {
+            let place = place.index(bytes.len());
+            match kind {
+                0 => bytes[place] = byte & 0x7f,
+                1 => bytes.insert(place, byte & 0x7f),
+                _ => drop(bytes.remove(place)),
+            }
+        }
+        if let Err(error) = RackFile::parse(Path::new("r.toml"), &bytes) {
+            let error = error.to_string();
+            prop_assert!(error.starts_with("r.toml") && error.lines().count() == 1, "{}", error);
+        }
+    }
+}
+
+#[test]
+fn words_of_the_command_line_are_those_of_the_file() {
+    assert_eq!("non-coherent".parse(), Ok(Coherence::NonCoherent));
+    assert_eq!("vfio".parse(), Ok(PciMode::Vfio));
+    assert_eq!(
+        "gen9".parse::<Timing>(),
+        Err("'gen9' is unknown; choose one of gen3x16, gen4x16, gen5x16, gen6x16, ntb".to_owned())
+    );
+}
