@@ -13,6 +13,7 @@
 //! | [`shm`] | two processes under one kernel | a sealed memfd | eventfd |
 //! | [`dax`] | two kernels, or processes | a CXL or persistent-memory device, a file | a count that sleepers look at |
 //! | [`stale`] | one process | an emulation of memory that two caches do not keep coherent | condition variable |
+//! | [`device`] | two kernels that share a device | spans of its memory | eventfd, interrupt or flag |
 //! | [`faulty`] | wherever the link that it wraps has them | that link's, spoiled by a seeded plan | that link's |
 //!
 //! Other crates take them by the aliases in [`recommended`]. What a backend must do, whatever it is made of, stands in
@@ -26,6 +27,10 @@
 pub mod conformance;
 #[cfg(not(loom))]
 pub mod dax;
+#[cfg(not(loom))]
+pub mod device;
+#[cfg(not(loom))]
+mod eventfd;
 #[cfg(not(loom))]
 pub mod faulty;
 #[cfg(not(loom))]

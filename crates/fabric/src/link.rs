@@ -22,7 +22,7 @@ pub struct Epoch(pub u32);
 impl Epoch {
     /// Before the first training.
     pub const NONE: Self = Self(0);
-    /// The last one: a link that got here stays down. A peer that trains honestly needs years to reach it.
+    /// The last one: what follows is the first. Peers that train honestly need years to get here.
     pub const MAX: Self = Self(u32::MAX >> 2);
 }
 

@@ -8,13 +8,13 @@
 
 use crate::memory_link::{Before, MemoryLink, Side};
 use crate::pair::{PAGE_BYTES, PairLayout};
-use crate::{Doorbell, Wake};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{CWD, MemfdFlags, SealFlags};
-use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, readlinkat};
-use rustix::io::{Errno, ReadWriteFlags, fcntl_dupfd_cloexec, preadv2, read, write};
+use crate::{Doorbell, Wake, eventfd};
+use rustix::event::PollFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use std::fmt;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -175,6 +175,11 @@ fn new_memfd() -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Whether a descriptor is a memfd that can be written, and neither shrinks nor grows.
+pub fn is_sealed(memfd: impl AsFd) -> bool {
+    check_seals(memfd.as_fd()).is_ok()
+}
+
 fn check_seals(memfd: BorrowedFd<'_>) -> Result<(), ShmError> {
     let found = fcntl_get_seals(memfd)
         .map_err(|errno| ShmError::NotMemfd { descriptor: memfd.as_raw_fd(), error: errno.into() })?;
@@ -260,18 +265,16 @@ fn doorbell_failed(call: &'static str) -> impl Fn(Errno) -> ShmError {
 }
 
 fn new_eventfd() -> Result<OwnedFd, ShmError> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(doorbell_failed("eventfd"))
+    eventfd::create().map_err(doorbell_failed("eventfd"))
 }
 
 fn duplicate(descriptor: &OwnedFd) -> Result<OwnedFd, ShmError> {
     fcntl_dupfd_cloexec(descriptor, 0).map_err(doorbell_failed("fcntl F_DUPFD_CLOEXEC"))
 }
 
-/// An eventfd has no file to identify it by but the name that the kernel gives all of them.
 fn check_eventfd(descriptor: &OwnedFd) -> Result<(), ShmError> {
-    let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-    let name = readlinkat(CWD, path, Vec::new()).map_err(doorbell_failed("readlink of /proc/self/fd"))?;
-    if name.as_bytes() == b"anon_inode:[eventfd]" {
+    let name = eventfd::kernel_name(descriptor).map_err(doorbell_failed("readlink of /proc/self/fd"))?;
+    if eventfd::is_name_of_eventfd(&name) {
         return Ok(());
     }
     Err(ShmError::NotEventfd { found: name.to_string_lossy().into_owned() })
@@ -293,36 +296,18 @@ impl EventfdDoorbell {
     fn new(own: OwnedFd, peer: OwnedFd) -> Self {
         Self { own: Arc::new(own), peer: Arc::new(peer) }
     }
-
-    /// Whether there was a ring to take. Never blocks, even if the peer has cleared `O_NONBLOCK`, which the ends share.
-    fn take(&self) -> bool {
-        let mut counter = [0; size_of::<u64>()];
-        let current_position = u64::MAX;
-        let answer = preadv2(&self.own, &mut [IoSliceMut::new(&mut counter)], current_position, ReadWriteFlags::NOWAIT);
-        match answer {
-            // A kernel that cannot read eventfds this way: the flag of the descriptor has to do.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => read(&self.own, &mut counter).is_ok(),
-            answer => answer.is_ok(),
-        }
-    }
 }
 
 impl Doorbell for EventfdDoorbell {
     fn ring(&self) {
-        let is_full = poll_for(&self.peer, PollFlags::OUT, Some(Duration::ZERO)) == Ok(false);
-        if is_full {
-            return;
-        }
-        // Interrupted or full: the one is tried again, the other rings already. Nothing else can happen to an open
-        // eventfd.
-        while write(&self.peer, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        eventfd::ring(&self.peer);
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Wake {
         // A timeout beyond what the clock can count is none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            if self.take() {
+            if eventfd::take(&self.own) {
                 return Wake::Rung;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -330,20 +315,13 @@ impl Doorbell for EventfdDoorbell {
                 return Wake::TimedOut;
             }
             // Ready, late or interrupted by a signal: the next turn sees which.
-            let _ = poll_for(&self.own, PollFlags::IN, left);
+            let _ = eventfd::poll_for(&self.own, PollFlags::IN, left);
         }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.own.as_fd())
     }
-}
-
-/// Whether one of `events` came within `timeout`.
-fn poll_for(descriptor: &OwnedFd, events: PollFlags, timeout: Option<Duration>) -> Result<bool, Errno> {
-    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-    let mut polled = [PollFd::new(descriptor, events)];
-    poll(&mut polled, timeout.as_ref()).map(|ready_count| ready_count > 0)
 }
 
 #[cfg(test)]

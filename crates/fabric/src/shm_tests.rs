@@ -3,7 +3,7 @@
 use super::*;
 use crate::{Inbound, Link, LinkState, Outbound, train_both};
 use rustix::fs::MemfdFlags;
-use rustix::io::fcntl_getfd;
+use rustix::io::{fcntl_getfd, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use volmem::sync::Ordering;
 

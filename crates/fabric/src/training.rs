@@ -39,6 +39,11 @@ impl Training {
         Self { epoch, phase: Phase::Down }
     }
 
+    /// Whether a word says that its end has finished training for `epoch`, and has not left it.
+    pub fn is_ready(word: u32, epoch: Epoch) -> bool {
+        decode(word) == (epoch, Some(Phase::Ready))
+    }
+
     /// What to publish to the peer.
     pub fn word(&self) -> u32 {
         self.epoch.0 << PHASE_BITS | self.phase as u32
@@ -82,18 +87,17 @@ impl Training {
         self.phase = Phase::Down;
     }
 
-    /// Follows a peer that is ahead and waits for us; goes ahead of any other.
+    /// Follows a peer that is ahead and waits for us; goes ahead of any other. Only a peer that published nonsense gets
+    /// as far as the last epoch, and its link begins again at the first: one that ended there would stay down for ever,
+    /// also for an honest heir of that peer.
     fn begin(&mut self, their_epoch: Epoch, their_phase: Option<Phase>) {
         if their_epoch > self.epoch && their_phase == Some(Phase::Stopped) {
             (self.epoch, self.phase) = (their_epoch, Phase::Stopped);
             return;
         }
         let last = self.epoch.max(their_epoch);
-        if last < Epoch::MAX {
-            (self.epoch, self.phase) = (Epoch(last.0 + 1), Phase::Stopped);
-        } else {
-            self.phase = Phase::Down;
-        }
+        let next = if last < Epoch::MAX { Epoch(last.0 + 1) } else { Epoch(1) };
+        (self.epoch, self.phase) = (next, Phase::Stopped);
     }
 }
 
@@ -168,10 +172,25 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_claims_the_last_epoch_keeps_the_link_down() {
-        let mut end = Training::attach(u32::MAX);
-        end.step(u32::MAX, |_| panic!("nothing to clean"));
-        assert_eq!(end.state(u32::MAX), LinkState::Down);
+    fn a_peer_that_claims_the_last_epoch_keeps_the_link_down_and_its_honest_heir_brings_it_up() {
+        for phase in 0..4 {
+            let mut pair = Pair::new();
+            let claim = Epoch::MAX.0 << PHASE_BITS | phase;
+            for _ in 0..5 {
+                pair.ends[0].step(claim, |_| {});
+                assert_ne!(pair.ends[0].state(claim), LinkState::Up);
+            }
+            pair.ends[1] = Training::attach(pair.ends[0].word());
+            assert!(settled(&mut pair).is_some(), "phase {phase}");
+        }
+    }
+
+    #[test]
+    fn a_word_is_ready_in_its_own_epoch_only() {
+        let word = Epoch(7).0 << PHASE_BITS | Phase::Ready as u32;
+        assert!(Training::is_ready(word, Epoch(7)));
+        assert!(!Training::is_ready(word, Epoch(6)) && !Training::is_ready(word - 1, Epoch(7)));
+        assert!(!Training::is_ready(0, Epoch::NONE) && !Training::is_ready(word + 1, Epoch(7)));
     }
 
     proptest! {
@@ -197,16 +216,28 @@ mod tests {
         }
 
         #[test]
-        fn nonsense_from_a_peer_neither_panics_nor_lowers_the_epoch(
-            words in prop::collection::vec(any::<u32>(), 0..40)
+        fn nonsense_from_a_peer_does_not_panic_and_lowers_the_epoch_only_past_the_last(
+            words in prop::collection::vec(prop_oneof![any::<u32>(), u32::MAX - 9..=u32::MAX], 0..40)
         ) {
             let mut end = Training::attach(words.first().copied().unwrap_or(0));
             for word in words {
                 let epoch_before = end.epoch();
                 end.step(word, |_| {});
-                prop_assert!(end.epoch() >= epoch_before);
-                prop_assert!(end.epoch() <= Epoch::MAX);
+                let begins_again = epoch_before.max(decode(word).0) == Epoch::MAX && end.epoch() == Epoch(1);
+                prop_assert!(end.epoch() >= epoch_before || begins_again);
+                prop_assert!((Epoch(1)..=Epoch::MAX).contains(&end.epoch()));
             }
+        }
+
+        #[test]
+        fn whatever_memory_held_both_ends_come_up_in_one_epoch(words in any::<[u32; 2]>(), steps in 0..6_usize) {
+            let mut pair = Pair { ends: words.map(Training::attach), cleaned: [Epoch::NONE; 2] };
+            let mut alone = Training::attach(words[1]);
+            (0..steps).for_each(|_| alone.step(words[1], |_| {}));
+            prop_assert_ne!(alone.state(words[1]), LinkState::Up);
+            pair.ends[0] = alone;
+            pair.ends[1] = Training::attach(pair.ends[0].word());
+            prop_assert!(settled(&mut pair).is_some());
         }
     }
 }

@@ -1,13 +1,18 @@
 //! Every backend passes the one suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
 //! miri_`.
 
+mod support;
+
 use fabric::dax::{DaxLink, DaxMemory, End};
+use fabric::device::{Change, Device, DeviceLink, Layout, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
 use fabric::stale::{self, Habits};
 use fabric::{Flushed, Link, Memory, heap, shm};
 use std::fs::{File, remove_file};
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use support::Server;
 use volmem::Region;
 
 fn shm_pair(window_bytes: usize) -> (shm::ShmLink, shm::ShmLink) {
@@ -36,6 +41,39 @@ fn non_coherent(dax: &DaxMemory) -> Flushed {
     dax.non_coherent().expect("a processor that writes lines back")
 }
 
+fn seat(own: u8, window_bytes: usize) -> Seat {
+    Seat { window_bytes: Some(window_bytes), ..Seat::new(Slot(own), 3) }
+}
+
+fn device_bytes(window_bytes: usize) -> usize {
+    Layout::new(3, window_bytes).expect("a layout").bytes()
+}
+
+/// Nodes 0 and 2 of three, by a file.
+fn file_pair(path: &Path, window_bytes: usize) -> (DeviceLink, DeviceLink) {
+    let open = |own| Device::open_file(path, &seat(own, window_bytes)).expect("a device");
+    (open(0).link(Slot(2)), open(2).link(Slot(0)))
+}
+
+fn device_in_memory(window_bytes: usize) -> (DeviceLink, DeviceLink) {
+    let memory = support::memory(device_bytes(window_bytes));
+    rustix::fs::fchmod(&memory, rustix::fs::Mode::from(0o600)).expect("a mode");
+    file_pair(Path::new(&format!("/proc/self/fd/{}", memory.as_raw_fd())), window_bytes)
+}
+
+fn device_in_file(window_bytes: usize) -> (DeviceLink, DeviceLink) {
+    let folder = tempfile::tempdir().expect("a folder");
+    file_pair(&support::file(folder.path(), device_bytes(window_bytes) as u64), window_bytes)
+}
+
+fn device_by_server(window_bytes: usize) -> (DeviceLink, DeviceLink) {
+    let server = Server::start(device_bytes(window_bytes), 2);
+    let connect = |own| Device::connect_server(&server.path(), &seat(own, window_bytes)).expect("a device");
+    let (a, b) = (connect(0), connect(2));
+    while !a.look().expect("a device").contains(&Change::Bells) {}
+    (a.link(Slot(2)), b.link(Slot(0)))
+}
+
 fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (Faulty<L>, Faulty<L>) {
     (Faulty::new(a, plan(1)), Faulty::new(b, plan(2)))
 }
@@ -44,6 +82,18 @@ fabric::conformance_suite!(miri_heap, heap::pair);
 fabric::conformance_suite!(real_shm, shm_pair);
 fabric::conformance_suite!(miri_faulty_heap, |window_bytes| faulty(heap::pair(window_bytes), FaultPlan::none));
 fabric::conformance_suite!(faulty_shm, |window_bytes| faulty(shm_pair(window_bytes), FaultPlan::none));
+fabric::conformance_suite!(device_memory, device_in_memory);
+fabric::conformance_suite!(device_file, device_in_file);
+fabric::conformance_suite!(device_server, device_by_server);
+fabric::conformance_suite!(faulty_device, |window_bytes| faulty(device_in_memory(window_bytes), FaultPlan::none));
+fabric::conformance_suite!(faulty_device_server, |window_bytes| faulty(
+    device_by_server(window_bytes),
+    FaultPlan::none
+));
+fabric::conformance_suite!(combining_device_server, |window_bytes| faulty(
+    device_by_server(window_bytes),
+    FaultPlan::write_combined
+));
 // Out of order between fences, as write-combined memory may be: still within what a link promises.
 fabric::conformance_suite!(miri_combining_heap, |window_bytes| faulty(
     heap::pair(window_bytes),

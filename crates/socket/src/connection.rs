@@ -400,7 +400,7 @@ impl Connection {
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
         match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
             Ok(Some((segment, memfd))) => {
-                let memfd = HiddenFd::hide(memfd, Need::Optional).ok();
+                let memfd = memfd.and_then(|memfd| HiddenFd::hide(memfd, Need::Optional).ok());
                 // A signal handler looks without the lock that it has interrupted.
                 system::without_signals(|| self.attach_locked(segment, memfd));
                 self.bound_lanes();

@@ -1,12 +1,15 @@
-//! The first bytes on a lifeline, from the connecting end, with the segment's memfd attached to them.
+//! The first bytes on a lifeline, from the connecting end, with a descriptor attached to them: the segment's memfd, or
+//! the memory in which the windows of two nodes lie.
 //!
 //! ```text
 //!    0  magic            "XLHELLO" and a zero
 //!    8  version          of this and of the segment's layout
-//!   12  flags            zero: none are defined
-//!   16  segment bytes    the size of the memfd
+//!   12  flags            1: the connection lies in windows
+//!   16  segment bytes    the size of the memfd, or of each end's span
 //!   24  secret           of the lane to the accepting end
 //!   32  secret           of the lane to the connecting end
+//!   40  inbound          offset of the receiver's span in the memory, zero with a memfd
+//!   48  outbound         offset of the other end's span
 //! ```
 //!
 //! Numbers are in the machine's own order: both ends run on it.
@@ -16,16 +19,28 @@ use std::fmt;
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment};
 
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 40;
+pub const HELLO_BYTES: usize = 56;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
-const FLAGS_KNOWN: u32 = 0;
+const FLAG_WINDOWS: u32 = 1;
+const FLAGS_KNOWN: u32 = FLAG_WINDOWS;
+
+/// Where the spans of a connection between nodes lie, for the one who reads this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes from the start of the memory to its own span.
+    pub inbound_offset: u64,
+    /// Bytes from there to the other end's.
+    pub outbound_offset: u64,
+}
 
 /// What the connecting end says of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// What tells the records of each lane from other bytes.
     pub secrets: Secrets,
+    /// In windows; else in a memfd.
+    pub place: Option<Place>,
 }
 
 /// Why bytes are no hello for this end.
@@ -41,6 +56,8 @@ pub enum HelloError {
     Flags(u32),
     /// A segment of another size than this version's.
     SegmentBytes(u64),
+    /// A place in windows, of a connection that lies in a memfd.
+    Place(Place),
 }
 
 impl fmt::Display for HelloError {
@@ -50,7 +67,17 @@ impl fmt::Display for HelloError {
             Self::Magic(magic) => write!(formatter, "hello begins with {magic:#018x}, not {MAGIC:#018x}"),
             Self::Version(version) => write!(formatter, "hello of version {version}, not {LAYOUT_VERSION}"),
             Self::Flags(flags) => write!(formatter, "hello with unknown flags {flags:#x}"),
-            Self::SegmentBytes(bytes) => write!(formatter, "segment of {bytes} bytes, not {}", Segment::SEGMENT_BYTES),
+            Self::SegmentBytes(bytes) => write!(
+                formatter,
+                "segment of {bytes} bytes, neither {} in a memfd nor {} in a window",
+                Segment::SEGMENT_BYTES,
+                Segment::WINDOW_BYTES
+            ),
+            Self::Place(place) => write!(
+                formatter,
+                "a place in windows ({:#x}, {:#x}) of a connection in a memfd",
+                place.inbound_offset, place.outbound_offset
+            ),
         }
     }
 }
@@ -63,11 +90,19 @@ impl Hello {
         let mut bytes = [0_u8; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&FLAGS_KNOWN.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&(Segment::SEGMENT_BYTES as u64).to_ne_bytes());
+        let flags = if self.place.is_some() { FLAG_WINDOWS } else { 0 };
+        bytes[12..16].copy_from_slice(&flags.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.segment_bytes().to_ne_bytes());
         bytes[24..32].copy_from_slice(&self.secrets.to_acceptor.to_ne_bytes());
-        bytes[32..].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
+        let place = self.place.unwrap_or(Place { inbound_offset: 0, outbound_offset: 0 });
+        bytes[40..48].copy_from_slice(&place.inbound_offset.to_ne_bytes());
+        bytes[48..].copy_from_slice(&place.outbound_offset.to_ne_bytes());
         bytes
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        if self.place.is_some() { Segment::WINDOW_BYTES as u64 } else { Segment::SEGMENT_BYTES as u64 }
     }
 
     /// The hello in received bytes, which anybody may have sent.
@@ -88,11 +123,19 @@ impl Hello {
         if flags & !FLAGS_KNOWN != 0 {
             return Err(HelloError::Flags(flags));
         }
+        let place = Place { inbound_offset: word(bytes, 40), outbound_offset: word(bytes, 48) };
+        let hello = Self {
+            secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
+            place: (flags & FLAG_WINDOWS != 0).then_some(place),
+        };
         let segment_bytes = word(bytes, 16);
-        if segment_bytes != Segment::SEGMENT_BYTES as u64 {
+        if segment_bytes != hello.segment_bytes() {
             return Err(HelloError::SegmentBytes(segment_bytes));
         }
-        Ok(Self { secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) } })
+        if hello.encode() != *bytes {
+            return Err(HelloError::Place(place));
+        }
+        Ok(hello)
     }
 }
 
@@ -114,13 +157,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn hello(to_acceptor: u64, to_connector: u64) -> Hello {
-        Hello { secrets: Secrets { to_acceptor, to_connector } }
+        Hello { secrets: Secrets { to_acceptor, to_connector }, place: None }
     }
 
     proptest! {
         #[test]
         fn a_hello_survives_the_way(to_acceptor: u64, to_connector: u64) {
             let hello = hello(to_acceptor, to_connector);
+            prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            let place = Some(Place { inbound_offset: to_connector, outbound_offset: to_acceptor });
+            let hello = Hello { place, ..hello };
             prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         }
 
@@ -154,6 +200,7 @@ mod tests {
         assert_eq!(changed(0), HelloError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
         assert_eq!(changed(8), HelloError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
         assert_eq!(changed(12), HelloError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
+        assert_eq!(changed(40), HelloError::Place(Place { inbound_offset: 0x40, outbound_offset: 0 }));
         assert!(matches!(changed(16), HelloError::SegmentBytes(_)));
         assert!(changed(8).to_string().contains("version"));
     }

@@ -3,9 +3,14 @@
 //!
 //! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
 //! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
-//! work at once is a reason to take kernel TCP instead.
+//! work at once is a reason to take kernel TCP instead. Only a connection to another node waits, in [`far`], for the
+//! answer from there.
 
 #![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
+
+mod far;
+
+pub use far::{Reply, answer, leads_far, listen_for_far};
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -24,10 +29,10 @@ use rustix::net::{
 use crate::address::{Opener, Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source};
 use crate::descriptors::{HiddenFd, Need, close};
 use crate::hello::{HELLO_BYTES, Hello, HelloError};
-use crate::monitor::{self, Answer};
+use crate::monitor;
 use crate::options::{SocketOption, get_raw};
 use crate::rack::{ListenerName, Rack, RackLock};
-use crate::segment::Segment;
+use crate::segment::{Segment, Side};
 
 /// Connections that can wait in a lane listener at least: nobody tries again when it is full, as TCP clients would.
 const BACKLOG_MIN: i32 = 4096;
@@ -93,16 +98,6 @@ pub fn listen_in(
     listen_as(rack, |lock| lock.free_name(bound, v6_only, reuse_port), backlog)
 }
 
-/// Adds a listener in a rack that stands in for another node's: the proxy's, not a program's.
-///
-/// # Errors
-/// As [`listen_in`].
-pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
-    let name = ListenerName::far(address);
-    let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
-    listen_as(rack, free, backlog)
-}
-
 fn listen_as(
     rack: &Arc<Rack>,
     free_name: impl FnOnce(&RackLock<'_>) -> Result<ListenerName, Errno>,
@@ -131,8 +126,8 @@ pub struct Connected {
     pub tuple: Tuple,
     /// The connection's memory.
     pub segment: Segment,
-    /// The descriptor of that memory.
-    pub memfd: OwnedFd,
+    /// The descriptor of that memory; none of windows, which are not handed on.
+    pub memfd: Option<OwnedFd>,
     /// Whether the proxy of this node is at the other end, for a listener of another.
     pub is_far: bool,
 }
@@ -187,7 +182,7 @@ fn connect_now(request: &Request) -> Result<Connected, NoLane> {
     let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
     let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
     if may_be_far && monitor::is_there(&rack) {
-        return connect_far(&rack, request, lifeline);
+        return far::connect(&rack, request, lifeline);
     }
     connect_by(&rack, route?, lifeline, request.opener)
 }
@@ -234,27 +229,6 @@ impl Request {
         };
         Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
     }
-
-    /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
-    /// are on one machine, at another node's address.
-    fn may_be_far(&self, route: &Result<Route, NoLane>) -> bool {
-        let Some(node) = self.node else { return false };
-        match route {
-            Ok(route) => is_node(route.destination.ip()) && route.destination.ip() != IpAddr::V4(node),
-            Err(no_lane) => no_lane.reason == FallbackReason::RemoteAddress,
-        }
-    }
-
-    /// The way to another node, from `node`, which is the address of this one.
-    fn far_route(&self, node: IpAddr) -> Result<Route, NoLane> {
-        let destination = destination(self.destination);
-        let bound = self.source.map(canonical);
-        let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
-        if source.is_ipv4() != destination.is_ipv4() {
-            return Err(NoLane::because(FallbackReason::UnsupportedCall));
-        }
-        Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
-    }
 }
 
 /// Whether the address is one of the nodes on this machine, 127.77.0.0/16.
@@ -290,27 +264,6 @@ fn new_lifeline() -> Result<OwnedFd, NoLane> {
     unix_stream().map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
 }
 
-/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
-/// asked to see to it.
-fn connect_far(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Result<Connected, NoLane> {
-    let destination = destination(request.destination);
-    let name = ListenerName::far(destination);
-    // A node has one address; only for a destination of the other family it must be asked for.
-    let known = request.node.map(IpAddr::V4).filter(|node| node.is_ipv4() == destination.is_ipv4());
-    let node = match known {
-        Some(node) if rack.is_live(&name) == Ok(true) => node,
-        _ => match monitor::ask(rack, destination) {
-            Answer::Ready { node } => node,
-            Answer::No(reason) => return Err(NoLane::because(reason)),
-        },
-    };
-    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    let route = request.far_route(node)?;
-    let tuple = bind_tuple(lifeline.as_fd(), &route, spread_u32(), request.opener).map_err(broken)?;
-    reach(rack, lifeline.as_fd(), &[name])?;
-    introduce(lifeline, tuple, true)
-}
-
 fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
     if route.leads_to_itself() {
         return Err(NoLane::because(FallbackReason::ToItself));
@@ -326,11 +279,11 @@ fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> R
         let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
         reach(rack, lifeline.as_fd(), &listeners_for(rack, route.destination, random).map_err(unavailable)?)?;
     }
-    introduce(lifeline, tuple, false)
+    introduce(lifeline, tuple)
 }
 
 /// Makes the memory of a connection and hands it to whom the lifeline has reached.
-fn introduce(lifeline: OwnedFd, tuple: Tuple, is_far: bool) -> Result<Connected, NoLane> {
+fn introduce(lifeline: OwnedFd, tuple: Tuple) -> Result<Connected, NoLane> {
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     if !is_trusted(lifeline.as_fd(), None).map_err(&broken)? {
         return Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM));
@@ -339,7 +292,7 @@ fn introduce(lifeline: OwnedFd, tuple: Tuple, is_far: bool) -> Result<Connected,
     send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
-    Ok(Connected { lifeline, tuple, segment, memfd, is_far })
+    Ok(Connected { lifeline, tuple, segment, memfd: Some(memfd), is_far: false })
 }
 
 /// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
@@ -429,25 +382,28 @@ fn unix_stream() -> Result<OwnedFd, Errno> {
 }
 
 pub(crate) fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: BorrowedFd<'_>) -> Result<(), Errno> {
-    let hello = Hello { secrets: segment.secrets() }.encode();
-    let fds = [memfd];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(Errno::NOBUFS);
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match rustix::net::sendmsg(lifeline, &[IoSlice::new(&hello)], &mut control, flags) {
-        Ok(HELLO_BYTES) => Ok(()),
-        Ok(_) => Err(Errno::PROTO),
+    let hello = Hello { secrets: segment.secrets(), place: None }.encode();
+    match send_with_descriptor(lifeline, &hello, Some(memfd)) {
         // The server has closed already, as it may: the program is connected, and finds the end when it looks.
         Err(Errno::PIPE) => Ok(()),
         Err(Errno::CONNRESET) => {
             segment.note_reset();
             Ok(())
         }
-        Err(errno) => Err(errno),
+        sent => sent,
     }
+}
+
+fn send_with_descriptor(lifeline: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = rustix::net::sendmsg(lifeline, &[IoSlice::new(bytes)], &mut control, flags)?;
+    if sent == bytes.len() { Ok(()) } else { Err(Errno::PROTO) }
 }
 
 /// A new connection, seen from the end that called `accept`. Its memory comes by [`receive_hello`].
@@ -537,24 +493,14 @@ impl Refused {
 ///
 /// # Errors
 /// What the peer sent instead. Descriptors that came with it are closed.
-pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, OwnedFd)>, Refused> {
+pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<OwnedFd>)>, Refused> {
     let mut bytes = [0_u8; HELLO_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HELLO_FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = match rustix::net::recvmsg(lifeline, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+    let (length, mut fds, cut_off) = match receive_with_descriptors(lifeline, &mut bytes) {
         Ok(received) => received,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
         Err(errno) => return Err(Refused::System(errno)),
     };
-    let mut fds: Vec<OwnedFd> = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    let cut_off = received.flags.contains(ReturnFlags::CTRUNC);
-    let outcome = judge(&bytes[..received.bytes], fds.len() + usize::from(cut_off));
+    let outcome = judge(&bytes[..length], fds.len() + usize::from(cut_off));
     match (outcome, fds.pop()) {
         (Ok(hello), Some(memfd)) => open_segment(hello, memfd).map(Some),
         (outcome, memfd) => {
@@ -562,6 +508,21 @@ pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, OwnedF
             Err(outcome.err().unwrap_or(Refused::Descriptors(0)))
         }
     }
+}
+
+/// A message's length, the descriptors that came with it, and whether there were more than are taken.
+fn receive_with_descriptors(lifeline: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HELLO_FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(lifeline, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok((received.bytes, fds, received.flags.contains(ReturnFlags::CTRUNC)))
 }
 
 fn judge(bytes: &[u8], descriptors: usize) -> Result<Hello, Refused> {
@@ -572,12 +533,16 @@ fn judge(bytes: &[u8], descriptors: usize) -> Result<Hello, Refused> {
     if descriptors == 1 { Ok(hello) } else { Err(Refused::Descriptors(descriptors)) }
 }
 
-fn open_segment(hello: Hello, memfd: OwnedFd) -> Result<(Segment, OwnedFd), Refused> {
-    match Segment::open(&memfd, hello.secrets) {
-        Ok(segment) => Ok((segment, memfd)),
-        Err(errno) => {
-            close(memfd);
-            Err(Refused::Memory(errno))
+fn open_segment(hello: Hello, memory: OwnedFd) -> Result<(Segment, Option<OwnedFd>), Refused> {
+    let opened = match hello.place {
+        None => Segment::open(&memory, hello.secrets),
+        Some(place) => far::open_place(memory.as_fd(), place, Side::Acceptor, hello.secrets),
+    };
+    match opened {
+        Ok(segment) if hello.place.is_none() => Ok((segment, Some(memory))),
+        opened => {
+            close(memory);
+            opened.map(|segment| (segment, None)).map_err(Refused::Memory)
         }
     }
 }
@@ -606,14 +571,6 @@ pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     Some(LaneListener { fd: Some(fd), name, rack })
 }
 
-/// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
-pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
-    let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
-    let name = path.as_deref().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
-    let name = name.and_then(|name| ListenerName::parse(std::str::from_utf8(name).ok()?));
-    name.is_some_and(|name| name.is_far)
-}
-
 /// The path that an AF_UNIX socket is bound to.
 fn path_of(socket: BorrowedFd<'_>) -> Option<Vec<u8>> {
     path_in(rustix::net::getsockname(socket).ok()?)
@@ -639,8 +596,6 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::fd::AsRawFd;
     use std::process::{Child, Command, Stdio};
-    use std::sync::Mutex;
-    use std::thread::JoinHandle;
 
     /// A rack of its own, and the two ends of a rendezvous in it.
     struct Meeting {
@@ -712,88 +667,6 @@ mod tests {
         assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
     }
 
-    /// A monitor that answers one question, after `before`.
-    fn answer_once(meeting: &Meeting, answer: Answer, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-        let path = meeting.rack.path().join("../../monitor.sock");
-        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        rustix::net::listen(&socket, 1).unwrap();
-        std::thread::spawn(move || {
-            let asker = rustix::net::accept(&socket).unwrap();
-            let mut packet = [0; monitor::PACKET_BYTES_MAX];
-            let (length, _) = rustix::net::recv(&asker, &mut packet, RecvFlags::empty()).unwrap();
-            assert_eq!(monitor::asked_for(&packet[..length]), Some(address("127.77.0.2:6379")));
-            before();
-            rustix::net::send(&asker, answer.encode().as_bytes(), SendFlags::NOSIGNAL).unwrap();
-        })
-    }
-
-    fn far_request() -> Request {
-        let node = Some(Ipv4Addr::new(127, 77, 0, 1));
-        Request { destination: address("127.77.0.2:6379"), source: None, node, opener: Opener::Program }
-    }
-
-    #[test]
-    fn another_nodes_listener_is_reached_by_the_proxy_that_the_monitor_sees_to() {
-        let meeting = Meeting::new();
-        let rack = Arc::clone(&meeting.rack);
-        let proxy = Arc::new(Mutex::new(None));
-        let made = Arc::clone(&proxy);
-        let listen = move || *made.lock().unwrap() = Some(listen_for_far(&rack, far_request().destination, 1).unwrap());
-        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
-        let monitor = answer_once(&meeting, ready, listen);
-        let connected = connect_far(&meeting.rack, &far_request(), unix_stream().unwrap()).unwrap();
-        monitor.join().unwrap();
-        assert!(connected.is_far && leads_far(connected.lifeline.as_fd()));
-        let listener = proxy.lock().unwrap().take().unwrap();
-        let accepted = accept_now(&listener);
-        assert_eq!(accepted.tuple, connected.tuple.reversed());
-        assert_eq!((accepted.tuple.peer.ip().to_string().as_str(), accepted.opener), ("127.77.0.1", Opener::Program));
-        assert_eq!(listen_for_far(&meeting.rack, far_request().destination, 1).unwrap_err(), Errno::ADDRINUSE);
-
-        // The second time nobody is asked.
-        connect_far(&meeting.rack, &far_request(), unix_stream().unwrap()).unwrap();
-    }
-
-    #[test]
-    fn a_listener_that_the_monitor_does_not_know_is_none_and_says_why() {
-        let meeting = Meeting::new();
-        let monitor = answer_once(&meeting, Answer::No(FallbackReason::PeerRefused), || ());
-        let outcome = connect_far(&meeting.rack, &far_request(), unix_stream().unwrap());
-        monitor.join().unwrap();
-        assert_eq!(reason(outcome), FallbackReason::PeerRefused);
-    }
-
-    #[test]
-    fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
-        let (here, there) = (Meeting::new(), Meeting::new());
-        let source = SocketAddr::new(far_request().node.unwrap().into(), own_port());
-        let proxy = listen_for_far(&here.rack, far_request().destination, 1).unwrap();
-        let request = Request { source: Some(source), ..far_request() };
-        let program = connect_far(&here.rack, &request, unix_stream().unwrap()).unwrap();
-        assert_eq!(accept_now(&proxy).tuple.peer, source);
-        let server = there.listen("127.77.0.2:6379");
-        let onward = connect_in(&there.rack, &Request { node: None, opener: Opener::Proxy, ..request }).unwrap();
-        let accepted = accept_now(&server);
-        assert_eq!((accepted.tuple.peer, accepted.opener), (source, Opener::Proxy));
-        assert_eq!(onward.tuple, program.tuple);
-    }
-
-    #[test]
-    fn only_addresses_of_other_nodes_and_machines_may_be_far() {
-        let may_be = |destination: &str, node| {
-            let request = Request { destination: address(destination), node, ..far_request() };
-            request.may_be_far(&request.route())
-        };
-        let node = far_request().node;
-        for (destination, expected) in
-            [("127.77.0.2:1", true), ("127.77.0.1:1", false), ("127.0.0.1:1", false), ("198.51.100.7:1", true)]
-        {
-            assert_eq!(may_be(destination, node), expected, "{destination}");
-            assert!(!may_be(destination, None), "{destination}");
-        }
-    }
-
     #[test]
     fn both_ends_get_one_memory_and_each_others_address() {
         let meeting = Meeting::new();
@@ -807,7 +680,7 @@ mod tests {
         let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
         assert_eq!(segment.secrets(), connected.segment.secrets());
         let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
-        assert_eq!(inode(&memfd), inode(&connected.memfd));
+        assert_eq!(inode(memfd.as_ref().unwrap()), inode(connected.memfd.as_ref().unwrap()));
         assert!(receive_hello(accepted.lifeline.as_fd()).unwrap().is_none(), "the hello comes once");
         assert!(matches!(accept(listener.fd(), 0), Err(Errno::AGAIN)));
     }
@@ -1047,7 +920,7 @@ mod tests {
 
     fn valid_hello() -> ([u8; HELLO_BYTES], OwnedFd) {
         let (segment, memfd) = Segment::create().unwrap();
-        (Hello { secrets: segment.secrets() }.encode(), memfd)
+        (Hello { secrets: segment.secrets(), place: None }.encode(), memfd)
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! The memory of one connection, in one sealed memfd.
+//! The memory of one connection: one sealed memfd, or, between nodes whose programs may store into windows themselves,
+//! a span of each of the two windows.
+//!
+//! In a memfd:
 //!
 //! ```text
 //!   endpoint of the connecting end, endpoint of the accepting end, each:
@@ -12,6 +15,9 @@
 //!
 //! The endpoints and the start of a ring share a page, because finding and zeroing a page costs more than any system
 //! call of a connect: a connection that carries little touches two.
+//!
+//! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
+//! Whatever an end loads lies in its own span, so that nothing is loaded across the link.
 //!
 //! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
 //! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
@@ -31,7 +37,7 @@ pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 const PAGE_BYTES: usize = 4096;
 const SMALL_SLOTS: u64 = 256;
@@ -48,7 +54,18 @@ const BIG_OFFSET: usize = (SMALL_OFFSET + 2 * SMALL_BYTES).next_multiple_of(PAGE
 /// Bytes that one direction holds at most.
 pub const BUFFER_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
 
-/// The lane to an end. Both windows are the whole memory.
+/// A lane between windows: the receiver's half is laid out like the sender's.
+const WINDOW_LAYOUT: Layout = Layout {
+    forward_offset: FORWARD_OFFSET,
+    back_offset: BACK_OFFSET,
+    small_offset: ENDPOINT_BYTES,
+    small_slots: SMALL_SLOTS,
+    big_offset: BIG_IN_WINDOW_OFFSET,
+    big_slots: BIG_SLOTS,
+};
+const BIG_IN_WINDOW_OFFSET: usize = (ENDPOINT_BYTES + SMALL_BYTES).next_multiple_of(PAGE_BYTES);
+
+/// The lane to an end in a memfd. Both windows are the whole memory.
 const fn layout_to(receiver: Side) -> Layout {
     let (receiver, sender) = match receiver {
         Side::Connector => (0, 1),
@@ -130,8 +147,14 @@ pub struct Secrets {
 /// One end's view of a connection's memory.
 #[derive(Debug)]
 pub struct Segment {
-    whole: Region,
+    /// Where the incoming lane lies, and what its sender must know of the outgoing one.
+    inbound: MemoryInbound,
+    outbound: MemoryOutbound,
+    incoming: Layout,
+    outgoing: Layout,
+    /// This end's endpoint, in the inbound memory.
     own: Region,
+    /// The other end's, in the outbound memory.
     peers: Region,
     side: Side,
     secrets: Secrets,
@@ -141,6 +164,8 @@ pub struct Segment {
 impl Segment {
     /// Bytes of the memfd.
     pub const SEGMENT_BYTES: usize = BIG_OFFSET + 2 * BUFFER_BYTES;
+    /// Bytes of an end's span in its node's window, whole pages.
+    pub const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BUFFER_BYTES;
 
     /// Makes the memory of a new connection: the connecting end's view, and the memfd for the other end. The caller
     /// calls [`Segment::set_up`].
@@ -224,11 +249,11 @@ impl Segment {
 
     /// The sending end of the outgoing lane.
     pub fn sender(&self) -> Sender {
-        let (to, secret) = match self.side {
-            Side::Connector => (Side::Acceptor, self.secrets.to_acceptor),
-            Side::Acceptor => (Side::Connector, self.secrets.to_connector),
+        let secret = match self.side {
+            Side::Connector => self.secrets.to_acceptor,
+            Side::Acceptor => self.secrets.to_connector,
         };
-        Producer::new(self.outbound(), self.inbound(), layout_to(to), secret)
+        Producer::new(self.outbound.clone(), self.inbound.clone(), self.outgoing, secret)
     }
 
     /// The receiving end of the incoming lane.
@@ -237,7 +262,7 @@ impl Segment {
             Side::Connector => self.secrets.to_connector,
             Side::Acceptor => self.secrets.to_acceptor,
         };
-        Consumer::new(self.inbound(), self.outbound(), layout_to(self.side), secret)
+        Consumer::new(self.inbound.clone(), self.outbound.clone(), self.incoming, secret)
     }
 
     /// Loads a word of this end's own state.
@@ -294,7 +319,49 @@ impl Segment {
             Side::Connector => (first, second),
             Side::Acceptor => (second, first),
         };
-        Self { whole, own, peers, side, secrets, is_adopted: false }
+        let other = if side == Side::Connector { Side::Acceptor } else { Side::Connector };
+        Self {
+            inbound: MemoryInbound::new(whole.clone()),
+            outbound: MemoryOutbound::new(whole),
+            incoming: layout_to(side),
+            outgoing: layout_to(other),
+            own,
+            peers,
+            side,
+            secrets,
+            is_adopted: false,
+        }
+    }
+
+    /// An end between nodes: `inbound` is its span of its own node's window, `outbound` the other end's of the other
+    /// node's. Both are coherent memory of [`Segment::WINDOW_BYTES`], and their endpoints are zero. The caller calls
+    /// [`Segment::set_up`].
+    ///
+    /// # Panics
+    /// If a span is of another size.
+    pub fn in_windows(inbound: &Region, outbound: &Region, side: Side, secrets: Secrets) -> Self {
+        for span in [inbound, outbound] {
+            assert_eq!(span.len_bytes(), Self::WINDOW_BYTES, "a connection's span of a window");
+        }
+        Self {
+            inbound: MemoryInbound::new(inbound.clone()),
+            outbound: MemoryOutbound::new(outbound.clone()),
+            incoming: WINDOW_LAYOUT,
+            outgoing: WINDOW_LAYOUT,
+            own: inbound.sub(0, ENDPOINT_BYTES),
+            peers: outbound.sub(0, ENDPOINT_BYTES),
+            side,
+            secrets,
+            is_adopted: false,
+        }
+    }
+
+    /// Makes a span of this node's window fit for a connection, before its other end may store into it. Old records in
+    /// the rings do not matter: the next connection has other secrets.
+    pub fn clean_span(inbound: &Region) {
+        for offset in (0..ENDPOINT_BYTES).step_by(size_of::<u64>()) {
+            inbound.store_u64(offset, 0, Ordering::Relaxed);
+        }
     }
 
     /// Writes what the other processes that will hold this end must find, and tells the peer that it is there.
@@ -305,14 +372,6 @@ impl Segment {
         self.store(Own::Users, 1);
         self.store(Own::Attached, 1);
         self.tell(Status::Attached, 1);
-    }
-
-    fn inbound(&self) -> MemoryInbound {
-        MemoryInbound::new(self.whole.clone())
-    }
-
-    fn outbound(&self) -> MemoryOutbound {
-        MemoryOutbound::new(self.whole.clone())
     }
 }
 

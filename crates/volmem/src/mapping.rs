@@ -26,6 +26,15 @@ impl Mapping {
     /// # Errors
     /// What `mmap(2)` answers; `InvalidInput` for a length of zero.
     pub fn new(file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
+        Self::at(file, 0, len_bytes)
+    }
+
+    /// Maps `len_bytes` of `file` from `offset_bytes` on: a part of a device whose file is a row of its regions.
+    ///
+    /// # Errors
+    /// What `mmap(2)` answers; `InvalidInput` for a length of zero, and an offset between pages or beyond files.
+    pub fn at(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let address = unsafe {
             libc::mmap(
@@ -34,7 +43,7 @@ impl Mapping {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
-                0,
+                offset,
             )
         };
         if address == libc::MAP_FAILED {
@@ -60,5 +69,38 @@ impl Drop for Mapping {
         // SAFETY: the range was mapped by `new` and every `Region` of it holds an `Arc` of this mapping, so none is
         // left.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{Region, sync::Arc};
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    const PAGE_BYTES: u64 = 4096;
+
+    fn file() -> File {
+        let path = std::env::temp_dir().join(format!("volmem-mapping-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(2 * PAGE_BYTES).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_mapping_begins_at_its_offset_and_one_between_pages_is_refused() {
+        let file = file();
+        let mapping = Mapping::at(file.as_fd(), PAGE_BYTES, PAGE_BYTES as usize).unwrap();
+        Region::of_mapping(Arc::new(mapping)).write(1, b"here");
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, PAGE_BYTES + 1).unwrap();
+        assert_eq!(&bytes, b"here");
+        for offset_bytes in [1, u64::MAX] {
+            let error = Mapping::at(file.as_fd(), offset_bytes, PAGE_BYTES as usize).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
     }
 }

@@ -3,10 +3,11 @@
 use super::*;
 use crate::address::Tuple;
 use crate::lock::Lock;
-use crate::segment::Segment;
+use crate::segment::{Secrets, Segment, Side};
 use fabric::shm;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+use volmem::Region;
 
 /// A descriptor that is closed as a program would: first here, then in the kernel.
 pub(crate) struct End(pub &'static Connection);
@@ -34,6 +35,25 @@ pub(crate) fn pair(nonblocking: bool) -> (End, End) {
     let (segment, memfd) = Segment::create().unwrap();
     segment.set_up();
     let others = Segment::open(&memfd, segment.secrets()).unwrap();
+    ends(segment, others, nonblocking)
+}
+
+/// As [`pair`], in windows of two nodes.
+fn pair_in_windows(nonblocking: bool) -> (End, End) {
+    let spans = [(); 2].map(|()| Region::heap(Segment::WINDOW_BYTES));
+    let secrets = Secrets { to_acceptor: 0x0123_4567_89ab_cdef, to_connector: 0xfedc_ba98_7654_3210 };
+    for span in &spans {
+        (0..Segment::WINDOW_BYTES).step_by(8).for_each(|offset| span.store_u64(offset, !0, Ordering::Relaxed));
+        Segment::clean_span(span);
+    }
+    let connector = Segment::in_windows(&spans[0], &spans[1], Side::Connector, secrets);
+    let acceptor = Segment::in_windows(&spans[1], &spans[0], Side::Acceptor, secrets);
+    connector.set_up();
+    acceptor.set_up();
+    ends(connector, acceptor, nonblocking)
+}
+
+fn ends(segment: Segment, others: Segment, nonblocking: bool) -> (End, End) {
     let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Some((segment, None)));
     let two = Connection::open(origin(two.into_raw_fd(), nonblocking), Some((others, None)));
@@ -74,6 +94,28 @@ fn what_is_sent_is_received() {
     assert_eq!(receive(two.0, &mut bytes), Ok(5));
     assert_eq!(&bytes[..5], b"hello");
     assert_eq!(receive(two.0, &mut bytes), Err(Errno::AGAIN));
+}
+
+#[test]
+fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
+    let (one, two) = pair_in_windows(true);
+    let data: Vec<u8> = (0..3 * crate::segment::BUFFER_BYTES).map(|index| (index % 251) as u8).collect();
+    for (from, to) in [(&one, &two), (&two, &one)] {
+        let mut received = Vec::new();
+        let mut buffer = vec![0; 70_000];
+        let mut sent = 0;
+        while received.len() < data.len() {
+            sent += send(from.0, &data[sent..]).unwrap_or(0);
+            let bytes = receive(to.0, &mut buffer).unwrap();
+            received.extend_from_slice(&buffer[..bytes]);
+        }
+        assert!(received == data);
+    }
+    one.0.shutdown(SHUTDOWN_WRITE).unwrap();
+    assert_eq!(receive(two.0, &mut [0; 8]), Ok(0));
+    assert_eq!(send(two.0, b"unread"), Ok(6));
+    drop(one);
+    assert_eq!(send(two.0, b"into nothing"), Err(Errno::CONNRESET));
 }
 
 #[test]

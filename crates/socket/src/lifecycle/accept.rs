@@ -1,11 +1,10 @@
 //! `accept`: whoever comes first, by lane or by TCP.
 
-use super::connect::enter_lane_connection;
+use super::connect::{enter_lane_connection, hide};
 use super::inspect;
 use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
 use crate::address::Opener;
 use crate::connection::{Connection, Origin};
-use crate::descriptors::{HiddenFd, Need};
 use crate::limit;
 use crate::rendezvous::{self, Accepted, Refused};
 use crate::segment::Segment;
@@ -81,7 +80,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
     let segment = match receive_hello(lifeline.as_fd()) {
-        Ok(segment) => segment.map(|(segment, memfd)| (segment, HiddenFd::hide(memfd, Need::Optional).ok())),
+        Ok(segment) => segment.map(|(segment, memfd)| (segment, hide(memfd))),
         Err(_) => return Ok(None),
     };
     let fd = lifeline.into_raw_fd();
@@ -108,7 +107,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
 
 /// Receives the hello, which follows the connection at once if the client is a client of ours. `None`: it is late, and
 /// the connection attaches when it comes.
-fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, OwnedFd)>, Refused> {
+fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<OwnedFd>)>, Refused> {
     let receive = || limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline));
     let first = receive()?;
     if first.is_some() {

@@ -16,7 +16,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// How long a blocking connect waits at a full backlog before it is left to the kernel: as long as Linux sends SYNs.
 const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
@@ -182,7 +182,7 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
             nonblocking: is_nonblocking,
             slot: Some(enter_lane_connection(fd, tuple, Role::Connect, connected.is_far)),
         },
-        Some((connected.segment, HiddenFd::hide(connected.memfd, Need::Optional).ok())),
+        Some((connected.segment, hide(connected.memfd))),
     );
     connection.report_connect_later(is_nonblocking);
     connection.apply_recorded_options();
@@ -197,6 +197,11 @@ fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<b
         connection.set_inheritable(true);
     }
     Ok(is_nonblocking)
+}
+
+/// Keeps the memory's descriptor for handing the connection on, out of the program's sight.
+pub(super) fn hide(memfd: Option<OwnedFd>) -> Option<HiddenFd> {
+    memfd.and_then(|memfd| HiddenFd::hide(memfd, Need::Optional).ok())
 }
 
 pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> ledger::ConnectionSlot {

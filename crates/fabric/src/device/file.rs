@@ -1,0 +1,81 @@
+//! Files that all nodes can map.
+
+use super::bell::Kicks;
+use super::{Caching, Found, Problem};
+use rustix::fs::{FileType, Stat, fcntl_get_seals, fstat, major, minor};
+use rustix::fs::{OFlags, SealFlags};
+use rustix::process::geteuid;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Bits of a mode that let others than the owner write.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+pub(super) fn open(path: &Path) -> Result<Found, Problem> {
+    let file = open_file(path)?;
+    let stat = fstat(&file).map_err(Problem::system("fstat"))?;
+    let len_bytes = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {
+            check_owner(stat.st_uid, stat.st_mode & 0o777 & WRITABLE_BY_OTHERS, stat.st_mode & 0o777)?;
+            stat.st_size as u64
+        }
+        FileType::CharacterDevice => {
+            check_owner(stat.st_uid, 0, 0)?;
+            character_device_bytes(&stat)?
+        }
+        _ => return Err(Problem::unfit("neither a file nor a character device", "name one that can be mapped")),
+    };
+    Ok(Found {
+        name: path.display().to_string(),
+        caching: Caching::Cached,
+        descriptor: file,
+        offset_bytes: 0,
+        len_bytes,
+        kicks: Kicks::default(),
+        registers: None,
+        server: None,
+        keepers: Vec::new(),
+    })
+}
+
+/// Opens a file for mapping, without waiting for whoever may be at its other end.
+pub(super) fn open_file(path: &Path) -> Result<OwnedFd, Problem> {
+    let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::options().read(true).write(true).custom_flags(flags.bits() as i32).open(path);
+    file.map(OwnedFd::from).map_err(Problem::system(format!("open {}", path.display())))
+}
+
+/// A device that another user owns is another user's device, and a file that others write is one they can truncate.
+pub(super) fn check_owner(owner: u32, forbidden: u32, mode: u32) -> Result<(), Problem> {
+    let is_trusted = owner == 0 || owner == geteuid().as_raw();
+    if is_trusted && forbidden == 0 { Ok(()) } else { Err(Problem::Owner { owner, mode }) }
+}
+
+/// The kernel says how large a DAX device is beside its number, not in its node.
+fn character_device_bytes(stat: &Stat) -> Result<u64, Problem> {
+    let (major, minor) = (major(stat.st_rdev), minor(stat.st_rdev));
+    let path = format!("/sys/dev/char/{major}:{minor}/size");
+    let text = fs::read_to_string(&path).unwrap_or_default();
+    text.trim().parse().map_err(|_| {
+        let found = format!("a character device without a size in {path}");
+        Problem::unfit(found, "name a DAX device (/dev/dax0.0) or a file")
+    })
+}
+
+/// Whether a memory file can never shrink.
+pub(super) fn check_seals(descriptor: impl AsFd) -> Result<(), Problem> {
+    match fcntl_get_seals(descriptor) {
+        Ok(seals) if seals.contains(SealFlags::SHRINK) => Ok(()),
+        _ => Err(Problem::Shrinkable),
+    }
+}
+
+/// Whether a file still has the bytes that are mapped.
+pub(super) fn check_size(descriptor: &OwnedFd, mapped_bytes: u64) -> Result<(), Problem> {
+    let stat = fstat(descriptor).map_err(Problem::system("fstat"))?;
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let found_bytes = stat.st_size as u64;
+    if is_file && found_bytes < mapped_bytes { Err(Problem::Shrunk { found_bytes, mapped_bytes }) } else { Ok(()) }
+}

@@ -1,0 +1,253 @@
+//! ivshmem devices by VFIO: BAR 2 mapped, interrupts as eventfds, and peers rung by a register.
+//!
+//! The device does no DMA of its own, so nothing is mapped for it; the IOMMU is what the kernel asks for before it
+//! hands a device to a program at all.
+
+use super::bell::Kicks;
+use super::layout::VECTORS_MAX;
+use super::pci::{MEMORY_BAR, REGISTERS_BAR, REGISTERS_BYTES, Sysfs, map_registers};
+use super::{Caching, Found, Problem, file};
+use crate::eventfd;
+use rustix::io::{Errno, pread, pwrite};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl, opcode};
+use std::ffi::{CString, c_void};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+/// `<linux/vfio.h>`: requests count from 100.
+const GROUP: u8 = b';';
+const GET_API_VERSION: u8 = 100;
+const CHECK_EXTENSION: u8 = 101;
+const SET_IOMMU: u8 = 102;
+const GROUP_GET_STATUS: u8 = 103;
+const GROUP_SET_CONTAINER: u8 = 104;
+const GROUP_GET_DEVICE_FD: u8 = 106;
+const DEVICE_GET_REGION_INFO: u8 = 108;
+const DEVICE_GET_IRQ_INFO: u8 = 109;
+const DEVICE_SET_IRQS: u8 = 110;
+
+const API_VERSION: i32 = 0;
+const TYPE1_IOMMU: usize = 1;
+const GROUP_IS_VIABLE: u32 = 1;
+const REGION_CAN_BE_MAPPED: u32 = 4;
+const CONFIGURATION_REGION: u32 = 7;
+const MSIX: u32 = 2;
+const SET_BY_EVENTFD_AND_TRIGGER: u32 = 1 << 2 | 1 << 5;
+
+/// In the configuration space: the command register, and its bits that let the device answer and interrupt.
+const COMMAND_OFFSET: u64 = 4;
+const COMMAND_MEMORY_AND_MASTER: u8 = 2 | 4;
+
+/// The register with this device's number at the server.
+const POSITION_REGISTER: usize = 8;
+
+const CONTAINER_PATH: &str = "/dev/vfio/vfio";
+
+#[repr(C)]
+struct GroupStatus {
+    argsz: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct RegionInfo {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    cap_offset: u32,
+    size: u64,
+    offset: u64,
+}
+
+#[repr(C)]
+struct IrqInfo {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    count: u32,
+}
+
+#[repr(C)]
+struct IrqSet {
+    argsz: u32,
+    flags: u32,
+    index: u32,
+    start: u32,
+    count: u32,
+    eventfds: [i32; VECTORS_MAX],
+}
+
+/// One request with its argument, a number or the address of what the kernel reads and writes.
+struct Request {
+    number: u8,
+    argument: *mut c_void,
+}
+
+// SAFETY: the opcode and the argument are handed on as they are, whatever the kernel writes goes to the argument, and
+// the answer is its number.
+unsafe impl Ioctl for Request {
+    type Output = i32;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        opcode::none(GROUP, self.number)
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        self.argument
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, _argument: *mut c_void) -> Result<i32, Errno> {
+        Ok(output)
+    }
+}
+
+/// A request whose argument is a number, or nothing.
+fn request(file: impl AsFd, number: u8, argument: usize) -> Result<i32, Errno> {
+    let argument = std::ptr::without_provenance_mut(argument);
+    // SAFETY: every request made this way takes a number, which the kernel does not follow.
+    unsafe { ioctl(file, Request { number, argument }) }
+}
+
+/// A request whose argument is a structure that begins with its size.
+fn request_with<T>(file: impl AsFd, number: u8, argument: &mut T) -> Result<i32, Errno> {
+    // SAFETY: the structures here are those of the header, `repr(C)`, of integers alone; their first word says how
+    // large they are, and the kernel keeps to that.
+    unsafe { ioctl(file, Request { number, argument: std::ptr::from_mut(argument).cast() }) }
+}
+
+fn size_word<T>() -> u32 {
+    size_of::<T>() as u32
+}
+
+pub(super) fn open(address: &str, vectors: usize) -> Result<Found, Problem> {
+    let sysfs = Sysfs::find(address)?;
+    check_driver(&sysfs, address)?;
+    let (container, group) = open_group(&group_path(&sysfs)?)?;
+    let device = device_of(&group, address)?;
+    let memory = region(&device, MEMORY_BAR as u32)?;
+    let registers_info = region(&device, REGISTERS_BAR as u32)?;
+    let is_mappable = memory.flags & registers_info.flags & REGION_CAN_BE_MAPPED != 0;
+    if !is_mappable || memory.size == 0 || registers_info.size < REGISTERS_BYTES as u64 {
+        return Err(Problem::unfit("its BARs cannot be mapped through VFIO", "open it through sysfs"));
+    }
+    enable(&device)?;
+    let own = set_interrupts(&device, vectors)?;
+    let second = rustix::io::fcntl_dupfd_cloexec(&device, 0).map_err(Problem::system("fcntl F_DUPFD_CLOEXEC"))?;
+    let registers = (second, registers_info.offset);
+    let mapped = map_registers(&registers)?;
+    let position = mapped.load(POSITION_REGISTER);
+    let identity = u16::try_from(position).map_err(|_| {
+        let found = format!("its number at the server is {position:#x}, not one of 16 bits");
+        Problem::unfit(found, "give QEMU's device a chardev to an ivshmem server that is up")
+    })?;
+    let kicks = Kicks { identity: Some(identity), own, registers: Some(mapped), ..Kicks::default() };
+    Ok(Found {
+        name: address.to_owned(),
+        caching: Caching::Uncached,
+        descriptor: device,
+        offset_bytes: memory.offset,
+        len_bytes: memory.size,
+        kicks,
+        registers: Some(registers),
+        server: None,
+        keepers: vec![group, container],
+    })
+}
+
+fn check_driver(sysfs: &Sysfs, address: &str) -> Result<(), Problem> {
+    let driver = fs::read_link(sysfs.folder.join("driver")).unwrap_or_default();
+    let driver = driver.file_name().unwrap_or_default().to_string_lossy();
+    if driver == "vfio-pci" {
+        return Ok(());
+    }
+    let found = if driver.is_empty() { "no driver is bound".to_owned() } else { format!("driver {driver} is bound") };
+    let remedy = format!(
+        "as root: modprobe vfio-pci; echo vfio-pci > {}/driver_override; echo {address} > /sys/bus/pci/drivers_probe",
+        sysfs.folder.display()
+    );
+    Err(Problem::unfit(found, remedy))
+}
+
+fn group_path(sysfs: &Sysfs) -> Result<std::path::PathBuf, Problem> {
+    let link = fs::read_link(sysfs.folder.join("iommu_group")).map_err(|_| {
+        let remedy = "boot with an IOMMU (intel_iommu=on), or open it through sysfs";
+        Problem::unfit("it is in no IOMMU group", remedy)
+    })?;
+    Ok(Path::new("/dev/vfio").join(link.file_name().unwrap_or_default()))
+}
+
+/// A container with the device's group in it.
+fn open_group(path: &Path) -> Result<(OwnedFd, OwnedFd), Problem> {
+    let container = file::open_file(Path::new(CONTAINER_PATH))?;
+    let version = request(&container, GET_API_VERSION, 0).map_err(Problem::system("VFIO_GET_API_VERSION"))?;
+    let has_type1 = request(&container, CHECK_EXTENSION, TYPE1_IOMMU) == Ok(1);
+    if version != API_VERSION || !has_type1 {
+        let found = format!("VFIO version {version}, {} type 1 IOMMU", if has_type1 { "with" } else { "without" });
+        return Err(Problem::unfit(found, "modprobe vfio_iommu_type1, or open it through sysfs"));
+    }
+    let group = file::open_file(path)?;
+    let mut status = GroupStatus { argsz: size_word::<GroupStatus>(), flags: 0 };
+    request_with(&group, GROUP_GET_STATUS, &mut status).map_err(Problem::system("VFIO_GROUP_GET_STATUS"))?;
+    if status.flags & GROUP_IS_VIABLE == 0 {
+        let found = format!("VFIO group {} is not viable", path.display());
+        return Err(Problem::unfit(found, "bind every device of the group to vfio-pci"));
+    }
+    let mut number = container.as_raw_fd();
+    request_with(&group, GROUP_SET_CONTAINER, &mut number).map_err(Problem::system("VFIO_GROUP_SET_CONTAINER"))?;
+    request(&container, SET_IOMMU, TYPE1_IOMMU).map_err(Problem::system("VFIO_SET_IOMMU"))?;
+    Ok((container, group))
+}
+
+fn device_of(group: &OwnedFd, address: &str) -> Result<OwnedFd, Problem> {
+    let name = CString::new(address).map_err(Problem::system("the device's address"))?;
+    let argument = name.as_ptr().cast_mut().cast();
+    // SAFETY: the kernel reads the name, which ends with a zero, and writes nothing.
+    let number = unsafe { ioctl(group, Request { number: GROUP_GET_DEVICE_FD, argument }) };
+    let number = number.map_err(Problem::system("VFIO_GROUP_GET_DEVICE_FD"))?;
+    // SAFETY: the kernel has just opened it for this process.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn region(device: &OwnedFd, index: u32) -> Result<RegionInfo, Problem> {
+    let mut info = RegionInfo { argsz: size_word::<RegionInfo>(), index, ..RegionInfo::default() };
+    request_with(device, DEVICE_GET_REGION_INFO, &mut info).map_err(Problem::system("VFIO_DEVICE_GET_REGION_INFO"))?;
+    Ok(info)
+}
+
+/// Interrupts are writes of the device, which it may only make as a bus master.
+fn enable(device: &OwnedFd) -> Result<(), Problem> {
+    let offset = region(device, CONFIGURATION_REGION)?.offset + COMMAND_OFFSET;
+    let mut command = [0; 2];
+    pread(device, &mut command, offset).map_err(Problem::system("reading the PCI command register"))?;
+    command[0] |= COMMAND_MEMORY_AND_MASTER;
+    pwrite(device, &command, offset).map_err(Problem::system("writing the PCI command register"))?;
+    Ok(())
+}
+
+/// An eventfd for each of the first `vectors` interrupts.
+fn set_interrupts(device: &OwnedFd, vectors: usize) -> Result<Vec<OwnedFd>, Problem> {
+    let mut info = IrqInfo { argsz: size_word::<IrqInfo>(), flags: 0, index: MSIX, count: 0 };
+    request_with(device, DEVICE_GET_IRQ_INFO, &mut info).map_err(Problem::system("VFIO_DEVICE_GET_IRQ_INFO"))?;
+    if vectors > VECTORS_MAX || (info.count as usize) < vectors {
+        let found = format!("it has {} interrupts, {vectors} are needed (at most {VECTORS_MAX})", info.count);
+        return Err(Problem::unfit(found, "give QEMU's device that many vectors, or use fewer partitions"));
+    }
+    let bells: Result<Vec<OwnedFd>, Errno> = (0..vectors).map(|_| eventfd::create()).collect();
+    let bells = bells.map_err(Problem::system("eventfd"))?;
+    let mut set = IrqSet {
+        argsz: size_word::<IrqSet>(),
+        flags: SET_BY_EVENTFD_AND_TRIGGER,
+        index: MSIX,
+        start: 0,
+        count: vectors as u32,
+        eventfds: [-1; VECTORS_MAX],
+    };
+    for (place, bell) in set.eventfds.iter_mut().zip(&bells) {
+        *place = bell.as_raw_fd();
+    }
+    request_with(device, DEVICE_SET_IRQS, &mut set).map_err(Problem::system("VFIO_DEVICE_SET_IRQS"))?;
+    Ok(bells)
+}

@@ -1,0 +1,544 @@
+//! Nodes that share a device: they come and go in any order, in one process or several, and not all are honest.
+
+mod support;
+
+use fabric::device::{Caching, Change, Device, DeviceError, DeviceLink, Layout, Problem, Seat, Slot, Vector};
+use fabric::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, Wake, train_both};
+use proptest::prelude::*;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::{Message, Server, start_saying};
+use tempfile::TempDir;
+use volmem::{Mapping, Region};
+
+const WINDOW_BYTES: usize = 8192;
+const A: Slot = Slot(0);
+const B: Slot = Slot(1);
+const C: Slot = Slot(2);
+
+/// How long a test waits before it calls nodes stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+fn layout() -> Layout {
+    Layout::new(3, WINDOW_BYTES).expect("a layout")
+}
+
+fn seat(own: Slot) -> Seat {
+    Seat { window_bytes: Some(WINDOW_BYTES), vectors: 2, ..Seat::new(own, 3) }
+}
+
+fn file() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = support::file(folder.path(), layout().bytes() as u64);
+    (folder, path)
+}
+
+fn open(path: &Path, own: Slot) -> Device {
+    Device::open_file(path, &seat(own)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The memory as somebody sees it who keeps to nothing.
+fn raw(path: &Path) -> Region {
+    let file = std::fs::File::options().read(true).write(true).open(path).expect("the file");
+    Region::of_mapping(Arc::new(Mapping::new(file.as_fd(), layout().bytes()).expect("a mapping")))
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < STUCK_AFTER, "stuck: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Both directions carry bytes.
+fn assert_carries(a: &DeviceLink, b: &DeviceLink) {
+    for (from, to) in [(a, b), (b, a)] {
+        let bytes = [from.peer().0 + 1; 100];
+        from.outbound().write(WINDOW_BYTES - 100, &bytes);
+        from.outbound().flush();
+        let mut read = [0; 100];
+        to.inbound().read(WINDOW_BYTES - 100, &mut read);
+        assert_eq!(read, bytes);
+    }
+}
+
+#[test]
+fn every_pair_of_three_nodes_has_a_link_of_its_own() {
+    let (_folder, path) = file();
+    let nodes = [A, B, C].map(|own| open(&path, own));
+    let link = |own: usize, peer: usize| nodes[own].link([A, B, C][peer]);
+    let mut links = [(link(0, 1), link(1, 0)), (link(1, 2), link(2, 1)), (link(2, 0), link(0, 2))];
+    for (one, other) in &mut links {
+        assert!(train_both(one, other));
+    }
+    for (number, (one, other)) in links.iter().enumerate() {
+        one.outbound().write(0, &[2 * number as u8 + 1; WINDOW_BYTES]);
+        other.outbound().write(0, &[2 * number as u8 + 2; WINDOW_BYTES]);
+        one.scratchpad().write(7, number as u32);
+    }
+    for (number, (one, other)) in links.iter().enumerate() {
+        let contents = |link: &DeviceLink| {
+            let mut bytes = vec![0; WINDOW_BYTES];
+            link.inbound().read(0, &mut bytes);
+            bytes
+        };
+        assert_eq!(contents(other), [2 * number as u8 + 1; WINDOW_BYTES]);
+        assert_eq!(contents(one), [2 * number as u8 + 2; WINDOW_BYTES]);
+        assert_eq!(other.scratchpad().read(7), number as u32);
+        assert_eq!((one.state(), other.state()), (LinkState::Up, LinkState::Up));
+    }
+}
+
+#[test]
+fn either_node_may_come_first_and_either_or_both_may_come_again() {
+    let (_folder, path) = file();
+    let mut epoch_last = Epoch::NONE;
+    for (first, second) in [(A, B), (B, A)] {
+        let early = open(&path, first);
+        let mut early = early.link(second);
+        assert_ne!(early.train(), LinkState::Up, "the peer is not there");
+        assert_ne!(early.train(), LinkState::Up, "the peer is not there");
+        let mut late = open(&path, second).link(first);
+        assert!(train_both(&mut early, &mut late));
+        assert_carries(&early, &late);
+        drop(late); // Without a word, as one that is killed.
+        let mut late = open(&path, second).link(first);
+        assert_eq!((early.state(), late.state()), (LinkState::Down, LinkState::Down));
+        assert!(train_both(&mut late, &mut early));
+        let mut bytes = [9; 100];
+        late.inbound().read(WINDOW_BYTES - 100, &mut bytes);
+        assert_eq!(bytes, [0; 100], "bytes of the epoch before");
+        assert_carries(&early, &late);
+        assert!(late.epoch() > epoch_last, "{} after {epoch_last}", late.epoch());
+        epoch_last = late.epoch();
+        // Both are gone, and the device stays as they left it.
+    }
+}
+
+#[test]
+fn a_node_that_comes_again_finds_nothing_of_what_it_had_said() {
+    let (_folder, path) = file();
+    let (a, b) = (open(&path, A), open(&path, B));
+    a.link(B).scratchpad().write(3, 7);
+    a.beat();
+    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (7, 1));
+    drop(a);
+    let _heir = open(&path, A);
+    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (0, 0));
+}
+
+#[test]
+fn a_beat_is_seen_by_all_peers_and_grows() {
+    let (_folder, path) = file();
+    let [a, b, c] = [A, B, C].map(|own| open(&path, own));
+    for beat in 1..4 {
+        a.beat();
+        assert_eq!((b.beat_of(A), c.beat_of(A), a.beat_of(B)), (beat, beat, 0));
+    }
+}
+
+#[test]
+fn who_does_not_train_sees_when_the_peer_leaves_the_epoch() {
+    let (_folder, path) = file();
+    let (a, b) = (open(&path, A), open(&path, B));
+    let (mut to_b, mut to_a) = (a.link(B), b.link(A));
+    assert!(train_both(&mut to_b, &mut to_a));
+    let epoch = to_b.epoch();
+    assert!(a.is_peer_in(B, epoch) && !a.is_peer_in(B, Epoch(epoch.0 + 1)) && !a.is_peer_in(C, epoch));
+    to_a.take_down();
+    assert!(!a.is_peer_in(B, epoch));
+}
+
+/// Fills what node C writes, and the header, with `garbage`.
+fn spoil(memory: &Region, layout: &Layout, garbage: &[u64]) {
+    let spans = [A, B].map(|peer| [layout.control(C, peer), layout.window(C, peer)]);
+    let spans = spans.into_iter().flatten().chain(std::iter::once(0..4096));
+    for (index, offset) in spans.flat_map(|span| span.step_by(8)).enumerate() {
+        memory.store_u64(offset, garbage[index % garbage.len()], std::sync::atomic::Ordering::Release);
+    }
+}
+
+fn garbage() -> impl Strategy<Value = Vec<u64>> {
+    let plausible = any::<u32>().prop_map(|word| u64::from(!word) << 32 | u64::from(word));
+    let last_epoch = (u32::MAX - 7..=u32::MAX).prop_map(|word| u64::from(!word) << 32 | u64::from(word));
+    prop::collection::vec(prop_oneof![any::<u64>(), plausible, last_epoch, Just(u64::MAX), Just(0)], 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_node_that_spoils_all_it_writes_and_the_header_takes_down_its_own_links_only(
+        floods in prop::collection::vec((garbage(), 0..4_usize), 1..6)
+    ) {
+        let (_folder, path) = file();
+        let memory = raw(&path);
+        let (a, b) = (open(&path, A), open(&path, B));
+        let (mut a_to_b, mut b_to_a) = (a.link(B), b.link(A));
+        let (mut a_to_c, mut b_to_c) = (a.link(C), b.link(C));
+        prop_assert!(train_both(&mut a_to_b, &mut b_to_a));
+        for (garbage, steps) in floods {
+            spoil(&memory, &layout(), &garbage);
+            for _ in 0..steps {
+                a_to_c.train();
+                b_to_c.train();
+                a_to_c.scratchpad().read(0);
+                a_to_c.doorbell().ring();
+                a_to_c.doorbell().wait(Some(Duration::ZERO));
+                let rung = a.bell(Vector(1)).take();
+                prop_assert!(rung.iter().all(|peer| *peer == C));
+            }
+            prop_assert_eq!((a_to_b.state(), b_to_a.state()), (LinkState::Up, LinkState::Up));
+            prop_assert_eq!(a_to_b.doorbell().wait(Some(Duration::ZERO)), Wake::TimedOut);
+            assert_carries(&a_to_b, &b_to_a);
+        }
+        b.look().unwrap();
+        let c = open(&path, C);
+        let mut c_to_a = c.link(A);
+        prop_assert!(train_both(&mut c_to_a, &mut a_to_c), "an honest heir of its place gets its link");
+        prop_assert!(train_both(&mut b_to_c, &mut c.link(B)));
+        assert_carries(&c_to_a, &a_to_c);
+    }
+}
+
+#[test]
+fn a_spoiled_header_is_mended_and_a_node_can_come_again() {
+    let (_folder, path) = file();
+    let (a, b) = (open(&path, A), open(&path, B));
+    assert_eq!(a.look().expect("fine"), []);
+    raw(&path).write(0, &[0xee; 4096]);
+    assert_eq!(a.look().expect("fine"), [Change::HeaderMended]);
+    assert_eq!(b.look().expect("fine"), []);
+    drop(b);
+    open(&path, B);
+}
+
+fn refused(answer: Result<Device, DeviceError>) -> DeviceError {
+    let error = answer.expect_err("refused");
+    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    error
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_one_line_that_names_it() {
+    let (_folder, path) = file();
+    let open = |seat: &Seat| refused(Device::open_file(&path, seat));
+    let name = path.display().to_string();
+    for (seat, words) in [
+        (Seat { window_bytes: Some(1 << 20), ..seat(A) }, "3 nodes with windows of 1048576 bytes need 6299648"),
+        (Seat { window_bytes: None, nodes: 32, ..seat(A) }, "32 nodes with windows of 4096 bytes need 4321280"),
+        (Seat { nodes: 33, ..seat(A) }, "33 nodes: use 2 to 32"),
+        (Seat { nodes: 1, ..seat(A) }, "1 nodes: use 2 to 32"),
+        (Seat { window_bytes: Some(100), ..seat(A) }, "windows of 100 bytes"),
+        (seat(Slot(3)), "node 3 of 3"),
+    ] {
+        let error = open(&seat).to_string();
+        assert!(error.contains(&name) && error.contains(words), "{words}: {error}");
+    }
+    assert_eq!(std::fs::read(&path).expect("the file"), vec![0; layout().bytes()], "nothing is written");
+}
+
+#[test]
+fn a_device_of_another_rack_another_version_or_a_stranger_is_refused_and_left_alone() {
+    for (offset, word, words) in [
+        (0, 0x7f45_4c46_u64, "0x7f454c46, which is no layout of Crosslane's"),
+        (8, 2, "layout version 2, this program has 1"),
+        (16, 2, "laid out for nodes 2, the rack has 3"),
+        (24, 4096, "laid out for windows of bytes 4096, the rack has 8192"),
+    ] {
+        let (_folder, path) = file();
+        drop(open(&path, A));
+        raw(&path).write(offset, &word.to_le_bytes());
+        let before = std::fs::read(&path).expect("the file");
+        let error = refused(Device::open_file(&path, &seat(B))).to_string();
+        assert!(error.contains(words) && error.contains("clear its first 4096 bytes"), "{error}");
+        assert!(std::fs::read(&path).expect("the file") == before, "{words}: the device was written");
+        Device::open_file(&path, &Seat { overwrites: true, ..seat(B) }).expect("told to overwrite");
+    }
+}
+
+#[test]
+fn a_file_that_others_can_write_or_that_is_none_is_refused() {
+    let (folder, path) = file();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).expect("a mode");
+    let error = refused(Device::open_file(&path, &seat(A)));
+    let owner = std::fs::metadata(&path).expect("the file").uid();
+    assert!(error.to_string().contains(&format!("owned by user {owner}, mode 666")), "{error}");
+    for (path, words) in [
+        (Path::new("/dev/null"), "a character device without a size"),
+        (folder.path(), "open"),
+        (Path::new("/nonexistent"), "No such file"),
+    ] {
+        let error = refused(Device::open_file(path, &seat(A)));
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_before_it_is_touched() {
+    let (_folder, path) = file();
+    let a = open(&path, A);
+    let file = std::fs::File::options().write(true).open(&path).expect("the file");
+    file.set_len(4096).expect("a length");
+    let error = a.look().expect_err("it shrank");
+    assert!(matches!(error.problem, Problem::Shrunk { found_bytes: 4096, .. }), "{error}");
+}
+
+fn connect(server: &Server, own: Slot) -> Device {
+    Device::connect_server(&server.path(), &seat(own)).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn clients_of_a_server_hear_of_each_other_and_of_the_end_of_each() {
+    let server = Server::start(layout().bytes(), 2);
+    let a = connect(&server, A);
+    let socket = a.descriptor().expect("a socket");
+    assert_eq!(a.look().expect("fine"), []);
+    let b = connect(&server, B);
+    let is_readable = || {
+        let mut polled = [rustix::event::PollFd::new(&socket, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut polled, None).expect("poll") == 1
+    };
+    assert!(is_readable());
+    wait_until("b's bells", || a.look().expect("fine") == [Change::Bells]);
+    drop(b);
+    let mut changes = Vec::new();
+    wait_until("b's end", || {
+        changes.extend(a.look().expect("fine"));
+        changes.contains(&Change::Gone(vec![B]))
+    });
+}
+
+#[test]
+fn a_ring_finds_a_client_whose_bells_were_not_known_when_it_rang() {
+    let server = Server::start(layout().bytes(), 2);
+    let a = connect(&server, A);
+    let b = connect(&server, B);
+    let bell = b.bell(Vector(1));
+    a.doorbell(B, Vector(1)).ring(); // Nobody has looked at the socket.
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| (0..10).find_map(|_| bell.wait(Some(STUCK_AFTER / 10)).into_iter().next()));
+        wait_until("b's bells", || a.look().expect("fine").contains(&Change::Bells));
+        assert_eq!(sleeper.join().expect("the sleeper"), Some(A));
+    });
+}
+
+#[test]
+fn a_bell_of_all_peers_says_who_rang_and_takes_all() {
+    let server = Server::start(layout().bytes(), 2);
+    let [a, b, c] = [A, B, C].map(|own| connect(&server, own));
+    for node in [&a, &b] {
+        wait_until("the bells", || node.look().expect("fine").is_empty());
+    }
+    let bell = c.bell(Vector(1));
+    assert!(bell.take().is_empty());
+    a.doorbell(C, Vector(1)).ring();
+    b.doorbell(C, Vector(1)).ring();
+    b.doorbell(C, Vector(0)).ring();
+    assert_eq!(bell.take().into_iter().collect::<Vec<_>>(), [A, B]);
+    assert!(bell.take().is_empty());
+    assert_eq!(c.bell(Vector(0)).wait(None).into_iter().collect::<Vec<_>>(), [B]);
+}
+
+#[test]
+fn a_ring_for_another_link_is_left_for_its_waiter() {
+    let server = Server::start(layout().bytes(), 2);
+    let [a, b, c] = [A, B, C].map(|own| connect(&server, own));
+    a.doorbell(C, Vector::MONITOR).ring();
+    let (from_a, from_b) = (c.doorbell(A, Vector::MONITOR), c.doorbell(B, Vector::MONITOR));
+    assert_eq!(from_b.wait(Some(Duration::from_millis(5))), Wake::TimedOut);
+    assert_eq!(from_a.wait(Some(Duration::ZERO)), Wake::Rung);
+    std::thread::scope(|scope| {
+        let waiters = [from_a, from_b].map(|bell| scope.spawn(move || bell.wait(Some(STUCK_AFTER))));
+        for node in [b, a] {
+            wait_until("the bells", || node.look().expect("fine").is_empty());
+            node.doorbell(C, Vector::MONITOR).ring();
+        }
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.join().expect("a waiter"), Wake::Rung));
+    });
+}
+
+#[test]
+fn a_device_survives_its_server() {
+    let messages = |own| {
+        let bell = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
+        let memory = support::memory(layout().bytes());
+        vec![(0, None), (own, None), (-1, Some(memory)), (own, bell()), (own, bell())]
+    };
+    let (_folder, path) = start_saying(messages(5));
+    let a = Device::connect_server(&path, &seat(A)).expect("a device");
+    let mut changes = Vec::new();
+    wait_until("the server's end", || {
+        changes.extend(a.look().expect("fine"));
+        changes == [Change::ServerGone]
+    });
+    assert_eq!(a.look().expect("fine"), []);
+    a.link(B).train();
+}
+
+#[test]
+fn a_server_that_makes_no_sense_is_refused_and_named() {
+    let memory = || Some(support::memory(layout().bytes()));
+    let bell = || Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).expect("an eventfd"));
+    let growing = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memfd");
+    let cases: [(Vec<Message>, &str); 8] = [
+        (vec![], "good-bye"),
+        (vec![(1, None)], "protocol version 1"),
+        (vec![(0, None), (3, None), (4, None)], "4 where the memory was due"),
+        (vec![(0, None), (70_000, None), (-1, memory())], "client number 70000"),
+        (vec![(0, None), (3, None), (-1, Some(growing))], "may be truncated"),
+        (vec![(0, None), (3, None), (-1, memory()), (3, memory())], "a bell that is"),
+        (vec![(0, None), (3, None), (-1, memory()), (-2, bell())], "client number -2"),
+        (vec![(0, None), (3, None), (-1, memory()), (3, bell())], "good-bye"),
+    ];
+    for (messages, words) in cases {
+        let (_folder, path) = start_saying(messages);
+        let error = refused(Device::connect_server(&path, &seat(A))).to_string();
+        assert!(error.contains(&path.display().to_string()) && error.contains(words), "{words}: {error}");
+    }
+    let error = refused(Device::connect_server(Path::new("/nonexistent"), &seat(A))).to_string();
+    assert!(error.contains("crosslane device-server"), "{error}");
+}
+
+#[test]
+fn a_device_handed_over_has_the_windows_and_bells_and_disturbs_no_training() {
+    let server = Server::start(layout().bytes(), 2);
+    let (a, b) = (connect(&server, A), connect(&server, B));
+    wait_until("the bells", || a.look().expect("fine").contains(&Change::Bells));
+    let (mut to_b, mut to_a) = (a.link(B), b.link(A));
+    assert!(train_both(&mut to_b, &mut to_a));
+    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    let proxy = Device::take_over(&bytes, descriptors).expect("a device");
+    assert_eq!((proxy.own(), proxy.layout(), proxy.vectors()), (A, layout(), 2));
+    assert_eq!((to_b.state(), to_a.state()), (LinkState::Up, LinkState::Up));
+    assert!(proxy.is_peer_in(B, to_b.epoch()));
+    proxy.outbound(B).write(64, b"from the proxy");
+    proxy.doorbell(B, Vector(1)).ring();
+    assert_eq!(b.bell(Vector(1)).wait(None).into_iter().next(), Some(A));
+    let mut read = [0; 14];
+    b.inbound(A).read(64, &mut read);
+    assert_eq!(&read, b"from the proxy");
+    b.doorbell(A, Vector(1)).ring();
+    assert_eq!(proxy.bell(Vector(1)).wait(None).into_iter().next(), Some(B));
+    assert_eq!((to_b.state(), to_a.state()), (LinkState::Up, LinkState::Up));
+}
+
+#[test]
+fn who_took_a_device_over_learns_of_new_bells_and_rings_what_it_owes_them() {
+    let server = Server::start(layout().bytes(), 2);
+    let a = connect(&server, A);
+    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    let proxy = Device::take_over(&bytes, descriptors).expect("a device");
+    let b = connect(&server, B);
+    proxy.doorbell(B, Vector(1)).ring();
+    wait_until("the bells", || a.look().expect("fine").contains(&Change::Bells));
+    while b.bell(Vector(1)).take().is_empty() {}
+    proxy.doorbell(B, Vector(1)).ring();
+    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    proxy.renew(&bytes, descriptors).expect("news");
+    let bell = b.bell(Vector(1));
+    let descriptor = bell.descriptor().expect("an eventfd");
+    let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut polled, None), Ok(1));
+    assert_eq!(bell.take().into_iter().next(), Some(A));
+}
+
+#[test]
+fn a_hand_over_that_makes_no_sense_is_refused() {
+    let (_folder, path) = file();
+    let a = open(&path, A);
+    let (bytes, _) = a.hand_over().expect("a copy");
+    let text = String::from_utf8(bytes).expect("text");
+    let spoil = |from: &str, to: &str| text.replacen(from, to, 1).into_bytes();
+    let changed = [
+        spoil("device-1", "device-2"),
+        spoil("\n0 3", "\n3 3"),
+        spoil("0 3 8192", "0 3 99999936"),
+        spoil("cached", "warm"),
+        spoil("- 0 0", "- 1 0"),
+        spoil("- 0 0", "0 0 0"),
+        spoil("- 0 0", "- 0 1"),
+        spoil("- 0 0", "- -1 0"),
+        b"\xff".to_vec(),
+        Vec::new(),
+    ];
+    for bytes in &changed {
+        let (_, descriptors) = a.hand_over().expect("a copy");
+        refused(Device::take_over(bytes, descriptors));
+    }
+    let (bytes, mut descriptors) = a.hand_over().expect("a copy");
+    refused(Device::take_over(&bytes, Vec::new()));
+    descriptors.extend(a.hand_over().expect("a copy").1);
+    refused(Device::take_over(&bytes, descriptors));
+    assert_eq!(Device::take_over(&bytes, a.hand_over().expect("a copy").1).expect("itself").caching(), Caching::Cached);
+}
+
+const OTHER_NODE: &str = "FABRIC_TEST_OTHER_NODE";
+const ROUNDS: u64 = 200;
+
+/// Trains, whoever the peer is and whenever it comes.
+fn bring_up(device: &Device, link: &mut DeviceLink) {
+    wait_until("training", || {
+        device.look().expect("fine");
+        link.doorbell().ring();
+        link.train() == LinkState::Up
+    });
+}
+
+/// Answers each word with itself and one, sleeping in between.
+fn other_node(path: &Path) {
+    let device = Device::connect_server(path, &seat(B)).expect("a device");
+    let mut link = device.link(A);
+    bring_up(&device, &mut link);
+    let (bell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
+    for round in 1..=ROUNDS {
+        while inbound.load_u64(0, std::sync::atomic::Ordering::Acquire) < round {
+            assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung);
+        }
+        outbound.store_u64(0, round, std::sync::atomic::Ordering::Release);
+        outbound.flush();
+        bell.ring();
+    }
+}
+
+#[test]
+fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
+    if let Some(path) = std::env::var_os(OTHER_NODE) {
+        return other_node(Path::new(&path));
+    }
+    let name = "nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again";
+    let server = Server::start(layout().bytes(), 2);
+    let device = connect(&server, A);
+    let mut link = device.link(B);
+    for round_last in [ROUNDS / 2, ROUNDS] {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let mut peer = command.args(["--exact", name]).env(OTHER_NODE, server.path()).spawn().expect("a peer");
+        bring_up(&device, &mut link);
+        let (bell, inbound, outbound) = (link.doorbell_of(Vector(1)), link.inbound(), link.outbound());
+        for round in 1..=round_last {
+            outbound.store_u64(0, round, std::sync::atomic::Ordering::Release);
+            outbound.flush();
+            bell.ring();
+            while inbound.load_u64(0, std::sync::atomic::Ordering::Acquire) < round {
+                assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung);
+            }
+        }
+        if round_last == ROUNDS {
+            assert!(peer.wait().expect("the peer").success());
+        } else {
+            peer.kill().expect("the peer");
+            peer.wait().expect("the peer");
+        }
+        let mut changes = Vec::new();
+        wait_until("its end", || {
+            changes.extend(device.look().expect("fine"));
+            changes.contains(&Change::Gone(vec![B]))
+        });
+        link.take_down();
+    }
+}

@@ -1,0 +1,468 @@
+//! Connections to other nodes: the proxy of this node stands in for what is there.
+//!
+//! A connecting program reaches the proxy as it would reach the listener, says hello, and waits for the [`Reply`]:
+//! whether the listener on the other node has taken the connection, and, where programs may store into windows
+//! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its hello
+//! where that is.
+//!
+//! ```text
+//!    0  magic            "XLREPLY" and a zero
+//!    8  version          of this and of the segment's layout
+//!   12  error            0, or the error number that refuses the connection
+//!   16  flags            1: the connection lies in windows, in the memory whose descriptor is attached
+//!   24  inbound          offset of the connecting end's span
+//!   32  outbound         offset of the accepting end's span
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use fabric::shm;
+use ledger::FallbackReason;
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use volmem::{Mapping, Region};
+
+use super::{
+    Connected, LaneListener, NoLane, Request, Route, bind_tuple, introduce, listen_as, path_in, reach,
+    receive_with_descriptors, send_with_descriptor, spread_u32,
+};
+use crate::address::{canonical, destination};
+use crate::clock::now_ns;
+use crate::descriptors::close;
+use crate::hello::Place;
+use crate::monitor::{self, Answer};
+use crate::rack::{ListenerName, Rack, RackLock};
+use crate::segment::{LAYOUT_VERSION, Secrets, Segment, Side};
+use crate::spin::{Spin, Turn};
+use crate::system;
+
+const REPLY_BYTES: usize = 40;
+const MAGIC: u64 = u64::from_ne_bytes(*b"XLREPLY\0");
+const FLAG_WINDOWS: u64 = 1;
+/// How long a program waits for the other node's answer.
+const REPLY_WAIT_NS: u64 = 5_000_000_000;
+/// Looks at memory that take as long as one look at a socket.
+const LOOKS_PER_CALL: u32 = 250;
+/// File system of the files that are the BARs of PCI devices.
+const SYSFS_MAGIC: u64 = 0x6265_6572;
+
+/// Adds a listener in a rack that stands in for another node's: the proxy's, not a program's. Whoever accepts there
+/// owes each connection an [`answer`], once it is known what the other node says.
+///
+/// # Errors
+/// As [`listen_in`].
+pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
+    let name = ListenerName::far(address);
+    let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
+    listen_as(rack, free, backlog)
+}
+
+/// What became of a connection to another node, from the proxy to the program that connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Taken; where it lies, if not in the memory that the program has made.
+    Taken(Option<Place>),
+    /// Refused, with what TCP would have shown.
+    Refused(Errno),
+}
+
+impl Reply {
+    fn encode(self) -> [u8; REPLY_BYTES] {
+        let (error, place) = match self {
+            Self::Taken(place) => (0, place),
+            Self::Refused(errno) => (errno.raw_os_error(), None),
+        };
+        let flags = if place.is_some() { FLAG_WINDOWS } else { 0 };
+        let place = place.unwrap_or(Place { inbound_offset: 0, outbound_offset: 0 });
+        let mut bytes = [0_u8; REPLY_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&error.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&flags.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&place.inbound_offset.to_ne_bytes());
+        bytes[32..].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes
+    }
+
+    /// Nothing but what [`Reply::encode`] writes is one.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+        let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
+        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)? };
+        let reply = match error {
+            0 => Self::Taken((word(16)? != 0).then_some(place)),
+            1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
+            _ => return None,
+        };
+        (reply.encode() == bytes).then_some(reply)
+    }
+}
+
+/// Answers a program that has connected to another node's listener; `memory` is that of the windows, where the
+/// connection lies in them.
+///
+/// # Errors
+/// What sendmsg answers: `PIPE` for a program that has gone.
+pub fn answer(lifeline: BorrowedFd<'_>, reply: Reply, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    send_with_descriptor(lifeline, &reply.encode(), memory)
+}
+
+impl Request {
+    /// Whether the destination may be another node's, beyond a window: on a machine of its own, or, where several nodes
+    pub(super) fn may_be_far(&self, route: &Result<Route, NoLane>) -> bool {
+        let Some(node) = self.node else { return false };
+        match route {
+            Ok(route) => super::is_node(route.destination.ip()) && route.destination.ip() != IpAddr::V4(node),
+            Err(no_lane) => no_lane.reason == FallbackReason::RemoteAddress,
+        }
+    }
+
+    /// The way to another node, from `node`, which is the address of this one.
+    fn far_route(&self, node: IpAddr) -> Result<Route, NoLane> {
+        let destination = destination(self.destination);
+        let bound = self.source.map(canonical);
+        let source = bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()).unwrap_or(node);
+        if source.is_ipv4() != destination.is_ipv4() {
+            return Err(NoLane::because(FallbackReason::UnsupportedCall));
+        }
+        Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
+    }
+}
+
+/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
+/// asked to see to it.
+pub(super) fn connect(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Result<Connected, NoLane> {
+    let destination = destination(request.destination);
+    let name = ListenerName::far(destination);
+    // A node has one address; only for a destination of the other family it must be asked for.
+    let known = request.node.map(IpAddr::V4).filter(|node| node.is_ipv4() == destination.is_ipv4());
+    let node = match known {
+        Some(node) if rack.is_live(&name) == Ok(true) => node,
+        _ => match monitor::ask(rack, destination) {
+            Answer::Ready { node } => node,
+            Answer::No(reason) => return Err(NoLane::because(reason)),
+        },
+    };
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let route = request.far_route(node)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, spread_u32(), request.opener).map_err(broken)?;
+    reach(rack, lifeline.as_fd(), &[name])?;
+    let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
+    settle(connected)
+}
+
+/// Waits for the reply, and moves to the place that it names.
+fn settle(connected: Connected) -> Result<Connected, NoLane> {
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let (reply, memory) = wait_for_reply(connected.lifeline.as_fd()).map_err(&broken)?;
+    match (reply, memory) {
+        (Reply::Taken(None), None) => Ok(connected),
+        (Reply::Taken(Some(place)), Some(memory)) => {
+            let segment = open_place(memory.as_fd(), place, Side::Connector, connected.segment.secrets());
+            close(memory);
+            connected.memfd.into_iter().for_each(close);
+            Ok(Connected { segment: segment.map_err(&broken)?, memfd: None, ..connected })
+        }
+        (Reply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::because(FallbackReason::NoListener)),
+        (Reply::Refused(Errno::AGAIN), None) => Err(NoLane::because(FallbackReason::BacklogFull)),
+        (Reply::Refused(Errno::ACCESS), None) => Err(NoLane::because(FallbackReason::PeerRefused)),
+        (Reply::Refused(Errno::NETUNREACH), None) => Err(NoLane::because(FallbackReason::LinkDown)),
+        (_, memory) => {
+            memory.into_iter().for_each(close);
+            Err(NoLane::because(FallbackReason::HandshakeFailed))
+        }
+    }
+}
+
+fn wait_for_reply(lifeline: BorrowedFd<'_>) -> Result<(Reply, Option<OwnedFd>), Errno> {
+    let deadline_ns = now_ns().saturating_add(REPLY_WAIT_NS);
+    let mut spin = Spin::new();
+    let mut is_awake = true;
+    loop {
+        let mut bytes = [0_u8; REPLY_BYTES];
+        match receive_with_descriptors(lifeline, &mut bytes) {
+            Ok((0, fds, _)) => {
+                fds.into_iter().for_each(close);
+                return Err(Errno::CONNRESET);
+            }
+            Ok((length, mut fds, _)) => {
+                let memory = fds.pop();
+                fds.into_iter().for_each(close);
+                return Reply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        is_awake = is_awake && spin.turn_of(LOOKS_PER_CALL) != Turn::Sleep;
+        if is_awake {
+            continue;
+        }
+        let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
+        if left_ms == 0 {
+            return Err(Errno::TIMEDOUT);
+        }
+        let mut entry = [libc::pollfd { fd: lifeline.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        // A signal only means another look: a connect that has begun comes to its end.
+        let _ = system::poll(&mut entry, i32::try_from(left_ms).unwrap_or(i32::MAX));
+    }
+}
+
+/// The end of a connection whose spans lie in `memory`.
+///
+/// # Errors
+/// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a place that is not in it, and what mmap
+/// answers.
+pub(super) fn open_place(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
+    check_memory(memory, place)?;
+    let span = |offset| {
+        let mapping = Mapping::at(memory, offset, Segment::WINDOW_BYTES).map_err(|_| Errno::INVAL)?;
+        Ok::<_, Errno>(Region::of_mapping(Arc::new(mapping)))
+    };
+    let segment = Segment::in_windows(&span(place.inbound_offset)?, &span(place.outbound_offset)?, side, secrets);
+    segment.set_up();
+    Ok(segment)
+}
+
+/// Memory whose end nobody can move, and a place before that end: a sealed memfd, the BAR of a device, or a device.
+fn check_memory(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+    let stat = rustix::fs::fstat(memory)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
+        return Ok(());
+    }
+    let is_bar = || rustix::fs::fstatfs(memory).is_ok_and(|stat| stat.f_type as u64 == SYSFS_MAGIC);
+    if !shm::is_sealed(memory) && !is_bar() {
+        return Err(Errno::PERM);
+    }
+    let ends_within =
+        |offset: u64| offset.checked_add(Segment::WINDOW_BYTES as u64).is_some_and(|end| end <= stat.st_size as u64);
+    let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= Segment::WINDOW_BYTES as u64;
+    let is_inside = [place.inbound_offset, place.outbound_offset].into_iter().all(ends_within);
+    if is_inside && are_apart { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
+pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
+    let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
+    let name = path.as_deref().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
+    let name = name.and_then(|name| ListenerName::parse(std::str::from_utf8(name).ok()?));
+    name.is_some_and(|name| name.is_far)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Opener;
+    use crate::rack::tests::Scratch;
+    use crate::rendezvous::{accept, connect_in, listen_in, receive_hello, unix_stream};
+    use proptest::prelude::*;
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+    use std::net::Ipv4Addr;
+    use std::thread::JoinHandle;
+
+    const SERVER: &str = "127.77.0.2:6379";
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    fn request() -> Request {
+        let node = Some(Ipv4Addr::new(127, 77, 0, 1));
+        Request { destination: address(SERVER), source: None, node, opener: Opener::Program }
+    }
+
+    fn node(scratch: &Scratch) -> Arc<Rack> {
+        Arc::new(scratch.rack())
+    }
+
+    fn connect_to(rack: &Rack) -> Result<Connected, NoLane> {
+        connect(rack, &request(), unix_stream().unwrap())
+    }
+
+    /// A monitor that answers one question, after `before`.
+    fn monitor(rack: &Rack, answer: Answer, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+        let path = rack.path().join("../..").join(monitor::SOCKET_NAME);
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        std::thread::spawn(move || {
+            let asker = rustix::net::accept(&socket).unwrap();
+            let mut packet = [0; monitor::PACKET_BYTES_MAX];
+            let (length, _) = rustix::net::recv(&asker, &mut packet, RecvFlags::empty()).unwrap();
+            assert_eq!(monitor::asked_for(&packet[..length]), Some(address(SERVER)));
+            before();
+            rustix::net::send(&asker, answer.encode().as_bytes(), SendFlags::NOSIGNAL).unwrap();
+        })
+    }
+
+    /// A proxy that takes one connection and replies.
+    fn proxy(listener: LaneListener, reply: Reply, memory: Option<OwnedFd>) -> JoinHandle<(OwnedFd, Segment)> {
+        std::thread::spawn(move || {
+            let accepted = loop {
+                match accept(listener.fd(), libc::SOCK_CLOEXEC) {
+                    Err(Errno::AGAIN) => std::thread::yield_now(),
+                    accepted => break accepted.unwrap(),
+                }
+            };
+            assert_eq!(
+                (accepted.tuple.peer.ip().to_string().as_str(), accepted.opener),
+                ("127.77.0.1", Opener::Program)
+            );
+            let segment = loop {
+                if let Some((segment, _memfd)) = receive_hello(accepted.lifeline.as_fd()).unwrap() {
+                    break segment;
+                }
+            };
+            answer(accepted.lifeline.as_fd(), reply, memory.as_ref().map(OwnedFd::as_fd)).unwrap();
+            (accepted.lifeline, segment)
+        })
+    }
+
+    #[test]
+    fn a_listener_that_is_new_here_is_asked_for_and_a_known_one_is_not() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let proxy_rack = Arc::clone(&rack);
+        let ready = Answer::Ready { node: "127.77.0.1".parse().unwrap() };
+        let (made, listener) = std::sync::mpsc::channel();
+        let listen = move || made.send(listen_for_far(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
+        let monitor = monitor(&rack, ready, listen);
+        let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
+        let connected = connect_to(&rack).unwrap();
+        assert!(connected.is_far && connected.memfd.is_some() && leads_far(connected.lifeline.as_fd()));
+        monitor.join().unwrap();
+        let (_lifeline, segment) = taking.join().unwrap().unwrap();
+        assert_eq!(segment.secrets(), connected.segment.secrets());
+
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        assert_eq!(listen_for_far(&rack, address(SERVER), 1).unwrap_err(), Errno::ADDRINUSE);
+        let taking = proxy(listener, Reply::Taken(None), None);
+        connect_to(&rack).unwrap();
+        taking.join().unwrap();
+    }
+
+    #[test]
+    fn what_stands_against_a_connection_is_said() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let monitor = monitor(&rack, Answer::No(FallbackReason::PeerRefused), || ());
+        assert_eq!(connect_to(&rack).unwrap_err().reason, FallbackReason::PeerRefused);
+        monitor.join().unwrap();
+        for (errno, reason) in [
+            (Errno::CONNREFUSED, FallbackReason::NoListener),
+            (Errno::AGAIN, FallbackReason::BacklogFull),
+            (Errno::NETUNREACH, FallbackReason::LinkDown),
+            (Errno::IO, FallbackReason::HandshakeFailed),
+        ] {
+            let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Refused(errno), None);
+            assert_eq!(connect_to(&rack).unwrap_err().reason, reason);
+            taking.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_proxy_that_goes_without_a_word_is_no_connection() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let going = std::thread::spawn(move || {
+            while let Err(Errno::AGAIN) = accept(listener.fd(), libc::SOCK_CLOEXEC) {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(connect_to(&rack).unwrap_err().reason, FallbackReason::HandshakeFailed);
+        going.join().unwrap();
+    }
+
+    #[test]
+    fn a_connection_moves_to_the_windows_that_the_reply_names() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let (memory, mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+        let place = Place { inbound_offset: span_bytes, outbound_offset: 2 * span_bytes };
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
+        let connected = connect_to(&rack).unwrap();
+        assert!(connected.memfd.is_none());
+        let secrets = taking.join().unwrap().1.secrets();
+        let back = Place { inbound_offset: place.outbound_offset, outbound_offset: place.inbound_offset };
+        let other = open_place(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+        assert_eq!(connected.segment.sender().write(b"through the window"), Ok(18));
+        let mut bytes = [0; 18];
+        assert_eq!(other.receiver().read(&mut bytes), Ok(18));
+        assert_eq!(&bytes, b"through the window");
+        let first = Region::of_mapping(Arc::new(mapping)).sub(0, Segment::WINDOW_BYTES);
+        assert!(
+            (0..Segment::WINDOW_BYTES).step_by(8).all(|at| first.load_u64(at, volmem::sync::Ordering::Relaxed) == 0)
+        );
+    }
+
+    #[test]
+    fn memory_that_could_be_cut_off_and_places_outside_it_are_refused() {
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+        let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
+        let open = |memory: BorrowedFd<'_>, inbound_offset, outbound_offset| {
+            open_place(memory, Place { inbound_offset, outbound_offset }, Side::Acceptor, secrets).map(|_| ())
+        };
+        assert_eq!(open(memory.as_fd(), 0, span_bytes), Ok(()));
+        for (inbound, outbound) in
+            [(0, 0), (0, span_bytes + 4096), (1, span_bytes), (0, 4096), (u64::MAX - 4095, 0), (1 << 63, 0)]
+        {
+            assert_eq!(open(memory.as_fd(), inbound, outbound), Err(Errno::INVAL), "{inbound:#x} {outbound:#x}");
+        }
+        let scratch = Scratch::new();
+        let file = std::fs::File::create_new(scratch.0.join("file")).unwrap();
+        file.set_len(2 * span_bytes).unwrap();
+        assert_eq!(open(file.as_fd(), 0, span_bytes), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
+        let (here, there) = (Scratch::new(), Scratch::new());
+        let (rack, far_rack) = (node(&here), node(&there));
+        let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Taken(None), None);
+        let program = connect_to(&rack).unwrap();
+        taking.join().unwrap();
+        let server = listen_in(&far_rack, address(SERVER), false, false, 1).unwrap();
+        let source = Some(program.tuple.local);
+        let onward =
+            connect_in(&far_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
+        let accepted = accept(server.fd(), libc::SOCK_CLOEXEC).unwrap();
+        assert_eq!((accepted.tuple.peer, accepted.opener), (program.tuple.local, Opener::Proxy));
+        assert_eq!(onward.tuple, program.tuple);
+    }
+
+    #[test]
+    fn only_addresses_of_other_nodes_and_machines_may_be_far() {
+        let may_be = |destination: &str, node| {
+            let request = Request { destination: address(destination), node, ..request() };
+            request.may_be_far(&request.route())
+        };
+        let node = request().node;
+        for (destination, expected) in
+            [("127.77.0.2:1", true), ("127.77.0.1:1", false), ("127.0.0.1:1", false), ("198.51.100.7:1", true)]
+        {
+            assert_eq!(may_be(destination, node), expected, "{destination}");
+            assert!(!may_be(destination, None), "{destination}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn other_bytes_are_no_replies(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            prop_assert_eq!(Reply::decode(&bytes), None);
+        }
+
+        #[test]
+        fn replies_survive_the_way(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
+            let place = Some(Place { inbound_offset, outbound_offset });
+            let refused = Reply::Refused(Errno::from_raw_os_error(errno));
+            for reply in [Reply::Taken(None), Reply::Taken(place), refused] {
+                prop_assert_eq!(Reply::decode(&reply.encode()), Some(reply));
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Registers of a device: every access happens, once, as wide as it is written here.
+
+use crate::Mapping;
+
+const REGISTER_BYTES: usize = size_of::<u32>();
+
+/// Registers of 32 bits in a mapping.
+#[derive(Debug)]
+pub struct Registers(Mapping);
+
+impl Registers {
+    /// The registers that `mapping` shows.
+    pub fn new(mapping: Mapping) -> Self {
+        Self(mapping)
+    }
+
+    /// Reads the register at `offset` (4-byte aligned), in the device's byte order made this machine's.
+    ///
+    /// # Panics
+    /// If there is no register at `offset`.
+    pub fn load(&self, offset: usize) -> u32 {
+        // SAFETY: `register` bounds and aligns the address, and the mapping lives as long as `self`.
+        u32::from_le(unsafe { self.register(offset).read_volatile() })
+    }
+
+    /// Writes the register at `offset` (4-byte aligned).
+    ///
+    /// # Panics
+    /// If there is no register at `offset`.
+    pub fn store(&self, offset: usize, value: u32) {
+        // SAFETY: as in `load`.
+        unsafe { self.register(offset).write_volatile(value.to_le()) }
+    }
+
+    fn register(&self, offset: usize) -> *mut u32 {
+        let is_there = offset.is_multiple_of(REGISTER_BYTES)
+            && offset.checked_add(REGISTER_BYTES).is_some_and(|end| end <= self.0.len_bytes());
+        assert!(is_there, "no register at {offset} of {} bytes", self.0.len_bytes());
+        // SAFETY: the offset is inside the mapping.
+        unsafe { self.0.base().as_ptr().add(offset).cast() }
+    }
+}
