@@ -182,6 +182,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.inbound.pointer(chunk.offset, chunk.len_bytes)
     }
 
+    pub(crate) fn inbound(&self) -> &I {
+        &self.inbound
+    }
+
     /// Consumes bytes of the peeked record and returns its credit when it is used up.
     ///
     /// # Errors

@@ -61,6 +61,7 @@
 #![allow(unsafe_code)] // Raw spans of caller memory cross this interface.
 
 mod consumer;
+mod draft;
 mod layout;
 #[cfg(loom)]
 pub mod mutation;
@@ -73,6 +74,7 @@ mod words;
 use fabric::Coherence;
 
 pub use consumer::{Chunk, Consumer};
+pub use draft::{Draft, Span};
 pub use layout::Layout;
 pub use producer::{Producer, Reservation};
 pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SLOT_BYTES};

@@ -34,7 +34,7 @@ pub struct Producer<O, I> {
 /// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any
 /// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Cursor {
+pub(crate) struct Cursor {
     tail: u64,
     in_big_ring: bool,
     /// The next record is the first in the big ring: it is published together with the switch in the slot before it.
@@ -113,18 +113,29 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn reserve(&mut self, len_bytes_max: usize) -> Result<Option<Reservation>, Corrupt> {
-        self.reserved = None;
         let before = self.cursor();
-        let mut cursor = before;
-        let room_bytes = self.room_for(&mut cursor, len_bytes_max)?;
-        if room_bytes == 0 {
+        let (cursor, start, len_bytes) = self.place_for(len_bytes_max)?;
+        if len_bytes == 0 {
             return Ok(None);
         }
-        let len_bytes = len_bytes_max.min(room_bytes);
-        let start = self.ring(&cursor).slot_offset(cursor.tail) + HEADER_BYTES;
         let Some(pointer) = self.outbound.pointer(start, len_bytes) else { return Ok(None) };
         self.reserved = Some(Reserved { before, cursor, len_bytes });
         Ok(Some(Reservation { pointer, len_bytes }))
+    }
+
+    /// Where the payload of a record of up to `len_bytes_max` bytes goes, and how long it may be: 0 when there is no
+    /// room now.
+    #[inline]
+    pub(crate) fn place_for(&mut self, len_bytes_max: usize) -> Result<(Cursor, usize, usize), Corrupt> {
+        self.reserved = None;
+        let mut cursor = self.cursor();
+        let room_bytes = self.room_for(&mut cursor, len_bytes_max)?;
+        let start = self.ring(&cursor).slot_offset(cursor.tail) + HEADER_BYTES;
+        Ok((cursor, start, len_bytes_max.min(room_bytes)))
+    }
+
+    pub(crate) fn outbound(&self) -> &O {
+        &self.outbound
     }
 
     /// Publishes the first `len_bytes` of the last reservation; zero gives it up.
@@ -266,7 +277,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// A short payload goes as whole words, without a call.
     #[inline]
-    unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
+    pub(crate) unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
         for at in (0..len_bytes).step_by(WORD_BYTES) {
             // SAFETY: the caller's span, from what is not yet sent on.
             let word = unsafe { load_short(source.add(at), len_bytes - at) };
@@ -276,7 +287,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Makes a record visible. The payload is in place.
     #[inline(always)] // The compiler would share it with the cold callers, through memory.
-    fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
+    pub(crate) fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         self.show(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
         if cursor.switch_is_due {
             self.publish_switch(cursor);

@@ -10,9 +10,9 @@ use volmem::sync::Ordering;
 
 const SECRET: u64 = 0x5EC7;
 
-type Pair = (Producer<MemoryOutbound, MemoryInbound>, Consumer<MemoryInbound, MemoryOutbound>);
+pub(crate) type Pair = (Producer<MemoryOutbound, MemoryInbound>, Consumer<MemoryInbound, MemoryOutbound>);
 
-fn pair(small_slots: u64, big_slots: u64) -> Pair {
+pub(crate) fn pair(small_slots: u64, big_slots: u64) -> Pair {
     let layout = Layout::packed(small_slots, big_slots);
     pair_in(layout, &Region::heap(layout.window_bytes()), &Region::heap(layout.window_bytes()))
 }

@@ -1,0 +1,224 @@
+//! Records that are put together in place, from several pieces: a header, then bytes that lie in another window.
+
+use crate::producer::Cursor;
+use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX};
+use crate::{Chunk, Consumer, Corrupt, Producer};
+use fabric::{Inbound, Outbound};
+
+/// Bytes in a window that a peer may write while they are looked at: they can be copied, and nothing else.
+#[derive(Debug)]
+pub struct Span<'a, I> {
+    inbound: &'a I,
+    offset: usize,
+    len_bytes: usize,
+}
+
+impl<I> Clone for Span<'_, I> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<I> Copy for Span<'_, I> {}
+
+impl<I: Inbound> Span<'_, I> {
+    /// How many bytes they are.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// The `len_bytes` from `skip_bytes` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn part(&self, skip_bytes: usize, len_bytes: usize) -> Self {
+        let fits = skip_bytes <= self.len_bytes && len_bytes <= self.len_bytes - skip_bytes;
+        assert!(fits, "part {skip_bytes}+{len_bytes} of {} bytes", self.len_bytes);
+        Self { inbound: self.inbound, offset: self.offset + skip_bytes, len_bytes }
+    }
+
+    /// Copies the first bytes out, as many as `destination` has.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn read(&self, destination: &mut [u8]) {
+        let first = self.part(0, destination.len());
+        first.inbound.read(first.offset, destination);
+    }
+}
+
+impl<I: Inbound, O: Outbound> Consumer<I, O> {
+    /// The bytes of a peeked chunk, to be copied elsewhere.
+    ///
+    /// # Panics
+    /// If the chunk is not inside the window.
+    pub fn span(&self, chunk: Chunk) -> Span<'_, I> {
+        self.pointer(chunk);
+        Span { inbound: self.inbound(), offset: chunk.offset, len_bytes: chunk.len_bytes }
+    }
+}
+
+/// A record that is being put together in the receiver's window. Nobody sees it before [`Draft::publish`]; one that is
+/// dropped was never there.
+#[derive(Debug)]
+pub struct Draft<'a, O, I> {
+    producer: &'a mut Producer<O, I>,
+    cursor: Cursor,
+    start: usize,
+    room_bytes: usize,
+    len_bytes: usize,
+}
+
+impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
+    /// Bytes that may still be appended.
+    pub fn room_bytes(&self) -> usize {
+        self.room_bytes - self.len_bytes
+    }
+
+    /// Appends bytes of this process.
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub fn append(&mut self, bytes: &[u8]) {
+        let at = self.claim(bytes.len());
+        if bytes.len() <= WORDWISE_BYTES_MAX && at.is_multiple_of(WORD_BYTES) {
+            // SAFETY: a slice is readable. The last word may reach beyond it, but not beyond its slot, where nothing of
+            // this record has been put yet.
+            unsafe { self.producer.copy_words(at, bytes.as_ptr(), bytes.len()) };
+        } else {
+            self.producer.outbound().write(at, bytes);
+        }
+    }
+
+    /// Appends bytes of another window: one copy, from there to here.
+    ///
+    /// # Panics
+    /// If there is no room for them, or both windows are the same memory.
+    pub fn append_span<S: Inbound>(&mut self, span: &Span<'_, S>) {
+        if span.len_bytes == 0 {
+            return;
+        }
+        let at = self.claim(span.len_bytes);
+        let source = span.inbound.pointer(span.offset, span.len_bytes);
+        if let Some(destination) = self.producer.outbound().pointer(at, span.len_bytes) {
+            let apart = source.addr().get().abs_diff(destination.addr().get()) >= span.len_bytes;
+            assert!(apart, "a record is copied onto itself");
+        }
+        // SAFETY: the window says that its span is readable, and the two are apart.
+        unsafe { self.producer.outbound().write_from(at, source.as_ptr(), span.len_bytes) };
+    }
+
+    /// Makes the record visible; an empty one is given up.
+    pub fn publish(mut self) {
+        if self.len_bytes > 0 {
+            self.producer.publish(&mut self.cursor, self.len_bytes);
+        }
+    }
+
+    fn claim(&mut self, len_bytes: usize) -> usize {
+        assert!(len_bytes <= self.room_bytes(), "{len_bytes} bytes for a record with room for {}", self.room_bytes());
+        let at = self.start + self.len_bytes;
+        self.len_bytes += len_bytes;
+        at
+    }
+}
+
+impl<O: Outbound, I: Inbound> Producer<O, I> {
+    /// Begins a record of up to `len_bytes_max` bytes. `None` when there is no room now.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver returned impossible credit.
+    #[inline]
+    pub fn draft(&mut self, len_bytes_max: usize) -> Result<Option<Draft<'_, O, I>>, Corrupt> {
+        let (cursor, start, room_bytes) = self.place_for(len_bytes_max)?;
+        if room_bytes == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Draft { producer: self, cursor, start, room_bytes, len_bytes: 0 }))
+    }
+
+    /// Sends as much of a span as there is room for; returns how much that was.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver returned impossible credit.
+    ///
+    /// # Panics
+    /// If both windows are the same memory.
+    pub fn write_span<S: Inbound>(&mut self, span: &Span<'_, S>) -> Result<usize, Corrupt> {
+        let mut sent_bytes = 0;
+        while sent_bytes < span.len_bytes {
+            let rest_bytes = span.len_bytes - sent_bytes;
+            let Some(mut draft) = self.draft(rest_bytes)? else { break };
+            let record_bytes = rest_bytes.min(draft.room_bytes());
+            draft.append_span(&span.part(sent_bytes, record_bytes));
+            draft.publish();
+            sent_bytes += record_bytes;
+        }
+        Ok(sent_bytes)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::tests::pair;
+
+    #[test]
+    fn miri_a_record_of_several_pieces_is_read_as_one() {
+        let (mut from, mut window) = pair(8, 0);
+        let (mut to, mut read) = pair(8, 64);
+        from.write(b"payload in another window").unwrap();
+        let chunk = window.peek().unwrap().expect("a record");
+        let mut draft = to.draft(100).unwrap().expect("room");
+        assert_eq!(draft.room_bytes(), 100);
+        draft.append(b"header: ");
+        draft.append_span(&window.span(chunk).part(8, 17));
+        assert!(!read.may_have_data());
+        draft.publish();
+        window.consume(chunk.len_bytes).unwrap();
+        let whole = read.peek().unwrap().expect("a record");
+        assert_eq!(whole.len_bytes, 25);
+        let mut bytes = [0; 25];
+        read.span(whole).read(&mut bytes);
+        assert_eq!(&bytes, b"header: in another window");
+    }
+
+    #[test]
+    fn miri_a_record_that_is_dropped_or_empty_was_never_there() {
+        let (mut to, mut read) = pair(8, 64);
+        to.draft(1000).unwrap().expect("room").append(&[7; 500]);
+        to.draft(1000).unwrap().expect("room").publish();
+        assert!(to.is_drained() && !read.may_have_data());
+        to.write(b"next").unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(read.read(&mut bytes), Ok(4));
+        assert_eq!(&bytes[..4], b"next");
+    }
+
+    #[test]
+    fn a_long_span_goes_as_far_as_there_is_room() {
+        let (mut from, mut window) = pair(64, 0);
+        let (mut to, mut read) = pair(8, 0);
+        let long: Vec<u8> = (0..2000_u32).map(|index| index as u8).collect();
+        assert_eq!(from.write(&long), Ok(2000));
+        let mut got = Vec::new();
+        while let Some(chunk) = window.peek().unwrap() {
+            let sent = to.write_span(&window.span(chunk)).unwrap();
+            assert!(sent > 0 && sent <= 8 * crate::SLOT_BYTES);
+            window.consume(sent).unwrap();
+            let mut bytes = [0; 512];
+            let read_bytes = read.read(&mut bytes).unwrap();
+            got.extend_from_slice(&bytes[..read_bytes]);
+        }
+        assert_eq!(got, long);
+    }
+
+    #[test]
+    #[should_panic(expected = "onto itself")]
+    fn a_record_is_not_copied_onto_itself() {
+        let (mut to, mut read) = pair(8, 0);
+        to.write(&[1; 500]).unwrap();
+        let chunk = read.peek().unwrap().expect("a record");
+        read.consume(chunk.len_bytes).unwrap();
+        to.write_span(&read.span(crate::Chunk { offset: 528, len_bytes: 400 })).unwrap();
+    }
+}
