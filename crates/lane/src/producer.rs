@@ -192,6 +192,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.inbound.load_u64(self.layout.credit(), Ordering::Acquire) == self.position()
     }
 
+    /// Slots that are sent and whose credit has not come back.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver returned impossible credit.
+    pub fn unread_slots(&self) -> Result<u64, Corrupt> {
+        let cursor = self.cursor();
+        let credit = self.reload_credit(&cursor)?;
+        Ok(self.ring(&cursor).slots - self.free_slots(&cursor, credit)?)
+    }
+
     /// Slots sent so far: grows with every record.
     pub fn position(&self) -> u64 {
         self.inbound_word(TAIL)

@@ -95,6 +95,18 @@ fn credit_is_returned_after_wrap() {
 }
 
 #[test]
+fn miri_slots_are_unread_until_their_credit_is_back() {
+    let (mut producer, mut consumer) = pair(8, 0);
+    producer.write(&[1; 100]).unwrap();
+    producer.write(&[2]).unwrap();
+    assert_eq!(producer.unread_slots(), Ok(3));
+    consumer.read(&mut [0; 100]).unwrap();
+    assert_eq!(producer.unread_slots(), Ok(1));
+    consumer.read(&mut [0; 1]).unwrap();
+    assert_eq!(producer.unread_slots(), Ok(0));
+}
+
+#[test]
 fn miri_the_end_comes_after_the_last_byte() {
     let (mut producer, mut consumer) = pair(8, 0);
     producer.write(b"bye").unwrap();

@@ -1,0 +1,34 @@
+//! What an engine has done.
+
+/// Counts since the engine began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Frames published, of every kind.
+    pub frames_sent: u64,
+    /// Frames taken, of every kind.
+    pub frames_received: u64,
+    /// Payload bytes copied from programs' rings to windows, each byte once.
+    pub bytes_sent: u64,
+    /// Payload bytes that came by windows.
+    pub bytes_received: u64,
+    /// Of those, bytes that a program had no room for and that were copied once more.
+    pub bytes_held: u64,
+    /// Times that a connection had bytes to send and no credit.
+    pub stalls: u64,
+    /// Times that a partition had no room for a frame.
+    pub partitions_full: u64,
+    /// Connections that went to another class.
+    pub moves: u64,
+    /// Connections that were put to sleep.
+    pub parks: u64,
+    /// Connections that were woken.
+    pub wakes: u64,
+    /// Connections opened, by either side.
+    pub connections_opened: u64,
+    /// Connections reset, by either side.
+    pub resets: u64,
+    /// Frames of connections that are gone already.
+    pub frames_late: u64,
+    /// Connections that were reset because the peer broke the protocol.
+    pub offences: u64,
+}

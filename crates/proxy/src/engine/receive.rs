@@ -1,0 +1,317 @@
+//! Frames of the peer. Every one of them is hostile until it is checked.
+
+use super::{CONNECTION_RESET, Engine, Event, Fault};
+use crate::connection::{Connection, Due, End, Phase, Tuple};
+use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, TUPLE_BYTES_MAX};
+use crate::{Class, Input, Key, Local};
+use fabric::{Inbound, Outbound};
+use lane::Chunk;
+
+/// Frames that are taken from a partition in a turn, by class: a long row of streams may not keep short messages
+/// waiting.
+const FRAMES_MAX: [usize; 2] = [64, 4];
+/// Frames that are taken from a partition that another one is ahead of: more than any ring holds.
+const FRAMES_BEHIND_MAX: usize = 1 << 20;
+
+impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
+    pub(super) fn receive(&mut self, port: usize) -> Result<bool, Fault> {
+        let mut progressed = false;
+        for _ in 0..FRAMES_MAX[port] {
+            if !self.receive_one(port)? {
+                break;
+            }
+            progressed = true;
+        }
+        Ok(progressed)
+    }
+
+    fn receive_one(&mut self, port: usize) -> Result<bool, Fault> {
+        let corrupt = |corrupt| Fault::Lane { partition: port, corrupt };
+        let Some(chunk) = self.ports[port].from.peek().map_err(corrupt)? else { return Ok(false) };
+        let header = self.header_of(port, chunk).map_err(|error| Fault::Frame { partition: port, error })?;
+        self.counters.frames_received += 1;
+        self.take_frame(port, &header, chunk)?;
+        self.ports[port].from.consume(chunk.len_bytes).map_err(corrupt)?;
+        Ok(true)
+    }
+
+    fn header_of(&self, port: usize, chunk: Chunk) -> Result<Header, FrameError> {
+        if chunk.len_bytes < HEADER_BYTES {
+            return Err(FrameError::Short(chunk.len_bytes));
+        }
+        let mut bytes = [0; HEADER_BYTES];
+        self.ports[port].from.span(chunk).read(&mut bytes);
+        Header::decode(&bytes, chunk.len_bytes)
+    }
+
+    fn take_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {
+        let Some(key) = self.table.find(header.connection) else {
+            return self.take_first_frame(port, header, chunk);
+        };
+        if !self.is_in_order(key, port)? {
+            self.offend(key, "a frame in a partition that the connection is not in");
+            return Ok(());
+        }
+        // Catching up may have brought its end.
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        if connection.phase == Phase::Over {
+            self.counters.frames_late += 1;
+            return Ok(());
+        }
+        match self.take_known_frame(key, port, header, chunk) {
+            Ok(()) => {}
+            Err(what) => self.offend(key, what),
+        }
+        Ok(())
+    }
+
+    fn take_first_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {
+        if header.kind != Kind::Open {
+            self.counters.frames_late += 1;
+            return Ok(());
+        }
+        if header.connection.opener() == self.settings.side {
+            return Err(Fault::Number(header.connection));
+        }
+        if self.table.is_full() {
+            return self.refuse_unentered(header.connection);
+        }
+        let mut bytes = [0; TUPLE_BYTES_MAX];
+        let bytes = &mut bytes[..header.len_bytes];
+        self.ports[port].from.span(chunk).part(HEADER_BYTES, header.len_bytes).read(bytes);
+        let tuple = Tuple::new(bytes).expect("the kind bounds the length");
+        let mut connection = Connection::new(header.connection, Phase::Answering, self.now_ns);
+        connection.in_class = Class::ALL[port];
+        let limit = Connection::<L>::position_after(0, header.aux);
+        connection.limit = limit.unwrap_or(0);
+        let key = self.table.insert(header.connection, connection);
+        match limit {
+            Some(_) => self.events.push_back(Event::Open { key, tuple }),
+            None => self.offend(key, "more credit than there can be"),
+        }
+        Ok(())
+    }
+
+    /// Whether a frame in this partition is the next one of its connection. If the connection is still in another one,
+    /// its last frame there was published before this one: that partition is taken up to it first.
+    fn is_in_order(&mut self, key: Key, port: usize) -> Result<bool, Fault> {
+        let Some(before) = self.in_port(key) else { return Ok(true) };
+        if before == port {
+            return Ok(true);
+        }
+        if std::mem::replace(&mut self.is_catching_up, true) {
+            return Ok(false);
+        }
+        let mut outcome = Ok(true);
+        for _ in 0..FRAMES_BEHIND_MAX {
+            outcome = self.receive_one(before);
+            if outcome != Ok(true) || self.in_port(key).is_none_or(|now| now == port) {
+                break;
+            }
+        }
+        self.is_catching_up = false;
+        outcome?;
+        Ok(self.in_port(key).is_none_or(|now| now == port))
+    }
+
+    fn in_port(&mut self, key: Key) -> Option<usize> {
+        let class = self.table.get(key)?.in_class;
+        Some(self.port_of(class))
+    }
+
+    fn take_known_frame(&mut self, key: Key, port: usize, header: &Header, chunk: Chunk) -> Result<(), &'static str> {
+        match header.kind {
+            Kind::Open => Err("opened twice"),
+            Kind::Data => self.take_data(key, port, header, chunk),
+            Kind::Opened => self.take_opened(key, header.aux),
+            Kind::Refused => self.take_refused(key, header.aux),
+            Kind::Credit => self.take_credit(key, header.aux),
+            Kind::Fin => self.take_end(key, End::Finished, header.aux),
+            Kind::Close => self.take_end(key, End::Closed, header.aux),
+            Kind::Move => self.take_move(key, port, header.aux),
+            Kind::Reset => {
+                self.take_reset(key);
+                Ok(())
+            }
+        }
+    }
+
+    fn take_data(&mut self, key: Key, port: usize, header: &Header, chunk: Chunk) -> Result<(), &'static str> {
+        let len_bytes = header.len_bytes;
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        if connection.in_end != End::None {
+            return Err("bytes after the end");
+        }
+        if header.aux != connection.received as u32 {
+            return Err("bytes from another position");
+        }
+        if len_bytes as u64 > connection.granted - connection.received {
+            return Err("bytes beyond the credit");
+        }
+        let span = self.ports[port].from.span(chunk).part(HEADER_BYTES, len_bytes);
+        let put = match &mut connection.local {
+            Some(local) if connection.held.is_empty() => local.put_span(&span),
+            _ => Ok(0),
+        };
+        let Ok(put_bytes) = put else {
+            self.reset(key, CONNECTION_RESET);
+            return Ok(());
+        };
+        connection.received += len_bytes as u64;
+        if put_bytes < len_bytes {
+            let mut rest = vec![0; len_bytes - put_bytes];
+            span.part(put_bytes, rest.len()).read(&mut rest);
+            connection.held.extend(&rest);
+            self.counters.bytes_held += rest.len() as u64;
+        }
+        self.counters.bytes_received += len_bytes as u64;
+        self.touch(key);
+        self.poll_again(key);
+        self.grant(key);
+        Ok(())
+    }
+
+    /// Lets the peer send on, once it is worth a frame.
+    pub(super) fn grant(&mut self, key: Key) {
+        let credit_bytes = u64::from(self.settings.credit_bytes);
+        let Some(connection) = self.table.get(key) else { return };
+        let is_worth_it = connection.delivered() + credit_bytes >= connection.granted + credit_bytes / 4;
+        if is_worth_it && connection.in_end == End::None && connection.local.is_some() {
+            connection.due.add(Due::CREDIT);
+            self.note_due(key);
+        }
+    }
+
+    fn take_opened(&mut self, key: Key, limit: u32) -> Result<(), &'static str> {
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        if connection.phase != Phase::Opening {
+            return Err("answered twice");
+        }
+        connection.phase = Phase::Open;
+        connection.tuple = None;
+        self.take_credit(key, limit)
+    }
+
+    fn take_refused(&mut self, key: Key, errno: u32) -> Result<(), &'static str> {
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        if connection.phase != Phase::Opening {
+            return Err("refused after it was answered");
+        }
+        let local = connection.local.take();
+        self.table.remove(key);
+        self.events.extend(local.map(|local| Event::Refused { local, errno }));
+        Ok(())
+    }
+
+    fn take_credit(&mut self, key: Key, limit: u32) -> Result<(), &'static str> {
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        let limit = Connection::<L>::position_after(connection.sent, limit).ok_or("more credit than there can be")?;
+        if limit < connection.limit {
+            return Err("credit taken back");
+        }
+        let was_stalled = connection.credit_bytes() == 0;
+        connection.limit = limit;
+        if was_stalled {
+            self.poll_again(key);
+        }
+        Ok(())
+    }
+
+    fn take_end(&mut self, key: Key, end: End, position: u32) -> Result<(), &'static str> {
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        if connection.in_end == End::Closed || connection.in_end == end {
+            return Err("ended twice");
+        }
+        if position != connection.received as u32 {
+            return Err("an end at another position");
+        }
+        connection.in_end = end;
+        connection.in_end_is_told = false;
+        self.tell_end(key);
+        Ok(())
+    }
+
+    /// Tells the program of the end, once it has everything that came before.
+    pub(super) fn tell_end(&mut self, key: Key) {
+        let Some(connection) = self.table.get(key) else { return };
+        if !connection.held.is_empty() || connection.in_end_is_told {
+            return;
+        }
+        let Some(local) = &mut connection.local else { return };
+        match connection.in_end {
+            End::None => {}
+            End::Finished => {
+                connection.in_end_is_told = true;
+                local.finish();
+                self.touch(key);
+                self.poll_again(key);
+            }
+            End::Closed => {
+                // Nobody is left at the other end to hear anything. Bytes that wait to be sent count as answered by
+                // nobody: the program finds out as it would from TCP.
+                let closed = self.table.remove(key).and_then(|connection| connection.local);
+                closed.map(L::close).unwrap_or_default();
+            }
+        }
+    }
+
+    fn take_move(&mut self, key: Key, port: usize, class: u32) -> Result<(), &'static str> {
+        let ports = self.ports.len();
+        let Some(connection) = self.table.get(key) else { return Ok(()) };
+        let class = Class::from_number(class).filter(|class| (*class as usize) < ports && *class as usize != port);
+        connection.in_class = class.ok_or("a move to a partition that there is not")?;
+        Ok(())
+    }
+
+    fn take_reset(&mut self, key: Key) {
+        self.counters.resets += 1;
+        if let Some(local) = self.table.remove(key).and_then(|connection| connection.local) {
+            local.reset();
+        }
+    }
+
+    /// Hands the program what it had no room for.
+    pub(super) fn deliver_held(&mut self, key: Key) {
+        let Some(connection) = self.table.get(key) else { return };
+        let held_before = connection.held.len();
+        while let Some(local) = &mut connection.local {
+            let (first, _) = connection.held.as_slices();
+            if first.is_empty() {
+                break;
+            }
+            match local.put(first) {
+                Ok(0) => break,
+                Ok(bytes) => drop(connection.held.drain(..bytes)),
+                Err(_) => return self.reset(key, CONNECTION_RESET),
+            }
+        }
+        if connection.held.len() < held_before {
+            if connection.held.is_empty() {
+                connection.held = Default::default();
+            }
+            self.touch(key);
+            self.grant(key);
+        }
+        self.tell_end(key);
+    }
+
+    /// What the program says besides bytes.
+    pub(super) fn take_input_end(&mut self, key: Key, input: Input) {
+        let Some(connection) = self.table.get(key) else { return };
+        match input {
+            Input::Bytes(_) | Input::Nothing => {}
+            Input::Finished if connection.out_end == End::None => {
+                connection.out_end = End::Finished;
+                connection.due.add(Due::FIN);
+                self.note_due(key);
+            }
+            Input::Finished => {}
+            Input::Closed => {
+                connection.out_end = End::Closed;
+                drop(connection.local.take());
+                self.retire(key, Due::CLOSE);
+            }
+            Input::Broken => self.reset(key, CONNECTION_RESET),
+        }
+    }
+}

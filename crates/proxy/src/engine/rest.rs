@@ -1,0 +1,148 @@
+//! Looking at local ends, parking them, and sleeping.
+
+use super::{Engine, Fault};
+use crate::connection::{Phase, Place};
+use crate::{Input, Key, Local};
+use fabric::{Inbound, Outbound};
+
+impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
+    /// The lifeline of a connection has something to say: a ring, or its end.
+    pub fn wake(&mut self, key: Key) {
+        let Some(connection) = self.table.get(key) else { return };
+        let Some(local) = &mut connection.local else { return };
+        local.unpark();
+        let input = local.input();
+        if connection.place == Place::Parked {
+            connection.place = Place::Resting;
+        }
+        self.counters.wakes += 1;
+        self.poll_again(key);
+        self.take_input_end(key, input);
+    }
+
+    /// Prepares for sleep: the programs and the peer are asked to ring. `false`: there is still something to do, or to
+    /// look at; take another turn. After the sleep, call [`Engine::wake_up`].
+    ///
+    /// # Errors
+    /// As [`Engine::turn`].
+    pub fn sleep(&mut self) -> Result<bool, Fault> {
+        if !self.polled.is_empty() || !self.events.is_empty() {
+            return Ok(false);
+        }
+        // A peer that sleeps, or is slow, is given everything there is room for: only then a credit wakes us.
+        let mut progressed = self.send_due()?;
+        for port in 0..self.ports.len() {
+            progressed |= self.serve(port, usize::MAX)?;
+        }
+        if progressed || !self.polled.is_empty() {
+            return Ok(false);
+        }
+        for port in 0..self.ports.len() {
+            let corrupt = |corrupt| Fault::Lane { partition: port, corrupt };
+            let waits_for_room = self.ports[port].has_queued() || (port == 0 && !self.orphans.is_empty());
+            let state = &mut self.ports[port];
+            state.from.announce_sleep();
+            let mut has_something = state.from.may_have_data();
+            if waits_for_room {
+                state.to.announce_sleep();
+                has_something |= state.to.is_writable().map_err(corrupt)?;
+            }
+            if has_something {
+                self.wake_up();
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Ends what [`Engine::sleep`] began, whoever rang.
+    pub fn wake_up(&mut self) {
+        for port in &mut self.ports {
+            port.from.cancel_sleep();
+            port.to.cancel_sleep();
+        }
+    }
+
+    /// Looks at the connection in each turn again, as long as it is active.
+    pub(super) fn poll_again(&mut self, key: Key) {
+        let now_ns = self.now_ns;
+        let Some(connection) = self.table.get(key) else { return };
+        if connection.phase == Phase::Over || connection.place == Place::Queued {
+            return;
+        }
+        if connection.place == Place::Parked
+            && let Some(local) = &mut connection.local
+        {
+            local.unpark();
+        }
+        connection.place = Place::Polled;
+        connection.active_ns = now_ns;
+        if !std::mem::replace(&mut connection.is_in_polled, true) {
+            self.polled.push(key);
+        }
+    }
+
+    pub(super) fn look_at_polled(&mut self) {
+        let mut at = 0;
+        while at < self.polled.len() {
+            let key = self.polled[at];
+            if self.stays_polled(key) {
+                at += 1;
+                continue;
+            }
+            self.polled.swap_remove(at);
+            if let Some(connection) = self.table.get(key) {
+                connection.is_in_polled = false;
+            }
+        }
+    }
+
+    fn stays_polled(&mut self, key: Key) -> bool {
+        if self.table.get(key).is_some_and(|connection| !connection.held.is_empty() && connection.local.is_some()) {
+            self.deliver_held(key);
+        }
+        let Some(connection) = self.table.get(key).filter(|connection| connection.place == Place::Polled) else {
+            return false;
+        };
+        let wants_input = connection.wants_input();
+        let has_held = !connection.held.is_empty();
+        let Some(local) = &mut connection.local else {
+            connection.place = Place::Resting;
+            return false;
+        };
+        if wants_input && local.may_have_input() {
+            match local.input() {
+                Input::Bytes(_) => {
+                    self.queue(key);
+                    return false;
+                }
+                Input::Nothing => {}
+                end => {
+                    self.take_input_end(key, end);
+                    return self.table.get(key).is_some_and(|connection| connection.place == Place::Polled);
+                }
+            }
+        }
+        if !wants_input && !has_held {
+            connection.place = Place::Resting;
+            return false;
+        }
+        self.now_ns.saturating_sub(connection.active_ns) < self.settings.awake_ns || !self.park(key)
+    }
+
+    /// Asks the program to ring instead of looking at it; `false` if it has something just now.
+    fn park(&mut self, key: Key) -> bool {
+        let Some(connection) = self.table.get(key) else { return true };
+        let wants_input = connection.wants_input();
+        let for_room = !connection.held.is_empty();
+        let Some(local) = &mut connection.local else { return true };
+        local.park(for_room);
+        if (wants_input && local.may_have_input()) || (for_room && local.has_room()) {
+            local.unpark();
+            return false;
+        }
+        connection.place = Place::Parked;
+        self.counters.parks += 1;
+        true
+    }
+}

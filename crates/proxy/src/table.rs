@@ -1,0 +1,161 @@
+//! The connections of an engine, by place and by number.
+
+use crate::frame::Number;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher};
+
+/// A connection's place in its engine: valid until the connection ends, and never for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    index: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// As one number, for what keeps a word beside a descriptor.
+    pub fn to_word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// From the number.
+    pub fn from_word(word: u64) -> Self {
+        Self { index: word as u32, generation: (word >> 32) as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Entry<C> {
+    generation: u32,
+    content: Option<(Number, C)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Table<C> {
+    entries: Vec<Entry<C>>,
+    free: Vec<u32>,
+    by_number: HashMap<u32, u32, Spread>,
+    connections_max: usize,
+}
+
+impl<C> Table<C> {
+    /// `secret` keeps a peer from choosing numbers that meet in one bucket.
+    pub(crate) fn new(connections_max: usize, secret: u64) -> Self {
+        let by_number = HashMap::with_hasher(Spread { secret });
+        Self { entries: Vec::new(), free: Vec::new(), by_number, connections_max }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.len() >= self.connections_max
+    }
+
+    /// Enters a connection whose number is not there yet.
+    pub(crate) fn insert(&mut self, number: Number, content: C) -> Key {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry { generation: 0, content: None });
+            u32::try_from(self.entries.len() - 1).expect("connections are bounded")
+        });
+        let was = self.by_number.insert(number.0, index);
+        assert!(was.is_none(), "number {number:?} is entered twice");
+        let entry = &mut self.entries[index as usize];
+        entry.content = Some((number, content));
+        Key { index, generation: entry.generation }
+    }
+
+    pub(crate) fn find(&self, number: Number) -> Option<Key> {
+        let index = *self.by_number.get(&number.0)?;
+        Some(Key { index, generation: self.entries[index as usize].generation })
+    }
+
+    pub(crate) fn get(&mut self, key: Key) -> Option<&mut C> {
+        let entry = self.entries.get_mut(key.index as usize).filter(|entry| entry.generation == key.generation)?;
+        entry.content.as_mut().map(|(_, content)| content)
+    }
+
+    pub(crate) fn remove(&mut self, key: Key) -> Option<C> {
+        let entry = self.entries.get_mut(key.index as usize).filter(|entry| entry.generation == key.generation)?;
+        let (number, content) = entry.content.take()?;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.by_number.remove(&number.0);
+        self.free.push(key.index);
+        Some(content)
+    }
+
+    /// Takes all of them out.
+    pub(crate) fn drain(&mut self) -> Vec<C> {
+        let keys: Vec<Key> = (0..self.entries.len() as u32)
+            .map(|index| Key { index, generation: self.entries[index as usize].generation })
+            .collect();
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
+    }
+}
+
+/// Hashes one word by a folded multiplication.
+#[derive(Debug, Clone)]
+struct Spread {
+    secret: u64,
+}
+
+struct SpreadHasher {
+    secret: u64,
+    hash: u64,
+}
+
+impl BuildHasher for Spread {
+    type Hasher = SpreadHasher;
+
+    fn build_hasher(&self) -> SpreadHasher {
+        SpreadHasher { secret: self.secret, hash: 0 }
+    }
+}
+
+impl Hasher for SpreadHasher {
+    fn finish(&self) -> u64 {
+        self.hash
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32(u32::from(*byte)));
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        let product = u128::from(self.hash ^ self.secret ^ u64::from(word)) * 0x9E37_79B9_7F4A_7C15;
+        self.hash = (product >> 64) as u64 ^ product as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_for_one_connection_only() {
+        let mut table = Table::new(10, 1);
+        let first = table.insert(Number(7), 'a');
+        assert_eq!(table.remove(first), Some('a'));
+        let second = table.insert(Number(7), 'b');
+        assert_ne!(first, second);
+        assert_eq!(table.get(first), None);
+        assert_eq!(table.get(second), Some(&mut 'b'));
+        assert_eq!(table.remove(first), None);
+        assert_eq!(Key::from_word(second.to_word()), second);
+    }
+
+    #[test]
+    fn connections_are_found_by_number_as_long_as_they_are_there() {
+        let mut table = Table::new(1000, 0x1234_5678_9ABC_DEF0);
+        let keys: Vec<Key> = (0..1000).map(|number| table.insert(Number(number << 20 | number), number)).collect();
+        assert!(table.is_full());
+        for (number, key) in (0..1000).zip(&keys).step_by(2) {
+            assert_eq!(table.remove(*key), Some(number));
+        }
+        for number in 0..1000 {
+            assert_eq!(table.find(Number(number << 20 | number)).is_some(), number % 2 == 1);
+        }
+        assert_eq!(table.drain().len(), 500);
+        assert_eq!(table.len(), 0);
+    }
+}

@@ -1,0 +1,214 @@
+//! A peer that says anything.
+
+use crate::world::{Act, SECRET, Shape, Talk, heap_world};
+use fabric::heap::HeapLink;
+use fabric::{Inbound, Link, Outbound};
+use lane::Producer;
+use std::collections::HashSet;
+use volmem::sync::Ordering;
+
+/// What a hostile node does, beside what its programs do.
+#[derive(Debug, Clone)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub enum Attack {
+    /// Ordinary life.
+    Act(Act),
+    /// A well-formed record with a frame for the connection of this number, and any contents.
+    Frame { in_bulk: bool, connection: u8, opened_by_higher: bool, kind: u8, len_bytes: u16, aux: u32, is_bare: bool },
+    /// A record of any bytes.
+    Record { in_bulk: bool, bytes: Vec<u8> },
+    /// A word anywhere in the window.
+    Word { at: u32, value: u64 },
+    /// The victim goes on.
+    Turn,
+}
+
+/// Node 1 is hostile. Node 0 must live, and connections that no attack names must see nothing of it, unless the link
+/// was taken down as a whole.
+pub fn check(shape: Shape, attacks: &[Attack]) {
+    let (mut world, links) = heap_world(shape);
+    let mut named = HashSet::new();
+    for attack in attacks {
+        match attack {
+            Attack::Act(act) => world.act(*act),
+            Attack::Turn => {
+                world.act(Act::Wait { ns: 400 });
+                world.turn(0);
+            }
+            Attack::Frame { in_bulk, connection, opened_by_higher, kind, len_bytes, aux, is_bare } => {
+                let number = u32::from(*connection % 64) | u32::from(*opened_by_higher) << 31;
+                named.insert(number);
+                spoil(&mut world.spoiled, &named, &world.talks);
+                let payload = if *is_bare { 0 } else { usize::from(*len_bytes) % 3000 };
+                let mut bytes = vec![0x5A; 16 + payload];
+                bytes[..4].copy_from_slice(&number.to_le_bytes());
+                bytes[4] = *kind;
+                bytes[5..8].fill(0);
+                bytes[8..12].copy_from_slice(&(payload as u32).to_le_bytes());
+                bytes[12..16].copy_from_slice(&aux.to_le_bytes());
+                inject(shape, &links[1], *in_bulk, &bytes);
+            }
+            Attack::Record { in_bulk, bytes } => {
+                world.spoiled.fill(true);
+                inject(shape, &links[1], *in_bulk, bytes);
+            }
+            Attack::Word { at, value } => {
+                world.spoiled.fill(true);
+                let window = links[1].outbound();
+                window.store_u64(*at as usize % (window.len_bytes() / 8) * 8, *value, Ordering::Relaxed);
+            }
+        }
+    }
+    spoil(&mut world.spoiled, &named, &world.talks);
+    if attacks.iter().any(|attack| matches!(attack, Attack::Record { .. } | Attack::Word { .. })) {
+        for _ in 0..200 {
+            world.wait(400);
+            world.turn(0);
+            world.sleep(0);
+            world.turn(1);
+        }
+    } else {
+        world.settle();
+        world.check_settled();
+    }
+    let node = &world.nodes[0].engine;
+    assert!(node.connections() <= usize::from(shape.connections_max.clamp(1, 40)));
+}
+
+/// The `n`th connection of a side has the number `n`; which talk that is, the order of opening says.
+fn spoil(spoiled: &mut [bool], named: &HashSet<u32>, talks: &[Talk]) {
+    for number in named {
+        let opener = usize::from(number >> 31 != 0);
+        let nth = (number & 63) as usize;
+        let talk = talks.iter().enumerate().filter(|(_, talk)| talk.opener == opener).nth(nth);
+        if let Some((index, _)) = talk {
+            spoiled[index] = true;
+        }
+    }
+}
+
+/// The sender's cursor lies in its window: a second producer goes on where the engine's stands.
+fn inject(shape: Shape, link: &HeapLink, in_bulk: bool, bytes: &[u8]) {
+    let index = usize::from(in_bulk && shape.has_classes);
+    let (inbound, outbound) = shape.slices(link, index);
+    assert!(inbound.len_bytes() == outbound.len_bytes());
+    let mut producer = Producer::new(outbound, inbound, shape.layout(), SECRET);
+    if bytes.is_empty() {
+        return;
+    }
+    if let Ok(Some(mut draft)) = producer.draft(bytes.len()) {
+        let room = draft.room_bytes().min(bytes.len());
+        draft.append(&bytes[..room]);
+        draft.publish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_attack() -> impl Strategy<Value = Attack> {
+        let aux = prop_oneof![Just(0), 0..20_000_u32, any::<u32>()];
+        let frame = (any::<bool>(), 0..8_u8, any::<bool>(), 0..12_u8, 0..100_u16, aux, any::<bool>()).prop_map(
+            |(in_bulk, connection, opened_by_higher, kind, len_bytes, aux, is_bare)| Attack::Frame {
+                in_bulk,
+                connection,
+                opened_by_higher,
+                kind,
+                len_bytes,
+                aux,
+                is_bare,
+            },
+        );
+        let record = (any::<bool>(), prop::collection::vec(any::<u8>(), 1..60));
+        let word = (any::<u32>(), prop_oneof![0..100_u64, any::<u64>()]);
+        prop_oneof![
+            6 => crate::any_act().prop_map(Attack::Act),
+            4 => frame,
+            1 => record.prop_map(|(in_bulk, bytes)| Attack::Record { in_bulk, bytes }),
+            1 => word.prop_map(|(at, value)| Attack::Word { at, value }),
+            3 => Just(Attack::Turn),
+        ]
+    }
+
+    fn only_frames() -> impl Strategy<Value = Attack> {
+        any_attack().prop_filter("frames and life", |attack| {
+            matches!(attack, Attack::Act(_) | Attack::Frame { .. } | Attack::Turn)
+        })
+    }
+
+    fn frame(number: u32, kind: u8, aux: u32, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = number.to_le_bytes().to_vec();
+        bytes.extend([kind, 0, 0, 0]);
+        bytes.extend((payload.len() as u32).to_le_bytes());
+        bytes.extend(aux.to_le_bytes());
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// A world in which node 0 has one connection that nobody reads, and what it counts after these frames for it.
+    fn after_frames(frames: &[Vec<u8>]) -> (usize, bool, u64) {
+        let shape = Shape { has_classes: true, ring_shift: 5, slice_bytes: 0, connections_max: 4 };
+        let (mut world, links) = heap_world(shape);
+        world.open(0, 100, false, true);
+        world.talks[0].reads = [false; 2];
+        world.settle();
+        for bytes in frames {
+            inject(shape, &links[1], false, bytes);
+            world.nodes[0].is_rung = true;
+            world.turn(0);
+        }
+        let is_reset = world.talks[0].ends[0].as_ref().expect("connected").lock().input_is_reset;
+        (world.offences, is_reset, world.nodes[0].engine.counters().bytes_held)
+    }
+
+    #[test]
+    fn bytes_beyond_the_credit_reset_the_connection_and_are_not_kept() {
+        let frames: Vec<_> = (0..30).map(|at| frame(0, 4, at * 1000, &[1; 1000])).collect();
+        let (offences, is_reset, bytes_held) = after_frames(&frames);
+        assert_eq!((offences, is_reset), (1, true));
+        assert!(bytes_held <= 20_000, "{bytes_held}");
+    }
+
+    #[test]
+    fn what_no_honest_peer_says_resets_the_connection() {
+        let bytes_at_0 = frame(0, 4, 0, &[1; 10]);
+        let frames = [
+            ("bytes from elsewhere", vec![frame(0, 4, 5, &[1; 10])]),
+            ("bytes again", vec![bytes_at_0.clone(), bytes_at_0.clone()]),
+            ("an end elsewhere", vec![frame(0, 6, 1, &[])]),
+            ("two ends", vec![frame(0, 6, 0, &[]), frame(0, 6, 0, &[])]),
+            ("bytes after the end", vec![frame(0, 6, 0, &[]), bytes_at_0]),
+            ("credit without bound", vec![frame(0, 5, u32::MAX / 2, &[])]),
+            ("credit taken back", vec![frame(0, 5, 1, &[])]),
+            ("a second answer", vec![frame(0, 2, 30_000, &[])]),
+            ("a late refusal", vec![frame(0, 3, 111, &[])]),
+            ("a move to nowhere", vec![frame(0, 9, 2, &[])]),
+            ("a move to where it is", vec![frame(0, 9, 0, &[])]),
+            ("a frame where it is not any more", vec![frame(0, 9, 1, &[]), frame(0, 5, 40_000, &[])]),
+        ];
+        for (what, frames) in frames {
+            assert_eq!(after_frames(&frames).0, 1, "{what}");
+            assert!(after_frames(&frames).1, "{what}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(crate::cases())]
+
+        #[test]
+        fn a_peer_that_says_anything_is_survived(
+            shape in crate::any_shape(), attacks in prop::collection::vec(any_attack(), 0..150)
+        ) {
+            check(shape, &attacks);
+        }
+
+        #[test]
+        fn frames_for_one_connection_harm_no_other(
+            shape in crate::any_shape(), attacks in prop::collection::vec(only_frames(), 0..150)
+        ) {
+            check(shape, &attacks);
+        }
+    }
+}

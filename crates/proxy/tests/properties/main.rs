@@ -1,0 +1,213 @@
+//! Random histories of many connections over the partitions of one link, against an oracle: every program reads the
+//! bytes that were sent to it, in order, all of them, then the end; and a connection that nobody reads stops no other.
+
+mod hostile;
+mod program;
+mod world;
+
+use fabric::faulty::{FaultPlan, Faulty};
+use fabric::{Link, Outbound, heap, train_both};
+use proptest::prelude::*;
+use world::{Act, Shape, World, heap_world};
+
+fn any_shape() -> impl Strategy<Value = Shape> {
+    (any::<bool>(), 0..8_u8, prop_oneof![Just(0), 1..100_u16, 100..5000_u16], 1..40_u8).prop_map(
+        |(has_classes, ring_shift, slice_bytes, connections_max)| Shape {
+            has_classes,
+            ring_shift,
+            slice_bytes,
+            connections_max,
+        },
+    )
+}
+
+fn any_act() -> impl Strategy<Value = Act> {
+    let moved = || (any::<u8>(), any::<bool>(), prop_oneof![1..100_u16, 1..20_000_u16]);
+    let open = (any::<bool>(), 16..40_000_u16, prop::bool::weighted(0.1), prop::bool::weighted(0.9)).prop_map(
+        |(node, input_bytes_max, is_refused, server_reads)| Act::Open {
+            node,
+            input_bytes_max,
+            is_refused,
+            server_reads,
+        },
+    );
+    prop_oneof![
+        2 => open,
+        8 => moved().prop_map(|(connection, node, bytes)| Act::Send { connection, node, bytes }),
+        6 => moved().prop_map(|(connection, node, bytes)| Act::Read { connection, node, bytes }),
+        1 => (any::<u8>(), any::<bool>()).prop_map(|(connection, node)| Act::Finish { connection, node }),
+        1 => (any::<u8>(), any::<bool>()).prop_map(|(connection, node)| Act::Close { connection, node }),
+        1 => (any::<u8>(), any::<bool>()).prop_map(|(connection, node)| Act::Kill { connection, node }),
+        16 => any::<bool>().prop_map(|node| Act::Turn { node }),
+        4 => any::<bool>().prop_map(|node| Act::Sleep { node }),
+        4 => (0..3000_u16).prop_map(|ns| Act::Wait { ns }),
+    ]
+}
+
+fn cases() -> ProptestConfig {
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn every_program_reads_what_was_sent_to_it(shape in any_shape(), acts in prop::collection::vec(any_act(), 0..200)) {
+        let (mut world, _links) = heap_world(shape);
+        for act in acts {
+            world.act(act);
+        }
+        world.settle();
+        prop_assert_eq!(world.offences, 0);
+        world.check_settled();
+    }
+
+    #[test]
+    fn stores_that_are_late_and_out_of_order_change_nothing(
+        shape in any_shape(), seed: u64, acts in prop::collection::vec(any_act(), 0..80)
+    ) {
+        let (mut a, mut b) = heap::pair(shape.window_bytes());
+        prop_assert!(train_both(&mut a, &mut b));
+        let plan = |seed| FaultPlan { delay_ns: 0..=700, ..FaultPlan::write_combined(seed) };
+        let links = std::sync::Arc::new([Faulty::new(a, plan(seed)), Faulty::new(b, plan(!seed))]);
+        let mut world = World::new(shape, &links[0], &links[1]);
+        let ticked = links.clone();
+        world.on_time = Box::new(move |now_ns| ticked.iter().for_each(|link| link.tick(now_ns)));
+        let fenced = links.clone();
+        world.on_fence = Box::new(move |node| fenced[node].outbound().fence());
+        world.flush_ns = 1400;
+        for act in acts {
+            world.act(act);
+        }
+        world.settle();
+        prop_assert_eq!(world.offences, 0);
+        world.check_settled();
+    }
+}
+
+fn shape() -> Shape {
+    Shape { has_classes: true, ring_shift: 5, slice_bytes: 1000, connections_max: 40 }
+}
+
+#[test]
+fn a_connection_that_nobody_reads_stops_no_other() {
+    for has_classes in [false, true] {
+        let (mut world, _links) = heap_world(Shape { has_classes, ..shape() });
+        world.open(0, 1000, false, false);
+        world.open(0, 1000, false, true);
+        for _ in 0..100 {
+            world.act(Act::Send { connection: 0, node: false, bytes: 10_000 });
+            world.act(Act::Send { connection: 1, node: false, bytes: 10_000 });
+        }
+        world.settle();
+        world.check_settled();
+        assert_eq!((world.talks[0].streams[0].read, world.talks[1].streams[0].read), (0, 1_000_000));
+        let counters = world.nodes[0].engine.counters();
+        assert!(counters.stalls > 0 && counters.bytes_sent < 1_000_000 + 30_000, "{counters:?}");
+    }
+}
+
+#[test]
+fn a_stream_moves_to_the_bulk_partition_and_back() {
+    let (mut world, _links) = heap_world(shape());
+    world.open(0, 40_000, false, true);
+    for _ in 0..20 {
+        world.act(Act::Send { connection: 0, node: false, bytes: 10_000 });
+    }
+    world.settle();
+    assert_eq!(world.nodes[0].engine.counters().moves, 1);
+    for _ in 0..10 {
+        world.wait(600);
+        world.act(Act::Send { connection: 0, node: false, bytes: 10 });
+        world.settle();
+    }
+    world.check_settled();
+    assert_eq!(world.nodes[0].engine.counters().moves, 2);
+    assert_eq!(world.talks[0].streams[0].read, 200_100);
+}
+
+#[test]
+fn idle_connections_are_not_looked_at_and_wake_when_they_are_used() {
+    let (mut world, _links) = heap_world(shape());
+    for _ in 0..20 {
+        world.open(0, 1000, false, true);
+    }
+    world.settle();
+    assert!(world.nodes.iter().all(|node| node.is_asleep));
+    let parks = world.nodes[0].engine.counters().parks;
+    assert_eq!(parks, 20);
+    world.act(Act::Send { connection: 7, node: false, bytes: 100 });
+    world.settle();
+    world.check_settled();
+    assert_eq!(world.talks[7].streams[0].read, 100);
+    assert_eq!(world.nodes[0].engine.counters().parks, parks + 1, "only one was woken");
+}
+
+#[test]
+fn a_closed_end_and_a_half_closed_one_look_different() {
+    let (mut world, _links) = heap_world(shape());
+    world.open(0, 1000, false, true);
+    world.act(Act::Send { connection: 0, node: false, bytes: 5000 });
+    world.act(Act::Finish { connection: 0, node: false });
+    world.settle();
+    let server = world.talks[0].ends[1].clone().expect("connected");
+    assert!(server.lock().input_is_finished && !server.lock().input_is_closed);
+    world.act(Act::Send { connection: 0, node: true, bytes: 3000 });
+    world.settle();
+    assert_eq!(world.talks[0].streams[1].read, 3000, "the other direction goes on");
+    world.act(Act::Close { connection: 0, node: true });
+    world.settle();
+    world.check_settled();
+    assert_eq!(world.nodes.each_ref().map(|node| node.engine.connections()), [0, 0]);
+}
+
+#[test]
+fn a_lost_link_resets_all_its_connections() {
+    let (mut world, _links) = heap_world(shape());
+    world.open(0, 1000, false, true);
+    world.open(1, 1000, false, true);
+    world.settle();
+    world.nodes[0].engine.take_down();
+    for talk in &world.talks {
+        assert!(talk.ends[0].as_ref().expect("connected").lock().input_is_reset);
+    }
+    assert_eq!(world.nodes[0].engine.connections(), 0);
+}
+
+#[test]
+fn bytes_sent_while_the_connection_is_parked_are_seen() {
+    let (mut world, _links) = heap_world(shape());
+    world.open(0, 1000, false, true);
+    let talk = &mut world.talks[0];
+    let late = (0..10).map(|at| talk.byte(0, 0, at)).collect();
+    talk.streams[0].sent = 10;
+    talk.ends[0].as_ref().expect("connected").lock().late_output = late;
+    world.settle();
+    world.check_settled();
+    assert_eq!(world.talks[0].streams[0].read, 10);
+}
+
+/// The receiver looks at the latency partition first, and finds frames there whose connection has older ones in the
+/// other.
+#[test]
+fn frames_that_overtake_others_of_their_connection_wait_for_them() {
+    let (mut world, _links) = heap_world(shape());
+    world.open(0, 40_000, false, true);
+    world.open(0, 40_000, false, true);
+    for connection in [0, 1] {
+        world.act(Act::Send { connection, node: false, bytes: 10_000 });
+    }
+    world.settle();
+    assert_eq!(world.nodes[0].engine.counters().moves, 2, "both are streams");
+    // Nobody receives for a while.
+    world.act(Act::Send { connection: 1, node: false, bytes: 6000 });
+    for _ in 0..10 {
+        world.act(Act::Send { connection: 0, node: false, bytes: 10 });
+        world.turn(0);
+        world.wait(600);
+    }
+    assert_eq!(world.nodes[0].engine.counters().moves, 3, "one is none any more");
+    world.settle();
+    world.check_settled();
+    assert_eq!((world.offences, world.talks[0].streams[0].read), (0, 10_100));
+}

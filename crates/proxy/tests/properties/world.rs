@@ -1,0 +1,435 @@
+//! Two nodes, their engines, and the programs that talk through them; and what those must see.
+
+use crate::program::End;
+use fabric::heap::{self, HeapLink};
+use fabric::{Inbound, Link, Outbound, Slice, train_both};
+use lane::{Consumer, Layout, Producer};
+use proxy::frame::Side;
+use proxy::{Class, Engine, Event, Fault, Placement, Port, Settings, Tuple};
+
+pub const SECRET: u64 = 0x0A11_C0DE;
+
+/// How the nodes are set up.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub struct Shape {
+    /// Whether streams have a partition of their own.
+    pub has_classes: bool,
+    /// Slots of a partition's ring: 8 shifted by 0 to 7.
+    pub ring_shift: u8,
+    /// Bytes of a slice; 0 for no slicing.
+    pub slice_bytes: u16,
+    /// Connections at a time.
+    pub connections_max: u8,
+}
+
+impl Shape {
+    pub fn layout(&self) -> Layout {
+        Layout::packed(8 << (self.ring_shift % 8), 0)
+    }
+
+    fn settings(&self, side: Side) -> Settings {
+        Settings {
+            connections_max: usize::from(self.connections_max).clamp(1, 40),
+            slice_bytes: if self.slice_bytes == 0 { usize::MAX } else { usize::from(self.slice_bytes) },
+            backlog_bytes: 2048,
+            credit_bytes: 20_000,
+            awake_ns: 1000,
+            placement: Some(Placement { burst_bytes: 3000, interval_bytes: 4000, interval_ns: 500, calm_intervals: 2 }),
+            secret: 7,
+            ..Settings::new(side)
+        }
+    }
+
+    fn partitions(&self) -> usize {
+        if self.has_classes { Class::ALL.len() } else { 1 }
+    }
+
+    pub fn window_bytes(&self) -> usize {
+        self.partitions() * self.partition_bytes()
+    }
+
+    fn partition_bytes(&self) -> usize {
+        self.layout().window_bytes().next_multiple_of(64)
+    }
+
+    /// The partitions of one end, over these windows.
+    pub fn ports<L: Link>(&self, link: &L) -> Vec<Port<L::Inbound, L::Outbound>> {
+        (0..self.partitions())
+            .map(|index| {
+                let (inbound, outbound) = self.slices(link, index);
+                let to = Producer::new(outbound.clone(), inbound.clone(), self.layout(), SECRET);
+                Port::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
+            })
+            .collect()
+    }
+
+    pub fn slices<L: Link>(&self, link: &L, index: usize) -> (L::Inbound, L::Outbound) {
+        let bytes = self.partition_bytes();
+        (link.inbound().slice(index * bytes, bytes), link.outbound().slice(index * bytes, bytes))
+    }
+}
+
+/// What somebody does.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(fuzzing, derive(arbitrary::Arbitrary))]
+pub enum Act {
+    /// A program of a node connects.
+    Open { node: bool, input_bytes_max: u16, is_refused: bool, server_reads: bool },
+    /// A program sends.
+    Send { connection: u8, node: bool, bytes: u16 },
+    /// A program reads.
+    Read { connection: u8, node: bool, bytes: u16 },
+    /// A program shuts its sending direction down.
+    Finish { connection: u8, node: bool },
+    /// A program closes.
+    Close { connection: u8, node: bool },
+    /// A program is killed with bytes unread.
+    Kill { connection: u8, node: bool },
+    /// A proxy's thread takes a turn.
+    Turn { node: bool },
+    /// A proxy's thread would sleep.
+    Sleep { node: bool },
+    /// Time passes.
+    Wait { ns: u16 },
+}
+
+/// One direction of a connection, as the oracle knows it.
+#[derive(Debug, Default, Clone)]
+pub struct Stream {
+    pub sent: u64,
+    pub read: u64,
+}
+
+/// A connection, as the oracle knows it.
+#[derive(Debug)]
+pub struct Talk {
+    pub opener: usize,
+    /// Of node 0 and of node 1; the server's is there once it has been asked for.
+    pub ends: [Option<End>; 2],
+    /// By the node that sends.
+    pub streams: [Stream; 2],
+    pub is_refused: bool,
+    /// Whether the program of each node reads at the end.
+    pub reads: [bool; 2],
+    input_bytes_max: usize,
+}
+
+impl Talk {
+    /// The byte at a position, which no other stream has in the same place.
+    pub fn byte(&self, index: usize, sender: usize, position: u64) -> u8 {
+        let mixed = (index as u64) << 40 ^ (sender as u64) << 39 ^ position;
+        (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
+    }
+
+    /// Whether bytes of this direction may be lost.
+    fn may_lose(&self, sender: usize) -> bool {
+        let gone = |node: usize| {
+            self.ends[node].as_ref().is_none_or(|end| {
+                let end = end.lock();
+                end.is_killed || end.input_is_reset
+            })
+        };
+        let reader_is_closed = self.ends[1 - sender].as_ref().is_none_or(|end| end.lock().is_closed);
+        self.is_refused || gone(0) || gone(1) || reader_is_closed
+    }
+}
+
+/// A node: its engine, and whether its thread sleeps.
+pub struct Node<L: Link> {
+    pub engine: Engine<L::Inbound, L::Outbound, End>,
+    pub is_asleep: bool,
+    pub is_rung: bool,
+    pub fault: Option<Fault>,
+}
+
+/// Everything.
+pub struct World<L: Link> {
+    pub nodes: [Node<L>; 2],
+    pub talks: Vec<Talk>,
+    pub now_ns: u64,
+    /// What else happens when time passes: windows that are late.
+    pub on_time: Box<dyn Fn(u64)>,
+    /// The fence of a node before it looks for sleepers, which pushes out what still gathers.
+    pub on_fence: Box<dyn Fn(usize)>,
+    /// How long the flush of a node that is about to sleep takes: what was on its way to the node then is there.
+    pub flush_ns: u64,
+    /// Connections that a hostile peer has spoken of.
+    pub spoiled: Vec<bool>,
+    pub offences: usize,
+}
+
+/// Connections that are opened at most.
+const TALKS_MAX: usize = 60;
+
+/// A world over memory.
+pub fn heap_world(shape: Shape) -> (World<HeapLink>, [HeapLink; 2]) {
+    let (mut a, mut b) = heap::pair(shape.window_bytes());
+    assert!(train_both(&mut a, &mut b));
+    (World::new(shape, &a, &b), [a, b])
+}
+
+impl<L: Link> World<L>
+where
+    L::Inbound: Inbound,
+    L::Outbound: Outbound,
+{
+    pub fn new(shape: Shape, a: &L, b: &L) -> Self {
+        let node = |side, link: &L| Node {
+            engine: Engine::new(shape.settings(side), shape.ports(link)),
+            is_asleep: false,
+            is_rung: false,
+            fault: None,
+        };
+        Self {
+            nodes: [node(Side::Lower, a), node(Side::Higher, b)],
+            talks: Vec::new(),
+            now_ns: 0,
+            on_time: Box::new(|_| {}),
+            on_fence: Box::new(|_| {}),
+            flush_ns: 0,
+            spoiled: Vec::new(),
+            offences: 0,
+        }
+    }
+
+    pub fn act(&mut self, act: Act) {
+        match act {
+            Act::Open { node, input_bytes_max, is_refused, server_reads } => {
+                self.open(usize::from(node), input_bytes_max, is_refused, server_reads);
+            }
+            Act::Send { connection, node, bytes } => self.send(connection, node, bytes),
+            Act::Read { connection, node, bytes } => {
+                if let Some(index) = self.talk_of(connection) {
+                    self.read(index, usize::from(node), usize::from(bytes));
+                }
+            }
+            Act::Finish { connection, node } => self.change(connection, node, |end| end.is_finished = true),
+            Act::Close { connection, node } => self.change(connection, node, |end| {
+                // Who closes with bytes unread resets.
+                if end.input.is_empty() { end.is_closed = true } else { end.is_killed = true }
+            }),
+            Act::Kill { connection, node } => self.change(connection, node, |end| end.is_killed = true),
+            Act::Turn { node } => self.turn(usize::from(node)),
+            Act::Sleep { node } => self.sleep(usize::from(node)),
+            Act::Wait { ns } => self.wait(u64::from(ns)),
+        }
+    }
+
+    pub fn wait(&mut self, ns: u64) {
+        self.now_ns += ns;
+        (self.on_time)(self.now_ns);
+    }
+
+    fn talk_of(&self, number: u8) -> Option<usize> {
+        (!self.talks.is_empty()).then(|| usize::from(number) % self.talks.len())
+    }
+
+    pub fn open(&mut self, node: usize, input_bytes_max: u16, is_refused: bool, server_reads: bool) {
+        if self.talks.len() >= TALKS_MAX || self.nodes[node].fault.is_some() {
+            return;
+        }
+        let input_bytes_max = usize::from(input_bytes_max).max(16);
+        let end = End::new(input_bytes_max);
+        let tuple = Tuple::new(&[self.talks.len() as u8, node as u8]).expect("a short tuple");
+        let opened = self.nodes[node].engine.open(tuple, |key| {
+            end.lock().key = Some(key);
+            end.clone()
+        });
+        if opened.is_none() {
+            return;
+        }
+        self.rouse(node);
+        let mut ends = [None, None];
+        ends[node] = Some(end);
+        let mut reads = [true; 2];
+        reads[1 - node] = server_reads;
+        let streams = [Stream::default(), Stream::default()];
+        self.talks.push(Talk { opener: node, ends, streams, is_refused, reads, input_bytes_max });
+        self.spoiled.push(false);
+    }
+
+    fn send(&mut self, connection: u8, node: bool, bytes: u16) {
+        let node = usize::from(node);
+        let Some(index) = self.talk_of(connection) else { return };
+        let talk = &self.talks[index];
+        let Some(end) = talk.ends[node].clone() else { return };
+        {
+            let end = end.lock();
+            if end.is_finished || end.is_closed || end.is_killed || end.input_is_reset || end.input_is_closed {
+                return;
+            }
+        }
+        let from = talk.streams[node].sent;
+        end.send((0..u64::from(bytes)).map(|at| talk.byte(index, node, from + at)));
+        self.talks[index].streams[node].sent += u64::from(bytes);
+        self.hear(index, node);
+    }
+
+    fn read(&mut self, index: usize, node: usize, bytes: usize) -> usize {
+        let talk = &self.talks[index];
+        let Some(end) = talk.ends[node].clone() else { return 0 };
+        if end.lock().is_closed || end.lock().is_killed {
+            return 0;
+        }
+        let read = end.read(bytes);
+        let from = talk.streams[1 - node].read;
+        for (byte, at) in read.iter().zip(0..) {
+            let is_right = *byte == talk.byte(index, 1 - node, from + at);
+            assert!(is_right || self.spoiled[index], "talk {index}: wrong byte {} for node {node}", from + at);
+        }
+        self.talks[index].streams[1 - node].read += read.len() as u64;
+        self.hear(index, node);
+        read.len()
+    }
+
+    fn change(&mut self, connection: u8, node: bool, change: impl FnOnce(&mut crate::program::Shared)) {
+        let node = usize::from(node);
+        let Some(index) = self.talk_of(connection) else { return };
+        let Some(end) = self.talks[index].ends[node].clone() else { return };
+        if !end.lock().is_closed && !end.lock().is_killed {
+            end.change(change);
+        }
+        self.hear(index, node);
+    }
+
+    /// A ring on a lifeline reaches the proxy at once.
+    fn hear(&mut self, index: usize, node: usize) {
+        let Some(end) = self.talks[index].ends[node].clone() else { return };
+        let key = {
+            let mut end = end.lock();
+            if std::mem::take(&mut end.is_rung) { end.key } else { None }
+        };
+        if let Some(key) = key {
+            self.rouse(node);
+            self.nodes[node].engine.wake(key);
+        }
+    }
+
+    fn rouse(&mut self, node: usize) {
+        let node = &mut self.nodes[node];
+        if std::mem::take(&mut node.is_asleep) {
+            node.engine.wake_up();
+        }
+    }
+
+    pub fn turn(&mut self, node: usize) {
+        if self.nodes[node].fault.is_some() {
+            return;
+        }
+        if self.nodes[node].is_asleep {
+            if !self.nodes[node].is_rung {
+                return;
+            }
+            self.rouse(node);
+        }
+        self.nodes[node].is_rung = false;
+        match self.nodes[node].engine.turn(self.now_ns) {
+            Ok(turn) => self.nodes[1 - node].is_rung |= turn.ring,
+            Err(fault) => {
+                self.nodes[node].engine.take_down();
+                self.nodes[node].fault = Some(fault);
+            }
+        }
+        (self.on_fence)(node);
+        self.answer(node);
+    }
+
+    fn answer(&mut self, node: usize) {
+        while let Some(event) = self.nodes[node].engine.next_event() {
+            match event {
+                Event::Open { key, tuple } => self.answer_one(node, key, &tuple),
+                Event::Refused { local, .. } => local.lock().input_is_reset = true,
+                Event::Offence { .. } => self.offences += 1,
+            }
+        }
+    }
+
+    fn answer_one(&mut self, node: usize, key: proxy::Key, tuple: &Tuple) {
+        let index = usize::from(tuple.bytes()[0]);
+        let talk = self.talks.get_mut(index).filter(|talk| talk.opener != node && talk.ends[node].is_none());
+        let Some(talk) = talk.filter(|talk| !talk.is_refused) else {
+            return self.nodes[node].engine.answer(key, Err(111));
+        };
+        let end = End::new(talk.input_bytes_max);
+        end.lock().key = Some(key);
+        talk.ends[node] = Some(end.clone());
+        self.nodes[node].engine.answer(key, Ok(end));
+    }
+
+    pub fn sleep(&mut self, node: usize) {
+        if self.nodes[node].is_asleep || self.nodes[node].fault.is_some() {
+            return;
+        }
+        self.wait(self.flush_ns);
+        match self.nodes[node].engine.sleep() {
+            Ok(sleeps) => self.nodes[node].is_asleep = sleeps,
+            Err(fault) => {
+                self.nodes[node].engine.take_down();
+                self.nodes[node].fault = Some(fault);
+            }
+        }
+    }
+
+    /// Lets everything happen that still can, with proxies that sleep whenever they may.
+    pub fn settle(&mut self) {
+        const ROUNDS_MAX: usize = 200_000;
+        for _ in 0..ROUNDS_MAX {
+            self.wait(300);
+            for node in 0..2 {
+                self.turn(node);
+                self.sleep(node);
+            }
+            let mut read_bytes = 0;
+            for index in 0..self.talks.len() {
+                for node in 0..2 {
+                    if self.talks[index].reads[node] {
+                        read_bytes += self.read(index, node, usize::MAX);
+                    }
+                }
+            }
+            let is_still = |node: &Node<L>| node.fault.is_some() || (node.is_asleep && !node.is_rung);
+            if read_bytes == 0 && self.nodes.iter().all(is_still) {
+                return;
+            }
+        }
+        panic!("the nodes never come to rest: {:?}", self.nodes.each_ref().map(|node| *node.engine.counters()));
+    }
+
+    /// What must be true once nothing can happen any more.
+    pub fn check_settled(&self) {
+        let has_fault = self.nodes.iter().any(|node| node.fault.is_some());
+        for (index, talk) in self.talks.iter().enumerate() {
+            if has_fault || self.spoiled[index] {
+                continue;
+            }
+            for sender in 0..2 {
+                self.check_direction(index, talk, sender);
+            }
+        }
+    }
+
+    fn check_direction(&self, index: usize, talk: &Talk, sender: usize) {
+        let reader = 1 - sender;
+        if talk.is_refused {
+            assert_eq!(talk.streams[sender].read, 0);
+            return;
+        }
+        let (Some(from), Some(to)) = (&talk.ends[sender], &talk.ends[reader]) else { return };
+        let killed = from.lock().is_killed;
+        let (from, to) = (from.lock(), to.lock());
+        if killed && !to.is_closed && !to.is_killed {
+            assert!(to.input_is_reset || to.input_is_closed, "talk {index}: nobody told node {reader} of the kill");
+        }
+        drop((from, to));
+        if talk.may_lose(sender) || !talk.reads[reader] {
+            return;
+        }
+        let stream = &talk.streams[sender];
+        assert_eq!(stream.read, stream.sent, "talk {index}: bytes to node {reader} are stuck: {talk:?}");
+        let (from, to) =
+            (talk.ends[sender].as_ref().expect("there").lock(), talk.ends[reader].as_ref().expect("there").lock());
+        assert_eq!(from.is_closed, to.input_is_closed, "talk {index}: {talk:?}");
+        assert_eq!(from.is_finished || from.is_closed, to.input_is_finished || to.input_is_closed, "talk {index}");
+    }
+}
