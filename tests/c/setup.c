@@ -301,6 +301,132 @@ TEST(a_full_backlog_holds_back_connects)
     FAIL("a backlog of 1 took 64 connections");
 }
 
+// A socket whose connect waits for room in the backlog; `*before` connections are in front of it.
+static int waiting_connect(const struct address *at, int *before)
+{
+    for (*before = 0; *before < 64; ++*before) {
+        int fd = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+        CHECK_ERR(connect(fd, ADDRESS(at), at->size), EINPROGRESS);
+        if (poll_once(fd, POLLOUT, 200) == 0)
+            return fd;
+    }
+    FAIL("a small backlog took 64 connections");
+}
+
+static void accept_all(int listener, int count)
+{
+    while (count-- > 0)
+        accept_from(listener);
+}
+
+static int pending_error(int fd)
+{
+    int error = -1;
+    socklen_t size = sizeof error;
+    OK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size));
+    return error;
+}
+
+TEST(a_connect_that_waits_answers_as_one_under_way)
+{
+    struct address any = ip4("127.0.0.1", 0), name = {.size = sizeof name.storage};
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    int fd = waiting_connect(&at, &before);
+    char byte;
+    CHECK_ERR(connect(fd, ADDRESS(&at), at.size), EALREADY);
+    CHECK_ERR(send(fd, "x", 1, 0), EAGAIN);
+    CHECK_ERR(recv(fd, &byte, 1, 0), EAGAIN);
+    CHECK_ERR(getpeername(fd, ADDRESS(&name), &name.size), ENOTCONN);
+    CHECK_EQ(poll_once(fd, POLLIN | POLLOUT | POLLRDHUP, 0), 0);
+    CHECK_EQ(pending_error(fd), 0);
+    accept_all(listener, before);
+    await(fd, POLLOUT);
+    CHECK_EQ(pending_error(fd), 0);
+    OK(connect(fd, ADDRESS(&at), at.size));
+    CHECK_ERR(connect(fd, ADDRESS(&at), at.size), EISCONN);
+    int server = accept_from(listener);
+    say(server, "hello");
+    await(fd, POLLIN);
+    expect(fd, "hello");
+}
+
+static void *wait_for_one_event(void *epoll)
+{
+    struct epoll_event event = epoll_one(*(int *)epoll);
+    CHECK_EQ(event.events, EPOLLOUT);
+    CHECK_EQ(event.data.u64, 4711);
+    return NULL;
+}
+
+TEST(a_connect_that_waits_shows_in_a_set_that_somebody_sleeps_on)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), epoll = OK(epoll_create1(0)), before;
+    struct address at = name_of(listener);
+    pthread_t thread = start_thread(wait_for_one_event, &epoll);
+    pause_ms(SILENCE_MS);
+    int fd = waiting_connect(&at, &before);
+    epoll_add(epoll, fd, EPOLLIN | EPOLLOUT | EPOLLET, 4711);
+    pause_ms(SILENCE_MS);
+    accept_all(listener, before);
+    join_thread(thread);
+    say(accept_from(listener), "hello");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN | EPOLLOUT);
+    expect(fd, "hello");
+}
+
+TEST(a_connect_that_waits_can_be_closed)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    OK(close(waiting_connect(&at, &before)));
+    accept_all(listener, before);
+    expect_silent(listener, POLLIN);
+    greet(&at, listener);
+}
+
+TEST(a_connect_that_waits_is_refused_once_nobody_listens)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    int fd = waiting_connect(&at, &before);
+    OK(close(listener));
+    await(fd, POLLOUT);
+    CHECK_EQ(pending_error(fd), ECONNREFUSED);
+}
+
+TEST(listen_again_changes_the_backlog)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    int fd = waiting_connect(&at, &before);
+    OK(listen(listener, 8));
+    await(fd, POLLOUT);
+    accept_all(listener, before + 1);
+}
+
+static void *accept_after_a_while(void *listener)
+{
+    pause_ms(SILENCE_MS);
+    accept_all(*(int *)listener, 3);
+    return NULL;
+}
+
+TEST(a_blocking_connect_waits_for_room)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0);
+    struct address at = name_of(listener);
+    pthread_t thread = start_thread(accept_after_a_while, &listener);
+    for (int i = 0; i < 3; i++)
+        dial(&at);
+    join_thread(thread);
+}
+
 static void *blocked_accept(void *argument)
 {
     CHECK_ERR(accept(*(int *)argument, NULL, NULL), EINVAL);

@@ -223,9 +223,15 @@ impl InterestSet {
         }
     }
 
-    fn add(&self, roster: &mut Roster, registration: Registration) -> Result<(), Errno> {
+    /// Something of ours is in the set, or about to be.
+    fn prepare_for_lanes(&self, roster: &mut Roster) -> Result<(), Errno> {
         roster.ensure_inner(roster.epfd().ok_or(Errno::BADF)?)?;
         self.has_inner.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn add(&self, roster: &mut Roster, registration: Registration) -> Result<(), Errno> {
+        self.prepare_for_lanes(roster)?;
         roster.has_foreign |= matches!(registration.target, Target::Nested(_));
         let index = roster.insert(registration);
         if let Err(error) = roster.enlist(index) {
@@ -413,6 +419,9 @@ fn control_stream(
             REGISTERED.fetch_add(1, Ordering::Relaxed);
         }
     });
+    if lifecycle::is_any_pending() {
+        wake_sleepers();
+    }
     Ok(())
 }
 
@@ -481,6 +490,19 @@ pub fn adopt(fd: RawFd, connection: &'static Connection) {
 /// After `listen` added a lane listener to the TCP socket `fd`: sets that held the socket hold both.
 pub fn adopt_listener(fd: RawFd, listener: &'static Listener) {
     convert_everywhere(fd, Target::Listener(listener));
+}
+
+/// Wakes all threads that sleep on sets: how long they may sleep has changed.
+pub fn wake_sleepers() {
+    POOL.for_each(|set| {
+        if set.sleepers.load(Ordering::SeqCst) > 0 {
+            set.with(|roster| {
+                if set.prepare_for_lanes(roster).is_ok() {
+                    roster.ring_bell();
+                }
+            });
+        }
+    });
 }
 
 fn convert_everywhere(fd: RawFd, target: Target) {

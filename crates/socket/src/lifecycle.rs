@@ -10,6 +10,7 @@ pub(crate) mod descriptor;
 mod handoff;
 pub(crate) mod inspect;
 mod listen;
+mod pending;
 mod sockopt;
 
 pub use accept::accept;
@@ -19,6 +20,7 @@ pub use descriptor::{
 };
 pub use handoff::{adopt_inherited, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
+pub use pending::{advance as advance_connects, is_any_pending, is_pending};
 pub use sockopt::{get_option, note_option, set_option};
 
 use crate::address::Family;
@@ -51,6 +53,8 @@ struct StreamInner {
     descriptors: Vec<RawFd>,
     options: OptionRecord,
     slot: Option<ConnectionSlot>,
+    /// A connect that waits for room in the listener's backlog.
+    pending: Option<pending::Pending>,
 }
 
 // SAFETY: the cell is accessed under the lock.
@@ -192,7 +196,7 @@ pub fn note_socket(fd: RawFd, domain: i32, kind: i32, protocol: i32) {
 
 fn note_stream(fd: RawFd, is_v6: bool, options: OptionRecord, slot: Option<ConnectionSlot>) {
     let stream = STREAMS.take();
-    stream.with(|inner| *inner = StreamInner { is_v6, descriptors: vec![fd], options, slot });
+    stream.with(|inner| *inner = StreamInner { is_v6, descriptors: vec![fd], options, slot, pending: None });
     table::set(fd, Entry::Stream(stream));
 }
 
@@ -237,6 +241,7 @@ pub fn after_fork_in_parent() {
 pub fn after_fork_in_child() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::signals::after_fork_in_child();
+    pending::after_fork_in_child();
     crate::connection::after_fork_in_child();
     unlock_after_fork();
     crate::interest::after_fork_in_child();

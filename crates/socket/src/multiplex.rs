@@ -8,7 +8,7 @@ use crate::clock::now_ns;
 use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest::{InterestSet, Sleep};
-use crate::lifecycle::Listener;
+use crate::lifecycle::{self, Listener};
 use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
@@ -62,7 +62,8 @@ fn is_ours(fd: RawFd) -> bool {
     match table::get(fd) {
         Entry::Connection(_) | Entry::Listener(_) => true,
         Entry::Interest(set) => set.has_lanes(),
-        Entry::Stream(_) | Entry::None => false,
+        Entry::Stream(stream) => lifecycle::is_pending(stream),
+        Entry::None => false,
     }
 }
 
@@ -285,6 +286,7 @@ fn poll_lanes(
 impl Call<'_> {
     fn run(&mut self) -> Result<usize, Errno> {
         loop {
+            lifecycle::advance_connects();
             let ready = self.look(self.needs_kernel)?;
             if ready > 0 {
                 return Ok(ready);
@@ -374,7 +376,11 @@ impl Call<'_> {
         let mut entries = kernel_entries(self.fds, true);
         let entries = entries.as_mut_slice();
         let left_ns = self.deadline.left_exactly_ns();
-        match self.doze(entries, left_ns)? {
+        let naps = lifecycle::is_any_pending();
+        match self
+            .doze(entries, if naps { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns })?
+        {
+            Woken::TimedOut if naps && !self.deadline.is_over() => return Ok(Woken::Nothing),
             Woken::Restless => {}
             woken => return Ok(woken),
         }

@@ -34,8 +34,6 @@ use crate::options::{SocketOption, get_raw};
 use crate::rack::{ListenerName, Rack, RackLock};
 use crate::segment::{Segment, Side};
 
-/// Connections that can wait in a lane listener at least: nobody tries again when it is full, as TCP clients would.
-const BACKLOG_MIN: i32 = 4096;
 /// Strangers that one call of `accept` sends away.
 const STRANGERS_MAX: usize = 64;
 /// Descriptors a hello may bring at least before they are cut off; one is right.
@@ -108,7 +106,7 @@ fn listen_as(
     let name = free_name(&lock)?;
     lock.bind(socket.as_fd(), &name)?;
     // Still under the lock: a name that is bound but does not listen yet looks stale to nobody then.
-    rustix::net::listen(&socket, backlog.max(BACKLOG_MIN))?;
+    rustix::net::listen(&socket, backlog)?;
     drop(lock);
     let fd = HiddenFd::hide(socket, Need::Required);
     if fd.is_err() {
@@ -611,7 +609,7 @@ mod tests {
         }
 
         fn listen(&self, bound: &str) -> LaneListener {
-            listen_in(&self.rack, address(bound), false, false, 1).unwrap()
+            listen_in(&self.rack, address(bound), false, false, 1024).unwrap()
         }
 
         fn connect(&self, to: &str) -> Result<Connected, NoLane> {

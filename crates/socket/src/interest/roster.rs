@@ -505,7 +505,7 @@ impl Roster {
     }
 
     /// Wakes the threads that sleep on the set.
-    fn ring_bell(&mut self) {
+    pub fn ring_bell(&mut self) {
         if self.bell.is_none() {
             let Ok(bell) = kernel::create_bell() else { return };
             let _ = kernel::control(self.inner_fd(), EPOLL_CTL_ADD, bell.raw(), INPUT, BELL);

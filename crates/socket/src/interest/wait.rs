@@ -5,6 +5,7 @@ use super::registration::Registration;
 use super::roster::Roster;
 use super::{InterestSet, Sleep, kernel};
 use crate::clock::now_ns;
+use crate::lifecycle;
 use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
@@ -146,7 +147,13 @@ enum Woken {
 impl InterestSet {
     #[inline]
     pub(super) fn wait(&'static self, call: &Call) -> Result<usize, Errno> {
+        lifecycle::advance_connects();
         if self.has_inner.load(Ordering::Acquire) {
+            return self.wait_for_lanes(call);
+        }
+        if lifecycle::is_any_pending() {
+            // They become lanes under the eyes of this wait.
+            self.with(|roster| self.prepare_for_lanes(roster))?;
             return self.wait_for_lanes(call);
         }
         let started_ns = now_ns();
@@ -278,6 +285,7 @@ impl InterestSet {
         life: u32,
         deadline: &mut Deadline,
     ) -> Result<Woken, Errno> {
+        lifecycle::advance_connects();
         if self.spin(call, sink, life, deadline)? {
             return Ok(Woken::Found);
         }
@@ -334,6 +342,7 @@ impl InterestSet {
             unsafe { system::ppoll(&mut [], Some(NAP_NS.min(left_ns.unwrap_or(NAP_NS))), call.mask) }?;
         }
         deadline.check_signals()?;
+        has_deaf |= lifecycle::is_any_pending();
         let left_ns = if has_deaf { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns };
         // SAFETY: the caller's array and mask.
         let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;

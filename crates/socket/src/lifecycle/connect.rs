@@ -1,7 +1,7 @@
 //! `connect`: a lane where there is one.
 
-use super::inspect;
 use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings};
+use super::{inspect, pending};
 use crate::address::Tuple;
 use crate::clock::now_ns;
 use crate::connection::{Connection, Origin};
@@ -9,6 +9,7 @@ use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, Connected};
+use crate::signals::Moment;
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
@@ -18,10 +19,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// How long a blocking connect waits at a full backlog before it is left to the kernel: as long as Linux sends SYNs.
+/// How long a blocking connect waits at a full backlog before it gives up: as long as Linux sends SYNs.
 const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
-/// Between two looks whether a full backlog has room.
-const BACKLOG_NAP_MS: i32 = 1;
 
 /// What `connect` came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,49 +57,93 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
-    match connect_when_there_is_room(fd, stream, destination) {
-        Ok(connected) => match install(fd, stream, connected) {
+    if pending::is_pending(stream) {
+        return wait_for_room(fd, stream, || pending::outcome(fd), || Ok(()));
+    }
+    let bound = inspect::local_of(fd).ok();
+    let look = || match attempt(destination, bound) {
+        Attempt::Full => None,
+        outcome => Some(settle(fd, stream, destination, outcome)),
+    };
+    let begin = || {
+        let begun = pending::begin(fd, stream, destination, bound);
+        begun.map_err(|_| fall_back(fd, stream, destination, FallbackReason::BacklogFull))
+    };
+    wait_for_room(fd, stream, look, begin)
+}
+
+/// What one try came to.
+pub(super) enum Attempt {
+    Connected(Box<Connected>),
+    /// The listener's backlog is full.
+    Full,
+    NoLane(FallbackReason),
+}
+
+pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>) -> Attempt {
+    let connected = limit::above_when_needed(
+        || rendezvous::connect(destination, bound),
+        |reason| *reason == FallbackReason::ResourceLimit,
+    );
+    match connected {
+        Ok(connected) => Attempt::Connected(Box::new(connected)),
+        Err(FallbackReason::BacklogFull) => Attempt::Full,
+        Err(reason) => Attempt::NoLane(reason),
+    }
+}
+
+fn settle(fd: RawFd, stream: &'static Stream, destination: SocketAddr, outcome: Attempt) -> Outcome {
+    match outcome {
+        Attempt::Connected(connected) => match install(fd, stream, *connected) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
             Err(_) => fall_back(fd, stream, destination, FallbackReason::ResourceLimit),
         },
-        Err(reason) => fall_back(fd, stream, destination, reason),
+        Attempt::Full => fall_back(fd, stream, destination, FallbackReason::BacklogFull),
+        Attempt::NoLane(reason) => fall_back(fd, stream, destination, reason),
     }
 }
 
-/// A blocking connect waits at a full backlog, as TCP's does, so that nobody loses a lane because many come at once.
-/// When its time is up or a signal ends it, the kernel goes on with it.
-fn connect_when_there_is_room(
+/// A blocking connect waits at a full backlog, as TCP's does. One that does not wait, or is interrupted, or has waited
+/// for long enough, goes on in the background. `look` answers once there was room.
+fn wait_for_room(
     fd: RawFd,
-    stream: &Stream,
-    destination: SocketAddr,
-) -> Result<Connected, FallbackReason> {
-    let bound = inspect::local_of(fd).ok();
-    let attempt = || {
-        limit::above_when_needed(
-            || rendezvous::connect(destination, bound),
-            |reason| *reason == FallbackReason::ResourceLimit,
-        )
-    };
-    let first = attempt();
-    if !matches!(first, Err(FallbackReason::BacklogFull)) || !waits(fd) {
-        return first;
+    stream: &'static Stream,
+    look: impl Fn() -> Option<Outcome>,
+    begin: impl FnOnce() -> Result<(), Outcome>,
+) -> Outcome {
+    if let Some(outcome) = look() {
+        return outcome;
     }
-    let limit_ns = match stream.with_options(|options| options.send_timeout_ns()) {
-        0 => BACKLOG_WAIT_NS,
-        timeout_ns => timeout_ns.min(BACKLOG_WAIT_NS),
+    let answer = if waits(fd) {
+        match wait_longer_for_room(stream, &look) {
+            Ok(outcome) => return outcome,
+            Err(error) => error,
+        }
+    } else if pending::is_pending(stream) {
+        Errno::ALREADY
+    } else {
+        Errno::INPROGRESS
     };
-    let began_ns = now_ns();
+    begin().map_or_else(|outcome| outcome, |()| Outcome::Answered(Err(answer)))
+}
+
+/// `INTR` after a signal, `INPROGRESS` when the program's time is up, as Linux has it.
+fn wait_longer_for_room(stream: &Stream, look: impl Fn() -> Option<Outcome>) -> Result<Outcome, Errno> {
+    let timeout_ns = stream.with_options(|options| options.send_timeout_ns());
+    let limit_ns = if timeout_ns == 0 { BACKLOG_WAIT_NS } else { timeout_ns.min(BACKLOG_WAIT_NS) };
+    let (began, began_ns) = (Moment::now(), now_ns());
     while now_ns() - began_ns < limit_ns {
-        if system::poll(&mut [], BACKLOG_NAP_MS) == Err(Errno::INTR) && !system::handlers_restart() {
-            break;
+        // SAFETY: no mask.
+        let slept = unsafe { system::ppoll(&mut [], Some(pending::LOOK_EVERY_NS), std::ptr::null()) };
+        if slept == Err(Errno::INTR) && (timeout_ns != 0 || !began.goes_on()) {
+            return Err(Errno::INTR);
         }
-        match attempt() {
-            Err(FallbackReason::BacklogFull) => {}
-            outcome => return outcome,
+        if let Some(outcome) = look() {
+            return Ok(outcome);
         }
     }
-    Err(FallbackReason::BacklogFull)
+    if limit_ns < BACKLOG_WAIT_NS { Err(Errno::INPROGRESS) } else { Ok(Outcome::Answered(Err(Errno::TIMEDOUT))) }
 }
 
 /// Whether the program's descriptor is in blocking mode.
@@ -109,7 +152,7 @@ fn waits(fd: RawFd) -> bool {
     rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
-fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
+pub(super) fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
     count_fallback(reason);
     // A socket that connects to itself reaches no other program, and is no lane lost.
     if settings().require_lane && reason != FallbackReason::ToItself {
@@ -159,7 +202,7 @@ pub fn note_kernel_failure(fd: RawFd) {
 
 /// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking
 /// mode.
-fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
+pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);

@@ -42,6 +42,7 @@ pub fn close(fd: RawFd) -> Result<(), Errno> {
 }
 
 fn forget(fd: RawFd) {
+    let _guard = super::pending::hold_off();
     match table::set(fd, Entry::None) {
         Entry::None => {}
         Entry::Connection(connection) => {

@@ -19,7 +19,15 @@ use std::os::fd::{BorrowedFd, RawFd};
 /// # Errors
 /// As `in_kernel`, which calls the kernel.
 pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Errno>) -> Result<(), Errno> {
-    let Entry::Stream(stream) = table::get(fd) else { return in_kernel() };
+    let stream = match table::get(fd) {
+        Entry::Stream(stream) => stream,
+        Entry::Listener(listener) => {
+            in_kernel()?;
+            // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
+            return rustix::net::listen(unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) }, backlog);
+        }
+        _ => return in_kernel(),
+    };
     let announced = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
     let early = announced.map(|bound| add_lane(fd, bound, backlog));
     in_kernel()?;
@@ -86,6 +94,7 @@ pub fn shutdown_listener(listener: &'static Listener) {
             descriptors: inner.descriptors.clone(),
             options: inner.options,
             slot: None,
+            pending: None,
         };
     });
     for descriptor in inner.descriptors {

@@ -1,0 +1,253 @@
+//! Connects that wait in the background for room in a listener's backlog, as TCP's do when nobody answers their SYN.
+//!
+//! The program's socket really waits in the kernel, for an answer that never comes: it is connected to a *silent*
+//! listener of our own, whose backlog is full. So every call about it answers what it answers of a TCP socket that is
+//! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness try the lane listener again.
+
+use super::connect::{Attempt, attempt, install};
+use super::{Outcome, STREAMS, Stream, StreamInner, inspect};
+use crate::clock::{TICKS_PER_MILLISECOND, ticks};
+use crate::descriptors::{HiddenFd, Need};
+use crate::interest;
+use crate::lock::{Guard, Lock};
+use crate::system;
+use crate::table::{self, Entry};
+use ledger::FallbackReason;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::cell::UnsafeCell;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Between two looks whether a full backlog has room.
+pub(crate) const LOOK_EVERY_NS: u64 = 1_000_000;
+
+/// Connects of this process that wait.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// Clock ticks at the last look.
+static LOOKED_TICKS: AtomicU64 = AtomicU64::new(0);
+
+/// Held while a connect that waited ends, and while a descriptor is closed that may be one's.
+static ENDING: Lock = Lock::new();
+
+/// One connect that waits.
+pub(super) struct Pending {
+    pub destination: SocketAddr,
+    /// What the socket was bound to before.
+    pub bound: Option<SocketAddr>,
+    _counted: Counted,
+}
+
+struct Counted;
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether a connect of this process waits: then nobody may sleep for long before the next look.
+#[inline]
+pub fn is_any_pending() -> bool {
+    COUNT.load(Ordering::SeqCst) > 0
+}
+
+/// Whether this socket's connect waits.
+pub fn is_pending(stream: &Stream) -> bool {
+    is_any_pending() && stream.with(|inner| inner.pending.is_some())
+}
+
+/// Sends the connect of `fd` to the background.
+///
+/// # Errors
+/// What the system answers to one that wants a silent listener.
+pub(super) fn begin(
+    fd: RawFd,
+    stream: &Stream,
+    destination: SocketAddr,
+    bound: Option<SocketAddr>,
+) -> Result<(), Errno> {
+    if is_pending(stream) {
+        return Ok(());
+    }
+    connect_to_nobody(fd)?;
+    COUNT.fetch_add(1, Ordering::SeqCst);
+    stream.with(|inner| inner.pending = Some(Pending { destination, bound, _counted: Counted }));
+    interest::wake_sleepers();
+    Ok(())
+}
+
+/// Looks, now and then, whether connects that wait find room. Those who wait for readiness call this before they look.
+#[inline]
+pub fn advance() {
+    if is_any_pending() {
+        advance_now_and_then();
+    }
+}
+
+#[cold]
+fn advance_now_and_then() {
+    let (now, looked) = (ticks(), LOOKED_TICKS.load(Ordering::Relaxed));
+    let is_due = now.wrapping_sub(looked) > TICKS_PER_MILLISECOND / 2;
+    if is_due && LOOKED_TICKS.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        let mut full = None;
+        STREAMS.for_each(|stream| advance_one(stream, &mut full));
+    }
+}
+
+/// `full`: a destination that has just been found full.
+fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
+    let Some(waiting) = stream.with(Waiting::of).filter(|waiting| Some(waiting.destination) != *full) else { return };
+    let outcome = attempt(waiting.destination, waiting.bound);
+    if matches!(outcome, Attempt::Full) {
+        *full = Some(waiting.destination);
+        return;
+    }
+    // A close in another thread comes before this, or finds what has become of the descriptor.
+    system::without_signals(|| {
+        let _guard = ENDING.lock();
+        if stream.with(Waiting::of) == Some(waiting) {
+            end(stream, waiting, outcome);
+        }
+    });
+}
+
+/// A connect that waits, as it was before a try.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Waiting {
+    fd: RawFd,
+    destination: SocketAddr,
+    bound: Option<SocketAddr>,
+}
+
+impl Waiting {
+    fn of(inner: &mut StreamInner) -> Option<Self> {
+        let fd = inner.descriptors.first().copied()?;
+        inner.pending.as_ref().map(|&Pending { destination, bound, .. }| Self { fd, destination, bound })
+    }
+}
+
+fn end(stream: &'static Stream, waiting: Waiting, outcome: Attempt) {
+    match outcome {
+        // One that cannot be installed is dropped, and tried again.
+        Attempt::Connected(connected) => {
+            if install(waiting.fd, stream, *connected).is_ok()
+                && let Entry::Connection(connection) = table::get(waiting.fd)
+            {
+                connection.report_connect_later(true);
+            }
+        }
+        Attempt::NoLane(reason) => give_to_kernel(stream, waiting, reason),
+        Attempt::Full => {}
+    }
+}
+
+/// There is no lane any more, only a TCP listener, or none: kernel TCP finds out, from the beginning.
+fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
+    drop(stream.with(|inner| inner.pending.take()));
+    let Waiting { fd, destination, .. } = waiting;
+    // SAFETY: the program's descriptor, which is open while its connect is not ended.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let _ = rustix::net::connect_unspec(socket);
+    let _ = without_waiting(fd, || match super::connect::fall_back(fd, stream, destination, reason) {
+        Outcome::Kernel => rustix::net::connect(socket, &destination),
+        Outcome::Answered(result) => result,
+    });
+}
+
+/// What a connect that waited has come to, for a program that calls `connect` again; `None`: it waits still.
+pub(super) fn outcome(fd: RawFd) -> Option<Outcome> {
+    advance();
+    match table::get(fd) {
+        Entry::Connection(connection) => Some(Outcome::Answered(super::already_connected(connection))),
+        Entry::Stream(stream) if is_pending(stream) => None,
+        _ => Some(Outcome::Kernel),
+    }
+}
+
+/// Keeps connects from ending while the caller notes that a descriptor is closed.
+pub(super) fn hold_off() -> Option<Guard<'static>> {
+    if is_any_pending() { ENDING.enter() } else { None }
+}
+
+/// In the child of a fork: what waits is the parent's to go on with.
+pub(super) fn after_fork_in_child() {
+    SILENCE_LOCK.reset();
+    ENDING.reset();
+}
+
+/// A listener of our own whose backlog is full: who connects to it hears nothing.
+struct Silence {
+    is_v6: bool,
+    address: SocketAddr,
+    _listener: HiddenFd,
+    _guest: HiddenFd,
+}
+
+struct Silences(UnsafeCell<Vec<Silence>>);
+
+// SAFETY: accessed under the lock.
+unsafe impl Sync for Silences {}
+
+static SILENCE_LOCK: Lock = Lock::new();
+/// Under `SILENCE_LOCK`; one of each family at most.
+static SILENCES: Silences = Silences(UnsafeCell::new(Vec::new()));
+
+fn connect_to_nobody(fd: RawFd) -> Result<(), Errno> {
+    let is_v6 = inspect::local_of(fd)?.is_ipv6();
+    let nobody = system::without_signals(|| silent_address(is_v6))?;
+    // SAFETY: the program's descriptor, which it is connecting.
+    match without_waiting(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody))? {
+        Err(Errno::INPROGRESS) => Ok(()),
+        connected => Err(connected.err().unwrap_or(Errno::ISCONN)),
+    }
+}
+
+fn silent_address(is_v6: bool) -> Result<SocketAddr, Errno> {
+    let _guard = SILENCE_LOCK.lock();
+    // SAFETY: under the lock.
+    let silences = unsafe { &mut *SILENCES.0.get() };
+    let known = silences.iter().find(|silence| silence.is_v6 == is_v6).map(|silence| silence.address);
+    known.map_or_else(
+        || {
+            let silence = Silence::new(is_v6)?;
+            let address = silence.address;
+            silences.push(silence);
+            Ok(address)
+        },
+        Ok,
+    )
+}
+
+/// Runs `call` while `fd` is in non-blocking mode.
+fn without_waiting<R>(fd: RawFd, call: impl FnOnce() -> R) -> Result<R, Errno> {
+    // SAFETY: the program's descriptor, which it is connecting.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    let flags = rustix::fs::fcntl_getfl(socket)?;
+    rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    let result = call();
+    rustix::fs::fcntl_setfl(socket, flags)?;
+    Ok(result)
+}
+
+impl Silence {
+    fn new(is_v6: bool) -> Result<Self, Errno> {
+        let any: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
+        let listener = tcp(is_v6)?;
+        rustix::net::bind(&listener, &any)?;
+        // A backlog of none has room for one.
+        rustix::net::listen(&listener, 0)?;
+        let address = inspect::local_of(listener.as_raw_fd())?;
+        let guest = tcp(is_v6)?;
+        rustix::net::connect(&guest, &address)?;
+        let hide = |socket: OwnedFd| HiddenFd::hide(socket, Need::Required);
+        Ok(Self { is_v6, address, _listener: hide(listener)?, _guest: hide(guest)? })
+    }
+}
+
+fn tcp(is_v6: bool) -> Result<OwnedFd, Errno> {
+    let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
