@@ -1,0 +1,242 @@
+//! Messages in packets of a unix socket.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+    socketpair, sockopt,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Bytes of a message at most.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// Descriptors in one packet at most; the kernel takes 253.
+pub(crate) const DESCRIPTORS_MAX: usize = 200;
+
+/// Why a message could not be sent or understood.
+#[derive(Debug, Error)]
+pub enum ChannelError {
+    /// The kernel refused.
+    #[error("{call}: {error}")]
+    System {
+        /// What was attempted.
+        call: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// A message is larger than any is.
+    #[error("message of {bytes} bytes: at most {MESSAGE_BYTES_MAX}")]
+    TooLarge {
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// What came is no message of this version.
+    #[error("no message of this release: {reason}")]
+    Senseless {
+        /// What the parser says.
+        reason: String,
+    },
+}
+
+fn failed(call: &'static str) -> impl Fn(Errno) -> ChannelError {
+    move |errno| ChannelError::System { call, error: errno.into() }
+}
+
+/// What a look at a channel brought.
+#[derive(Debug)]
+pub enum Received<M> {
+    /// A message, and the descriptors that came with it.
+    Message(M, Vec<OwnedFd>),
+    /// Nothing has come.
+    Nothing,
+    /// The other end is gone.
+    Ended,
+}
+
+/// One end of a socket that keeps packets apart and in order. Neither sending nor receiving ever blocks.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+impl Channel {
+    /// Both ends of a new one.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn pair() -> Result<(Self, Self), ChannelError> {
+        let ends = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None);
+        let (one, other) = ends.map_err(failed("socketpair"))?;
+        Ok((Self::new(one), Self::new(other)))
+    }
+
+    /// Connects to a socket that listens at a path.
+    ///
+    /// # Errors
+    /// What the kernel says, `NotFound` and `ConnectionRefused` among it.
+    pub fn connect(path: &Path) -> Result<Self, ChannelError> {
+        let address = SocketAddrUnix::new(path).map_err(failed("address of the socket"))?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None).map_err(failed("socket"))?;
+        connect(&socket, &address).map_err(failed("connect"))?;
+        Ok(Self::new(socket))
+    }
+
+    /// One end, as a child gets it.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// When it is too large, when the other end is gone, or when it does not take what was sent before.
+    pub fn send<M: Serialize>(&self, message: &M, descriptors: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
+        let senseless = |error: serde_json::Error| ChannelError::Senseless { reason: error.to_string() };
+        self.send_packet(&serde_json::to_vec(message).map_err(senseless)?, descriptors)
+    }
+
+    /// Sends a packet that is no message of this crate.
+    ///
+    /// # Errors
+    /// As [`Channel::send`].
+    pub fn send_packet(&self, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
+        if packet.len() > MESSAGE_BYTES_MAX {
+            return Err(ChannelError::TooLarge { bytes: packet.len() });
+        }
+        assert!(descriptors.len() <= DESCRIPTORS_MAX, "{} descriptors in a packet", descriptors.len());
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let sent = sendmsg(&self.socket, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL);
+        sent.map(|_| ()).map_err(failed("sendmsg"))
+    }
+
+    /// Takes the next message, if there is one.
+    ///
+    /// # Errors
+    /// When what came is no message.
+    pub fn receive<M: DeserializeOwned>(&self) -> Result<Received<M>, ChannelError> {
+        match self.receive_packet()? {
+            Received::Message(packet, descriptors) => parse(&packet).map(|found| Received::Message(found, descriptors)),
+            Received::Nothing => Ok(Received::Nothing),
+            Received::Ended => Ok(Received::Ended),
+        }
+    }
+
+    /// Takes the next packet as it is, if there is one.
+    ///
+    /// # Errors
+    /// When it is larger than any message is, or what the kernel says.
+    pub fn receive_packet(&self) -> Result<Received<Vec<u8>>, ChannelError> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received =
+            recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
+        let found = match received {
+            Ok(found) => found,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+            Err(Errno::CONNRESET) => return Ok(Received::Ended),
+            Err(errno) => return Err(failed("recvmsg")(errno)),
+        };
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(some) = message {
+                descriptors.extend(some);
+            }
+        }
+        if found.flags.contains(ReturnFlags::TRUNC) {
+            return Err(ChannelError::TooLarge { bytes: MESSAGE_BYTES_MAX + 1 });
+        }
+        // A packet of no bytes is not sent by anybody of ours, and cannot be told from the end.
+        if found.bytes == 0 {
+            return Ok(Received::Ended);
+        }
+        bytes.truncate(found.bytes);
+        Ok(Received::Message(bytes, descriptors))
+    }
+}
+
+fn parse<M: DeserializeOwned>(packet: &[u8]) -> Result<M, ChannelError> {
+    serde_json::from_slice(packet).map_err(|error| ChannelError::Senseless { reason: error.to_string() })
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The user behind the other end of a connected unix socket.
+///
+/// # Errors
+/// What the kernel says.
+pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
+    Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_message_arrives_whole_with_its_descriptors() {
+        let (one, other) = Channel::pair().unwrap();
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        one.send(&"first", &[writer.as_fd()]).unwrap();
+        one.send(&"second", &[]).unwrap();
+        writer.write_all(b"x").unwrap();
+        drop(writer);
+        let Received::Message(text, descriptors) = other.receive::<String>().unwrap() else { panic!("nothing came") };
+        assert_eq!((text.as_str(), descriptors.len()), ("first", 1));
+        drop(descriptors);
+        let mut bytes = Vec::new();
+        reader.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, b"x");
+        let Received::Message(text, descriptors) = other.receive::<String>().unwrap() else { panic!("nothing came") };
+        assert_eq!((text.as_str(), descriptors.len()), ("second", 0));
+        assert!(matches!(other.receive::<String>(), Ok(Received::Nothing)));
+        drop(one);
+        assert!(matches!(other.receive::<String>(), Ok(Received::Ended)));
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused_and_the_next_one_still_comes() {
+        let (one, other) = Channel::pair().unwrap();
+        one.send_packet(b"\xff{", &[]).unwrap();
+        one.send(&7_u32, &[]).unwrap();
+        assert!(matches!(other.receive::<u32>(), Err(ChannelError::Senseless { .. })));
+        assert!(matches!(other.receive::<u32>(), Ok(Received::Message(7, _))));
+        let large = vec![b' '; MESSAGE_BYTES_MAX + 1];
+        assert!(matches!(one.send_packet(&large, &[]), Err(ChannelError::TooLarge { .. })));
+        rustix::net::send(&one.socket, &large, SendFlags::empty()).unwrap();
+        assert!(matches!(other.receive::<u32>(), Err(ChannelError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn a_receiver_that_does_not_read_blocks_nobody() {
+        let (one, _other) = Channel::pair().unwrap();
+        let packet = vec![b'x'; MESSAGE_BYTES_MAX];
+        let refused = (0..10_000).find_map(|_| one.send_packet(&packet, &[]).err());
+        assert!(matches!(refused, Some(ChannelError::System { call: "sendmsg", .. })));
+    }
+
+    #[test]
+    fn who_is_at_the_other_end_is_known() {
+        let (one, _other) = Channel::pair().unwrap();
+        let own = std::fs::metadata("/proc/self").map(|found| std::os::unix::fs::MetadataExt::uid(&found)).unwrap();
+        assert_eq!(peer_uid(&one).unwrap(), own);
+    }
+}

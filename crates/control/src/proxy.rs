@@ -1,0 +1,266 @@
+//! Monitor and proxy.
+//!
+//! The proxy is the monitor's child and has one end of a channel as descriptor 3. What is said, in order:
+//!
+//! ```text
+//!   monitor                                                    proxy
+//!   Configure, device (send_device) ──────────────────────►
+//!                                  ◄──────────────────────── Ready
+//!   LinkUp{peer, epoch} ──────────────────────────────────►   carries connections of that epoch
+//!   Mirror{peer, address} ────────────────────────────────►
+//!                                  ◄──────────────────────── Mirrored{address} or NotMirrored{address, reason}
+//!   LinkDown{peer, epoch} ────────────────────────────────►   connections with that peer are reset
+//!                                  ◄──────────────────────── Stopped{peer, epoch}: no window of it is touched any more
+//!   device again, when a peer's bells have changed ───────►   renews what it has
+//!   Stop ─────────────────────────────────────────────────►   ends
+//! ```
+//!
+//! Nothing of an old epoch may be stored once the link is trained again, so the monitor waits for `Stopped`; a proxy
+//! that does not answer in time is killed. The proxy ends when the channel does. When it dies by itself, the monitor
+//! takes all links down, starts another and trains again.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::channel::DESCRIPTORS_MAX;
+use crate::{Channel, ChannelError};
+
+/// The version of these messages: monitor and proxy come from one release.
+pub const VERSION: u32 = 1;
+/// The proxy's end of the channel.
+pub const DESCRIPTOR: i32 = 3;
+/// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.
+const DEVICE_DESCRIPTORS_MAX: usize = 16_384;
+
+/// From monitor to proxy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum ToProxy {
+    /// The first message.
+    Configure(Configuration),
+    /// Some of the descriptors of the device that follows.
+    Descriptors,
+    /// `fabric::device::Device::hand_over`: the first time to take over, later to renew.
+    Device {
+        /// What the device is.
+        bytes: Vec<u8>,
+    },
+    /// The link is up in this epoch.
+    LinkUp {
+        /// The peer's slot.
+        peer: u8,
+        /// The epoch.
+        epoch: u32,
+    },
+    /// The link is going down: reset its connections, stop touching its windows, say [`FromProxy::Stopped`].
+    LinkDown {
+        /// The peer's slot.
+        peer: u8,
+        /// The epoch that ends.
+        epoch: u32,
+    },
+    /// Listen in the place of another node, at an address of its.
+    Mirror {
+        /// The peer's slot.
+        peer: u8,
+        /// Where a program of it listens.
+        address: SocketAddr,
+    },
+    /// Stop listening there. Connections stay.
+    Unmirror {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// Answer with [`FromProxy::Report`].
+    Report,
+    /// End.
+    Stop,
+}
+
+/// From proxy to monitor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FromProxy {
+    /// The device is mapped.
+    Ready {
+        /// [`VERSION`].
+        version: u32,
+    },
+    /// No window of that epoch is touched any more.
+    Stopped {
+        /// The peer's slot.
+        peer: u8,
+        /// The epoch.
+        epoch: u32,
+    },
+    /// The proxy listens there.
+    Mirrored {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// It cannot.
+    NotMirrored {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        reason: String,
+    },
+    /// The other node refused a connection: its listener is gone, and so is the mirror.
+    Refused {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The peer wrote what no peer writes: the link must go down.
+    Broken {
+        /// The peer's slot.
+        peer: u8,
+        /// The epoch.
+        epoch: u32,
+        /// What was found.
+        what: String,
+    },
+    /// What the proxy has done.
+    Report(Report),
+}
+
+/// What a proxy must know before it sees the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// [`VERSION`].
+    pub version: u32,
+    /// This node's slot.
+    pub own: u8,
+    /// All nodes, by slot.
+    pub nodes: Vec<Node>,
+    /// The rack directory of this node's programs.
+    pub rack_directory: PathBuf,
+    /// Bytes of the control partition, with which each window begins.
+    pub control_partition_bytes: u64,
+    /// The data partitions, which share the rest of each window.
+    pub partitions: Vec<Partition>,
+    /// Programs write windows themselves.
+    pub is_direct: bool,
+    /// Connections of a lost link move to kernel TCP.
+    pub is_failover: bool,
+    /// The model that links are slowed down to.
+    pub timing: Option<Timing>,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// A data partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    /// What it is for.
+    pub class: Class,
+    /// The core that owns it.
+    pub core: Option<u16>,
+}
+
+/// What a partition is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Class {
+    /// Short messages.
+    Latency,
+    /// Streams.
+    Bulk,
+}
+
+/// The model that links are slowed down to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// Its name in the rack file.
+    pub name: String,
+    /// Another delay one way.
+    pub one_way_ns: Option<f64>,
+}
+
+/// What a proxy has done since it started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// By slot of the peer; this node's own stays zero.
+    pub peers: Vec<PeerReport>,
+}
+
+/// What a proxy has done on one link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerReport {
+    /// Connections now.
+    pub connections_open: u64,
+    /// Connections since the start.
+    pub connections_total: u64,
+    /// Bytes of programs, to the peer.
+    pub bytes_sent: u64,
+    /// Bytes of programs, from the peer.
+    pub bytes_received: u64,
+    /// Connections that moved between partitions.
+    pub moves: u64,
+}
+
+/// Sends a device, with more descriptors than one packet carries if need be.
+///
+/// # Errors
+/// As [`Channel::send`].
+pub fn send_device(channel: &Channel, bytes: Vec<u8>, descriptors: &[OwnedFd]) -> Result<(), ChannelError> {
+    for some in descriptors.chunks(DESCRIPTORS_MAX) {
+        let some: Vec<BorrowedFd<'_>> = some.iter().map(AsFd::as_fd).collect();
+        channel.send(&ToProxy::Descriptors, &some)?;
+    }
+    channel.send(&ToProxy::Device { bytes }, &[])
+}
+
+/// Puts a device together at the proxy's end.
+#[derive(Debug, Default)]
+pub struct DeviceParts {
+    descriptors: Vec<OwnedFd>,
+}
+
+impl DeviceParts {
+    /// Keeps what came with [`ToProxy::Descriptors`]. More than any device has is dropped; it is then refused.
+    pub fn add(&mut self, some: Vec<OwnedFd>) {
+        let room = DEVICE_DESCRIPTORS_MAX - self.descriptors.len();
+        self.descriptors.extend(some.into_iter().take(room));
+    }
+
+    /// All that came before [`ToProxy::Device`].
+    pub fn take(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Received;
+
+    #[test]
+    fn a_device_with_many_descriptors_arrives_in_order() {
+        let (monitor, proxy) = Channel::pair().unwrap();
+        let files: Vec<OwnedFd> = (0..450)
+            .map(|index| {
+                let file = tempfile::tempfile().unwrap();
+                file.set_len(index).unwrap();
+                file.into()
+            })
+            .collect();
+        send_device(&monitor, vec![1, 2, 3], &files).unwrap();
+        let mut parts = DeviceParts::default();
+        loop {
+            match proxy.receive().unwrap() {
+                Received::Message(ToProxy::Descriptors, some) => parts.add(some),
+                Received::Message(ToProxy::Device { bytes }, _) => break assert_eq!(bytes, [1, 2, 3]),
+                other => panic!("{other:?}"),
+            }
+        }
+        let lengths = parts.take().into_iter().map(|file| std::fs::File::from(file).metadata().unwrap().len());
+        assert!(lengths.eq(0..450));
+    }
+}
