@@ -1,0 +1,94 @@
+#!/bin/busybox sh
+# The first program of a guest: makes a system out of the image, sets up the device, runs the script, says how it ended.
+# NODE, NODES, DEVICE_KIND and MODULES come with the kernel's command line, whose unknown words are our environment.
+
+/bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/run /var/log /var/lib
+/bin/busybox --install -s /bin
+export PATH=/usr/bin:/usr/sbin:/bin HOME=/root TERM=dumb
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs -o mode=1777 tmp /tmp
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t tmpfs -o mode=755 run /run
+mount -t devpts devpts /dev/pts
+hostname "$NODE"
+ip link set lo up
+
+# Talking to the lab: one line there, one line back.
+exec 3<>/dev/ttyS1
+stty -F /dev/ttyS1 raw -echo
+
+end() {
+    # Setting a terminal's mode waits for its output: the last line is out before the lab hears of the end.
+    stty -F /dev/ttyS0 raw
+    echo "exit $1" >&3
+    sleep 60
+    poweroff -f
+}
+
+fail() {
+    echo "init: $*"
+    end 1
+}
+
+# The address of the ivshmem device on the PCI bus.
+find_ivshmem() {
+    for device in /sys/bus/pci/devices/*; do
+        [ "$(cat "$device/vendor" "$device/device")" = "$(printf '0x1af4\n0x1110')" ] || continue
+        echo "${device##*/}"
+        return
+    done
+    fail "no ivshmem device on the PCI bus"
+}
+
+bind_vfio() {
+    echo vfio-pci >"/sys/bus/pci/devices/$DEVICE/driver_override"
+    echo "$DEVICE" >/sys/bus/pci/drivers_probe
+    group=$(readlink "/sys/bus/pci/devices/$DEVICE/iommu_group") || fail "$DEVICE has no IOMMU group"
+    export VFIO_GROUP="/dev/vfio/${group##*/}"
+    [ -c "$VFIO_GROUP" ] || fail "vfio-pci does not take $DEVICE: no $VFIO_GROUP"
+}
+
+# A character device that maps the memory itself. The first guest writes the few words that say so into its first pages,
+# as ndctl would; later ones find them there.
+make_dax() {
+    nd=/sys/bus/nd/devices
+    [ -c /dev/dax0.0 ] && return
+    [ -e $nd/namespace0.0 ] || fail "no persistent memory"
+    echo namespace0.0 >/sys/bus/nd/drivers/nd_pmem/unbind
+    echo ram >$nd/dax0.0/mode # the kernel's records of the pages are in RAM, not in the device
+    cat /proc/sys/kernel/random/uuid >$nd/dax0.0/uuid
+    echo namespace0.0 >$nd/dax0.0/namespace
+    echo dax0.0 >/sys/bus/nd/drivers/dax_pmem/bind
+    [ -c /dev/dax0.0 ] || fail "no /dev/dax0.0"
+}
+
+DEVICE='' MEMORY='' MEMORY_BYTES=''
+for module in $(echo "$MODULES" | tr , ' '); do
+    insmod "/lib/modules/$module" || fail "module $module"
+done
+
+case $DEVICE_KIND in
+plain | doorbell)
+    DEVICE=$(find_ivshmem)
+    echo 1 >"/sys/bus/pci/devices/$DEVICE/enable"
+    MEMORY=/sys/bus/pci/devices/$DEVICE/resource2
+    MEMORY_BYTES=$(stat -c %s "$MEMORY")
+    ;;
+vfio)
+    DEVICE=$(find_ivshmem)
+    bind_vfio
+    ;;
+dax)
+    make_dax
+    DEVICE=/dev/dax0.0
+    MEMORY=$DEVICE
+    MEMORY_BYTES=$(cat /sys/bus/dax/devices/dax0.0/size)
+    ;;
+esac
+export NODE NODES DEVICE DEVICE_KIND MEMORY MEMORY_BYTES
+
+sh -eu -c '. /lab/functions; . /lab/script' lab
+end $?

@@ -1,0 +1,47 @@
+//! `lab-word FILE BYTES OFFSET [VALUE]`: prints a word of a device's memory, or stores one there.
+//!
+//! For scripts in a guest, whose busybox can neither read nor write a file that can only be mapped.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result, bail, ensure};
+use volmem::{Mapping, Region};
+
+const USAGE: &str = "usage: lab-word FILE BYTES OFFSET [VALUE], numbers in decimal or as in 0x1000";
+const WORD_BYTES: usize = size_of::<u64>();
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab-word: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<()> {
+    let [path, bytes, offset, value @ ..] = arguments else { bail!(USAGE) };
+    let (bytes, offset) = (number(bytes)? as usize, number(offset)? as usize);
+    let fits = offset.is_multiple_of(WORD_BYTES) && bytes >= WORD_BYTES && offset <= bytes - WORD_BYTES;
+    ensure!(fits, "offset {offset}: no word of {bytes} bytes; a multiple of {WORD_BYTES} is");
+    let file = File::options().read(true).write(true).open(path).with_context(|| path.clone())?;
+    let mapping = Mapping::new(file.as_fd(), bytes).with_context(|| format!("mapping {bytes} bytes of {path}"))?;
+    let memory = Region::of_mapping(Arc::new(mapping));
+    match value {
+        [] => println!("{:#x}", memory.load_u64(offset, Ordering::Acquire)),
+        [value] => memory.store_u64(offset, number(value)?, Ordering::Release),
+        _ => bail!(USAGE),
+    }
+    Ok(())
+}
+
+fn number(text: &str) -> Result<u64> {
+    let parsed = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+    parsed.with_context(|| format!("'{text}' is no number; {USAGE}"))
+}

@@ -1,0 +1,86 @@
+//! What guests share, and how QEMU is told.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+/// The one device of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Device {
+    /// ivshmem-plain: a PCI BAR of shared memory, and nothing else
+    Plain,
+    /// ivshmem-doorbell: the same with interrupts, from our device server
+    Doorbell,
+    /// ivshmem-doorbell behind an IOMMU, bound to vfio-pci
+    Vfio,
+    /// Persistent memory as /dev/dax0.0
+    Dax,
+    /// No device at all
+    None,
+}
+
+impl Device {
+    /// Its name, as on the command line and in a guest's DEVICE_KIND.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Doorbell => "doorbell",
+            Self::Vfio => "vfio",
+            Self::Dax => "dax",
+            Self::None => "none",
+        }
+    }
+
+    /// Whether our device server hands it out.
+    pub fn is_served(self) -> bool {
+        matches!(self, Self::Doorbell | Self::Vfio)
+    }
+
+    /// Kernel modules that a guest needs for it, those they depend on not named.
+    pub fn modules(self) -> &'static [&'static str] {
+        match self {
+            Self::Plain | Self::Doorbell | Self::None => &[],
+            Self::Vfio => &["vfio-pci", "vfio_iommu_type1"],
+            Self::Dax => &["nfit", "nd_pmem", "dax_pmem", "device_dax"],
+        }
+    }
+
+    /// Further words for the kernel.
+    pub fn kernel_words(self) -> &'static str {
+        if self == Self::Vfio { "intel_iommu=on" } else { "" }
+    }
+
+    /// The machine that can hold it.
+    pub fn machine(self) -> &'static str {
+        match self {
+            Self::Vfio => "q35,accel=tcg,kernel-irqchip=split",
+            Self::Dax => "q35,accel=tcg,nvdimm=on",
+            _ => "q35,accel=tcg",
+        }
+    }
+
+    /// What follows the size of a guest's own memory.
+    pub fn memory_words(self, ram_bytes: u64, size_bytes: u64) -> String {
+        if self != Self::Dax {
+            return String::new();
+        }
+        let mib_max = (ram_bytes + 2 * size_bytes).next_multiple_of(1 << 30) >> 20;
+        format!(",slots=1,maxmem={mib_max}M")
+    }
+
+    /// QEMU's words for the device.
+    pub fn arguments(self, memory: &OwnedFd, size_bytes: u64, socket: &Path, vectors: u32) -> Vec<String> {
+        // QEMU opens by name only: through this process, the memfd has one.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+        let backend = format!("memory-backend-file,id=memory,share=on,size={size_bytes},mem-path={path}");
+        let server = format!("socket,id=server,path={}", socket.display());
+        let doorbell = format!("ivshmem-doorbell,chardev=server,vectors={vectors}");
+        let words: Vec<&str> = match self {
+            Self::Plain => vec!["-object", &backend, "-device", "ivshmem-plain,memdev=memory"],
+            Self::Doorbell => vec!["-chardev", &server, "-device", &doorbell],
+            Self::Vfio => vec!["-device", "intel-iommu,intremap=on", "-chardev", &server, "-device", &doorbell],
+            Self::Dax => vec!["-object", &backend, "-device", "nvdimm,memdev=memory"],
+            Self::None => vec![],
+        };
+        words.into_iter().map(str::to_owned).collect()
+    }
+}

@@ -1,0 +1,146 @@
+//! The guests' kernel: Debian's package for clouds, unpacked or installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// Names a folder that holds the unpacked package.
+const VARIABLE: &str = "LAB_KERNEL";
+/// Where `./x` unpacks it, from the repository's root.
+const UNPACKED: &str = "target/x/guest";
+/// Modules that one module can depend on, all the way down.
+const DEPTH_MAX: u32 = 16;
+
+/// A kernel and its modules.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    image: PathBuf,
+    modules: PathBuf,
+}
+
+/// A module's file name in the guest and its code.
+pub type Module = (String, Vec<u8>);
+
+impl Kernel {
+    /// The one that the environment names, or the one that `./x` unpacked, or an installed one.
+    pub fn find() -> Result<Self> {
+        let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(UNPACKED);
+        let folders = named.map_or_else(|| vec![repository, PathBuf::from("/")], |folder| vec![folder]);
+        folders.iter().find_map(|folder| Self::within(folder)).with_context(|| {
+            let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            format!(
+                "no cloud kernel of Debian in {}; './x lab' fetches one, or name its unpacked package in {VARIABLE}",
+                folders.join(" nor ")
+            )
+        })
+    }
+
+    fn within(folder: &Path) -> Option<Self> {
+        let entries = fs::read_dir(folder.join("boot")).ok()?.flatten();
+        let versions =
+            entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned()));
+        let version = versions.filter(|version| version.contains("cloud")).max()?;
+        let kernel = Self {
+            image: folder.join("boot").join(format!("vmlinuz-{version}")),
+            modules: folder.join("lib/modules").join(&version),
+        };
+        kernel.modules.is_dir().then_some(kernel)
+    }
+
+    /// What QEMU boots.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
+    /// The modules named and those they depend on, each after what it needs.
+    pub fn modules(&self, names: &[&str]) -> Result<Vec<Module>> {
+        let mut found = Vec::new();
+        for name in names {
+            self.add(name, DEPTH_MAX, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn add(&self, name: &str, depth: u32, found: &mut Vec<Module>) -> Result<()> {
+        let file = format!("{}.ko", name.replace('-', "_"));
+        if found.iter().any(|(known, _)| *known == file) {
+            return Ok(());
+        }
+        let depth = depth.checked_sub(1).with_context(|| format!("module {name}: depends on itself"))?;
+        let path = find_module(&self.modules, &file)
+            .with_context(|| format!("no module {name} in {}", self.modules.display()))?;
+        let code = read_module(&path)?;
+        for dependency in dependencies(&code) {
+            self.add(&dependency, depth, found)?;
+        }
+        found.push((file, code));
+        Ok(())
+    }
+}
+
+/// A module's file may have `-` where its name has `_`, and may be compressed.
+fn find_module(folder: &Path, file: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    entries.into_iter().find_map(|entry| {
+        let kind = entry.file_type().ok()?;
+        if kind.is_dir() {
+            return find_module(&entry.path(), file);
+        }
+        let name = entry.file_name().to_string_lossy().replace('-', "_");
+        (name.trim_end_matches(".xz") == file).then(|| entry.path())
+    })
+}
+
+fn read_module(path: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension != "xz") {
+        return fs::read(path).with_context(|| path.display().to_string());
+    }
+    let output = Command::new("xz").arg("-dc").arg(path).output().context("xz: install xz-utils")?;
+    if !output.status.success() {
+        bail!("xz -dc {}: {}", path.display(), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
+/// What a module says of itself: `depends=a,b` among the strings of its section `.modinfo`.
+fn dependencies(code: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(start) = code.windows(KEY.len()).position(|bytes| bytes == KEY) else { return Vec::new() };
+    let rest = &code[start + KEY.len()..];
+    let end = rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len());
+    let names = String::from_utf8_lossy(&rest[..end]).into_owned();
+    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(folder: &Path, file: &str, depends: &str) {
+        fs::write(folder.join(file), format!("ELF\0license=GPL\0depends={depends}\0name=x\0")).unwrap();
+    }
+
+    #[test]
+    fn a_module_comes_after_what_it_needs_and_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let modules = folder.path().join("lib/modules/6-cloud");
+        fs::create_dir_all(folder.path().join("boot")).unwrap();
+        fs::create_dir_all(modules.join("kernel/drivers")).unwrap();
+        fs::write(folder.path().join("boot/vmlinuz-6-cloud"), "").unwrap();
+        module(&modules.join("kernel/drivers"), "vfio-pci.ko", "vfio-pci-core,vfio");
+        module(&modules.join("kernel"), "vfio-pci-core.ko", "vfio");
+        module(&modules, "vfio.ko", "");
+        module(&modules, "loop.ko", "loop2");
+        module(&modules, "loop2.ko", "loop");
+
+        let kernel = Kernel::within(folder.path()).unwrap();
+        let found = kernel.modules(&["vfio-pci", "vfio"]).unwrap();
+        let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["vfio.ko", "vfio_pci_core.ko", "vfio_pci.ko"]);
+        assert!(kernel.modules(&["loop"]).unwrap_err().to_string().contains("itself"));
+        assert!(kernel.modules(&["missing"]).unwrap_err().to_string().contains("no module missing"));
+    }
+}
