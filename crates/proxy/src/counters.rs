@@ -1,7 +1,7 @@
 //! What an engine has done.
 
 /// Counts since the engine began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Counters {
     /// Frames published, of every kind.
     pub frames_sent: u64,
@@ -31,4 +31,23 @@ pub struct Counters {
     pub frames_late: u64,
     /// Connections that were reset because the peer broke the protocol.
     pub offences: u64,
+}
+
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, more: Self) {
+        self.frames_sent += more.frames_sent;
+        self.frames_received += more.frames_received;
+        self.bytes_sent += more.bytes_sent;
+        self.bytes_received += more.bytes_received;
+        self.bytes_held += more.bytes_held;
+        self.stalls += more.stalls;
+        self.partitions_full += more.partitions_full;
+        self.moves += more.moves;
+        self.parks += more.parks;
+        self.wakes += more.wakes;
+        self.connections_opened += more.connections_opened;
+        self.resets += more.resets;
+        self.frames_late += more.frames_late;
+        self.offences += more.offences;
+    }
 }

@@ -27,6 +27,7 @@ mod counters;
 pub mod engine;
 pub mod frame;
 mod local;
+pub mod messages;
 mod placement;
 mod table;
 
