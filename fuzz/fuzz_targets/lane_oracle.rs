@@ -1,6 +1,7 @@
 //! Any interleaving of calls at both ends of a lane gives the bytes of the oracle.
 #![no_main]
 
+use fabric::stale::Habits;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/lane/tests/properties/oracle.rs"]
@@ -14,12 +15,15 @@ struct Input {
     shape: oracle::Shape,
     /// Stores gather, and arrive as this seed decides.
     gather_seed: Option<u64>,
+    /// Else, caches hold stale lines, and move them as this seed decides.
+    stale_seed: Option<u64>,
     ops: Vec<oracle::Op>,
 }
 
 fuzz_target!(|input: Input| {
-    match input.gather_seed {
-        None => oracle::check_coherent(input.shape, &input.ops),
-        Some(seed) => oracle::check_write_combined(input.shape, &input.ops, seed),
+    match (input.gather_seed, input.stale_seed) {
+        (Some(seed), _) => oracle::check_write_combined(input.shape, &input.ops, seed),
+        (None, Some(seed)) => oracle::check_non_coherent(input.shape, &input.ops, Habits::restless(seed)),
+        (None, None) => oracle::check_coherent(input.shape, &input.ops),
     }
 });

@@ -93,6 +93,14 @@ impl StaleMemory {
         (end(0), end(1))
     }
 
+    /// The two windows of a link as either node sees them, its own first: in one memory, for a barrier is for all that
+    /// a node has written back.
+    pub fn windows(window_bytes: usize, habits: Habits) -> [(Self, Self); 2] {
+        let (a, b) = Self::pair(2 * window_bytes, habits);
+        let part = |memory: &Self, index: usize| memory.part(index * window_bytes, window_bytes);
+        [(part(&a, 0), part(&a, 1)), (part(&b, 1), part(&b, 0))]
+    }
+
     /// Where the span begins in all of the memory. Checked before anything is locked.
     fn checked(&self, offset: usize, len_bytes: usize) -> usize {
         let inside = offset <= self.len_bytes && len_bytes <= self.len_bytes - offset;

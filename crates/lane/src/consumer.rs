@@ -1,9 +1,9 @@
 //! The receiving end.
 
 use crate::layout::Ring;
-use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, slots_of, tag};
+use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short};
-use crate::{Corrupt, Layout, assert_orders, sleep_fence};
+use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
@@ -11,6 +11,8 @@ use volmem::sync::Ordering;
 const HEAD: usize = 0;
 const PLACE: usize = 8;
 const WAKE_DUE: usize = 16;
+const SLEEPS: usize = 24;
+const WAKES: usize = 32;
 
 /// Where in the record at the head: its length and the offset in it take 31 bits each, the ring the lowest.
 const PLACE_BITS: u32 = 31;
@@ -53,11 +55,9 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
-    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's
-    /// documentation).
+    /// If the layout does not fit the windows.
     pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
-        assert_orders(outbound.coherence());
         Self { inbound, outbound, layout, secret, peeked_bytes: 0 }
     }
 
@@ -65,9 +65,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     pub fn may_have_data(&self) -> bool {
         let cursor = self.cursor();
-        cursor.record_bytes != 0
-            || self.is_published(&cursor)
-            || self.inbound.load_u64(self.layout.fin(), Ordering::Relaxed) != 0
+        cursor.record_bytes != 0 || self.is_published(&cursor) || self.fin(Ordering::Relaxed) != 0
     }
 
     /// Copies up to `len_bytes` unread bytes to `destination`; returns how many. Zero: nothing there now (or
@@ -218,14 +216,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     /// Whether the sender has finished and everything is read.
     pub fn is_finished(&self) -> bool {
-        let fin = self.inbound.load_u64(self.layout.fin(), Ordering::Acquire);
+        let fin = self.fin(Ordering::Acquire);
         let cursor = self.cursor();
         fin != 0 && cursor.record_bytes == 0 && cursor.head == fin.wrapping_sub(1)
     }
 
     /// Whether the sender has finished, read or not.
     pub fn fin_is_coming(&self) -> bool {
-        self.inbound.load_u64(self.layout.fin(), Ordering::Acquire) != 0
+        self.fin(Ordering::Acquire) != 0
     }
 
     /// A number that grows whenever records arrive: for edge-triggered readiness. `seen` is the last answer.
@@ -238,9 +236,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     /// Asks the sender to ring when something arrives. Look once more before sleeping.
     pub fn announce_sleep(&self) {
-        self.outbound.store_u64(self.layout.consumer_asleep(), 1, Ordering::Release);
-        self.outbound.flush();
-        sleep_fence();
+        let count = self.layout.consumer_cursor() + SLEEPS;
+        wake::announce(&self.outbound, &self.inbound, self.layout.consumer_asleep(), count);
     }
 
     /// Takes [`Consumer::announce_sleep`] back.
@@ -255,17 +252,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return false;
         }
         self.set_word(WAKE_DUE, 0);
-        sleep_fence();
-        let asleep = self.inbound.load_u64(self.layout.producer_asleep(), Ordering::Relaxed) != 0;
-        if asleep {
-            self.inbound.store_u64(self.layout.producer_asleep(), 0, Ordering::Relaxed);
-        }
-        asleep
+        let taken = self.layout.consumer_cursor() + WAKES;
+        wake::take(&self.outbound, &self.inbound, self.layout.producer_asleep(), taken)
     }
 
     #[inline]
     fn is_published(&self, cursor: &Cursor) -> bool {
         let slot = self.ring(cursor).slot_offset(cursor.head);
+        self.inbound.invalidate(slot, SLOT_BYTES);
         self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, cursor.head)
     }
 
@@ -284,9 +278,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     fn load_header(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
         let ring = self.ring(cursor);
-        let word = self.inbound.load_u64(ring.slot_offset(cursor.head) + 8, Ordering::Relaxed);
+        let slot = ring.slot_offset(cursor.head);
+        let word = self.inbound.load_u64(slot + 8, Ordering::Relaxed);
         match Record::decode(word, ring.slots_to_end(cursor.head))? {
             Record::Data(len_bytes) => {
+                self.inbound.invalidate(slot + SLOT_BYTES, (slots_of(len_bytes) as usize - 1) * SLOT_BYTES);
                 cursor.record_bytes = len_bytes;
                 cursor.offset_bytes = 0;
                 Ok(true)
@@ -316,9 +312,16 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Corrupt { what: "read cursor", value: cursor.record_bytes as u64 }
     }
 
+    /// Where the sender ended, and one, once it has.
+    #[inline]
+    fn fin(&self, order: Ordering) -> u64 {
+        self.inbound.invalidate(self.layout.fin(), WORD_BYTES);
+        self.inbound.load_u64(self.layout.fin(), order)
+    }
+
     /// Where nothing is published, an end that was announced is here: else the reader would wait for what cannot come.
     fn check_end(&self, cursor: &Cursor) -> Result<(), Corrupt> {
-        let fin = self.inbound.load_u64(self.layout.fin(), Ordering::Acquire);
+        let fin = self.fin(Ordering::Acquire);
         let is_fine = fin == 0 || cursor.head == fin.wrapping_sub(1) || self.is_published(cursor);
         if is_fine { Ok(()) } else { Err(Corrupt { what: "end of stream", value: fin }) }
     }

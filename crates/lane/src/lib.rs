@@ -54,9 +54,13 @@
 //! * Cursors are plain words (relaxed): `&mut` means that one thread at a time uses an end, and its lock orders the
 //!   next.
 //!
+//! Where memory is **not coherent**, windows write back what is stored, and who reads drops lines first
+//! ([`Inbound::invalidate`](fabric::Inbound::invalidate), nothing on other memory): the tag's line before each look at
+//! it, the record's other lines once its tag is seen, and the words of the other end (credit, end, flags) before each
+//! load. No line has two writers: see `wake` for the flags. Both ends must be on such memory, or neither.
+//!
 //! Tests: `tests/loom.rs` searches all of this but the loads of *credit*, which loom never delays; Miri sees those as
-//! data races of in-place access. A window that is not coherent at all needs its reader to drop lines before each load;
-//! no backend is of that kind yet, and an end refuses one.
+//! data races of in-place access. `tests/properties/non_coherent.rs` leaves out each of the drops, and sees it fail.
 
 #![allow(unsafe_code)] // Raw spans of caller memory cross this interface.
 
@@ -69,9 +73,8 @@ mod producer;
 mod record;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod wake;
 mod words;
-
-use fabric::Coherence;
 
 pub use consumer::{Chunk, Consumer};
 pub use draft::{Draft, Span};
@@ -95,11 +98,6 @@ impl std::fmt::Display for Corrupt {
 }
 
 impl std::error::Error for Corrupt {}
-
-/// Nothing here drops stale lines, so stores must become visible by themselves.
-fn assert_orders(coherence: Coherence) {
-    assert!(coherence != Coherence::NonCoherent, "a lane on memory that is not coherent: no end drops stale lines yet");
-}
 
 /// Between "I have stored" and "now I look": the one place where a store must not pass a later load, on either end.
 #[inline]

@@ -3,8 +3,8 @@
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short};
-use crate::{Corrupt, Layout, assert_orders, sleep_fence};
-use fabric::{Inbound, Outbound};
+use crate::{Corrupt, Layout, wake};
+use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
@@ -16,6 +16,8 @@ const CREDIT_SEEN: usize = 8;
 const IN_BIG_RING: usize = 16;
 const TAIL_LIMIT: usize = 24;
 const CAPACITY: usize = 32;
+const SLEEPS: usize = 40;
+const WAKES: usize = 48;
 
 /// The sending end of a lane.
 ///
@@ -65,11 +67,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Both ends must use the same `secret`, which is random and not zero. A fresh lane starts from zeroed windows.
     ///
     /// # Panics
-    /// If the layout does not fit the windows, or the outbound one is not coherent at all (see the crate's
-    /// documentation).
+    /// If the layout does not fit the windows.
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
         layout.check(outbound.len_bytes(), inbound.len_bytes());
-        assert_orders(outbound.coherence());
         Self { outbound, inbound, layout, secret, reserved: None }
     }
 
@@ -189,7 +189,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
-        self.inbound.load_u64(self.layout.credit(), Ordering::Acquire) == self.position()
+        self.receivers_word(self.layout.credit()) == self.position()
     }
 
     /// Slots that are sent and whose credit has not come back.
@@ -220,9 +220,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Asks the receiver to ring when room has come back. Look at [`Producer::is_writable`] once more before sleeping.
     pub fn announce_sleep(&self) {
-        self.outbound.store_u64(self.layout.producer_asleep(), 1, Ordering::Release);
-        self.outbound.flush();
-        sleep_fence();
+        let count = self.layout.producer_cursor() + SLEEPS;
+        wake::announce(&self.outbound, &self.inbound, self.layout.producer_asleep(), count);
     }
 
     /// Takes [`Producer::announce_sleep`] back.
@@ -233,12 +232,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
     #[inline]
     pub fn take_wake_request(&mut self) -> bool {
-        sleep_fence();
-        let asleep = self.inbound.load_u64(self.layout.consumer_asleep(), Ordering::Relaxed) != 0;
-        if asleep {
-            self.inbound.store_u64(self.layout.consumer_asleep(), 0, Ordering::Relaxed);
-        }
-        asleep
+        let taken = self.layout.producer_cursor() + WAKES;
+        wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
     }
 
     /// Payload bytes that the next record can carry, in the big ring when `wanted_bytes` ask for it. Whatever a
@@ -274,6 +269,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     #[inline]
     unsafe fn publish_copy(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize) {
+        if len_bytes <= INLINE_BYTES && self.outbound.coherence() != Coherence::Coherent {
+            // SAFETY: the caller's span.
+            unsafe { self.show_line(cursor, source, len_bytes) };
+            return self.step_over(cursor, len_bytes);
+        }
         let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
         if len_bytes <= WORDWISE_BYTES_MAX {
             // SAFETY: the caller's span.
@@ -299,6 +299,26 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[inline(always)] // The compiler would share it with the cold callers, through memory.
     pub(crate) fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         self.show(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
+        self.step_over(cursor, len_bytes);
+    }
+
+    /// A short record as the one line that it is: stored as such, it crosses in one packet.
+    unsafe fn show_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
+        let mut line = [0; SLOT_BYTES / WORD_BYTES];
+        line[0] = tag(self.secret, cursor.tail);
+        line[1] = Record::Data(len_bytes).encode();
+        let payload = &mut line[HEADER_BYTES / WORD_BYTES..];
+        for (word, at) in payload.iter_mut().zip((0..len_bytes).step_by(WORD_BYTES)) {
+            // SAFETY: the caller's span, from what is not yet sent on.
+            *word = unsafe { load_short(source.add(at), len_bytes - at) };
+        }
+        let words = (HEADER_BYTES + len_bytes).div_ceil(WORD_BYTES);
+        self.outbound.store_line(self.ring(cursor).slot_offset(cursor.tail), &line[..words]);
+    }
+
+    /// Moves on behind a record that is visible.
+    #[inline(always)] // As `publish`.
+    fn step_over(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         if cursor.switch_is_due {
             self.publish_switch(cursor);
         }
@@ -346,7 +366,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     fn reload_credit(&self, cursor: &Cursor) -> Result<u64, Corrupt> {
-        let credit = self.inbound.load_u64(self.layout.credit(), Ordering::Acquire);
+        let credit = self.receivers_word(self.layout.credit());
         let seen = self.inbound_word(CREDIT_SEEN);
         if credit.wrapping_sub(seen) > cursor.tail.wrapping_sub(seen) {
             return Err(Corrupt { what: "credit", value: credit });
@@ -362,7 +382,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn may_grow(&self, cursor: &Cursor) -> bool {
         let own_bytes = self.inbound_word(CAPACITY);
         let is_bounded = || {
-            let theirs_bytes = self.inbound.load_u64(self.layout.receiver_capacity(), Ordering::Acquire);
+            let theirs_bytes = self.receivers_word(self.layout.receiver_capacity());
             own_bytes.saturating_add(theirs_bytes) < self.layout.big_slots * SLOT_BYTES as u64 / 4
         };
         self.can_grow(cursor) && (own_bytes == 0 || !is_bounded())
@@ -377,6 +397,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn cursor(&self) -> Cursor {
         let in_big_ring = self.inbound_word(IN_BIG_RING) != 0;
         Cursor { tail: self.inbound_word(TAIL), in_big_ring, switch_is_due: false }
+    }
+
+    /// A word that the receiver writes.
+    #[inline]
+    fn receivers_word(&self, offset: usize) -> u64 {
+        self.inbound.invalidate(offset, WORD_BYTES);
+        self.inbound.load_u64(offset, Ordering::Acquire)
     }
 
     #[inline]

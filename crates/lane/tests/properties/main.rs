@@ -7,11 +7,13 @@
 #![allow(unsafe_code)] // Spans in place are raw pointers.
 
 mod hostile;
+mod non_coherent;
 mod oracle;
 mod threads;
 mod windows;
 
 use fabric::Coherence;
+use fabric::stale::Habits;
 use hostile::Act;
 use oracle::{Op, Shape};
 use proptest::prelude::*;
@@ -100,10 +102,27 @@ proptest! {
     }
 
     #[test]
+    fn caches_that_hold_stale_lines_give_the_bytes_of_the_oracle(
+        shape in shape(),
+        ops in prop::collection::vec(op(), 0..200),
+    ) {
+        oracle::check_non_coherent(shape, &ops, Habits::quiet());
+    }
+
+    #[test]
+    fn caches_whose_lines_come_and_go_unasked_give_the_same_bytes(
+        shape in shape(),
+        ops in prop::collection::vec(op(), 0..200),
+        seed in any::<u64>(),
+    ) {
+        oracle::check_non_coherent(shape, &ops, Habits::restless(seed));
+    }
+
+    #[test]
     fn a_hostile_peer_gets_bytes_or_corrupt_and_nothing_else(
         shape in shape(),
         acts in prop::collection::vec(act(), 0..120),
-        coherence in prop::sample::select(vec![Coherence::Coherent, Coherence::WriteCombined]),
+        coherence in prop::sample::select(vec![Coherence::Coherent, Coherence::WriteCombined, Coherence::NonCoherent]),
     ) {
         hostile::check(shape, coherence, &acts);
     }

@@ -1,7 +1,8 @@
 //! The oracle: what a lane must do, as a queue of bytes.
 
 use crate::windows::{Random, SECRET, WriteCombined};
-use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound};
+use fabric::stale::{Habits, StaleMemory};
+use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Layout, Producer};
 use std::collections::VecDeque;
 use volmem::Region;
@@ -66,7 +67,7 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
     let producer =
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
-    let mut harness = Harness::new(producer, consumer, true);
+    let mut harness = Harness::new(producer, consumer, Visibility::AtOnce { credit_is_lazy: false });
     for op in ops {
         harness.step(*op);
         harness.check_now();
@@ -81,7 +82,7 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
     let (forward, back) = (WriteCombined::new(receivers.clone()), WriteCombined::new(senders.clone()));
     let producer = Producer::new(forward.clone(), MemoryInbound::new(senders), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), back.clone(), layout, SECRET);
-    let mut harness = Harness::new(producer, consumer, false);
+    let mut harness = Harness::new(producer, consumer, Visibility::InTime);
     let mut random = Random(seed);
     for op in ops {
         if let Op::Drain(_) = op {
@@ -95,13 +96,50 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
     harness.check_rest();
 }
 
+/// The same on memory without coherence. Caches that move lines only when they are told show each store at once; others
+/// show it in time, with lines that come and go unasked.
+pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: Habits) {
+    let layout = shape.layout();
+    let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
+        StaleMemory::windows(layout.window_bytes(), habits);
+    let (forward, back) = (receivers_peer.clone(), senders_peer.clone());
+    let producer = Producer::new(MemoryOutbound::new(receivers_peer), MemoryInbound::new(senders_own), layout, SECRET);
+    let consumer = Consumer::new(MemoryInbound::new(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
+    let at_once = Visibility::AtOnce { credit_is_lazy: true };
+    let visibility = if habits.is_restless { Visibility::InTime } else { at_once };
+    let mut harness = Harness::new(producer, consumer, visibility);
+    for op in ops {
+        if let Op::Drain(_) = op {
+            forward.barrier();
+            back.barrier();
+        }
+        harness.step(*op);
+        if visibility == at_once {
+            harness.check_now();
+        }
+    }
+    forward.barrier();
+    back.barrier();
+    harness.check_rest();
+}
+
+/// When a store shows at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Visibility {
+    AtOnce {
+        /// Whether credit is returned only when it makes a difference.
+        credit_is_lazy: bool,
+    },
+    InTime,
+}
+
 struct Harness<O: Outbound, I: Inbound> {
     producer: Producer<O, I>,
     consumer: Consumer<I, O>,
     unread: VecDeque<u8>,
     written_bytes: u64,
     is_finished: bool,
-    is_coherent: bool,
+    visibility: Visibility,
     producer_sleeps: bool,
     consumer_sleeps: bool,
     arrivals_seen: u64,
@@ -109,19 +147,23 @@ struct Harness<O: Outbound, I: Inbound> {
 }
 
 impl<O: Outbound, I: Inbound> Harness<O, I> {
-    fn new(producer: Producer<O, I>, consumer: Consumer<I, O>, is_coherent: bool) -> Self {
+    fn new(producer: Producer<O, I>, consumer: Consumer<I, O>, visibility: Visibility) -> Self {
         Self {
             producer,
             consumer,
             unread: VecDeque::new(),
             written_bytes: 0,
             is_finished: false,
-            is_coherent,
+            visibility,
             producer_sleeps: false,
             consumer_sleeps: false,
             arrivals_seen: 0,
             has_arrived: false,
         }
+    }
+
+    fn is_at_once(&self) -> bool {
+        self.visibility != Visibility::InTime
     }
 
     fn step(&mut self, op: Op) {
@@ -190,7 +232,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn read_in_place(&mut self, len_bytes: usize) {
         let Some(chunk) = self.consumer.peek().expect("an honest sender") else {
-            assert!(!self.is_coherent || self.unread.is_empty());
+            assert!(!self.is_at_once() || self.unread.is_empty());
             return;
         };
         let mut bytes = vec![0; chunk.len_bytes];
@@ -216,7 +258,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn check_amount(&self, got_bytes: usize, len_bytes: usize, skip_bytes: usize) {
         let due_bytes = len_bytes.min(self.unread.len().saturating_sub(skip_bytes));
-        if self.is_coherent {
+        if self.is_at_once() {
             assert_eq!(got_bytes, due_bytes);
         } else {
             assert!(got_bytes <= due_bytes, "{got_bytes} of {due_bytes} bytes");
@@ -232,7 +274,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.check_front(0, bytes);
         self.unread.drain(..bytes.len());
         if self.consumer.take_wake_request() {
-            assert!(self.producer_sleeps || !self.is_coherent, "a ring for nobody");
+            assert!(self.producer_sleeps || !self.is_at_once(), "a ring for nobody");
             self.producer_sleeps = false;
             self.sleep_producer();
         }
@@ -256,7 +298,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn ring_consumer(&mut self) {
         if self.producer.take_wake_request() {
-            assert!(self.consumer_sleeps || !self.is_coherent, "a ring for nobody");
+            assert!(self.consumer_sleeps || !self.is_at_once(), "a ring for nobody");
             self.consumer_sleeps = false;
         }
     }
@@ -281,6 +323,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.read(self.unread.len() + 1);
         assert!(self.unread.is_empty());
         assert_eq!(self.consumer.is_finished(), self.is_finished);
-        assert!(!self.is_coherent || self.producer.is_drained());
+        let credit_is_due = self.visibility == Visibility::AtOnce { credit_is_lazy: false };
+        assert!(!credit_is_due || self.producer.is_drained());
     }
 }

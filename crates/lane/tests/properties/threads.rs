@@ -1,7 +1,8 @@
 //! Two real threads, with real sleeping.
 
 use crate::windows::{Random, SECRET};
-use fabric::{MemoryInbound, MemoryOutbound};
+use fabric::stale::{Habits, StaleMemory};
+use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, Layout, Producer};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use volmem::Region;
@@ -39,7 +40,7 @@ fn stream_byte(index: u64) -> u8 {
 }
 
 fn send(
-    mut producer: Producer<MemoryOutbound, MemoryInbound>,
+    mut producer: Producer<impl Outbound, impl Inbound>,
     bells: &Doorbells,
     stream_bytes: u64,
     write_bytes_max: usize,
@@ -70,7 +71,7 @@ fn send(
 }
 
 fn receive(
-    mut consumer: Consumer<MemoryInbound, MemoryOutbound>,
+    mut consumer: Consumer<impl Inbound, impl Outbound>,
     bells: &Doorbells,
     read_bytes_max: usize,
     mut random: Random,
@@ -103,11 +104,26 @@ fn receive(
 
 /// Streams with reads and writes of random sizes; every seed decides the sizes, the machine the interleaving.
 fn stream(layout: Layout, stream_bytes: u64, write_bytes_max: usize, read_bytes_max: usize, seed: u64) {
-    println!("seed {seed:#x}");
     let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
-    let producer =
-        Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
-    let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
+    let windows = [(senders.clone(), receivers.clone()), (receivers, senders)];
+    stream_in(windows, layout, stream_bytes, write_bytes_max, read_bytes_max, seed);
+}
+
+/// The two windows as the sender and as the receiver see them, each its own first.
+type Windows<M> = [(M, M); 2];
+
+fn stream_in<M: Memory + 'static>(
+    windows: Windows<M>,
+    layout: Layout,
+    stream_bytes: u64,
+    write_bytes_max: usize,
+    read_bytes_max: usize,
+    seed: u64,
+) {
+    println!("seed {seed:#x}");
+    let [(senders_own, receivers_peer), (receivers_own, senders_peer)] = windows;
+    let producer = Producer::new(MemoryOutbound::new(receivers_peer), MemoryInbound::new(senders_own), layout, SECRET);
+    let consumer = Consumer::new(MemoryInbound::new(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
     let bells = Arc::new(Doorbells::default());
     let senders_bells = bells.clone();
     let sender = std::thread::spawn(move || {
@@ -144,4 +160,12 @@ fn a_fast_writer_and_a_slow_reader_arrive_at_the_same_stream() {
 #[test]
 fn a_slow_writer_and_a_fast_reader_arrive_at_the_same_stream() {
     stream(Layout::packed(8, 1024), 2 << 20, 50, 60_000, seed());
+}
+
+#[test]
+fn a_stream_through_caches_that_hold_stale_lines_arrives_whole() {
+    let (layout, seed) = (Layout::packed(8, 64), seed());
+    for habits in [Habits::quiet(), Habits::restless(seed)] {
+        stream_in(StaleMemory::windows(layout.window_bytes(), habits), layout, 256 << 10, 5_000, 5_000, seed);
+    }
 }

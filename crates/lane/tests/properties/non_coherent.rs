@@ -1,0 +1,219 @@
+//! Memory that two caches do not keep coherent: what an end must drop before it loads, one by one.
+//!
+//! Each fact is asked of a lane that drops lines as it should, where it holds, and of one that leaves out a drop, where
+//! it must not: else the drop would be for nothing, or the fact show nothing.
+
+use crate::windows::SECRET;
+use fabric::stale::{Habits, Omission, StaleMemory};
+use fabric::{Inbound, MemoryInbound, MemoryOutbound};
+use lane::{Consumer, Layout, Producer, SLOT_BYTES};
+use std::ptr::NonNull;
+use volmem::CACHE_LINE_BYTES;
+use volmem::sync::Ordering;
+
+const RING: Layout = Layout::packed(8, 0);
+const BOTH_RINGS: Layout = Layout::packed(8, 64);
+
+/// Whether a drop of this span is left out.
+type Forgets = fn(usize, usize) -> bool;
+
+fn nothing(_offset: usize, _len_bytes: usize) -> bool {
+    false
+}
+
+/// The owner's window, some of whose drops are left out.
+struct Forgetful {
+    inner: MemoryInbound<StaleMemory>,
+    forgets: Forgets,
+}
+
+impl Inbound for Forgetful {
+    fn len_bytes(&self) -> usize {
+        self.inner.len_bytes()
+    }
+
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.inner.load_u64(offset, order)
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.inner.store_u64(offset, value, order);
+    }
+
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.inner.read_to(offset, destination, len_bytes) };
+    }
+
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        self.inner.pointer(offset, len_bytes)
+    }
+
+    fn invalidate(&self, offset: usize, len_bytes: usize) {
+        if !(self.forgets)(offset, len_bytes) {
+            self.inner.invalidate(offset, len_bytes);
+        }
+    }
+}
+
+type Sender = Producer<MemoryOutbound<StaleMemory>, Forgetful>;
+type Receiver = Consumer<Forgetful, MemoryOutbound<StaleMemory>>;
+
+fn lane(layout: Layout, habits: Habits, forgets: Forgets) -> (Sender, Receiver) {
+    let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
+        StaleMemory::windows(layout.window_bytes(), habits);
+    let inbound = |memory| Forgetful { inner: MemoryInbound::new(memory), forgets };
+    let producer = Producer::new(MemoryOutbound::new(receivers_peer), inbound(senders_own), layout, SECRET);
+    let consumer = Consumer::new(inbound(receivers_own), MemoryOutbound::new(senders_peer), layout, SECRET);
+    (producer, consumer)
+}
+
+/// The fact holds on memory without coherence, and not when these drops are left out.
+#[track_caller]
+fn needs_drops(layout: Layout, forgets: Forgets, fact: fn(Sender, Receiver) -> bool) {
+    let holds = |habits, forgets| {
+        let (producer, consumer) = lane(layout, habits, forgets);
+        fact(producer, consumer)
+    };
+    assert!(holds(Habits::quiet(), nothing), "it does not hold");
+    assert!(!holds(Habits::quiet(), forgets), "it holds all the same");
+}
+
+/// Part of the window, as spans that lie in it.
+fn is_in(offset: usize, part_offset: usize, part_bytes: usize) -> bool {
+    (part_offset..part_offset + part_bytes).contains(&offset)
+}
+
+#[test]
+fn a_record_is_seen_because_its_line_is_dropped_before_each_look() {
+    let forgets: Forgets = |offset, len_bytes| is_in(offset, RING.small_offset, usize::MAX / 2) && len_bytes == 64;
+    needs_drops(RING, forgets, |mut producer, mut consumer| {
+        let mut bytes = [0; 5];
+        assert_eq!(consumer.read(&mut bytes), Ok(0));
+        assert_eq!(producer.write(b"bytes"), Ok(5));
+        consumer.may_have_data() && consumer.read(&mut bytes) == Ok(5) && &bytes == b"bytes"
+    });
+}
+
+#[test]
+fn a_long_record_is_new_because_its_lines_are_dropped_once_its_tag_is_seen() {
+    // Records of three slots; the drop of the slots behind the first is the one of two lines.
+    needs_drops(
+        RING,
+        |_, len_bytes| len_bytes == 2 * SLOT_BYTES,
+        |mut producer, mut consumer| {
+            let mut is_new = true;
+            for round in 1..20 {
+                assert_eq!(producer.write(&[round; 120]), Ok(120));
+                let mut bytes = [0; 120];
+                assert_eq!(consumer.read(&mut bytes), Ok(120));
+                is_new &= bytes == [round; 120];
+            }
+            is_new
+        },
+    );
+}
+
+#[test]
+fn the_end_is_seen_because_its_line_is_dropped() {
+    needs_drops(
+        RING,
+        |offset, _| offset == RING.forward_offset,
+        |mut producer, mut consumer| {
+            assert!(!consumer.is_finished());
+            producer.finish();
+            consumer.read(&mut [0]) == Ok(0) && consumer.is_finished() && consumer.fin_is_coming()
+        },
+    );
+}
+
+#[test]
+fn credit_is_seen_because_its_line_is_dropped() {
+    needs_drops(
+        RING,
+        |offset, _| offset == RING.back_offset,
+        |mut producer, mut consumer| {
+            while producer.write(&[1; 40]) == Ok(40) {}
+            while consumer.read(&mut [0; 40]) == Ok(40) {}
+            producer.write(&[1; 40]) == Ok(40)
+        },
+    );
+}
+
+#[test]
+fn a_receiver_that_sleeps_is_seen_because_its_flag_is_dropped() {
+    let forgets: Forgets = |offset, _| offset == RING.back_offset + CACHE_LINE_BYTES;
+    needs_drops(RING, forgets, |mut producer, mut consumer| {
+        assert!(!producer.take_wake_request());
+        consumer.announce_sleep();
+        let is_seen = producer.take_wake_request() && !producer.take_wake_request();
+        consumer.cancel_sleep();
+        assert!(!producer.take_wake_request());
+        consumer.announce_sleep();
+        is_seen && producer.take_wake_request()
+    });
+}
+
+#[test]
+fn a_sender_that_sleeps_is_seen_because_its_flag_is_dropped() {
+    let forgets: Forgets = |offset, _| offset == RING.forward_offset + CACHE_LINE_BYTES;
+    needs_drops(RING, forgets, |producer, mut consumer| {
+        let mut take = || {
+            consumer.set_capacity(0); // May be room: it looks for sleepers.
+            consumer.take_wake_request()
+        };
+        assert!(!take());
+        producer.announce_sleep();
+        take() && !take()
+    });
+}
+
+#[test]
+fn the_receivers_capacity_is_seen_because_its_line_is_dropped() {
+    let forgets: Forgets = |offset, _| offset == BOTH_RINGS.back_offset + CACHE_LINE_BYTES + 8;
+    needs_drops(BOTH_RINGS, forgets, |mut producer, mut consumer| {
+        producer.set_capacity(1);
+        assert!(producer.write(&[7; 2000]).expect("an honest receiver") < 500, "it moved to the big ring");
+        consumer.set_capacity(64 * SLOT_BYTES / 4);
+        producer.write(&[7; 2000]) == Ok(2000)
+    });
+}
+
+#[test]
+fn nothing_arrives_when_lines_are_not_written_back() {
+    let (mut producer, mut consumer) = lane(RING, Habits::quiet().without(Omission::WriteBack), nothing);
+    assert_eq!(producer.write(b"bytes"), Ok(5));
+    assert_eq!(consumer.read(&mut [0; 5]), Ok(0));
+}
+
+#[test]
+fn a_record_is_torn_when_its_lines_are_not_waited_for() {
+    let torn = |habits: Habits| {
+        // Records of two slots, so that none is cut at the end of the ring.
+        let (mut producer, mut consumer) = lane(RING, habits, nothing);
+        (1..20).any(|round| {
+            assert_eq!(producer.write(&[round; 100]), Ok(100));
+            let mut bytes = [0; 100];
+            (0..1000).find(|_| consumer.read(&mut bytes) != Ok(0)).expect("a tag gets there by itself");
+            bytes != [round; 100]
+        })
+    };
+    let count = |omits| (0..20).filter(|&seed| torn(Habits { omits, ..Habits::restless(seed) })).count();
+    assert!(count(Some(Omission::Barrier)) > 5);
+    assert_eq!(count(None), 0);
+}
+
+/// Both ends clear what they may, number what they may not, and store nothing in each other's lines.
+#[test]
+fn nothing_is_written_in_place_and_short_messages_take_one_line() {
+    let (mut producer, mut consumer) = lane(RING, Habits::quiet(), nothing);
+    assert!(producer.reserve(8).expect("an honest receiver").is_none());
+    for len_bytes in 1..=48 {
+        let bytes: Vec<u8> = (0..len_bytes).collect();
+        assert_eq!(producer.write(&bytes), Ok(bytes.len()));
+        assert_eq!(producer.position(), u64::from(len_bytes));
+        let mut read = vec![0; bytes.len()];
+        assert_eq!(consumer.read(&mut read), Ok(bytes.len()));
+        assert_eq!(read, bytes);
+    }
+}
