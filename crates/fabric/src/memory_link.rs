@@ -114,8 +114,11 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
 
     fn train(&mut self) -> LinkState {
         let word_before = self.training.word();
-        let (own, before) = (&self.own.window, self.before);
-        self.training.step(load(&self.own.control, TRAINING_WORD), |epoch| Self::clean(own, epoch, before));
+        let (own, before) = (&self.own.window, &mut self.before);
+        self.training.step(load(&self.own.control, TRAINING_WORD), |epoch| {
+            Self::clean(own, epoch, *before);
+            *before = Before::Anything; // Epochs begin again one day.
+        });
         if self.training.word() != word_before {
             self.scrub();
         }
