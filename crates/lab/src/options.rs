@@ -38,7 +38,7 @@ pub struct Options {
     /// A file of this machine to take along (may be given again)
     #[arg(long = "file", value_name = "HERE:THERE", value_parser = parse_file)]
     files: Vec<(PathBuf, String)>,
-    /// Where crosslane, libcrosslane.so and lab-word are [default: beside this command]
+    /// Where crosslane, libcrosslane.so and the lab's helpers are [default: beside this command]
     #[arg(long, value_name = "DIR")]
     crosslane: Option<PathBuf>,
     /// How long it may take in all

@@ -1,0 +1,134 @@
+//! `lab-link DEVICE OWN NODES PEER [ROUNDS]`: trains this node's link with a peer over a device, and sends a word there
+//! and back, again and again, each time waking the peer.
+//!
+//! DEVICE is `pci:ADDRESS`, `vfio:ADDRESS`, `file:PATH` or `server:PATH`. The node with the lower number begins. Where
+//! the device has interrupts, a ring that does not arrive as one is a failure: nobody looks at the memory instead.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Mode, Seat, Slot};
+use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, Wake};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+const USAGE: &str = "usage: lab-link pci:ADDRESS|vfio:ADDRESS|file:PATH|server:PATH OWN NODES PEER [ROUNDS]";
+const ROUNDS: u64 = 100;
+/// Only a hang ever waits so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Where the word lies: at the window's start, and at its end the other way round.
+const WORD: usize = 0;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(text) => {
+            println!("lab-link: {text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("lab-link: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<String> {
+    let [device, own, nodes, peer, rounds @ ..] = arguments else { bail!(USAGE) };
+    let slot = |text: &str| text.parse::<u8>().map(Slot).context(USAGE);
+    let (own, peer, nodes) = (slot(own)?, slot(peer)?, slot(nodes)?.0);
+    ensure!(own != peer && own.0 < nodes && peer.0 < nodes, "nodes {own} and {peer} of {nodes}: {USAGE}");
+    let rounds = rounds.first().map_or(Ok(ROUNDS), |text| text.parse()).context(USAGE)?;
+    let device = open(device, &Seat::new(own, nodes))?;
+    let mut link = device.link(peer);
+    train(&device, &mut link)?;
+    let end = End { begins: own.0 < peer.0, inbound: link.inbound(), outbound: link.outbound(), bell: link.doorbell() };
+    for round in 1..=rounds {
+        end.round(round).with_context(|| format!("round {round} of {rounds} with node {peer}"))?;
+    }
+    let bells = if end.bell.descriptor().is_some() { "woken by interrupts" } else { "woken by looking" };
+    Ok(format!("{}; {rounds} rounds with node {peer}, {bells}", device.describe()))
+}
+
+fn open(device: &str, seat: &Seat) -> Result<Device> {
+    let opened = match device.split_once(':').context(USAGE)? {
+        ("pci", address) => Device::open_pci(address, Mode::Sysfs, seat),
+        ("vfio", address) => Device::open_pci(address, Mode::Vfio, seat),
+        ("file", path) => Device::open_file(Path::new(path), seat),
+        ("server", path) => Device::connect_server(Path::new(path), seat),
+        _ => bail!(USAGE),
+    };
+    Ok(opened?)
+}
+
+fn train(device: &Device, link: &mut DeviceLink) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while link.train() != LinkState::Up {
+        ensure!(Instant::now() < deadline, "the link is not up after {} s", PATIENCE.as_secs());
+        device.look()?;
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+struct End {
+    begins: bool,
+    inbound: DeviceInbound,
+    outbound: DeviceOutbound,
+    bell: DeviceDoorbell,
+}
+
+impl End {
+    /// A word there and the same word back, at both ends of the windows.
+    fn round(&self, round: u64) -> Result<()> {
+        if self.begins {
+            self.send(round);
+            self.receive(round)
+        } else {
+            self.receive(round)?;
+            self.send(round);
+            Ok(())
+        }
+    }
+
+    fn send(&self, round: u64) {
+        self.outbound.store_u64(self.outbound.len_bytes() - size_of::<u64>(), !round, Ordering::Relaxed);
+        self.outbound.fence();
+        self.outbound.store_u64(WORD, round, Ordering::Release);
+        self.outbound.fence();
+        self.bell.ring();
+    }
+
+    fn receive(&self, round: u64) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.sleep(deadline)?;
+            if self.inbound.load_u64(WORD, Ordering::Acquire) == round {
+                break;
+            }
+        }
+        let last = self.inbound.load_u64(self.inbound.len_bytes() - size_of::<u64>(), Ordering::Relaxed);
+        ensure!(
+            last == !round,
+            "the window's last word is {last:#x}, not {:#x}: it was to come before the first",
+            !round
+        );
+        Ok(())
+    }
+
+    /// Sleeps until the peer rings.
+    fn sleep(&self, deadline: Instant) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if let Some(descriptor) = self.bell.descriptor() {
+            let mut polled = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+            let left = Timespec::try_from(left).context("a minute at most")?;
+            let ready = rustix::event::poll(&mut polled, Some(&left))?;
+            ensure!(ready == 1, "no interrupt after {} s", PATIENCE.as_secs());
+        }
+        ensure!(self.bell.wait(Some(left)) == Wake::Rung, "nobody rang for {} s", PATIENCE.as_secs());
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! Machines with no network device, joined by the memory of one device.
+//!
+//! Two short labs run with every change, the others in `./x exam`. All guests are emulated.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lab::{Device, Lab, Node, Trouble};
+use system_tests::{PATIENCE, Process, place};
+
+/// Guests share two cores with whatever else is tested.
+const LIMIT: Duration = Duration::from_secs(240);
+
+fn builds() -> PathBuf {
+    place::target().join("release")
+}
+
+/// A committed script with the programs of this build.
+fn committed(script: &str) -> Lab {
+    Lab::of_script(&place::package_file(&format!("lab/{script}"))).unwrap().crosslane(&builds()).limit(LIMIT)
+}
+
+fn of(script: &str) -> Lab {
+    Lab::new().crosslane(&builds()).script(script).limit(LIMIT)
+}
+
+/// This machine as one more node of a lab: node 1, whose peer is guest a, node 0.
+fn host_link(running: &lab::Running) -> Process {
+    let socket = running.device_socket().expect("a served device").display().to_string();
+    let mut command = Command::new(builds().join("lab-link"));
+    Process::start(command.args([&format!("server:{socket}"), "1", "2", "0"]))
+}
+
+#[test]
+fn two_guests_without_a_network_train_a_link_over_a_shared_bar() {
+    let report = committed("link.sh").run().unwrap().must_succeed();
+    for node in [Node::A, Node::B] {
+        assert!(report.output(node).contains("write-combined"), "{report}");
+        assert!(report.output(node).contains("100 rounds"), "{report}");
+    }
+}
+
+#[test]
+fn a_guest_and_this_machine_wake_each_other_by_interrupts() {
+    let script = "lab-link vfio:$DEVICE 0 2 1";
+    let running = of(script).guests(1).device(Device::Vfio).start().unwrap();
+    let host = host_link(&running);
+    let report = running.finish().unwrap().must_succeed();
+    let host = host.wait(PATIENCE).must_succeed();
+    for output in [report.output(Node::A), &host.stdout] {
+        assert!(output.contains("100 rounds") && output.contains("woken by interrupts"), "{host}{report}");
+    }
+}
+
+#[test]
+#[ignore = "boots eight guests: two minutes"]
+fn every_device_carries_words_and_links() {
+    for device in [Device::Plain, Device::Doorbell, Device::Dax] {
+        committed("words.sh").device(device).run().unwrap().must_succeed();
+    }
+    for (device, words) in [
+        (Device::Doorbell, "woken by looking"),
+        (Device::Vfio, "woken by interrupts"),
+        (Device::Dax, "woken by looking"),
+    ] {
+        let report = committed("link.sh").device(device).run().unwrap().must_succeed();
+        for node in [Node::A, Node::B] {
+            assert!(report.output(node).contains(words), "{report}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "boots three guests: half a minute"]
+fn three_guests_have_a_link_for_each_pair() {
+    let report = committed("mesh.sh").run().unwrap().must_succeed();
+    for node in [Node::A, Node::B, Node::C] {
+        assert_eq!(report.output(node).matches("100 rounds").count(), 2, "{report}");
+    }
+}
+
+#[test]
+#[ignore = "boots a guest twice: half a minute"]
+fn a_killed_guest_comes_back_and_its_links_with_it() {
+    let script = "lab-link vfio:$DEVICE 0 2 1\nhost linked";
+    let mut running = of(script).guests(1).device(Device::Vfio).start().unwrap();
+    for _ in 0..2 {
+        let host = host_link(&running);
+        running.wait_for_guest(Node::A, "linked").unwrap();
+        host.wait(PATIENCE).must_succeed();
+        let machine = running.pid(Node::A).unwrap();
+        running.kill(Node::A);
+        assert!(!PathBuf::from(format!("/proc/{machine}")).exists());
+        running.boot(Node::A).unwrap();
+    }
+    let host = host_link(&running);
+    running.wait_for_guest(Node::A, "linked").unwrap();
+    running.release(Node::A);
+    running.finish().unwrap().must_succeed();
+    host.wait(PATIENCE).must_succeed();
+}
+
+#[test]
+#[ignore = "boots five guests: a minute"]
+fn however_a_lab_ends_its_code_says_so_and_its_machines_are_gone() {
+    let failed = of("[ $NODE = a ] || exit 7; sleep 1000").run().unwrap();
+    assert_eq!((failed.code(), &failed.trouble), (7, &None), "{failed}");
+
+    let late = of("echo up; sleep 1000").guests(1).limit(Duration::from_secs(30)).run().unwrap();
+    assert_eq!(late.code(), 124, "{late}");
+    assert!(matches!(&late.trouble, Some(Trouble::TimeOver { limit_s: 30, running }) if running == &[Node::A]));
+
+    let died = of("poweroff -f; sleep 1000").guests(1).run().unwrap();
+    assert_eq!((died.code(), &died.trouble), (1, &Some(Trouble::Died { node: Node::A })), "{died}");
+
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let lab = of("host here").guests(1).device(Device::Doorbell).interrupted_by(interrupt.clone());
+    let mut running = lab.start().unwrap();
+    running.wait_for_guest(Node::A, "here").unwrap();
+    let machine = PathBuf::from(format!("/proc/{}", running.pid(Node::A).unwrap()));
+    let socket = running.device_socket().unwrap().to_owned();
+    assert!(machine.exists() && socket.exists());
+    interrupt.store(true, Ordering::Relaxed);
+    assert_eq!(running.finish().unwrap().code(), 130);
+    assert!(!machine.exists() && !socket.exists() && !socket.parent().unwrap().exists());
+}
