@@ -125,6 +125,10 @@ impl Clients {
 }
 
 #[cfg(test)]
+#[path = "clients_tests.rs"]
+mod histories;
+
+#[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
 

@@ -10,6 +10,8 @@ use anyhow::{Context, Result};
 
 use crate::event::{Boot, Event, Word};
 
+/// The machine's program.
+pub const QEMU: &str = "qemu-system-x86_64";
 /// A line is cut here: a guest that writes without end fills no memory.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// QEMU's words for a console on its output and a second serial line on its input, both sockets.
@@ -38,7 +40,7 @@ impl Guest {
         let (words, words_guest) = UnixStream::pair()?;
         // Whatever ends us ends the machine too.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]).args(LINES).args(arguments);
+        command.args(["--pdeathsig", "KILL", "--", QEMU]).args(LINES).args(arguments);
         command.stdin(OwnedFd::from(words_guest)).stdout(OwnedFd::from(console_guest)).stderr(Stdio::piped());
         let mut process = command.spawn().context("setpriv: cannot be started; install util-linux")?;
         let complaints = process.stderr.take().context("the errors of QEMU")?;

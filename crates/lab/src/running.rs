@@ -14,13 +14,16 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use crate::event::{Boot, Event, Word};
-use crate::guest::Guest;
+use crate::guest::{Guest, QEMU};
 use crate::kernel::{Kernel, Module};
 use crate::spec::{Lab, Node};
-use crate::{GuestReport, Report, Trouble};
+use crate::{GuestReport, Report, Trouble, program};
 
 /// How long an interruption may go unseen.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long the console of a machine that is gone may take to be read.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// Booted guests and what they share. Dropping it ends them all.
 #[derive(Debug)]
@@ -53,6 +56,8 @@ struct Served {
 struct Seat {
     guest: Option<Guest>,
     boots: u32,
+    /// Of those, how many have nothing more to say.
+    ended: u32,
     waits: Option<Word>,
     code: Option<i32>,
     output: String,
@@ -60,6 +65,7 @@ struct Seat {
 
 impl Running {
     pub(crate) fn start(lab: Lab) -> Result<Self> {
+        program::find(QEMU).context("guests need qemu-system-x86 of Debian")?;
         let kernel = Kernel::find()?;
         let modules = kernel.modules(lab.device.modules())?;
         let image = lab.image(&modules)?;
@@ -168,10 +174,13 @@ impl Running {
         for seat in self.seats.values_mut() {
             seat.guest = None;
         }
-        // What the machines had said is still to be heard.
-        let deadline = Instant::now() + LOOK_EVERY;
-        while let Ok(event) = self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            self.note(event);
+        // What the machines had said is still to be heard, to the end of their consoles.
+        let deadline = Instant::now() + LAST_WORDS;
+        while self.seats.values().any(|seat| seat.ended < seat.boots) {
+            match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.note(event),
+                Err(_) => break,
+            }
         }
         let guests = std::mem::take(&mut self.seats).into_iter();
         let guests = guests.map(|(node, seat)| GuestReport { node, code: seat.code, output: seat.output });
@@ -233,11 +242,18 @@ impl Running {
                 output.push('\n');
             }
             Event::Word(boot, word) if self.is_current(boot) => self.note_word(boot.node, word),
-            Event::Ended(boot) if self.is_current(boot) => {
-                self.seats.entry(boot.node).or_default().guest = None;
-                self.trouble.get_or_insert(Trouble::Died { node: boot.node });
-            }
-            Event::Word(..) | Event::Ended(_) => {}
+            Event::Ended(boot) => self.note_end(boot),
+            Event::Word(..) => {}
+        }
+    }
+
+    fn note_end(&mut self, boot: Boot) {
+        let is_current = self.is_current(boot);
+        let seat = self.seats.entry(boot.node).or_default();
+        seat.ended += 1;
+        if is_current {
+            seat.guest = None;
+            self.trouble.get_or_insert(Trouble::Died { node: boot.node });
         }
     }
 
