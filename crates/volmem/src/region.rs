@@ -151,21 +151,40 @@ impl Region {
 
     #[inline]
     fn checked(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
-        let inside = offset <= self.len_bytes && len_bytes <= self.len_bytes - offset;
-        assert!(inside, "span {offset}+{len_bytes} outside a region of {} bytes", self.len_bytes);
+        if offset > self.len_bytes || len_bytes > self.len_bytes - offset {
+            outside(offset, len_bytes, self.len_bytes);
+        }
         // SAFETY: the offset is inside the allocation, which is smaller than `isize::MAX`.
         unsafe { self.base.add(offset) }
     }
 
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
-        let address = self.checked(offset, size_of::<u64>());
-        assert!(offset.is_multiple_of(align_of::<u64>()), "word at unaligned offset {offset}");
+        // An offset between words becomes a huge index: one comparison asks for bounds and alignment.
+        let index = offset.rotate_right(size_of::<u64>().ilog2());
+        if index >= self.len_bytes / size_of::<u64>() {
+            no_word(offset, self.len_bytes);
+        }
         // SAFETY: in bounds and aligned (bases are page- or line-aligned). An atomic is the one type that may be
         // borrowed here: it claims nothing about its value and every access to it is a whole word. The borrow never
         // leaves this module.
-        unsafe { AtomicU64::from_ptr(address.as_ptr().cast()) }
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
+}
+
+/// A function of its own: else every access would put what the message names into memory first.
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, len_bytes: usize, region_bytes: usize) -> ! {
+    panic!("span {offset}+{len_bytes} outside a region of {region_bytes} bytes");
+}
+
+/// As [`outside`].
+#[cold]
+#[inline(never)]
+fn no_word(offset: usize, region_bytes: usize) -> ! {
+    assert!(offset.is_multiple_of(align_of::<u64>()), "word at unaligned offset {offset}");
+    outside(offset, size_of::<u64>(), region_bytes);
 }
 
 /// Copies bytes from memory under another party's hands to private memory.
@@ -292,6 +311,21 @@ mod tests {
     #[should_panic(expected = "unaligned")]
     fn an_unaligned_word_is_refused() {
         Region::heap(64).load_u64(4, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn the_last_whole_word_is_there_and_none_after_it() {
+        for len_bytes in [0_usize, 4, 8, 15, 64, 71] {
+            let region = Region::heap(64).sub(0, len_bytes.min(64));
+            let words = region.len_bytes() / 8;
+            for offset in (0..words).map(|index| index * 8) {
+                assert_eq!(region.load_u64(offset, Ordering::Relaxed), 0);
+            }
+            for offset in [words * 8, words * 8 + 8, usize::MAX - 7, 1 << 63] {
+                let load = std::panic::AssertUnwindSafe(|| region.load_u64(offset, Ordering::Relaxed));
+                assert!(std::panic::catch_unwind(load).is_err(), "word at {offset} of {}", region.len_bytes());
+            }
+        }
     }
 
     #[test]
