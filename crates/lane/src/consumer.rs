@@ -16,6 +16,7 @@ const WAKES: usize = 32;
 
 /// Where in the record at the head: its length and the offset in it take 31 bits each, the ring the lowest.
 const PLACE_BITS: u32 = 31;
+const PLACE_IN_BIG_RING: u64 = 1;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 
 /// The receiving end of a lane.
@@ -39,6 +40,17 @@ pub struct Chunk {
     pub offset: usize,
     /// Unread bytes of the record.
     pub len_bytes: usize,
+}
+
+/// What [`Consumer::read_slot_to`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// So many bytes, and read them.
+    Read(usize),
+    /// No record now.
+    Nothing,
+    /// What [`Consumer::read_to`] can tell.
+    Other,
 }
 
 /// Where reading stands: loaded once at the start of an operation. A copy of it can run ahead, to peek.
@@ -104,6 +116,35 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             self.check_end(&cursor)?;
         }
         Ok(read_bytes)
+    }
+
+    /// Copies the next record to `destination` if it is there, unread, in one slot, and not longer than `len_bytes`:
+    /// what a receiver of short messages finds, or nothing.
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes`.
+    #[inline(always)] // Most of what it spares is the work of being called.
+    pub unsafe fn read_slot_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
+        let (head, place) = (self.word(HEAD), self.word(PLACE));
+        if place & !PLACE_IN_BIG_RING != 0 {
+            return Next::Other;
+        }
+        let ring = Ring::of(&self.layout, place != 0);
+        let slot = ring.slot_offset(head);
+        self.inbound.invalidate(slot, SLOT_BYTES);
+        if self.inbound.load_u64(slot, Ordering::Acquire) != tag(self.secret, head) {
+            return Next::Nothing;
+        }
+        let header = self.inbound.load_u64(slot + 8, Ordering::Relaxed);
+        let Some(record_bytes) = Record::decode_inline(header).filter(|&record_bytes| record_bytes <= len_bytes) else {
+            return Next::Other;
+        };
+        // SAFETY: the caller's span.
+        unsafe { self.copy_start(slot + HEADER_BYTES, destination, record_bytes) };
+        let next = head.wrapping_add(1);
+        self.return_credit(ring, head, next);
+        self.set_word(HEAD, next);
+        Next::Read(record_bytes)
     }
 
     /// Copies unread bytes to `destination`; returns how many. Zero: nothing there now.
@@ -246,11 +287,12 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     /// Whether the sender sleeps for room that reading has given back. Takes the request: ring once.
-    #[inline]
+    #[inline(always)] // Nearly always one load.
     pub fn take_wake_request(&mut self) -> bool {
-        if self.word(WAKE_DUE) == 0 {
-            return false;
-        }
+        self.word(WAKE_DUE) != 0 && self.take_due_wake_request()
+    }
+
+    fn take_due_wake_request(&mut self) -> bool {
         self.set_word(WAKE_DUE, 0);
         let taken = self.layout.consumer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.producer_asleep(), taken)
@@ -342,23 +384,30 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     unsafe fn copy_out(&self, cursor: &Cursor, destination: *mut u8, len_bytes: usize) {
         let offset = self.offset_of(cursor);
-        if len_bytes <= WORDWISE_BYTES_MAX && cursor.offset_bytes == 0 {
+        if cursor.offset_bytes == 0 {
             // SAFETY: the caller's span.
-            unsafe { self.copy_words(offset, destination, len_bytes) };
+            unsafe { self.copy_start(offset, destination, len_bytes) };
         } else {
             // SAFETY: the caller's span.
             unsafe { self.inbound.read_to(offset, destination, len_bytes) };
         }
     }
 
-    /// A short payload comes as whole words, without a call. Its last word may reach beyond it, but not beyond its
-    /// slot.
-    #[inline]
-    unsafe fn copy_words(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
-        for at in (0..len_bytes).step_by(WORD_BYTES) {
-            let word = self.inbound.load_u64(offset + at, Ordering::Relaxed);
+    /// From the start of a payload. A short one comes as whole words, without a call: its last word may reach beyond
+    /// it, but not beyond its slot.
+    #[inline(always)]
+    unsafe fn copy_start(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        if len_bytes > WORDWISE_BYTES_MAX {
+            // SAFETY: the caller's span.
+            return unsafe { self.inbound.read_to(offset, destination, len_bytes) };
+        }
+        let word = self.inbound.load_u64(offset, Ordering::Relaxed);
+        // SAFETY: the caller's span.
+        unsafe { store_short(destination, word, len_bytes) };
+        if len_bytes > WORD_BYTES {
+            let word = self.inbound.load_u64(offset + WORD_BYTES, Ordering::Relaxed);
             // SAFETY: the caller's span, from what is not yet read on.
-            unsafe { store_short(destination.add(at), word, len_bytes - at) };
+            unsafe { store_short(destination.add(WORD_BYTES), word, len_bytes - WORD_BYTES) };
         }
     }
 
@@ -370,15 +419,20 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if !step_over(cursor) {
             return;
         }
-        let quarter = self.ring(cursor).slots / 4;
-        let crossed = (head_before ^ cursor.head) & !(quarter - 1) != 0;
+        self.return_credit(self.ring(cursor), head_before, cursor.head);
+    }
+
+    #[inline(always)]
+    fn return_credit(&mut self, ring: Ring, head_before: u64, head: u64) {
+        let quarter = ring.slots / 4;
+        let crossed = (head_before ^ head) & !(quarter - 1) != 0;
         if crossed {
             self.set_word(WAKE_DUE, 1);
         }
         // On coherent memory the credit line stays in this core until the sender looks: returning it every time is
         // free.
         if crossed || self.outbound.coherence() == Coherence::Coherent {
-            self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
+            self.outbound.store_u64(self.layout.credit(), head, Ordering::Release);
         }
     }
 
@@ -399,7 +453,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             head: self.word(HEAD),
             record_bytes: ((place >> 1) & PLACE_MASK) as usize,
             offset_bytes: ((place >> (1 + PLACE_BITS)) & PLACE_MASK) as usize,
-            in_big_ring: place & 1 != 0,
+            in_big_ring: place & PLACE_IN_BIG_RING != 0,
         }
     }
 

@@ -76,7 +76,7 @@ mod tests;
 mod wake;
 mod words;
 
-pub use consumer::{Chunk, Consumer};
+pub use consumer::{Chunk, Consumer, Next};
 pub use draft::{Draft, Span};
 pub use layout::Layout;
 pub use producer::{Producer, Reservation};

@@ -98,6 +98,30 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(sent_bytes)
     }
 
+    /// Sends the `len_bytes` at `source` if they fit one slot, memory is coherent, and room is known: what a sender of
+    /// short messages nearly always finds. `is_awaited` hands them over, see [`Producer::hand_over_since`]. `false`:
+    /// nothing was sent; ask [`Producer::write_from`].
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
+    #[inline(always)] // Most of what it spares is the work of being called.
+    pub unsafe fn write_slot_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
+        let tail = self.inbound_word(TAIL);
+        let is_coherent = self.outbound.coherence() == Coherence::Coherent;
+        if !is_coherent || !(1..=INLINE_BYTES).contains(&len_bytes) || tail >= self.inbound_word(TAIL_LIMIT) {
+            return false;
+        }
+        let slot = Ring::of(&self.layout, self.inbound_word(IN_BIG_RING) != 0).slot_offset(tail);
+        // SAFETY: the caller's span.
+        unsafe { self.copy_in(slot + HEADER_BYTES, source, len_bytes) };
+        self.show(slot, tail, Record::Data(len_bytes));
+        self.set_inbound_word(TAIL, tail.wrapping_add(1));
+        if is_awaited {
+            self.outbound.hand_over(slot, SLOT_BYTES);
+        }
+        true
+    }
+
     /// Sends as much of `source` as there is room for; returns how much that was.
     ///
     /// # Errors
@@ -230,7 +254,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
-    #[inline]
+    #[inline(always)] // A fence and a load.
     pub fn take_wake_request(&mut self) -> bool {
         let taken = self.layout.producer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
@@ -275,23 +299,35 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             return self.step_over(cursor, len_bytes);
         }
         let payload = self.ring(cursor).slot_offset(cursor.tail) + HEADER_BYTES;
-        if len_bytes <= WORDWISE_BYTES_MAX {
-            // SAFETY: the caller's span.
-            unsafe { self.copy_words(payload, source, len_bytes) };
-        } else {
-            // SAFETY: the caller's span.
-            unsafe { self.outbound.write_from(payload, source, len_bytes) };
-        }
+        // SAFETY: the caller's span.
+        unsafe { self.copy_in(payload, source, len_bytes) };
         self.publish(cursor, len_bytes);
     }
 
-    /// A short payload goes as whole words, without a call.
-    #[inline]
+    #[inline(always)]
+    unsafe fn copy_in(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        if len_bytes <= WORDWISE_BYTES_MAX {
+            // SAFETY: the caller's span.
+            unsafe { self.copy_words(offset, source, len_bytes) };
+        } else {
+            // SAFETY: the caller's span.
+            unsafe { self.outbound.write_from(offset, source, len_bytes) };
+        }
+    }
+
+    /// A payload of at most [`WORDWISE_BYTES_MAX`] goes as whole words, without a call.
+    #[inline(always)]
     pub(crate) unsafe fn copy_words(&self, offset: usize, source: *const u8, len_bytes: usize) {
-        for at in (0..len_bytes).step_by(WORD_BYTES) {
+        if len_bytes == 0 {
+            return;
+        }
+        // SAFETY: the caller's span.
+        let word = unsafe { load_short(source, len_bytes) };
+        self.outbound.store_u64(offset, word, Ordering::Relaxed);
+        if len_bytes > WORD_BYTES {
             // SAFETY: the caller's span, from what is not yet sent on.
-            let word = unsafe { load_short(source.add(at), len_bytes - at) };
-            self.outbound.store_u64(offset + at, word, Ordering::Relaxed);
+            let word = unsafe { load_short(source.add(WORD_BYTES), len_bytes - WORD_BYTES) };
+            self.outbound.store_u64(offset + WORD_BYTES, word, Ordering::Relaxed);
         }
     }
 

@@ -56,4 +56,11 @@ impl Record {
             _ => Err(Corrupt { what: "record header", value: word }),
         }
     }
+
+    /// Payload bytes, if a header word that a peer wrote says that they are in the header's own slot.
+    #[inline]
+    pub(crate) fn decode_inline(word: u64) -> Option<usize> {
+        let len_bytes = word.wrapping_sub(1 << KIND_SHIFT);
+        (1..=INLINE_BYTES as u64).contains(&len_bytes).then_some(len_bytes as usize)
+    }
 }

@@ -1,7 +1,7 @@
 //! First facts about a lane; the oracle, the hostile peer and the model check have files of their own.
 
 use crate::record::{Record, slots_of, tag};
-use crate::{Consumer, Corrupt, Layout, Producer, RECORD_BYTES_MAX};
+use crate::{Consumer, Corrupt, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -45,6 +45,66 @@ fn miri_a_long_write_moves_to_the_big_ring_in_order() {
     assert_eq!(consumer.read(&mut bytes), Ok(1005));
     assert_eq!(&bytes[..5], b"short");
     assert_eq!(&bytes[5..1005], &long[..]);
+}
+
+fn write_slot(producer: &mut Producer<MemoryOutbound, MemoryInbound>, bytes: &[u8]) -> bool {
+    // SAFETY: a slice is readable.
+    unsafe { producer.write_slot_from(bytes.as_ptr(), bytes.len(), false) }
+}
+
+fn read_slot(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mut [u8]) -> Next {
+    // SAFETY: a slice is writable.
+    unsafe { consumer.read_slot_to(bytes.as_mut_ptr(), bytes.len()) }
+}
+
+#[test]
+fn miri_what_fits_one_slot_goes_and_comes_as_one_lap_after_lap() {
+    let (mut producer, mut consumer) = pair(8, 0);
+    let mut bytes = [0; 64];
+    // The first send looks for room, and finds so much that the next ones need not.
+    assert_eq!(producer.write(b"first"), Ok(5));
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(5));
+    for len_bytes in (1..=INLINE_BYTES).chain(1..=INLINE_BYTES) {
+        let message: Vec<u8> = (len_bytes as u8..).take(len_bytes).collect();
+        assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Nothing);
+        if !write_slot(&mut producer, &message) {
+            assert_eq!(producer.write(&message), Ok(len_bytes));
+        }
+        assert_eq!(read_slot(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+        assert_eq!(bytes[..len_bytes], message);
+    }
+    assert!(producer.is_drained());
+}
+
+#[test]
+fn what_does_not_fit_one_slot_is_left_to_the_other_calls() {
+    let (mut producer, mut consumer) = pair(8, 64);
+    let mut bytes = [0; 64];
+    assert!(!write_slot(&mut producer, b"room is not known yet"));
+    assert_eq!(producer.write(&[1; 49]), Ok(49));
+    assert!(!write_slot(&mut producer, &[]));
+    assert!(!write_slot(&mut producer, &[2; 49]));
+    assert!(write_slot(&mut producer, &[2; 48]));
+    // Longer than a slot; begun; longer than the buffer.
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(consumer.read(&mut bytes[..40]), Ok(40));
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(consumer.read(&mut bytes[..9]), Ok(9));
+    assert_eq!(read_slot(&mut consumer, &mut bytes[..47]), Next::Other);
+    assert_eq!(read_slot(&mut consumer, &mut bytes[..48]), Next::Read(48));
+    assert_eq!(bytes[..48], [2; 48]);
+}
+
+#[test]
+fn a_receiver_of_slots_wakes_the_sender_where_it_crosses_a_quarter() {
+    let (mut producer, mut consumer) = pair(8, 0);
+    let mut bytes = [0; 64];
+    while producer.write(&[7; 8]) == Ok(8) {}
+    producer.announce_sleep();
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(8));
+    assert!(!consumer.take_wake_request());
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(8));
+    assert!(consumer.take_wake_request());
 }
 
 #[test]

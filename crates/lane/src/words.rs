@@ -8,7 +8,7 @@ pub(crate) const WORD_BYTES: usize = size_of::<u64>();
 ///
 /// # Safety
 /// `source` is readable for `len_bytes`.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn load_short(source: *const u8, len_bytes: usize) -> u64 {
     if len_bytes >= WORD_BYTES {
         // SAFETY: the caller's.
@@ -36,7 +36,7 @@ pub(crate) unsafe fn load_short(source: *const u8, len_bytes: usize) -> u64 {
 ///
 /// # Safety
 /// `destination` is writable for `len_bytes`.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn store_short(destination: *mut u8, word: u64, len_bytes: usize) {
     if len_bytes >= WORD_BYTES {
         // SAFETY: the caller's.

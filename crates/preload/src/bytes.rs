@@ -11,7 +11,7 @@ use std::os::fd::BorrowedFd;
 
 const SPANS_MAX: usize = 1024;
 
-#[inline]
+#[inline(always)] // The short path of the call is all there is to most calls.
 pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
@@ -22,7 +22,7 @@ pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iov
     count_or_errno(unsafe { connection.receive(spans, Flags::from_bits(flags)) })
 }
 
-#[inline]
+#[inline(always)] // As above.
 pub(crate) unsafe fn send_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & libc::MSG_OOB != 0 {
         set_errno(Errno::OPNOTSUPP);

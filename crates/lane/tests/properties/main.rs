@@ -36,9 +36,11 @@ fn size() -> impl Strategy<Value = u16> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         120 => size().prop_map(Op::Write),
+        120 => size().prop_map(Op::WriteSlot),
         60 => (size(), size())
             .prop_map(|(reserve_bytes, commit_bytes)| Op::InPlaceWrite { reserve_bytes, commit_bytes }),
         120 => size().prop_map(Op::Read),
+        120 => size().prop_map(Op::ReadSlot),
         40 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Op::PeekTo { skip_bytes, len_bytes }),
         60 => size().prop_map(Op::InPlaceRead),
         40 => Just(Op::ProducerSleeps),
@@ -74,11 +76,13 @@ fn act() -> impl Strategy<Value = Act> {
         4 => prop_oneof![4 => size().prop_map(Lie::Data), 1 => lie()].prop_map(Act::Publish),
         4 => prop::collection::vec(lie(), 0..60).prop_map(Act::Script),
         4 => size().prop_map(Act::Read),
+        4 => size().prop_map(Act::ReadSlot),
         2 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Act::PeekTo { skip_bytes, len_bytes }),
         2 => Just(Act::Peek),
         2 => size().prop_map(Act::Consume),
         3 => Just(Act::Ask),
         4 => size().prop_map(Act::Write),
+        4 => size().prop_map(Act::WriteSlot),
         2 => size().prop_map(Act::Reserve),
         2 => size().prop_map(Act::Commit),
         1 => Just(Act::Finish),

@@ -22,9 +22,15 @@ pub(super) struct Hold {
     lock: &'static Lock,
 }
 
-impl Drop for Hold {
-    #[inline]
-    fn drop(&mut self) {
+impl Hold {
+    /// What dropping does, where a call would cost as much again.
+    #[inline(always)]
+    pub(super) fn let_go(self) {
+        std::mem::ManuallyDrop::new(self).unlock();
+    }
+
+    #[inline(always)]
+    fn unlock(&self) {
         self.lock.unlock();
         // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
         compiler_fence(Ordering::SeqCst);
@@ -34,10 +40,17 @@ impl Drop for Hold {
     }
 }
 
+impl Drop for Hold {
+    #[inline]
+    fn drop(&mut self) {
+        self.unlock();
+    }
+}
+
 impl Connection {
     /// Takes a direction's lock, waiting for it; `None` in a signal handler that has interrupted the holder: it may
     /// look.
-    #[inline]
+    #[inline(always)]
     pub(super) fn hold(&'static self, lock: &'static Lock) -> Option<Hold> {
         std::mem::forget(lock.enter()?);
         Some(Hold { connection: self, lock })
@@ -47,7 +60,7 @@ impl Connection {
     ///
     /// # Errors
     /// `AGAIN` in a handler that has interrupted the holder, `BADF` if the object is another connection by now.
-    #[inline]
+    #[inline(always)]
     pub(super) fn hold_of(&'static self, generation: u32, lock: &'static Lock) -> Result<Hold, Errno> {
         let hold = self.hold(lock).ok_or(Errno::AGAIN)?;
         if self.generation() == generation { Ok(hold) } else { Err(Errno::BADF) }

@@ -139,6 +139,7 @@ impl Connection {
     }
 
     /// Whether a send does not reach a peer any more. Unlike [`Connection::may_send`] this changes nothing.
+    #[inline]
     pub(super) fn has_no_more_to_send_to(&self, lanes: &Lanes) -> bool {
         lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive
     }

@@ -41,11 +41,17 @@ impl Connection {
         }
     }
 
+    /// Whether other processes may hold this end.
+    #[inline]
+    pub(super) fn may_be_shared(&self, lanes: &Lanes) -> bool {
+        lanes.segment.load(Own::Holders) > 1
+    }
+
     /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this
     /// process.
     #[inline]
     pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
-        if lanes.segment.load(Own::Holders) <= 1 {
+        if !self.may_be_shared(lanes) {
             return Ok(None);
         }
         self.use_shared(lanes);
@@ -62,7 +68,7 @@ impl Connection {
     /// Counts this process among those that use the end, once, if there may be others.
     #[inline]
     pub(super) fn use_shared(&self, lanes: &Lanes) {
-        if lanes.segment.load(Own::Holders) > 1 && !self.is_user.load(Ordering::Relaxed) {
+        if self.may_be_shared(lanes) && !self.is_user.load(Ordering::Relaxed) {
             self.is_user.store(true, Ordering::Relaxed);
             become_user(&lanes.segment);
         }
@@ -81,7 +87,7 @@ impl Connection {
     /// Whether no other process uses this end. A process that was killed, or ended without closing, is found out now
     /// and then.
     pub(super) fn is_held_alone(&self, lanes: &Lanes) -> bool {
-        if lanes.segment.load(Own::Holders) <= 1 {
+        if !self.may_be_shared(lanes) {
             return true;
         }
         self.use_shared(lanes);
@@ -90,7 +96,7 @@ impl Connection {
             self.counted_ticks.store(now, Ordering::Relaxed);
             strike_out_the_dead(&lanes.segment);
         }
-        lanes.segment.load(Own::Holders) <= 1 || lanes.segment.load(Own::Users) <= 1
+        !self.may_be_shared(lanes) || lanes.segment.load(Own::Users) <= 1
     }
 }
 

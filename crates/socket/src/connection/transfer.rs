@@ -4,7 +4,7 @@ use super::wait::Deadline;
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ};
 use crate::segment::Own;
 use crate::system;
-use lane::{Corrupt, INLINE_BYTES};
+use lane::{Corrupt, INLINE_BYTES, Next};
 use libc::iovec;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -60,9 +60,49 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is writable for its length.
-    #[inline]
+    #[inline(always)] // As its short path.
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
+        // SAFETY: the caller's spans.
+        match unsafe { self.receive_short(generation, spans, flags) } {
+            Next::Read(bytes) => Ok(bytes),
+            // Nothing else is asked before the wait: a message that is on its way would have to wait for the answers.
+            // SAFETY: as above.
+            Next::Nothing if self.waits(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
+            // SAFETY: as above.
+            _ => unsafe { self.receive_any(generation, spans, flags) },
+        }
+    }
+
+    /// A receive of what senders of short messages send: one record, in one slot.
+    #[inline(always)] // Most of what it spares is the work of being called.
+    unsafe fn receive_short(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
+        let [span] = spans else { return Next::Other };
+        let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
+        if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
+            return Next::Other;
+        }
+        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
+        let Some(lanes) = self.lanes() else { return Next::Other };
+        if self.may_be_shared(lanes) {
+            return Next::Other;
+        }
+        // SAFETY: under the receive lock.
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        // SAFETY: the caller's span.
+        let next = unsafe { receiver.read_slot_to(span.iov_base.cast(), span.iov_len) };
+        let Next::Read(bytes) = next else { return next };
+        let wakes_sender = receiver.take_wake_request();
+        guard.let_go();
+        if wakes_sender {
+            self.ring();
+        }
+        self.count_received(bytes, flags);
+        next
+    }
+
+    #[inline(never)]
+    unsafe fn receive_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         // SAFETY: the caller's spans, here and below.
         match unsafe { self.receive_now(generation, spans, 0, flags)? } {
             Step::Moved(bytes) if self.is_enough(bytes, spans, flags) => Ok(bytes),
@@ -72,6 +112,11 @@ impl Connection {
             // SAFETY: as above.
             Step::Nothing => unsafe { self.receive_waiting(generation, spans, 0, flags) },
         }
+    }
+
+    #[inline]
+    fn waits(&self, flags: Flags) -> bool {
+        !flags.dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
     }
 
     /// Whether a receive that has so many bytes is done: all with `MSG_WAITALL`, else as many as `SO_RCVLOWAT` says.
@@ -93,7 +138,7 @@ impl Connection {
         flags: Flags,
     ) -> Result<usize, Errno> {
         let mut done = done;
-        let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let dont_wait = !self.waits(flags);
         let mut deadline = None;
         loop {
             if dont_wait {
@@ -105,6 +150,12 @@ impl Connection {
             let waited = if peeks_again { self.nap(deadline) } else { self.wait_to_receive(generation, deadline) };
             if let Err(error) = waited {
                 return if done > 0 { Ok(done) } else { Err(error) };
+            }
+            if done == 0
+                // SAFETY: the caller's spans.
+                && let Next::Read(bytes) = unsafe { self.receive_short(generation, spans, flags) }
+            {
+                return Ok(bytes);
             }
             // Before the look: what arrived before the end is then seen.
             let is_last_look = peeks_again && self.no_more_arrives();
@@ -256,10 +307,49 @@ impl Connection {
     ///
     /// # Safety
     /// Every span is readable for its length.
-    #[inline]
+    #[inline(always)] // As its short path.
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
-        let wanted = total_bytes(spans);
         let generation = self.generation();
+        // SAFETY: the caller's spans.
+        match unsafe { self.send_short(generation, spans) } {
+            Some(bytes) => Ok(bytes),
+            // SAFETY: as above.
+            None => unsafe { self.send_any(generation, spans, flags) },
+        }
+    }
+
+    /// A send of what fits one slot, to a peer that is there and has room. `None`: nothing was sent.
+    #[inline(always)] // Most of what it spares is the work of being called.
+    unsafe fn send_short(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+        let [span] = spans else { return None };
+        let guard = self.hold_of(generation, &self.send_lock).ok()?;
+        let lanes = self.lanes()?;
+        // Or a question: the peer is waiting for it.
+        let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
+        if !is_answer {
+            self.ask_kernel_now_and_then(lanes);
+        }
+        if self.may_be_shared(lanes) || self.has_no_more_to_send_to(lanes) {
+            return None;
+        }
+        // SAFETY: under the send lock.
+        let sender = unsafe { &mut *lanes.sender.get() };
+        // SAFETY: the caller's span.
+        if !unsafe { sender.write_slot_from(span.iov_base.cast(), span.iov_len, is_answer) } {
+            return None;
+        }
+        let wakes_receiver = sender.take_wake_request();
+        guard.let_go();
+        if wakes_receiver {
+            self.ring();
+        }
+        self.count_sent(span.iov_len);
+        Some(span.iov_len)
+    }
+
+    #[inline(never)]
+    unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        let wanted = total_bytes(spans);
         // SAFETY: the caller's spans.
         let done = unsafe { self.send_now(generation, spans, 0, wanted) }?;
         if done == wanted {
@@ -278,7 +368,7 @@ impl Connection {
         flags: Flags,
     ) -> Result<usize, Errno> {
         let mut done = done;
-        let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let dont_wait = !self.waits(flags);
         let mut deadline = None;
         while done < wanted {
             if dont_wait {
@@ -336,13 +426,18 @@ impl Connection {
             self.ring();
         }
         if sent > 0 {
-            let unanswered = self.unanswered_sends.load(Ordering::Relaxed);
-            self.unanswered_sends.store(unanswered.saturating_add(1), Ordering::Relaxed);
-            if let Some(slot) = self.slot() {
-                slot.add_sent(sent as u64);
-            }
+            self.count_sent(sent);
         }
         Ok(sent)
+    }
+
+    #[inline]
+    fn count_sent(&self, bytes: usize) {
+        let unanswered = self.unanswered_sends.load(Ordering::Relaxed);
+        self.unanswered_sends.store(unanswered.saturating_add(1), Ordering::Relaxed);
+        if let Some(slot) = self.slot() {
+            slot.add_sent(bytes as u64);
+        }
     }
 
     #[inline]
@@ -390,7 +485,7 @@ impl Connection {
         is_at_end: impl Fn() -> bool,
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
-        let dont_wait = flags.dont_wait || self.is_nonblocking.load(Ordering::Relaxed);
+        let dont_wait = !self.waits(flags);
         let generation = self.generation();
         let mut done = 0;
         while done < len_bytes {
