@@ -1,6 +1,6 @@
 //! Who is connected, and what each is still to be told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 
@@ -19,6 +19,8 @@ pub struct Clients {
     vectors: u32,
     members: BTreeMap<u16, Client>,
     departures: Vec<Weak<Departure>>,
+    /// Ids that somebody who is connected may remember.
+    given: BTreeSet<u16>,
 }
 
 struct Client {
@@ -33,7 +35,8 @@ pub type Dropped = (u16, Stop);
 impl Clients {
     /// Nobody yet.
     pub fn new(memory: OwnedFd, vectors: u32) -> Self {
-        Self { memory: Rc::new(memory), vectors, members: BTreeMap::new(), departures: Vec::new() }
+        let (members, departures, given) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
+        Self { memory: Rc::new(memory), vectors, members, departures, given }
     }
 
     /// Whether there is no room for one more.
@@ -115,8 +118,17 @@ impl Clients {
         stopped
     }
 
-    /// The smallest id that nobody has, and that nobody is still to be told the end of.
+    /// The smallest id that nobody remembers: QEMU's device spoils its own heap when an id that has gone comes again
+    /// (`close_peer_eventfds` frees what the next connection writes to). After 65536 comings without a moment when
+    /// nobody was there, the smallest that nobody has, and that nobody is still to be told the end of.
     fn free_id(&mut self) -> u16 {
+        if self.members.is_empty() {
+            self.given.clear();
+        }
+        if let Some(id) = (0..=u16::MAX).find(|id| !self.given.contains(id)) {
+            self.given.insert(id);
+            return id;
+        }
         self.departures.retain(|departure| departure.strong_count() > 0);
         let untold: Vec<u16> = self.departures.iter().filter_map(Weak::upgrade).map(|departure| departure.id).collect();
         let free = (0..=u16::MAX).find(|id| !self.members.contains_key(id) && !untold.contains(id));
@@ -151,10 +163,22 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_the_smallest_that_are_free() {
+    fn ids_are_the_smallest_that_nobody_remembers() {
         let mut clients = clients();
         let ends: Vec<(UnixStream, u16)> = (0..3).map(|_| admit(&mut clients)).collect();
         assert_eq!(ends.iter().map(|end| end.1).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(clients.remove(1), []);
+        let (_end, id) = admit(&mut clients);
+        assert_eq!(id, 3);
+        (0..4).filter(|id| *id != 1).for_each(|id| assert_eq!(clients.remove(id), []));
+        assert_eq!(admit(&mut clients).1, 0, "nobody is left who remembers");
+    }
+
+    #[test]
+    fn when_all_ids_were_given_the_smallest_that_is_free_is_given_again() {
+        let mut clients = clients();
+        let _ends: Vec<_> = (0..3).map(|_| admit(&mut clients)).collect();
+        clients.given = (0..=u16::MAX).collect();
         assert_eq!(clients.remove(1), []);
         assert_eq!(admit(&mut clients).1, 1);
     }
@@ -163,6 +187,7 @@ mod tests {
     fn an_id_whose_end_somebody_is_still_to_be_told_is_not_given_again() {
         let mut clients = clients();
         let (stalled, _) = admit(&mut clients);
+        clients.given = (0..=u16::MAX).collect();
         // Its socket is full: what comes now waits in its queue.
         while clients.members[&0].outbox.is_empty() {
             let (_end, id) = admit(&mut clients);

@@ -16,8 +16,8 @@
 //!
 //! - **The memory** is a memfd of fixed size: sealed, and there to its last page, so that no client can pull it from
 //!   under another one's mapping.
-//! - **An id** is the smallest that is free. It is free again when every client has been told that its holder went:
-//!   nobody ever takes a new client for an old one.
+//! - **An id** is the smallest that was not given since somebody is there: nobody ever takes a new client for an old
+//!   one, and QEMU's device, which cannot bear an id that comes again, never sees one.
 //! - **A client that does not read** fills its own queue, and is dropped when that is full. Others never wait for it.
 //! - **A client that dies** is seen at once: the kernel closes its socket.
 //! - **The socket** belongs to the user alone (mode 0600), in a directory that nobody else can write. A socket that a

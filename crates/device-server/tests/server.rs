@@ -142,7 +142,7 @@ fn two_clients_share_memory_and_ring_each_other() {
 }
 
 #[test]
-fn who_goes_is_told_to_the_others_and_the_id_is_free_again() {
+fn who_goes_is_told_to_the_others_and_the_id_does_not_come_again() {
     let place = Place::new();
     let (_running, log) = place.start();
     let a = place.connect();
@@ -153,11 +153,11 @@ fn who_goes_is_told_to_the_others_and_the_id_is_free_again() {
     drop(b);
     expect(&a, 1);
     let c = place.connect();
-    introduction(&c, 1, &[0]);
-    expect_doorbells(&a, 1);
+    introduction(&c, 2, &[0]);
+    expect_doorbells(&a, 2);
     let events: Vec<Event> = (0..4).map(|_| log.recv_timeout(PATIENCE).unwrap()).collect();
     let came = |id| Event::Came { id };
-    assert_eq!(events, [came(0), came(1), Event::Went { id: 1 }, came(1)]);
+    assert_eq!(events, [came(0), came(1), Event::Went { id: 1 }, came(2)]);
 }
 
 #[test]
