@@ -95,6 +95,11 @@ impl Channel {
         Self { socket }
     }
 
+    /// The descriptor, for a child's standard input.
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.socket
+    }
+
     /// Sends a message.
     ///
     /// # Errors

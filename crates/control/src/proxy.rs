@@ -1,6 +1,7 @@
 //! Monitor and proxy.
 //!
-//! The proxy is the monitor's child and has one end of a channel as descriptor 3. What is said, in order:
+//! The proxy, `crosslane proxy`, is the monitor's child and has one end of a channel as its standard input
+//! ([`DESCRIPTOR`]). What is said, in order:
 //!
 //! ```text
 //!   monitor                                                    proxy
@@ -30,8 +31,8 @@ use crate::{Channel, ChannelError};
 
 /// The version of these messages: monitor and proxy come from one release.
 pub const VERSION: u32 = 1;
-/// The proxy's end of the channel.
-pub const DESCRIPTOR: i32 = 3;
+/// The proxy's end of the channel: its standard input, which needs no agreement with whoever starts it.
+pub const DESCRIPTOR: i32 = 0;
 /// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.
 const DEVICE_DESCRIPTORS_MAX: usize = 16_384;
 

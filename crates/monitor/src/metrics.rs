@@ -1,0 +1,219 @@
+//! Metrics in Prometheus' text form, over HTTP on a unix socket and, where the rack file says so, on a port.
+
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use control::monitor::Status;
+
+/// Readers at a time, at most; and how long each has for its request.
+const READERS_MAX: usize = 16;
+const READER_NS_MAX: u64 = 1_000_000_000;
+/// Bytes of a request that are looked at.
+const REQUEST_BYTES: usize = 4096;
+
+/// A connection of either kind.
+trait Stream: Read + Write + AsFd {}
+impl Stream for UnixStream {}
+impl Stream for TcpStream {}
+
+/// Where metrics are read.
+pub struct Metrics {
+    socket: UnixListener,
+    port: Option<TcpListener>,
+    readers: Vec<(Box<dyn Stream>, u64)>,
+    asking: Vec<Box<dyn Stream>>,
+}
+
+impl Metrics {
+    /// Listens at a path, whatever lies there, and at a port.
+    ///
+    /// # Errors
+    /// What the kernel says, and of what.
+    pub fn listen(path: &Path, port: Option<SocketAddr>) -> Result<Self, String> {
+        let _ = std::fs::remove_file(path);
+        let failed = |error: std::io::Error| format!("metrics at {}: {error}", path.display());
+        let socket = UnixListener::bind(path).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let listen = |address: SocketAddr| {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let port = port.map(|address| {
+            listen(address).map_err(|error: std::io::Error| {
+                format!("metrics at {address}: {error}; give the node another address in the rack file")
+            })
+        });
+        Ok(Self { socket, port: port.transpose()?, readers: Vec::new(), asking: Vec::new() })
+    }
+
+    /// What to poll.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let readers = self.readers.iter().map(|(stream, _)| stream.as_fd());
+        [self.socket.as_fd()].into_iter().chain(self.port.as_ref().map(AsFd::as_fd)).chain(readers)
+    }
+
+    /// Whether somebody waits for an answer, and until when at most.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.readers.iter().map(|(_, deadline_ns)| *deadline_ns).min()
+    }
+
+    /// Takes who has come; whether anybody has asked, and waits for [`Metrics::answer`].
+    pub fn listen_turn(&mut self, now_ns: u64) -> bool {
+        while self.readers.len() < READERS_MAX {
+            let Some(stream) = self.accept() else { break };
+            self.readers.push((stream, now_ns.saturating_add(READER_NS_MAX)));
+        }
+        for (mut stream, deadline_ns) in std::mem::take(&mut self.readers) {
+            match stream.read(&mut [0; REQUEST_BYTES]) {
+                Ok(bytes) if bytes > 0 => self.asking.push(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock && now_ns < deadline_ns => {
+                    self.readers.push((stream, deadline_ns));
+                }
+                _ => {}
+            }
+        }
+        !self.asking.is_empty()
+    }
+
+    /// Answers who has asked.
+    pub fn answer(&mut self, status: &Status) {
+        let text = render(status);
+        for mut stream in self.asking.drain(..) {
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\n";
+            let answer = format!("{head}Content-Length: {}\r\n\r\n{text}", text.len());
+            // A reader that takes less than a socket holds gets less: it is on this machine, and asks again.
+            let _ = stream.write(answer.as_bytes());
+        }
+    }
+
+    fn accept(&self) -> Option<Box<dyn Stream>> {
+        if let Ok((stream, _)) = self.socket.accept() {
+            stream.set_nonblocking(true).ok()?;
+            return Some(Box::new(stream));
+        }
+        let (stream, _) = self.port.as_ref()?.accept().ok()?;
+        stream.set_nonblocking(true).ok()?;
+        Some(Box::new(stream))
+    }
+}
+
+/// The state as Prometheus reads it.
+fn render(status: &Status) -> String {
+    let mut text = String::new();
+    let node = &status.node;
+    let one = |text: &mut String, name: &str, kind: &str, help: &str, value: u64| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{node=\"{node}\"}} {value}");
+    };
+    one(&mut text, "crosslane_proxy_up", "gauge", "Whether the proxy has the device.", ready(status));
+    one(
+        &mut text,
+        "crosslane_proxy_restarts_total",
+        "counter",
+        "Starts of the proxy but the first.",
+        status.proxy_restarts,
+    );
+    one(&mut text, "crosslane_mirrors", "gauge", "Listeners of other nodes.", status.mirrors.len() as u64);
+    one(&mut text, "crosslane_listeners", "gauge", "Listeners of this node.", status.listeners.len() as u64);
+    let mut each = |name: &str, kind: &str, help: &str, value: fn(&control::monitor::Link) -> u64| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for link in &status.links {
+            let _ = writeln!(text, "{name}{{node=\"{node}\",peer=\"{}\"}} {}", link.peer, value(link));
+        }
+    };
+    each("crosslane_link_up", "gauge", "Whether the link carries connections.", |link| u64::from(link.state == "up"));
+    each("crosslane_link_ups_total", "counter", "How often the link came up.", |link| link.ups);
+    each("crosslane_link_round_trip_ns", "gauge", "Last round trip of the monitors.", |link| {
+        link.round_trip_ns.unwrap_or(0)
+    });
+    each("crosslane_connections", "gauge", "Connections over windows.", |link| link.carried.connections_open);
+    each("crosslane_connections_total", "counter", "Connections so far.", |link| link.carried.connections_total);
+    each("crosslane_sent_bytes_total", "counter", "Programs' bytes sent.", |link| link.carried.bytes_sent);
+    each("crosslane_received_bytes_total", "counter", "Programs' bytes received.", |link| link.carried.bytes_received);
+    text
+}
+
+fn ready(status: &Status) -> u64 {
+    u64::from(status.proxy.is_some_and(|proxy| proxy.is_ready))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::monitor::{Link, Proxy};
+
+    fn status() -> Status {
+        Status {
+            node: "a".to_owned(),
+            address: "127.77.0.1".parse().unwrap(),
+            pid: 1,
+            started_at_ns: 0,
+            device: String::new(),
+            rack_digest: String::new(),
+            timing: None,
+            partitions: Vec::new(),
+            proxy: Some(Proxy { pid: 2, is_ready: true }),
+            proxy_restarts: 3,
+            links: vec![Link {
+                peer: "b".to_owned(),
+                address: "127.77.0.2".parse().unwrap(),
+                state: "up".to_owned(),
+                reason: None,
+                epoch: 4,
+                ups: 2,
+                round_trip_ns: Some(1500),
+                carried: Default::default(),
+            }],
+            listeners: Vec::new(),
+            mirrors: vec!["127.77.0.2:80".parse().unwrap()],
+        }
+    }
+
+    fn answer(mut stream: impl Read + Write, metrics: &mut Metrics) -> String {
+        assert!(!metrics.listen_turn(0));
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        assert!(metrics.listen_turn(0));
+        metrics.answer(&status());
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn metrics_are_read_from_the_socket_and_the_port() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.sock");
+        let mut metrics = Metrics::listen(&path, Some("127.0.0.1:0".parse().unwrap())).unwrap();
+        let port = metrics.port.as_ref().unwrap().local_addr().unwrap();
+        let texts = [
+            answer(UnixStream::connect(&path).unwrap(), &mut metrics),
+            answer(TcpStream::connect(port).unwrap(), &mut metrics),
+        ];
+        for text in texts {
+            for line in [
+                "HTTP/1.1 200 OK",
+                "crosslane_link_up{node=\"a\",peer=\"b\"} 1",
+                "crosslane_proxy_restarts_total{node=\"a\"} 3",
+                "# TYPE crosslane_link_ups_total counter",
+            ] {
+                assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_reader_that_never_asks_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.sock");
+        let mut metrics = Metrics::listen(&path, None).unwrap();
+        let mut silent = UnixStream::connect(&path).unwrap();
+        metrics.listen_turn(0);
+        assert_eq!(metrics.due_ns(), Some(READER_NS_MAX));
+        metrics.listen_turn(READER_NS_MAX);
+        assert_eq!((metrics.due_ns(), silent.read(&mut [0; 8]).unwrap()), (None, 0));
+    }
+}

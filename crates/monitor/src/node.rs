@@ -1,0 +1,675 @@
+//! The monitor's process: everything that happens at a node, in one loop.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::process;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use control::monitor::{Answer, Ask, Link as LinkStatus, Partition, Proxy, Status};
+use control::proxy::{self as words, Configuration, FromProxy, ToProxy};
+use fabric::Epoch;
+use fabric::device::{Change, Device, DeviceError, DeviceLink, Mode, Seat, Slot, VECTORS_MAX, Vector, VectorBell};
+use ledger::FallbackReason;
+use rack::{Backend, Class, NodePlaces, PciMode, Places, Rack, Trust};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use socket::monitor::Answer as FarAnswer;
+use thiserror::Error;
+use tracing::{error, info, warn};
+
+use crate::clients::{Clients, Wish};
+use crate::metrics::Metrics;
+use crate::peer::{Event, Peer};
+use crate::proxy_child::ProxyChild;
+use crate::questions::{Action, Questions};
+use crate::registry::Registry;
+use crate::session::{self, Said, Verdict};
+
+/// How often everything is looked at that tells nobody when it changes.
+const LOOK_NS: u64 = 1_000_000_000;
+/// How long a proxy may take to let go of a lost link before it is killed.
+const STOP_NS_MAX: u64 = 1_000_000_000;
+/// How often the device is looked at where no bell wakes.
+const BELL_NS: u64 = 5_000_000;
+/// How long a question for the state waits for the proxy's report.
+const REPORT_NS_MAX: u64 = 100_000_000;
+/// Listeners and mirrors that a state names.
+const SHOWN_MAX: usize = 256;
+
+/// Why a monitor cannot start, or has to end.
+#[derive(Debug, Error)]
+pub enum MonitorError {
+    /// Another monitor of this node runs.
+    #[error("node '{node}' is up already (process {pid}); end it with 'crosslane down'")]
+    Taken {
+        /// The node.
+        node: String,
+        /// The other monitor, as far as known.
+        pid: String,
+    },
+    /// The device cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The kernel refused.
+    #[error("{what}: {error}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// What the kernel said.
+        error: Errno,
+    },
+    /// Metrics cannot be served.
+    #[error("{0}")]
+    Metrics(String),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> MonitorError {
+    move |error| MonitorError::System { what: what.into(), error }
+}
+
+/// What a monitor is of.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The rack.
+    pub rack: Rack,
+    /// The node's slot in it.
+    pub slot: usize,
+    /// Where the rack's files lie.
+    pub places: Places,
+    /// This program, which is the proxy's too.
+    pub command: PathBuf,
+}
+
+impl Settings {
+    fn node(&self) -> &rack::Node {
+        &self.rack.nodes[self.slot]
+    }
+
+    fn node_places(&self) -> NodePlaces {
+        self.places.node(&self.node().name)
+    }
+
+    fn open_device(&self) -> Result<Device, DeviceError> {
+        let node = self.node();
+        let device = node.device.as_deref().unwrap_or_default();
+        let mut seat = Seat::new(Slot(self.slot as u8), self.rack.nodes.len() as u8);
+        seat.window_bytes = Some(self.rack.device.window_bytes as usize);
+        seat.vectors = vectors(&self.rack);
+        match self.rack.backend_of(node) {
+            Backend::Shm => Device::connect_server(&self.places.device_socket(), &seat),
+            Backend::Dax => Device::open_file(device.as_ref(), &seat),
+            Backend::Pci => {
+                let mode = match self.rack.device.mode.unwrap_or(PciMode::Sysfs) {
+                    PciMode::Sysfs => Mode::Sysfs,
+                    PciMode::Vfio => Mode::Vfio,
+                };
+                // What interrupts there are the device says; sysfs has none.
+                seat.vectors = if mode == Mode::Vfio { seat.vectors } else { 0 };
+                Device::open_pci(device, mode, &seat)
+            }
+        }
+    }
+
+    fn configuration(&self) -> Configuration {
+        let rack = &self.rack;
+        let node = |node: &rack::Node| words::Node { name: node.name.clone(), address: node.address };
+        let partition = |partition: rack::Partition| words::Partition {
+            class: match partition.class {
+                Class::Latency => words::Class::Latency,
+                Class::Bulk => words::Class::Bulk,
+            },
+            core: partition.core,
+        };
+        Configuration {
+            version: words::VERSION,
+            own: self.slot as u8,
+            nodes: rack.nodes.iter().map(node).collect(),
+            rack_directory: self.node_places().directory,
+            control_partition_bytes: rack::CONTROL_PARTITION_BYTES,
+            partitions: rack.data_partitions().into_iter().map(partition).collect(),
+            is_direct: rack.trust == Trust::Direct,
+            is_failover: rack.failover,
+            timing: rack
+                .link
+                .as_ref()
+                .map(|link| words::Timing { name: link.timing.word().to_owned(), one_way_ns: link.one_way_ns }),
+        }
+    }
+}
+
+/// Bells that a node of this rack has: the monitor's, and one for each data partition as far as there are bells.
+pub fn vectors(rack: &Rack) -> usize {
+    (1 + rack.data_partitions().len()).min(VECTORS_MAX)
+}
+
+/// What links one slot of the rack with this node, and what the proxy knows of it.
+struct Neighbour {
+    slot: usize,
+    peer: Peer<DeviceLink>,
+    /// The epoch that the proxy was told of and has not let go.
+    told: Option<Epoch>,
+    /// When the proxy must have let go.
+    stop_deadline_ns: Option<u64>,
+}
+
+/// A node's monitor.
+pub struct Monitor {
+    settings: Settings,
+    started: Instant,
+    started_at_ns: u64,
+    device: Device,
+    bell: VectorBell,
+    neighbours: Vec<Neighbour>,
+    clients: Clients,
+    registry: Registry,
+    questions: Questions,
+    proxy: ProxyChild,
+    metrics: Metrics,
+    /// Who waits for the state, until when at most.
+    asking: Vec<(u64, u64)>,
+    looked_at_ns: u64,
+    beaten_at_ns: u64,
+    is_stopping: bool,
+    /// A listener of this node may be gone.
+    has_news: bool,
+    /// Locked as long as this monitor lives.
+    _pid: File,
+}
+
+impl Monitor {
+    /// Takes the node: its lock, its device, its sockets.
+    ///
+    /// # Errors
+    /// What keeps it from that.
+    pub fn new(settings: Settings) -> Result<Self, MonitorError> {
+        let places = settings.node_places();
+        let node = settings.node().clone();
+        let directory = places.directory.display().to_string();
+        let registry = Registry::open(&places.directory, settings.rack.nodes.len()).map_err(system(&directory))?;
+        let pid = take_pid(&places, &node.name)?;
+        let device = settings.open_device()?;
+        let socket = places.monitor_socket();
+        let clients = Clients::listen(&socket).map_err(system(socket.display().to_string()))?;
+        let metrics = Metrics::listen(&places.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;
+        let neighbours = (0..settings.rack.nodes.len()).filter(|slot| *slot != settings.slot);
+        let neighbours = neighbours.map(|slot| neighbour(&settings, &device, slot)).collect();
+        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), settings.configuration());
+        info!(node = node.name, address = %node.address, "monitor started, {}", device.describe());
+        Ok(Self {
+            questions: Questions::new(settings.rack.timeouts.query_ns as u64),
+            settings,
+            started: Instant::now(),
+            started_at_ns: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64),
+            bell: device.bell(Vector::MONITOR),
+            device,
+            neighbours,
+            clients,
+            registry,
+            proxy,
+            metrics,
+            asking: Vec::new(),
+            looked_at_ns: 0,
+            beaten_at_ns: 0,
+            is_stopping: false,
+            has_news: false,
+            _pid: pid,
+        })
+    }
+
+    /// Works until it is told to stop, or `stop` is readable.
+    ///
+    /// # Errors
+    /// When the device's memory shrinks.
+    pub fn run(mut self, stop: BorrowedFd<'_>) -> Result<(), MonitorError> {
+        while !self.is_stopping {
+            let now_ns = self.now_ns();
+            self.turn(now_ns)?;
+            if !self.is_stopping {
+                self.sleep(stop);
+            }
+        }
+        self.end();
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    fn turn(&mut self, now_ns: u64) -> Result<(), MonitorError> {
+        self.bell.take();
+        self.look_at_device(now_ns)?;
+        self.serve_clients(now_ns);
+        self.proxy.start(&self.device, now_ns);
+        self.hear_proxy(now_ns);
+        for index in 0..self.neighbours.len() {
+            self.neighbours[index].peer.step(now_ns);
+            self.handle_events(index, now_ns);
+        }
+        self.tell_proxy_of_links();
+        self.check_stops(now_ns);
+        let actions = self.questions.tick(now_ns);
+        self.perform(actions);
+        self.answer_status(now_ns);
+        self.serve_metrics(now_ns);
+        self.look_now_and_then(now_ns);
+        Ok(())
+    }
+
+    /// Until something happens or is due.
+    fn sleep(&mut self, stop: BorrowedFd<'_>) {
+        let now_ns = self.now_ns();
+        let left_ns = self.due_ns(now_ns).saturating_sub(now_ns);
+        let mut descriptors = vec![stop, self.registry.descriptor()];
+        let (listener, clients) = self.clients.descriptors();
+        descriptors.push(listener);
+        descriptors.extend(clients.map(|(_, descriptor)| descriptor));
+        descriptors.extend(self.device.descriptor());
+        descriptors.extend(self.bell.descriptor());
+        descriptors.extend(self.proxy.channel().map(AsFd::as_fd));
+        descriptors.extend(self.metrics.descriptors());
+        let mut polled: Vec<PollFd<'_>> =
+            descriptors.iter().map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)).collect();
+        let timeout = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
+        // Interrupted or late: the next turn looks at everything anyway.
+        let _ = poll(&mut polled, Some(&timeout));
+        let [stopped, news] = [0, 1].map(|index: usize| !polled[index].revents().is_empty());
+        (self.is_stopping, self.has_news) = (stopped, news);
+    }
+
+    fn due_ns(&self, now_ns: u64) -> u64 {
+        let links = self.neighbours.iter().flat_map(|neighbour| {
+            let room_ns = neighbour.peer.wants_room_ns().map(|wait_ns| now_ns + wait_ns);
+            [Some(neighbour.peer.due_ns()), neighbour.stop_deadline_ns, room_ns]
+        });
+        let links = links.flatten().min();
+        let bell = self.bell.descriptor().is_none().then_some(now_ns + BELL_NS);
+        let asking = self.asking.iter().map(|(_, deadline_ns)| *deadline_ns).min();
+        let all = [links, bell, asking, self.questions.due_ns(), self.proxy.due_ns(), self.metrics.due_ns()];
+        all.into_iter().flatten().min().unwrap_or(u64::MAX).min(self.looked_at_ns + LOOK_NS)
+    }
+
+    fn look_at_device(&mut self, now_ns: u64) -> Result<(), MonitorError> {
+        for change in self.device.look()? {
+            match change {
+                Change::Bells => self.proxy.renew(&self.device),
+                Change::HeaderMended => warn!("a node spoiled the header of the device; it is mended"),
+                Change::ServerGone => {
+                    error!("the device server is gone: links stay, but no node can come; 'crosslane down', then 'up'");
+                }
+                Change::Gone(slots) => {
+                    for slot in slots {
+                        self.lose(slot.0.into(), "its monitor has ended", now_ns);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, slot: usize, reason: &str, now_ns: u64) {
+        let Some(index) = self.neighbours.iter().position(|neighbour| neighbour.slot == slot) else { return };
+        if self.neighbours[index].peer.state() != "down" {
+            self.neighbours[index].peer.lose(reason, now_ns);
+        }
+    }
+
+    fn name(&self, slot: usize) -> &str {
+        &self.settings.rack.nodes[slot].name
+    }
+
+    fn handle_events(&mut self, index: usize, now_ns: u64) {
+        while let Some(event) = self.neighbours[index].peer.take_event() {
+            let slot = self.neighbours[index].slot;
+            match event {
+                Event::Up(epoch) => info!(peer = self.name(slot), %epoch, "link up"),
+                Event::Down(epoch) => self.link_is_down(index, epoch, now_ns),
+                Event::Said(said) => self.handle_said(index, said),
+            }
+        }
+    }
+
+    fn link_is_down(&mut self, index: usize, epoch: Epoch, now_ns: u64) {
+        let neighbour = &mut self.neighbours[index];
+        let slot = neighbour.slot;
+        let reason = neighbour.peer.reason().unwrap_or_default().to_owned();
+        if neighbour.told == Some(epoch) {
+            neighbour.peer.hold(true);
+            neighbour.stop_deadline_ns = Some(now_ns + STOP_NS_MAX);
+            if !self.proxy.tell(&ToProxy::LinkDown { peer: slot as u8, epoch: epoch.0 }) {
+                self.end_proxy("it does not hear", now_ns);
+            }
+        }
+        warn!(peer = self.name(slot), %epoch, "link down: {reason}");
+        self.registry.forget(slot);
+        let actions = self.questions.link_down(slot);
+        self.perform(actions);
+    }
+
+    fn handle_said(&mut self, index: usize, said: Said) {
+        let slot = self.neighbours[index].slot;
+        match said {
+            Said::Hello => {}
+            Said::Query(address) => {
+                let verdict = self.verdict(slot, address);
+                if let Some(session) = self.neighbours[index].peer.session() {
+                    session.answer(address, verdict);
+                }
+            }
+            Said::Answer(address, verdict) => {
+                let actions = self.questions.answered(slot, address, verdict);
+                self.perform(actions);
+            }
+            Said::Withdraw(address) => {
+                let actions = self.questions.withdrawn(slot, address);
+                self.perform(actions);
+            }
+        }
+    }
+
+    /// What a peer is told of an address: this node's own alone are its business.
+    fn verdict(&mut self, from: usize, address: SocketAddr) -> Verdict {
+        let own = self.settings.slot;
+        if self.settings.rack.slot_of(address.ip()) != Some(own) {
+            return Verdict::Nobody;
+        }
+        if !self.settings.rack.allows(from, own, address.port()) {
+            return Verdict::Denied;
+        }
+        if self.registry.is_listening(from, address) { Verdict::Listening } else { Verdict::Nobody }
+    }
+
+    fn tell_proxy_of_links(&mut self) {
+        if !self.proxy.is_ready() {
+            return;
+        }
+        for neighbour in &mut self.neighbours {
+            let epoch = neighbour.peer.epoch();
+            if neighbour.peer.is_open() && neighbour.told.is_none() {
+                let message = ToProxy::LinkUp { peer: neighbour.slot as u8, epoch: epoch.0 };
+                neighbour.told = self.proxy.tell(&message).then_some(epoch);
+            }
+        }
+    }
+
+    fn check_stops(&mut self, now_ns: u64) {
+        let is_late = |neighbour: &Neighbour| neighbour.stop_deadline_ns.is_some_and(|deadline| deadline <= now_ns);
+        if self.neighbours.iter().any(is_late) {
+            self.end_proxy("it does not let go of a lost link", now_ns);
+        }
+    }
+
+    /// Afterwards nobody touches the windows, and links can be trained again.
+    fn end_proxy(&mut self, reason: &str, now_ns: u64) {
+        warn!("ending the proxy: {reason}");
+        self.proxy.end(now_ns);
+        for index in 0..self.neighbours.len() {
+            let neighbour = &mut self.neighbours[index];
+            neighbour.stop_deadline_ns = None;
+            neighbour.peer.hold(false);
+            // What is left in the windows is the dead proxy's: only a new epoch starts clean.
+            if neighbour.told.take().is_some() && neighbour.peer.is_open() {
+                neighbour.peer.lose("this node's proxy has ended", now_ns);
+                self.handle_events(index, now_ns);
+            }
+        }
+        let actions = self.questions.proxy_gone();
+        self.perform(actions);
+    }
+
+    fn hear_proxy(&mut self, now_ns: u64) {
+        loop {
+            match self.proxy.hear() {
+                Ok(Some(message)) => self.handle_proxy(message, now_ns),
+                Ok(None) => return,
+                Err(reason) => return self.end_proxy(&reason, now_ns),
+            }
+        }
+    }
+
+    fn handle_proxy(&mut self, message: FromProxy, now_ns: u64) {
+        let actions = match message {
+            FromProxy::Ready { .. } => {
+                info!("the proxy is ready");
+                Vec::new()
+            }
+            FromProxy::Report(_) => {
+                self.asking.iter_mut().for_each(|(_, deadline_ns)| *deadline_ns = now_ns);
+                Vec::new()
+            }
+            FromProxy::Stopped { peer, epoch } => {
+                self.proxy_let_go(peer.into(), Epoch(epoch));
+                Vec::new()
+            }
+            FromProxy::Broken { peer, epoch, what } => {
+                self.break_link(peer.into(), Epoch(epoch), &what, now_ns);
+                Vec::new()
+            }
+            FromProxy::Mirrored { address } => self.questions.made(address),
+            FromProxy::NotMirrored { address, reason } => {
+                warn!(%address, "the proxy cannot listen for another node: {reason}");
+                self.questions.not_made(address)
+            }
+            FromProxy::Refused { address } => self.questions.refused(address),
+        };
+        self.perform(actions);
+    }
+
+    fn proxy_let_go(&mut self, slot: usize, epoch: Epoch) {
+        let meant = self.neighbours.iter_mut().find(|neighbour| neighbour.slot == slot);
+        if let Some(neighbour) = meant.filter(|neighbour| neighbour.told == Some(epoch)) {
+            (neighbour.told, neighbour.stop_deadline_ns) = (None, None);
+            neighbour.peer.hold(false);
+        }
+    }
+
+    fn break_link(&mut self, slot: usize, epoch: Epoch, what: &str, now_ns: u64) {
+        let meant = self.neighbours.iter().any(|it| it.slot == slot && it.peer.epoch() == epoch && it.peer.is_open());
+        if meant {
+            let reason = format!("node {} wrote nonsense: {what}", self.name(slot));
+            self.lose(slot, &reason, now_ns);
+        }
+    }
+
+    fn serve_clients(&mut self, now_ns: u64) {
+        self.clients.accept();
+        let numbers: Vec<u64> = self.clients.descriptors().1.map(|(number, _)| number).collect();
+        for number in numbers {
+            match self.clients.wish(number) {
+                Ok(Some(Wish::Far(address))) => self.ask_far(number, address, now_ns),
+                Ok(Some(Wish::Ask(Ask::Status))) => {
+                    let waits = self.proxy.tell(&ToProxy::Report);
+                    self.asking.push((number, if waits { now_ns + REPORT_NS_MAX } else { now_ns }));
+                }
+                Ok(Some(Wish::Ask(Ask::Stop))) => {
+                    info!("told to stop");
+                    self.clients.answer(number, &Answer::Stopping);
+                    self.is_stopping = true;
+                }
+                Ok(None) => {}
+                Err(gone) => self.questions.forget(gone),
+            }
+        }
+    }
+
+    /// A program asks for a listener of another node.
+    fn ask_far(&mut self, client: u64, address: SocketAddr, now_ns: u64) {
+        let own = self.settings.slot;
+        let refusal = match self.settings.rack.slot_of(address.ip()) {
+            None if address.ip().is_loopback() => Some(FallbackReason::NoListener),
+            None => Some(FallbackReason::RemoteAddress),
+            Some(slot) if slot == own => Some(FallbackReason::NoListener),
+            Some(slot) if !self.settings.rack.allows(own, slot, address.port()) => Some(FallbackReason::PeerRefused),
+            Some(_) if self.settings.node().address.is_ipv4() != address.is_ipv4() => {
+                Some(FallbackReason::UnsupportedCall)
+            }
+            Some(slot) => {
+                let is_open = self.neighbours.iter().any(|it| it.slot == slot && it.peer.is_open());
+                if is_open && self.proxy.is_ready() {
+                    let actions = self.questions.ask(client, slot, address, now_ns);
+                    return self.perform(actions);
+                }
+                Some(FallbackReason::LinkDown)
+            }
+        };
+        if let Some(reason) = refusal {
+            self.clients.tell(client, FarAnswer::No(reason));
+        }
+    }
+
+    fn perform(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            let more = match action {
+                Action::Ready(client) => {
+                    self.clients.tell(client, FarAnswer::Ready { node: self.settings.node().address });
+                    Vec::new()
+                }
+                Action::No(client, reason) => {
+                    self.clients.tell(client, FarAnswer::No(reason));
+                    Vec::new()
+                }
+                Action::Query(slot, address) => self.query(slot, address),
+                Action::Mirror(slot, address) => {
+                    let told = self.proxy.tell(&ToProxy::Mirror { peer: slot as u8, address });
+                    if told { Vec::new() } else { self.questions.not_made(address) }
+                }
+                Action::Unmirror(address) => {
+                    self.proxy.tell(&ToProxy::Unmirror { address });
+                    Vec::new()
+                }
+            };
+            self.perform(more);
+        }
+    }
+
+    fn query(&mut self, slot: usize, address: SocketAddr) -> Vec<Action> {
+        let neighbour = self.neighbours.iter_mut().find(|neighbour| neighbour.slot == slot);
+        match neighbour.and_then(|neighbour| neighbour.peer.session()) {
+            Some(session) => {
+                session.query(address);
+                Vec::new()
+            }
+            None => self.questions.link_down(slot),
+        }
+    }
+
+    fn answer_status(&mut self, now_ns: u64) {
+        if self.asking.iter().all(|(_, deadline_ns)| *deadline_ns > now_ns) {
+            return;
+        }
+        let (due, rest): (Vec<_>, Vec<_>) = self.asking.iter().copied().partition(|(_, deadline)| *deadline <= now_ns);
+        self.asking = rest;
+        let answer = Answer::Status(Box::new(self.status()));
+        due.into_iter().for_each(|(client, _)| self.clients.answer(client, &answer));
+    }
+
+    fn serve_metrics(&mut self, now_ns: u64) {
+        if self.metrics.listen_turn(now_ns) {
+            let status = self.status();
+            self.metrics.answer(&status);
+        }
+    }
+
+    fn look_now_and_then(&mut self, now_ns: u64) {
+        let beat_ns = self.settings.rack.timeouts.silence_ns as u64 / 4;
+        if now_ns >= self.beaten_at_ns + beat_ns.min(LOOK_NS) {
+            self.beaten_at_ns = now_ns;
+            self.device.beat();
+        }
+        if !self.has_news && now_ns < self.looked_at_ns + LOOK_NS {
+            return;
+        }
+        self.looked_at_ns = now_ns;
+        if self.registry.has_interests() || self.has_news {
+            for (slot, address) in self.registry.vanished() {
+                let neighbour = self.neighbours.iter_mut().find(|neighbour| neighbour.slot == slot);
+                if let Some(session) = neighbour.and_then(|neighbour| neighbour.peer.session()) {
+                    session.withdraw(address);
+                }
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let rack = &self.settings.rack;
+        let node = self.settings.node();
+        let partition = |it: rack::Partition| Partition { class: it.class.word().to_owned(), core: it.core };
+        Status {
+            node: node.name.clone(),
+            address: node.address,
+            pid: process::id(),
+            started_at_ns: self.started_at_ns,
+            device: self.device.describe(),
+            rack_digest: format!("{:016x}", rack.digest()),
+            timing: rack.link.as_ref().map(|link| link.timing.word().to_owned()),
+            partitions: rack.data_partitions().into_iter().map(partition).collect(),
+            proxy: self.proxy.process().map(|(pid, is_ready)| Proxy { pid, is_ready }),
+            proxy_restarts: self.proxy.restarts(),
+            links: self.neighbours.iter().map(|neighbour| self.link_status(neighbour)).collect(),
+            listeners: self.registry.listeners(SHOWN_MAX),
+            mirrors: self.questions.ready().take(SHOWN_MAX).collect(),
+        }
+    }
+
+    fn link_status(&self, neighbour: &Neighbour) -> LinkStatus {
+        let node = &self.settings.rack.nodes[neighbour.slot];
+        LinkStatus {
+            peer: node.name.clone(),
+            address: node.address,
+            state: neighbour.peer.state().to_owned(),
+            reason: neighbour.peer.reason().map(str::to_owned),
+            epoch: neighbour.peer.epoch().0,
+            ups: neighbour.peer.ups(),
+            round_trip_ns: neighbour.peer.round_trip_ns(),
+            carried: self.proxy.report.peers.get(neighbour.slot).copied().unwrap_or_default(),
+        }
+    }
+
+    /// The proxy first, so that it touches no window that the peers hear is down.
+    fn end(mut self) {
+        let now_ns = self.now_ns();
+        drop(self.proxy);
+        for neighbour in &mut self.neighbours {
+            neighbour.peer.lose("its monitor was told to stop", now_ns);
+        }
+        let places = self.settings.node_places();
+        // The last to go: who finds no socket knows that nothing of this node runs.
+        let _ = std::fs::remove_file(places.metrics_socket());
+        let _ = std::fs::remove_file(places.monitor_socket());
+        info!("monitor ended");
+    }
+}
+
+fn neighbour(settings: &Settings, device: &Device, slot: usize) -> Neighbour {
+    let rack = &settings.rack;
+    let session = session::Settings {
+        own: settings.node().name.clone(),
+        peer: rack.nodes[slot].name.clone(),
+        digest: rack.digest(),
+        silence_ns: rack.timeouts.silence_ns as u64,
+    };
+    let peer = Peer::new(device.link(Slot(slot as u8)), session);
+    Neighbour { slot, peer, told: None, stop_deadline_ns: None }
+}
+
+/// The node's lock, with this process's number in it.
+fn take_pid(places: &NodePlaces, node: &str) -> Result<File, MonitorError> {
+    let path = places.monitor_pid();
+    let shown = path.display().to_string();
+    let failed = |error: std::io::Error| MonitorError::System {
+        what: shown.clone(),
+        error: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+    };
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(failed)?;
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let pid = std::fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+        return Err(MonitorError::Taken { node: node.to_owned(), pid });
+    }
+    file.set_len(0).map_err(failed)?;
+    writeln!(file, "{}", process::id()).map_err(failed)?;
+    Ok(file)
+}

@@ -1,0 +1,177 @@
+//! The proxy: a child that is started again whenever it ends.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use control::proxy::{Configuration, FromProxy, Report, ToProxy, VERSION, send_device};
+use control::{Channel, Received};
+use fabric::device::Device;
+use tracing::{info, warn};
+
+/// How long to wait before starting a proxy again that lived shortly, the first time and at most.
+const PAUSE_NS_MIN: u64 = 50_000_000;
+const PAUSE_NS_MAX: u64 = 5_000_000_000;
+/// A proxy that lived this long did not fail at the start.
+const LIVED_NS: u64 = 10_000_000_000;
+
+/// What the monitor knows of its proxy.
+pub struct ProxyChild {
+    command: PathBuf,
+    log: PathBuf,
+    configuration: Configuration,
+    running: Option<Running>,
+    start_at_ns: u64,
+    pause_ns: u64,
+    starts: u64,
+    /// What it last reported.
+    pub report: Report,
+}
+
+struct Running {
+    child: Child,
+    channel: Channel,
+    is_ready: bool,
+    started_at_ns: u64,
+}
+
+impl ProxyChild {
+    /// A proxy that is to be started: `COMMAND proxy`, which writes to `log`.
+    pub fn new(command: PathBuf, log: PathBuf, configuration: Configuration) -> Self {
+        let (running, report) = (None, Report::default());
+        Self { command, log, configuration, running, start_at_ns: 0, pause_ns: PAUSE_NS_MIN, starts: 0, report }
+    }
+
+    /// Its process, and whether it has the device.
+    pub fn process(&self) -> Option<(u32, bool)> {
+        self.running.as_ref().map(|running| (running.child.id(), running.is_ready))
+    }
+
+    /// Whether it can be told of links and listeners.
+    pub fn is_ready(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.is_ready)
+    }
+
+    /// How often it was started again.
+    pub fn restarts(&self) -> u64 {
+        self.starts.saturating_sub(1)
+    }
+
+    /// Its channel, to poll.
+    pub fn channel(&self) -> Option<&Channel> {
+        self.running.as_ref().map(|running| &running.channel)
+    }
+
+    /// When [`ProxyChild::start`] has something to do.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.running.is_none().then_some(self.start_at_ns)
+    }
+
+    /// Starts it if it is time to.
+    pub fn start(&mut self, device: &Device, now_ns: u64) {
+        if self.running.is_some() || now_ns < self.start_at_ns {
+            return;
+        }
+        self.starts += 1;
+        match self.spawn(device, now_ns) {
+            Ok(running) => {
+                info!(pid = running.child.id(), starts = self.starts, "proxy started");
+                self.running = Some(running);
+            }
+            Err(error) => {
+                warn!("the proxy cannot be started: {error}");
+                self.rest(now_ns);
+            }
+        }
+    }
+
+    fn spawn(&self, device: &Device, now_ns: u64) -> Result<Running, Box<dyn std::error::Error>> {
+        let (own, childs) = Channel::pair()?;
+        let log = File::options().create(true).append(true).open(&self.log)?;
+        let mut command = Command::new(&self.command);
+        // The channel is the proxy's standard input: a descriptor that needs no agreement on its number.
+        command.arg("proxy").stdin(childs.into_descriptor()).stdout(Stdio::null()).stderr(log);
+        command.env("CROSSLANE_RACK", &self.configuration.rack_directory);
+        let child = command.spawn()?;
+        let running = Running { child, channel: own, is_ready: false, started_at_ns: now_ns };
+        running.channel.send(&ToProxy::Configure(self.configuration.clone()), &[])?;
+        let (bytes, descriptors) = device.hand_over()?;
+        send_device(&running.channel, bytes, &descriptors)?;
+        Ok(running)
+    }
+
+    fn rest(&mut self, now_ns: u64) {
+        self.start_at_ns = now_ns.saturating_add(self.pause_ns);
+        self.pause_ns = (2 * self.pause_ns).min(PAUSE_NS_MAX);
+    }
+
+    /// Tells it something; whether it could be told. Only once it is ready, but for the device.
+    pub fn tell(&self, message: &ToProxy) -> bool {
+        let Some(running) = self.running.as_ref().filter(|running| running.is_ready) else { return false };
+        let told = running.channel.send(message, &[]);
+        if let Err(error) = &told {
+            warn!("the proxy does not take {message:?}: {error}");
+        }
+        told.is_ok()
+    }
+
+    /// Hands over what has changed of the device.
+    pub fn renew(&self, device: &Device) {
+        let Some(running) = &self.running else { return };
+        let renewed = device.hand_over().map_err(|error| error.to_string()).and_then(|(bytes, descriptors)| {
+            let descriptors: Vec<OwnedFd> = descriptors;
+            send_device(&running.channel, bytes, &descriptors).map_err(|error| error.to_string())
+        });
+        if let Err(error) = renewed {
+            warn!("the proxy cannot be told of new bells: {error}");
+        }
+    }
+
+    /// What it says; `None` when there is nothing, an error when it has ended or makes no sense.
+    pub fn hear(&mut self) -> Result<Option<FromProxy>, String> {
+        let Some(running) = &mut self.running else { return Ok(None) };
+        match running.channel.receive::<FromProxy>() {
+            Ok(Received::Message(FromProxy::Ready { version }, _)) if version != VERSION => {
+                Err(format!("it is of another release (version {version}, here {VERSION})"))
+            }
+            Ok(Received::Message(message, _)) => {
+                running.is_ready |= matches!(message, FromProxy::Ready { .. });
+                if let FromProxy::Report(report) = &message {
+                    self.report.clone_from(report);
+                }
+                Ok(Some(message))
+            }
+            Ok(Received::Nothing) => Ok(None),
+            Ok(Received::Ended) => Err("it ended".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Ends it for good, so that it touches nothing any more. It is started again after a pause.
+    pub fn end(&mut self, now_ns: u64) {
+        let Some(Running { mut child, channel, started_at_ns, .. }) = self.running.take() else { return };
+        drop(channel);
+        // It may have ended by itself; the kernel keeps its number until it was waited for.
+        let _ = child.kill();
+        match child.wait() {
+            Ok(status) => warn!(%status, "the proxy has ended; its log is {}", self.log.display()),
+            Err(error) => warn!("waiting for the proxy: {error}"),
+        }
+        self.report = Report::default();
+        if now_ns.saturating_sub(started_at_ns) > LIVED_NS {
+            self.pause_ns = PAUSE_NS_MIN;
+        }
+        self.rest(now_ns);
+    }
+}
+
+impl Drop for ProxyChild {
+    fn drop(&mut self) {
+        if let Some(Running { child, channel, .. }) = &mut self.running {
+            let _ = channel.send(&ToProxy::Stop, &[]);
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
