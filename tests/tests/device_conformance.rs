@@ -1,0 +1,105 @@
+//! The suite that every backend of `fabric` passes, on the devices of guests: a BAR through sysfs, and DAX memory.
+//!
+//! This program takes itself along: in the guest, where [`VARIABLE`] names the device, the same test runs the suite.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use fabric::conformance as suite;
+use fabric::device::{Device, DeviceLink, Layout, Mode, Seat, Slot};
+use fabric::faulty::{FaultPlan, Faulty};
+use lab::{Lab, Node};
+use volmem::{Mapping, Region};
+
+/// Names the device to the copy of this program in a guest, as `pci:ADDRESS` or `file:PATH`.
+const VARIABLE: &str = "CONFORMANCE_DEVICE";
+const TEST: &str = "the_devices_of_guests_pass_the_suite_of_all_backends";
+const LIMIT: Duration = Duration::from_secs(600);
+/// Some tests have two links at once, which must not meet: each new one is between the next two nodes.
+const NODES: u8 = 8;
+
+#[test]
+#[ignore = "boots two guests and runs some thousand cases in each, emulated: minutes"]
+fn the_devices_of_guests_pass_the_suite_of_all_backends() {
+    if let Ok(device) = std::env::var(VARIABLE) {
+        return run_suite(&device);
+    }
+    for (kind, prefix) in [(lab::Device::Plain, "pci"), (lab::Device::Dax, "file")] {
+        let program = std::env::current_exe().unwrap();
+        let name = program.file_name().unwrap().to_string_lossy().into_owned();
+        let script = format!("{VARIABLE}={prefix}:$DEVICE {name} --ignored --exact {TEST} --nocapture");
+        let lab = Lab::new().guests(1).device(kind).built(&program).script(&script).limit(LIMIT);
+        let report = lab.run().unwrap().must_succeed();
+        assert!(report.output(Node::A).contains("1 passed"), "{report}");
+    }
+}
+
+fn run_suite(device: &str) {
+    let link = |window_bytes| pair(device, window_bytes);
+    let faulty = |window_bytes| {
+        let (a, b) = pair(device, window_bytes);
+        (Faulty::new(a, FaultPlan::write_combined(1)), Faulty::new(b, FaultPlan::write_combined(2)))
+    };
+    macro_rules! facts {
+        ($($fact:ident)*) => {
+            $(
+                let begun = Instant::now();
+                suite::$fact(link);
+                suite::$fact(faulty);
+                println!("{}: {} s", stringify!($fact), begun.elapsed().as_secs());
+            )*
+        };
+    }
+    facts!(
+        bytes_written_outbound_appear_inbound
+        a_window_holds_what_was_stored_last
+        both_directions_are_independent
+        publish_follows_payload
+        words_are_never_torn
+        spans_outside_a_window_are_refused
+        slices_share_the_memory_and_keep_to_their_span
+        a_ring_before_the_wait_is_not_lost
+        a_ring_wakes_a_sleeper
+        rings_both_ways_never_get_lost
+        a_descriptor_is_readable_while_a_ring_waits
+        scratchpad_words_cross_both_ways
+        training_brings_both_ends_up_in_one_epoch
+        the_epoch_grows_at_each_training
+        a_link_taken_down_is_down_at_both_ends
+        a_window_is_clean_after_training
+        two_links_share_nothing
+    );
+}
+
+/// Both ends of a link over the one device, each with a mapping of its own. Nothing is there of one that was in the
+/// same place before: a new link has no epoch.
+fn pair(device: &str, window_bytes: usize) -> (DeviceLink, DeviceLink) {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    let first = Slot(2 * (NEXT.fetch_add(1, Ordering::Relaxed) % (NODES / 2)));
+    let second = Slot(first.0 + 1);
+    let layout = Layout::new(NODES, window_bytes).unwrap();
+    let memory = memory();
+    for block in [layout.control(first, second), layout.control(second, first)] {
+        memory.write(block.start, &vec![0; block.len()]);
+    }
+    let open = |own| {
+        let seat = Seat { window_bytes: Some(window_bytes), ..Seat::new(own, NODES) };
+        match device.split_once(':').unwrap() {
+            ("pci", address) => Device::open_pci(address, Mode::Sysfs, &seat).unwrap(),
+            (_, path) => Device::open_file(Path::new(path), &seat).unwrap(),
+        }
+    };
+    (open(first).link(second), open(second).link(first))
+}
+
+/// The guest's device, as its first program has found it.
+fn memory() -> Region {
+    let of = |name| std::env::var(name).unwrap();
+    let file = File::options().read(true).write(true).open(of("MEMORY")).unwrap();
+    let mapping = Mapping::new(file.as_fd(), of("MEMORY_BYTES").parse().unwrap()).unwrap();
+    Region::of_mapping(Arc::new(mapping))
+}
