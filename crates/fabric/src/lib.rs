@@ -14,6 +14,7 @@
 //! | [`dax`] | two kernels, or processes | a CXL or persistent-memory device, a file | a count that sleepers look at |
 //! | [`stale`] | one process | an emulation of memory that two caches do not keep coherent | condition variable |
 //! | [`device`] | two kernels that share a device | spans of its memory | eventfd, interrupt or flag |
+//! | [`timed`] | wherever the link that it wraps has them | that link's, as late as a modelled link | that link's |
 //! | [`faulty`] | wherever the link that it wraps has them | that link's, spoiled by a seeded plan | that link's |
 //!
 //! Other crates take them by the aliases in [`recommended`]. What a backend must do, whatever it is made of, stands in
@@ -53,6 +54,8 @@ pub mod recommended;
 pub mod shm;
 #[cfg(not(loom))]
 pub mod stale;
+#[cfg(not(loom))]
+pub mod timed;
 mod training;
 mod window;
 

@@ -1,0 +1,147 @@
+//! What a modelled link takes, by which clock, and whose turn it is.
+
+use super::TimedError;
+use volmem::Region;
+use volmem::sync::Ordering;
+
+/// Delay, rate and granularity of writes over a link.
+///
+/// For a path of crate `pcie`, with `path = Path::named("ntb")`: the delay is `path.write(0)`, the rate
+/// `path.packet_gbps() * 125`, the packet's longest payload the link's MPS, and the header what a packet has more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkTiming {
+    /// From a store to where a load of the peer finds it, without the packet's own time.
+    pub one_way_ns: u64,
+    /// Bytes of packets that the link carries.
+    pub bytes_per_us: u64,
+    /// Bytes of a packet besides its payload.
+    pub header_bytes: u64,
+    /// Payload of the longest packet: what is written in one piece goes in packets of so many bytes.
+    pub payload_bytes_max: u64,
+}
+
+/// Time is counted in parts of a nanosecond, so that short packets on fast links add up to what they take.
+pub(super) const TICKS_PER_NS: u64 = 64;
+/// Bits behind the point of [`Costs::byte_ticks_scaled`].
+const SCALE_BITS: u32 = 24;
+/// What no link is beyond, so that no product overflows.
+const BYTES_PER_US_MAX: u64 = 100_000_000;
+const ONE_WAY_NS_MAX: u64 = 1_000_000_000;
+const PAYLOAD_BYTES_MAX: u64 = 4096;
+/// A longer write is cut for the receiver's sake, who takes over one piece while the next is under way.
+const PIECE_BYTES: u64 = 1024;
+/// Payload goes in whole double words.
+const DWORD_BYTES: u64 = 4;
+
+/// A timing made ready for use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Costs {
+    pub one_way_ns: u64,
+    /// Longest piece of a write, whole packets.
+    pub piece_bytes: usize,
+    byte_ticks_scaled: u64,
+    header_bytes: u64,
+    payload_bytes_max: u64,
+}
+
+impl Costs {
+    pub(super) fn new(timing: LinkTiming) -> Result<Self, TimedError> {
+        let LinkTiming { one_way_ns, bytes_per_us, header_bytes, payload_bytes_max } = timing;
+        check("one_way_ns", one_way_ns, 0, ONE_WAY_NS_MAX)?;
+        check("bytes_per_us", bytes_per_us, 1, BYTES_PER_US_MAX)?;
+        check("header_bytes", header_bytes, 0, PAYLOAD_BYTES_MAX)?;
+        check("payload_bytes_max", payload_bytes_max, DWORD_BYTES, PAYLOAD_BYTES_MAX)?;
+        let packets = (PIECE_BYTES / payload_bytes_max).max(1);
+        Ok(Self {
+            one_way_ns,
+            piece_bytes: (packets * payload_bytes_max) as usize,
+            byte_ticks_scaled: ((1000 * TICKS_PER_NS) << SCALE_BITS) / bytes_per_us,
+            header_bytes,
+            payload_bytes_max,
+        })
+    }
+
+    /// How long the link is busy with a write of so many bytes in one piece.
+    #[inline]
+    pub(super) fn busy_ticks(&self, len_bytes: usize) -> u64 {
+        let payload_bytes = (len_bytes as u64).next_multiple_of(DWORD_BYTES);
+        let packets =
+            if payload_bytes <= self.payload_bytes_max { 1 } else { payload_bytes.div_ceil(self.payload_bytes_max) };
+        ((payload_bytes + packets * self.header_bytes) * self.byte_ticks_scaled) >> SCALE_BITS
+    }
+}
+
+fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), TimedError> {
+    if (min..=max).contains(&value) { Ok(()) } else { Err(TimedError::Timing { what, value, min, max }) }
+}
+
+/// A clock that both ends of a link read alike.
+pub trait Clock: Clone + Send + Sync {
+    /// Nanoseconds since some moment that is the same for both ends.
+    fn now_ns(&self) -> u64;
+    /// Returns when it is `time_ns`.
+    fn wait_until(&self, time_ns: u64);
+}
+
+/// The kernel's monotonic clock, which all processes of a machine share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Monotonic;
+
+/// A longer wait sleeps, as a sleep this long is not much late.
+const SPIN_NS_MAX: u64 = 50_000;
+
+impl Clock for Monotonic {
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    }
+
+    fn wait_until(&self, time_ns: u64) {
+        loop {
+            let left_ns = time_ns.saturating_sub(self.now_ns());
+            match left_ns {
+                0 => return,
+                1..SPIN_NS_MAX => volmem::sync::spin_hint(),
+                _ => std::thread::sleep(std::time::Duration::from_nanos(left_ns - SPIN_NS_MAX / 2)),
+            }
+        }
+    }
+}
+
+/// When the link is free again: a word that all who write over one link from one node share, so that they share its
+/// rate, whichever windows and processes they have.
+#[derive(Debug, Clone)]
+pub struct Pace(Region);
+
+impl Pace {
+    /// For one process.
+    pub fn new() -> Self {
+        Self(Region::heap(size_of::<u64>()))
+    }
+
+    /// In the first word of memory that several processes of this node share, zero at first. Nobody else may write it.
+    pub fn in_region(region: Region) -> Self {
+        assert!(region.len_bytes() >= size_of::<u64>(), "a pace in {} bytes", region.len_bytes());
+        Self(region)
+    }
+
+    /// Takes the link for so long, from now or when those before have done with it; returns when that ends.
+    #[inline]
+    pub(super) fn book(&self, now_ns: u64, busy_ticks: u64) -> u64 {
+        let now_ticks = now_ns.saturating_mul(TICKS_PER_NS);
+        let free_ticks = self.0.load_u64(0, Ordering::Relaxed);
+        if free_ticks < now_ticks {
+            // Whoever comes first moves it, and that is as good: nobody moves it back.
+            let _ = self.0.compare_exchange_u64(0, free_ticks, now_ticks);
+        }
+        let end_ticks = self.0.add_u64(0, busy_ticks, Ordering::Relaxed).saturating_add(busy_ticks);
+        end_ticks.div_ceil(TICKS_PER_NS)
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
