@@ -2,6 +2,7 @@
 //!
 //! * `transfer`: send and receive.
 //! * `hold`: a direction's lock, in signal handlers too.
+//! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
 //! * `peer`: what is known of the other end, and which errors follow from it.
 //! * `ready`: readiness, for poll and epoll.
@@ -10,6 +11,7 @@
 
 mod hold;
 mod peer;
+mod presence;
 mod ready;
 mod share;
 mod splice;
@@ -23,6 +25,8 @@ pub use ready::Edges;
 pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open};
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
+
+use presence::{Occupancy, Sleepers};
 
 use crate::address::Tuple;
 use crate::descriptors::{HiddenFd, Need};
@@ -78,11 +82,10 @@ pub struct Origin {
 pub struct Connection {
     send_lock: Lock,
     receive_lock: Lock,
-    /// Written under both locks while `waiters` is zero; read under either lock, or by a waiter.
+    /// Written under both locks while there is no waiter; read under either lock, or by a waiter.
     lanes: UnsafeCell<Option<Lanes>>,
-    is_open: AtomicBool,
-    /// Grows with every use of the object: a thread that still works for an earlier one finds out. Under both locks.
-    generation: AtomicU32,
+    /// Whether the object is a connection, and which; who looks at the lanes without a lock.
+    occupancy: Occupancy<AtomicU32>,
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
     due: AtomicU32,
     is_nonblocking: AtomicBool,
@@ -96,10 +99,8 @@ pub struct Connection {
     was_awaited: AtomicBool,
     /// Clock ticks at the last look for holders that are gone.
     counted_ticks: AtomicU64,
-    /// Threads between "found nothing" and "look again": they look at the lanes without a lock.
-    waiters: AtomicU32,
     /// Threads and readiness sets that rely on the lifeline to wake them.
-    sleepers: AtomicU32,
+    sleepers: Sleepers<AtomicU32>,
     /// One of the descriptors of the lifeline.
     lifeline: AtomicI32,
     /// Sends since the last receive that brought data: a peer that answers is alive.
@@ -116,8 +117,6 @@ pub struct Connection {
     low_water_bytes: AtomicU32,
     /// Written while nobody else knows the object, and under both locks.
     slot: UnsafeCell<Option<ConnectionSlot>>,
-    /// Closed, and not yet back in the pool.
-    is_retired: AtomicBool,
     details_lock: Lock,
     /// Under `details_lock`.
     details: UnsafeCell<Details>,
@@ -151,7 +150,7 @@ impl Connection {
         let connection = POOL.take();
         let _send = connection.send_lock.lock();
         let _receive = connection.receive_lock.lock();
-        connection.generation.fetch_add(1, Ordering::Relaxed);
+        connection.occupancy.begin_generation();
         connection.due.store(0, Ordering::Relaxed);
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
@@ -179,18 +178,19 @@ impl Connection {
         if let Some((segment, memfd)) = segment {
             connection.attach_locked(segment, memfd);
         }
-        connection.is_open.store(true, Ordering::Release);
+        connection.occupancy.open();
         connection
     }
 
     #[inline]
     fn generation(&self) -> u32 {
-        self.generation.load(Ordering::Relaxed)
+        self.occupancy.generation()
     }
 
     /// Whether this process still has a descriptor of it.
+    #[inline]
     pub fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Acquire)
+        self.occupancy.is_open()
     }
 
     /// A descriptor of the lifeline, for sleeping on and for waking the peer.
@@ -368,7 +368,7 @@ impl Connection {
             before
         };
         // Threads of this process that sleep on the lifeline must look again; nothing but its end wakes them all.
-        if directions & !before & SHUTDOWN_READ != 0 && self.sleepers.load(Ordering::SeqCst) > 0 {
+        if directions & !before & SHUTDOWN_READ != 0 && self.sleepers.is_any() {
             // SAFETY: the descriptor is the program's and open: it is shutting it down.
             let _ =
                 rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }, rustix::net::Shutdown::Read);
@@ -385,7 +385,7 @@ impl Connection {
     /// Attaches an accepted connection whose hello came late. `Ok(false)`: it has not come yet.
     fn attach_if_pending(&'static self) -> Result<bool, Errno> {
         let both = self.hold_both();
-        if !self.is_open.load(Ordering::Relaxed) {
+        if !self.is_open() {
             return Err(Errno::BADF);
         }
         if self.lanes().is_some() {
@@ -415,7 +415,7 @@ impl Connection {
 
     /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
     fn announce_earlier_sleepers(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0
+        if self.sleepers.is_any()
             && let Some(lanes) = self.lanes()
         {
             // SAFETY: under the receive lock.
@@ -474,13 +474,12 @@ impl Connection {
     fn finish_close(&'static self) {
         {
             let Some(_both) = self.hold_both() else { return self.leave_to_holder(hold::DUE_CLOSE) };
-            if !self.is_open.swap(false, Ordering::AcqRel) {
+            if !self.occupancy.close() {
                 return;
             }
             if let Some(lanes) = self.lanes() {
                 self.leave(lanes);
             }
-            self.is_retired.store(true, Ordering::Relaxed);
             // SAFETY: under both locks; the ledger's slot closes with it.
             unsafe { *self.slot.get() = None };
         }
@@ -527,8 +526,7 @@ impl Connection {
     fn recycle_if_unused(&'static self) {
         let dropped = {
             let Some(_both) = self.hold_both() else { return self.leave_to_holder(hold::DUE_RECYCLE) };
-            let in_use = self.is_open.load(Ordering::Relaxed) || self.waiters.load(Ordering::SeqCst) != 0;
-            if in_use || !self.is_retired.swap(false, Ordering::Relaxed) {
+            if !self.occupancy.take_back() {
                 return;
             }
             let memfd = self.with_unreachable_details(|details| std::mem::take(details).memfd);

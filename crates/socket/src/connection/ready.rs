@@ -143,7 +143,7 @@ impl Connection {
     /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before
     /// sleeping; end the sleep with [`Connection::unpark`].
     pub fn park(&'static self, wanted: i16) {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.enter();
         self.park_again(wanted);
     }
 
@@ -166,15 +166,16 @@ impl Connection {
 
     /// Ends what [`Connection::park`] began.
     pub fn unpark(&self) {
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.leave();
     }
 
     /// The kernel reports the lifeline: takes the ring, notes a hang-up. `false`: it stays readable, because others
     /// sleep on it too and must find the ring, or because it was shut; sleep a moment before asking the kernel again.
     pub fn answer_ring(&'static self) -> bool {
-        let _guard = self.hold(&self.receive_lock);
+        // Both: nobody asks to be rung between the question whether others sleep and the taking.
+        let both = self.hold_both();
         let Some(lanes) = self.lanes() else { return true };
-        if !self.sleeps_alone(lanes) {
+        if both.is_none() || !self.sleeps_alone(lanes) {
             self.ask_kernel(lanes);
             return false;
         }
@@ -188,9 +189,9 @@ impl Connection {
 
     /// As [`Connection::answer_ring`], for a watcher that has ended its own park, or never began one.
     pub fn take_ring(&'static self) -> bool {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.enter();
         let is_taken = self.answer_ring();
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleepers.leave();
         is_taken
     }
 

@@ -125,7 +125,7 @@ fn is_dead(process: u64) -> bool {
 /// Runs `visit` on every open connection of this process.
 pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
     POOL.for_each(|connection| {
-        if connection.is_open.load(Ordering::Acquire) {
+        if connection.is_open() {
             visit(connection);
         }
     });
@@ -141,7 +141,7 @@ pub fn before_fork() {
         connection.send_lock.lock_until_unlocked();
         connection.receive_lock.lock_until_unlocked();
         connection.details_lock.lock_until_unlocked();
-        if connection.is_open.load(Ordering::Relaxed)
+        if connection.is_open()
             && let Some(lanes) = connection.lanes()
         {
             lanes.segment.add(Own::Holders, 1);
@@ -254,14 +254,14 @@ pub fn after_fork_in_child() {
         if connection.lanes().is_none() {
             connection.is_orphan.store(true, Ordering::Relaxed);
         }
-        if connection.is_open.load(Ordering::Relaxed)
+        if connection.is_open()
             && let Some(lanes) = connection.lanes()
         {
             sign_on(&lanes.segment, 0);
             connection.is_user.store(false, Ordering::Relaxed);
         }
-        connection.waiters.store(0, Ordering::Relaxed);
-        connection.sleepers.store(0, Ordering::Relaxed);
+        connection.occupancy.forget_waiters();
+        connection.sleepers.forget();
     }
     POOL.unlock_after_fork();
 }

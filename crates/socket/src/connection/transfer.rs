@@ -566,7 +566,7 @@ impl Connection {
 
     #[cold]
     pub(super) fn ring(&self) {
-        if !self.is_open.load(Ordering::Acquire) {
+        if !self.is_open() {
             // The number may be another file's by now.
             return;
         }

@@ -3,6 +3,7 @@
 //! The protocol of a sleep: say so in the peer's memory, look once more, sleep in the kernel until the peer rings or
 //! goes.
 
+use super::presence::Word;
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ};
 use crate::clock::now_ns;
 use crate::lock::Lock;
@@ -13,7 +14,7 @@ use crate::system;
 use crate::threads;
 use rustix::io::Errno;
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Sleep of a thread that is not alone on its lifeline: another may take the byte that was meant for it.
 const NAP_MS: i32 = 1;
@@ -64,12 +65,34 @@ impl Deadline {
     }
 }
 
+impl Word for AtomicU32 {
+    #[inline]
+    fn load(&self) -> u32 {
+        self.load(Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn store(&self, value: u32) {
+        self.store(value, Ordering::Release);
+    }
+
+    #[inline]
+    fn add(&self, value: u32) -> u32 {
+        threads::add(self, value)
+    }
+
+    #[inline]
+    fn swap(&self, value: u32) -> u32 {
+        self.swap(value, Ordering::SeqCst)
+    }
+}
+
 /// A thread that looks at the lanes without a lock.
 struct Waiter(&'static Connection);
 
 impl Waiter {
     fn new(connection: &'static Connection) -> Self {
-        threads::add(&connection.waiters, 1);
+        connection.occupancy.arrive();
         Self(connection)
     }
 }
@@ -77,7 +100,7 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         let connection = self.0;
-        if threads::add(&connection.waiters, u32::MAX) == 1 && !connection.is_open.load(Ordering::SeqCst) {
+        if connection.occupancy.leave() {
             connection.recycle_if_unused();
         }
     }
@@ -93,13 +116,13 @@ struct Sleep(Cell<Option<&'static Connection>>);
 impl Sleep {
     /// Returns what [`Sleep::end`] brings back: in a signal handler, the sleep that it has interrupted.
     fn begin(&self, connection: &'static Connection) -> Option<&'static Connection> {
-        connection.sleepers.fetch_add(1, Ordering::SeqCst);
+        connection.sleepers.enter();
         self.0.replace(Some(connection))
     }
 
     fn end(&self, interrupted: Option<&'static Connection>) -> Option<&'static Connection> {
         let connection = self.0.replace(interrupted)?;
-        connection.sleepers.fetch_sub(1, Ordering::SeqCst);
+        connection.sleepers.leave();
         Some(connection)
     }
 }
@@ -128,11 +151,7 @@ impl Connection {
         if self.spin(lanes, deadline, is_ready)? {
             return Ok(());
         }
-        self.announce_receive_sleep(lanes);
-        if is_ready() {
-            return Ok(());
-        }
-        self.sleep(lanes, deadline, None)
+        self.sleep_unless(is_ready, || self.announce_receive_sleep(lanes), || self.sleep(lanes, deadline, None))
     }
 
     /// Waits until a send may find room.
@@ -150,12 +169,24 @@ impl Connection {
         if self.spin(lanes, deadline, is_ready)? {
             return Ok(());
         }
-        self.announce_send_sleep(lanes);
-        if is_ready() {
-            return Ok(());
-        }
         let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
-        self.sleep(lanes, deadline, longest_ms)
+        self.sleep_unless(is_ready, || self.announce_send_sleep(lanes), || self.sleep(lanes, deadline, longest_ms))
+    }
+
+    /// Has the peer asked to ring by `announce`, looks once more, sleeps. The thread counts as a sleeper before the
+    /// peer is asked: the ring is not taken by another then.
+    fn sleep_unless(
+        &'static self,
+        is_ready: impl Fn() -> bool,
+        announce: impl FnOnce(),
+        sleep: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
+        let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
+        announce();
+        let outcome = if is_ready() { Ok(()) } else { sleep() };
+        ASLEEP.with(|asleep| asleep.end(interrupted));
+        outcome
     }
 
     /// The lanes, which stay while there is a waiter. `lock` is either direction's: whoever gives the lanes back or
@@ -167,8 +198,7 @@ impl Connection {
     ) -> Result<(Waiter, Option<&'static Lanes>), Errno> {
         let waiter = Waiter::new(self);
         let _guard = self.hold(lock);
-        let is_it = self.is_open.load(Ordering::Relaxed) && self.generation() == generation;
-        if is_it { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
+        if self.occupancy.may_look(generation) { Ok((waiter, self.lanes())) } else { Err(Errno::BADF) }
     }
 
     /// Whether a send would find room; errors count as room, so that the send reports them.
@@ -212,30 +242,36 @@ impl Connection {
         if let Some(slot) = self.slot() {
             slot.count_sleep();
         }
-        // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
-        let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
-        let is_alone = self.sleeps_alone(lanes);
-        let outcome = self.sleep_in_kernel(lanes, deadline, longest_ms, is_alone);
-        // The ring is taken while this thread still counts as a sleeper: one that comes now naps instead of relying on
-        // a ring that is about to be taken; and if one has come already, the ring may be its own and stays.
-        let has_ended = match outcome {
-            // Closed meanwhile, the number may be another file's.
-            Ok(true) if !self.is_open.load(Ordering::Acquire) => false,
-            Ok(true) if self.sleeps_alone(lanes) => !self.drain_lifeline(lanes),
-            Ok(is_ringing) => !is_ringing,
-            Err(_) => false,
+        let sleep = |is_alone| self.sleep_in_kernel(lanes, deadline, longest_ms, is_alone);
+        let end = |outcome, is_alone: &dyn Fn() -> bool| {
+            let has_ended = match outcome {
+                Ok(true) => !self.take_ring_if(lanes, is_alone),
+                Ok(false) => true,
+                Err(_) => false,
+            };
+            (outcome, has_ended)
         };
-        ASLEEP.with(|asleep| asleep.end(interrupted));
+        let (outcome, has_ended) = self.sleepers.sleep(|| self.is_held_alone(lanes), sleep, end);
         if has_ended {
             self.ask_kernel(lanes);
         }
         outcome.map(|_| ())
     }
 
+    /// Takes the ring out of the lifeline, unless it may be another's. `false`: the lifeline has ended.
+    ///
+    /// Under the locks under which peers are asked to ring: who was asked for before counts as a sleeper by then, and
+    /// who is asked for later is rung for later.
+    fn take_ring_if(&'static self, lanes: &Lanes, is_alone: &dyn Fn() -> bool) -> bool {
+        let both = self.hold_both();
+        // Closed meanwhile, the number may be another file's.
+        both.is_none() || !self.is_open() || !is_alone() || self.drain_lifeline(lanes)
+    }
+
     /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may
     /// it take a ring out of the lifeline, and rely on one.
     pub(super) fn sleeps_alone(&self, lanes: &Lanes) -> bool {
-        self.sleepers.load(Ordering::SeqCst) == 1 && self.is_held_alone(lanes)
+        self.sleepers.is_one() && self.is_held_alone(lanes)
     }
 
     /// `Ok(false)`: the lifeline has ended.
@@ -248,7 +284,7 @@ impl Connection {
     ) -> Result<bool, Errno> {
         let fd = self.lifeline();
         let left_ms = deadline.left_ms()?;
-        if !self.is_open.load(Ordering::Acquire) {
+        if !self.is_open() {
             return Err(Errno::BADF);
         }
         // As late as can be: a handler that runs now interrupts the kernel's call, or has come before it.
