@@ -90,6 +90,27 @@ TEST(epoll_wait_is_interrupted_as_soon_as_it_waits)
     ping_pong(pair.client, pair.server);
 }
 
+TEST(a_mask_keeps_signals_out_as_soon_as_a_call_waits)
+{
+    struct pair pair = connected_pair();
+    struct pollfd entry = {.fd = pair.server, .events = POLLIN};
+    struct timespec limit = {0, 1000000};
+    struct epoll_event event;
+    sigset_t blocked;
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGALRM);
+    on_signal(SIGALRM, count_signal, 0);
+    for (int round = 0; round < 40; round++) {
+        signals_seen = 0;
+        pass_a_word(&pair, epoll);
+        alarm_soon();
+        CHECK_EQ(round % 2 ? ppoll(&entry, 1, &limit, &blocked) : epoll_pwait(epoll, &event, 1, 1, &blocked), 0);
+        CHECK(signals_seen > 0);
+        alarm_every_ms(0);
+    }
+}
+
 static void *signal_main_thread(void *thread)
 {
     for (int i = 0; i < 20; i++) {

@@ -9,7 +9,7 @@ use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest::{InterestSet, Sleep};
 use crate::lifecycle::{self, Listener};
-use crate::signals::{Moment, Since};
+use crate::signals::{self, Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
@@ -285,6 +285,7 @@ fn poll_lanes(
 
 impl Call<'_> {
     fn run(&mut self) -> Result<usize, Errno> {
+        let mut masked = None;
         loop {
             lifecycle::advance_connects();
             let ready = self.look(self.needs_kernel)?;
@@ -294,6 +295,14 @@ impl Call<'_> {
             if self.deadline.timeout_ns == Some(0) {
                 // SAFETY: the caller's mask.
                 return unsafe { system::deliver_signals(self.mask) }.map(|()| 0);
+            }
+            if masked.is_none() && !self.mask.is_null() {
+                // From here on, as in the kernel: what comes now runs, or waits until the call is over.
+                self.began = Moment::now();
+                // SAFETY: the caller's mask.
+                unsafe { system::deliver_signals(self.mask) }?;
+                // SAFETY: as above.
+                masked = unsafe { signals::mask_while_awake(self.mask) };
             }
             if let Some(ready) = self.spin()? {
                 return Ok(ready);

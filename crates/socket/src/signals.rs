@@ -107,6 +107,17 @@ pub fn use_gates(plain: usize, informed: usize) {
     GATES[Shape::Informed as usize].store(informed, Ordering::Relaxed);
 }
 
+/// Has the mask of a call that waits in force while it is awake. Not where nobody notes which handlers run: there the
+/// kernel alone can tell, and is asked under the mask now and then.
+///
+/// # Safety
+/// `mask` is null or a signal set.
+pub unsafe fn mask_while_awake(mask: *const libc::sigset_t) -> Option<system::Masked> {
+    let has_gates = load(&GATES[Shape::Plain as usize]) != 0;
+    // SAFETY: the caller's.
+    if has_gates { unsafe { system::Masked::by(mask) } } else { None }
+}
+
 /// A gate was entered for `signal`: notes it, and answers the address of the program's handler.
 pub fn enter(signal: i32, shape: Shape) -> usize {
     let run = RUNS.fetch_add(1, Ordering::Relaxed) + 1;

@@ -78,6 +78,27 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     before
 }
 
+/// A signal mask in force for as long as this lives.
+pub struct Masked(u64);
+
+impl Masked {
+    /// The mask that a call was given, if any.
+    ///
+    /// # Safety
+    /// `mask` is null or a signal set.
+    pub unsafe fn by(mask: *const libc::sigset_t) -> Option<Self> {
+        // SAFETY: the kernel's set is the beginning of libc's.
+        let mask = unsafe { mask.cast::<u64>().as_ref() }?;
+        Some(Self(set_signal_mask(*mask)))
+    }
+}
+
+impl Drop for Masked {
+    fn drop(&mut self) {
+        set_signal_mask(self.0);
+    }
+}
+
 /// An argument of a system call.
 pub trait Word {
     /// As a register holds it.

@@ -6,7 +6,7 @@ use super::roster::Roster;
 use super::{InterestSet, Sleep, kernel};
 use crate::clock::now_ns;
 use crate::lifecycle;
-use crate::signals::{Moment, Since};
+use crate::signals::{self, Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use libc::{epoll_event, sigset_t};
@@ -268,6 +268,10 @@ impl InterestSet {
 
     fn wait_longer(&'static self, call: &Call, sink: &mut Sink, life: u32) -> Result<(), Errno> {
         let mut deadline = Deadline::new(call.timeout_ns);
+        // SAFETY: the caller's mask.
+        unsafe { system::deliver_signals(call.mask) }?;
+        // SAFETY: as above.
+        let _masked = unsafe { signals::mask_while_awake(call.mask) };
         loop {
             match self.wait_once(call, sink, life, &mut deadline) {
                 Ok(Woken::Found | Woken::TimedOut) => return Ok(()),
