@@ -10,6 +10,7 @@ mod hostile;
 mod non_coherent;
 mod oracle;
 mod threads;
+mod timed;
 mod windows;
 
 use fabric::Coherence;

@@ -1,0 +1,110 @@
+//! A timed link between two processes, each with a mapping of its own: both read one clock.
+
+use fabric::dax::{DaxLink, DaxMemory, End};
+use fabric::timed::{LinkTiming, Pace, Setup, Timed, memory_bytes};
+use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, Wake};
+use std::fs::{File, remove_file};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use volmem::Region;
+use volmem::sync::Ordering;
+
+const WINDOW_BYTES: usize = 64 << 10;
+const PAYLOAD: usize = 4096;
+const ROUNDS: u64 = 2_000;
+const ONE_WAY: Duration = Duration::from_nanos(500);
+const PATH_VARIABLE: &str = "FABRIC_TEST_TIMED_PEER";
+
+/// How long a test waits before it calls a link stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+type TestLink = Timed<DaxLink<Region>>;
+
+fn timing() -> LinkTiming {
+    LinkTiming { one_way_ns: ONE_WAY.as_nanos() as u64, bytes_per_us: 7_775, header_bytes: 24, payload_bytes_max: 256 }
+}
+
+fn wrapped_bytes() -> usize {
+    memory_bytes(WINDOW_BYTES, timing()).expect("a timing")
+}
+
+fn link(path: &Path, end: End) -> TestLink {
+    let dax = DaxMemory::open(path).expect("memory");
+    let link = dax.link(&dax.coherent(), end, wrapped_bytes()).expect("an end");
+    let setup = Setup { window_bytes: WINDOW_BYTES, timing: timing(), pace: Pace::new() };
+    let mut link = Timed::new(link, setup).expect("a timed link");
+    let begun = Instant::now();
+    while link.train() != LinkState::Up {
+        assert!(begun.elapsed() < STUCK_AFTER, "the peer does not train");
+        std::thread::yield_now();
+    }
+    link
+}
+
+/// Spins for a while, then sleeps until the peer rings.
+fn wait_for(link: &TestLink, round: u64) {
+    let (inbound, bell) = (link.inbound(), link.doorbell());
+    let arrived = || inbound.load_u64(0, Ordering::Acquire) == round;
+    if round.is_multiple_of(7) {
+        while !arrived() {
+            assert_eq!(bell.wait(Some(STUCK_AFTER)), Wake::Rung, "round {round}");
+        }
+    }
+    let begun = Instant::now();
+    while !arrived() {
+        assert!(begun.elapsed() < STUCK_AFTER, "round {round} is stuck");
+        std::hint::spin_loop();
+    }
+    let mut bytes = vec![0; payload_bytes(round)];
+    inbound.read(PAYLOAD, &mut bytes);
+    assert!(bytes.iter().all(|byte| *byte == round as u8), "round {round}: a tag without its payload");
+}
+
+fn payload_bytes(round: u64) -> usize {
+    (round * 97 % 9_000) as usize
+}
+
+fn send(link: &TestLink, round: u64) {
+    let outbound = link.outbound();
+    outbound.write(PAYLOAD, &vec![round as u8; payload_bytes(round)]);
+    outbound.fence();
+    outbound.store_u64(0, round, Ordering::Release);
+    if round.is_multiple_of(7) {
+        link.doorbell().ring();
+    }
+}
+
+/// The other process: answers each round.
+#[test]
+fn peer_of_the_test_below() {
+    let Some(path) = std::env::var_os(PATH_VARIABLE) else { return };
+    let link = link(Path::new(&path), End::Second);
+    for round in 1..=ROUNDS {
+        wait_for(&link, round);
+        send(&link, round);
+    }
+}
+
+#[test]
+fn what_two_processes_say_arrives_whole_in_order_and_not_before_its_time() {
+    let path = PathBuf::from(format!("/dev/shm/fabric-timed-{}", std::process::id()));
+    let file = File::create_new(&path).expect("a file in tmpfs");
+    file.set_len(2 << 20).expect("its length");
+    let dax = DaxMemory::open(&path).expect("memory");
+    dax.format(&dax.coherent(), wrapped_bytes()).expect("a layout");
+    let mut peer = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "peer_of_the_test_below", "--nocapture"])
+        .env(PATH_VARIABLE, &path)
+        .spawn()
+        .expect("another process");
+    let link = link(&path, End::First);
+    remove_file(&path).expect("both have it mapped");
+    for round in 1..=ROUNDS {
+        let begun = Instant::now();
+        send(&link, round);
+        wait_for(&link, round);
+        assert!(begun.elapsed() >= 2 * ONE_WAY, "round {round} was faster than the link");
+    }
+    assert!(peer.wait().expect("its end").success());
+}

@@ -1,0 +1,75 @@
+//! A lane over windows that take their time.
+
+use crate::windows::SECRET;
+use fabric::heap::{self, HeapLink};
+use fabric::timed::{Clock, LinkTiming, Pace, Setup, Timed, memory_bytes};
+use fabric::{Inbound, Link, Outbound, train_both};
+use lane::{Consumer, Layout, Producer};
+use std::sync::Arc;
+use std::sync::Mutex;
+
+const LAYOUT: Layout = Layout::packed(64, 1024);
+
+/// A byte a nanosecond, and half a microsecond one way.
+const TIMING: LinkTiming = LinkTiming { one_way_ns: 500, bytes_per_us: 1000, header_bytes: 24, payload_bytes_max: 256 };
+
+/// Time goes on when the test says so.
+#[derive(Debug, Clone, Default)]
+struct Handed(Arc<Mutex<u64>>);
+
+impl Clock for Handed {
+    fn now_ns(&self) -> u64 {
+        *self.0.lock().expect("no test panics with it")
+    }
+
+    fn wait_until(&self, time_ns: u64) {
+        let mut now_ns = self.0.lock().expect("no test panics with it");
+        *now_ns = time_ns.max(*now_ns);
+    }
+}
+
+fn lane(
+    clock: &Handed,
+) -> (Producer<impl Outbound + use<>, impl Inbound + use<>>, Consumer<impl Inbound + use<>, impl Outbound + use<>>) {
+    let setup = || Setup { window_bytes: LAYOUT.window_bytes(), timing: TIMING, pace: Pace::new() };
+    let (a, b) = heap::pair(memory_bytes(LAYOUT.window_bytes(), TIMING).expect("a timing"));
+    let timed = |link: HeapLink| Timed::with_clock(link, setup(), clock.clone()).expect("a timed link");
+    let (mut a, mut b) = (timed(a), timed(b));
+    assert!(train_both(&mut a, &mut b));
+    let producer = Producer::new(a.outbound(), a.inbound(), LAYOUT, SECRET);
+    (producer, Consumer::new(b.inbound(), b.outbound(), LAYOUT, SECRET))
+}
+
+#[test]
+fn a_short_message_is_one_packet_and_arrives_after_one_way() {
+    let clock = Handed::default();
+    let (mut producer, mut consumer) = lane(&clock);
+    assert_eq!(producer.write(b"8 bytes."), Ok(8));
+    let mut bytes = [0; 8];
+    // Tag, header and payload: 24 bytes, and 24 of the packet.
+    clock.wait_until(24 + 24 + 500 - 1);
+    assert_eq!(consumer.read(&mut bytes), Ok(0));
+    clock.wait_until(24 + 24 + 500);
+    assert_eq!(consumer.read(&mut bytes), Ok(8));
+    assert_eq!(&bytes, b"8 bytes.");
+}
+
+#[test]
+fn a_stream_arrives_whole_and_at_the_rate_of_the_link() {
+    const STREAM_BYTES: usize = 200_000;
+    let clock = Handed::default();
+    let (mut producer, mut consumer) = lane(&clock);
+    let (mut sent_bytes, mut received_bytes) = (0, 0);
+    while received_bytes < STREAM_BYTES {
+        let bytes: Vec<u8> = (sent_bytes..STREAM_BYTES).take(3_000).map(|index| (index % 251) as u8).collect();
+        sent_bytes += producer.write(&bytes).expect("an honest receiver");
+        clock.wait_until(clock.now_ns() + 1_000);
+        let mut bytes = [0; 4_000];
+        let read_bytes = consumer.read(&mut bytes).expect("an honest sender");
+        for byte in &bytes[..read_bytes] {
+            assert_eq!(*byte, (received_bytes % 251) as u8, "byte {received_bytes}");
+            received_bytes += 1;
+        }
+    }
+    assert!(clock.now_ns() > STREAM_BYTES as u64, "faster than a byte a nanosecond");
+}
