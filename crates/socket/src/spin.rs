@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const LOOKS_AT_FULL_SPEED: u32 = 1500;
 /// So many waits begin by yielding after one that found the peer to need this processor.
 const YIELDING_WAITS: u32 = 256;
+/// A yield that lasted longer was not the peer's turn alone: other programs ran.
+const TURN_MICROSECONDS: u64 = 20;
 /// How long a waiter stays awake before it sleeps in the kernel. A wake-up across cores costs 20 us and more, so
 /// waiting for about twice that is never much worse than the best choice in hindsight.
 const AWAKE_MICROSECONDS: u64 = 50;
@@ -50,6 +52,7 @@ pub struct Spin {
     started: u64,
     asked: u64,
     yields: u32,
+    yielded: u64,
     /// Where a wait that looked first, on the only processor there is, leaves what it has learned.
     lesson: Option<&'static AtomicU32>,
 }
@@ -63,7 +66,7 @@ impl Spin {
 
     #[inline]
     fn on(processors: u32, yielding_waits_left: &'static AtomicU32) -> Self {
-        let mut spin = Self { looks: 0, started: 0, asked: 0, yields: 0, lesson: None };
+        let mut spin = Self { looks: 0, started: 0, asked: 0, yields: 0, yielded: 0, lesson: None };
         if processors == 1 {
             match yielding_waits_left.load(Ordering::Relaxed) {
                 0 => spin.lesson = Some(yielding_waits_left),
@@ -90,6 +93,18 @@ impl Spin {
         if self.looks < LOOKS_AT_FULL_SPEED { Turn::Look } else { self.slow_turn() }
     }
 
+    /// At the end of a wait, which is `now`.
+    #[cold]
+    fn learn(&mut self, now: u64) {
+        let was_quick = now.wrapping_sub(self.yielded) < TURN_MICROSECONDS * TICKS_PER_MICROSECOND;
+        if let Some(yielding_waits_left) = self.lesson.take()
+            && self.yields == 1
+            && was_quick
+        {
+            yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
+        }
+    }
+
     #[cold]
     fn slow_turn(&mut self) -> Turn {
         let now = ticks();
@@ -105,6 +120,7 @@ impl Spin {
             self.asked = now;
             return Turn::AskKernel;
         }
+        self.yielded = now;
         rustix::thread::sched_yield();
         self.yields = self.yields.saturating_add(1);
         Turn::Look
@@ -114,10 +130,8 @@ impl Spin {
 impl Drop for Spin {
     #[inline]
     fn drop(&mut self) {
-        if let Some(yielding_waits_left) = self.lesson
-            && self.yields == 1
-        {
-            yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
+        if self.yields == 1 {
+            self.learn(ticks());
         }
     }
 }
@@ -146,6 +160,11 @@ mod tests {
         }
     }
 
+    fn end_after_yield(mut spin: Spin, ticks: u64) {
+        wait_until_after_yields(&mut spin, 1);
+        spin.learn(spin.yielded + ticks);
+    }
+
     #[test]
     fn with_several_processors_every_wait_looks_first() {
         static LEFT: AtomicU32 = AtomicU32::new(0);
@@ -159,12 +178,19 @@ mod tests {
     #[test]
     fn on_one_processor_waits_yield_first_once_a_yield_has_brought_what_looks_had_not() {
         static LEFT: AtomicU32 = AtomicU32::new(0);
-        wait_until_after_yields(&mut Spin::on(1, &LEFT), 1);
+        end_after_yield(Spin::on(1, &LEFT), 1);
         for _ in 0..YIELDING_WAITS {
             let mut spin = Spin::on(1, &LEFT);
             assert_eq!(spin.turn(), Turn::AskKernel);
-            wait_until_after_yields(&mut spin, 1);
+            end_after_yield(spin, 1);
         }
+        assert!(looks_first(&mut Spin::on(1, &LEFT)));
+    }
+
+    #[test]
+    fn on_one_processor_waits_look_first_where_other_programs_took_the_turn() {
+        static LEFT: AtomicU32 = AtomicU32::new(0);
+        end_after_yield(Spin::on(1, &LEFT), TURN_MICROSECONDS * TICKS_PER_MICROSECOND);
         assert!(looks_first(&mut Spin::on(1, &LEFT)));
     }
 
