@@ -118,8 +118,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(read_bytes)
     }
 
-    /// Copies the next record to `destination` if it is there, unread, in one slot, and not longer than `len_bytes`:
-    /// what a receiver of short messages finds, or nothing.
+    /// Copies the next record to `destination` if it is there, unread, in one slot, not longer than `len_bytes`, and
+    /// nothing that there would be room for follows: what a receiver of short messages finds, or nothing.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
@@ -139,9 +139,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let Some(record_bytes) = Record::decode_inline(header).filter(|&record_bytes| record_bytes <= len_bytes) else {
             return Next::Other;
         };
+        let next = head.wrapping_add(1);
+        let after = Cursor { head: next, record_bytes: 0, offset_bytes: 0, in_big_ring: place != 0 };
+        // Less than is there, and has perhaps been peeked at, is no answer.
+        if record_bytes < len_bytes && self.is_published(&after) {
+            return Next::Other;
+        }
         // SAFETY: the caller's span.
         unsafe { self.copy_start(slot + HEADER_BYTES, destination, record_bytes) };
-        let next = head.wrapping_add(1);
         self.return_credit(ring, head, next);
         self.set_word(HEAD, next);
         Next::Read(record_bytes)

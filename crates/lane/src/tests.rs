@@ -96,9 +96,21 @@ fn what_does_not_fit_one_slot_is_left_to_the_other_calls() {
 }
 
 #[test]
-fn a_receiver_of_slots_wakes_the_sender_where_it_crosses_a_quarter() {
+fn a_record_that_another_follows_is_not_all_there_is() {
     let (mut producer, mut consumer) = pair(8, 0);
     let mut bytes = [0; 64];
+    assert_eq!(producer.write(b"one"), Ok(3));
+    assert_eq!(producer.write(b"two"), Ok(3));
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(read_slot(&mut consumer, &mut bytes[..3]), Next::Read(3));
+    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(3));
+    assert_eq!(&bytes[..3], b"two");
+}
+
+#[test]
+fn a_receiver_of_slots_wakes_the_sender_where_it_crosses_a_quarter() {
+    let (mut producer, mut consumer) = pair(8, 0);
+    let mut bytes = [0; 8];
     while producer.write(&[7; 8]) == Ok(8) {}
     producer.announce_sleep();
     assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(8));

@@ -253,7 +253,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         // SAFETY: a vector is writable.
         match unsafe { self.consumer.read_slot_to(bytes.as_mut_ptr(), len_bytes) } {
             Next::Read(read_bytes) => {
-                assert!((1..=INLINE_BYTES.min(len_bytes)).contains(&read_bytes));
+                assert!(read_bytes <= INLINE_BYTES);
+                self.check_amount(read_bytes, len_bytes, 0);
                 self.received(&bytes[..read_bytes]);
             }
             Next::Nothing => assert!(self.unread.is_empty() || !self.is_at_once(), "what is there was not seen"),
