@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// Names a folder that holds the unpacked package.
 const VARIABLE: &str = "LAB_KERNEL";
@@ -42,7 +42,8 @@ impl Kernel {
         let entries = fs::read_dir(folder.join("boot")).ok()?.flatten();
         let versions =
             entries.filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned()));
-        let version = versions.filter(|version| version.contains("cloud")).max()?;
+        // Kernels for clouds have drivers built in that others load.
+        let version = versions.max_by_key(|version| (version.contains("cloud"), version.clone()))?;
         let kernel = Self {
             image: folder.join("boot").join(format!("vmlinuz-{version}")),
             modules: folder.join("lib/modules").join(&version),
@@ -64,14 +65,22 @@ impl Kernel {
         Ok(found)
     }
 
+    /// Whether the kernel itself holds what others load.
+    fn is_built_in(&self, file: &str) -> bool {
+        let list = fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default();
+        list.lines().any(|path| path.rsplit('/').next().is_some_and(|name| name.replace('-', "_") == file))
+    }
+
     fn add(&self, name: &str, depth: u32, found: &mut Vec<Module>) -> Result<()> {
         let file = format!("{}.ko", name.replace('-', "_"));
         if found.iter().any(|(known, _)| *known == file) {
             return Ok(());
         }
         let depth = depth.checked_sub(1).with_context(|| format!("module {name}: depends on itself"))?;
-        let path = find_module(&self.modules, &file)
-            .with_context(|| format!("no module {name} in {}", self.modules.display()))?;
+        let Some(path) = find_module(&self.modules, &file) else {
+            ensure!(self.is_built_in(&file), "no module {name} in {}", self.modules.display());
+            return Ok(());
+        };
         let code = read_module(&path)?;
         for dependency in dependencies(&code) {
             self.add(&dependency, depth, found)?;
@@ -124,15 +133,16 @@ mod tests {
     }
 
     #[test]
-    fn a_module_comes_after_what_it_needs_and_once() {
+    fn a_module_comes_after_what_it_needs_and_once_and_not_where_it_is_built_in() {
         let folder = tempfile::tempdir().unwrap();
         let modules = folder.path().join("lib/modules/6-cloud");
         fs::create_dir_all(folder.path().join("boot")).unwrap();
         fs::create_dir_all(modules.join("kernel/drivers")).unwrap();
         fs::write(folder.path().join("boot/vmlinuz-6-cloud"), "").unwrap();
-        module(&modules.join("kernel/drivers"), "vfio-pci.ko", "vfio-pci-core,vfio");
+        module(&modules.join("kernel/drivers"), "vfio-pci.ko", "vfio-pci-core,vfio,irq_bypass");
         module(&modules.join("kernel"), "vfio-pci-core.ko", "vfio");
         module(&modules, "vfio.ko", "");
+        fs::write(modules.join("modules.builtin"), "kernel/virt/irq-bypass.ko\n").unwrap();
         module(&modules, "loop.ko", "loop2");
         module(&modules, "loop2.ko", "loop");
 

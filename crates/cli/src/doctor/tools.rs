@@ -11,7 +11,7 @@ struct Tool {
     purpose: &'static str,
 }
 
-const TOOLS: [Tool; 9] = [
+const TOOLS: [Tool; 10] = [
     Tool { name: "redis-server", package: "redis-server", purpose: "crosslane demo" },
     Tool { name: "redis-benchmark", package: "redis-tools", purpose: "crosslane demo" },
     Tool { name: "cc", package: "gcc libc6-dev", purpose: "crosslane bench sockets" },
@@ -21,6 +21,7 @@ const TOOLS: [Tool; 9] = [
     Tool { name: "wrk", package: "wrk", purpose: "the tests" },
     Tool { name: "iperf3", package: "iperf3", purpose: "the tests" },
     Tool { name: "sockperf", package: "sockperf", purpose: "the tests" },
+    Tool { name: "qemu-system-x86_64", package: "qemu-system-x86", purpose: "./x lab" },
 ];
 
 /// One check a tool.
