@@ -17,7 +17,7 @@ use crate::device::{About, Device, Timer};
 use crate::error::{Error, Result};
 use crate::lines;
 use crate::order::Visits;
-use driver::{Argument, Gpu, Pinned};
+use driver::{Argument, Gpu, Pinned, Words};
 use plan::Rate;
 
 const SOURCE: &str = include_str!("cuda/kernels.cu");
@@ -64,9 +64,9 @@ impl Cuda {
     /// Runs one kernel of one thread that fills `count` words.
     fn words_of(&self, kernel: &CStr, count: usize, arguments: &[Argument]) -> Result<Vec<u64>> {
         let out = self.gpu.upload(&vec![0; count])?;
-        let all: Vec<Argument> = [Argument::Wide(out)].iter().chain(arguments).copied().collect();
+        let all: Vec<Argument> = [Argument::Wide(out.address)].iter().chain(arguments).copied().collect();
         self.gpu.launch(kernel, 1, 1, &all)?;
-        self.gpu.download(out, count)
+        self.gpu.download(&out)
     }
 
     fn calibrate(&mut self) -> Result<()> {
@@ -97,7 +97,7 @@ impl Cuda {
     }
 
     /// The addresses of a pass, in the GPU's memory.
-    fn addresses(&self, test: &Test, pass: u64, transfers: u64) -> Result<u64> {
+    fn addresses(&self, test: &Test, pass: u64, transfers: u64) -> Result<Words<'_>> {
         let visits = Visits::of(test);
         let addresses: Vec<u64> = (0..transfers).map(|index| test.address_of(visits.unit(pass, index))).collect();
         self.gpu.upload(&addresses)
@@ -118,8 +118,8 @@ impl Cuda {
         let run = |transfers: u64| {
             let arguments = [
                 Argument::Wide(self.window()?.address),
-                Argument::Wide(addresses),
-                Argument::Wide(sums),
+                Argument::Wide(addresses.address),
+                Argument::Wide(sums.address),
                 Argument::Narrow(transfers as u32),
                 Argument::Narrow(test.size_bytes / WORD_BYTES),
                 Argument::Narrow(mode),
@@ -127,10 +127,8 @@ impl Cuda {
             self.gpu.launch(c"bandwidth", threads.div_ceil(block), block, &arguments)
         };
         // What launching costs without a transfer does not count.
-        let elapsed_ns = run(0).and_then(|empty_ns| Ok((run(transfers)? - empty_ns).max(1.0)));
-        self.gpu.free(addresses);
-        self.gpu.free(sums);
-        elapsed_ns
+        let empty_ns = run(0)?;
+        Ok((run(transfers)? - empty_ns).max(1.0))
     }
 }
 
@@ -177,15 +175,14 @@ impl Device for Cuda {
             let ticks = self.gpu.upload(&vec![0; samples as usize])?;
             let arguments = [
                 Argument::Wide(self.window()?.address),
-                Argument::Wide(addresses),
-                Argument::Wide(ticks),
+                Argument::Wide(addresses.address),
+                Argument::Wide(ticks.address),
                 Argument::Narrow(samples as u32),
                 Argument::Narrow(test.size_bytes / WORD_BYTES),
                 Argument::Wide(0),
             ];
             self.gpu.launch(kernel, 1, 1, &arguments)?;
-            self.gpu.free(addresses);
-            for ticks in self.gpu.download(ticks, samples as usize)? {
+            for ticks in self.gpu.download(&ticks)? {
                 sink(ticks.saturating_sub(self.timer_ticks) as f64 * self.ns_per_tick);
             }
         }

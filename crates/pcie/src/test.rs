@@ -76,7 +76,7 @@ pub enum Numa {
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
     /// A unit drawn for each transfer, the same one twice in a row included: as the published firmware does it
-    /// (pciebench-nfp, me/utils.c, `dma_addr_init`).
+    /// (pciebench-nfp, me/utils.c, `dma_addr_init`). Devices whose caches would serve a second visit make one a pass.
     #[default]
     Random,
     /// One after the other.

@@ -140,6 +140,58 @@ pub(super) enum Argument {
     Narrow(u32),
 }
 
+/// Words in the GPU's own memory; they are freed with this.
+pub(super) struct Words<'a> {
+    gpu: &'a Gpu,
+    /// Where the GPU sees them.
+    pub address: Address,
+    count: usize,
+}
+
+impl Drop for Words<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `upload`, used no more. There is nothing to do about a failure.
+        unsafe { (self.gpu.driver.free)(self.address) };
+    }
+}
+
+/// A point in the GPU's work whose time is taken.
+struct Event<'a> {
+    driver: &'a Driver,
+    handle: Handle,
+}
+
+impl Event<'_> {
+    /// Takes the time when the GPU gets here.
+    fn record(&self) -> Result<()> {
+        // SAFETY: the event exists; the stream is the default one.
+        let recorded = unsafe { (self.driver.event_record)(self.handle, ptr::null_mut()) };
+        self.driver.check("cuEventRecord", recorded)
+    }
+
+    /// Waits until the GPU has got here.
+    fn wait(&self) -> Result<()> {
+        // SAFETY: the event exists.
+        self.driver.check("cuEventSynchronize", unsafe { (self.driver.event_synchronize)(self.handle) })
+    }
+
+    /// Nanoseconds since another event; both have been waited for.
+    fn ns_since(&self, start: &Self) -> Result<f64> {
+        let mut elapsed_ms = 0_f32;
+        // SAFETY: both events exist, and the output is writable.
+        let told = unsafe { (self.driver.event_elapsed)(&mut elapsed_ms, start.handle, self.handle) };
+        self.driver.check("cuEventElapsedTime", told)?;
+        Ok(f64::from(elapsed_ms) * 1e6)
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by `Gpu::event`, used no more. There is nothing to do about a failure.
+        unsafe { (self.driver.event_destroy)(self.handle) };
+    }
+}
+
 impl Gpu {
     /// Opens the GPU number `index` and compiles `source` for it.
     pub(super) fn open(index: u32, source: &CStr) -> Result<Self> {
@@ -159,22 +211,25 @@ impl Gpu {
             ));
         }
         let (mut device, mut context) = (0, ptr::null_mut());
-        // SAFETY: both outputs are writable; the device is one of those counted.
-        let retained = unsafe {
-            driver.check("cuDeviceGet", (driver.device_get)(&mut device, index as c_int))?;
-            (driver.context_retain)(&mut context, device)
-        };
-        driver.check("cuDevicePrimaryCtxRetain", retained)?;
-        let name = driver.name_of(device)?;
-        let processors = driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
-        let version = (driver.attribute(device, ATTRIBUTE_MAJOR)?, driver.attribute(device, ATTRIBUTE_MINOR)?);
-        let mut gpu = Self { driver, device, context, module: ptr::null_mut(), name, processors };
-        let ptx = compiler.ptx_of(source, version)?;
-        gpu.make_current()?;
-        // SAFETY: the text ends with a zero and outlives the call; the output is writable.
-        let loaded = unsafe { (gpu.driver.module_load)(&mut gpu.module, ptx.as_ptr().cast()) };
-        gpu.driver.check("cuModuleLoadData", loaded)?;
+        // SAFETY: the output is writable; the device is one of those counted.
+        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, index as c_int) })?;
+        // SAFETY: the output is writable; the device is one that the driver named.
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.context_retain)(&mut context, device) })?;
+        let mut gpu = Self { driver, device, context, module: ptr::null_mut(), name: String::new(), processors: 0 };
+        gpu.name = gpu.driver.name_of(device)?;
+        gpu.processors = gpu.driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
+        gpu.load(&compiler, source)?;
         Ok(gpu)
+    }
+
+    /// Compiles `source` for this GPU, and loads it.
+    fn load(&mut self, compiler: &Compiler, source: &CStr) -> Result<()> {
+        let attribute = |attribute| self.driver.attribute(self.device, attribute);
+        let ptx = compiler.ptx_of(source, (attribute(ATTRIBUTE_MAJOR)?, attribute(ATTRIBUTE_MINOR)?))?;
+        self.make_current()?;
+        // SAFETY: the text ends with a zero and outlives the call; the output is writable.
+        let loaded = unsafe { (self.driver.module_load)(&mut self.module, ptx.as_ptr().cast()) };
+        self.driver.check("cuModuleLoadData", loaded)
     }
 
     fn make_current(&self) -> Result<()> {
@@ -191,8 +246,12 @@ impl Gpu {
         self.driver.check("cuMemHostAlloc", pinned)?;
         // SAFETY: as above; the memory was mapped for the device.
         let mapped = unsafe { (self.driver.host_device_pointer)(&mut address, host, 0) };
-        self.driver.check("cuMemHostGetDevicePointer", mapped)?;
-        Ok(Pinned { host: host.cast(), address })
+        let pinned = Pinned { host: host.cast(), address };
+        if let Err(error) = self.driver.check("cuMemHostGetDevicePointer", mapped) {
+            self.unpin(&pinned);
+            return Err(error);
+        }
+        Ok(pinned)
     }
 
     /// Gives pinned memory back.
@@ -203,33 +262,28 @@ impl Gpu {
     }
 
     /// Words in the GPU's own memory.
-    pub(super) fn upload(&self, words: &[u64]) -> Result<Address> {
+    pub(super) fn upload(&self, words: &[u64]) -> Result<Words<'_>> {
         self.make_current()?;
         let mut address = 0;
         let bytes = size_of_val(words).max(1);
         // SAFETY: the output is writable.
         self.driver.check("cuMemAlloc", unsafe { (self.driver.alloc)(&mut address, bytes) })?;
+        let uploaded = Words { gpu: self, address, count: words.len() };
         // SAFETY: source and destination have `bytes` bytes.
         let copied = unsafe { (self.driver.copy_in)(address, words.as_ptr().cast(), size_of_val(words)) };
         self.driver.check("cuMemcpyHtoD", copied)?;
-        Ok(address)
+        Ok(uploaded)
     }
 
-    /// Reads words back, and frees them there.
-    pub(super) fn download(&self, address: Address, count: usize) -> Result<Vec<u64>> {
+    /// Reads words back.
+    pub(super) fn download(&self, uploaded: &Words<'_>) -> Result<Vec<u64>> {
         self.make_current()?;
-        let mut words = vec![0_u64; count];
-        // SAFETY: the destination has as many bytes; the source was uploaded with as many at least.
-        let copied = unsafe { (self.driver.copy_out)(words.as_mut_ptr().cast(), address, size_of_val(&words[..])) };
+        let mut words = vec![0_u64; uploaded.count];
+        let bytes = size_of_val(&words[..]);
+        // SAFETY: the destination has as many bytes, and so has the source.
+        let copied = unsafe { (self.driver.copy_out)(words.as_mut_ptr().cast(), uploaded.address, bytes) };
         self.driver.check("cuMemcpyDtoH", copied)?;
-        self.free(address);
         Ok(words)
-    }
-
-    /// Frees what was uploaded.
-    pub(super) fn free(&self, address: Address) {
-        // SAFETY: allocated by `upload`; the caller uses it no more. There is nothing to do about a failure.
-        unsafe { (self.driver.free)(address) };
     }
 
     /// Runs a kernel to its end and returns the nanoseconds between the events around it.
@@ -243,42 +297,26 @@ impl Gpu {
         // The driver copies each argument at launch, as many bytes as the kernel's signature says.
         let mut values: Vec<[u8; 8]> = arguments.iter().map(|argument| argument.bytes()).collect();
         let mut pointers: Vec<*mut c_void> = values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
-        let mut elapsed_ms = 0_f32;
-        // SAFETY: arguments match the kernels of `kernels.cu`, whose callers are in this crate; all pointers outlive
-        // the synchronisation, and both events exist.
-        let done = unsafe {
-            (self.driver.event_record)(start, ptr::null_mut());
-            let launched = (self.driver.launch)(
-                function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                ptr::null_mut(),
-                pointers.as_mut_ptr(),
-                ptr::null_mut(),
-            );
-            (self.driver.event_record)(end, ptr::null_mut());
-            let synchronized = (self.driver.event_synchronize)(end);
-            let finished = (self.driver.synchronize)();
-            (self.driver.event_elapsed)(&mut elapsed_ms, start, end);
-            (self.driver.event_destroy)(start);
-            (self.driver.event_destroy)(end);
-            [launched, synchronized, finished].into_iter().find(|code| *code != 0).unwrap_or(0)
-        };
-        self.driver.check(&format!("kernel {}", kernel.to_string_lossy()), done)?;
-        Ok(f64::from(elapsed_ms) * 1e6)
+        start.record()?;
+        let (pointers, none) = (pointers.as_mut_ptr(), ptr::null_mut());
+        // SAFETY: arguments match the kernels of `kernels.cu`, whose callers are in this crate; the pointers outlive
+        // the call, and what they point to in the GPU is freed after the synchronisation below, or by calls that wait.
+        let launched =
+            unsafe { (self.driver.launch)(function, blocks, 1, 1, threads, 1, 1, 0, ptr::null_mut(), pointers, none) };
+        self.driver.check(&format!("kernel {}", kernel.to_string_lossy()), launched)?;
+        end.record()?;
+        end.wait()?;
+        // SAFETY: no arguments. Errors of the kernel itself come to light here.
+        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.synchronize)() })?;
+        end.ns_since(&start)
     }
 
-    fn event(&self) -> Result<Handle> {
-        let mut event = ptr::null_mut();
+    fn event(&self) -> Result<Event<'_>> {
+        let mut handle = ptr::null_mut();
         // SAFETY: the output is writable.
-        let made = unsafe { (self.driver.event_create)(&mut event, EVENT_DEFAULT) };
+        let made = unsafe { (self.driver.event_create)(&mut handle, EVENT_DEFAULT) };
         self.driver.check("cuEventCreate", made)?;
-        Ok(event)
+        Ok(Event { driver: &self.driver, handle })
     }
 }
 

@@ -1,0 +1,209 @@
+//! `crosslane pcie bench --device cuda:0` through libraries that stand in for NVIDIA's: they check every argument and
+//! that nothing is left behind. What a real GPU makes of the kernels only a real GPU shows.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Every name under which the compiler is looked for.
+const COMPILERS: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"];
+const LAT_RD: [&str; 6] = ["--test", "lat-rd", "--cache", "device-warm", "--samples", "300"];
+const BW_RD: [&str; 8] = ["--test", "bw-rd", "--cache", "host-warm", "--window", "256K", "--samples", "10000"];
+
+/// A folder with the two libraries, and with the log of what they complain of.
+struct Fake {
+    folder: tempfile::TempDir,
+}
+
+impl Fake {
+    fn new() -> Self {
+        let fake = Self { folder: tempfile::tempdir().unwrap() };
+        fake.compile("driver.c", "libcuda.so.1", &[]);
+        fake.compile("compiler.c", "libnvrtc.so", &[]);
+        fake
+    }
+
+    fn compile(&self, source: &str, library: &str, options: &[&str]) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cuda").join(source);
+        let mut compiler = Command::new("cc");
+        compiler.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]).args(options);
+        compiler.arg("-o").arg(self.path(library)).arg(source);
+        let output = compiler.stdin(Stdio::null()).output().expect("cc: install gcc");
+        assert!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, device: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_crosslane"));
+        command.args(["pcie", "bench", "--device", device]).args(arguments);
+        command.env("LD_LIBRARY_PATH", self.folder.path()).env("FAKE_CUDA_LOG", self.path("log"));
+        command
+    }
+
+    /// What the libraries complained of.
+    fn complaints(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+/// One line on stderr with these words, this exit code, nothing on stdout.
+#[track_caller]
+fn assert_fails(output: &Output, code: i32, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), text.lines().count()), (Some(code), 1), "{words:?}: {text}");
+    assert!(text.starts_with("crosslane: cuda: "), "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
+    assert!(output.stdout.is_empty());
+}
+
+#[track_caller]
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn latencies_are_ticks_less_the_timers_own_in_every_state_of_the_caches() {
+    let fake = Fake::new();
+    for (test, expected_ns) in [("lat-rd", 700.0), ("lat-wrrd", 1200.0)] {
+        for cache in ["cold", "host-warm", "device-warm"] {
+            let arguments = ["--test", test, "--cache", cache, "--window", "4K", "--samples", "150", "--json", "--raw"];
+            let result = json(&fake.command("cuda:0", &arguments).output().unwrap());
+            assert_eq!(result["p50_ns"], expected_ns, "{test} {cache}");
+            assert_eq!((&result["timer_cost_ns"], &result["timer_step_ns"]), (&4.0.into(), &0.5.into()));
+            assert_eq!(result["raw_ns"].as_array().unwrap().len(), 150);
+            assert_eq!((&result["provenance"], &result["device"]), (&"measured".into(), &"cuda:0".into()));
+        }
+    }
+    assert_eq!(fake.complaints(), "");
+}
+
+#[test]
+fn bandwidth_is_taken_with_the_best_number_of_warps() {
+    let fake = Fake::new();
+    for test in ["bw-rd", "bw-wr", "bw-rdwr"] {
+        let arguments = ["--test", test, "--cache", "cold", "--window", "256K", "--samples", "10000", "--json"];
+        let result = json(&fake.command("cuda:0", &arguments).output().unwrap());
+        // 64 warps at a time, 640 ns a transfer of 64 bytes; of a read-and-write test half of that each way.
+        let expected = if test == "bw-rdwr" { 25.6 } else { 51.2 };
+        let gbps = result["gbps"].as_f64().unwrap();
+        assert!((gbps / expected - 1.0).abs() < 0.01, "{test}: {gbps}, not {expected}");
+        let words = result["description"].as_str().unwrap();
+        assert!(words.contains("Fake GPU") && words.contains("95% of the rate from 64 on"), "{words}");
+    }
+    assert_eq!(fake.complaints(), "");
+}
+
+#[test]
+fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
+    let fake = Fake::new();
+    for (name, shown) in [
+        ("cuInit", "cuInit"),
+        ("cuDeviceGetCount", "cuDeviceGetCount"),
+        ("cuDeviceGet", "cuDeviceGet"),
+        ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain"),
+        ("cuDeviceGetName", "cuDeviceGetName"),
+        ("cuDeviceGetAttribute@3", "cuDeviceGetAttribute"),
+        ("cuCtxSetCurrent", "cuCtxSetCurrent"),
+        ("cuCtxSetCurrent@9", "cuCtxSetCurrent"),
+        ("cuModuleLoadData", "cuModuleLoadData"),
+        ("cuMemHostAlloc", "cuMemHostAlloc"),
+        ("cuMemHostGetDevicePointer_v2", "cuMemHostGetDevicePointer"),
+        ("cuMemAlloc_v2@4", "cuMemAlloc"),
+        ("cuMemcpyHtoD_v2@5", "cuMemcpyHtoD"),
+        ("cuMemcpyDtoH_v2@2", "cuMemcpyDtoH"),
+        ("cuModuleGetFunction@4", "cuModuleGetFunction"),
+        ("cuEventCreate@2", "cuEventCreate"),
+        ("cuEventRecord@2", "cuEventRecord"),
+        ("cuLaunchKernel@4", "kernel"),
+        ("cuEventSynchronize", "cuEventSynchronize"),
+        ("cuCtxSynchronize", "cuCtxSynchronize"),
+        ("cuEventElapsedTime@5", "cuEventElapsedTime"),
+    ] {
+        for arguments in [&LAT_RD[..], &BW_RD] {
+            let output = fake.command("cuda:0", arguments).env("FAKE_CUDA_FAIL", name).output().unwrap();
+            assert_fails(&output, 1, &[shown, "failed with 2", "CUDA_ERROR_OUT_OF_MEMORY"]);
+            assert_eq!(fake.complaints(), "", "{name}");
+        }
+    }
+}
+
+/// The stand-in does notice what is left behind: frees that fail are left out of account by the device, not by it.
+#[test]
+fn what_is_left_behind_is_complained_of() {
+    for (name, words) in [
+        ("cuMemFree_v2", "memory of the GPU left"),
+        ("cuMemFreeHost", "pinned memory left"),
+        ("cuEventDestroy_v2", "events left"),
+        ("cuDevicePrimaryCtxRelease_v2", "context left"),
+    ] {
+        let fake = Fake::new();
+        let output = fake.command("cuda:0", &LAT_RD).env("FAKE_CUDA_FAIL", name).output().unwrap();
+        assert!(output.status.success() && fake.complaints().contains(words), "{name}: {}", fake.complaints());
+    }
+}
+
+#[test]
+fn kernels_that_do_not_compile_are_answered_with_the_compilers_words() {
+    let fake = Fake::new();
+    for (name, words) in [
+        ("nvrtcCreateProgram", &["nvrtcCreateProgram", "6"][..]),
+        ("nvrtcCompileProgram", &["compute_90", "kernels.cu(3): error: expected a ;"]),
+        ("nvrtcGetPTX", &["no code"]),
+        ("nvrtcGetPTXSize", &["no code"]),
+    ] {
+        assert_fails(&fake.command("cuda:0", &LAT_RD).env("FAKE_CUDA_FAIL", name).output().unwrap(), 1, words);
+        assert_eq!(fake.complaints(), "", "{name}");
+    }
+}
+
+#[test]
+fn a_library_that_lacks_a_function_is_too_old() {
+    for (source, library, function) in
+        [("driver.c", "libcuda.so.1", "cuEventCreate"), ("compiler.c", "libnvrtc.so", "nvrtcGetPTXSize")]
+    {
+        let fake = Fake::new();
+        fake.compile(source, library, &[&format!("-D{function}=renamed")]);
+        let output = fake.command("cuda:0", &LAT_RD).output().unwrap();
+        assert_fails(&output, 1, &[library, function, "too old"]);
+    }
+}
+
+#[test]
+fn missing_libraries_and_gpus_are_wrong_use() {
+    let fake = Fake::new();
+    assert_fails(&fake.command("cuda:1", &LAT_RD).output().unwrap(), 2, &["no GPU 1", "this machine has 1"]);
+    let none = fake.command("cuda:0", &LAT_RD).env("FAKE_CUDA_COUNT", "0").output().unwrap();
+    assert_fails(&none, 2, &["no GPU 0", "this machine has 0"]);
+    assert_eq!(fake.complaints(), "");
+    // Files that are no libraries hide those that the machine may have.
+    for name in COMPILERS {
+        fs::write(fake.path(name), "").unwrap();
+    }
+    assert_fails(&fake.command("cuda:0", &LAT_RD).output().unwrap(), 2, &["libnvrtc.so", "install"]);
+    fs::write(fake.path("libcuda.so.1"), "").unwrap();
+    assert_fails(&fake.command("cuda:0", &LAT_RD).output().unwrap(), 2, &["libcuda.so.1", "NVIDIA"]);
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_refused_before_anything_is_pinned() {
+    let fake = Fake::new();
+    for (more, word) in [
+        (&["--size", "12"][..], "multiples of 8"),
+        (&["--host-offset", "4"], "multiples of 8"),
+        (&["--device-offset", "8"], "--device-offset"),
+        (&["--iommu", "4k"], "--iommu"),
+        (&["--numa", "remote"], "numactl"),
+    ] {
+        let arguments = [&LAT_RD[..], more].concat();
+        assert_fails(&fake.command("cuda:0", &arguments).output().unwrap(), 2, &[word]);
+    }
+    let short = ["--test", "bw-rd", "--window", "8K"];
+    assert_fails(&fake.command("cuda:0", &short).output().unwrap(), 2, &["--window 262144"]);
+    assert_eq!(fake.complaints(), "");
+}
