@@ -37,6 +37,12 @@ pub enum AddressWidth {
     Bits64,
 }
 
+/// Bytes of packets in a flit of [`FLIT_BYTES`]: the rest is 6 of data link layer, 8 of CRC and 6 of FEC
+/// (specification 6.0, section 4.2.3.4).
+pub const FLIT_TLP_BYTES: u32 = 236;
+/// Bytes of a flit.
+pub const FLIT_BYTES: u32 = 256;
+
 /// A link as its two ends have agreed on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -209,6 +215,16 @@ impl Link {
         address: AddressWidth::Bits64,
         ecrc: false,
     };
+
+    /// 10^9 bits a second of all lanes, line code deducted. From generation 6 on there is none.
+    pub fn raw_gbps(&self) -> f64 {
+        let code_share = match self.generation.number() {
+            1 | 2 => 8.0 / 10.0,
+            3..=5 => 128.0 / 130.0,
+            _ => 1.0,
+        };
+        code_share * self.generation.transfers_gtps() * f64::from(self.lanes.count())
+    }
 }
 
 /// Conversions for serde, for the command line and for printing.

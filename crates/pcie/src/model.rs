@@ -18,18 +18,13 @@ use std::ops::Add;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::link::{AddressWidth, Link};
+use crate::link::{AddressWidth, FLIT_BYTES, FLIT_TLP_BYTES, Link};
 use crate::tlp::{DLLP_BYTES, DW_BYTES, ECRC_BYTES, FRAMING_BYTES};
 use overhead::Limits;
 use split::Span;
 
 /// The largest transfer that is modelled: beyond it nothing changes any more.
 pub const SIZE_BYTES_MAX: u64 = 16 << 20;
-/// Bytes of packets in a flit of [`FLIT_BYTES`]: the rest is 6 of data link layer, 8 of CRC and 6 of FEC
-/// (specification 6.0, section 4.2.3.4).
-pub const FLIT_TLP_BYTES: u32 = 236;
-/// Bytes of a flit.
-pub const FLIT_BYTES: u32 = 256;
 
 /// Bytes of a completion's header.
 const COMPLETION_HEADER_BYTES: u32 = 3 * DW_BYTES;
@@ -135,13 +130,10 @@ impl Model {
     /// 10^9 bits a second of all lanes, line code deducted. From generation 6 on the line code costs nothing; the
     /// published model takes 242 of 256 bytes of a flit there.
     pub fn raw_gbps(&self) -> f64 {
-        let code_share = match (self.link.generation.number(), self.mode) {
-            (1 | 2, _) => 8.0 / 10.0,
-            (3..=5, _) => 128.0 / 130.0,
-            (_, Mode::Published) => 242.0 / 256.0,
-            (_, Mode::Corrected) => 1.0,
-        };
-        code_share * self.link.generation.transfers_gtps() * f64::from(self.link.lanes.count())
+        match self.mode {
+            Mode::Published if self.link.generation.is_flit_mode() => 242.0 / 256.0 * self.link.raw_gbps(),
+            _ => self.link.raw_gbps(),
+        }
     }
 
     /// 10^9 bits a second that are left for packets.

@@ -64,6 +64,22 @@ impl<E> EventQueue<E> {
         self.scheduled += 1;
     }
 
+    /// The earliest event and its time; it is still to come.
+    pub fn peek(&self) -> Option<(Time, &E)> {
+        self.heap.peek().map(|entry| (entry.at, &entry.event))
+    }
+
+    /// Lets `event` happen at `at` in place of the earliest event, which is then past: quicker than one after the other.
+    pub fn replace_next(&mut self, at: Time, event: E) {
+        let entry = Entry { at, number: self.scheduled, event };
+        self.scheduled += 1;
+        if let Some(mut earliest) = self.heap.peek_mut() {
+            *earliest = entry;
+            return;
+        }
+        self.heap.push(entry);
+    }
+
     /// The earliest event and its time; it is then past.
     pub fn next_event(&mut self) -> Option<(Time, E)> {
         self.heap.pop().map(|entry| (entry.at, entry.event))
@@ -105,6 +121,25 @@ mod tests {
                 prop_assert_eq!(queue.next_event(), Some((Time::from_ps(time), number)));
             }
             prop_assert!(queue.is_empty());
+        }
+
+        #[test]
+        fn replacing_the_earliest_is_taking_it_and_scheduling_another(times in proptest::collection::vec(0..9_u64, 1..99)) {
+            let (mut replaced, mut scheduled) = (EventQueue::new(), EventQueue::new());
+            for (number, time) in times.iter().enumerate() {
+                replaced.schedule(Time::from_ps(*time), number);
+                scheduled.schedule(Time::from_ps(*time), number);
+            }
+            for (number, time) in times.iter().enumerate() {
+                let (at, _) = scheduled.next_event().unwrap();
+                prop_assert_eq!(replaced.peek().unwrap().0, at);
+                let later = Time::from_ps(at.ps() + time);
+                replaced.replace_next(later, 1000 + number);
+                scheduled.schedule(later, 1000 + number);
+            }
+            for _ in &times {
+                prop_assert_eq!(replaced.next_event(), scheduled.next_event());
+            }
         }
     }
 }

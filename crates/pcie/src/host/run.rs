@@ -359,7 +359,7 @@ impl<'a> Run<'a> {
 
     /// The next event; whether there was one.
     fn step(&mut self) -> bool {
-        let Some((at, Ready { tag })) = self.queue.next_event() else { return false };
+        let Some((at, &Ready { tag })) = self.queue.peek() else { return false };
         let mut read = self.reads[usize::from(tag)];
         let end = self.completion_end(&read, at.max(self.down.free_at()));
         let link = &self.parameters.link;
@@ -370,11 +370,12 @@ impl<'a> Run<'a> {
         self.completion.give_back(passage.arrived + self.update, packet.credits());
         read.next = end;
         if read.next == read.end {
+            self.queue.next_event();
             self.last_arrived = passage.arrived;
             let free = passage.arrived + Span::from_ns(self.parameters.device.tag_ns);
             self.tags.push_back((free, tag));
         } else {
-            self.queue.schedule(read.ready(self.rcb_end(&read)).max(at), Ready { tag });
+            self.queue.replace_next(read.ready(self.rcb_end(&read)).max(at), Ready { tag });
         }
         self.reads[usize::from(tag)] = read;
         true

@@ -6,18 +6,11 @@ use std::collections::VecDeque;
 use sim::{Random, Span, Time};
 
 use super::parameters::WireParameters;
-use crate::link::Link;
+use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES, Link};
 use crate::tlp::{DLLP_BYTES, FRAMING_BYTES, Repr};
 
 /// Sequence numbers have twelve bits.
 const SEQUENCES: u16 = 1 << 12;
-/// Of 256 bytes of a flit, those that carry packets.
-const FLIT_TLP_SHARE: f64 = 236.0 / 256.0;
-/// Share of a lane's bits that carry bytes, by generation's encoding.
-const ENCODING_8B_10B: f64 = 0.8;
-const ENCODING_128B_130B: f64 = 128.0 / 130.0;
-/// Forward error correction and encoding of flits are inside the flit's own 256 bytes; what is left is the rate.
-const ENCODING_FLIT: f64 = 1.0;
 /// Fractions of a picosecond are kept in this many bits while bytes are added up.
 const FRACTION_BITS: u32 = 16;
 /// Tries of one packet: with a bit error rate that a link may have, more are as good as impossible.
@@ -61,13 +54,12 @@ pub struct Passage {
 /// Bytes of packets that a direction of `link` carries at most, in 10^9 bits a second, `dllp_share` of it being link
 /// layer packets.
 pub fn packet_gbps(link: &Link, dllp_share: f64) -> f64 {
-    let encoding = match link.generation.number() {
-        1 | 2 => ENCODING_8B_10B,
-        3..=5 => ENCODING_128B_130B,
-        _ => ENCODING_FLIT,
+    let packets_share = if link.generation.is_flit_mode() {
+        f64::from(FLIT_TLP_BYTES) / f64::from(FLIT_BYTES)
+    } else {
+        1.0 - dllp_share
     };
-    let flit = if link.generation.is_flit_mode() { FLIT_TLP_SHARE } else { 1.0 - dllp_share };
-    link.generation.transfers_gtps() * encoding * f64::from(link.lanes.count()) * flit
+    link.raw_gbps() * packets_share
 }
 
 impl Wire {
@@ -147,10 +139,14 @@ impl Wire {
     }
 
     fn is_damaged(&mut self, bytes: u32) -> bool {
-        self.bit_error_rate > 0.0 && {
-            let intact = (1.0 - self.bit_error_rate).powi((bytes * 8) as i32);
-            self.random.chance(1.0 - intact)
-        }
+        self.bit_error_rate > 0.0 && self.draw_damage(bytes)
+    }
+
+    /// Out of the way of wires without errors: the power would be worked out for each of their packets.
+    #[cold]
+    fn draw_damage(&mut self, bytes: u32) -> bool {
+        let intact = (1.0 - self.bit_error_rate).powi((bytes * 8) as i32);
+        self.random.chance(1.0 - intact)
     }
 
     /// When the sender knows that what left at `left` arrived damaged: a Nak says so, or, when that is damaged too, the

@@ -9,7 +9,8 @@ use std::path::Path as FilePath;
 use serde::{Deserialize, Serialize};
 
 use super::split::Span;
-use super::{FLIT_BYTES, FLIT_TLP_BYTES, Model, ModelError};
+use super::{Model, ModelError};
+use crate::link::{FLIT_BYTES, FLIT_TLP_BYTES};
 use crate::link::{Generation, Lanes, Link};
 use crate::parameters::{self, ParametersError};
 
