@@ -3,9 +3,9 @@
 //! A request goes through these parts, each a module that knows nothing of the others:
 //!
 //! ```text
-//!  device engines, tags ── credits ── wire up ──► queue ── IOMMU ── order ── cache ── memory
-//!                  ▲                                                                     │
-//!                  └───────────── wire down ◄── credits ── completions, split ◄──────────┘
+//!  device engines, tags ── credits ── wire up ──► queue ── IOMMU ── port ── order ── cache ── memory
+//!                  ▲                                                                             │
+//!                  └───────────── wire down ◄── credits ── completions, split ◄──────────────────┘
 //! ```
 //!
 //! The same seed makes the same run, to the byte; nothing here reads a clock. [`System`] is the way in:
@@ -30,6 +30,7 @@ mod memory;
 mod packets;
 pub mod parameters;
 pub mod path;
+mod port;
 mod root_complex;
 mod run;
 mod tails;

@@ -70,8 +70,8 @@ pub fn main(options: &Options) -> Result<()> {
         fit.read_published(data).map_err(WrongUse::of)?;
     }
     if !options.check {
-        fit.search(&mut |round, rounds, free| {
-            eprintln!("round {round} of {rounds}: {} {} = {:.3}", free.file, free.key, free.value);
+        fit.search(&mut |pass, free| {
+            eprintln!("pass {pass}: {} {} = {:.3}", free.file, free.key, free.value);
         })?;
     }
     let effort = if options.quick { Effort::QUICK } else { Effort::FULL };

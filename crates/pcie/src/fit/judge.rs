@@ -22,7 +22,7 @@ pub struct Effort {
 
 impl Effort {
     /// While parameters are searched for.
-    pub const SEARCH: Self = Self { latencies: 3_000, latencies_filling: 24_000, transfers: 12_000 };
+    pub const SEARCH: Self = Self { latencies: 3_000, latencies_filling: 24_000, transfers: 20_000 };
     /// For a quick look.
     pub const QUICK: Self = Self { latencies: 8_000, latencies_filling: 120_000, transfers: 30_000 };
     /// For figures that are quoted.

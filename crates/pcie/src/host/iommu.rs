@@ -24,7 +24,6 @@ pub struct Iommu {
     walk: Span,
     read_hold: Span,
     line_replay: Span,
-    line_dispatch: Span,
     random: Random,
     /// Where in the IOTLB the window's page is, or [`NONE`].
     slot_of_page: Vec<u32>,
@@ -103,7 +102,6 @@ impl Iommu {
             walk: Span::from_ns(parameters.walk_ns),
             read_hold: Span::from_ns(parameters.read_hold_ns),
             line_replay: Span::from_ns(parameters.line_replay_ns),
-            line_dispatch: Span::from_ns(parameters.line_dispatch_ns),
             random,
             slot_of_page: vec![NONE; pages],
             slots: vec![Slot { page: NONE, used: 0, filled: Time::ZERO }; parameters.entries as usize],
@@ -118,7 +116,7 @@ impl Iommu {
         }
     }
 
-    /// When the request is translated and may go on. `page_table_wait` is what memory adds to a walk begun at a time.
+    /// When the request is translated and may go on. `page_table_wait` is what a walk begun at a time waits for memory.
     pub fn translate(&mut self, lookup: Lookup, page_table_wait: impl FnOnce(Time) -> Span) -> Time {
         let page = (lookup.address >> self.page_shift) as u32;
         self.lookups += 1;
@@ -130,9 +128,6 @@ impl Iommu {
         let translated = begun.max(self.slots[slot as usize].filled);
         self.retired = self.retired.max(translated);
         let leaves = if self.is_in_order { self.retired } else { translated };
-        if lookup.is_read {
-            self.retired += self.line_dispatch * u64::from(lookup.lines);
-        }
         self.queue(lookup.is_read).enter(leaves);
         leaves
     }
@@ -199,7 +194,6 @@ mod tests {
             walk_ns: 300.0,
             read_hold_ns: 0.0,
             line_replay_ns: 0.0,
-            line_dispatch_ns: 0.0,
             in_order: true,
         }
     }

@@ -174,7 +174,9 @@ pub struct DeviceParameters {
 pub struct RootComplexParameters {
     /// From a read's arrival to a line that a device wrote and the cache holds.
     pub read_ns: f64,
-    /// Between the lines of a read.
+    /// What a line of a read takes of the way to cache and memory, behind which page table walks wait.
+    pub port_line_ns: f64,
+    /// Between the data of the lines of a read.
     pub line_interval_ns: f64,
     /// From a write's arrival until a read behind it may go on.
     pub write_order_ns: f64,
@@ -209,8 +211,6 @@ pub struct IommuParameters {
     pub read_hold_ns: f64,
     /// And for each of its lines.
     pub line_replay_ns: f64,
-    /// How long a line of a read takes to leave, before the next request may.
-    pub line_dispatch_ns: f64,
     /// Whether requests leave in the order in which they came.
     pub in_order: bool,
 }
@@ -311,6 +311,18 @@ fn senseless(file: &str, text: &str, key: &str, what: String) -> ParameterError 
     ParametersError::Senseless { file: file.to_owned(), place, what }.into()
 }
 
+/// What to write for a value of the wrong kind: a key's name ends with the unit of its number.
+fn remedy(key: &str) -> &'static str {
+    match key.rsplit(['_', '.']).next() {
+        Some("ns") => "; write a number of nanoseconds, without a unit",
+        Some("us" | "ms" | "s") => "; times are in nanoseconds, under keys that end in _ns",
+        Some("bytes") => "; write a number of bytes, without a unit",
+        Some("gbps") => "; write a number of 10^9 bits a second, without a unit",
+        Some("mib") => "; write a number of 2^20 bytes, without a unit",
+        _ => "",
+    }
+}
+
 /// The line in which a file sets `section.key`, or begins what is called `key`.
 fn line_of(text: &str, key: &str) -> Option<usize> {
     let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
@@ -387,8 +399,9 @@ impl Parameters {
     /// What is wrong with it, in one line.
     pub fn from_table(file: &str, text: &str, table: Table) -> Result<Self, ParameterError> {
         let parameters: Self = serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| {
-            let what = error.inner().message().replace('\n', "; ");
-            senseless(file, text, &error.path().to_string(), what)
+            let key = error.path().to_string();
+            let what = error.inner().message().replace('\n', "; ").replace('`', "'");
+            senseless(file, text, &key, what + remedy(&key))
         })?;
         let error = |(key, what): (&str, String)| senseless(file, text, key, what);
         parameters.check_ranges().map_err(error)?;
@@ -458,6 +471,7 @@ impl Parameters {
             ("device.command_done_ns", device.command_done_ns),
             ("device.command_write_ns", device.command_write_ns),
             ("root_complex.read_ns", root.read_ns),
+            ("root_complex.port_line_ns", root.port_line_ns),
             ("root_complex.line_interval_ns", root.line_interval_ns),
             ("root_complex.write_order_ns", root.write_order_ns),
             ("root_complex.conflict_ns", root.conflict_ns),
@@ -465,7 +479,6 @@ impl Parameters {
             ("iommu.walk_ns", self.iommu.walk_ns),
             ("iommu.read_hold_ns", self.iommu.read_hold_ns),
             ("iommu.line_replay_ns", self.iommu.line_replay_ns),
-            ("iommu.line_dispatch_ns", self.iommu.line_dispatch_ns),
             ("cache.snoop_ns", self.cache.snoop_ns),
             ("cache.fetch_ns", self.cache.fetch_ns),
             ("cache.dirty_eviction_ns", self.cache.dirty_eviction_ns),
@@ -539,11 +552,12 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_with_file_line_key_and_remedy() {
         for (text, words) in [
-            ("[iommu]\nwalk_us = 1", &["mine.toml", "line 3", "iommu.walk_us", "walk_ns"][..]),
-            ("[iommu]\nwalk_ns = \"1 us\"", &["line 3", "iommu.walk_ns", "1 us"]),
+            ("[iommu]\nwalk_us = 1", &["mine.toml", "line 3", "iommu.walk_us", "walk_ns", "end in _ns"][..]),
+            ("[iommu]\nwalk_ns = \"1 us\"", &["line 3", "iommu.walk_ns", "1 us", "a number of nanoseconds"]),
+            ("[cache]\nmib = \"15 MB\"", &["line 3", "cache.mib", "15 MB", "2^20 bytes"]),
             ("[iommu]\nwalk_ns = 1e12", &["line 3", "iommu.walk_ns", "out of range", "0 to 1000000000"]),
             ("[iommu]\nwalk_ns = nan", &["line 3", "iommu.walk_ns", "NaN"]),
-            ("[iommu]\nways = 7", &["line 3", "iommu.ways", "7", "118"]),
+            ("[iommu]\nways = 7", &["line 3", "iommu.ways", "7", "iommu.entries"]),
             ("[credits]\nposted_data = 3", &["line 3", "credits.posted_data", "17"]),
             ("[device]\ntags = 0", &["line 3", "device.tags", "1 to 1024"]),
             ("[link]\nmps_bytes = 300", &["line 3", "link.mps_bytes", "300", "power of two"]),
@@ -560,7 +574,7 @@ mod tests {
         let error = Parameters::parse("mine.toml", "base = \"p4\"").unwrap_err().to_string();
         assert!(error.contains("p4") && error.contains("hsw"), "{error}");
         let error = Parameters::parse("mine.toml", "description = \"bare\"").unwrap_err().to_string();
-        assert!(error.contains("missing field `link`"), "{error}");
+        assert!(error.contains("missing field 'link'"), "{error}");
         assert!(Parameters::named("nfp-6000").is_err(), "a device alone is no system");
     }
 }

@@ -6,6 +6,7 @@ use super::cache::{Cache, Found};
 use super::iommu::{Iommu, Lookup};
 use super::memory::Memory;
 use super::parameters::{CacheParameters, RootComplexParameters};
+use super::port::Port;
 use super::tails::Tail;
 use crate::test::LINE_BYTES;
 
@@ -21,6 +22,7 @@ pub struct RootComplex {
     pub cache: Cache,
     /// Where the window is.
     pub memory: Memory,
+    port: Port,
     read: Span,
     line_interval: Span,
     write_order: Span,
@@ -109,6 +111,7 @@ impl RootComplex {
             iommu,
             cache,
             memory,
+            port: Port::new(Span::from_ns(parameters.port_line_ns)),
             read: Span::from_ns(parameters.read_ns),
             line_interval: Span::from_ns(parameters.line_interval_ns),
             write_order: Span::from_ns(parameters.write_order_ns),
@@ -127,8 +130,11 @@ impl RootComplex {
     fn translated(&mut self, arrived: Time, extent: Extent, is_read: bool) -> Time {
         let Some(iommu) = &mut self.iommu else { return arrived };
         let lookup = Lookup { arrived, address: extent.address, lines: extent.lines(), is_read };
-        let memory = &self.memory;
-        iommu.translate(lookup, |begun| memory.refresh_wait(begun))
+        let (port, memory) = (&self.port, &self.memory);
+        iommu.translate(lookup, |begun| {
+            let wait = port.wait(begun);
+            wait + memory.refresh_wait(begun + wait)
+        })
     }
 
     /// Takes a write that arrived; answers when it left the queue of writes, so that its credits are free.
@@ -154,7 +160,8 @@ impl RootComplex {
             Some(tail) if has_tail => tail.draw(&mut self.random),
             _ => Span::ZERO,
         };
-        let mut begun = dequeued.max(self.posted_done) + self.read + jitter + tail;
+        let passes = self.port.take(dequeued, extent.lines());
+        let mut begun = passes.max(self.posted_done) + self.read + jitter + tail;
         let (mut misses, mut snoops) = (0_u64, 0_u64);
         for (index, line) in (extent.first_line()..=extent.last_line()).enumerate() {
             match self.cache.read(line) {
