@@ -66,14 +66,13 @@ impl Window {
     /// Without enough pages of the kind.
     pub fn map(window_bytes: u64, pages: Pages) -> Result<Self> {
         let mapped_bytes = window_bytes.next_multiple_of(pages.bytes());
-        let what = || format!("memory: {window_bytes} bytes in pages of {}", pages.name());
-        let file = memfd_create("crosslane-pcie-bench", pages.flags()).map_err(|error| Error::system(what(), error))?;
-        ftruncate(&file, mapped_bytes).map_err(|error| Error::system(what(), error))?;
-        let mapping = Mapping::new(std::os::fd::AsFd::as_fd(&file), mapped_bytes as usize);
-        let mapping = mapping.map_err(|error| match pages {
-            Pages::Base => Error::system(what(), error),
+        let failed = |error: std::io::Error| match pages {
+            Pages::Base => Error::system(format!("memory: {window_bytes} bytes in pages of 4k"), error),
             huge => no_huge_pages(huge, mapped_bytes / huge.bytes()),
-        })?;
+        };
+        let file = memfd_create("crosslane-pcie-bench", pages.flags()).map_err(|error| failed(error.into()))?;
+        ftruncate(&file, mapped_bytes).map_err(|error| failed(error.into()))?;
+        let mapping = Mapping::new(std::os::fd::AsFd::as_fd(&file), mapped_bytes as usize).map_err(failed)?;
         Ok(Self { region: Region::of_mapping(Arc::new(mapping)), window_bytes: window_bytes as usize })
     }
 
@@ -154,6 +153,30 @@ mod tests {
         window.read(8191, &mut found[..1]);
         assert_eq!(found[0], 7);
         window.check_node(0).unwrap();
+    }
+
+    /// Whichever this machine has: the pool is its administrator's, so no test fills it.
+    #[test]
+    fn huge_pages_come_from_the_pool_or_are_refused() {
+        match Window::map(8192, Pages::Huge2M) {
+            Ok(window) => {
+                window.fill(5);
+                let mut found = [0; 1];
+                window.read(8191, &mut found);
+                assert_eq!((found[0], page_kilobytes(&window)), (5, 2048));
+            }
+            Err(error) => assert!(error.is_wrong_use() && error.to_string().contains("nr_hugepages"), "{error}"),
+        }
+        assert_eq!(page_kilobytes(&Window::map(8192, Pages::Base).unwrap()), 4);
+    }
+
+    /// What the kernel says of the mapping.
+    fn page_kilobytes(window: &Window) -> u64 {
+        let start = format!("{:x}-", window.region.pointer(0, 1).as_ptr().addr());
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:")).unwrap();
+        size.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     #[test]
