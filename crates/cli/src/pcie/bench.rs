@@ -11,6 +11,7 @@ use crate::output;
 
 /// A test with all parameters of the published method.
 #[derive(clap::Args)]
+#[command(after_help = examples())]
 pub struct Options {
     /// What is measured: sim:SYSTEM (a simulated host), memory (this machine's), pci:ADDRESS (a BAR), cuda:N (a GPU)
     #[arg(long, value_name = "DEVICE")]
@@ -57,6 +58,20 @@ pub struct Options {
     json: bool,
     #[command(flatten)]
     of_device: OfDevice,
+}
+
+fn examples() -> String {
+    let systems: Vec<&str> = pcie::host::names().collect();
+    format!(
+        "Simulated systems: {}; or a parameter file, as in sim:./mine.toml.\n\n\
+         Examples:\n  \
+         crosslane pcie bench --device sim:hsw --test lat-rd --cache host-warm\n  \
+         crosslane pcie bench --device sim:hsw --test bw-rd --size 256 --window 1M --iommu 4k --json\n  \
+         crosslane pcie bench --device memory --test lat-wrrd --size 8 --cache device-warm\n\n\
+         JSON has p50_ns, p95_ns, p99_ns, max_ns and the whole distribution of a latency, or gbps of a bandwidth; \
+         docs/pcie-result.schema.json describes it, docs/pcie-bench.md the devices.",
+        systems.join(", ")
+    )
 }
 
 pub fn main(options: &Options) -> Result<()> {
