@@ -69,7 +69,7 @@ impl<E> EventQueue<E> {
         self.heap.peek().map(|entry| (entry.at, &entry.event))
     }
 
-    /// Lets `event` happen at `at` in place of the earliest event, which is then past: quicker than one after the other.
+    /// Lets `event` happen at `at` in place of the earliest event, which is then past: quicker than one by one.
     pub fn replace_next(&mut self, at: Time, event: E) {
         let entry = Entry { at, number: self.scheduled, event };
         self.scheduled += 1;
@@ -124,7 +124,7 @@ mod tests {
         }
 
         #[test]
-        fn replacing_the_earliest_is_taking_it_and_scheduling_another(times in proptest::collection::vec(0..9_u64, 1..99)) {
+        fn replacing_is_taking_and_scheduling(times in proptest::collection::vec(0..9_u64, 1..99)) {
             let (mut replaced, mut scheduled) = (EventQueue::new(), EventQueue::new());
             for (number, time) in times.iter().enumerate() {
                 replaced.schedule(Time::from_ps(*time), number);

@@ -1,4 +1,4 @@
-/* Stands in for NVRTC: "compiles" kernels into a text that names the architecture, which the driver's stand-in checks. */
+/* Stands in for NVRTC: "compiles" kernels into a text that names the architecture; the driver's stand-in checks it. */
 #include "fake.h"
 
 #define FAILED 6

@@ -343,8 +343,9 @@ int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes)
     return place ? 0 : INVALID;
 }
 
-int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                   unsigned block_z, unsigned shared_bytes, void *stream, void **arguments, void **extra)
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **arguments,
+                   void **extra)
 {
     double ns = 0;
     int code;
