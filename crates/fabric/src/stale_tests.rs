@@ -46,7 +46,7 @@ fn miri_a_line_is_written_back_whole_over_what_another_wrote_in_it() {
 }
 
 #[test]
-fn miri_a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
+fn a_restless_cache_writes_back_late_and_in_any_order_but_for_barriers() {
     let order = |seed, with_barrier: bool| {
         let (a, b) = nodes(Habits::restless(seed));
         a.store_u64(0, 1, Ordering::Relaxed);
@@ -118,7 +118,7 @@ fn tag_overtakes(habits: Habits) -> bool {
 }
 
 #[test]
-fn miri_a_fence_that_does_not_wait_lets_a_tag_overtake_its_payload() {
+fn a_fence_that_does_not_wait_lets_a_tag_overtake_its_payload() {
     let overtaken = |omits| (0..50).filter(|&seed| tag_overtakes(Habits { omits, ..Habits::restless(seed) })).count();
     assert!(overtaken(Some(Omission::Barrier)) > 5);
     assert_eq!(overtaken(None), 0);

@@ -138,19 +138,20 @@ impl<L: Link> Writer<L> {
         Ok(())
     }
 
-    /// Sends a store that there is room for on its way.
+    /// Sends a store that there is room for, and that began at `begun_ns`, on its way.
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
     #[inline]
     pub(super) unsafe fn append(
         &mut self,
-        (costs, pace, clock): (&Costs, &Pace, &impl Clock),
+        (costs, pace): (&Costs, &Pace),
+        begun_ns: u64,
         offset: usize,
         source: *const u8,
         len_bytes: usize,
     ) {
-        let due_ns = self.book(costs, pace, clock.now_ns(), len_bytes);
+        let due_ns = self.book(costs, pace, begun_ns, len_bytes);
         let mut line = [0_u64; LINE / WORD_BYTES];
         line[0] = self.tail.records + 1;
         line[DUE / WORD_BYTES] = due_ns;

@@ -199,21 +199,28 @@ impl<L: Link, C: Clock> Shared<L, C> {
     /// # Safety
     /// `source` is readable for `len_bytes`.
     unsafe fn store(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        // The way begins with the call: what the emulation does from here on is hidden in it.
+        let mut begun_ns = self.clock.now_ns();
         let mut writer = self.lock_writer();
         for at in (0..len_bytes).step_by(self.costs.piece_bytes) {
             let piece_bytes = self.costs.piece_bytes.min(len_bytes - at);
-            if !self.carries() || !self.has_room(&mut writer, piece_bytes) {
+            if !self.carries() {
                 return;
             }
-            let means = (&self.costs, &self.pace, &self.clock);
+            if !writer.0.has_room(piece_bytes) {
+                if !self.wait_for_room(&mut writer, piece_bytes) {
+                    return;
+                }
+                begun_ns = self.clock.now_ns();
+            }
             // SAFETY: the caller's, from what is not yet sent on.
-            unsafe { writer.0.append(means, offset + at, source.add(at), piece_bytes) };
+            unsafe {
+                writer.0.append((&self.costs, &self.pace), begun_ns, offset + at, source.add(at), piece_bytes);
+            }
+            if at + piece_bytes < len_bytes {
+                begun_ns = self.clock.now_ns();
+            }
         }
-    }
-
-    #[inline]
-    fn has_room(&self, writer: &mut (Writer<L>, L::Doorbell), len_bytes: usize) -> bool {
-        writer.0.has_room(len_bytes) || self.wait_for_room(writer, len_bytes)
     }
 
     /// The peer is woken to look at its journal, and this end's is looked at: the peer may wait for the same.
