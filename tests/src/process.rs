@@ -1,6 +1,7 @@
 //! Programs that end when their guard does.
 
 use std::fs::{self, File};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -46,6 +47,11 @@ impl Process {
         let mut process = Self::start_with(command, Stdio::piped());
         let input = process.child.stdin.take().expect("a piped input");
         (process, input)
+    }
+
+    /// Starts a program with a socket for an input.
+    pub fn start_on(command: &mut Command, socket: OwnedFd) -> Self {
+        Self::start_with(command, socket.into())
     }
 
     fn start_with(command: &mut Command, input: Stdio) -> Self {

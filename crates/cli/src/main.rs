@@ -9,6 +9,7 @@ mod library;
 mod output;
 mod pcie;
 mod program;
+mod proxy;
 mod rack_choice;
 mod rack_dir;
 mod rack_example;
@@ -53,6 +54,9 @@ enum Command {
     Bench(Bench),
     /// Serve a memory and its doorbells to virtual machines and nodes of this machine: QEMU's ivshmem device
     DeviceServer(device_server::Options),
+    /// The data plane of a node, which its monitor starts
+    #[command(hide = true)]
+    Proxy(proxy::Options),
     /// PCIe: what a link, a host and a device on it give
     #[command(subcommand)]
     Pcie(pcie::Command),
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
         Command::DeviceServer(options) => device_server::main(options),
+        Command::Proxy(options) => proxy::main(options),
         Command::Pcie(command) => pcie::main(command),
     };
     match done {

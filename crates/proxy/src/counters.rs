@@ -1,7 +1,7 @@
 //! What an engine has done.
 
 /// Counts since the engine began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Frames published, of every kind.
     pub frames_sent: u64,

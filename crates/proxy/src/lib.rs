@@ -24,10 +24,10 @@
 
 mod connection;
 mod counters;
+pub mod driver;
 pub mod engine;
 pub mod frame;
 mod local;
-pub mod messages;
 mod placement;
 mod table;
 

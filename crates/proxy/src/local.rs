@@ -48,6 +48,12 @@ pub trait Local {
     fn reset(self);
     /// Asks the program to ring when it sends, or also when it has read. The engine looks once more afterwards.
     fn park(&mut self, for_room: bool);
-    /// Ends what [`Local::park`] began, and takes the rings out of the lifeline.
+    /// Ends what [`Local::park`] began.
     fn unpark(&mut self);
+    /// Takes the rings out of the lifeline, and finds out whether it has ended.
+    fn hear(&mut self);
+    /// Whether the program has reset the connection or was killed: what it sent before may not matter any more.
+    fn is_broken(&mut self) -> bool;
+    /// The server at the other node has taken the connection that this program opened.
+    fn opened(&mut self);
 }

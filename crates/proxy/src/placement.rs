@@ -1,7 +1,7 @@
 //! Which class a connection belongs to, by what it does.
 
 /// What the partitions of an engine are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Short messages, which nothing may hold up.
     Latency = 0,

@@ -54,6 +54,11 @@ impl LaneListener {
         self.fd.as_ref().map_or(-1, HiddenFd::raw)
     }
 
+    /// The hidden socket, for waiting on it.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().and_then(HiddenFd::get)
+    }
+
     /// Says whether the hidden socket outlives `exec`, as the program's listener does.
     pub fn set_inheritable(&self, inheritable: bool) {
         self.fd.as_ref().map(|fd| fd.set_inheritable(inheritable));

@@ -189,6 +189,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         connection.phase = Phase::Open;
         connection.tuple = None;
+        if let Some(local) = &mut connection.local {
+            local.opened();
+        }
         self.take_credit(key, limit)
     }
 

@@ -10,11 +10,14 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     pub fn wake(&mut self, key: Key) {
         let Some(connection) = self.table.get(key) else { return };
         let Some(local) = &mut connection.local else { return };
-        local.unpark();
-        let input = local.input();
+        local.hear();
         if connection.place == Place::Parked {
+            local.unpark();
             connection.place = Place::Resting;
         }
+        // Bytes that cannot be sent do not hide a reset.
+        let is_broken = connection.limit == connection.sent && local.is_broken();
+        let input = if is_broken { Input::Broken } else { local.input() };
         self.counters.wakes += 1;
         self.poll_again(key);
         self.take_input_end(key, input);

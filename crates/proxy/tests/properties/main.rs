@@ -211,3 +211,18 @@ fn frames_that_overtake_others_of_their_connection_wait_for_them() {
     world.check_settled();
     assert_eq!((world.offences, world.talks[0].streams[0].read), (0, 10_100));
 }
+
+#[test]
+fn a_program_that_is_killed_while_nobody_reads_it_is_gone_at_the_other_end() {
+    let (mut world, _links) = heap_world(shape());
+    world.open(0, 1000, false, false);
+    for _ in 0..5 {
+        world.act(Act::Send { connection: 0, node: false, bytes: 10_000 });
+    }
+    world.settle();
+    assert!(world.nodes[0].engine.counters().stalls > 0, "more was sent than there is credit for");
+    world.act(Act::Kill { connection: 0, node: false });
+    world.settle();
+    assert!(world.talks[0].ends[1].as_ref().expect("connected").lock().input_is_reset);
+    assert_eq!(world.nodes.each_ref().map(|node| node.engine.connections()), [0, 0]);
+}

@@ -39,6 +39,7 @@ pub struct Shared {
     pub late_output: Vec<u8>,
     finish_is_seen: bool,
     consumed_bytes: u64,
+    is_opened: bool,
 }
 
 /// The proxy's end.
@@ -176,5 +177,17 @@ impl Local for End {
     fn unpark(&mut self) {
         let mut shared = self.lock();
         (shared.wants_bytes, shared.wants_room) = (false, false);
+    }
+
+    fn hear(&mut self) {}
+
+    fn is_broken(&mut self) -> bool {
+        self.lock().is_killed
+    }
+
+    fn opened(&mut self) {
+        let mut shared = self.lock();
+        assert!(!shared.is_opened, "opened twice");
+        shared.is_opened = true;
     }
 }

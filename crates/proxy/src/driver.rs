@@ -1,0 +1,397 @@
+//! The live proxy: engines over the partitions of a device, driven by one thread a core, under a monitor.
+//!
+//! Threads share the device, the listeners' sockets and the socket to the monitor; connections, engines and partitions
+//! are one thread's alone. The monitor gives the orders ([`control::proxy`]); when it goes, the proxy goes, and its
+//! connections are reset.
+//!
+//! * `end`: the proxy's end of a program's segment.
+//! * `owner`: a thread, its loop, and when it sleeps.
+//! * `links`: the engines of a thread, one a link and place in the plan.
+//! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
+
+mod doors;
+mod end;
+mod links;
+mod owner;
+
+use crate::Class;
+use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, ToProxy, VERSION};
+use control::{Channel, ChannelError, Received};
+use fabric::device::Device;
+use owner::{Command, Owner};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+use socket::rack::Rack;
+use socket::rendezvous::{LaneListener, listen_for_far};
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use thiserror::Error;
+
+/// Connections that wait at a listener for the proxy.
+const BACKLOG: i32 = 4096;
+
+/// Why a proxy ended.
+#[derive(Debug, Error)]
+pub enum DriverError {
+    /// The socket to the monitor.
+    #[error("the monitor's socket: {0}; start the proxy by crosslane up")]
+    Channel(#[from] ChannelError),
+    /// The order of messages.
+    #[error("the monitor sent {0}; start monitor and proxy from one build")]
+    Order(&'static str),
+    /// The rack directory.
+    #[error("rack directory {path}: {errno}")]
+    Rack {
+        /// Which.
+        path: String,
+        /// What open answered.
+        errno: Errno,
+    },
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] fabric::device::DeviceError),
+    /// A partition is too small for a ring.
+    #[error(
+        "windows of {window_bytes} bytes are too small for {partitions} partitions: ask for fewer, or larger windows"
+    )]
+    Windows {
+        /// Bytes of a window.
+        window_bytes: usize,
+        /// Partitions asked for.
+        partitions: usize,
+    },
+    /// Something of the rack file.
+    #[error(
+        "this proxy neither slows links to a model nor moves connections to kernel TCP: take both out of the rack file"
+    )]
+    Unsupported,
+    /// Something that a thread needs.
+    #[error("cannot start a thread: {0}")]
+    Thread(Errno),
+}
+
+/// Runs a proxy until the monitor at the other end of `channel` goes.
+///
+/// # Errors
+/// What keeps it from running.
+pub fn run(channel: Channel) -> Result<(), DriverError> {
+    raise_descriptor_limit();
+    let channel = Arc::new(channel);
+    let mut proxy: Option<Proxy> = None;
+    let mut parts = DeviceParts::default();
+    while let Some((message, descriptors)) = wait(&channel, &mut proxy)? {
+        match (message, &mut proxy) {
+            (ToProxy::Configure(setup), None) => proxy = Some(Proxy::start(setup, Arc::clone(&channel))?),
+            (ToProxy::Configure(_), Some(_)) => return Err(DriverError::Order("a second configuration")),
+            (ToProxy::Stop, _) => break,
+            (ToProxy::Descriptors, _) => parts.add(descriptors),
+            (_, None) => return Err(DriverError::Order("an order before the configuration")),
+            (ToProxy::Device { bytes }, Some(proxy)) => proxy.take_device(&bytes, parts.take())?,
+            (message, Some(proxy)) => proxy.obey(message),
+        }
+    }
+    proxy.map(Proxy::stop).unwrap_or_default();
+    Ok(())
+}
+
+/// The next message of the monitor; `None` once it is gone. Meanwhile, does what the threads ask for.
+fn wait(channel: &Channel, proxy: &mut Option<Proxy>) -> Result<Option<(ToProxy, Vec<OwnedFd>)>, DriverError> {
+    loop {
+        match channel.receive()? {
+            Received::Message(message, descriptors) => return Ok(Some((message, descriptors))),
+            Received::Ended => return Ok(None),
+            Received::Nothing => {}
+        }
+        match proxy {
+            Some(proxy) => proxy.wait_for_threads(),
+            None => _ = poll(&mut [PollFd::new(channel, PollFlags::IN)], None),
+        }
+    }
+}
+
+/// Each connection has a descriptor.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// One engine's partitions, by number, and the core of its thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    latency: usize,
+    bulk: Option<usize>,
+    core: Option<u16>,
+}
+
+/// The engines of every link: one for each latency partition, with the bulk partition of the same rank.
+fn places_of(setup: &Configuration) -> Vec<Place> {
+    let of_class = |class| move |partition: &(usize, &control::proxy::Partition)| class_of(partition.1) == class;
+    let numbered = || setup.partitions.iter().enumerate();
+    let bulk: Vec<usize> = numbered().filter(of_class(Class::Bulk)).map(|(index, _)| index).collect();
+    numbered()
+        .filter(of_class(Class::Latency))
+        .enumerate()
+        .map(|(rank, (latency, partition))| Place { latency, bulk: bulk.get(rank).copied(), core: partition.core })
+        .collect()
+}
+
+fn class_of(partition: &control::proxy::Partition) -> Class {
+    match partition.class {
+        control::proxy::Class::Latency => Class::Latency,
+        control::proxy::Class::Bulk => Class::Bulk,
+    }
+}
+
+/// Places by thread: those with the same core share one, and so do those without; in the same order at both ends.
+fn threads_of(places: &[Place]) -> Vec<(Option<u16>, Vec<usize>)> {
+    let mut threads = BTreeMap::<Option<u16>, Vec<usize>>::new();
+    for (index, place) in places.iter().enumerate() {
+        threads.entry(place.core).or_default().push(index);
+    }
+    threads.into_iter().collect()
+}
+
+/// What all threads know.
+#[derive(Debug)]
+struct Shared {
+    setup: Configuration,
+    places: Vec<Place>,
+    rack: Arc<Rack>,
+    channel: Arc<Channel>,
+    /// Listeners that the other node has none for.
+    refused: Mutex<Vec<SocketAddr>>,
+    /// Rings for them.
+    refused_bell: OwnedFd,
+}
+
+impl Shared {
+    /// The other node has nobody at this address.
+    fn note_refused(&self, address: SocketAddr) {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        let _ = rustix::io::write(&self.refused_bell, &1_u64.to_ne_bytes());
+    }
+
+    fn take_refused(&self) -> Vec<SocketAddr> {
+        let _ = rustix::io::read(&self.refused_bell, &mut [0_u8; 8]);
+        std::mem::take(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The address of a node.
+    fn address(&self, slot: u8) -> Option<std::net::IpAddr> {
+        self.setup.nodes.get(usize::from(slot)).map(|node| node.address)
+    }
+
+    /// Tells the monitor. One that is gone will be noticed by whoever reads from it.
+    fn tell(&self, message: &FromProxy) {
+        let _ = self.channel.send(message, &[]);
+    }
+}
+
+/// A thread, as the others see it.
+struct Thread {
+    commands: mpsc::Sender<Command>,
+    bell: Arc<OwnedFd>,
+    handle: JoinHandle<()>,
+}
+
+impl Thread {
+    fn order(&self, command: Command) {
+        if self.commands.send(command).is_ok() {
+            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Everything, as the thread sees it that listens to the monitor.
+struct Proxy {
+    shared: Arc<Shared>,
+    threads: Vec<Thread>,
+    device: Option<Device>,
+    listeners: HashMap<SocketAddr, Arc<LaneListener>>,
+}
+
+impl Proxy {
+    fn start(setup: Configuration, channel: Arc<Channel>) -> Result<Self, DriverError> {
+        if setup.version != VERSION {
+            return Err(DriverError::Order("a configuration of another version"));
+        }
+        if setup.timing.is_some() || setup.is_failover {
+            return Err(DriverError::Unsupported);
+        }
+        let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
+        let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
+        let places = places_of(&setup);
+        let refused_bell = new_bell().map_err(DriverError::Thread)?;
+        let shared = Arc::new(Shared { setup, places, rack, channel, refused: Mutex::default(), refused_bell });
+        let threads = threads_of(&shared.places)
+            .into_iter()
+            .enumerate()
+            .map(|(index, (core, places))| Self::start_thread(&shared, index, core, places))
+            .collect::<Result<_, _>>()
+            .map_err(DriverError::Thread)?;
+        Ok(Self { shared, threads, device: None, listeners: HashMap::new() })
+    }
+
+    fn start_thread(
+        shared: &Arc<Shared>,
+        index: usize,
+        core: Option<u16>,
+        places: Vec<usize>,
+    ) -> Result<Thread, Errno> {
+        let (commands, orders) = mpsc::channel();
+        let bell = Arc::new(new_bell()?);
+        let mut owner = Owner::new(Arc::clone(shared), index, places, orders, Arc::clone(&bell))?;
+        let run = move || {
+            pin(core);
+            owner.run();
+        };
+        let handle = std::thread::Builder::new().name(format!("owner {index}")).spawn(run).map_err(|_| Errno::AGAIN)?;
+        Ok(Thread { commands, bell, handle })
+    }
+
+    fn take_device(&mut self, text: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), DriverError> {
+        if let Some(device) = &self.device {
+            return Ok(device.renew(text, descriptors)?);
+        }
+        let device = Device::take_over(text, descriptors)?;
+        let (window_bytes, partitions) = (device.layout().window_bytes(), self.shared.setup.partitions.len());
+        if links::ring_slots(window_bytes, &self.shared.setup).is_none() || self.shared.places.is_empty() {
+            return Err(DriverError::Windows { window_bytes, partitions });
+        }
+        self.order(|| Command::Device(device.clone()));
+        self.device = Some(device);
+        self.shared.tell(&FromProxy::Ready { version: VERSION });
+        Ok(())
+    }
+
+    fn obey(&mut self, message: ToProxy) {
+        match message {
+            ToProxy::LinkUp { peer, epoch } => self.order(|| Command::LinkUp { peer, epoch }),
+            ToProxy::LinkDown { peer, epoch } => {
+                self.wait_for_all(|done| Command::LinkDown { peer, done });
+                self.shared.tell(&FromProxy::Stopped { peer, epoch });
+            }
+            ToProxy::Mirror { peer, address } => self.mirror(peer, address),
+            ToProxy::Unmirror { address } => self.unmirror(address),
+            ToProxy::Report => self.report(),
+            // Taken before.
+            ToProxy::Configure(_) | ToProxy::Descriptors | ToProxy::Device { .. } | ToProxy::Stop => {}
+        }
+    }
+
+    fn mirror(&mut self, peer: u8, address: SocketAddr) {
+        if self.listeners.contains_key(&address) {
+            return self.shared.tell(&FromProxy::Mirrored { address });
+        }
+        match listen_for_far(&self.shared.rack, address, BACKLOG) {
+            Ok(listener) => {
+                let listener = Arc::new(listener);
+                self.order(|| Command::Mirror { peer, address, listener: Arc::clone(&listener) });
+                self.listeners.insert(address, listener);
+                self.shared.tell(&FromProxy::Mirrored { address });
+            }
+            Err(errno) => self.shared.tell(&FromProxy::NotMirrored { address, reason: errno.to_string() }),
+        }
+    }
+
+    /// Threads forget the listener before it is closed.
+    fn unmirror(&mut self, address: SocketAddr) {
+        if let Some(listener) = self.listeners.remove(&address) {
+            self.wait_for_all(|done| Command::Unmirror { address, done });
+            drop(listener);
+        }
+    }
+
+    /// Waits for the monitor; meanwhile, stops standing in for listeners that the other node does not have.
+    fn wait_for_threads(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let _ = poll(
+            &mut [PollFd::new(&*shared.channel, PollFlags::IN), PollFd::new(&shared.refused_bell, PollFlags::IN)],
+            None,
+        );
+        for address in shared.take_refused() {
+            if self.listeners.contains_key(&address) {
+                self.unmirror(address);
+                shared.tell(&FromProxy::Refused { address });
+            }
+        }
+    }
+
+    fn report(&self) {
+        let mut peers = vec![PeerReport::default(); self.shared.setup.nodes.len()];
+        for (peer, more) in self.wait_for_all(|done| Command::Report { done }).into_iter().flatten() {
+            if let Some(sum) = peers.get_mut(usize::from(peer)) {
+                sum.connections_open += more.connections_open;
+                sum.connections_total += more.connections_total;
+                sum.bytes_sent += more.bytes_sent;
+                sum.bytes_received += more.bytes_received;
+                sum.moves += more.moves;
+            }
+        }
+        self.shared.tell(&FromProxy::Report(Report { peers }));
+    }
+
+    fn order(&self, command: impl Fn() -> Command) {
+        self.threads.iter().for_each(|thread| thread.order(command()));
+    }
+
+    /// Orders all threads, and waits until each has done it.
+    fn wait_for_all<T>(&self, command: impl Fn(mpsc::Sender<T>) -> Command) -> Vec<T> {
+        let (done, answers) = mpsc::channel();
+        self.threads.iter().for_each(|thread| thread.order(command(done.clone())));
+        drop(done);
+        answers.iter().collect()
+    }
+
+    fn stop(self) {
+        self.order(|| Command::Stop);
+        self.threads.into_iter().for_each(|thread| drop(thread.handle.join()));
+    }
+}
+
+fn new_bell() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
+
+/// Binds the calling thread to a core. Where that cannot be, the scheduler chooses, which costs speed and nothing else.
+fn pin(core: Option<u16>) {
+    if let Some(core) = core {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(usize::from(core));
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::proxy::Partition;
+
+    fn setup(partitions: &[(control::proxy::Class, Option<u16>)]) -> Configuration {
+        Configuration {
+            version: VERSION,
+            own: 0,
+            nodes: Vec::new(),
+            rack_directory: "/nowhere".into(),
+            control_partition_bytes: 65_536,
+            partitions: partitions.iter().map(|&(class, core)| Partition { class, core }).collect(),
+            is_direct: false,
+            is_failover: false,
+            timing: None,
+        }
+    }
+
+    #[test]
+    fn partitions_are_paired_by_rank_and_threads_own_those_of_their_core() {
+        use control::proxy::Class::{Bulk, Latency};
+        let setup = setup(&[(Latency, Some(1)), (Bulk, None), (Latency, Some(0)), (Latency, Some(1)), (Bulk, None)]);
+        let places = places_of(&setup);
+        let place = |latency, bulk, core| Place { latency, bulk, core: Some(core) };
+        assert_eq!(places, [place(0, Some(1), 1), place(2, Some(4), 0), place(3, None, 1)]);
+        assert_eq!(threads_of(&places), [(Some(0), vec![1]), (Some(1), vec![0, 2])]);
+    }
+}

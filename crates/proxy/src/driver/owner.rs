@@ -1,0 +1,544 @@
+//! A thread, its loop, and when it sleeps.
+//!
+//! While there is something to do it takes turns, and asks the kernel now and then. When there is nothing it looks on
+//! for a while, giving way to others; then the engines ask everybody to ring, and it sleeps until somebody does.
+
+use super::Shared;
+use super::doors;
+use super::end::SegmentEnd;
+use super::links::LinkEngine;
+use crate::frame::Number;
+use crate::{Counters, Event, Fault, Key, Tuple};
+use control::proxy::{FromProxy, PeerReport};
+use fabric::device::{Device, Vector, VectorBell};
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use socket::clock::now_ns;
+use socket::rendezvous::{Accepted, LaneListener};
+use socket::spin::{Spin, Turn};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+
+/// Turns with something to do between two looks at what only the kernel knows.
+const TURNS_PER_LOOK: u32 = 64;
+/// Events that are taken from the kernel at once.
+const EVENTS_MAX: usize = 256;
+/// Programs that are accepted at one listener before others have their turn.
+const ACCEPTS_MAX: usize = 64;
+/// Sleep where nothing rings for the peers.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// How often a sleeper looks whether its peers are still there.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Engines of a thread at most: their number takes eight bits of a token.
+const ENGINES_MAX: usize = 255;
+
+/// Offences of peers that a thread writes to its log.
+const OFFENCES_SAID_MAX: u32 = 100;
+
+/// An order to a thread.
+pub(super) enum Command {
+    Device(Device),
+    LinkUp { peer: u8, epoch: u32 },
+    LinkDown { peer: u8, done: mpsc::Sender<()> },
+    Mirror { peer: u8, address: SocketAddr, listener: Arc<LaneListener> },
+    Unmirror { address: SocketAddr, done: mpsc::Sender<()> },
+    Report { done: mpsc::Sender<Vec<(u8, PeerReport)>> },
+    Stop,
+}
+
+/// What a descriptor in the epoll set is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token {
+    /// Orders have come.
+    Orders,
+    /// A peer rings.
+    Bell,
+    /// Somebody connects.
+    Door(u32),
+    /// Somebody has connected and owes the hello.
+    Newcomer(u32),
+    /// A connection's lifeline.
+    Lifeline { engine: usize, key: Key },
+}
+
+/// Where an engine's number lies in a token: above the index of a connection, of which there are less than 2^24.
+const ENGINE_SHIFT: u32 = 24;
+const ENGINE_MASK: u64 = 0xFF << ENGINE_SHIFT;
+/// The number of no engine: the token is one of the others.
+const NO_ENGINE: u64 = 0xFF;
+
+impl Token {
+    fn encode(self) -> u64 {
+        let other = |kind: u64, value: u32| u64::from(value) << 32 | NO_ENGINE << ENGINE_SHIFT | kind;
+        match self {
+            Self::Orders => other(0, 0),
+            Self::Bell => other(1, 0),
+            Self::Door(number) => other(2, number),
+            Self::Newcomer(number) => other(3, number),
+            Self::Lifeline { engine, key } => {
+                debug_assert!(key.to_word() & ENGINE_MASK == 0);
+                key.to_word() | (engine as u64) << ENGINE_SHIFT
+            }
+        }
+    }
+
+    fn decode(word: u64) -> Self {
+        let engine = (word & ENGINE_MASK) >> ENGINE_SHIFT;
+        let value = (word >> 32) as u32;
+        match (engine, word & ((1 << ENGINE_SHIFT) - 1)) {
+            (NO_ENGINE, 0) => Self::Orders,
+            (NO_ENGINE, 1) => Self::Bell,
+            (NO_ENGINE, 2) => Self::Door(value),
+            (NO_ENGINE, _) => Self::Newcomer(value),
+            _ => Self::Lifeline { engine: engine as usize, key: Key::from_word(word & !ENGINE_MASK) },
+        }
+    }
+}
+
+/// A listener that stands in for another node's.
+struct Door {
+    peer: u8,
+    address: SocketAddr,
+    listener: Arc<LaneListener>,
+}
+
+/// A program whose hello has not come.
+struct Newcomer {
+    peer: u8,
+    accepted: Accepted,
+}
+
+/// A thread and all it owns.
+pub(super) struct Owner {
+    shared: Arc<Shared>,
+    places: Vec<usize>,
+    vector: Vector,
+    orders: mpsc::Receiver<Command>,
+    orders_bell: Arc<OwnedFd>,
+    epoll: OwnedFd,
+    device: Option<(Device, VectorBell)>,
+    engines: Vec<Option<LinkEngine>>,
+    doors: HashMap<u32, Door>,
+    newcomers: HashMap<u32, Newcomer>,
+    numbers: u32,
+    /// Which of several engines of a link takes the next connection.
+    turns: usize,
+    /// What engines have counted that are gone, by peer.
+    past: HashMap<u8, Counters>,
+    offences_said: u32,
+    is_over: bool,
+}
+
+impl Owner {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        index: usize,
+        places: Vec<usize>,
+        orders: mpsc::Receiver<Command>,
+        orders_bell: Arc<OwnedFd>,
+    ) -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let owner = Self {
+            shared,
+            places,
+            vector: Vector(u8::try_from(index + 1).map_err(|_| Errno::INVAL)?),
+            orders,
+            orders_bell,
+            epoll,
+            device: None,
+            engines: Vec::new(),
+            doors: HashMap::new(),
+            newcomers: HashMap::new(),
+            numbers: 0,
+            turns: 0,
+            past: HashMap::new(),
+            offences_said: 0,
+            is_over: false,
+        };
+        owner.watch(owner.orders_bell.as_fd(), Token::Orders, EventFlags::IN)?;
+        Ok(owner)
+    }
+
+    /// Until the proxy ends.
+    pub(super) fn run(&mut self) {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        while !self.is_over {
+            self.work(&mut events);
+            if self.look_on(&mut events) {
+                continue;
+            }
+            if self.engines_sleep() {
+                self.look_at_kernel(&mut events, Some(self.sleep_limit()));
+                self.engines_wake();
+                self.check_peers();
+            }
+        }
+        self.close_all();
+    }
+
+    /// Turns, as long as there is something to do.
+    fn work(&mut self, events: &mut Vec<epoll::Event>) {
+        for turn in 1_u32.. {
+            if turn.is_multiple_of(TURNS_PER_LOOK) {
+                self.look_at_kernel(events, Some(Timespec::default()));
+                self.check_peers();
+            }
+            if !self.turn() || self.is_over {
+                return;
+            }
+        }
+    }
+
+    /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
+    fn look_on(&mut self, events: &mut Vec<epoll::Event>) -> bool {
+        let mut spin = Spin::new();
+        // An idle turn looks at a handful of words of each engine.
+        let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
+        loop {
+            match spin.turn_of(looks) {
+                Turn::Look => {}
+                Turn::AskKernel => {
+                    if self.look_at_kernel(events, Some(Timespec::default())) {
+                        return true;
+                    }
+                }
+                Turn::Sleep => return false,
+            }
+            if self.turn() {
+                return true;
+            }
+        }
+    }
+
+    /// One turn of every engine; whether any had something to do.
+    fn turn(&mut self) -> bool {
+        let now_ns = now_ns();
+        let mut progressed = false;
+        for index in 0..self.engines.len() {
+            let Some(link) = &mut self.engines[index] else { continue };
+            match link.turn(now_ns) {
+                Ok(did) => progressed |= did,
+                Err(fault) => self.give_up(index, &fault),
+            }
+            progressed |= self.handle_events(index);
+        }
+        progressed
+    }
+
+    fn engines_sleep(&mut self) -> bool {
+        let mut all_sleep = true;
+        for index in 0..self.engines.len() {
+            let Some(link) = &mut self.engines[index] else { continue };
+            match link.sleep() {
+                Ok(sleeps) => all_sleep &= sleeps,
+                Err(fault) => self.give_up(index, &fault),
+            }
+            if !all_sleep {
+                self.engines_wake();
+                return false;
+            }
+        }
+        true
+    }
+
+    fn engines_wake(&mut self) {
+        self.engines.iter_mut().flatten().for_each(LinkEngine::wake_up);
+    }
+
+    fn sleep_limit(&self) -> Timespec {
+        let has_bell = self.device.as_ref().is_some_and(|(_, bell)| bell.descriptor().is_some());
+        let has_links = self.engines.iter().any(Option::is_some);
+        let greets = self.engines.iter().flatten().any(LinkEngine::is_greeting);
+        if greets || (has_links && !has_bell) { NAP } else { LOOK }
+    }
+
+    /// Asks the kernel who has something to say; whether anybody had.
+    fn look_at_kernel(&mut self, events: &mut Vec<epoll::Event>, limit: Option<Timespec>) -> bool {
+        events.clear();
+        let _ = epoll::wait(&self.epoll, spare_capacity(events), limit.as_ref());
+        let mut has_orders = false;
+        for event in events.iter() {
+            match Token::decode(event.data.u64()) {
+                Token::Orders => has_orders = true,
+                Token::Bell => self.device.as_ref().map(|(_, bell)| bell.take()).map_or((), drop),
+                Token::Door(number) => self.open_door(number),
+                Token::Newcomer(number) => self.hear_newcomer(number),
+                Token::Lifeline { engine, key } => {
+                    if let Some(Some(link)) = self.engines.get_mut(engine) {
+                        link.wake(key);
+                    }
+                }
+            }
+        }
+        // Last: a link that goes takes the connections with it that the other events are about.
+        if has_orders {
+            self.obey();
+        }
+        !events.is_empty()
+    }
+
+    fn obey(&mut self) {
+        let _ = rustix::io::read(&self.orders_bell, &mut [0_u8; 8]);
+        while let Ok(command) = self.orders.try_recv() {
+            match command {
+                Command::Device(device) => self.take_device(device),
+                Command::LinkUp { peer, epoch } => self.begin(peer, epoch),
+                Command::LinkDown { peer, done } => {
+                    self.end(peer);
+                    let _ = done.send(());
+                }
+                Command::Mirror { peer, address, listener } => self.add_door(peer, address, listener),
+                Command::Unmirror { address, done } => {
+                    self.remove_door(address);
+                    let _ = done.send(());
+                }
+                Command::Report { done } => _ = done.send(self.report()),
+                Command::Stop => self.is_over = true,
+            }
+        }
+    }
+
+    fn take_device(&mut self, device: Device) {
+        let bell = device.bell(self.vector);
+        if let Some(descriptor) = bell.descriptor() {
+            let _ = self.watch(descriptor, Token::Bell, EventFlags::IN);
+        }
+        self.device = Some((device, bell));
+    }
+
+    fn begin(&mut self, peer: u8, epoch: u32) {
+        self.end(peer);
+        let Some((device, _)) = &self.device else { return };
+        for &place in &self.places {
+            let engine = LinkEngine::new(&self.shared, device, (peer, epoch), place, self.vector);
+            match self.engines.iter().position(Option::is_none) {
+                Some(free) => self.engines[free] = Some(engine),
+                None if self.engines.len() < ENGINES_MAX => self.engines.push(Some(engine)),
+                None => {}
+            }
+        }
+    }
+
+    fn end(&mut self, peer: u8) {
+        for index in 0..self.engines.len() {
+            if self.engines[index].as_ref().is_some_and(|link| link.peer == peer) {
+                self.drop_engine(index);
+            }
+        }
+    }
+
+    fn drop_engine(&mut self, index: usize) {
+        if let Some(mut link) = self.engines[index].take() {
+            link.take_down();
+            *self.past.entry(link.peer).or_default() += link.counters();
+        }
+    }
+
+    /// The peer has spoiled the link.
+    fn give_up(&mut self, index: usize, fault: &Fault) {
+        let Some(link) = &self.engines[index] else { return };
+        let (peer, epoch) = (link.peer, link.epoch);
+        self.end(peer);
+        self.shared.tell(&FromProxy::Broken { peer, epoch, what: fault.to_string() });
+    }
+
+    /// Links whose peer has left the epoch are not used any more, whatever the monitor knows by now.
+    fn check_peers(&mut self) {
+        for index in 0..self.engines.len() {
+            if self.engines[index].as_ref().is_some_and(|link| !link.is_up()) {
+                self.drop_engine(index);
+            }
+        }
+    }
+
+    fn report(&self) -> Vec<(u8, PeerReport)> {
+        let now = self.engines.iter().flatten().map(|link| {
+            let open = link.connections() as u64;
+            (link.peer, PeerReport { connections_open: open, ..report_of(&link.counters()) })
+        });
+        now.chain(self.past.iter().map(|(peer, counters)| (*peer, report_of(counters)))).collect()
+    }
+
+    fn close_all(&mut self) {
+        (0..self.engines.len()).for_each(|index| self.drop_engine(index));
+        self.doors.clear();
+        self.newcomers.clear();
+    }
+
+    fn watch(&self, descriptor: BorrowedFd<'_>, token: Token, flags: EventFlags) -> Result<(), Errno> {
+        epoll::add(&self.epoll, descriptor, EventData::new_u64(token.encode()), flags)
+    }
+
+    fn new_number(&mut self) -> u32 {
+        self.numbers = self.numbers.wrapping_add(1);
+        self.numbers
+    }
+}
+
+/// Connections that come and go.
+impl Owner {
+    /// What an engine cannot do by itself; whether there was anything.
+    fn handle_events(&mut self, index: usize) -> bool {
+        let mut had_any = false;
+        while let Some(Some(link)) = self.engines.get_mut(index)
+            && let Some(event) = link.next_event()
+        {
+            had_any = true;
+            let peer = link.peer;
+            match event {
+                Event::Open { key, tuple } => self.connect(index, peer, key, &tuple),
+                Event::Refused { local, errno } => self.refuse(local, errno),
+                Event::Offence { number, what } => self.note_offence(peer, number, what),
+            }
+        }
+        had_any
+    }
+
+    fn connect(&mut self, engine: usize, peer: u8, key: Key, tuple: &Tuple) {
+        let end = doors::connect(&self.shared, peer, tuple).and_then(|end| {
+            self.watch(
+                end.lifeline(),
+                Token::Lifeline { engine, key },
+                EventFlags::IN | EventFlags::RDHUP | EventFlags::ET,
+            )?;
+            Ok(end)
+        });
+        if let Some(Some(link)) = self.engines.get_mut(engine) {
+            link.answer(key, end.map_err(|errno| errno.raw_os_error() as u32));
+        }
+    }
+
+    /// The other node has no server. Without a listener there, there is none here either.
+    fn refuse(&mut self, local: SegmentEnd, errno: u32) {
+        let errno = i32::try_from(errno).ok().filter(|errno| (1..4096).contains(errno));
+        let errno = errno.map_or(Errno::CONNREFUSED, Errno::from_raw_os_error);
+        let address = local.destination();
+        local.refuse(errno);
+        if errno == Errno::CONNREFUSED
+            && let Some(address) = address
+        {
+            self.shared.note_refused(address);
+        }
+    }
+
+    /// Says what a hostile peer did, as long as it is worth reading.
+    fn note_offence(&mut self, peer: u8, number: Number, what: &str) {
+        self.offences_said += 1;
+        if self.offences_said <= OFFENCES_SAID_MAX {
+            eprintln!("crosslane proxy: node {peer}: connection {:#x} is reset: {what}", number.0);
+        }
+    }
+
+    fn add_door(&mut self, peer: u8, address: SocketAddr, listener: Arc<LaneListener>) {
+        self.remove_door(address);
+        let number = self.new_number();
+        if let Some(descriptor) = listener.descriptor()
+            && self.watch(descriptor, Token::Door(number), EventFlags::IN | EventFlags::EXCLUSIVE).is_ok()
+        {
+            self.doors.insert(number, Door { peer, address, listener });
+        }
+    }
+
+    fn remove_door(&mut self, address: SocketAddr) {
+        let found = self.doors.iter().find(|(_, door)| door.address == address).map(|(number, _)| *number);
+        if let Some(door) = found.and_then(|number| self.doors.remove(&number))
+            && let Some(descriptor) = door.listener.descriptor()
+        {
+            let _ = epoll::delete(&self.epoll, descriptor);
+        }
+    }
+
+    fn open_door(&mut self, number: u32) {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(door) = self.doors.get(&number) else { return };
+            let peer = door.peer;
+            let Ok(accepted) = doors::accept(&door.listener) else { return };
+            self.admit(Newcomer { peer, accepted });
+        }
+    }
+
+    fn hear_newcomer(&mut self, number: u32) {
+        if let Some(newcomer) = self.newcomers.remove(&number) {
+            let _ = epoll::delete(&self.epoll, newcomer.accepted.lifeline.as_fd());
+            self.admit(newcomer);
+        }
+    }
+
+    /// Opens a connection for a program whose hello has come; waits for the hello of any other.
+    fn admit(&mut self, newcomer: Newcomer) {
+        let segment = match doors::hear_hello(&newcomer.accepted) {
+            Ok(Some(segment)) => segment,
+            Ok(None) => {
+                let number = self.new_number();
+                let lifeline = newcomer.accepted.lifeline.as_fd();
+                if self.watch(lifeline, Token::Newcomer(number), EventFlags::IN).is_ok() {
+                    self.newcomers.insert(number, newcomer);
+                }
+                return;
+            }
+            Err(_) => return,
+        };
+        // Seen from the program that connects.
+        let tuple = newcomer.accepted.tuple.reversed();
+        let end = SegmentEnd::new(segment, newcomer.accepted.lifeline, true).to(tuple.peer);
+        let Some(tuple) = doors::encode(&tuple) else { return end.refuse(Errno::AFNOSUPPORT) };
+        let Some(engine) = self.next_engine(newcomer.peer) else { return end.refuse(Errno::NETUNREACH) };
+        let Some(link) = &mut self.engines[engine] else { return };
+        let epoll = &self.epoll;
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        let mut end = Some(end);
+        link.open(tuple, |key| {
+            let end = end.take().expect("called once");
+            let data = EventData::new_u64(Token::Lifeline { engine, key }.encode());
+            let _ = epoll::add(epoll, end.lifeline(), data, flags);
+            end
+        });
+        if let Some(end) = end {
+            end.refuse(Errno::NOBUFS);
+        }
+    }
+
+    /// An engine of the link with a peer; those of one link in turn.
+    fn next_engine(&mut self, peer: u8) -> Option<usize> {
+        let engines = || {
+            (0..self.engines.len()).filter(|&index| self.engines[index].as_ref().is_some_and(|link| link.peer == peer))
+        };
+        let count = engines().count();
+        self.turns = self.turns.wrapping_add(1);
+        (count > 0).then(|| engines().nth(self.turns % count)).flatten()
+    }
+}
+
+fn report_of(counters: &Counters) -> PeerReport {
+    PeerReport {
+        connections_open: 0,
+        connections_total: counters.connections_opened,
+        bytes_sent: counters.bytes_sent,
+        bytes_received: counters.bytes_received,
+        moves: counters.moves,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_way() {
+        let lifeline = |engine, word| Token::Lifeline { engine, key: Key::from_word(word) };
+        for token in [
+            Token::Orders,
+            Token::Bell,
+            Token::Door(7),
+            Token::Newcomer(u32::MAX),
+            lifeline(0, 0),
+            lifeline(254, 5 << 32 | 0xFF_FFFF),
+        ] {
+            assert_eq!(Token::decode(token.encode()), token);
+        }
+    }
+}
