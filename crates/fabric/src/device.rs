@@ -47,18 +47,20 @@ pub use bell::{DeviceDoorbell, Vector, VectorBell};
 pub use error::{DeviceError, Problem};
 pub use layout::{Layout, NODES_MAX, Slot, VECTORS_MAX, VERSION};
 pub use link::DeviceLink;
-pub use memory::{Caching, DeviceInbound, DeviceOutbound, DeviceScratchpad};
+pub use memory::{Caching, DeviceInbound, DeviceMemory, DeviceOutbound, DeviceScratchpad};
 pub use pci::Mode;
 
-use crate::{Epoch, Training};
+use crate::memory_link::Side;
+use crate::{Coherence, Epoch, Memory, Training};
 use bell::{Identity, Kicks};
 use header::Header;
 use memory::Block;
 use server::{Client, News};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 use volmem::{Mapping, Region};
 
 /// What a node knows of the rack before it opens the device.
@@ -134,13 +136,16 @@ struct Inner {
     own: Slot,
     layout: Layout,
     caching: Caching,
-    memory: Region,
+    memory: DeviceMemory,
     descriptor: OwnedFd,
     offset_bytes: u64,
     len_bytes: u64,
     header: Header,
     /// By place, none for this node's own: what the peer writes, and what this node writes.
     blocks: Vec<Option<[Block; 2]>>,
+    bells: Vec<Bells>,
+    /// What the next ring of this process is called: no ring of another process ever had that number.
+    ring_next: AtomicU64,
     kicks: Kicks,
     registers: Option<(OwnedFd, u64)>,
     server: Option<(Arc<OwnedFd>, Mutex<Client>)>,
@@ -172,14 +177,28 @@ impl Device {
         found.and_then(|found| Self::attach(found, seat)).map_err(|it| it.of(address))
     }
 
-    /// Opens a file that all nodes can map: on shared memory, on huge pages, on a DAX mount, or a DAX device whose
-    /// memory is coherent between them. Nothing wakes sleepers there: they look now and then.
+    /// Opens a file that all nodes can map: on shared memory, on huge pages, on a DAX mount, or a DAX device, coherent
+    /// between them. Nothing wakes sleepers there: they look now and then.
     ///
     /// # Errors
     /// Names the file, what is wrong with it, and the remedy.
     pub fn open_file(path: &Path, seat: &Seat) -> Result<Self, DeviceError> {
+        Self::open_dax(path, Coherence::Coherent, seat)
+    }
+
+    /// As [`Device::open_file`], of memory that may be anything but coherent between the nodes: what it is, no program
+    /// can find out.
+    ///
+    /// # Errors
+    /// Names the file, what is wrong with it, and the remedy.
+    pub fn open_dax(path: &Path, coherence: Coherence, seat: &Seat) -> Result<Self, DeviceError> {
+        let caching = match coherence {
+            Coherence::Coherent => Caching::Cached,
+            Coherence::WriteCombined => Caching::WriteCombined,
+            Coherence::NonCoherent => Caching::NonCoherent,
+        };
         let name = path.display().to_string();
-        file::open(path).and_then(|found| Self::attach(found, seat)).map_err(|it| it.of(&name))
+        file::open(path, caching).and_then(|found| Self::attach(found, seat)).map_err(|it| it.of(&name))
     }
 
     fn attach(found: Found, seat: &Seat) -> Result<Self, Problem> {
@@ -203,13 +222,15 @@ impl Device {
         let len_bytes = usize::try_from(found.len_bytes).unwrap_or(usize::MAX);
         let mapping = Mapping::at(found.descriptor.as_fd(), found.offset_bytes, len_bytes)
             .map_err(Problem::system(format!("mmap of {len_bytes} bytes")))?;
-        let memory = Region::of_mapping(Arc::new(mapping));
+        let memory = DeviceMemory::new(Region::of_mapping(Arc::new(mapping)), found.caching)?;
         let block = |writer, reader| {
             let span = layout.control(writer, reader);
-            Block::new(memory.sub(span.start, span.len()), found.caching)
+            Block::new(memory.part(span.start, span.len()))
         };
-        let blocks = layout.slots().map(|peer| (peer != own).then(|| [block(peer, own), block(own, peer)])).collect();
-        let header = Header::new(memory.sub(0, layout::PAGE_BYTES), found.caching, &layout);
+        let blocks: Vec<_> =
+            layout.slots().map(|peer| (peer != own).then(|| [block(peer, own), block(own, peer)])).collect();
+        let bells = blocks.iter().map(|blocks| Bells::silent(blocks.as_ref().map(|[inbound, _]| inbound))).collect();
+        let header = Header::new(memory.part(0, layout::PAGE_BYTES), &layout);
         Ok(Self(Arc::new(Inner {
             name: found.name,
             own,
@@ -220,6 +241,8 @@ impl Device {
             len_bytes: found.len_bytes,
             header,
             blocks,
+            bells,
+            ring_next: AtomicU64::new(now_ns()),
             memory,
             kicks: found.kicks,
             registers: found.registers,
@@ -274,9 +297,7 @@ impl Device {
     /// # Panics
     /// If `peer` is this node, or none of the rack.
     pub fn inbound(&self, peer: Slot) -> DeviceInbound {
-        let inner = self.inner();
-        let span = inner.layout.window(peer, inner.own);
-        DeviceInbound::new(inner.memory.sub(span.start, span.len()), inner.caching)
+        DeviceInbound::new(self.inner().window(peer, self.own()))
     }
 
     /// The window that `peer` reads, as [`Device::inbound`].
@@ -284,9 +305,7 @@ impl Device {
     /// # Panics
     /// If `peer` is this node, or none of the rack.
     pub fn outbound(&self, peer: Slot) -> DeviceOutbound {
-        let inner = self.inner();
-        let span = inner.layout.window(inner.own, peer);
-        DeviceOutbound::new(inner.memory.sub(span.start, span.len()), inner.caching)
+        DeviceOutbound::new(self.inner().window(self.own(), peer))
     }
 
     /// The bells of one vector between this node and `peer`.
@@ -366,6 +385,31 @@ impl Device {
     }
 }
 
+/// What this process remembers of the bells between this node and one peer.
+#[derive(Debug)]
+struct Bells {
+    /// The number of the last ring that was taken, by vector.
+    taken: [AtomicU64; VECTORS_MAX],
+    /// Vectors rung while there was no way to kick the peer, a bit each.
+    owed: AtomicU32,
+}
+
+const _: () = assert!(VECTORS_MAX <= u32::BITS as usize);
+
+impl Bells {
+    /// Rings for an earlier holder of this end are not this one's.
+    fn silent(inbound: Option<&Block>) -> Self {
+        let last = |vector| inbound.map_or(0, |block| block.ring_last(vector));
+        Self { taken: std::array::from_fn(|vector| AtomicU64::new(last(vector))), owed: AtomicU32::new(0) }
+    }
+}
+
+/// Nanoseconds of the clock on the wall.
+fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(1, |now| now.as_nanos() as u64)
+}
+
 impl Inner {
     /// All nodes but this one.
     fn peers(&self) -> impl Iterator<Item = Slot> + use<> {
@@ -393,25 +437,52 @@ impl Inner {
         self.kicks.own.get(vector.index())
     }
 
-    /// Sets the flag, then wakes who may sleep behind it. A peer that has not published its number has not looked at
-    /// its flags since either: the fence keeps both ends from missing each other.
+    fn window(&self, writer: Slot, reader: Slot) -> DeviceMemory {
+        let span = self.layout.window(writer, reader);
+        self.memory.part(span.start, span.len())
+    }
+
+    /// What this node owns of its link with `peer`, and what the peer does.
+    fn sides_of(&self, peer: Slot) -> [Side<DeviceMemory>; 2] {
+        let [inbound, outbound] = self.blocks_of(peer);
+        [
+            Side { window: self.window(peer, self.own), control: inbound.control() },
+            Side { window: self.window(self.own, peer), control: outbound.control() },
+        ]
+    }
+
+    /// Writes a new number, then wakes who may sleep behind it. A peer that has not published its identity has not
+    /// looked at its bells since either: the fence keeps both ends from missing each other.
     fn ring(&self, peer: Slot, vector: usize) {
         let [inbound, outbound] = self.blocks_of(peer);
-        outbound.ring(vector);
+        outbound.ring(vector, self.ring_next.fetch_add(1, Ordering::Relaxed));
         fence(Ordering::SeqCst);
-        if let Some(identity) = inbound.identity() {
-            self.kicks.kick(identity, vector);
+        let Some(identity) = inbound.identity() else { return };
+        if !self.kicks.kick(identity, vector) {
+            self.bells[peer.index()].owed.fetch_or(1 << vector, Ordering::SeqCst);
+            self.kicks.kick(identity, vector); // Its bells may have come just now.
         }
     }
 
-    /// Wakes a client whose bells have just become known for what was rung before: that set flags only.
+    /// Wakes a client whose bells have just become known for what was rung before.
     fn catch_up(&self, identity: Identity) {
         for peer in self.slots_of(identity) {
-            let outbound = self.block_out(peer);
-            (0..VECTORS_MAX)
-                .filter(|vector| outbound.is_rung(*vector))
-                .for_each(|vector| self.kicks.kick(identity, vector));
+            let owed = self.bells[peer.index()].owed.swap(0, Ordering::SeqCst);
+            (0..VECTORS_MAX).filter(|vector| owed >> vector & 1 == 1).for_each(|vector| {
+                self.kicks.kick(identity, vector);
+            });
         }
+    }
+
+    /// Whether `peer` has rung since this process took its last ring.
+    fn is_rung(&self, peer: Slot, vector: usize) -> bool {
+        self.block_in(peer).ring_last(vector) != self.bells[peer.index()].taken[vector].load(Ordering::Relaxed)
+    }
+
+    /// Takes the rings of `peer`, and says whether there were any.
+    fn silence(&self, peer: Slot, vector: usize) -> bool {
+        let number = self.block_in(peer).ring_last(vector);
+        self.bells[peer.index()].taken[vector].swap(number, Ordering::Relaxed) != number
     }
 
     fn change(&self, news: News) -> Change {

@@ -20,7 +20,10 @@ impl Flushed {
 }
 
 impl Memory for Flushed {
-    const COHERENCE: Coherence = Coherence::NonCoherent;
+    #[inline]
+    fn coherence(&self) -> Coherence {
+        Coherence::NonCoherent
+    }
 
     #[inline]
     fn len_bytes(&self) -> usize {

@@ -11,9 +11,8 @@ use volmem::sync::Ordering;
 ///
 /// Where it does, as in a [`Region`], there is nothing to write back and nothing to drop.
 pub trait Memory: Clone + Send {
-    /// What windows in it ask of their users: [`Coherence::Coherent`] or [`Coherence::NonCoherent`].
-    const COHERENCE: Coherence;
-
+    /// What windows in it ask of their users.
+    fn coherence(&self) -> Coherence;
     /// Length in bytes.
     fn len_bytes(&self) -> usize;
     /// The `len_bytes` from `offset` on.
@@ -46,13 +45,21 @@ pub trait Memory: Clone + Send {
     /// Writes changed lines of the span back and forgets all of them: the next load finds what is there then.
     #[inline]
     fn drop_lines(&self, _offset: usize, _len_bytes: usize) {}
-    /// What was written back before has got there before anything after.
+    /// What was stored and written back before gets there before anything after.
     #[inline]
     fn barrier(&self) {}
+    /// What was stored and written back before has got there.
+    #[inline]
+    fn settle(&self) {
+        self.barrier();
+    }
 }
 
 impl Memory for Region {
-    const COHERENCE: Coherence = Coherence::Coherent;
+    #[inline]
+    fn coherence(&self) -> Coherence {
+        Coherence::Coherent
+    }
 
     #[inline]
     fn len_bytes(&self) -> usize {
@@ -168,7 +175,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
 
     #[inline]
     fn coherence(&self) -> Coherence {
-        M::COHERENCE
+        self.0.coherence()
     }
 
     #[inline]
@@ -183,6 +190,9 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
         assert_one_line(offset, words);
         for (index, word) in words.iter().enumerate().skip(1) {
             self.0.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
+        }
+        if self.0.coherence() == Coherence::WriteCombined {
+            self.0.barrier(); // A buffer that is not full leaves in pieces, in any order.
         }
         if let Some(first) = words.first() {
             self.0.store_u64(offset, *first, Ordering::Release);
@@ -201,7 +211,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     #[inline]
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
         let pointer = self.0.pointer(offset, len_bytes);
-        (M::COHERENCE == Coherence::Coherent).then_some(pointer)
+        (self.0.coherence() != Coherence::NonCoherent).then_some(pointer)
     }
 
     #[inline]
@@ -219,7 +229,7 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     /// anyway.
     #[inline]
     fn flush(&self) {
-        self.0.barrier();
+        self.0.settle();
     }
 }
 

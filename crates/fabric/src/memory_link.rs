@@ -1,6 +1,6 @@
 //! A link whose windows and scratchpads lie in memory, whatever keeps that memory and whatever rings.
 
-use crate::{Doorbell, Epoch, Link, LinkState, Memory, MemoryInbound, MemoryOutbound, Outbound, Scratchpad, Training};
+use crate::{Doorbell, Epoch, Link, LinkState, Memory, MemoryInbound, MemoryOutbound, Scratchpad, Training};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Region};
 
@@ -12,7 +12,8 @@ pub const SCRATCHPAD_WORDS: usize = 8;
 pub(crate) const CONTROL_BYTES: usize = 2 * CACHE_LINE_BYTES;
 
 const WORD_BYTES: usize = size_of::<u64>();
-const TRAINING_WORD: usize = 0;
+/// Where a control block has the training word, in a line of its own.
+pub(crate) const TRAINING_WORD: usize = 0;
 const SCRATCHPAD_OFFSET: usize = CACHE_LINE_BYTES;
 
 const _: () = assert!(SCRATCHPAD_OFFSET + SCRATCHPAD_WORDS * WORD_BYTES <= CONTROL_BYTES);
@@ -58,7 +59,9 @@ impl<D, M: Memory> MemoryLink<D, M> {
         load(&self.own.control, TRAINING_WORD)
     }
 
+    /// Behind all stores that this end has made in the peer's window.
     fn publish(&self) {
+        self.peer.window.barrier();
         store(&self.peer.control, TRAINING_WORD, self.training.word());
     }
 
@@ -101,7 +104,7 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
     }
 
     fn scratchpad(&self) -> MemoryScratchpad<M> {
-        MemoryScratchpad { own: self.own.control.clone(), peer: self.peer.control.clone() }
+        MemoryScratchpad::new(self.own.control.clone(), self.peer.control.clone())
     }
 
     fn state(&self) -> LinkState {
@@ -133,8 +136,6 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
 
     fn take_down(&mut self) {
         self.training.take_down();
-        // The peer sees the word after every store made before it.
-        self.outbound().fence();
         self.publish();
     }
 }
@@ -144,6 +145,13 @@ impl<D: Doorbell + Clone, M: Memory> Link for MemoryLink<D, M> {
 pub struct MemoryScratchpad<M = Region> {
     own: M,
     peer: M,
+}
+
+impl<M: Memory> MemoryScratchpad<M> {
+    /// The scratchpad of two control blocks.
+    pub(crate) fn new(own: M, peer: M) -> Self {
+        Self { own, peer }
+    }
 }
 
 impl<M: Memory> Scratchpad for MemoryScratchpad<M> {

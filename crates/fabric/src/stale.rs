@@ -128,7 +128,10 @@ impl fmt::Debug for StaleMemory {
 }
 
 impl Memory for StaleMemory {
-    const COHERENCE: Coherence = Coherence::NonCoherent;
+    #[inline]
+    fn coherence(&self) -> Coherence {
+        Coherence::NonCoherent
+    }
 
     fn len_bytes(&self) -> usize {
         self.len_bytes

@@ -8,7 +8,7 @@ use fabric::device::{Change, Device, DeviceLink, Layout, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
 use fabric::stale::{self, Habits};
 use fabric::timed::{LinkTiming, Pace, Setup, Timed};
-use fabric::{Flushed, Link, Memory, heap, shm};
+use fabric::{Coherence, Flushed, Link, Memory, heap, shm};
 use std::fs::{File, remove_file};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -51,20 +51,20 @@ fn device_bytes(window_bytes: usize) -> usize {
 }
 
 /// Nodes 0 and 2 of three, by a file.
-fn file_pair(path: &Path, window_bytes: usize) -> (DeviceLink, DeviceLink) {
-    let open = |own| Device::open_file(path, &seat(own, window_bytes)).expect("a device");
+fn file_pair(path: &Path, coherence: Coherence, window_bytes: usize) -> (DeviceLink, DeviceLink) {
+    let open = |own| Device::open_dax(path, coherence, &seat(own, window_bytes)).expect("a device");
     (open(0).link(Slot(2)), open(2).link(Slot(0)))
 }
 
 fn device_in_memory(window_bytes: usize) -> (DeviceLink, DeviceLink) {
     let memory = support::memory(device_bytes(window_bytes));
     rustix::fs::fchmod(&memory, rustix::fs::Mode::from(0o600)).expect("a mode");
-    file_pair(Path::new(&format!("/proc/self/fd/{}", memory.as_raw_fd())), window_bytes)
+    file_pair(Path::new(&format!("/proc/self/fd/{}", memory.as_raw_fd())), Coherence::Coherent, window_bytes)
 }
 
-fn device_in_file(window_bytes: usize) -> (DeviceLink, DeviceLink) {
+fn device_in_file(coherence: Coherence, window_bytes: usize) -> (DeviceLink, DeviceLink) {
     let folder = tempfile::tempdir().expect("a folder");
-    file_pair(&support::file(folder.path(), device_bytes(window_bytes) as u64), window_bytes)
+    file_pair(&support::file(folder.path(), device_bytes(window_bytes) as u64), coherence, window_bytes)
 }
 
 fn device_by_server(window_bytes: usize) -> (DeviceLink, DeviceLink) {
@@ -93,7 +93,9 @@ fabric::conformance_suite!(real_shm, shm_pair);
 fabric::conformance_suite!(miri_faulty_heap, |window_bytes| faulty(heap::pair(window_bytes), FaultPlan::none));
 fabric::conformance_suite!(faulty_shm, |window_bytes| faulty(shm_pair(window_bytes), FaultPlan::none));
 fabric::conformance_suite!(device_memory, device_in_memory);
-fabric::conformance_suite!(device_file, device_in_file);
+fabric::conformance_suite!(device_file, |window_bytes| device_in_file(Coherence::Coherent, window_bytes));
+fabric::conformance_suite!(device_combined, |window_bytes| device_in_file(Coherence::WriteCombined, window_bytes));
+fabric::conformance_suite!(device_non_coherent, |window_bytes| device_in_file(Coherence::NonCoherent, window_bytes));
 fabric::conformance_suite!(device_server, device_by_server);
 fabric::conformance_suite!(faulty_device, |window_bytes| faulty(device_in_memory(window_bytes), FaultPlan::none));
 fabric::conformance_suite!(faulty_device_server, |window_bytes| faulty(

@@ -101,7 +101,13 @@ impl Settings {
         seat.vectors = vectors(&self.rack);
         match self.rack.backend_of(node) {
             Backend::Shm => Device::connect_server(&self.places.device_socket(), &seat),
-            Backend::Dax => Device::open_file(device.as_ref(), &seat),
+            Backend::Dax => {
+                let coherence = match self.rack.device.coherence.unwrap_or(rack::Coherence::Coherent) {
+                    rack::Coherence::Coherent => fabric::Coherence::Coherent,
+                    rack::Coherence::NonCoherent => fabric::Coherence::NonCoherent,
+                };
+                Device::open_dax(device.as_ref(), coherence, &seat)
+            }
             Backend::Pci => {
                 let mode = match self.rack.device.mode.unwrap_or(PciMode::Sysfs) {
                     PciMode::Sysfs => Mode::Sysfs,

@@ -1,8 +1,9 @@
-//! Bells of a device: a flag in the control block says who rang, an eventfd or an interrupt behind it wakes who sleeps.
+//! Bells of a device: a number in the control block says who rang, an eventfd or an interrupt behind it wakes who
+//! sleeps.
 //!
-//! All peers of a node ring the same eventfd of a vector, so the flags are what counts: a ring is a flag set first and
-//! a kick second, and whoever waits silences flags. Where there is nothing to kick with, or the peer has nothing to be
-//! kicked with, the flag is all, and a waiter naps between looks.
+//! All peers of a node ring the same eventfd of a vector, so the numbers are what counts: a ring is a new number first
+//! and a kick second, and whoever waits remembers the numbers it has seen. Where there is nothing to kick with, or the
+//! peer has nothing to be kicked with, the number is all, and a waiter naps between looks.
 
 use super::layout::{Slot, VECTORS_MAX};
 use super::{Device, Inner};
@@ -52,15 +53,15 @@ pub(super) struct Kicks {
 }
 
 impl Kicks {
-    pub(super) fn kick(&self, identity: Identity, vector: usize) {
+    /// Whether there was a way to kick that client.
+    pub(super) fn kick(&self, identity: Identity, vector: usize) -> bool {
         if let Some(registers) = &self.registers {
             registers.store(DOORBELL_REGISTER, u32::from(identity) << 16 | vector as u32);
-            return;
+            return true;
         }
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bell) = peers.get(&identity).and_then(|bells| bells.get(vector)) {
-            eventfd::ring(bell);
-        }
+        let bell = peers.get(&identity).and_then(|bells| bells.get(vector));
+        bell.inspect(|bell| eventfd::ring(bell)).is_some()
     }
 
     /// Another bell of a client.
@@ -144,7 +145,7 @@ impl VectorBell {
             eventfd::take(bell);
         }
         let index = self.vector.index();
-        inner.peers().filter(|peer| inner.block_in(*peer).silence(index)).collect()
+        inner.peers().filter(|peer| inner.silence(*peer, index)).collect()
     }
 
     /// Sleeps until a peer rings, or for `timeout`, and takes all rings; none when nobody rang in time.
@@ -196,16 +197,16 @@ impl DeviceDoorbell {
     /// Takes a ring of this peer, and leaves those of others as they were.
     fn take(&self) -> bool {
         let inner = self.device.inner();
-        let is_rung = inner.block_in(self.peer).silence(self.vector.index());
+        let is_rung = inner.silence(self.peer, self.vector.index());
         self.drain(inner);
         is_rung
     }
 
-    /// Makes the eventfd silent unless a flag still says otherwise; whether one does.
+    /// Makes the eventfd silent unless a peer's number still says otherwise; whether one does.
     fn drain(&self, inner: &Inner) -> bool {
         let Some(bell) = inner.own_bell(self.vector) else { return false };
         eventfd::take(bell);
-        let others_ring = inner.peers().any(|peer| inner.block_in(peer).is_rung(self.vector.index()));
+        let others_ring = inner.peers().any(|peer| inner.is_rung(peer, self.vector.index()));
         if others_ring {
             eventfd::ring(bell);
         }
@@ -216,7 +217,7 @@ impl DeviceDoorbell {
         let inner = self.device.inner();
         let Some(bell) = inner.own_bell(self.vector) else { return nap.pause(left) };
         let is_readable = eventfd::poll_for(bell, PollFlags::IN, left) == Ok(true);
-        if is_readable && !inner.block_in(self.peer).is_rung(self.vector.index()) && self.drain(inner) {
+        if is_readable && !inner.is_rung(self.peer, self.vector.index()) && self.drain(inner) {
             thread::sleep(left.map_or(FOREIGN_RING_PAUSE, |left| left.min(FOREIGN_RING_PAUSE)));
         }
     }

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Bits of a mode that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-pub(super) fn open(path: &Path) -> Result<Found, Problem> {
+pub(super) fn open(path: &Path, caching: Caching) -> Result<Found, Problem> {
     let file = open_file(path)?;
     let stat = fstat(&file).map_err(Problem::system("fstat"))?;
     let len_bytes = match FileType::from_raw_mode(stat.st_mode) {
@@ -29,7 +29,7 @@ pub(super) fn open(path: &Path) -> Result<Found, Problem> {
     };
     Ok(Found {
         name: path.display().to_string(),
-        caching: Caching::Cached,
+        caching,
         descriptor: file,
         offset_bytes: 0,
         len_bytes,

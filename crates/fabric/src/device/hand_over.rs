@@ -48,7 +48,8 @@ impl Device {
         Ok((text.into_bytes(), descriptors.map_err(failed)?))
     }
 
-    /// The device as another process has handed it over: for using windows and bells, not for training.
+    /// The device as another process has handed it over: for using windows and bells, not for training. Rings from
+    /// before are not this process's: it looks at the windows first.
     ///
     /// # Errors
     /// What was handed over makes no sense, or cannot be mapped.
@@ -162,6 +163,6 @@ impl Parts {
 }
 
 fn caching_of(word: &str) -> Result<Caching, Problem> {
-    let all = [Caching::Cached, Caching::Uncached, Caching::WriteCombined];
+    let all = [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
     all.into_iter().find(|caching| caching.to_string() == word).ok_or_else(|| nonsense("memory of another kind"))
 }

@@ -9,11 +9,9 @@
 
 use super::Problem;
 use super::layout::{Layout, PAGE_BYTES, WORD_BYTES};
-use super::memory::Caching;
+use super::memory::DeviceMemory;
 use std::thread;
 use std::time::{Duration, Instant};
-use volmem::sync::Ordering;
-use volmem::{Region, load_fence, store_fence};
 
 const WORDS: usize = 7;
 const CLAIM_OFFSET: usize = WORDS * WORD_BYTES;
@@ -25,16 +23,15 @@ const NAP: Duration = Duration::from_millis(5);
 /// The page and what it must say.
 #[derive(Debug)]
 pub(super) struct Header {
-    page: Region,
-    caching: Caching,
+    page: DeviceMemory,
     words: [u64; WORDS],
     claim: u64,
 }
 
 impl Header {
-    pub(super) fn new(page: Region, caching: Caching, layout: &Layout) -> Self {
+    pub(super) fn new(page: DeviceMemory, layout: &Layout) -> Self {
         let words = layout.words();
-        Self { page, caching, words, claim: claim_of(&words) }
+        Self { page, words, claim: claim_of(&words) }
     }
 
     /// Finds the layout on the device, or puts it there where there is none, or whatever there is with `overwrites`.
@@ -60,7 +57,7 @@ impl Header {
 
     /// Writes what somebody has spoiled; whether there was something.
     pub(super) fn mend(&self) -> bool {
-        let is_spoiled = self.found() != self.words || self.load(CLAIM_OFFSET) != self.claim;
+        let is_spoiled = self.found() != self.words || self.page.fetch(CLAIM_OFFSET) != self.claim;
         if is_spoiled {
             self.write_all();
         }
@@ -77,21 +74,19 @@ impl Header {
 
     /// Claims an empty page.
     fn claim(&self) -> Result<(), Problem> {
-        if self.load(CLAIM_OFFSET) == 0
+        if self.page.fetch(CLAIM_OFFSET) == 0
             && let Some(found) = self.first_word_used()
         {
             return Err(Problem::Stranger { found });
         }
-        match self.page.compare_exchange_u64(CLAIM_OFFSET, 0, self.claim.to_le()) {
-            Err(found) if found != self.claim.to_le() => Err(Problem::Claimed),
-            _ => Ok(()),
-        }
+        let found = self.page.claim(CLAIM_OFFSET, self.claim);
+        if found == 0 || found == self.claim { Ok(()) } else { Err(Problem::Claimed) }
     }
 
     /// A word of the page that is not zero while nobody has claimed it.
     fn first_word_used(&self) -> Option<u64> {
-        let used = (0..PAGE_BYTES).step_by(WORD_BYTES).map(|offset| self.load(offset)).find(|word| *word != 0);
-        used.filter(|_| self.load(CLAIM_OFFSET) != self.claim)
+        let used = (0..PAGE_BYTES).step_by(WORD_BYTES).map(|offset| self.page.fetch(offset)).find(|word| *word != 0);
+        used.filter(|_| self.page.fetch(CLAIM_OFFSET) != self.claim)
     }
 
     fn compare(&self) -> Result<(), Problem> {
@@ -117,30 +112,19 @@ impl Header {
     }
 
     fn found(&self) -> [u64; WORDS] {
-        std::array::from_fn(|index| self.load(index * WORD_BYTES))
+        std::array::from_fn(|index| self.page.fetch(index * WORD_BYTES))
     }
 
     fn write_all(&self) {
-        self.page.store_u64(CLAIM_OFFSET, self.claim.to_le(), Ordering::Release);
+        self.page.publish(CLAIM_OFFSET, self.claim);
         self.write();
     }
 
     /// The magic last: who sees it sees the rest.
     fn write(&self) {
         for index in (0..WORDS).rev() {
-            self.page.store_u64(index * WORD_BYTES, self.words[index].to_le(), Ordering::Release);
-            if self.caching != Caching::Cached {
-                store_fence();
-            }
+            self.page.publish(index * WORD_BYTES, self.words[index]);
         }
-    }
-
-    fn load(&self, offset: usize) -> u64 {
-        let word = u64::from_le(self.page.load_u64(offset, Ordering::Acquire));
-        if self.caching != Caching::Cached {
-            load_fence();
-        }
-        word
     }
 }
 
@@ -153,9 +137,13 @@ fn claim_of(words: &[u64; WORDS]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Caching;
+    use volmem::Region;
+    use volmem::sync::Ordering;
 
     fn header(page: &Region, nodes: u8) -> Header {
-        Header::new(page.clone(), Caching::Cached, &Layout::new(nodes, 4096).expect("a layout"))
+        let page = DeviceMemory::new(page.clone(), Caching::Cached).expect("memory");
+        Header::new(page, &Layout::new(nodes, 4096).expect("a layout"))
     }
 
     fn page() -> Region {

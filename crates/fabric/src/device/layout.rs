@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A pair is (writer, reader). Its window is the writer's outbound and the reader's inbound one, and its control block
-//! is written by the writer, but for the bells, which the reader silences. All words are little endian.
+//! is written by the writer alone. All words are little endian.
 
 use super::Problem;
 use crate::memory_link::is_window_size;

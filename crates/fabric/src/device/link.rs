@@ -1,26 +1,27 @@
 //! One end of a link over a device.
 
+use super::Device;
 use super::bell::{DeviceDoorbell, Vector};
 use super::layout::Slot;
-use super::memory::{DeviceInbound, DeviceOutbound, DeviceScratchpad};
-use super::{Device, Inner};
-use crate::{Epoch, Link, LinkState, Training};
+use super::memory::{DeviceInbound, DeviceMemory, DeviceOutbound, DeviceScratchpad};
+use crate::memory_link::Before;
+use crate::{Epoch, Link, LinkState, MemoryLink};
 
 /// This node's end of its link with one peer: trained by the monitor, and by nobody else.
 #[derive(Debug)]
 pub struct DeviceLink {
     device: Device,
     peer: Slot,
-    training: Training,
+    memory: MemoryLink<DeviceDoorbell, DeviceMemory>,
 }
 
 impl DeviceLink {
     /// Whatever an earlier holder of this end had published is withdrawn.
     pub(super) fn attach(device: Device, peer: Slot) -> Self {
-        let training = Training::attach(device.inner().block_in(peer).training());
-        let link = Self { device, peer, training };
-        link.publish();
-        link
+        let [own, theirs] = device.inner().sides_of(peer);
+        let bell = device.doorbell(peer, Vector::MONITOR);
+        let memory = MemoryLink::attach(own, theirs, bell, Before::Anything);
+        Self { device, peer, memory }
     }
 
     /// The peer.
@@ -35,18 +36,6 @@ impl DeviceLink {
     pub fn doorbell_of(&self, vector: Vector) -> DeviceDoorbell {
         self.device.doorbell(self.peer, vector)
     }
-
-    fn inner(&self) -> &Inner {
-        self.device.inner()
-    }
-
-    fn theirs(&self) -> u32 {
-        self.inner().block_in(self.peer).training()
-    }
-
-    fn publish(&self) {
-        self.inner().block_out(self.peer).publish_training(self.training.word());
-    }
 }
 
 impl Link for DeviceLink {
@@ -56,41 +45,35 @@ impl Link for DeviceLink {
     type Scratchpad = DeviceScratchpad;
 
     fn inbound(&self) -> DeviceInbound {
-        self.device.inbound(self.peer)
+        self.memory.inbound()
     }
 
     fn outbound(&self) -> DeviceOutbound {
-        self.device.outbound(self.peer)
+        self.memory.outbound()
     }
 
     /// The monitor's.
     fn doorbell(&self) -> DeviceDoorbell {
-        self.doorbell_of(Vector::MONITOR)
+        self.memory.doorbell()
     }
 
     fn scratchpad(&self) -> DeviceScratchpad {
-        let [own, peer] = self.inner().blocks_of(self.peer).clone();
-        DeviceScratchpad { own, peer }
+        self.memory.scratchpad()
     }
 
     fn state(&self) -> LinkState {
-        self.training.state(self.theirs())
+        self.memory.state()
     }
 
     fn epoch(&self) -> Epoch {
-        self.training.epoch()
+        self.memory.epoch()
     }
 
     fn train(&mut self) -> LinkState {
-        let inbound = self.inbound();
-        // The memory may hold anything, also before the first epoch.
-        self.training.step(self.theirs(), |_epoch| inbound.clean());
-        self.publish();
-        self.state()
+        self.memory.train()
     }
 
     fn take_down(&mut self) {
-        self.training.take_down();
-        self.publish();
+        self.memory.take_down();
     }
 }

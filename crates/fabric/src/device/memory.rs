@@ -1,39 +1,24 @@
-//! Memory of a device, however the processor reaches it: its windows, and the words beside them.
+//! Memory of a device, however the processor reaches it, and the words of a control block.
 
+use super::Problem;
 use super::layout::{BLOCK_BYTES, VECTORS_MAX, WORD_BYTES};
-use crate::window::assert_whole_lines;
-use crate::{Coherence, Inbound, MemoryInbound, Outbound, SCRATCHPAD_WORDS, Scratchpad, Slice};
+use crate::memory_link::{CONTROL_BYTES, TRAINING_WORD};
+use crate::{Coherence, Memory, MemoryInbound, MemoryOutbound, MemoryScratchpad, SCRATCHPAD_WORDS, Scratchpad};
 use std::ptr::NonNull;
 use volmem::sync::{Ordering, fence};
-use volmem::{CACHE_LINE_BYTES, Region, load_fence, store_fence};
+use volmem::{LineControl, Region, load_fence, store_fence};
 
 /// How the processor reaches the memory, which decides what orders it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
-    /// As its own memory: coherent.
+    /// As its own memory: coherent with the other nodes.
     Cached,
     /// Every access goes to the device, in order.
     Uncached,
     /// Stores gather, and loads may overtake each other.
     WriteCombined,
-}
-
-impl Caching {
-    /// Puts stores ahead of those that follow.
-    #[inline]
-    fn order_stores(self) {
-        if self == Self::WriteCombined {
-            store_fence();
-        }
-    }
-
-    /// Puts loads ahead of those that follow.
-    #[inline]
-    fn order_loads(self) {
-        if self == Self::WriteCombined {
-            load_fence();
-        }
-    }
+    /// By caches that do not follow those of other nodes: lines are written back and dropped by hand.
+    NonCoherent,
 }
 
 impl std::fmt::Display for Caching {
@@ -42,279 +27,237 @@ impl std::fmt::Display for Caching {
             Self::Cached => "cached",
             Self::Uncached => "uncached",
             Self::WriteCombined => "write-combined",
+            Self::NonCoherent => "non-coherent",
         })
     }
 }
 
-/// An inbound window in a device's memory.
+/// A span of a device's memory.
 #[derive(Debug, Clone)]
-pub struct DeviceInbound {
-    memory: MemoryInbound,
-    caching: Caching,
+pub struct DeviceMemory {
+    region: Region,
+    reach: Reach,
 }
 
-impl DeviceInbound {
-    pub(super) fn new(region: Region, caching: Caching) -> Self {
-        Self { memory: MemoryInbound::new(region), caching }
+/// [`Caching`], and what it takes.
+#[derive(Debug, Clone, Copy)]
+enum Reach {
+    Cached,
+    Uncached,
+    WriteCombined,
+    NonCoherent(LineControl),
+}
+
+/// An inbound window in a device's memory.
+pub type DeviceInbound = MemoryInbound<DeviceMemory>;
+/// An outbound window in a device's memory.
+pub type DeviceOutbound = MemoryOutbound<DeviceMemory>;
+/// A scratchpad in a device's memory.
+pub type DeviceScratchpad = MemoryScratchpad<DeviceMemory>;
+
+impl DeviceMemory {
+    pub(super) fn new(region: Region, caching: Caching) -> Result<Self, Problem> {
+        let no_instruction = || {
+            let found = "this processor lets no program write cache lines back";
+            Problem::unfit(found, "use memory that is coherent between the nodes, and say so in the rack file")
+        };
+        let reach = match caching {
+            Caching::Cached => Reach::Cached,
+            Caching::Uncached => Reach::Uncached,
+            Caching::WriteCombined => Reach::WriteCombined,
+            Caching::NonCoherent => Reach::NonCoherent(LineControl::detect().ok_or_else(no_instruction)?),
+        };
+        Ok(Self { region, reach })
     }
 
-    /// Zeroes it, visibly to whoever sees a later store.
-    pub(super) fn clean(&self) {
-        for offset in (0..self.len_bytes()).step_by(WORD_BYTES) {
-            self.store_u64(offset, 0, Ordering::Relaxed);
+    /// A word as the other nodes have stored it last, little endian.
+    pub(super) fn fetch(&self, offset: usize) -> u64 {
+        self.drop_lines(offset, WORD_BYTES);
+        u64::from_le(self.load_u64(offset, Ordering::Acquire))
+    }
+
+    /// Stores a word, little endian, behind all stores made before and on its way to the other nodes.
+    pub(super) fn publish(&self, offset: usize, word: u64) {
+        self.barrier();
+        self.store_u64(offset, word.to_le(), Ordering::Release);
+        self.write_back(offset, WORD_BYTES);
+        self.barrier();
+    }
+
+    /// Replaces a word that is zero; answers what it was. Atomic where the memory is coherent.
+    pub(super) fn claim(&self, offset: usize, word: u64) -> u64 {
+        self.drop_lines(offset, WORD_BYTES);
+        let answer = self.region.compare_exchange_u64(offset, 0, word.to_le());
+        self.write_back(offset, WORD_BYTES);
+        self.barrier();
+        u64::from_le(answer.unwrap_or_else(|found| found))
+    }
+}
+
+impl Memory for DeviceMemory {
+    #[inline]
+    fn coherence(&self) -> Coherence {
+        match self.reach {
+            Reach::Cached | Reach::Uncached => Coherence::Coherent,
+            Reach::WriteCombined => Coherence::WriteCombined,
+            Reach::NonCoherent(_) => Coherence::NonCoherent,
         }
-        self.caching.order_stores();
     }
-}
 
-impl Inbound for DeviceInbound {
     #[inline]
     fn len_bytes(&self) -> usize {
-        self.memory.len_bytes()
+        self.region.len_bytes()
     }
 
     #[inline]
+    fn part(&self, offset: usize, len_bytes: usize) -> Self {
+        Self { region: self.region.sub(offset, len_bytes), reach: self.reach }
+    }
+
+    /// Acquire order holds for all memory but write-combined.
+    #[inline]
     fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        let value = self.memory.load_u64(offset, order);
-        if order != Ordering::Relaxed {
-            self.caching.order_loads();
+        let value = self.region.load_u64(offset, order);
+        if order != Ordering::Relaxed && matches!(self.reach, Reach::WriteCombined) {
+            load_fence();
         }
         value
     }
 
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.memory.store_u64(offset, value, order);
+        self.region.store_u64(offset, value, order);
     }
 
     #[inline]
     unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
         // SAFETY: the caller's.
-        unsafe { self.memory.read_to(offset, destination, len_bytes) }
-    }
-
-    #[inline]
-    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
-        self.memory.pointer(offset, len_bytes)
-    }
-}
-
-impl Slice for DeviceInbound {
-    fn slice(&self, offset: usize, len_bytes: usize) -> Self {
-        Self { memory: self.memory.slice(offset, len_bytes), caching: self.caching }
-    }
-}
-
-/// An outbound window in a device's memory.
-#[derive(Debug, Clone)]
-pub struct DeviceOutbound {
-    memory: Region,
-    caching: Caching,
-}
-
-impl DeviceOutbound {
-    pub(super) fn new(memory: Region, caching: Caching) -> Self {
-        Self { memory, caching }
-    }
-}
-
-impl Outbound for DeviceOutbound {
-    #[inline]
-    fn len_bytes(&self) -> usize {
-        self.memory.len_bytes()
-    }
-
-    #[inline]
-    fn coherence(&self) -> Coherence {
-        match self.caching {
-            Caching::Cached | Caching::Uncached => Coherence::Coherent,
-            Caching::WriteCombined => Coherence::WriteCombined,
-        }
-    }
-
-    #[inline]
-    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
-        self.memory.store_u64(offset, value, order);
+        unsafe { self.region.read_to(offset, destination, len_bytes) }
     }
 
     #[inline]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         // SAFETY: the caller's.
-        unsafe { self.memory.write_from(offset, source, len_bytes) }
+        unsafe { self.region.write_from(offset, source, len_bytes) }
     }
 
     #[inline]
-    fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
-        Some(self.memory.pointer(offset, len_bytes))
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        self.region.pointer(offset, len_bytes)
     }
 
     #[inline]
-    fn fence(&self) {
-        self.caching.order_stores();
+    fn demote(&self, offset: usize, len_bytes: usize) {
+        if matches!(self.reach, Reach::Cached) {
+            self.region.demote(offset, len_bytes);
+        }
     }
 
     #[inline]
-    fn hand_over(&self, offset: usize, len_bytes: usize) {
-        if self.caching == Caching::Cached {
-            self.memory.demote(offset, len_bytes);
+    fn write_back(&self, offset: usize, len_bytes: usize) {
+        if let Reach::NonCoherent(lines) = self.reach {
+            lines.write_back(&self.region, offset, len_bytes);
+        }
+    }
+
+    #[inline]
+    fn drop_lines(&self, offset: usize, len_bytes: usize) {
+        if let Reach::NonCoherent(lines) = self.reach {
+            lines.drop_lines(&self.region, offset, len_bytes);
+        }
+    }
+
+    #[inline]
+    fn barrier(&self) {
+        match self.reach {
+            Reach::Cached | Reach::Uncached => {}
+            Reach::WriteCombined => store_fence(),
+            Reach::NonCoherent(lines) => lines.barrier(),
         }
     }
 
     /// Stores to a device are posted: they have arrived once a load behind them is answered.
-    fn flush(&self) {
-        if self.caching == Caching::Cached {
-            return;
+    fn settle(&self) {
+        self.barrier();
+        if matches!(self.reach, Reach::Uncached | Reach::WriteCombined) {
+            fence(Ordering::SeqCst);
+            std::hint::black_box(self.load_u64(self.len_bytes() - WORD_BYTES, Ordering::Acquire));
         }
-        store_fence();
-        fence(Ordering::SeqCst);
-        std::hint::black_box(self.memory.load_u64(self.memory.len_bytes() - WORD_BYTES, Ordering::Acquire));
-        load_fence();
     }
 }
 
-impl Slice for DeviceOutbound {
-    fn slice(&self, offset: usize, len_bytes: usize) -> Self {
-        assert_whole_lines(offset, len_bytes);
-        Self { memory: self.memory.sub(offset, len_bytes), caching: self.caching }
-    }
-}
+// Behind the training word, in its line; the scratchpad is the next line; the bells are the rest.
+const IDENTITY: usize = TRAINING_WORD + WORD_BYTES;
+const BEAT: usize = IDENTITY + WORD_BYTES;
+const BELLS: usize = CONTROL_BYTES;
 
-const TRAINING: usize = 0;
-const IDENTITY: usize = WORD_BYTES;
-const BEAT: usize = 2 * WORD_BYTES;
-const SCRATCHPAD: usize = CACHE_LINE_BYTES;
-const BELLS: usize = 2 * CACHE_LINE_BYTES;
-
-const _: () = assert!(SCRATCHPAD + SCRATCHPAD_WORDS * WORD_BYTES <= BELLS);
 const _: () = assert!(BELLS + VECTORS_MAX * WORD_BYTES <= BLOCK_BYTES);
 
-/// The control block of a pair of nodes.
+/// The control block of a pair of nodes. Only the writer stores in it: no line has two writers.
 #[derive(Debug, Clone)]
-pub(super) struct Block {
-    words: Region,
-    caching: Caching,
-}
+pub(super) struct Block(DeviceMemory);
 
 impl Block {
-    pub(super) fn new(words: Region, caching: Caching) -> Self {
-        assert_eq!(words.len_bytes(), BLOCK_BYTES);
-        Self { words, caching }
+    pub(super) fn new(memory: DeviceMemory) -> Self {
+        assert_eq!(memory.len_bytes(), BLOCK_BYTES);
+        Self(memory)
     }
 
-    /// The training word, 0 for one that nobody has written as such.
+    /// The part that a link uses.
+    pub(super) fn control(&self) -> DeviceMemory {
+        self.0.part(0, CONTROL_BYTES)
+    }
+
+    /// The training word; its upper half is the writer's to spoil.
     pub(super) fn training(&self) -> u32 {
-        self.load_signed(TRAINING).unwrap_or(0)
+        self.0.fetch(TRAINING_WORD) as u32
     }
 
-    /// Publishes a training word behind all stores made before it.
     pub(super) fn publish_training(&self, word: u32) {
-        self.caching.order_stores();
-        self.store(TRAINING, signed(word));
+        self.0.publish(TRAINING_WORD, u64::from(word));
     }
 
     /// Under which number the writer's bells are known, if it has any.
     pub(super) fn identity(&self) -> Option<u16> {
-        self.load_signed(IDENTITY).and_then(|word| u16::try_from(word).ok())
+        let word = self.0.fetch(IDENTITY);
+        u16::try_from(word as u32).ok().filter(|identity| signed(*identity) == word)
     }
 
     pub(super) fn publish_identity(&self, identity: Option<u16>) {
-        self.store(IDENTITY, identity.map_or(0, |identity| signed(u32::from(identity))));
+        self.0.publish(IDENTITY, identity.map_or(0, signed));
     }
 
     pub(super) fn beat(&self) -> u64 {
-        self.load(BEAT)
+        self.0.fetch(BEAT)
     }
 
     pub(super) fn publish_beat(&self, beat: u64) {
-        self.store(BEAT, beat);
+        self.0.publish(BEAT, beat);
     }
 
-    /// The writer's: rings a bell.
-    pub(super) fn ring(&self, vector: usize) {
-        self.caching.order_stores();
-        self.store(bell_offset(vector), 1);
+    /// The number of the last ring.
+    pub(super) fn ring_last(&self, vector: usize) -> u64 {
+        self.0.fetch(bell_offset(vector))
     }
 
-    /// The reader's: whether a bell rings.
-    pub(super) fn is_rung(&self, vector: usize) -> bool {
-        self.load(bell_offset(vector)) != 0
-    }
-
-    /// The reader's: silences a bell that rings, and says whether it did. A ring that this overwrites is one whose
-    /// cause the reader sees when it looks now: the fence keeps those loads behind the store.
-    pub(super) fn silence(&self, vector: usize) -> bool {
-        if !self.is_rung(vector) {
-            return false;
-        }
-        self.store(bell_offset(vector), 0);
-        fence(Ordering::SeqCst);
-        true
-    }
-
-    /// As `Scratchpad::write`.
-    fn write_pad(&self, index: usize, value: u32) {
-        self.store(pad_offset(index), u64::from(value));
-    }
-
-    /// The upper half of a word is the peer's to spoil, and ignored.
-    fn read_pad(&self, index: usize) -> u32 {
-        self.load(pad_offset(index)) as u32
+    /// Rings a bell, by a number that it did not have before.
+    pub(super) fn ring(&self, vector: usize, number: u64) {
+        self.0.publish(bell_offset(vector), number);
     }
 
     pub(super) fn clear_scratchpad(&self) {
-        (0..SCRATCHPAD_WORDS).for_each(|index| self.write_pad(index, 0));
-    }
-
-    fn load_signed(&self, offset: usize) -> Option<u32> {
-        let word = self.load(offset);
-        (word == signed(word as u32)).then_some(word as u32)
-    }
-
-    fn load(&self, offset: usize) -> u64 {
-        let word = u64::from_le(self.words.load_u64(offset, Ordering::Acquire));
-        self.caching.order_loads();
-        word
-    }
-
-    fn store(&self, offset: usize, word: u64) {
-        self.words.store_u64(offset, word.to_le(), Ordering::Release);
-        // Nothing follows that would push it out.
-        self.caching.order_stores();
+        let pad = DeviceScratchpad::new(self.control(), self.control());
+        (0..SCRATCHPAD_WORDS).for_each(|index| pad.write(index, 0));
     }
 }
 
-/// A word with its complement above it, so that neither zeros nor chance pass for one.
-fn signed(word: u32) -> u64 {
+/// A number with its complement above it, so that neither zeros nor chance pass for one.
+fn signed(identity: u16) -> u64 {
+    let word = u32::from(identity);
     u64::from(!word) << u32::BITS | u64::from(word)
 }
 
 fn bell_offset(vector: usize) -> usize {
     assert!(vector < VECTORS_MAX, "bell {vector} of {VECTORS_MAX}");
     BELLS + vector * WORD_BYTES
-}
-
-fn pad_offset(index: usize) -> usize {
-    assert!(index < SCRATCHPAD_WORDS, "scratchpad word {index} of {SCRATCHPAD_WORDS}");
-    SCRATCHPAD + index * WORD_BYTES
-}
-
-/// A scratchpad in a device's memory.
-#[derive(Debug, Clone)]
-pub struct DeviceScratchpad {
-    pub(super) own: Block,
-    pub(super) peer: Block,
-}
-
-impl Scratchpad for DeviceScratchpad {
-    fn words(&self) -> usize {
-        SCRATCHPAD_WORDS
-    }
-
-    fn write(&self, index: usize, value: u32) {
-        self.peer.write_pad(index, value);
-    }
-
-    fn read(&self, index: usize) -> u32 {
-        self.own.read_pad(index)
-    }
 }
