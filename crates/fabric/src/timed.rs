@@ -20,7 +20,7 @@ mod journal;
 mod timing;
 mod windows;
 
-use crate::{Doorbell, Epoch, Link, LinkState, Wake};
+use crate::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Slice, Wake};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -28,6 +28,23 @@ use std::time::Duration;
 
 pub use timing::{Clock, LinkTiming, Monotonic, Pace};
 pub use windows::{STALL_NS_MAX, TimedInbound, TimedOutbound, Windows};
+
+/// What timed windows are made of: every link has it. Whoever holds windows without a link, such as a program that owns
+/// a part of one, names the types of its own.
+pub trait Parts {
+    /// This node's window.
+    type Inbound: Inbound + Slice + Clone;
+    /// The peer's window.
+    type Outbound: Outbound + Slice + Clone;
+    /// Wakes the peer.
+    type Doorbell: Doorbell + Clone;
+}
+
+impl<L: Link> Parts for L {
+    type Inbound = <L as Link>::Inbound;
+    type Outbound = <L as Link>::Outbound;
+    type Doorbell = <L as Link>::Doorbell;
+}
 
 /// What makes a timed window.
 #[derive(Debug, Clone)]
@@ -185,18 +202,18 @@ impl<L: Link, C: Clock> Link for Timed<L, C> {
 }
 
 /// A doorbell whose rings are as late as the stores before them.
-pub struct TimedDoorbell<L: Link, C: Clock = Monotonic> {
+pub struct TimedDoorbell<L: Parts, C: Clock = Monotonic> {
     shared: Arc<windows::Shared<L, C>>,
     inner: L::Doorbell,
 }
 
-impl<L: Link, C: Clock> Clone for TimedDoorbell<L, C> {
+impl<L: Parts, C: Clock> Clone for TimedDoorbell<L, C> {
     fn clone(&self) -> Self {
         Self { shared: self.shared.clone(), inner: self.inner.clone() }
     }
 }
 
-impl<L: Link, C: Clock> Doorbell for TimedDoorbell<L, C> {
+impl<L: Parts, C: Clock> Doorbell for TimedDoorbell<L, C> {
     /// The wrapped bell rings at once, and whoever it wakes waits until the ring is due.
     fn ring(&self) {
         self.shared.announce_ring();

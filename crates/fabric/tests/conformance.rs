@@ -142,3 +142,6 @@ fabric::conformance_suite!(combining_timed_heap, |window_bytes| faulty(
     timed(heap::pair, window_bytes),
     FaultPlan::write_combined
 ));
+
+fabric::conformance_suite!(timed_device, |window_bytes| timed(device_in_memory, window_bytes));
+fabric::conformance_suite!(timed_device_server, |window_bytes| timed(device_by_server, window_bytes));

@@ -10,8 +10,9 @@
 //! A tag is the record's number, counted from one, and lies where nothing but tags ever lies: what is old or somebody's
 //! payload cannot pass for one. Everything here is the peer's to spoil, and checked.
 
+use super::Parts;
 use super::timing::{Clock, Costs, Pace};
-use crate::{Inbound, Link, Outbound};
+use crate::{Inbound, Outbound};
 use std::sync::atomic::AtomicU64;
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES as LINE, Region};
@@ -93,7 +94,7 @@ fn data_lines_of(len_bytes: usize) -> u64 {
 }
 
 /// The sending end of a journal.
-pub(super) struct Writer<L: Link> {
+pub(super) struct Writer<L: Parts> {
     outbound: L::Outbound,
     /// Where the credit comes back.
     inbound: L::Inbound,
@@ -103,7 +104,7 @@ pub(super) struct Writer<L: Link> {
     due_ns_last: u64,
 }
 
-impl<L: Link> Writer<L> {
+impl<L: Parts> Writer<L> {
     pub(super) fn new(outbound: L::Outbound, inbound: L::Inbound, plan: Plan) -> Self {
         let (tail, credit) = Default::default();
         Self { outbound, inbound, plan, tail, credit, due_ns_last: 0 }
@@ -202,7 +203,7 @@ impl<L: Link> Writer<L> {
 }
 
 /// The receiving end of a journal, and the window that its records make.
-pub(super) struct Reader<L: Link> {
+pub(super) struct Reader<L: Parts> {
     inbound: L::Inbound,
     /// Where the credit goes.
     outbound: L::Outbound,
@@ -213,7 +214,7 @@ pub(super) struct Reader<L: Link> {
     piece_bytes: usize,
 }
 
-impl<L: Link> Reader<L> {
+impl<L: Parts> Reader<L> {
     pub(super) fn new(
         inbound: L::Inbound,
         outbound: L::Outbound,

@@ -1,8 +1,8 @@
 //! Time is handed in, so each fact is exact; real clocks are for the conformance suite.
 
 use super::*;
-use crate::heap::{self, HeapLink};
-use crate::{Coherence, Inbound, Outbound, Slice, train_both};
+use crate::heap::{self, CondvarDoorbell, HeapLink};
+use crate::{Coherence, MemoryInbound, MemoryOutbound, train_both};
 use std::sync::atomic::AtomicU64;
 use std::thread;
 use volmem::Region;
@@ -155,6 +155,33 @@ fn parts_of_a_link_have_journals_of_their_own_and_share_its_rate() {
     assert_eq!(word(&in1, 0), 0);
     assert_eq!(time_of(&clock, || word(&in1, 0) != 0), 2 * 280 + ONE_WAY_NS);
     assert_eq!((word(&in0, 248), word(&in1, 248)), (0x0101_0101_0101_0101, 0x0202_0202_0202_0202));
+}
+
+/// A program that was handed its part of a link's memory, and rings as it likes.
+struct Program;
+
+impl Parts for Program {
+    type Inbound = MemoryInbound;
+    type Outbound = MemoryOutbound;
+    type Doorbell = CondvarDoorbell;
+}
+
+#[test]
+fn miri_windows_need_no_link() {
+    let memory_bytes = memory_bytes(WINDOW_BYTES, TIMING).expect("a timing");
+    let (to_a, to_b) = (Region::heap(memory_bytes), Region::heap(memory_bytes));
+    let (bell_a, bell_b) = CondvarDoorbell::pair();
+    let clock = Handed::default();
+    let windows = |own: &Region, peers: &Region, bell: &CondvarDoorbell| {
+        let (inbound, outbound) = (MemoryInbound::new(own.clone()), MemoryOutbound::new(peers.clone()));
+        let setup = setup(&Pace::new());
+        Windows::<Program, _>::with_clock(inbound, outbound, bell.clone(), setup, clock.clone()).expect("windows")
+    };
+    let (a, b) = (windows(&to_a, &to_b, &bell_a), windows(&to_b, &to_a, &bell_b));
+    a.outbound().store_u64(0, 7, Ordering::Release);
+    a.doorbell(bell_a).ring();
+    assert_eq!(b.doorbell(bell_b).wait(Some(Duration::ZERO)), Wake::Rung);
+    assert_eq!(word(&b.inbound(), 0), 7);
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use super::journal::{DUE, Plan, Reader, Writer};
 use super::timing::{Clock, Costs, Monotonic, Pace};
-use super::{Setup, TimedDoorbell, TimedError};
+use super::{Parts, Setup, TimedDoorbell, TimedError};
 use crate::memory_link::is_window_size;
 use crate::window::{assert_one_line, assert_whole_lines};
-use crate::{Coherence, Doorbell, Epoch, Inbound, Link, Outbound, Slice};
+use crate::{Coherence, Doorbell, Epoch, Inbound, Outbound, Slice};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -26,9 +26,9 @@ const NO_TAG: u64 = u64::MAX;
 
 /// The two windows of a part of a link, made of any two windows of a wrapped link: its own, or slices of them. Whoever
 /// makes them again, for instance after training, first sees to it that the wrapped ones are zero at both ends.
-pub struct Windows<L: Link, C: Clock = Monotonic>(Arc<Shared<L, C>>);
+pub struct Windows<L: Parts, C: Clock = Monotonic>(Arc<Shared<L, C>>);
 
-impl<L: Link> Windows<L> {
+impl<L: Parts> Windows<L> {
     /// Timed windows in a wrapped link that is up; `doorbell` wakes the peer when it must look.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl<L: Link> Windows<L> {
     }
 }
 
-impl<L: Link, C: Clock> Windows<L, C> {
+impl<L: Parts, C: Clock> Windows<L, C> {
     /// As [`Windows::new`], by another clock.
     ///
     /// # Errors
@@ -121,14 +121,14 @@ impl<L: Link, C: Clock> Windows<L, C> {
     }
 }
 
-impl<L: Link, C: Clock> fmt::Debug for Windows<L, C> {
+impl<L: Parts, C: Clock> fmt::Debug for Windows<L, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Windows({} bytes, {:?})", self.0.window.len_bytes(), self.0.costs)
     }
 }
 
 /// Held by all handles of a pair of windows. Locks are taken in the order of the fields.
-pub(super) struct Shared<L: Link, C: Clock> {
+pub(super) struct Shared<L: Parts, C: Clock> {
     /// With the bell that wakes a peer whose journal is full.
     writer: Mutex<(Writer<L>, L::Doorbell)>,
     reader: Mutex<Reader<L>>,
@@ -145,7 +145,7 @@ pub(super) struct Shared<L: Link, C: Clock> {
     clock: C,
 }
 
-impl<L: Link, C: Clock> Shared<L, C> {
+impl<L: Parts, C: Clock> Shared<L, C> {
     fn new(
         inbound: L::Inbound,
         outbound: L::Outbound,
@@ -294,13 +294,13 @@ impl<L: Link, C: Clock> Shared<L, C> {
 }
 
 /// This node's window: its loads show what has arrived.
-pub struct TimedInbound<L: Link, C: Clock = Monotonic> {
+pub struct TimedInbound<L: Parts, C: Clock = Monotonic> {
     window: Region,
     inbound: L::Inbound,
     shared: Arc<Shared<L, C>>,
 }
 
-impl<L: Link, C: Clock> TimedInbound<L, C> {
+impl<L: Parts, C: Clock> TimedInbound<L, C> {
     /// Lets arrive what is due: one look at a line when there is nothing.
     #[inline]
     fn arrive(&self) {
@@ -318,20 +318,20 @@ impl<L: Link, C: Clock> TimedInbound<L, C> {
     }
 }
 
-impl<L: Link, C: Clock> Clone for TimedInbound<L, C> {
+impl<L: Parts, C: Clock> Clone for TimedInbound<L, C> {
     fn clone(&self) -> Self {
         Self { window: self.window.clone(), inbound: self.inbound.clone(), shared: self.shared.clone() }
     }
 }
 
-impl<L: Link, C: Clock> Slice for TimedInbound<L, C> {
+impl<L: Parts, C: Clock> Slice for TimedInbound<L, C> {
     fn slice(&self, offset: usize, len_bytes: usize) -> Self {
         assert_whole_lines(offset, len_bytes);
         Self { window: self.window.sub(offset, len_bytes), ..self.clone() }
     }
 }
 
-impl<L: Link, C: Clock> Inbound for TimedInbound<L, C> {
+impl<L: Parts, C: Clock> Inbound for TimedInbound<L, C> {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.window.len_bytes()
@@ -363,13 +363,13 @@ impl<L: Link, C: Clock> Inbound for TimedInbound<L, C> {
 }
 
 /// The peer's window, a way off.
-pub struct TimedOutbound<L: Link, C: Clock = Monotonic> {
+pub struct TimedOutbound<L: Parts, C: Clock = Monotonic> {
     shared: Arc<Shared<L, C>>,
     offset: usize,
     len_bytes: usize,
 }
 
-impl<L: Link, C: Clock> TimedOutbound<L, C> {
+impl<L: Parts, C: Clock> TimedOutbound<L, C> {
     /// Where the span begins in the whole window.
     #[inline]
     fn checked(&self, offset: usize, len_bytes: usize) -> usize {
@@ -385,20 +385,20 @@ impl<L: Link, C: Clock> TimedOutbound<L, C> {
     }
 }
 
-impl<L: Link, C: Clock> Clone for TimedOutbound<L, C> {
+impl<L: Parts, C: Clock> Clone for TimedOutbound<L, C> {
     fn clone(&self) -> Self {
         Self { shared: self.shared.clone(), ..*self }
     }
 }
 
-impl<L: Link, C: Clock> Slice for TimedOutbound<L, C> {
+impl<L: Parts, C: Clock> Slice for TimedOutbound<L, C> {
     fn slice(&self, offset: usize, len_bytes: usize) -> Self {
         assert_whole_lines(offset, len_bytes);
         Self { shared: self.shared.clone(), offset: self.checked(offset, len_bytes), len_bytes }
     }
 }
 
-impl<L: Link, C: Clock> Outbound for TimedOutbound<L, C> {
+impl<L: Parts, C: Clock> Outbound for TimedOutbound<L, C> {
     #[inline]
     fn len_bytes(&self) -> usize {
         self.len_bytes
