@@ -14,6 +14,8 @@
 //!   [`memory_bytes`] of memory, a journal holds all that an obedient sender leaves unread.
 //! * **Slices.** A slice of a window shares its journal. Parts that different processes own are made of slices of the
 //!   *wrapped* windows, each wrapped by itself: [`Windows`].
+//! * **One process.** Window, positions and locks are memory of the process that made them: of a process and its fork
+//!   one goes on with them, and no signal handler uses them.
 //! * **Not timed**: training, scratchpads, and the way back of the journal's own credits.
 
 mod journal;

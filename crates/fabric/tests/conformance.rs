@@ -77,7 +77,7 @@ fn device_by_server(window_bytes: usize) -> (DeviceLink, DeviceLink) {
 
 /// Half a microsecond one way and 7.8 GB/s, as a bridge. The journal holds what a test stores before anybody looks.
 fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (Timed<L>, Timed<L>) {
-    const MEMORY_BYTES: usize = if cfg!(miri) { 32 << 10 } else { 256 << 10 };
+    const MEMORY_BYTES: usize = 256 << 10;
     let timing = LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
     let timed = |link| Timed::new(link, Setup { window_bytes, timing, pace: Pace::new() }).expect("a timed link");
     let (a, b) = make(MEMORY_BYTES);
@@ -112,7 +112,7 @@ fabric::conformance_suite!(miri_combining_heap, |window_bytes| faulty(
     FaultPlan::write_combined
 ));
 
-fabric::conformance_suite!(miri_stale, |window_bytes| stale::pair(window_bytes, Habits::quiet()));
+fabric::conformance_suite!(quiet_stale, |window_bytes| stale::pair(window_bytes, Habits::quiet()));
 fabric::conformance_suite!(restless_stale, |window_bytes| stale::pair(window_bytes, Habits::restless(1)));
 fabric::conformance_suite!(faulty_stale, |window_bytes| faulty(
     stale::pair(window_bytes, Habits::restless(2)),
@@ -131,7 +131,7 @@ fabric::conformance_suite!(combining_dax, |window_bytes| faulty(
     FaultPlan::write_combined
 ));
 
-fabric::conformance_suite!(miri_timed_heap, |window_bytes| timed(heap::pair, window_bytes));
+fabric::conformance_suite!(timed_heap, |window_bytes| timed(heap::pair, window_bytes));
 fabric::conformance_suite!(timed_shm, |window_bytes| timed(shm_pair, window_bytes));
 fabric::conformance_suite!(timed_stale, |window_bytes| timed(
     |memory_bytes| stale::pair(memory_bytes, Habits::restless(4)),
