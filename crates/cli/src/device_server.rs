@@ -48,7 +48,7 @@ fn say(text: &str) {
 }
 
 /// Readable when the server is to end.
-fn signals() -> std::io::Result<PipeReader> {
+pub fn signals() -> std::io::Result<PipeReader> {
     let (reader, writer) = std::io::pipe()?;
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;

@@ -4,20 +4,25 @@
 
 mod device_server;
 mod doctor;
+mod down;
 mod elf;
 mod library;
+mod monitor;
 mod output;
 mod pcie;
 mod program;
 mod proxy;
 mod rack_choice;
+mod rack_control;
 mod rack_dir;
 mod rack_example;
 mod run;
 mod stat;
+mod status;
 mod table;
 mod top;
 mod units;
+mod up;
 mod wrong_use;
 
 use std::process::ExitCode;
@@ -45,6 +50,15 @@ enum Command {
     /// Rack files: machines joined by memory windows
     #[command(subcommand)]
     Rack(rack_example::Command),
+    /// Bring up the nodes of a rack file on this machine
+    Up(up::Options),
+    /// How the nodes of a rack file are: monitors, proxies, links, partitions
+    Status(status::Options),
+    /// Bring down the nodes of a rack file on this machine
+    Down(down::Options),
+    /// A node's control plane, which 'up' starts
+    #[command(hide = true)]
+    Monitor(monitor::Options),
     /// What this machine offers, what is missing, and how to get it
     Doctor(doctor::Options),
     /// Redis over lanes and over kernel TCP, side by side in one table
@@ -81,6 +95,10 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::main(options),
         Command::Top(options) => top::main(options),
         Command::Rack(command) => rack_example::main(command),
+        Command::Up(options) => up::main(options),
+        Command::Status(options) => status::main(options),
+        Command::Down(options) => down::main(options),
+        Command::Monitor(options) => monitor::main(options),
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),

@@ -1,5 +1,6 @@
 //! What `--rack` names: a rack file, or the directory in which programs meet.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -11,7 +12,7 @@ use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
 /// A rack file, and where its sockets, logs and directories lie.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LoadedRack {
     /// What the file says.
     pub file: RackFile,
@@ -34,6 +35,26 @@ impl Chosen {
         match given {
             Some(path) if is_rack_file(path) => LoadedRack::read(path).map(|rack| Self::File(Box::new(rack))),
             _ => Ok(Self::Directory(rack_dir::chosen(given))),
+        }
+    }
+
+    /// The directories in which programs meet: one for each node of a rack file.
+    pub fn directories(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Directory(directory) => vec![directory.clone()],
+            Self::File(rack) => {
+                let names = rack.file.rack.nodes.iter().map(|node| &node.name);
+                names.map(|name| rack.places.node(name).directory).collect()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(directory) => directory.display().fmt(formatter),
+            Self::File(rack) => rack.shown().fmt(formatter),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -10,8 +10,9 @@ use ledger::FallbackReason;
 use ledger::reader::{self, Connection, Process, Snapshot};
 use serde::Serialize;
 
+use crate::rack_choice::Chosen;
 use crate::table::{Align, Table};
-use crate::{output, rack_dir, units};
+use crate::{output, units};
 
 /// What to show, and how.
 #[derive(clap::Args)]
@@ -19,21 +20,31 @@ pub struct Options {
     /// Print JSON (schema crosslane-stat/1)
     #[arg(long)]
     pub json: bool,
-    /// The rack to look at [default: as for run]
-    #[arg(long, value_name = "DIR")]
+    /// The rack to look at: a rack file, or a directory [default: as for run]
+    #[arg(long, value_name = "FILE|DIR")]
     pub rack: Option<PathBuf>,
 }
 
 /// Prints one snapshot.
 pub fn main(options: &Options) -> Result<()> {
-    let rack = rack_dir::chosen(options.rack.as_deref());
-    let snapshot = read(&rack)?;
+    let rack = Chosen::new(options.rack.as_deref())?;
+    let snapshot = read(&rack.directories())?;
     if options.json { output::print_json(&Report::new(&snapshot)) } else { output::print(&describe(&snapshot, &rack)) }
 }
 
-/// Reads the rack's ledgers.
-pub fn read(rack: &Path) -> Result<Snapshot> {
-    reader::read_rack(rack).with_context(|| format!("rack '{}' cannot be read; check --rack", rack.display()))
+/// Reads the ledgers of all directories in which programs of a rack meet.
+pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
+    let mut all = Snapshot::default();
+    for directory in directories {
+        let shown = directory.display();
+        let one =
+            reader::read_rack(directory).with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?;
+        all.processes.extend(one.processes);
+        all.unreadable.extend(one.unreadable);
+        all.stale_removed += one.stale_removed;
+    }
+    all.processes.sort_by_key(|process| process.pid);
+    Ok(all)
 }
 
 /// The whole of `crosslane stat --json`.
@@ -156,15 +167,17 @@ impl ConnectionReport {
 }
 
 /// What to say when there is nothing to show.
-pub fn nothing_running(rack: &Path) -> String {
-    format!(
-        "Nothing runs over crosslane in {}.\nStart a program with: crosslane run --node a -- PROGRAM ARGS...\n",
-        rack.display()
-    )
+pub fn nothing_running(rack: &Chosen) -> String {
+    let start = "Start a program with: crosslane run";
+    let option = match rack {
+        Chosen::Directory(_) => String::new(),
+        Chosen::File(_) => format!("--rack {rack} "),
+    };
+    format!("Nothing runs over crosslane in {rack}.\n{start} {option}--node a -- PROGRAM ARGS...\n")
 }
 
 /// The snapshot for people.
-pub fn describe(snapshot: &Snapshot, rack: &Path) -> String {
+pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
     let mut text = if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot).render() };
     let connections = connections(snapshot);
     let fallbacks = fallbacks(snapshot);
@@ -306,6 +319,10 @@ mod tests {
 
     use super::*;
 
+    fn directory(rack: &tempfile::TempDir) -> [PathBuf; 1] {
+        [rack.path().to_owned()]
+    }
+
     fn rack_with_traffic() -> (tempfile::TempDir, &'static ledger::Ledger, Vec<ledger::ConnectionSlot>) {
         let rack = tempfile::tempdir().unwrap();
         let config = ledger::Config { rack: rack.path(), node: ledger::node_address("a"), program: b"redis-server" };
@@ -328,7 +345,7 @@ mod tests {
     fn json_has_the_published_shape() {
         let (rack, ledger, _slots) = rack_with_traffic();
         assert!(ledger.is_published());
-        let json = serde_json::to_value(Report::new(&read(rack.path()).unwrap())).unwrap();
+        let json = serde_json::to_value(Report::new(&read(&directory(&rack)).unwrap())).unwrap();
         assert_eq!(json["schema"], "crosslane-stat/1");
         let process = &json["processes"][0];
         assert_eq!((&process["program"], &process["node"]), (&"redis-server".into(), &"a".into()));
@@ -362,7 +379,7 @@ mod tests {
     #[test]
     fn people_see_tables() {
         let (rack, _ledger, _slots) = rack_with_traffic();
-        let text = describe(&read(rack.path()).unwrap(), rack.path());
+        let text = describe(&read(&directory(&rack)).unwrap(), &Chosen::Directory(rack.path().to_owned()));
         for word in ["redis-server", "2.0 KiB", "127.77.0.2:41234", "lane", "kernel", "plain_client", "FALLBACKS"] {
             assert!(text.contains(word), "{word} in\n{text}");
         }
@@ -371,7 +388,7 @@ mod tests {
     #[test]
     fn an_empty_rack_says_how_to_start() {
         let rack = tempfile::tempdir().unwrap();
-        let text = describe(&read(rack.path()).unwrap(), rack.path());
+        let text = describe(&read(&directory(&rack)).unwrap(), &Chosen::Directory(rack.path().to_owned()));
         assert!(text.starts_with("Nothing runs over crosslane"), "{text}");
         assert!(text.contains("crosslane run"), "{text}");
     }

@@ -14,8 +14,9 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 
+use crate::rack_choice::Chosen;
 use crate::stat::{self, is_shown};
-use crate::{rack_dir, units};
+use crate::units;
 
 /// What to show.
 #[derive(clap::Args)]
@@ -23,8 +24,8 @@ pub struct Options {
     /// Print one snapshot as JSON, as stat does
     #[arg(long)]
     json: bool,
-    /// The rack to look at [default: as for run]
-    #[arg(long, value_name = "DIR")]
+    /// The rack to look at: a rack file, or a directory [default: as for run]
+    #[arg(long, value_name = "FILE|DIR")]
     rack: Option<PathBuf>,
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -37,8 +38,8 @@ pub fn main(options: &Options) -> Result<()> {
     if options.json || !live {
         return stat::main(&stat::Options { json: options.json, rack: options.rack.clone() });
     }
-    let rack = rack_dir::chosen(options.rack.as_deref());
-    let screen = Screen::new(stat::read(&rack)?, rack);
+    let rack = Chosen::new(options.rack.as_deref())?;
+    let screen = Screen::new(stat::read(&rack.directories())?, rack);
     let mut terminal = ratatui::try_init().context("taking over the terminal; crosslane stat needs none")?;
     let done = screen.run(&mut terminal, Duration::from_secs(options.interval));
     ratatui::restore();
@@ -74,7 +75,7 @@ impl<Key: std::hash::Hash + Eq> Rates<Key> {
 type ConnectionKey = (u32, i32, u64);
 
 struct Screen {
-    rack: PathBuf,
+    rack: Chosen,
     snapshot: Snapshot,
     looked_at: Instant,
     processes: Rates<u32>,
@@ -83,7 +84,7 @@ struct Screen {
 }
 
 impl Screen {
-    fn new(snapshot: Snapshot, rack: PathBuf) -> Self {
+    fn new(snapshot: Snapshot, rack: Chosen) -> Self {
         let mut screen = Self {
             rack,
             snapshot: Snapshot::default(),
@@ -105,7 +106,7 @@ impl Screen {
                     return Ok(());
                 }
             } else {
-                let snapshot = stat::read(&self.rack)?;
+                let snapshot = stat::read(&self.rack.directories())?;
                 self.take(snapshot);
             }
         }
@@ -157,7 +158,7 @@ impl Screen {
         let fallbacks = sum(|process| process.fallbacks.values().fold(0, |sum: u64, count| sum.saturating_add(*count)));
         Line::from(format!(
             "crosslane  {}  lanes {}  windows {}  kernel {}  fallbacks {fallbacks}   q quits, arrows scroll",
-            self.rack.display(),
+            self.rack,
             sum(|process| process.lane.connections_open),
             sum(|process| process.window.connections_open),
             sum(|process| process.kernel.connections_open),
@@ -268,7 +269,7 @@ mod tests {
 
     #[test]
     fn an_empty_rack_says_how_to_start() {
-        let text = drawn(&mut Screen::new(Snapshot::default(), PathBuf::from("/r")));
+        let text = drawn(&mut Screen::new(Snapshot::default(), Chosen::Directory("/r".into())));
         assert!(text.contains("Nothing runs over crosslane in /r."), "{text}");
     }
 
@@ -285,7 +286,8 @@ mod tests {
         };
         let slot = ledger::Ledger::create(&config).open_connection(&connection);
         slot.add_sent(4096);
-        let mut screen = Screen::new(stat::read(rack.path()).unwrap(), rack.path().into());
+        let mut screen =
+            Screen::new(stat::read(&[rack.path().to_owned()]).unwrap(), Chosen::Directory(rack.path().into()));
         let text = drawn(&mut screen);
         for word in ["served", "77", "127.77.0.1:80", "4.0 KiB", "connections"] {
             assert!(text.contains(word), "{word} in\n{text}");

@@ -1,8 +1,10 @@
 //! Racks from outside: the example, and programs as its nodes.
 
 use std::fs;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 mod command;
 
@@ -11,6 +13,15 @@ use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 /// A folder with a rack file in it, in which everything of the rack lies.
 struct Place {
     folder: tempfile::TempDir,
+}
+
+impl Drop for Place {
+    /// Nothing of a failed test goes on running.
+    fn drop(&mut self) {
+        if self.folder.path().join("base").exists() {
+            let _ = self.command(&["down", "--rack", "r.toml"]).output();
+        }
+    }
 }
 
 impl Place {
@@ -112,4 +123,153 @@ fn a_program_of_a_rack_that_is_not_up_is_warned_or_refused() {
     assert_eq!(variable("CROSSLANE_NODE="), "127.77.0.2");
     let rack = PathBuf::from(variable("CROSSLANE_RACK="));
     assert!(rack.is_dir() && rack.ends_with("b") && rack.starts_with(place.folder.path().join("base/racks")));
+}
+
+/// A rack on this machine, brought up.
+fn up() -> Place {
+    let place = Place::new(&["--nodes", "2", "--backend", "shm"]);
+    place.change("up_ns = 10000000000", "up_ns = \"3 s\"");
+    let up = place.output(&["up", "--rack", "r.toml"]);
+    assert!(up.status.success() && stdout(&up).starts_with("r.toml is up: nodes a, b\n"), "{up:?}");
+    place
+}
+
+impl Place {
+    /// Changes the rack file.
+    fn change(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(self.file()).unwrap();
+        assert!(text.contains(from), "{from:?} in\n{text}");
+        fs::write(self.file(), text.replacen(from, to, 1)).unwrap();
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let status = self.output(&["status", "--rack", "r.toml", "--json"]);
+        assert!(status.status.success(), "{status:?}");
+        serde_json::from_str(&stdout(&status)).unwrap()
+    }
+
+    fn monitor(&self, node: usize) -> serde_json::Value {
+        self.status()["nodes"][node]["monitor"].clone()
+    }
+
+    /// Waits until a node's first link is in a state; a minute is more than any machine takes.
+    fn wait_for_link(&self, node: usize, state: &str) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.monitor(node)["links"][0]["state"] != state {
+            assert!(Instant::now() < deadline, "no link is {state}: {}", self.status());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The sockets of the rack that are left.
+    fn sockets(&self) -> Vec<PathBuf> {
+        let mut folders = vec![self.folder.path().join("base")];
+        let mut sockets = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
+                match entry.file_type().unwrap() {
+                    kind if kind.is_dir() => folders.push(entry.path()),
+                    kind if kind.is_socket() => sockets.push(entry.path()),
+                    _ => {}
+                }
+            }
+        }
+        sockets
+    }
+}
+
+fn kill(pid: &serde_json::Value) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_rack_of_two_nodes_comes_up_is_seen_and_goes_down() {
+    let place = up();
+    for (node, peer) in [(0, "b"), (1, "a")] {
+        let link = place.monitor(node)["links"][0].clone();
+        assert_eq!((&link["peer"], &link["state"]), (&peer.into(), &"up".into()), "{link}");
+    }
+    let text = stdout(&place.output(&["status", "--rack", "r.toml"]));
+    for word in ["127.77.0.2", "Partitions: 0 control, 1 latency, 2 bulk."] {
+        assert!(text.contains(word), "{word} in\n{text}");
+    }
+    let pids = [0, 1].map(|node| place.monitor(node)["pid"].clone());
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success(), "a second up is harmless");
+    assert_eq!([0, 1].map(|node| place.monitor(node)["pid"].clone()), pids);
+
+    for _ in 0..2 {
+        let down = place.output(&["down", "--rack", "r.toml"]);
+        assert_eq!((down.status.code(), stdout(&down).as_str()), (Some(0), "r.toml is down\n"));
+        assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+    }
+    assert_eq!(place.status()["nodes"][0]["is_up"], false);
+}
+
+#[test]
+fn a_killed_monitor_is_noticed_and_brought_back_and_the_link_with_it() {
+    let place = up();
+    let before = place.monitor(1)["links"][0].clone();
+    kill(&place.monitor(0)["pid"]);
+    place.wait_for_link(1, "training");
+    let reason = place.monitor(1)["links"][0]["reason"].to_string();
+    assert!(reason.contains("ended"), "{reason}");
+    assert_eq!(place.status()["nodes"][0]["is_up"], false);
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
+    place.wait_for_link(1, "up");
+    let after = place.monitor(1)["links"][0].clone();
+    assert!(after["epoch"].as_u64() > before["epoch"].as_u64() && after["ups"].as_u64() > before["ups"].as_u64());
+}
+
+#[test]
+fn programs_are_told_by_the_monitor_that_nobody_listens_on_the_other_node() {
+    let place = up();
+    let directory = place.status()["nodes"][0]["directory"].as_str().unwrap().to_owned();
+    let asked = |question: &str| {
+        let channel = control::Channel::connect(&PathBuf::from(&directory).join("monitor.sock")).unwrap();
+        channel.send_packet(question.as_bytes(), &[]).unwrap();
+        loop {
+            match channel.receive_packet().unwrap() {
+                control::Received::Message(packet, _) => break String::from_utf8(packet).unwrap(),
+                control::Received::Nothing => std::thread::sleep(Duration::from_millis(1)),
+                control::Received::Ended => panic!("no answer to {question}"),
+            }
+        }
+    };
+    assert_eq!(asked("far 1 127.0.0.1:80"), "no no_listener");
+    assert_eq!(asked("far 1 127.77.0.1:80"), "no no_listener");
+    assert_eq!(asked("far 1 9.9.9.9:80"), "no remote_address");
+    // Without a proxy there is no way to the other node, and with one nobody listens there.
+    let other = asked("far 1 127.77.0.2:80");
+    assert!(["no no_listener", "no link_down"].contains(&other.as_str()), "{other}");
+}
+
+#[test]
+fn what_cannot_come_up_is_said_and_nothing_half_started_is_left() {
+    let place = Place::new(&[]);
+    place.change("up_ns = 10000000000", "up_ns = \"3 s\"");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    place.change("address = \"127.77.0.2\"", &format!("address = \"127.77.0.2\"\nmetrics = \"{port}\""));
+    let failed = place.output(&["up", "--rack", "r.toml"]);
+    assert_fails(&failed, 1, &["node 'b'", &port, "another address"]);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+    drop(taken);
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
+}
+
+#[test]
+fn a_device_that_is_missing_or_too_small_is_wrong_use_with_its_line() {
+    let place = Place::new(&["--backend", "dax"]);
+    assert_fails(&place.output(&["up", "--rack", "r.toml"]), 2, &["r.toml", "--node"]);
+    assert_fails(&place.output(&["up", "--rack", "r.toml", "--node", "z"]), 2, &["'z'", "a, b"]);
+    let up = ["up", "--rack", "r.toml", "--node", "a"];
+    let memory = place.folder.path().join("memory");
+    place.change("device = \"/dev/dax0.0\"", &format!("device = {memory:?}"));
+    assert_fails(&place.output(&up), 2, &["r.toml, line", "nodes[0].device", "memory", "name a DAX device"]);
+    fs::File::create(&memory).unwrap().set_len(1 << 20).unwrap();
+    assert_fails(&place.output(&up), 2, &["nodes[0].device", "1048576 bytes", "window_bytes to"]);
+    place.change("count = 1", "count = 1\ncores = [9999]");
+    fs::File::create(&memory).unwrap().set_len(1 << 24).unwrap();
+    assert_fails(&place.output(&up), 2, &["r.toml, line", "partitions[0].cores", "9999"]);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }

@@ -13,6 +13,7 @@
 //! the proxy does, it is started again.
 
 mod clients;
+mod device;
 mod metrics;
 mod node;
 mod peer;
@@ -21,4 +22,5 @@ mod questions;
 mod registry;
 mod session;
 
-pub use node::{Monitor, MonitorError, Settings, vectors};
+pub use device::{check_device, device_bytes, vectors};
+pub use node::{Monitor, MonitorError, Settings};

@@ -11,9 +11,9 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use control::monitor::{Answer, Ask, Link as LinkStatus, Partition, Proxy, Status};
 use control::proxy::{self as words, Configuration, FromProxy, ToProxy};
 use fabric::Epoch;
-use fabric::device::{Change, Device, DeviceError, DeviceLink, Mode, Seat, Slot, VECTORS_MAX, Vector, VectorBell};
+use fabric::device::{Change, Device, DeviceError, DeviceLink, Slot, Vector, VectorBell};
 use ledger::FallbackReason;
-use rack::{Backend, Class, NodePlaces, PciMode, Places, Rack, Trust};
+use rack::{Class, NodePlaces, Places, Rack, Trust};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -22,6 +22,7 @@ use thiserror::Error;
 use tracing::{error, info, warn};
 
 use crate::clients::{Clients, Wish};
+use crate::device;
 use crate::metrics::Metrics;
 use crate::peer::{Event, Peer};
 use crate::proxy_child::ProxyChild;
@@ -93,33 +94,6 @@ impl Settings {
         self.places.node(&self.node().name)
     }
 
-    fn open_device(&self) -> Result<Device, DeviceError> {
-        let node = self.node();
-        let device = node.device.as_deref().unwrap_or_default();
-        let mut seat = Seat::new(Slot(self.slot as u8), self.rack.nodes.len() as u8);
-        seat.window_bytes = Some(self.rack.device.window_bytes as usize);
-        seat.vectors = vectors(&self.rack);
-        match self.rack.backend_of(node) {
-            Backend::Shm => Device::connect_server(&self.places.device_socket(), &seat),
-            Backend::Dax => {
-                let coherence = match self.rack.device.coherence.unwrap_or(rack::Coherence::Coherent) {
-                    rack::Coherence::Coherent => fabric::Coherence::Coherent,
-                    rack::Coherence::NonCoherent => fabric::Coherence::NonCoherent,
-                };
-                Device::open_dax(device.as_ref(), coherence, &seat)
-            }
-            Backend::Pci => {
-                let mode = match self.rack.device.mode.unwrap_or(PciMode::Sysfs) {
-                    PciMode::Sysfs => Mode::Sysfs,
-                    PciMode::Vfio => Mode::Vfio,
-                };
-                // What interrupts there are the device says; sysfs has none.
-                seat.vectors = if mode == Mode::Vfio { seat.vectors } else { 0 };
-                Device::open_pci(device, mode, &seat)
-            }
-        }
-    }
-
     fn configuration(&self) -> Configuration {
         let rack = &self.rack;
         let node = |node: &rack::Node| words::Node { name: node.name.clone(), address: node.address };
@@ -145,11 +119,6 @@ impl Settings {
                 .map(|link| words::Timing { name: link.timing.word().to_owned(), one_way_ns: link.one_way_ns }),
         }
     }
-}
-
-/// Bells that a node of this rack has: the monitor's, and one for each data partition as far as there are bells.
-pub fn vectors(rack: &Rack) -> usize {
-    (1 + rack.data_partitions().len()).min(VECTORS_MAX)
 }
 
 /// What links one slot of the rack with this node, and what the proxy knows of it.
@@ -197,7 +166,7 @@ impl Monitor {
         let directory = places.directory.display().to_string();
         let registry = Registry::open(&places.directory, settings.rack.nodes.len()).map_err(system(&directory))?;
         let pid = take_pid(&places, &node.name)?;
-        let device = settings.open_device()?;
+        let device = device::open(&settings.rack, settings.slot, &settings.places)?;
         let socket = places.monitor_socket();
         let clients = Clients::listen(&socket).map_err(system(socket.display().to_string()))?;
         let metrics = Metrics::listen(&places.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;

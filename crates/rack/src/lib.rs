@@ -28,8 +28,8 @@ pub use words::{Access, Backend, Class, Coherence, PciMode, Timing, Trust};
 
 /// The version of rack files that this release reads and writes.
 pub const VERSION: u32 = 1;
-/// Nodes of a rack at most: a letter each in an example, and a slot each on a device.
-pub const NODES_MAX: usize = 64;
+/// Nodes of a rack at most: each has a slot on the device.
+pub const NODES_MAX: usize = 32;
 /// Data partitions of a window at most, all classes together.
 pub const PARTITIONS_MAX: usize = 64;
 /// Bytes of partition 0, in which the monitors talk.

@@ -156,7 +156,7 @@ fn one_node_is_no_rack_and_too_many_are_none_either() {
     };
     assert!(with(1).unwrap_err().contains("1 nodes make no rack"));
     assert!(with(NODES_MAX).is_ok());
-    assert!(with(NODES_MAX + 1).unwrap_err().contains("65 nodes"));
+    assert!(with(NODES_MAX + 1).unwrap_err().contains("33 nodes"));
 }
 
 #[test]

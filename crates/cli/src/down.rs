@@ -1,0 +1,78 @@
+//! `crosslane down`: ends the nodes of a rack file on this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use control::monitor::Ask;
+use rack::NodePlaces;
+use rustix::net::SocketType;
+use rustix::process::Signal;
+
+use crate::rack_choice::LoadedRack;
+use crate::rack_control::{self, Process};
+use crate::{output, up};
+
+/// How long a process may take to end by itself before it is killed.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// How long the kernel may take to end a killed one.
+const KILL_LIMIT: Duration = Duration::from_secs(20);
+
+/// What to bring down.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The rack file
+    #[arg(long, value_name = "FILE")]
+    rack: PathBuf,
+}
+
+/// Ends everything of the rack on this machine; nothing to do is fine too.
+pub fn main(options: &Options) -> Result<()> {
+    let rack = LoadedRack::read(&options.rack)?;
+    if rack.places.directory.exists() {
+        bring_down(&rack)?;
+    }
+    output::print(&format!("{} is down\n", rack.shown()))
+}
+
+/// Ends monitors, with them proxies, then the device server.
+pub fn bring_down(rack: &LoadedRack) -> Result<()> {
+    let _lock = up::lock(rack)?;
+    for node in &rack.file.rack.nodes {
+        stop_node(&rack.places.node(&node.name))?;
+    }
+    stop_server(&rack.places.device_socket());
+    let _ = std::fs::remove_file(rack.places.device_socket());
+    Ok(())
+}
+
+/// Ends a monitor, and waits until it has.
+pub fn stop_node(node: &NodePlaces) -> Result<()> {
+    let socket = node.monitor_socket();
+    if let Some(monitor) = Process::behind(&socket, SocketType::SEQPACKET) {
+        // One that does not answer is not asked twice.
+        let asked = rack_control::ask(node, Ask::Stop);
+        let limit = if asked.is_ok() { END_LIMIT } else { Duration::ZERO };
+        if !monitor.has_ended(limit) {
+            monitor.signal(Signal::KILL);
+        }
+        if !monitor.has_ended(KILL_LIMIT) {
+            bail!("the monitor at {} does not end; see {}", socket.display(), node.monitor_log().display());
+        }
+    }
+    for path in [socket, node.metrics_socket(), node.monitor_pid()] {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+/// Ends a device server, if there is one.
+pub fn stop_server(socket: &Path) {
+    if let Some(server) = Process::behind(socket, SocketType::STREAM) {
+        server.signal(Signal::TERM);
+        if !server.has_ended(END_LIMIT) {
+            server.signal(Signal::KILL);
+            server.has_ended(KILL_LIMIT);
+        }
+    }
+}

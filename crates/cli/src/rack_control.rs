@@ -1,0 +1,108 @@
+//! Talking to the monitors of a rack, and to the processes behind its sockets.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use control::monitor::{Answer, Ask, Request, Status};
+use control::{Channel, ChannelError, Received};
+use rack::NodePlaces;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// How long a monitor may take to answer. It answers in a millisecond unless the machine is overloaded.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Asks a monitor; `None` when there is none.
+pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
+    let socket = node.monitor_socket();
+    let channel = match Channel::connect(&socket) {
+        Ok(channel) => channel,
+        Err(ChannelError::System { error, .. }) if is_nobody(&error) => return Ok(None),
+        Err(error) => bail!("monitor at {}: {error}; see {}", socket.display(), node.monitor_log().display()),
+    };
+    let silent = || anyhow!("monitor at {} does not answer; see {}", socket.display(), node.monitor_log().display());
+    channel.send(&Request::new(what), &[]).map_err(|_| silent())?;
+    match receive(&channel, ANSWER_LIMIT)? {
+        Some(Answer::Refused { reason }) => bail!("monitor at {}: {reason}", socket.display()),
+        Some(answer) => Ok(Some((answer, channel))),
+        None => Err(silent()),
+    }
+}
+
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+/// The state of a node; `None` when its monitor does not run.
+pub fn status(node: &NodePlaces) -> Result<Option<Status>> {
+    match ask(node, Ask::Status)? {
+        Some((Answer::Status(status), _)) => Ok(Some(*status)),
+        Some((other, _)) => bail!("a monitor answers {other:?} when asked for its state; use one release for all"),
+        None => Ok(None),
+    }
+}
+
+/// The next message; `None` when none comes in time, or none can come any more.
+fn receive(channel: &Channel, limit: Duration) -> Result<Option<Answer>> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match channel.receive()? {
+            Received::Message(answer, _) => return Ok(Some(answer)),
+            Received::Ended => return Ok(None),
+            Received::Nothing if Instant::now() >= deadline => return Ok(None),
+            Received::Nothing => _ = is_readable(channel, deadline.saturating_duration_since(Instant::now())),
+        }
+    }
+}
+
+fn is_readable(descriptor: impl AsFd, limit: Duration) -> bool {
+    let timeout = Timespec::try_from(limit).ok();
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    poll(&mut polled, timeout.as_ref()).is_ok_and(|ready| ready > 0)
+}
+
+/// A process, held so that its number cannot become another's.
+pub struct Process {
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// The process that listens at a unix socket; `None` when there is none.
+    pub fn behind(socket: &Path, kind: SocketType) -> Option<Self> {
+        let probe = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).ok()?;
+        connect(&probe, &SocketAddrUnix::new(socket).ok()?).ok()?;
+        Self::new(socket_peercred(&probe).ok()?.pid)
+    }
+
+    /// The process of a number.
+    pub fn new(pid: Pid) -> Option<Self> {
+        Some(Self { pidfd: pidfd_open(pid, PidfdFlags::empty()).ok()? })
+    }
+
+    /// Sends a signal; it may have ended meanwhile.
+    pub fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.pidfd, signal);
+    }
+
+    /// Waits until it has ended; whether it has in time.
+    pub fn has_ended(&self, limit: Duration) -> bool {
+        is_readable(&self.pidfd, limit)
+    }
+}
+
+/// Waits until `signals` is readable (`None`) or one of the processes has ended (its place).
+pub fn first_of<'a>(signals: BorrowedFd<'_>, processes: impl Iterator<Item = &'a Process>) -> Option<usize> {
+    let mut polled = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
+    polled.extend(processes.map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
+    loop {
+        let _ = poll(&mut polled, None);
+        if let Some(index) = polled.iter().position(|entry| !entry.revents().is_empty()) {
+            return index.checked_sub(1);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! `crosslane status`: how the nodes of a rack on this machine are.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use control::monitor::{Link, Status};
+use serde::Serialize;
+
+use crate::rack_choice::LoadedRack;
+use crate::table::{Align, Table};
+use crate::{output, rack_control, stat};
+
+/// What to show, and how.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The rack file
+    #[arg(long, value_name = "FILE")]
+    rack: PathBuf,
+    /// Print JSON (schema crosslane-status/1)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints it.
+pub fn main(options: &Options) -> Result<()> {
+    let rack = LoadedRack::read(&options.rack)?;
+    let report = Report::new(&rack)?;
+    if options.json { output::print_json(&report) } else { output::print(&describe(&rack, &report)) }
+}
+
+/// The whole of `crosslane status --json`.
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    file: String,
+    name: String,
+    directory: PathBuf,
+    backend: &'static str,
+    trust: &'static str,
+    device_socket: PathBuf,
+    nodes: Vec<NodeReport>,
+}
+
+#[derive(Serialize)]
+struct NodeReport {
+    node: String,
+    address: std::net::IpAddr,
+    directory: PathBuf,
+    is_up: bool,
+    /// Why a monitor that is there gives no state.
+    error: Option<String>,
+    monitor: Option<Status>,
+    connections: Connections,
+}
+
+/// Connections that are open, by path.
+#[derive(Serialize, Default)]
+struct Connections {
+    lane: u64,
+    window: u64,
+    kernel: u64,
+}
+
+impl Report {
+    fn new(rack: &LoadedRack) -> Result<Self> {
+        let description = &rack.file.rack;
+        Ok(Self {
+            schema: "crosslane-status/1",
+            file: rack.shown().to_string(),
+            name: description.name.clone(),
+            directory: rack.places.directory.clone(),
+            backend: description.device.backend.word(),
+            trust: description.trust.word(),
+            device_socket: rack.places.device_socket(),
+            nodes: description.nodes.iter().map(|node| NodeReport::new(rack, node)).collect::<Result<_>>()?,
+        })
+    }
+}
+
+impl NodeReport {
+    fn new(rack: &LoadedRack, node: &::rack::Node) -> Result<Self> {
+        let places = rack.places.node(&node.name);
+        let (monitor, error) = match rack_control::status(&places) {
+            Ok(status) => (status, None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        let mut connections = Connections::default();
+        for process in &stat::read(std::slice::from_ref(&places.directory))?.processes {
+            connections.lane += process.lane.connections_open;
+            connections.window += process.window.connections_open;
+            connections.kernel += process.kernel.connections_open;
+        }
+        Ok(Self {
+            node: node.name.clone(),
+            address: node.address,
+            directory: places.directory,
+            is_up: monitor.is_some(),
+            error,
+            monitor,
+            connections,
+        })
+    }
+}
+
+fn describe(rack: &LoadedRack, report: &Report) -> String {
+    let mut text = nodes(report).render();
+    let links = links(report);
+    if links.is_empty() {
+        let file = rack.shown();
+        text += &format!("\nNothing of {file} runs here. Start it with: crosslane up --rack {file}\n");
+        return text;
+    }
+    text += &format!("\n{}", links.render());
+    let errors = report.nodes.iter().filter_map(|node| node.error.as_ref());
+    errors.for_each(|error| text += &format!("\n{error}\n"));
+    let partitions = report.nodes.iter().filter_map(|node| node.monitor.as_ref()).map(partitions).next();
+    text + &partitions.map_or_else(String::new, |line| format!("\n{line}\n"))
+}
+
+fn nodes(report: &Report) -> Table {
+    let mut table = Table::new(&[
+        ("NODE", Align::Left),
+        ("ADDRESS", Align::Left),
+        ("MONITOR", Align::Left),
+        ("PROXY", Align::Left),
+        ("RESTARTS", Align::Right),
+        ("LISTENERS", Align::Right),
+        ("MIRRORS", Align::Right),
+        ("WINDOWS", Align::Right),
+        ("LANES", Align::Right),
+        ("KERNEL", Align::Right),
+        ("UP", Align::Right),
+    ]);
+    for node in &report.nodes {
+        let of = |value: fn(&Status) -> String| node.monitor.as_ref().map_or_else(|| "-".to_owned(), value);
+        table.row(vec![
+            node.node.clone(),
+            node.address.to_string(),
+            node.monitor.as_ref().map_or_else(|| "down".to_owned(), |status| status.pid.to_string()),
+            of(proxy),
+            of(|status| status.proxy_restarts.to_string()),
+            of(|status| status.listeners.len().to_string()),
+            of(|status| status.mirrors.len().to_string()),
+            node.connections.window.to_string(),
+            node.connections.lane.to_string(),
+            node.connections.kernel.to_string(),
+            of(|status| stat::age_since(status.started_at_ns)),
+        ]);
+    }
+    table
+}
+
+fn proxy(status: &Status) -> String {
+    match status.proxy {
+        Some(proxy) if proxy.is_ready => proxy.pid.to_string(),
+        Some(proxy) => format!("{} (starting)", proxy.pid),
+        None => "down".to_owned(),
+    }
+}
+
+fn links(report: &Report) -> Table {
+    let mut table = Table::new(&[
+        ("NODE", Align::Left),
+        ("PEER", Align::Left),
+        ("LINK", Align::Left),
+        ("EPOCH", Align::Right),
+        ("UPS", Align::Right),
+        ("ROUND TRIP", Align::Right),
+        ("TIMING", Align::Left),
+        ("CONNECTIONS", Align::Right),
+        ("WHY NOT UP", Align::Left),
+    ]);
+    for status in report.nodes.iter().filter_map(|node| node.monitor.as_ref()) {
+        for link in &status.links {
+            table.row(vec![
+                status.node.clone(),
+                link.peer.clone(),
+                link.state.clone(),
+                link.epoch.to_string(),
+                link.ups.to_string(),
+                round_trip(link),
+                status.timing.clone().unwrap_or_else(|| "-".to_owned()),
+                link.carried.connections_open.to_string(),
+                link.reason.clone().unwrap_or_default(),
+            ]);
+        }
+    }
+    table
+}
+
+fn round_trip(link: &Link) -> String {
+    link.round_trip_ns.map_or_else(|| "-".to_owned(), |ns| format!("{} us", ns / 1000))
+}
+
+fn partitions(status: &Status) -> String {
+    let each = status.partitions.iter().enumerate().map(|(index, partition)| {
+        let core = partition.core.map_or_else(String::new, |core| format!(" on core {core}"));
+        format!("{} {}{core}", index + 1, partition.class)
+    });
+    format!("Partitions: 0 control, {}.", each.collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,282 @@
+//! `crosslane up`: the monitors of a rack file's nodes on this machine, and what they need.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use control::monitor::Status;
+use rack::Backend;
+use rustix::fs::FlockOperation;
+use rustix::net::SocketType;
+
+use crate::rack_choice::LoadedRack;
+use crate::rack_control::{self, Process};
+use crate::wrong_use::WrongUse;
+use crate::{device_server, down, output, rack_dir};
+
+/// How long another `up` or `down` of the same rack is waited for.
+const LOCK_LIMIT: Duration = Duration::from_secs(60);
+/// How long a process may take until it answers: it maps a device, and the machine may be busy.
+const START_LIMIT: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(5);
+/// Bytes of a path in an AF_UNIX address, its end included.
+const SOCKET_PATH_BYTES_MAX: usize = 108;
+
+/// What to bring up, and how.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The rack file
+    #[arg(long, value_name = "FILE")]
+    rack: PathBuf,
+    /// The node that this machine is [default: all nodes of backend shm, or the one whose address is this machine's]
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+    /// Stay, and end the nodes with this command: for init systems
+    #[arg(long)]
+    foreground: bool,
+}
+
+/// Brings up what is not up yet; all of it or nothing.
+pub fn main(options: &Options) -> Result<()> {
+    let signals = device_server::signals().context("signals cannot be taken; run up again")?;
+    let rack = LoadedRack::read(&options.rack)?;
+    let slots = local_slots(&rack, options.node.as_deref())?;
+    slots.iter().try_for_each(|slot| check_node(&rack, *slot))?;
+    rack_dir::prepare(&rack.places.directory)?;
+    let lock = lock(&rack)?;
+    let mut started = Started::default();
+    let links = match started.bring_up(&rack, &slots) {
+        Ok(links) => links,
+        Err(error) => {
+            started.undo(&rack);
+            return Err(error);
+        }
+    };
+    drop(lock);
+    output::print(&describe(&rack, &slots, &links))?;
+    if options.foreground { stay(&rack, &slots, signals.as_fd()) } else { Ok(()) }
+}
+
+/// The nodes of this machine.
+fn local_slots(rack: &LoadedRack, given: Option<&str>) -> Result<Vec<usize>> {
+    if let Some(name) = given {
+        return rack.slot(name).map(|slot| vec![slot]);
+    }
+    let description = &rack.file.rack;
+    let nodes = || description.nodes.iter().enumerate();
+    let emulated: Vec<usize> =
+        nodes().filter(|(_, node)| description.backend_of(node) == Backend::Shm).map(|(slot, _)| slot).collect();
+    if !emulated.is_empty() {
+        return Ok(emulated);
+    }
+    // Only an address of this machine can be bound to.
+    let own: Vec<usize> =
+        nodes().filter(|(_, node)| TcpListener::bind((node.address, 0)).is_ok()).map(|(slot, _)| slot).collect();
+    if own.len() == 1 {
+        return Ok(own);
+    }
+    let what = if own.is_empty() { "no node has an address of this machine" } else { "several nodes could be" };
+    bail!(WrongUse::of(format!("{}: {what} this machine; say which one it is with --node", rack.shown())))
+}
+
+/// What can be seen to be wrong before anything is started.
+fn check_node(rack: &LoadedRack, slot: usize) -> Result<()> {
+    let (file, node) = (&rack.file, &rack.file.rack.nodes[slot]);
+    let key = format!("nodes[{slot}].device");
+    monitor::check_device(&file.rack, slot).map_err(|what| WrongUse::of(file.fault(&key, what)))?;
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for (index, some) in file.rack.partitions.iter().enumerate() {
+        if let Some(core) = some.cores.iter().flatten().find(|core| usize::from(**core) >= cores) {
+            let what = format!("{core} is no core of this machine, which has 0 to {}; choose among them", cores - 1);
+            bail!(WrongUse::of(file.fault(&format!("partitions[{index}].cores"), what)));
+        }
+    }
+    let socket = rack.places.node(&node.name).monitor_socket();
+    if socket.as_os_str().len() >= SOCKET_PATH_BYTES_MAX {
+        let shown = socket.display();
+        bail!("'{shown}' is too long for a socket; set XDG_RUNTIME_DIR or CROSSLANE_RACK to a shorter directory");
+    }
+    rack_dir::prepare(&rack.places.node(&node.name).directory)
+}
+
+/// Held by whoever brings the rack up or down.
+pub fn lock(rack: &LoadedRack) -> Result<File> {
+    let path = rack.places.lock();
+    let file = File::create(&path).with_context(|| format!("lock '{}'", path.display()))?;
+    let deadline = Instant::now() + LOCK_LIMIT;
+    while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= deadline {
+            bail!("another 'up' or 'down' of {} does not end; end it, and try again", rack.shown());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(file)
+}
+
+/// What this command has started, to be ended if it fails.
+#[derive(Default)]
+struct Started {
+    server: Option<Child>,
+    monitors: Vec<(String, Child)>,
+}
+
+impl Started {
+    /// The links that are not up yet, with why: to nodes of other machines only.
+    fn bring_up(&mut self, rack: &LoadedRack, slots: &[usize]) -> Result<Vec<String>> {
+        let nodes = &rack.file.rack.nodes;
+        if slots.iter().any(|slot| rack.file.rack.backend_of(&nodes[*slot]) == Backend::Shm) {
+            self.start_server(rack)?;
+        }
+        for slot in slots {
+            let name = &nodes[*slot].name;
+            if rack_control::status(&rack.places.node(name))?.is_none() {
+                let child = start_monitor(rack, name)?;
+                self.monitors.push((name.clone(), child));
+            }
+        }
+        for (name, child) in &mut self.monitors {
+            wait_for_monitor(rack, name, child)?;
+        }
+        wait_for_links(rack, slots)
+    }
+
+    fn start_server(&mut self, rack: &LoadedRack) -> Result<()> {
+        let socket = rack.places.device_socket();
+        if Process::behind(&socket, SocketType::STREAM).is_some() {
+            return Ok(());
+        }
+        let fault = |what: String| WrongUse::of(rack.file.fault("device.window_bytes", what));
+        let bytes = monitor::device_bytes(&rack.file.rack).map_err(fault)?.next_power_of_two();
+        let log = rack.places.device_log();
+        let mut command = background(&log)?;
+        command.arg("device-server").arg("--socket").arg(&socket).arg("--size").arg(bytes.to_string());
+        command.arg("--vectors").arg(monitor::vectors(&rack.file.rack).to_string());
+        let child = self.server.insert(command.spawn().context("starting the device server")?);
+        let deadline = Instant::now() + START_LIMIT;
+        while Process::behind(&socket, SocketType::STREAM).is_none() {
+            check_alive(child, "the device server", &log)?;
+            if Instant::now() >= deadline {
+                bail!("the device server does not answer; see {}", log.display());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Ends what was started. Errors of that would only hide the one that led here.
+    fn undo(mut self, rack: &LoadedRack) {
+        for (name, child) in &mut self.monitors {
+            let _ = down::stop_node(&rack.places.node(name));
+            let _ = child.wait();
+        }
+        if let Some(child) = &mut self.server {
+            down::stop_server(&rack.places.device_socket());
+            let _ = child.wait();
+        }
+    }
+}
+
+/// This command, to run on when the one that starts it has ended; its log begins anew.
+fn background(log: &Path) -> Result<Command> {
+    let own = std::env::current_exe().context("finding this command's own place")?;
+    let log_file = File::create(log).with_context(|| format!("log '{}'", log.display()))?;
+    let mut command = Command::new(own);
+    // A group of its own, so that an interrupt from the keyboard does not reach it.
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file).process_group(0).current_dir("/");
+    Ok(command)
+}
+
+fn start_monitor(rack: &LoadedRack, name: &str) -> Result<Child> {
+    let file = std::fs::canonicalize(&rack.file.path).with_context(|| rack.shown().to_string())?;
+    let mut command = background(&rack.places.node(name).monitor_log())?;
+    command.arg("monitor").arg("--rack").arg(file).arg("--node").arg(name);
+    command.spawn().with_context(|| format!("starting the monitor of node '{name}'"))
+}
+
+/// That a child has not ended; what it said last if it has.
+fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
+    let Some(status) = child.try_wait().with_context(|| format!("waiting for {what}"))? else { return Ok(()) };
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
+    let last = last.strip_prefix("crosslane: ").unwrap_or(last);
+    let error = format!("{what} ended ({status}): {last}");
+    Err(if status.code() == Some(2) { WrongUse::of(last).into() } else { anyhow!(error) })
+}
+
+fn wait_for_monitor(rack: &LoadedRack, name: &str, child: &mut Child) -> Result<()> {
+    let places = rack.places.node(name);
+    let deadline = Instant::now() + START_LIMIT;
+    while rack_control::status(&places)?.is_none() {
+        check_alive(child, &format!("the monitor of node '{name}'"), &places.monitor_log())?;
+        if Instant::now() >= deadline {
+            bail!("the monitor of node '{name}' does not answer; see {}", places.monitor_log().display());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+/// Waits until links and proxies work. Those of this machine must; links to other machines are named.
+fn wait_for_links(rack: &LoadedRack, slots: &[usize]) -> Result<Vec<String>> {
+    let deadline = Instant::now() + Duration::from_nanos(rack.file.rack.timeouts.up_ns as u64);
+    loop {
+        let (mut here, mut others) = (Vec::new(), Vec::new());
+        for slot in slots {
+            let name = &rack.file.rack.nodes[*slot].name;
+            let Some(status) = rack_control::status(&rack.places.node(name))? else {
+                bail!("the monitor of node '{name}' has ended; see {}", rack.places.node(name).monitor_log().display())
+            };
+            faults(rack, slots, &status, &mut here, &mut others);
+        }
+        if here.is_empty() && (others.is_empty() || Instant::now() >= deadline) {
+            return Ok(others);
+        }
+        if Instant::now() >= deadline {
+            bail!("rack {} did not come up: {}", rack.shown(), here.join("; "));
+        }
+        std::thread::sleep(4 * PAUSE);
+    }
+}
+
+fn faults(rack: &LoadedRack, slots: &[usize], status: &Status, here: &mut Vec<String>, others: &mut Vec<String>) {
+    let node = &status.node;
+    if !status.proxy.is_some_and(|proxy| proxy.is_ready) {
+        let log = rack.places.node(node).proxy_log();
+        here.push(format!("the proxy of node '{node}' does not run; see {}", log.display()));
+    }
+    for link in status.links.iter().filter(|link| link.state != "up") {
+        let reason = link.reason.as_deref().unwrap_or("its monitor has not come yet");
+        let text = format!("link from '{node}' to '{}' is {}: {reason}", link.peer, link.state);
+        let is_local = slots.iter().any(|slot| rack.file.rack.nodes[*slot].name == link.peer);
+        if is_local { here.push(text) } else { others.push(text) }
+    }
+}
+
+fn describe(rack: &LoadedRack, slots: &[usize], links: &[String]) -> String {
+    let names: Vec<&str> = slots.iter().map(|slot| rack.file.rack.nodes[*slot].name.as_str()).collect();
+    let mut text = format!("{} is up: nodes {}\n", rack.shown(), names.join(", "));
+    links.iter().for_each(|link| text += &format!("not yet: {link}\n"));
+    text
+}
+
+/// Until a signal comes or a monitor ends.
+fn stay(rack: &LoadedRack, slots: &[usize], signals: std::os::fd::BorrowedFd<'_>) -> Result<()> {
+    let names = slots.iter().map(|slot| rack.file.rack.nodes[*slot].name.as_str());
+    let monitors: Vec<(&str, Process)> = names
+        .filter_map(|name| {
+            let socket = rack.places.node(name).monitor_socket();
+            Process::behind(&socket, SocketType::SEQPACKET).map(|process| (name, process))
+        })
+        .collect();
+    let ended = rack_control::first_of(signals, monitors.iter().map(|(_, process)| process));
+    let done = down::bring_down(rack);
+    match ended {
+        None => done,
+        Some(index) => bail!("the monitor of node '{}' has ended by itself; the rack is down", monitors[index].0),
+    }
+}

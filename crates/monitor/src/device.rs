@@ -1,0 +1,129 @@
+//! The device of a rack: how large it must be, whether a node has it, and how it is opened.
+
+use std::path::Path;
+
+use fabric::Coherence;
+use fabric::device::{Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
+use rack::{Backend, PciMode, Places, Rack};
+
+/// Bytes of memory that the windows of a rack take.
+///
+/// # Errors
+/// When no device can be that large; the rack file's values are too.
+pub fn device_bytes(rack: &Rack) -> Result<u64, String> {
+    let layout = Layout::new(rack.nodes.len() as u8, rack.device.window_bytes as usize);
+    layout.map(|layout| layout.bytes() as u64).map_err(|problem| problem.to_string())
+}
+
+/// Bells that a node of this rack has: the monitor's, and one for each data partition as far as there are bells.
+pub fn vectors(rack: &Rack) -> usize {
+    (1 + rack.data_partitions().len()).min(VECTORS_MAX)
+}
+
+/// Looks whether this machine has the device of a node, large enough, without touching it; what is wrong if not.
+///
+/// # Errors
+/// What is missing, and the remedy.
+pub fn check_device(rack: &Rack, slot: usize) -> Result<(), String> {
+    let node = &rack.nodes[slot];
+    let device = node.device.as_deref().unwrap_or_default();
+    let found_bytes = match rack.backend_of(node) {
+        Backend::Shm => return Ok(()),
+        Backend::Pci => pci_bytes(device)?,
+        Backend::Dax => dax_bytes(Path::new(device))?,
+    };
+    let needed_bytes = device_bytes(rack)?;
+    if found_bytes >= needed_bytes {
+        return Ok(());
+    }
+    let largest = Layout::largest(rack.nodes.len() as u8, found_bytes).map(|layout| layout.window_bytes());
+    let remedy = match largest {
+        Ok(bytes) => format!("set device.window_bytes to {bytes} at most, or use a larger device"),
+        Err(_) => "use a larger device".to_owned(),
+    };
+    let windows = rack.device.window_bytes;
+    Err(format!("'{device}' has {found_bytes} bytes, windows of {windows} bytes need {needed_bytes}; {remedy}"))
+}
+
+fn pci_bytes(address: &str) -> Result<u64, String> {
+    let folder = Path::new("/sys/bus/pci/devices").join(address);
+    if !folder.exists() {
+        return Err(format!("'{address}' is not on this machine; see 'lspci -D -d 1af4:1110' for what is"));
+    }
+    let memory = std::fs::metadata(folder.join("resource2")).map(|found| found.len());
+    memory.map_err(|_| format!("'{address}' has no memory in BAR 2; see 'lspci -D -d 1af4:1110' for devices that have"))
+}
+
+fn dax_bytes(path: &Path) -> Result<u64, String> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let shown = path.display();
+    let found = std::fs::metadata(path).map_err(|error| format!("'{shown}': {error}; name a DAX device or a file"))?;
+    if !found.file_type().is_char_device() {
+        return Ok(found.len());
+    }
+    let number = found.rdev();
+    let size = format!("/sys/dev/char/{}:{}/size", rustix::fs::major(number), rustix::fs::minor(number));
+    let bytes = std::fs::read_to_string(&size).ok().and_then(|text| text.trim().parse().ok());
+    bytes.ok_or_else(|| format!("'{shown}' is no DAX device; see 'daxctl list' for those of this machine"))
+}
+
+/// Opens the device as the node in `slot`.
+pub(crate) fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceError> {
+    let node = &rack.nodes[slot];
+    let device = node.device.as_deref().unwrap_or_default();
+    let mut seat = Seat::new(Slot(slot as u8), rack.nodes.len() as u8);
+    seat.window_bytes = Some(rack.device.window_bytes as usize);
+    seat.vectors = vectors(rack);
+    match rack.backend_of(node) {
+        Backend::Shm => Device::connect_server(&places.device_socket(), &seat),
+        Backend::Dax => {
+            let coherence = match rack.device.coherence.unwrap_or(rack::Coherence::Coherent) {
+                rack::Coherence::Coherent => Coherence::Coherent,
+                rack::Coherence::NonCoherent => Coherence::NonCoherent,
+            };
+            Device::open_dax(device.as_ref(), coherence, &seat)
+        }
+        Backend::Pci => match rack.device.mode.unwrap_or(PciMode::Sysfs) {
+            PciMode::Vfio => Device::open_pci(device, Mode::Vfio, &seat),
+            PciMode::Sysfs => {
+                seat.vectors = 0;
+                Device::open_pci(device, Mode::Sysfs, &seat)
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rack::Trust;
+
+    #[test]
+    fn a_device_that_is_missing_or_too_small_is_found_before_it_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory");
+        let mut rack = Rack::example(3, Backend::Dax, None, Trust::Proxy);
+        rack.nodes[1].device = Some(path.display().to_string());
+        assert!(check_device(&rack, 1).unwrap_err().contains("No such file"));
+        let needed_bytes = device_bytes(&rack).unwrap();
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(needed_bytes - 1).unwrap();
+        let error = check_device(&rack, 1).unwrap_err();
+        assert!(error.contains(&needed_bytes.to_string()) && error.contains("window_bytes to "), "{error}");
+        let largest: u64 = error.split("window_bytes to ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        rack.device.window_bytes = largest;
+        assert_eq!(check_device(&rack, 1), Ok(()));
+        rack.device.window_bytes = largest + 4096;
+        assert!(check_device(&rack, 1).is_err());
+        file.set_len(100).unwrap();
+        assert!(check_device(&rack, 1).unwrap_err().ends_with("use a larger device"));
+    }
+
+    #[test]
+    fn a_pci_device_that_is_not_there_is_named() {
+        let mut rack = Rack::example(2, Backend::Pci, None, Trust::Proxy);
+        rack.nodes[0].device = Some("ffff:ff:1f.7".to_owned());
+        assert!(check_device(&rack, 0).unwrap_err().contains("'ffff:ff:1f.7' is not on this machine"));
+        assert_eq!(check_device(&Rack::example(2, Backend::Shm, None, Trust::Proxy), 0), Ok(()));
+    }
+}
