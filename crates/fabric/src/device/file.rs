@@ -6,6 +6,7 @@ use rustix::fs::{FileType, Stat, fcntl_get_seals, fstat, major, minor};
 use rustix::fs::{OFlags, SealFlags};
 use rustix::process::geteuid;
 use std::fs::{self, File};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -44,7 +45,17 @@ pub(super) fn open(path: &Path, caching: Caching) -> Result<Found, Problem> {
 pub(super) fn open_file(path: &Path) -> Result<OwnedFd, Problem> {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::options().read(true).write(true).custom_flags(flags.bits() as i32).open(path);
-    file.map(OwnedFd::from).map_err(Problem::system(format!("open {}", path.display())))
+    file.map(OwnedFd::from).map_err(|error| open_failed(path, error))
+}
+
+fn open_failed(path: &Path, error: io::Error) -> Problem {
+    let remedy = match error.kind() {
+        ErrorKind::NotFound => "name one that is there",
+        ErrorKind::PermissionDenied => "run this as root, or as the user that owns it",
+        ErrorKind::ResourceBusy => "another program has it: stop that one first",
+        _ => return Problem::system(format!("open {}", path.display()))(error),
+    };
+    Problem::unfit(format!("open {}: {error}", path.display()), remedy)
 }
 
 /// A device that another user owns is another user's device, and a file that others write is one they can truncate.
@@ -78,4 +89,23 @@ pub(super) fn check_size(descriptor: &OwnedFd, mapped_bytes: u64) -> Result<(), 
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let found_bytes = stat.st_size as u64;
     if is_file && found_bytes < mapped_bytes { Err(Problem::Shrunk { found_bytes, mapped_bytes }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn what_cannot_be_opened_is_named_with_the_remedy() {
+        for (errno, words) in [
+            (Errno::NOENT, "name one that is there"),
+            (Errno::ACCESS, "run this as root"),
+            (Errno::BUSY, "another program has it"),
+            (Errno::ISDIR, "Is a directory"),
+        ] {
+            let problem = open_failed(Path::new("/dev/vfio/7"), errno.into()).to_string();
+            assert!(problem.starts_with("open /dev/vfio/7: ") && problem.contains(words), "{problem}");
+        }
+    }
 }
