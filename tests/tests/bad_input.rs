@@ -162,11 +162,18 @@ fn run_in(rack: &Path, options: &[&str], program: impl AsRef<std::ffi::OsStr>) -
 
 #[test]
 fn a_rack_that_cannot_be_made_falls_back() {
-    for rack in ["/proc/no/rack", "/etc/passwd", "/etc/passwd/rack"] {
+    for rack in ["/proc/no/rack", "/etc/passwd/rack"] {
         let finished = sample_must_pass(&mut run_in(Path::new(rack), &[], c::semantics()));
         let first = finished.stderr.lines().next().unwrap_or_default();
         assert!(first.starts_with("crosslane: ") && first.contains(rack), "{finished}");
         must_complain(&mut run_in(Path::new(rack), &["--require-lane"], "true"), 1, &[rack]);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_rack_file_is_wrong_use() {
+    for options in [&[][..], &["--require-lane"]] {
+        must_complain(&mut run_in(Path::new("/etc/passwd"), options, "true"), 2, &["/etc/passwd, line 1"]);
     }
 }
 
