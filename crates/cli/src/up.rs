@@ -201,11 +201,16 @@ fn start_monitor(rack: &LoadedRack, name: &str) -> Result<Child> {
 /// That a child has not ended; what it said last if it has.
 fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
     let Some(status) = child.try_wait().with_context(|| format!("waiting for {what}"))? else { return Ok(()) };
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
-    let last = last.strip_prefix("crosslane: ").unwrap_or(last);
+    let last = last_line(log);
     let error = format!("{what} ended ({status}): {last}");
     Err(if status.code() == Some(2) { WrongUse::of(last).into() } else { anyhow!(error) })
+}
+
+/// What a log ends with.
+fn last_line(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+    last.strip_prefix("crosslane: ").unwrap_or(last).to_owned()
 }
 
 fn wait_for_monitor(rack: &LoadedRack, name: &str, child: &mut Child) -> Result<()> {
@@ -247,7 +252,7 @@ fn faults(rack: &LoadedRack, slots: &[usize], status: &Status, here: &mut Vec<St
     let node = &status.node;
     if !status.proxy.is_some_and(|proxy| proxy.is_ready) {
         let log = rack.places.node(node).proxy_log();
-        here.push(format!("the proxy of node '{node}' does not run; see {}", log.display()));
+        here.push(format!("the proxy of node '{node}' does not run ({}); see {}", last_line(&log), log.display()));
     }
     for link in status.links.iter().filter(|link| link.state != "up") {
         let reason = link.reason.as_deref().unwrap_or("its monitor has not come yet");

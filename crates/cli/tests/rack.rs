@@ -1,9 +1,9 @@
 //! Racks from outside: the example, and programs as its nodes.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 mod command;
@@ -271,5 +271,52 @@ fn a_device_that_is_missing_or_too_small_is_wrong_use_with_its_line() {
     place.change("count = 1", "count = 1\ncores = [9999]");
     fs::File::create(&memory).unwrap().set_len(1 << 24).unwrap();
     assert_fails(&place.output(&up), 2, &["r.toml, line", "partitions[0].cores", "9999"]);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn nodes_over_a_file_come_up_one_after_the_other_without_any_server() {
+    for coherence in ["coherent", "non-coherent"] {
+        let place = Place::new(&["--backend", "dax"]);
+        let memory = place.folder.path().join("memory");
+        let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&memory).unwrap();
+        file.set_len(1 << 24).unwrap();
+        for _ in 0..2 {
+            place.change("\"/dev/dax0.0\"", &format!("{memory:?}"));
+        }
+        place.change("coherence = \"coherent\"", &format!("coherence = {coherence:?}"));
+        place.change("up_ns = 10000000000", "up_ns = \"1 s\"");
+        let first = place.output(&["up", "--rack", "r.toml", "--node", "b"]);
+        assert!(first.status.success() && stdout(&first).contains("not yet: link from 'b' to 'a'"), "{first:?}");
+        assert!(place.output(&["up", "--rack", "r.toml", "--node", "a"]).status.success());
+        place.wait_for_link(0, "up");
+        place.wait_for_link(1, "up");
+        assert!(place.sockets().iter().all(|socket| !socket.ends_with("device.sock")));
+    }
+}
+
+#[test]
+fn in_the_foreground_the_nodes_end_with_the_command_and_it_with_them() {
+    let place = Place::new(&[]);
+    let start = || {
+        place
+            .command(&["up", "--rack", "r.toml", "--foreground"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut told = start();
+    place.wait_for_link(0, "up");
+    assert!(Command::new("kill").arg(told.id().to_string()).status().unwrap().success());
+    assert!(told.wait().unwrap().success());
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+
+    let mut left = start();
+    place.wait_for_link(0, "up");
+    place.wait_for_link(1, "up");
+    // Only once it watches the nodes does it notice: before, it would fail for another reason, and end alike.
+    kill(&place.monitor(1)["pid"]);
+    assert_eq!(left.wait().unwrap().code(), Some(1));
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }

@@ -316,7 +316,7 @@ impl Monitor {
             neighbour.peer.hold(true);
             neighbour.stop_deadline_ns = Some(now_ns + STOP_NS_MAX);
             if !self.proxy.tell(&ToProxy::LinkDown { peer: slot as u8, epoch: epoch.0 }) {
-                self.end_proxy("it does not hear", now_ns);
+                self.end_proxy("killed, for it did not take a message", now_ns);
             }
         }
         warn!(peer = self.name(slot), %epoch, "link down: {reason}");
@@ -374,14 +374,13 @@ impl Monitor {
     fn check_stops(&mut self, now_ns: u64) {
         let is_late = |neighbour: &Neighbour| neighbour.stop_deadline_ns.is_some_and(|deadline| deadline <= now_ns);
         if self.neighbours.iter().any(is_late) {
-            self.end_proxy("it does not let go of a lost link", now_ns);
+            self.end_proxy("killed, for it did not let go of a lost link", now_ns);
         }
     }
 
     /// Afterwards nobody touches the windows, and links can be trained again.
     fn end_proxy(&mut self, reason: &str, now_ns: u64) {
-        warn!("ending the proxy: {reason}");
-        self.proxy.end(now_ns);
+        self.proxy.end(reason, now_ns);
         for index in 0..self.neighbours.len() {
             let neighbour = &mut self.neighbours[index];
             neighbour.stop_deadline_ns = None;

@@ -212,12 +212,12 @@ impl<L: Link> Peer<L> {
     }
 
     fn talk(&mut self, now_ns: u64) {
-        if self.link.state() != LinkState::Up {
-            return self.lose("the peer left the link", now_ns);
-        }
+        let is_left = self.link.state() != LinkState::Up;
         let Phase::Up(lanes) = &mut self.phase else { return };
         let (mut said, was_open) = (Vec::new(), lanes.session.is_open());
-        let talked = converse(lanes, &mut said, now_ns);
+        // A peer that left may have said why.
+        let heard = hear(lanes, &mut said, now_ns);
+        let talked = heard.and_then(|()| if is_left { Ok(false) } else { speak(lanes, now_ns) });
         let is_open = lanes.session.is_open();
         if is_open && !was_open {
             self.ups += 1;
@@ -226,6 +226,7 @@ impl<L: Link> Peer<L> {
         }
         self.events.extend(said.into_iter().filter(|said| *said != Said::Hello).map(Event::Said));
         match talked {
+            Ok(_) if is_left => self.lose("the peer left the link", now_ns),
             Ok(true) => self.link.doorbell().ring(),
             Ok(false) => {}
             Err(error) => self.lose(&format!("node {}: {error}", self.settings.peer), now_ns),
@@ -233,8 +234,7 @@ impl<L: Link> Peer<L> {
     }
 }
 
-/// Hears and speaks; whether the peer has reason to look.
-fn converse<L: Link>(lanes: &mut Lanes<L>, said: &mut Vec<Said>, now_ns: u64) -> Result<bool, SessionError> {
+fn hear<L: Link>(lanes: &mut Lanes<L>, said: &mut Vec<Said>, now_ns: u64) -> Result<(), SessionError> {
     let mut buffer = [0; 2048];
     let mut heard_bytes = 0;
     while heard_bytes < TURN_BYTES_MAX {
@@ -245,6 +245,11 @@ fn converse<L: Link>(lanes: &mut Lanes<L>, said: &mut Vec<Said>, now_ns: u64) ->
         heard_bytes += bytes;
         lanes.session.receive(&buffer[..bytes], now_ns, said)?;
     }
+    Ok(())
+}
+
+/// Sends what is to be sent; whether the peer has reason to look.
+fn speak<L: Link>(lanes: &mut Lanes<L>, now_ns: u64) -> Result<bool, SessionError> {
     lanes.session.tick(now_ns)?;
     let sent_bytes = send(&mut lanes.producer, &mut lanes.session)?;
     Ok(sent_bytes > 0 || lanes.consumer.take_wake_request())
@@ -328,6 +333,7 @@ mod tests {
         let expected = vec![Event::Down(Epoch(1)), Event::Up(Epoch(2))];
         assert_eq!(settle(&mut peers, &mut now_ns), [expected.clone(), expected]);
         assert_eq!((peers[1].ups(), peers[1].state(), peers[1].reason()), (2, "up", None));
+        assert!(peers[1].reason.as_deref().is_some_and(|reason| reason.ends_with("took the link down: a test")));
     }
 
     #[test]

@@ -88,7 +88,9 @@ impl ProxyChild {
 
     fn spawn(&self, device: &Device, now_ns: u64) -> Result<Running, Box<dyn std::error::Error>> {
         let (own, childs) = Channel::pair()?;
-        let log = File::options().create(true).append(true).open(&self.log)?;
+        // One log a monitor: what its earlier proxies said stays in it.
+        let is_first = self.starts == 1;
+        let log = File::options().create(true).write(true).truncate(is_first).append(!is_first).open(&self.log)?;
         let mut command = Command::new(&self.command);
         // The channel is the proxy's standard input: a descriptor that needs no agreement on its number.
         command.arg("proxy").stdin(childs.into_descriptor()).stdout(Stdio::null()).stderr(log);
@@ -133,7 +135,7 @@ impl ProxyChild {
         let Some(running) = &mut self.running else { return Ok(None) };
         match running.channel.receive::<FromProxy>() {
             Ok(Received::Message(FromProxy::Ready { version }, _)) if version != VERSION => {
-                Err(format!("it is of another release (version {version}, here {VERSION})"))
+                Err(format!("killed, for it is of another release (version {version}, here {VERSION})"))
             }
             Ok(Received::Message(message, _)) => {
                 running.is_ready |= matches!(message, FromProxy::Ready { .. });
@@ -143,19 +145,19 @@ impl ProxyChild {
                 Ok(Some(message))
             }
             Ok(Received::Nothing) => Ok(None),
-            Ok(Received::Ended) => Err("it ended".to_owned()),
+            Ok(Received::Ended) => Err("by itself".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
 
     /// Ends it for good, so that it touches nothing any more. It is started again after a pause.
-    pub fn end(&mut self, now_ns: u64) {
+    pub fn end(&mut self, reason: &str, now_ns: u64) {
         let Some(Running { mut child, channel, started_at_ns, .. }) = self.running.take() else { return };
         drop(channel);
         // It may have ended by itself; the kernel keeps its number until it was waited for.
         let _ = child.kill();
         match child.wait() {
-            Ok(status) => warn!(%status, "the proxy has ended; its log is {}", self.log.display()),
+            Ok(status) => warn!(%status, "the proxy has ended: {reason}; its log is {}", self.log.display()),
             Err(error) => warn!("waiting for the proxy: {error}"),
         }
         self.report = Report::default();
