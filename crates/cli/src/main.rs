@@ -23,6 +23,7 @@ mod table;
 mod top;
 mod units;
 mod up;
+mod windows;
 mod wrong_use;
 
 use std::process::ExitCode;
@@ -80,6 +81,8 @@ enum Command {
 enum Bench {
     /// Round trips, rates, bulk and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
     Sockets(crosslane_bench::sockets::Options),
+    /// The proxy's engine in virtual time: scaling over cores and nodes, and isolation in one partition
+    Windows(windows::Options),
 }
 
 const EXIT_FAILED: u8 = 1;
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
+        Command::Bench(Bench::Windows(options)) => windows::main(options),
         Command::DeviceServer(options) => device_server::main(options),
         Command::Proxy(options) => proxy::main(options),
         Command::Pcie(command) => pcie::main(command),

@@ -226,6 +226,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(self.ring(&cursor).slots - self.free_slots(&cursor, credit)?)
     }
 
+    /// Slots that may be read already though their credit is not back: where a store crosses a link, the receiver
+    /// returns it by quarters of the ring.
+    pub fn credit_lag_slots(&self) -> u64 {
+        if self.outbound.coherence() == Coherence::Coherent { 0 } else { self.ring(&self.cursor()).slots / 4 }
+    }
+
     /// Slots sent so far: grows with every record.
     pub fn position(&self) -> u64 {
         self.inbound_word(TAIL)

@@ -54,7 +54,7 @@ impl Settings {
             number_step: 1,
             secret: 0,
             connections_max: 65_536,
-            slice_bytes: 4 << 10,
+            slice_bytes: 2 << 10,
             backlog_bytes: 32 << 10,
             credit_bytes: 256 << 10,
             awake_ns: 50_000,

@@ -29,6 +29,7 @@ pub mod engine;
 pub mod frame;
 mod local;
 mod placement;
+pub mod simulated;
 mod table;
 
 pub use connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Tuple};

@@ -7,22 +7,21 @@ use crate::{Class, Input, Key, Local};
 use fabric::{Inbound, Outbound};
 use lane::Chunk;
 
-/// Frames that are taken from a partition in a turn, by class: a long row of streams may not keep short messages
-/// waiting.
-const FRAMES_MAX: [usize; 2] = [64, 4];
+/// Frames that are taken from a partition in a turn, and no more than a slice of bytes: then the others have theirs.
+const FRAMES_MAX: usize = 32;
 /// Frames that are taken from a partition that another one is ahead of: more than any ring holds.
 const FRAMES_BEHIND_MAX: usize = 1 << 20;
 
 impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     pub(super) fn receive(&mut self, port: usize) -> Result<bool, Fault> {
-        let mut progressed = false;
-        for _ in 0..FRAMES_MAX[port] {
-            if !self.receive_one(port)? {
+        let (frames_before, bytes_before) = (self.counters.frames_received, self.counters.bytes_received);
+        for _ in 0..FRAMES_MAX {
+            let received_bytes = self.counters.bytes_received - bytes_before;
+            if received_bytes >= self.settings.slice_bytes as u64 || !self.receive_one(port)? {
                 break;
             }
-            progressed = true;
         }
-        Ok(progressed)
+        Ok(self.counters.frames_received != frames_before)
     }
 
     fn receive_one(&mut self, port: usize) -> Result<bool, Fault> {

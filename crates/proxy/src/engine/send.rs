@@ -10,6 +10,8 @@ use fabric::{Inbound, Outbound};
 const VISITS_MAX: [usize; 2] = [16, 2];
 /// Turns that those with little to say have before one with much.
 const FRESH_RUN_MAX: u32 = 8;
+/// Frames of a slice at most: short ones cost by their number.
+const FRAMES_PER_SLICE_MAX: u64 = 16;
 /// With slicing off, a connection with less to say than this has little to say.
 const SPARSE_BYTES_MAX: usize = 4096;
 
@@ -104,12 +106,16 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     pub(super) fn serve(&mut self, port: usize, backlog_bytes: usize) -> Result<bool, Fault> {
         self.ports[port].is_full = false;
         let mut progressed = false;
+        let (bytes_before, frames_before) = (self.counters.bytes_sent, self.counters.frames_sent);
         for _ in 0..VISITS_MAX[port] {
             let Some(key) = self.pick(port, backlog_bytes)? else { break };
-            let bytes_before = self.counters.bytes_sent;
             let is_full = self.visit(key, port)?;
-            progressed |= self.counters.bytes_sent != bytes_before;
-            if is_full {
+            // After a slice, what has arrived meanwhile is looked at first.
+            let sent_bytes = self.counters.bytes_sent - bytes_before;
+            let sent_frames = self.counters.frames_sent - frames_before;
+            progressed |= sent_bytes > 0;
+            let is_slice = sent_bytes >= self.settings.slice_bytes as u64 || sent_frames >= FRAMES_PER_SLICE_MAX;
+            if is_full || is_slice {
                 break;
             }
         }
@@ -121,9 +127,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let fresh_has_turn = state.stale.is_empty() || state.fresh_run < FRESH_RUN_MAX;
         if !fresh_has_turn || state.fresh.is_empty() {
             let backlog = || state.to.unread_slots().map_err(|corrupt| Fault::Lane { partition: port, corrupt });
+            let lag_bytes = || state.to.credit_lag_slots() as usize * lane::SLOT_BYTES;
             let may_add = state.stale.is_empty()
                 || backlog_bytes == usize::MAX
-                || backlog()? as usize * lane::SLOT_BYTES <= backlog_bytes;
+                || backlog()? as usize * lane::SLOT_BYTES <= backlog_bytes.saturating_add(lag_bytes());
             state.fresh_run = 0;
             if may_add && !state.stale.is_empty() {
                 return Ok(state.stale.pop_front());
@@ -150,15 +157,16 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             self.queue(key);
             return Ok(false);
         }
-        let slice_bytes = self.settings.slice_bytes;
         let bytes_before = self.counters.bytes_sent;
-        let mut left_bytes = slice_bytes;
+        let mut left_bytes = self.settings.slice_bytes;
+        let mut left_frames = if left_bytes == usize::MAX { u64::MAX } else { FRAMES_PER_SLICE_MAX };
         let end = loop {
             match self.send_frame(key, port, left_bytes)? {
                 Ok(bytes) => left_bytes -= bytes,
                 Err(end) => break end,
             }
-            if left_bytes == 0 {
+            left_frames -= 1;
+            if left_bytes == 0 || left_frames == 0 {
                 break End::Slice;
             }
         };

@@ -1,0 +1,187 @@
+//! `crosslane bench windows`: the proxy's engine in virtual time, and what its work takes on this machine.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use proxy::simulated::{self, Costs, Isolation, Scaling};
+use serde::Serialize;
+use sim::Span;
+
+use crate::output;
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// What to simulate.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Simulate in virtual time: modelled figures, the same for the same seed
+    #[arg(long)]
+    pub sim: bool,
+    /// Measure what a frame and a byte cost the engine on this machine, and simulate with that
+    #[arg(long)]
+    pub measure: bool,
+    /// Decides everything that is random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Bytes of a message in the scaling experiment
+    #[arg(long, value_name = "BYTES", default_value_t = 8)]
+    pub message_bytes: usize,
+    /// Fewer points, shorter spans
+    #[arg(long)]
+    pub quick: bool,
+    /// JSON instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Everything that is printed.
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    /// Of the figures.
+    provenance: &'static str,
+    seed: u64,
+    /// Of `costs`: measured just now, or the defaults.
+    costs_provenance: &'static str,
+    costs: Costs,
+    link: LinkModel,
+    scaling: Vec<Scaling>,
+    isolation: Vec<Isolation>,
+}
+
+/// The link of the simulation.
+#[derive(Serialize)]
+struct LinkModel {
+    name: &'static str,
+    one_way_ns: u64,
+    bytes_per_us: u64,
+    packet_header_bytes: u64,
+    packet_payload_bytes_max: u64,
+}
+
+const LINK_NAME: &str = "gen3x16 NTB";
+const CORES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+const NODES: [usize; 5] = [2, 4, 8, 16, 32];
+/// Cores of a node while the number of nodes is what changes.
+const CORES_OF_MANY_NODES: usize = 2;
+const MESSAGE_BYTES_MAX: usize = 16 << 10;
+
+/// Simulates and prints.
+pub fn main(options: &Options) -> Result<()> {
+    if !options.sim {
+        return Err(WrongUse::of("bench windows: only in virtual time so far; add --sim").into());
+    }
+    if !(1..=MESSAGE_BYTES_MAX).contains(&options.message_bytes) {
+        return Err(
+            WrongUse::of(format!("{} bytes a message; try 1 to {MESSAGE_BYTES_MAX}", options.message_bytes)).into()
+        );
+    }
+    let report = simulate(options);
+    if options.json { output::print_json(&report) } else { output::print(&render(&report)) }
+}
+
+fn simulate(options: &Options) -> Report {
+    let costs = if options.measure { measure() } else { Costs::default() };
+    let span = Span::from_ns(if options.quick { 100_000.0 } else { 1_000_000.0 });
+    let (cores, nodes) = if options.quick { (&CORES[..4], &NODES[..3]) } else { (&CORES[..], &NODES[..]) };
+    let by_cores = cores.iter().map(|&cores| (2, cores));
+    let by_nodes = nodes[1..].iter().flat_map(|&nodes| [(nodes, 1), (nodes, CORES_OF_MANY_NODES)]);
+    let points: Vec<(usize, usize)> = by_cores.chain(by_nodes).collect();
+    let link = simulated::LINK;
+    Report {
+        schema: "crosslane-bench-windows-1",
+        provenance: "modelled",
+        seed: options.seed,
+        costs_provenance: if options.measure { "measured" } else { "default" },
+        costs,
+        link: LinkModel {
+            name: LINK_NAME,
+            one_way_ns: link.one_way_ns,
+            bytes_per_us: link.bytes_per_us,
+            packet_header_bytes: link.header_bytes,
+            packet_payload_bytes_max: link.payload_bytes_max,
+        },
+        scaling: simulated::scaling(&points, options.message_bytes, Span::from_ps(span.ps() / 2), costs, options.seed),
+        isolation: simulated::isolation(span, costs, options.seed),
+    }
+}
+
+/// What short frames take, and by how much long ones take more for each byte. A frame sent and one received count
+/// alike, as do their bytes: both engines work in turns of one thread.
+fn measure() -> Costs {
+    const FRAMES: u64 = 2_000_000;
+    const LONG_BYTES: usize = 4096;
+    let frame_ns = |message_bytes: usize, frames: u64| {
+        simulated::work(message_bytes, frames / 10);
+        let begun = Instant::now();
+        let done = simulated::work(message_bytes, frames);
+        begun.elapsed().as_nanos() as f64 / (done.frames_sent + done.frames_received) as f64
+    };
+    let (short_ns, long_ns) = (frame_ns(8, FRAMES), frame_ns(LONG_BYTES, FRAMES / 20));
+    let byte_ns = ((long_ns - short_ns) / LONG_BYTES as f64).max(0.0);
+    Costs { send_ns: short_ns, receive_ns: short_ns, byte_ns, ..Costs::default() }
+}
+
+fn render(report: &Report) -> String {
+    let Costs { turn_ns, send_ns, receive_ns, byte_ns, program_ns } = report.costs;
+    let LinkModel { name, one_way_ns, bytes_per_us, .. } = report.link;
+    let gbytes_per_s = bytes_per_us as f64 / 1000.0;
+    let mut text = format!(
+        "modelled, seed {}: {name}, {one_way_ns} ns one way, {gbytes_per_s:.2} GB/s of packets\n\
+         costs ({}): turn {turn_ns:.0} ns, frame sent {send_ns:.0} ns, received {receive_ns:.0} ns, \
+         byte {byte_ns:.3} ns, program {program_ns:.0} ns\n\n",
+        report.seed, report.costs_provenance,
+    );
+    text.push_str(&scaling_table(&report.scaling));
+    text.push_str("\nOF LINEAR falls where LINK is near 1: the packets of a message fill it.\n\n");
+    text.push_str(&isolation_table(&report.isolation));
+    text
+}
+
+fn scaling_table(rows: &[Scaling]) -> String {
+    let right = Align::Right;
+    let columns = [
+        ("NODES", right),
+        ("CORES", right),
+        ("BYTES", right),
+        ("MSG/US", right),
+        ("OF LINEAR", right),
+        ("LINK", right),
+    ];
+    let mut table = Table::new(&columns);
+    for row in rows {
+        table.row(vec![
+            row.nodes.to_string(),
+            row.cores.to_string(),
+            row.message_bytes.to_string(),
+            format!("{:.2}", row.messages_per_us),
+            format!("{:.2}", row.of_linear),
+            format!("{:.2}", row.link_load),
+        ]);
+    }
+    table.render()
+}
+
+fn isolation_table(rows: &[Isolation]) -> String {
+    let right = Align::Right;
+    let columns = [
+        ("PING-PONG OF 8 B BESIDE", Align::Left),
+        ("P50 NS", right),
+        ("P99 NS", right),
+        ("MAX NS", right),
+        ("P99 X QUIET", right),
+        ("BULK GB/S", right),
+    ];
+    let mut table = Table::new(&columns);
+    for row in rows {
+        table.row(vec![
+            row.case.to_owned(),
+            row.rtt_ns_p50.to_string(),
+            row.rtt_ns_p99.to_string(),
+            row.rtt_ns_max.to_string(),
+            format!("{:.2}", row.p99_of_quiet),
+            format!("{:.2}", row.bulk_gbytes_per_s),
+        ]);
+    }
+    table.render()
+}

@@ -1,0 +1,241 @@
+//! The engine in virtual time: the same code as live, over links of `fabric::timed` that a virtual clock drives.
+//!
+//! A core is a thread of a proxy that owns one engine for each peer. Its turn costs what [`Costs`] say for the frames
+//! and bytes that the engine counted; what it stores is under way as long as the link's model says, and all cores of a
+//! node share the rate of the node's link. Programs answer after a time of their own. Nothing here reads a real clock,
+//! and the same seed gives the same figures.
+
+mod bare;
+mod experiments;
+mod program;
+
+pub use bare::work;
+pub use experiments::{Isolation, Scaling, isolation, scaling};
+
+use crate::frame::Side;
+use crate::{Class, Counters, Engine, Event, Key, Port, Settings, Tuple};
+use fabric::heap::{self, HeapLink};
+use fabric::timed::{self, Clock, LinkTiming, Pace, Timed, TimedInbound, TimedOutbound};
+use fabric::{Link, Slice, train_both};
+use lane::{Consumer, Layout, Producer};
+use program::{Program, ProgramEnd};
+use serde::Serialize;
+use sim::{EventQueue, Span, Time};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What an engine's work takes on a core.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Costs {
+    /// A turn in which there is nothing to do, for each engine.
+    pub turn_ns: f64,
+    /// A frame sent, without its payload.
+    pub send_ns: f64,
+    /// A frame received, without its payload.
+    pub receive_ns: f64,
+    /// A byte copied.
+    pub byte_ns: f64,
+    /// From the proxy to the program beside it and back.
+    pub program_ns: f64,
+}
+
+impl Default for Costs {
+    /// Of the order that `crosslane bench windows --measure` shows on a server processor of 2023: a frame each way, and
+    /// a copy at 10 GB/s. The program's share is two cache lines between cores.
+    fn default() -> Self {
+        Self { turn_ns: 30.0, send_ns: 120.0, receive_ns: 120.0, byte_ns: 0.1, program_ns: 200.0 }
+    }
+}
+
+/// The model of the link: a non-transparent bridge of PCIe 3.0 with 16 lanes.
+pub const LINK: LinkTiming =
+    LinkTiming { one_way_ns: 500, bytes_per_us: 15_754, header_bytes: 24, payload_bytes_max: 256 };
+
+/// The time of the core whose turn it is.
+#[derive(Debug, Clone, Default)]
+struct VirtualClock(Arc<AtomicU64>);
+
+impl VirtualClock {
+    fn set(&self, time: Time) {
+        self.0.store(time.ps() / 1000, Ordering::Relaxed);
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// A core that stalls is late; its turn's end counts it.
+    fn wait_until(&self, time_ns: u64) {
+        self.0.fetch_max(time_ns, Ordering::Relaxed);
+    }
+}
+
+type SimLink = Timed<HeapLink, VirtualClock>;
+type SimEngine = Engine<TimedInbound<HeapLink, VirtualClock>, TimedOutbound<HeapLink, VirtualClock>, ProgramEnd>;
+
+/// One engine of a core, with the link that it keeps.
+struct Seat {
+    engine: SimEngine,
+    _link: SimLink,
+}
+
+/// A core of a node.
+struct Core {
+    seats: Vec<Seat>,
+    /// For servers: what the programs are that a peer's open, in the order of opening.
+    served: Vec<Vec<Program>>,
+}
+
+/// All cores of all nodes.
+struct World {
+    clock: VirtualClock,
+    costs: Costs,
+    cores: Vec<Core>,
+    queue: EventQueue<usize>,
+}
+
+/// How the partitions of a world are set up.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    slots: u64,
+    has_classes: bool,
+    slice_bytes: usize,
+    backlog_bytes: usize,
+}
+
+impl Plan {
+    fn layout(&self) -> Layout {
+        Layout::packed(self.slots, 0)
+    }
+
+    fn partitions(&self) -> usize {
+        if self.has_classes { Class::ALL.len() } else { 1 }
+    }
+
+    fn settings(&self, side: Side) -> Settings {
+        Settings { slice_bytes: self.slice_bytes, backlog_bytes: self.backlog_bytes, secret: 1, ..Settings::new(side) }
+    }
+
+    fn ports(
+        &self,
+        link: &SimLink,
+    ) -> Vec<Port<TimedInbound<HeapLink, VirtualClock>, TimedOutbound<HeapLink, VirtualClock>>> {
+        let bytes = self.layout().window_bytes();
+        (0..self.partitions())
+            .map(|index| {
+                let inbound = link.inbound().slice(index * bytes, bytes);
+                let outbound = link.outbound().slice(index * bytes, bytes);
+                let to = Producer::new(outbound.clone(), inbound.clone(), self.layout(), SECRET);
+                Port::new(to, Consumer::new(inbound, outbound, self.layout(), SECRET))
+            })
+            .collect()
+    }
+}
+
+const SECRET: u64 = 0x51;
+/// A short message is several stores into one line, each of which takes its place on the way.
+const STORES_PER_LINE: usize = 8;
+
+impl World {
+    /// Nodes with so many cores each, every core joined with the core of the same rank of every other node. The cores
+    /// of a node follow each other.
+    fn new(nodes: usize, cores: usize, plan: Plan, costs: Costs) -> Self {
+        let clock = VirtualClock::default();
+        let paces: Vec<Pace> = (0..nodes).map(|_| Pace::new()).collect();
+        let mut world = Self {
+            clock,
+            costs,
+            cores: (0..nodes * cores).map(|_| Core { seats: Vec::new(), served: Vec::new() }).collect(),
+            queue: EventQueue::new(),
+        };
+        for low in 0..nodes {
+            for high in low + 1..nodes {
+                for rank in 0..cores {
+                    world.join([low * cores + rank, high * cores + rank], [&paces[low], &paces[high]], plan);
+                }
+            }
+        }
+        (0..world.cores.len()).for_each(|core| world.queue.schedule(Time::ZERO, core));
+        world
+    }
+
+    fn join(&mut self, ends: [usize; 2], paces: [&Pace; 2], plan: Plan) {
+        let window_bytes = plan.partitions() * plan.layout().window_bytes();
+        let memory_bytes = timed::memory_bytes(STORES_PER_LINE * window_bytes, LINK).expect("a link's timing");
+        let (low, high) = heap::pair(memory_bytes.next_multiple_of(64));
+        let timed = |link, pace: &Pace| {
+            let setup = timed::Setup { window_bytes, timing: LINK, pace: pace.clone() };
+            Timed::with_clock(link, setup, self.clock.clone()).expect("a link's timing")
+        };
+        let mut links = [timed(low, paces[0]), timed(high, paces[1])];
+        let [first, second] = &mut links;
+        assert!(train_both(first, second), "two ends in one process come up");
+        for ((core, link), side) in ends.into_iter().zip(links).zip([Side::Lower, Side::Higher]) {
+            let engine = Engine::new(plan.settings(side), plan.ports(&link));
+            self.cores[core].seats.push(Seat { engine, _link: link });
+            self.cores[core].served.push(Vec::new());
+        }
+    }
+
+    /// Opens a connection from `seat` of `core`, whose far end is `server`.
+    fn open(&mut self, core: usize, seat: usize, client: Program, far: (usize, usize), server: Program) {
+        let served = &mut self.cores[far.0].served[far.1];
+        let tuple = Tuple::new(&(served.len() as u32).to_le_bytes()).expect("four bytes");
+        served.push(server);
+        let end = client.end(&self.clock.0);
+        self.cores[core].seats[seat].engine.open(tuple, |_: Key| end).expect("room for a connection");
+    }
+
+    /// Lets everything happen until `end`.
+    fn run(&mut self, end: Time) {
+        while let Some((now, core)) = self.queue.next_event() {
+            if now >= end {
+                self.queue.schedule(now, core);
+                return;
+            }
+            let cost = self.turn(now, core);
+            self.queue.schedule(now + cost, core);
+        }
+    }
+
+    /// A turn of all engines of a core; what it costs.
+    fn turn(&mut self, now: Time, core: usize) -> Span {
+        self.clock.set(now);
+        let clock = self.clock.clone();
+        let costs = self.costs;
+        let Core { seats, served } = &mut self.cores[core];
+        let mut cost = Span::ZERO;
+        for (seat, served) in seats.iter_mut().zip(served) {
+            let begun = now + cost;
+            clock.set(begun);
+            let before = *seat.engine.counters();
+            let fault = seat.engine.turn(begun.ps() / 1000).err();
+            assert!(fault.is_none(), "an honest peer: {fault:?}");
+            while let Some(event) = seat.engine.next_event() {
+                let Event::Open { key, tuple } = event else { panic!("an honest peer") };
+                let index = u32::from_le_bytes(tuple.bytes().try_into().expect("four bytes"));
+                let end = served[index as usize].end(&clock.0);
+                seat.engine.answer(key, Ok(end));
+            }
+            cost += costs.of(&before, seat.engine.counters());
+        }
+        cost
+    }
+
+    fn counters(&self, cores: std::ops::Range<usize>) -> Counters {
+        let mut sum = Counters::default();
+        self.cores[cores].iter().flat_map(|core| &core.seats).for_each(|seat| sum += *seat.engine.counters());
+        sum
+    }
+}
+
+impl Costs {
+    fn of(&self, before: &Counters, after: &Counters) -> Span {
+        let sent = (after.frames_sent - before.frames_sent) as f64;
+        let received = (after.frames_received - before.frames_received) as f64;
+        let bytes = (after.bytes_sent - before.bytes_sent) + (after.bytes_received - before.bytes_received);
+        Span::from_ns(self.turn_ns + sent * self.send_ns + received * self.receive_ns + bytes as f64 * self.byte_ns)
+    }
+}

@@ -1,0 +1,186 @@
+//! What the simulator is asked.
+
+use super::program::{Program, Role};
+use super::{Costs, LINK, Plan, World};
+use serde::Serialize;
+use sim::{Random, Span, Time};
+
+/// Connections of each core in the scaling experiment.
+const STREAMS: usize = 4;
+/// Slots of a ring, where the number of partitions is what matters.
+const SCALING_SLOTS: u64 = 512;
+/// Slots of a ring, where one partition is looked at.
+const ISOLATION_SLOTS: u64 = 512;
+
+/// Message rate with so many cores and nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Scaling {
+    /// Nodes, each joined with each.
+    pub nodes: usize,
+    /// Cores of a node, one partition of each link each.
+    pub cores: usize,
+    /// Bytes of a message.
+    pub message_bytes: usize,
+    /// Messages that arrive at a node, of a microsecond.
+    pub messages_per_us: f64,
+    /// The same for each core.
+    pub messages_per_us_core: f64,
+    /// Against as many times what one core does.
+    pub of_linear: f64,
+    /// How much of the node's link the packets take that carry them.
+    pub link_load: f64,
+}
+
+/// How a ping-pong fares beside others in its partition.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Isolation {
+    /// What is beside it, and what the proxy does about it.
+    pub case: &'static str,
+    /// Round trips.
+    pub round_trips: usize,
+    /// Median, ns.
+    pub rtt_ns_p50: u64,
+    /// 99 in 100 are shorter, ns.
+    pub rtt_ns_p99: u64,
+    /// The longest, ns.
+    pub rtt_ns_max: u64,
+    /// The 99th percentile against that of the first case.
+    pub p99_of_quiet: f64,
+    /// What the streams carry meanwhile, GB/s.
+    pub bulk_gbytes_per_s: f64,
+}
+
+/// Message rate of each node while all cores send to all peers, over one span of virtual time.
+pub fn scaling(points: &[(usize, usize)], message_bytes: usize, span: Span, costs: Costs, seed: u64) -> Vec<Scaling> {
+    let mut rows: Vec<Scaling> = Vec::new();
+    for &(nodes, cores) in points {
+        let rate = rate(nodes, cores, message_bytes, span, costs, seed);
+        let messages_per_us_core = rate / cores as f64;
+        let one = rows.iter().find(|row| row.nodes == nodes && row.cores == 1);
+        let of_linear = one.map_or(1.0, |one| messages_per_us_core / one.messages_per_us_core);
+        rows.push(Scaling {
+            nodes,
+            cores,
+            message_bytes,
+            messages_per_us: rate,
+            messages_per_us_core,
+            of_linear,
+            link_load: rate * packet_bytes(message_bytes) / LINK.bytes_per_us as f64,
+        });
+    }
+    rows
+}
+
+/// Bytes of the packets that carry one message: the record's two words, the frame's two, and the payload.
+fn packet_bytes(message_bytes: usize) -> f64 {
+    let words = 4 * (8 + LINK.header_bytes);
+    let payload = (message_bytes as u64).next_multiple_of(4);
+    (words + payload + payload.div_ceil(LINK.payload_bytes_max) * LINK.header_bytes) as f64
+}
+
+fn rate(nodes: usize, cores: usize, message_bytes: usize, span: Span, costs: Costs, seed: u64) -> f64 {
+    let plan = Plan { slots: SCALING_SLOTS, has_classes: false, slice_bytes: 4096, backlog_bytes: usize::MAX };
+    let mut world = World::new(nodes, cores, plan, costs);
+    let mut random = Random::new(seed, "scaling");
+    for core in 0..world.cores.len() {
+        let (node, rank) = (core / cores, core % cores);
+        // A node's seats are its peers in order, without itself.
+        for seat in 0..nodes - 1 {
+            let peer = if seat < node { seat } else { seat + 1 };
+            let far = (peer * cores + rank, if node < peer { node } else { node - 1 });
+            for _ in 0..STREAMS.div_ceil(nodes - 1) {
+                let begin_ns = random.below(1000);
+                let source = Program::new(Role::Source(message_bytes), 0, begin_ns);
+                world.open(core, seat, source, far, Program::new(Role::Sink, 0, 0));
+            }
+        }
+    }
+    // Where the link is full, what waits for it takes a while to gather.
+    let warm = Time::ZERO + span;
+    world.run(warm);
+    let before = world.counters(0..cores).bytes_received;
+    world.run(warm + span);
+    let messages = (world.counters(0..cores).bytes_received - before) as f64 / message_bytes as f64;
+    messages / (span.ns() / 1000.0)
+}
+
+/// Ping-pong of 8 bytes beside eight streams and one that nobody reads: alone, and without slices, with them, and with
+/// classes too.
+pub fn isolation(span: Span, costs: Costs, seed: u64) -> Vec<Isolation> {
+    let on = Plan { slots: ISOLATION_SLOTS, has_classes: false, slice_bytes: 2048, backlog_bytes: 8192 };
+    let off = Plan { slice_bytes: usize::MAX, backlog_bytes: usize::MAX, ..on };
+    let cases = [
+        ("quiet", on, false),
+        ("8 streams and 1 unread, slicing off", off, true),
+        ("8 streams and 1 unread, slicing on", on, true),
+        ("8 streams and 1 unread, slicing and classes on", Plan { has_classes: true, ..on }, true),
+    ];
+    let mut rows: Vec<Isolation> = Vec::new();
+    for (case, plan, has_streams) in cases {
+        let mut row = ping_pong(case, plan, has_streams, span, costs, seed);
+        row.p99_of_quiet = row.rtt_ns_p99 as f64 / rows.first().map_or(row.rtt_ns_p99, |quiet| quiet.rtt_ns_p99) as f64;
+        rows.push(row);
+    }
+    rows
+}
+
+fn ping_pong(case: &'static str, plan: Plan, has_streams: bool, span: Span, costs: Costs, seed: u64) -> Isolation {
+    let mut world = World::new(2, 1, plan, costs);
+    let mut random = Random::new(seed, "isolation");
+    let answer_ns = costs.program_ns as u64;
+    let ping = Program::new(Role::Ping(8), answer_ns, 100);
+    world.open(0, 0, ping.clone(), (1, 0), Program::new(Role::Pong, answer_ns, 0));
+    if has_streams {
+        for _ in 0..8 {
+            let source = Program::new(Role::Source(16 << 10), 0, random.below(2000));
+            world.open(0, 0, source, (1, 0), Program::new(Role::Sink, 0, 0));
+        }
+        let source = Program::new(Role::Source(16 << 10), 0, random.below(2000));
+        world.open(0, 0, source, (1, 0), Program::new(Role::Unread(256 << 10), 0, 0));
+    }
+    // Streams settle first: credits fill, and classes are found.
+    let warm = Time::ZERO + Span::from_ps(span.ps() / 4);
+    world.run(warm);
+    let (trips_before, bytes_before) = (ping.round_trips_ns().len(), world.counters(1..2).bytes_received);
+    world.run(warm + span);
+    let bytes = world.counters(1..2).bytes_received - bytes_before;
+    let mut trips = ping.round_trips_ns().split_off(trips_before);
+    trips.sort_unstable();
+    let quantile = |part: f64| trips.get(((trips.len() as f64 * part) as usize).min(trips.len().saturating_sub(1)));
+    Isolation {
+        case,
+        round_trips: trips.len(),
+        rtt_ns_p50: quantile(0.5).copied().unwrap_or(0),
+        rtt_ns_p99: quantile(0.99).copied().unwrap_or(0),
+        rtt_ns_max: trips.last().copied().unwrap_or(0),
+        p99_of_quiet: 1.0,
+        bulk_gbytes_per_s: bytes as f64 / span.ns(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_rate_grows_with_cores_until_the_link_is_full() {
+        let points = [(2, 1), (2, 4), (2, 32)];
+        let rows = scaling(&points, 8, Span::from_ns(200_000.0), Costs::default(), 1);
+        assert!(rows[1].link_load < 0.9 && rows[1].of_linear > 0.9, "{rows:?}");
+        assert!(rows[2].link_load > 0.9 || rows[2].of_linear > 0.9, "{rows:?}");
+    }
+
+    #[test]
+    fn slices_keep_a_ping_pong_alive_beside_streams() {
+        let rows = isolation(Span::from_ns(400_000.0), Costs::default(), 1);
+        let p99_of_quiet: Vec<f64> = rows.iter().map(|row| row.p99_of_quiet).collect();
+        assert!(p99_of_quiet[1] > p99_of_quiet[2] && p99_of_quiet[2] >= p99_of_quiet[3] * 0.9, "{rows:#?}");
+        assert!(rows[1..].iter().all(|row| row.bulk_gbytes_per_s > 1.0), "{rows:#?}");
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_figures() {
+        let run = || isolation(Span::from_ns(100_000.0), Costs::default(), 7);
+        assert_eq!(run(), run());
+    }
+}

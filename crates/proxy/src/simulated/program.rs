@@ -1,0 +1,177 @@
+//! Programs of the simulator: they send and read by rules, and remember when.
+
+use crate::{Broken, Input, Local};
+use fabric::{Inbound, Outbound};
+use lane::{Draft, Span};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of any record: what they are does not matter.
+const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
+/// What a program does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Sends messages of so many bytes, as fast as they are taken.
+    Source(usize),
+    /// Reads everything.
+    Sink,
+    /// Reads nothing: its buffer takes so many bytes.
+    Unread(usize),
+    /// Sends so many bytes, and again when as many have come back.
+    Ping(usize),
+    /// Sends back what came.
+    Pong,
+}
+
+/// A program.
+#[derive(Debug, Clone)]
+pub(super) struct Program(Rc<RefCell<State>>);
+
+#[derive(Debug)]
+struct State {
+    role: Role,
+    /// From what the program reads to what it sends.
+    answer_ns: u64,
+    due_bytes: usize,
+    due_ns: u64,
+    come_bytes: usize,
+    sent_ns: u64,
+    round_trips_ns: Vec<u64>,
+}
+
+/// The proxy's end of a program.
+#[derive(Debug)]
+pub(super) struct ProgramEnd {
+    program: Program,
+    clock_ns: Arc<AtomicU64>,
+}
+
+impl Program {
+    /// One that begins at `begin_ns`.
+    pub(super) fn new(role: Role, answer_ns: u64, begin_ns: u64) -> Self {
+        let due_bytes = if let Role::Ping(bytes) = role { bytes } else { 0 };
+        let state = State {
+            role,
+            answer_ns,
+            due_bytes,
+            due_ns: begin_ns,
+            come_bytes: 0,
+            sent_ns: begin_ns,
+            round_trips_ns: Vec::new(),
+        };
+        Self(Rc::new(RefCell::new(state)))
+    }
+
+    pub(super) fn end(&self, clock_ns: &Arc<AtomicU64>) -> ProgramEnd {
+        ProgramEnd { program: self.clone(), clock_ns: Arc::clone(clock_ns) }
+    }
+
+    /// Round trips so far.
+    pub(super) fn round_trips_ns(&self) -> Vec<u64> {
+        self.0.borrow().round_trips_ns.clone()
+    }
+}
+
+impl State {
+    fn waiting_bytes(&self, now_ns: u64) -> usize {
+        match self.role {
+            Role::Source(bytes) if now_ns >= self.due_ns => bytes,
+            Role::Ping(_) | Role::Pong if now_ns >= self.due_ns => self.due_bytes,
+            _ => 0,
+        }
+    }
+
+    fn take(&mut self, bytes: usize, now_ns: u64) -> usize {
+        self.come_bytes += bytes;
+        match self.role {
+            Role::Source(_) | Role::Sink => {}
+            Role::Unread(bytes_max) => {
+                let room = bytes_max.saturating_sub(self.come_bytes - bytes);
+                let taken = room.min(bytes);
+                self.come_bytes -= bytes - taken;
+                return taken;
+            }
+            Role::Pong => {
+                self.due_bytes += bytes;
+                self.due_ns = now_ns + self.answer_ns;
+            }
+            Role::Ping(size) => {
+                if self.come_bytes >= size {
+                    self.come_bytes = 0;
+                    // The program's share is on both ends of the way.
+                    self.round_trips_ns.push(now_ns + self.answer_ns - self.sent_ns);
+                    self.due_ns = now_ns + self.answer_ns;
+                    self.sent_ns = self.due_ns;
+                    self.due_bytes = size;
+                }
+            }
+        }
+        bytes
+    }
+}
+
+impl ProgramEnd {
+    fn now_ns(&self) -> u64 {
+        self.clock_ns.load(Ordering::Relaxed)
+    }
+}
+
+impl Local for ProgramEnd {
+    fn may_have_input(&mut self) -> bool {
+        self.input() != Input::Nothing
+    }
+
+    fn input(&mut self) -> Input {
+        match self.program.0.borrow().waiting_bytes(self.now_ns()) {
+            0 => Input::Nothing,
+            bytes => Input::Bytes(bytes),
+        }
+    }
+
+    fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
+        draft.append(&ZEROS[..len_bytes]);
+    }
+
+    fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
+        let mut state = self.program.0.borrow_mut();
+        state.due_bytes = state.due_bytes.saturating_sub(len_bytes);
+        Ok(())
+    }
+
+    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+        let now_ns = self.now_ns();
+        Ok(self.program.0.borrow_mut().take(bytes.len_bytes(), now_ns))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        let now_ns = self.now_ns();
+        Ok(self.program.0.borrow_mut().take(bytes.len(), now_ns))
+    }
+
+    fn has_room(&mut self) -> bool {
+        !matches!(self.program.0.borrow().role, Role::Unread(_))
+    }
+
+    fn ring(&mut self) {}
+
+    fn finish(&mut self) {}
+
+    fn close(self) {}
+
+    fn reset(self) {}
+
+    fn park(&mut self, _for_room: bool) {}
+
+    fn unpark(&mut self) {}
+
+    fn hear(&mut self) {}
+
+    fn is_broken(&mut self) -> bool {
+        false
+    }
+
+    fn opened(&mut self) {}
+}
