@@ -1,6 +1,6 @@
 //! Machines with no network device, joined by the memory of one device.
 //!
-//! Two short labs run with every change, the others in `./x exam`. All guests are emulated.
+//! Three short labs run with every change, the others in `./x exam`. All guests are emulated.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -53,6 +53,62 @@ fn a_guest_and_this_machine_wake_each_other_by_interrupts() {
     for output in [report.output(Node::A), &host.stdout] {
         assert!(output.contains("100 rounds") && output.contains("woken by interrupts"), "{host}{report}");
     }
+}
+
+#[test]
+fn redis_in_one_guest_serves_a_benchmark_in_another_without_a_network() {
+    let report = committed("redis.sh").run().unwrap().must_succeed();
+    assert_eq!(report.output(Node::B).matches("\"GET\",").count(), 2, "{report}");
+}
+
+#[test]
+#[ignore = "boots four guests: two minutes"]
+fn redis_is_served_over_doorbells_and_over_dax_memory_too() {
+    for device in [Device::Vfio, Device::Dax] {
+        committed("redis.sh").device(device).run().unwrap().must_succeed();
+    }
+}
+
+#[test]
+#[ignore = "boots two guests, and streams for a minute"]
+fn streams_both_ways_arrive_whole() {
+    committed("streams.sh").limit(2 * LIMIT).run().unwrap().must_succeed();
+}
+
+#[test]
+#[ignore = "boots two guests: a minute"]
+fn nginx_and_iperf_are_served_between_guests() {
+    committed("web.sh").run().unwrap().must_succeed();
+}
+
+#[test]
+#[ignore = "boots two guests: a minute"]
+fn a_killed_proxy_and_a_killed_monitor_come_back() {
+    committed("kills.sh").run().unwrap().must_succeed();
+}
+
+#[test]
+#[ignore = "boots two guests: a minute"]
+fn a_node_whose_peer_writes_garbage_lives_and_trains_again() {
+    committed("spoil.sh").run().unwrap().must_succeed();
+}
+
+#[test]
+#[ignore = "boots three guests: a minute"]
+fn a_killed_guest_resets_its_connections_and_serves_again_when_it_is_back() {
+    let mut lab = committed("guest-kill.sh").start().unwrap();
+    lab.wait_for_guest(Node::A, "serving").unwrap();
+    lab.wait_for_guest(Node::B, "connected").unwrap();
+    lab.kill(Node::A);
+    lab.release(Node::B);
+    lab.wait_for_guest(Node::B, "reset").unwrap();
+    lab.boot(Node::A).unwrap();
+    lab.wait_for_guest(Node::A, "serving").unwrap();
+    lab.release(Node::B);
+    lab.wait_for_guest(Node::B, "again").unwrap();
+    lab.release(Node::B);
+    lab.release(Node::A);
+    lab.finish().unwrap().must_succeed();
 }
 
 #[test]

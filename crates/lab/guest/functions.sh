@@ -25,3 +25,36 @@ wait_for() {
         usleep 50000
     done
 }
+
+# Writes the rack file of the guests, the same in each, and brings up this guest's node: rack_up [proxy|direct].
+rack_up() {
+    case $DEVICE_KIND in
+    dax) _device='backend = "dax"\ncoherence = "coherent"' ;;
+    vfio) _device='backend = "pci"\nmode = "vfio"' ;;
+    *) _device='backend = "pci"\nmode = "sysfs"' ;;
+    esac
+    printf "version = 1\nname = \"lab\"\ntrust = \"%s\"\n\n[device]\n$_device\n" "${1:-proxy}" >"$RACK"
+    _number=0
+    for _node in $(echo "$NODES" | tr , ' '); do
+        _number=$((_number + 1))
+        printf '\n[[nodes]]\nname = "%s"\naddress = "127.77.0.%d"\n' "$_node" $_number >>"$RACK"
+        printf 'device = "%s"\n' "$DEVICE" >>"$RACK"
+    done
+    crosslane up --rack "$RACK" --node "$NODE"
+}
+
+# Runs a program with its sockets over windows and lanes, and nothing else.
+lanes() {
+    crosslane run --rack "$RACK" --node "$NODE" --require-lane -- "$@"
+}
+
+# The process of this guest's proxy or monitor: rack_process proxy|monitor. Others may end while they are looked at.
+rack_process() {
+    for _process in /proc/[0-9]*; do
+        _words=$({ tr '\0' ' ' <"$_process/cmdline"; } 2>/dev/null) || continue
+        case $_words in *" $1 "*) ;; *) continue ;; esac
+        echo "${_process##*/}"
+        return
+    done
+    return 1
+}

@@ -88,7 +88,8 @@ dax)
     MEMORY_BYTES=$(cat /sys/bus/dax/devices/dax0.0/size)
     ;;
 esac
-export NODE NODES DEVICE DEVICE_KIND MEMORY MEMORY_BYTES
+RACK=/tmp/rack.toml
+export NODE NODES DEVICE DEVICE_KIND MEMORY MEMORY_BYTES RACK
 
 sh -eu -c '. /lab/functions; . /lab/script' lab
 end $?

@@ -1,0 +1,24 @@
+# lab: --guests 2 --program redis-server --program redis-cli
+# For a test that kills guest a's machine while a program of guest b waits for bytes of it, and boots it again.
+
+ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
+
+rack_up
+case $NODE in
+a)
+    lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
+    wait_for 30 grep -q 'Ready to accept connections' /tmp/redis.log
+    host serving
+    ;;
+b)
+    wait_for 60 ping
+    lanes redis-cli -h 127.77.0.1 subscribe news >/tmp/news 2>&1 &
+    wait_for 30 grep -q subscribe /tmp/news
+    host connected
+    wait $! || echo "the connection ended"
+    host reset
+    wait_for 60 ping
+    host again
+    ;;
+esac
+crosslane down --rack "$RACK"
