@@ -33,6 +33,10 @@ impl Chosen {
     /// What was given, or what the environment says: that is a directory always.
     pub fn new(given: Option<&Path>) -> Result<Self> {
         match given {
+            Some(path) if path.to_string_lossy().contains("://") => {
+                let shown = path.display();
+                bail!(WrongUse::of(format!("--rack {shown}: racks are read from files only; give the path of one")))
+            }
             Some(path) if is_rack_file(path) => LoadedRack::read(path).map(|rack| Self::File(Box::new(rack))),
             _ => Ok(Self::Directory(rack_dir::chosen(given))),
         }

@@ -84,6 +84,8 @@ fn a_bad_rack_file_is_one_line_and_exit_code_2_and_nothing_is_started() {
     fs::write(place.file(), good.replace("127.77.0.2", "127.77.0.1")).unwrap();
     let bad = place.output(&["run", "--rack", "r.toml", "--node", "a", "--", "echo"]);
     assert_fails(&bad, 2, &["r.toml, line", "nodes[1].address", "'127.77.0.1'", "its own"]);
+    let address = place.output(&["stat", "--rack", "etcd://127.0.0.1:2379/rack"]);
+    assert_fails(&address, 2, &["etcd://127.0.0.1:2379/rack", "files only"]);
     let missing = place.output(&["run", "--rack", "none.toml", "--node", "a", "--", "echo"]);
     assert_fails(&missing, 2, &["none.toml", "--rack"]);
     assert!(!place.folder.path().join("base").exists() && !place.folder.path().join("none.toml").exists());
@@ -221,8 +223,11 @@ fn a_killed_monitor_is_noticed_and_brought_back_and_the_link_with_it() {
 }
 
 #[test]
-fn programs_are_told_by_the_monitor_that_nobody_listens_on_the_other_node() {
-    let place = up();
+fn programs_are_told_by_the_monitor_why_there_is_no_way_to_another_node() {
+    let place = Place::new(&["--nodes", "3"]);
+    let rules = "\n[[access]]\nfrom = \"a\"\nports = \"81-90\"\naction = \"deny\"\n";
+    fs::write(place.file(), fs::read_to_string(place.file()).unwrap() + rules).unwrap();
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
     let directory = place.status()["nodes"][0]["directory"].as_str().unwrap().to_owned();
     let asked = |question: &str| {
         let channel = control::Channel::connect(&PathBuf::from(&directory).join("monitor.sock")).unwrap();
@@ -238,9 +243,14 @@ fn programs_are_told_by_the_monitor_that_nobody_listens_on_the_other_node() {
     assert_eq!(asked("far 1 127.0.0.1:80"), "no no_listener");
     assert_eq!(asked("far 1 127.77.0.1:80"), "no no_listener");
     assert_eq!(asked("far 1 9.9.9.9:80"), "no remote_address");
-    // Without a proxy there is no way to the other node, and with one nobody listens there.
-    let other = asked("far 1 127.77.0.2:80");
-    assert!(["no no_listener", "no link_down"].contains(&other.as_str()), "{other}");
+    assert_eq!(asked("far 1 127.77.0.2:80"), "no no_listener");
+    assert_eq!(asked("far 1 127.77.0.2:81"), "no peer_refused");
+    kill(&place.monitor(2)["pid"]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while asked("far 1 127.77.0.3:80") != "no link_down" {
+        assert!(Instant::now() < deadline, "a dead node answers");
+    }
+    assert_eq!(asked("far 1 127.77.0.2:80"), "no no_listener", "the others are not concerned");
 }
 
 #[test]
