@@ -16,7 +16,8 @@ use crate::{Device, Report, Running, program};
 /// Guests of a lab at most.
 pub const GUESTS_MAX: u8 = 8;
 /// What a build puts into one folder: the command, its library, and helpers of scripts.
-pub const CROSSLANE_FILES: [&str; 5] = ["crosslane", "libcrosslane.so", "lab-link", "lab-spoil", "lab-word"];
+pub const CROSSLANE_FILES: [&str; 6] =
+    ["crosslane", "libcrosslane.so", "lab-link", "lab-spoil", "lab-stream", "lab-word"];
 /// Long enough for guests that share a core with others.
 const LIMIT: Duration = Duration::from_secs(120);
 

@@ -1,0 +1,94 @@
+//! `lab-stream serve|connect ADDRESS SECONDS`: one connection, both ways at once for some time; every byte is compared.
+//!
+//! Each end sends blocks of a random sequence of its own that the other one knows, then a last block that says so.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+const USAGE: &str = "usage: lab-stream serve|connect ADDRESS SECONDS";
+const BLOCK_BYTES: usize = 4096;
+const LAST: [u8; BLOCK_BYTES] = [0xff; BLOCK_BYTES];
+const SEED_SERVER: u64 = 0x9e37_79b9_7f4a_7c15;
+const SEED_CLIENT: u64 = 0xd1b5_4a32_d192_ed03;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok((sent, received)) => {
+            println!("lab-stream: {sent} bytes sent, {received} received as they should be");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("lab-stream: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(u64, u64)> {
+    let [role, address, seconds] = arguments else { bail!(USAGE) };
+    let limit = Duration::from_secs(seconds.parse().context(USAGE)?);
+    let (stream, own, theirs) = match role.as_str() {
+        "serve" => (TcpListener::bind(address)?.accept()?.0, SEED_SERVER, SEED_CLIENT),
+        "connect" => (TcpStream::connect(address)?, SEED_CLIENT, SEED_SERVER),
+        _ => bail!(USAGE),
+    };
+    let sending = stream.try_clone()?;
+    let sender = thread::spawn(move || send(sending, own, limit));
+    let received = receive(stream, theirs)?;
+    let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))??;
+    Ok((sent, received))
+}
+
+fn send(mut stream: TcpStream, seed: u64, limit: Duration) -> Result<u64> {
+    let (mut blocks, mut bytes) = (Blocks { state: seed }, 0);
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        stream.write_all(&blocks.next()).context("sending")?;
+        bytes += BLOCK_BYTES as u64;
+    }
+    stream.write_all(&LAST).context("sending the last block")?;
+    stream.shutdown(Shutdown::Write)?;
+    Ok(bytes)
+}
+
+fn receive(mut stream: TcpStream, seed: u64) -> Result<u64> {
+    let (mut blocks, mut bytes) = (Blocks { state: seed }, 0);
+    let mut block = [0; BLOCK_BYTES];
+    loop {
+        let read = stream.read_exact(&mut block);
+        let what =
+            if read.as_ref().is_err_and(|error| error.kind() == ErrorKind::UnexpectedEof) { "ended" } else { "" };
+        read.with_context(|| format!("receiving: {what} after {bytes} bytes, without the last block"))?;
+        if block == LAST {
+            break;
+        }
+        ensure!(block == blocks.next(), "the block after {bytes} bytes is not what was sent");
+        bytes += BLOCK_BYTES as u64;
+    }
+    ensure!(stream.read(&mut block)? == 0, "bytes after the last block");
+    Ok(bytes)
+}
+
+/// A random sequence, the same for the same seed (xorshift64). None of its blocks is [`LAST`].
+struct Blocks {
+    state: u64,
+}
+
+impl Blocks {
+    fn next(&mut self) -> [u8; BLOCK_BYTES] {
+        let mut block = [0; BLOCK_BYTES];
+        for word in block.chunks_exact_mut(size_of::<u64>()) {
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            word.copy_from_slice(&self.state.to_le_bytes());
+        }
+        block
+    }
+}
