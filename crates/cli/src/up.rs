@@ -150,6 +150,13 @@ impl Started {
         if Process::behind(&socket, SocketType::STREAM).is_some() {
             return Ok(());
         }
+        // Another server would hand out another memory, which the nodes that are up do not see.
+        for node in &rack.file.rack.nodes {
+            if rack_control::status(&rack.places.node(&node.name))?.is_some() {
+                let file = rack.shown();
+                bail!("the device server of {file} has ended; 'crosslane down --rack {file}', then up again");
+            }
+        }
         let fault = |what: String| WrongUse::of(rack.file.fault("device.window_bytes", what));
         let bytes = monitor::device_bytes(&rack.file.rack).map_err(fault)?.next_power_of_two();
         let log = rack.places.device_log();

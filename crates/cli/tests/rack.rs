@@ -284,6 +284,28 @@ fn a_device_that_is_missing_or_too_small_is_wrong_use_with_its_line() {
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }
 
+/// The process whose command line has both words.
+fn process(words: [&str; 2]) -> serde_json::Value {
+    let has = |folder: &PathBuf| {
+        let line = fs::read(folder.join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        words.iter().all(|word| line.contains(word))
+    };
+    let folder = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()).find(has).expect("it runs");
+    folder.file_name().unwrap().to_str().unwrap().parse::<u64>().unwrap().into()
+}
+
+#[test]
+fn without_the_device_server_nodes_stay_and_no_other_memory_is_handed_out() {
+    let place = up();
+    kill(&process(["device-server", place.folder.path().to_str().unwrap()]));
+    let again = place.output(&["up", "--rack", "r.toml"]);
+    assert_fails(&again, 1, &["device server", "has ended", "crosslane down --rack r.toml"]);
+    assert_eq!(place.monitor(0)["links"][0]["state"], "up");
+    assert!(place.output(&["down", "--rack", "r.toml"]).status.success());
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
+}
+
 #[test]
 fn nodes_over_a_file_come_up_one_after_the_other_without_any_server() {
     for coherence in ["coherent", "non-coherent"] {

@@ -149,6 +149,7 @@ pub struct Monitor {
     looked_at_ns: u64,
     beaten_at_ns: u64,
     is_stopping: bool,
+    is_server_gone: bool,
     /// A listener of this node may be gone.
     has_news: bool,
     /// Locked as long as this monitor lives.
@@ -190,6 +191,7 @@ impl Monitor {
             looked_at_ns: 0,
             beaten_at_ns: 0,
             is_stopping: false,
+            is_server_gone: false,
             has_news: false,
             _pid: pid,
         })
@@ -243,7 +245,8 @@ impl Monitor {
         let (listener, clients) = self.clients.descriptors();
         descriptors.push(listener);
         descriptors.extend(clients.map(|(_, descriptor)| descriptor));
-        descriptors.extend(self.device.descriptor());
+        // The socket of a server that is gone stays readable, and says no more.
+        descriptors.extend(self.device.descriptor().filter(|_| !self.is_server_gone));
         descriptors.extend(self.bell.descriptor());
         descriptors.extend(self.proxy.channel().map(AsFd::as_fd));
         descriptors.extend(self.metrics.descriptors());
@@ -274,6 +277,7 @@ impl Monitor {
                 Change::Bells => self.proxy.renew(&self.device),
                 Change::HeaderMended => warn!("a node spoiled the header of the device; it is mended"),
                 Change::ServerGone => {
+                    self.is_server_gone = true;
                     error!("the device server is gone: links stay, but no node can come; 'crosslane down', then 'up'");
                 }
                 Change::Gone(slots) => {
