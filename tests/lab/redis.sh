@@ -12,7 +12,7 @@ a)
     ;;
 b)
     barrier serving
-    lanes redis-cli -h 127.77.0.1 set word "$NODE"
+    wait_for 60 lanes redis-cli -h 127.77.0.1 set word "$NODE" # the link may take a moment where machines are slow
     [ "$(lanes redis-cli -h 127.77.0.1 get word)" = "$NODE" ]
     lanes redis-benchmark -h 127.77.0.1 -c 4 -n 2000 -d 64 -t set,get --csv
     lanes redis-benchmark -h 127.77.0.1 -c 2 -n 200 -d 65536 -t set,get --csv

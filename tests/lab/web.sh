@@ -25,6 +25,7 @@ a)
     ;;
 b)
     barrier serving
+    wait_for 60 lanes curl -s -o /dev/null http://127.77.0.1:8080/numbers # where machines are slow
     for _ in 1 2 3 4 5; do
         lanes curl -s http://127.77.0.1:8080/numbers | cmp - /srv/numbers
     done
