@@ -105,6 +105,12 @@ impl LinkEngine {
         self.engine.as_mut().map_or(Ok(true), Engine::sleep)
     }
 
+    pub(super) fn park_all(&mut self) {
+        if let Some(engine) = &mut self.engine {
+            engine.park_all();
+        }
+    }
+
     pub(super) fn wake_up(&mut self) {
         if let Some(engine) = &mut self.engine {
             engine.wake_up();

@@ -29,6 +29,10 @@ const TURNS_PER_LOOK: u32 = 64;
 const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
+/// Between two looks of a thread that has its processor to itself there is less than this.
+const CROWDED_NS: u64 = 20_000;
+/// So many waits sleep at once after a look that took longer.
+const CROWDED_WAITS: u32 = 1000;
 /// Sleep where nothing rings for the peers.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// How often a sleeper looks whether its peers are still there.
@@ -130,6 +134,8 @@ pub(super) struct Owner {
     /// What engines have counted that are gone, by peer.
     past: HashMap<u8, Counters>,
     offences_said: u32,
+    /// Waits that sleep at once, because a look has shown that there are too few processors.
+    crowded_waits: u32,
     is_over: bool,
 }
 
@@ -157,6 +163,7 @@ impl Owner {
             turns: 0,
             past: HashMap::new(),
             offences_said: 0,
+            crowded_waits: 0,
             is_over: false,
         };
         owner.watch(owner.orders_bell.as_fd(), Token::Orders, EventFlags::IN)?;
@@ -195,7 +202,14 @@ impl Owner {
 
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
     fn look_on(&mut self, events: &mut Vec<epoll::Event>) -> bool {
+        if self.crowded_waits > 0 {
+            // Others need the processor, and those who hold it back are served last: sleepers come first.
+            self.crowded_waits -= 1;
+            self.engines.iter_mut().flatten().for_each(LinkEngine::park_all);
+            return false;
+        }
         let mut spin = Spin::new();
+        let mut looked_ns = now_ns();
         // An idle turn looks at a handful of words of each engine.
         let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
         loop {
@@ -208,6 +222,11 @@ impl Owner {
                 }
                 Turn::Sleep => return false,
             }
+            let now_ns = now_ns();
+            if now_ns.saturating_sub(looked_ns) > CROWDED_NS {
+                self.crowded_waits = CROWDED_WAITS;
+            }
+            looked_ns = now_ns;
             if self.turn() {
                 return true;
             }

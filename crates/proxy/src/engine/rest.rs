@@ -58,6 +58,22 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         Ok(true)
     }
 
+    /// Asks the programs of all active connections to ring, before their time: for whoever cannot afford to look at
+    /// them.
+    pub fn park_all(&mut self) {
+        for at in (0..self.polled.len()).rev() {
+            let key = self.polled[at];
+            let stays = self.stays_polled(key) && !self.park(key);
+            if !stays {
+                self.polled.swap_remove(at);
+                if let Some(connection) = self.table.get(key) {
+                    connection.is_in_polled = false;
+                }
+            }
+        }
+        self.ring_locals();
+    }
+
     /// Ends what [`Engine::sleep`] began, whoever rang.
     pub fn wake_up(&mut self) {
         for port in &mut self.ports {

@@ -361,6 +361,10 @@ where
         if self.nodes[node].is_asleep || self.nodes[node].fault.is_some() {
             return;
         }
+        if self.now_ns.is_multiple_of(3) {
+            // A thread that cannot afford to look on.
+            self.nodes[node].engine.park_all();
+        }
         self.wait(self.flush_ns);
         match self.nodes[node].engine.sleep() {
             Ok(sleeps) => self.nodes[node].is_asleep = sleeps,
