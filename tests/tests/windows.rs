@@ -9,7 +9,9 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use control::proxy::{Class, Configuration, FromProxy, Node as NodeEntry, Partition, ToProxy, VERSION, send_device};
+use control::proxy::{
+    Class, Configuration, FromProxy, Node as NodeEntry, Partition, Timing, ToProxy, VERSION, send_device,
+};
 use control::{Channel, Received};
 use fabric::device::{Device, DeviceLink, Seat, Slot};
 use fabric::{Link, train_both};
@@ -134,6 +136,11 @@ struct Nodes {
 
 impl Nodes {
     fn start() -> Self {
+        Self::start_timed(None)
+    }
+
+    /// As [`Nodes::start`], with a link that is as slow as a modelled one.
+    fn start_timed(timing: Option<&str>) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("device.sock");
         let mut command = Command::new(place::crosslane());
@@ -147,7 +154,7 @@ impl Nodes {
         };
         let devices = [device(0), device(1)];
         let mut nodes: Vec<Node> =
-            devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device)).collect();
+            devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, timing)).collect();
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
         let nodes = Self { nodes, _server: server, _folder: folder };
@@ -199,7 +206,7 @@ impl Nodes {
 }
 
 impl Node {
-    fn start(own: usize, device: Device) -> Self {
+    fn start(own: usize, device: Device, timing: Option<&str>) -> Self {
         let rack = Rack::new();
         let (channel, theirs) = Channel::pair().expect("a channel");
         let mut command = Command::new(place::crosslane());
@@ -218,7 +225,7 @@ impl Node {
             partitions: vec![partition(Class::Latency), partition(Class::Bulk)],
             is_direct: false,
             is_failover: false,
-            timing: None,
+            timing: timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
         }));
         let link = device.link(Slot(1 - own as u8));
         let node = Self { rack, device, link, monitor, proxy };
@@ -273,7 +280,16 @@ while True:
 
 #[test]
 fn programs_of_two_nodes_talk_by_windows() {
-    let nodes = Nodes::start();
+    talk(&Nodes::start());
+}
+
+#[test]
+fn programs_talk_by_windows_that_are_as_late_as_a_modelled_links() {
+    talk(&Nodes::start_timed(Some("ntb")));
+}
+
+#[track_caller]
+fn talk(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let said = nodes.client(
         r#"

@@ -18,7 +18,9 @@ use crate::Class;
 use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
 use fabric::device::Device;
+use fabric::timed::{LinkTiming, Pace};
 use owner::{Command, Owner};
+use pcie::host::path::Path;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
@@ -65,9 +67,7 @@ pub enum DriverError {
         partitions: usize,
     },
     /// Something of the rack file.
-    #[error(
-        "this proxy neither slows links to a model nor moves connections to kernel TCP: take both out of the rack file"
-    )]
+    #[error("this proxy does not move connections to kernel TCP: take failover out of the rack file")]
     Unsupported,
     /// Something that a thread needs.
     #[error("cannot start a thread: {0}")]
@@ -160,6 +160,10 @@ fn threads_of(places: &[Place]) -> Vec<(Option<u16>, Vec<usize>)> {
 struct Shared {
     setup: Configuration,
     places: Vec<Place>,
+    /// The model that links are slowed down to.
+    timing: Option<LinkTiming>,
+    /// What this node's threads share of each link's rate, by peer.
+    paces: Vec<Pace>,
     rack: Arc<Rack>,
     channel: Arc<Channel>,
     /// Listeners that the other node has none for.
@@ -219,14 +223,17 @@ impl Proxy {
         if setup.version != VERSION {
             return Err(DriverError::Order("a configuration of another version"));
         }
-        if setup.timing.is_some() || setup.is_failover {
+        let timing = setup.timing.as_ref().map(timing_of).transpose()?;
+        let paces = setup.nodes.iter().map(|_| Pace::new()).collect();
+        if setup.is_failover {
             return Err(DriverError::Unsupported);
         }
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
         let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
         let places = places_of(&setup);
         let refused_bell = new_bell().map_err(DriverError::Thread)?;
-        let shared = Arc::new(Shared { setup, places, rack, channel, refused: Mutex::default(), refused_bell });
+        let shared =
+            Arc::new(Shared { setup, places, timing, paces, rack, channel, refused: Mutex::default(), refused_bell });
         let threads = threads_of(&shared.places)
             .into_iter()
             .enumerate()
@@ -259,7 +266,10 @@ impl Proxy {
         }
         let device = Device::take_over(text, descriptors)?;
         let (window_bytes, partitions) = (device.layout().window_bytes(), self.shared.setup.partitions.len());
-        if links::ring_slots(window_bytes, &self.shared.setup).is_none() || self.shared.places.is_empty() {
+        let bytes = links::partition_bytes(window_bytes, &self.shared.setup);
+        let holds_model = self.shared.timing.is_none_or(|timing| links::timed_slots(bytes, timing).is_some());
+        let holds_ring = links::ring_slots(window_bytes, &self.shared.setup).is_some();
+        if !holds_model || !holds_ring || self.shared.places.is_empty() {
             return Err(DriverError::Windows { window_bytes, partitions });
         }
         self.order(|| Command::Device(device.clone()));
@@ -356,6 +366,21 @@ impl Proxy {
 fn new_bell() -> Result<OwnedFd, Errno> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
+
+/// The model of a link by its name in the rack file.
+fn timing_of(timing: &control::proxy::Timing) -> Result<LinkTiming, DriverError> {
+    let path = Path::named(&timing.name).map_err(|_| DriverError::Order("the name of no link"))?;
+    let payload_bytes_max = u64::from(path.link().mps_bytes.bytes());
+    Ok(LinkTiming {
+        one_way_ns: timing.one_way_ns.unwrap_or_else(|| path.write(0).ns()).round() as u64,
+        bytes_per_us: (path.packet_gbps() * 125.0).round() as u64,
+        header_bytes: PACKET_HEADER_BYTES,
+        payload_bytes_max,
+    })
+}
+
+/// Bytes of a packet besides its payload, with a header of 64-bit addresses.
+const PACKET_HEADER_BYTES: u64 = 24;
 
 /// Binds the calling thread to a core. Where that cannot be, the scheduler chooses, which costs speed and nothing else.
 fn pin(core: Option<u16>) {

@@ -3,9 +3,10 @@
 use super::end::SegmentEnd;
 use super::{Place, Shared};
 use crate::frame::Side;
-use crate::{Class, Counters, Engine, Event, Fault, Key, Port, Settings, Tuple};
+use crate::{Class, Counters, Engine, Event, Fault, Key, Port, Settings, Tuple, Turn};
 use control::proxy::Configuration;
-use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceOutbound, Slot, Vector};
+use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Slot, Vector};
+use fabric::timed::{self, LinkTiming, Pace, Setup, TimedInbound, TimedOutbound};
 use fabric::{Doorbell, Epoch, Inbound, Outbound, Slice};
 use lane::{Consumer, Layout, Producer};
 use volmem::CACHE_LINE_BYTES;
@@ -27,7 +28,9 @@ const BULK_SLOTS_MAX: u64 = 8192;
 pub(super) struct LinkEngine {
     pub(super) peer: u8,
     pub(super) epoch: u32,
-    engine: Option<DeviceEngine>,
+    engine: Option<Box<dyn Carrier>>,
+    timed: Vec<TimedWindows>,
+    timing: Option<(LinkTiming, Pace)>,
     windows: Windows,
     settings: Settings,
     secret: u64,
@@ -35,7 +38,66 @@ pub(super) struct LinkEngine {
     device: Device,
 }
 
-type DeviceEngine = Engine<DeviceInbound, DeviceOutbound, SegmentEnd>;
+/// An engine, whichever windows it is over.
+trait Carrier: Send {
+    fn turn(&mut self, now_ns: u64) -> Result<Turn, Fault>;
+    fn sleep(&mut self) -> Result<bool, Fault>;
+    fn park_all(&mut self);
+    fn wake_up(&mut self);
+    fn wake(&mut self, key: Key);
+    fn next_event(&mut self) -> Option<Event<SegmentEnd>>;
+    fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>);
+    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> SegmentEnd);
+    fn take_down(&mut self);
+    fn connections(&self) -> usize;
+    fn counters(&self) -> Counters;
+}
+
+impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, SegmentEnd> {
+    fn turn(&mut self, now_ns: u64) -> Result<Turn, Fault> {
+        Engine::turn(self, now_ns)
+    }
+
+    fn sleep(&mut self) -> Result<bool, Fault> {
+        Engine::sleep(self)
+    }
+
+    fn park_all(&mut self) {
+        Engine::park_all(self);
+    }
+
+    fn wake_up(&mut self) {
+        Engine::wake_up(self);
+    }
+
+    fn wake(&mut self, key: Key) {
+        Engine::wake(self, key);
+    }
+
+    fn next_event(&mut self) -> Option<Event<SegmentEnd>> {
+        Engine::next_event(self)
+    }
+
+    fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>) {
+        Engine::answer(self, key, answer);
+    }
+
+    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> SegmentEnd) {
+        Engine::open(self, tuple, make);
+    }
+
+    fn take_down(&mut self) {
+        Engine::take_down(self);
+    }
+
+    fn connections(&self) -> usize {
+        Engine::connections(self)
+    }
+
+    fn counters(&self) -> Counters {
+        *Engine::counters(self)
+    }
+}
 
 /// The partitions of an engine.
 struct Windows {
@@ -62,8 +124,20 @@ impl LinkEngine {
         windows.latency.1.store_u64(0, secret, Ordering::Release);
         windows.latency.1.flush();
         let bell = device.doorbell(Slot(peer), vector);
+        let timing = shared.timing.map(|timing| (timing, shared.paces[usize::from(peer)].clone()));
         bell.ring();
-        Self { peer, epoch, engine: None, windows, settings, secret, bell, device: device.clone() }
+        Self {
+            peer,
+            epoch,
+            engine: None,
+            timed: Vec::new(),
+            timing,
+            windows,
+            settings,
+            secret,
+            bell,
+            device: device.clone(),
+        }
     }
 
     /// A turn, and the peer's doorbell if it sleeps.
@@ -82,7 +156,13 @@ impl LinkEngine {
         if theirs == 0 {
             return false;
         }
-        self.engine = Some(Engine::new(self.settings, self.windows.ports(self.secret, theirs)));
+        self.engine = Some(match self.timing.clone() {
+            None => Box::new(Engine::new(self.settings, self.windows.ports(self.secret, theirs))),
+            Some((timing, pace)) => {
+                self.timed = self.windows.timed(timing, &pace, &self.bell);
+                Box::new(Engine::new(self.settings, self.windows.timed_ports(&self.timed, timing, self.secret, theirs)))
+            }
+        });
         true
     }
 
@@ -92,7 +172,8 @@ impl LinkEngine {
 
     /// Whether the peer is still in the epoch.
     pub(super) fn is_up(&self) -> bool {
-        self.device.is_peer_in(Slot(self.peer), Epoch(self.epoch))
+        let is_lost = self.timed.iter().any(TimedWindows::is_lost);
+        !is_lost && self.device.is_peer_in(Slot(self.peer), Epoch(self.epoch))
     }
 
     pub(super) fn wake(&mut self, key: Key) {
@@ -102,7 +183,7 @@ impl LinkEngine {
     }
 
     pub(super) fn sleep(&mut self) -> Result<bool, Fault> {
-        self.engine.as_mut().map_or(Ok(true), Engine::sleep)
+        self.engine.as_mut().map_or(Ok(true), |engine| engine.sleep())
     }
 
     pub(super) fn park_all(&mut self) {
@@ -112,13 +193,14 @@ impl LinkEngine {
     }
 
     pub(super) fn wake_up(&mut self) {
+        self.timed.iter().for_each(TimedWindows::settle);
         if let Some(engine) = &mut self.engine {
             engine.wake_up();
         }
     }
 
     pub(super) fn next_event(&mut self) -> Option<Event<SegmentEnd>> {
-        self.engine.as_mut().and_then(Engine::next_event)
+        self.engine.as_mut().and_then(|engine| engine.next_event())
     }
 
     pub(super) fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>) {
@@ -128,9 +210,9 @@ impl LinkEngine {
     }
 
     /// As [`Engine::open`].
-    pub(super) fn open(&mut self, tuple: Tuple, make: impl FnOnce(Key) -> SegmentEnd) {
+    pub(super) fn open(&mut self, tuple: Tuple, mut make: impl FnMut(Key) -> SegmentEnd) {
         if let Some(engine) = &mut self.engine {
-            engine.open(tuple, make);
+            engine.open(tuple, &mut make);
         }
     }
 
@@ -141,11 +223,11 @@ impl LinkEngine {
     }
 
     pub(super) fn connections(&self) -> usize {
-        self.engine.as_ref().map_or(0, Engine::connections)
+        self.engine.as_ref().map_or(0, |engine| engine.connections())
     }
 
     pub(super) fn counters(&self) -> Counters {
-        self.engine.as_ref().map_or_else(Counters::default, |engine| *engine.counters())
+        self.engine.as_ref().map_or_else(Counters::default, |engine| engine.counters())
     }
 }
 
@@ -179,6 +261,48 @@ impl Windows {
     }
 }
 
+impl Windows {
+    /// The partitions behind the model of a link: latency, then bulk.
+    fn timed(&self, timing: LinkTiming, pace: &Pace, bell: &DeviceDoorbell) -> Vec<TimedWindows> {
+        let windows = std::iter::once(&self.latency).chain(&self.bulk);
+        windows
+            .map(|(inbound, outbound)| {
+                let bytes = inbound.len_bytes() - GREETING_BYTES;
+                let slots = timed_slots(inbound.len_bytes(), timing).expect("checked when the device came");
+                let setup = Setup { window_bytes: Layout::packed(slots, 0).window_bytes(), timing, pace: pace.clone() };
+                let (inbound, outbound) = (inbound.slice(GREETING_BYTES, bytes), outbound.slice(GREETING_BYTES, bytes));
+                TimedWindows::new(inbound, outbound, bell.clone(), setup).expect("checked when the device came")
+            })
+            .collect()
+    }
+
+    fn timed_ports(&self, timed: &[TimedWindows], timing: LinkTiming, own: u64, theirs: u64) -> Vec<TimedPort> {
+        let slots = timed_slots(self.latency.0.len_bytes(), timing).expect("checked when the device came");
+        let port = |(class, windows): (usize, &TimedWindows)| {
+            let of_class = |secret: u64| secret ^ (class as u64 + 1).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+            let (layout, inbound, outbound) = (Layout::packed(slots, 0), windows.inbound(), windows.outbound());
+            let to = Producer::new(outbound.clone(), inbound.clone(), layout, of_class(theirs));
+            Port::new(to, Consumer::new(inbound, outbound, layout, of_class(own)))
+        };
+        timed.iter().enumerate().map(port).collect()
+    }
+}
+
+type TimedWindows = timed::Windows<DeviceLink>;
+type TimedPort = Port<TimedInbound<DeviceLink>, TimedOutbound<DeviceLink>>;
+
+/// Slots of a ring behind the model of a link, in a partition of so many bytes; `None` if it is too small. A short
+/// message is several stores, each of which takes its place on the way.
+pub(super) fn timed_slots(partition_bytes: usize, timing: LinkTiming) -> Option<u64> {
+    const STORES_PER_LINE: usize = 8;
+    let fits = |slots: &u64| {
+        let window_bytes = Layout::packed(*slots, 0).window_bytes();
+        timed::memory_bytes(STORES_PER_LINE * window_bytes, timing)
+            .is_ok_and(|bytes| bytes <= partition_bytes.saturating_sub(GREETING_BYTES))
+    };
+    [LATENCY_SLOTS_MAX, LATENCY_SLOTS_MAX / 2, SLOTS_MIN].into_iter().find(fits)
+}
+
 /// A random number that is not zero.
 fn new_secret() -> u64 {
     let mut bytes = [0; 8];
@@ -196,7 +320,7 @@ pub(super) fn ring_slots(window_bytes: usize, setup: &Configuration) -> Option<u
     (slots >= SLOTS_MIN).then_some(slots)
 }
 
-fn partition_bytes(window_bytes: usize, setup: &Configuration) -> usize {
+pub(super) fn partition_bytes(window_bytes: usize, setup: &Configuration) -> usize {
     let bytes = window_bytes.saturating_sub(setup.control_partition_bytes as usize) / setup.partitions.len().max(1);
     bytes - bytes % CACHE_LINE_BYTES
 }
