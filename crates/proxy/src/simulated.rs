@@ -40,8 +40,8 @@ pub struct Costs {
 }
 
 impl Default for Costs {
-    /// Assumptions, on the safe side of what `crosslane bench windows --sim --measure` finds for a frame on the machines
-    /// that this was written on; a copy at 10 GB/s; two cache lines between cores for the program.
+    /// Assumptions, on the safe side of what `crosslane bench windows --sim --measure` finds for a frame where this was
+    /// written; a copy at 10 GB/s; two cache lines between cores for the program.
     fn default() -> Self {
         Self { turn_ns: 30.0, send_ns: 120.0, receive_ns: 120.0, byte_ns: 0.1, program_ns: 200.0 }
     }
