@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use control::monitor::Status;
-use rack::Backend;
+use rack::{Backend, Trust};
 use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
 
@@ -58,6 +58,9 @@ pub fn main(options: &Options) -> Result<()> {
         }
     };
     drop(lock);
+    if rack.file.rack.trust == Trust::Direct {
+        eprintln!("crosslane: trust = \"direct\" is not built yet: programs go by their node's proxy, as with \"proxy\"");
+    }
     output::print(&describe(&rack, &slots, &links))?;
     if options.foreground { stay(&rack, &slots, signals.as_fd()) } else { Ok(()) }
 }

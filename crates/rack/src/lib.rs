@@ -165,7 +165,8 @@ pub struct Partition {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { query_ns: 1e9, silence_ns: 1e9, up_ns: 1e10 }
+        // A monitor on a busy machine was seen to wait for a processor for more than a second.
+        Self { query_ns: 1e9, silence_ns: 3e9, up_ns: 1e10 }
     }
 }
 
