@@ -59,7 +59,7 @@ pub fn main(options: &Options) -> Result<()> {
     };
     drop(lock);
     if rack.file.rack.trust == Trust::Direct {
-        eprintln!("crosslane: trust = \"direct\" is not built yet: programs go by their node's proxy, as with \"proxy\"");
+        eprintln!("crosslane: trust = \"direct\" is not built yet: programs go by their node's proxy");
     }
     output::print(&describe(&rack, &slots, &links))?;
     if options.foreground { stay(&rack, &slots, signals.as_fd()) } else { Ok(()) }
