@@ -297,12 +297,11 @@ impl Call<'_> {
                 return unsafe { system::deliver_signals(self.mask) }.map(|()| 0);
             }
             if masked.is_none() && !self.mask.is_null() {
-                // From here on, as in the kernel: what comes now runs, or waits until the call is over.
-                self.began = Moment::now();
                 // SAFETY: the caller's mask.
                 unsafe { system::deliver_signals(self.mask) }?;
+                // From here on, as in the kernel: what comes now runs, or waits until the call is over.
                 // SAFETY: as above.
-                masked = unsafe { signals::mask_while_awake(self.mask) };
+                masked = unsafe { signals::mask_while_awake(self.mask, &mut self.began) };
             }
             if let Some(ready) = self.spin()? {
                 return Ok(ready);

@@ -110,12 +110,17 @@ pub fn use_gates(plain: usize, informed: usize) {
 /// Has the mask of a call that waits in force while it is awake. Not where nobody notes which handlers run: there the
 /// kernel alone can tell, and is asked under the mask now and then.
 ///
+/// `began` becomes the moment from which on a handler interrupts the call: one that runs before the mask is in force
+/// ran before the call, and one that the mask lets in, though it was kept out before, runs after.
+///
 /// # Safety
 /// `mask` is null or a signal set.
-pub unsafe fn mask_while_awake(mask: *const libc::sigset_t) -> Option<system::Masked> {
-    let has_gates = load(&GATES[Shape::Plain as usize]) != 0;
+pub unsafe fn mask_while_awake(mask: *const libc::sigset_t, began: &mut Moment) -> Option<system::Masked> {
+    if load(&GATES[Shape::Plain as usize]) == 0 {
+        return None;
+    }
     // SAFETY: the caller's.
-    if has_gates { unsafe { system::Masked::by(mask) } } else { None }
+    unsafe { system::Masked::by(mask, || *began = Moment::now()) }
 }
 
 /// A gate was entered for `signal`: notes it, and answers the address of the program's handler.

@@ -82,14 +82,17 @@ pub fn set_signal_mask(mask: u64) -> u64 {
 pub struct Masked(u64);
 
 impl Masked {
-    /// The mask that a call was given, if any.
+    /// The mask that a call was given, if any; `between` runs where no signal can come.
     ///
     /// # Safety
     /// `mask` is null or a signal set.
-    pub unsafe fn by(mask: *const libc::sigset_t) -> Option<Self> {
+    pub unsafe fn by(mask: *const libc::sigset_t, between: impl FnOnce()) -> Option<Self> {
         // SAFETY: the kernel's set is the beginning of libc's.
         let mask = unsafe { mask.cast::<u64>().as_ref() }?;
-        Some(Self(set_signal_mask(*mask)))
+        let before = set_signal_mask(u64::MAX);
+        between();
+        set_signal_mask(*mask);
+        Some(Self(before))
     }
 }
 

@@ -271,7 +271,7 @@ impl InterestSet {
         // SAFETY: the caller's mask.
         unsafe { system::deliver_signals(call.mask) }?;
         // SAFETY: as above.
-        let _masked = unsafe { signals::mask_while_awake(call.mask) };
+        let _masked = unsafe { signals::mask_while_awake(call.mask, &mut deadline.began) };
         loop {
             match self.wait_once(call, sink, life, &mut deadline) {
                 Ok(Woken::Found | Woken::TimedOut) => return Ok(()),
