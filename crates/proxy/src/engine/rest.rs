@@ -37,6 +37,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         for port in 0..self.ports.len() {
             progressed |= self.serve(port, usize::MAX)?;
         }
+        // Whatever was published just now, control frames too: the peer is rung for it in the next turn.
+        progressed |= self.ports.iter().any(|port| port.has_sent);
         if progressed || !self.polled.is_empty() {
             return Ok(false);
         }

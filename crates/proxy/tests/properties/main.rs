@@ -6,6 +6,7 @@ mod program;
 mod world;
 
 use fabric::faulty::{FaultPlan, Faulty};
+use fabric::heap::HeapLink;
 use fabric::{Link, Outbound, heap, train_both};
 use proptest::prelude::*;
 use world::{Act, Shape, World, heap_world};
@@ -44,6 +45,20 @@ fn any_act() -> impl Strategy<Value = Act> {
     ]
 }
 
+/// A world whose stores are late and out of order, as a plan of this seed has them.
+fn late_world(shape: Shape, seed: u64) -> World<Faulty<HeapLink>> {
+    let (mut a, mut b) = heap::pair(shape.window_bytes());
+    assert!(train_both(&mut a, &mut b));
+    let plan = |seed| FaultPlan { delay_ns: 0..=700, ..FaultPlan::write_combined(seed) };
+    let links = std::sync::Arc::new([Faulty::new(a, plan(seed)), Faulty::new(b, plan(!seed))]);
+    let mut world = World::new(shape, &links[0], &links[1]);
+    let ticked = links.clone();
+    world.on_time = Box::new(move |now_ns| ticked.iter().for_each(|link| link.tick(now_ns)));
+    world.on_fence = Box::new(move |node| links[node].outbound().fence());
+    world.flush_ns = 1400;
+    world
+}
+
 fn cases() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -66,16 +81,7 @@ proptest! {
     fn stores_that_are_late_and_out_of_order_change_nothing(
         shape in any_shape(), seed: u64, acts in prop::collection::vec(any_act(), 0..80)
     ) {
-        let (mut a, mut b) = heap::pair(shape.window_bytes());
-        prop_assert!(train_both(&mut a, &mut b));
-        let plan = |seed| FaultPlan { delay_ns: 0..=700, ..FaultPlan::write_combined(seed) };
-        let links = std::sync::Arc::new([Faulty::new(a, plan(seed)), Faulty::new(b, plan(!seed))]);
-        let mut world = World::new(shape, &links[0], &links[1]);
-        let ticked = links.clone();
-        world.on_time = Box::new(move |now_ns| ticked.iter().for_each(|link| link.tick(now_ns)));
-        let fenced = links.clone();
-        world.on_fence = Box::new(move |node| fenced[node].outbound().fence());
-        world.flush_ns = 1400;
+        let mut world = late_world(shape, seed);
         for act in acts {
             world.act(act);
         }
@@ -124,6 +130,44 @@ fn a_stream_moves_to_the_bulk_partition_and_back() {
     world.check_settled();
     assert_eq!(world.nodes[0].engine.counters().moves, 2);
     assert_eq!(world.talks[0].streams[0].read, 200_100);
+}
+
+/// On its way to sleep a node looks at its programs a last time, and says what that brings: an `Open`, and no bytes,
+/// because the partition is full then.
+#[test]
+fn the_peer_is_rung_for_what_is_said_on_the_way_to_sleep() {
+    let shape = Shape { has_classes: false, ring_shift: 0, slice_bytes: 0, connections_max: 3 };
+    let mut world = late_world(shape, 0);
+    let (turn, sleep) = (|node| Act::Turn { node }, |node| Act::Sleep { node });
+    let open = |node, input_bytes_max| Act::Open { node, input_bytes_max, is_refused: false, server_reads: true };
+    let acts = [
+        sleep(false),
+        open(false, 16),
+        Act::Finish { connection: 0, node: false },
+        sleep(false),
+        open(true, 16),
+        turn(false),
+        sleep(false),
+        open(false, 384),
+        turn(false),
+        turn(true),
+        Act::Send { connection: 2, node: false, bytes: 769 },
+        sleep(false),
+        turn(true),
+        turn(true),
+        turn(false),
+        sleep(false),
+        open(false, 16),
+        sleep(false),
+        turn(false),
+        turn(true),
+        sleep(true),
+        sleep(false),
+        sleep(false),
+    ];
+    acts.into_iter().for_each(|act| world.act(act));
+    world.settle();
+    world.check_settled();
 }
 
 #[test]
