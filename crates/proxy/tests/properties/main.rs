@@ -55,7 +55,8 @@ fn late_world(shape: Shape, seed: u64) -> World<Faulty<HeapLink>> {
     let ticked = links.clone();
     world.on_time = Box::new(move |now_ns| ticked.iter().for_each(|link| link.tick(now_ns)));
     world.on_fence = Box::new(move |node| links[node].outbound().fence());
-    world.flush_ns = 1400;
+    // Each flush of a sleeper moves its wire's clock ahead by a delay; a look must come after all that was on its way.
+    world.flush_ns = 10_000;
     world
 }
 
