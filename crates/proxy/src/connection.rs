@@ -1,7 +1,9 @@
 //! What an engine knows of one connection.
 
-use crate::frame::{Number, TUPLE_BYTES_MAX};
+use crate::frame::{Number, Resumption, TUPLE_BYTES_MAX};
 use crate::placement::{Class, Observed};
+use crate::retained::Retained;
+use crate::{Broken, Input, Local};
 use std::collections::VecDeque;
 
 /// Bytes that may follow an `Open` before it is answered.
@@ -72,14 +74,17 @@ pub(crate) enum Place {
 pub(crate) struct Due(u16);
 
 impl Due {
-    pub(crate) const OPEN: Self = Self(1);
-    pub(crate) const OPENED: Self = Self(2);
-    pub(crate) const REFUSED: Self = Self(4);
-    pub(crate) const CREDIT: Self = Self(8);
-    pub(crate) const MOVE: Self = Self(16);
-    pub(crate) const FIN: Self = Self(32);
-    pub(crate) const CLOSE: Self = Self(64);
-    pub(crate) const RESET: Self = Self(128);
+    pub(crate) const RESUME: Self = Self(1);
+    pub(crate) const OPEN: Self = Self(2);
+    pub(crate) const OPENED: Self = Self(4);
+    pub(crate) const REFUSED: Self = Self(8);
+    pub(crate) const CREDIT: Self = Self(16);
+    pub(crate) const MOVE: Self = Self(32);
+    pub(crate) const FIN: Self = Self(64);
+    pub(crate) const CLOSE: Self = Self(128);
+    pub(crate) const RESET: Self = Self(256);
+    /// All that may be said before the peer has said where it stands.
+    const GREETINGS: Self = Self(Self::RESUME.0 | Self::OPEN.0);
     /// Said last, and alone.
     pub(crate) const FAREWELLS: Self = Self(Self::REFUSED.0 | Self::CLOSE.0 | Self::RESET.0);
 
@@ -117,6 +122,12 @@ pub(crate) struct Connection<L> {
     /// Where the next `Move` leads.
     pub class_next: Class,
     pub sent: u64,
+    /// With failover: what was taken from the program and the peer is not known to have.
+    pub retained: Retained,
+    /// After a lost link: the peer has not said yet where it stands.
+    pub is_resuming: bool,
+    /// The last that the peer is to hear, once it is over.
+    pub farewell: Due,
     /// Up to where the peer takes bytes.
     pub limit: u64,
     pub out_end: End,
@@ -154,6 +165,9 @@ impl<L> Connection<L> {
             class: Class::Latency,
             class_next: Class::Latency,
             sent: 0,
+            retained: Retained::default(),
+            is_resuming: false,
+            farewell: Due::default(),
             limit: u64::from(CREDIT_BYTES_INITIAL),
             out_end: End::None,
             observed: Observed::new(now_ns),
@@ -175,6 +189,47 @@ impl<L> Connection<L> {
     /// Bytes that may be sent now.
     pub(crate) fn credit_bytes(&self) -> usize {
         usize::try_from(self.limit.saturating_sub(self.sent)).unwrap_or(usize::MAX)
+    }
+
+    /// What can be said now.
+    pub(crate) fn sayable(&self) -> Due {
+        if self.is_resuming { Due(self.due.0 & Due::GREETINGS.0) } else { self.due }
+    }
+
+    /// What there is to send.
+    pub(crate) fn input(&mut self) -> Input
+    where
+        L: Local,
+    {
+        match (self.unsent_bytes(), &mut self.local) {
+            (0, Some(local)) => local.input(),
+            (0, None) => Input::Nothing,
+            (bytes, _) => Input::Bytes(bytes),
+        }
+    }
+
+    /// Makes sure that the next bytes to be sent are kept: takes them from the program, unless they are sent again.
+    pub(crate) fn retain(&mut self, len_bytes: usize) -> Result<(), Broken>
+    where
+        L: Local,
+    {
+        match &mut self.local {
+            Some(local) if self.retained.end() == self.sent => {
+                self.retained.extend(len_bytes, |skip_bytes, piece| local.read_input(skip_bytes, piece));
+                local.consume(len_bytes)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where this end stands, besides what it has received.
+    pub(crate) fn resumption(&self) -> Resumption {
+        Resumption { limit: self.granted as u32, has_end: self.in_end == End::Finished }
+    }
+
+    /// Bytes that were taken from the program and have to be sent, for the first time or again.
+    pub(crate) fn unsent_bytes(&self) -> usize {
+        usize::try_from(self.retained.end().saturating_sub(self.sent)).unwrap_or(usize::MAX)
     }
 
     /// Whether what the program sends can be sent on.

@@ -3,12 +3,16 @@
 //! * `receive`: frames of the peer.
 //! * `send`: frames to the peer, and whose turn it is.
 //! * `rest`: looking at local ends, parking them, and sleeping.
+//! * `resume`: leaving a link that is lost, and going on elsewhere.
 
 mod receive;
 mod rest;
+mod resume;
 mod send;
 
-use crate::connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Connection, Due, Phase, Place};
+pub use resume::Detached;
+
+use crate::connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Connection, Due, End, Phase, Place};
 use crate::frame::{FrameError, Header, Kind, Number, Side};
 use crate::table::Table;
 use crate::{Class, Counters, Key, Local, Placement, Tuple};
@@ -39,6 +43,8 @@ pub struct Settings {
     pub backlog_bytes: usize,
     /// Bytes under way to one connection, at most.
     pub credit_bytes: u32,
+    /// Bytes are kept until the peer has them, so that connections can outlive the link. Both nodes' alike.
+    pub is_failover: bool,
     /// How long a connection is looked at after it last had something.
     pub awake_ns: u64,
     /// What makes a connection move; `None` leaves all where they began.
@@ -57,6 +63,7 @@ impl Settings {
             slice_bytes: 2 << 10,
             backlog_bytes: 32 << 10,
             credit_bytes: 256 << 10,
+            is_failover: false,
             awake_ns: 50_000,
             placement: Some(Placement::default()),
         }
@@ -361,12 +368,19 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     fn retire(&mut self, key: Key, farewell: Due) {
         let Some(connection) = self.table.get(key) else { return };
         let unsaid = connection.due;
-        if farewell == Due::RESET && unsaid.has(Due::OPEN) {
-            // The peer has not heard of it, and need not.
+        let is_peer_gone = self.settings.is_failover && connection.in_end == End::Closed;
+        if is_peer_gone || (farewell == Due::RESET && unsaid.has(Due::OPEN)) {
+            // The peer has not heard of it, or does not know it any more, and need not.
             self.table.remove(key);
             return;
         }
-        connection.due = farewell;
+        (connection.due, connection.farewell) = (farewell, farewell);
+        if unsaid.has(Due::RESUME) {
+            connection.due.add(Due::RESUME);
+        }
+        if farewell != Due::CLOSE {
+            connection.retained.clear(connection.sent);
+        }
         // One that is closed in good order was there before.
         for first in [Due::OPEN, Due::OPENED] {
             if farewell == Due::CLOSE && unsaid.has(first) {
@@ -409,11 +423,16 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     }
 
     fn refuse_unentered(&mut self, number: Number) -> Result<(), Fault> {
-        if self.orphans.len() >= ORPHANS_MAX {
-            return Err(Fault::Flood(self.settings.connections_max));
-        }
         self.orphans.push_back(Header::control(number, Kind::Refused, TABLE_FULL));
-        Ok(())
+        self.check_orphans()
+    }
+
+    /// A peer that does not take its answers does not make them pile up.
+    fn check_orphans(&self) -> Result<(), Fault> {
+        // One that says good-bye in failover is answered, and may do so for all connections at once.
+        let more = if self.settings.is_failover { self.settings.connections_max } else { 0 };
+        let is_fine = self.orphans.len() <= ORPHANS_MAX + more;
+        if is_fine { Ok(()) } else { Err(Fault::Flood(self.settings.connections_max)) }
     }
 }
 

@@ -86,6 +86,10 @@ pub enum Kind {
     Reset = 8,
     /// The sender's frames of this connection go on in another partition: aux is its class.
     Move = 9,
+    /// After a lost link: aux is the position up to which the sender has received, the payload a [`Resumption`].
+    Resume = 10,
+    /// A `Refused`, `Close` or `Reset` has come: who said it need not say it again.
+    Gone = 11,
 }
 
 /// A frame without its payload.
@@ -133,7 +137,7 @@ pub enum FrameError {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const KINDS: [Kind; 9] = [
+        const KINDS: [Kind; 11] = [
             Kind::Open,
             Kind::Opened,
             Kind::Refused,
@@ -143,6 +147,8 @@ impl Kind {
             Kind::Close,
             Kind::Reset,
             Kind::Move,
+            Kind::Resume,
+            Kind::Gone,
         ];
         KINDS.get(usize::from(byte).checked_sub(1)?).copied()
     }
@@ -151,6 +157,7 @@ impl Kind {
         match self {
             Self::Open => (1..=TUPLE_BYTES_MAX).contains(&len_bytes),
             Self::Data => (1..=PAYLOAD_BYTES_MAX).contains(&len_bytes),
+            Self::Resume => len_bytes == Resumption::BYTES,
             _ => len_bytes == 0,
         }
     }
@@ -170,6 +177,14 @@ impl Header {
         bytes[8..12].copy_from_slice(&(self.len_bytes as u32).to_le_bytes());
         bytes[12..].copy_from_slice(&self.aux.to_le_bytes());
         bytes
+    }
+
+    /// The header in bytes that a peer sent, where nothing but the header says how long the frame is.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn decode_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        Self::decode(bytes, HEADER_BYTES.saturating_add(half_word(bytes, 8) as usize))
     }
 
     /// The header in bytes that a peer wrote, of a record of `record_bytes`.
@@ -194,6 +209,34 @@ impl Header {
     }
 }
 
+/// What a `Resume` says besides a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resumption {
+    /// The position up to which the sender takes bytes.
+    pub limit: u32,
+    /// A `Fin` has come.
+    pub has_end: bool,
+}
+
+impl Resumption {
+    /// Bytes of it.
+    pub const BYTES: usize = 8;
+
+    /// The bytes to send.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&self.limit.to_le_bytes());
+        bytes[4] = u8::from(self.has_end);
+        bytes
+    }
+
+    /// From bytes that a peer wrote; `None` where there is something that no release of ours writes.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let [a, b, c, d, has_end @ (0 | 1), 0, 0, 0] = *bytes else { return None };
+        Some(Self { limit: u32::from_le_bytes([a, b, c, d]), has_end: has_end == 1 })
+    }
+}
+
 fn half_word(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
     let mut copy = [0; 4];
     copy.copy_from_slice(&bytes[at..at + 4]);
@@ -209,9 +252,9 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_header_survives_the_way(number: u32, byte in 1..=9_u8, len_bytes in 1..=32_usize, aux: u32) {
+        fn a_header_survives_the_way(number: u32, byte in 1..=11_u8, len_bytes in 1..=32_usize, aux: u32) {
             let kind = Kind::from_byte(byte).expect("a kind");
-            let len_bytes = if kind.may_carry(0) { 0 } else { len_bytes };
+            let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
             let header = Header { connection: Number(number), kind, len_bytes, aux };
             prop_assert_eq!(Header::decode(&header.encode(), HEADER_BYTES + len_bytes), Ok(header));
         }
@@ -234,6 +277,16 @@ mod tests {
     }
 
     #[test]
+    fn a_resumption_survives_the_way_and_nonsense_is_none() {
+        for has_end in [false, true] {
+            let resumption = Resumption { limit: 0x8070_6050, has_end };
+            assert_eq!(Resumption::decode(&resumption.encode()), Some(resumption));
+        }
+        assert_eq!(Resumption::decode(&[1, 2, 3, 4, 2, 0, 0, 0]), None);
+        assert_eq!(Resumption::decode(&[1, 2, 3, 4, 1, 0, 0, 1]), None);
+    }
+
+    #[test]
     fn a_number_says_who_opened() {
         assert_eq!(Number::new(5, Side::Lower).opener(), Side::Lower);
         assert_eq!(Number::new(5, Side::Higher).opener(), Side::Higher);
@@ -249,7 +302,8 @@ mod tests {
             Header::decode(&bytes, HEADER_BYTES).unwrap_err()
         };
         assert_eq!(changed(4, 0), FrameError::Kind(0));
-        assert_eq!(changed(4, 10), FrameError::Kind(10));
+        assert_eq!(changed(4, 12), FrameError::Kind(12));
+        assert_eq!(changed(4, 10), FrameError::Payload { kind: Kind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
         assert_eq!(changed(8, 1), FrameError::Length { said: 1, found: 0 });
         assert_eq!(changed(4, 1), FrameError::Payload { kind: Kind::Open, len_bytes: 0 });

@@ -17,6 +17,9 @@
 //!   with little to say goes first.
 //! * **Classes**: streams go to a partition of their own, and come back when they are none any more. The order of bytes
 //!   is kept by a marker, the last frame in the old partition.
+//! * **Failover**, where asked for: bytes are kept until the peer has said that it has them, which costs a copy more.
+//!   An engine whose link is lost is detached with its connections, attached to another way, and goes on where the peer
+//!   stands.
 //! * **Idle costs nothing**: only connections that were active lately are looked at. The others have asked their
 //!   programs to ring.
 //! * **Hostile peers**: whatever comes, it reaches at most the connection that it names. What cannot be attributed to
@@ -29,12 +32,13 @@ pub mod engine;
 pub mod frame;
 mod local;
 mod placement;
+mod retained;
 pub mod simulated;
 mod table;
 
 pub use connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Tuple};
 pub use counters::Counters;
-pub use engine::{Engine, Event, Fault, Port, Settings, Turn};
+pub use engine::{Detached, Engine, Event, Fault, Port, Settings, Turn};
 pub use local::{Broken, Input, Local};
 pub use placement::{Class, Placement};
 pub use table::Key;

@@ -30,6 +30,8 @@ pub trait Local {
     fn input(&mut self) -> Input;
     /// Appends the first `len_bytes` of the input to a record, as they are.
     fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize);
+    /// Copies bytes of the input to memory of this process, from `skip_bytes` on.
+    fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]);
     /// Takes bytes that were copied.
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken>;
     /// Hands bytes of a window to the program; answers how many it had room for.

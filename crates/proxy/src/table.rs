@@ -84,12 +84,15 @@ impl<C> Table<C> {
         Some(content)
     }
 
+    /// All of them.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        let taken = self.entries.iter().enumerate().filter(|(_, entry)| entry.content.is_some());
+        taken.map(|(index, entry)| Key { index: index as u32, generation: entry.generation }).collect()
+    }
+
     /// Takes all of them out.
     pub(crate) fn drain(&mut self) -> Vec<C> {
-        let keys: Vec<Key> = (0..self.entries.len() as u32)
-            .map(|index| Key { index, generation: self.entries[index as usize].generation })
-            .collect();
-        keys.into_iter().filter_map(|key| self.remove(key)).collect()
+        self.keys().into_iter().filter_map(|key| self.remove(key)).collect()
     }
 }
 

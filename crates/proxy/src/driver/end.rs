@@ -136,6 +136,11 @@ impl Local for SegmentEnd {
         draft.append_span(&self.receiver.span(chunk).part(0, len_bytes));
     }
 
+    fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
+        let chunk = self.chunk.expect("there was input");
+        self.receiver.span(chunk).part(skip_bytes, destination.len()).read(destination);
+    }
+
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
         self.has_consumed = true;
         self.converses = true;

@@ -30,6 +30,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let header = self.header_of(port, chunk).map_err(|error| Fault::Frame { partition: port, error })?;
         self.counters.frames_received += 1;
         self.take_frame(port, &header, chunk)?;
+        self.check_orphans()?;
         self.ports[port].from.consume(chunk.len_bytes).map_err(corrupt)?;
         Ok(true)
     }
@@ -47,6 +48,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let Some(key) = self.table.find(header.connection) else {
             return self.take_first_frame(port, header, chunk);
         };
+        if self.settings.is_failover && self.take_word_of_end(key, header.kind) {
+            return Ok(());
+        }
         if !self.is_in_order(key, port)? {
             self.offend(key, "a frame in a partition that the connection is not in");
             return Ok(());
@@ -55,9 +59,14 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         if connection.phase == Phase::Over {
             self.counters.frames_late += 1;
+            self.take_late_frame(key, port, header, chunk);
             return Ok(());
         }
-        match self.take_known_frame(key, port, header, chunk) {
+        let taken = match connection.is_resuming {
+            true => self.take_frame_resuming(key, port, header, chunk),
+            false => self.take_known_frame(key, port, header, chunk),
+        };
+        match taken {
             Ok(()) => {}
             Err(what) => self.offend(key, what),
         }
@@ -67,6 +76,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     fn take_first_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {
         if header.kind != Kind::Open {
             self.counters.frames_late += 1;
+            self.take_unknown_resumption(header);
             return Ok(());
         }
         if header.connection.opener() == self.settings.side {
@@ -132,6 +142,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
                 self.take_reset(key);
                 Ok(())
             }
+            Kind::Resume => Err("resumed twice"),
+            Kind::Gone => Err("an answer to a good-bye that was never said"),
         }
     }
 
@@ -181,7 +193,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
     }
 
-    fn take_opened(&mut self, key: Key, limit: u32) -> Result<(), &'static str> {
+    pub(super) fn take_opened(&mut self, key: Key, limit: u32) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         if connection.phase != Phase::Opening {
             return Err("answered twice");
@@ -194,12 +206,13 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         self.take_credit(key, limit)
     }
 
-    fn take_refused(&mut self, key: Key, errno: u32) -> Result<(), &'static str> {
+    pub(super) fn take_refused(&mut self, key: Key, errno: u32) -> Result<(), &'static str> {
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         if connection.phase != Phase::Opening {
             return Err("refused after it was answered");
         }
         let local = connection.local.take();
+        self.say_gone(key);
         self.table.remove(key);
         self.events.extend(local.map(|local| Event::Refused { local, errno }));
         Ok(())
@@ -213,6 +226,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         let was_stalled = connection.credit_bytes() == 0;
         connection.limit = limit;
+        if self.settings.is_failover {
+            // A limit is what the peer's program has, and as much again as everybody grants.
+            let credit_bytes = u64::from(self.settings.credit_bytes);
+            connection.retained.forget_before(limit.saturating_sub(credit_bytes).min(connection.sent));
+        }
         if was_stalled {
             self.poll_again(key);
         }
@@ -229,6 +247,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         connection.in_end = end;
         connection.in_end_is_told = false;
+        if end == End::Closed {
+            self.say_gone(key);
+        }
         self.tell_end(key);
         Ok(())
     }
@@ -257,7 +278,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
     }
 
-    fn take_move(&mut self, key: Key, port: usize, class: u32) -> Result<(), &'static str> {
+    pub(super) fn take_move(&mut self, key: Key, port: usize, class: u32) -> Result<(), &'static str> {
         let ports = self.ports.len();
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         let class = Class::from_number(class).filter(|class| (*class as usize) < ports && *class as usize != port);
@@ -265,8 +286,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         Ok(())
     }
 
-    fn take_reset(&mut self, key: Key) {
+    pub(super) fn take_reset(&mut self, key: Key) {
         self.counters.resets += 1;
+        self.say_gone(key);
         if let Some(local) = self.table.remove(key).and_then(|connection| connection.local) {
             local.reset();
         }
@@ -300,8 +322,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     /// What the program says besides bytes.
     pub(super) fn take_input_end(&mut self, key: Key, input: Input) {
         let Some(connection) = self.table.get(key) else { return };
+        let is_behind = connection.is_resuming || connection.unsent_bytes() > 0;
         match input {
             Input::Bytes(_) | Input::Nothing => {}
+            // Found again once all that came before is said.
+            Input::Finished | Input::Closed if is_behind => {}
             Input::Finished if connection.out_end == End::None => {
                 connection.out_end = End::Finished;
                 connection.due.add(Due::FIN);

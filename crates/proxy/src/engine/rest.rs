@@ -88,7 +88,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     pub(super) fn poll_again(&mut self, key: Key) {
         let now_ns = self.now_ns;
         let Some(connection) = self.table.get(key) else { return };
-        if connection.phase == Phase::Over || connection.place == Place::Queued {
+        if connection.phase == Phase::Over || connection.place == Place::Queued || connection.is_resuming {
             return;
         }
         if connection.place == Place::Parked
@@ -164,6 +164,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         connection.place = Place::Parked;
         self.counters.parks += 1;
+        self.acknowledge(key);
         true
     }
 }

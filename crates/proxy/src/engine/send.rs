@@ -3,7 +3,7 @@
 use super::{Engine, Fault};
 use crate::connection::{Connection, Due, Phase, Place};
 use crate::frame::{HEADER_BYTES, Header, Kind, PAYLOAD_BYTES_MAX};
-use crate::{Input, Key, Local};
+use crate::{Input, Key, Local, Tuple};
 use fabric::{Inbound, Outbound};
 
 /// Connections that send in a turn, by class: then what has arrived meanwhile is looked at.
@@ -61,10 +61,12 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     fn say_due(&mut self, key: Key) -> Result<Said, Fault> {
         loop {
             let Some(connection) = self.table.get(key) else { return Ok(Said::All) };
-            let Some(due) = connection.due.first() else { return Ok(Said::All) };
+            let Some(due) = connection.sayable().first() else { return Ok(Said::All) };
             let (kind, aux) = what_to_say(connection, due, self.settings.credit_bytes);
             let tuple = connection.tuple.filter(|_| kind == Kind::Open);
-            let payload = tuple.as_ref().map_or(&[][..], |tuple| tuple.bytes());
+            let resumption = (due == Due::RESUME).then(|| connection.resumption().encode());
+            let payload = tuple.as_ref().map(Tuple::bytes).or(resumption.as_ref().map(|bytes| &bytes[..]));
+            let payload = payload.unwrap_or_default();
             let header = Header { connection: connection.number, kind, len_bytes: payload.len(), aux };
             let class = connection.class;
             if !self.send_control(self.port_of(class), &header, payload)? {
@@ -81,7 +83,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             connection.class = connection.class_next;
             self.counters.moves += 1;
         }
-        if Due::FAREWELLS.has(due) {
+        // In failover, it may have to be said again: as long as the peer has not answered.
+        if Due::FAREWELLS.has(due) && !self.settings.is_failover {
             self.table.remove(key);
         }
     }
@@ -179,8 +182,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     /// One frame of at most `left_bytes`; answers how many it had.
     fn send_frame(&mut self, key: Key, port: usize, left_bytes: usize) -> Result<Result<usize, End>, Fault> {
         let Some(connection) = self.table.get(key) else { return Ok(Err(End::Said(Input::Nothing))) };
-        let Some(local) = &mut connection.local else { return Ok(Err(End::Said(Input::Nothing))) };
-        let input_bytes = match local.input() {
+        let input_bytes = match connection.input() {
             Input::Bytes(bytes) => bytes,
             input => return Ok(Err(End::Said(input))),
         };
@@ -199,11 +201,21 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let len_bytes = draft.room_bytes() - HEADER_BYTES;
         let aux = connection.sent as u32;
         draft.append(&Header { connection: connection.number, kind: Kind::Data, len_bytes, aux }.encode());
-        local.copy_input(&mut draft, len_bytes);
-        draft.publish();
+        let consumed = match &mut connection.local {
+            Some(local) if !self.settings.is_failover => {
+                local.copy_input(&mut draft, len_bytes);
+                draft.publish();
+                local.consume(len_bytes)
+            }
+            _ => {
+                let retained = connection.retain(len_bytes);
+                connection.retained.from(connection.sent, len_bytes).iter().for_each(|piece| draft.append(piece));
+                draft.publish();
+                retained
+            }
+        };
         state.has_sent = true;
         connection.sent += len_bytes as u64;
-        let consumed = local.consume(len_bytes);
         self.counters.frames_sent += 1;
         self.counters.bytes_sent += len_bytes as u64;
         self.touch(key);
@@ -254,6 +266,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
                 }
                 self.poll_again(key);
                 self.take_input_end(key, input);
+                if self.settings.is_failover {
+                    self.say_farewell(key);
+                }
             }
         }
     }
@@ -292,6 +307,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 /// The frame for one thing that is due.
 fn what_to_say<L>(connection: &mut Connection<L>, due: Due, credit_bytes: u32) -> (Kind, u32) {
     match due {
+        Due::RESUME => (Kind::Resume, connection.received as u32),
         Due::OPEN => (Kind::Open, connection.granted as u32),
         Due::OPENED => (Kind::Opened, connection.granted as u32),
         Due::REFUSED => (Kind::Refused, connection.errno),

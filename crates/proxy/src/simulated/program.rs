@@ -135,6 +135,10 @@ impl Local for ProgramEnd {
         draft.append(&ZEROS[..len_bytes]);
     }
 
+    fn read_input(&mut self, _skip_bytes: usize, destination: &mut [u8]) {
+        destination.fill(0);
+    }
+
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
         let mut state = self.program.0.borrow_mut();
         state.due_bytes = state.due_bytes.saturating_sub(len_bytes);

@@ -46,15 +46,15 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
                 bytes[5..8].fill(0);
                 bytes[8..12].copy_from_slice(&(payload as u32).to_le_bytes());
                 bytes[12..16].copy_from_slice(&aux.to_le_bytes());
-                inject(shape, &links[1], *in_bulk, &bytes);
+                inject(shape, world.link(1).unwrap_or(&links[1]), *in_bulk, &bytes);
             }
             Attack::Record { in_bulk, bytes } => {
                 world.spoiled.fill(true);
-                inject(shape, &links[1], *in_bulk, bytes);
+                inject(shape, world.link(1).unwrap_or(&links[1]), *in_bulk, bytes);
             }
             Attack::Word { at, value } => {
                 world.spoiled.fill(true);
-                let window = links[1].outbound();
+                let window = world.link(1).unwrap_or(&links[1]).outbound();
                 window.store_u64(*at as usize % (window.len_bytes() / 8) * 8, *value, Ordering::Relaxed);
             }
         }
@@ -149,7 +149,7 @@ mod tests {
 
     /// A world in which node 0 has one connection that nobody reads, and what it counts after these frames for it.
     fn after_frames(frames: &[Vec<u8>]) -> (usize, bool, u64) {
-        let shape = Shape { has_classes: true, ring_shift: 5, slice_bytes: 0, connections_max: 4 };
+        let shape = Shape { has_classes: true, ring_shift: 5, slice_bytes: 0, connections_max: 4, is_failover: false };
         let (mut world, links) = heap_world(shape);
         world.open(0, 100, false, true);
         world.talks[0].reads = [false; 2];

@@ -39,7 +39,8 @@ pub struct Shared {
     pub late_output: Vec<u8>,
     finish_is_seen: bool,
     consumed_bytes: u64,
-    is_opened: bool,
+    /// The other node's server has taken the connection.
+    pub is_opened: bool,
 }
 
 /// The proxy's end.
@@ -129,6 +130,11 @@ impl Local for End {
 
     fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
         draft.append(&self.lock().output.as_slices().0[..len_bytes]);
+    }
+
+    fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
+        let shared = self.lock();
+        destination.copy_from_slice(&shared.output.as_slices().0[skip_bytes..skip_bytes + destination.len()]);
     }
 
     fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {

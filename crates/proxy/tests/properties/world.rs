@@ -21,6 +21,8 @@ pub struct Shape {
     pub slice_bytes: u16,
     /// Connections at a time.
     pub connections_max: u8,
+    /// Whether connections outlive their link.
+    pub is_failover: bool,
 }
 
 impl Shape {
@@ -35,6 +37,7 @@ impl Shape {
             backlog_bytes: 2048,
             credit_bytes: 20_000,
             awake_ns: 1000,
+            is_failover: self.is_failover,
             placement: Some(Placement { burst_bytes: 3000, interval_bytes: 4000, interval_ns: 500, calm_intervals: 2 }),
             secret: 7,
             ..Settings::new(side)
@@ -92,6 +95,8 @@ pub enum Act {
     Sleep { node: bool },
     /// Time passes.
     Wait { ns: u16 },
+    /// A node loses the link. It goes on over another one as soon as the other node has lost it too.
+    Lose { node: bool },
 }
 
 /// One direction of a connection, as the oracle knows it.
@@ -122,6 +127,20 @@ impl Talk {
         (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
     }
 
+    /// The program that opened it was gone before it could know that there is a server.
+    fn is_never_made(&self) -> bool {
+        self.ends[self.opener].as_ref().is_some_and(|end| {
+            let end = end.lock();
+            (end.is_closed || end.is_killed) && !end.is_opened
+        })
+    }
+
+    /// Nothing resets but a program that is killed.
+    fn check_no_reset(&self, index: usize) {
+        let was = |what: fn(&crate::program::Shared) -> bool| self.ends.iter().flatten().any(|end| what(&end.lock()));
+        assert!(was(|end| end.is_killed) || !was(|end| end.input_is_reset), "talk {index} was reset: {self:?}");
+    }
+
     /// Whether bytes of this direction may be lost.
     fn may_lose(&self, sender: usize) -> bool {
         let gone = |node: usize| {
@@ -141,6 +160,8 @@ pub struct Node<L: Link> {
     pub is_asleep: bool,
     pub is_rung: bool,
     pub fault: Option<Fault>,
+    /// Links that it has lost.
+    pub losses: usize,
 }
 
 /// Everything.
@@ -157,6 +178,10 @@ pub struct World<L: Link> {
     /// Connections that a hostile peer has spoken of.
     pub spoiled: Vec<bool>,
     pub offences: usize,
+    shape: Shape,
+    make_links: fn(Shape) -> [L; 2],
+    /// Those that replace a lost link.
+    links: Option<[L; 2]>,
 }
 
 /// Connections that are opened at most.
@@ -164,9 +189,14 @@ const TALKS_MAX: usize = 60;
 
 /// A world over memory.
 pub fn heap_world(shape: Shape) -> (World<HeapLink>, [HeapLink; 2]) {
+    let links = heap_links(shape);
+    (World::new(shape, &links[0], &links[1], heap_links), links)
+}
+
+fn heap_links(shape: Shape) -> [HeapLink; 2] {
     let (mut a, mut b) = heap::pair(shape.window_bytes());
     assert!(train_both(&mut a, &mut b));
-    (World::new(shape, &a, &b), [a, b])
+    [a, b]
 }
 
 impl<L: Link> World<L>
@@ -174,12 +204,14 @@ where
     L::Inbound: Inbound,
     L::Outbound: Outbound,
 {
-    pub fn new(shape: Shape, a: &L, b: &L) -> Self {
+    /// A world over a link; `make_links` makes those that replace it once it is lost.
+    pub fn new(shape: Shape, a: &L, b: &L, make_links: fn(Shape) -> [L; 2]) -> Self {
         let node = |side, link: &L| Node {
             engine: Engine::new(shape.settings(side), shape.ports(link)),
             is_asleep: false,
             is_rung: false,
             fault: None,
+            losses: 0,
         };
         Self {
             nodes: [node(Side::Lower, a), node(Side::Higher, b)],
@@ -190,6 +222,9 @@ where
             flush_ns: 0,
             spoiled: Vec::new(),
             offences: 0,
+            shape,
+            make_links,
+            links: None,
         }
     }
 
@@ -213,7 +248,35 @@ where
             Act::Turn { node } => self.turn(usize::from(node)),
             Act::Sleep { node } => self.sleep(usize::from(node)),
             Act::Wait { ns } => self.wait(u64::from(ns)),
+            Act::Lose { node } => self.lose(usize::from(node)),
         }
+    }
+
+    /// The link of a node that has lost its first one.
+    pub fn link(&self, node: usize) -> Option<&L> {
+        self.links.as_ref().map(|links| &links[node])
+    }
+
+    /// Whether a node waits for the other one to lose the link too.
+    fn waits(&self, node: usize) -> bool {
+        self.nodes[node].losses > self.nodes[1 - node].losses
+    }
+
+    fn lose(&mut self, node: usize) {
+        if !self.shape.is_failover || self.waits(node) || self.nodes[node].fault.is_some() {
+            return;
+        }
+        if !self.waits(1 - node) {
+            self.links = Some((self.make_links)(self.shape));
+        }
+        let link = self.link(node).expect("just made");
+        let side = if node == 0 { Side::Lower } else { Side::Higher };
+        let [unused, ports] = [(); 2].map(|()| self.shape.ports(link));
+        let unused = Engine::new(self.shape.settings(side), unused);
+        let state = &mut self.nodes[node];
+        state.engine = std::mem::replace(&mut state.engine, unused).detach().attach(ports);
+        state.losses += 1;
+        (state.is_asleep, state.is_rung) = (false, false);
     }
 
     pub fn wait(&mut self, ns: u64) {
@@ -314,7 +377,7 @@ where
     }
 
     pub fn turn(&mut self, node: usize) {
-        if self.nodes[node].fault.is_some() {
+        if self.nodes[node].fault.is_some() || self.waits(node) {
             return;
         }
         if self.nodes[node].is_asleep {
@@ -358,7 +421,7 @@ where
     }
 
     pub fn sleep(&mut self, node: usize) {
-        if self.nodes[node].is_asleep || self.nodes[node].fault.is_some() {
+        if self.nodes[node].is_asleep || self.nodes[node].fault.is_some() || self.waits(node) {
             return;
         }
         if self.now_ns.is_multiple_of(3) {
@@ -378,6 +441,11 @@ where
     /// Lets everything happen that still can, with proxies that sleep whenever they may.
     pub fn settle(&mut self) {
         const ROUNDS_MAX: usize = 200_000;
+        for node in [0, 1] {
+            if self.waits(node) {
+                self.lose(1 - node);
+            }
+        }
         for _ in 0..ROUNDS_MAX {
             self.wait(300);
             for node in 0..2 {
@@ -392,8 +460,12 @@ where
                     }
                 }
             }
-            let is_still = |node: &Node<L>| node.fault.is_some() || (node.is_asleep && !node.is_rung);
-            if read_bytes == 0 && self.nodes.iter().all(is_still) {
+            let is_still = |index: usize| {
+                let node = &self.nodes[index];
+                // One that waits for a node with a fault waits for ever.
+                node.fault.is_some() || self.waits(index) || (node.is_asleep && !node.is_rung)
+            };
+            if read_bytes == 0 && (0..2).all(is_still) {
                 return;
             }
         }
@@ -413,6 +485,23 @@ where
         }
     }
 
+    /// What is over is forgotten at both ends.
+    pub fn check_forgotten(&self) {
+        (0..2).for_each(|node| self.check_forgotten_by(node));
+    }
+
+    fn check_forgotten_by(&self, node: usize) {
+        let is_live = |end: &End| {
+            let end = end.lock();
+            // One that closed with more to say than anybody takes goes on.
+            let is_closed = end.is_closed && end.output.is_empty();
+            !(is_closed || end.is_killed || end.input_is_closed || end.input_is_reset)
+        };
+        let live = self.talks.iter().filter(|talk| talk.ends[node].as_ref().is_some_and(is_live)).count();
+        let known = self.nodes[node].engine.connections();
+        assert!(known <= live, "node {node} knows {known} connections, of which {live} live: {:?}", self.talks);
+    }
+
     fn check_direction(&self, index: usize, talk: &Talk, sender: usize) {
         let reader = 1 - sender;
         if talk.is_refused {
@@ -426,6 +515,10 @@ where
             assert!(to.input_is_reset || to.input_is_closed, "talk {index}: nobody told node {reader} of the kill");
         }
         drop((from, to));
+        if self.nodes[0].losses > 0 && talk.is_never_made() {
+            return;
+        }
+        talk.check_no_reset(index);
         if talk.may_lose(sender) || !talk.reads[reader] {
             return;
         }
