@@ -37,6 +37,7 @@ use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous;
 use crate::segment::{Own, Receiver, Segment, Sender, Status};
+use crate::spin::Patience;
 use crate::system;
 use ledger::ConnectionSlot;
 use rustix::io::Errno;
@@ -99,6 +100,8 @@ pub struct Connection {
     was_awaited: AtomicBool,
     /// Clock ticks at the last look for holders that are gone.
     counted_ticks: AtomicU64,
+    /// What its receives have learned of how soon the peer sends.
+    patience: Patience,
     /// Threads and readiness sets that rely on the lifeline to wake them.
     sleepers: Sleepers<AtomicU32>,
     /// One of the descriptors of the lifeline.
@@ -158,6 +161,7 @@ impl Connection {
         connection.has_forged_lock.store(false, Ordering::Relaxed);
         connection.is_user.store(false, Ordering::Relaxed);
         connection.was_awaited.store(false, Ordering::Relaxed);
+        connection.patience.forget();
         connection.unanswered_sends.store(0, Ordering::Relaxed);
         connection.send_is_blocked.store(false, Ordering::Relaxed);
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
@@ -191,6 +195,11 @@ impl Connection {
     #[inline]
     pub fn is_open(&self) -> bool {
         self.occupancy.is_open()
+    }
+
+    /// What waits for its bytes have learned.
+    pub fn patience(&self) -> &Patience {
+        &self.patience
     }
 
     /// A descriptor of the lifeline, for sleeping on and for waking the peer.

@@ -23,6 +23,7 @@ use crate::connection::Connection;
 use crate::lifecycle::{self, Listener};
 use crate::lock::Lock;
 use crate::pool::Pool;
+use crate::spin::Patience;
 use crate::system;
 use crate::table::{self, Entry};
 use crate::threads;
@@ -50,6 +51,8 @@ pub struct InterestSet {
     has_inner: AtomicBool,
     /// Threads that sleep in the kernel until the set has something.
     sleepers: AtomicU32,
+    /// What waits have learned of how soon something comes.
+    patience: Patience,
     /// It holds, or has held, another set, which is looked at under this one's lock.
     nests: AtomicBool,
     /// Grows when the last descriptor is closed: objects are used again.
@@ -321,6 +324,7 @@ pub fn create(flags: i32) -> Result<RawFd, Errno> {
 /// Makes a set for an epoll descriptor of the program.
 fn enter(epfd: RawFd) -> &'static InterestSet {
     let set = POOL.take();
+    set.patience.forget();
     set.with(|roster| roster.descriptors.push(epfd));
     table::set(epfd, Entry::Interest(set));
     set

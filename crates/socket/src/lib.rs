@@ -18,6 +18,7 @@
 pub mod address;
 pub mod clock;
 pub mod connection;
+mod crowd;
 pub mod descriptors;
 pub mod hello;
 pub mod interest;

@@ -306,7 +306,11 @@ impl Call<'_> {
             if let Some(ready) = self.spin()? {
                 return Ok(ready);
             }
-            match self.sleep()? {
+            let woken = self.sleep()?;
+            if let Some(first) = self.connections().next() {
+                first.patience().note_awake();
+            }
+            match woken {
                 Woken::Found(ready) => return Ok(ready),
                 Woken::TimedOut => return Ok(0),
                 Woken::Nothing | Woken::Restless => {}
@@ -340,13 +344,18 @@ impl Call<'_> {
         Ok(())
     }
 
+    fn connections(&self) -> impl Iterator<Item = &'static Connection> {
+        self.fds.iter().filter_map(|entry| match Kind::of(entry.fd) {
+            Kind::Connection(connection) => Some(connection),
+            _ => None,
+        })
+    }
+
     /// Glances at the connections for a while. `Some`: the answer of the call.
     fn spin(&mut self) -> Result<Option<usize>, Errno> {
-        let connections = self.fds.iter().filter(|entry| matches!(Kind::of(entry.fd), Kind::Connection(_))).count();
-        if connections == 0 {
-            return Ok(None);
-        }
-        let mut spin = Spin::new();
+        let Some(first) = self.connections().next() else { return Ok(None) };
+        let connections = self.connections().count();
+        let mut spin = Spin::with(first.patience());
         loop {
             match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(connections as u32)) {
                 Turn::Look if !self.may_be_ready() => continue,

@@ -1,7 +1,8 @@
 //! Waiting that is bounded and yields.
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::crowd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Looks at full speed before anything slower: about ten microseconds.
 const LOOKS_AT_FULL_SPEED: u32 = 1500;
@@ -14,6 +15,12 @@ const TURN_MICROSECONDS: u64 = 20;
 const AWAKE_MICROSECONDS: u64 = 50;
 /// How often a waiter looks at the lifeline, which is a system call.
 const LIFELINE_MICROSECONDS: u64 = 5;
+/// After so many waits in a row that outlasted being awake, waits sleep at once.
+const VAIN_WAITS: u32 = 8;
+/// Of waits that sleep at once, one in so many stays awake as others do.
+const HOPE_EVERY: u32 = 32;
+/// A sleep that ended sooner, with its wake-up, is one that being awake would have saved.
+const SHORT_SLEEP_MICROSECONDS: u64 = AWAKE_MICROSECONDS;
 
 static PROCESSORS: AtomicU32 = AtomicU32::new(0);
 static YIELDING_WAITS_LEFT: AtomicU32 = AtomicU32::new(0);
@@ -27,6 +34,53 @@ fn processors() -> u32 {
             count
         }
         count => count,
+    }
+}
+
+/// What the waits at one place have taught: whether being awake brings what they wait for.
+#[derive(Debug, Default)]
+pub struct Patience {
+    /// Waits in a row that slept.
+    vain_waits: AtomicU32,
+    /// Clock ticks when the last of them began to.
+    asleep_since: AtomicU64,
+}
+
+impl Patience {
+    /// That has learned nothing.
+    pub const fn new() -> Self {
+        Self { vain_waits: AtomicU32::new(0), asleep_since: AtomicU64::new(0) }
+    }
+
+    /// Forgets what it has learned.
+    pub fn forget(&self) {
+        self.vain_waits.store(0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn is_lost(&self) -> bool {
+        let vain_waits = self.vain_waits.load(Ordering::Relaxed);
+        vain_waits >= VAIN_WAITS && !vain_waits.is_multiple_of(HOPE_EVERY)
+    }
+
+    #[cold]
+    fn note_sleep(&self, now: u64) {
+        // Two threads may count as one.
+        let vain_waits = self.vain_waits.load(Ordering::Relaxed);
+        self.vain_waits.store(vain_waits.checked_add(1).unwrap_or(VAIN_WAITS), Ordering::Relaxed);
+        self.asleep_since.store(now, Ordering::Relaxed);
+    }
+
+    /// The sleep that a [`Spin`] ended with is over.
+    pub fn note_awake(&self) {
+        self.note_awake_at(ticks());
+    }
+
+    fn note_awake_at(&self, now: u64) {
+        let slept = now.wrapping_sub(self.asleep_since.load(Ordering::Relaxed));
+        if slept < SHORT_SLEEP_MICROSECONDS * TICKS_PER_MICROSECOND {
+            self.forget();
+        }
     }
 }
 
@@ -46,6 +100,9 @@ pub enum Turn {
 /// A process that may run on one processor cannot know whether its peer needs the same one, and looking without
 /// yielding keeps it from answering, or runs on another, and yielding is slow. It looks, and learns: where the first
 /// yield brought what all looks before had not, the waits to come begin with yielding. Now and then one looks again.
+///
+/// Where more programs want to run than there are processors, being awake is worse than being asleep: the kernel runs
+/// at once who wakes, and last who has used its share. What is not there at full speed is slept for then.
 #[derive(Debug)]
 pub struct Spin {
     looks: u32,
@@ -55,18 +112,47 @@ pub struct Spin {
     yielded: u64,
     /// Where a wait that looked first, on the only processor there is, leaves what it has learned.
     lesson: Option<&'static AtomicU32>,
+    /// What earlier waits at this place have learned.
+    patience: Option<&'static Patience>,
+    sleeps_at_once: bool,
+    minds_crowd: bool,
 }
 
 impl Spin {
     /// A wait that starts now.
     #[inline]
     pub fn new() -> Self {
-        Self::on(processors(), &YIELDING_WAITS_LEFT)
+        let mut spin = Self::on(processors(), &YIELDING_WAITS_LEFT);
+        spin.minds_crowd = true;
+        spin
+    }
+
+    /// As [`Spin::new`], at a place where waits learn from each other. A sleep that it ends with is told to
+    /// [`Patience::note_awake`].
+    #[inline]
+    pub fn with(patience: &'static Patience) -> Self {
+        let mut spin = Self::new();
+        spin.patience = Some(patience);
+        if patience.is_lost() {
+            spin.sleeps_at_once = true;
+            spin.looks = LOOKS_AT_FULL_SPEED;
+        }
+        spin
     }
 
     #[inline]
     fn on(processors: u32, yielding_waits_left: &'static AtomicU32) -> Self {
-        let mut spin = Self { looks: 0, started: 0, asked: 0, yields: 0, yielded: 0, lesson: None };
+        let mut spin = Self {
+            looks: 0,
+            started: 0,
+            asked: 0,
+            yields: 0,
+            yielded: 0,
+            lesson: None,
+            patience: None,
+            sleeps_at_once: false,
+            minds_crowd: false,
+        };
         if processors == 1 {
             match yielding_waits_left.load(Ordering::Relaxed) {
                 0 => spin.lesson = Some(yielding_waits_left),
@@ -108,13 +194,17 @@ impl Spin {
     #[cold]
     fn slow_turn(&mut self) -> Turn {
         let now = ticks();
+        let is_over = self.started != 0 && now.wrapping_sub(self.started) > AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND;
+        if self.sleeps_at_once || is_over || (self.minds_crowd && crowd::is_there(now)) {
+            if let Some(patience) = self.patience.take() {
+                patience.note_sleep(now);
+            }
+            return Turn::Sleep;
+        }
         if self.started == 0 {
             self.started = now;
             self.asked = now;
             return Turn::AskKernel;
-        }
-        if now.wrapping_sub(self.started) > AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND {
-            return Turn::Sleep;
         }
         if now.wrapping_sub(self.asked) > LIFELINE_MICROSECONDS * TICKS_PER_MICROSECOND {
             self.asked = now;
@@ -132,6 +222,14 @@ impl Drop for Spin {
     fn drop(&mut self) {
         if self.yields == 1 {
             self.learn(ticks());
+        }
+        // What was there before the first look says nothing of waits.
+        if let Some(patience) = self.patience
+            && self.looks != 0
+            && !self.sleeps_at_once
+            && patience.vain_waits.load(Ordering::Relaxed) != 0
+        {
+            patience.forget();
         }
     }
 }
@@ -163,6 +261,56 @@ mod tests {
     fn end_after_yield(mut spin: Spin, ticks: u64) {
         wait_until_after_yields(&mut spin, 1);
         spin.learn(spin.yielded + ticks);
+    }
+
+    /// Waits to the end.
+    fn wait_in_vain(patience: &'static Patience) {
+        let mut spin = Spin::with(patience);
+        spin.started = 1;
+        while spin.turn() != Turn::Sleep {}
+    }
+
+    #[test]
+    fn waits_that_never_bring_anything_sleep_at_once_and_now_and_then_one_does_not() {
+        static PATIENCE: Patience = Patience::new();
+        for _ in 0..VAIN_WAITS {
+            assert!(!Spin::with(&PATIENCE).sleeps_at_once);
+            PATIENCE.note_sleep(0);
+        }
+        let sleeps_at_once = |_| {
+            let mut spin = Spin::with(&PATIENCE);
+            let sleeps_at_once = spin.sleeps_at_once;
+            assert_eq!(spin.turn() == Turn::Sleep, sleeps_at_once);
+            spin.patience.take();
+            PATIENCE.note_sleep(0);
+            sleeps_at_once
+        };
+        assert_eq!((0..HOPE_EVERY).filter(|&wait| !sleeps_at_once(wait)).count(), 1);
+    }
+
+    #[test]
+    fn a_wait_that_brings_something_while_awake_gives_hope_again() {
+        static PATIENCE: Patience = Patience::new();
+        (0..VAIN_WAITS).for_each(|_| PATIENCE.note_sleep(0));
+        // Not one that is only about to sleep.
+        wait_in_vain(&PATIENCE);
+        assert!(PATIENCE.is_lost());
+        drop(Spin::with(&PATIENCE));
+        assert!(PATIENCE.is_lost());
+        let mut spin = Spin::with(&PATIENCE);
+        spin.sleeps_at_once = false;
+        drop(spin);
+        assert!(!PATIENCE.is_lost());
+    }
+
+    #[test]
+    fn a_short_sleep_gives_hope_again_and_a_long_one_does_not() {
+        static PATIENCE: Patience = Patience::new();
+        (0..VAIN_WAITS).for_each(|_| PATIENCE.note_sleep(1000));
+        PATIENCE.note_awake_at(1000 + SHORT_SLEEP_MICROSECONDS * TICKS_PER_MICROSECOND);
+        assert!(PATIENCE.is_lost());
+        PATIENCE.note_awake_at(999 + SHORT_SLEEP_MICROSECONDS * TICKS_PER_MICROSECOND);
+        assert!(!PATIENCE.is_lost());
     }
 
     #[test]

@@ -148,10 +148,13 @@ impl Connection {
                 || self.peer_state(lanes) != PeerState::Alive
                 || lanes.segment.load(Own::Shutdown) & 1 != 0
         };
-        if self.spin(lanes, deadline, is_ready)? {
+        if self.spin(lanes, deadline, Spin::with(&self.patience), is_ready)? {
             return Ok(());
         }
-        self.sleep_unless(is_ready, || self.announce_receive_sleep(lanes), || self.sleep(lanes, deadline, None))
+        let outcome =
+            self.sleep_unless(is_ready, || self.announce_receive_sleep(lanes), || self.sleep(lanes, deadline, None));
+        self.patience.note_awake();
+        outcome
     }
 
     /// Waits until a send may find room.
@@ -166,7 +169,7 @@ impl Connection {
                 || self.peer_state(lanes) != PeerState::Alive
                 || lanes.segment.load(Own::Shutdown) & 2 != 0
         };
-        if self.spin(lanes, deadline, is_ready)? {
+        if self.spin(lanes, deadline, Spin::new(), is_ready)? {
             return Ok(());
         }
         let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
@@ -221,8 +224,13 @@ impl Connection {
     }
 
     /// Looks for a while; `false`: it is time to sleep.
-    fn spin(&self, lanes: &Lanes, deadline: Deadline, is_ready: impl Fn() -> bool) -> Result<bool, Errno> {
-        let mut spin = Spin::new();
+    fn spin(
+        &self,
+        lanes: &Lanes,
+        deadline: Deadline,
+        mut spin: Spin,
+        is_ready: impl Fn() -> bool,
+    ) -> Result<bool, Errno> {
         loop {
             if is_ready() {
                 return Ok(true);

@@ -299,7 +299,7 @@ impl InterestSet {
     /// Looks at hot connections for a while. `true`: something was found, or the time is up.
     fn spin(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<bool, Errno> {
         let mut spun_for = self.with_life(life, |roster| roster.spun_for_count())?;
-        let mut spin = Spin::new();
+        let mut spin = Spin::with(&self.patience);
         while spun_for > 0 {
             match spin.turn_of(LOOKS_PER_GLANCE.saturating_mul(spun_for as u32)) {
                 Turn::Look => self.with_life(life, |roster| roster.scan(sink, false))?,
@@ -350,6 +350,7 @@ impl InterestSet {
         let left_ns = if has_deaf { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns };
         // SAFETY: the caller's array and mask.
         let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
+        self.patience.note_awake();
         drop(sleep);
         self.take_in(sink, count, life, true)?;
         self.with_life(life, Roster::note_kernel_asked)?;
