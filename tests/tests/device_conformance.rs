@@ -45,7 +45,7 @@ fn run_suite(device: &str) {
         (Faulty::new(a, FaultPlan::write_combined(1)), Faulty::new(b, FaultPlan::write_combined(2)))
     };
     macro_rules! facts {
-        ($($fact:ident)*) => {
+        (() $($fact:ident)*) => {
             $(
                 let begun = Instant::now();
                 suite::$fact(link);
@@ -54,25 +54,7 @@ fn run_suite(device: &str) {
             )*
         };
     }
-    facts!(
-        bytes_written_outbound_appear_inbound
-        a_window_holds_what_was_stored_last
-        both_directions_are_independent
-        publish_follows_payload
-        words_are_never_torn
-        spans_outside_a_window_are_refused
-        slices_share_the_memory_and_keep_to_their_span
-        a_ring_before_the_wait_is_not_lost
-        a_ring_wakes_a_sleeper
-        rings_both_ways_never_get_lost
-        a_descriptor_is_readable_while_a_ring_waits
-        scratchpad_words_cross_both_ways
-        training_brings_both_ends_up_in_one_epoch
-        the_epoch_grows_at_each_training
-        a_link_taken_down_is_down_at_both_ends
-        a_window_is_clean_after_training
-        two_links_share_nothing
-    );
+    fabric::conformance_facts!(facts!());
 }
 
 /// Both ends of a link over the one device, each with a mapping of its own. Nothing is there of one that was in the

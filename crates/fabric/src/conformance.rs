@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use volmem::CACHE_LINE_BYTES;
 use volmem::sync::Ordering;
 
-/// Instantiates the suite for a backend: `conformance_suite!(module_name, |window_bytes| (one_end, other_end))`.
+/// Calls a macro with the names of all facts, behind what it is given in parentheses: the one list of them.
 #[macro_export]
-macro_rules! conformance_suite {
-    ($name:ident, $make:expr) => {
-        $crate::conformance_suite!(@facts $name, $make,
+macro_rules! conformance_facts {
+    ($($then:ident)::+ ! ($($more:tt)*)) => {
+        $($then)::+! { ($($more)*)
             bytes_written_outbound_appear_inbound
             a_window_holds_what_was_stored_last
             both_directions_are_independent
@@ -40,9 +40,23 @@ macro_rules! conformance_suite {
             a_link_taken_down_is_down_at_both_ends
             a_window_is_clean_after_training
             two_links_share_nothing
-        );
+        }
     };
-    (@facts $name:ident, $make:expr, $($fact:ident)*) => {
+}
+
+/// Instantiates the suite for a backend: `conformance_suite!(module_name, |window_bytes| (one_end, other_end))`.
+#[macro_export]
+macro_rules! conformance_suite {
+    ($name:ident, $make:expr) => {
+        $crate::conformance_facts!(fabric::conformance_tests!($name, $make));
+    };
+}
+
+/// A test for each fact, see [`conformance_suite`].
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_tests {
+    (($name:ident, $make:expr) $($fact:ident)*) => {
         mod $name {
             #[allow(unused_imports)] // The constructor may be a closure that names nothing of its surroundings.
             use super::*;

@@ -2,8 +2,8 @@
 //!
 //! The memory is `/dev/daxX.Y`, or a file on a DAX mount, on huge pages or in tmpfs. Whether the machines' caches
 //! follow one another, the program cannot find out: who configures the link says so. Where they do ([`Region`]) it is
-//! shared memory as any other; where they do not ([`Flushed`]) every line is written back by its writer and dropped by
-//! its reader.
+//! shared memory as any other; where they do not ([`DeviceMemory`]) every line is written back by its writer and
+//! dropped by its reader.
 //!
 //! No interrupt comes with the memory: the doorbell is a count that sleepers look at ([`PolledDoorbell`]).
 //!
@@ -11,9 +11,10 @@
 //! seal forbids it here, so the file has to be its operator's and nobody else's; [`DaxMemory::check_length`] says
 //! whether it still has its length.
 
+use crate::device::DeviceMemory;
 use crate::memory_link::{Before, MemoryLink};
 use crate::pair::{PAGE_BYTES, PairLayout};
-use crate::{Flushed, Memory, PolledDoorbell};
+use crate::{Memory, PolledDoorbell};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 use rustix::fs::{fstat, fstatfs, major, minor, open, statx};
 use rustix::io::Errno;
@@ -211,8 +212,9 @@ impl DaxMemory {
     ///
     /// # Errors
     /// [`DaxError::NoInstruction`].
-    pub fn non_coherent(&self) -> Result<Flushed, DaxError> {
-        Flushed::new(self.region.clone()).ok_or_else(|| DaxError::NoInstruction { path: self.path.clone() })
+    pub fn non_coherent(&self) -> Result<DeviceMemory, DaxError> {
+        DeviceMemory::non_coherent(self.region.clone())
+            .ok_or_else(|| DaxError::NoInstruction { path: self.path.clone() })
     }
 
     /// Whether a file is as long as when it was mapped. A device does not shrink.

@@ -35,8 +35,6 @@ mod eventfd;
 #[cfg(not(loom))]
 pub mod faulty;
 #[cfg(not(loom))]
-mod flushed;
-#[cfg(not(loom))]
 pub mod heap;
 mod link;
 mod memory;
@@ -59,8 +57,6 @@ pub mod timed;
 mod training;
 mod window;
 
-#[cfg(not(loom))]
-pub use flushed::Flushed;
 pub use link::{Doorbell, Epoch, Link, LinkState, Scratchpad, Wake, train_both};
 pub use memory::{Memory, MemoryInbound, MemoryOutbound};
 #[cfg(not(loom))]

@@ -4,11 +4,11 @@
 mod support;
 
 use fabric::dax::{DaxLink, DaxMemory, End};
-use fabric::device::{Change, Device, DeviceLink, Layout, Seat, Slot};
+use fabric::device::{Change, Device, DeviceLink, DeviceMemory, Layout, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
 use fabric::stale::{self, Habits};
 use fabric::timed::{LinkTiming, Pace, Setup, Timed};
-use fabric::{Coherence, Flushed, Link, Memory, heap, shm};
+use fabric::{Coherence, Link, Memory, heap, shm};
 use std::fs::{File, remove_file};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn coherent(dax: &DaxMemory) -> Region {
     dax.coherent()
 }
 
-fn non_coherent(dax: &DaxMemory) -> Flushed {
+fn non_coherent(dax: &DaxMemory) -> DeviceMemory {
     dax.non_coherent().expect("a processor that writes lines back")
 }
 

@@ -65,9 +65,15 @@ impl DeviceMemory {
             Caching::Cached => Reach::Cached,
             Caching::Uncached => Reach::Uncached,
             Caching::WriteCombined => Reach::WriteCombined,
-            Caching::NonCoherent => Reach::NonCoherent(LineControl::detect().ok_or_else(no_instruction)?),
+            Caching::NonCoherent => return Self::non_coherent(region).ok_or_else(no_instruction),
         };
         Ok(Self { region, reach })
+    }
+
+    /// A region that other machines reach too, without coherence; `None` on a processor that lets no program say what
+    /// its caches keep.
+    pub(crate) fn non_coherent(region: Region) -> Option<Self> {
+        LineControl::detect().map(|lines| Self { region, reach: Reach::NonCoherent(lines) })
     }
 
     /// A word as the other nodes have stored it last, little endian.

@@ -111,10 +111,10 @@ fn request(file: impl AsFd, number: u8, argument: usize) -> Result<i32, Errno> {
     unsafe { ioctl(file, Request { number, argument }) }
 }
 
-/// A request whose argument is a structure that begins with its size.
+/// A request whose argument is a structure that begins with its size, or one `int` (`GROUP_SET_CONTAINER`).
 fn request_with<T>(file: impl AsFd, number: u8, argument: &mut T) -> Result<i32, Errno> {
     // SAFETY: the structures here are those of the header, `repr(C)`, of integers alone; their first word says how
-    // large they are, and the kernel keeps to that.
+    // large they are, and the kernel keeps to that. Of an `int` it reads the four bytes.
     unsafe { ioctl(file, Request { number, argument: std::ptr::from_mut(argument).cast() }) }
 }
 
