@@ -9,8 +9,9 @@ use lane::Chunk;
 
 /// Frames that are taken from a partition in a turn, and no more than a slice of bytes: then the others have theirs.
 const FRAMES_MAX: usize = 32;
-/// Frames that are taken from a partition that another one is ahead of: more than any ring holds.
-const FRAMES_BEHIND_MAX: usize = 1 << 20;
+/// Frames that are taken from a partition that another one is ahead of: more than any ring holds, each of which takes a
+/// slot at least. A peer that goes on writing while they are taken keeps the thread from its other links no longer.
+const FRAMES_BEHIND_MAX: usize = 1 << 14;
 
 impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     pub(super) fn receive(&mut self, port: usize) -> Result<bool, Fault> {

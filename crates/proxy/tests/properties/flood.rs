@@ -1,0 +1,141 @@
+//! A peer that goes on writing while what it wrote is taken.
+
+use crate::world::SECRET;
+use fabric::heap::{self, HeapLink};
+use fabric::{Inbound, Link, Outbound, Slice, train_both};
+use lane::{Consumer, Draft, Layout, Producer, Span};
+use proxy::frame::{Header, Kind, Number, Side};
+use proxy::{Broken, Class, Engine, Event, Input, Local, Port, Settings, Tuple};
+use std::sync::{Arc, Mutex};
+
+type HeapInbound = <HeapLink as Link>::Inbound;
+type HeapOutbound = <HeapLink as Link>::Outbound;
+type Victim = Engine<HeapInbound, HeapOutbound, Taker>;
+
+const LAYOUT: Layout = Layout::packed(512, 0);
+/// Frames of the flood, and those of it that a turn may take: as many as the largest ring has slots, and some.
+const FLOOD_FRAMES: u32 = 1 << 17;
+const TAKEN_FRAMES_MAX: u64 = (1 << 14) + 1000;
+/// The two connections that the hostile node has opened.
+const FLOODING: Number = Number(1 << 31);
+const AHEAD: Number = Number(1 << 31 | 1);
+
+/// The hostile end of a partition.
+struct Hose {
+    producer: Producer<HeapOutbound, HeapInbound>,
+    sent: u32,
+    limit: u32,
+}
+
+impl Hose {
+    fn say(&mut self, connection: Number, kind: Kind, aux: u32, payload: &[u8]) -> bool {
+        let header = Header { connection, kind, len_bytes: payload.len(), aux };
+        let Ok(Some(mut draft)) = self.producer.draft(16 + payload.len()) else { return false };
+        draft.append(&header.encode());
+        draft.append(payload);
+        draft.publish();
+        true
+    }
+
+    /// As much as there is room for.
+    fn flood(&mut self) {
+        while self.sent < self.limit && self.say(FLOODING, Kind::Data, self.sent, b"x") {
+            self.sent += 1;
+        }
+    }
+}
+
+/// A program that takes everything, and at each byte of which the hostile node writes more.
+struct Taker(Arc<Mutex<Hose>>);
+
+impl Local for Taker {
+    fn may_have_input(&mut self) -> bool {
+        false
+    }
+
+    fn input(&mut self) -> Input {
+        Input::Nothing
+    }
+
+    fn copy_input<O: Outbound, I: Inbound>(&mut self, _draft: &mut Draft<'_, O, I>, _len_bytes: usize) {}
+
+    fn read_input(&mut self, _skip_bytes: usize, _destination: &mut [u8]) {}
+
+    fn consume(&mut self, _len_bytes: usize) -> Result<(), Broken> {
+        Ok(())
+    }
+
+    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+        self.0.lock().unwrap().flood();
+        Ok(bytes.len_bytes())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        Ok(bytes.len())
+    }
+
+    fn has_room(&mut self) -> bool {
+        true
+    }
+
+    fn ring(&mut self) {}
+
+    fn finish(&mut self) {}
+
+    fn close(self) {}
+
+    fn reset(self) {}
+
+    fn park(&mut self, _for_room: bool) {}
+
+    fn unpark(&mut self) {}
+
+    fn hear(&mut self) {}
+
+    fn is_broken(&mut self) -> bool {
+        false
+    }
+
+    fn opened(&mut self) {}
+}
+
+fn partition(own: &HeapLink, peer: &HeapLink, index: usize) -> (Port<HeapInbound, HeapOutbound>, Arc<Mutex<Hose>>) {
+    let bytes = LAYOUT.window_bytes();
+    let inbound = |link: &HeapLink| link.inbound().slice(index * bytes, bytes);
+    let outbound = |link: &HeapLink| link.outbound().slice(index * bytes, bytes);
+    let port = Port::new(
+        Producer::new(outbound(own), inbound(own), LAYOUT, SECRET),
+        Consumer::new(inbound(own), outbound(own), LAYOUT, SECRET),
+    );
+    let producer = Producer::new(outbound(peer), inbound(peer), LAYOUT, SECRET);
+    (port, Arc::new(Mutex::new(Hose { producer, sent: 0, limit: 0 })))
+}
+
+/// Opens a connection to a program that takes everything, and moves it to the bulk partition.
+fn open_and_move(victim: &mut Victim, number: Number, latency: &Mutex<Hose>, bulk: &Arc<Mutex<Hose>>) {
+    let tuple = Tuple::new(b"from to").expect("a tuple");
+    assert!(latency.lock().unwrap().say(number, Kind::Open, 1000, tuple.bytes()));
+    victim.turn(0).expect("an honest frame");
+    let Some(Event::Open { key, .. }) = victim.next_event() else { panic!("nothing was opened") };
+    victim.answer(key, Ok(Taker(Arc::clone(bulk))));
+    assert!(latency.lock().unwrap().say(number, Kind::Move, Class::Bulk as u32, &[]));
+    victim.turn(1).expect("an honest frame");
+}
+
+#[test]
+fn a_peer_that_goes_on_writing_while_a_partition_is_caught_up_with_ends_a_turn_no_later() {
+    let (mut own, mut peer) = heap::pair(2 * LAYOUT.window_bytes());
+    assert!(train_both(&mut own, &mut peer));
+    let [(latency, to_latency), (bulk, to_bulk)] = [0, 1].map(|index| partition(&own, &peer, index));
+    let mut victim: Victim = Engine::new(Settings::new(Side::Lower), vec![latency, bulk]);
+    for number in [FLOODING, AHEAD] {
+        open_and_move(&mut victim, number, &to_latency, &to_bulk);
+    }
+    to_bulk.lock().unwrap().limit = FLOOD_FRAMES;
+    to_bulk.lock().unwrap().flood();
+    assert!(to_latency.lock().unwrap().say(AHEAD, Kind::Data, 0, b"x"), "where it is not any more");
+    let before = victim.counters().frames_received;
+    victim.turn(2).expect("frames of connections");
+    let taken = victim.counters().frames_received - before;
+    assert!((1000..TAKEN_FRAMES_MAX).contains(&taken), "{taken} frames in one turn");
+}
