@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use control::proxy::{
-    Class, Configuration, FromProxy, Node as NodeEntry, Partition, Timing, ToProxy, VERSION, send_device,
+    Access, Class, Configuration, FromProxy, Node as NodeEntry, Partition, Timing, ToProxy, VERSION, send_device,
 };
 use control::{Channel, Received};
 use fabric::device::{Device, DeviceLink, Seat, Slot};
@@ -136,11 +136,11 @@ struct Nodes {
 
 impl Nodes {
     fn start() -> Self {
-        Self::start_timed(None)
+        Self::start_with(None, true)
     }
 
-    /// As [`Nodes::start`], with a link that is as slow as a modelled one.
-    fn start_timed(timing: Option<&str>) -> Self {
+    /// As [`Nodes::start`], with a link that is as slow as a modelled one, or with nodes that admit nobody.
+    fn start_with(timing: Option<&str>, allows: bool) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("device.sock");
         let mut command = Command::new(place::crosslane());
@@ -154,7 +154,7 @@ impl Nodes {
         };
         let devices = [device(0), device(1)];
         let mut nodes: Vec<Node> =
-            devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, timing)).collect();
+            devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, timing, allows)).collect();
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
         let nodes = Self { nodes, _server: server, _folder: folder };
@@ -206,7 +206,7 @@ impl Nodes {
 }
 
 impl Node {
-    fn start(own: usize, device: Device, timing: Option<&str>) -> Self {
+    fn start(own: usize, device: Device, timing: Option<&str>, allows: bool) -> Self {
         let rack = Rack::new();
         let (channel, theirs) = Channel::pair().expect("a channel");
         let mut command = Command::new(place::crosslane());
@@ -226,6 +226,7 @@ impl Node {
             is_direct: false,
             is_failover: false,
             timing: timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
+            access: Access { rules: Vec::new(), allows_others: allows },
         }));
         let link = device.link(Slot(1 - own as u8));
         let node = Self { rack, device, link, monitor, proxy };
@@ -285,7 +286,7 @@ fn programs_of_two_nodes_talk_by_windows() {
 
 #[test]
 fn programs_talk_by_windows_that_are_as_late_as_a_modelled_links() {
-    talk(&Nodes::start_timed(Some("ntb")));
+    talk(&Nodes::start_with(Some("ntb"), true));
 }
 
 #[track_caller]
@@ -463,4 +464,32 @@ fn a_link_that_goes_down_resets_and_carries_new_connections_once_it_is_up_again(
         *counts.entry(said).or_insert(0) += 1;
     }
     assert_eq!(counts, HashMap::from([("connected\n".to_owned(), 3)]));
+}
+
+/// The monitors of this test ask nobody, as a hostile node's would not.
+#[test]
+fn what_is_opened_without_asking_is_held_to_the_rules_of_the_node_that_is_connected_to() {
+    let nodes = Nodes::start_with(None, false);
+    let (server, port) = nodes.serve(ECHO);
+    let said = nodes.client(
+        r#"
+try:
+    socket.create_connection(address, timeout=20)
+except ConnectionRefusedError:
+    say("refused")
+"#,
+        port,
+    );
+    assert_eq!((said.as_str(), server.stdout().as_str()), ("refused\n", "listening\n"));
+    let proxy = &nodes.nodes[1].proxy;
+    proxy.wait_until("the offence", PATIENCE, |proxy| proxy.stderr().contains("node 0: opened without asking"));
+}
+
+#[test]
+fn a_link_that_nothing_goes_over_any_more_is_told_to_the_monitor() {
+    let mut nodes = Nodes::start();
+    let epoch = nodes.nodes[1].link.epoch().0;
+    nodes.nodes[1].link.take_down();
+    let is_told = |message: &FromProxy| matches!(message, FromProxy::Broken { peer: 1, epoch: of, .. } if *of == epoch);
+    nodes.nodes[0].monitor.wait_for("loss", is_told);
 }

@@ -30,7 +30,7 @@ use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError};
 
 /// The version of these messages: monitor and proxy come from one release.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The proxy's end of the channel: its standard input, which needs no agreement with whoever starts it.
 pub const DESCRIPTOR: i32 = 0;
 /// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.
@@ -146,6 +146,44 @@ pub struct Configuration {
     pub is_failover: bool,
     /// The model that links are slowed down to.
     pub timing: Option<Timing>,
+    /// Who may connect to programs of this node.
+    pub access: Access,
+}
+
+impl Configuration {
+    /// Whether a program of the node in slot `from` may connect to a port of this one.
+    pub fn admits(&self, from: u8, port: u16) -> bool {
+        let rule = self.access.rules.iter().find(|rule| rule.matches(from, port));
+        rule.map_or(self.access.allows_others, |rule| rule.allows)
+    }
+}
+
+/// The access rules that speak of this node. The monitor answers questions by them; the proxy holds peers to them that
+/// connect without having asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// The first one that matches decides.
+    pub rules: Vec<Rule>,
+    /// What happens where none does.
+    pub allows_others: bool,
+}
+
+/// Who may, or may not, connect to which ports of this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// The slot of the node that connects; every node's without it.
+    pub from: Option<u8>,
+    /// First and last ports of ranges; all ports without it.
+    pub ports: Option<Vec<(u16, u16)>>,
+    /// Whether it may.
+    pub allows: bool,
+}
+
+impl Rule {
+    fn matches(&self, from: u8, port: u16) -> bool {
+        let has_port = |ports: &Vec<(u16, u16)>| ports.iter().any(|(first, last)| (*first..=*last).contains(&port));
+        self.from.is_none_or(|slot| slot == from) && self.ports.as_ref().is_none_or(has_port)
+    }
 }
 
 /// A node.

@@ -51,10 +51,11 @@ impl Metrics {
         Ok(Self { socket, port: port.transpose()?, readers: Vec::new(), asking: Vec::new() })
     }
 
-    /// What to poll.
+    /// What to poll: not for newcomers while there is no room for them, who would be seen all the time.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let readers = self.readers.iter().map(|(stream, _)| stream.as_fd());
-        [self.socket.as_fd()].into_iter().chain(self.port.as_ref().map(AsFd::as_fd)).chain(readers)
+        let listeners = [self.socket.as_fd()].into_iter().chain(self.port.as_ref().map(AsFd::as_fd));
+        listeners.filter(|_| self.readers.len() < READERS_MAX).chain(readers)
     }
 
     /// Whether somebody waits for an answer, and until when at most.
@@ -215,5 +216,18 @@ mod tests {
         assert_eq!(metrics.due_ns(), Some(READER_NS_MAX));
         metrics.listen_turn(READER_NS_MAX);
         assert_eq!((metrics.due_ns(), silent.read(&mut [0; 8]).unwrap()), (None, 0));
+    }
+
+    #[test]
+    fn while_there_is_no_room_for_more_readers_newcomers_wake_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.sock");
+        let mut metrics = Metrics::listen(&path, None).unwrap();
+        let _silent: Vec<UnixStream> = (0..READERS_MAX + 1).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        metrics.listen_turn(0);
+        assert_eq!(metrics.descriptors().count(), READERS_MAX, "the readers, and not the one who waits");
+        metrics.listen_turn(READER_NS_MAX);
+        metrics.listen_turn(READER_NS_MAX);
+        assert_eq!(metrics.descriptors().count(), 2, "that one, and whoever comes");
     }
 }

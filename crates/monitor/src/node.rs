@@ -13,10 +13,11 @@ use control::proxy::{self as words, Configuration, FromProxy, ToProxy};
 use fabric::Epoch;
 use fabric::device::{Change, Device, DeviceError, DeviceLink, Slot, Vector, VectorBell};
 use ledger::FallbackReason;
-use rack::{Class, NodePlaces, Places, Rack, Trust};
+use rack::{Access, AccessRule, Class, NodePlaces, Places, Rack, Trust};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
 use socket::monitor::Answer as FarAnswer;
 use thiserror::Error;
 use tracing::{error, info, warn};
@@ -117,8 +118,20 @@ impl Settings {
                 .link
                 .as_ref()
                 .map(|link| words::Timing { name: link.timing.word().to_owned(), one_way_ns: link.one_way_ns }),
+            access: access(rack, self.slot),
         }
     }
+}
+
+/// The access rules that speak of the node in `slot`.
+fn access(rack: &Rack, slot: usize) -> words::Access {
+    let rule = |rule: &AccessRule| words::Rule {
+        from: rule.from_node().and_then(|from| rack.node(from)).map(|(slot, _)| slot as u8),
+        ports: rule.ports.as_ref().map(|ports| ports.ranges().to_vec()),
+        allows: rule.action == Access::Allow,
+    };
+    let rules = rack.access.iter().filter(|rule| rule.concerns(&rack.nodes[slot].name)).map(rule).collect();
+    words::Access { rules, allows_others: rack.access_default == Access::Allow }
 }
 
 /// What links one slot of the rack with this node, and what the proxy knows of it.
@@ -162,6 +175,7 @@ impl Monitor {
     /// # Errors
     /// What keeps it from that.
     pub fn new(settings: Settings) -> Result<Self, MonitorError> {
+        raise_descriptor_limit();
         let places = settings.node_places();
         let node = settings.node().clone();
         let directory = places.directory.display().to_string();
@@ -204,7 +218,11 @@ impl Monitor {
     pub fn run(mut self, stop: BorrowedFd<'_>) -> Result<(), MonitorError> {
         while !self.is_stopping {
             let now_ns = self.now_ns();
-            self.turn(now_ns)?;
+            if let Err(error) = self.look_at_device(now_ns) {
+                self.flee();
+                return Err(error);
+            }
+            self.turn(now_ns);
             if !self.is_stopping {
                 self.sleep(stop);
             }
@@ -217,9 +235,8 @@ impl Monitor {
         self.started.elapsed().as_nanos() as u64
     }
 
-    fn turn(&mut self, now_ns: u64) -> Result<(), MonitorError> {
+    fn turn(&mut self, now_ns: u64) {
         self.bell.take();
-        self.look_at_device(now_ns)?;
         self.serve_clients(now_ns);
         self.proxy.start(&self.device, now_ns);
         self.hear_proxy(now_ns);
@@ -234,7 +251,6 @@ impl Monitor {
         self.answer_status(now_ns);
         self.serve_metrics(now_ns);
         self.look_now_and_then(now_ns);
-        Ok(())
     }
 
     /// Until something happens or is due.
@@ -271,10 +287,16 @@ impl Monitor {
         all.into_iter().flatten().min().unwrap_or(u64::MAX).min(self.looked_at_ns + LOOK_NS)
     }
 
+    /// First of all in a turn: memory that has become smaller must not be touched.
     fn look_at_device(&mut self, now_ns: u64) -> Result<(), MonitorError> {
         for change in self.device.look()? {
             match change {
-                Change::Bells => self.proxy.renew(&self.device),
+                Change::Bells => {
+                    // Without the bells it would wake nobody who sleeps there.
+                    if !self.proxy.renew(&self.device) {
+                        self.end_proxy("killed, for it did not take new bells", now_ns);
+                    }
+                }
                 Change::HeaderMended => warn!("a node spoiled the header of the device; it is mended"),
                 Change::ServerGone => {
                     self.is_server_gone = true;
@@ -446,9 +468,14 @@ impl Monitor {
     }
 
     fn break_link(&mut self, slot: usize, epoch: Epoch, what: &str, now_ns: u64) {
+        // A peer that left in good order has said why.
+        if let Some(index) = self.neighbours.iter().position(|neighbour| neighbour.slot == slot) {
+            self.neighbours[index].peer.step(now_ns);
+            self.handle_events(index, now_ns);
+        }
         let meant = self.neighbours.iter().any(|it| it.slot == slot && it.peer.epoch() == epoch && it.peer.is_open());
         if meant {
-            let reason = format!("node {} wrote nonsense: {what}", self.name(slot));
+            let reason = format!("node {} {what}", self.name(slot));
             self.lose(slot, &reason, now_ns);
         }
     }
@@ -614,12 +641,29 @@ impl Monitor {
         for neighbour in &mut self.neighbours {
             neighbour.peer.lose("its monitor was told to stop", now_ns);
         }
-        let places = self.settings.node_places();
-        // The last to go: who finds no socket knows that nothing of this node runs.
-        let _ = std::fs::remove_file(places.metrics_socket());
-        let _ = std::fs::remove_file(places.monitor_socket());
+        remove_sockets(&self.settings);
         info!("monitor ended");
     }
+
+    /// Leaves memory that is not to be touched any more.
+    fn flee(self) {
+        drop(self.proxy);
+        remove_sockets(&self.settings);
+    }
+}
+
+/// As long as the node's lock is held.
+fn remove_sockets(settings: &Settings) {
+    let places = settings.node_places();
+    // The last to go: who finds no socket knows that nothing of this node runs.
+    let _ = std::fs::remove_file(places.metrics_socket());
+    let _ = std::fs::remove_file(places.monitor_socket());
+}
+
+/// Each peer's bells are descriptors, twice while the proxy is told of them, and so is each program that asks.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn neighbour(settings: &Settings, device: &Device, slot: usize) -> Neighbour {
@@ -650,4 +694,45 @@ fn take_pid(places: &NodePlaces, node: &str) -> Result<File, MonitorError> {
     file.set_len(0).map_err(failed)?;
     writeln!(file, "{}", process::id()).map_err(failed)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rack::{ACCESS_PARTS_MAX, Backend, RackFile};
+    use std::path::Path;
+
+    fn settings(rules: &str) -> Settings {
+        let text = Rack::example(3, Backend::Shm, None, Trust::Proxy).to_string() + rules;
+        let rack = RackFile::parse(Path::new("r.toml"), text.as_bytes()).unwrap().rack;
+        let places = Places::new(Path::new("/base"), &rack, Path::new("/r.toml"));
+        Settings { rack, slot: 1, places, command: PathBuf::new() }
+    }
+
+    #[test]
+    fn the_proxy_holds_peers_to_what_the_monitor_answers() {
+        let rules = [
+            "[[access]]\nto = \"a\"\naction = \"deny\"",
+            "[[access]]\nfrom = \"a\"\nto = \"b\"\nports = \"80,6000-6010\"\naction = \"deny\"",
+            "[[access]]\nfrom = \"c\"\nports = 81\naction = \"allow\"",
+            "[[access]]\nfrom = \"c\"\naction = \"deny\"",
+        ];
+        let settings = settings(&format!("\n{}\n", rules.join("\n")));
+        let configuration = settings.configuration();
+        for from in [0, 2] {
+            for port in [1, 79, 80, 81, 5999, 6000, 6005, 6010, 6011, 65535] {
+                let allows = settings.rack.allows(from, settings.slot, port);
+                assert_eq!(configuration.admits(from as u8, port), allows, "{from} {port}");
+            }
+        }
+        assert_eq!(configuration.access.rules.len(), 3, "one speaks of another node");
+    }
+
+    #[test]
+    fn as_many_rules_as_there_may_be_fit_a_message() {
+        let rule = "[[access]]\nfrom = \"c\"\nports = \"60000-60001\"\naction = \"allow\"\n";
+        let configuration = settings(&format!("\n{}", rule.repeat(ACCESS_PARTS_MAX / 2))).configuration();
+        let (own, _proxys) = control::Channel::pair().unwrap();
+        own.send(&ToProxy::Configure(configuration), &[]).unwrap();
+    }
 }

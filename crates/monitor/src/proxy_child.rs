@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use control::proxy::{Configuration, FromProxy, Report, ToProxy, VERSION, send_device};
 use control::{Channel, Received};
@@ -118,16 +118,17 @@ impl ProxyChild {
         told.is_ok()
     }
 
-    /// Hands over what has changed of the device.
-    pub fn renew(&self, device: &Device) {
-        let Some(running) = &self.running else { return };
+    /// Hands over what has changed of the device; `false` when a proxy that runs does not know it now.
+    pub fn renew(&self, device: &Device) -> bool {
+        let Some(running) = &self.running else { return true };
         let renewed = device.hand_over().map_err(|error| error.to_string()).and_then(|(bytes, descriptors)| {
             let descriptors: Vec<OwnedFd> = descriptors;
             send_device(&running.channel, bytes, &descriptors).map_err(|error| error.to_string())
         });
-        if let Err(error) = renewed {
+        if let Err(error) = &renewed {
             warn!("the proxy cannot be told of new bells: {error}");
         }
+        renewed.is_ok()
     }
 
     /// What it says; `None` when there is nothing, an error when it has ended or makes no sense.
@@ -152,14 +153,12 @@ impl ProxyChild {
 
     /// Ends it for good, so that it touches nothing any more. It is started again after a pause.
     pub fn end(&mut self, reason: &str, now_ns: u64) {
-        let Some(Running { mut child, channel, started_at_ns, .. }) = self.running.take() else { return };
-        drop(channel);
-        // It may have ended by itself; the kernel keeps its number until it was waited for.
-        let _ = child.kill();
-        match child.wait() {
+        let Some(mut running) = self.running.take() else { return };
+        match running.end() {
             Ok(status) => warn!(%status, "the proxy has ended: {reason}; its log is {}", self.log.display()),
             Err(error) => warn!("waiting for the proxy: {error}"),
         }
+        let started_at_ns = running.started_at_ns;
         self.report = Report::default();
         if now_ns.saturating_sub(started_at_ns) > LIVED_NS {
             self.pause_ns = PAUSE_NS_MIN;
@@ -168,12 +167,33 @@ impl ProxyChild {
     }
 }
 
-impl Drop for ProxyChild {
+impl Running {
+    /// It may have ended by itself; the kernel keeps its number until it was waited for.
+    fn end(&mut self) -> std::io::Result<ExitStatus> {
+        let _ = self.child.kill();
+        self.child.wait()
+    }
+}
+
+/// Also one that could not be told what to do is ended and waited for.
+impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(Running { child, channel, .. }) = &mut self.running {
-            let _ = channel.send(&ToProxy::Stop, &[]);
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        let _ = self.channel.send(&ToProxy::Stop, &[]);
+        let _ = self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proxy_that_is_given_up_is_ended_and_waited_for() {
+        let (channel, childs) = Channel::pair().unwrap();
+        let child = Command::new("sleep").arg("600").stdin(childs.into_descriptor()).spawn().unwrap();
+        let process = std::path::Path::new("/proc").join(child.id().to_string());
+        assert!(process.exists());
+        drop(Running { child, channel, is_ready: false, started_at_ns: 0 });
+        assert!(!process.exists(), "a process that nobody has waited for is still there");
     }
 }

@@ -46,7 +46,12 @@ impl Registry {
 
     fn has(&self, address: SocketAddr) -> bool {
         let names = self.rack.names(|name| !name.is_far && name.rank_for(address).is_some()).unwrap_or_default();
-        names.iter().any(|name| self.rack.is_live(name).unwrap_or(false))
+        self.is_any_live(&names, address)
+    }
+
+    fn is_any_live(&self, names: &[ListenerName], address: SocketAddr) -> bool {
+        let mut meant = names.iter().filter(|name| name.rank_for(address).is_some());
+        meant.any(|name| self.rack.is_live(name).unwrap_or(false))
     }
 
     /// What was there and is gone, with the peer that was told. A killed program leaves its name behind, so this is to
@@ -54,7 +59,10 @@ impl Registry {
     pub fn vanished(&mut self) -> Vec<(usize, SocketAddr)> {
         self.take_news();
         let told: BTreeSet<SocketAddr> = self.interests.iter().flatten().copied().collect();
-        let gone: BTreeSet<SocketAddr> = told.into_iter().filter(|address| !self.has(*address)).collect();
+        // The directory is read once, however many there are.
+        let names = self.rack.names(|name| !name.is_far).unwrap_or_default();
+        let is_gone = |address: &SocketAddr| !self.is_any_live(&names, *address);
+        let gone: BTreeSet<SocketAddr> = told.into_iter().filter(is_gone).collect();
         let mut vanished = Vec::new();
         for (peer, interests) in self.interests.iter_mut().enumerate() {
             vanished.extend(interests.intersection(&gone).map(|address| (peer, *address)));

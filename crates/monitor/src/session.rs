@@ -212,8 +212,7 @@ impl Session {
 
     /// Says why the link goes down.
     pub fn bye(&mut self, reason: &str) {
-        let reason: String = reason.chars().filter(|letter| !letter.is_control()).take(PAYLOAD_BYTES_MAX / 4).collect();
-        self.say(Kind::Bye, 0, reason.as_bytes());
+        self.say(Kind::Bye, 0, readable(reason).as_bytes());
     }
 
     /// What is to be sent.
@@ -274,8 +273,7 @@ impl Session {
 
     fn hear(&mut self, kind: Kind, number: u32, payload: &[u8], now_ns: u64) -> Result<Option<Said>, SessionError> {
         if kind == Kind::Bye {
-            let reason = String::from_utf8_lossy(payload).chars().filter(|letter| !letter.is_control()).collect();
-            return Err(SessionError::Bye { reason });
+            return Err(SessionError::Bye { reason: readable(&String::from_utf8_lossy(payload)) });
         }
         if (kind == Kind::Hello) == self.is_open {
             return Err(nonsense("frame out of turn", kind as u8));
@@ -333,6 +331,11 @@ impl Session {
         self.outbox.extend(number.to_le_bytes());
         self.outbox.extend(payload);
     }
+}
+
+/// Text as it is sent, and as it is shown: a line of a payload's bytes at most, of whatever letters.
+fn readable(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(PAYLOAD_BYTES_MAX / 4).collect()
 }
 
 /// A frame whose header is as it must be.
@@ -402,6 +405,15 @@ mod tests {
         assert_eq!(pass(&mut b, &mut a, 7, 0), Ok(vec![Said::Withdraw(address)]));
         b.bye("going\ndown");
         assert_eq!(pass(&mut b, &mut a, 7, 0), Err(SessionError::Bye { reason: "goingdown".to_owned() }));
+    }
+
+    #[test]
+    fn a_hostile_good_bye_is_a_short_line() {
+        let [_, mut b] = open_pair();
+        let mut frame = vec![Kind::Bye as u8, 0, 0, 2, 0, 0, 0, 0];
+        frame.extend([0xff; PAYLOAD_BYTES_MAX]);
+        let Err(SessionError::Bye { reason }) = b.receive(&frame, 0, &mut Vec::new()) else { panic!("no good-bye") };
+        assert!(reason.len() <= PAYLOAD_BYTES_MAX, "{} bytes", reason.len());
     }
 
     #[test]

@@ -407,6 +407,7 @@ mod tests {
             is_direct: false,
             is_failover: false,
             timing: None,
+            access: control::proxy::Access { rules: Vec::new(), allows_others: true },
         }
     }
 

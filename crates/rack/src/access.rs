@@ -28,11 +28,20 @@ pub struct AccessRule {
 }
 
 impl AccessRule {
+    /// The node that connects, if it is a certain one.
+    pub fn from_node(&self) -> Option<&str> {
+        (self.from != ANY_NODE).then_some(self.from.as_str())
+    }
+
+    /// Whether it speaks of connections to a node.
+    pub fn concerns(&self, to: &str) -> bool {
+        self.to == ANY_NODE || self.to == to
+    }
+
     /// Whether it speaks of a connection of node `from` to a port of node `to`.
     pub fn matches(&self, from: &str, to: &str, port: u16) -> bool {
-        let is = |rule: &str, node: &str| rule == ANY_NODE || rule == node;
         let has = self.ports.as_ref().is_none_or(|ports| ports.contains(port));
-        is(&self.from, from) && is(&self.to, to) && has
+        self.from_node().is_none_or(|node| node == from) && self.concerns(to) && has
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::access::ANY_NODE;
 use crate::{
-    Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, Rack,
-    WINDOW_BYTES_MAX,
+    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, NODES_MAX, Node, PAGE_BYTES,
+    PARTITIONS_MAX, PortList, Rack, WINDOW_BYTES_MAX,
 };
 
 /// Letters of a rack's or node's name: names are parts of socket paths, which are short.
@@ -97,6 +97,18 @@ fn check_window(rack: &Rack) -> Checked {
 }
 
 fn check_link(rack: &Rack) -> Checked {
+    // Both ends reckon by the time at which a store is due: that takes one clock, which two kernels do not have.
+    let apart = rack.nodes.iter().find(|node| rack.backend_of(node) != Backend::Shm);
+    if let (Some(link), Some(node)) = (&rack.link, apart) {
+        let what = format!(
+            "\"{}\" needs one clock at both ends, and node '{}' has backend \"{}\", where clocks disagree; remove \
+             [link], or use backend \"shm\" for all nodes",
+            link.timing,
+            node.name,
+            rack.backend_of(node)
+        );
+        return Err(Fault::new("link.timing", what));
+    }
     let one_way_ns = rack.link.as_ref().and_then(|link| link.one_way_ns).unwrap_or(0.0);
     if one_way_ns <= ONE_WAY_NS_MAX {
         return Ok(());
@@ -196,6 +208,15 @@ fn is_pci_address(text: &str) -> bool {
 }
 
 fn check_access(rack: &Rack) -> Checked {
+    let ranges = |ports: &PortList| ports.ranges().len();
+    let parts: usize = rack.access.iter().map(|rule| 1 + rule.ports.as_ref().map_or(0, ranges)).sum();
+    if parts > ACCESS_PARTS_MAX {
+        let what = format!(
+            "{parts} rules and ranges of ports in all; at most {ACCESS_PARTS_MAX}: join ports to ranges, or use \
+             access_default"
+        );
+        return Err(Fault::new("access", what));
+    }
     for (index, rule) in rack.access.iter().enumerate() {
         for (name, node) in [("from", &rule.from), ("to", &rule.to)] {
             if node != ANY_NODE && rack.node(node).is_none() {

@@ -32,6 +32,8 @@ pub const VERSION: u32 = 1;
 pub const NODES_MAX: usize = 32;
 /// Data partitions of a window at most, all classes together.
 pub const PARTITIONS_MAX: usize = 64;
+/// Access rules and the ranges of ports in them at most, all together: they travel to each proxy in one message.
+pub const ACCESS_PARTS_MAX: usize = 1024;
 /// Bytes of partition 0, in which the monitors talk.
 pub const CONTROL_PARTITION_BYTES: u64 = 64 << 10;
 /// A data partition has at least this.
@@ -261,7 +263,7 @@ impl Rack {
     }
 
     /// A number that is the same for two files when nodes that use them can work together: it covers nodes, windows,
-    /// partitions, trust and failover, and none of what is a node's own business.
+    /// partitions, the model of the link, trust and failover, and none of what is a node's own business.
     pub fn digest(&self) -> u64 {
         let mut text = format!("{} {} {}\n", self.device.window_bytes, self.trust, self.failover);
         for node in &self.nodes {
@@ -269,6 +271,10 @@ impl Rack {
         }
         for partition in self.data_partitions() {
             text += &format!("{}\n", partition.class);
+        }
+        // Stores under way lie in the windows in another form than stores that are there at once.
+        if let Some(link) = &self.link {
+            text += &format!("{}\n", link.timing);
         }
         places::hash(text.as_bytes())
     }

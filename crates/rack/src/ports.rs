@@ -10,6 +10,11 @@ pub struct PortList {
 }
 
 impl PortList {
+    /// First and last ports of its ranges, in the order in which they were written.
+    pub fn ranges(&self) -> &[(u16, u16)] {
+        &self.ranges
+    }
+
     /// Whether a port is in it.
     pub fn contains(&self, port: u16) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&port))

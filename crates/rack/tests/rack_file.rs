@@ -5,8 +5,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use rack::{
-    Access, AccessRule, Backend, Class, Coherence, LinkTiming, NODES_MAX, PARTITIONS_MAX, Partitions, PciMode, Rack,
-    RackFile, Timing, Trust,
+    ACCESS_PARTS_MAX, Access, AccessRule, Backend, Class, Coherence, LinkTiming, NODES_MAX, PARTITIONS_MAX, Partitions,
+    PciMode, Rack, RackFile, Timing, Trust,
 };
 
 const TAKEN: &str = "is already that of nodes[0]; give each node its own";
@@ -16,7 +16,8 @@ fn parse(text: &str) -> Result<RackFile, String> {
 }
 
 fn example(backend: Backend) -> String {
-    Rack::example(3, backend, Some(Timing::Gen4x16), Trust::Proxy).to_string()
+    let timing = (backend == Backend::Shm).then_some(Timing::Gen4x16);
+    Rack::example(3, backend, timing, Trust::Proxy).to_string()
 }
 
 #[test]
@@ -24,7 +25,7 @@ fn every_example_is_read_back_as_it_was() {
     for backend in Backend::ALL {
         for trust in Trust::ALL {
             for timing in Timing::ALL.iter().map(|timing| Some(*timing)).chain([None]) {
-                let rack = Rack::example(26, *backend, timing, *trust);
+                let rack = Rack::example(26, *backend, timing.filter(|_| *backend == Backend::Shm), *trust);
                 assert_eq!(parse(&rack.to_string()).unwrap().rack, rack);
             }
         }
@@ -128,6 +129,13 @@ fn each_wrong_value_is_named_with_its_line_and_what_would_be_right() {
         (Dax, "coherence = \"coherent\"", "#", &["device.coherence", "missing", "non-coherent"]),
         (Dax, "device = \"/dev/dax0.0\"", "device = \"dax0.0\"", &["nodes[0].device", "dax0.0", "/dev/dax0.0"]),
         (Dax, "device = \"/dev/dax0.0\"", "backend = \"shm\"", &["device.backend", "all"]),
+        (Dax, "[timeouts]", "[link]\ntiming = \"ntb\"\n[timeouts]", &["link.timing", "'a'", "\"dax\"", "clock"]),
+        (
+            Shm,
+            "address = \"127.77.0.2\"",
+            "address = \"127.77.0.2\"\nbackend = \"pci\"\ndevice = \"0000:00:04.0\"",
+            &["link.timing", "\"gen4x16\"", "'b'", "\"pci\"", "remove [link]"],
+        ),
         (Shm, "version = 1", "", &["line 1", "version", "missing", "version = 1"]),
         (Shm, "version = 1", "version = \"1\"", &["line 2", "version", "string"]),
         (Shm, "[timeouts]", "[timeouts", &["line"]),
@@ -139,6 +147,16 @@ fn each_wrong_value_is_named_with_its_line_and_what_would_be_right() {
             assert!(error.contains(word), "{to:?}: {word:?} in {error:?}");
         }
     }
+}
+
+#[test]
+fn more_rules_than_a_proxy_is_told_are_refused() {
+    let rules =
+        |count: usize, ports: &str| format!("\n[[access]]\nports = \"{ports}\"\naction = \"deny\"").repeat(count);
+    let text = |rules: String| example(Backend::Shm) + &rules;
+    assert!(parse(&text(rules(ACCESS_PARTS_MAX / 2, "1"))).is_ok());
+    let error = parse(&text(rules(ACCESS_PARTS_MAX / 2, "1,3"))).unwrap_err();
+    assert!(error.contains("access: 1536 rules") && error.contains("at most 1024"), "{error}");
 }
 
 #[test]
@@ -198,6 +216,7 @@ fn nodes_can_work_together_when_what_concerns_them_both_is_the_same() {
     assert!(changed(|rack| rack.device.window_bytes *= 2));
     assert!(changed(|rack| rack.partitions[0].count = 2));
     assert!(changed(|rack| rack.trust = Trust::Direct));
+    assert!(changed(|rack| rack.link = Some(LinkTiming { timing: Timing::Ntb, one_way_ns: None })));
 }
 
 #[test]
@@ -222,7 +241,9 @@ fn racks() -> impl Strategy<Value = Rack> {
             let mut rack = Rack::example(2, backend, None, if flags[0] { Trust::Direct } else { Trust::Proxy });
             rack.failover = flags[1];
             rack.access_default = if flags[2] { Access::Deny } else { Access::Allow };
-            rack.link = timing.map(|(timing, one_way_ns)| LinkTiming { timing, one_way_ns });
+            rack.link = timing
+                .filter(|_| backend == Backend::Shm)
+                .map(|(timing, one_way_ns)| LinkTiming { timing, one_way_ns });
             rack.partitions = partitions
                 .into_iter()
                 .map(|(class, count, bound)| Partitions { class, count, cores: bound.then(|| (0..count).collect()) })

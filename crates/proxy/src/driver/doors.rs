@@ -3,6 +3,7 @@
 use super::Shared;
 use super::end::SegmentEnd;
 use crate::Tuple;
+use control::proxy::Configuration;
 use ledger::FallbackReason;
 use rustix::io::Errno;
 use socket::address;
@@ -37,6 +38,12 @@ fn decode(tuple: &Tuple) -> Option<[SocketAddrV4; 2]> {
 /// A program that has connected to a listener which stands in for another node's.
 pub(super) fn accept(listener: &LaneListener) -> Result<Accepted, Errno> {
     rendezvous::accept(listener.fd(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
+}
+
+/// Whether the rules of this node let a program of `peer` connect there. An honest node has asked before: its monitor
+/// was told the same.
+pub(super) fn is_admitted(setup: &Configuration, peer: u8, tuple: &Tuple) -> bool {
+    decode(tuple).is_none_or(|[_, to]| setup.admits(peer, to.port()))
 }
 
 /// Connects to a server of this node on behalf of a program of `peer`.
@@ -75,6 +82,7 @@ pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<socket::segment::
 #[cfg(test)]
 mod tests {
     use super::*;
+    use control::proxy::{Access, Rule};
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {
@@ -86,5 +94,28 @@ mod tests {
         for bytes in [&encoded.bytes()[..11], &[0; 13], &[1]] {
             assert_eq!(decode(&Tuple::new(bytes).expect("short")), None);
         }
+    }
+
+    #[test]
+    fn what_a_peer_opens_without_asking_is_held_against_the_rules() {
+        let rules = vec![Rule { from: Some(2), ports: Some(vec![(80, 90)]), allows: false }];
+        let setup = Configuration {
+            version: control::proxy::VERSION,
+            own: 0,
+            nodes: Vec::new(),
+            rack_directory: "/nowhere".into(),
+            control_partition_bytes: 65_536,
+            partitions: Vec::new(),
+            is_direct: false,
+            is_failover: false,
+            timing: None,
+            access: Access { rules, allows_others: true },
+        };
+        let to = |port: u16| {
+            let peer = SocketAddr::from(([127, 77, 0, 1], port));
+            encode(&address::Tuple { local: "127.77.0.3:40000".parse().unwrap(), peer }).expect("IPv4")
+        };
+        assert_eq!([79, 80, 90, 91].map(|port| is_admitted(&setup, 2, &to(port))), [true, false, false, true]);
+        assert!(is_admitted(&setup, 1, &to(80)));
     }
 }

@@ -176,6 +176,12 @@ impl LinkEngine {
         !is_lost && self.device.is_peer_in(Slot(self.peer), Epoch(self.epoch))
     }
 
+    /// Why it is not up any more.
+    pub(super) fn loss(&self) -> &'static str {
+        let is_lost = self.timed.iter().any(TimedWindows::is_lost);
+        if is_lost { "takes nothing from the modelled link, or spoiled it" } else { "left the epoch of the link" }
+    }
+
     pub(super) fn wake(&mut self, key: Key) {
         if let Some(engine) = &mut self.engine {
             engine.wake(key);

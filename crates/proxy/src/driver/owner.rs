@@ -7,7 +7,6 @@ use super::Shared;
 use super::doors;
 use super::end::SegmentEnd;
 use super::links::LinkEngine;
-use crate::frame::Number;
 use crate::{Counters, Event, Fault, Key, Tuple};
 use control::proxy::{FromProxy, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
@@ -362,14 +361,17 @@ impl Owner {
         let Some(link) = &self.engines[index] else { return };
         let (peer, epoch) = (link.peer, link.epoch);
         self.end(peer);
-        self.shared.tell(&FromProxy::Broken { peer, epoch, what: fault.to_string() });
+        self.shared.tell(&FromProxy::Broken { peer, epoch, what: format!("wrote nonsense: {fault}") });
     }
 
     /// Links whose peer has left the epoch are not used any more, whatever the monitor knows by now.
     fn check_peers(&mut self) {
         for index in 0..self.engines.len() {
-            if self.engines[index].as_ref().is_some_and(|link| !link.is_up()) {
+            if let Some(link) = self.engines[index].as_ref().filter(|link| !link.is_up()) {
+                // Nothing goes over it any more, though the peer may be back before the monitor looks.
+                let (peer, epoch, what) = (link.peer, link.epoch, link.loss().to_owned());
                 self.drop_engine(index);
+                self.shared.tell(&FromProxy::Broken { peer, epoch, what });
             }
         }
     }
@@ -411,14 +413,21 @@ impl Owner {
             match event {
                 Event::Open { key, tuple } => self.connect(index, peer, key, &tuple),
                 Event::Refused { local, errno } => self.refuse(local, errno),
-                Event::Offence { number, what } => self.note_offence(peer, number, what),
+                Event::Offence { number, what } => {
+                    self.note_offence(peer, &format!("connection {:#x} is reset: {what}", number.0));
+                }
             }
         }
         had_any
     }
 
     fn connect(&mut self, engine: usize, peer: u8, key: Key, tuple: &Tuple) {
-        let end = doors::connect(&self.shared, peer, tuple).and_then(|end| {
+        let is_admitted = doors::is_admitted(&self.shared.setup, peer, tuple);
+        if !is_admitted {
+            self.note_offence(peer, "opened without asking, what the access rules do not allow");
+        }
+        let admitted = if is_admitted { doors::connect(&self.shared, peer, tuple) } else { Err(Errno::ACCESS) };
+        let end = admitted.and_then(|end| {
             self.watch(
                 end.lifeline(),
                 Token::Lifeline { engine, key },
@@ -445,10 +454,10 @@ impl Owner {
     }
 
     /// Says what a hostile peer did, as long as it is worth reading.
-    fn note_offence(&mut self, peer: u8, number: Number, what: &str) {
-        self.offences_said += 1;
+    fn note_offence(&mut self, peer: u8, what: &str) {
+        self.offences_said = self.offences_said.saturating_add(1);
         if self.offences_said <= OFFENCES_SAID_MAX {
-            eprintln!("crosslane proxy: node {peer}: connection {:#x} is reset: {what}", number.0);
+            eprintln!("crosslane proxy: node {peer}: {what}");
         }
     }
 
@@ -516,8 +525,9 @@ impl Owner {
             let _ = epoll::add(epoll, end.lifeline(), data, flags);
             end
         });
+        let errno = if link.is_greeting() { Errno::NETUNREACH } else { Errno::NOBUFS };
         if let Some(end) = end {
-            end.refuse(Errno::NOBUFS);
+            end.refuse(errno);
         }
     }
 
