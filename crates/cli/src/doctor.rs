@@ -1,9 +1,10 @@
 //! `crosslane doctor`: what this machine offers, what is missing, and how to get it.
 
+mod hardware;
 mod machine;
 mod tools;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -70,8 +71,7 @@ struct Report<'a> {
 
 /// Looks at everything and reports; fails when lanes cannot work here.
 pub fn main(options: &Options) -> Result<()> {
-    let mut checks = machine::checks(options.rack.as_deref(), options.library.as_deref());
-    checks.extend(tools::checks());
+    let checks = checks(options.rack.as_deref(), options.library.as_deref());
     let missing = checks.iter().filter(|check| check.status == Status::Missing).count();
     if options.json {
         output::print_json(&Report { schema: "crosslane-doctor/1", lanes_work: missing == 0, checks: &checks })?;
@@ -82,6 +82,10 @@ pub fn main(options: &Options) -> Result<()> {
         bail!("lanes cannot work here: {missing} of {} checks failed; follow the remedies above", checks.len());
     }
     Ok(())
+}
+
+fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
+    [machine::checks(rack, library), hardware::checks(), tools::checks()].concat()
 }
 
 fn describe(checks: &[Check]) -> String {
@@ -104,9 +108,8 @@ mod tests {
 
     #[test]
     fn whatever_is_not_as_it_should_be_has_a_remedy() {
-        let mut checks = machine::checks(None, None);
-        checks.extend(tools::checks());
-        assert!(checks.len() > 15);
+        let checks = checks(None, None);
+        assert!(checks.len() > 25);
         for check in &checks {
             assert_eq!(check.status == Status::Ok, check.remedy.is_none(), "{check:?}");
             assert!(!check.found.is_empty() && !check.found.contains('\n'), "{check:?}");

@@ -49,7 +49,9 @@ pub fn bring_down(rack: &LoadedRack) -> Result<()> {
 /// Ends a monitor, and waits until it has.
 pub fn stop_node(node: &NodePlaces) -> Result<()> {
     let socket = node.monitor_socket();
-    if let Some(monitor) = Process::behind(&socket, SocketType::SEQPACKET) {
+    // One that hangs, or has no socket yet, is found by its lock.
+    let monitor = Process::behind(&socket, SocketType::SEQPACKET).or_else(|| Process::holding(&node.monitor_pid()));
+    if let Some(monitor) = monitor {
         // One that does not answer is not asked twice.
         let asked = rack_control::ask(node, Ask::Stop);
         let limit = if asked.is_ok() { END_LIMIT } else { Duration::ZERO };

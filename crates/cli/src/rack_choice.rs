@@ -81,6 +81,12 @@ impl LoadedRack {
         Ok(Self { file, places })
     }
 
+    /// Makes a directory of the rack, where no other user can meddle with it.
+    pub fn prepare(&self, directory: &Path) -> Result<()> {
+        let base = Places::base(&rack_dir::chosen(None));
+        rack_dir::prepare_below(&base, directory)
+    }
+
     /// The file's path as it was given.
     pub fn shown(&self) -> std::path::Display<'_> {
         self.file.path.display()

@@ -1,5 +1,6 @@
 //! Talking to the monitors of a rack, and to the processes behind its sockets.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -10,6 +11,8 @@ use control::monitor::{Answer, Ask, Request, Status};
 use control::{Channel, ChannelError, Received};
 use rack::NodePlaces;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -72,11 +75,23 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process that listens at a unix socket; `None` when there is none.
+    /// The process that listens at a unix socket; `None` when there is none, or so many wait for it that it hangs.
     pub fn behind(socket: &Path, kind: SocketType) -> Option<Self> {
-        let probe = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).ok()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let probe = socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
         connect(&probe, &SocketAddrUnix::new(socket).ok()?).ok()?;
         Self::new(socket_peercred(&probe).ok()?.pid)
+    }
+
+    /// The process that holds the lock of a file in which its number stands.
+    pub fn holding(lock: &Path) -> Option<Self> {
+        let file = File::open(lock).ok()?;
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) => {}
+            _ => return None,
+        }
+        let number = io::read_to_string(file).ok()?.trim().parse().ok()?;
+        Self::new(Pid::from_raw(number)?)
     }
 
     /// The process of a number.

@@ -15,6 +15,27 @@ pub fn chosen(given: Option<&Path>) -> PathBuf {
     std::path::absolute(&rack).unwrap_or(rack)
 }
 
+/// As [`prepare`], of a directory below `base`: no other user can put another one in its place.
+pub fn prepare_below(base: &Path, directory: &Path) -> Result<()> {
+    let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    let above: Vec<&Path> = directory.ancestors().skip(1).take_while(|path| path.starts_with(base)).collect();
+    for path in above.into_iter().rev() {
+        let remedy = "set CROSSLANE_RACK to a directory of your own";
+        let shown = path.display();
+        make(path).with_context(|| format!("directory '{shown}' cannot be used; {remedy}"))?;
+        let found = std::fs::symlink_metadata(path).with_context(|| format!("directory '{shown}'; {remedy}"))?;
+        let is_owned = [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+        if !found.is_dir() || !is_owned {
+            bail!("directory '{shown}' is another user's (user {}), or none; {remedy}", found.uid());
+        }
+        let (is_open, is_sticky) = (found.mode() & 0o022 != 0, found.mode() & 0o1000 != 0);
+        if is_open && !is_sticky {
+            bail!("directory '{shown}' can be written by other users; chmod go-w it, or {remedy}");
+        }
+    }
+    prepare(directory)
+}
+
 /// Makes the rack if it is missing, and says why programs cannot meet in it if they cannot.
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();

@@ -1,9 +1,10 @@
 //! `crosslane rack example`: a rack file to begin with.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use rack::{Backend, Rack, Timing, Trust};
 
 use crate::output;
+use crate::wrong_use::WrongUse;
 
 /// What to do with rack files.
 #[derive(clap::Subcommand)]
@@ -34,6 +35,13 @@ const NODES_MAX: i64 = Rack::EXAMPLE_NODES_MAX as i64;
 /// Prints it.
 pub fn main(command: &Command) -> Result<()> {
     let Command::Example(options) = command;
+    if let Some(link) = options.link
+        && options.backend != Backend::Shm
+    {
+        let backend = options.backend;
+        let what = format!("--link {link}: nodes of backend {backend} share no clock to model a link by");
+        bail!(WrongUse::of(format!("{what}; leave --link out, or use --backend shm")));
+    }
     let rack = Rack::example(usize::from(options.nodes), options.backend, options.link, options.trust);
     output::print(&rack.to_string())
 }

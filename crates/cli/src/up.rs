@@ -17,7 +17,7 @@ use rustix::net::SocketType;
 use crate::rack_choice::LoadedRack;
 use crate::rack_control::{self, Process};
 use crate::wrong_use::WrongUse;
-use crate::{device_server, down, output, rack_dir};
+use crate::{device_server, down, output};
 
 /// How long another `up` or `down` of the same rack is waited for.
 const LOCK_LIMIT: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ pub fn main(options: &Options) -> Result<()> {
     let rack = LoadedRack::read(&options.rack)?;
     let slots = local_slots(&rack, options.node.as_deref())?;
     slots.iter().try_for_each(|slot| check_node(&rack, *slot))?;
-    rack_dir::prepare(&rack.places.directory)?;
+    rack.prepare(&rack.places.directory)?;
     let lock = lock(&rack)?;
     let mut started = Started::default();
     let links = match started.bring_up(&rack, &slots) {
@@ -104,7 +104,7 @@ fn check_node(rack: &LoadedRack, slot: usize) -> Result<()> {
         let shown = socket.display();
         bail!("'{shown}' is too long for a socket; set XDG_RUNTIME_DIR or CROSSLANE_RACK to a shorter directory");
     }
-    rack_dir::prepare(&rack.places.node(&node.name).directory)
+    rack.prepare(&rack.places.node(&node.name).directory)
 }
 
 /// Held by whoever brings the rack up or down.

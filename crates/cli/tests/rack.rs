@@ -1,7 +1,9 @@
 //! Racks from outside: the example, and programs as its nodes.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -299,6 +301,12 @@ fn process(words: [&str; 2]) -> serde_json::Value {
 fn without_the_device_server_nodes_stay_and_no_other_memory_is_handed_out() {
     let place = up();
     kill(&process(["device-server", place.folder.path().to_str().unwrap()]));
+    let socket = PathBuf::from(place.status()["nodes"][0]["directory"].as_str().unwrap()).with_file_name("device.sock");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while UnixStream::connect(&socket).is_ok() {
+        assert!(Instant::now() < deadline, "a killed server answers");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let again = place.output(&["up", "--rack", "r.toml"]);
     assert_fails(&again, 1, &["device server", "has ended", "crosslane down --rack r.toml"]);
     assert_eq!(place.monitor(0)["links"][0]["state"], "up");
@@ -350,5 +358,139 @@ fn in_the_foreground_the_nodes_end_with_the_command_and_it_with_them() {
     // Only once it watches the nodes does it notice: before, it would fail for another reason, and end alike.
     kill(&place.monitor(1)["pid"]);
     assert_eq!(left.wait().unwrap().code(), Some(1));
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
+/// One that does not end is killed, so that a failed test says so.
+fn ends(mut command: Command) -> bool {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < deadline {
+        if child.try_wait().unwrap().is_some() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().and_then(|()| child.wait()).unwrap();
+    false
+}
+
+#[test]
+fn a_monitor_that_hangs_is_ended_however_many_wait_for_it() {
+    let place = up();
+    let (monitor, proxy) = (place.monitor(0)["pid"].clone(), place.monitor(0)["proxy"]["pid"].clone());
+    let socket = PathBuf::from(place.status()["nodes"][0]["directory"].as_str().unwrap()).join("monitor.sock");
+    assert!(Command::new("kill").args(["-STOP", &monitor.to_string()]).status().unwrap().success());
+    while control::Channel::connect(&socket).is_ok() {}
+    assert!(ends(place.command(&["down", "--rack", "r.toml"])), "down does not end");
+    let proc = |pid: &serde_json::Value| PathBuf::from("/proc").join(pid.to_string());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while proc(&monitor).exists() || proc(&proxy).exists() {
+        assert!(Instant::now() < deadline, "monitor {monitor} or proxy {proxy} runs on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_directory_in_which_others_could_put_another_rack_is_refused() {
+    let place = Place::new(&[]);
+    let base = place.folder.path().join("base");
+    fs::create_dir(&base).unwrap();
+    fs::set_permissions(&base, fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = place.output(&["up", "--rack", "r.toml"]);
+    assert_fails(&refused, 1, &[base.to_str().unwrap(), "other users", "chmod go-w"]);
+    assert_eq!(fs::read_dir(&base).unwrap().count(), 0, "nothing is made there");
+}
+
+#[test]
+fn a_monitor_may_have_as_many_descriptors_as_the_system_lets_it() {
+    let place = up();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", place.monitor(0)["pid"])).unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let [soft, hard, ..] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
+    assert_eq!(soft, hard);
+}
+
+/// A rack over a file, and the file.
+fn over_file() -> (Place, PathBuf) {
+    let place = Place::new(&["--backend", "dax"]);
+    let memory = place.folder.path().join("memory");
+    let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&memory).unwrap();
+    file.set_len(1 << 24).unwrap();
+    for _ in 0..2 {
+        place.change("\"/dev/dax0.0\"", &format!("{memory:?}"));
+    }
+    place.change("up_ns = 10000000000", "up_ns = \"1 s\"");
+    (place, memory)
+}
+
+const UP_A: [&str; 5] = ["up", "--rack", "r.toml", "--node", "a"];
+
+#[test]
+fn a_device_of_another_layout_is_wrong_use_with_its_line() {
+    let (place, memory) = over_file();
+    let device = fs::File::options().write(true).open(&memory).unwrap();
+    for (offset, word, said) in [(0, 0xbad_u64, "0xbad"), (8, 7, "layout version 7"), (24, 4096, "windows of bytes")] {
+        let words = [u64::from_le_bytes(*b"XLANEWIN"), 1, 2, 4 << 20];
+        for (index, word) in words.into_iter().enumerate() {
+            device.write_all_at(&word.to_le_bytes(), 8 * index as u64).unwrap();
+        }
+        device.write_all_at(&word.to_le_bytes(), offset).unwrap();
+        assert_fails(&place.output(&UP_A), 2, &["r.toml, line", "nodes[0].device", said, "clear its first 4096"]);
+        assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+    }
+}
+
+#[test]
+fn a_device_that_others_own_or_write_is_wrong_use_with_its_line() {
+    let (place, memory) = over_file();
+    fs::set_permissions(&memory, fs::Permissions::from_mode(0o622)).unwrap();
+    assert_fails(&place.output(&UP_A), 2, &["r.toml, line", "nodes[0].device", "mode 622", "chmod go-w"]);
+    fs::set_permissions(&memory, fs::Permissions::from_mode(0o600)).unwrap();
+    if std::os::unix::fs::chown(&memory, Some(65534), None).is_err() {
+        return println!("skipped: only root can give a file away");
+    }
+    assert_fails(&place.output(&UP_A), 2, &["r.toml, line", "nodes[0].device", "owned by user 65534", "chown"]);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_device_that_shrinks_ends_its_monitor_with_one_line_and_code_2() {
+    let (place, memory) = over_file();
+    let mut monitor = place.command(&["monitor", "--rack", "r.toml", "--node", "a"]);
+    let mut monitor = monitor.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while place.monitor(0)["proxy"]["is_ready"] != true {
+        assert!(Instant::now() < deadline, "no node: {}", place.status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let proxy = PathBuf::from("/proc").join(place.monitor(0)["proxy"]["pid"].to_string());
+    fs::File::options().write(true).open(&memory).unwrap().set_len(1 << 20).unwrap();
+    let mut text = String::new();
+    monitor.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(monitor.wait().unwrap().code(), Some(2), "{text}");
+    let last = text.lines().last().unwrap();
+    for word in ["crosslane: r.toml, line", "nodes[0].device", "truncated"] {
+        assert!(last.contains(word), "{word} in\n{text}");
+    }
+    while proxy.exists() {
+        assert!(Instant::now() < deadline, "the proxy runs on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_link_is_modelled_only_between_nodes_that_share_a_clock() {
+    assert_fails(
+        &crosslane(&["rack", "example", "--backend", "pci", "--link", "ntb"]),
+        2,
+        &["--link ntb", "pci", "clock"],
+    );
+    let (place, _memory) = over_file();
+    let text = fs::read_to_string(place.file()).unwrap();
+    fs::write(place.file(), text + "[link]\ntiming = \"ntb\"\n").unwrap();
+    assert_fails(&place.output(&UP_A), 2, &["r.toml, line", "link.timing", "\"ntb\"", "clock", "remove [link]"]);
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }

@@ -1,8 +1,8 @@
-//! The machine: kernel, memory, descriptors, the rack, the library, and the hardware of windows between hosts.
+//! The machine: kernel, memory, descriptors, the rack, the library.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,8 +17,6 @@ use crate::{library, rack_dir, units};
 const KERNEL_MIN: (u32, u32) = (4, 14);
 const DESCRIPTORS_FEW: u64 = 1024;
 const SHARED_MEMORY_LOW_BYTES: u64 = 64 << 20;
-/// PCI vendor and device of QEMU's inter-VM shared memory.
-const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
 
 /// Every check of the machine, what lanes need first.
 pub fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
@@ -35,17 +33,9 @@ pub fn checks(rack: Option<&Path>, library: Option<&Path>) -> Vec<Check> {
         membarrier(),
         io_uring(),
         huge_pages(),
-        devices(
-            "ntb",
-            Path::new("/sys/bus/ntb/devices"),
-            "an NTB adapter and its kernel driver (modprobe ntb_transport)",
-        ),
-        ivshmem(),
-        devices(
-            "dax",
-            Path::new("/sys/bus/dax/devices"),
-            "CXL or persistent memory, given as a device by ndctl or daxctl",
-        ),
+        pidfd(),
+        seccomp(),
+        ptrace(),
     ]
 }
 
@@ -189,41 +179,39 @@ fn huge_pages() -> Check {
     Check::ok("huge pages", format!("{total} reserved"))
 }
 
-/// Hardware between hosts: nothing that one machine needs.
-fn devices(name: &'static str, folder: &Path, what: &str) -> Check {
-    let found = entries(folder);
-    match found.is_empty() {
-        true => Check::note(name, "no device", format!("only for windows between hosts: {what}")),
-        false => Check::ok(name, found.join(" ")),
+/// Commands end monitors and servers by it.
+fn pidfd() -> Check {
+    match rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()) {
+        Ok(_) => Check::ok("pidfd", "there, for 'crosslane up' and 'down'"),
+        Err(error) => {
+            let remedy = "boot Linux 5.3 or newer, and allow pidfd_open (seccomp, container): up and down need it";
+            Check::note("pidfd", error.to_string(), remedy)
+        }
     }
 }
 
-fn entries(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
+/// What lanes need is tried call by call above; this only says who would be in the way.
+fn seccomp() -> Check {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).map_or("", str::trim);
+    let found = match mode {
+        "0" => "no filter",
+        "1" => "strict mode",
+        "2" => "a filter is in force, and lets through what is ok above",
+        _ => "this kernel has no filters",
+    };
+    Check::ok("seccomp", found)
 }
 
-fn ivshmem() -> Check {
-    let bus = Path::new("/sys/bus/pci/devices");
-    let reads = |device: &str, file: &str| fs::read_to_string(PathBuf::from(bus).join(device).join(file));
-    let is = |device: &str, file: &str, value: &str| reads(device, file).is_ok_and(|found| found.trim() == value);
-    let found: Vec<String> = entries(bus)
-        .into_iter()
-        .filter(|device| is(device, "vendor", IVSHMEM.0) && is(device, "device", IVSHMEM.1))
-        .collect();
-    match found.is_empty() {
-        true => Check::note(
-            "ivshmem",
-            "no device",
-            "only for windows between virtual machines: qemu -device ivshmem-plain with a shared memory backend",
-        ),
-        false => Check::ok("ivshmem", found.join(" ")),
+/// Lanes need no tracing; whoever looks into a program does.
+fn ptrace() -> Check {
+    match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").as_deref().map(str::trim) {
+        Err(_) => Check::ok("ptrace", "not limited by Yama"),
+        Ok(scope @ ("0" | "1")) => Check::ok("ptrace", format!("scope {scope}: debuggers and strace start programs")),
+        Ok(scope) => {
+            let remedy = "sysctl kernel.yama.ptrace_scope=1, only to debug or strace programs";
+            Check::note("ptrace", format!("scope {scope}: only root traces"), remedy)
+        }
     }
 }
 

@@ -1,0 +1,175 @@
+//! Processors and hardware of windows between hosts: nothing of it is needed on one machine.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::Check;
+
+/// PCI vendor and device of QEMU's inter-VM shared memory.
+const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
+/// What a GPU's driver is called, and where it is apart from where the environment says.
+const CUDA_DRIVER: &str = "libcuda.so.1";
+const LIBRARY_FOLDERS: [&str; 5] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
+
+/// One check a kind.
+pub fn checks() -> Vec<Check> {
+    checks_of(Path::new("/sys"), Path::new("/dev"))
+}
+
+fn checks_of(sys: &Path, dev: &Path) -> Vec<Check> {
+    let devices = |name, folder: &str, what| devices(name, &sys.join(folder), what);
+    vec![
+        numa(sys),
+        devices("ntb", "bus/ntb/devices", "an NTB adapter and its kernel driver (modprobe ntb_transport)"),
+        ivshmem(sys),
+        devices("cxl", "bus/cxl/devices", "a CXL memory device, and modprobe cxl_acpi cxl_mem"),
+        devices("dax", "bus/dax/devices", "CXL or persistent memory, given as a device by ndctl or daxctl"),
+        iommu(sys),
+        vfio(sys, dev),
+        rdma(sys),
+        cuda(),
+    ]
+}
+
+fn numa(sys: &Path) -> Check {
+    let is_node = |name: &String| name.strip_prefix("node").is_some_and(|rest| rest.parse::<u32>().is_ok());
+    match entries(&sys.join("devices/system/node")).iter().filter(|name| is_node(name)).count() {
+        0 | 1 => Check::ok("numa", "1 node"),
+        nodes => {
+            let remedy = "numactl --cpunodebind=0 --membind=0 keeps both ends of a connection on one of them";
+            Check::note("numa", format!("{nodes} nodes"), remedy)
+        }
+    }
+}
+
+/// Without it no program gets a device's interrupts.
+fn iommu(sys: &Path) -> Check {
+    match entries(&sys.join("kernel/iommu_groups")).len() {
+        0 => {
+            let remedy = "only for PCI devices by VFIO: boot with intel_iommu=on or amd_iommu=on";
+            Check::note("iommu", "no group of devices", remedy)
+        }
+        groups => Check::ok("iommu", format!("groups of devices: {groups}")),
+    }
+}
+
+fn vfio(sys: &Path, dev: &Path) -> Check {
+    let container = dev.join("vfio/vfio");
+    if !container.exists() {
+        let remedy = "only for PCI devices with doorbell interrupts (mode = \"vfio\"): modprobe vfio-pci";
+        return Check::note("vfio", format!("no {}", container.display()), remedy);
+    }
+    let bound = entries(&sys.join("bus/pci/drivers/vfio-pci"));
+    let bound: Vec<String> = bound.into_iter().filter(|name| name.contains(':')).collect();
+    match bound.is_empty() {
+        true => {
+            let remedy = "only for PCI devices with doorbell interrupts: echo vfio-pci > driver_override of one";
+            Check::note("vfio", "no device is bound to vfio-pci", remedy)
+        }
+        false => Check::ok("vfio", bound.join(" ")),
+    }
+}
+
+fn rdma(sys: &Path) -> Check {
+    let found = entries(&sys.join("class/infiniband"));
+    match found.is_empty() {
+        true => Check::note("rdma", "no device", "only to compare with RDMA: modprobe rdma_rxe makes one of software"),
+        false => Check::ok("rdma", found.join(" ")),
+    }
+}
+
+fn cuda() -> Check {
+    let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = env::split_paths(&paths).chain(LIBRARY_FOLDERS.map(PathBuf::from));
+    match folders.map(|folder| folder.join(CUDA_DRIVER)).find(|path| path.exists()) {
+        Some(path) => Check::ok("cuda", path.display().to_string()),
+        None => {
+            let remedy = "only for 'crosslane pcie bench --device cuda': install the driver of an NVIDIA GPU";
+            Check::note("cuda", format!("no {CUDA_DRIVER}"), remedy)
+        }
+    }
+}
+
+fn devices(name: &'static str, folder: &Path, what: &str) -> Check {
+    let found = entries(folder);
+    match found.is_empty() {
+        true => Check::note(name, "no device", format!("only for windows between hosts: {what}")),
+        false => Check::ok(name, found.join(" ")),
+    }
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+fn ivshmem(sys: &Path) -> Check {
+    let bus = sys.join("bus/pci/devices");
+    let reads = |device: &str, file: &str| fs::read_to_string(bus.join(device).join(file));
+    let is = |device: &str, file: &str, value: &str| reads(device, file).is_ok_and(|found| found.trim() == value);
+    let found: Vec<String> = entries(&bus)
+        .into_iter()
+        .filter(|device| is(device, "vendor", IVSHMEM.0) && is(device, "device", IVSHMEM.1))
+        .collect();
+    match found.is_empty() {
+        true => Check::note(
+            "ivshmem",
+            "no device",
+            "only for windows between virtual machines: qemu -device ivshmem-plain with a shared memory backend",
+        ),
+        false => Check::ok("ivshmem", found.join(" ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Status;
+
+    #[test]
+    fn what_a_machine_has_is_found_and_what_it_has_not_is_only_noted() {
+        let root = tempfile::tempdir().unwrap();
+        let (sys, dev) = (root.path().join("sys"), root.path().join("dev"));
+        let found = |name: &str| {
+            let checks = checks_of(&sys, &dev);
+            let check = checks.into_iter().find(|check| check.name == name).unwrap();
+            (check.status, check.found)
+        };
+        for name in ["ntb", "ivshmem", "cxl", "dax", "iommu", "vfio", "rdma"] {
+            assert_eq!(found(name).0, Status::Note, "{name}");
+        }
+        for folder in [
+            "bus/cxl/devices/mem0",
+            "kernel/iommu_groups/7",
+            "bus/pci/drivers/vfio-pci/0000:00:04.0",
+            "class/infiniband/rxe0",
+            "devices/system/node/node0",
+            "devices/system/node/node1",
+            "devices/system/node/power",
+            "bus/pci/devices/0000:00:05.0",
+        ] {
+            fs::create_dir_all(sys.join(folder)).unwrap();
+        }
+        fs::write(sys.join("bus/pci/devices/0000:00:05.0/vendor"), "0x1af4\n").unwrap();
+        fs::write(sys.join("bus/pci/devices/0000:00:05.0/device"), "0x1110\n").unwrap();
+        fs::create_dir_all(dev.join("vfio/vfio")).unwrap();
+        for (name, status, text) in [
+            ("cxl", Status::Ok, "mem0"),
+            ("iommu", Status::Ok, "groups of devices: 1"),
+            ("vfio", Status::Ok, "0000:00:04.0"),
+            ("rdma", Status::Ok, "rxe0"),
+            ("ivshmem", Status::Ok, "0000:00:05.0"),
+            ("numa", Status::Note, "2 nodes"),
+        ] {
+            assert_eq!(found(name), (status, text.to_owned()), "{name}");
+        }
+    }
+}
