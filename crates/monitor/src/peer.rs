@@ -15,8 +15,9 @@ use crate::session::{Said, Session, SessionError, Settings};
 
 /// The control lane: a small ring that carries on while little is said, and a bigger one.
 const LAYOUT: Layout = Layout::packed(64, 256);
-/// Bytes taken from the control lane in one turn.
-const TURN_BYTES_MAX: usize = 16 << 10;
+/// Bytes taken from the control lane in one turn: some ninety questions, each a look at a directory. Then it is the
+/// other peers' turn, and the programs'.
+const TURN_BYTES_MAX: usize = 2 << 10;
 /// Turns of training after which it is tried less often: the peer may not run at all.
 const TRAINING_TURNS_OFTEN: u32 = 100;
 const TRAINING_PAUSE_OFTEN_NS: u64 = 2_000_000;
@@ -44,6 +45,8 @@ struct Lanes<L: Link> {
     producer: Producer<L::Outbound, L::Inbound>,
     consumer: Consumer<L::Inbound, L::Outbound>,
     session: Session,
+    /// The last turn ended at its bound.
+    has_more: bool,
 }
 
 enum Phase<L: Link> {
@@ -147,6 +150,7 @@ impl<L: Link> Peer<L> {
             Phase::Waiting { .. } if self.is_held => u64::MAX,
             Phase::Waiting { until_ns } => *until_ns,
             Phase::Training { next_ns, .. } => *next_ns,
+            Phase::Up(lanes) if lanes.has_more => 0,
             Phase::Up(lanes) => lanes.session.due_ns(),
         }
     }
@@ -208,6 +212,7 @@ impl<L: Link> Peer<L> {
             producer: Producer::new(outbound.clone(), inbound.clone(), LAYOUT, secret),
             consumer: Consumer::new(inbound, outbound, LAYOUT, secret),
             session: Session::new(self.settings.clone(), now_ns),
+            has_more: false,
         }
     }
 
@@ -235,16 +240,17 @@ impl<L: Link> Peer<L> {
 }
 
 fn hear<L: Link>(lanes: &mut Lanes<L>, said: &mut Vec<Said>, now_ns: u64) -> Result<(), SessionError> {
-    let mut buffer = [0; 2048];
+    let mut buffer = [0; TURN_BYTES_MAX];
     let mut heard_bytes = 0;
     while heard_bytes < TURN_BYTES_MAX {
-        let bytes = lanes.consumer.read(&mut buffer).map_err(corrupt)?;
+        let bytes = lanes.consumer.read(&mut buffer[heard_bytes..]).map_err(corrupt)?;
         if bytes == 0 {
             break;
         }
+        lanes.session.receive(&buffer[heard_bytes..heard_bytes + bytes], now_ns, said)?;
         heard_bytes += bytes;
-        lanes.session.receive(&buffer[..bytes], now_ns, said)?;
     }
+    lanes.has_more = heard_bytes == TURN_BYTES_MAX;
     Ok(())
 }
 
@@ -334,6 +340,25 @@ mod tests {
         assert_eq!(settle(&mut peers, &mut now_ns), [expected.clone(), expected]);
         assert_eq!((peers[1].ups(), peers[1].state(), peers[1].reason()), (2, "up", None));
         assert!(peers[1].reason.as_deref().is_some_and(|reason| reason.ends_with("took the link down: a test")));
+    }
+
+    #[test]
+    fn a_peer_that_asks_much_is_heard_in_turns_and_to_the_end() {
+        let (mut peers, mut now_ns) = (pair(), 0);
+        settle(&mut peers, &mut now_ns);
+        let [asking, asked] = &mut peers;
+        for port in 1..=300 {
+            asking.session().unwrap().query(([127, 77, 0, 2], port).into());
+        }
+        let mut turns = Vec::new();
+        while turns.iter().sum::<usize>() < 300 {
+            asking.step(now_ns);
+            asked.step(now_ns);
+            turns.push(std::iter::from_fn(|| asked.take_event()).count());
+            assert!(turns.len() < 100, "{turns:?}");
+            assert!(turns.len() > 1 || asked.due_ns() == 0, "there is more, and nobody rings for it");
+        }
+        assert!(turns.iter().all(|questions| *questions < 100), "{turns:?}");
     }
 
     #[test]
