@@ -382,7 +382,10 @@ fn a_monitor_that_hangs_is_ended_however_many_wait_for_it() {
     let socket = PathBuf::from(place.status()["nodes"][0]["directory"].as_str().unwrap()).join("monitor.sock");
     assert!(Command::new("kill").args(["-STOP", &monitor.to_string()]).status().unwrap().success());
     while control::Channel::connect(&socket).is_ok() {}
-    assert!(ends(place.command(&["down", "--rack", "r.toml"])), "down does not end");
+    if !ends(place.command(&["down", "--rack", "r.toml"])) {
+        kill(&monitor);
+        panic!("down does not end");
+    }
     let proc = |pid: &serde_json::Value| PathBuf::from("/proc").join(pid.to_string());
     let deadline = Instant::now() + Duration::from_secs(60);
     while proc(&monitor).exists() || proc(&proxy).exists() {
@@ -405,7 +408,11 @@ fn a_directory_in_which_others_could_put_another_rack_is_refused() {
 
 #[test]
 fn a_monitor_may_have_as_many_descriptors_as_the_system_lets_it() {
-    let place = up();
+    let place = Place::new(&[]);
+    let mut up = Command::new("sh");
+    let script = "ulimit -Sn 200 && exec \"$0\" up --rack r.toml";
+    let up = up.args(["-c", script, CROSSLANE]).env("CROSSLANE_RACK", place.folder.path().join("base"));
+    assert!(up.current_dir(place.folder.path()).status().unwrap().success());
     let limits = fs::read_to_string(format!("/proc/{}/limits", place.monitor(0)["pid"])).unwrap();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     let [soft, hard, ..] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
@@ -493,4 +500,18 @@ fn a_link_is_modelled_only_between_nodes_that_share_a_clock() {
     fs::write(place.file(), text + "[link]\ntiming = \"ntb\"\n").unwrap();
     assert_fails(&place.output(&UP_A), 2, &["r.toml, line", "link.timing", "\"ntb\"", "clock", "remove [link]"]);
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_proxy_that_hangs_is_replaced_and_the_link_comes_back() {
+    let place = up();
+    let before = place.monitor(0);
+    assert!(Command::new("kill").args(["-STOP", &before["proxy"]["pid"].to_string()]).status().unwrap().success());
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while place.monitor(0)["proxy"]["pid"] == before["proxy"]["pid"] || place.monitor(0)["proxy"]["is_ready"] != true {
+        assert!(Instant::now() < deadline, "no other proxy: {}", place.status());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    place.wait_for_link(0, "up");
+    assert!(place.monitor(0)["links"][0]["ups"].as_u64() > before["links"][0]["ups"].as_u64());
 }

@@ -589,6 +589,9 @@ impl Monitor {
             return;
         }
         self.looked_at_ns = now_ns;
+        if !self.proxy.is_working(now_ns) {
+            self.end_proxy("killed, for it hangs", now_ns);
+        }
         if self.registry.has_interests() || self.has_news {
             for (slot, address) in self.registry.vanished() {
                 let neighbour = self.neighbours.iter_mut().find(|neighbour| neighbour.slot == slot);

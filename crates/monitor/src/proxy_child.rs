@@ -16,6 +16,9 @@ const PAUSE_NS_MAX: u64 = 5_000_000_000;
 /// A proxy that lived this long did not fail at the start.
 const LIVED_NS: u64 = 10_000_000_000;
 
+/// How long a proxy may take to report: all its threads have to answer for that, on a machine that may be busy.
+const REPORT_NS_MAX: u64 = 10_000_000_000;
+
 /// What the monitor knows of its proxy.
 pub struct ProxyChild {
     command: PathBuf,
@@ -34,6 +37,8 @@ struct Running {
     channel: Channel,
     is_ready: bool,
     started_at_ns: u64,
+    /// Since when a report is due that was asked for to see whether it works.
+    asked_at_ns: Option<u64>,
 }
 
 impl ProxyChild {
@@ -96,7 +101,7 @@ impl ProxyChild {
         command.arg("proxy").stdin(childs.into_descriptor()).stdout(Stdio::null()).stderr(log);
         command.env("CROSSLANE_RACK", &self.configuration.rack_directory);
         let child = command.spawn()?;
-        let running = Running { child, channel: own, is_ready: false, started_at_ns: now_ns };
+        let running = Running { child, channel: own, is_ready: false, started_at_ns: now_ns, asked_at_ns: None };
         running.channel.send(&ToProxy::Configure(self.configuration.clone()), &[])?;
         let (bytes, descriptors) = device.hand_over()?;
         send_device(&running.channel, bytes, &descriptors)?;
@@ -116,6 +121,20 @@ impl ProxyChild {
             warn!("the proxy does not take {message:?}: {error}");
         }
         told.is_ok()
+    }
+
+    /// Asks for a report, unless one is due; `false` when it has been for too long: the proxy hangs.
+    pub fn is_working(&mut self, now_ns: u64) -> bool {
+        let Some(running) = self.running.as_mut().filter(|running| running.is_ready) else { return true };
+        match running.asked_at_ns {
+            Some(asked_at_ns) => now_ns.saturating_sub(asked_at_ns) <= REPORT_NS_MAX,
+            None => {
+                running.asked_at_ns = Some(now_ns);
+                // One whose socket is full hangs too, as will be seen.
+                let _ = running.channel.send(&ToProxy::Report, &[]);
+                true
+            }
+        }
     }
 
     /// Hands over what has changed of the device; `false` when a proxy that runs does not know it now.
@@ -141,6 +160,7 @@ impl ProxyChild {
             Ok(Received::Message(message, _)) => {
                 running.is_ready |= matches!(message, FromProxy::Ready { .. });
                 if let FromProxy::Report(report) = &message {
+                    running.asked_at_ns = None;
                     self.report.clone_from(report);
                 }
                 Ok(Some(message))
@@ -193,7 +213,7 @@ mod tests {
         let child = Command::new("sleep").arg("600").stdin(childs.into_descriptor()).spawn().unwrap();
         let process = std::path::Path::new("/proc").join(child.id().to_string());
         assert!(process.exists());
-        drop(Running { child, channel, is_ready: false, started_at_ns: 0 });
+        drop(Running { child, channel, is_ready: false, started_at_ns: 0, asked_at_ns: None });
         assert!(!process.exists(), "a process that nobody has waited for is still there");
     }
 }
