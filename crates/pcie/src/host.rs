@@ -51,7 +51,7 @@ pub struct System {
 }
 
 /// How the device does a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Interface {
     /// By a DMA engine: any size.
     Dma,

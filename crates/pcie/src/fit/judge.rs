@@ -1,6 +1,6 @@
 //! How far a simulated system is from what was published of the real one.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,22 +81,32 @@ impl Residual {
 }
 
 /// What a test brought, as far as facts ask for it.
-struct Figures {
-    sorted_ns: Vec<f64>,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    median_ns: f64,
+    p99_ns: f64,
     average_ns: f64,
     gbps: f64,
 }
 
+/// What tests brought on a system whose parameters stand still.
+pub(super) type Known = HashMap<(Test, Interface), Figures>;
+
 impl Figures {
-    fn quantile(&self, share: f64) -> f64 {
-        let index = (self.sorted_ns.len() as f64 * share).ceil() as usize;
-        self.sorted_ns.get(index.saturating_sub(1)).copied().unwrap_or_default()
+    fn new(mut latencies_ns: Vec<f64>, gbps: f64) -> Self {
+        let average_ns = latencies_ns.iter().sum::<f64>() / latencies_ns.len().max(1) as f64;
+        latencies_ns.sort_unstable_by(f64::total_cmp);
+        let quantile = |share: f64| {
+            let index = (latencies_ns.len() as f64 * share).ceil() as usize;
+            latencies_ns.get(index.saturating_sub(1)).copied().unwrap_or_default()
+        };
+        Self { median_ns: quantile(0.5), p99_ns: quantile(0.99), average_ns, gbps }
     }
 
     fn value(&self, statistic: Statistic) -> f64 {
         match statistic {
-            Statistic::MedianNs => self.quantile(0.5),
-            Statistic::P99Ns => self.quantile(0.99),
+            Statistic::MedianNs => self.median_ns,
+            Statistic::P99Ns => self.p99_ns,
             Statistic::AverageNs => self.average_ns,
             Statistic::Gbps => self.gbps,
         }
@@ -114,9 +124,7 @@ fn figures(system: &System, test: &Test, interface: Interface, effort: Effort) -
             latencies_ns.push(latency_ns);
         }
     })?;
-    let average_ns = latencies_ns.iter().sum::<f64>() / latencies_ns.len().max(1) as f64;
-    latencies_ns.sort_unstable_by(f64::total_cmp);
-    Ok(Figures { sorted_ns: latencies_ns, average_ns, gbps: summary.gbps() })
+    Ok(Figures::new(latencies_ns, summary.gbps()))
 }
 
 /// Every fact against `system`; facts of one test share its run, and runs share this machine's cores.
@@ -124,14 +132,24 @@ fn figures(system: &System, test: &Test, interface: Interface, effort: Effort) -
 /// # Errors
 /// When a test cannot be run on it.
 pub fn residuals(system: &System, facts: &[Fact], effort: Effort) -> Result<Vec<Residual>, HostError> {
-    let mut tests: Vec<(&Test, Interface)> = facts.iter().map(|fact| (&fact.test, fact.interface)).collect();
+    residuals_beyond(&mut Known::new(), system, facts, effort)
+}
+
+/// The same, where some tests may have been run before, by the same effort; those that were not are known afterwards.
+pub(super) fn residuals_beyond(
+    known: &mut Known,
+    system: &System,
+    facts: &[Fact],
+    effort: Effort,
+) -> Result<Vec<Residual>, HostError> {
     let mut seen = HashSet::new();
-    tests.retain(|(test, interface)| seen.insert((*test, *interface == Interface::Command)));
-    let runs = run_all(system, &tests, effort)?;
+    let tests = facts.iter().map(|fact| (fact.test.clone(), fact.interface));
+    let missing: Vec<_> = tests.filter(|test| !known.contains_key(test) && seen.insert(test.clone())).collect();
+    let found = run_all(system, &missing, effort)?;
+    known.extend(missing.into_iter().zip(found));
     let mut all = Vec::new();
     for fact in facts {
-        let run = tests.iter().position(|test| *test == (&fact.test, fact.interface));
-        let Some(figures) = run.and_then(|run| runs.get(run)) else { unreachable!("every fact's test was run") };
+        let figures = known.get(&(fact.test.clone(), fact.interface)).expect("every fact's test was run");
         all.push(Residual {
             label: fact.label(),
             statistic: fact.statistic.name(),
@@ -146,16 +164,16 @@ pub fn residuals(system: &System, facts: &[Fact], effort: Effort) -> Result<Vec<
 }
 
 /// Runs all tests, each core taking the next that nobody has; a run is the same whoever does it.
-fn run_all(system: &System, tests: &[(&Test, Interface)], effort: Effort) -> Result<Vec<Figures>, HostError> {
+fn run_all(system: &System, tests: &[(Test, Interface)], effort: Effort) -> Result<Vec<Figures>, HostError> {
     let next = AtomicUsize::new(0);
     let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tests.len().max(1));
     let work = || {
         let mut done = Vec::new();
         while let Some((index, (test, interface))) = {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            tests.get(index).map(|test| (index, *test))
+            tests.get(index).map(|test| (index, test))
         } {
-            done.push((index, figures(system, test, interface, effort)));
+            done.push((index, figures(system, test, *interface, effort)));
         }
         done
     };

@@ -108,6 +108,22 @@ impl Cache {
         let ways = set.len();
         self.next_way[(line % self.sets) as usize] = ((way + 1) % ways) as u16;
     }
+
+    /// The CPU writes lines 0 to `lines` of an empty cache in order, but for those that later ones drive out.
+    pub fn host_fill(&mut self, lines: u32) {
+        // Whole rounds are left out, so that each line takes the way that it always would.
+        let round = self.sets * self.ways;
+        let first = (lines / round).saturating_sub(1) * round;
+        (first..lines).for_each(|line| self.host_write(line));
+    }
+
+    /// A device writes lines 0 to `lines` of an empty cache in order, but for those that later ones drive out.
+    pub fn device_fill(&mut self, lines: u32) {
+        let first = lines.saturating_sub(self.sets * self.ddio_ways);
+        (first..lines).for_each(|line| {
+            self.device_write(line);
+        });
+    }
 }
 
 #[cfg(test)]
@@ -127,6 +143,22 @@ mod tests {
         assert_eq!(resident(&cache, 1000), 100, "two of twenty ways");
         assert_eq!(cache.read(999), Found::Device);
         assert_eq!(cache.read(0), Found::Nothing);
+    }
+
+    #[test]
+    fn filling_leaves_out_only_what_nobody_would_see() {
+        for (bytes, ways, ddio_ways) in [(64 * 40, 4, 2), (64 * 21, 3, 1), (64 * 16, 4, 0), (64 * 12, 2, 2)] {
+            for lines in 0..200 {
+                let empty = Cache::new(bytes, ways, ddio_ways);
+                let [mut host, mut device, mut host_filled, mut device_filled] = [(); 4].map(|()| empty.clone());
+                (0..lines).for_each(|line| host.host_write(line));
+                (0..lines).for_each(|line| _ = device.device_write(line));
+                host_filled.host_fill(lines);
+                device_filled.device_fill(lines);
+                assert_eq!((host.entries, host.next_way), (host_filled.entries, host_filled.next_way), "{lines}");
+                assert_eq!(device.entries, device_filled.entries, "{lines} in {bytes}, {ways}, {ddio_ways}");
+            }
+        }
     }
 
     #[test]

@@ -123,12 +123,10 @@ fn host(parameters: &Parameters, test: &Test) -> RootComplex {
 fn warmed_cache(parameters: &Parameters, test: &Test) -> Cache {
     let bytes = (parameters.cache.mib * f64::from(1 << 20)) as u64;
     let mut cache = Cache::new(bytes, parameters.cache.ways, parameters.cache.ddio_ways);
-    let lines = 0..(test.window_bytes / LINE_BYTES) as u32;
+    let lines = (test.window_bytes / LINE_BYTES) as u32;
     match (test.cache, test.numa) {
-        (CacheState::HostWarm, Numa::Local) => lines.for_each(|line| cache.host_write(line)),
-        (CacheState::DeviceWarm, _) => lines.for_each(|line| {
-            cache.device_write(line);
-        }),
+        (CacheState::HostWarm, Numa::Local) => cache.host_fill(lines),
+        (CacheState::DeviceWarm, _) => cache.device_fill(lines),
         (CacheState::Cold, _) | (CacheState::HostWarm, Numa::Remote) => {}
     }
     cache
