@@ -19,12 +19,12 @@ pub enum Error {
     #[error("{0}")]
     Failed(String),
     /// The operating system refused.
-    #[error("{what}: {source}")]
+    #[error("{what}: {answer}")]
     System {
         /// What was tried, on what.
         what: String,
-        /// Its answer.
-        source: io::Error,
+        /// What it said: part of the line, so no source of this error, which would be printed once more.
+        answer: io::Error,
     },
     /// A file that cannot be read or written.
     #[error("cannot access {}: {source}", path.display())]
@@ -53,7 +53,7 @@ impl Error {
         Err(Self::Failed(text.into()))
     }
 
-    pub(crate) fn system(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::System { what: what.into(), source: source.into() }
+    pub(crate) fn system(what: impl Into<String>, answer: impl Into<io::Error>) -> Self {
+        Self::System { what: what.into(), answer: answer.into() }
     }
 }

@@ -69,6 +69,13 @@ impl Pci {
             let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
             return Error::wrong_use(format!("pci: {address} has no {wanted} with memory; it has {there}"));
         };
+        let file = folder.join(format!("resource{bar}"));
+        if !file.exists() {
+            return Error::wrong_use(format!(
+                "pci: BAR {bar} of {address} cannot be mapped: this kernel offers no {}; choose another device",
+                file.display()
+            ));
+        }
         let fact = |name: &str| read(&folder.join(name)).unwrap_or_default().trim().to_owned();
         let (speed, width) = (fact("current_link_speed"), fact("current_link_width"));
         let link = if speed.is_empty() { String::new() } else { format!("link {speed} x{width}, ") };
@@ -297,6 +304,7 @@ mod tests {
             ("0000:00:09.0", None, "no device '0000:00:09.0'"),
             ("../etc", None, "no device"),
             ("", None, "no device"),
+            ("0000:00:04.0", Some(0), "BAR 0 of 0000:00:04.0 cannot be mapped: this kernel offers no"),
             ("0000:00:04.0", Some(1), "no BAR 1 with memory; it has 0 (256 bytes), 2 (16384 bytes)"),
         ] {
             let error = open(address, bar).err().unwrap();
