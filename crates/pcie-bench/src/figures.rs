@@ -1,6 +1,6 @@
 //! The paper's figures: which tests they take, and how results become pictures.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pcie::model::{Completions, Mode, Model};
 use pcie::result::{Latency, Outcome, Provenance, TestResult};
@@ -297,8 +297,7 @@ impl Lines {
             words.join(", ")
         };
         // Where calculation meets measurement the colour says what, and line or point where from.
-        let provenances: Vec<bool> = results.iter().map(|one| one.result.provenance == Provenance::Modelled).collect();
-        let is_overlay = provenances.iter().any(|modelled| *modelled != provenances[0]);
+        let is_overlay = results.iter().any(|one| is_modelled(one) != is_modelled(&results[0]));
         let mut lines: Vec<Group> = Vec::new();
         let mut colors = BTreeMap::new();
         for (one, fact) in results.iter().zip(&facts) {
@@ -306,11 +305,17 @@ impl Lines {
             let found = lines.iter().position(|line| line.title == title);
             let index = found.unwrap_or_else(|| {
                 let sourceless: Vec<usize> = varying.iter().copied().filter(|index| *index >= SOURCE_FACTS).collect();
-                let key = if is_overlay { words(fact, &sourceless) } else { title.clone() };
+                let key = if is_overlay {
+                    // Two sources of one kind in one colour would be one line to the reader.
+                    let is_alike = |(other, _): &(&Labelled<'_>, _)| is_modelled(other) == is_modelled(one);
+                    let sources = results.iter().zip(&facts).filter(is_alike).map(|(_, fact)| &fact[..SOURCE_FACTS]);
+                    (words(fact, &sourceless), rank(sources, &fact[..SOURCE_FACTS]))
+                } else {
+                    (title.clone(), 0)
+                };
                 let next = colors.len();
                 let style = Style::of_index(*colors.entry(key).or_insert(next));
-                let modelled = one.result.provenance == Provenance::Modelled;
-                let style = match (is_overlay, modelled) {
+                let style = match (is_overlay, is_modelled(one)) {
                     (false, _) if x.is_some() => style,
                     (false, _) | (true, true) => Style { marker: Marker::None, ..style },
                     (true, false) if x.is_some() => style.points_only(),
@@ -343,6 +348,16 @@ impl Group {
         }
         Series { title: self.title, style: self.style, points: self.points }
     }
+}
+
+fn is_modelled(one: &Labelled<'_>) -> bool {
+    one.result.provenance == Provenance::Modelled
+}
+
+/// How many others come before `wanted` for the first time.
+fn rank<'a>(all: impl Iterator<Item = &'a [String]>, wanted: &[String]) -> usize {
+    let before: BTreeSet<&[String]> = all.take_while(|one| *one != wanted).collect();
+    before.len()
 }
 
 /// How many of the [`facts`] say where a result comes from.
@@ -432,6 +447,17 @@ mod tests {
         assert_eq!([series[0].title.as_str(), series[1].title.as_str()], ["sim:hsw", "published:hsw"]);
         assert_eq!(series[0].style.color, series[1].style.color);
         assert_eq!((series[0].style.line, series[1].style.line), (Line::Solid, Line::None));
+    }
+
+    #[test]
+    fn two_models_beside_one_measurement_have_colours_of_their_own() {
+        let results: Vec<_> = ["published:hsw", "sim:hsw", "sim:ib"]
+            .into_iter()
+            .flat_map(|device| [64, 128].map(|size| bandwidth(device, size, 20.0)))
+            .collect();
+        let pictures = all(&results);
+        let colors: Vec<Color> = pictures[0].1.series.iter().map(|series| series.style.color).collect();
+        assert!(colors[0] == colors[1] && colors[1] != colors[2], "{colors:?}");
     }
 
     #[test]
