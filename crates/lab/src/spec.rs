@@ -15,6 +15,8 @@ use crate::{Device, Report, Running, program};
 
 /// Guests of a lab at most.
 pub const GUESTS_MAX: u8 = 8;
+/// Cores of each node of a guest's memory, where it has several.
+const CORES_PER_NODE: u8 = 2;
 /// What a build puts into one folder: the command, its library, and helpers of scripts.
 pub const CROSSLANE_FILES: [&str; 6] =
     ["crosslane", "libcrosslane.so", "lab-link", "lab-spoil", "lab-stream", "lab-word"];
@@ -48,6 +50,7 @@ pub struct Lab {
     pub(crate) size_bytes: u64,
     pub(crate) vectors: u32,
     pub(crate) ram_bytes: u64,
+    pub(crate) memory_nodes: u8,
     pub(crate) limit: Duration,
     pub(crate) echo: bool,
     pub(crate) interrupt: Arc<AtomicBool>,
@@ -72,6 +75,7 @@ impl Lab {
             size_bytes: 64 << 20,
             vectors: 4,
             ram_bytes: 512 << 20,
+            memory_nodes: 1,
             limit: LIMIT,
             echo: false,
             interrupt: Arc::default(),
@@ -109,6 +113,12 @@ impl Lab {
     /// A guest's own memory.
     pub fn ram_bytes(mut self, bytes: u64) -> Self {
         self.ram_bytes = bytes;
+        self
+    }
+
+    /// Nodes that a guest's own memory is divided into, two cores each. Unless said there is one, with one core.
+    pub fn memory_nodes(mut self, nodes: u8) -> Self {
+        self.memory_nodes = nodes;
         self
     }
 
@@ -226,7 +236,25 @@ impl Lab {
         let fixed = ["-nodefaults", "-nic", "none", "-display", "none", "-no-reboot", "-cpu", "max"];
         let chosen =
             ["-machine", self.device.machine(), "-m", &ram, "-kernel", &kernel, "-initrd", &image, "-append", &words];
-        fixed.into_iter().chain(chosen).map(str::to_owned).collect()
+        fixed.into_iter().chain(chosen).map(str::to_owned).chain(self.memory_words()).collect()
+    }
+
+    /// QEMU's words for several nodes of memory.
+    fn memory_words(&self) -> Vec<String> {
+        let nodes = self.memory_nodes;
+        if nodes <= 1 {
+            return Vec::new();
+        }
+        let node_mib = (self.ram_bytes >> 20) / u64::from(nodes);
+        let of_node = |node: u8| {
+            let (first, last) = (node * CORES_PER_NODE, (node + 1) * CORES_PER_NODE - 1);
+            let backend = format!("memory-backend-ram,id=node{node},size={node_mib}M");
+            let numa = format!("node,nodeid={node},cpus={first}-{last},memdev=node{node}");
+            ["-object".to_owned(), backend, "-numa".to_owned(), numa]
+        };
+        let cores = format!("{},sockets={nodes},cores={CORES_PER_NODE}", nodes * CORES_PER_NODE);
+        let cores = ["-smp".to_owned(), cores];
+        cores.into_iter().chain((0..nodes).flat_map(of_node)).collect()
     }
 }
 

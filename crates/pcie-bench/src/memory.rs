@@ -5,6 +5,7 @@
 //! before each pass over the window, in which every unit is visited once.
 
 mod handover;
+mod place;
 mod topology;
 mod window;
 
@@ -21,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::lines;
 use crate::order::Visits;
 use handover::{Handover, Job};
-use topology::Topology;
+use place::Place;
+use topology::{Roles, Topology};
 use window::Window;
 
 pub use window::Pages;
@@ -34,6 +36,8 @@ const BATCH: usize = 256;
 /// The device.
 pub struct Memory {
     about: About,
+    /// What is true of every test.
+    machine: String,
     pages: Pages,
     topology: Topology,
     ready: Option<Ready>,
@@ -43,8 +47,7 @@ pub struct Memory {
 struct Ready {
     clock: Clock,
     window: Window,
-    device_core: usize,
-    host_core: usize,
+    roles: Roles,
 }
 
 impl Memory {
@@ -53,13 +56,22 @@ impl Memory {
     /// # Errors
     /// None yet: what is missing depends on the test.
     pub fn open(pages: Pages) -> Result<Self> {
-        let words = format!(
-            "loads and stores of one core, a second core as the host, pages of {}; {}",
-            pages.name(),
-            Machine::describe(None).words()
-        );
-        let about = About { name: "memory".to_owned(), words, provenance: Provenance::Measured, link: None };
-        Ok(Self { about, pages, topology: Topology::of_this_machine(), ready: None })
+        let machine =
+            format!("loads and stores of one core, a second core as the host; {}", Machine::describe(None).words());
+        let name = "memory".to_owned();
+        let about = About { name, words: machine.clone(), provenance: Provenance::Measured, link: None };
+        Ok(Self { about, machine, pages, topology: Topology::of_this_machine(), ready: None })
+    }
+
+    /// Where a window lies, which must be where it was asked for.
+    fn place(&self, window: &Window, roles: Roles) -> Result<Place> {
+        window.place((self.topology.count() > 1).then_some(roles.memory_node))
+    }
+
+    /// Whether the window still lies where it did: the kernel may move pages.
+    fn check_place(&self) -> Result<()> {
+        let Some(ready) = &self.ready else { return Ok(()) };
+        self.place(&ready.window, ready.roles).map(|_| ())
     }
 
     /// Runs `work` on the device's core while the host's serves.
@@ -68,13 +80,13 @@ impl Memory {
         let handover = Handover::default();
         std::thread::scope(|scope| {
             let host = scope.spawn(|| {
-                pin(ready.host_core)?;
+                pin(ready.roles.host_core)?;
                 handover.serve(&ready.window, test.size_bytes as usize);
                 Ok(())
             });
             let device = scope.spawn(|| {
                 let _closes = handover::Closes(&handover);
-                pin(ready.device_core)?;
+                pin(ready.roles.device_core)?;
                 work(&mut Pass::new(test, ready, &handover))
             });
             let done = joined(device);
@@ -102,7 +114,8 @@ impl Device for Memory {
     fn check(&self, test: &Test) -> Result<()> {
         if test.iommu != Iommu::Off {
             return Error::wrong_use(
-                "memory: --iommu does not apply, loads and stores pass no IOMMU; choose page sizes by --pages 4k|2m|1g",
+                "memory: --iommu does not apply, loads and stores pass no IOMMU; \
+                 choose page sizes by --pages 4k|thp|2m|1g",
             );
         }
         if test.cache == Cache::Cold && !lines::CAN_FLUSH {
@@ -117,6 +130,9 @@ impl Device for Memory {
     fn prepare(&mut self, test: &Test) -> Result<()> {
         let roles = self.topology.roles(test.numa)?;
         let window = Window::map(test.window_bytes, self.pages)?;
+        if self.topology.count() > 1 {
+            window.prefer(roles.memory_node)?;
+        }
         // A page comes from the node of the core that touches it first.
         let touched = &window;
         std::thread::scope(|scope| {
@@ -127,11 +143,11 @@ impl Device for Memory {
                 Ok(())
             }))
         })?;
-        if self.topology.count() > 1 {
-            window.check_node(roles.memory_node)?;
-        }
-        let (device_core, host_core) = (roles.device_core, roles.host_core);
-        self.ready = Some(Ready { clock: Clock::calibrated(), window, device_core, host_core });
+        let place = self.place(&window, roles)?;
+        let core = |core| format!("{core} (node {})", self.topology.node_of(core));
+        let (device, host) = (core(roles.device_core), core(roles.host_core));
+        self.about.words = format!("{}; window {place}, device on core {device}, host on core {host}", self.machine);
+        self.ready = Some(Ready { clock: Clock::calibrated(), window, roles });
         Ok(())
     }
 
@@ -140,11 +156,14 @@ impl Device for Memory {
     }
 
     fn latencies(&mut self, test: &Test, sink: &mut (dyn FnMut(f64) + Send)) -> Result<()> {
-        self.on_cores(test, |pass| pass.latencies(sink))
+        self.on_cores(test, |pass| pass.latencies(sink))?;
+        self.check_place()
     }
 
     fn bandwidth(&mut self, test: &Test) -> Result<f64> {
-        self.on_cores(test, |pass| pass.bandwidth())
+        let elapsed_ns = self.on_cores(test, |pass| pass.bandwidth())?;
+        self.check_place()?;
+        Ok(elapsed_ns)
     }
 }
 

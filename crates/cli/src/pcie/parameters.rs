@@ -25,7 +25,7 @@ pub const SWEEP_BANDWIDTH_SAMPLES: u64 = 1 << 17;
 /// What only some devices ask.
 #[derive(clap::Args)]
 pub struct OfDevice {
-    /// Pages of the window of device memory: 4k, 2m or 1g
+    /// Pages of the window of device memory: 4k, thp (2 MB, transparent), 2m or 1g (both from the kernel's pool)
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = word::<Pages>)]
     pages: Pages,
     /// The BAR of device pci:ADDRESS [default: the largest]

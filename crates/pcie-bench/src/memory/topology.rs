@@ -43,7 +43,8 @@ impl Topology {
         self.nodes.len().max(1)
     }
 
-    fn node_of(&self, core: usize) -> usize {
+    /// The node that a core lies on.
+    pub fn node_of(&self, core: usize) -> usize {
         self.nodes.iter().find(|(_, cores)| in_cpu_list(cores, core)).map_or(0, |(node, _)| *node)
     }
 

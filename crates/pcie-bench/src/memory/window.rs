@@ -1,14 +1,24 @@
 //! The memory that is measured.
 
 use std::fs;
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
 use serde::{Deserialize, Serialize};
 use volmem::{Mapping, Region};
 
+use super::place::{self, Place};
 use crate::error::{Error, Result};
 use crate::lines;
+
+/// Whether shared memory may have transparent huge pages.
+const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// Words of a set of nodes, a bit each.
+const NODE_WORDS: usize = 1024 / u64::BITS as usize;
 
 /// Pages that the window is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,6 +27,9 @@ pub enum Pages {
     #[default]
     #[serde(rename = "4k")]
     Base,
+    /// 2 MB, transparent: made by the kernel where it has memory in one piece.
+    #[serde(rename = "thp")]
+    Transparent,
     /// 2 MB, from the pool of huge pages.
     #[serde(rename = "2m")]
     Huge2M,
@@ -30,25 +43,32 @@ impl Pages {
     pub fn name(self) -> &'static str {
         match self {
             Self::Base => "4k",
+            Self::Transparent => "thp",
             Self::Huge2M => "2m",
             Self::Huge1G => "1g",
         }
     }
 
-    fn bytes(self) -> u64 {
+    /// Bytes of one.
+    pub(super) fn bytes(self) -> u64 {
         match self {
             Self::Base => 4 << 10,
-            Self::Huge2M => 2 << 20,
+            Self::Transparent | Self::Huge2M => 2 << 20,
             Self::Huge1G => 1 << 30,
         }
     }
 
     fn flags(self) -> MemfdFlags {
         match self {
-            Self::Base => MemfdFlags::CLOEXEC,
+            Self::Base | Self::Transparent => MemfdFlags::CLOEXEC,
             Self::Huge2M => MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
             Self::Huge1G => MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
         }
+    }
+
+    /// Whether they come from the administrator's pool.
+    fn is_pooled(self) -> bool {
+        matches!(self, Self::Huge2M | Self::Huge1G)
     }
 }
 
@@ -57,6 +77,8 @@ impl Pages {
 pub struct Window {
     region: Region,
     window_bytes: usize,
+    mapped_bytes: u64,
+    pages: Pages,
 }
 
 impl Window {
@@ -65,15 +87,74 @@ impl Window {
     /// # Errors
     /// Without enough pages of the kind.
     pub fn map(window_bytes: u64, pages: Pages) -> Result<Self> {
+        if pages == Pages::Transparent {
+            check_transparent(fs::read_to_string(TRANSPARENT).ok().as_deref())?;
+        }
         let mapped_bytes = window_bytes.next_multiple_of(pages.bytes());
-        let failed = |error: std::io::Error| match pages {
-            Pages::Base => Error::system(format!("memory: {window_bytes} bytes in pages of 4k"), error),
-            huge => no_huge_pages(huge, mapped_bytes / huge.bytes()),
+        let failed = |error: io::Error| {
+            if pages.is_pooled() {
+                return no_huge_pages(pages, mapped_bytes / pages.bytes(), None);
+            }
+            Error::system(format!("memory: {window_bytes} bytes in pages of {}", pages.name()), error)
         };
         let file = memfd_create("crosslane-pcie-bench", pages.flags()).map_err(|error| failed(error.into()))?;
         ftruncate(&file, mapped_bytes).map_err(|error| failed(error.into()))?;
-        let mapping = Mapping::new(std::os::fd::AsFd::as_fd(&file), mapped_bytes as usize).map_err(failed)?;
-        Ok(Self { region: Region::of_mapping(Arc::new(mapping)), window_bytes: window_bytes as usize })
+        let mapping = Mapping::new(file.as_fd(), mapped_bytes as usize).map_err(failed)?;
+        let region = Region::of_mapping(Arc::new(mapping));
+        let window = Self { region, window_bytes: window_bytes as usize, mapped_bytes, pages };
+        window.advise()?;
+        Ok(window)
+    }
+
+    /// Says which pages are wanted, where the kernel has a choice.
+    fn advise(&self) -> Result<()> {
+        let advice = match self.pages {
+            Pages::Base => Advice::LinuxNoHugepage,
+            Pages::Transparent => Advice::LinuxHugepage,
+            Pages::Huge2M | Pages::Huge1G => return Ok(()),
+        };
+        let base = self.region.pointer(0, self.window_bytes);
+        // SAFETY: the span is the region's mapping; which pages it is made of changes nothing that can be read there.
+        match unsafe { madvise(base.as_ptr().cast(), self.mapped_bytes as usize, advice) } {
+            // A kernel that knows no huge pages makes none.
+            Err(Errno::INVAL) if self.pages == Pages::Base => Ok(()),
+            done => done.map_err(|error| Error::system(format!("memory: pages of {}", self.pages.name()), error)),
+        }
+    }
+
+    /// Asks for pages of a node whoever touches them first, and that they stay there: left to itself, the kernel moves
+    /// pages towards the core that uses them, which undoes a remote window.
+    ///
+    /// # Errors
+    /// What the kernel says, unless it is that a container may not ask: then who touches first decides, and the check
+    /// of the place says what became of it.
+    pub fn prefer(&self, node: usize) -> Result<()> {
+        let mut set = [0_u64; NODE_WORDS];
+        let bits = u64::BITS as usize;
+        let Some(word) = set.get_mut(node / bits) else {
+            return Error::failed(format!("memory: node {node} has too large a number; this program knows 0 to 1023"));
+        };
+        *word = 1 << (node % bits);
+        let base = self.region.pointer(0, self.window_bytes);
+        // SAFETY: the span is the region's mapping, and the kernel reads the bits of `set` and no more: it takes one
+        // off their number. Where pages lie changes nothing that can be read in them.
+        let code = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                base.as_ptr(),
+                self.mapped_bytes,
+                libc::MPOL_PREFERRED,
+                set.as_ptr(),
+                NODE_WORDS * bits + 1,
+                0,
+            )
+        };
+        let refused = io::Error::last_os_error();
+        match code {
+            0 => Ok(()),
+            _ if refused.raw_os_error().is_some_and(|code| [libc::EPERM, libc::ENOSYS].contains(&code)) => Ok(()),
+            _ => Err(Error::system(format!("memory: asking for pages of node {node}"), refused)),
+        }
     }
 
     /// Loads a transfer.
@@ -104,37 +185,65 @@ impl Window {
         unsafe { lines::flush(base.as_ptr(), self.window_bytes) };
     }
 
-    /// Whether every page lies on a node, as the kernel counts them.
+    /// Where the window lies, once it was filled: of the pages asked for, and on `node` if one is given.
     ///
     /// # Errors
-    /// Names the nodes it lies on instead.
-    pub fn check_node(&self, node: usize) -> Result<()> {
-        let Ok(maps) = fs::read_to_string("/proc/self/numa_maps") else { return Ok(()) };
-        let address = self.region.pointer(0, 1).as_ptr().addr();
-        let on = nodes_of(&maps, address);
-        if on.iter().all(|found| *found == node) {
-            return Ok(());
+    /// Says which pages, or pages of which nodes, there are instead.
+    pub fn place(&self, node: Option<usize>) -> Result<Place> {
+        let place = place::of(self.region.pointer(0, 1).as_ptr().addr())?;
+        let (wanted, name) = (self.pages.bytes(), self.pages.name());
+        if place.page_bytes_min < wanted {
+            return Error::failed(format!(
+                "memory: asked for pages of {name}, got them {place}: memory is in small pieces; as root: \
+                 echo 1 > /proc/sys/vm/compact_memory, or choose --pages 2m|4k"
+            ));
         }
-        Error::failed(format!("memory: asked for pages on node {node}, got them on {on:?}: is that node full?"))
+        if place.page_bytes_max > wanted {
+            return Error::failed(format!("memory: asked for pages of {name}, got them {place}; see {TRANSPARENT}"));
+        }
+        match (node, &place.nodes[..]) {
+            (None, _) => Ok(place),
+            (Some(node), [one]) if *one == node => Ok(place),
+            (Some(node), []) => {
+                Error::failed(format!("memory: /proc/self/numa_maps does not tell whether pages lie on node {node}"))
+            }
+            (Some(node), _) if self.pages.is_pooled() => {
+                Err(no_huge_pages(self.pages, self.mapped_bytes / wanted, Some(node)))
+            }
+            (Some(node), found) => Error::failed(format!(
+                "memory: asked for pages on node {node}, got them on {found:?}: is that node full?"
+            )),
+        }
     }
 }
 
-fn no_huge_pages(pages: Pages, wanted: u64) -> Error {
-    let kilobytes = pages.bytes() >> 10;
-    Error::WrongUse(format!(
-        "memory: no {wanted} free pages of {}; as root: echo {wanted} > \
-         /sys/kernel/mm/hugepages/hugepages-{kilobytes}kB/nr_hugepages, or choose --pages 4k",
-        pages.name()
+/// Whether the kernel makes huge pages of shared memory; `setting` is its answer, such as `always [advise] never`.
+fn check_transparent(setting: Option<&str>) -> Result<()> {
+    let Some(setting) = setting else {
+        return Error::wrong_use("memory: this kernel has no transparent huge pages; choose --pages 4k|2m|1g");
+    };
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or_default();
+    if !["never", "deny"].contains(&chosen) {
+        return Ok(());
+    }
+    Error::wrong_use(format!(
+        "memory: transparent huge pages of shared memory are off ('{chosen}'); as root: echo advise > {TRANSPARENT}, \
+         or choose --pages 4k|2m|1g"
     ))
 }
 
-/// The nodes that hold pages of the mapping at `address`, from the text of `numa_maps`.
-fn nodes_of(maps: &str, address: usize) -> Vec<usize> {
-    let line = maps
-        .lines()
-        .find(|line| line.split(' ').next().and_then(|start| usize::from_str_radix(start, 16).ok()) == Some(address));
-    let node = |word: &str| word.strip_prefix('N')?.split_once('=')?.0.parse().ok();
-    line.unwrap_or_default().split(' ').filter_map(node).collect()
+/// That the pool has too few, of one node or at all.
+fn no_huge_pages(pages: Pages, wanted: u64, node: Option<usize>) -> Error {
+    let kilobytes = pages.bytes() >> 10;
+    let (of_node, folder) = match node {
+        Some(node) => (format!(" on node {node}"), format!("/sys/devices/system/node/node{node}/hugepages")),
+        None => (String::new(), "/sys/kernel/mm/hugepages".to_owned()),
+    };
+    Error::WrongUse(format!(
+        "memory: no {wanted} free pages of {}{of_node}; as root: echo {wanted} > \
+         {folder}/hugepages-{kilobytes}kB/nr_hugepages, or choose --pages 4k",
+        pages.name()
+    ))
 }
 
 #[cfg(test)]
@@ -152,43 +261,44 @@ mod tests {
         assert_eq!(found, [7, 1, 2, 3, 7]);
         window.read(8191, &mut found[..1]);
         assert_eq!(found[0], 7);
-        window.check_node(0).unwrap();
+        assert_eq!(window.place(None).unwrap().page_bytes_max, 4096);
     }
 
-    /// Whichever this machine has: the pool is its administrator's, so no test fills it.
+    /// Whichever this machine has: the pool is its administrator's, so no test fills it. A guest of the lab has all.
     #[test]
-    fn huge_pages_come_from_the_pool_or_are_refused() {
-        match Window::map(8192, Pages::Huge2M) {
-            Ok(window) => {
+    fn huge_pages_are_huge_or_refused_with_the_remedy() {
+        for (pages, remedy) in [(Pages::Huge2M, "nr_hugepages"), (Pages::Transparent, "--pages")] {
+            let filled = Window::map(8192, pages).and_then(|window| {
                 window.fill(5);
                 let mut found = [0; 1];
                 window.read(8191, &mut found);
-                assert_eq!((found[0], page_kilobytes(&window)), (5, 2048));
+                assert_eq!(found, [5]);
+                window.place(None)
+            });
+            match filled {
+                Ok(place) => assert_eq!(place.page_bytes_min, 2 << 20),
+                Err(error) => assert!(error.to_string().contains(remedy), "{error}"),
             }
-            Err(error) => assert!(error.is_wrong_use() && error.to_string().contains("nr_hugepages"), "{error}"),
         }
-        assert_eq!(page_kilobytes(&Window::map(8192, Pages::Base).unwrap()), 4);
-    }
-
-    /// What the kernel says of the mapping.
-    fn page_kilobytes(window: &Window) -> u64 {
-        let start = format!("{:x}-", window.region.pointer(0, 1).as_ptr().addr());
-        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
-        let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:")).unwrap();
-        size.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     #[test]
-    fn nodes_are_read_from_the_line_of_the_mapping() {
-        let maps = "7f00 default file=/x N0=4\n7f10 default shared N0=1 N1=3 kernelpagesize_kB=4\n";
-        assert_eq!(nodes_of(maps, 0x7f10), [0, 1]);
-        assert_eq!(nodes_of(maps, 0x1), [] as [usize; 0]);
+    fn transparent_pages_are_refused_where_they_are_off() {
+        for on in ["[always] within_size advise never deny force\n", "always within_size [advise] never deny force\n"] {
+            assert!(check_transparent(Some(on)).is_ok());
+        }
+        for off in [Some("always within_size advise [never] deny force\n"), Some("always advise never [deny]\n"), None]
+        {
+            let error = check_transparent(off).unwrap_err();
+            assert!(error.is_wrong_use() && error.to_string().contains("--pages 4k"), "{error}");
+        }
     }
 
     #[test]
-    fn missing_huge_pages_are_named_with_their_number() {
-        let text = no_huge_pages(Pages::Huge2M, 4).to_string();
+    fn missing_huge_pages_are_named_with_their_number_and_node() {
+        let text = no_huge_pages(Pages::Huge2M, 4, None).to_string();
         assert!(text.contains("echo 4") && text.contains("hugepages-2048kB") && text.contains("--pages 4k"), "{text}");
+        let text = no_huge_pages(Pages::Huge1G, 1, Some(3)).to_string();
+        assert!(text.contains("1g on node 3") && text.contains("node3/hugepages/hugepages-1048576kB"), "{text}");
     }
 }
