@@ -21,7 +21,7 @@
 //! - **A client that does not read** fills its own queue, and is dropped when that is full. Others never wait for it.
 //! - **A client that dies** is seen at once: the kernel closes its socket.
 //! - **The socket** belongs to the user alone (mode 0600), in a directory that nobody else can write. A socket that a
-//!   killed server left is replaced, a server that lives is not.
+//!   killed server left is replaced, a server that lives is not. Whoever connects all the same is asked for its user.
 //!
 //! Everything runs in one thread, which sleeps unless somebody comes or goes.
 

@@ -239,6 +239,9 @@ impl Loop<'_> {
         if look(socket.as_fd()) == Ok(0) {
             return;
         }
+        if let Some(stranger) = stranger(&socket) {
+            return (self.on_event)(&Event::Refused { why: format!("user {stranger} is not this server's") });
+        }
         if self.clients.is_full() {
             return (self.on_event)(&Event::Refused { why: format!("{CLIENTS_MAX} are here, no more can be") });
         }
@@ -250,6 +253,13 @@ impl Loop<'_> {
             Err(errno) => (self.on_event)(&Event::Refused { why: errno.to_string() }),
         }
     }
+}
+
+/// The user at a socket's other end, who is neither root nor this process's: the name's mode may have been changed.
+fn stranger(socket: &OwnedFd) -> Option<u32> {
+    // A socket that does not say who is there is nobody's.
+    let user = rustix::net::sockopt::socket_peercred(socket).map_or(u32::MAX, |peer| peer.uid.as_raw());
+    (user != 0 && user != rustix::process::geteuid().as_raw()).then_some(user)
 }
 
 /// What a socket's other end has written, without taking it: 0 bytes when it is closed.

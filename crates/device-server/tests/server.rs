@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -258,4 +259,21 @@ fn memory_that_cannot_be_had_leaves_no_socket_behind() {
     let options = Options::new(&place.socket(), 1 << 46, VECTORS).unwrap();
     assert!(matches!(Server::bind(&options), Err(Error::MemoryTooLarge { .. })));
     assert!(!place.socket().exists());
+}
+
+#[test]
+fn another_user_who_reaches_the_socket_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can be another user");
+    }
+    let place = Place::new();
+    let (_running, log) = place.start();
+    std::fs::set_permissions(place.folder.path(), Permissions::from_mode(0o711)).unwrap();
+    std::fs::set_permissions(place.socket(), Permissions::from_mode(0o666)).unwrap();
+    let script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(len(s.recv(8)))";
+    let mut stranger = Command::new("python3");
+    let output = stranger.args(["-c", script]).arg(place.socket()).uid(65534).current_dir("/").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n", "{output:?}");
+    let why = "user 65534 is not this server's".to_owned();
+    assert_eq!(log.recv_timeout(PATIENCE), Ok(Event::Refused { why }));
 }
