@@ -22,8 +22,26 @@ pub trait Memory: Clone + Send {
     fn part(&self, offset: usize, len_bytes: usize) -> Self;
     /// Loads the 8-byte aligned word at `offset`.
     fn load_u64(&self, offset: usize, order: Ordering) -> u64;
+    /// Loads the `N` words from `offset` on (8-byte aligned), each for itself and in any order.
+    #[inline(always)]
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        std::array::from_fn(|index| self.load_u64(offset + index * size_of::<u64>(), Ordering::Relaxed))
+    }
     /// Stores the 8-byte aligned word at `offset`.
     fn store_u64(&self, offset: usize, value: u64, order: Ordering);
+    /// Stores `words`, all in one line, from `offset` on: the first of them last.
+    #[inline]
+    fn store_line(&self, offset: usize, words: &[u64]) {
+        for (index, word) in words.iter().enumerate().skip(1) {
+            self.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
+        }
+        if self.coherence() == Coherence::WriteCombined {
+            self.barrier(); // A buffer that is not full leaves in pieces, in any order.
+        }
+        if let Some(first) = words.first() {
+            self.store_u64(offset, *first, Ordering::Release);
+        }
+    }
     /// Copies bytes out.
     ///
     /// # Safety
@@ -76,9 +94,19 @@ impl Memory for Region {
         self.load_u64(offset, order)
     }
 
+    #[inline(always)]
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        self.load_words(offset)
+    }
+
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         self.store_u64(offset, value, order);
+    }
+
+    #[inline(always)]
+    fn store_line(&self, offset: usize, words: &[u64]) {
+        self.publish_words(offset, words);
     }
 
     #[inline]
@@ -144,6 +172,11 @@ impl<M: Memory> Inbound for MemoryInbound<M> {
         self.0.load_u64(offset, order)
     }
 
+    #[inline(always)]
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        self.0.load_words(offset)
+    }
+
     #[inline]
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         self.0.store_u64(offset, value, order);
@@ -185,19 +218,11 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     }
 
     /// A line leaves a cache whole, so the order of the stores is all that is needed.
-    #[inline]
+    #[inline(always)]
     fn store_line(&self, offset: usize, words: &[u64]) {
         assert_one_line(offset, words);
-        for (index, word) in words.iter().enumerate().skip(1) {
-            self.0.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);
-        }
-        if self.0.coherence() == Coherence::WriteCombined {
-            self.0.barrier(); // A buffer that is not full leaves in pieces, in any order.
-        }
-        if let Some(first) = words.first() {
-            self.0.store_u64(offset, *first, Ordering::Release);
-            self.0.write_back(offset, size_of_val(words));
-        }
+        self.0.store_line(offset, words);
+        self.0.write_back(offset, size_of_val(words));
     }
 
     #[inline]

@@ -23,6 +23,11 @@ pub trait Inbound: Send {
     fn len_bytes(&self) -> usize;
     /// Loads the 8-byte aligned word at `offset`.
     fn load_u64(&self, offset: usize, order: Ordering) -> u64;
+    /// Loads the `N` words from `offset` on (8-byte aligned), each for itself and in any order.
+    #[inline(always)]
+    fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        std::array::from_fn(|index| self.load_u64(offset + index * size_of::<u64>(), Ordering::Relaxed))
+    }
     /// Stores a word that this node owns: where memory is not coherent, in a line that the peer does not write.
     fn store_u64(&self, offset: usize, value: u64, order: Ordering);
     /// Copies bytes out.
@@ -97,10 +102,17 @@ pub trait Slice: Sized {
     fn slice(&self, offset: usize, len_bytes: usize) -> Self;
 }
 
-#[inline]
+#[inline(always)] // A few instructions where the number of words is known.
 pub(crate) fn assert_one_line(offset: usize, words: &[u64]) {
-    let is_one = offset % CACHE_LINE_BYTES + size_of_val(words) <= CACHE_LINE_BYTES;
-    assert!(is_one, "{} words at {offset} do not lie in one line of {CACHE_LINE_BYTES} bytes", words.len());
+    if offset % CACHE_LINE_BYTES + size_of_val(words) > CACHE_LINE_BYTES {
+        not_one_line(offset, words.len());
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn not_one_line(offset: usize, words: usize) -> ! {
+    panic!("{words} words at {offset} do not lie in one line of {CACHE_LINE_BYTES} bytes");
 }
 
 /// Whether a slice of a window may begin at `offset` and have `len_bytes`; the window itself checks that it is inside.

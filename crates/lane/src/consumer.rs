@@ -1,13 +1,14 @@
 //! The receiving end.
 
 use crate::layout::Ring;
-use crate::record::{HEADER_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
-use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short};
+use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_SLOTS_MAX, SLOT_BYTES, slots_of, tag};
+use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short, store_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
+/// The first two are loaded together.
 const HEAD: usize = 0;
 const PLACE: usize = 8;
 const WAKE_DUE: usize = 16;
@@ -42,7 +43,7 @@ pub struct Chunk {
     pub len_bytes: usize,
 }
 
-/// What [`Consumer::read_slot_to`] found.
+/// What [`Consumer::read_short_to`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// So many bytes, and read them.
@@ -74,7 +75,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     /// Whether there may be something to read: one load of the line that would carry it. Needs no exclusion.
-    #[inline]
+    #[inline(always)] // Looked at in a loop.
     pub fn may_have_data(&self) -> bool {
         let cursor = self.cursor();
         cursor.record_bytes != 0 || self.is_published(&cursor) || self.fin(Ordering::Relaxed) != 0
@@ -118,14 +119,15 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(read_bytes)
     }
 
-    /// Copies the next record to `destination` if it is there, unread, in one slot, not longer than `len_bytes`, and
-    /// nothing that there would be room for follows: what a receiver of short messages finds, or nothing.
+    /// Copies the next record to `destination` if it is there, unread, not longer than [`crate::SHORT_BYTES_MAX`] and
+    /// `len_bytes`, and nothing that there would be room for follows: what a receiver of short messages finds, or
+    /// nothing.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
     #[inline(always)] // Most of what it spares is the work of being called.
-    pub unsafe fn read_slot_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
-        let (head, place) = (self.word(HEAD), self.word(PLACE));
+    pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
+        let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
         if place & !PLACE_IN_BIG_RING != 0 {
             return Next::Other;
         }
@@ -135,21 +137,65 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         if self.inbound.load_u64(slot, Ordering::Acquire) != tag(self.secret, head) {
             return Next::Nothing;
         }
-        let header = self.inbound.load_u64(slot + 8, Ordering::Relaxed);
-        let Some(record_bytes) = Record::decode_inline(header).filter(|&record_bytes| record_bytes <= len_bytes) else {
-            return Next::Other;
+        let [header, first, second] = self.inbound.load_words(slot + WORD_BYTES);
+        let Some(record_bytes) = Record::decode_inline(header) else {
+            // SAFETY: the caller's span.
+            return unsafe { self.read_slots_to(header, ring, head, place, destination, len_bytes) };
         };
         let next = head.wrapping_add(1);
-        let after = Cursor { head: next, record_bytes: 0, offset_bytes: 0, in_big_ring: place != 0 };
-        // Less than is there, and has perhaps been peeked at, is no answer.
-        if record_bytes < len_bytes && self.is_published(&after) {
+        if !self.is_all_there_is(record_bytes, len_bytes, next, place) {
             return Next::Other;
         }
-        // SAFETY: the caller's span.
-        unsafe { self.copy_start(slot + HEADER_BYTES, destination, record_bytes) };
+        if record_bytes <= WORDWISE_BYTES_MAX {
+            // SAFETY: the caller's span.
+            unsafe { store_words(destination, [first, second], record_bytes) };
+        } else {
+            let words: [u64; INLINE_BYTES / WORD_BYTES] = self.inbound.load_words(slot + HEADER_BYTES);
+            // SAFETY: the caller's span.
+            unsafe { store_words(destination, words, record_bytes) };
+        }
         self.return_credit(ring, head, next);
         self.set_word(HEAD, next);
         Next::Read(record_bytes)
+    }
+
+    /// As [`Consumer::read_short_to`], for what takes more than a slot. `header` is what the peer wrote: it is checked
+    /// against the ring.
+    #[inline(never)]
+    unsafe fn read_slots_to(
+        &mut self,
+        header: u64,
+        ring: Ring,
+        head: u64,
+        place: u64,
+        destination: *mut u8,
+        len_bytes: usize,
+    ) -> Next {
+        let Ok(Record::Data(record_bytes)) = Record::decode(header, ring.slots_to_end(head).min(SHORT_SLOTS_MAX))
+        else {
+            return Next::Other;
+        };
+        let slot = ring.slot_offset(head);
+        let slots = slots_of(record_bytes);
+        let rest_bytes = (slots as usize - 1) * SLOT_BYTES;
+        self.inbound.invalidate(slot + SLOT_BYTES, rest_bytes);
+        let next = head.wrapping_add(slots);
+        if !self.is_all_there_is(record_bytes, len_bytes, next, place) {
+            return Next::Other;
+        }
+        // SAFETY: the caller's span.
+        unsafe { self.inbound.read_to(slot + HEADER_BYTES, destination, record_bytes) };
+        self.return_credit(ring, head, next);
+        self.set_word(HEAD, next);
+        Next::Read(record_bytes)
+    }
+
+    /// Whether a record fits a buffer of `len_bytes`, and nothing has come at `next` that would go there too: less than
+    /// is there, and has perhaps been peeked at, is no answer.
+    #[inline(always)]
+    fn is_all_there_is(&self, record_bytes: usize, len_bytes: usize, next: u64, place: u64) -> bool {
+        let after = Cursor { head: next, record_bytes: 0, offset_bytes: 0, in_big_ring: place != 0 };
+        record_bytes == len_bytes || (record_bytes < len_bytes && !self.is_published(&after))
     }
 
     /// Copies unread bytes to `destination`; returns how many. Zero: nothing there now.
@@ -453,9 +499,9 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        let place = self.word(PLACE);
+        let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
         Cursor {
-            head: self.word(HEAD),
+            head,
             record_bytes: ((place >> 1) & PLACE_MASK) as usize,
             offset_bytes: ((place >> (1 + PLACE_BITS)) & PLACE_MASK) as usize,
             in_big_ring: place & PLACE_IN_BIG_RING != 0,

@@ -80,7 +80,7 @@ pub use consumer::{Chunk, Consumer, Next};
 pub use draft::{Draft, Span};
 pub use layout::Layout;
 pub use producer::{Producer, Reservation};
-pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SLOT_BYTES};
+pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES};
 
 /// The peer broke the protocol of the lane: the connection cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The sending end.
 
 use crate::layout::Ring;
-use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SLOT_BYTES, slots_of, tag};
-use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short};
+use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, slots_of, tag};
+use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
@@ -11,6 +11,7 @@ use volmem::sync::Ordering;
 /// Messages up to this long are handed over to the shared cache: 3% of a round trip at one line, 15% at 1 KiB, nothing
 /// from 4 KiB on. In a stream of short messages it costs half the rate.
 const HAND_OVER_SLOTS_MAX: u64 = 64;
+/// The first four are loaded together.
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
 const IN_BIG_RING: usize = 16;
@@ -98,26 +99,67 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(sent_bytes)
     }
 
-    /// Sends the `len_bytes` at `source` if they fit one slot, memory is coherent, and room is known: what a sender of
-    /// short messages nearly always finds. `is_awaited` hands them over, see [`Producer::hand_over_since`]. `false`:
-    /// nothing was sent; ask [`Producer::write_from`].
+    /// Sends the `len_bytes` at `source` if they are at most [`SHORT_BYTES_MAX`], memory is coherent, and room for them
+    /// in one piece is known: what a sender of short messages nearly always finds. `is_awaited` hands them over, see
+    /// [`Producer::hand_over_since`]. `false`: nothing was sent; ask [`Producer::write_from`].
     ///
     /// # Safety
     /// `source` is readable for `len_bytes`.
     #[inline(always)] // Most of what it spares is the work of being called.
-    pub unsafe fn write_slot_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
-        let tail = self.inbound_word(TAIL);
+    pub unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
+        let [tail, _, in_big_ring, limit] = self.inbound.load_words(self.layout.producer_cursor());
         let is_coherent = self.outbound.coherence() == Coherence::Coherent;
-        if !is_coherent || !(1..=INLINE_BYTES).contains(&len_bytes) || tail >= self.inbound_word(TAIL_LIMIT) {
+        if !is_coherent || tail >= limit {
             return false;
         }
-        let slot = Ring::of(&self.layout, self.inbound_word(IN_BIG_RING) != 0).slot_offset(tail);
-        // SAFETY: the caller's span.
-        unsafe { self.copy_in(slot + HEADER_BYTES, source, len_bytes) };
-        self.show(slot, tail, Record::Data(len_bytes));
+        let ring = Ring::of(&self.layout, in_big_ring != 0);
+        if !(1..=INLINE_BYTES).contains(&len_bytes) {
+            // SAFETY: the caller's span.
+            return unsafe { self.write_slots_from(ring, tail, limit, source, len_bytes, is_awaited) };
+        }
+        let slot = ring.slot_offset(tail);
+        let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode());
+        if len_bytes <= WORDWISE_BYTES_MAX {
+            // SAFETY: the caller's span.
+            let [first, second] = unsafe { load_words(source, len_bytes) };
+            self.outbound.store_line(slot, &[tag, header, first, second]);
+        } else {
+            // SAFETY: the caller's span.
+            let [first, second, third, fourth, fifth, sixth] = unsafe { load_words(source, len_bytes) };
+            self.outbound.store_line(slot, &[tag, header, first, second, third, fourth, fifth, sixth]);
+        }
         self.set_inbound_word(TAIL, tail.wrapping_add(1));
         if is_awaited {
             self.outbound.hand_over(slot, SLOT_BYTES);
+        }
+        true
+    }
+
+    /// As [`Producer::write_short_from`], for what takes more than a slot. Whatever a peer did to `tail` and `limit`,
+    /// the record is inside the ring.
+    #[inline(never)]
+    unsafe fn write_slots_from(
+        &mut self,
+        ring: Ring,
+        tail: u64,
+        limit: u64,
+        source: *const u8,
+        len_bytes: usize,
+        is_awaited: bool,
+    ) -> bool {
+        let slots = slots_of(len_bytes.min(RECORD_BYTES_MAX));
+        let is_room = tail.saturating_add(slots) <= limit && slots <= ring.slots_to_end(tail);
+        if !(1..=SHORT_BYTES_MAX).contains(&len_bytes) || !is_room {
+            return false;
+        }
+        let slot = ring.slot_offset(tail);
+        // SAFETY: the caller's span.
+        unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
+        self.show(slot, tail, Record::Data(len_bytes));
+        let next = tail.wrapping_add(slots);
+        self.set_inbound_word(TAIL, next);
+        if is_awaited && slots <= HAND_OVER_SLOTS_MAX {
+            self.outbound.hand_over(slot, slots as usize * SLOT_BYTES);
         }
         true
     }

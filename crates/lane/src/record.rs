@@ -12,6 +12,11 @@ pub const INLINE_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
 /// shared cache.
 pub const RECORD_BYTES_MAX: usize = 256 * SLOT_BYTES - HEADER_BYTES;
 
+/// Slots of the longest record that both ends move by a short path: 4 KiB and the header.
+pub(crate) const SHORT_SLOTS_MAX: u64 = 65;
+/// Payload bytes of the longest message that [`crate::Producer::write_short_from`] sends.
+pub const SHORT_BYTES_MAX: usize = SHORT_SLOTS_MAX as usize * SLOT_BYTES - HEADER_BYTES;
+
 const KIND_SHIFT: u32 = 32;
 
 /// What a record is.

@@ -1,7 +1,7 @@
 //! First facts about a lane; the oracle, the hostile peer and the model check have files of their own.
 
 use crate::record::{Record, slots_of, tag};
-use crate::{Consumer, Corrupt, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX};
+use crate::{Consumer, Corrupt, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -47,14 +47,14 @@ fn miri_a_long_write_moves_to_the_big_ring_in_order() {
     assert_eq!(&bytes[5..1005], &long[..]);
 }
 
-fn write_slot(producer: &mut Producer<MemoryOutbound, MemoryInbound>, bytes: &[u8]) -> bool {
+fn write_short(producer: &mut Producer<MemoryOutbound, MemoryInbound>, bytes: &[u8]) -> bool {
     // SAFETY: a slice is readable.
-    unsafe { producer.write_slot_from(bytes.as_ptr(), bytes.len(), false) }
+    unsafe { producer.write_short_from(bytes.as_ptr(), bytes.len(), false) }
 }
 
-fn read_slot(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mut [u8]) -> Next {
+fn read_short(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, bytes: &mut [u8]) -> Next {
     // SAFETY: a slice is writable.
-    unsafe { consumer.read_slot_to(bytes.as_mut_ptr(), bytes.len()) }
+    unsafe { consumer.read_short_to(bytes.as_mut_ptr(), bytes.len()) }
 }
 
 #[test]
@@ -63,36 +63,90 @@ fn miri_what_fits_one_slot_goes_and_comes_as_one_lap_after_lap() {
     let mut bytes = [0; 64];
     // The first send looks for room, and finds so much that the next ones need not.
     assert_eq!(producer.write(b"first"), Ok(5));
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(5));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(5));
     for len_bytes in (1..=INLINE_BYTES).chain(1..=INLINE_BYTES) {
         let message: Vec<u8> = (len_bytes as u8..).take(len_bytes).collect();
-        assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Nothing);
-        if !write_slot(&mut producer, &message) {
+        assert_eq!(read_short(&mut consumer, &mut bytes), Next::Nothing);
+        if !write_short(&mut producer, &message) {
             assert_eq!(producer.write(&message), Ok(len_bytes));
         }
-        assert_eq!(read_slot(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
         assert_eq!(bytes[..len_bytes], message);
     }
     assert!(producer.is_drained());
 }
 
 #[test]
-fn what_does_not_fit_one_slot_is_left_to_the_other_calls() {
-    let (mut producer, mut consumer) = pair(8, 64);
-    let mut bytes = [0; 64];
-    assert!(!write_slot(&mut producer, b"room is not known yet"));
-    assert_eq!(producer.write(&[1; 49]), Ok(49));
-    assert!(!write_slot(&mut producer, &[]));
-    assert!(!write_slot(&mut producer, &[2; 49]));
-    assert!(write_slot(&mut producer, &[2; 48]));
-    // Longer than a slot; begun; longer than the buffer.
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Other);
+fn miri_a_message_of_two_slots_goes_and_comes_as_one() {
+    let (mut producer, mut consumer) = pair(8, 0);
+    let mut bytes = [0; 50];
+    assert_eq!(producer.write(&[1]), Ok(1));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(1));
+    let message: Vec<u8> = (7..).take(INLINE_BYTES + 1).collect();
+    assert!(write_short(&mut producer, &message));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(INLINE_BYTES + 1));
+    assert_eq!(bytes[..=INLINE_BYTES], message);
+}
+
+#[test]
+fn what_takes_several_slots_goes_and_comes_as_one_lap_after_lap() {
+    let (mut producer, mut consumer) = pair(16, 0);
+    let mut bytes = [0; 512];
+    // The first send looks for room.
+    assert_eq!(producer.write(b"first"), Ok(5));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(5));
+    let mut at_once = 0;
+    for len_bytes in [49, 112, 113, 250, 496, 64].into_iter().cycle().take(60) {
+        let message: Vec<u8> = (len_bytes as u8..=u8::MAX).cycle().take(len_bytes).collect();
+        assert_eq!(read_short(&mut consumer, &mut bytes), Next::Nothing);
+        let is_at_once = write_short(&mut producer, &message);
+        if !is_at_once {
+            // No room is known, or not in one piece.
+            assert_eq!(producer.write(&message), Ok(len_bytes));
+            assert_eq!(consumer.read(&mut bytes[..len_bytes]), Ok(len_bytes));
+        } else {
+            assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+        }
+        at_once += u32::from(is_at_once);
+        assert_eq!(bytes[..len_bytes], message);
+    }
+    assert!(at_once > 10, "{at_once} of 60 as one");
+    assert!(producer.is_drained());
+}
+
+#[test]
+fn what_is_not_short_is_left_to_the_other_calls() {
+    let (mut producer, mut consumer) = pair(256, 512);
+    let mut bytes = [0; 2 * SHORT_BYTES_MAX];
+    assert!(!write_short(&mut producer, b"room is not known yet"));
+    assert_eq!(producer.write(&[1; SHORT_BYTES_MAX + 1]), Ok(SHORT_BYTES_MAX + 1));
+    assert!(!write_short(&mut producer, &[]));
+    assert!(!write_short(&mut producer, &[2; SHORT_BYTES_MAX + 1]));
+    // Longer than what is short; begun; longer than the buffer.
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Other);
     assert_eq!(consumer.read(&mut bytes[..40]), Ok(40));
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Other);
-    assert_eq!(consumer.read(&mut bytes[..9]), Ok(9));
-    assert_eq!(read_slot(&mut consumer, &mut bytes[..47]), Next::Other);
-    assert_eq!(read_slot(&mut consumer, &mut bytes[..48]), Next::Read(48));
-    assert_eq!(bytes[..48], [2; 48]);
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(consumer.read(&mut bytes), Ok(SHORT_BYTES_MAX - 39));
+    for len_bytes in [48, SHORT_BYTES_MAX] {
+        assert!(write_short(&mut producer, &bytes[..len_bytes]), "{len_bytes} bytes");
+        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes - 1]), Next::Other);
+        assert_eq!(read_short(&mut consumer, &mut bytes[..len_bytes]), Next::Read(len_bytes));
+    }
+}
+
+#[test]
+fn what_does_not_fit_before_the_end_of_the_ring_is_not_sent_as_one() {
+    let (mut producer, mut consumer) = pair(8, 0);
+    let mut bytes = [0; 512];
+    assert_eq!(producer.write(&[1; 48]), Ok(48));
+    for _ in 0..4 {
+        assert!(write_short(&mut producer, &[1; 48]));
+    }
+    assert_eq!(consumer.read(&mut bytes), Ok(5 * 48));
+    assert!(!write_short(&mut producer, &[2; 240]), "three slots are left before the end, and four are needed");
+    assert_eq!(producer.write(&[2; 240]), Ok(240));
+    assert_eq!(consumer.read(&mut bytes), Ok(240));
+    assert_eq!(bytes[..240], [2; 240]);
 }
 
 #[test]
@@ -101,9 +155,9 @@ fn a_record_that_another_follows_is_not_all_there_is() {
     let mut bytes = [0; 64];
     assert_eq!(producer.write(b"one"), Ok(3));
     assert_eq!(producer.write(b"two"), Ok(3));
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Other);
-    assert_eq!(read_slot(&mut consumer, &mut bytes[..3]), Next::Read(3));
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(3));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Other);
+    assert_eq!(read_short(&mut consumer, &mut bytes[..3]), Next::Read(3));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(3));
     assert_eq!(&bytes[..3], b"two");
 }
 
@@ -113,9 +167,9 @@ fn a_receiver_of_slots_wakes_the_sender_where_it_crosses_a_quarter() {
     let mut bytes = [0; 8];
     while producer.write(&[7; 8]) == Ok(8) {}
     producer.announce_sleep();
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(8));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(8));
     assert!(!consumer.take_wake_request());
-    assert_eq!(read_slot(&mut consumer, &mut bytes), Next::Read(8));
+    assert_eq!(read_short(&mut consumer, &mut bytes), Next::Read(8));
     assert!(consumer.take_wake_request());
 }
 

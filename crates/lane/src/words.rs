@@ -32,6 +32,35 @@ pub(crate) unsafe fn load_short(source: *const u8, len_bytes: usize) -> u64 {
     word.to_le()
 }
 
+/// The `len_bytes` at `source` as the words whose bytes in memory they are; zeros follow.
+///
+/// # Safety
+/// `source` is readable for `len_bytes`, which are at most what `N` words hold.
+#[inline(always)]
+pub(crate) unsafe fn load_words<const N: usize>(source: *const u8, len_bytes: usize) -> [u64; N] {
+    std::array::from_fn(|index| {
+        let left_bytes = len_bytes.saturating_sub(index * WORD_BYTES);
+        // SAFETY: the caller's: so many bytes are left there, none beyond its end.
+        if left_bytes == 0 { 0 } else { unsafe { load_short(source.add(index * WORD_BYTES), left_bytes) } }
+    })
+}
+
+/// Stores the first `len_bytes` of what the words hold to `destination`.
+///
+/// # Safety
+/// `destination` is writable for `len_bytes`, which are at most what `N` words hold.
+#[inline(always)]
+pub(crate) unsafe fn store_words<const N: usize>(destination: *mut u8, words: [u64; N], len_bytes: usize) {
+    for (index, word) in words.into_iter().enumerate() {
+        let left_bytes = len_bytes.saturating_sub(index * WORD_BYTES);
+        if left_bytes == 0 {
+            return;
+        }
+        // SAFETY: the caller's: there is room for so many bytes, none beyond its end.
+        unsafe { store_short(destination.add(index * WORD_BYTES), word, left_bytes) };
+    }
+}
+
 /// Stores the first `len_bytes` (at most 8) of the word's bytes in memory to `destination`.
 ///
 /// # Safety
@@ -72,6 +101,20 @@ mod tests {
             let mut destination = vec![0; len_bytes];
             // SAFETY: both vectors have this length.
             unsafe { store_short(destination.as_mut_ptr(), load_short(source.as_ptr(), len_bytes), len_bytes) };
+            assert_eq!(source, destination);
+        }
+    }
+
+    #[test]
+    fn miri_a_span_goes_through_words_unchanged() {
+        for len_bytes in 0..=6 * WORD_BYTES {
+            let source: Vec<u8> = (1..=len_bytes as u8).collect();
+            let mut destination = vec![0; len_bytes];
+            // SAFETY: both vectors have this length.
+            let words: [u64; 6] = unsafe { load_words(source.as_ptr(), len_bytes) };
+            assert!(words[len_bytes.div_ceil(WORD_BYTES)..].iter().all(|word| *word == 0));
+            // SAFETY: as above.
+            unsafe { store_words(destination.as_mut_ptr(), words, len_bytes) };
             assert_eq!(source, destination);
         }
     }

@@ -109,6 +109,17 @@ pub enum Own {
     Attached = 216,
 }
 
+/// Some of an end's own words, loaded together: they lie side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// [`Own::Holders`].
+    pub holders: u64,
+    /// [`Own::Shutdown`].
+    pub shutdown: u64,
+    /// [`Own::Peer`].
+    pub peer: u64,
+}
+
 /// The words that the peer writes into an end's endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
@@ -269,6 +280,13 @@ impl Segment {
     #[inline]
     pub fn load(&self, word: Own) -> u64 {
         self.own.load_u64(word as usize, Ordering::Relaxed)
+    }
+
+    /// Loads what every call asks of this end's own state.
+    #[inline(always)] // One check of bounds for all of it.
+    pub fn standing(&self) -> Standing {
+        let [holders, _, shutdown, _, peer] = self.own.load_words(Own::Holders as usize);
+        Standing { holders, shutdown, peer }
     }
 
     /// Stores a word of this end's own state.

@@ -42,6 +42,17 @@ impl Region {
         self.word(offset).store(value, order);
     }
 
+    pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        std::array::from_fn(|index| self.load_u64(offset + index * WORD_BYTES, Ordering::Relaxed))
+    }
+
+    pub fn publish_words(&self, offset: usize, words: &[u64]) {
+        for (index, word) in words.iter().enumerate().rev() {
+            let order = if index == 0 { Ordering::Release } else { Ordering::Relaxed };
+            self.store_u64(offset + index * WORD_BYTES, *word, order);
+        }
+    }
+
     pub fn swap_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
         self.word(offset).swap(value, order)
     }

@@ -92,6 +92,26 @@ impl Region {
         self.word(offset).store(value, order);
     }
 
+    /// Loads the `N` words from `offset` on (8-byte aligned), each for itself and in any order: one check for all.
+    #[inline(always)] // So that the check is part of the caller's arithmetic.
+    pub fn load_words<const N: usize>(&self, offset: usize) -> [u64; N] {
+        let words = self.words(offset, N);
+        std::array::from_fn(|index| words[index].load(Ordering::Relaxed))
+    }
+
+    /// Stores `words` from `offset` on (8-byte aligned), each for itself, and the first of them last, with release
+    /// order: who finds it finds the others.
+    #[inline(always)] // As above.
+    pub fn publish_words(&self, offset: usize, words: &[u64]) {
+        let places = self.words(offset, words.len());
+        for (place, word) in places.iter().zip(words).skip(1) {
+            place.store(*word, Ordering::Relaxed);
+        }
+        if let (Some(place), Some(word)) = (places.first(), words.first()) {
+            place.store(*word, Ordering::Release);
+        }
+    }
+
     /// Swaps the word at `offset` (8-byte aligned).
     #[inline]
     pub fn swap_u64(&self, offset: usize, value: u64, order: Ordering) -> u64 {
@@ -158,6 +178,18 @@ impl Region {
         unsafe { self.base.add(offset) }
     }
 
+    #[inline(always)]
+    fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        // As in `word`.
+        let index = offset.rotate_right(size_of::<u64>().ilog2());
+        let words = self.len_bytes / size_of::<u64>();
+        if index > words || words - index < count {
+            no_words(offset, count, self.len_bytes);
+        }
+        // SAFETY: in bounds, aligned and borrowed as in `word`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset).cast(), count) }
+    }
+
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
         // An offset between words becomes a huge index: one comparison asks for bounds and alignment.
@@ -183,8 +215,15 @@ fn outside(offset: usize, len_bytes: usize, region_bytes: usize) -> ! {
 #[cold]
 #[inline(never)]
 fn no_word(offset: usize, region_bytes: usize) -> ! {
+    no_words(offset, 1, region_bytes);
+}
+
+/// As [`outside`].
+#[cold]
+#[inline(never)]
+fn no_words(offset: usize, count: usize, region_bytes: usize) -> ! {
     assert!(offset.is_multiple_of(align_of::<u64>()), "word at unaligned offset {offset}");
-    outside(offset, size_of::<u64>(), region_bytes);
+    outside(offset, count.saturating_mul(size_of::<u64>()), region_bytes);
 }
 
 /// Copies bytes from memory under another party's hands to private memory.
@@ -326,6 +365,35 @@ mod tests {
                 assert!(std::panic::catch_unwind(load).is_err(), "word at {offset} of {}", region.len_bytes());
             }
         }
+    }
+
+    #[test]
+    fn miri_words_are_loaded_and_published_in_place() {
+        let region = Region::heap(64);
+        region.publish_words(16, &[1, 2, 3]);
+        assert_eq!(region.load_words(8), [0, 1, 2, 3, 0]);
+        region.publish_words(64, &[]);
+        assert_eq!(region.load_words(64), []);
+        region.publish_words(40, &[4, 5, 6]);
+        assert_eq!(region.load_words(32), [3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn words_are_inside_the_region_all_of_them() {
+        let region = Region::heap(64).sub(0, 60);
+        for offset in [24, 32, 56, 60, 64, usize::MAX - 7, 1 << 63] {
+            let load = std::panic::AssertUnwindSafe(|| region.load_words::<5>(offset));
+            assert!(std::panic::catch_unwind(load).is_err(), "five words at {offset}");
+            let store = std::panic::AssertUnwindSafe(|| region.publish_words(offset, &[1; 5]));
+            assert!(std::panic::catch_unwind(store).is_err(), "five words at {offset}");
+        }
+        for offset in [0, 8, 16] {
+            assert_eq!(region.load_words(offset), [0; 5]);
+        }
+        let too_many = std::panic::AssertUnwindSafe(|| region.load_words::<8>(0));
+        assert!(std::panic::catch_unwind(too_many).is_err());
+        let unaligned = std::panic::AssertUnwindSafe(|| region.load_words::<2>(4));
+        assert!(std::panic::catch_unwind(unaligned).is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use crate::oracle::Shape;
 use crate::windows::{GuardedOutbound, Lie, LyingInbound, SECRET};
 use fabric::Coherence;
-use lane::{Chunk, Consumer, INLINE_BYTES, Layout, Next, Producer};
+use lane::{Chunk, Consumer, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use volmem::sync::Ordering;
@@ -38,8 +38,8 @@ pub enum Act {
     Script(Vec<Lie>),
     /// The victim reads.
     Read(u16),
-    /// The victim reads a record of one slot.
-    ReadSlot(u16),
+    /// The victim reads a short record.
+    ReadShort(u16),
     /// The victim looks ahead.
     PeekTo {
         /// Bytes passed over first.
@@ -55,8 +55,8 @@ pub enum Act {
     Ask,
     /// The victim writes.
     Write(u16),
-    /// The victim writes what fits one slot.
-    WriteSlot(u16),
+    /// The victim writes what is short.
+    WriteShort(u16),
     /// The victim writes in place.
     Reserve(u16),
     /// The victim commits of what it reserved.
@@ -114,13 +114,13 @@ impl Victim {
                 *self.script.lock().unwrap_or_else(PoisonError::into_inner) = lies.iter().copied().collect();
             }
             Act::Read(len_bytes) => self.read((*len_bytes).into()),
-            Act::ReadSlot(len_bytes) => self.read_slot((*len_bytes).into()),
+            Act::ReadShort(len_bytes) => self.read_short((*len_bytes).into()),
             Act::PeekTo { skip_bytes, len_bytes } => self.peek_to((*skip_bytes).into(), (*len_bytes).into()),
             Act::Peek => self.peek(),
             Act::Consume(len_bytes) => self.consume((*len_bytes).into()),
             Act::Ask => self.ask(),
             Act::Write(len_bytes) => self.write((*len_bytes).into()),
-            Act::WriteSlot(len_bytes) => self.write_slot((*len_bytes).into()),
+            Act::WriteShort(len_bytes) => self.write_short((*len_bytes).into()),
             Act::Reserve(len_bytes) => self.reserve((*len_bytes).into()),
             Act::Commit(len_bytes) => self.commit((*len_bytes).into()),
             Act::Finish => self.producer.finish(),
@@ -164,10 +164,10 @@ impl Victim {
         }
     }
 
-    fn read_slot(&mut self, len_bytes: usize) {
+    fn read_short(&mut self, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: a vector is writable.
-        if let Next::Read(read_bytes) = unsafe { self.consumer.read_slot_to(bytes.as_mut_ptr(), len_bytes) } {
+        if let Next::Read(read_bytes) = unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
             assert!((1..=len_bytes).contains(&read_bytes));
         }
     }
@@ -231,11 +231,11 @@ impl Victim {
         }
     }
 
-    fn write_slot(&mut self, len_bytes: usize) {
+    fn write_short(&mut self, len_bytes: usize) {
         let bytes = vec![0x5A; len_bytes];
         // SAFETY: a vector is readable.
-        let is_sent = unsafe { self.producer.write_slot_from(bytes.as_ptr(), len_bytes, true) };
-        assert!(!is_sent || (1..=INLINE_BYTES).contains(&len_bytes));
+        let is_sent = unsafe { self.producer.write_short_from(bytes.as_ptr(), len_bytes, true) };
+        assert!(!is_sent || (1..=SHORT_BYTES_MAX).contains(&len_bytes));
     }
 
     fn reserve(&mut self, len_bytes: usize) {

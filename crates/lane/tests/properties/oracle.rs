@@ -3,7 +3,7 @@
 use crate::windows::{Random, SECRET, WriteCombined};
 use fabric::stale::{Habits, StaleMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
-use lane::{Consumer, INLINE_BYTES, Layout, Next, Producer};
+use lane::{Consumer, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
 use volmem::Region;
 
@@ -13,8 +13,8 @@ use volmem::Region;
 pub enum Op {
     /// Write so many bytes.
     Write(u16),
-    /// Write so many bytes if they fit one slot.
-    WriteSlot(u16),
+    /// Write so many bytes if they are short and there is room.
+    WriteShort(u16),
     /// Reserve, fill, commit a part.
     InPlaceWrite {
         /// Bytes asked for.
@@ -24,8 +24,8 @@ pub enum Op {
     },
     /// Read into a buffer of so many bytes.
     Read(u16),
-    /// Read a record of one slot into a buffer of so many bytes.
-    ReadSlot(u16),
+    /// Read a short record into a buffer of so many bytes.
+    ReadShort(u16),
     /// Look at bytes without consuming them.
     PeekTo {
         /// Bytes passed over first.
@@ -173,12 +173,12 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     fn step(&mut self, op: Op) {
         match op {
             Op::Write(len_bytes) => self.write(len_bytes.into()),
-            Op::WriteSlot(len_bytes) => self.write_slot(len_bytes.into()),
+            Op::WriteShort(len_bytes) => self.write_short(len_bytes.into()),
             Op::InPlaceWrite { reserve_bytes, commit_bytes } => {
                 self.write_in_place(reserve_bytes.into(), commit_bytes.into());
             }
             Op::Read(len_bytes) => self.read(len_bytes.into()),
-            Op::ReadSlot(len_bytes) => self.read_slot(len_bytes.into()),
+            Op::ReadShort(len_bytes) => self.read_short(len_bytes.into()),
             Op::PeekTo { skip_bytes, len_bytes } => self.peek_to(skip_bytes.into(), len_bytes.into()),
             Op::InPlaceRead(len_bytes) => self.read_in_place(len_bytes.into()),
             Op::ProducerSleeps => self.sleep_producer(),
@@ -204,14 +204,14 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.sent(&bytes[..sent_bytes]);
     }
 
-    fn write_slot(&mut self, len_bytes: usize) {
+    fn write_short(&mut self, len_bytes: usize) {
         if self.is_finished {
             return;
         }
         let bytes = self.next_bytes(len_bytes);
         // SAFETY: a vector is readable.
-        if unsafe { self.producer.write_slot_from(bytes.as_ptr(), len_bytes, len_bytes.is_multiple_of(2)) } {
-            assert!((1..=INLINE_BYTES).contains(&len_bytes));
+        if unsafe { self.producer.write_short_from(bytes.as_ptr(), len_bytes, len_bytes.is_multiple_of(2)) } {
+            assert!((1..=SHORT_BYTES_MAX).contains(&len_bytes));
             self.sent(&bytes);
         }
     }
@@ -248,12 +248,12 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.received(&bytes[..read_bytes]);
     }
 
-    fn read_slot(&mut self, len_bytes: usize) {
+    fn read_short(&mut self, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: a vector is writable.
-        match unsafe { self.consumer.read_slot_to(bytes.as_mut_ptr(), len_bytes) } {
+        match unsafe { self.consumer.read_short_to(bytes.as_mut_ptr(), len_bytes) } {
             Next::Read(read_bytes) => {
-                assert!(read_bytes <= INLINE_BYTES);
+                assert!(read_bytes <= SHORT_BYTES_MAX);
                 self.check_amount(read_bytes, len_bytes, 0);
                 self.received(&bytes[..read_bytes]);
             }

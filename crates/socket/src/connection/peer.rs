@@ -5,7 +5,7 @@
 
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
-use crate::segment::{Own, Status};
+use crate::segment::{Own, Standing, Status};
 use crate::system;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -141,7 +141,14 @@ impl Connection {
     /// Whether a send does not reach a peer any more. Unlike [`Connection::may_send`] this changes nothing.
     #[inline]
     pub(super) fn has_no_more_to_send_to(&self, lanes: &Lanes) -> bool {
-        lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 || self.peer_state(lanes) != PeerState::Alive
+        self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE)
+    }
+
+    /// Whether one of `directions` is shut down at this end, whose words are `standing`, or the peer is gone.
+    #[inline(always)] // Asked by every send, and at every look of a wait.
+    pub(super) fn has_ended_in(&self, lanes: &Lanes, standing: Standing, directions: u64) -> bool {
+        let may_be_gone = standing.peer != 0 || lanes.segment.status(Status::Closed) != 0;
+        standing.shutdown & directions != 0 || (may_be_gone && self.peer_state(lanes) != PeerState::Alive)
     }
 
     /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer

@@ -6,6 +6,7 @@
 use super::transfer::Step;
 use super::wait::Deadline;
 use super::{Connection, Flags, Lanes};
+use crate::spin::Spin;
 use crate::system;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -120,7 +121,7 @@ impl Connection {
                 Step::Moved(bytes) => return Ok(bytes),
                 Step::End => return Ok(0),
                 Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
-                Step::Nothing => self.wait_to_receive(generation, deadline)?,
+                Step::Nothing => self.wait_to_receive(generation, deadline, Spin::with(&self.patience))?,
             }
         }
     }

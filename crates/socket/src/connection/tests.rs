@@ -4,6 +4,7 @@ use super::*;
 use crate::address::Tuple;
 use crate::lock::Lock;
 use crate::segment::{Secrets, Segment, Side};
+use crate::spin::Spin;
 use fabric::shm;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
@@ -246,7 +247,7 @@ fn a_full_lane_is_not_writable_until_it_is_read() {
 #[test]
 fn a_reset_is_asked_for_by_linger() {
     let (one, two) = pair(true);
-    one.0.set_reset_on_close(true);
+    one.0.with_details(|details| details.resets_on_close = true);
     drop(one);
     assert_eq!(two.0.readiness(libc::POLLIN) & libc::POLLERR, libc::POLLERR);
     assert_eq!(two.0.take_error(), libc::ECONNRESET);
@@ -439,7 +440,7 @@ fn a_thread_that_works_for_an_earlier_connection_of_the_object_finds_out() {
     let (one, two) = pair(false);
     let earlier = one.0.generation().wrapping_sub(1);
     send(two.0, b"not for it").unwrap();
-    assert_eq!(one.0.wait_to_receive(earlier, wait::Deadline::after(0)), Err(Errno::BADF));
+    assert_eq!(one.0.wait_to_receive(earlier, wait::Deadline::after(0), Spin::new()), Err(Errno::BADF));
     let taken = one.0.take(earlier, Flags::default(), |_| panic!("looked at another's stream"));
     assert!(matches!(taken, Err(Errno::BADF)));
 }

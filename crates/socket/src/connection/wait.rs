@@ -4,7 +4,7 @@
 //! goes.
 
 use super::presence::Word;
-use super::{Connection, Lanes, PeerState, SHUTDOWN_READ};
+use super::{Connection, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::clock::now_ns;
 use crate::lock::Lock;
 use crate::segment::Own;
@@ -136,19 +136,16 @@ impl Drop for Sleep {
 }
 
 impl Connection {
-    /// Waits until a receive may find something.
-    pub(super) fn wait_to_receive(&'static self, generation: u32, deadline: Deadline) -> Result<(), Errno> {
+    /// Waits until a receive may find something; `spin` has perhaps begun.
+    pub(super) fn wait_to_receive(&'static self, generation: u32, deadline: Deadline, spin: Spin) -> Result<(), Errno> {
         let (waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
         let Some(lanes) = lanes else {
             drop(waiter);
             return self.wait_for_hello(deadline);
         };
-        let is_ready = || {
-            lanes.observer.may_have_data()
-                || self.peer_state(lanes) != PeerState::Alive
-                || lanes.segment.load(Own::Shutdown) & 1 != 0
-        };
-        if self.spin(lanes, deadline, Spin::with(&self.patience), is_ready)? {
+        let is_ready =
+            || lanes.observer.may_have_data() || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_READ);
+        if self.spin(lanes, deadline, spin, is_ready)? {
             return Ok(());
         }
         let outcome =
@@ -164,11 +161,7 @@ impl Connection {
             drop(waiter);
             return self.wait_for_hello(deadline);
         };
-        let is_ready = || {
-            self.has_room(lanes)
-                || self.peer_state(lanes) != PeerState::Alive
-                || lanes.segment.load(Own::Shutdown) & 2 != 0
-        };
+        let is_ready = || self.has_room(lanes) || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE);
         if self.spin(lanes, deadline, Spin::new(), is_ready)? {
             return Ok(());
         }
@@ -178,6 +171,8 @@ impl Connection {
 
     /// Has the peer asked to ring by `announce`, looks once more, sleeps. The thread counts as a sleeper before the
     /// peer is asked: the ring is not taken by another then.
+    #[cold]
+    #[inline(never)] // Else a wait would find the thread's own words, by a call, before its first look.
     fn sleep_unless(
         &'static self,
         is_ready: impl Fn() -> bool,
