@@ -326,7 +326,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let credit = self.reload_credit(cursor)?;
             free_slots = self.writable_slots(cursor, credit)?;
         }
-        let is_bulk = wanted_bytes / SLOT_BYTES >= self.layout.small_slots as usize / 2;
+        let is_bulk = wanted_bytes / SLOT_BYTES > self.layout.small_slots as usize / 2;
         if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
             *cursor = Cursor { tail: cursor.tail.wrapping_add(1), in_big_ring: true, switch_is_due: true };
             free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
