@@ -133,10 +133,33 @@ struct Details {
     options: OptionRecord,
     memfd: Option<HiddenFd>,
     spawns_at_open: u32,
+    /// `SO_LINGER` with a time of zero: closing resets the connection.
     resets_on_close: bool,
     is_shared: bool,
     /// `connect` has answered `EINPROGRESS`; the next call answers that it is done.
     reports_connect: bool,
+}
+
+/// What the options of a socket ask of its connection.
+struct Asked {
+    send_timeout_ns: u64,
+    receive_timeout_ns: u64,
+    low_water_bytes: u32,
+    send_bytes: usize,
+    receive_bytes: usize,
+}
+
+impl Details {
+    fn ask_for_options(&mut self) -> Asked {
+        self.resets_on_close = self.options.resets_on_close();
+        Asked {
+            send_timeout_ns: self.options.send_timeout_ns(),
+            receive_timeout_ns: self.options.receive_timeout_ns(),
+            low_water_bytes: self.options.low_water_bytes(),
+            send_bytes: self.options.send_buffer_bytes(),
+            receive_bytes: self.options.receive_buffer_bytes(),
+        }
+    }
 }
 
 // SAFETY: the cells are accessed as their comments say, everything else is atomic.
@@ -233,11 +256,6 @@ impl Connection {
         self.receive_timeout_ns.store(timeout_ns, Ordering::Relaxed);
     }
 
-    /// `SO_LINGER` with a time of zero: closing resets the connection.
-    pub fn set_reset_on_close(&self, resets: bool) {
-        self.with_details(|details| details.resets_on_close = resets);
-    }
-
     /// Another process may hold this end from now on: only the kernel knows when the last one is gone.
     pub fn note_shared(&self) {
         self.with_details(|details| details.is_shared = true);
@@ -255,24 +273,32 @@ impl Connection {
 
     /// Lets the options that the program had set on the TCP socket take effect here.
     pub fn apply_recorded_options(&'static self) {
-        let (send_ns, receive_ns, resets, low_water) = self.with_options(|options| {
-            let low_water = options.low_water_bytes();
-            (options.send_timeout_ns(), options.receive_timeout_ns(), options.resets_on_close(), low_water)
+        let asked = self.with_details(Details::ask_for_options);
+        self.apply(&asked);
+    }
+
+    /// As [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`], for a connection that no
+    /// descriptor leads to yet: no signal has to be kept off.
+    pub fn begin(&'static self, reports_connect: bool) {
+        let asked = self.with_unreachable_details(|details| {
+            details.reports_connect = reports_connect;
+            details.ask_for_options()
         });
-        self.low_water_bytes.store(low_water, Ordering::Relaxed);
-        self.set_send_timeout_ns(send_ns);
-        self.set_receive_timeout_ns(receive_ns);
-        self.set_reset_on_close(resets);
+        self.apply(&asked);
+    }
+
+    fn apply(&'static self, asked: &Asked) {
+        self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
+        self.set_send_timeout_ns(asked.send_timeout_ns);
+        self.set_receive_timeout_ns(asked.receive_timeout_ns);
         if let Some(_both) = self.hold_both() {
-            self.bound_lanes();
+            self.bound_lanes(asked.send_bytes, asked.receive_bytes);
         }
     }
 
-    /// Lets both lanes hold what the buffers' sizes say. Under both locks.
-    fn bound_lanes(&self) {
+    /// Lets both lanes hold so much. Under both locks.
+    fn bound_lanes(&self, send_bytes: usize, receive_bytes: usize) {
         let Some(lanes) = self.lanes() else { return };
-        let (send_bytes, receive_bytes) =
-            self.with_options(|options| (options.send_buffer_bytes(), options.receive_buffer_bytes()));
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).set_capacity(send_bytes) };
         // SAFETY: under the receive lock.
@@ -412,7 +438,8 @@ impl Connection {
                 let memfd = memfd.and_then(|memfd| HiddenFd::hide(memfd, Need::Optional).ok());
                 // A signal handler looks without the lock that it has interrupted.
                 system::without_signals(|| self.attach_locked(segment, memfd));
-                self.bound_lanes();
+                let asked = self.with_details(Details::ask_for_options);
+                self.bound_lanes(asked.send_bytes, asked.receive_bytes);
                 self.set_inheritable_locked(self.has_descriptor(is_inheritable));
                 self.announce_earlier_sleepers();
                 Ok(true)

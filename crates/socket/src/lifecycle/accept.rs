@@ -97,7 +97,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
         slot: Some(enter_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
     };
     let connection = Connection::open(origin, segment);
-    connection.apply_recorded_options();
+    connection.begin(false);
     table::set(fd, Entry::Connection(connection));
     if flags & libc::SOCK_CLOEXEC == 0 {
         connection.set_inheritable(true);

@@ -227,8 +227,7 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) 
         },
         Some((connected.segment, hide(connected.memfd))),
     );
-    connection.report_connect_later(is_nonblocking);
-    connection.apply_recorded_options();
+    connection.begin(is_nonblocking);
     for &descriptor in &descriptors {
         if descriptor != fd {
             connection.add_descriptor(descriptor);
