@@ -168,6 +168,7 @@ fn links(report: &Report) -> Table {
         ("ROUND TRIP", Align::Right),
         ("TIMING", Align::Left),
         ("CONNECTIONS", Align::Right),
+        ("BY TCP", Align::Right),
         ("WHY NOT UP", Align::Left),
     ]);
     for status in report.nodes.iter().filter_map(|node| node.monitor.as_ref()) {
@@ -181,6 +182,7 @@ fn links(report: &Report) -> Table {
                 round_trip(link),
                 status.timing.clone().unwrap_or_else(|| "-".to_owned()),
                 link.carried.connections_open.to_string(),
+                link.carried.failover_open.to_string(),
                 link.reason.clone().unwrap_or_default(),
             ]);
         }

@@ -10,7 +10,7 @@
 //!   LinkUp{peer, epoch} ──────────────────────────────────►   carries connections of that epoch
 //!   Mirror{peer, address} ────────────────────────────────►
 //!                                  ◄──────────────────────── Mirrored{address} or NotMirrored{address, reason}
-//!   LinkDown{peer, epoch} ────────────────────────────────►   connections with that peer are reset
+//!   LinkDown{peer, epoch} ────────────────────────────────►   connections with that peer are reset, or move to TCP
 //!                                  ◄──────────────────────── Stopped{peer, epoch}: no window of it is touched any more
 //!   device again, when a peer's bells have changed ───────►   renews what it has
 //!   Stop ─────────────────────────────────────────────────►   ends
@@ -55,7 +55,8 @@ pub enum ToProxy {
         /// The epoch.
         epoch: u32,
     },
-    /// The link is going down: reset its connections, stop touching its windows, say [`FromProxy::Stopped`].
+    /// The link is going down: reset its connections, or let them go on over kernel TCP, stop touching its windows, say
+    /// [`FromProxy::Stopped`].
     LinkDown {
         /// The peer's slot.
         peer: u8,
@@ -144,6 +145,9 @@ pub struct Configuration {
     pub is_direct: bool,
     /// Connections of a lost link move to kernel TCP.
     pub is_failover: bool,
+    /// Where the proxy's first thread listens for the proxies of other nodes that have lost a link, and the others at
+    /// the next ports; any port without it.
+    pub failover_port: Option<u16>,
     /// The model that links are slowed down to.
     pub timing: Option<Timing>,
     /// Who may connect to programs of this node.
@@ -242,6 +246,16 @@ pub struct PeerReport {
     pub bytes_received: u64,
     /// Connections that moved between partitions.
     pub moves: u64,
+    /// Connections of lost links now, which are no more among `connections_open`.
+    pub failover_open: u64,
+    /// Connections that have lost their link.
+    pub failover_total: u64,
+    /// Of those, connections that were reset, because there was no way by kernel TCP or because it broke.
+    pub failover_resets: u64,
+    /// Bytes of programs, to the peer, over kernel TCP.
+    pub failover_bytes_sent: u64,
+    /// Bytes of programs, from the peer, over kernel TCP.
+    pub failover_bytes_received: u64,
 }
 
 /// Sends a device, with more descriptors than one packet carries if need be.

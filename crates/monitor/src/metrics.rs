@@ -135,6 +135,21 @@ fn render(status: &Status) -> String {
     each("crosslane_connections_total", "counter", "Connections so far.", |link| link.carried.connections_total);
     each("crosslane_sent_bytes_total", "counter", "Programs' bytes sent.", |link| link.carried.bytes_sent);
     each("crosslane_received_bytes_total", "counter", "Programs' bytes received.", |link| link.carried.bytes_received);
+    each("crosslane_failover_connections", "gauge", "Connections of lost links, over kernel TCP.", |link| {
+        link.carried.failover_open
+    });
+    each("crosslane_failover_connections_total", "counter", "Connections that have lost their link.", |link| {
+        link.carried.failover_total
+    });
+    each("crosslane_failover_resets_total", "counter", "Of those, connections that were reset.", |link| {
+        link.carried.failover_resets
+    });
+    each("crosslane_failover_sent_bytes_total", "counter", "Programs' bytes sent over kernel TCP.", |link| {
+        link.carried.failover_bytes_sent
+    });
+    each("crosslane_failover_received_bytes_total", "counter", "Programs' bytes received over kernel TCP.", |link| {
+        link.carried.failover_bytes_received
+    });
     text
 }
 

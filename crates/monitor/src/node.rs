@@ -114,6 +114,7 @@ impl Settings {
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
             is_direct: rack.trust == Trust::Direct,
             is_failover: rack.failover,
+            failover_port: rack.failover_port,
             timing: rack
                 .link
                 .as_ref()

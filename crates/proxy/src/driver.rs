@@ -7,12 +7,14 @@
 //! * `end`: the proxy's end of a program's segment.
 //! * `owner`: a thread, its loop, and when it sleeps.
 //! * `links`: the engines of a thread, one a link and place in the plan.
+//! * `relay`: connections that outlive their link, over kernel TCP.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
 
 mod doors;
 mod end;
 mod links;
 mod owner;
+mod relay;
 
 use crate::Class;
 use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, ToProxy, VERSION};
@@ -66,9 +68,6 @@ pub enum DriverError {
         /// Partitions asked for.
         partitions: usize,
     },
-    /// Something of the rack file.
-    #[error("this proxy does not move connections to kernel TCP: take failover out of the rack file")]
-    Unsupported,
     /// Something that a thread needs.
     #[error("cannot start a thread: {0}")]
     Thread(Errno),
@@ -189,6 +188,13 @@ impl Shared {
         self.setup.nodes.get(usize::from(slot)).map(|node| node.address)
     }
 
+    /// Where a thread listens for the proxies of other nodes that have lost a link; nowhere unless it is asked for.
+    fn rescue_address(&self, thread: usize) -> Option<SocketAddr> {
+        let ip = self.address(self.setup.own).filter(|_| self.setup.is_failover)?;
+        let port = self.setup.failover_port.map_or(Some(0), |first| first.checked_add(thread as u16));
+        Some(SocketAddr::new(ip, port?))
+    }
+
     /// Tells the monitor. One that is gone will be noticed by whoever reads from it.
     fn tell(&self, message: &FromProxy) {
         let _ = self.channel.send(message, &[]);
@@ -225,9 +231,6 @@ impl Proxy {
         }
         let timing = setup.timing.as_ref().map(timing_of).transpose()?;
         let paces = setup.nodes.iter().map(|_| Pace::new()).collect();
-        if setup.is_failover {
-            return Err(DriverError::Unsupported);
-        }
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
         let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
         let places = places_of(&setup);
@@ -340,6 +343,11 @@ impl Proxy {
                 sum.bytes_sent += more.bytes_sent;
                 sum.bytes_received += more.bytes_received;
                 sum.moves += more.moves;
+                sum.failover_open += more.failover_open;
+                sum.failover_total += more.failover_total;
+                sum.failover_resets += more.failover_resets;
+                sum.failover_bytes_sent += more.failover_bytes_sent;
+                sum.failover_bytes_received += more.failover_bytes_received;
             }
         }
         self.shared.tell(&FromProxy::Report(Report { peers }));
@@ -406,6 +414,7 @@ mod tests {
             partitions: partitions.iter().map(|&(class, core)| Partition { class, core }).collect(),
             is_direct: false,
             is_failover: false,
+            failover_port: None,
             timing: None,
             access: control::proxy::Access { rules: Vec::new(), allows_others: true },
         }

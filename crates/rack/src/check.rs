@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::access::ANY_NODE;
 use crate::{
     ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, NODES_MAX, Node, PAGE_BYTES,
-    PARTITIONS_MAX, PortList, Rack, WINDOW_BYTES_MAX,
+    PARTITIONS_MAX, PortList, Rack, Trust, WINDOW_BYTES_MAX,
 };
 
 /// Letters of a rack's or node's name: names are parts of socket paths, which are short.
@@ -40,6 +40,7 @@ pub(crate) fn check(rack: &Rack) -> Checked {
     check_window(rack)?;
     check_link(rack)?;
     check_timeouts(rack)?;
+    check_failover(rack)?;
     check_nodes(rack)?;
     check_device(rack)?;
     check_access(rack)
@@ -127,6 +128,22 @@ fn check_timeouts(rack: &Rack) -> Checked {
         }
     }
     Ok(())
+}
+
+fn check_failover(rack: &Rack) -> Checked {
+    if rack.failover && rack.trust == Trust::Direct {
+        let what = "true with trust = \"direct\": what programs have in windows themselves cannot be sent again; \
+                    set it to false, or trust to \"proxy\"";
+        return Err(Fault::new("failover", what));
+    }
+    match rack.failover_port {
+        Some(port) if !rack.failover => {
+            let what = format!("{port} is where nobody listens without failover; remove it, or set failover = true");
+            Err(Fault::new("failover_port", what))
+        }
+        Some(0) => Err(Fault::new("failover_port", "0 is no port; leave the key out for any port, or name one")),
+        _ => Ok(()),
+    }
 }
 
 fn check_nodes(rack: &Rack) -> Checked {

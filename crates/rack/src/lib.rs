@@ -58,6 +58,9 @@ pub struct Rack {
     /// Whether connections outlive their link over kernel TCP.
     #[serde(default)]
     pub failover: bool,
+    /// Where proxies listen for those of other nodes that have lost a link; any port without it.
+    #[serde(default)]
+    pub failover_port: Option<u16>,
     /// What happens to a connection that no access rule matches.
     #[serde(default)]
     pub access_default: Access,
@@ -212,6 +215,7 @@ impl Rack {
             name: name_default(),
             trust,
             failover: false,
+            failover_port: None,
             access_default: Access::Allow,
             device: Device {
                 backend,

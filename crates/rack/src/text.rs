@@ -15,6 +15,9 @@ impl Display for Rack {
             "failover = {}                 # whether connections move to kernel TCP when a link is lost",
             self.failover
         )?;
+        if let Some(port) = self.failover_port {
+            writeln!(f, "failover_port = {port}             # the first port at which proxies listen for that")?;
+        }
         writeln!(
             f,
             "access_default = \"{}\"         # what happens where no [[access]] rule matches",

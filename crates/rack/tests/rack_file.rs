@@ -220,6 +220,24 @@ fn nodes_can_work_together_when_what_concerns_them_both_is_the_same() {
 }
 
 #[test]
+fn failover_is_for_connections_by_proxies_and_its_port_for_failover() {
+    let direct = Rack::example(2, Backend::Shm, None, Trust::Direct).to_string();
+    let both = direct.replace("failover = false", "failover = true");
+    let at = 1 + both.lines().position(|line| line.starts_with("failover")).unwrap();
+    let expected = format!(
+        "r.toml, line {at}, failover: true with trust = \"direct\": what programs have in windows themselves cannot be \
+         sent again; set it to false, or trust to \"proxy\""
+    );
+    assert_eq!(parse(&both).unwrap_err(), expected);
+    let port = |text: &str, port| text.replace("failover = ", &format!("failover_port = {port}\nfailover = "));
+    let proxied = example(Backend::Shm);
+    assert!(parse(&port(&proxied, 7000)).unwrap_err().contains("failover_port: 7000 is where nobody listens"));
+    let on = proxied.replace("failover = false", "failover = true");
+    assert!(parse(&port(&on, 0)).unwrap_err().contains("failover_port: 0 is no port"));
+    assert_eq!(parse(&port(&on, 7000)).unwrap().rack.failover_port, Some(7000));
+}
+
+#[test]
 fn data_partitions_are_numbered_through_all_entries() {
     let mut rack = Rack::example(2, Backend::Shm, None, Trust::Proxy);
     rack.partitions[0] = Partitions { class: Class::Latency, count: 2, cores: Some(vec![3, 5]) };
@@ -239,7 +257,9 @@ fn racks() -> impl Strategy<Value = Rack> {
     (backends, timings, partitions, nodes, rules, device, any::<[bool; 3]>(), 100..2000_u64).prop_map(
         |(backend, timing, partitions, nodes, rules, device, flags, pages)| {
             let mut rack = Rack::example(2, backend, None, if flags[0] { Trust::Direct } else { Trust::Proxy });
-            rack.failover = flags[1];
+            // What programs write into windows themselves cannot be sent again.
+            rack.failover = flags[1] && !flags[0];
+            rack.failover_port = Some(pages as u16).filter(|_| rack.failover && flags[2]);
             rack.access_default = if flags[2] { Access::Deny } else { Access::Allow };
             rack.link = timing
                 .filter(|_| backend == Backend::Shm)

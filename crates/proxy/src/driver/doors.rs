@@ -108,6 +108,7 @@ mod tests {
             partitions: Vec::new(),
             is_direct: false,
             is_failover: false,
+            failover_port: None,
             timing: None,
             access: Access { rules, allows_others: true },
         };

@@ -1,9 +1,10 @@
 //! The engines of a thread.
 
 use super::end::SegmentEnd;
+use super::relay::{Lost, Rescue, Token, Which};
 use super::{Place, Shared};
 use crate::frame::Side;
-use crate::{Class, Counters, Engine, Event, Fault, Key, Port, Settings, Tuple, Turn};
+use crate::{Class, Counters, Detached, Engine, Event, Fault, Key, Port, Settings, Tuple, Turn};
 use control::proxy::Configuration;
 use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Slot, Vector};
 use fabric::timed::{self, LinkTiming, Pace, Setup, TimedInbound, TimedOutbound};
@@ -36,6 +37,10 @@ pub(super) struct LinkEngine {
     secret: u64,
     bell: DeviceDoorbell,
     device: Device,
+    place: usize,
+    /// What each end has told the other for the time after the link.
+    rescue: Option<Rescue>,
+    their_rescue: Option<Rescue>,
 }
 
 /// An engine, whichever windows it is over.
@@ -49,6 +54,7 @@ trait Carrier: Send {
     fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>);
     fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> SegmentEnd);
     fn take_down(&mut self);
+    fn detach(self: Box<Self>) -> Detached<SegmentEnd>;
     fn connections(&self) -> usize;
     fn counters(&self) -> Counters;
 }
@@ -90,6 +96,10 @@ impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, SegmentEnd> {
         Engine::take_down(self);
     }
 
+    fn detach(self: Box<Self>) -> Detached<SegmentEnd> {
+        Engine::detach(*self)
+    }
+
     fn connections(&self) -> usize {
         Engine::connections(self)
     }
@@ -109,7 +119,15 @@ struct Windows {
 impl LinkEngine {
     /// An engine over fresh partitions. The link is up in the epoch `up.1`, so that the inbound window is clean.
     /// `vector` is the bell of this thread, at both ends.
-    pub(super) fn new(shared: &Shared, device: &Device, up: (u8, u32), index: usize, vector: Vector) -> Self {
+    /// `rescue` is for the time after the link, where connections outlive it.
+    pub(super) fn new(
+        shared: &Shared,
+        device: &Device,
+        up: (u8, u32),
+        index: usize,
+        vector: Vector,
+        rescue: Option<Rescue>,
+    ) -> Self {
         let (peer, epoch) = up;
         let setup = &shared.setup;
         let side = if setup.own < peer { Side::Lower } else { Side::Higher };
@@ -118,9 +136,13 @@ impl LinkEngine {
             number_first: index as u32,
             number_step: shared.places.len() as u32,
             secret: secret.rotate_left(32),
+            is_failover: setup.is_failover,
             ..Settings::new(side)
         };
         let windows = Windows::new(setup, device, shared.places[index], Slot(peer));
+        if let Some(rescue) = &rescue {
+            rescue.store(&windows.latency.1);
+        }
         windows.latency.1.store_u64(0, secret, Ordering::Release);
         windows.latency.1.flush();
         let bell = device.doorbell(Slot(peer), vector);
@@ -137,6 +159,9 @@ impl LinkEngine {
             secret,
             bell,
             device: device.clone(),
+            place: index,
+            rescue,
+            their_rescue: None,
         }
     }
 
@@ -156,6 +181,7 @@ impl LinkEngine {
         if theirs == 0 {
             return false;
         }
+        self.their_rescue = Rescue::load(&self.windows.latency.0);
         self.engine = Some(match self.timing.clone() {
             None => Box::new(Engine::new(self.settings, self.windows.ports(self.secret, theirs))),
             Some((timing, pace)) => {
@@ -219,6 +245,34 @@ impl LinkEngine {
     pub(super) fn open(&mut self, tuple: Tuple, mut make: impl FnMut(Key) -> SegmentEnd) {
         if let Some(engine) = &mut self.engine {
             engine.open(tuple, &mut make);
+        }
+    }
+
+    /// Which engine of which link it is.
+    pub(super) fn which(&self) -> Which {
+        Which { peer: self.peer, epoch: self.epoch, place: self.place }
+    }
+
+    /// By what the peer's proxy is known that comes by TCP.
+    pub(super) fn token(&self) -> Option<Token> {
+        self.rescue.map(|rescue| rescue.token)
+    }
+
+    /// Leaves the link, which is lost. `None`: nothing was agreed for that case, and all connections are reset.
+    pub(super) fn detach(mut self) -> Option<Lost> {
+        let which = self.which();
+        match (self.rescue, self.their_rescue, self.engine.take()) {
+            (Some(own), Some(theirs), Some(engine)) => {
+                let mut detached = engine.detach();
+                // Counted as what the windows have carried.
+                detached.take_counters();
+                Some(Lost { which, own, theirs, detached })
+            }
+            (.., engine) => {
+                self.engine = engine;
+                self.take_down();
+                None
+            }
         }
     }
 

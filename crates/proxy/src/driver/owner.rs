@@ -7,6 +7,7 @@ use super::Shared;
 use super::doors;
 use super::end::SegmentEnd;
 use super::links::LinkEngine;
+use super::relay::{Relays, Which};
 use crate::{Counters, Event, Fault, Key, Tuple};
 use control::proxy::{FromProxy, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
@@ -55,7 +56,7 @@ pub(super) enum Command {
 
 /// What a descriptor in the epoll set is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Token {
+pub(super) enum Token {
     /// Orders have come.
     Orders,
     /// A peer rings.
@@ -64,6 +65,12 @@ enum Token {
     Door(u32),
     /// Somebody has connected and owes the hello.
     Newcomer(u32),
+    /// The proxy of another node connects, after a lost link.
+    Callers,
+    /// Somebody has connected there and owes the hello.
+    Stranger(u32),
+    /// The TCP connection that an engine has instead of a link.
+    Relay(u32),
     /// A connection's lifeline.
     Lifeline { engine: usize, key: Key },
 }
@@ -82,6 +89,9 @@ impl Token {
             Self::Bell => other(1, 0),
             Self::Door(number) => other(2, number),
             Self::Newcomer(number) => other(3, number),
+            Self::Callers => other(4, 0),
+            Self::Stranger(number) => other(5, number),
+            Self::Relay(index) => other(6, index),
             Self::Lifeline { engine, key } => {
                 debug_assert!(key.to_word() & ENGINE_MASK == 0);
                 key.to_word() | (engine as u64) << ENGINE_SHIFT
@@ -96,7 +106,10 @@ impl Token {
             (NO_ENGINE, 0) => Self::Orders,
             (NO_ENGINE, 1) => Self::Bell,
             (NO_ENGINE, 2) => Self::Door(value),
-            (NO_ENGINE, _) => Self::Newcomer(value),
+            (NO_ENGINE, 3) => Self::Newcomer(value),
+            (NO_ENGINE, 4) => Self::Callers,
+            (NO_ENGINE, 5) => Self::Stranger(value),
+            (NO_ENGINE, _) => Self::Relay(value),
             _ => Self::Lifeline { engine: engine as usize, key: Key::from_word(word & !ENGINE_MASK) },
         }
     }
@@ -125,6 +138,8 @@ pub(super) struct Owner {
     epoll: OwnedFd,
     device: Option<(Device, VectorBell)>,
     engines: Vec<Option<LinkEngine>>,
+    /// Those that have lost their link, by the same numbers.
+    relays: Relays,
     doors: HashMap<u32, Door>,
     newcomers: HashMap<u32, Newcomer>,
     numbers: u32,
@@ -147,6 +162,7 @@ impl Owner {
         orders_bell: Arc<OwnedFd>,
     ) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let relays = Relays::new(shared.setup.own, shared.rescue_address(index));
         let owner = Self {
             shared,
             places,
@@ -156,6 +172,7 @@ impl Owner {
             epoll,
             device: None,
             engines: Vec::new(),
+            relays,
             doors: HashMap::new(),
             newcomers: HashMap::new(),
             numbers: 0,
@@ -166,6 +183,7 @@ impl Owner {
             is_over: false,
         };
         owner.watch(owner.orders_bell.as_fd(), Token::Orders, EventFlags::IN)?;
+        owner.relays.listener().map_or(Ok(()), |listener| owner.watch(listener, Token::Callers, EventFlags::IN))?;
         Ok(owner)
     }
 
@@ -205,6 +223,7 @@ impl Owner {
             // Others need the processor, and those who hold it back are served last: sleepers come first.
             self.crowded_waits -= 1;
             self.engines.iter_mut().flatten().for_each(LinkEngine::park_all);
+            self.relays.park_all();
             return false;
         }
         let mut spin = Spin::new();
@@ -244,6 +263,12 @@ impl Owner {
             }
             progressed |= self.handle_events(index);
         }
+        if !self.relays.is_empty() {
+            progressed |= self.relays.turn(now_ns);
+            for index in self.relays.indexes() {
+                progressed |= self.handle_events(index);
+            }
+        }
         progressed
     }
 
@@ -260,11 +285,16 @@ impl Owner {
                 return false;
             }
         }
+        if !self.relays.sleep() {
+            self.engines_wake();
+            return false;
+        }
         true
     }
 
     fn engines_wake(&mut self) {
         self.engines.iter_mut().flatten().for_each(LinkEngine::wake_up);
+        self.relays.wake_up();
     }
 
     fn sleep_limit(&self) -> Timespec {
@@ -285,11 +315,13 @@ impl Owner {
                 Token::Bell => self.device.as_ref().map(|(_, bell)| bell.take()).map_or((), drop),
                 Token::Door(number) => self.open_door(number),
                 Token::Newcomer(number) => self.hear_newcomer(number),
-                Token::Lifeline { engine, key } => {
-                    if let Some(Some(link)) = self.engines.get_mut(engine) {
-                        link.wake(key);
-                    }
-                }
+                Token::Lifeline { engine, key } => match self.engines.get_mut(engine) {
+                    Some(Some(link)) => link.wake(key),
+                    _ => self.relays.wake(engine, key),
+                },
+                Token::Callers => self.receive_callers(),
+                Token::Stranger(number) => self.hear_stranger(number),
+                Token::Relay(index) => self.relays.rouse(index as usize),
             }
         }
         // Last: a link that goes takes the connections with it that the other events are about.
@@ -332,13 +364,25 @@ impl Owner {
         self.end(peer);
         let Some((device, _)) = &self.device else { return };
         for &place in &self.places {
-            let engine = LinkEngine::new(&self.shared, device, (peer, epoch), place, self.vector);
-            match self.engines.iter().position(Option::is_none) {
+            let rescue = if self.shared.setup.is_failover { self.relays.new_rescue() } else { None };
+            let engine = LinkEngine::new(&self.shared, device, (peer, epoch), place, self.vector, rescue);
+            if self.engines.len() >= ENGINES_MAX
+                && self.free_index().is_none()
+                && let Some(oldest) = self.relays.oldest()
+            {
+                self.relays.drop_relay(oldest);
+            }
+            match self.free_index() {
                 Some(free) => self.engines[free] = Some(engine),
                 None if self.engines.len() < ENGINES_MAX => self.engines.push(Some(engine)),
                 None => {}
             }
         }
+    }
+
+    /// A number that neither an engine nor its connections after a lost link have.
+    fn free_index(&self) -> Option<usize> {
+        (0..self.engines.len()).find(|&index| self.engines[index].is_none() && !self.relays.has(index))
     }
 
     fn end(&mut self, peer: u8) {
@@ -350,10 +394,34 @@ impl Owner {
     }
 
     fn drop_engine(&mut self, index: usize) {
-        if let Some(mut link) = self.engines[index].take() {
-            link.take_down();
-            *self.past.entry(link.peer).or_default() += link.counters();
+        let Some(mut link) = self.engines[index].take() else { return };
+        let peer = link.peer;
+        *self.past.entry(peer).or_default() += link.counters();
+        if self.is_over {
+            return link.take_down();
         }
+        if let (Some(lost), Some(address)) = (link.detach(), self.shared.address(peer)) {
+            self.relays.begin(index, lost, address, &self.epoll);
+        }
+    }
+
+    fn receive_callers(&mut self) {
+        let (relays, numbers) = (&mut self.relays, &mut self.numbers);
+        let new_number = || {
+            *numbers = numbers.wrapping_add(1);
+            *numbers
+        };
+        relays.accept(new_number, &self.epoll);
+    }
+
+    /// Somebody who may be the proxy of another node says something.
+    fn hear_stranger(&mut self, number: u32) {
+        let engines = &self.engines;
+        let live = |which: Which| {
+            let link = engines.iter().flatten().find(|link| link.which() == which);
+            link.and_then(LinkEngine::token)
+        };
+        self.relays.hear_stranger(number, live, &self.epoll);
     }
 
     /// The peer has spoiled the link.
@@ -374,6 +442,7 @@ impl Owner {
                 self.shared.tell(&FromProxy::Broken { peer, epoch, what });
             }
         }
+        self.relays.tick();
     }
 
     fn report(&self) -> Vec<(u8, PeerReport)> {
@@ -381,17 +450,20 @@ impl Owner {
             let open = link.connections() as u64;
             (link.peer, PeerReport { connections_open: open, ..report_of(&link.counters()) })
         });
-        now.chain(self.past.iter().map(|(peer, counters)| (*peer, report_of(counters)))).collect()
+        let past = self.past.iter().map(|(peer, counters)| (*peer, report_of(counters)));
+        let by_tcp = self.relays.report().into_iter().map(|(peer, report)| (peer, report.told()));
+        now.chain(past).chain(by_tcp).collect()
     }
 
     fn close_all(&mut self) {
         (0..self.engines.len()).for_each(|index| self.drop_engine(index));
+        self.relays.clear();
         self.doors.clear();
         self.newcomers.clear();
     }
 
     fn watch(&self, descriptor: BorrowedFd<'_>, token: Token, flags: EventFlags) -> Result<(), Errno> {
-        epoll::add(&self.epoll, descriptor, EventData::new_u64(token.encode()), flags)
+        watch(&self.epoll, descriptor, token, flags)
     }
 
     fn new_number(&mut self) -> u32 {
@@ -405,11 +477,8 @@ impl Owner {
     /// What an engine cannot do by itself; whether there was anything.
     fn handle_events(&mut self, index: usize) -> bool {
         let mut had_any = false;
-        while let Some(Some(link)) = self.engines.get_mut(index)
-            && let Some(event) = link.next_event()
-        {
+        while let Some((peer, event)) = self.next_event(index) {
             had_any = true;
-            let peer = link.peer;
             match event {
                 Event::Open { key, tuple } => self.connect(index, peer, key, &tuple),
                 Event::Refused { local, errno } => self.refuse(local, errno),
@@ -419,6 +488,13 @@ impl Owner {
             }
         }
         had_any
+    }
+
+    fn next_event(&mut self, index: usize) -> Option<(u8, Event<SegmentEnd>)> {
+        match self.engines.get_mut(index) {
+            Some(Some(link)) => link.next_event().map(|event| (link.peer, event)),
+            _ => self.relays.next_event(index),
+        }
     }
 
     fn connect(&mut self, engine: usize, peer: u8, key: Key, tuple: &Tuple) {
@@ -435,8 +511,10 @@ impl Owner {
             )?;
             Ok(end)
         });
-        if let Some(Some(link)) = self.engines.get_mut(engine) {
-            link.answer(key, end.map_err(|errno| errno.raw_os_error() as u32));
+        let answer = end.map_err(|errno| errno.raw_os_error() as u32);
+        match self.engines.get_mut(engine) {
+            Some(Some(link)) => link.answer(key, answer),
+            _ => self.relays.answer(engine, key, answer),
         }
     }
 
@@ -549,7 +627,13 @@ fn report_of(counters: &Counters) -> PeerReport {
         bytes_sent: counters.bytes_sent,
         bytes_received: counters.bytes_received,
         moves: counters.moves,
+        ..PeerReport::default()
     }
+}
+
+/// Adds a descriptor to those that a thread waits for.
+pub(super) fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, token: Token, flags: EventFlags) -> Result<(), Errno> {
+    epoll::add(epoll, descriptor, EventData::new_u64(token.encode()), flags)
 }
 
 #[cfg(test)]
@@ -564,6 +648,9 @@ mod tests {
             Token::Bell,
             Token::Door(7),
             Token::Newcomer(u32::MAX),
+            Token::Callers,
+            Token::Stranger(8),
+            Token::Relay(254),
             lifeline(0, 0),
             lifeline(254, 5 << 32 | 0xFF_FFFF),
         ] {

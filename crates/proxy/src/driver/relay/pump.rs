@@ -1,0 +1,141 @@
+//! Moves frames between an engine and a TCP connection: the engine has a partition of this process's own memory.
+
+use super::stream::{Cutter, StreamError};
+use crate::Port;
+use fabric::heap::{self, HeapLink};
+use fabric::{Link, train_both};
+use lane::{Consumer, Layout, Producer};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Slots of the lanes between engine and pump: enough for the longest frame.
+const SLOTS: u64 = 1024;
+/// Bytes that are handed to the kernel at once.
+const OUTBOX_BYTES: usize = 64 << 10;
+/// Chunks that are received in a turn: then the others have theirs.
+const CHUNKS_MAX: usize = 4;
+
+pub(super) type HeapInbound = <HeapLink as Link>::Inbound;
+pub(super) type HeapOutbound = <HeapLink as Link>::Outbound;
+
+/// The other end of an engine's partition, and the TCP connection behind it.
+pub(super) struct Pump {
+    socket: Option<OwnedFd>,
+    from: Consumer<HeapInbound, HeapOutbound>,
+    to: Producer<HeapOutbound, HeapInbound>,
+    outbox: Vec<u8>,
+    sent_bytes: usize,
+    cutter: Cutter,
+    is_readable: bool,
+    is_writable: bool,
+}
+
+impl Pump {
+    /// A pump on a connection that is made, and the engine's partition.
+    pub(super) fn new(socket: Option<OwnedFd>) -> (Self, Port<HeapInbound, HeapOutbound>) {
+        let layout = Layout::packed(SLOTS, 0);
+        let (mut own, mut engines) = heap::pair(layout.window_bytes());
+        assert!(train_both(&mut own, &mut engines), "two ends in one process come up");
+        // Nobody but this process reaches the memory.
+        const SECRET: u64 = 0x5EC2_E7F0_0D5E_C2E7;
+        let ends = |link: &HeapLink| {
+            let (inbound, outbound) = (link.inbound(), link.outbound());
+            let to = Producer::new(outbound.clone(), inbound.clone(), layout, SECRET);
+            (to, Consumer::new(inbound, outbound, layout, SECRET))
+        };
+        let ((to, from), (engines_to, engines_from)) = (ends(&own), ends(&engines));
+        let pump = Self {
+            socket,
+            from,
+            to,
+            outbox: Vec::new(),
+            sent_bytes: 0,
+            cutter: Cutter::default(),
+            is_readable: true,
+            is_writable: true,
+        };
+        (pump, Port::new(engines_to, engines_from))
+    }
+
+    /// The kernel says that there is something to receive, or room to send.
+    pub(super) fn rouse(&mut self) {
+        (self.is_readable, self.is_writable) = (true, true);
+    }
+
+    /// Whether the connection has ended, and all that came by it was handed to the engine.
+    pub(super) fn is_over(&self) -> bool {
+        self.socket.is_none() && !self.cutter.is_holding()
+    }
+
+    /// Whether everything the engine said is with the kernel.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.sent_bytes == self.outbox.len() && !self.from.may_have_data()
+    }
+
+    /// Whether nothing can be done before the kernel says so.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.socket.is_none() || (!self.is_readable && (!self.is_writable || self.is_flushed()))
+    }
+
+    /// Moves what can be moved; whether that was anything.
+    pub(super) fn turn(&mut self) -> Result<bool, StreamError> {
+        let pulled = self.pull()?;
+        Ok(self.push()? || pulled)
+    }
+
+    /// The connection cannot be used any more.
+    fn end(&mut self) {
+        self.socket = None;
+    }
+
+    fn push(&mut self) -> Result<bool, StreamError> {
+        let mut progressed = false;
+        loop {
+            if self.sent_bytes == self.outbox.len() {
+                self.sent_bytes = 0;
+                self.outbox.resize(OUTBOX_BYTES, 0);
+                let taken = self.from.read(&mut self.outbox);
+                self.outbox.truncate(*taken.as_ref().unwrap_or(&0));
+                taken?;
+            }
+            let Some(socket) = self.socket_to_use(self.is_writable) else { return Ok(progressed) };
+            let rest = &self.outbox[self.sent_bytes..];
+            if rest.is_empty() {
+                return Ok(progressed);
+            }
+            match rustix::net::send(socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(bytes) => {
+                    self.sent_bytes += bytes;
+                    progressed = true;
+                }
+                Err(Errno::AGAIN) => self.is_writable = false,
+                Err(Errno::INTR) => {}
+                Err(_) => self.end(),
+            }
+        }
+    }
+
+    fn pull(&mut self) -> Result<bool, StreamError> {
+        let mut progressed = self.cutter.cut(&mut self.to)?;
+        for _ in 0..CHUNKS_MAX {
+            if self.cutter.is_holding() {
+                break;
+            }
+            let Some(socket) = self.socket.as_ref().filter(|_| self.is_readable) else { break };
+            match self.cutter.fill(|room| rustix::net::recv(socket, room, RecvFlags::DONTWAIT).map(|(bytes, _)| bytes))
+            {
+                Ok(0) => self.end(),
+                Ok(_) => progressed |= self.cutter.cut(&mut self.to)?,
+                Err(Errno::AGAIN) => self.is_readable = false,
+                Err(Errno::INTR) => {}
+                Err(_) => self.end(),
+            }
+        }
+        Ok(progressed)
+    }
+
+    fn socket_to_use(&self, is_ready: bool) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().filter(|_| is_ready).map(AsFd::as_fd)
+    }
+}

@@ -1,0 +1,198 @@
+//! Frames in a byte stream: one behind the other, as a header says where the next begins. What comes is hostile.
+
+use crate::frame::{FrameError, HEADER_BYTES, Header, Kind};
+use fabric::{Inbound, Outbound};
+use lane::{Corrupt, Producer};
+use thiserror::Error;
+
+/// Bytes that are taken from a stream at once.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Why a stream cannot be read on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(super) enum StreamError {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The lane is this process's alone.
+    #[error("own lane: {0}")]
+    Lane(#[from] Corrupt),
+}
+
+/// Cuts a stream into the records of a lane. Bytes of programs go on as they come; whatever else is short.
+#[derive(Debug, Default)]
+pub(super) struct Cutter {
+    bytes: Vec<u8>,
+    /// How many of them are done with.
+    taken: usize,
+    /// Of a frame with bytes of a program, what has not come.
+    rest: Option<Header>,
+}
+
+impl Cutter {
+    /// Takes more of the stream: `receive` puts it in place, and answers how much it was.
+    pub(super) fn fill<E>(&mut self, receive: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Result<usize, E> {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        let before = self.bytes.len();
+        self.bytes.resize(before + CHUNK_BYTES, 0);
+        let received = receive(&mut self.bytes[before..]);
+        self.bytes.truncate(before + received.as_ref().copied().unwrap_or(0));
+        received
+    }
+
+    /// Publishes what is whole; whether that was anything. Stops where the lane has no room.
+    pub(super) fn cut<O: Outbound, I: Inbound>(&mut self, to: &mut Producer<O, I>) -> Result<bool, StreamError> {
+        let mut progressed = false;
+        while self.cut_one(to)? {
+            progressed = true;
+        }
+        Ok(progressed)
+    }
+
+    /// Whether something is left that a further [`Cutter::cut`] may publish.
+    pub(super) fn is_holding(&self) -> bool {
+        let left_bytes = self.bytes.len() - self.taken;
+        left_bytes >= HEADER_BYTES || (self.rest.is_some() && left_bytes > 0)
+    }
+
+    fn cut_one<O: Outbound, I: Inbound>(&mut self, to: &mut Producer<O, I>) -> Result<bool, StreamError> {
+        let left = &self.bytes[self.taken..];
+        if let Some(rest) = &mut self.rest {
+            let wanted_bytes = rest.len_bytes.min(left.len());
+            let draft = if wanted_bytes > 0 { to.draft(HEADER_BYTES + wanted_bytes)? } else { None };
+            let Some(mut draft) = draft.filter(|draft| draft.room_bytes() > HEADER_BYTES) else { return Ok(false) };
+            let len_bytes = draft.room_bytes() - HEADER_BYTES;
+            draft.append(&Header { len_bytes, ..*rest }.encode());
+            draft.append(&left[..len_bytes]);
+            draft.publish();
+            self.taken += len_bytes;
+            rest.len_bytes -= len_bytes;
+            rest.aux = rest.aux.wrapping_add(len_bytes as u32);
+            if rest.len_bytes == 0 {
+                self.rest = None;
+            }
+            return Ok(true);
+        }
+        let Some((bytes, payload)) = left.split_first_chunk::<HEADER_BYTES>() else { return Ok(false) };
+        let header = Header::decode_alone(bytes)?;
+        if header.kind == Kind::Data {
+            self.rest = Some(header);
+            self.taken += HEADER_BYTES;
+            return Ok(true);
+        }
+        let record_bytes = HEADER_BYTES + header.len_bytes;
+        if payload.len() < header.len_bytes {
+            return Ok(false);
+        }
+        // A short record fits wherever there is any room.
+        let Some(mut draft) = to.draft(record_bytes)? else { return Ok(false) };
+        draft.append(&left[..record_bytes]);
+        draft.publish();
+        self.taken += record_bytes;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Number;
+    use fabric::heap::{self, HeapLink};
+    use fabric::{Link, train_both};
+    use lane::{Consumer, Layout};
+    use proptest::prelude::*;
+
+    type End<L> =
+        (Producer<<L as Link>::Outbound, <L as Link>::Inbound>, Consumer<<L as Link>::Inbound, <L as Link>::Outbound>);
+
+    /// Both ends of a lane of 8 slots.
+    fn lane() -> End<HeapLink> {
+        let layout = Layout::packed(8, 0);
+        let (mut a, mut b) = heap::pair(layout.window_bytes().next_multiple_of(64));
+        assert!(train_both(&mut a, &mut b));
+        let to = Producer::new(a.outbound(), a.inbound(), layout, 7);
+        (to, Consumer::new(b.inbound(), b.outbound(), layout, 7))
+    }
+
+    /// Puts bytes through a cutter in pieces; the records that come out, one behind the other.
+    fn through(stream: &[u8], piece_bytes: usize) -> Result<Vec<u8>, StreamError> {
+        let (mut to, mut from) = lane();
+        let (mut cutter, mut out) = (Cutter::default(), Vec::new());
+        for piece in stream.chunks(piece_bytes) {
+            let filled: Result<usize, ()> = cutter.fill(|room| {
+                room[..piece.len()].copy_from_slice(piece);
+                Ok(piece.len())
+            });
+            assert_eq!(filled, Ok(piece.len()));
+            while cutter.cut(&mut to)? {
+                while let Some(chunk) = from.peek().expect("an own lane") {
+                    let mut record = vec![0; chunk.len_bytes];
+                    from.span(chunk).read(&mut record);
+                    from.consume(chunk.len_bytes).expect("an own lane");
+                    out.extend(record);
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Frames as (connection, position, bytes), neighbours with bytes of one stream in one.
+    fn joined(mut records: &[u8]) -> Vec<(u32, Kind, u32, Vec<u8>)> {
+        let mut frames: Vec<(u32, Kind, u32, Vec<u8>)> = Vec::new();
+        while let Some((header, rest)) = records.split_first_chunk::<HEADER_BYTES>() {
+            let header = Header::decode_alone(header).expect("a frame");
+            let (payload, rest) = rest.split_at(header.len_bytes);
+            records = rest;
+            match frames.last_mut() {
+                Some((connection, Kind::Data, at, bytes))
+                    if header.kind == Kind::Data
+                        && *connection == header.connection.0
+                        && at.wrapping_add(bytes.len() as u32) == header.aux =>
+                {
+                    bytes.extend(payload);
+                }
+                _ => frames.push((header.connection.0, header.kind, header.aux, payload.to_vec())),
+            }
+        }
+        frames
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn frames_arrive_alike_however_the_stream_is_cut(
+            frames in prop::collection::vec((0..3_u32, any::<bool>(), any::<u32>(), 1..3000_usize), 0..30),
+            piece in 1..5000_usize,
+        ) {
+            let mut stream = Vec::new();
+            for (connection, is_data, aux, len_bytes) in frames {
+                let (kind, len_bytes) =
+                    if is_data { (Kind::Data, len_bytes) } else { (Kind::Open, 1 + len_bytes % 32) };
+                stream.extend(Header { connection: Number(connection), kind, len_bytes, aux }.encode());
+                stream.extend((0..len_bytes).map(|at| at as u8));
+            }
+            let out = through(&stream, piece).expect("good frames");
+            prop_assert_eq!(joined(&out), joined(&stream));
+        }
+
+        #[test]
+        fn a_stream_of_any_bytes_gives_frames_or_an_error(
+            stream in prop::collection::vec(any::<u8>(), 0..300), piece in 1..50_usize
+        ) {
+            if let Ok(out) = through(&stream, piece) {
+                joined(&out);
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_is_an_error() {
+        let mut header = Header::control(Number(1), Kind::Credit, 2).encode();
+        header[4] = 77;
+        assert_eq!(through(&header, 16), Err(StreamError::Frame(FrameError::Kind(77))));
+        let mut header = Header { connection: Number(1), kind: Kind::Data, len_bytes: 9, aux: 0 }.encode();
+        header[11] = 0xFF;
+        assert!(matches!(through(&header, 16), Err(StreamError::Frame(FrameError::Payload { .. }))));
+    }
+}
