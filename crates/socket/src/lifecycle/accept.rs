@@ -182,7 +182,9 @@ fn wait(fd: RawFd, listener: &Listener) -> Result<Ready, Errno> {
         polled != Ok(0)
     };
     if !spin_until(is_over) {
-        polled = system::poll(&mut entries, timeout_ms);
+        // As late as can be: the last turn may have taken long, and a handler that ran in it interrupts no sleep.
+        let is_interrupted = began.since() != Since::Nothing;
+        polled = if is_interrupted { Err(Errno::INTR) } else { system::poll(&mut entries, timeout_ms) };
     }
     match polled {
         Ok(0) => Err(Errno::AGAIN),
