@@ -515,3 +515,16 @@ fn a_proxy_that_hangs_is_replaced_and_the_link_comes_back() {
     place.wait_for_link(0, "up");
     assert!(place.monitor(0)["links"][0]["ups"].as_u64() > before["links"][0]["ups"].as_u64());
 }
+
+#[test]
+fn a_window_as_small_as_a_modelled_link_can_have_comes_up_and_a_smaller_one_is_wrong_use() {
+    let place = Place::new(&["--link", "gen3x16"]);
+    let least_bytes = rack::CONTROL_PARTITION_BYTES + 2 * rack::MODELLED_PARTITION_BYTES_MIN;
+    place.change("window_bytes = 4194304", &format!("window_bytes = {}", least_bytes - 4096));
+    let refused = place.output(&["up", "--rack", "r.toml"]);
+    assert_fails(&refused, 2, &["r.toml, line", "device.window_bytes", "modelled", &least_bytes.to_string()]);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+    place.change(&(least_bytes - 4096).to_string(), &least_bytes.to_string());
+    let up = place.output(&["up", "--rack", "r.toml"]);
+    assert!(up.status.success(), "{up:?}");
+}

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::access::ANY_NODE;
 use crate::{
-    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, NODES_MAX, Node, PAGE_BYTES,
-    PARTITIONS_MAX, PortList, Rack, Trust, WINDOW_BYTES_MAX,
+    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, MODELLED_PARTITION_BYTES_MIN,
+    NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList, Rack, Trust, WINDOW_BYTES_MAX,
 };
 
 /// Letters of a rack's or node's name: names are parts of socket paths, which are short.
@@ -83,10 +83,14 @@ fn check_partitions(rack: &Rack) -> Checked {
 fn check_window(rack: &Rack) -> Checked {
     let (key, bytes) = ("device.window_bytes", rack.device.window_bytes);
     let partitions = rack.data_partitions().len() as u64;
-    let needed = CONTROL_PARTITION_BYTES + partitions * DATA_PARTITION_BYTES_MIN;
+    let (partition_bytes, of) = match rack.link {
+        Some(_) => (MODELLED_PARTITION_BYTES_MIN, " of a modelled link"),
+        None => (DATA_PARTITION_BYTES_MIN, ""),
+    };
+    let needed = CONTROL_PARTITION_BYTES + partitions * partition_bytes;
     if bytes < needed {
         let what = format!(
-            "{bytes} bytes are too few for {partitions} partitions; make it at least {needed}, or ask for fewer"
+            "{bytes} bytes are too few for {partitions} partitions{of}; make it at least {needed}, or ask for fewer"
         );
         return Err(Fault::new(key, what));
     }

@@ -38,6 +38,8 @@ pub const ACCESS_PARTS_MAX: usize = 1024;
 pub const CONTROL_PARTITION_BYTES: u64 = 64 << 10;
 /// A data partition has at least this.
 pub const DATA_PARTITION_BYTES_MIN: u64 = 64 << 10;
+/// The same where links are modelled: stores under way take more room than where they arrive.
+pub const MODELLED_PARTITION_BYTES_MIN: u64 = (1 << 20) + PAGE_BYTES;
 /// Windows are whole pages.
 pub const PAGE_BYTES: u64 = 4096;
 /// A window's bytes at most: what an offset in a device of [`NODES_MAX`] nodes can say with room to spare.

@@ -62,8 +62,8 @@ fn a_fault_is_one_line_with_file_line_key_value_and_remedy() {
             "window_bytes = 4194304",
             "window_bytes = 131072",
             format!(
-                "r.toml, line {}, device.window_bytes: 131072 bytes are too few for 2 partitions; \
-                 make it at least 196608, or ask for fewer",
+                "r.toml, line {}, device.window_bytes: 131072 bytes are too few for 2 partitions of a \
+                 modelled link; make it at least 2170880, or ask for fewer",
                 line(&text, "window_bytes")
             ),
         ),
@@ -268,7 +268,7 @@ fn racks() -> impl Strategy<Value = Rack> {
                 .into_iter()
                 .map(|(class, count, bound)| Partitions { class, count, cores: bound.then(|| (0..count).collect()) })
                 .collect();
-            rack.device.window_bytes = 4096 * (pages + 1100);
+            rack.device.window_bytes = 4096 * (pages + if rack.link.is_some() { 12_000 } else { 1100 });
             let node = rack.nodes[0].clone();
             rack.nodes = nodes
                 .into_iter()
