@@ -108,9 +108,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_attack() -> impl Strategy<Value = Attack> {
+    fn any_frame() -> impl Strategy<Value = Attack> {
         let aux = prop_oneof![Just(0), 0..20_000_u32, any::<u32>()];
-        let frame = (any::<bool>(), 0..8_u8, any::<bool>(), 0..12_u8, 0..100_u16, aux, any::<bool>()).prop_map(
+        (any::<bool>(), 0..8_u8, any::<bool>(), 0..12_u8, 0..100_u16, aux, any::<bool>()).prop_map(
             |(in_bulk, connection, opened_by_higher, kind, len_bytes, aux, is_bare)| Attack::Frame {
                 in_bulk,
                 connection,
@@ -120,22 +120,21 @@ mod tests {
                 aux,
                 is_bare,
             },
-        );
+        )
+    }
+
+    fn any_attack() -> impl Strategy<Value = Attack> {
         let record = (any::<bool>(), prop::collection::vec(any::<u8>(), 1..60));
         let word = (any::<u32>(), prop_oneof![0..100_u64, any::<u64>()]);
         prop_oneof![
-            6 => crate::any_act().prop_map(Attack::Act),
-            4 => frame,
+            13 => frames_and_life(),
             1 => record.prop_map(|(in_bulk, bytes)| Attack::Record { in_bulk, bytes }),
             1 => word.prop_map(|(at, value)| Attack::Word { at, value }),
-            3 => Just(Attack::Turn),
         ]
     }
 
-    fn only_frames() -> impl Strategy<Value = Attack> {
-        any_attack().prop_filter("frames and life", |attack| {
-            matches!(attack, Attack::Act(_) | Attack::Frame { .. } | Attack::Turn)
-        })
+    fn frames_and_life() -> impl Strategy<Value = Attack> {
+        prop_oneof![6 => crate::any_act().prop_map(Attack::Act), 4 => any_frame(), 3 => Just(Attack::Turn)]
     }
 
     fn frame(number: u32, kind: u8, aux: u32, payload: &[u8]) -> Vec<u8> {
@@ -206,7 +205,7 @@ mod tests {
 
         #[test]
         fn frames_for_one_connection_harm_no_other(
-            shape in crate::any_shape(), attacks in prop::collection::vec(only_frames(), 0..150)
+            shape in crate::any_shape(), attacks in prop::collection::vec(frames_and_life(), 0..150)
         ) {
             check(shape, &attacks);
         }
