@@ -1,4 +1,4 @@
-//! The guests' kernel: Debian's package for clouds, unpacked or installed.
+//! The guests' kernel: Debian's package for clouds or Ubuntu's for virtual machines, unpacked or installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,9 @@ const VARIABLE: &str = "LAB_KERNEL";
 const UNPACKED: &str = "target/x/guest";
 /// Modules that one module can depend on, all the way down.
 const DEPTH_MAX: u32 = 16;
+
+/// How modules are compressed by Debian and by Ubuntu, and what unpacks them.
+const UNPACKERS: [(&str, &str); 2] = [(".xz", "xz"), (".zst", "zstd")];
 
 /// A kernel and its modules.
 #[derive(Clone, Debug)]
@@ -99,17 +102,20 @@ fn find_module(folder: &Path, file: &str) -> Option<PathBuf> {
             return find_module(&entry.path(), file);
         }
         let name = entry.file_name().to_string_lossy().replace('-', "_");
-        (name.trim_end_matches(".xz") == file).then(|| entry.path())
+        let uncompressed = UNPACKERS.iter().find_map(|(extension, _)| name.strip_suffix(extension));
+        (uncompressed.unwrap_or(&name) == file).then(|| entry.path())
     })
 }
 
 fn read_module(path: &Path) -> Result<Vec<u8>> {
-    if path.extension().is_none_or(|extension| extension != "xz") {
-        return fs::read(path).with_context(|| path.display().to_string());
-    }
-    let output = Command::new("xz").arg("-dc").arg(path).output().context("xz: install xz-utils")?;
+    let name = path.to_string_lossy();
+    let Some((_, unpacker)) = UNPACKERS.iter().find(|(extension, _)| name.ends_with(extension)) else {
+        return fs::read(path).with_context(|| name.into_owned());
+    };
+    let output = Command::new(unpacker).arg("-dc").arg(path).output();
+    let output = output.with_context(|| format!("{unpacker}: install it to unpack {name}"))?;
     if !output.status.success() {
-        bail!("xz -dc {}: {}", path.display(), String::from_utf8_lossy(&output.stderr).trim());
+        bail!("{unpacker} -dc {name}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(output.stdout)
 }
@@ -141,7 +147,11 @@ mod tests {
         fs::write(folder.path().join("boot/vmlinuz-6-cloud"), "").unwrap();
         module(&modules.join("kernel/drivers"), "vfio-pci.ko", "vfio-pci-core,vfio,irq_bypass");
         module(&modules.join("kernel"), "vfio-pci-core.ko", "vfio");
-        module(&modules, "vfio.ko", "");
+        for (file, unpacker) in [("vfio.ko", "zstd"), ("loop3.ko", "xz")] {
+            module(&modules, file, "");
+            assert!(Command::new(unpacker).arg("-q").arg(modules.join(file)).status().unwrap().success());
+        }
+        let _ = fs::remove_file(modules.join("vfio.ko")); // zstd leaves it
         fs::write(modules.join("modules.builtin"), "kernel/virt/irq-bypass.ko\n").unwrap();
         module(&modules, "loop.ko", "loop2");
         module(&modules, "loop2.ko", "loop");
@@ -150,6 +160,7 @@ mod tests {
         let found = kernel.modules(&["vfio-pci", "vfio"]).unwrap();
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["vfio.ko", "vfio_pci_core.ko", "vfio_pci.ko"]);
+        assert_eq!(kernel.modules(&["loop3"]).unwrap()[0].0, "loop3.ko");
         assert!(kernel.modules(&["loop"]).unwrap_err().to_string().contains("itself"));
         assert!(kernel.modules(&["missing"]).unwrap_err().to_string().contains("no module missing"));
     }

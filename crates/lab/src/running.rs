@@ -5,6 +5,7 @@ use std::fs::Permissions;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,6 +25,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long the console of a machine that is gone may take to be read.
 const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// Where the folders of device servers lie, whatever TMPDIR says: names of sockets must be short.
+const FOLDERS: &str = "/tmp";
+const FOLDER_PREFIX: &str = "lab-";
+const SOCKET: &str = "device.sock";
 
 /// Booted guests and what they share. Dropping it ends them all.
 #[derive(Debug)]
@@ -285,10 +291,11 @@ impl Running {
 
 impl Served {
     fn start(lab: &Lab, events: &Sender<Event>) -> Result<Self> {
-        // In /tmp, whatever TMPDIR says: names of sockets must be short.
+        sweep(Path::new(FOLDERS));
         let owner_only = Permissions::from_mode(0o700);
-        let folder = tempfile::Builder::new().prefix("lab-").permissions(owner_only).tempdir_in("/tmp")?;
-        let socket = folder.path().join("device.sock");
+        let prefix = format!("{FOLDER_PREFIX}{}-", std::process::id());
+        let folder = tempfile::Builder::new().prefix(&prefix).permissions(owner_only).tempdir_in(FOLDERS)?;
+        let socket = folder.path().join(SOCKET);
         let options = device_server::Options::new(&socket, lab.size_bytes, lab.vectors)?;
         let server = device_server::Server::bind(&options)?;
         let memory = server.memory().try_clone_to_owned()?;
@@ -302,9 +309,56 @@ impl Served {
     }
 }
 
+/// Removes the folders of labs that were killed: their process is gone, and nobody listens at their sockets.
+fn sweep(folders: &Path) {
+    let Ok(entries) = std::fs::read_dir(folders) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process =
+            name.strip_prefix(FOLDER_PREFIX).and_then(|rest| rest.split_once('-')).map(|(process, _)| process);
+        let Some(process) = process.and_then(|process| process.parse::<u32>().ok()) else { continue };
+        let is_refused = || {
+            let connected = UnixStream::connect(entry.path().join(SOCKET));
+            connected.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+        };
+        if !Path::new(&format!("/proc/{process}")).exists() && is_refused() {
+            // Somebody else may be at it.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 impl Seat {
     fn release(&mut self) {
         self.waits = None;
         self.guest.as_mut().map(Guest::release).unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn folders_of_killed_labs_are_removed_and_no_others() {
+        let folders = tempfile::tempdir_in(FOLDERS).unwrap();
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let (gone, here) = (ended.id(), std::process::id());
+        let folder = |name: String| {
+            let path = folders.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let names = [format!("lab-{gone}-a"), format!("lab-{here}-b"), format!("lab-{gone}-c"), "lab-x-d".to_owned()];
+        let [killed, beginning, served, stranger] = names.map(folder);
+        for refused in [&killed, &beginning, &stranger] {
+            drop(UnixListener::bind(refused.join(SOCKET)).unwrap());
+        }
+        let _listener = UnixListener::bind(served.join(SOCKET)).unwrap();
+        sweep(folders.path());
+        assert_eq!([killed, beginning, served, stranger].map(|path| path.exists()), [false, true, true, true]);
     }
 }

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 const USAGE: &str = "usage: lab-link pci:ADDRESS|vfio:ADDRESS|file:PATH|server:PATH OWN NODES PEER [ROUNDS]";
 const ROUNDS: u64 = 100;
 /// Only a hang ever waits so long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Where the word lies: at the window's start, and at its end the other way round.
 const WORD: usize = 0;
