@@ -3,21 +3,21 @@
 
 ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
 
-rack_up
+rack_up proxy "5 s" # a machine that is killed is found by its silence
 case $NODE in
 a)
     lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
-    wait_for 30 grep -q 'Ready to accept connections' /tmp/redis.log
+    wait_for grep -q 'Ready to accept connections' /tmp/redis.log
     host serving
     ;;
 b)
-    wait_for 60 ping
+    wait_for ping
     lanes redis-cli -h 127.77.0.1 subscribe news >/tmp/news 2>&1 &
-    wait_for 30 grep -q subscribe /tmp/news
+    wait_for grep -q subscribe /tmp/news
     host connected
     wait $! || echo "the connection ended"
     host reset
-    wait_for 60 ping
+    wait_for ping
     host again
     ;;
 esac

@@ -11,7 +11,7 @@ rack_up
 case $NODE in
 a)
     lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
-    wait_for 30 grep -q 'Ready to accept connections' /tmp/redis.log
+    wait_for grep -q 'Ready to accept connections' /tmp/redis.log
     barrier serving
     barrier spoiled
     ping # the programs of one node do not notice
@@ -22,10 +22,10 @@ a)
     ;;
 b)
     barrier serving
-    wait_for 30 ping
+    wait_for ping
     for seed in 1 2 3; do
         lab-spoil "$MEMORY" "$MEMORY_BYTES" $seed
-        wait_for 60 ping
+        wait_for ping
     done
     barrier spoiled
     barrier again

@@ -8,9 +8,9 @@ if [ "$NODE" = a ]; then
     first=$!
     lanes lab-stream serve 127.77.0.1:9002 60 &
 else
-    wait_for 60 lanes lab-stream connect 127.77.0.1:9001 60 &
+    wait_for lanes lab-stream connect 127.77.0.1:9001 60 &
     first=$!
-    wait_for 60 lanes lab-stream connect 127.77.0.1:9002 60 &
+    wait_for lanes lab-stream connect 127.77.0.1:9002 60 &
 fi
 second=$!
 wait $first

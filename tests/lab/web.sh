@@ -20,12 +20,12 @@ case $NODE in
 a)
     lanes nginx -e /tmp/nginx.log -c /tmp/nginx.conf &
     lanes iperf3 --server --one-off >/tmp/iperf.log &
-    wait_for 30 lanes curl -s -o /dev/null http://127.77.0.1:8080/numbers
+    wait_for lanes curl -s -o /dev/null http://127.77.0.1:8080/numbers
     barrier serving
     ;;
 b)
     barrier serving
-    wait_for 60 lanes curl -s -o /dev/null http://127.77.0.1:8080/numbers # where machines are slow
+    wait_for lanes curl -s -o /dev/null http://127.77.0.1:8080/numbers
     for _ in 1 2 3 4 5; do
         lanes curl -s http://127.77.0.1:8080/numbers | cmp - /srv/numbers
     done

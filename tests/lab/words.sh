@@ -10,13 +10,13 @@ barrier booted
 case $NODE in
 a)
     word 0 0xc0ffee01
-    wait_for 20 is 0x1000 0xc0ffee02
+    wait_for is 0x1000 0xc0ffee02
     word $last 0x12345678
     ;;
 b)
-    wait_for 20 is 0 0xc0ffee01
+    wait_for is 0 0xc0ffee01
     word 0x1000 0xc0ffee02
-    wait_for 20 is $last 0x12345678
+    wait_for is $last 0x12345678
     ;;
 esac
 echo "guest $NODE has seen the other's word"

@@ -38,7 +38,7 @@ seen() {
     words=$1 huge_kb=$2
     shift 2
     crosslane pcie bench --device memory --test lat-rd --window 4M --samples 1000000000 "$@" >/dev/null &
-    wait_for 60 grep -q "memfd:crosslane-pcie-bench.* $words\$" /proc/$!/numa_maps
+    wait_for grep -q "memfd:crosslane-pcie-bench.* $words\$" /proc/$!/numa_maps
     found=$(awk '/crosslane-pcie-bench/ { ours = 1 } ours && /^ShmemPmdMapped/ { print $2; exit }' /proc/$!/smaps)
     [ "$found" = "$huge_kb" ] || { echo "$* has $found KB in huge pages, not $huge_kb"; return 1; }
     kill $!
