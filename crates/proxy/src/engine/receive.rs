@@ -46,7 +46,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     }
 
     fn take_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {
-        let Some(key) = self.table.find(header.connection) else {
+        let Some(key) = self.connection_of(port, header)? else {
             return self.take_first_frame(port, header, chunk);
         };
         if self.settings.is_failover && self.take_word_of_end(key, header.kind) {
@@ -72,6 +72,27 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             Err(what) => self.offend(key, what),
         }
         Ok(())
+    }
+
+    /// Whose frame it is. Connections are opened in the first partition: where one that is not known speaks in another,
+    /// its `Open` was published before, and may not be taken yet.
+    fn connection_of(&mut self, port: usize, header: &Header) -> Result<Option<Key>, Fault> {
+        let number = header.connection;
+        let mut found = self.table.find(number);
+        let may_be_unopened = found.is_none() && port != 0 && number.opener() != self.settings.side;
+        if !may_be_unopened || std::mem::replace(&mut self.is_catching_up, true) {
+            return Ok(found);
+        }
+        let mut outcome = Ok(true);
+        for _ in 0..FRAMES_BEHIND_MAX {
+            outcome = self.receive_one(0);
+            found = self.table.find(number);
+            if outcome != Ok(true) || found.is_some() {
+                break;
+            }
+        }
+        self.is_catching_up = false;
+        outcome.map(|_| found)
     }
 
     fn take_first_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {

@@ -277,3 +277,25 @@ fn a_program_that_is_killed_while_nobody_reads_it_is_gone_at_the_other_end() {
     assert!(world.talks[0].ends[1].as_ref().expect("connected").lock().input_is_reset);
     assert_eq!(world.nodes.each_ref().map(|node| node.engine.connections()), [0, 0]);
 }
+
+/// The receiver looks at the other partition before it has come to the `Open`: more frames are ahead of it than a turn
+/// takes.
+#[test]
+fn bytes_that_overtake_the_open_of_their_connection_wait_for_it() {
+    let (mut world, _links) = heap_world(Shape { ring_shift: 6, slice_bytes: 0, ..shape() });
+    world.open(0, 40_000, false, true);
+    world.settle();
+    for _ in 0..40 {
+        world.act(Act::Send { connection: 0, node: false, bytes: 10 });
+        world.turn(0);
+    }
+    world.open(0, 40_000, false, true);
+    for bytes in [10_000, 4000] {
+        world.act(Act::Send { connection: 1, node: false, bytes });
+        (0..3).for_each(|_| world.turn(0));
+    }
+    assert_eq!(world.nodes[0].engine.counters().moves, 1, "some of it is in the other partition");
+    world.settle();
+    world.check_settled();
+    assert_eq!((world.offences, world.talks[1].streams[0].read), (0, 14_000));
+}
