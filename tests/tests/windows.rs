@@ -289,6 +289,7 @@ impl Node {
         monitor.send(&ToProxy::Configure(Configuration {
             version: VERSION,
             own: own as u8,
+            slots: 2,
             nodes: vec![entry(0), entry(1)],
             rack_directory: rack.path().to_owned(),
             control_partition_bytes: 64 << 10,
@@ -698,4 +699,26 @@ fn resets_after_a_lost_link_are_measured() {
     times_us.sort_unstable();
     let (half, most) = (times_us[times_us.len() / 2], times_us[times_us.len() - 1]);
     println!("from LinkDown to ECONNRESET: p50 {half} us, max {most} us, of {} losses", times_us.len());
+}
+
+#[test]
+fn programs_with_ipv6_sockets_reach_another_node_by_its_mapped_address() {
+    let nodes = Nodes::start();
+    let (_server, port) = nodes.serve(
+        r#"
+listener = socket.create_server(("::", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
+say("listening")
+connection, peer = listener.accept()
+connection.sendall(peer[0].encode())
+"#,
+    );
+    let said = nodes.client(
+        r#"
+with socket.socket(socket.AF_INET6) as server:
+    server.connect(("::ffff:" + address[0], address[1]))
+    say(server.getpeername()[0], server.getsockname()[0], server.recv(64).decode())
+"#,
+        port,
+    );
+    assert_eq!(said, "::ffff:127.77.0.2 ::ffff:127.77.0.1 ::ffff:127.77.0.1\n");
 }

@@ -1,13 +1,14 @@
 //! `crosslane down`: ends the nodes of a rack file on this machine.
 
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use control::monitor::Ask;
 use rack::NodePlaces;
 use rustix::net::SocketType;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 use crate::rack_choice::LoadedRack;
 use crate::rack_control::{self, Process};
@@ -21,18 +22,19 @@ const KILL_LIMIT: Duration = Duration::from_secs(20);
 /// What to bring down.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The rack file
-    #[arg(long, value_name = "FILE")]
+    /// The rack file, or its address in etcd: etcd://HOST:PORT/PREFIX
+    #[arg(long, value_name = "FILE|ETCD")]
     rack: PathBuf,
 }
 
 /// Ends everything of the rack on this machine; nothing to do is fine too.
 pub fn main(options: &Options) -> Result<()> {
-    let rack = LoadedRack::read(&options.rack)?;
-    if rack.places.directory.exists() {
-        bring_down(&rack)?;
+    let racks = LoadedRack::read_started(&options.rack)?;
+    for rack in racks.iter().filter(|rack| rack.places.directory.exists()) {
+        bring_down(rack)?;
     }
-    output::print(&format!("{} is down\n", rack.shown()))
+    let shown = racks.first().map_or_else(String::new, |rack| rack.shown().to_owned());
+    output::print(&format!("{shown} is down\n"))
 }
 
 /// Ends monitors, with them proxies, then the device server.
@@ -42,7 +44,9 @@ pub fn bring_down(rack: &LoadedRack) -> Result<()> {
         stop_node(&rack.places.node(&node.name))?;
     }
     stop_server(&rack.places.device_socket());
-    let _ = std::fs::remove_file(rack.places.device_socket());
+    for path in [rack.places.device_socket(), rack.places.copy()] {
+        let _ = std::fs::remove_file(path);
+    }
     Ok(())
 }
 
@@ -66,6 +70,17 @@ pub fn stop_node(node: &NodePlaces) -> Result<()> {
         let _ = std::fs::remove_file(path);
     }
     Ok(())
+}
+
+/// Ends a child, and waits until it has.
+pub fn stop_child(child: &mut Child) {
+    if let Some(process) = Process::new(Pid::from_child(child)) {
+        process.signal(Signal::TERM);
+        if !process.has_ended(END_LIMIT) {
+            process.signal(Signal::KILL);
+        }
+    }
+    let _ = child.wait();
 }
 
 /// Ends a device server, if there is one.

@@ -16,6 +16,7 @@ mod rack_choice;
 mod rack_control;
 mod rack_dir;
 mod rack_example;
+mod rack_store;
 mod run;
 mod stat;
 mod status;
@@ -48,9 +49,9 @@ enum Command {
     Stat(stat::Options),
     /// The same as stat, live
     Top(top::Options),
-    /// Rack files: machines joined by memory windows
+    /// Racks, machines joined by memory windows: files, and etcd
     #[command(subcommand)]
-    Rack(rack_example::Command),
+    Rack(RackCommand),
     /// Bring up the nodes of a rack file on this machine
     Up(up::Options),
     /// How the nodes of a rack file are: monitors, proxies, links, partitions
@@ -78,6 +79,16 @@ enum Command {
 }
 
 #[derive(Subcommand)]
+enum RackCommand {
+    /// Print a rack file with nodes a, b, ... at 127.77.0.1, 127.77.0.2, ...
+    Example(rack_example::Options),
+    /// Put a rack file into etcd, in the place of what is there
+    Push(rack_store::PushOptions),
+    /// Check a rack, and print it as a rack file
+    Show(rack_store::ShowOptions),
+}
+
+#[derive(Subcommand)]
 enum Bench {
     /// Round trips, rates, bulk and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
     Sockets(crosslane_bench::sockets::Options),
@@ -97,7 +108,9 @@ fn main() -> ExitCode {
         Command::Run(options) => run::main(options),
         Command::Stat(options) => stat::main(options),
         Command::Top(options) => top::main(options),
-        Command::Rack(command) => rack_example::main(command),
+        Command::Rack(RackCommand::Example(options)) => rack_example::main(options),
+        Command::Rack(RackCommand::Push(options)) => rack_store::push(options),
+        Command::Rack(RackCommand::Show(options)) => rack_store::show(options),
         Command::Up(options) => up::main(options),
         Command::Status(options) => status::main(options),
         Command::Down(options) => down::main(options),

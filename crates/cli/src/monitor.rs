@@ -16,8 +16,8 @@ use crate::wrong_use::WrongUse;
 /// Which node.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The rack file
-    #[arg(long, value_name = "FILE")]
+    /// The rack file, or its address in etcd
+    #[arg(long, value_name = "FILE|ETCD")]
     rack: PathBuf,
     /// The node
     #[arg(long, value_name = "NODE")]
@@ -31,12 +31,13 @@ pub fn main(options: &Options) -> Result<()> {
     let rack = LoadedRack::read(&options.rack)?;
     let slot = rack.slot(&options.node)?;
     rack.prepare(&rack.places.node(&options.node).directory)?;
-    let LoadedRack { file, places } = rack;
+    let etcd = rack.in_etcd();
+    let LoadedRack { file, places, .. } = rack;
     let gone = "its memory was truncated, or has failed; bring the rack down, and give it all its bytes back";
     say_when_memory_goes(file.fault(&device_key(&file.rack, slot), gone).to_string(), &places.node(&options.node))
         .context("signals cannot be taken; start the monitor again")?;
     let command = std::env::current_exe().context("finding this command's own place")?;
-    let settings = Settings { rack: file.rack.clone(), slot, places, command };
+    let settings = Settings { rack: file.rack.clone(), slot, places, command, etcd };
     let sorted = |error: MonitorError| match &error {
         MonitorError::Device(_) => WrongUse::of(file.fault(&device_key(&file.rack, slot), &error)).into(),
         _ => anyhow::Error::from(error),

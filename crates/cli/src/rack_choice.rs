@@ -1,9 +1,13 @@
-//! What `--rack` names: a rack file, or the directory in which programs meet.
+//! What `--rack` names: a rack file, a rack in etcd, or the directory in which programs meet.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use ::monitor::InEtcd;
+use anyhow::{Context, Result, bail};
+use etcd::{Address, EtcdError, Lease, Revision, Store, Stored};
 use rack::{Places, RackFile};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -11,13 +15,31 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
-/// A rack file, and where its sockets, logs and directories lie.
+/// A rack, and where its sockets, logs and directories lie.
 #[derive(Clone, Debug)]
 pub struct LoadedRack {
-    /// What the file says.
+    /// What the file says, or etcd.
     pub file: RackFile,
     /// Where everything lies.
     pub places: Places,
+    /// Where in etcd it is, unless it is a file.
+    pub etcd: Option<EtcdRack>,
+}
+
+/// A rack's place in etcd.
+#[derive(Clone, Debug)]
+pub struct EtcdRack {
+    store: Store,
+    /// What was found there; nothing where etcd does not answer, and the rack is what its nodes last went by.
+    pub found: Option<FoundRack>,
+}
+
+/// What was found in etcd beside the rack.
+#[derive(Clone, Debug)]
+pub struct FoundRack {
+    /// Who runs which node.
+    pub leases: BTreeMap<String, Lease>,
+    revision: Revision,
 }
 
 /// What `--rack` names.
@@ -25,7 +47,7 @@ pub struct LoadedRack {
 pub enum Chosen {
     /// The directory in which programs meet.
     Directory(PathBuf),
-    /// A rack file.
+    /// A rack file, or a rack in etcd.
     File(Box<LoadedRack>),
 }
 
@@ -33,11 +55,9 @@ impl Chosen {
     /// What was given, or what the environment says: that is a directory always.
     pub fn new(given: Option<&Path>) -> Result<Self> {
         match given {
-            Some(path) if path.to_string_lossy().contains("://") => {
-                let shown = path.display();
-                bail!(WrongUse::of(format!("--rack {shown}: racks are read from files only; give the path of one")))
+            Some(path) if is_rack_file(path) || address(path)?.is_some() => {
+                LoadedRack::read_running(path).map(|rack| Self::File(Box::new(rack)))
             }
-            Some(path) if is_rack_file(path) => LoadedRack::read(path).map(|rack| Self::File(Box::new(rack))),
             _ => Ok(Self::Directory(rack_dir::chosen(given))),
         }
     }
@@ -68,9 +88,32 @@ fn is_rack_file(path: &Path) -> bool {
     path.is_file() || (!path.is_dir() && path.extension().is_some_and(|extension| extension == "toml"))
 }
 
+/// What a name is that is meant as an address.
+pub fn address(path: &Path) -> Result<Option<Address>> {
+    let text = path.to_string_lossy();
+    let Some((scheme, rest)) = text.split_once("://") else { return Ok(None) };
+    // A password is shown to nobody.
+    let shown = if rest.contains('@') { format!("{scheme}://...") } else { text.to_string() };
+    if !Address::is_meant(&text) {
+        bail!(WrongUse::of(format!("{shown}: racks are files, or lie in etcd: write etcd://HOST:PORT/PREFIX")));
+    }
+    text.parse().map(Some).map_err(|what: String| WrongUse::of(format!("{shown}: {what}")).into())
+}
+
+/// What lies in etcd is input as a file is; all else that goes wrong there is no wrong use.
+pub fn etcd_error(error: EtcdError) -> anyhow::Error {
+    match error {
+        EtcdError::Rack(error) => WrongUse::of(error).into(),
+        other => other.into(),
+    }
+}
+
 impl LoadedRack {
-    /// Reads a rack file.
+    /// Reads a rack file, or a rack in etcd.
     pub fn read(path: &Path) -> Result<Self> {
+        if let Some(address) = address(path)? {
+            return Self::read_etcd(address).map_err(etcd_error);
+        }
         let file = RackFile::read(path).map_err(WrongUse::of)?;
         let canonical = std::fs::canonicalize(path).map_err(|error| {
             let path = path.display();
@@ -78,7 +121,7 @@ impl LoadedRack {
         })?;
         let base = Places::base(&rack_dir::chosen(None));
         let places = Places::new(&base, &file.rack, &canonical);
-        Ok(Self { file, places })
+        Ok(Self { file, places, etcd: None })
     }
 
     /// Makes a directory of the rack, where no other user can meddle with it.
@@ -87,9 +130,62 @@ impl LoadedRack {
         rack_dir::prepare_below(&base, directory)
     }
 
-    /// The file's path as it was given.
-    pub fn shown(&self) -> std::path::Display<'_> {
-        self.file.path.display()
+    fn read_etcd(address: Address) -> Result<Self, EtcdError> {
+        let store = Store::new(address);
+        let Stored { file, leases, revision } = store.load()?;
+        let base = Places::base(&rack_dir::chosen(None));
+        let places = Places::new(&base, &file.rack, file.shown().as_ref());
+        let etcd = Some(EtcdRack { store, found: Some(FoundRack { leases, revision }) });
+        Ok(Self { file, places, etcd })
+    }
+
+    /// The same for commands about nodes that may run: while etcd is away or holds nonsense, by what they last went by.
+    pub fn read_running(path: &Path) -> Result<Self> {
+        let Some(address) = address(path)? else { return Self::read(path) };
+        let error = match Self::read_etcd(address.clone()) {
+            Ok(rack) => return Ok(rack),
+            Err(error) => error,
+        };
+        let Some(copy) = Self::copies(&address)?.into_iter().next() else { return Err(etcd_error(error)) };
+        eprintln!("crosslane: {error} (shown is what the nodes of this machine go by)");
+        Ok(copy)
+    }
+
+    /// What was started on this machine: whatever etcd says by now, as its nodes go by it.
+    pub fn read_started(path: &Path) -> Result<Vec<Self>> {
+        let copies = address(path)?.map_or_else(|| Ok(Vec::new()), |address| Self::copies(&address))?;
+        if copies.is_empty() { Self::read(path).map(|rack| vec![rack]) } else { Ok(copies) }
+    }
+
+    /// Racks of this machine that have come from an address in etcd, from their nodes' copies.
+    fn copies(address: &Address) -> Result<Vec<Self>> {
+        let shown = address.to_string();
+        let base = Places::base(&rack_dir::chosen(None));
+        let copies = Places::with_copy(&base, shown.as_ref()).into_iter().map(|places| {
+            let file = RackFile::read(&places.copy()).map_err(WrongUse::of)?.shown_as(shown.clone());
+            let etcd = Some(EtcdRack { store: Store::new(address.clone()), found: None });
+            Ok(Self { file, places, etcd })
+        });
+        copies.collect()
+    }
+
+    /// What another command is to be given to read the same.
+    pub fn argument(&self) -> Result<OsString> {
+        match &self.etcd {
+            Some(_) => Ok(self.shown().into()),
+            None => Ok(std::fs::canonicalize(self.shown()).with_context(|| self.shown().to_owned())?.into()),
+        }
+    }
+
+    /// What a monitor has to know of etcd.
+    pub fn in_etcd(&self) -> Option<InEtcd> {
+        let EtcdRack { store, found } = self.etcd.as_ref()?;
+        Some(InEtcd { store: store.clone(), revision: found.as_ref()?.revision })
+    }
+
+    /// The file's path as it was given, or the address in etcd.
+    pub fn shown(&self) -> &str {
+        self.file.shown()
     }
 
     /// That the monitor of a node answers: without it the node's programs meet only each other.

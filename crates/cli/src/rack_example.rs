@@ -6,13 +6,6 @@ use rack::{Backend, Rack, Timing, Trust};
 use crate::output;
 use crate::wrong_use::WrongUse;
 
-/// What to do with rack files.
-#[derive(clap::Subcommand)]
-pub enum Command {
-    /// Print a rack file with nodes a, b, ... at 127.77.0.1, 127.77.0.2, ...
-    Example(Options),
-}
-
 /// What the example is of.
 #[derive(clap::Args)]
 pub struct Options {
@@ -33,8 +26,7 @@ pub struct Options {
 const NODES_MAX: i64 = Rack::EXAMPLE_NODES_MAX as i64;
 
 /// Prints it.
-pub fn main(command: &Command) -> Result<()> {
-    let Command::Example(options) = command;
+pub fn main(options: &Options) -> Result<()> {
     if let Some(link) = options.link
         && options.backend != Backend::Shm
     {

@@ -27,8 +27,9 @@ pub struct Options {
     /// Make a connection that gets no lane an error instead of a kernel TCP connection
     #[arg(long)]
     require_lane: bool,
-    /// Rack file, or directory where programs meet [default: $CROSSLANE_RACK, else under $XDG_RUNTIME_DIR or /dev/shm]
-    #[arg(long, value_name = "FILE|DIR")]
+    /// Rack file, its address in etcd, or directory where programs meet [default: $CROSSLANE_RACK, else under
+    /// $XDG_RUNTIME_DIR or /dev/shm]
+    #[arg(long, value_name = "FILE|ETCD|DIR")]
     rack: Option<PathBuf>,
     /// The library to load [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
     #[arg(long, value_name = "PATH")]

@@ -20,8 +20,8 @@ pub struct Options {
     /// Print JSON (schema crosslane-stat/1)
     #[arg(long)]
     pub json: bool,
-    /// The rack to look at: a rack file, or a directory [default: as for run]
-    #[arg(long, value_name = "FILE|DIR")]
+    /// The rack to look at: a rack file, its address in etcd, or a directory [default: as for run]
+    #[arg(long, value_name = "FILE|ETCD|DIR")]
     pub rack: Option<PathBuf>,
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use control::monitor::{Link, Status};
+use etcd::{Held, Lease, LinkState};
 use serde::Serialize;
 
 use crate::rack_choice::LoadedRack;
@@ -13,8 +14,8 @@ use crate::{output, rack_control, stat};
 /// What to show, and how.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The rack file
-    #[arg(long, value_name = "FILE")]
+    /// The rack file, or its address in etcd: etcd://HOST:PORT/PREFIX
+    #[arg(long, value_name = "FILE|ETCD")]
     rack: PathBuf,
     /// Print JSON (schema crosslane-status/1)
     #[arg(long)]
@@ -23,7 +24,7 @@ pub struct Options {
 
 /// Prints it.
 pub fn main(options: &Options) -> Result<()> {
-    let rack = LoadedRack::read(&options.rack)?;
+    let rack = LoadedRack::read_running(&options.rack)?;
     let report = Report::new(&rack)?;
     if options.json { output::print_json(&report) } else { output::print(&describe(&rack, &report)) }
 }
@@ -38,6 +39,8 @@ struct Report {
     backend: &'static str,
     trust: &'static str,
     device_socket: PathBuf,
+    /// Whether etcd answers, where the rack lies there.
+    is_etcd_reached: Option<bool>,
     nodes: Vec<NodeReport>,
 }
 
@@ -51,6 +54,40 @@ struct NodeReport {
     error: Option<String>,
     monitor: Option<Status>,
     connections: Connections,
+    /// Who runs it, as its lease in etcd says: on whatever machine.
+    lease: Option<LeaseReport>,
+}
+
+/// A lease in etcd.
+#[derive(Serialize)]
+struct LeaseReport {
+    host: String,
+    pid: u32,
+    started_at_ns: u64,
+    links: Vec<LinkState>,
+    /// Why it is not known who holds it.
+    error: Option<String>,
+}
+
+impl LeaseReport {
+    fn new(lease: &Lease) -> Self {
+        match lease.clone() {
+            Lease::Held(held) => {
+                let Held { host, pid, started_at_ns, links, .. } = held;
+                Self { host, pid, started_at_ns, links, error: None }
+            }
+            Lease::Unreadable(error) => {
+                Self { host: String::new(), pid: 0, started_at_ns: 0, links: Vec::new(), error: Some(error) }
+            }
+        }
+    }
+
+    fn shown(&self) -> String {
+        match &self.error {
+            None => format!("{}:{}", self.host, self.pid),
+            Some(error) => format!("unreadable: {error}"),
+        }
+    }
 }
 
 /// Connections that are open, by path.
@@ -72,6 +109,7 @@ impl Report {
             backend: description.device.backend.word(),
             trust: description.trust.word(),
             device_socket: rack.places.device_socket(),
+            is_etcd_reached: rack.etcd.as_ref().map(|etcd| etcd.found.is_some()),
             nodes: description.nodes.iter().map(|node| NodeReport::new(rack, node)).collect::<Result<_>>()?,
         })
     }
@@ -90,6 +128,8 @@ impl NodeReport {
             connections.window += process.window.connections_open;
             connections.kernel += process.kernel.connections_open;
         }
+        let found = rack.etcd.as_ref().and_then(|etcd| etcd.found.as_ref());
+        let lease = found.and_then(|found| found.leases.get(&node.name)).map(LeaseReport::new);
         Ok(Self {
             node: node.name.clone(),
             address: node.address,
@@ -98,6 +138,7 @@ impl NodeReport {
             error,
             monitor,
             connections,
+            lease,
         })
     }
 }
@@ -113,6 +154,16 @@ fn describe(rack: &LoadedRack, report: &Report) -> String {
     text += &format!("\n{}", links.render());
     let errors = report.nodes.iter().filter_map(|node| node.error.as_ref());
     errors.for_each(|error| text += &format!("\n{error}\n"));
+    for status in report.nodes.iter().filter_map(|node| node.monitor.as_ref()) {
+        let Some(etcd) = &status.etcd else { continue };
+        if let Some(problem) = &etcd.problem {
+            text += &format!("\nNode {}: {problem}\n", status.node);
+        }
+        if !etcd.restart_needed.is_empty() {
+            let keys = etcd.restart_needed.join(", ");
+            text += &format!("\nNode {}: {keys}: changed in etcd; bring all nodes down and up for it.\n", status.node);
+        }
+    }
     let partitions = report.nodes.iter().filter_map(|node| node.monitor.as_ref()).map(partitions).next();
     text + &partitions.map_or_else(String::new, |line| format!("\n{line}\n"))
 }
@@ -130,6 +181,7 @@ fn nodes(report: &Report) -> Table {
         ("LANES", Align::Right),
         ("KERNEL", Align::Right),
         ("UP", Align::Right),
+        ("LEASE", Align::Left),
     ]);
     for node in &report.nodes {
         let of = |value: fn(&Status) -> String| node.monitor.as_ref().map_or_else(|| "-".to_owned(), value);
@@ -145,9 +197,19 @@ fn nodes(report: &Report) -> Table {
             node.connections.lane.to_string(),
             node.connections.kernel.to_string(),
             of(|status| stat::age_since(status.started_at_ns)),
+            lease(report, node),
         ]);
     }
     table
+}
+
+fn lease(report: &Report, node: &NodeReport) -> String {
+    match (report.is_etcd_reached, &node.lease) {
+        (None, _) => String::new(),
+        (Some(false), _) => "?".to_owned(),
+        (Some(true), None) => "-".to_owned(),
+        (Some(true), Some(lease)) => lease.shown(),
+    }
 }
 
 fn proxy(status: &Status) -> String {

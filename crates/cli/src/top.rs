@@ -24,8 +24,8 @@ pub struct Options {
     /// Print one snapshot as JSON, as stat does
     #[arg(long)]
     json: bool,
-    /// The rack to look at: a rack file, or a directory [default: as for run]
-    #[arg(long, value_name = "FILE|DIR")]
+    /// The rack to look at: a rack file, its address in etcd, or a directory [default: as for run]
+    #[arg(long, value_name = "FILE|ETCD|DIR")]
     rack: Option<PathBuf>,
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=3600))]

@@ -30,8 +30,8 @@ const SOCKET_PATH_BYTES_MAX: usize = 108;
 /// What to bring up, and how.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The rack file
-    #[arg(long, value_name = "FILE")]
+    /// The rack file, or its address in etcd: etcd://HOST:PORT/PREFIX
+    #[arg(long, value_name = "FILE|ETCD")]
     rack: PathBuf,
     /// The node that this machine is [default: all nodes of backend shm, or the one whose address is this machine's]
     #[arg(long, value_name = "NODE")]
@@ -181,8 +181,9 @@ impl Started {
     /// Ends what was started. Errors of that would only hide the one that led here.
     fn undo(mut self, rack: &LoadedRack) {
         for (name, child) in &mut self.monitors {
+            // One that does not listen yet cannot be asked to end.
+            down::stop_child(child);
             let _ = down::stop_node(&rack.places.node(name));
-            let _ = child.wait();
         }
         if let Some(child) = &mut self.server {
             down::stop_server(&rack.places.device_socket());
@@ -202,7 +203,7 @@ fn background(log: &Path) -> Result<Command> {
 }
 
 fn start_monitor(rack: &LoadedRack, name: &str) -> Result<Child> {
-    let file = std::fs::canonicalize(&rack.file.path).with_context(|| rack.shown().to_string())?;
+    let file = rack.argument()?;
     let mut command = background(&rack.places.node(name).monitor_log())?;
     command.arg("monitor").arg("--rack").arg(file).arg("--node").arg(name);
     command.spawn().with_context(|| format!("starting the monitor of node '{name}'"))

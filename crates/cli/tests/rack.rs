@@ -86,8 +86,17 @@ fn a_bad_rack_file_is_one_line_and_exit_code_2_and_nothing_is_started() {
     fs::write(place.file(), good.replace("127.77.0.2", "127.77.0.1")).unwrap();
     let bad = place.output(&["run", "--rack", "r.toml", "--node", "a", "--", "echo"]);
     assert_fails(&bad, 2, &["r.toml, line", "nodes[1].address", "'127.77.0.1'", "its own"]);
-    let address = place.output(&["stat", "--rack", "etcd://127.0.0.1:2379/rack"]);
-    assert_fails(&address, 2, &["etcd://127.0.0.1:2379/rack", "files only"]);
+    for (address, words) in [
+        ("http://127.0.0.1:2379/rack", ["http://127.0.0.1:2379/rack: racks are files", "etcd://HOST:PORT/PREFIX"]),
+        ("etcd://127.0.0.1/rack", ["\"127.0.0.1\" is no HOST:PORT", "as in etcd://"]),
+        ("etcd://me:secret@127.0.0.1:2379/rack", ["etcd://...", "passwords of etcd are not supported"]),
+    ] {
+        for command in ["stat", "up", "down", "status"] {
+            let output = place.output(&[command, "--rack", address]);
+            assert_fails(&output, 2, &words);
+            assert!(!error_line(&output).contains("secret"));
+        }
+    }
     let missing = place.output(&["run", "--rack", "none.toml", "--node", "a", "--", "echo"]);
     assert_fails(&missing, 2, &["none.toml", "--rack"]);
     assert!(!place.folder.path().join("base").exists() && !place.folder.path().join("none.toml").exists());

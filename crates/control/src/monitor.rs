@@ -79,6 +79,28 @@ pub struct Status {
     pub listeners: Vec<SocketAddr>,
     /// Where the proxy listens in the place of other nodes.
     pub mirrors: Vec<SocketAddr>,
+    /// How etcd is, where the rack lies there.
+    #[serde(default)]
+    pub etcd: Option<Etcd>,
+}
+
+/// How a monitor gets on with etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Etcd {
+    /// Where the rack lies.
+    pub address: String,
+    /// Whether etcd answered last.
+    pub is_reached: bool,
+    /// Whether the node's lease is this monitor's, as far as known.
+    pub is_held: bool,
+    /// How often etcd stopped to answer.
+    pub outages: u64,
+    /// Changes of the rack that were taken on.
+    pub changes_taken: u64,
+    /// Keys of a rack file that have changed and need the nodes to be brought down and up.
+    pub restart_needed: Vec<String>,
+    /// What is wrong, as far as anything is.
+    pub problem: Option<String>,
 }
 
 /// A data partition.

@@ -13,6 +13,7 @@
 //!   LinkDown{peer, epoch} ────────────────────────────────►   connections with that peer are reset, or move to TCP
 //!                                  ◄──────────────────────── Stopped{peer, epoch}: no window of it is touched any more
 //!   device again, when a peer's bells have changed ───────►   renews what it has
+//!   Change{nodes, access} ────────────────────────────────►   nodes that have joined, rules for new connections
 //!   Stop ─────────────────────────────────────────────────►   ends
 //! ```
 //!
@@ -47,6 +48,13 @@ pub enum ToProxy {
     Device {
         /// What the device is.
         bytes: Vec<u8>,
+    },
+    /// What of the configuration is different now.
+    Change {
+        /// All nodes, by slot: more may have joined behind the last.
+        nodes: Vec<Node>,
+        /// Who may connect to programs of this node.
+        access: Access,
     },
     /// The link is up in this epoch.
     LinkUp {
@@ -133,6 +141,8 @@ pub struct Configuration {
     pub version: u32,
     /// This node's slot.
     pub own: u8,
+    /// Nodes that there may be at most.
+    pub slots: u8,
     /// All nodes, by slot.
     pub nodes: Vec<Node>,
     /// The rack directory of this node's programs.
@@ -154,14 +164,6 @@ pub struct Configuration {
     pub access: Access,
 }
 
-impl Configuration {
-    /// Whether a program of the node in slot `from` may connect to a port of this one.
-    pub fn admits(&self, from: u8, port: u16) -> bool {
-        let rule = self.access.rules.iter().find(|rule| rule.matches(from, port));
-        rule.map_or(self.access.allows_others, |rule| rule.allows)
-    }
-}
-
 /// The access rules that speak of this node. The monitor answers questions by them; the proxy holds peers to them that
 /// connect without having asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,6 +172,14 @@ pub struct Access {
     pub rules: Vec<Rule>,
     /// What happens where none does.
     pub allows_others: bool,
+}
+
+impl Access {
+    /// Whether a program of the node in slot `from` may connect to a port of this one.
+    pub fn admits(&self, from: u8, port: u16) -> bool {
+        let rule = self.rules.iter().find(|rule| rule.matches(from, port));
+        rule.map_or(self.allows_others, |rule| rule.allows)
+    }
 }
 
 /// Who may, or may not, connect to which ports of this node.

@@ -11,7 +11,7 @@ use rack::{Backend, PciMode, Places, Rack};
 /// # Errors
 /// When no device can be that large; the rack file's values are too.
 pub fn device_bytes(rack: &Rack) -> Result<u64, String> {
-    let layout = Layout::new(rack.nodes.len() as u8, rack.device.window_bytes as usize);
+    let layout = Layout::new(rack.slots() as u8, rack.device.window_bytes as usize);
     layout.map(|layout| layout.bytes() as u64).map_err(|problem| problem.to_string())
 }
 
@@ -36,7 +36,7 @@ pub fn check_device(rack: &Rack, slot: usize) -> Result<(), String> {
     if found_bytes >= needed_bytes {
         return Ok(());
     }
-    let largest = Layout::largest(rack.nodes.len() as u8, found_bytes).map(|layout| layout.window_bytes());
+    let largest = Layout::largest(rack.slots() as u8, found_bytes).map(|layout| layout.window_bytes());
     let remedy = match largest {
         Ok(bytes) => format!("set device.window_bytes to {bytes} at most, or use a larger device"),
         Err(_) => "use a larger device".to_owned(),
@@ -71,7 +71,7 @@ fn dax_bytes(path: &Path) -> Result<u64, String> {
 pub(crate) fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceError> {
     let node = &rack.nodes[slot];
     let device = node.device.as_deref().unwrap_or_default();
-    let mut seat = Seat::new(Slot(slot as u8), rack.nodes.len() as u8);
+    let mut seat = Seat::new(Slot(slot as u8), rack.slots() as u8);
     seat.window_bytes = Some(rack.device.window_bytes as usize);
     seat.vectors = vectors(rack);
     match rack.backend_of(node) {

@@ -6,6 +6,7 @@
 //!
 //! * `session`, `questions`: state machines without I/O.
 //! * `peer`: a link, from training to loss.
+//! * `description`: the rack in etcd, the node's lease there, and what changes.
 //! * `registry`: where this node's own programs listen.
 //! * [`Monitor`]: the process around them.
 //!
@@ -13,6 +14,7 @@
 //! the proxy does, it is started again.
 
 mod clients;
+mod description;
 mod device;
 mod metrics;
 mod node;
@@ -22,5 +24,6 @@ mod questions;
 mod registry;
 mod session;
 
+pub use description::InEtcd;
 pub use device::{check_device, device_bytes, vectors};
 pub use node::{Monitor, MonitorError, Settings};

@@ -38,17 +38,17 @@ impl Metrics {
         let failed = |error: std::io::Error| format!("metrics at {}: {error}", path.display());
         let socket = UnixListener::bind(path).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        let listen = |address: SocketAddr| {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        };
-        let port = port.map(|address| {
-            listen(address).map_err(|error: std::io::Error| {
-                format!("metrics at {address}: {error}; give the node another address in the rack file")
-            })
-        });
-        Ok(Self { socket, port: port.transpose()?, readers: Vec::new(), asking: Vec::new() })
+        let port = port.map(listen_at).transpose()?;
+        Ok(Self { socket, port, readers: Vec::new(), asking: Vec::new() })
+    }
+
+    /// Listens at another port, or at none.
+    ///
+    /// # Errors
+    /// What the kernel says, and of what; then it listens where it did.
+    pub fn set_port(&mut self, port: Option<SocketAddr>) -> Result<(), String> {
+        self.port = port.map(listen_at).transpose()?;
+        Ok(())
     }
 
     /// What to poll: not for newcomers while there is no room for them, who would be seen all the time.
@@ -103,6 +103,17 @@ impl Metrics {
     }
 }
 
+fn listen_at(address: SocketAddr) -> Result<TcpListener, String> {
+    let listen = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listen().map_err(|error: std::io::Error| {
+        format!("metrics at {address}: {error}; give the node another address in the rack file")
+    })
+}
+
 /// The state as Prometheus reads it.
 fn render(status: &Status) -> String {
     let mut text = String::new();
@@ -120,6 +131,16 @@ fn render(status: &Status) -> String {
     );
     one(&mut text, "crosslane_mirrors", "gauge", "Listeners of other nodes.", status.mirrors.len() as u64);
     one(&mut text, "crosslane_listeners", "gauge", "Listeners of this node.", status.listeners.len() as u64);
+    if let Some(etcd) = &status.etcd {
+        let held = u64::from(etcd.is_held);
+        one(&mut text, "crosslane_etcd_up", "gauge", "Whether etcd answers.", u64::from(etcd.is_reached));
+        one(&mut text, "crosslane_etcd_lease", "gauge", "Whether this monitor holds the node's lease.", held);
+        one(&mut text, "crosslane_etcd_outages_total", "counter", "How often etcd stopped to answer.", etcd.outages);
+        let taken = etcd.changes_taken;
+        one(&mut text, "crosslane_etcd_changes_total", "counter", "Changes of the rack taken on.", taken);
+        let left = etcd.restart_needed.len() as u64;
+        one(&mut text, "crosslane_etcd_restart_needed", "gauge", "Changed keys that need down and up.", left);
+    }
     let mut each = |name: &str, kind: &str, help: &str, value: fn(&control::monitor::Link) -> u64| {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for link in &status.links {
@@ -186,6 +207,7 @@ mod tests {
             }],
             listeners: Vec::new(),
             mirrors: vec!["127.77.0.2:80".parse().unwrap()],
+            etcd: Some(Default::default()),
         }
     }
 
@@ -215,6 +237,7 @@ mod tests {
                 "crosslane_link_up{node=\"a\",peer=\"b\"} 1",
                 "crosslane_proxy_restarts_total{node=\"a\"} 3",
                 "# TYPE crosslane_link_ups_total counter",
+                "crosslane_etcd_up{node=\"a\"} 0",
             ] {
                 assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
             }

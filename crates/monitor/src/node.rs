@@ -23,6 +23,7 @@ use thiserror::Error;
 use tracing::{error, info, warn};
 
 use crate::clients::{Clients, Wish};
+use crate::description::{Description, Heard, InEtcd};
 use crate::device;
 use crate::metrics::Metrics;
 use crate::peer::{Event, Peer};
@@ -67,6 +68,9 @@ pub enum MonitorError {
     /// Metrics cannot be served.
     #[error("{0}")]
     Metrics(String),
+    /// etcd does not give the node its lease.
+    #[error(transparent)]
+    Etcd(#[from] etcd::EtcdError),
 }
 
 fn system(what: impl Into<String>) -> impl FnOnce(Errno) -> MonitorError {
@@ -84,6 +88,8 @@ pub struct Settings {
     pub places: Places,
     /// This program, which is the proxy's too.
     pub command: PathBuf,
+    /// Where the rack lies, unless it is a file.
+    pub etcd: Option<InEtcd>,
 }
 
 impl Settings {
@@ -108,6 +114,7 @@ impl Settings {
         Configuration {
             version: words::VERSION,
             own: self.slot as u8,
+            slots: rack.slots() as u8,
             nodes: rack.nodes.iter().map(node).collect(),
             rack_directory: self.node_places().directory,
             control_partition_bytes: rack::CONTROL_PARTITION_BYTES,
@@ -158,6 +165,8 @@ pub struct Monitor {
     questions: Questions,
     proxy: ProxyChild,
     metrics: Metrics,
+    /// The rack in etcd, unless it is a file.
+    description: Option<Description>,
     /// Who waits for the state, until when at most.
     asking: Vec<(u64, u64)>,
     looked_at_ns: u64,
@@ -182,6 +191,8 @@ impl Monitor {
         let directory = places.directory.display().to_string();
         let registry = Registry::open(&places.directory, settings.rack.nodes.len()).map_err(system(&directory))?;
         let pid = take_pid(&places, &node.name)?;
+        let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let description = Description::take(&settings, started_at_ns)?;
         let device = device::open(&settings.rack, settings.slot, &settings.places)?;
         let socket = places.monitor_socket();
         let clients = Clients::listen(&socket).map_err(system(socket.display().to_string()))?;
@@ -194,7 +205,7 @@ impl Monitor {
             questions: Questions::new(settings.rack.timeouts.query_ns as u64),
             settings,
             started: Instant::now(),
-            started_at_ns: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64),
+            started_at_ns,
             bell: device.bell(Vector::MONITOR),
             device,
             neighbours,
@@ -202,6 +213,7 @@ impl Monitor {
             registry,
             proxy,
             metrics,
+            description,
             asking: Vec::new(),
             looked_at_ns: 0,
             beaten_at_ns: 0,
@@ -241,6 +253,7 @@ impl Monitor {
         self.serve_clients(now_ns);
         self.proxy.start(&self.device, now_ns);
         self.hear_proxy(now_ns);
+        self.hear_etcd(now_ns);
         for index in 0..self.neighbours.len() {
             self.neighbours[index].peer.step(now_ns);
             self.handle_events(index, now_ns);
@@ -267,6 +280,7 @@ impl Monitor {
         descriptors.extend(self.bell.descriptor());
         descriptors.extend(self.proxy.channel().map(AsFd::as_fd));
         descriptors.extend(self.metrics.descriptors());
+        descriptors.extend(self.description.as_ref().map(Description::descriptor));
         let mut polled: Vec<PollFd<'_>> =
             descriptors.iter().map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
@@ -563,6 +577,59 @@ impl Monitor {
         }
     }
 
+    /// The rack has changed, or etcd has.
+    fn hear_etcd(&mut self, now_ns: u64) {
+        let Some(description) = &mut self.description else { return };
+        let links = self.neighbours.iter().map(|it| (it.slot, it.peer.state()));
+        description.tell_links(&self.settings.rack, links);
+        for heard in description.hear(&self.settings) {
+            match heard {
+                Heard::Port(port) => {
+                    if let Err(error) = self.metrics.set_port(port) {
+                        warn!("{error}");
+                    }
+                }
+                Heard::Rack(rack) => self.take_rack(rack, now_ns),
+            }
+        }
+    }
+
+    /// Goes on with a rack that differs in what can differ while nodes run.
+    fn take_rack(&mut self, rack: Rack, now_ns: u64) {
+        let nodes_before = self.settings.rack.nodes.len();
+        self.settings.rack = rack;
+        let rack = &self.settings.rack;
+        self.questions.set_patience(rack.timeouts.query_ns as u64);
+        self.registry.grow(rack.nodes.len());
+        for neighbour in &mut self.neighbours {
+            neighbour.peer.set_settings(session_settings(&self.settings, neighbour.slot));
+        }
+        for slot in nodes_before..self.settings.rack.nodes.len() {
+            let node = &self.settings.rack.nodes[slot];
+            info!(peer = node.name, address = %node.address, "a node has joined the rack");
+            self.neighbours.push(neighbour(&self.settings, &self.device, slot));
+        }
+        if !self.proxy.reconfigure(self.settings.configuration()) {
+            // It would go on by rules that hold no more.
+            self.end_proxy("killed, for it did not take the changed rack", now_ns);
+        }
+        let (rack, own) = (&self.settings.rack, self.settings.slot);
+        let actions = self.questions.restrict(|peer, port| rack.allows(own, peer, port));
+        let withdrawn = self.registry.restrict(|peer, port| rack.allows(peer, own, port));
+        self.perform(actions);
+        self.withdraw(withdrawn);
+    }
+
+    /// Tells peers that listeners are gone, or theirs no more.
+    fn withdraw(&mut self, addresses: Vec<(usize, SocketAddr)>) {
+        for (slot, address) in addresses {
+            let neighbour = self.neighbours.iter_mut().find(|neighbour| neighbour.slot == slot);
+            if let Some(session) = neighbour.and_then(|neighbour| neighbour.peer.session()) {
+                session.withdraw(address);
+            }
+        }
+    }
+
     fn answer_status(&mut self, now_ns: u64) {
         if self.asking.iter().all(|(_, deadline_ns)| *deadline_ns > now_ns) {
             return;
@@ -594,12 +661,8 @@ impl Monitor {
             self.end_proxy("killed, for it hangs", now_ns);
         }
         if self.registry.has_interests() || self.has_news {
-            for (slot, address) in self.registry.vanished() {
-                let neighbour = self.neighbours.iter_mut().find(|neighbour| neighbour.slot == slot);
-                if let Some(session) = neighbour.and_then(|neighbour| neighbour.peer.session()) {
-                    session.withdraw(address);
-                }
-            }
+            let vanished = self.registry.vanished();
+            self.withdraw(vanished);
         }
     }
 
@@ -621,6 +684,7 @@ impl Monitor {
             links: self.neighbours.iter().map(|neighbour| self.link_status(neighbour)).collect(),
             listeners: self.registry.listeners(SHOWN_MAX),
             mirrors: self.questions.ready().take(SHOWN_MAX).collect(),
+            etcd: self.description.as_ref().map(|description| description.status.clone()),
         }
     }
 
@@ -642,6 +706,7 @@ impl Monitor {
     fn end(mut self) {
         let now_ns = self.now_ns();
         drop(self.proxy);
+        drop(self.description);
         for neighbour in &mut self.neighbours {
             neighbour.peer.lose("its monitor was told to stop", now_ns);
         }
@@ -671,15 +736,18 @@ fn raise_descriptor_limit() {
 }
 
 fn neighbour(settings: &Settings, device: &Device, slot: usize) -> Neighbour {
+    let peer = Peer::new(device.link(Slot(slot as u8)), session_settings(settings, slot));
+    Neighbour { slot, peer, told: None, stop_deadline_ns: None }
+}
+
+fn session_settings(settings: &Settings, slot: usize) -> session::Settings {
     let rack = &settings.rack;
-    let session = session::Settings {
+    session::Settings {
         own: settings.node().name.clone(),
         peer: rack.nodes[slot].name.clone(),
         digest: rack.digest(),
         silence_ns: rack.timeouts.silence_ns as u64,
-    };
-    let peer = Peer::new(device.link(Slot(slot as u8)), session);
-    Neighbour { slot, peer, told: None, stop_deadline_ns: None }
+    }
 }
 
 /// The node's lock, with this process's number in it.
@@ -710,7 +778,7 @@ mod tests {
         let text = Rack::example(3, Backend::Shm, None, Trust::Proxy).to_string() + rules;
         let rack = RackFile::parse(Path::new("r.toml"), text.as_bytes()).unwrap().rack;
         let places = Places::new(Path::new("/base"), &rack, Path::new("/r.toml"));
-        Settings { rack, slot: 1, places, command: PathBuf::new() }
+        Settings { rack, slot: 1, places, command: PathBuf::new(), etcd: None }
     }
 
     #[test]
@@ -726,7 +794,7 @@ mod tests {
         for from in [0, 2] {
             for port in [1, 79, 80, 81, 5999, 6000, 6005, 6010, 6011, 65535] {
                 let allows = settings.rack.allows(from, settings.slot, port);
-                assert_eq!(configuration.admits(from as u8, port), allows, "{from} {port}");
+                assert_eq!(configuration.access.admits(from as u8, port), allows, "{from} {port}");
             }
         }
         assert_eq!(configuration.access.rules.len(), 3, "one speaks of another node");

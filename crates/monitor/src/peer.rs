@@ -121,6 +121,11 @@ impl<L: Link> Peer<L> {
         }
     }
 
+    /// What sessions begin with from now on; one that goes on keeps what it began with.
+    pub fn set_settings(&mut self, settings: Settings) {
+        self.settings = settings;
+    }
+
     /// Keeps the link from being trained while the proxy may touch its windows.
     pub fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;

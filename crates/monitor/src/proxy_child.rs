@@ -137,6 +137,19 @@ impl ProxyChild {
         }
     }
 
+    /// Goes on with a configuration in which nodes have joined, or rules are others; `false` when a proxy that runs
+    /// does not know it now.
+    pub fn reconfigure(&mut self, configuration: Configuration) -> bool {
+        self.configuration = configuration;
+        let Some(running) = &self.running else { return true };
+        let Configuration { nodes, access, .. } = self.configuration.clone();
+        let told = running.channel.send(&ToProxy::Change { nodes, access }, &[]);
+        if let Err(error) = &told {
+            warn!("the proxy cannot be told of the changed rack: {error}");
+        }
+        told.is_ok()
+    }
+
     /// Hands over what has changed of the device; `false` when a proxy that runs does not know it now.
     pub fn renew(&self, device: &Device) -> bool {
         let Some(running) = &self.running else { return true };

@@ -158,6 +158,21 @@ impl Questions {
         self.drop_mirrors(|mirror| mirror.peer == peer)
     }
 
+    /// Mirrors that the access rules do not allow any more, by slot and port.
+    pub fn restrict(&mut self, is_allowed: impl Fn(Peer, u16) -> bool) -> Vec<Action> {
+        let denied = |(address, mirror): (&SocketAddr, &Mirror)| {
+            let is_known = mirror.state != State::Asked && !is_allowed(mirror.peer, address.port());
+            is_known.then_some((*address, mirror.peer))
+        };
+        let denied: Vec<(SocketAddr, Peer)> = self.mirrors.iter().filter_map(denied).collect();
+        denied.into_iter().flat_map(|(address, peer)| self.withdrawn(peer, address)).collect()
+    }
+
+    /// How long a question may take from now on.
+    pub fn set_patience(&mut self, patience_ns: u64) {
+        self.patience_ns = patience_ns;
+    }
+
     /// The proxy is gone, and all its listeners with it.
     pub fn proxy_gone(&mut self) -> Vec<Action> {
         let actions = self.drop_mirrors(|_| true);
@@ -266,6 +281,22 @@ mod tests {
         let mut making = asked();
         making.answered(5, at(80), Verdict::Listening);
         assert_eq!(making.not_made(at(80)), [Action::No(1, ResourceLimit)]);
+    }
+
+    #[test]
+    fn what_the_rules_do_not_allow_any_more_is_withdrawn_and_nothing_else() {
+        let mut questions = Questions::new(100);
+        for port in [80, 81, 82] {
+            questions.ask(port.into(), 5, at(port), 0);
+        }
+        for port in [80, 81] {
+            questions.answered(5, at(port), Verdict::Listening);
+            questions.made(at(port));
+        }
+        assert_eq!(questions.restrict(|_, _| true), []);
+        // What is only asked for is judged when it is answered.
+        assert_eq!(questions.restrict(|peer, port| peer == 5 && port == 81), [Action::Unmirror(at(80))]);
+        assert_eq!(questions.ready().collect::<Vec<_>>(), [at(81)]);
     }
 
     /// What can happen, in any order.

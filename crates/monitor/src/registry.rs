@@ -76,6 +76,26 @@ impl Registry {
         self.interests.iter().any(|interests| !interests.is_empty())
     }
 
+    /// What peers were told is there and may not use any more: they are to be told that it is gone.
+    pub fn restrict(&mut self, is_allowed: impl Fn(usize, u16) -> bool) -> Vec<(usize, SocketAddr)> {
+        let mut denied = Vec::new();
+        for (peer, interests) in self.interests.iter_mut().enumerate() {
+            interests.retain(|address| {
+                let stays = is_allowed(peer, address.port());
+                if !stays {
+                    denied.push((peer, *address));
+                }
+                stays
+            });
+        }
+        denied
+    }
+
+    /// There are so many nodes from now on.
+    pub fn grow(&mut self, nodes: usize) {
+        self.interests.resize_with(nodes, BTreeSet::new);
+    }
+
     /// A peer whose link is lost forgets what it was told.
     pub fn forget(&mut self, peer: usize) {
         self.interests[peer].clear();
@@ -130,6 +150,20 @@ mod tests {
         let mut listeners = registry.listeners(10);
         listeners.sort();
         assert_eq!(listeners, [at("0.0.0.0:90"), at("127.77.0.1:80")]);
+    }
+
+    #[test]
+    fn a_peer_that_may_not_use_a_listener_any_more_is_told_once_and_nodes_may_join() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut registry = registry(folder.path());
+        let _held = ["127.77.0.1:80", "127.77.0.1:81"].map(|name| listen(&registry, name));
+        registry.grow(4);
+        for (peer, port) in [(0, 80), (3, 80), (3, 81)] {
+            assert!(registry.is_listening(peer, SocketAddr::from(([127, 77, 0, 1], port))));
+        }
+        let allowed = |peer, port| peer == 0 || port == 81;
+        assert_eq!(registry.restrict(allowed), [(3, at("127.77.0.1:80"))]);
+        assert_eq!(registry.restrict(allowed), []);
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod owner;
 mod relay;
 
 use crate::Class;
-use control::proxy::{Configuration, DeviceParts, FromProxy, PeerReport, Report, ToProxy, VERSION};
+use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Node, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
 use fabric::device::Device;
 use fabric::timed::{LinkTiming, Pace};
@@ -29,9 +29,9 @@ use rustix::process::{Resource, Rlimit};
 use socket::rack::Rack;
 use socket::rendezvous::{LaneListener, listen_for_far};
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread::JoinHandle;
 use thiserror::Error;
 
@@ -158,6 +158,9 @@ fn threads_of(places: &[Place]) -> Vec<(Option<u16>, Vec<usize>)> {
 #[derive(Debug)]
 struct Shared {
     setup: Configuration,
+    /// The nodes' addresses by slot, as far as they are known: nodes join while others run.
+    addresses: Vec<OnceLock<IpAddr>>,
+    access: RwLock<Access>,
     places: Vec<Place>,
     /// The model that links are slowed down to.
     timing: Option<LinkTiming>,
@@ -184,8 +187,21 @@ impl Shared {
     }
 
     /// The address of a node.
-    fn address(&self, slot: u8) -> Option<std::net::IpAddr> {
-        self.setup.nodes.get(usize::from(slot)).map(|node| node.address)
+    fn address(&self, slot: u8) -> Option<IpAddr> {
+        self.addresses.get(usize::from(slot))?.get().copied()
+    }
+
+    /// The rules by which peers are judged that connect.
+    fn access(&self) -> RwLockReadGuard<'_, Access> {
+        self.access.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, nodes: &[Node], access: Access) {
+        for (place, node) in self.addresses.iter().zip(nodes) {
+            // One that is known already keeps its address.
+            let _ = place.set(node.address);
+        }
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
     }
 
     /// Where a thread listens for the proxies of other nodes that have lost a link; nowhere unless it is asked for.
@@ -230,13 +246,27 @@ impl Proxy {
             return Err(DriverError::Order("a configuration of another version"));
         }
         let timing = setup.timing.as_ref().map(timing_of).transpose()?;
-        let paces = setup.nodes.iter().map(|_| Pace::new()).collect();
+        let slots = setup.nodes.len().max(usize::from(setup.slots));
+        let paces = (0..slots).map(|_| Pace::new()).collect();
+        let known = |slot: usize| setup.nodes.get(slot).map_or_else(OnceLock::new, |node| OnceLock::from(node.address));
+        let addresses = (0..slots).map(known).collect();
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
         let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
         let places = places_of(&setup);
         let refused_bell = new_bell().map_err(DriverError::Thread)?;
-        let shared =
-            Arc::new(Shared { setup, places, timing, paces, rack, channel, refused: Mutex::default(), refused_bell });
+        let access = RwLock::new(setup.access.clone());
+        let shared = Arc::new(Shared {
+            setup,
+            addresses,
+            access,
+            places,
+            timing,
+            paces,
+            rack,
+            channel,
+            refused: Mutex::default(),
+            refused_bell,
+        });
         let threads = threads_of(&shared.places)
             .into_iter()
             .enumerate()
@@ -288,6 +318,7 @@ impl Proxy {
                 self.wait_for_all(|done| Command::LinkDown { peer, done });
                 self.shared.tell(&FromProxy::Stopped { peer, epoch });
             }
+            ToProxy::Change { nodes, access } => self.shared.change(&nodes, access),
             ToProxy::Mirror { peer, address } => self.mirror(peer, address),
             ToProxy::Unmirror { address } => self.unmirror(address),
             ToProxy::Report => self.report(),
@@ -335,7 +366,7 @@ impl Proxy {
     }
 
     fn report(&self) {
-        let mut peers = vec![PeerReport::default(); self.shared.setup.nodes.len()];
+        let mut peers = vec![PeerReport::default(); self.shared.addresses.len()];
         for (peer, more) in self.wait_for_all(|done| Command::Report { done }).into_iter().flatten() {
             if let Some(sum) = peers.get_mut(usize::from(peer)) {
                 sum.connections_open += more.connections_open;
@@ -408,6 +439,7 @@ mod tests {
         Configuration {
             version: VERSION,
             own: 0,
+            slots: 0,
             nodes: Vec::new(),
             rack_directory: "/nowhere".into(),
             control_partition_bytes: 65_536,

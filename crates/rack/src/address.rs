@@ -8,13 +8,18 @@ use serde::de::{Deserializer, Error};
 /// An address that a node can have, as IPv4 where it is a mapped one.
 pub(crate) fn ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let refused = || D::Error::custom(format!("'{text}' is no address; write one as in \"127.77.0.1\" or \"fd00::1\""));
+    let refused = || D::Error::custom(format!("'{text}' is no address; write one as in \"127.77.0.1\""));
     let address: IpAddr = text.parse().map_err(|_| refused())?;
     let address = address.to_canonical();
     let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
     if address.is_unspecified() || address.is_multicast() || is_broadcast {
-        let what = format!("'{text}' is the address of no single node; write one as in \"127.77.0.1\" or \"fd00::1\"");
+        let what = format!("'{text}' is the address of no single node; write one as in \"127.77.0.1\"");
         return Err(D::Error::custom(what));
+    }
+    if address.is_ipv6() {
+        let what = format!("'{text}' is an IPv6 address, and windows carry IPv4");
+        let remedy = "write an IPv4 address: programs reach it by ::ffff:A.B.C.D too";
+        return Err(D::Error::custom(format!("{what}; {remedy}")));
     }
     Ok(address)
 }

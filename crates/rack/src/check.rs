@@ -15,6 +15,8 @@ const ONE_WAY_NS_MAX: f64 = 1e9;
 /// Time-outs below a millisecond would pass on a machine that is merely busy.
 const TIMEOUT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
+/// etcd grants no shorter lease, as it is set up usually.
+const LEASE_NS_MIN: f64 = 2e9;
 /// Bytes of a PCI function's address as sysfs writes it, and where its separators are.
 const PCI_ADDRESS_FORM: &[u8] = b"xxxx:xx:xx.x";
 
@@ -131,6 +133,10 @@ fn check_timeouts(rack: &Rack) -> Checked {
             return Err(Fault::new(format!("timeouts.{name}"), what));
         }
     }
+    if !(LEASE_NS_MIN..=TIMEOUT_NS_MAX).contains(&all.lease_ns) {
+        let what = format!("{} ns; use 2 s to 1 h, as in \"10 s\"", all.lease_ns);
+        return Err(Fault::new("timeouts.lease_ns", what));
+    }
     Ok(())
 }
 
@@ -154,6 +160,11 @@ fn check_nodes(rack: &Rack) -> Checked {
     let count = rack.nodes.len();
     if !(2..=NODES_MAX).contains(&count) {
         return Err(Fault::new("nodes", format!("{count} nodes make no rack; describe 2 to {NODES_MAX} of them")));
+    }
+    let slots = rack.slots();
+    if slots < count || slots > NODES_MAX {
+        let what = format!("{slots} slots for {count} nodes; leave the key out, or have at most {NODES_MAX}");
+        return Err(Fault::new("device.slots", what));
     }
     for (index, node) in rack.nodes.iter().enumerate() {
         check_name(&format!("nodes[{index}].name"), &node.name)?;

@@ -1,30 +1,38 @@
-//! Reading a rack file, and saying where in it something is wrong.
+//! Reading a rack, and saying where in its text something is wrong.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pcie::parameters::{self, ParametersError};
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 use toml::de::{DeTable, DeValue};
 
 use crate::check::{Fault, check};
+use crate::keys::Keys;
 use crate::{Rack, VERSION};
 
 /// Bytes of a rack file at most.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+pub(crate) const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What is wrong with a rack file: one line with file, line, key, value and remedy.
+/// What is wrong with a rack file, or with the keys of a rack: one line with file, line, key, value and remedy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
-pub struct RackError(String);
+pub struct RackError(pub(crate) String);
 
 /// A rack together with the text that it came from.
 #[derive(Clone, Debug)]
 pub struct RackFile {
-    /// What the file says.
+    /// What the text says.
     pub rack: Rack,
-    /// The file's path as it was given.
-    pub path: PathBuf,
-    text: String,
+    /// The file's path as it was given, or the address in etcd.
+    shown: String,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    File(String),
+    Keys(Keys),
 }
 
 impl RackFile {
@@ -52,25 +60,63 @@ impl RackFile {
     /// # Errors
     /// What is wrong with them.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, RackError> {
-        let file = path.display().to_string();
-        let text = std::str::from_utf8(bytes).map_err(|error| {
-            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
-            RackError(format!("{file}, line {line}: not UTF-8; save the file as UTF-8"))
-        })?;
-        check_version(&file, text)?;
-        let rack: Rack = parameters::parse(&file, text).map_err(|error| RackError(one_line(&error)))?;
-        let found = Self { rack, path: path.to_owned(), text: text.to_owned() };
-        check(&found.rack).map_err(|Fault { key, what }| found.fault(&key, what))?;
-        Ok(found)
+        let shown = path.display().to_string();
+        let text = text_of(&shown, bytes)?;
+        check_version(&shown, text)?;
+        let rack: Rack = parse(&shown, text)?;
+        Self { rack, shown, source: Source::File(text.to_owned()) }.checked()
+    }
+
+    /// Parses and checks the keys of a rack in etcd, without those of leases. `address` is where they lie: an error
+    /// names `ADDRESS/KEY`, and the line in that key's value.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn parse_keys(address: &str, keys: &[(String, Vec<u8>)]) -> Result<Self, RackError> {
+        let (rack, keys) = Keys::parse(address, keys)?;
+        Self { rack, shown: address.to_owned(), source: Source::Keys(keys) }.checked()
+    }
+
+    fn checked(self) -> Result<Self, RackError> {
+        check(&self.rack).map_err(|Fault { key, what }| self.fault(&key, what))?;
+        Ok(self)
+    }
+
+    /// The same, read elsewhere than where it is from.
+    #[must_use]
+    pub fn shown_as(self, shown: String) -> Self {
+        Self { shown, ..self }
+    }
+
+    /// Where it was read: the file's path as it was given, or the address in etcd.
+    pub fn shown(&self) -> &str {
+        &self.shown
     }
 
     /// The error that something is wrong with the value of `key`, such as `nodes[1].device`.
     pub fn fault(&self, key: &str, what: impl std::fmt::Display) -> RackError {
-        fault(&self.path.display().to_string(), &self.text, key, &what.to_string())
+        let what = what.to_string();
+        match &self.source {
+            Source::File(text) => fault(&self.shown, text, key, &what),
+            Source::Keys(keys) => keys.fault(&self.shown, &self.rack, key, &what),
+        }
     }
 }
 
-fn fault(file: &str, text: &str, key: &str, what: &str) -> RackError {
+/// Text is UTF-8.
+pub(crate) fn text_of<'a>(shown: &str, bytes: &'a [u8]) -> Result<&'a str, RackError> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+        RackError(format!("{shown}, line {line}: not UTF-8; save the file as UTF-8"))
+    })
+}
+
+/// What a text says, whatever it is of.
+pub(crate) fn parse<T: DeserializeOwned>(shown: &str, text: &str) -> Result<T, RackError> {
+    parameters::parse(shown, text).map_err(|error| RackError(one_line(&error)))
+}
+
+pub(crate) fn fault(file: &str, text: &str, key: &str, what: &str) -> RackError {
     match line_of(text, key) {
         Some(line) => RackError(format!("{file}, line {line}, {key}: {what}")),
         None => RackError(format!("{file}, {key}: {what}")),
@@ -84,7 +130,7 @@ fn one_line(error: &ParametersError) -> String {
 }
 
 /// Another release's file may have keys that this one does not know: so its version is looked at first.
-fn check_version(file: &str, text: &str) -> Result<(), RackError> {
+pub(crate) fn check_version(file: &str, text: &str) -> Result<(), RackError> {
     // What is no TOML at all is refused later, in better words.
     let Ok(table) = DeTable::parse(text) else { return Ok(()) };
     let example = "a file of this release begins as 'crosslane rack example' prints it";

@@ -2,14 +2,17 @@
 //!
 //! A [`Rack`] is what a file says, checked as far as that goes without looking at the machine. A [`RackFile`] remembers
 //! the text as well, so that whoever finds out later that a device is missing or too small can name the line
-//! ([`RackFile::fault`]). [`Places`] says where the sockets, logs and directories of a running rack lie.
+//! ([`RackFile::fault`]). Its text may also be that of keys in etcd, one of them for each node. [`Places`] says where
+//! the sockets, logs and directories of a running rack lie.
 //!
-//! Nothing here does I/O beyond reading the file. `docs/rack.md` explains every key.
+//! Nothing here does I/O beyond reading files. `docs/rack.md` explains every key.
 
 mod access;
 mod address;
+mod change;
 mod check;
 mod file;
+mod keys;
 mod places;
 mod ports;
 mod text;
@@ -21,7 +24,9 @@ use pcie::parameters::{bytes, nanoseconds};
 use serde::Deserialize;
 
 pub use access::AccessRule;
+pub use change::Change;
 pub use file::{RackError, RackFile};
+pub use keys::{LEASES, is_key};
 pub use places::{NodePlaces, Places};
 pub use ports::PortList;
 pub use words::{Access, Backend, Class, Coherence, PciMode, Timing, Trust};
@@ -96,6 +101,9 @@ pub struct Device {
     /// Whether the caches of all hosts of a DAX device see each other's stores.
     #[serde(default)]
     pub coherence: Option<Coherence>,
+    /// How many nodes the device has room for; as many as there are without it.
+    #[serde(default)]
+    pub slots: Option<u8>,
     /// Bytes of the window from each node to each other.
     #[serde(default = "window_default", deserialize_with = "bytes")]
     pub window_bytes: u64,
@@ -145,6 +153,9 @@ pub struct Timeouts {
     /// How long `crosslane up` waits for links.
     #[serde(deserialize_with = "nanoseconds")]
     pub up_ns: f64,
+    /// How long a node of which etcd hears nothing keeps its lease.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub lease_ns: f64,
 }
 
 /// Some partitions of one class.
@@ -173,7 +184,7 @@ pub struct Partition {
 impl Default for Timeouts {
     fn default() -> Self {
         // A monitor on a busy machine was seen to wait for a processor for more than a second.
-        Self { query_ns: 1e9, silence_ns: 3e9, up_ns: 1e10 }
+        Self { query_ns: 1e9, silence_ns: 3e9, up_ns: 1e10, lease_ns: 1e10 }
     }
 }
 
@@ -223,6 +234,7 @@ impl Rack {
                 backend,
                 mode: (backend == Backend::Pci).then_some(PciMode::Sysfs),
                 coherence: (backend == Backend::Dax).then_some(Coherence::Coherent),
+                slots: None,
                 window_bytes: window_default(),
             },
             link: timing.map(|timing| LinkTiming { timing, one_way_ns: None }),
@@ -244,6 +256,11 @@ impl Rack {
     /// The slot of the node with that address.
     pub fn slot_of(&self, address: IpAddr) -> Option<usize> {
         self.nodes.iter().position(|node| node.address == address.to_canonical())
+    }
+
+    /// How many nodes the device has room for.
+    pub fn slots(&self) -> usize {
+        self.device.slots.map_or(self.nodes.len(), usize::from)
     }
 
     /// How a node reaches the device.
@@ -268,10 +285,10 @@ impl Rack {
         rule.map_or(self.access_default, |rule| rule.action) == Access::Allow
     }
 
-    /// A number that is the same for two files when nodes that use them can work together: it covers nodes, windows,
-    /// partitions, the model of the link, trust and failover, and none of what is a node's own business.
+    /// A number that is the same for two files when nodes that use them can work together: it covers nodes, slots,
+    /// windows, partitions, the model of the link, trust and failover, and none of what is a node's own business.
     pub fn digest(&self) -> u64 {
-        let mut text = format!("{} {} {}\n", self.device.window_bytes, self.trust, self.failover);
+        let mut text = format!("{} {} {} {}\n", self.slots(), self.device.window_bytes, self.trust, self.failover);
         for node in &self.nodes {
             text += &format!("{} {}\n", node.name, node.address);
         }

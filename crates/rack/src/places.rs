@@ -26,10 +26,24 @@ pub struct NodePlaces {
 }
 
 impl Places {
-    /// The places of a rack whose file is `file`, an absolute path without links, below the base of all racks.
+    /// The places of a rack whose file is `file`, an absolute path without links or an address in etcd, below the base
+    /// of all racks.
     pub fn new(base: &Path, rack: &Rack, file: &Path) -> Self {
-        let hash = hash(file.as_os_str().as_bytes()) as u32;
-        Self { directory: base.join(RACKS).join(format!("{}-{hash:08x}", rack.name)) }
+        Self { directory: base.join(RACKS).join(rack.name.clone() + &ending(file)) }
+    }
+
+    /// The places below a base of running racks that were made from `file`, whatever their names are, and that have a
+    /// copy of what it said.
+    pub fn with_copy(base: &Path, file: &Path) -> Vec<Self> {
+        let ending = ending(file);
+        let found = std::fs::read_dir(base.join(RACKS)).into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_of_it = |path: &PathBuf| path.as_os_str().as_bytes().ends_with(ending.as_bytes());
+        found.filter(is_of_it).map(|directory| Self { directory }).filter(|places| places.copy().is_file()).collect()
+    }
+
+    /// What the nodes of this machine go by, as a rack file, where the rack is described elsewhere.
+    pub fn copy(&self) -> PathBuf {
+        self.directory.join("rack.toml")
     }
 
     /// The base of all racks when a program's own rack directory is `rack_dir`: a program that runs in a node finds the
@@ -93,6 +107,11 @@ impl NodePlaces {
     }
 }
 
+/// What the directory of a rack from `file` ends with.
+fn ending(file: &Path) -> String {
+    format!("-{:08x}", hash(file.as_os_str().as_bytes()) as u32)
+}
+
 /// FNV-1a: the same in every release, which the standard library's hash is not.
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
@@ -112,6 +131,19 @@ mod tests {
         assert!(place("/a/r.toml").starts_with("/base/racks"));
         assert_eq!(place("/a/r.toml"), place("/a/r.toml"));
         assert_ne!(place("/a/r.toml"), place("/b/r.toml"));
+    }
+
+    #[test]
+    fn a_copy_is_found_by_what_it_was_made_from() {
+        let base = tempfile::tempdir().unwrap();
+        let (rack, file) = (Rack::example(2, Backend::Shm, None, Trust::Proxy), Path::new("etcd://h:1/r"));
+        let places = Places::new(base.path(), &rack, file);
+        assert_eq!(Places::with_copy(base.path(), file), []);
+        std::fs::create_dir_all(&places.directory).unwrap();
+        assert_eq!(Places::with_copy(base.path(), file), []);
+        std::fs::write(places.copy(), "").unwrap();
+        assert_eq!(Places::with_copy(base.path(), file), [places]);
+        assert_eq!(Places::with_copy(base.path(), Path::new("etcd://h:1/other")), []);
     }
 
     #[test]

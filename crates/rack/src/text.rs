@@ -1,59 +1,100 @@
-//! A rack as the text of its file.
+//! A rack as the text of its file, or of its keys.
 
 use std::fmt::{Display, Formatter, Result};
 
-use crate::{LinkTiming, Node, Partitions, Rack, Timeouts};
+use crate::{AccessRule, Device, LinkTiming, Node, Partitions, Rack, Timeouts};
 
 impl Display for Rack {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         writeln!(f, "# A rack of Crosslane. docs/rack.md explains every key.")?;
-        writeln!(f, "version = {}", self.version)?;
-        writeln!(f, "name = {}", quoted(&self.name))?;
-        writeln!(f, "trust = \"{}\"                  # who writes windows: \"proxy\" or \"direct\"", self.trust)?;
-        writeln!(
-            f,
-            "failover = {}                 # whether connections move to kernel TCP when a link is lost",
-            self.failover
-        )?;
-        if let Some(port) = self.failover_port {
-            writeln!(f, "failover_port = {port}             # the first port at which proxies listen for that")?;
-        }
-        writeln!(
-            f,
-            "access_default = \"{}\"         # what happens where no [[access]] rule matches",
-            self.access_default
-        )?;
-        writeln!(
-            f,
-            "\n[device]\nbackend = \"{}\"                  # \"shm\", \"pci\" or \"dax\"",
-            self.device.backend
-        )?;
-        if let Some(mode) = self.device.mode {
-            writeln!(f, "mode = \"{mode}\"                   # \"sysfs\", or \"vfio\" for doorbell interrupts")?;
-        }
-        if let Some(coherence) = self.device.coherence {
-            writeln!(f, "coherence = \"{coherence}\"           # \"coherent\" or \"non-coherent\"")?;
-        }
-        writeln!(f, "window_bytes = {}           # from each node to each other", self.device.window_bytes)?;
+        write_head(f, self)?;
+        write_access_default(f, self)?;
+        write_device(f, &self.device)?;
         if let Some(link) = &self.link {
+            writeln!(f, "\n[link]")?;
             write_link(f, link)?;
         }
         write_timeouts(f, &self.timeouts)?;
         self.partitions.iter().try_for_each(|some| write_partitions(f, some))?;
-        self.nodes.iter().try_for_each(|node| write_node(f, node))?;
-        for rule in &self.access {
-            writeln!(f, "\n[[access]]\nfrom = {}\nto = {}", quoted(&rule.from), quoted(&rule.to))?;
-            if let Some(ports) = &rule.ports {
-                writeln!(f, "ports = \"{ports}\"")?;
-            }
-            writeln!(f, "action = \"{}\"", rule.action)?;
+        for node in &self.nodes {
+            writeln!(f, "\n[[nodes]]\nname = {}", quoted(&node.name))?;
+            write_node(f, node)?;
         }
-        Ok(())
+        self.access.iter().try_for_each(|rule| write_rule(f, rule))
     }
 }
 
+/// A part of a rack, as the text of its key in etcd.
+pub(crate) enum Part<'a> {
+    /// What is in no other key.
+    Common(&'a Rack),
+    /// The access rules.
+    Access(&'a Rack),
+    /// How fast links pretend to be.
+    Link(&'a LinkTiming),
+    /// A node and its slot.
+    Node(usize, &'a Node),
+}
+
+impl Display for Part<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Common(rack) => {
+                write_head(f, rack)?;
+                write_device(f, &rack.device)?;
+                write_timeouts(f, &rack.timeouts)?;
+                rack.partitions.iter().try_for_each(|some| write_partitions(f, some))
+            }
+            Self::Access(rack) => {
+                write_access_default(f, rack)?;
+                rack.access.iter().try_for_each(|rule| write_rule(f, rule))
+            }
+            Self::Link(link) => write_link(f, link),
+            Self::Node(slot, node) => {
+                writeln!(f, "slot = {slot}")?;
+                write_node(f, node)
+            }
+        }
+    }
+}
+
+fn write_head(f: &mut Formatter<'_>, rack: &Rack) -> Result {
+    writeln!(f, "version = {}", rack.version)?;
+    writeln!(f, "name = {}", quoted(&rack.name))?;
+    writeln!(f, "trust = \"{}\"                  # who writes windows: \"proxy\" or \"direct\"", rack.trust)?;
+    writeln!(
+        f,
+        "failover = {}                 # whether connections move to kernel TCP when a link is lost",
+        rack.failover
+    )?;
+    match rack.failover_port {
+        Some(port) => {
+            writeln!(f, "failover_port = {port}             # the first port at which proxies listen for that")
+        }
+        None => Ok(()),
+    }
+}
+
+fn write_access_default(f: &mut Formatter<'_>, rack: &Rack) -> Result {
+    writeln!(f, "access_default = \"{}\"         # what happens where no [[access]] rule matches", rack.access_default)
+}
+
+fn write_device(f: &mut Formatter<'_>, device: &Device) -> Result {
+    writeln!(f, "\n[device]\nbackend = \"{}\"                  # \"shm\", \"pci\" or \"dax\"", device.backend)?;
+    if let Some(mode) = device.mode {
+        writeln!(f, "mode = \"{mode}\"                   # \"sysfs\", or \"vfio\" for doorbell interrupts")?;
+    }
+    if let Some(coherence) = device.coherence {
+        writeln!(f, "coherence = \"{coherence}\"           # \"coherent\" or \"non-coherent\"")?;
+    }
+    if let Some(slots) = device.slots {
+        writeln!(f, "slots = {slots}                        # room for so many nodes: more can come while these run")?;
+    }
+    writeln!(f, "window_bytes = {}           # from each node to each other", device.window_bytes)
+}
+
 fn write_link(f: &mut Formatter<'_>, link: &LinkTiming) -> Result {
-    writeln!(f, "\n[link]\ntiming = \"{}\"               # links are slowed down to this model", link.timing)?;
+    writeln!(f, "timing = \"{}\"               # links are slowed down to this model", link.timing)?;
     match link.one_way_ns {
         Some(one_way_ns) => writeln!(f, "one_way_ns = {one_way_ns}"),
         None => Ok(()),
@@ -64,7 +105,11 @@ fn write_timeouts(f: &mut Formatter<'_>, timeouts: &Timeouts) -> Result {
     writeln!(f, "\n[timeouts]")?;
     writeln!(f, "query_ns = {:<18} # a program's question whether another node listens", timeouts.query_ns)?;
     writeln!(f, "silence_ns = {:<16} # of a peer, after which its link counts as lost", timeouts.silence_ns)?;
-    writeln!(f, "up_ns = {:<21} # how long 'crosslane up' waits for links", timeouts.up_ns)
+    writeln!(f, "up_ns = {:<21} # how long 'crosslane up' waits for links", timeouts.up_ns)?;
+    if timeouts.lease_ns == Timeouts::default().lease_ns {
+        return Ok(());
+    }
+    writeln!(f, "lease_ns = {:<18} # how long etcd waits for a sign of a node", timeouts.lease_ns)
 }
 
 fn write_partitions(f: &mut Formatter<'_>, some: &Partitions) -> Result {
@@ -76,7 +121,7 @@ fn write_partitions(f: &mut Formatter<'_>, some: &Partitions) -> Result {
 }
 
 fn write_node(f: &mut Formatter<'_>, node: &Node) -> Result {
-    writeln!(f, "\n[[nodes]]\nname = {}\naddress = \"{}\"", quoted(&node.name), node.address)?;
+    writeln!(f, "address = \"{}\"", node.address)?;
     if let Some(backend) = node.backend {
         writeln!(f, "backend = \"{backend}\"")?;
     }
@@ -87,6 +132,14 @@ fn write_node(f: &mut Formatter<'_>, node: &Node) -> Result {
         Some(metrics) => writeln!(f, "metrics = \"{metrics}\""),
         None => Ok(()),
     }
+}
+
+fn write_rule(f: &mut Formatter<'_>, rule: &AccessRule) -> Result {
+    writeln!(f, "\n[[access]]\nfrom = {}\nto = {}", quoted(&rule.from), quoted(&rule.to))?;
+    if let Some(ports) = &rule.ports {
+        writeln!(f, "ports = \"{ports}\"")?;
+    }
+    writeln!(f, "action = \"{}\"", rule.action)
 }
 
 /// A basic string of TOML. Names have nothing in them to escape, and paths no control characters.

@@ -91,6 +91,7 @@ fn each_wrong_value_is_named_with_its_line_and_what_would_be_right() {
         (Shm, "query_ns = 1000000000", "query_ns = 10", &["timeouts.query_ns", "10 ns", "1 ms"]),
         (Shm, "address = \"127.77.0.2\"", "address = \"127.77.0\"", &["nodes[1].address", "'127.77.0'", "127.77.0.1"]),
         (Shm, "address = \"127.77.0.2\"", "address = \"::\"", &["nodes[1].address", "'::'", "no single node"]),
+        (Shm, "address = \"127.77.0.2\"", "address = \"fd00::1\"", &["nodes[1].address", "::ffff:A.B.C.D"]),
         (Shm, "name = \"c\"", "name = \"C d\"", &["nodes[2].name", "\"C d\"", "a to z"]),
         (Shm, "address = \"127.77.0.2\"", "adress = \"127.77.0.2\"", &["nodes[1]", "adress", "`address`"]),
         (
@@ -277,7 +278,7 @@ fn racks() -> impl Strategy<Value = Rack> {
                     let address = if low % 2 == 0 {
                         IpAddr::from([10, 0, index as u8, low as u8 | 1])
                     } else {
-                        IpAddr::from([0xfd00, 0, 0, 0, 0, 0, index as u16, low as u16])
+                        IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0x0b00 | index as u16, low as u16]).to_canonical()
                     };
                     let device = if backend == Backend::Dax { Some(device.clone()) } else { node.device.clone() };
                     rack::Node { name, address, device, ..node.clone() }

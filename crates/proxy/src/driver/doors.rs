@@ -3,7 +3,7 @@
 use super::Shared;
 use super::end::SegmentEnd;
 use crate::Tuple;
-use control::proxy::Configuration;
+use control::proxy::Access;
 use ledger::FallbackReason;
 use rustix::io::Errno;
 use socket::address;
@@ -42,8 +42,8 @@ pub(super) fn accept(listener: &LaneListener) -> Result<Accepted, Errno> {
 
 /// Whether the rules of this node let a program of `peer` connect there. An honest node has asked before: its monitor
 /// was told the same.
-pub(super) fn is_admitted(setup: &Configuration, peer: u8, tuple: &Tuple) -> bool {
-    decode(tuple).is_none_or(|[_, to]| setup.admits(peer, to.port()))
+pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &Tuple) -> bool {
+    decode(tuple).is_none_or(|[_, to]| access.admits(peer, to.port()))
 }
 
 /// Connects to a server of this node on behalf of a program of `peer`.
@@ -82,7 +82,7 @@ pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<socket::segment::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use control::proxy::{Access, Rule};
+    use control::proxy::Rule;
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {
@@ -99,24 +99,12 @@ mod tests {
     #[test]
     fn what_a_peer_opens_without_asking_is_held_against_the_rules() {
         let rules = vec![Rule { from: Some(2), ports: Some(vec![(80, 90)]), allows: false }];
-        let setup = Configuration {
-            version: control::proxy::VERSION,
-            own: 0,
-            nodes: Vec::new(),
-            rack_directory: "/nowhere".into(),
-            control_partition_bytes: 65_536,
-            partitions: Vec::new(),
-            is_direct: false,
-            is_failover: false,
-            failover_port: None,
-            timing: None,
-            access: Access { rules, allows_others: true },
-        };
+        let access = Access { rules, allows_others: true };
         let to = |port: u16| {
             let peer = SocketAddr::from(([127, 77, 0, 1], port));
             encode(&address::Tuple { local: "127.77.0.3:40000".parse().unwrap(), peer }).expect("IPv4")
         };
-        assert_eq!([79, 80, 90, 91].map(|port| is_admitted(&setup, 2, &to(port))), [true, false, false, true]);
-        assert!(is_admitted(&setup, 1, &to(80)));
+        assert_eq!([79, 80, 90, 91].map(|port| is_admitted(&access, 2, &to(port))), [true, false, false, true]);
+        assert!(is_admitted(&access, 1, &to(80)));
     }
 }

@@ -498,7 +498,7 @@ impl Owner {
     }
 
     fn connect(&mut self, engine: usize, peer: u8, key: Key, tuple: &Tuple) {
-        let is_admitted = doors::is_admitted(&self.shared.setup, peer, tuple);
+        let is_admitted = doors::is_admitted(&self.shared.access(), peer, tuple);
         if !is_admitted {
             self.note_offence(peer, "opened without asking, what the access rules do not allow");
         }

@@ -1,0 +1,45 @@
+//! `crosslane rack push` and `crosslane rack show`: from a rack file into etcd, and back.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use etcd::{Pushed, Store};
+
+use crate::output;
+use crate::rack_choice::{LoadedRack, address, etcd_error};
+use crate::wrong_use::WrongUse;
+
+/// What to put where.
+#[derive(clap::Args)]
+pub struct PushOptions {
+    /// The rack file
+    #[arg(long, value_name = "FILE")]
+    rack: PathBuf,
+    /// Where in etcd: etcd://HOST:PORT/PREFIX
+    #[arg(long, value_name = "ETCD")]
+    to: PathBuf,
+}
+
+/// What to show.
+#[derive(clap::Args)]
+pub struct ShowOptions {
+    /// The rack file, or its address in etcd: etcd://HOST:PORT/PREFIX
+    #[arg(long, value_name = "FILE|ETCD")]
+    rack: PathBuf,
+}
+
+/// Checks the file as 'up' does, and puts it there.
+pub fn push(options: &PushOptions) -> Result<()> {
+    let rack = LoadedRack::read(&options.rack)?;
+    let Some(to) = address(&options.to)? else {
+        let shown = options.to.display();
+        bail!(WrongUse::of(format!("--to {shown}: no address in etcd; write etcd://HOST:PORT/PREFIX")))
+    };
+    let Pushed { written, removed } = Store::new(to.clone()).push(&rack.file.rack).map_err(etcd_error)?;
+    output::print(&format!("{} is at {to}: {written} keys written, {removed} removed\n", rack.shown()))
+}
+
+/// Prints it.
+pub fn show(options: &ShowOptions) -> Result<()> {
+    output::print(&LoadedRack::read(&options.rack)?.file.rack.to_string())
+}

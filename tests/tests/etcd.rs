@@ -1,0 +1,452 @@
+//! Racks in etcd: nodes of this machine come up from what an etcd-server holds, follow its changes and outlive it. A
+//! folder of its own stands for each machine: what a node is locked by lies in it.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use system_tests::{Finished, PATIENCE, Process, Server, place, port, start_server};
+use tempfile::TempDir;
+
+const LINE_CHARS_MAX: usize = 500;
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LEASE_OF_A: &str = "/racks/r1/leases/a";
+/// The longest that a lease of these tests lasts without a sign, as text of a rack file.
+const LEASE: &str = "lease_ns = \"2 s\"";
+
+/// An etcd of the test's own.
+struct Etcd {
+    server: Option<Process>,
+    port: u16,
+    peer_port: u16,
+    folder: TempDir,
+}
+
+fn etcd_command(folder: &TempDir, port: u16, peer_port: u16) -> Command {
+    let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));
+    let mut command = Command::new(place::tool("etcd"));
+    command.env_clear().current_dir(folder.path()).arg("--data-dir").arg(folder.path().join("data"));
+    command.args(["--name", "test", "--logger", "zap", "--log-level", "error"]);
+    for (option, address) in [
+        ("--listen-client-urls", &client),
+        ("--advertise-client-urls", &client),
+        ("--listen-peer-urls", &peer),
+        ("--initial-advertise-peer-urls", &peer),
+        ("--initial-cluster", &format!("test={peer}")),
+    ] {
+        command.arg(option).arg(address);
+    }
+    command
+}
+
+impl Etcd {
+    fn start() -> Self {
+        let (folder, peer_port) = (tempfile::tempdir().expect("a folder"), port::free_port());
+        let Server { process, port } = start_server(|port| etcd_command(&folder, port, peer_port));
+        let etcd = Self { server: Some(process), port, peer_port, folder };
+        etcd.wait_until_it_answers();
+        etcd
+    }
+
+    fn wait_until_it_answers(&self) {
+        let server = self.server.as_ref().expect("it runs");
+        server.wait_until("an answer", PATIENCE, |_| self.ask("kv/range", &json!({ "key": "eA==" })).is_some());
+    }
+
+    fn kill(&mut self) {
+        self.server = None;
+    }
+
+    fn restart(&mut self) {
+        self.server = Some(Process::start(&mut etcd_command(&self.folder, self.port, self.peer_port)));
+        self.wait_until_it_answers();
+    }
+
+    fn address(&self, rack: &str) -> String {
+        format!("etcd://127.0.0.1:{}/{rack}", self.port)
+    }
+
+    /// Asks its JSON gateway; nothing where it fails.
+    fn ask(&self, path: &str, asked: &Value) -> Option<Value> {
+        let mut command = Command::new(place::tool("curl"));
+        command.args(["-sf", "--max-time", "10", "--noproxy", "*", "-d", &asked.to_string()]);
+        let finished = Process::start(command.arg(format!("http://127.0.0.1:{}/v3/{path}", self.port))).wait(PATIENCE);
+        finished.status.success().then(|| serde_json::from_str(&finished.stdout).expect("JSON"))
+    }
+
+    /// The lease that a key goes with.
+    fn lease(&self, key: &str) -> Option<Value> {
+        let found = self.ask("kv/range", &json!({ "key": base64(key.as_bytes()) })).expect("an answer");
+        found["kvs"][0].get("lease").cloned()
+    }
+
+    /// Writes a key past all checks.
+    fn put(&self, key: &str, value: &[u8]) {
+        let asked = json!({ "key": base64(key.as_bytes()), "value": base64(value) });
+        assert!(self.ask("kv/put", &asked).is_some(), "{key} is put");
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    let mut command = Command::new(place::tool("base64"));
+    let (process, mut input) = Process::start_with_input(command.arg("-w0"));
+    input.write_all(bytes).expect("a reader");
+    drop(input);
+    process.wait(PATIENCE).must_succeed().stdout
+}
+
+#[track_caller]
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "no {what}");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// What has racks of its own: no other machine, and yet as far away as one as far as leases go.
+struct Machine {
+    folder: TempDir,
+    rack: String,
+}
+
+impl Drop for Machine {
+    /// Nothing of a failed test goes on running.
+    fn drop(&mut self) {
+        if self.folder.path().join("base").exists() {
+            Process::start(self.command(&["down"]).args(["--rack", &self.rack])).wait(PATIENCE);
+        }
+    }
+}
+
+impl Machine {
+    fn new(rack: &str) -> Self {
+        Self {
+            folder: tempfile::Builder::new().prefix("m-").tempdir_in("/tmp").expect("a folder"),
+            rack: rack.to_owned(),
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(place::crosslane());
+        command.args(arguments).current_dir(self.folder.path()).env("CROSSLANE_RACK", self.folder.path().join("base"));
+        for variable in ["NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"] {
+            command.env_remove(format!("CROSSLANE_{variable}"));
+        }
+        command
+    }
+
+    /// A command with this rack, run to its end.
+    fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
+        Process::start(self.command(&[subcommand, "--rack", &self.rack]).args(arguments)).wait(PATIENCE)
+    }
+
+    /// Puts the text of a rack file at the rack's address.
+    fn push(&self, text: &str) -> Finished {
+        fs::write(self.folder.path().join("r.toml"), text).expect("a file");
+        Process::start(&mut self.command(&["rack", "push", "--rack", "r.toml", "--to", &self.rack])).wait(PATIENCE)
+    }
+
+    fn status(&self) -> Value {
+        let finished = self.finish("status", &["--json"]).must_succeed();
+        serde_json::from_str(&finished.stdout).expect("JSON")
+    }
+
+    /// Waits until the state is so.
+    #[track_caller]
+    fn wait_for(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if is_so(&status) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "no {what}: {status:#}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// A program of a node, in Python, with an address to talk to.
+    fn python(&self, node: &str, script: &str, port: u16) -> Process {
+        let mut command = self.command(&["run", "--rack", &self.rack, "--node", node, "--require-lane", "--"]);
+        let python = command.arg(place::python()).args(["-c", script, "127.77.0.2"]).arg(port.to_string());
+        Process::start(python)
+    }
+
+    /// A server of node b that sends back what it gets, once it listens.
+    fn serve(&self) -> (Process, u16) {
+        let port = port::free_port();
+        let server = self.python("b", ECHO, port);
+        server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+        (server, port)
+    }
+}
+
+const ECHO: &str = "
+import socket, sys, threading
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print('listening', flush=True)
+def echo(connection):
+    while data := connection.recv(65536):
+        connection.sendall(data)
+while True:
+    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
+";
+
+/// One word there and back.
+const CLIENT: &str = "
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as server:
+    server.sendall(b'word')
+    print(server.recv(64).decode(), server.getsockname()[0])
+";
+
+/// Words there and back for as long as it is not ended.
+const TALKER: &str = "
+import socket, sys, time
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as server:
+    while True:
+        server.sendall(b'word')
+        assert server.recv(64) == b'word'
+        print('word', flush=True)
+        time.sleep(0.01)
+";
+
+fn words(process: &Process) -> usize {
+    process.stdout().lines().count()
+}
+
+/// That a process that talks goes on talking.
+#[track_caller]
+fn assert_talks(talker: &Process) {
+    let before = words(talker);
+    talker.wait_until("more words", PATIENCE, |talker| words(talker) > before + 5);
+}
+
+#[track_caller]
+fn assert_one_line(finished: &Finished, code: i32, words: &[&str]) {
+    let text = finished.stderr.trim_end();
+    assert_eq!((finished.code(), text.lines().count()), (Some(code), 1), "{finished}");
+    assert!(text.starts_with("crosslane: ") && text.len() <= LINE_CHARS_MAX, "{finished}");
+    words.iter().for_each(|word| assert!(text.contains(word), "{word:?} in {finished}"));
+}
+
+/// The text of a rack file with room for a third node.
+fn text_of(nodes: &str) -> String {
+    let example = Process::start(Command::new(place::crosslane()).args(["rack", "example", "--nodes", nodes]));
+    let text = example.wait(PATIENCE).must_succeed().stdout;
+    // A machine on which much goes on may keep a monitor from its processor for long.
+    let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
+    let with_slots = text.replace("[device]\n", "[device]\nslots = 3\n");
+    with_slots.replace("[timeouts]\n", &format!("[timeouts]\n{LEASE}\n"))
+}
+
+fn node<'a>(status: &'a Value, name: &str) -> &'a Value {
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().find(|node| node["node"] == name).unwrap_or(&Value::Null)
+}
+
+fn kill(pid: &Value) {
+    let pid = rustix::process::Pid::from_raw(pid.as_i64().expect("a process") as i32).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+}
+
+/// A rack of two nodes in etcd that are up.
+fn up(etcd: &Etcd) -> Machine {
+    let machine = Machine::new(&etcd.address("racks/r1"));
+    machine.push(&text_of("2")).must_succeed();
+    let up = machine.finish("up", &[]).must_succeed();
+    assert_eq!(up.stdout, format!("{} is up: nodes a, b\n", machine.rack));
+    machine
+}
+
+#[test]
+fn nodes_come_up_from_etcd_talk_and_hold_leases_that_others_see() {
+    let etcd = Etcd::start();
+    let machine = up(&etcd);
+    let pushed = machine.push(&text_of("2")).must_succeed();
+    assert!(pushed.stdout.ends_with(": 0 keys written, 0 removed\n"), "{pushed}");
+    let mut show = machine.command(&["rack", "show", "--rack", &machine.rack]);
+    let shown = Process::start(&mut show).wait(PATIENCE).must_succeed().stdout;
+    assert!(shown.contains("name = \"b\"\naddress = \"127.77.0.2\"") && shown.contains("slots = 3"), "{shown}");
+
+    let (_server, port) = machine.serve();
+    let client = machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
+    assert_eq!(client.stdout, "word 127.77.0.1\n");
+
+    let other = Machine::new(&machine.rack);
+    let seen = other.wait_for("links in leases", |status| node(status, "a")["lease"]["links"][0]["state"] == "up");
+    for name in ["a", "b"] {
+        let own = node(&machine.status(), name)["monitor"]["pid"].clone();
+        assert_eq!((&node(&seen, name)["lease"]["pid"], &node(&seen, name)["is_up"]), (&own, &json!(false)));
+    }
+    let refused = other.finish("up", &[]);
+    assert_one_line(&refused, 1, &["node 'a' is up on", "bring it down there, or try again in"]);
+    assert!(other.status()["nodes"][0]["monitor"].is_null(), "nothing half-started is left");
+
+    // What is killed keeps its lease for a while, which is no obstacle where it ran.
+    kill(&node(&machine.status(), "a")["monitor"]["pid"]);
+    machine.finish("up", &[]).must_succeed();
+    kill(&node(&machine.status(), "b")["monitor"]["pid"]);
+    other.wait_for("end of a lease", |status| node(status, "b")["lease"].is_null());
+    assert!(!node(&other.status(), "a")["lease"].is_null());
+    machine.finish("down", &[]).must_succeed();
+    assert!(node(&other.status(), "a")["lease"].is_null(), "a lease is given back");
+}
+
+#[test]
+fn changes_are_taken_on_while_connections_go_on() {
+    let etcd = Etcd::start();
+    let machine = up(&etcd);
+    let (_server, port) = machine.serve();
+    let talker = machine.python("a", TALKER, port);
+    assert_talks(&talker);
+
+    let denied = text_of("2") + &format!("\n[[access]]\nfrom = \"a\"\nports = {port}\naction = \"deny\"\n");
+    machine.push(&denied).must_succeed();
+    let taken = |count: u64| {
+        move |status: &Value| {
+            let etcd = |name| node(status, name)["monitor"]["etcd"]["changes_taken"].clone();
+            etcd("a") == count && etcd("b") == count
+        }
+    };
+    machine.wait_for("rule", taken(1));
+    let refused = machine.python("a", CLIENT, port).wait(PATIENCE);
+    assert!(!refused.status.success() && !refused.timed_out, "{refused}");
+    assert_talks(&talker);
+
+    machine.push(&text_of("3")).must_succeed();
+    machine.wait_for("node", taken(2));
+    let up = machine.finish("up", &[]).must_succeed();
+    assert!(up.stdout.ends_with("is up: nodes a, b, c\n"), "{up}");
+    let client = machine.python("c", CLIENT, port).wait(PATIENCE).must_succeed();
+    assert_eq!(client.stdout, "word 127.77.0.3\n");
+    machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
+    assert_talks(&talker);
+
+    machine.push(&text_of("3").replace("window_bytes = 4194304", "window_bytes = 8388608")).must_succeed();
+    let left = |status: &Value| node(status, "a")["monitor"]["etcd"]["restart_needed"] == json!(["device"]);
+    machine.wait_for("key that needs a restart", left);
+    etcd.put("/racks/r1/nodes/b", b"slot = 1\naddress = \"127.77.0.1\"\n");
+    let is_bad = |status: &Value| {
+        let problem = node(status, "a")["monitor"]["etcd"]["problem"].as_str().unwrap_or_default().to_owned();
+        problem.contains("/racks/r1/nodes/b, line 2, address: '127.77.0.1' is already that of nodes[0]")
+    };
+    machine.wait_for("fault", is_bad);
+    assert_talks(&talker);
+    let again = machine.finish("up", &[]);
+    assert_one_line(&again, 2, &["/racks/r1/nodes/b, line 2, address", "give each node its own"]);
+    machine.finish("down", &[]).must_succeed();
+}
+
+#[test]
+fn without_etcd_nodes_go_on_and_programs_come_and_go() {
+    let mut etcd = Etcd::start();
+    let machine = up(&etcd);
+    let (_server, port) = machine.serve();
+    let talker = machine.python("a", TALKER, port);
+    assert_talks(&talker);
+    etcd.kill();
+    let reached = |is_reached: bool| {
+        move |status: &Value| {
+            let etcd = &node(status, "a")["monitor"]["etcd"];
+            etcd["is_reached"] == is_reached && node(status, "b")["monitor"]["etcd"]["is_reached"] == is_reached
+        }
+    };
+    let status = machine.wait_for("outage", reached(false));
+    assert_eq!(
+        (&status["is_etcd_reached"], &node(&status, "a")["monitor"]["etcd"]["outages"]),
+        (&json!(false), &json!(1))
+    );
+    assert!(machine.finish("status", &[]).stderr.contains("what the nodes of this machine go by"));
+    machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
+    let strict = Machine::new(&machine.rack);
+    assert_one_line(&strict.finish("up", &[]), 1, &[&machine.rack, "refused", "see that etcd runs there"]);
+
+    etcd.restart();
+    machine.wait_for("end of the outage", reached(true));
+    let other = Machine::new(&machine.rack);
+    other.wait_for("leases", |status| ["a", "b"].iter().all(|name| !node(status, name)["lease"].is_null()));
+    machine.push(&text_of("2").replace("query_ns = 1000000000", "query_ns = 900000000")).must_succeed();
+    machine.wait_for("change", |status| node(status, "a")["monitor"]["etcd"]["changes_taken"] == 1);
+    assert_talks(&talker);
+
+    // A lease that has ended is taken anew, unless the key is another's by then.
+    let lease = etcd.lease(LEASE_OF_A).expect("it is held");
+    assert!(etcd.ask("lease/revoke", &json!({ "ID": lease })).is_some());
+    wait_until("another lease", || etcd.lease(LEASE_OF_A).is_some_and(|now| now != lease));
+    let held = |is_held: bool| move |status: &Value| node(status, "a")["monitor"]["etcd"]["is_held"] == is_held;
+    etcd.put(LEASE_OF_A, b"{}");
+    let lost = machine.wait_for("loss of the lease", held(false));
+    let problem = node(&lost, "a")["monitor"]["etcd"]["problem"].as_str().unwrap_or_default().to_owned();
+    assert!(problem.contains("node 'a' is up on") && problem.contains("remove /racks/r1/leases/a"), "{problem}");
+    assert_talks(&talker);
+    assert!(etcd.ask("kv/deleterange", &json!({ "key": base64(LEASE_OF_A.as_bytes()) })).is_some());
+    machine.wait_for("lease", held(true));
+    etcd.kill();
+    machine.finish("down", &[]).must_succeed();
+    assert_one_line(&machine.finish("status", &[]), 1, &["see that etcd runs there"]);
+}
+
+#[test]
+fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
+    let etcd = Etcd::start();
+    let machine = Machine::new(&etcd.address("bad"));
+    assert_one_line(&machine.finish("up", &[]), 2, &["/bad/rack: no such key", "crosslane rack push"]);
+    assert_one_line(&machine.push("version = 1\n"), 2, &["r.toml", "missing field `device`"]);
+    machine.push(&text_of("2")).must_succeed();
+    let good = |status: &Finished| assert!(status.status.success(), "{status}");
+    for (key, value, line) in [
+        (
+            "nodes/c",
+            &b"slot = 7\naddress = \"127.77.0.3\"\n"[..],
+            ["/bad/nodes/c, line 1, slot: 7", "number them from 0"],
+        ),
+        (
+            "nodes/c",
+            b"slot = 2\naddress = \"localhost\"\n",
+            ["nodes/c, line 2, address: 'localhost'", "write one as in"],
+        ),
+        ("nodes/c", b"\xff", ["/bad/nodes/c, line 1: not UTF-8", ";"]),
+        ("nodes/c", b"slot = 2\n[[nodes]]\n", ["/bad/nodes/c", "unknown field `nodes`"]),
+        ("rack", b"version = 9\n", ["/bad/rack, line 1, version: 9 belongs to another release", "this one reads 1"]),
+        ("link", b"timing = 5\n", ["/bad/link, line 1, timing", ";"]),
+        ("else", b"", ["/bad/else: no key of a rack", "remove it"]),
+    ] {
+        etcd.put(&format!("/bad/{key}"), value);
+        for command in ["up", "status"] {
+            assert_one_line(&machine.finish(command, &[]), 2, &line);
+        }
+        if key != "else" {
+            good(&machine.push(&text_of("2")));
+        }
+    }
+    assert_one_line(&machine.push(&text_of("2")), 1, &["the key else there is none of a rack", "another prefix"]);
+    etcd.put("/lease/leases/a", b"{}");
+    let leased = Machine::new(&etcd.address("lease"));
+    leased.push(&text_of("2")).must_succeed();
+    assert!(leased.finish("status", &[]).must_succeed().stdout.contains("unreadable"));
+    assert_one_line(&leased.finish("up", &[]), 1, &["node 'a'", "not known", "remove /lease/leases/a"]);
+
+    let stranger = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = stranger.local_addr().expect("an address").port();
+    let answer = std::thread::spawn(move || {
+        let (mut stream, _) = stranger.accept().expect("a client");
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").expect("a reader");
+        // What the client has sent is read, or the kernel takes the answer back.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let lost = Machine::new(&format!("etcd://127.0.0.1:{port}/r"));
+    assert_one_line(&lost.finish("up", &[]), 1, &["no answer of etcd", "the port for clients"]);
+    answer.join().expect("it answers");
+    for machine in [&machine, &lost] {
+        assert!(!machine.folder.path().join("base").exists(), "a rack that is none leaves no trace");
+    }
+    let nodes = leased.status()["nodes"].as_array().expect("nodes").clone();
+    let socket = |node: &Value| Path::new(node["directory"].as_str().expect("a path")).join("monitor.sock");
+    assert!(nodes.iter().all(|node| !socket(node).exists()), "nothing half-started is left");
+}
