@@ -17,7 +17,8 @@ const AWAKE_MICROSECONDS: u64 = 50;
 const LIFELINE_MICROSECONDS: u64 = 5;
 /// After so many waits in a row that outlasted being awake, waits sleep at once.
 const VAIN_WAITS: u32 = 8;
-/// Of waits that sleep at once, one in so many stays awake as others do.
+/// After so many sleeps one wait stays awake whatever was learned, and so do those that follow it while that brings
+/// something. Two ends that both sleep at once find out by it that neither has to.
 const HOPE_EVERY: u32 = 32;
 /// A sleep that ended sooner, with its wake-up, is one that being awake would have saved.
 const SHORT_SLEEP_MICROSECONDS: u64 = AWAKE_MICROSECONDS;
@@ -40,8 +41,10 @@ fn processors() -> u32 {
 /// What the waits at one place have taught: whether being awake brings what they wait for.
 #[derive(Debug, Default)]
 pub struct Patience {
-    /// Waits in a row that slept.
+    /// Waits in a row that slept long.
     vain_waits: AtomicU32,
+    /// Waits that slept.
+    sleeps: AtomicU32,
     /// Clock ticks when the last of them began to.
     asleep_since: AtomicU64,
 }
@@ -49,7 +52,7 @@ pub struct Patience {
 impl Patience {
     /// That has learned nothing.
     pub const fn new() -> Self {
-        Self { vain_waits: AtomicU32::new(0), asleep_since: AtomicU64::new(0) }
+        Self { vain_waits: AtomicU32::new(0), sleeps: AtomicU32::new(0), asleep_since: AtomicU64::new(0) }
     }
 
     /// Forgets what it has learned.
@@ -59,15 +62,20 @@ impl Patience {
 
     #[inline]
     fn is_lost(&self) -> bool {
-        let vain_waits = self.vain_waits.load(Ordering::Relaxed);
-        vain_waits >= VAIN_WAITS && !vain_waits.is_multiple_of(HOPE_EVERY)
+        self.vain_waits.load(Ordering::Relaxed) >= VAIN_WAITS
+    }
+
+    #[inline]
+    fn has_hope(&self) -> bool {
+        self.sleeps.load(Ordering::Relaxed).is_multiple_of(HOPE_EVERY)
     }
 
     #[cold]
     fn note_sleep(&self, now: u64) {
         // Two threads may count as one.
         let vain_waits = self.vain_waits.load(Ordering::Relaxed);
-        self.vain_waits.store(vain_waits.checked_add(1).unwrap_or(VAIN_WAITS), Ordering::Relaxed);
+        self.vain_waits.store(vain_waits.saturating_add(1), Ordering::Relaxed);
+        self.sleeps.store(self.sleeps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.asleep_since.store(now, Ordering::Relaxed);
     }
 
@@ -116,6 +124,8 @@ pub struct Spin {
     patience: Option<&'static Patience>,
     sleeps_at_once: bool,
     minds_crowd: bool,
+    /// It stays awake in a crowd too, and does not yield there.
+    has_hope: bool,
 }
 
 impl Spin {
@@ -133,7 +143,9 @@ impl Spin {
     pub fn with(patience: &'static Patience) -> Self {
         let mut spin = Self::new();
         spin.patience = Some(patience);
-        if patience.is_lost() {
+        if patience.has_hope() {
+            spin.has_hope = true;
+        } else if patience.is_lost() {
             spin.sleeps_at_once = true;
             spin.looks = LOOKS_AT_FULL_SPEED;
         }
@@ -152,6 +164,7 @@ impl Spin {
             patience: None,
             sleeps_at_once: false,
             minds_crowd: false,
+            has_hope: false,
         };
         if processors == 1 {
             match yielding_waits_left.load(Ordering::Relaxed) {
@@ -195,7 +208,8 @@ impl Spin {
     fn slow_turn(&mut self) -> Turn {
         let now = ticks();
         let is_over = self.started != 0 && now.wrapping_sub(self.started) > AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND;
-        if self.sleeps_at_once || is_over || (self.minds_crowd && crowd::is_there(now)) {
+        let is_crowded = self.minds_crowd && crowd::is_there(now);
+        if self.sleeps_at_once || is_over || (is_crowded && !self.has_hope) {
             if let Some(patience) = self.patience.take() {
                 patience.note_sleep(now);
             }
@@ -209,6 +223,9 @@ impl Spin {
         if now.wrapping_sub(self.asked) > LIFELINE_MICROSECONDS * TICKS_PER_MICROSECOND {
             self.asked = now;
             return Turn::AskKernel;
+        }
+        if is_crowded {
+            return Turn::Look;
         }
         self.yielded = now;
         rustix::thread::sched_yield();
@@ -280,9 +297,13 @@ mod tests {
         let sleeps_at_once = |_| {
             let mut spin = Spin::with(&PATIENCE);
             let sleeps_at_once = spin.sleeps_at_once;
-            assert_eq!(spin.turn() == Turn::Sleep, sleeps_at_once);
+            assert_ne!(sleeps_at_once, spin.has_hope);
+            if sleeps_at_once {
+                assert_eq!(spin.turn(), Turn::Sleep);
+            } else {
+                PATIENCE.note_sleep(0);
+            }
             spin.patience.take();
-            PATIENCE.note_sleep(0);
             sleeps_at_once
         };
         assert_eq!((0..HOPE_EVERY).filter(|&wait| !sleeps_at_once(wait)).count(), 1);
@@ -301,6 +322,18 @@ mod tests {
         spin.sleeps_at_once = false;
         drop(spin);
         assert!(!PATIENCE.is_lost());
+    }
+
+    #[test]
+    fn waits_stay_awake_in_spite_of_all_while_that_brings_something() {
+        static PATIENCE: Patience = Patience::new();
+        (0..HOPE_EVERY).for_each(|_| PATIENCE.note_sleep(0));
+        for _ in 0..3 {
+            let mut spin = Spin::with(&PATIENCE);
+            assert!(spin.has_hope && !spin.sleeps_at_once && spin.turn() == Turn::Look);
+        }
+        wait_in_vain(&PATIENCE);
+        assert!(!Spin::with(&PATIENCE).has_hope);
     }
 
     #[test]
