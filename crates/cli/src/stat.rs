@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use control::proxy::PeerReport;
 use ledger::FallbackReason;
 use ledger::reader::{self, Connection, Process, Snapshot};
 use serde::Serialize;
 
 use crate::rack_choice::Chosen;
+use crate::rack_control;
 use crate::table::{Align, Table};
 use crate::{output, units};
 
@@ -29,7 +31,91 @@ pub struct Options {
 pub fn main(options: &Options) -> Result<()> {
     let rack = Chosen::new(options.rack.as_deref())?;
     let snapshot = read(&rack.directories())?;
-    if options.json { output::print_json(&Report::new(&snapshot)) } else { output::print(&describe(&snapshot, &rack)) }
+    let proxies = Proxies::of(&rack);
+    if options.json {
+        return output::print_json(&Report::new(&snapshot, &proxies));
+    }
+    output::print(&(describe(&snapshot, &rack) + &proxies.describe()))
+}
+
+/// What the proxies of a rack file's nodes have done.
+#[derive(Default)]
+struct Proxies {
+    links: Vec<ProxyReport>,
+    /// Monitors that do not answer, and what is wrong with them.
+    silent: Vec<(String, String)>,
+}
+
+/// What a node's proxy has done on one link.
+#[derive(Serialize)]
+struct ProxyReport {
+    node: String,
+    peer: String,
+    #[serde(flatten)]
+    carried: PeerReport,
+    /// Copies of each byte that this node makes, its programs' included.
+    copies_per_byte_sent: Option<f64>,
+    copies_per_byte_received: Option<f64>,
+}
+
+impl Proxies {
+    fn of(rack: &Chosen) -> Self {
+        let mut proxies = Self::default();
+        let Chosen::File(rack) = rack else { return proxies };
+        for node in &rack.file.rack.nodes {
+            match rack_control::status(&rack.places.node(&node.name)) {
+                Ok(None) => {}
+                Ok(Some(status)) => proxies.links.extend(status.links.into_iter().map(|link| ProxyReport {
+                    node: status.node.clone(),
+                    peer: link.peer,
+                    carried: link.carried,
+                    copies_per_byte_sent: (link.carried.bytes_sent > 0).then_some(PeerReport::COPIES_PER_BYTE_SENT),
+                    copies_per_byte_received: link.carried.copies_per_byte_received(),
+                })),
+                Err(error) => proxies.silent.push((node.name.clone(), format!("{error:#}"))),
+            }
+        }
+        proxies
+    }
+
+    fn describe(&self) -> String {
+        let right = Align::Right;
+        let mut table = Table::new(&[
+            ("PROXY OF", Align::Left),
+            ("TO", Align::Left),
+            ("SENT", right),
+            ("COPIES/B", right),
+            ("RECEIVED", right),
+            ("COPIES/B", right),
+            ("FRAMES", right),
+            ("STALLS", right),
+            ("FULL", right),
+            ("WOKEN", right),
+            ("RANG PEER", right),
+            ("RANG PROGRAMS", right),
+        ]);
+        let copies = |copies: Option<f64>| copies.map_or_else(|| "-".to_owned(), |copies| format!("{copies:.2}"));
+        for link in &self.links {
+            let carried = &link.carried;
+            table.row(vec![
+                link.node.clone(),
+                link.peer.clone(),
+                units::bytes(carried.bytes_sent),
+                copies(link.copies_per_byte_sent),
+                units::bytes(carried.bytes_received),
+                copies(link.copies_per_byte_received),
+                (carried.frames_sent + carried.frames_received).to_string(),
+                carried.stalls.to_string(),
+                carried.partitions_full.to_string(),
+                carried.wakes.to_string(),
+                carried.rings_peer.to_string(),
+                carried.rings_local.to_string(),
+            ]);
+        }
+        let mut text = if self.links.is_empty() { String::new() } else { format!("\n{}", table.render()) };
+        self.silent.iter().for_each(|(node, error)| text += &format!("\nProxy of '{node}' left out: {error}.\n"));
+        text
+    }
 }
 
 /// Reads the ledgers of all directories in which programs of a rack meet.
@@ -52,6 +138,9 @@ pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
 struct Report<'a> {
     schema: &'static str,
     processes: Vec<ProcessReport<'a>>,
+    /// Of a rack file: each node's proxy on each of its links.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    proxies: &'a [ProxyReport],
     unreadable: Vec<UnreadableReport<'a>>,
 }
 
@@ -107,13 +196,15 @@ struct UnreadableReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(snapshot: &'a Snapshot) -> Self {
+    fn new(snapshot: &'a Snapshot, proxies: &'a Proxies) -> Self {
         let unreadable =
             |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
+        let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
         Self {
             schema: "crosslane-stat/1",
             processes: snapshot.processes.iter().map(ProcessReport::new).collect(),
-            unreadable: snapshot.unreadable.iter().map(unreadable).collect(),
+            proxies: &proxies.links,
+            unreadable: snapshot.unreadable.iter().map(unreadable).chain(silent).collect(),
         }
     }
 }
@@ -345,7 +436,7 @@ mod tests {
     fn json_has_the_published_shape() {
         let (rack, ledger, _slots) = rack_with_traffic();
         assert!(ledger.is_published());
-        let json = serde_json::to_value(Report::new(&read(&directory(&rack)).unwrap())).unwrap();
+        let json = serde_json::to_value(Report::new(&read(&directory(&rack)).unwrap(), &Proxies::default())).unwrap();
         assert_eq!(json["schema"], "crosslane-stat/1");
         let process = &json["processes"][0];
         assert_eq!((&process["program"], &process["node"]), (&"redis-server".into(), &"a".into()));

@@ -206,6 +206,11 @@ fn a_rack_of_two_nodes_comes_up_is_seen_and_goes_down() {
     for word in ["127.77.0.2", "Partitions: 0 control, 1 latency, 2 bulk."] {
         assert!(text.contains(word), "{word} in\n{text}");
     }
+    let stat = stdout(&place.output(&["stat", "--rack", "r.toml", "--json"]));
+    let stat: serde_json::Value = serde_json::from_str(&stat).unwrap();
+    let proxies: Vec<_> = stat["proxies"].as_array().unwrap().iter().map(|proxy| proxy["node"].as_str()).collect();
+    assert_eq!(proxies, [Some("a"), Some("b")], "{stat}");
+    assert_eq!((&stat["proxies"][0]["bytes_copied"], &stat["proxies"][0]["stalls"]), (&0.into(), &0.into()));
     let pids = [0, 1].map(|node| place.monitor(node)["pid"].clone());
     assert!(place.output(&["up", "--rack", "r.toml"]).status.success(), "a second up is harmless");
     assert_eq!([0, 1].map(|node| place.monitor(node)["pid"].clone()), pids);

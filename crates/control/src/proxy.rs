@@ -151,6 +151,8 @@ pub struct Configuration {
     pub control_partition_bytes: u64,
     /// The data partitions, which share the rest of each window.
     pub partitions: Vec<Partition>,
+    /// Bytes that a connection sends before it is another's turn, where that is not as ever; 0 is without slices.
+    pub slice_bytes: Option<u64>,
     /// Programs write windows themselves.
     pub is_direct: bool,
     /// Connections of a lost link move to kernel TCP.
@@ -245,6 +247,7 @@ pub struct Report {
 
 /// What a proxy has done on one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PeerReport {
     /// Connections now.
     pub connections_open: u64,
@@ -266,6 +269,59 @@ pub struct PeerReport {
     pub failover_bytes_sent: u64,
     /// Bytes of programs, from the peer, over kernel TCP.
     pub failover_bytes_received: u64,
+    /// Copies of programs' bytes that the proxy made, in bytes: one of each that it sends or receives, and another of
+    /// each that came when its program had no room.
+    pub bytes_copied: u64,
+    /// Records in windows, to the peer.
+    pub frames_sent: u64,
+    /// Records in windows, from the peer.
+    pub frames_received: u64,
+    /// Times that a connection had bytes to send and its receiver took none.
+    pub stalls: u64,
+    /// Times that a partition was full.
+    pub partitions_full: u64,
+    /// Times that the peer slept and its doorbell was rung.
+    pub rings_peer: u64,
+    /// Times that a program slept and was woken.
+    pub rings_local: u64,
+    /// Times that a program's ring was heard.
+    pub wakes: u64,
+}
+
+impl PeerReport {
+    /// Copies of each byte to the peer that this node makes: its program's into the connection's memory, and the
+    /// proxy's into the window.
+    pub const COPIES_PER_BYTE_SENT: f64 = 2.0;
+
+    /// Copies of each byte from the peer that this node makes: the proxy's, more than one where a program had no room,
+    /// and the program's. `None` before the first.
+    pub fn copies_per_byte_received(&self) -> Option<f64> {
+        let copied = self.bytes_copied.checked_sub(self.bytes_sent)?;
+        (self.bytes_received > 0).then(|| 1.0 + copied as f64 / self.bytes_received as f64)
+    }
+}
+
+impl std::ops::AddAssign for PeerReport {
+    fn add_assign(&mut self, more: Self) {
+        self.connections_open += more.connections_open;
+        self.connections_total += more.connections_total;
+        self.bytes_sent += more.bytes_sent;
+        self.bytes_received += more.bytes_received;
+        self.moves += more.moves;
+        self.bytes_copied += more.bytes_copied;
+        self.frames_sent += more.frames_sent;
+        self.frames_received += more.frames_received;
+        self.stalls += more.stalls;
+        self.partitions_full += more.partitions_full;
+        self.rings_peer += more.rings_peer;
+        self.rings_local += more.rings_local;
+        self.wakes += more.wakes;
+        self.failover_open += more.failover_open;
+        self.failover_total += more.failover_total;
+        self.failover_resets += more.failover_resets;
+        self.failover_bytes_sent += more.failover_bytes_sent;
+        self.failover_bytes_received += more.failover_bytes_received;
+    }
 }
 
 /// Sends a device, with more descriptors than one packet carries if need be.

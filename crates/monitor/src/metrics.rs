@@ -114,6 +114,20 @@ fn listen_at(address: SocketAddr) -> Result<TcpListener, String> {
     })
 }
 
+type OfLink = fn(&control::monitor::Link) -> u64;
+
+/// What a proxy counts of its own work on a link.
+const PROXY_COUNTERS: [(&str, &str, OfLink); 8] = [
+    ("crosslane_copied_bytes_total", "Copies that the proxy made, in bytes.", |link| link.carried.bytes_copied),
+    ("crosslane_frames_sent_total", "Records in windows, sent.", |link| link.carried.frames_sent),
+    ("crosslane_frames_received_total", "Records in windows, received.", |link| link.carried.frames_received),
+    ("crosslane_stalls_total", "Times that a connection's receiver took nothing.", |link| link.carried.stalls),
+    ("crosslane_partitions_full_total", "Times that a partition was full.", |link| link.carried.partitions_full),
+    ("crosslane_rings_peer_total", "Doorbells of peers that slept.", |link| link.carried.rings_peer),
+    ("crosslane_rings_local_total", "Rings to programs that slept.", |link| link.carried.rings_local),
+    ("crosslane_wakes_total", "Rings of programs that were heard.", |link| link.carried.wakes),
+];
+
 /// The state as Prometheus reads it.
 fn render(status: &Status) -> String {
     let mut text = String::new();
@@ -141,7 +155,7 @@ fn render(status: &Status) -> String {
         let left = etcd.restart_needed.len() as u64;
         one(&mut text, "crosslane_etcd_restart_needed", "gauge", "Changed keys that need down and up.", left);
     }
-    let mut each = |name: &str, kind: &str, help: &str, value: fn(&control::monitor::Link) -> u64| {
+    let mut each = |name: &str, kind: &str, help: &str, value: OfLink| {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for link in &status.links {
             let _ = writeln!(text, "{name}{{node=\"{node}\",peer=\"{}\"}} {}", link.peer, value(link));
@@ -171,6 +185,9 @@ fn render(status: &Status) -> String {
     each("crosslane_failover_received_bytes_total", "counter", "Programs' bytes received over kernel TCP.", |link| {
         link.carried.failover_bytes_received
     });
+    for (name, help, value) in PROXY_COUNTERS {
+        each(name, "counter", help, value);
+    }
     text
 }
 
@@ -203,7 +220,7 @@ mod tests {
                 epoch: 4,
                 ups: 2,
                 round_trip_ns: Some(1500),
-                carried: Default::default(),
+                carried: control::proxy::PeerReport { bytes_copied: 300, ..Default::default() },
             }],
             listeners: Vec::new(),
             mirrors: vec!["127.77.0.2:80".parse().unwrap()],
@@ -238,6 +255,7 @@ mod tests {
                 "crosslane_proxy_restarts_total{node=\"a\"} 3",
                 "# TYPE crosslane_link_ups_total counter",
                 "crosslane_etcd_up{node=\"a\"} 0",
+                "crosslane_copied_bytes_total{node=\"a\",peer=\"b\"} 300",
             ] {
                 assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
             }

@@ -119,6 +119,7 @@ impl Settings {
             rack_directory: self.node_places().directory,
             control_partition_bytes: rack::CONTROL_PARTITION_BYTES,
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
+            slice_bytes: rack.proxy.slice_bytes,
             is_direct: rack.trust == Trust::Direct,
             is_failover: rack.failover,
             failover_port: rack.failover_port,

@@ -23,6 +23,10 @@ pub struct Counters {
     pub parks: u64,
     /// Connections that were woken.
     pub wakes: u64,
+    /// Times that the peer slept and was rung.
+    pub rings_peer: u64,
+    /// Times that a program slept and was rung.
+    pub rings_local: u64,
     /// Connections opened, by either side.
     pub connections_opened: u64,
     /// Connections reset, by either side.
@@ -45,6 +49,8 @@ impl std::ops::AddAssign for Counters {
         self.moves += more.moves;
         self.parks += more.parks;
         self.wakes += more.wakes;
+        self.rings_peer += more.rings_peer;
+        self.rings_local += more.rings_local;
         self.connections_opened += more.connections_opened;
         self.resets += more.resets;
         self.frames_late += more.frames_late;

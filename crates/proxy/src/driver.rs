@@ -369,16 +369,7 @@ impl Proxy {
         let mut peers = vec![PeerReport::default(); self.shared.addresses.len()];
         for (peer, more) in self.wait_for_all(|done| Command::Report { done }).into_iter().flatten() {
             if let Some(sum) = peers.get_mut(usize::from(peer)) {
-                sum.connections_open += more.connections_open;
-                sum.connections_total += more.connections_total;
-                sum.bytes_sent += more.bytes_sent;
-                sum.bytes_received += more.bytes_received;
-                sum.moves += more.moves;
-                sum.failover_open += more.failover_open;
-                sum.failover_total += more.failover_total;
-                sum.failover_resets += more.failover_resets;
-                sum.failover_bytes_sent += more.failover_bytes_sent;
-                sum.failover_bytes_received += more.failover_bytes_received;
+                *sum += more;
             }
         }
         self.shared.tell(&FromProxy::Report(Report { peers }));
@@ -444,6 +435,7 @@ mod tests {
             rack_directory: "/nowhere".into(),
             control_partition_bytes: 65_536,
             partitions: partitions.iter().map(|&(class, core)| Partition { class, core }).collect(),
+            slice_bytes: None,
             is_direct: false,
             is_failover: false,
             failover_port: None,

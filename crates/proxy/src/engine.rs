@@ -24,6 +24,11 @@ use thiserror::Error;
 /// Frames without a connection that wait for room: refusals of what a full table cannot take.
 const ORPHANS_MAX: usize = 256;
 
+/// Turns in which a crowded engine does not ring: what a program's buffer of 64 KiB takes, in slices.
+const TURNS_UNRUNG_MAX: u32 = 32;
+/// How many times as long as ever a crowded engine looks at a connection: the others have their turns meanwhile.
+const CROWDED_AWAKE: u64 = 10;
+
 /// How an engine works.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
@@ -183,6 +188,10 @@ pub struct Engine<I, O, L> {
     now_ns: u64,
     /// A partition is being emptied because another one is ahead of it.
     is_catching_up: bool,
+    /// Those who are rung would take the processor from whoever drives the engine.
+    is_crowded: bool,
+    /// Turns with something to do since sleepers were last rung.
+    turns_unrung: u32,
 }
 
 impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
@@ -205,7 +214,16 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             counters: Counters::default(),
             now_ns: 0,
             is_catching_up: false,
+            is_crowded: false,
+            turns_unrung: 0,
         }
+    }
+
+    /// Says whether there are fewer processors than parties that need one. Then sleepers are rung once there is nothing
+    /// more for them, or after some turns: at once, they would take the processor for the first piece of what they wait
+    /// for. And connections are looked at for longer.
+    pub fn set_crowded(&mut self, is_crowded: bool) {
+        self.is_crowded = is_crowded;
     }
 
     /// What it has done.
@@ -285,6 +303,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             progressed |= self.serve(port, self.settings.backlog_bytes)?;
         }
         progressed |= self.send_due()?;
+        if self.is_crowded && progressed && self.turns_unrung < TURNS_UNRUNG_MAX {
+            self.turns_unrung += 1;
+            return Ok(Turn { progressed, ring: false });
+        }
+        self.turns_unrung = 0;
         self.ring_locals();
         Ok(Turn { progressed, ring: self.take_peers_ring() })
     }
@@ -358,7 +381,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             if let Some(connection) = self.table.get(key) {
                 connection.is_touched = false;
                 if let Some(local) = &mut connection.local {
-                    local.ring();
+                    self.counters.rings_local += u64::from(local.ring());
                 }
             }
         }

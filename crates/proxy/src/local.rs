@@ -40,8 +40,8 @@ pub trait Local {
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken>;
     /// Whether there is enough room to be worth a wake-up.
     fn has_room(&mut self) -> bool;
-    /// Wakes the program if it sleeps for what was put or consumed since the last call.
-    fn ring(&mut self);
+    /// Wakes the program if it sleeps for what was put or consumed since the last call; answers whether it did.
+    fn ring(&mut self) -> bool;
     /// Tells the program that nothing follows.
     fn finish(&mut self);
     /// Tells the program that the other end is gone, in good order.

@@ -37,6 +37,7 @@ impl Rack {
         change.left.extend(note("failover_port", &before.failover_port, &new.failover_port));
         change.left.extend(note("device", &before.device, &new.device));
         change.left.extend(note("link", &before.link, &new.link));
+        change.left.extend(note("proxy", &before.proxy, &new.proxy));
         change.left.extend(note("partitions", &before.partitions, &new.partitions));
         change
     }

@@ -17,6 +17,9 @@ const TIMEOUT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
 /// etcd grants no shorter lease, as it is set up usually.
 const LEASE_NS_MIN: f64 = 2e9;
+/// A slice is a line at least, and keeps others waiting for about 100 us at most.
+const SLICE_BYTES_MIN: u64 = 64;
+const SLICE_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a PCI function's address as sysfs writes it, and where its separators are.
 const PCI_ADDRESS_FORM: &[u8] = b"xxxx:xx:xx.x";
 
@@ -41,6 +44,7 @@ pub(crate) fn check(rack: &Rack) -> Checked {
     check_partitions(rack)?;
     check_window(rack)?;
     check_link(rack)?;
+    check_slice(rack)?;
     check_timeouts(rack)?;
     check_failover(rack)?;
     check_nodes(rack)?;
@@ -123,6 +127,16 @@ fn check_link(rack: &Rack) -> Checked {
     let what =
         format!("{one_way_ns} ns are no delay of a link; use at most {ONE_WAY_NS_MAX} ns, as in 500 or \"1 us\"");
     Err(Fault::new("link.one_way_ns", what))
+}
+
+fn check_slice(rack: &Rack) -> Checked {
+    match rack.proxy.slice_bytes {
+        Some(bytes) if bytes != 0 && !(SLICE_BYTES_MIN..=SLICE_BYTES_MAX).contains(&bytes) => {
+            let what = format!("{bytes} bytes; use {SLICE_BYTES_MIN} to {SLICE_BYTES_MAX}, or 0 for no slices");
+            Err(Fault::new("proxy.slice_bytes", what))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_timeouts(rack: &Rack) -> Checked {

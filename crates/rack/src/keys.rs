@@ -2,7 +2,7 @@
 //! each node. Each value is TOML, with the words of a rack file.
 //!
 //! ```text
-//!   rack          version, name, trust, failover, failover_port, [device], [timeouts], [[partitions]]
+//!   rack          version, name, trust, failover, failover_port, [device], [proxy], [timeouts], [[partitions]]
 //!   access        access_default, [[access]]; all may connect to all without it
 //!   link          what stands under [link] in a file; links are as fast as the memory without it
 //!   nodes/NAME    slot, and what stands under [[nodes]] in a file but its name
@@ -16,8 +16,8 @@ use serde::Deserialize;
 use crate::file::{FILE_BYTES_MAX, RackError, check_version, fault, parse, text_of};
 use crate::text::Part;
 use crate::{
-    Access, AccessRule, Backend, Device, LinkTiming, NODES_MAX, Node, Partitions, Rack, Timeouts, Trust, address,
-    name_default, partitions_default,
+    Access, AccessRule, Backend, Device, LinkTiming, NODES_MAX, Node, Partitions, Proxy, Rack, Timeouts, Trust,
+    address, name_default, partitions_default,
 };
 
 /// The keys of nodes and of leases begin so.
@@ -42,6 +42,8 @@ struct Common {
     #[serde(default)]
     failover_port: Option<u16>,
     device: Device,
+    #[serde(default)]
+    proxy: Proxy,
     #[serde(default)]
     timeouts: Timeouts,
     #[serde(default = "partitions_default")]
@@ -107,7 +109,7 @@ impl Keys {
             RackError(format!("{address}/{COMMON}: no such key; put a rack there with 'crosslane rack push'"))
         })?;
         check_version(&format!("{address}/{COMMON}"), text)?;
-        let Common { version, name, trust, failover, failover_port, device, timeouts, partitions } =
+        let Common { version, name, trust, failover, failover_port, device, proxy, timeouts, partitions } =
             self.value(address, COMMON)?.expect("the key was looked at above");
         let rules = self.value::<Rules>(address, ACCESS)?;
         let Rules { access_default, access } =
@@ -123,6 +125,7 @@ impl Keys {
             access_default,
             device,
             link,
+            proxy,
             timeouts,
             partitions,
             nodes,

@@ -76,6 +76,9 @@ pub struct Rack {
     /// How fast the links pretend to be; as fast as the memory without it.
     #[serde(default)]
     pub link: Option<LinkTiming>,
+    /// How proxies work, where that is not as ever.
+    #[serde(default)]
+    pub proxy: Proxy,
     /// How long things may take.
     #[serde(default)]
     pub timeouts: Timeouts,
@@ -138,6 +141,15 @@ pub struct LinkTiming {
     /// Its delay one way, where that differs from the model's.
     #[serde(default, deserialize_with = "some_nanoseconds")]
     pub one_way_ns: Option<f64>,
+}
+
+/// How proxies work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Proxy {
+    /// Bytes that a connection sends before it is another's turn; 0 is without slices.
+    #[serde(deserialize_with = "some_bytes")]
+    pub slice_bytes: Option<u64>,
 }
 
 /// How long things may take.
@@ -204,6 +216,10 @@ fn partitions_default() -> Vec<Partitions> {
     [Class::Latency, Class::Bulk].map(|class| Partitions { class, count: 1, cores: None }).to_vec()
 }
 
+fn some_bytes<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    bytes(deserializer).map(Some)
+}
+
 fn some_nanoseconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     nanoseconds(deserializer).map(Some)
 }
@@ -238,6 +254,7 @@ impl Rack {
                 window_bytes: window_default(),
             },
             link: timing.map(|timing| LinkTiming { timing, one_way_ns: None }),
+            proxy: Proxy::default(),
             timeouts: Timeouts::default(),
             partitions: partitions_default(),
             nodes: (0..nodes).map(node).collect(),

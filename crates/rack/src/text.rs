@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Formatter, Result};
 
-use crate::{AccessRule, Device, LinkTiming, Node, Partitions, Rack, Timeouts};
+use crate::{AccessRule, Device, LinkTiming, Node, Partitions, Proxy, Rack, Timeouts};
 
 impl Display for Rack {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
@@ -14,6 +14,7 @@ impl Display for Rack {
             writeln!(f, "\n[link]")?;
             write_link(f, link)?;
         }
+        write_proxy(f, &self.proxy)?;
         write_timeouts(f, &self.timeouts)?;
         self.partitions.iter().try_for_each(|some| write_partitions(f, some))?;
         for node in &self.nodes {
@@ -42,6 +43,7 @@ impl Display for Part<'_> {
             Self::Common(rack) => {
                 write_head(f, rack)?;
                 write_device(f, &rack.device)?;
+                write_proxy(f, &rack.proxy)?;
                 write_timeouts(f, &rack.timeouts)?;
                 rack.partitions.iter().try_for_each(|some| write_partitions(f, some))
             }
@@ -97,6 +99,15 @@ fn write_link(f: &mut Formatter<'_>, link: &LinkTiming) -> Result {
     writeln!(f, "timing = \"{}\"               # links are slowed down to this model", link.timing)?;
     match link.one_way_ns {
         Some(one_way_ns) => writeln!(f, "one_way_ns = {one_way_ns}"),
+        None => Ok(()),
+    }
+}
+
+fn write_proxy(f: &mut Formatter<'_>, proxy: &Proxy) -> Result {
+    match proxy.slice_bytes {
+        Some(bytes) => {
+            writeln!(f, "\n[proxy]\nslice_bytes = {bytes}              # before it is another connection's turn")
+        }
         None => Ok(()),
     }
 }

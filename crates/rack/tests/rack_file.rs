@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use rack::{
     ACCESS_PARTS_MAX, Access, AccessRule, Backend, Class, Coherence, LinkTiming, NODES_MAX, PARTITIONS_MAX, Partitions,
-    PciMode, Rack, RackFile, Timing, Trust,
+    PciMode, Proxy, Rack, RackFile, Timing, Trust,
 };
 
 const TAKEN: &str = "is already that of nodes[0]; give each node its own";
@@ -86,6 +86,7 @@ fn each_wrong_value_is_named_with_its_line_and_what_would_be_right() {
         (Shm, "backend = \"shm\"", "backend = \"infiniband\"", &["device.backend", "infiniband", "`shm`, `pci`"][..]),
         (Shm, "timing = \"gen4x16\"", "timing = \"gen7\"", &["link.timing", "gen7", "`gen6x16`"]),
         (Shm, "window_bytes = 4194304", "window_bytes = \"4 ms\"", &["device.window_bytes", "'4 ms'", "\"2 KiB\""]),
+        (Shm, "[timeouts]", "[proxy]\nslice_bytes = 3\n[timeouts]", &["proxy.slice_bytes", "64 to 1048576"]),
         (Shm, "window_bytes = 4194304", "window_bytes = 4194305", &["device.window_bytes", "multiple of 4096"]),
         (Shm, "query_ns = 1000000000", "query_ns = \"1 KiB\"", &["timeouts.query_ns", "'1 KiB'", "nanoseconds"]),
         (Shm, "query_ns = 1000000000", "query_ns = 10", &["timeouts.query_ns", "10 ns", "1 ms"]),
@@ -270,6 +271,7 @@ fn racks() -> impl Strategy<Value = Rack> {
                 .map(|(class, count, bound)| Partitions { class, count, cores: bound.then(|| (0..count).collect()) })
                 .collect();
             rack.device.window_bytes = 4096 * (pages + if rack.link.is_some() { 12_000 } else { 1100 });
+            rack.proxy = Proxy { slice_bytes: flags[0].then_some(64 * (pages - 100)) };
             let node = rack.nodes[0].clone();
             rack.nodes = nodes
                 .into_iter()

@@ -6,13 +6,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Looks at full speed before anything slower: about ten microseconds.
 const LOOKS_AT_FULL_SPEED: u32 = 1500;
-/// So many waits begin by yielding after one that found the peer to need this processor.
-const YIELDING_WAITS: u32 = 256;
-/// A yield that lasted longer was not the peer's turn alone: other programs ran.
-const TURN_MICROSECONDS: u64 = 20;
+/// So many waits begin by yielding after one that found others to need this processor.
+const YIELDING_WAITS: u32 = 2048;
+/// Of waits in a crowd, one in so many finds out whether others only take short turns.
+const TURNS_TRIED_EVERY: u32 = 1024;
+/// A yield that lasted longer was not the turn of somebody who waits or copies a message: a program computes, and keeps
+/// the processor for milliseconds.
+const TURN_MICROSECONDS: u64 = 100;
+/// A yield that was shorter came back at once: nobody else wanted the processor.
+const SWITCH_TICKS: u64 = 7 * TICKS_PER_MICROSECOND / 10;
 /// How long a waiter stays awake before it sleeps in the kernel. A wake-up across cores costs 20 us and more, so
 /// waiting for about twice that is never much worse than the best choice in hindsight.
 const AWAKE_MICROSECONDS: u64 = 50;
+/// The same where others had turns meanwhile, which do not count: they may be what the wait is for.
+const AWAKE_BESIDE_OTHERS_MICROSECONDS: u64 = 300;
 /// How often a waiter looks at the lifeline, which is a system call.
 const LIFELINE_MICROSECONDS: u64 = 5;
 /// After so many waits in a row that outlasted being awake, waits sleep at once.
@@ -23,20 +30,8 @@ const HOPE_EVERY: u32 = 32;
 /// A sleep that ended sooner, with its wake-up, is one that being awake would have saved.
 const SHORT_SLEEP_MICROSECONDS: u64 = AWAKE_MICROSECONDS;
 
-static PROCESSORS: AtomicU32 = AtomicU32::new(0);
 static YIELDING_WAITS_LEFT: AtomicU32 = AtomicU32::new(0);
-
-/// Processors this process may run on.
-fn processors() -> u32 {
-    match PROCESSORS.load(Ordering::Relaxed) {
-        0 => {
-            let count = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count()).max(1);
-            PROCESSORS.store(count, Ordering::Relaxed);
-            count
-        }
-        count => count,
-    }
-}
+static CROWDED_WAITS: AtomicU32 = AtomicU32::new(0);
 
 /// What the waits at one place have taught: whether being awake brings what they wait for.
 #[derive(Debug, Default)]
@@ -105,34 +100,48 @@ pub enum Turn {
 
 /// One wait: call [`Spin::turn`] after every look that found nothing.
 ///
-/// A process that may run on one processor cannot know whether its peer needs the same one, and looking without
-/// yielding keeps it from answering, or runs on another, and yielding is slow. It looks, and learns: where the first
-/// yield brought what all looks before had not, the waits to come begin with yielding. Now and then one looks again.
+/// A process cannot know whether its peer needs the processor that it looks from. Looking without yielding keeps such a
+/// peer from answering; yielding is slow where the peer runs elsewhere. A wait looks, and learns: where others had
+/// short turns in most of its yields, and that brought what all looks before had not, the waits to come begin so.
+/// They do no longer once yields come back at once, or late, or bring nothing: nobody short of the processor is there,
+/// or somebody who keeps it.
 ///
-/// Where more programs want to run than there are processors, being awake is worse than being asleep: the kernel runs
-/// at once who wakes, and last who has used its share. What is not there at full speed is slept for then.
+/// Where more programs want to run than there are processors, and do not give each other turns like that, being awake
+/// is worse than being asleep: the kernel runs at once who wakes, and last who has used its share. What is not there at
+/// full speed is slept for then.
 #[derive(Debug)]
 pub struct Spin {
     looks: u32,
+    /// When looking became slow.
     started: u64,
     asked: u64,
     yields: u32,
-    yielded: u64,
-    /// Where a wait that looked first, on the only processor there is, leaves what it has learned.
-    lesson: Option<&'static AtomicU32>,
+    /// Yields in which others had a short turn.
+    turns: u32,
+    /// Ticks of those turns.
+    turns_ticks: u64,
+    begins_by_yielding: bool,
+    ends_in_sleep: bool,
+    yielding_waits_left: &'static AtomicU32,
     /// What earlier waits at this place have learned.
     patience: Option<&'static Patience>,
     sleeps_at_once: bool,
     minds_crowd: bool,
     /// It stays awake in a crowd too, and does not yield there.
     has_hope: bool,
+    tries_turns: bool,
+}
+
+/// Whether waits of this process begin by yielding: there are fewer processors than parties that need one.
+pub fn is_crowded() -> bool {
+    YIELDING_WAITS_LEFT.load(Ordering::Relaxed) > 0
 }
 
 impl Spin {
     /// A wait that starts now.
     #[inline]
     pub fn new() -> Self {
-        let mut spin = Self::on(processors(), &YIELDING_WAITS_LEFT);
+        let mut spin = Self::on(&YIELDING_WAITS_LEFT);
         spin.minds_crowd = true;
         spin
     }
@@ -153,36 +162,33 @@ impl Spin {
     }
 
     #[inline]
-    fn on(processors: u32, yielding_waits_left: &'static AtomicU32) -> Self {
-        let mut spin = Self {
-            looks: 0,
+    fn on(yielding_waits_left: &'static AtomicU32) -> Self {
+        let left = yielding_waits_left.load(Ordering::Relaxed);
+        if left > 0 {
+            yielding_waits_left.store(left - 1, Ordering::Relaxed);
+        }
+        Self {
+            looks: if left > 0 { LOOKS_AT_FULL_SPEED } else { 0 },
             started: 0,
             asked: 0,
             yields: 0,
-            yielded: 0,
-            lesson: None,
+            turns: 0,
+            turns_ticks: 0,
+            begins_by_yielding: left > 0,
+            ends_in_sleep: false,
+            yielding_waits_left,
             patience: None,
             sleeps_at_once: false,
             minds_crowd: false,
             has_hope: false,
-        };
-        if processors == 1 {
-            match yielding_waits_left.load(Ordering::Relaxed) {
-                0 => spin.lesson = Some(yielding_waits_left),
-                left => {
-                    yielding_waits_left.store(left - 1, Ordering::Relaxed);
-                    spin.looks = LOOKS_AT_FULL_SPEED;
-                }
-            }
+            tries_turns: false,
         }
-        spin
     }
 
     /// Waits a moment; says what to do next.
     #[inline]
     pub fn turn(&mut self) -> Turn {
-        self.looks = self.looks.saturating_add(1);
-        if self.looks < LOOKS_AT_FULL_SPEED { Turn::Look } else { self.slow_turn() }
+        self.turn_of(1)
     }
 
     /// As [`Spin::turn`], after a look that took as long as `looks` ordinary ones.
@@ -192,53 +198,82 @@ impl Spin {
         if self.looks < LOOKS_AT_FULL_SPEED { Turn::Look } else { self.slow_turn() }
     }
 
-    /// At the end of a wait, which is `now`.
-    #[cold]
-    fn learn(&mut self, now: u64) {
-        let was_quick = now.wrapping_sub(self.yielded) < TURN_MICROSECONDS * TICKS_PER_MICROSECOND;
-        if let Some(yielding_waits_left) = self.lesson.take()
-            && self.yields == 1
-            && was_quick
-        {
-            yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
-        }
-    }
-
     #[cold]
     fn slow_turn(&mut self) -> Turn {
         let now = ticks();
-        let is_over = self.started != 0 && now.wrapping_sub(self.started) > AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND;
-        let is_crowded = self.minds_crowd && crowd::is_there(now);
-        if self.sleeps_at_once || is_over || (is_crowded && !self.has_hope) {
+        let is_crowded = self.is_in_crowd(now);
+        if self.sleeps_at_once || self.is_over(now) || (is_crowded && !self.has_hope) {
             if let Some(patience) = self.patience.take() {
                 patience.note_sleep(now);
             }
+            self.ends_in_sleep = true;
             return Turn::Sleep;
         }
         if self.started == 0 {
             self.started = now;
             self.asked = now;
-            return Turn::AskKernel;
+            if !self.begins_by_yielding {
+                return Turn::AskKernel;
+            }
         }
         if now.wrapping_sub(self.asked) > LIFELINE_MICROSECONDS * TICKS_PER_MICROSECOND {
-            self.asked = now;
+            self.asked = ticks();
             return Turn::AskKernel;
         }
         if is_crowded {
             return Turn::Look;
         }
-        self.yielded = now;
         rustix::thread::sched_yield();
-        self.yields = self.yields.saturating_add(1);
+        self.note_yield(ticks().wrapping_sub(now));
         Turn::Look
+    }
+
+    /// Whether it has been awake for long enough.
+    fn is_over(&self, now: u64) -> bool {
+        let limit_ticks = AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND + self.turns_ticks;
+        let limit_ticks = limit_ticks.min(AWAKE_BESIDE_OTHERS_MICROSECONDS * TICKS_PER_MICROSECOND);
+        self.started != 0 && now.wrapping_sub(self.started) > limit_ticks
+    }
+
+    /// Whether others want the processor who do not only take short turns, as far as is known: what a yield would bring
+    /// is only tried now and then.
+    fn is_in_crowd(&mut self, now: u64) -> bool {
+        if self.begins_by_yielding || self.tries_turns {
+            return self.minds_crowd && self.yields > 0 && !self.gives_turns() && crowd::is_there(now);
+        }
+        if !self.minds_crowd || !crowd::is_there(now) {
+            return false;
+        }
+        self.tries_turns = CROWDED_WAITS.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNS_TRIED_EVERY);
+        !self.tries_turns
+    }
+
+    fn note_yield(&mut self, ticks: u64) {
+        self.yields = self.yields.saturating_add(1);
+        if (SWITCH_TICKS..TURN_MICROSECONDS * TICKS_PER_MICROSECOND).contains(&ticks) {
+            self.turns = self.turns.saturating_add(1);
+            self.turns_ticks += ticks;
+        }
+    }
+
+    /// Whether others had a short turn in most of the yields.
+    fn gives_turns(&self) -> bool {
+        2 * u64::from(self.turns) > u64::from(self.yields)
+    }
+
+    /// At the end of a wait that has yielded.
+    #[cold]
+    fn learn(&self) {
+        let has_helped = self.gives_turns() && !self.ends_in_sleep;
+        self.yielding_waits_left.store(if has_helped { YIELDING_WAITS } else { 0 }, Ordering::Relaxed);
     }
 }
 
 impl Drop for Spin {
     #[inline]
     fn drop(&mut self) {
-        if self.yields == 1 {
-            self.learn(ticks());
+        if self.yields > 0 {
+            self.learn();
         }
         // What was there before the first look says nothing of waits.
         if let Some(patience) = self.patience
@@ -261,23 +296,17 @@ impl Default for Spin {
 mod tests {
     use super::*;
 
+    const TURN_TICKS: u64 = 2 * TICKS_PER_MICROSECOND;
+    const AT_ONCE_TICKS: u64 = SWITCH_TICKS - 1;
+    const LATE_TICKS: u64 = TURN_MICROSECONDS * TICKS_PER_MICROSECOND;
+
     /// Whether a wait looks before it does anything slower.
     fn looks_first(spin: &mut Spin) -> bool {
         (1..LOOKS_AT_FULL_SPEED).all(|_| spin.turn() == Turn::Look && spin.started == 0)
     }
 
-    fn wait_until_after_yields(spin: &mut Spin, yields: u32) {
-        while spin.yields < yields {
-            if spin.turn() == Turn::Sleep {
-                // Something else ran on this processor for long.
-                spin.started = 0;
-            }
-        }
-    }
-
-    fn end_after_yield(mut spin: Spin, ticks: u64) {
-        wait_until_after_yields(&mut spin, 1);
-        spin.learn(spin.yielded + ticks);
+    fn end_after_yields(mut spin: Spin, yields: &[u64]) {
+        yields.iter().for_each(|&ticks| spin.note_yield(ticks));
     }
 
     /// Waits to the end.
@@ -347,47 +376,62 @@ mod tests {
     }
 
     #[test]
-    fn with_several_processors_every_wait_looks_first() {
+    fn waits_yield_first_once_turns_of_others_have_brought_what_looks_had_not() {
         static LEFT: AtomicU32 = AtomicU32::new(0);
-        for yields in [0, 1, 2, 0] {
-            let mut spin = Spin::on(2, &LEFT);
-            assert!(looks_first(&mut spin));
-            wait_until_after_yields(&mut spin, yields);
+        end_after_yields(Spin::on(&LEFT), &[TURN_TICKS, TURN_TICKS]);
+        for _ in 0..3 {
+            let mut spin = Spin::on(&LEFT);
+            assert!(!looks_first(&mut spin) && spin.yields > 0);
+            (spin.yields, spin.turns) = (0, 0);
+            end_after_yields(spin, &[TURN_TICKS]);
+        }
+        // Where nothing is waited for, nothing is learned.
+        (0..YIELDING_WAITS).for_each(|_| drop(Spin::on(&LEFT)));
+        assert!(looks_first(&mut Spin::on(&LEFT)));
+    }
+
+    #[test]
+    fn waits_look_first_where_others_kept_the_processor_or_did_not_want_it() {
+        for yields in [&[LATE_TICKS][..], &[AT_ONCE_TICKS], &[TURN_TICKS, AT_ONCE_TICKS], &[TURN_TICKS, LATE_TICKS]] {
+            static LEFT: AtomicU32 = AtomicU32::new(0);
+            end_after_yields(Spin::on(&LEFT), yields);
+            assert!(looks_first(&mut Spin::on(&LEFT)), "{yields:?}");
+            LEFT.store(YIELDING_WAITS, Ordering::Relaxed);
+            end_after_yields(Spin::on(&LEFT), yields);
+            assert!(looks_first(&mut Spin::on(&LEFT)), "again after {yields:?}");
         }
     }
 
     #[test]
-    fn on_one_processor_waits_yield_first_once_a_yield_has_brought_what_looks_had_not() {
-        static LEFT: AtomicU32 = AtomicU32::new(0);
-        end_after_yield(Spin::on(1, &LEFT), 1);
-        for _ in 0..YIELDING_WAITS {
-            let mut spin = Spin::on(1, &LEFT);
-            assert_eq!(spin.turn(), Turn::AskKernel);
-            end_after_yield(spin, 1);
-        }
-        assert!(looks_first(&mut Spin::on(1, &LEFT)));
-    }
-
-    #[test]
-    fn on_one_processor_waits_look_first_where_other_programs_took_the_turn() {
-        static LEFT: AtomicU32 = AtomicU32::new(0);
-        end_after_yield(Spin::on(1, &LEFT), TURN_MICROSECONDS * TICKS_PER_MICROSECOND);
-        assert!(looks_first(&mut Spin::on(1, &LEFT)));
-    }
-
-    #[test]
-    fn on_one_processor_waits_look_first_while_that_finds_what_they_wait_for() {
+    fn waits_look_first_while_that_finds_what_they_wait_for() {
         static LEFT: AtomicU32 = AtomicU32::new(0);
         for _ in 0..3 {
-            let mut spin = Spin::on(1, &LEFT);
-            assert!(looks_first(&mut spin));
+            assert!(looks_first(&mut Spin::on(&LEFT)));
         }
     }
 
     #[test]
-    fn on_one_processor_waits_look_first_where_the_peer_takes_its_time() {
+    fn waits_look_first_after_one_that_ended_in_sleep() {
+        for left in [0, YIELDING_WAITS] {
+            static LEFT: AtomicU32 = AtomicU32::new(0);
+            LEFT.store(left, Ordering::Relaxed);
+            let mut spin = Spin::on(&LEFT);
+            spin.ends_in_sleep = true;
+            end_after_yields(spin, &[TURN_TICKS]);
+            assert!(looks_first(&mut Spin::on(&LEFT)));
+        }
+    }
+
+    #[test]
+    fn turns_of_others_do_not_count_as_being_awake_but_there_is_an_end() {
         static LEFT: AtomicU32 = AtomicU32::new(0);
-        wait_until_after_yields(&mut Spin::on(1, &LEFT), 3);
-        assert!(looks_first(&mut Spin::on(1, &LEFT)));
+        let mut spin = Spin::on(&LEFT);
+        spin.looks = LOOKS_AT_FULL_SPEED;
+        assert_eq!(spin.turn(), Turn::AskKernel);
+        spin.turns_ticks = u64::MAX / 2;
+        spin.started = spin.started.wrapping_sub(2 * AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND);
+        assert_ne!(spin.turn(), Turn::Sleep);
+        spin.started = spin.started.wrapping_sub(AWAKE_BESIDE_OTHERS_MICROSECONDS * TICKS_PER_MICROSECOND);
+        assert_eq!(spin.turn(), Turn::Sleep);
     }
 }

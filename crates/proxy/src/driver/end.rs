@@ -161,7 +161,7 @@ impl Local for SegmentEnd {
         self.sender.is_writable().unwrap_or(true)
     }
 
-    fn ring(&mut self) {
+    fn ring(&mut self) -> bool {
         let mut sleeps = false;
         if std::mem::take(&mut self.has_put) {
             // Worth it for an answer, not in a stream.
@@ -177,6 +177,7 @@ impl Local for SegmentEnd {
         if sleeps {
             let _ = system::ring(self.lifeline.as_raw_fd());
         }
+        sleeps
     }
 
     fn finish(&mut self) {

@@ -45,7 +45,7 @@ pub(super) struct LinkEngine {
 
 /// An engine, whichever windows it is over.
 trait Carrier: Send {
-    fn turn(&mut self, now_ns: u64) -> Result<Turn, Fault>;
+    fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault>;
     fn sleep(&mut self) -> Result<bool, Fault>;
     fn park_all(&mut self);
     fn wake_up(&mut self);
@@ -60,7 +60,8 @@ trait Carrier: Send {
 }
 
 impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, SegmentEnd> {
-    fn turn(&mut self, now_ns: u64) -> Result<Turn, Fault> {
+    fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault> {
+        self.set_crowded(is_crowded);
         Engine::turn(self, now_ns)
     }
 
@@ -137,7 +138,7 @@ impl LinkEngine {
             number_step: shared.places.len() as u32,
             secret: secret.rotate_left(32),
             is_failover: setup.is_failover,
-            ..Settings::new(side)
+            ..sliced(Settings::new(side), setup.slice_bytes)
         };
         let windows = Windows::new(setup, device, shared.places[index], Slot(peer));
         if let Some(rescue) = &rescue {
@@ -165,10 +166,10 @@ impl LinkEngine {
         }
     }
 
-    /// A turn, and the peer's doorbell if it sleeps.
-    pub(super) fn turn(&mut self, now_ns: u64) -> Result<bool, Fault> {
+    /// A turn, and the peer's doorbell if it sleeps. As for [`Engine::set_crowded`].
+    pub(super) fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<bool, Fault> {
         let Some(engine) = &mut self.engine else { return Ok(self.greet()) };
-        let turn = engine.turn(now_ns)?;
+        let turn = engine.turn(now_ns, is_crowded)?;
         if turn.ring {
             self.bell.ring();
         }
@@ -361,6 +362,15 @@ pub(super) fn timed_slots(partition_bytes: usize, timing: LinkTiming) -> Option<
             .is_ok_and(|bytes| bytes <= partition_bytes.saturating_sub(GREETING_BYTES))
     };
     [LATENCY_SLOTS_MAX, LATENCY_SLOTS_MAX / 2, SLOTS_MIN].into_iter().find(fits)
+}
+
+/// With slices as the rack file has them.
+fn sliced(settings: Settings, slice_bytes: Option<u64>) -> Settings {
+    match slice_bytes {
+        None => settings,
+        Some(0) => Settings { slice_bytes: usize::MAX, backlog_bytes: usize::MAX, ..settings },
+        Some(bytes) => Settings { slice_bytes: usize::try_from(bytes).unwrap_or(usize::MAX), ..settings },
+    }
 }
 
 /// A random number that is not zero.

@@ -17,7 +17,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use socket::clock::now_ns;
 use socket::rendezvous::{Accepted, LaneListener};
-use socket::spin::{Spin, Turn};
+use socket::spin::{self, Spin, Turn};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,14 +29,15 @@ const TURNS_PER_LOOK: u32 = 64;
 const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
-/// Between two looks of a thread that has its processor to itself there is less than this.
-const CROWDED_NS: u64 = 20_000;
+/// Between two looks there is less than this, unless a program computes: it keeps the processor for the kernel's slice.
+/// Those who wait, or copy a message, take less.
+const CROWDED_NS: u64 = 1_000_000;
 /// So many waits sleep at once after a look that took longer.
 const CROWDED_WAITS: u32 = 1000;
 /// Sleep where nothing rings for the peers.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// How often a sleeper looks whether its peers are still there.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How often a sleeper that is rung for everything looks whether its peers are still there.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Engines of a thread at most: their number takes eight bits of a token.
 const ENGINES_MAX: usize = 255;
 
@@ -254,10 +255,11 @@ impl Owner {
     /// One turn of every engine; whether any had something to do.
     fn turn(&mut self) -> bool {
         let now_ns = now_ns();
+        let is_crowded = self.crowded_waits > 0 || spin::is_crowded();
         let mut progressed = false;
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };
-            match link.turn(now_ns) {
+            match link.turn(now_ns, is_crowded) {
                 Ok(did) => progressed |= did,
                 Err(fault) => self.give_up(index, &fault),
             }
@@ -627,6 +629,14 @@ fn report_of(counters: &Counters) -> PeerReport {
         bytes_sent: counters.bytes_sent,
         bytes_received: counters.bytes_received,
         moves: counters.moves,
+        bytes_copied: counters.bytes_sent + counters.bytes_received + counters.bytes_held,
+        frames_sent: counters.frames_sent,
+        frames_received: counters.frames_received,
+        stalls: counters.stalls,
+        partitions_full: counters.partitions_full,
+        rings_peer: counters.rings_peer,
+        rings_local: counters.rings_local,
+        wakes: counters.wakes,
         ..PeerReport::default()
     }
 }

@@ -1,6 +1,6 @@
 //! Looking at local ends, parking them, and sleeping.
 
-use super::{Engine, Fault};
+use super::{CROWDED_AWAKE, Engine, Fault};
 use crate::connection::{Phase, Place};
 use crate::{Input, Key, Local};
 use fabric::{Inbound, Outbound};
@@ -29,7 +29,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     /// # Errors
     /// As [`Engine::turn`].
     pub fn sleep(&mut self) -> Result<bool, Fault> {
-        if !self.polled.is_empty() || !self.events.is_empty() {
+        // Those whom a crowded engine has not rung yet are rung in the next turn that brings nothing.
+        if !self.polled.is_empty() || !self.events.is_empty() || self.turns_unrung > 0 {
             return Ok(false);
         }
         // A peer that sleeps, or is slow, is given everything there is room for: only then a credit wakes us.
@@ -148,7 +149,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             connection.place = Place::Resting;
             return false;
         }
-        self.now_ns.saturating_sub(connection.active_ns) < self.settings.awake_ns || !self.park(key)
+        let awake_ns = self.settings.awake_ns * if self.is_crowded { CROWDED_AWAKE } else { 1 };
+        self.now_ns.saturating_sub(connection.active_ns) < awake_ns || !self.park(key)
     }
 
     /// Asks the program to ring instead of looking at it; `false` if it has something just now.

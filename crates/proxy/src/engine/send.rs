@@ -300,6 +300,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             }
             ring |= port.from.take_wake_request();
         }
+        self.counters.rings_peer += u64::from(ring);
         ring
     }
 }

@@ -159,7 +159,9 @@ impl Local for ProgramEnd {
         !matches!(self.program.0.borrow().role, Role::Unread(_))
     }
 
-    fn ring(&mut self) {}
+    fn ring(&mut self) -> bool {
+        false
+    }
 
     fn finish(&mut self) {}
 

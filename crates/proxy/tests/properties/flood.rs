@@ -78,7 +78,9 @@ impl Local for Taker {
         true
     }
 
-    fn ring(&mut self) {}
+    fn ring(&mut self) -> bool {
+        false
+    }
 
     fn finish(&mut self) {}
 

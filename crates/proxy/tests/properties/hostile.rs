@@ -148,7 +148,14 @@ mod tests {
 
     /// A world in which node 0 has one connection that nobody reads, and what it counts after these frames for it.
     fn after_frames(frames: &[Vec<u8>]) -> (usize, bool, u64) {
-        let shape = Shape { has_classes: true, ring_shift: 5, slice_bytes: 0, connections_max: 4, is_failover: false };
+        let shape = Shape {
+            has_classes: true,
+            ring_shift: 5,
+            slice_bytes: 0,
+            connections_max: 4,
+            is_failover: false,
+            is_crowded: false,
+        };
         let (mut world, links) = heap_world(shape);
         world.open(0, 100, false, true);
         world.talks[0].reads = [false; 2];

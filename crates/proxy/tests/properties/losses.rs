@@ -4,7 +4,14 @@ use crate::world::{Act, Shape, heap_world};
 use proptest::prelude::*;
 
 fn shape() -> Shape {
-    Shape { has_classes: true, ring_shift: 5, slice_bytes: 1000, connections_max: 40, is_failover: true }
+    Shape {
+        has_classes: true,
+        ring_shift: 5,
+        slice_bytes: 1000,
+        connections_max: 40,
+        is_failover: true,
+        is_crowded: false,
+    }
 }
 
 fn failover_shape() -> impl Strategy<Value = Shape> {

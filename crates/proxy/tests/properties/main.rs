@@ -15,13 +15,14 @@ use world::{Act, Shape, World, heap_world};
 
 fn any_shape() -> impl Strategy<Value = Shape> {
     let slice = prop_oneof![Just(0), 1..100_u16, 100..5000_u16];
-    (any::<bool>(), 0..8_u8, slice, 1..40_u8, any::<bool>()).prop_map(
-        |(has_classes, ring_shift, slice_bytes, connections_max, is_failover)| Shape {
+    (any::<bool>(), 0..8_u8, slice, 1..40_u8, any::<[bool; 2]>()).prop_map(
+        |(has_classes, ring_shift, slice_bytes, connections_max, [is_failover, is_crowded])| Shape {
             has_classes,
             ring_shift,
             slice_bytes,
             connections_max,
             is_failover,
+            is_crowded,
         },
     )
 }
@@ -99,7 +100,14 @@ proptest! {
 }
 
 fn shape() -> Shape {
-    Shape { has_classes: true, ring_shift: 5, slice_bytes: 1000, connections_max: 40, is_failover: false }
+    Shape {
+        has_classes: true,
+        ring_shift: 5,
+        slice_bytes: 1000,
+        connections_max: 40,
+        is_failover: false,
+        is_crowded: false,
+    }
 }
 
 #[test]
@@ -143,7 +151,14 @@ fn a_stream_moves_to_the_bulk_partition_and_back() {
 /// because the partition is full then.
 #[test]
 fn the_peer_is_rung_for_what_is_said_on_the_way_to_sleep() {
-    let shape = Shape { has_classes: false, ring_shift: 0, slice_bytes: 0, connections_max: 3, is_failover: false };
+    let shape = Shape {
+        has_classes: false,
+        ring_shift: 0,
+        slice_bytes: 0,
+        connections_max: 3,
+        is_failover: false,
+        is_crowded: true,
+    };
     let mut world = late_world(shape, 0);
     let (turn, sleep) = (|node| Act::Turn { node }, |node| Act::Sleep { node });
     let open = |node, input_bytes_max| Act::Open { node, input_bytes_max, is_refused: false, server_reads: true };

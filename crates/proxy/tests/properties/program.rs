@@ -158,7 +158,9 @@ impl Local for End {
         self.lock().has_room()
     }
 
-    fn ring(&mut self) {}
+    fn ring(&mut self) -> bool {
+        false
+    }
 
     fn finish(&mut self) {
         self.lock().input_is_finished = true;

@@ -23,6 +23,8 @@ pub struct Shape {
     pub connections_max: u8,
     /// Whether connections outlive their link.
     pub is_failover: bool,
+    /// Whether there are fewer processors than parties.
+    pub is_crowded: bool,
 }
 
 impl Shape {
@@ -42,6 +44,12 @@ impl Shape {
             secret: 7,
             ..Settings::new(side)
         }
+    }
+
+    fn engine<L: Link>(&self, side: Side, link: &L) -> Engine<L::Inbound, L::Outbound, End> {
+        let mut engine = Engine::new(self.settings(side), self.ports(link));
+        engine.set_crowded(self.is_crowded);
+        engine
     }
 
     fn partitions(&self) -> usize {
@@ -207,7 +215,7 @@ where
     /// A world over a link; `make_links` makes those that replace it once it is lost.
     pub fn new(shape: Shape, a: &L, b: &L, make_links: fn(Shape) -> [L; 2]) -> Self {
         let node = |side, link: &L| Node {
-            engine: Engine::new(shape.settings(side), shape.ports(link)),
+            engine: shape.engine(side, link),
             is_asleep: false,
             is_rung: false,
             fault: None,
