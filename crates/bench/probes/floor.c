@@ -1,6 +1,7 @@
 /* What the machine itself takes, with nothing above it: no socket, no lane.
  *   floor line    CORE_A CORE_B MILLISECONDS    one cache line bounced between two cores
  *   floor copy    CORE_A CORE_B MILLISECONDS    a two-copy pipeline through shared memory, by chunk size
+ *   floor mapping CORE   MILLISECONDS           memcpy into memory of the kind that windows are, by piece
  *   floor syscall CORE   MILLISECONDS           the cheapest system call */
 #include "common.h"
 #include <pthread.h>
@@ -153,6 +154,35 @@ static void copy_floor(long milliseconds)
     }
 }
 
+/* Pieces one after the other through a mapping of the size of a bulk partition's ring, by one core. */
+static void mapping_floor(long milliseconds)
+{
+    static const size_t pieces_kb[] = {1, 4, 16, 64, 256, 1024};
+    size_t count = sizeof pieces_kb / sizeof *pieces_kb, ring = 512 * 1024, longest = 1024 * 1024;
+    int memory = memfd_create("floor", MFD_CLOEXEC);
+    if (memory < 0 || ftruncate(memory, (off_t)ring) != 0)
+        die("memory of %zu bytes", ring);
+    char *window = mmap(NULL, ring, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, memory, 0);
+    if (window == MAP_FAILED)
+        die("mapping %zu bytes", ring);
+    char *source = alloc_touched(longest);
+    uint64_t duration = ticks_in_ms((milliseconds + (long)count - 1) / (long)count);
+    for (size_t index = 0; index < count; index++) {
+        size_t piece = pieces_kb[index] * 1024, part = piece < ring ? piece : ring, at = 0;
+        uint64_t bytes = 0, now;
+        struct scale scale = scale_start();
+        do {
+            for (size_t done = 0; done < piece; done += part, at = (at + part) % ring)
+                memcpy(window + at, source + done, part);
+            __asm__ volatile("" : : "r"(window) : "memory"); /* the copy must happen */
+            bytes += piece;
+            now = ticks();
+        } while (now < scale.ticks + duration);
+        double seconds = (double)(now - scale.ticks) * scale_ns_per_tick(&scale) / 1e9;
+        printf("chunk %zu %.6f\n", piece, (double)bytes / seconds / 1e9);
+    }
+}
+
 static void syscall_floor(long milliseconds)
 {
     static struct hist hist;
@@ -170,15 +200,18 @@ static void syscall_floor(long milliseconds)
 int main(int argc, char **argv)
 {
     die_with_parent();
-    if (argc == 4 && strcmp(argv[1], "syscall") == 0) {
+    bool syscall = argc == 4 && strcmp(argv[1], "syscall") == 0;
+    bool mapping = argc == 4 && strcmp(argv[1], "mapping") == 0;
+    if (syscall || mapping) {
         pin((int)number(argv[2], 0, CPU_SETSIZE - 1, "core"));
-        syscall_floor(number(argv[3], 1, 600000, "milliseconds"));
+        (syscall ? syscall_floor : mapping_floor)(number(argv[3], 1, 600000, "milliseconds"));
         return 0;
     }
     bool line = argc == 5 && strcmp(argv[1], "line") == 0;
     bool copy = argc == 5 && strcmp(argv[1], "copy") == 0;
     if (!line && !copy)
-        return fprintf(stderr, "usage: floor line|copy CORE_A CORE_B MILLISECONDS | floor syscall CORE MILLISECONDS\n"),
+        return fprintf(stderr, "usage: floor line|copy CORE_A CORE_B MILLISECONDS"
+                               " | floor mapping|syscall CORE MILLISECONDS\n"),
                2;
     other_core = (int)number(argv[3], 0, CPU_SETSIZE - 1, "core");
     pin((int)number(argv[2], 0, CPU_SETSIZE - 1, "core"));

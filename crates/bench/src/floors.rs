@@ -57,6 +57,13 @@ pub fn copy_pipeline(launcher: &Launcher, milliseconds: u64) -> Result<Option<Co
     Ok(Some(CopyPipeline { bytes_per_s: best.1 * 1e9, chunk_bytes: best.0 }))
 }
 
+/// What one core copies into memory of the kind that windows are, in bytes a second, by bytes of a piece.
+pub fn mapping(launcher: &Launcher, milliseconds: u64) -> Result<Vec<(u64, f64)>> {
+    let core = launcher.client_core().unwrap_or(0).to_string();
+    let found = launcher.floor(&["mapping", &core, &milliseconds.to_string()])?;
+    Ok(found.pairs("chunk").map(|(bytes, rate)| (bytes as u64, rate * 1e9)).collect())
+}
+
 /// The p50 of the cheapest system call.
 pub fn syscall_ns_p50(launcher: &Launcher, milliseconds: u64) -> Result<f64> {
     let core = launcher.client_core().unwrap_or(0).to_string();

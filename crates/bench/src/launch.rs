@@ -102,6 +102,46 @@ pub enum Node {
     B,
 }
 
+/// Where the two ends of a connection run, and how each is started.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// Words before the server's own.
+    pub server: Vec<OsString>,
+    /// Words before the client's own.
+    pub client: Vec<OsString>,
+    /// Where the server listens.
+    pub address: String,
+    /// Set for both.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+/// Two probes that talk.
+pub struct Running {
+    server: Guard,
+    client: Guard,
+}
+
+impl Running {
+    /// Waits for a line of the client that begins so.
+    pub fn client_line(&mut self, begin: &str, timeout: Duration) -> Result<String> {
+        self.client.line(timeout, |line| line.starts_with(begin))
+    }
+
+    /// Waits until both have ended.
+    pub fn finish(self, timeout: Duration) -> Result<Pair> {
+        let Self { server, client } = self;
+        let client = match client.finish(timeout) {
+            Ok(lines) => Findings::parse(&lines)?,
+            Err(error) => bail!(
+                "{error:#}; the server{}",
+                if server.said().is_empty() { " said nothing".to_owned() } else { server.said() }
+            ),
+        };
+        let server = Findings::parse(&server.finish(READY_TIMEOUT)?)?;
+        Ok(Pair { server, client })
+    }
+}
+
 /// The words before a program's own that start it over lanes.
 type Prefix = Box<dyn Fn(Node) -> Vec<OsString>>;
 
@@ -158,11 +198,7 @@ impl Launcher {
 
     /// `program` as it is started over `transport`.
     pub fn command(&self, transport: Transport, node: Node, program: &Path) -> Command {
-        let words = if transport == Transport::Crosslane { (self.crosslane)(node) } else { Vec::new() };
-        let Some((first, rest)) = words.split_first() else { return Command::new(program) };
-        let mut command = Command::new(first);
-        command.args(rest).arg(program);
-        command
+        after(&if transport == Transport::Crosslane { (self.crosslane)(node) } else { Vec::new() }, program)
     }
 
     fn probe(&self, transport: Transport, node: Node, probe: Probe, args: &[&str]) -> Command {
@@ -180,21 +216,29 @@ impl Launcher {
         client: &[&str],
         timeout: Duration,
     ) -> Result<Pair> {
+        self.start(&self.ends(transport), probe, server, client)?.finish(timeout)
+    }
+
+    /// Both ends over a transport of this machine.
+    pub fn ends(&self, transport: Transport) -> Ends {
+        let words = if transport == Transport::Crosslane { (self.crosslane)(Node::Unnamed) } else { Vec::new() };
         let address = self.fresh_address(transport);
-        let command = self.probe(transport, Node::Unnamed, probe, &[&["serve", &address], server].concat());
-        let mut serving = Guard::spawn(command, self.server_core())?;
-        let ready = serving.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
-        let address = ready.trim_start_matches("ready ");
-        let command = self.probe(transport, Node::Unnamed, probe, &[&["call", address], client].concat());
-        let client = match Guard::spawn(command, self.client_core())?.finish(timeout) {
-            Ok(lines) => Findings::parse(&lines)?,
-            Err(error) => bail!(
-                "{error:#}; the server{}",
-                if serving.said().is_empty() { " said nothing".to_owned() } else { serving.said() }
-            ),
+        Ends { server: words.clone(), client: words, address, environment: Vec::new() }
+    }
+
+    /// Starts `probe serve ADDRESS SERVER_ARGS`, and once that listens `probe call ADDRESS CLIENT_ARGS`.
+    pub fn start(&self, ends: &Ends, probe: Probe, server: &[&str], client: &[&str]) -> Result<Running> {
+        let program = self.probes.path(probe);
+        let command = |words: &[OsString], args: &[&str]| {
+            let mut command = after(words, &program);
+            command.args(args).envs(ends.environment.iter().map(|(name, value)| (name, value)));
+            command
         };
-        let server = Findings::parse(&serving.finish(READY_TIMEOUT)?)?;
-        Ok(Pair { server, client })
+        let serve = command(&ends.server, &[&["serve", &ends.address], server].concat());
+        let mut server = Guard::spawn(serve, self.server_core())?;
+        let ready = server.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
+        let call = command(&ends.client, &[&["call", ready.trim_start_matches("ready ")], client].concat());
+        Ok(Running { server, client: Guard::spawn(call, self.client_core())? })
     }
 
     /// Runs the Redis client against a server that is there already.
@@ -216,6 +260,14 @@ impl Launcher {
         self.sockets_made.set(self.sockets_made.get() + 1);
         self.scratch().join(format!("{}.sock", self.sockets_made.get())).display().to_string()
     }
+}
+
+/// A program behind the words that start it.
+fn after(words: &[OsString], program: &Path) -> Command {
+    let Some((first, rest)) = words.split_first() else { return Command::new(program) };
+    let mut command = Command::new(first);
+    command.args(rest).arg(program);
+    command
 }
 
 #[cfg(test)]

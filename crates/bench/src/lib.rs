@@ -18,6 +18,7 @@ mod table;
 
 pub mod demo;
 pub mod sockets;
+pub mod windows;
 
 pub use histogram::Latencies;
 pub use launch::{Cores, in_cpu_list};

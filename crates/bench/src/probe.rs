@@ -22,6 +22,7 @@ pub enum Probe {
     Connects,
     Floor,
     Resp,
+    Load,
 }
 
 const COMMON: &str = include_str!("../probes/common.h");
@@ -30,7 +31,7 @@ const FLAGS: [&str; 3] = ["-O2", "-pthread", "-std=gnu11"];
 const REMEDY: &str = "install a C compiler (apt-get install gcc libc6-dev) or name one in CC";
 
 impl Probe {
-    const ALL: [Self; 5] = [Self::RoundTrip, Self::Stream, Self::Connects, Self::Floor, Self::Resp];
+    const ALL: [Self; 6] = [Self::RoundTrip, Self::Stream, Self::Connects, Self::Floor, Self::Resp, Self::Load];
 
     fn name(self) -> &'static str {
         match self {
@@ -39,6 +40,7 @@ impl Probe {
             Self::Connects => "connects",
             Self::Floor => "floor",
             Self::Resp => "resp",
+            Self::Load => "load",
         }
     }
 
@@ -49,6 +51,7 @@ impl Probe {
             Self::Connects => include_str!("../probes/connects.c"),
             Self::Floor => include_str!("../probes/floor.c"),
             Self::Resp => include_str!("../probes/resp.c"),
+            Self::Load => include_str!("../probes/load.c"),
         }
     }
 }

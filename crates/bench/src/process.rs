@@ -1,8 +1,8 @@
 //! Child processes that cannot outlive us: each is a process group, killed when its guard drops and when we are told
 //! to stop.
 
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -24,12 +24,15 @@ const STDERR_BYTES_MAX: usize = 16 * 1024;
 const SAID_LINES_MAX: usize = 3;
 const EXIT_POLL: Duration = Duration::from_micros(500);
 const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long a command may take that undoes something.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(30);
 /// The exit status of a program ended by signal N, as shells count: 128 + N.
 const SIGNALLED: i32 = 128;
 
 /// Process groups not yet reaped. Reaping happens under the lock, so a number in the set is never someone else's.
 static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 static SCRATCH: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+static FAREWELLS: Mutex<BTreeMap<u64, Words>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -60,6 +63,8 @@ fn end_by(signal: i32) {
     let running = lock(&RUNNING);
     running.iter().for_each(|group| kill_group(*group));
     let scratch = lock(&SCRATCH);
+    let farewells = std::mem::take(&mut *lock(&FAREWELLS));
+    farewells.into_values().for_each(|command| drop(command.run()));
     for directory in scratch.iter() {
         let _ = fs::remove_dir_all(directory);
     }
@@ -92,6 +97,65 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         lock(&SCRATCH).remove(self.path());
+    }
+}
+
+/// A command and what it finds in its environment besides ours.
+#[derive(Clone, Debug)]
+pub struct Words {
+    /// Program and arguments.
+    pub words: Vec<OsString>,
+    /// Set for it.
+    pub environment: Vec<(OsString, OsString)>,
+}
+
+impl Words {
+    /// The command.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Runs it to its end, in which the locks of this module are not used.
+    fn run(&self) -> Result<()> {
+        let mut command = self.command();
+        let written = command_line(&command);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        let deadline = Instant::now() + FAREWELL_LIMIT;
+        loop {
+            match child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("`{written}` failed ({status})"),
+                None if Instant::now() >= deadline => {
+                    let _ = child.kill();
+                    bail!("`{written}` did not end within {} s", FAREWELL_LIMIT.as_secs());
+                }
+                None => thread::sleep(EXIT_POLL),
+            }
+        }
+    }
+}
+
+/// A command that undoes something: it runs when this is dropped, or when we are told to stop.
+pub struct Farewell(u64);
+
+impl Farewell {
+    /// Of this command.
+    pub fn new(command: Words) -> Self {
+        let mut farewells = lock(&FAREWELLS);
+        let number = farewells.keys().last().map_or(0, |last| last + 1);
+        farewells.insert(number, command);
+        Self(number)
+    }
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        let command = lock(&FAREWELLS).remove(&self.0);
+        if let Some(Err(error)) = command.map(|command| command.run()) {
+            eprintln!("crosslane: {error:#}");
+        }
     }
 }
 
@@ -148,6 +212,11 @@ impl Guard {
 
     /// Waits for a successful end and returns the remaining lines.
     pub fn finish(mut self, timeout: Duration) -> Result<Vec<String>> {
+        self.complete(timeout)
+    }
+
+    /// As [`Guard::finish`], for whoever then asks what was [`Guard::said`].
+    pub fn complete(&mut self, timeout: Duration) -> Result<Vec<String>> {
         let deadline = Instant::now() + timeout;
         let mut lines = Vec::new();
         loop {
@@ -171,8 +240,8 @@ impl Guard {
         anyhow!("`{}` {what}{}", self.command, self.said())
     }
 
-    /// What the child wrote to stderr, on one line and with a colon before it; empty if it was silent.
-    pub fn said(&self) -> String {
+    /// What the child wrote to stderr, as far as it is kept.
+    pub fn all_said(&self) -> String {
         // Its last words may still be in the pipe; a grandchild that holds the pipe open must not hold us.
         let deadline = Instant::now() + LAST_WORDS;
         while self.reaped
@@ -181,8 +250,12 @@ impl Guard {
         {
             thread::sleep(EXIT_POLL);
         }
-        let bytes = lock(&self.complaints).clone();
-        let text = String::from_utf8_lossy(&bytes);
+        String::from_utf8_lossy(&lock(&self.complaints)).into_owned()
+    }
+
+    /// What the child wrote to stderr, on one line and with a colon before it; empty if it was silent.
+    pub fn said(&self) -> String {
+        let text = self.all_said();
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         if lines.is_empty() {
             return String::new();

@@ -92,7 +92,7 @@ enum RackCommand {
 enum Bench {
     /// Round trips, rates, bulk and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
     Sockets(crosslane_bench::sockets::Options),
-    /// The proxy's engine in virtual time: scaling over cores and nodes, and isolation in one partition
+    /// Two nodes joined by windows, beside kernel TCP and the floors; with --sim, the proxy's engine in virtual time
     Windows(windows::Options),
 }
 

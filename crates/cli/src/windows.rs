@@ -1,8 +1,11 @@
-//! `crosslane bench windows`: the proxy's engine in virtual time, and what its work takes on this machine.
+//! `crosslane bench windows`: two nodes of this machine, live; or the proxy's engine in virtual time, and what its work
+//! takes on this machine.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Result;
+use crosslane_bench::windows as live;
 use proxy::simulated::{self, Costs, Isolation, Scaling};
 use serde::Serialize;
 use sim::Span;
@@ -15,11 +18,17 @@ use crate::wrong_use::WrongUse;
 #[derive(clap::Args)]
 pub struct Options {
     /// Simulate in virtual time: modelled figures, the same for the same seed
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["plot"])]
     pub sim: bool,
     /// Measure what a frame and a byte cost the engine on this machine, and simulate with that
-    #[arg(long)]
+    #[arg(long, requires = "sim")]
     pub measure: bool,
+    /// Write the plots as SVG files into this directory
+    #[arg(long, value_name = "DIR")]
+    pub plot: Option<PathBuf>,
+    /// Let two engines exchange so many frames of 8 bytes, and say nothing: for whoever counts instructions
+    #[arg(long, value_name = "FRAMES", hide = true)]
+    pub work: Option<u64>,
     /// Decides everything that is random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -65,19 +74,48 @@ const NODES: [usize; 5] = [2, 4, 8, 16, 32];
 /// Cores of a node while the number of nodes is what changes.
 const CORES_OF_MANY_NODES: usize = 2;
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
+/// Virtual time of the modelled figures beside live ones.
+const MODELLED_NS: f64 = 1_000_000.0;
+/// Bytes of a frame whose instructions are counted.
+const WORK_BYTES: usize = 8;
 
-/// Simulates and prints.
+/// Measures or simulates, and prints.
 pub fn main(options: &Options) -> Result<()> {
-    if !options.sim {
-        return Err(WrongUse::of("bench windows: only in virtual time so far; add --sim").into());
+    if let Some(frames) = options.work {
+        simulated::work(WORK_BYTES, frames);
+        return Ok(());
     }
     if !(1..=MESSAGE_BYTES_MAX).contains(&options.message_bytes) {
         return Err(
             WrongUse::of(format!("{} bytes a message; try 1 to {MESSAGE_BYTES_MAX}", options.message_bytes)).into()
         );
     }
+    if !options.sim {
+        let live = live::Options { json: options.json, quick: options.quick, plot: options.plot.clone() };
+        return live::main(&live, modelled(options.seed));
+    }
     let report = simulate(options);
     if options.json { output::print_json(&report) } else { output::print(&render(&report)) }
+}
+
+/// What the live figures are shown beside.
+fn modelled(seed: u64) -> live::Modelled {
+    let costs = Costs::default();
+    let Costs { turn_ns, send_ns, receive_ns, byte_ns, program_ns } = costs;
+    let case = |row: Isolation| live::ModelledCase {
+        case: row.case,
+        rtt_ns_p50: row.rtt_ns_p50,
+        rtt_ns_p99: row.rtt_ns_p99,
+        p99_of_quiet: row.p99_of_quiet,
+    };
+    live::Modelled {
+        assumptions: format!(
+            "the engine in virtual time, seed {seed}, over {LINK_NAME}; a turn {turn_ns} ns, a frame sent {send_ns} \
+             ns, received {receive_ns} ns, a byte {byte_ns} ns, from proxy to program and back {program_ns} ns"
+        ),
+        isolation: simulated::isolation(Span::from_ns(MODELLED_NS), costs, seed).into_iter().map(case).collect(),
+        work_arguments: ["bench", "windows", "--work"].map(str::to_owned).to_vec(),
+    }
 }
 
 fn simulate(options: &Options) -> Report {

@@ -22,7 +22,12 @@ fn the_same_seed_gives_the_same_report_and_it_says_that_it_is_modelled() {
 
 #[test]
 fn wrong_use_is_one_line_with_a_remedy() {
-    for arguments in [&[][..], &["--sim", "--message-bytes", "0"], &["--sim", "--message-bytes", "99999"]] {
+    for arguments in [
+        &["--measure"][..],
+        &["--sim", "--plot", "x"],
+        &["--sim", "--message-bytes", "0"],
+        &["--sim", "--message-bytes", "99999"],
+    ] {
         let (code, _, complaint) = run(arguments);
         assert_eq!((code, complaint.lines().count()), (Some(2), 1), "{complaint}");
         assert!(complaint.contains(';'), "{complaint}");

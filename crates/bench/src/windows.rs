@@ -1,0 +1,470 @@
+//! `crosslane bench windows`: two nodes of this machine that are joined by emulated windows, beside the direct lane,
+//! kernel TCP, AF_UNIX and the floor; behind a modelled link, beside what was published; and beside streams.
+
+mod plots;
+mod published;
+mod rack;
+mod report;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::floors::{self, CacheLine};
+use crate::histogram::Latencies;
+use crate::launch::{Ends, Launcher, Transport};
+use crate::machine::Machine;
+use crate::probe::Probe;
+use crate::process::Guard;
+use crate::progress::Progress;
+use crate::table;
+use rack::{Counts, Kind, UpRack};
+use report::Report;
+
+/// The delay of the modelled link one way.
+const ONE_WAY_NS: f64 = 500.0;
+/// Streams beside the ping-pong, and as many words for them.
+const STREAMS: &str = "8";
+/// The longest that a sample may take beyond what it measures.
+const SLACK: Duration = Duration::from_secs(15);
+
+/// What the user may choose.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// One JSON document instead of tables.
+    pub json: bool,
+    /// Fewer rounds and shorter samples.
+    pub quick: bool,
+    /// Where plots go.
+    pub plot: Option<PathBuf>,
+}
+
+/// What the proxy's engine does in virtual time and by the instruction: told by whoever has it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Modelled {
+    /// What the simulation rests on.
+    pub assumptions: String,
+    /// A ping-pong of 8 bytes, alone and beside streams.
+    pub isolation: Vec<ModelledCase>,
+    /// Arguments of this program that let two engines exchange so many short frames: the number follows.
+    #[serde(skip)]
+    pub work_arguments: Vec<String>,
+}
+
+/// One case in virtual time.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelledCase {
+    /// What is beside the ping-pong.
+    pub case: &'static str,
+    /// Median, ns.
+    pub rtt_ns_p50: u64,
+    /// 99 in 100 are shorter, ns.
+    pub rtt_ns_p99: u64,
+    /// The 99th percentile against that of the first case.
+    pub p99_of_quiet: f64,
+}
+
+/// Runs the benchmark and prints the report. What failed is named in it and makes this an error.
+pub fn main(options: &Options, modelled: Modelled) -> Result<()> {
+    if let Some(directory) = &options.plot {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot make the plot directory {}", directory.display()))?;
+    }
+    let launcher = Launcher::new()?;
+    let plan = Plan::of(options);
+    let machine = Machine::describe(launcher.cores);
+    let measured = measure(&launcher, &plan, &machine, &modelled)?;
+    let report = Report::of(options, &plan, machine, measured, modelled)?;
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report).context("writing JSON")?);
+    } else {
+        print!("{}", report.text());
+    }
+    if let Some(directory) = &options.plot {
+        for path in plots::write(directory, &report)? {
+            eprintln!("crosslane: wrote {}", path.display());
+        }
+    }
+    match report.failures.first() {
+        None => Ok(()),
+        Some(first) => bail!("{} of the measurements failed, first {first}", report.failures.len()),
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Experiment {
+    RoundTrip,
+    TimedRoundTrip,
+    Bulk,
+}
+
+/// By which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Way {
+    DirectLane,
+    WindowDirect,
+    WindowProxy,
+    KernelTcp,
+    AfUnix,
+}
+
+impl Way {
+    const fn title(self) -> &'static str {
+        match self {
+            Self::DirectLane => "direct lane",
+            Self::WindowDirect => "window, direct",
+            Self::WindowProxy => "window, proxies",
+            Self::KernelTcp => "kernel TCP",
+            Self::AfUnix => "AF_UNIX",
+        }
+    }
+}
+
+impl Experiment {
+    const fn title(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "round trip",
+            Self::TimedRoundTrip => "round trip over gen3x16, 500 ns",
+            Self::Bulk => "bulk",
+        }
+    }
+
+    fn ways(self) -> &'static [Way] {
+        match self {
+            Self::TimedRoundTrip => &[Way::WindowDirect, Way::WindowProxy],
+            _ => &[Way::DirectLane, Way::WindowDirect, Way::WindowProxy, Way::KernelTcp, Way::AfUnix],
+        }
+    }
+
+    /// The rack that a way needs in it.
+    fn kind(self, way: Way) -> Option<Kind> {
+        match (self, way) {
+            (Self::TimedRoundTrip, Way::WindowDirect) => Some(Kind::TimedDirect),
+            (Self::TimedRoundTrip, Way::WindowProxy) => Some(Kind::TimedProxy),
+            (_, Way::WindowDirect) => Some(Kind::Direct),
+            (_, Way::WindowProxy) => Some(Kind::Proxy),
+            _ => None,
+        }
+    }
+}
+
+/// A ping-pong beside streams.
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    case: &'static str,
+    kind: Kind,
+    has_streams: bool,
+}
+
+const BESIDE: [Beside; 4] = [
+    Beside { case: "quiet", kind: Kind::Proxy, has_streams: false },
+    Beside { case: "8 streams and 1 unread, slicing off", kind: Kind::Unsliced, has_streams: true },
+    Beside { case: "8 streams and 1 unread, slicing on", kind: Kind::Sliced, has_streams: true },
+    Beside { case: "8 streams and 1 unread, slicing and classes on", kind: Kind::Proxy, has_streams: true },
+];
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const ROUND_TRIP_SIZES: [u64; 9] = [8, 48, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB];
+const TIMED_SIZES: [u64; 4] = [8, 48, KIB, 4 * KIB];
+const BULK_SIZES: [u64; 6] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB];
+
+/// What is measured, how long and how often.
+struct Plan {
+    points: Vec<(Experiment, u64)>,
+    rounds: u32,
+    sample_ms: u64,
+    floor_ms: u64,
+    beside_ms: u64,
+    counts_instructions: bool,
+}
+
+impl Plan {
+    fn of(options: &Options) -> Self {
+        let at = |experiment, sizes: &[u64]| sizes.iter().map(|size| (experiment, *size)).collect::<Vec<_>>();
+        let points = [
+            at(Experiment::RoundTrip, &ROUND_TRIP_SIZES),
+            at(Experiment::TimedRoundTrip, &TIMED_SIZES),
+            at(Experiment::Bulk, &BULK_SIZES),
+        ];
+        let (rounds, sample_ms, beside_ms) = if options.quick { (2, 60, 200) } else { (5, 150, 500) };
+        Self { points: points.concat(), rounds, sample_ms, floor_ms: 4, beside_ms, counts_instructions: true }
+    }
+
+    fn steps(&self) -> u64 {
+        let samples: usize = self.points.iter().map(|(experiment, _)| experiment.ways().len()).sum();
+        (samples + BESIDE.len()) as u64 * u64::from(self.rounds)
+    }
+}
+
+/// One way at one point in one round.
+struct Sample {
+    latencies: Option<Latencies>,
+    bytes_per_s: Option<f64>,
+    line: Option<CacheLine>,
+    /// Bytes a second that one core copies into a mapping, in pieces of the point's size.
+    mapping: Option<f64>,
+}
+
+/// All rounds of one way at one point.
+struct Cell {
+    experiment: Experiment,
+    size_bytes: u64,
+    way: Way,
+    rounds: Vec<Sample>,
+}
+
+/// All rounds of one case beside streams.
+struct BesideCell {
+    beside: Beside,
+    rounds: Vec<Latencies>,
+    /// Bytes a second of the streams.
+    streams: Vec<f64>,
+}
+
+/// Everything that was found.
+struct Measured {
+    cells: Vec<Cell>,
+    beside: Vec<BesideCell>,
+    counts: Vec<Counts>,
+    /// Instructions for a short frame, sent and received: `Err` says why there are none.
+    instructions: Result<f64, String>,
+    syscalls_ns: Vec<f64>,
+    /// Ways that are not there, and why.
+    missing: Vec<(Kind, String)>,
+    failures: Vec<(String, Experiment, Way)>,
+    said: Vec<String>,
+}
+
+impl Measured {
+    /// Figures of programs that were to write windows themselves are none if proxies have carried their bytes.
+    fn check_direct(&mut self, kind: Kind, counts: &[Counts]) {
+        if counts.iter().all(|proxy| proxy.bytes_sent == 0) {
+            return;
+        }
+        self.missing.push((kind, "the programs' bytes went by their nodes' proxies".to_owned()));
+        let is_of_kind = |cell: &&mut Cell| cell.experiment.kind(cell.way) == Some(kind);
+        self.cells.iter_mut().filter(is_of_kind).for_each(|cell| cell.rounds.clear());
+    }
+}
+
+fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Modelled) -> Result<Measured> {
+    let cell = |&(experiment, size_bytes): &(Experiment, u64)| {
+        experiment.ways().iter().map(move |&way| Cell { experiment, size_bytes, way, rounds: Vec::new() })
+    };
+    let mut measured = Measured {
+        cells: plan.points.iter().flat_map(cell).collect(),
+        beside: BESIDE.map(|beside| BesideCell { beside, rounds: Vec::new(), streams: Vec::new() }).into(),
+        counts: Vec::new(),
+        instructions: Err("not asked for".to_owned()),
+        syscalls_ns: Vec::new(),
+        missing: Vec::new(),
+        failures: Vec::new(),
+        said: Vec::new(),
+    };
+    let mut progress = Progress::new(plan.steps());
+    if let Some(warning) = machine.busy_warning() {
+        progress.warn(&warning);
+    }
+    {
+        let kinds = [Kind::Proxy, Kind::Direct, Kind::TimedProxy, Kind::TimedDirect];
+        let racks = bring_up(launcher, &kinds, &mut measured, &progress);
+        for round in 1..=plan.rounds {
+            measured.syscalls_ns.push(floors::syscall_ns_p50(launcher, plan.floor_ms)?);
+            take_round(launcher, plan, &racks, round, &mut measured, &mut progress)?;
+        }
+        for (kind, rack) in &racks {
+            let counts = rack.counts()?;
+            match kind {
+                Kind::Proxy => measured.counts = counts,
+                Kind::Direct | Kind::TimedDirect => measured.check_direct(*kind, &counts),
+                _ => {}
+            }
+        }
+    }
+    {
+        let racks = bring_up(launcher, &[Kind::Proxy, Kind::Unsliced, Kind::Sliced], &mut measured, &progress);
+        for round in 1..=plan.rounds {
+            take_beside(launcher, plan, &racks, round, &mut measured, &mut progress);
+        }
+    }
+    if plan.counts_instructions {
+        progress.step("instructions", "of a frame");
+        measured.instructions = instructions(modelled).map_err(|error| format!("{error:#}"));
+    }
+    Ok(measured)
+}
+
+fn bring_up(launcher: &Launcher, kinds: &[Kind], measured: &mut Measured, progress: &Progress) -> Vec<(Kind, UpRack)> {
+    let mut racks = Vec::new();
+    for &kind in kinds {
+        match UpRack::up(launcher, kind) {
+            Ok(rack) => match rack.missing.clone() {
+                Some(why) => measured.missing.push((kind, why)),
+                None => racks.push((kind, rack)),
+            },
+            Err(error) => {
+                progress.warn(&format!("{error:#}"));
+                measured.said.push(format!("{error:#}"));
+            }
+        }
+    }
+    racks
+}
+
+fn take_round(
+    launcher: &Launcher,
+    plan: &Plan,
+    racks: &[(Kind, UpRack)],
+    round: u32,
+    measured: &mut Measured,
+    progress: &mut Progress,
+) -> Result<()> {
+    let mapping = floors::mapping(launcher, 6 * plan.floor_ms)?;
+    for index in 0..measured.cells.len() {
+        let Cell { experiment, size_bytes, way, .. } = measured.cells[index];
+        let stage = format!("round {round} of {}: {}", plan.rounds, experiment.title());
+        progress.step(&stage, &format!("{} by {}", table::size(size_bytes), way.title()));
+        if measured.failures.iter().any(|(_, failed, by)| (*failed, *by) == (experiment, way)) {
+            continue;
+        }
+        let Some(ends) = ends(launcher, racks, experiment, way) else { continue };
+        let line = floors::cache_line(launcher, plan.floor_ms)?;
+        match take_sample(launcher, plan, &ends, experiment, size_bytes) {
+            Ok((latencies, bytes_per_s)) => {
+                let mapping = mapping.iter().find(|(bytes, _)| *bytes == size_bytes).map(|(_, rate)| *rate);
+                measured.cells[index].rounds.push(Sample { latencies, bytes_per_s, line, mapping });
+            }
+            Err(error) => {
+                let what = format!("{} of {} by {}", experiment.title(), table::size(size_bytes), way.title());
+                progress.warn(&format!("{what} failed: {error:#}"));
+                measured.failures.push((format!("{what}: {error:#}"), experiment, way));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `None` where the way is not there.
+fn ends(launcher: &Launcher, racks: &[(Kind, UpRack)], experiment: Experiment, way: Way) -> Option<Ends> {
+    if let Some(wanted) = experiment.kind(way) {
+        return racks.iter().find(|(kind, _)| *kind == wanted).map(|(_, rack)| rack.ends());
+    }
+    let transport = match way {
+        Way::KernelTcp => Transport::KernelTcp,
+        Way::AfUnix => Transport::AfUnix,
+        _ => Transport::Crosslane,
+    };
+    Some(launcher.ends(transport))
+}
+
+type Found = (Option<Latencies>, Option<f64>);
+
+fn take_sample(launcher: &Launcher, plan: &Plan, ends: &Ends, experiment: Experiment, size: u64) -> Result<Found> {
+    let (size, milliseconds) = (size.to_string(), plan.sample_ms.to_string());
+    let limit = Duration::from_millis(2 * plan.sample_ms) + SLACK;
+    if experiment == Experiment::Bulk {
+        let args = ["blocking", "bulk", &size, &milliseconds];
+        let pair = launcher.start(ends, Probe::Stream, &args, &args)?.finish(limit)?;
+        return Ok((None, Some(pair.server.per_second("bytes")?)));
+    }
+    let args = ["blocking", &size, &milliseconds];
+    let pair = launcher.start(ends, Probe::RoundTrip, &args[..2], &args)?.finish(limit)?;
+    Ok((Some(pair.client.latencies()?), None))
+}
+
+fn take_beside(
+    launcher: &Launcher,
+    plan: &Plan,
+    racks: &[(Kind, UpRack)],
+    round: u32,
+    measured: &mut Measured,
+    progress: &mut Progress,
+) {
+    for cell in &mut measured.beside {
+        let Beside { case, kind, has_streams } = cell.beside;
+        progress.step(&format!("round {round} of {}: beside streams", plan.rounds), case);
+        let Some((_, rack)) = racks.iter().find(|(known, _)| *known == kind) else { continue };
+        match ping_beside(launcher, plan, &rack.ends(), has_streams) {
+            Ok((latencies, streams)) => {
+                cell.rounds.push(latencies);
+                cell.streams.extend(streams);
+            }
+            Err(error) => {
+                progress.warn(&format!("ping-pong, {case}, failed: {error:#}"));
+                measured.said.push(format!("ping-pong, {case}: {error:#}"));
+            }
+        }
+    }
+}
+
+/// A ping-pong of 8 bytes, and the rate of the streams beside it.
+fn ping_beside(launcher: &Launcher, plan: &Plan, ends: &Ends, has_streams: bool) -> Result<(Latencies, Option<f64>)> {
+    // Streams go on until after the ping-pong, which is started, warms up and takes its time.
+    let limit = Duration::from_millis(4 * plan.beside_ms) + SLACK;
+    let load_ms = (2 * plan.beside_ms + 1000).to_string();
+    let mut load = match has_streams {
+        true => Some(launcher.start(ends, Probe::Load, &[STREAMS], &[STREAMS, &load_ms])?),
+        false => None,
+    };
+    if let Some(load) = &mut load {
+        load.client_line("loading", SLACK)?;
+    }
+    let milliseconds = plan.beside_ms.to_string();
+    let args = ["blocking", "8", &milliseconds];
+    let pair = launcher.start(ends, Probe::RoundTrip, &args[..2], &args)?.finish(limit)?;
+    let streams = match load {
+        Some(load) => Some(load.finish(limit)?.server.per_second("bytes")?),
+        None => None,
+    };
+    Ok((pair.client.latencies()?, streams))
+}
+
+/// Instructions that two engines need for a frame of 8 bytes, one sending and one receiving, by the difference of two
+/// runs under callgrind.
+fn instructions(modelled: &Modelled) -> Result<f64> {
+    const FRAMES: u64 = 20_000;
+    const LIMIT: Duration = Duration::from_secs(60);
+    let program = std::env::current_exe().context("finding this program")?;
+    let run = |frames: u64| {
+        let mut command = Command::new("valgrind");
+        command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(&program);
+        command.args(&modelled.work_arguments).arg(frames.to_string());
+        let mut guard = Guard::spawn(command, None).context("valgrind counts them; install it")?;
+        guard.complete(LIMIT)?;
+        collected(&guard.all_said()).context("callgrind said no number of instructions")
+    };
+    Ok((run(2 * FRAMES)? - run(FRAMES)?) / FRAMES as f64)
+}
+
+/// The number in callgrind's `Collected : N`.
+fn collected(said: &str) -> Option<f64> {
+    let line = said.lines().find_map(|line| line.split_once("Collected :"))?;
+    line.1.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plan_covers_the_sizes_from_a_word_to_a_megabyte() {
+        let plan = Plan::of(&Options::default());
+        let sizes = |wanted| plan.points.iter().filter(move |(found, _)| *found == wanted).map(|(_, size)| *size);
+        assert_eq!((sizes(Experiment::RoundTrip).min(), sizes(Experiment::RoundTrip).max()), (Some(8), Some(MIB)));
+        assert!(sizes(Experiment::TimedRoundTrip).eq(TIMED_SIZES) && sizes(Experiment::Bulk).eq(BULK_SIZES));
+        assert!(plan.rounds > Plan::of(&Options { quick: true, ..Options::default() }).rounds);
+    }
+
+    #[test]
+    fn callgrinds_number_is_found_among_what_it_says() {
+        assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 123456\n==7==\n"), Some(123_456.0));
+        assert_eq!(collected("valgrind: no such program"), None);
+    }
+}

@@ -1,0 +1,74 @@
+//! What NTSocks (CoNEXT 2022) published, and what follows from it.
+
+use serde::Serialize;
+
+/// Round trip of 8 bytes of the prototype, over a bridge of PCIe 3.0 with 16 lanes.
+pub const RTT_8_NS: f64 = 1060.0;
+/// The same of 4 KiB.
+pub const RTT_4K_NS: f64 = 7050.0;
+/// How many times lower its ping-pong was than over the Linux TCP of its machines.
+pub const TIMES_BELOW_TCP: f64 = 20.4;
+/// How many times lower than over RDMA sockets.
+pub const TIMES_BELOW_RDMA: f64 = 2.3;
+/// A round trip of RDMA without software.
+pub const RDMA_RTT_NS: f64 = 1600.0;
+
+/// The round trip that the published ratio leaves for RDMA sockets: the wire's and their software's.
+pub const RDMA_SOCKETS_NS: f64 = TIMES_BELOW_RDMA * RTT_8_NS;
+
+/// What the table rests on, in words.
+#[derive(Clone, Debug, Serialize)]
+pub struct Assumption {
+    /// `published`, `modelled` or `measured`.
+    pub kind: &'static str,
+    /// What.
+    pub what: String,
+}
+
+/// All of them.
+pub fn assumptions() -> Vec<Assumption> {
+    let say = |kind, what: String| Assumption { kind, what };
+    vec![
+        say(
+            "modelled",
+            "the wire: PCIe 3.0 x16, 500 ns one way, so 1.0 us a round trip; stores are held back for so long".into(),
+        ),
+        say(
+            "measured",
+            "on top of it: all software, on this machine, whose processors are not those of the paper".into(),
+        ),
+        say(
+            "published",
+            format!(
+                "NTSocks: 8 B in {:.2} us, 4 KiB in {:.2} us; two Xeon Gold 5218, a bridge of 80 Gb/s",
+                RTT_8_NS / 1e3,
+                RTT_4K_NS / 1e3
+            ),
+        ),
+        say(
+            "published",
+            format!(
+                "NTSocks: {TIMES_BELOW_TCP} x below Linux TCP, {TIMES_BELOW_RDMA} x below RDMA sockets, on its machines"
+            ),
+        ),
+        say(
+            "modelled",
+            format!(
+                "RDMA sockets: {:.1} us on the wire, {:.2} us of software, to be {TIMES_BELOW_RDMA} x NTSocks' 8 B",
+                RDMA_RTT_NS / 1e3,
+                (RDMA_SOCKETS_NS - RDMA_RTT_NS) / 1e3
+            ),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_software_of_rdma_sockets_is_what_the_published_ratio_leaves() {
+        assert!((RDMA_SOCKETS_NS - 2438.0).abs() < 1.0 && RDMA_SOCKETS_NS > RDMA_RTT_NS);
+        assert!(assumptions().iter().all(|one| ["published", "modelled", "measured"].contains(&one.kind)));
+    }
+}
