@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use control::proxy::{
-    Access, Class, Configuration, FromProxy, Node as NodeEntry, Partition, PeerReport, Report, Timing, ToProxy,
+    Access, Class, Configuration, FromProxy, Node as NodeEntry, Partition, PeerReport, Report, Spans, Timing, ToProxy,
     VERSION, send_device,
 };
 use control::{Channel, Received};
@@ -21,11 +21,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use socket::monitor::{Answer, PACKET_BYTES_MAX, SOCKET_NAME, asked_for};
+use socket::segment::Segment;
 use system_tests::{PATIENCE, Process, Rack, place, port};
 use tempfile::TempDir;
 
 const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;
+const CONTROL_BYTES: u64 = 64 << 10;
+const DATA_BYTES: u64 = 4 << 20;
+
+/// By way of the proxies, and by programs that store into windows themselves.
+const WAYS: [Settings; 2] =
+    [Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 0 }, DIRECT];
+const DIRECT: Settings = Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 8 };
 
 fn address(slot: usize) -> [u8; 4] {
     [127, 77, 0, slot as u8 + 1]
@@ -159,6 +167,8 @@ struct Settings {
     failover_port: Option<u16>,
     /// The nodes admit nobody.
     denies: bool,
+    /// Spans of each window for programs that store into it themselves.
+    spans: u64,
 }
 
 /// Two nodes joined by a link that is up.
@@ -178,10 +188,11 @@ impl Nodes {
         let folder = tempfile::tempdir().expect("a folder");
         let socket = folder.path().join("device.sock");
         let mut command = Command::new(place::crosslane());
-        command.args(["device-server", "--size", "16M", "--vectors"]).arg(VECTORS.to_string());
+        command.args(["device-server", "--size", "32M", "--vectors"]).arg(VECTORS.to_string());
         let server = Process::start(command.arg("--socket").arg(&socket));
         let device = |own| {
-            let seat = Seat { vectors: VECTORS as usize, ..Seat::new(Slot(own), 2) };
+            let link_bytes = Some((CONTROL_BYTES + DATA_BYTES) as usize);
+            let seat = Seat { vectors: VECTORS as usize, link_bytes, ..Seat::new(Slot(own), 2) };
             // The server's name is there a moment before it listens.
             server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &seat).is_ok());
             Device::connect_server(&socket, &seat).expect("a device")
@@ -286,15 +297,19 @@ impl Node {
         let monitor = Monitor::start(channel, own, rack.path());
         let entry = |slot: usize| NodeEntry { name: NODES[slot].to_owned(), address: address(slot).into() };
         let partition = |class| Partition { class, core: None };
+        let offset_bytes = CONTROL_BYTES + DATA_BYTES;
+        let spans = Spans { offset_bytes, span_bytes: Segment::WINDOW_BYTES as u64, count: settings.spans };
         monitor.send(&ToProxy::Configure(Configuration {
             version: VERSION,
             own: own as u8,
             slots: 2,
             nodes: vec![entry(0), entry(1)],
             rack_directory: rack.path().to_owned(),
-            control_partition_bytes: 64 << 10,
+            control_partition_bytes: CONTROL_BYTES,
             partitions: vec![partition(Class::Latency), partition(Class::Bulk)],
-            is_direct: false,
+            slice_bytes: None,
+            data_bytes: DATA_BYTES,
+            spans: (settings.spans > 0).then_some(spans),
             is_failover: settings.is_failover,
             failover_port: settings.failover_port,
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
@@ -361,6 +376,18 @@ fn programs_talk_by_windows_that_are_as_late_as_a_modelled_links() {
     talk(&Nodes::start_as(Settings { timing: Some("ntb"), ..Settings::default() }));
 }
 
+#[test]
+fn programs_store_into_windows_themselves_and_the_proxies_see_no_byte() {
+    let nodes = Nodes::start_as(DIRECT);
+    talk(&nodes);
+    for own in 0..2 {
+        let report = nodes.report(own, "report", |_| true);
+        assert_eq!((report.direct_total, report.direct_missed, report.connections_total), (1, 0, 1));
+        assert_eq!((report.bytes_sent, report.bytes_received), (0, 0));
+        nodes.report(own, "free span", |report| (report.direct_open, report.connections_open) == (0, 0));
+    }
+}
+
 #[track_caller]
 fn talk(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
@@ -386,7 +413,10 @@ say("echoed")
 
 #[test]
 fn streams_arrive_whole_both_ways_and_a_half_close_ends_one_of_them() {
-    let nodes = Nodes::start();
+    WAYS.map(Nodes::start_as).iter().for_each(stream_both_ways);
+}
+
+fn stream_both_ways(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let said = nodes.client(
         r#"
@@ -412,7 +442,24 @@ say(size, digest == sent.hexdigest())
 
 #[test]
 fn many_connections_at_once_get_their_own_bytes() {
-    let nodes = Nodes::start();
+    many_connections(&Nodes::start());
+}
+
+#[test]
+fn connections_that_find_no_span_go_by_the_proxies() {
+    let nodes = Nodes::start_as(Settings { spans: 3, ..DIRECT });
+    many_connections(&nodes);
+    for own in 0..2 {
+        let report = nodes.report(own, "report", |_| true);
+        assert!(report.direct_total >= 3 && report.direct_total < 50, "{report:?}");
+        assert!(report.bytes_sent > 0, "{report:?}");
+        nodes.report(own, "free spans", |report| (report.direct_open, report.connections_open) == (0, 0));
+    }
+    let report = nodes.report(0, "report", |_| true);
+    assert_eq!(report.direct_missed, 50 - report.direct_total);
+}
+
+fn many_connections(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let said = nodes.client(
         r#"
@@ -440,11 +487,150 @@ say(len(right))
         port,
     );
     assert_eq!(said, "50\n");
-    nodes.nodes[0].monitor.send(&ToProxy::Report);
-    nodes.nodes[0].monitor.wait_for("report", |message| match message {
-        FromProxy::Report(report) => report.peers[1].connections_total == 50,
-        _ => false,
-    });
+    assert_eq!(nodes.report(0, "report", |_| true).connections_total, 50);
+}
+
+#[test]
+fn a_span_is_used_again_by_the_next_connection() {
+    let nodes = Nodes::start_as(Settings { spans: 1, ..DIRECT });
+    let (_server, port) = nodes.serve(ECHO);
+    for turn in 1..=4 {
+        nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
+        let is_done = |report: &PeerReport| (report.direct_total, report.direct_open) == (turn, 0);
+        nodes.report(0, "free span", is_done);
+    }
+}
+
+/// Those who sleep in every way there is, and are woken across the windows.
+#[test]
+fn sleepers_of_another_node_are_woken_for_bytes_for_room_and_for_the_end() {
+    let nodes = Nodes::start_as(DIRECT);
+    let (_server, port) = nodes.serve(
+        r#"
+listener = listen()
+connection, peer = listener.accept()
+for turn in range(4):
+    assert connection.recv(1) == b"?"
+    time.sleep(0.05)
+    connection.sendall(b"!")
+time.sleep(0.3)
+got = 0
+while got < 4_000_000:
+    got += len(connection.recv(1 << 20))
+connection.sendall(b"all")
+time.sleep(0.2)
+connection.close()
+time.sleep(60)
+"#,
+    );
+    let said = nodes.client(
+        r#"
+import select
+server = socket.create_connection(address, timeout=20)
+def ask(wait):
+    server.sendall(b"?")
+    wait()
+    assert server.recv(1) == b"!"
+poll, epoll = select.poll(), select.epoll()
+poll.register(server, select.POLLIN)
+epoll.register(server, select.EPOLLIN | select.EPOLLET)
+server.settimeout(None)
+ask(lambda: None)
+ask(lambda: poll.poll(20_000))
+ask(lambda: epoll.poll(20))
+ask(lambda: select.select([server], [], [], 20))
+server.sendall(b"x" * 4_000_000)
+assert server.recv(3) == b"all"
+say(epoll.poll(20) != [], server.recv(1))
+"#,
+        port,
+    );
+    assert_eq!(said, "True b''\n");
+    assert_eq!(nodes.report(0, "report", |_| true).direct_total, 1);
+}
+
+#[test]
+fn a_forked_program_shares_a_connection_in_the_windows_and_its_end_comes_with_the_last() {
+    let nodes = Nodes::start_as(DIRECT);
+    let (_server, port) = nodes.serve(ECHO);
+    let said = nodes.client(
+        r#"
+server = socket.create_connection(address, timeout=20)
+server.sendall(b"parent")
+assert server.recv(100) == b"parent"
+child = os.fork()
+if child == 0:
+    time.sleep(0.1)
+    server.sendall(b"child")
+    os._exit(0 if server.recv(100) == b"child" else 1)
+server.close()
+say(os.waitpid(child, 0)[1])
+"#,
+        port,
+    );
+    assert_eq!(said, "0\n");
+    let is_done = |report: &PeerReport| (report.direct_total, report.direct_open, report.bytes_sent) == (1, 0, 0);
+    nodes.report(0, "free span", is_done);
+}
+
+#[test]
+fn a_connection_in_the_windows_is_handed_on_by_exec_and_by_scm_rights() {
+    let nodes = Nodes::start_as(DIRECT);
+    let (_server, port) = nodes.serve(ECHO);
+    let said = nodes.client(
+        r#"
+HEIR = '''
+import os, socket, sys
+def talk(server, who):
+    server.sendall(who)
+    assert server.recv(100) == who
+ours = socket.socket(fileno=int(sys.argv[1]))
+if sys.argv[2] == "exec":
+    talk(ours, b"after exec")
+else:
+    data, fds, _, _ = socket.recv_fds(ours, 10, 4)
+    assert len(fds) == 1, fds
+    talk(socket.socket(fileno=fds[0]), b"by message")
+'''
+import subprocess
+server = socket.create_connection(address, timeout=20)
+server.settimeout(None)
+server.sendall(b"before")
+assert server.recv(100) == b"before"
+ours, theirs = socket.socketpair()
+child = subprocess.Popen([sys.executable, "-c", HEIR, str(theirs.fileno()), "message"], pass_fds=[theirs.fileno()])
+socket.send_fds(ours, [b"x"], [server.fileno()])
+say(child.wait())
+os.set_inheritable(server.fileno(), True)
+sys.stdout.flush()
+os.execv(sys.executable, [sys.executable, "-c", HEIR, str(server.fileno()), "exec"])
+"#,
+        port,
+    );
+    assert_eq!(said, "0\n");
+    let is_done = |report: &PeerReport| (report.direct_total, report.direct_open, report.bytes_sent) == (1, 0, 0);
+    nodes.report(0, "free span", is_done);
+}
+
+/// A program that does not notice that its link was lost may still store into the other node's window.
+#[test]
+fn a_span_that_an_old_program_can_reach_is_nobody_elses_until_that_is_gone() {
+    let mut nodes = Nodes::start_as(Settings { spans: 1, ..DIRECT });
+    let (server, port) = nodes.serve(ECHO);
+    let sleeper = READER.replace("say(outcome(server))", "time.sleep(60)");
+    let old = nodes.start_client(&sleeper, port, "connected");
+    nodes.link_down();
+    nodes.link_up_again();
+    let client = READER.replace("say(outcome(server))", "pass");
+    nodes.client(&client, port);
+    let report = nodes.report(0, "report", |_| true);
+    assert_eq!((report.direct_total, report.direct_missed), (1, 1));
+    drop(old);
+    nodes.client(&client, port);
+    // The server's end of the old connection was reset, and closed.
+    let report = nodes.report(0, "report", |_| true);
+    assert_eq!((report.direct_total, report.direct_missed), (2, 1));
+    drop(server);
 }
 
 #[test]
@@ -474,7 +660,10 @@ with socket.create_connection(address) as server:
 
 #[test]
 fn a_server_that_is_killed_ends_its_connections_as_the_kernel_would() {
-    let nodes = Nodes::start();
+    WAYS.map(Nodes::start_as).iter().for_each(kill_server);
+}
+
+fn kill_server(nodes: &Nodes) {
     let (server, port) = nodes.serve(ECHO);
     let client = nodes.start_client(READER, port, "connected");
     drop(server);
@@ -496,7 +685,10 @@ time.sleep(60)
 
 #[test]
 fn a_proxy_that_is_killed_resets_connections_at_both_nodes() {
-    let nodes = Nodes::start();
+    WAYS.map(Nodes::start_as).iter().for_each(kill_proxy);
+}
+
+fn kill_proxy(nodes: &Nodes) {
     let (server, port) = nodes.serve(
         r#"
 listener = listen()
@@ -517,7 +709,10 @@ say(outcome(connection))
 
 #[test]
 fn a_link_that_goes_down_resets_and_carries_new_connections_once_it_is_up_again() {
-    let mut nodes = Nodes::start();
+    WAYS.map(Nodes::start_as).iter_mut().for_each(lose_link);
+}
+
+fn lose_link(nodes: &mut Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let client = nodes.start_client(READER, port, "connected");
     nodes.link_down();
@@ -721,4 +916,42 @@ with socket.socket(socket.AF_INET6) as server:
         port,
     );
     assert_eq!(said, "::ffff:127.77.0.2 ::ffff:127.77.0.1 ::ffff:127.77.0.1\n");
+}
+
+#[test]
+fn redis_serves_another_node_by_windows_that_no_proxy_touches() {
+    const REQUESTS: u64 = 10_000;
+    let nodes = Nodes::start_as(Settings { spans: 24, ..DIRECT });
+    let folder = tempfile::tempdir().expect("a folder");
+    let (host, port) = (SocketAddr::from((address(1), 0)).ip().to_string(), port::free_port().to_string());
+    let mut server = nodes.nodes[1].rack.run(&["--node", NODES[1], "--require-lane"], place::tool("redis-server"));
+    server
+        .args(["--bind", &host, "--port", &port, "--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir"])
+        .arg(folder.path());
+    let server = Process::start(&mut server);
+    server.wait_until("redis", PATIENCE, |server| server.stdout().contains("Ready to accept"));
+    let mut client = nodes.nodes[0].rack.run(&["--node", NODES[0], "--require-lane"], place::tool("redis-benchmark"));
+    client.args([
+        "-h",
+        &host,
+        "-p",
+        &port,
+        "-t",
+        "set,get",
+        "-d",
+        "64",
+        "-c",
+        "10",
+        "-n",
+        &REQUESTS.to_string(),
+        "--csv",
+    ]);
+    let finished = Process::start(&mut client).wait(PATIENCE).must_succeed();
+    assert!(finished.stdout.contains("\"GET\"") && !finished.stderr.contains("rror"), "{finished}");
+    let report = nodes.report(0, "report", |_| true);
+    assert!(report.direct_total >= 10 && report.direct_missed == 0, "{report:?}");
+    assert_eq!((report.bytes_sent, report.bytes_received), (0, 0));
+    let stat = nodes.nodes[1].rack.stat();
+    let sent = stat.named("redis-server").filter_map(|process| process["window_bytes_sent"].as_u64()).sum::<u64>();
+    assert!(sent > REQUESTS * 64, "{sent} bytes by windows: {stat:?}");
 }

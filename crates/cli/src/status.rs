@@ -243,13 +243,20 @@ fn links(report: &Report) -> Table {
                 link.ups.to_string(),
                 round_trip(link),
                 status.timing.clone().unwrap_or_else(|| "-".to_owned()),
-                link.carried.connections_open.to_string(),
+                connections(link),
                 link.carried.failover_open.to_string(),
                 link.reason.clone().unwrap_or_default(),
             ]);
         }
     }
     table
+}
+
+fn connections(link: &Link) -> String {
+    match link.carried.direct_open {
+        0 => link.carried.connections_open.to_string(),
+        direct => format!("{} ({direct} direct)", link.carried.connections_open),
+    }
 }
 
 fn round_trip(link: &Link) -> String {

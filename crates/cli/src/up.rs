@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use control::monitor::Status;
-use rack::{Backend, Trust};
+use rack::Backend;
 use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
 
@@ -58,8 +58,8 @@ pub fn main(options: &Options) -> Result<()> {
         }
     };
     drop(lock);
-    if rack.file.rack.trust == Trust::Direct {
-        eprintln!("crosslane: trust = \"direct\" is not built yet: programs go by their node's proxy");
+    for obstacle in direct_obstacles(&rack, &slots) {
+        eprintln!("crosslane: {obstacle}");
     }
     output::print(&describe(&rack, &slots, &links))?;
     if options.foreground { stay(&rack, &slots, signals.as_fd()) } else { Ok(()) }
@@ -271,6 +271,17 @@ fn faults(rack: &LoadedRack, slots: &[usize], status: &Status, here: &mut Vec<St
         let is_local = slots.iter().any(|slot| rack.file.rack.nodes[*slot].name == link.peer);
         if is_local { here.push(text) } else { others.push(text) }
     }
+}
+
+/// Nodes whose programs go by the proxies although the rack file trusts them with windows.
+fn direct_obstacles(rack: &LoadedRack, slots: &[usize]) -> Vec<String> {
+    let names = slots.iter().map(|slot| rack.file.rack.nodes[*slot].name.as_str());
+    let obstacle = |name: &str| {
+        let status = rack_control::status(&rack.places.node(name)).ok().flatten()?;
+        let obstacle = status.direct?.obstacle?;
+        Some(format!("node '{name}': trust = \"direct\" has no effect, programs go by the proxies: {obstacle}"))
+    };
+    names.filter_map(obstacle).collect()
 }
 
 fn describe(rack: &LoadedRack, slots: &[usize], links: &[String]) -> String {

@@ -69,6 +69,9 @@ pub struct Status {
     pub timing: Option<String>,
     /// Its data partitions' classes and cores.
     pub partitions: Vec<Partition>,
+    /// Connections whose programs store into the windows themselves, where they are trusted with that.
+    #[serde(default)]
+    pub direct: Option<Direct>,
     /// The proxy, when it runs.
     pub proxy: Option<Proxy>,
     /// How often a proxy was started again.
@@ -110,6 +113,15 @@ pub struct Partition {
     pub class: String,
     /// The core that owns it.
     pub core: Option<u16>,
+}
+
+/// What programs that are trusted with windows get of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Direct {
+    /// Connections at a time, with each other node.
+    pub spans: u64,
+    /// Why it is none: programs go by the proxies then.
+    pub obstacle: Option<String>,
 }
 
 /// A node's proxy.

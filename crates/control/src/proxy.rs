@@ -149,12 +149,14 @@ pub struct Configuration {
     pub rack_directory: PathBuf,
     /// Bytes of the control partition, with which each window begins.
     pub control_partition_bytes: u64,
-    /// The data partitions, which share the rest of each window.
+    /// Bytes behind it that the data partitions share.
+    pub data_bytes: u64,
+    /// The data partitions.
     pub partitions: Vec<Partition>,
     /// Bytes that a connection sends before it is another's turn, where that is not as ever; 0 is without slices.
     pub slice_bytes: Option<u64>,
-    /// Programs write windows themselves.
-    pub is_direct: bool,
+    /// Where programs get parts of windows, if they do.
+    pub spans: Option<Spans>,
     /// Connections of a lost link move to kernel TCP.
     pub is_failover: bool,
     /// Where the proxy's first thread listens for the proxies of other nodes that have lost a link, and the others at
@@ -209,6 +211,17 @@ pub struct Node {
     pub name: String,
     /// Its address.
     pub address: IpAddr,
+}
+
+/// Parts of each window for connections whose programs store into it themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spans {
+    /// Where in the window the first begins.
+    pub offset_bytes: u64,
+    /// Bytes of each.
+    pub span_bytes: u64,
+    /// How many there are.
+    pub count: u64,
 }
 
 /// A data partition.
@@ -286,6 +299,16 @@ pub struct PeerReport {
     pub rings_local: u64,
     /// Times that a program's ring was heard.
     pub wakes: u64,
+    /// Connections whose programs store into the windows themselves, now; those above count them too, but no bytes of
+    /// theirs.
+    #[serde(default)]
+    pub direct_open: u64,
+    /// Such connections since the start.
+    #[serde(default)]
+    pub direct_total: u64,
+    /// Connections that were to be such, and went by the proxies for want of a span at either end.
+    #[serde(default)]
+    pub direct_missed: u64,
 }
 
 impl PeerReport {
@@ -321,6 +344,9 @@ impl std::ops::AddAssign for PeerReport {
         self.failover_resets += more.failover_resets;
         self.failover_bytes_sent += more.failover_bytes_sent;
         self.failover_bytes_received += more.failover_bytes_received;
+        self.direct_open += more.direct_open;
+        self.direct_total += more.direct_total;
+        self.direct_missed += more.direct_missed;
     }
 }
 

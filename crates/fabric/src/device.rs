@@ -50,7 +50,7 @@ pub use link::DeviceLink;
 pub use memory::{Caching, DeviceInbound, DeviceMemory, DeviceOutbound, DeviceScratchpad};
 pub use pci::Mode;
 
-use crate::memory_link::Side;
+use crate::memory_link::{Side, is_window_size};
 use crate::{Coherence, Epoch, Memory, Training};
 use bell::{Identity, Kicks};
 use header::Header;
@@ -72,6 +72,9 @@ pub struct Seat {
     pub nodes: u8,
     /// Bytes of each window, or as many as there is room for.
     pub window_bytes: Option<usize>,
+    /// Bytes at the start of each window that links use and training cleans, or all of it. What lies behind is the
+    /// business of those who share it out.
+    pub link_bytes: Option<usize>,
     /// Bells that this node must have, where the device has any.
     pub vectors: usize,
     /// Whether to lay the device out anew whatever it holds. Only when no node of the rack is up.
@@ -81,7 +84,7 @@ pub struct Seat {
 impl Seat {
     /// A place in a rack, windows as large as there is room for, one bell.
     pub fn new(own: Slot, nodes: u8) -> Self {
-        Self { own, nodes, window_bytes: None, vectors: 1, overwrites: false }
+        Self { own, nodes, window_bytes: None, link_bytes: None, vectors: 1, overwrites: false }
     }
 
     fn layout(&self, device_bytes: u64) -> Result<Layout, Problem> {
@@ -135,6 +138,8 @@ struct Inner {
     name: String,
     own: Slot,
     layout: Layout,
+    /// Of each window, what is a link's.
+    link_bytes: usize,
     caching: Caching,
     memory: DeviceMemory,
     descriptor: OwnedFd,
@@ -202,7 +207,7 @@ impl Device {
     }
 
     fn attach(found: Found, seat: &Seat) -> Result<Self, Problem> {
-        let device = Self::map(found, seat.own, |len_bytes| seat.layout(len_bytes))?;
+        let device = Self::map(found, seat.own, seat.link_bytes, |len_bytes| seat.layout(len_bytes))?;
         let inner = device.inner();
         inner.header.settle(seat.overwrites)?;
         for peer in inner.peers() {
@@ -217,8 +222,17 @@ impl Device {
     }
 
     /// Maps the memory, and writes nothing into it.
-    fn map(found: Found, own: Slot, layout_of: impl FnOnce(u64) -> Result<Layout, Problem>) -> Result<Self, Problem> {
+    fn map(
+        found: Found,
+        own: Slot,
+        link_bytes: Option<usize>,
+        layout_of: impl FnOnce(u64) -> Result<Layout, Problem>,
+    ) -> Result<Self, Problem> {
         let layout = layout_of(found.len_bytes)?;
+        let link_bytes = link_bytes.unwrap_or(layout.window_bytes());
+        if !is_window_size(link_bytes) || link_bytes > layout.window_bytes() {
+            return Err(Problem::WindowSize { window_bytes: link_bytes });
+        }
         let len_bytes = usize::try_from(found.len_bytes).unwrap_or(usize::MAX);
         let mapping = Mapping::at(found.descriptor.as_fd(), found.offset_bytes, len_bytes)
             .map_err(Problem::system(format!("mmap of {len_bytes} bytes")))?;
@@ -235,6 +249,7 @@ impl Device {
             name: found.name,
             own,
             layout,
+            link_bytes,
             caching: found.caching,
             descriptor: found.descriptor,
             offset_bytes: found.offset_bytes,
@@ -306,6 +321,17 @@ impl Device {
     /// If `peer` is this node, or none of the rack.
     pub fn outbound(&self, peer: Slot) -> DeviceOutbound {
         DeviceOutbound::new(self.inner().window(self.own(), peer))
+    }
+
+    /// The memory, for programs of this machine that are to map a part of it themselves, and where in it the windows
+    /// to this node and to `peer` begin.
+    ///
+    /// # Panics
+    /// If `peer` is this node, or none of the rack.
+    pub fn windows_in_memory(&self, peer: Slot) -> (BorrowedFd<'_>, [u64; 2]) {
+        let inner = self.inner();
+        let begin = |writer, reader| inner.offset_bytes + inner.layout.window(writer, reader).start as u64;
+        (inner.descriptor.as_fd(), [begin(peer, inner.own), begin(inner.own, peer)])
     }
 
     /// The bells of one vector between this node and `peer`.
@@ -445,9 +471,10 @@ impl Inner {
     /// What this node owns of its link with `peer`, and what the peer does.
     fn sides_of(&self, peer: Slot) -> [Side<DeviceMemory>; 2] {
         let [inbound, outbound] = self.blocks_of(peer);
+        let part = |writer, reader| self.window(writer, reader).part(0, self.link_bytes);
         [
-            Side { window: self.window(peer, self.own), control: inbound.control() },
-            Side { window: self.window(self.own, peer), control: outbound.control() },
+            Side { window: part(peer, self.own), control: inbound.control() },
+            Side { window: part(self.own, peer), control: outbound.control() },
         ]
     }
 

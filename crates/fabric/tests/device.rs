@@ -545,3 +545,29 @@ fn nodes_in_two_processes_train_and_talk_and_one_that_is_killed_comes_again() {
         link.take_down();
     }
 }
+
+#[test]
+fn training_leaves_alone_what_lies_behind_the_links_part_of_a_window() {
+    let (_folder, path) = file();
+    let nodes = [A, B].map(|own| {
+        let seat = Seat { link_bytes: Some(4096), ..seat(own) };
+        Device::open_file(&path, &seat).unwrap_or_else(|error| panic!("{error}"))
+    });
+    let [a, b] = &nodes;
+    for offset in [0, 4096, WINDOW_BYTES - 8] {
+        a.outbound(B).store_u64(offset, 7, volmem::sync::Ordering::Relaxed);
+    }
+    let (mut to_b, mut to_a) = (a.link(B), b.link(A));
+    assert!(train_both(&mut to_b, &mut to_a));
+    let words =
+        [0, 4096, WINDOW_BYTES - 8].map(|offset| b.inbound(A).load_u64(offset, volmem::sync::Ordering::Relaxed));
+    assert_eq!(words, [0, 7, 7]);
+    assert_eq!((to_b.outbound().len_bytes(), a.outbound(B).len_bytes()), (4096, WINDOW_BYTES));
+    let (memory, begins) = a.windows_in_memory(B);
+    assert_eq!(memory.try_clone_to_owned().map(|_| ()).ok(), Some(()));
+    assert_eq!(begins, [layout().window(B, A), layout().window(A, B)].map(|span| span.start as u64));
+    for link_bytes in [0, 100, WINDOW_BYTES + 4096] {
+        let seat = Seat { link_bytes: Some(link_bytes), ..seat(A) };
+        assert!(Device::open_file(&path, &seat).is_err(), "{link_bytes}");
+    }
+}

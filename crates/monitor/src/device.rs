@@ -3,8 +3,12 @@
 use std::path::Path;
 
 use fabric::Coherence;
-use fabric::device::{Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
-use rack::{Backend, PciMode, Places, Rack};
+use fabric::device::{Caching, Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
+use rack::{Backend, PciMode, Places, Rack, Trust};
+use rustix::io::Errno;
+use socket::segment::Segment;
+
+const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
 
 /// Bytes of memory that the windows of a rack take.
 ///
@@ -73,6 +77,7 @@ pub(crate) fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, 
     let device = node.device.as_deref().unwrap_or_default();
     let mut seat = Seat::new(Slot(slot as u8), rack.slots() as u8);
     seat.window_bytes = Some(rack.device.window_bytes as usize);
+    seat.link_bytes = Some(rack.cut().link_bytes() as usize);
     seat.vectors = vectors(rack);
     match rack.backend_of(node) {
         Backend::Shm => Device::connect_server(&places.device_socket(), &seat),
@@ -93,10 +98,32 @@ pub(crate) fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, 
     }
 }
 
+/// Why programs of this node cannot store into windows themselves, though the rack file trusts them with it.
+pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
+    if rack.trust != Trust::Direct {
+        return None;
+    }
+    // Any other node is as good as another: all windows are of one memory.
+    let peer = device.layout().slots().find(|slot| *slot != device.own())?;
+    let (memory, _) = device.windows_in_memory(peer);
+    let caching = device.caching();
+    if caching != Caching::Cached {
+        return Some(format!("its memory is {caching}, and programs need it cached and coherent"));
+    }
+    if rack.link.is_some() {
+        return Some("links that are slowed down to a model need the proxies".to_owned());
+    }
+    let may_lend = |answer: Result<bool, Errno>| match answer {
+        Ok(true) => None,
+        Ok(false) => Some("its memory is a file, which somebody could cut off under a program".to_owned()),
+        Err(errno) => Some(format!("its memory cannot be looked at: {errno}")),
+    };
+    may_lend(socket::rendezvous::may_lend(memory))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rack::Trust;
 
     #[test]
     fn a_device_that_is_missing_or_too_small_is_found_before_it_is_opened() {
@@ -117,6 +144,24 @@ mod tests {
         assert!(check_device(&rack, 1).is_err());
         file.set_len(100).unwrap();
         assert!(check_device(&rack, 1).unwrap_err().ends_with("use a larger device"));
+    }
+
+    #[test]
+    fn programs_get_no_part_of_memory_that_is_not_coherent_or_can_be_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory");
+        let obstacle = |coherence, trust| {
+            let mut rack = Rack::example(2, Backend::Dax, None, trust);
+            rack.device.coherence = Some(coherence);
+            rack.nodes[0].device = Some(path.display().to_string());
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_len(device_bytes(&rack).unwrap()).unwrap();
+            let device = open(&rack, 0, &Places::new(folder.path(), &rack, &path)).unwrap();
+            direct_obstacle(&rack, &device)
+        };
+        assert_eq!(obstacle(rack::Coherence::Coherent, Trust::Proxy), None);
+        assert!(obstacle(rack::Coherence::Coherent, Trust::Direct).unwrap().contains("is a file"));
+        assert!(obstacle(rack::Coherence::NonCoherent, Trust::Direct).unwrap().contains("non-coherent"));
     }
 
     #[test]

@@ -168,6 +168,13 @@ fn render(status: &Status) -> String {
     });
     each("crosslane_connections", "gauge", "Connections over windows.", |link| link.carried.connections_open);
     each("crosslane_connections_total", "counter", "Connections so far.", |link| link.carried.connections_total);
+    each("crosslane_direct_connections", "gauge", "Connections whose programs write windows themselves.", |link| {
+        link.carried.direct_open
+    });
+    each("crosslane_direct_connections_total", "counter", "Such connections so far.", |link| link.carried.direct_total);
+    each("crosslane_direct_missed_total", "counter", "Connections that found no span, and went by proxies.", |link| {
+        link.carried.direct_missed
+    });
     each("crosslane_sent_bytes_total", "counter", "Programs' bytes sent.", |link| link.carried.bytes_sent);
     each("crosslane_received_bytes_total", "counter", "Programs' bytes received.", |link| link.carried.bytes_received);
     each("crosslane_failover_connections", "gauge", "Connections of lost links, over kernel TCP.", |link| {
@@ -210,6 +217,7 @@ mod tests {
             rack_digest: String::new(),
             timing: None,
             partitions: Vec::new(),
+            direct: None,
             proxy: Some(Proxy { pid: 2, is_ready: true }),
             proxy_restarts: 3,
             links: vec![Link {

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::process;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use control::monitor::{Answer, Ask, Link as LinkStatus, Partition, Proxy, Status};
+use control::monitor::{Answer, Ask, Direct, Link as LinkStatus, Partition, Proxy, Status};
 use control::proxy::{self as words, Configuration, FromProxy, ToProxy};
 use fabric::Epoch;
 use fabric::device::{Change, Device, DeviceError, DeviceLink, Slot, Vector, VectorBell};
 use ledger::FallbackReason;
-use rack::{Access, AccessRule, Class, NodePlaces, Places, Rack, Trust};
+use rack::{Access, AccessRule, Class, NodePlaces, Places, Rack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -101,7 +101,8 @@ impl Settings {
         self.places.node(&self.node().name)
     }
 
-    fn configuration(&self) -> Configuration {
+    /// `direct_obstacle` is what keeps programs from windows.
+    fn configuration(&self, direct_obstacle: Option<&str>) -> Configuration {
         let rack = &self.rack;
         let node = |node: &rack::Node| words::Node { name: node.name.clone(), address: node.address };
         let partition = |partition: rack::Partition| words::Partition {
@@ -111,6 +112,12 @@ impl Settings {
             },
             core: partition.core,
         };
+        let cut = rack.cut();
+        let spans = |spans: rack::Spans| words::Spans {
+            offset_bytes: spans.offset_bytes,
+            span_bytes: spans.span_bytes,
+            count: spans.count,
+        };
         Configuration {
             version: words::VERSION,
             own: self.slot as u8,
@@ -118,9 +125,10 @@ impl Settings {
             nodes: rack.nodes.iter().map(node).collect(),
             rack_directory: self.node_places().directory,
             control_partition_bytes: rack::CONTROL_PARTITION_BYTES,
+            data_bytes: cut.data_bytes,
+            spans: cut.spans.filter(|_| direct_obstacle.is_none()).map(spans),
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
             slice_bytes: rack.proxy.slice_bytes,
-            is_direct: rack.trust == Trust::Direct,
             is_failover: rack.failover,
             failover_port: rack.failover_port,
             timing: rack
@@ -174,6 +182,8 @@ pub struct Monitor {
     beaten_at_ns: u64,
     is_stopping: bool,
     is_server_gone: bool,
+    /// Why programs go by the proxies although they are trusted with windows.
+    direct_obstacle: Option<String>,
     /// A listener of this node may be gone.
     has_news: bool,
     /// Locked as long as this monitor lives.
@@ -200,7 +210,12 @@ impl Monitor {
         let metrics = Metrics::listen(&places.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;
         let neighbours = (0..settings.rack.nodes.len()).filter(|slot| *slot != settings.slot);
         let neighbours = neighbours.map(|slot| neighbour(&settings, &device, slot)).collect();
-        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), settings.configuration());
+        let direct_obstacle = device::direct_obstacle(&settings.rack, &device);
+        let configuration = settings.configuration(direct_obstacle.as_deref());
+        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), configuration);
+        if let Some(obstacle) = &direct_obstacle {
+            warn!("programs go by the proxies: {obstacle}");
+        }
         info!(node = node.name, address = %node.address, "monitor started, {}", device.describe());
         Ok(Self {
             questions: Questions::new(settings.rack.timeouts.query_ns as u64),
@@ -220,6 +235,7 @@ impl Monitor {
             beaten_at_ns: 0,
             is_stopping: false,
             is_server_gone: false,
+            direct_obstacle,
             has_news: false,
             _pid: pid,
         })
@@ -610,7 +626,7 @@ impl Monitor {
             info!(peer = node.name, address = %node.address, "a node has joined the rack");
             self.neighbours.push(neighbour(&self.settings, &self.device, slot));
         }
-        if !self.proxy.reconfigure(self.settings.configuration()) {
+        if !self.proxy.reconfigure(self.settings.configuration(self.direct_obstacle.as_deref())) {
             // It would go on by rules that hold no more.
             self.end_proxy("killed, for it did not take the changed rack", now_ns);
         }
@@ -680,6 +696,10 @@ impl Monitor {
             rack_digest: format!("{:016x}", rack.digest()),
             timing: rack.link.as_ref().map(|link| link.timing.word().to_owned()),
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
+            direct: rack.cut().spans.map(|spans| Direct {
+                spans: if self.direct_obstacle.is_none() { spans.count } else { 0 },
+                obstacle: self.direct_obstacle.clone(),
+            }),
             proxy: self.proxy.process().map(|(pid, is_ready)| Proxy { pid, is_ready }),
             proxy_restarts: self.proxy.restarts(),
             links: self.neighbours.iter().map(|neighbour| self.link_status(neighbour)).collect(),
@@ -776,7 +796,7 @@ mod tests {
     use std::path::Path;
 
     fn settings(rules: &str) -> Settings {
-        let text = Rack::example(3, Backend::Shm, None, Trust::Proxy).to_string() + rules;
+        let text = Rack::example(3, Backend::Shm, None, rack::Trust::Proxy).to_string() + rules;
         let rack = RackFile::parse(Path::new("r.toml"), text.as_bytes()).unwrap().rack;
         let places = Places::new(Path::new("/base"), &rack, Path::new("/r.toml"));
         Settings { rack, slot: 1, places, command: PathBuf::new(), etcd: None }
@@ -791,7 +811,7 @@ mod tests {
             "[[access]]\nfrom = \"c\"\naction = \"deny\"",
         ];
         let settings = settings(&format!("\n{}\n", rules.join("\n")));
-        let configuration = settings.configuration();
+        let configuration = settings.configuration(None);
         for from in [0, 2] {
             for port in [1, 79, 80, 81, 5999, 6000, 6005, 6010, 6011, 65535] {
                 let allows = settings.rack.allows(from, settings.slot, port);
@@ -804,7 +824,7 @@ mod tests {
     #[test]
     fn as_many_rules_as_there_may_be_fit_a_message() {
         let rule = "[[access]]\nfrom = \"c\"\nports = \"60000-60001\"\naction = \"allow\"\n";
-        let configuration = settings(&format!("\n{}", rule.repeat(ACCESS_PARTS_MAX / 2))).configuration();
+        let configuration = settings(&format!("\n{}", rule.repeat(ACCESS_PARTS_MAX / 2))).configuration(None);
         let (own, _proxys) = control::Channel::pair().unwrap();
         own.send(&ToProxy::Configure(configuration), &[]).unwrap();
     }

@@ -116,6 +116,8 @@ pub(crate) struct Connection<L> {
     pub due: Due,
     /// What a refusal or a reset says.
     pub errno: u32,
+    /// It lies in the windows; see `engine::direct`.
+    pub is_direct: bool,
 
     /// Which partition takes what is sent.
     pub class: Class,
@@ -162,6 +164,7 @@ impl<L> Connection<L> {
             local: None,
             due: Due::default(),
             errno: 0,
+            is_direct: false,
             class: Class::Latency,
             class_next: Class::Latency,
             sent: 0,

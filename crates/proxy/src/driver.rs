@@ -5,11 +5,13 @@
 //! connections are reset.
 //!
 //! * `end`: the proxy's end of a program's segment.
+//! * `direct`: the proxy's end where programs store into the windows themselves, and the spans for that.
 //! * `owner`: a thread, its loop, and when it sleeps.
 //! * `links`: the engines of a thread, one a link and place in the plan.
 //! * `relay`: connections that outlive their link, over kernel TCP.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
 
+mod direct;
 mod doors;
 mod end;
 mod links;
@@ -19,7 +21,8 @@ mod relay;
 use crate::Class;
 use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Node, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
-use fabric::device::Device;
+use direct::SpanPool;
+use fabric::device::{Device, Slot};
 use fabric::timed::{LinkTiming, Pace};
 use owner::{Command, Owner};
 use pcie::host::path::Path;
@@ -168,6 +171,8 @@ struct Shared {
     paces: Vec<Pace>,
     rack: Arc<Rack>,
     channel: Arc<Channel>,
+    /// Spans for programs, by peer; none where programs are not trusted with windows.
+    span_pools: Vec<Arc<SpanPool>>,
     /// Listeners that the other node has none for.
     refused: Mutex<Vec<SocketAddr>>,
     /// Rings for them.
@@ -179,6 +184,16 @@ impl Shared {
     fn note_refused(&self, address: SocketAddr) {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(address);
         let _ = rustix::io::write(&self.refused_bell, &1_u64.to_ne_bytes());
+    }
+
+    /// With the peer that each is shared with.
+    fn span_pools_of_peers(&self) -> impl Iterator<Item = (usize, &Arc<SpanPool>)> {
+        let own = usize::from(self.setup.own);
+        self.span_pools.iter().enumerate().filter(move |(peer, _)| *peer != own)
+    }
+
+    fn span_pool(&self, peer: u8) -> Option<&Arc<SpanPool>> {
+        self.span_pools.get(usize::from(peer))
     }
 
     fn take_refused(&self) -> Vec<SocketAddr> {
@@ -232,6 +247,14 @@ impl Thread {
     }
 }
 
+/// The spans of every link.
+fn span_pools(setup: &Configuration) -> Vec<Arc<SpanPool>> {
+    // What lies in windows cannot go on without them.
+    let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
+    let pool = |peer| Arc::new(SpanPool::new(Slot(peer as u8), Slot(setup.own), spans));
+    (0..setup.nodes.len()).map(pool).collect()
+}
+
 /// Everything, as the thread sees it that listens to the monitor.
 struct Proxy {
     shared: Arc<Shared>,
@@ -254,6 +277,7 @@ impl Proxy {
         let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
         let places = places_of(&setup);
         let refused_bell = new_bell().map_err(DriverError::Thread)?;
+        let span_pools = span_pools(&setup);
         let access = RwLock::new(setup.access.clone());
         let shared = Arc::new(Shared {
             setup,
@@ -264,6 +288,7 @@ impl Proxy {
             paces,
             rack,
             channel,
+            span_pools,
             refused: Mutex::default(),
             refused_bell,
         });
@@ -302,8 +327,12 @@ impl Proxy {
         let bytes = links::partition_bytes(window_bytes, &self.shared.setup);
         let holds_model = self.shared.timing.is_none_or(|timing| links::timed_slots(bytes, timing).is_some());
         let holds_ring = links::ring_slots(window_bytes, &self.shared.setup).is_some();
-        if !holds_model || !holds_ring || self.shared.places.is_empty() {
+        let holds_spans = self.shared.span_pools.iter().all(|pool| pool.fits(window_bytes));
+        if !holds_model || !holds_ring || !holds_spans || self.shared.places.is_empty() {
             return Err(DriverError::Windows { window_bytes, partitions });
+        }
+        for (_, pool) in self.shared.span_pools_of_peers() {
+            pool.reset_orphans(&device);
         }
         self.order(|| Command::Device(device.clone()));
         self.device = Some(device);
@@ -372,6 +401,9 @@ impl Proxy {
                 *sum += more;
             }
         }
+        for (peer, pool) in self.shared.span_pools_of_peers() {
+            (peers[peer].direct_open, peers[peer].direct_total, peers[peer].direct_missed) = pool.counts();
+        }
         self.shared.tell(&FromProxy::Report(Report { peers }));
     }
 
@@ -436,7 +468,8 @@ mod tests {
             control_partition_bytes: 65_536,
             partitions: partitions.iter().map(|&(class, core)| Partition { class, core }).collect(),
             slice_bytes: None,
-            is_direct: false,
+            data_bytes: u64::MAX,
+            spans: None,
             is_failover: false,
             failover_port: None,
             timing: None,

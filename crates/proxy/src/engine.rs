@@ -4,7 +4,9 @@
 //! * `send`: frames to the peer, and whose turn it is.
 //! * `rest`: looking at local ends, parking them, and sleeping.
 //! * `resume`: leaving a link that is lost, and going on elsewhere.
+//! * `direct`: connections whose programs store into the windows themselves.
 
+mod direct;
 mod receive;
 mod rest;
 mod resume;
@@ -265,6 +267,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             return answer.map(L::reset).unwrap_or_default();
         };
         match answer {
+            Ok(local) if local.is_direct() => {
+                connection.local = Some(local);
+                self.begin_direct(key);
+            }
             Ok(local) => {
                 connection.local = Some(local);
                 connection.phase = Phase::Open;

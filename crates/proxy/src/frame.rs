@@ -90,6 +90,10 @@ pub enum Kind {
     Resume = 10,
     /// A `Refused`, `Close` or `Reset` has come: who said it need not say it again.
     Gone = 11,
+    /// As `Opened`, and the connection lies in the windows, where its `Open` has proposed.
+    Placed = 12,
+    /// The sender's program has stored into the window of a connection there whose other program sleeps.
+    Ring = 13,
 }
 
 /// A frame without its payload.
@@ -137,7 +141,7 @@ pub enum FrameError {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const KINDS: [Kind; 11] = [
+        const KINDS: [Kind; 13] = [
             Kind::Open,
             Kind::Opened,
             Kind::Refused,
@@ -149,6 +153,8 @@ impl Kind {
             Kind::Move,
             Kind::Resume,
             Kind::Gone,
+            Kind::Placed,
+            Kind::Ring,
         ];
         KINDS.get(usize::from(byte).checked_sub(1)?).copied()
     }
@@ -252,7 +258,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_header_survives_the_way(number: u32, byte in 1..=11_u8, len_bytes in 1..=32_usize, aux: u32) {
+        fn a_header_survives_the_way(number: u32, byte in 1..=13_u8, len_bytes in 1..=32_usize, aux: u32) {
             let kind = Kind::from_byte(byte).expect("a kind");
             let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
             let header = Header { connection: Number(number), kind, len_bytes, aux };
@@ -302,7 +308,7 @@ mod tests {
             Header::decode(&bytes, HEADER_BYTES).unwrap_err()
         };
         assert_eq!(changed(4, 0), FrameError::Kind(0));
-        assert_eq!(changed(4, 12), FrameError::Kind(12));
+        assert_eq!(changed(4, 14), FrameError::Kind(14));
         assert_eq!(changed(4, 10), FrameError::Payload { kind: Kind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
         assert_eq!(changed(8, 1), FrameError::Length { said: 1, found: 0 });

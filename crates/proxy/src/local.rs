@@ -14,6 +14,8 @@ pub enum Input {
     Finished,
     /// Everything is taken, and the program's last descriptor is gone.
     Closed,
+    /// The program of a connection in the windows has rung for the other one.
+    Rang,
     /// The program reset the connection, was killed with bytes unread, or spoiled the memory.
     Broken,
 }
@@ -58,4 +60,20 @@ pub trait Local {
     fn is_broken(&mut self) -> bool;
     /// The server at the other node has taken the connection that this program opened.
     fn opened(&mut self);
+
+    /// Whether the connection lies in the windows: then [`Local::input`] says `Rang`, `Closed`, `Broken` or `Nothing`.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
+    /// As [`Local::opened`], and the connection lies where this end has proposed. `false`: it has proposed nothing.
+    fn placed(&mut self) -> bool {
+        false
+    }
+
+    /// Wakes the program of a connection in the windows: the other one has stored.
+    fn call(&mut self) {}
+
+    /// Tells the program of a connection in the windows that nobody is left at the other end.
+    fn peer_left(&mut self) {}
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::access::ANY_NODE;
 use crate::{
-    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, MODELLED_PARTITION_BYTES_MIN,
-    NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList, Rack, Trust, WINDOW_BYTES_MAX,
+    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList, Rack,
+    Trust, WINDOW_BYTES_MAX,
 };
 
 /// Letters of a rack's or node's name: names are parts of socket paths, which are short.
@@ -89,14 +89,19 @@ fn check_partitions(rack: &Rack) -> Checked {
 fn check_window(rack: &Rack) -> Checked {
     let (key, bytes) = ("device.window_bytes", rack.device.window_bytes);
     let partitions = rack.data_partitions().len() as u64;
-    let (partition_bytes, of) = match rack.link {
-        Some(_) => (MODELLED_PARTITION_BYTES_MIN, " of a modelled link"),
-        None => (DATA_PARTITION_BYTES_MIN, ""),
-    };
-    let needed = CONTROL_PARTITION_BYTES + partitions * partition_bytes;
+    let of = if rack.link.is_some() { " of a modelled link" } else { "" };
+    let needed = CONTROL_PARTITION_BYTES + partitions * rack.partition_bytes_min();
     if bytes < needed {
         let what = format!(
             "{bytes} bytes are too few for {partitions} partitions{of}; make it at least {needed}, or ask for fewer"
+        );
+        return Err(Fault::new(key, what));
+    }
+    if rack.trust == Trust::Direct && rack.cut().spans.is_none() {
+        let needed = rack.window_bytes_min();
+        let what = format!(
+            "{bytes} bytes leave no room for a connection with trust = \"direct\" beside {partitions} partitions; make \
+             it at least {needed}, or set trust = \"proxy\""
         );
         return Err(Fault::new(key, what));
     }

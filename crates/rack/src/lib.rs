@@ -11,6 +11,7 @@ mod access;
 mod address;
 mod change;
 mod check;
+mod cut;
 mod file;
 mod keys;
 mod places;
@@ -25,6 +26,7 @@ use serde::Deserialize;
 
 pub use access::AccessRule;
 pub use change::Change;
+pub use cut::{Cut, SPAN_BYTES, SPANS_MAX, Spans};
 pub use file::{RackError, RackFile};
 pub use keys::{LEASES, is_key};
 pub use places::{NodePlaces, Places};
@@ -208,6 +210,9 @@ fn window_default() -> u64 {
     4 << 20
 }
 
+/// Room for a hundred connections.
+const WINDOW_BYTES_DIRECT: u64 = 32 << 20;
+
 fn count_default() -> u16 {
     1
 }
@@ -251,7 +256,11 @@ impl Rack {
                 mode: (backend == Backend::Pci).then_some(PciMode::Sysfs),
                 coherence: (backend == Backend::Dax).then_some(Coherence::Coherent),
                 slots: None,
-                window_bytes: window_default(),
+                // What hardware has is its own affair.
+                window_bytes: match (backend, trust) {
+                    (Backend::Shm, Trust::Direct) => WINDOW_BYTES_DIRECT,
+                    _ => window_default(),
+                },
             },
             link: timing.map(|timing| LinkTiming { timing, one_way_ns: None }),
             proxy: Proxy::default(),

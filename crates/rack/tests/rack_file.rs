@@ -162,6 +162,21 @@ fn more_rules_than_a_proxy_is_told_are_refused() {
 }
 
 #[test]
+fn windows_without_room_for_a_direct_connection_are_refused() {
+    let text = Rack::example(2, Backend::Shm, None, Trust::Direct).to_string();
+    let with = |bytes: u64| parse(&text.replacen("window_bytes = 33554432", &format!("window_bytes = {bytes}"), 1));
+    let line = 1 + text[..text.find("window_bytes").unwrap()].matches('\n').count();
+    assert_eq!(
+        with(409_600).unwrap_err(),
+        format!(
+            "r.toml, line {line}, device.window_bytes: 409600 bytes leave no room for a connection with trust = \
+             \"direct\" beside 2 partitions; make it at least 614400, or set trust = \"proxy\""
+        )
+    );
+    assert!(with(614_400).is_ok());
+}
+
+#[test]
 fn one_node_is_no_rack_and_too_many_are_none_either() {
     let with = |count: usize| {
         let mut rack = Rack::example(2, Backend::Shm, None, Trust::Proxy);

@@ -9,7 +9,8 @@
 //! * A [`connection::Connection`] is two lanes and a lifeline. [`segment`] lays out the memory that both ends share.
 //! * [`lifecycle`] is the life of a descriptor, from `socket` to `close`; [`table`] says which descriptor is what.
 //! * [`rendezvous`] brings two processes together without a daemon, and asks [`monitor`] for other nodes; [`rack`],
-//!   [`hello`], [`address`] and [`descriptors`] are its parts, [`rules`] says which ports take part.
+//!   [`hello`], [`address`] and [`descriptors`] are its parts, [`rules`] says which ports take part; [`loan`] is how
+//!   programs get parts of windows.
 //! * [`interest`] is epoll, [`multiplex`] is poll and select; [`options`] answers for socket options as TCP would.
 
 // Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.
@@ -24,6 +25,7 @@ pub mod hello;
 pub mod interest;
 pub mod lifecycle;
 pub mod limit;
+pub mod loan;
 pub mod lock;
 pub mod monitor;
 pub mod multiplex;

@@ -10,7 +10,8 @@
 
 mod far;
 
-pub use far::{Reply, answer, leads_far, listen_for_far};
+pub(crate) use far::adopt as adopt_in_windows;
+pub use far::{Reply, answer, connect_in_windows, leads_far, listen_for_far, may_lend};
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -129,7 +130,7 @@ pub struct Connected {
     pub tuple: Tuple,
     /// The connection's memory.
     pub segment: Segment,
-    /// The descriptor of that memory; none of windows, which are not handed on.
+    /// The descriptor of that memory.
     pub memfd: Option<OwnedFd>,
     /// Whether the proxy of this node is at the other end, for a listener of another.
     pub is_far: bool,
@@ -268,6 +269,12 @@ fn new_lifeline() -> Result<OwnedFd, NoLane> {
 }
 
 fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
+    let (lifeline, tuple) = approach(rack, route, lifeline, opener)?;
+    introduce(lifeline, tuple)
+}
+
+/// Gets the lifeline to a listener.
+fn approach(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<(OwnedFd, Tuple), NoLane> {
     if route.leads_to_itself() {
         return Err(NoLane::because(FallbackReason::ToItself));
     }
@@ -282,15 +289,20 @@ fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> R
         let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
         reach(rack, lifeline.as_fd(), &listeners_for(rack, route.destination, random).map_err(unavailable)?)?;
     }
-    introduce(lifeline, tuple)
+    Ok((lifeline, tuple))
+}
+
+fn check_trusted(lifeline: BorrowedFd<'_>) -> Result<(), NoLane> {
+    match is_trusted(lifeline, None).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))? {
+        true => Ok(()),
+        false => Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM)),
+    }
 }
 
 /// Makes the memory of a connection and hands it to whom the lifeline has reached.
 fn introduce(lifeline: OwnedFd, tuple: Tuple) -> Result<Connected, NoLane> {
+    check_trusted(lifeline.as_fd())?;
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    if !is_trusted(lifeline.as_fd(), None).map_err(&broken)? {
-        return Err(NoLane::failed(FallbackReason::PeerRefused, Errno::PERM));
-    }
     let (segment, memfd) = Segment::create().map_err(&broken)?;
     send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
@@ -542,10 +554,10 @@ fn open_segment(hello: Hello, memory: OwnedFd) -> Result<(Segment, Option<OwnedF
         Some(place) => far::open_place(memory.as_fd(), place, Side::Acceptor, hello.secrets),
     };
     match opened {
-        Ok(segment) if hello.place.is_none() => Ok((segment, Some(memory))),
-        opened => {
+        Ok(segment) => Ok((segment, Some(memory))),
+        Err(errno) => {
             close(memory);
-            opened.map(|segment| (segment, None)).map_err(Refused::Memory)
+            Err(Refused::Memory(errno))
         }
     }
 }

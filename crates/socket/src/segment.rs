@@ -23,7 +23,7 @@
 //! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
 //! the worst a peer does by it is to garble its own connection.
 
-use fabric::{MemoryInbound, MemoryOutbound, shm};
+use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, Layout, Producer};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -37,7 +37,7 @@ pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
@@ -109,6 +109,8 @@ pub enum Own {
     LifelineInode = 192,
     /// 1 once the end is set up.
     Attached = 216,
+    /// In windows, where each end has an endpoint of its own: 1 in that of the connecting end, 2 in the other.
+    Side = 224,
 }
 
 /// Some of an end's own words, loaded together: they lie side by side.
@@ -128,11 +130,15 @@ pub struct Standing {
 pub enum Status {
     /// 1: the peer dropped data of ours unread, or asked for a reset.
     Reset = 320,
-    /// 1: the peer's last descriptor is gone.
+    /// The peer's last descriptor is gone: 1 as it said itself, [`LEFT_SILENTLY`] as its node's proxy says.
     Closed = 328,
     /// 1: the peer has attached.
     Attached = 336,
 }
+
+/// In [`Status::Closed`], of a connection in windows: the peer was killed, or may have left its end to others; whether
+/// that is a reset, what it has read tells.
+pub const LEFT_SILENTLY: u64 = 2;
 
 /// Holders that can sign, with a name each: others can find out that they are gone.
 pub const HOLDERS_NAMED_MAX: usize = 8;
@@ -149,7 +155,7 @@ pub enum Side {
 }
 
 /// What tells a record of each lane from other bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Secrets {
     /// Of the lane from the connecting end.
     pub to_acceptor: u64,
@@ -172,6 +178,7 @@ pub struct Segment {
     side: Side,
     secrets: Secrets,
     is_adopted: bool,
+    is_in_windows: bool,
 }
 
 impl Segment {
@@ -213,13 +220,34 @@ impl Segment {
     /// If `memfd` is not a sealed memfd of exactly this size, or nobody has set the end up.
     pub fn adopt(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
         let mapping = shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?;
-        let mut segment = Self::view(Arc::new(mapping), side, Secrets { to_acceptor: 0, to_connector: 0 });
-        segment.is_adopted = true;
-        segment.secrets = Secrets {
-            to_acceptor: segment.own.load_u64(SECRET_TO_ACCEPTOR, Ordering::Relaxed),
-            to_connector: segment.own.load_u64(SECRET_TO_CONNECTOR, Ordering::Relaxed),
+        Self::view(Arc::new(mapping), side, Secrets::default()).adopt_rest()
+    }
+
+    /// As [`Segment::adopt`], of an end in windows.
+    ///
+    /// # Errors
+    /// If nobody has set the end up.
+    ///
+    /// # Panics
+    /// As [`Segment::in_windows`].
+    pub fn adopt_in_windows(inbound: &Region, outbound: &Region) -> Result<Self, Errno> {
+        let mut segment = Self::in_windows(inbound, outbound, Side::Connector, Secrets::default());
+        segment.side = match segment.load(Own::Side) {
+            1 => Side::Connector,
+            2 => Side::Acceptor,
+            _ => return Err(Errno::NOTCONN),
         };
-        if segment.load(Own::Attached) == 1 { Ok(segment) } else { Err(Errno::NOTCONN) }
+        segment.adopt_rest()
+    }
+
+    /// What the process that set the end up has left for those who come to hold it.
+    fn adopt_rest(mut self) -> Result<Self, Errno> {
+        self.is_adopted = true;
+        self.secrets = Secrets {
+            to_acceptor: self.own.load_u64(SECRET_TO_ACCEPTOR, Ordering::Relaxed),
+            to_connector: self.own.load_u64(SECRET_TO_CONNECTOR, Ordering::Relaxed),
+        };
+        if self.load(Own::Attached) == 1 { Ok(self) } else { Err(Errno::NOTCONN) }
     }
 
     /// Whether a descriptor is the memory of a connection, to judge by its size and seals.
@@ -350,6 +378,7 @@ impl Segment {
             side,
             secrets,
             is_adopted: false,
+            is_in_windows: false,
         }
     }
 
@@ -373,15 +402,31 @@ impl Segment {
             side,
             secrets,
             is_adopted: false,
+            is_in_windows: true,
         }
     }
 
-    /// Makes a span of this node's window fit for a connection, before its other end may store into it. Old records in
-    /// the rings do not matter: the next connection has other secrets.
-    pub fn clean_span(inbound: &Region) {
+    /// Makes a span of this node's window fit for a connection, while no program reaches it. Old records in the rings
+    /// do not matter: the next connection has other secrets.
+    pub fn clean_span(inbound: &impl Inbound) {
         for offset in (0..ENDPOINT_BYTES).step_by(size_of::<u64>()) {
             inbound.store_u64(offset, 0, Ordering::Relaxed);
         }
+    }
+
+    /// As [`Segment::clean_span`], of the other node's window.
+    pub fn clean_far_span(outbound: &impl Outbound) {
+        for offset in (0..ENDPOINT_BYTES).step_by(size_of::<u64>()) {
+            outbound.store_u64(offset, 0, Ordering::Relaxed);
+        }
+        outbound.flush();
+    }
+
+    /// Whether it lies in windows: the lifeline then ends at this node's proxy, which says in memory when the peer's
+    /// last descriptor goes, and whose own end tells nothing of the peer.
+    #[inline]
+    pub fn is_in_windows(&self) -> bool {
+        self.is_in_windows
     }
 
     /// Writes what the other processes that will hold this end must find, and tells the peer that it is there.
@@ -390,8 +435,40 @@ impl Segment {
         self.own.store_u64(SECRET_TO_CONNECTOR, self.secrets.to_connector, Ordering::Relaxed);
         self.store(Own::Holders, 1);
         self.store(Own::Users, 1);
+        self.store(Own::Side, self.side as u64 + 1);
         self.store(Own::Attached, 1);
         self.tell(Status::Attached, 1);
+    }
+}
+
+/// The endpoint of a connection in windows, as the proxy of its node sees it: it tells the program what became of the
+/// other one.
+#[derive(Debug)]
+pub struct Endpoint<I>(I);
+
+impl<I: Inbound> Endpoint<I> {
+    /// In a span of this node's window.
+    pub fn new(span: I) -> Self {
+        assert_eq!(span.len_bytes(), Segment::WINDOW_BYTES, "a connection's span of a window");
+        Self(span)
+    }
+
+    /// Whether the program has set its end up: a server has accepted the connection.
+    pub fn is_attached(&self) -> bool {
+        self.0.load_u64(Own::Attached as usize, Ordering::Acquire) == 1
+    }
+
+    /// The other program's last descriptor is gone, and it will not store any more.
+    pub fn note_left(&self) {
+        if self.0.load_u64(Status::Closed as usize, Ordering::Acquire) == 0 {
+            self.0.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
+        }
+    }
+
+    /// The connection is over at once.
+    pub fn note_reset(&self) {
+        self.0.store_u64(Status::Reset as usize, 1, Ordering::Release);
+        self.0.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
     }
 }
 

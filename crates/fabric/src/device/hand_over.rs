@@ -58,7 +58,7 @@ impl Device {
         let name = parts.found.name.clone();
         let Parts { own, layout, found } = parts;
         let layout_of = |len_bytes| layout.check_room(len_bytes).map(|()| layout);
-        Self::map(found, own, layout_of).map_err(|it| it.of(&name))
+        Self::map(found, own, None, layout_of).map_err(|it| it.of(&name))
     }
 
     /// What the other process knows by now of the peers' bells.

@@ -9,6 +9,9 @@ use socket::segment::{Receiver, Segment, Sender, Status};
 use socket::system;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::direct::{DirectEnd, Proposal};
 
 /// How a program's lifeline has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +32,14 @@ pub(super) struct SegmentEnd {
     segment: Segment,
     sender: Sender,
     receiver: Receiver,
-    lifeline: OwnedFd,
+    lifeline: Arc<OwnedFd>,
     chunk: Option<Chunk>,
     hangup: Hangup,
     /// The program waits for the other node's answer.
     owes_reply: bool,
     destination: Option<SocketAddr>,
+    /// Where in the windows it may go instead.
+    proposal: Option<Proposal>,
     end_is_seen: bool,
     has_put: bool,
     has_consumed: bool,
@@ -55,11 +60,12 @@ impl SegmentEnd {
             segment,
             sender,
             receiver,
-            lifeline,
+            lifeline: Arc::new(lifeline),
             chunk: None,
             hangup: Hangup::No,
             owes_reply,
             destination: None,
+            proposal: None,
             end_is_seen: false,
             has_put: false,
             has_consumed: false,
@@ -71,6 +77,20 @@ impl SegmentEnd {
     /// Notes what the program has connected to.
     pub(super) fn to(self, destination: SocketAddr) -> Self {
         Self { destination: Some(destination), ..self }
+    }
+
+    /// The other proxy has been asked for a place in the windows.
+    pub(super) fn proposing(self, proposal: Option<Proposal>) -> Self {
+        Self { proposal, ..self }
+    }
+
+    /// Goes to the place that was proposed: the program is told, and this end is done with. `None`: there was none.
+    pub(super) fn move_to_windows(&mut self) -> Option<DirectEnd> {
+        let (direct, place, loan) = self.proposal.take()?.into_end(Arc::clone(&self.lifeline))?;
+        if std::mem::take(&mut self.owes_reply) {
+            let _ = rendezvous::answer(self.lifeline.as_fd(), Reply::Taken(Some(place)), Some(loan.as_fd()));
+        }
+        Some(direct)
     }
 
     /// What the program has connected to, where it is one that connects.
@@ -230,6 +250,7 @@ impl Local for SegmentEnd {
     }
 
     fn opened(&mut self) {
+        self.proposal.take().map(Proposal::refused).unwrap_or_default();
         self.reply(Reply::Taken(None));
     }
 }

@@ -1,6 +1,6 @@
 //! The engines of a thread.
 
-use super::end::SegmentEnd;
+use super::direct::ProgramEnd;
 use super::relay::{Lost, Rescue, Token, Which};
 use super::{Place, Shared};
 use crate::frame::Side;
@@ -50,16 +50,16 @@ trait Carrier: Send {
     fn park_all(&mut self);
     fn wake_up(&mut self);
     fn wake(&mut self, key: Key);
-    fn next_event(&mut self) -> Option<Event<SegmentEnd>>;
-    fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>);
-    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> SegmentEnd);
+    fn next_event(&mut self) -> Option<Event<ProgramEnd>>;
+    fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>);
+    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> ProgramEnd);
     fn take_down(&mut self);
-    fn detach(self: Box<Self>) -> Detached<SegmentEnd>;
+    fn detach(self: Box<Self>) -> Detached<ProgramEnd>;
     fn connections(&self) -> usize;
     fn counters(&self) -> Counters;
 }
 
-impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, SegmentEnd> {
+impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, ProgramEnd> {
     fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault> {
         self.set_crowded(is_crowded);
         Engine::turn(self, now_ns)
@@ -81,15 +81,15 @@ impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, SegmentEnd> {
         Engine::wake(self, key);
     }
 
-    fn next_event(&mut self) -> Option<Event<SegmentEnd>> {
+    fn next_event(&mut self) -> Option<Event<ProgramEnd>> {
         Engine::next_event(self)
     }
 
-    fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>) {
+    fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>) {
         Engine::answer(self, key, answer);
     }
 
-    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> SegmentEnd) {
+    fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> ProgramEnd) {
         Engine::open(self, tuple, make);
     }
 
@@ -97,7 +97,7 @@ impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, SegmentEnd> {
         Engine::take_down(self);
     }
 
-    fn detach(self: Box<Self>) -> Detached<SegmentEnd> {
+    fn detach(self: Box<Self>) -> Detached<ProgramEnd> {
         Engine::detach(*self)
     }
 
@@ -232,18 +232,18 @@ impl LinkEngine {
         }
     }
 
-    pub(super) fn next_event(&mut self) -> Option<Event<SegmentEnd>> {
+    pub(super) fn next_event(&mut self) -> Option<Event<ProgramEnd>> {
         self.engine.as_mut().and_then(|engine| engine.next_event())
     }
 
-    pub(super) fn answer(&mut self, key: Key, answer: Result<SegmentEnd, u32>) {
+    pub(super) fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>) {
         if let Some(engine) = &mut self.engine {
             engine.answer(key, answer);
         }
     }
 
     /// As [`Engine::open`].
-    pub(super) fn open(&mut self, tuple: Tuple, mut make: impl FnMut(Key) -> SegmentEnd) {
+    pub(super) fn open(&mut self, tuple: Tuple, mut make: impl FnMut(Key) -> ProgramEnd) {
         if let Some(engine) = &mut self.engine {
             engine.open(tuple, &mut make);
         }
@@ -391,6 +391,7 @@ pub(super) fn ring_slots(window_bytes: usize, setup: &Configuration) -> Option<u
 }
 
 pub(super) fn partition_bytes(window_bytes: usize, setup: &Configuration) -> usize {
-    let bytes = window_bytes.saturating_sub(setup.control_partition_bytes as usize) / setup.partitions.len().max(1);
+    let room_bytes = window_bytes.saturating_sub(setup.control_partition_bytes as usize);
+    let bytes = room_bytes.min(setup.data_bytes as usize) / setup.partitions.len().max(1);
     bytes - bytes % CACHE_LINE_BYTES
 }

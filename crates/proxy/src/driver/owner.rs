@@ -4,6 +4,7 @@
 //! for a while, giving way to others; then the engines ask everybody to ring, and it sleeps until somebody does.
 
 use super::Shared;
+use super::direct::{ProgramEnd, Proposal};
 use super::doors;
 use super::end::SegmentEnd;
 use super::links::LinkEngine;
@@ -492,7 +493,7 @@ impl Owner {
         had_any
     }
 
-    fn next_event(&mut self, index: usize) -> Option<(u8, Event<SegmentEnd>)> {
+    fn next_event(&mut self, index: usize) -> Option<(u8, Event<ProgramEnd>)> {
         match self.engines.get_mut(index) {
             Some(Some(link)) => link.next_event().map(|event| (link.peer, event)),
             _ => self.relays.next_event(index),
@@ -500,11 +501,14 @@ impl Owner {
     }
 
     fn connect(&mut self, engine: usize, peer: u8, key: Key, tuple: &Tuple) {
+        let Some((device, _)) = &self.device else { return };
+        let device = device.clone();
         let is_admitted = doors::is_admitted(&self.shared.access(), peer, tuple);
         if !is_admitted {
             self.note_offence(peer, "opened without asking, what the access rules do not allow");
         }
-        let admitted = if is_admitted { doors::connect(&self.shared, peer, tuple) } else { Err(Errno::ACCESS) };
+        let admitted =
+            if is_admitted { doors::connect(&self.shared, &device, peer, tuple) } else { Err(Errno::ACCESS) };
         let end = admitted.and_then(|end| {
             self.watch(
                 end.lifeline(),
@@ -521,7 +525,8 @@ impl Owner {
     }
 
     /// The other node has no server. Without a listener there, there is none here either.
-    fn refuse(&mut self, local: SegmentEnd, errno: u32) {
+    fn refuse(&mut self, local: ProgramEnd, errno: u32) {
+        let ProgramEnd::Carried(local) = local else { return };
         let errno = i32::try_from(errno).ok().filter(|errno| (1..4096).contains(errno));
         let errno = errno.map_or(Errno::CONNREFUSED, Errno::from_raw_os_error);
         let address = local.destination();
@@ -592,23 +597,32 @@ impl Owner {
         };
         // Seen from the program that connects.
         let tuple = newcomer.accepted.tuple.reversed();
+        let secrets = segment.secrets();
         let end = SegmentEnd::new(segment, newcomer.accepted.lifeline, true).to(tuple.peer);
-        let Some(tuple) = doors::encode(&tuple) else { return end.refuse(Errno::AFNOSUPPORT) };
         let Some(engine) = self.next_engine(newcomer.peer) else { return end.refuse(Errno::NETUNREACH) };
+        let proposal = self.propose(newcomer.peer);
+        let offer = proposal.as_ref().map(|proposal| doors::Offer { index: proposal.index(), secrets });
+        let Some(tuple) = doors::encode(&tuple, offer) else { return end.refuse(Errno::AFNOSUPPORT) };
         let Some(link) = &mut self.engines[engine] else { return };
         let epoll = &self.epoll;
         let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
-        let mut end = Some(end);
+        let mut end = Some(end.proposing(proposal));
         link.open(tuple, |key| {
             let end = end.take().expect("called once");
             let data = EventData::new_u64(Token::Lifeline { engine, key }.encode());
             let _ = epoll::add(epoll, end.lifeline(), data, flags);
-            end
+            ProgramEnd::Carried(Box::new(end))
         });
         let errno = if link.is_greeting() { Errno::NETUNREACH } else { Errno::NOBUFS };
         if let Some(end) = end {
             end.refuse(errno);
         }
+    }
+
+    /// A place in the windows for a program's connection to a peer, where there is one.
+    fn propose(&self, peer: u8) -> Option<Proposal> {
+        let (device, _) = self.device.as_ref()?;
+        self.shared.span_pool(peer)?.propose(device)
     }
 
     /// An engine of the link with a peer; those of one link in turn.

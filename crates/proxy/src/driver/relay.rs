@@ -19,7 +19,7 @@ mod hello;
 mod pump;
 mod stream;
 
-use super::end::SegmentEnd;
+use super::direct::ProgramEnd;
 use super::owner::{self, Token as Watched};
 use crate::{Counters, Detached, Engine, Event, Fault, Key};
 use control::proxy::PeerReport;
@@ -100,16 +100,16 @@ pub(super) struct Lost {
     pub(super) which: Which,
     pub(super) own: Rescue,
     pub(super) theirs: Rescue,
-    pub(super) detached: Detached<SegmentEnd>,
+    pub(super) detached: Detached<ProgramEnd>,
 }
 
-type HeapEngine = Box<Engine<HeapInbound, HeapOutbound, SegmentEnd>>;
+type HeapEngine = Box<Engine<HeapInbound, HeapOutbound, ProgramEnd>>;
 
 enum State {
     /// Until the peer connects.
-    Waiting(Detached<SegmentEnd>),
+    Waiting(Detached<ProgramEnd>),
     /// Until the peer answers.
-    Calling { detached: Detached<SegmentEnd>, caller: Caller, address: SocketAddr, has_spoken: bool },
+    Calling { detached: Detached<ProgramEnd>, caller: Caller, address: SocketAddr, has_spoken: bool },
     /// Over TCP.
     Running(HeapEngine, Pump),
     /// Without the peer: what came is handed to programs.
@@ -384,13 +384,13 @@ impl Relays {
         }
     }
 
-    pub(super) fn next_event(&mut self, index: usize) -> Option<(u8, Event<SegmentEnd>)> {
+    pub(super) fn next_event(&mut self, index: usize) -> Option<(u8, Event<ProgramEnd>)> {
         let relay = self.relays.get_mut(&index)?;
         let peer = relay.which.peer;
         relay.engine().and_then(|engine| engine.next_event()).map(|event| (peer, event))
     }
 
-    pub(super) fn answer(&mut self, index: usize, key: Key, answer: Result<SegmentEnd, u32>) {
+    pub(super) fn answer(&mut self, index: usize, key: Key, answer: Result<ProgramEnd, u32>) {
         if let Some(engine) = self.relays.get_mut(&index).and_then(Relay::engine) {
             engine.answer(key, answer);
         }
@@ -541,7 +541,7 @@ fn say(socket: &OwnedFd, hello: &Hello) -> Result<(), RelayError> {
 }
 
 /// Connections that go on over TCP.
-fn running(which: Which, detached: Detached<SegmentEnd>, socket: Option<OwnedFd>) -> State {
+fn running(which: Which, detached: Detached<ProgramEnd>, socket: Option<OwnedFd>) -> State {
     let (pump, port) = Pump::new(socket);
     let (peer, epoch, count) = (which.peer, which.epoch, detached.connections());
     if count > 0 {

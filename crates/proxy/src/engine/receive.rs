@@ -65,6 +65,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         let taken = match connection.is_resuming {
             true => self.take_frame_resuming(key, port, header, chunk),
+            false if connection.is_direct => self.take_direct_frame(key, header),
             false => self.take_known_frame(key, port, header, chunk),
         };
         match taken {
@@ -160,6 +161,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             Kind::Fin => self.take_end(key, End::Finished, header.aux),
             Kind::Close => self.take_end(key, End::Closed, header.aux),
             Kind::Move => self.take_move(key, port, header.aux),
+            Kind::Placed => self.take_placed(key),
+            Kind::Ring => Err("a ring for a connection that does not lie in the windows"),
             Kind::Reset => {
                 self.take_reset(key);
                 Ok(())
@@ -349,6 +352,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             Input::Bytes(_) | Input::Nothing => {}
             // Found again once all that came before is said.
             Input::Finished | Input::Closed if is_behind => {}
+            Input::Rang => self.forward_ring(key),
+            Input::Closed if connection.is_direct => self.close_direct(key),
             Input::Finished if connection.out_end == End::None => {
                 connection.out_end = End::Finished;
                 connection.due.add(Due::FIN);

@@ -89,7 +89,8 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     pub(super) fn poll_again(&mut self, key: Key) {
         let now_ns = self.now_ns;
         let Some(connection) = self.table.get(key) else { return };
-        if connection.phase == Phase::Over || connection.place == Place::Queued || connection.is_resuming {
+        let has_no_input = connection.is_resuming || connection.is_direct;
+        if connection.phase == Phase::Over || connection.place == Place::Queued || has_no_input {
             return;
         }
         if connection.place == Place::Parked

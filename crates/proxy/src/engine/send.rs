@@ -1,7 +1,7 @@
 //! Frames to the peer, and whose turn it is.
 
 use super::{Engine, Fault};
-use crate::connection::{Connection, Due, Phase, Place};
+use crate::connection::{self, Connection, Due, Phase, Place};
 use crate::frame::{HEADER_BYTES, Header, Kind, PAYLOAD_BYTES_MAX};
 use crate::{Input, Key, Local, Tuple};
 use fabric::{Inbound, Outbound};
@@ -83,8 +83,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             connection.class = connection.class_next;
             self.counters.moves += 1;
         }
+        // One in the windows is over when the other end has closed too.
+        let stays = due == Due::CLOSE && connection.is_direct && connection.in_end != connection::End::Closed;
         // In failover, it may have to be said again: as long as the peer has not answered.
-        if Due::FAREWELLS.has(due) && !self.settings.is_failover {
+        if Due::FAREWELLS.has(due) && !stays && !self.settings.is_failover {
             self.table.remove(key);
         }
     }
@@ -310,6 +312,8 @@ fn what_to_say<L>(connection: &mut Connection<L>, due: Due, credit_bytes: u32) -
     match due {
         Due::RESUME => (Kind::Resume, connection.received as u32),
         Due::OPEN => (Kind::Open, connection.granted as u32),
+        Due::OPENED if connection.is_direct => (Kind::Placed, 0),
+        Due::CREDIT if connection.is_direct => (Kind::Ring, 0),
         Due::OPENED => (Kind::Opened, connection.granted as u32),
         Due::REFUSED => (Kind::Refused, connection.errno),
         Due::CREDIT => {

@@ -5,7 +5,7 @@
 
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
-use crate::segment::{Own, Standing, Status};
+use crate::segment::{LEFT_SILENTLY, Own, Standing, Status};
 use crate::system;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -50,9 +50,11 @@ impl Connection {
         if known != 0 {
             return PeerState::from_word(known);
         }
-        let state = if lanes.segment.status(Status::Reset) != 0 {
+        let is_drained = lanes.observer_of_sent_is_drained();
+        let left_silently = lanes.segment.status(Status::Closed) == LEFT_SILENTLY;
+        let state = if lanes.segment.status(Status::Reset) != 0 || (left_silently && !is_drained) {
             PeerState::Reset
-        } else if lanes.observer_of_sent_is_drained() {
+        } else if is_drained {
             PeerState::Closed
         } else {
             PeerState::ClosedAndAnswered
@@ -90,13 +92,14 @@ impl Connection {
 
     /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, which says nothing of a
     /// peer that has attached, because rings do not count; any other was never accepted, where without an error it was
-    /// accepted and closed at once.
+    /// accepted and closed at once. In windows it is the end of the proxy, and so of the way to the peer.
     pub(super) fn note_hang_up(&self, lanes: &Lanes, is_broken: bool) {
         if self.peer_state(lanes) != PeerState::Alive {
             return;
         }
         let never_came = is_broken && lanes.segment.status(Status::Attached) == 0;
-        let reset = lanes.segment.status(Status::Reset) != 0 || never_came || !lanes.observer_of_sent_is_drained();
+        let lost_way = never_came || lanes.segment.is_in_windows();
+        let reset = lanes.segment.status(Status::Reset) != 0 || lost_way || !lanes.observer_of_sent_is_drained();
         self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 

@@ -3,9 +3,9 @@
 use super::*;
 use crate::address::Tuple;
 use crate::lock::Lock;
-use crate::segment::{Secrets, Segment, Side};
+use crate::segment::{Endpoint, Secrets, Segment, Side};
 use crate::spin::Spin;
-use fabric::shm;
+use fabric::{MemoryInbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use volmem::Region;
@@ -45,7 +45,7 @@ fn pair_in_windows(nonblocking: bool) -> (End, End) {
     let secrets = Secrets { to_acceptor: 0x0123_4567_89ab_cdef, to_connector: 0xfedc_ba98_7654_3210 };
     for span in &spans {
         (0..Segment::WINDOW_BYTES).step_by(8).for_each(|offset| span.store_u64(offset, !0, Ordering::Relaxed));
-        Segment::clean_span(span);
+        Segment::clean_span(&MemoryInbound::new(span.clone()));
     }
     let connector = Segment::in_windows(&spans[0], &spans[1], Side::Connector, secrets);
     let acceptor = Segment::in_windows(&spans[1], &spans[0], Side::Acceptor, secrets);
@@ -117,6 +117,52 @@ fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
     assert_eq!(send(two.0, b"unread"), Ok(6));
     drop(one);
     assert_eq!(send(two.0, b"into nothing"), Err(Errno::CONNRESET));
+}
+
+/// One end of a connection in windows, whose lifeline ends at a proxy: what that does with its end of it.
+fn end_at_a_proxy(blocked: bool) -> (End, Segment, Endpoint<MemoryInbound>, OwnedFd) {
+    let spans = [(); 2].map(|()| Region::heap(Segment::WINDOW_BYTES));
+    let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+    let segment = Segment::in_windows(&spans[0], &spans[1], Side::Connector, secrets);
+    let others = Segment::in_windows(&spans[1], &spans[0], Side::Acceptor, secrets);
+    segment.set_up();
+    others.set_up();
+    let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let one = Connection::open(origin(one.into_raw_fd(), !blocked), Some((segment, None)));
+    (End(one), others, Endpoint::new(MemoryInbound::new(spans[0].clone())), two)
+}
+
+#[test]
+fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_kernel_would() {
+    for (is_read, expected) in [(true, Ok(0)), (false, Err(Errno::CONNRESET))] {
+        let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
+        others.sender().write(b"last words").unwrap();
+        send(one.0, b"to be read").unwrap();
+        if is_read {
+            assert_eq!(others.receiver().read(&mut [0; 20]), Ok(10));
+        }
+        endpoint.note_left();
+        assert_eq!(receive(one.0, &mut [0; 20]), Ok(10), "what came before the end");
+        assert_eq!(receive(one.0, &mut [0; 20]), expected);
+    }
+    let (one, _others, endpoint, _lifeline) = end_at_a_proxy(false);
+    endpoint.note_reset();
+    assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
+    // What the peer has said itself stands.
+    let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
+    send(one.0, b"unread").unwrap();
+    others.tell(Status::Closed, 1);
+    endpoint.note_left();
+    assert_eq!(receive(one.0, &mut [0; 8]), Ok(0));
+}
+
+#[test]
+fn a_proxy_that_dies_resets_its_connections_in_windows() {
+    let (one, others, _endpoint, lifeline) = end_at_a_proxy(true);
+    others.sender().write(b"last words").unwrap();
+    drop(lifeline);
+    assert_eq!(receive(one.0, &mut [0; 20]), Ok(10));
+    assert_eq!(receive(one.0, &mut [0; 20]), Err(Errno::CONNRESET));
 }
 
 #[test]

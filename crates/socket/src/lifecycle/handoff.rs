@@ -1,6 +1,6 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
-//! All that a connection is lies in its memfd and its lifeline. The memfd of a connection is a hidden descriptor with
+//! All that a connection is lies in its memory and its lifeline. In windows a [`loan`] stands for the memfd. The memfd of a connection is a hidden descriptor with
 //! the same close-on-exec flag as the program's, so it passes through `exec` beside it; and it is appended to the
 //! descriptors of a message that carries the lifeline. Whoever has both finds the end it holds by the lifeline's inode.
 
@@ -10,13 +10,14 @@ use super::{Listener, ListenerInner, settings};
 use crate::address::{Opener, Tuple};
 use crate::connection::{Connection, Origin};
 use crate::descriptors::{self, HiddenFd, InheritedKind, Need};
+use crate::loan;
 use crate::options::OptionRecord;
 use crate::rendezvous;
 use crate::segment::{Segment, Side};
 use crate::table::{self, Entry};
 use ledger::Role;
 use rustix::fs::OFlags;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Finds the connections that this program inherited through `exec`. Costs one system call where there are none.
 pub fn adopt_inherited() {
@@ -29,7 +30,7 @@ pub fn adopt_inherited() {
     for &socket in &sockets {
         adopt_listener(socket, &sockets);
     }
-    for memfd in of_kind(InheritedKind::Memfd).filter(|&fd| Segment::is_segment(fd)) {
+    for memfd in of_kind(InheritedKind::Memfd).filter(|&fd| is_memory(fd)) {
         // SAFETY: made by this library before `exec`, and nobody in this program knows it yet.
         adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &sockets);
     }
@@ -55,7 +56,7 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
 /// The descriptors of a received message that are for the program; the memory of connections among them is taken out
 /// and used.
 pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
-    let (memfds, sockets): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| Segment::is_segment(fd));
+    let (memfds, sockets): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| is_memory(fd));
     let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
     for memfd in memfds {
         // SAFETY: just received, and nobody else knows the number.
@@ -89,15 +90,29 @@ fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
     true
 }
 
+/// Whether a descriptor is a connection's memory: a segment, or a part of windows.
+fn is_memory(fd: RawFd) -> bool {
+    // SAFETY: only asks; a closed number is answered with an error.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Segment::is_segment(fd) || loan::place_of(borrowed).is_some()
+}
+
+/// The ends that whoever has the memory may hold.
+fn ends_in(memfd: &OwnedFd) -> Vec<Segment> {
+    if loan::place_of(memfd.as_fd()).is_some() {
+        return rendezvous::adopt_in_windows(memfd.as_fd()).into_iter().collect();
+    }
+    [Side::Connector, Side::Acceptor].into_iter().filter_map(|side| Segment::adopt(memfd, side).ok()).collect()
+}
+
 /// Makes a connection of the memory and those of `sockets` that are its lifeline.
 fn adopt(memfd: OwnedFd, sockets: &[RawFd]) {
-    let find = |side| {
-        let segment = Segment::adopt(&memfd, side).ok()?;
+    let find = |segment: Segment| {
         let inode = segment.lifeline_inode();
         let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
         (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
     };
-    let Some((segment, lifelines)) = [Side::Connector, Side::Acceptor].into_iter().find_map(find) else { return };
+    let Some((segment, lifelines)) = ends_in(&memfd).into_iter().find_map(find) else { return };
     let [fd, others @ ..] = &lifelines[..] else { return };
     if matches!(table::get(*fd), Entry::Connection(_)) {
         // This process holds the connection already.

@@ -3,7 +3,7 @@
 //! A connecting program reaches the proxy as it would reach the listener, says hello, and waits for the [`Reply`]:
 //! whether the listener on the other node has taken the connection, and, where programs may store into windows
 //! themselves, where in them it lies. On the accepting side the proxy connects like any program, and says in its hello
-//! where that is.
+//! where that is. The descriptor that comes with either is [lent](crate::loan).
 //!
 //! ```text
 //!    0  magic            "XLREPLY" and a zero
@@ -25,13 +25,14 @@ use rustix::io::Errno;
 use volmem::{Mapping, Region};
 
 use super::{
-    Connected, LaneListener, NoLane, Request, Route, bind_tuple, introduce, listen_as, path_in, reach,
-    receive_with_descriptors, send_with_descriptor, spread_u32,
+    Connected, LaneListener, NoLane, Request, Route, approach, bind_tuple, check_trusted, introduce, listen_as,
+    new_lifeline, path_in, reach, receive_with_descriptors, send_with_descriptor, spread_u32,
 };
 use crate::address::{canonical, destination};
 use crate::clock::now_ns;
 use crate::descriptors::close;
-use crate::hello::Place;
+use crate::hello::{Hello, Place};
+use crate::loan;
 use crate::monitor::{self, Answer};
 use crate::rack::{ListenerName, Rack, RackLock};
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment, Side};
@@ -161,9 +162,14 @@ fn settle(connected: Connected) -> Result<Connected, NoLane> {
         (Reply::Taken(None), None) => Ok(connected),
         (Reply::Taken(Some(place)), Some(memory)) => {
             let segment = open_place(memory.as_fd(), place, Side::Connector, connected.segment.secrets());
-            close(memory);
             connected.memfd.into_iter().for_each(close);
-            Ok(Connected { segment: segment.map_err(&broken)?, memfd: None, ..connected })
+            match segment {
+                Ok(segment) => Ok(Connected { segment, memfd: Some(memory), ..connected }),
+                Err(errno) => {
+                    close(memory);
+                    Err(broken(errno))
+                }
+            }
         }
         (Reply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::because(FallbackReason::NoListener)),
         (Reply::Refused(Errno::AGAIN), None) => Err(NoLane::because(FallbackReason::BacklogFull)),
@@ -215,31 +221,76 @@ fn wait_for_reply(lifeline: BorrowedFd<'_>) -> Result<(Reply, Option<OwnedFd>), 
 /// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a place that is not in it, and what mmap
 /// answers.
 pub(super) fn open_place(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
-    check_memory(memory, place)?;
-    let span = |offset| {
-        let mapping = Mapping::at(memory, offset, Segment::WINDOW_BYTES).map_err(|_| Errno::INVAL)?;
-        Ok::<_, Errno>(Region::of_mapping(Arc::new(mapping)))
-    };
-    let segment = Segment::in_windows(&span(place.inbound_offset)?, &span(place.outbound_offset)?, side, secrets);
+    let [inbound, outbound] = spans(memory, place)?;
+    let segment = Segment::in_windows(&inbound, &outbound, side, secrets);
     segment.set_up();
     Ok(segment)
 }
 
-/// Memory whose end nobody can move, and a place before that end: a sealed memfd, the BAR of a device, or a device.
-fn check_memory(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+/// The end of a connection in windows that another process set up, by its [loan].
+///
+/// # Errors
+/// `INVAL` for a descriptor that is no loan, and `NOTCONN` where nobody has set the end up.
+pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
+    let [inbound, outbound] = spans(loan, loan::place_of(loan).ok_or(Errno::INVAL)?)?;
+    Segment::adopt_in_windows(&inbound, &outbound)
+}
+
+fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
+    check_place(memory, place)?;
+    let span = |offset| {
+        let mapping = Mapping::at(memory, offset, Segment::WINDOW_BYTES).map_err(|_| Errno::INVAL)?;
+        Ok::<_, Errno>(Region::of_mapping(Arc::new(mapping)))
+    };
+    Ok([span(place.inbound_offset)?, span(place.outbound_offset)?])
+}
+
+/// A place in memory that [may be lent](may_lend), before its end.
+fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+    if !may_lend(memory)? {
+        return Err(Errno::PERM);
+    }
     let stat = rustix::fs::fstat(memory)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
-        return Ok(());
-    }
-    let is_bar = || rustix::fs::fstatfs(memory).is_ok_and(|stat| stat.f_type as u64 == SYSFS_MAGIC);
-    if !shm::is_sealed(memory) && !is_bar() {
-        return Err(Errno::PERM);
+        return Ok(()); // Only mmap knows where it ends.
     }
     let ends_within =
         |offset: u64| offset.checked_add(Segment::WINDOW_BYTES as u64).is_some_and(|end| end <= stat.st_size as u64);
     let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= Segment::WINDOW_BYTES as u64;
     let is_inside = [place.inbound_offset, place.outbound_offset].into_iter().all(ends_within);
     if is_inside && are_apart { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+/// Whether programs can have parts of the memory: one whose end nobody can move, which is a sealed memfd, the BAR of a
+/// device, or a device.
+///
+/// # Errors
+/// What fstat answers.
+pub fn may_lend(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let is_device = FileType::from_raw_mode(rustix::fs::fstat(memory)?.st_mode) == FileType::CharacterDevice;
+    let is_bar = || rustix::fs::fstatfs(memory).is_ok_and(|stat| stat.f_type as u64 == SYSFS_MAGIC);
+    Ok(is_device || shm::is_sealed(memory) || is_bar())
+}
+
+/// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `place` is the
+/// accepting end's, and `loan` the descriptor that goes with it.
+///
+/// # Errors
+/// As [`super::connect_in`].
+pub fn connect_in_windows(
+    rack: &Rack,
+    request: &Request,
+    (place, secrets): (Place, Secrets),
+    loan: BorrowedFd<'_>,
+) -> Result<OwnedFd, NoLane> {
+    let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener)?;
+    check_trusted(lifeline.as_fd())?;
+    let hello = Hello { secrets, place: Some(place) }.encode();
+    match send_with_descriptor(lifeline.as_fd(), &hello, Some(loan)) {
+        // The server has closed already, as it may.
+        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(lifeline),
+        Err(errno) => Err(NoLane::ran_out_or(FallbackReason::HandshakeFailed)(errno)),
+    }
 }
 
 /// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
@@ -385,7 +436,7 @@ mod tests {
         let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
         let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
         let connected = connect_to(&rack).unwrap();
-        assert!(connected.memfd.is_none());
+        assert!(connected.memfd.is_some() && connected.segment.is_in_windows());
         let secrets = taking.join().unwrap().1.secrets();
         let back = Place { inbound_offset: place.outbound_offset, outbound_offset: place.inbound_offset };
         let other = open_place(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
@@ -397,6 +448,34 @@ mod tests {
         assert!(
             (0..Segment::WINDOW_BYTES).step_by(8).all(|at| first.load_u64(at, volmem::sync::Ordering::Relaxed) == 0)
         );
+    }
+
+    #[test]
+    fn a_server_gets_its_place_in_the_windows_with_the_hello() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
+        let (own, other) = (0, Segment::WINDOW_BYTES as u64);
+        let place = Place { inbound_offset: own, outbound_offset: other };
+        let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
+        let source = address("127.77.0.1:40000");
+        let request = Request { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
+        let connect = || {
+            let loan = loan::lend(memory.as_fd(), place).unwrap();
+            connect_in_windows(&rack, &request, (place, secrets), loan.as_fd())
+        };
+        assert_eq!(connect().unwrap_err().reason, FallbackReason::NoListener);
+        assert!(!loan::is_lent(memory.as_fd(), place).unwrap());
+        let server = listen_in(&rack, address(SERVER), false, false, 1).unwrap();
+        let _lifeline = connect().unwrap();
+        let accepted = accept(server.fd(), libc::SOCK_CLOEXEC).unwrap();
+        assert_eq!(accepted.tuple.peer, source);
+        let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
+        drop(memfd);
+        assert_eq!((segment.is_in_windows(), segment.secrets()), (true, secrets));
+        assert!(loan::is_lent(memory.as_fd(), place).unwrap(), "as long as the server has it mapped");
+        drop(segment);
+        assert!(!loan::is_lent(memory.as_fd(), place).unwrap());
     }
 
     #[test]

@@ -1,0 +1,443 @@
+//! Connections whose programs store into the windows themselves: the spans they get, and the proxy's end of them.
+//!
+//! A span has the same index in both windows of a link, and both go to one connection. The proxy of the program that
+//! connects proposes one that none of its own programs can reach; the other proxy takes it if that holds there too, and
+//! makes both clean. What programs can reach, only the kernel of their machine knows ([`loan`]): so a span that was in
+//! use when a proxy or a link died is not given to another connection before the programs of both nodes are gone.
+
+use crate::{Broken, Input, Local};
+use control::proxy::Spans;
+use fabric::device::{Device, DeviceInbound, Slot};
+use fabric::{Inbound, Outbound, Slice};
+use lane::{Draft, Span};
+use socket::clock::now_ns;
+use socket::hello::Place;
+use socket::loan;
+use socket::segment::{Endpoint, Segment};
+use socket::system;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::end::SegmentEnd;
+
+/// How long a span is not proposed again that the other proxy has not taken.
+const REST_NS: u64 = 100_000_000;
+
+/// The spans of one link, as this node's threads share them.
+#[derive(Debug)]
+pub(super) struct SpanPool {
+    peer: Slot,
+    spans: Spans,
+    /// One end proposes from the first on, the other from the last: so they seldom propose the same.
+    from_last: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    entries: Vec<Entry>,
+    total: u64,
+    missed: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Entry {
+    is_taken: bool,
+    rests_until_ns: u64,
+}
+
+/// A span that this proxy has taken for a connection.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pool: Arc<SpanPool>,
+    index: usize,
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.pool.lock().entries[self.index].is_taken = false;
+    }
+}
+
+/// A span that was proposed to the other proxy, and the descriptor for the program that connects.
+#[derive(Debug)]
+pub(super) struct Proposal {
+    grant: Grant,
+    place: Place,
+    /// Noted as lent only when the other proxy has taken the span: where both nodes are on one machine, it looks at the
+    /// same notes.
+    descriptor: OwnedFd,
+    inbound: DeviceInbound,
+}
+
+impl Proposal {
+    /// For the frame.
+    pub(super) fn index(&self) -> u32 {
+        self.grant.index as u32
+    }
+
+    /// The other proxy carries the connection's bytes.
+    pub(super) fn refused(self) {
+        let mut state = self.grant.pool.lock();
+        state.missed += 1;
+        state.entries[self.grant.index].rests_until_ns = now_ns().saturating_add(REST_NS);
+        drop(state);
+    }
+
+    /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
+    pub(super) fn into_end(self, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
+        loan::note(&self.descriptor, self.place).ok()?;
+        self.grant.pool.lock().total += 1;
+        Some((DirectEnd::new(self.inbound, lifeline, self.grant, true), self.place, self.descriptor))
+    }
+}
+
+/// A span that the other proxy has proposed, taken and clean.
+#[derive(Debug)]
+pub(super) struct Acceptance {
+    grant: Grant,
+    pub(super) place: Place,
+    pub(super) loan: OwnedFd,
+    inbound: DeviceInbound,
+}
+
+impl Acceptance {
+    /// The end of the connection, with the server's lifeline.
+    pub(super) fn into_end(self, lifeline: OwnedFd) -> DirectEnd {
+        self.grant.pool.lock().total += 1;
+        DirectEnd::new(self.inbound, Arc::new(lifeline), self.grant, false)
+    }
+}
+
+impl SpanPool {
+    pub(super) fn new(peer: Slot, own: Slot, spans: Spans) -> Self {
+        let entries = vec![Entry::default(); usize::try_from(spans.count).unwrap_or(0)];
+        let state = Mutex::new(State { entries, total: 0, missed: 0 });
+        Self { peer, spans, from_last: own > peer, state }
+    }
+
+    /// Whether the spans are what this proxy knows how to use, within windows of so many bytes.
+    pub(super) fn fits(&self, window_bytes: usize) -> bool {
+        let end_bytes = self.spans.span_bytes.checked_mul(self.spans.count);
+        let end_bytes = end_bytes.and_then(|bytes| bytes.checked_add(self.spans.offset_bytes));
+        self.spans.span_bytes == Segment::WINDOW_BYTES as u64
+            && self.spans.offset_bytes.is_multiple_of(rustix::param::page_size() as u64)
+            && end_bytes.is_some_and(|bytes| bytes <= window_bytes as u64)
+    }
+
+    /// Spans in use now, connections so far, and those that found no span.
+    pub(super) fn counts(&self) -> (u64, u64, u64) {
+        let state = self.lock();
+        (state.entries.iter().filter(|entry| entry.is_taken).count() as u64, state.total, state.missed)
+    }
+
+    /// A span for a program that connects. `None`: none is free, and that is counted.
+    pub(super) fn propose(self: &Arc<Self>, device: &Device) -> Option<Proposal> {
+        let proposal = self.take_any(device).and_then(|grant| {
+            let (memory, place) = self.place(device, grant.index);
+            let descriptor = loan::descriptor(memory).ok()?;
+            let inbound = self.inbound(device, grant.index);
+            Some(Proposal { grant, place, descriptor, inbound })
+        });
+        self.lock().missed += u64::from(proposal.is_none());
+        proposal
+    }
+
+    /// Takes the span that the other node proposes, a number of any size. `None`: it is not free.
+    pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32) -> Option<Acceptance> {
+        let grant = self.take(device, usize::try_from(index).ok()?)?;
+        let inbound = self.inbound(device, grant.index);
+        // No program of either node reaches the span now: the other proxy has looked at its own.
+        Segment::clean_span(&inbound);
+        Segment::clean_far_span(&device.outbound(self.peer).slice(self.offset(grant.index), Segment::WINDOW_BYTES));
+        let (memory, place) = self.place(device, grant.index);
+        let loan = loan::lend(memory, place).ok()?;
+        Some(Acceptance { grant, place, loan, inbound })
+    }
+
+    /// Resets what programs of this node still have of an earlier proxy.
+    pub(super) fn reset_orphans(&self, device: &Device) {
+        let count = self.lock().entries.len();
+        for index in (0..count).filter(|index| self.is_lent(device, *index)) {
+            Endpoint::new(self.inbound(device, index)).note_reset();
+        }
+    }
+
+    fn take_any(self: &Arc<Self>, device: &Device) -> Option<Grant> {
+        let (count, now_ns) = (self.lock().entries.len(), now_ns());
+        let indices = (0..count).map(|index| if self.from_last { count - 1 - index } else { index });
+        let is_rested = |index: &usize| self.lock().entries[*index].rests_until_ns <= now_ns;
+        indices.filter(is_rested).find_map(|index| self.take(device, index))
+    }
+
+    fn take(self: &Arc<Self>, device: &Device, index: usize) -> Option<Grant> {
+        let mut state = self.lock();
+        let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken)?;
+        if self.is_lent(device, index) {
+            return None;
+        }
+        entry.is_taken = true;
+        drop(state);
+        Some(Grant { pool: Arc::clone(self), index })
+    }
+
+    /// A span of which the kernel does not tell counts as lent.
+    fn is_lent(&self, device: &Device, index: usize) -> bool {
+        let (memory, place) = self.place(device, index);
+        loan::is_lent(memory, place).unwrap_or(true)
+    }
+
+    fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, Place) {
+        let (memory, [inbound, outbound]) = device.windows_in_memory(self.peer);
+        let offset = self.offset(index) as u64;
+        (memory, Place { inbound_offset: inbound + offset, outbound_offset: outbound + offset })
+    }
+
+    fn inbound(&self, device: &Device, index: usize) -> DeviceInbound {
+        device.inbound(self.peer).slice(self.offset(index), Segment::WINDOW_BYTES)
+    }
+
+    /// Where in a window a span begins.
+    fn offset(&self, index: usize) -> usize {
+        self.spans.offset_bytes as usize + index * Segment::WINDOW_BYTES
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a program's lifeline has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hangup {
+    No,
+    Closed,
+    /// The server never accepted it.
+    Never,
+}
+
+/// The proxy's end of a connection in the windows: the lifeline, and what the program looks at besides.
+///
+/// The lifeline stays open as long as the program's end does, whatever becomes of the other program. So when it ends,
+/// this proxy has died, and the program counts the connection as reset.
+#[derive(Debug)]
+pub(super) struct DirectEnd {
+    endpoint: Endpoint<DeviceInbound>,
+    lifeline: Arc<OwnedFd>,
+    /// Held until both programs are gone.
+    _grant: Grant,
+    is_opener: bool,
+    has_rung: bool,
+    hangup: Hangup,
+}
+
+impl DirectEnd {
+    fn new(inbound: DeviceInbound, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
+        let endpoint = Endpoint::new(inbound);
+        Self { endpoint, lifeline, _grant: grant, is_opener, has_rung: false, hangup: Hangup::No }
+    }
+
+    fn hear(&mut self) {
+        let lifeline = self.lifeline.as_raw_fd();
+        // First: draining takes the error.
+        let said = system::poll_now(lifeline, libc::POLLIN);
+        let _ = system::drain(lifeline);
+        self.has_rung |= said & libc::POLLIN != 0;
+        if said & libc::POLLHUP != 0 && self.hangup == Hangup::No {
+            let never_came = said & libc::POLLERR != 0 && !self.is_opener && !self.endpoint.is_attached();
+            self.hangup = if never_came { Hangup::Never } else { Hangup::Closed };
+        }
+    }
+
+    fn input(&mut self) -> Input {
+        match self.hangup {
+            Hangup::Never => Input::Broken,
+            Hangup::Closed => Input::Closed,
+            Hangup::No if std::mem::take(&mut self.has_rung) => Input::Rang,
+            Hangup::No => Input::Nothing,
+        }
+    }
+
+    /// Whoever sleeps must look.
+    fn call(&self) {
+        let _ = system::ring(self.lifeline.as_raw_fd());
+    }
+
+    fn peer_left(&self) {
+        self.endpoint.note_left();
+        self.call();
+    }
+
+    fn reset(&self) {
+        self.endpoint.note_reset();
+        self.call();
+    }
+}
+
+/// The local end of a connection, whichever way its bytes go.
+#[derive(Debug)]
+pub(super) enum ProgramEnd {
+    /// By the proxies.
+    Carried(Box<SegmentEnd>),
+    /// By the programs.
+    Direct(DirectEnd),
+}
+
+impl ProgramEnd {
+    pub(super) fn lifeline(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        match self {
+            Self::Carried(end) => end.lifeline(),
+            Self::Direct(end) => end.lifeline.as_fd(),
+        }
+    }
+}
+
+impl Local for ProgramEnd {
+    #[inline]
+    fn may_have_input(&mut self) -> bool {
+        match self {
+            Self::Carried(end) => end.may_have_input(),
+            Self::Direct(_) => false,
+        }
+    }
+
+    #[inline]
+    fn input(&mut self) -> Input {
+        match self {
+            Self::Carried(end) => end.input(),
+            Self::Direct(end) => end.input(),
+        }
+    }
+
+    #[inline]
+    fn copy_input<O: Outbound, I: Inbound>(&mut self, draft: &mut Draft<'_, O, I>, len_bytes: usize) {
+        if let Self::Carried(end) = self {
+            end.copy_input(draft, len_bytes);
+        }
+    }
+
+    fn read_input(&mut self, skip_bytes: usize, destination: &mut [u8]) {
+        if let Self::Carried(end) = self {
+            end.read_input(skip_bytes, destination);
+        }
+    }
+
+    #[inline]
+    fn consume(&mut self, len_bytes: usize) -> Result<(), Broken> {
+        match self {
+            Self::Carried(end) => end.consume(len_bytes),
+            Self::Direct(_) => Err(Broken),
+        }
+    }
+
+    #[inline]
+    fn put_span<I: Inbound>(&mut self, bytes: &Span<'_, I>) -> Result<usize, Broken> {
+        match self {
+            Self::Carried(end) => end.put_span(bytes),
+            Self::Direct(_) => Err(Broken),
+        }
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+        match self {
+            Self::Carried(end) => end.put(bytes),
+            Self::Direct(_) => Err(Broken),
+        }
+    }
+
+    #[inline]
+    fn has_room(&mut self) -> bool {
+        match self {
+            Self::Carried(end) => end.has_room(),
+            Self::Direct(_) => false,
+        }
+    }
+
+    #[inline]
+    fn ring(&mut self) -> bool {
+        match self {
+            Self::Carried(end) => end.ring(),
+            Self::Direct(_) => false,
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Self::Carried(end) = self {
+            end.finish();
+        }
+    }
+
+    fn close(self) {
+        match self {
+            Self::Carried(end) => end.close(),
+            Self::Direct(end) => end.peer_left(),
+        }
+    }
+
+    fn reset(self) {
+        match self {
+            Self::Carried(end) => end.reset(),
+            Self::Direct(end) => end.reset(),
+        }
+    }
+
+    #[inline]
+    fn park(&mut self, for_room: bool) {
+        if let Self::Carried(end) = self {
+            end.park(for_room);
+        }
+    }
+
+    #[inline]
+    fn unpark(&mut self) {
+        if let Self::Carried(end) = self {
+            end.unpark();
+        }
+    }
+
+    fn hear(&mut self) {
+        match self {
+            Self::Carried(end) => end.hear(),
+            Self::Direct(end) => end.hear(),
+        }
+    }
+
+    #[inline]
+    fn is_broken(&mut self) -> bool {
+        match self {
+            Self::Carried(end) => end.is_broken(),
+            Self::Direct(_) => false,
+        }
+    }
+
+    fn opened(&mut self) {
+        if let Self::Carried(end) = self {
+            end.opened();
+        }
+    }
+
+    fn is_direct(&self) -> bool {
+        matches!(self, Self::Direct(_))
+    }
+
+    fn placed(&mut self) -> bool {
+        let Self::Carried(end) = self else { return false };
+        let Some(direct) = end.move_to_windows() else { return false };
+        *self = Self::Direct(direct);
+        true
+    }
+
+    fn call(&mut self) {
+        if let Self::Direct(end) = self {
+            DirectEnd::call(end);
+        }
+    }
+
+    fn peer_left(&mut self) {
+        if let Self::Direct(end) = self {
+            DirectEnd::peer_left(end);
+        }
+    }
+}

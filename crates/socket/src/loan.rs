@@ -1,0 +1,151 @@
+//! Parts of windows that programs have, and how anybody on the machine learns that they still do.
+//!
+//! A program of a connection that lies in windows stores into the other node's window until it has unmapped it: a
+//! part that it may still reach must not become another connection's. Only the kernel knows when that is, whatever dies
+//! in which order. So the program gets an open file description of its own, on which the bytes of both spans are
+//! locked: the lock goes with the description, and that goes with the last descriptor *and the last mapping* that was
+//! made by it, in whichever process. It excludes nobody; it is there to be found.
+//!
+//! The description's position says which spans they are, for a program that gets the descriptor from another: by `exec`
+//! or `SCM_RIGHTS`. Nobody reads or writes by it otherwise.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use fabric::shm;
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use crate::hello::Place;
+use crate::segment::Segment;
+use crate::system::{self, call};
+
+const PAGE_BYTES: u64 = 4096;
+/// Two numbers of pages make a position, which is less than 2^63.
+const PAGE_NUMBER_BITS: u32 = 31;
+
+/// A descriptor of the memory for one program, of an open file description of its own.
+///
+/// # Errors
+/// What open answers.
+pub fn descriptor(memory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    // A duplicate would share the locks of all others.
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Notes on a [`descriptor`] that both spans are lent to whoever has it.
+///
+/// # Errors
+/// What fcntl answers.
+pub fn note(descriptor: &OwnedFd, place: Place) -> Result<(), Errno> {
+    for offset in [place.inbound_offset, place.outbound_offset] {
+        lock(descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
+    }
+    // A device has no position: its connections are not handed on.
+    let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
+    Ok(())
+}
+
+/// The spans that were noted on a descriptor, whoever made it.
+pub fn place_of(descriptor: BorrowedFd<'_>) -> Option<Place> {
+    let position = rustix::fs::seek(descriptor, SeekFrom::Current(0)).ok()?;
+    let place = Place {
+        inbound_offset: (position >> PAGE_NUMBER_BITS) * PAGE_BYTES,
+        outbound_offset: (position & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES,
+    };
+    (position != 0 && shm::is_sealed(descriptor)).then_some(place)
+}
+
+/// The numbers of both spans' first pages, in one.
+fn position_of(place: Place) -> Result<u64, Errno> {
+    let page = |offset: u64| {
+        let number = offset / PAGE_BYTES;
+        if number >> PAGE_NUMBER_BITS == 0 { Ok(number) } else { Err(Errno::OVERFLOW) }
+    };
+    Ok(page(place.inbound_offset)? << PAGE_NUMBER_BITS | page(place.outbound_offset)?)
+}
+
+/// A [`descriptor`] with a [`note`].
+///
+/// # Errors
+/// Those of both.
+pub fn lend(memory: BorrowedFd<'_>, place: Place) -> Result<OwnedFd, Errno> {
+    let descriptor = descriptor(memory)?;
+    note(&descriptor, place).map(|()| descriptor)
+}
+
+/// Whether a program of this machine may still reach one of the spans.
+///
+/// # Errors
+/// What fcntl answers.
+pub fn is_lent(memory: BorrowedFd<'_>, place: Place) -> Result<bool, Errno> {
+    for offset in [place.inbound_offset, place.outbound_offset] {
+        // Would somebody stand against a lock for writing?
+        let mut asked = span_lock(libc::F_WRLCK, offset)?;
+        lock(&memory, libc::F_OFD_GETLK, &mut asked)?;
+        if i32::from(asked.l_type) != libc::F_UNLCK {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn span_lock(kind: i32, offset: u64) -> Result<libc::flock, Errno> {
+    Ok(libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: i64::try_from(offset).map_err(|_| Errno::INVAL)?,
+        l_len: Segment::WINDOW_BYTES as i64,
+        l_pid: 0,
+    })
+}
+
+fn lock(file: &impl AsRawFd, command: i32, span: &mut libc::flock) -> Result<(), Errno> {
+    // SAFETY: the structure is readable and writable, and has the kernel's layout on machines of 64 bits.
+    let done = unsafe { call!(libc::SYS_fcntl, file.as_raw_fd(), command, std::ptr::from_mut(span)) };
+    if done < 0 { Err(system::errno()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use volmem::Mapping;
+
+    const SPAN_BYTES: u64 = Segment::WINDOW_BYTES as u64;
+    const ONE: Place = Place { inbound_offset: 0, outbound_offset: 2 * SPAN_BYTES };
+    const OTHER: Place = Place { inbound_offset: SPAN_BYTES, outbound_offset: 3 * SPAN_BYTES };
+
+    #[test]
+    fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
+        let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
+        let is_lent = |place| is_lent(memory.as_fd(), place).unwrap();
+        assert_eq!((is_lent(ONE), is_lent(OTHER)), (false, false), "the owner's own mapping does not count");
+        let own = lend(memory.as_fd(), ONE).unwrap();
+        assert_eq!((place_of(own.as_fd()), place_of(memory.as_fd())), (Some(ONE), None));
+        assert_eq!((is_lent(ONE), is_lent(OTHER)), (true, false));
+        let back = Place { inbound_offset: ONE.outbound_offset, outbound_offset: ONE.inbound_offset };
+        assert!(is_lent(back), "either span says so");
+        let copy = rustix::io::dup(&own).unwrap();
+        drop(own);
+        assert!(is_lent(ONE));
+        let mapping = Mapping::at(copy.as_fd(), ONE.outbound_offset, Segment::WINDOW_BYTES).unwrap();
+        drop(copy);
+        assert!(is_lent(ONE), "mapped");
+        drop(mapping);
+        assert!(!is_lent(ONE));
+    }
+
+    #[test]
+    fn several_programs_have_their_spans_apart_from_each_other() {
+        let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
+        let is_lent = |place| is_lent(memory.as_fd(), place).unwrap();
+        let loans = [ONE, ONE, OTHER].map(|place| lend(memory.as_fd(), place).unwrap());
+        assert!(is_lent(ONE) && is_lent(OTHER));
+        let [first, second, third] = loans;
+        drop((first, third));
+        assert_eq!((is_lent(ONE), is_lent(OTHER)), (true, false), "one of two that have it is left");
+        drop(second);
+        assert!(!is_lent(ONE));
+    }
+}
