@@ -96,7 +96,10 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn parts_lie_apart_on_pages_and_within_the_window(pages in 17..1_000_000_u64, count in 1..=PARTITIONS_MAX as u16) {
+        fn parts_lie_apart_on_pages_and_within_the_window(
+            pages in 17..1_000_000_u64,
+            count in 1..=PARTITIONS_MAX as u16,
+        ) {
             let rack = rack(pages * PAGE_BYTES, count, Trust::Direct);
             let cut = rack.cut();
             prop_assume!(rack.device.window_bytes >= rack.window_bytes_min());

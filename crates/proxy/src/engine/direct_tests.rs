@@ -274,7 +274,8 @@ proptest! {
         // What was refused has an end that was told nothing more.
         for told in &told {
             let ends = told.iter().filter(|told| ["reset", "closed"].contains(told)).count();
-            prop_assert!(ends <= 1 && (ends == 0 || ["reset", "closed"].contains(told.last().unwrap_or(&""))), "{told:?}");
+            let is_last = ["reset", "closed"].contains(told.last().unwrap_or(&""));
+            prop_assert!(ends <= 1 && (ends == 0 || is_last), "{told:?}");
         }
         prop_assert!(!told[1].contains(&"called") && !told[1].contains(&"left"), "{told:?}");
         prop_assert!(!told[0].contains(&"called") || told[0].contains(&"placed"), "{told:?}");
