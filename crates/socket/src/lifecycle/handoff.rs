@@ -1,8 +1,9 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
 //! All that a connection is lies in its memory and its lifeline. In windows a [`loan`] stands for the memfd. The memfd
-//! of a connection is a hidden descriptor with the same close-on-exec flag as the program's, so it passes through `exec` beside it; and it is appended to the
-//! descriptors of a message that carries the lifeline. Whoever has both finds the end it holds by the lifeline's inode.
+//! of a connection is a hidden descriptor with the same close-on-exec flag as the program's, so it passes through
+//! `exec` beside it; and it is appended to the descriptors of a message that carries the lifeline. Whoever has both
+//! finds the end it holds by the lifeline's inode.
 
 use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
