@@ -16,7 +16,7 @@ const UP_LIMIT: Duration = Duration::from_secs(60);
 /// How long a monitor may take to answer.
 const STATUS_LIMIT: Duration = Duration::from_secs(10);
 /// What `up` says of a rack whose programs do not get what its file asks for.
-const NOT_BUILT: &str = "not built yet";
+const NO_EFFECT: &str = "has no effect";
 
 /// What a rack is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl UpRack {
         let mut up = Guard::spawn(words("up").command(), None)?;
         up.complete(UP_LIMIT)?;
         let said = up.said();
-        let missing = said.contains(NOT_BUILT).then(|| said.trim_start_matches(": crosslane: ").to_owned());
+        let missing = said.contains(NO_EFFECT).then(|| said.trim_start_matches(": crosslane: ").to_owned());
         Ok(Self { program, file, environment, missing, _down: down })
     }
 

@@ -548,7 +548,7 @@ mod tests {
             counts: vec![Counts { node: "a".to_owned(), copies_per_byte_sent: Some(2.0), ..Counts::default() }],
             instructions: Ok(800.0),
             syscalls_ns: vec![100.0],
-            missing: vec![(Kind::Direct, "trust = \"direct\" is not built yet".to_owned())],
+            missing: vec![(Kind::Direct, "trust = \"direct\" has no effect".to_owned())],
             failures: Vec::new(),
             said: Vec::new(),
         };
@@ -565,7 +565,7 @@ mod tests {
         assert_eq!(json["schema"], SCHEMA);
         assert_eq!(json["rows"][2]["p99_against_kernel_tcp"], "below");
         assert_eq!(json["rows"][2]["p50_over_cache_line"].as_f64().map(f64::round), Some(100.0));
-        assert!(json["rows"][1]["missing"].as_str().unwrap().contains("not built yet"));
+        assert!(json["rows"][1]["missing"].as_str().unwrap().contains("has no effect"));
         for figure in json["timed"]["figures"].as_array().unwrap() {
             let kind = figure["kind"].as_str().unwrap();
             assert!(["measured", "modelled", "published"].iter().any(|word| kind.contains(word)), "{figure}");
