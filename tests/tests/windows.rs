@@ -952,6 +952,7 @@ fn redis_serves_another_node_by_windows_that_no_proxy_touches() {
     assert!(report.direct_total >= 10 && report.direct_missed == 0, "{report:?}");
     assert_eq!((report.bytes_sent, report.bytes_received), (0, 0));
     let stat = nodes.nodes[1].rack.stat();
-    let sent = stat.named("redis-server").filter_map(|process| process["window_bytes_sent"].as_u64()).sum::<u64>();
+    let sent =
+        stat.named("redis-server").filter_map(|process| process["totals"]["window_bytes_sent"].as_u64()).sum::<u64>();
     assert!(sent > REQUESTS * 64, "{sent} bytes by windows: {stat:?}");
 }
