@@ -331,15 +331,8 @@ fn without_the_device_server_nodes_stay_and_no_other_memory_is_handed_out() {
 #[test]
 fn nodes_over_a_file_come_up_one_after_the_other_without_any_server() {
     for coherence in ["coherent", "non-coherent"] {
-        let place = Place::new(&["--backend", "dax"]);
-        let memory = place.folder.path().join("memory");
-        let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&memory).unwrap();
-        file.set_len(1 << 24).unwrap();
-        for _ in 0..2 {
-            place.change("\"/dev/dax0.0\"", &format!("{memory:?}"));
-        }
+        let (place, _) = over_file();
         place.change("coherence = \"coherent\"", &format!("coherence = {coherence:?}"));
-        place.change("up_ns = 10000000000", "up_ns = \"1 s\"");
         let first = place.output(&["up", "--rack", "r.toml", "--node", "b"]);
         assert!(first.status.success() && stdout(&first).contains("not yet: link from 'b' to 'a'"), "{first:?}");
         assert!(place.output(&["up", "--rack", "r.toml", "--node", "a"]).status.success());

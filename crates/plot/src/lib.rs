@@ -39,6 +39,19 @@ pub struct Figure {
     pub series: Vec<Series>,
 }
 
+/// Writes plots as SVG into a directory, each under its file name, and returns their paths.
+///
+/// # Errors
+/// Names the file that cannot be written.
+pub fn write_svgs(directory: &Path, figures: &[(&str, Figure)]) -> Result<Vec<PathBuf>> {
+    let write = |(name, figure): &(&str, Figure)| {
+        let path = directory.join(name);
+        figure.write_svg(&path)?;
+        Ok(path)
+    };
+    figures.iter().map(write).collect()
+}
+
 impl Figure {
     /// Writes the plot as SVG.
     ///

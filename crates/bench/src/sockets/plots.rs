@@ -24,13 +24,7 @@ pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<V
         ("bulk.svg", bulk(report)),
         ("latency-cdf.svg", distribution(measured)?),
     ];
-    let mut written = Vec::new();
-    for (name, figure) in figures {
-        let path = directory.join(name);
-        figure.write_svg(&path)?;
-        written.push(path);
-    }
-    Ok(written)
+    plot::write_svgs(directory, &figures)
 }
 
 fn style(transport: Transport) -> Style {

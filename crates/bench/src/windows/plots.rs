@@ -19,13 +19,7 @@ pub fn write(directory: &Path, report: &Report) -> Result<Vec<PathBuf>> {
         ("windows-timed.svg", timed(report)),
         ("windows-bulk.svg", bulk(report)),
     ];
-    let mut written = Vec::new();
-    for (name, figure) in figures {
-        let path = directory.join(name);
-        figure.write_svg(&path)?;
-        written.push(path);
-    }
-    Ok(written)
+    plot::write_svgs(directory, &figures)
 }
 
 fn style(way: Way) -> Style {
