@@ -1,0 +1,78 @@
+//! Completions.
+
+use crate::wire::{Immediate, QpNumber};
+
+/// How a work request ended (`ibv_wc_status`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompletionStatus {
+    /// Well.
+    Success,
+    /// A message did not fit into its receive request.
+    LocalLength,
+    /// The queue pair cannot do this.
+    LocalQpOperation,
+    /// A local key, its bounds or its rights are wrong.
+    LocalProtection,
+    /// The queue pair went to the error state before.
+    Flushed,
+    /// A memory window could not be bound.
+    MemoryWindowBind,
+    /// The responder's answer makes no sense.
+    BadResponse,
+    /// The message could not be taken in: no room at the responder's side.
+    LocalAccess,
+    /// The responder says: this request cannot be.
+    RemoteInvalidRequest,
+    /// The responder says: key, bounds or rights are wrong.
+    RemoteAccess,
+    /// The responder failed.
+    RemoteOperation,
+    /// Nobody answered, as often as was tried.
+    RetryExceeded,
+    /// The responder had no receive request, as often as was tried.
+    ReceiverNotReadyExceeded,
+}
+
+/// What was completed (`ibv_wc_opcode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompletionKind {
+    /// A SEND of this side.
+    Send,
+    /// A WRITE of this side.
+    Write,
+    /// A READ of this side.
+    Read,
+    /// A compare-and-swap of this side.
+    CompareSwap,
+    /// A fetch-and-add of this side.
+    FetchAdd,
+    /// A message of the other side, in a receive request.
+    Receive,
+    /// A WRITE with immediate of the other side.
+    ReceiveWriteImmediate,
+    /// A memory window was bound.
+    BindWindow,
+    /// A key of this side was invalidated.
+    LocalInvalidate,
+}
+
+/// A work request's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The program's own number of the request.
+    pub id: u64,
+    /// Its queue pair.
+    pub qp: QpNumber,
+    /// How it ended; only `id` and `qp` hold when it did not end well.
+    pub status: CompletionStatus,
+    /// What it was.
+    pub kind: CompletionKind,
+    /// Bytes received, or read.
+    pub bytes: u32,
+    /// What the sender handed over.
+    pub immediate: Option<Immediate>,
+    /// Of datagrams: who sent it.
+    pub source: Option<(super::Address, QpNumber)>,
+    /// Whether the sender asked for the program to be woken.
+    pub solicited: bool,
+}

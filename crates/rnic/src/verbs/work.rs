@@ -1,0 +1,112 @@
+//! Work requests.
+
+use crate::wire::{QpNumber, RKey};
+
+/// Pieces of memory in one work request, at most.
+pub const SGES_MAX: usize = 4;
+
+/// Bytes of a message, at most (IBA 9.7.7: 2^31).
+pub const MESSAGE_BYTES_MAX: u32 = 1 << 31;
+
+/// Another NIC, as the driver knows it: a host of a simulation, an entry in a table of UDP addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address(pub u32);
+
+/// The key by which this NIC's own programs use a memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LKey(pub u32);
+
+/// A piece of local memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Virtual address.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: u32,
+    /// The region's key.
+    pub key: LKey,
+}
+
+/// A piece of the other side's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remote {
+    /// Virtual address there.
+    pub address: u64,
+    /// The region's or window's key.
+    pub key: RKey,
+}
+
+/// To whom a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Which NIC.
+    pub to: Address,
+    /// Which queue pair there.
+    pub qp: QpNumber,
+    /// Its queue key.
+    pub queue_key: u32,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendKind {
+    /// Into the other side's next receive request, with 32 bits for its completion where given.
+    Send(Option<u32>),
+    /// The same; the other side's NIC invalidates this key of its own.
+    SendWithInvalidate(RKey),
+    /// Into the other side's memory; with 32 bits it takes a receive request there, and completes it.
+    Write(Remote, Option<u32>),
+    /// Out of the other side's memory.
+    Read(Remote),
+    /// Swaps 8 bytes there if they are `compare`; the value before comes into the local piece.
+    CompareSwap {
+        /// Where.
+        remote: Remote,
+        /// What must be there.
+        compare: u64,
+        /// What is stored then.
+        swap: u64,
+    },
+    /// Adds to 8 bytes there; the value before comes into the local piece.
+    FetchAdd {
+        /// Where.
+        remote: Remote,
+        /// What is added, mod 2^64.
+        add: u64,
+    },
+}
+
+/// A work request of the send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Send {
+    /// The program's own number, given back in the completion.
+    pub id: u64,
+    /// What is to be done.
+    pub kind: SendKind,
+    /// Local memory; pieces of 0 bytes are none.
+    pub local: [Sge; SGES_MAX],
+    /// Whether a completion is wanted when all goes well.
+    pub signalled: bool,
+    /// Whether to wait for all READs and atomics before.
+    pub fence: bool,
+    /// Whether the other side's program is to be woken.
+    pub solicited: bool,
+    /// Of datagrams.
+    pub datagram: Option<Datagram>,
+}
+
+impl Send {
+    /// Bytes of its local memory.
+    pub fn bytes(&self) -> u64 {
+        self.local.iter().map(|piece| u64::from(piece.bytes)).sum()
+    }
+}
+
+/// A work request of a receive queue or a shared one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Receive {
+    /// The program's own number, given back in the completion.
+    pub id: u64,
+    /// Where a message goes.
+    pub local: [Sge; SGES_MAX],
+}
