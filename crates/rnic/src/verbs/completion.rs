@@ -76,3 +76,17 @@ pub struct Completion {
     /// Whether the sender asked for the program to be woken.
     pub solicited: bool,
 }
+
+impl Completion {
+    /// A completion of no bytes and nothing else.
+    pub const fn new(id: u64, qp: QpNumber, status: CompletionStatus, kind: CompletionKind) -> Self {
+        Self { id, qp, status, kind, bytes: 0, immediate: None, source: None, solicited: false }
+    }
+}
+
+impl Default for Completion {
+    /// Room for one that is polled.
+    fn default() -> Self {
+        Self::new(0, QpNumber(0), CompletionStatus::Success, CompletionKind::Send)
+    }
+}

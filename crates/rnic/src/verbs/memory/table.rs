@@ -1,0 +1,473 @@
+//! The table behind the keys.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::super::Access;
+use super::super::work::{LKey, Sge};
+use super::{Bind, MemoryError, ProtectionDomain, RegionKeys, Registration, Requester, WindowKind};
+use crate::wire::{QpNumber, RKey};
+
+/// Bits of a key that say which use of a place it is.
+const GENERATION_BITS: u32 = 8;
+const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
+/// Places that keys can name.
+const PLACES_MAX: usize = 1 << (u32::BITS - GENERATION_BITS);
+
+/// Bytes, as users of a key name them and as the host does.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    address: u64,
+    host_address: u64,
+    bytes: u64,
+}
+
+impl Extent {
+    fn new(address: u64, host_address: u64, bytes: u64) -> Result<Self, MemoryError> {
+        for first in [address, host_address] {
+            if bytes == 0 || first.checked_add(bytes).is_none() {
+                return Err(MemoryError::NoMemory { address: first, bytes });
+            }
+        }
+        Ok(Self { address, host_address, bytes })
+    }
+
+    /// Where the host has these bytes.
+    fn host(&self, key: u32, address: u64, bytes: u64) -> Result<u64, MemoryError> {
+        let offset = address.wrapping_sub(self.address);
+        if offset > self.bytes || bytes > self.bytes - offset {
+            return Err(MemoryError::Bounds { key, address, bytes, first: self.address, held: self.bytes });
+        }
+        Ok(self.host_address + offset)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    domain: ProtectionDomain,
+    extent: Extent,
+    access: Access,
+    windows: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    /// The region's place in the table; it stays while windows are bound to it.
+    region: u32,
+    /// Of type 2: who alone may use it.
+    qp: Option<QpNumber>,
+    access: Access,
+    extent: Extent,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    domain: ProtectionDomain,
+    kind: WindowKind,
+    bound: Option<Binding>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Free,
+    Region(Region),
+    Window(Window),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// The key's lowest bits now.
+    generation: u8,
+    /// The highest value that they ever had here: what comes next is above.
+    generation_max: u8,
+    entry: Entry,
+}
+
+/// Which keys give which memory to whom.
+#[derive(Clone, Debug)]
+pub struct MemoryTable {
+    places: Vec<Place>,
+    /// Places that can be used again, those that rested longest first.
+    free: VecDeque<u32>,
+    entries: usize,
+    entries_max: usize,
+    /// How many regions, windows, queues and queue pairs use each protection domain.
+    domains: BTreeMap<u32, u32>,
+    domain_next: u32,
+}
+
+impl MemoryTable {
+    /// A table with room for so many regions and windows.
+    pub fn new(entries_max: usize) -> Self {
+        Self {
+            places: Vec::new(),
+            free: VecDeque::new(),
+            entries: 0,
+            entries_max: entries_max.min(PLACES_MAX),
+            domains: BTreeMap::new(),
+            domain_next: 0,
+        }
+    }
+
+    /// Regions and windows there are.
+    pub fn entries(&self) -> usize {
+        self.entries
+    }
+
+    /// Bytes of the host that the table takes for each region or window that there is room for.
+    pub const fn entry_bytes() -> usize {
+        size_of::<Place>()
+    }
+
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// When all numbers were used.
+    pub fn allocate_domain(&mut self) -> Result<ProtectionDomain, MemoryError> {
+        let number = self.domain_next;
+        self.domain_next = number.checked_add(1).ok_or(MemoryError::KeysUsedUp)?;
+        self.domains.insert(number, 0);
+        Ok(ProtectionDomain(number))
+    }
+
+    /// The end of a protection domain.
+    ///
+    /// # Errors
+    /// When there is no such one, or something uses it.
+    pub fn free_domain(&mut self, domain: ProtectionDomain) -> Result<(), MemoryError> {
+        match *self.users(domain)? {
+            0 => {
+                self.domains.remove(&domain.0);
+                Ok(())
+            }
+            users => Err(MemoryError::DomainBusy { domain: domain.0, users }),
+        }
+    }
+
+    /// Something more, a queue pair or a shared receive queue, uses the protection domain.
+    ///
+    /// # Errors
+    /// When there is no such one.
+    pub fn hold_domain(&mut self, domain: ProtectionDomain) -> Result<(), MemoryError> {
+        *self.users(domain)? += 1;
+        Ok(())
+    }
+
+    /// What used the protection domain is gone.
+    ///
+    /// # Panics
+    /// When nothing did.
+    pub fn release_domain(&mut self, domain: ProtectionDomain) {
+        let users = self.domains.get_mut(&domain.0).filter(|users| **users > 0);
+        *users.expect("a protection domain is released once for each time it is held") -= 1;
+    }
+
+    fn users(&mut self, domain: ProtectionDomain) -> Result<&mut u32, MemoryError> {
+        self.domains.get_mut(&domain.0).ok_or(MemoryError::UnknownDomain(domain.0))
+    }
+
+    /// Gives keys to memory.
+    ///
+    /// # Errors
+    /// When it is no memory, a peer would have more rights than this NIC, or there is no room.
+    pub fn register(&mut self, registration: &Registration) -> Result<RegionKeys, MemoryError> {
+        let Registration { domain, host_address, address, bytes, access } = *registration;
+        let extent = Extent::new(address, host_address, bytes)?;
+        if access.intersects(Access::REMOTE_STORE) && !access.contains(Access::LOCAL_WRITE) {
+            let (wanted, remedy) = ("on memory that this NIC may not store to", "add local write");
+            return Err(MemoryError::Rights { access, wanted, remedy });
+        }
+        let key = self.insert(domain, Entry::Region(Region { domain, extent, access, windows: 0 }))?;
+        Ok(RegionKeys { local: LKey(key), remote: RKey(key) })
+    }
+
+    /// Takes the keys of a region away, for ever.
+    ///
+    /// # Errors
+    /// When there is no such region, or windows are bound to it.
+    pub fn deregister(&mut self, key: LKey) -> Result<(), MemoryError> {
+        let Region { domain, windows, .. } = *self.region(key.0)?;
+        if windows > 0 {
+            return Err(MemoryError::WindowsLeft { key: key.0, windows });
+        }
+        self.remove(key.0, domain);
+        Ok(())
+    }
+
+    /// A window that shows nothing yet. Its key names it; it gives nothing to a peer.
+    ///
+    /// # Errors
+    /// When there is no such protection domain or no room.
+    pub fn allocate_window(&mut self, domain: ProtectionDomain, kind: WindowKind) -> Result<RKey, MemoryError> {
+        self.insert(domain, Entry::Window(Window { domain, kind, bound: None })).map(RKey)
+    }
+
+    /// The end of a window, bound or not.
+    ///
+    /// # Errors
+    /// When there is no such window.
+    pub fn free_window(&mut self, window: RKey) -> Result<(), MemoryError> {
+        let Window { domain, .. } = *self.window(window.0)?;
+        self.unbind(window.0);
+        self.remove(window.0, domain);
+        Ok(())
+    }
+
+    /// Lets a window of type 1 show a part of a region, and nothing else; gives its new key.
+    ///
+    /// # Errors
+    /// When the region does not allow it, or the window is of type 2; the window is then as it was.
+    pub fn bind_type_1(&mut self, asker: Requester, window: RKey, bind: &Bind) -> Result<RKey, MemoryError> {
+        let Window { kind, domain, .. } = *self.window(window.0)?;
+        if kind != WindowKind::Type1 {
+            return Err(MemoryError::WrongKind { key: window.0, wanted: "window of type 1" });
+        }
+        check_domain(window.0, domain, asker.domain)?;
+        let binding = if bind.bytes == 0 { None } else { Some(self.binding(asker, bind, None)?) };
+        let key = self.renew(window.0)?;
+        self.unbind(key);
+        if let Some(binding) = binding {
+            self.bind(key, binding);
+        }
+        Ok(RKey(key))
+    }
+
+    /// Lets a window of type 2 show a part of a region to the peer of one queue pair, by the key that its owner chose.
+    ///
+    /// # Errors
+    /// When the region does not allow it, the window is bound or of type 1, or the key is no key of it.
+    pub fn bind_type_2(
+        &mut self,
+        asker: Requester,
+        window: RKey,
+        chosen: RKey,
+        bind: &Bind,
+    ) -> Result<(), MemoryError> {
+        let Window { kind, domain, bound } = *self.window(window.0)?;
+        if kind != WindowKind::Type2 {
+            return Err(MemoryError::WrongKind { key: window.0, wanted: "window of type 2" });
+        }
+        check_domain(window.0, domain, asker.domain)?;
+        if bound.is_some() {
+            return Err(MemoryError::WindowBound(window.0));
+        }
+        if chosen.0 >> GENERATION_BITS != window.0 >> GENERATION_BITS {
+            return Err(MemoryError::KeyOfOther { key: chosen.0, window: window.0 });
+        }
+        let binding = self.binding(asker, bind, Some(asker.qp))?;
+        let place = &mut self.places[index(window.0)];
+        place.generation = generation(chosen.0);
+        place.generation_max = place.generation_max.max(place.generation);
+        self.bind(chosen.0, binding);
+        Ok(())
+    }
+
+    /// Ends what a window of type 2 shows, for a local invalidate or a peer's SEND with invalidate; the window stays.
+    ///
+    /// # Errors
+    /// When the key names no bound window of type 2, or one of another queue pair.
+    pub fn invalidate(&mut self, asker: Requester, key: RKey) -> Result<(), MemoryError> {
+        let Window { domain, kind, bound } = *self.window(key.0)?;
+        check_domain(key.0, domain, asker.domain)?;
+        match (kind, bound) {
+            (WindowKind::Type2, Some(binding)) => {
+                check_queue_pair(key.0, binding.qp, asker.qp)?;
+                self.unbind(key.0);
+                Ok(())
+            }
+            (WindowKind::Type2, None) => Err(MemoryError::UnknownKey(key.0)),
+            (WindowKind::Type1, _) => Err(MemoryError::WrongKind { key: key.0, wanted: "window of type 2" }),
+        }
+    }
+
+    /// Unbinds what was bound for a queue pair that is destroyed or reset: its number may come again.
+    pub fn queue_pair_gone(&mut self, qp: QpNumber) {
+        for index in 0..self.places.len() {
+            let Place { entry: Entry::Window(Window { bound: Some(binding), .. }), generation, .. } =
+                self.places[index]
+            else {
+                continue;
+            };
+            if binding.qp == Some(qp) {
+                self.unbind(key_of(index, generation));
+            }
+        }
+    }
+
+    /// Where the host has a piece of local memory that may be used so: [`Access::LOCAL_WRITE`] to receive, nothing to
+    /// send.
+    ///
+    /// # Errors
+    /// When key, bounds or rights are wrong.
+    pub fn check_local(&self, domain: ProtectionDomain, piece: &Sge, access: Access) -> Result<u64, MemoryError> {
+        let region = self.region(piece.key.0)?;
+        check_domain(piece.key.0, region.domain, domain)?;
+        check_rights(piece.key.0, region.access, access)?;
+        region.extent.host(piece.key.0, piece.address, u64::from(piece.bytes))
+    }
+
+    /// Where the host has memory that a peer names. Of no bytes nothing is asked (IBA 9.4.3), and 0 is the answer.
+    ///
+    /// # Errors
+    /// When key, bounds or rights are wrong.
+    pub fn check_remote(
+        &self,
+        asker: Requester,
+        key: RKey,
+        address: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Result<u64, MemoryError> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let (domain, allowed, extent) = match &self.place(key.0)?.entry {
+            Entry::Region(region) => (region.domain, region.access, &region.extent),
+            Entry::Window(Window { domain, bound: Some(binding), .. }) => {
+                check_queue_pair(key.0, binding.qp, asker.qp)?;
+                (*domain, binding.access, &binding.extent)
+            }
+            Entry::Window(_) | Entry::Free => return Err(MemoryError::UnknownKey(key.0)),
+        };
+        check_domain(key.0, domain, asker.domain)?;
+        check_rights(key.0, allowed, access)?;
+        extent.host(key.0, address, bytes)
+    }
+
+    fn place(&self, key: u32) -> Result<&Place, MemoryError> {
+        let place = self.places.get(index(key)).filter(|place| place.generation == generation(key));
+        match place {
+            Some(place) if !matches!(place.entry, Entry::Free) => Ok(place),
+            _ => Err(MemoryError::UnknownKey(key)),
+        }
+    }
+
+    fn region(&self, key: u32) -> Result<&Region, MemoryError> {
+        match &self.place(key)?.entry {
+            Entry::Region(region) => Ok(region),
+            _ => Err(MemoryError::WrongKind { key, wanted: "memory region" }),
+        }
+    }
+
+    fn window(&self, key: u32) -> Result<&Window, MemoryError> {
+        match &self.place(key)?.entry {
+            Entry::Window(window) => Ok(window),
+            _ => Err(MemoryError::WrongKind { key, wanted: "memory window" }),
+        }
+    }
+
+    /// What a bind makes, if it may.
+    fn binding(&self, asker: Requester, bind: &Bind, qp: Option<QpNumber>) -> Result<Binding, MemoryError> {
+        let Bind { region: LKey(key), address, bytes, access, is_zero_based } = *bind;
+        let region = self.region(key)?;
+        check_domain(key, region.domain, asker.domain)?;
+        check_rights(key, region.access, Access::WINDOW_BIND)?;
+        if access.intersects(Access::LOCAL_WRITE | Access::WINDOW_BIND) {
+            let (wanted, remedy) = ("to a window", "give it remote rights alone");
+            return Err(MemoryError::Rights { access, wanted, remedy });
+        }
+        if access.intersects(Access::REMOTE_STORE) && !region.access.contains(Access::LOCAL_WRITE) {
+            let (wanted, remedy) = ("by a region that this NIC may not store to", "register it with local write");
+            return Err(MemoryError::Rights { access, wanted, remedy });
+        }
+        let host_address = region.extent.host(key, address, bytes)?;
+        let extent = Extent::new(if is_zero_based { 0 } else { address }, host_address, bytes)?;
+        Ok(Binding { region: key >> GENERATION_BITS, qp, access, extent })
+    }
+
+    fn bind(&mut self, key: u32, binding: Binding) {
+        if let Entry::Region(region) = &mut self.places[binding.region as usize].entry {
+            region.windows += 1;
+        }
+        if let Entry::Window(window) = &mut self.places[index(key)].entry {
+            window.bound = Some(binding);
+        }
+    }
+
+    fn unbind(&mut self, key: u32) {
+        let Entry::Window(window) = &mut self.places[index(key)].entry else { return };
+        let Some(binding) = window.bound.take() else { return };
+        if let Entry::Region(region) = &mut self.places[binding.region as usize].entry {
+            region.windows -= 1;
+        }
+    }
+
+    /// A new key for a window, on the same place or, when that one has no more, another.
+    fn renew(&mut self, key: u32) -> Result<u32, MemoryError> {
+        let place = &mut self.places[index(key)];
+        if let Some(next) = place.generation_max.checked_add(1) {
+            (place.generation, place.generation_max) = (next, next);
+            return Ok(key_of(index(key), next));
+        }
+        let entry = place.entry;
+        let renewed = self.put(entry)?;
+        self.places[index(key)].entry = Entry::Free;
+        Ok(renewed)
+    }
+
+    fn insert(&mut self, domain: ProtectionDomain, entry: Entry) -> Result<u32, MemoryError> {
+        self.users(domain)?;
+        if self.entries == self.entries_max {
+            return Err(MemoryError::Full(self.entries_max));
+        }
+        let key = self.put(entry)?;
+        self.entries += 1;
+        self.hold_domain(domain)?;
+        Ok(key)
+    }
+
+    /// Puts an entry on a place that rested, or else a new one.
+    fn put(&mut self, entry: Entry) -> Result<u32, MemoryError> {
+        if let Some(rested) = self.free.pop_front() {
+            let place = &mut self.places[rested as usize];
+            // Only places with values left are on the list.
+            let generation = place.generation_max + 1;
+            *place = Place { generation, generation_max: generation, entry };
+            return Ok(key_of(rested as usize, generation));
+        }
+        if self.places.len() == PLACES_MAX {
+            return Err(MemoryError::KeysUsedUp);
+        }
+        // A key of 0 is what is never filled in: it names nothing.
+        let generation = u8::from(self.places.is_empty());
+        self.places.push(Place { generation, generation_max: generation, entry });
+        Ok(key_of(self.places.len() - 1, generation))
+    }
+
+    fn remove(&mut self, key: u32, domain: ProtectionDomain) {
+        let place = &mut self.places[index(key)];
+        place.entry = Entry::Free;
+        if place.generation_max < u8::MAX {
+            self.free.push_back(key >> GENERATION_BITS);
+        }
+        self.entries -= 1;
+        self.release_domain(domain);
+    }
+}
+
+fn index(key: u32) -> usize {
+    (key >> GENERATION_BITS) as usize
+}
+
+fn generation(key: u32) -> u8 {
+    (key & GENERATION_MASK) as u8
+}
+
+fn key_of(index: usize, generation: u8) -> u32 {
+    (index as u32) << GENERATION_BITS | u32::from(generation)
+}
+
+fn check_domain(key: u32, owner: ProtectionDomain, asker: ProtectionDomain) -> Result<(), MemoryError> {
+    if owner == asker { Ok(()) } else { Err(MemoryError::OtherDomain { key, owner: owner.0, asker: asker.0 }) }
+}
+
+fn check_queue_pair(key: u32, owner: Option<QpNumber>, asker: QpNumber) -> Result<(), MemoryError> {
+    match owner {
+        Some(owner) if owner != asker => Err(MemoryError::OtherQueuePair { key, owner: owner.0, asker: asker.0 }),
+        _ => Ok(()),
+    }
+}
+
+fn check_rights(key: u32, allowed: Access, wanted: Access) -> Result<(), MemoryError> {
+    let missing = wanted.difference(allowed);
+    if missing.is_empty() { Ok(()) } else { Err(MemoryError::Forbidden { key, missing }) }
+}

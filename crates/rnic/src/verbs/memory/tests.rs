@@ -1,0 +1,394 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::verbs::Sge;
+
+const ALL: Access = Access::all();
+const QP: QpNumber = QpNumber(17);
+
+struct Fixture {
+    table: MemoryTable,
+    domain: ProtectionDomain,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let mut table = MemoryTable::new(100);
+        let domain = table.allocate_domain().unwrap();
+        Self { table, domain }
+    }
+
+    fn asker(&self) -> Requester {
+        Requester { domain: self.domain, qp: QP }
+    }
+
+    fn register(&mut self, access: Access) -> RegionKeys {
+        let Self { domain, .. } = *self;
+        let at = 0x1000;
+        self.table.register(&Registration { domain, host_address: at, address: at, bytes: 100, access }).unwrap()
+    }
+
+    fn remote(&self, key: RKey, address: u64, bytes: u64, access: Access) -> Result<u64, MemoryError> {
+        self.table.check_remote(self.asker(), key, address, bytes, access)
+    }
+
+    fn local(&self, key: LKey, address: u64, bytes: u32, access: Access) -> Result<u64, MemoryError> {
+        self.table.check_local(self.domain, &Sge { address, bytes, key }, access)
+    }
+}
+
+fn bind_of(region: RegionKeys, access: Access) -> Bind {
+    Bind { region: region.local, address: 0x1010, bytes: 16, access, is_zero_based: false }
+}
+
+#[test]
+fn bounds_are_kept_to_the_byte() {
+    let mut fixture = Fixture::new();
+    let keys = fixture.register(ALL);
+    let read = |address, bytes| fixture.remote(keys.remote, address, bytes, Access::REMOTE_READ).is_ok();
+    assert!(read(0x1000, 100) && read(0x1063, 1));
+    assert!(!read(0xfff, 2) && !read(0x1000, 101) && !read(0x1064, 1));
+    assert!(!read(u64::MAX, 1) && !read(u64::MAX, u64::MAX) && !read(0x1001, u64::MAX));
+    assert!(fixture.local(keys.local, 0x1000, 100, Access::LOCAL_WRITE).is_ok());
+    assert!(fixture.local(keys.local, 0x1000, 101, Access::LOCAL_WRITE).is_err());
+    assert!(read(u64::MAX, 0), "of no bytes nothing is asked");
+}
+
+#[test]
+fn rights_and_protection_domains_are_kept() {
+    let mut fixture = Fixture::new();
+    let keys = fixture.register(Access::REMOTE_READ);
+    assert_eq!(fixture.remote(keys.remote, 0x1000, 1, Access::REMOTE_READ), Ok(0x1000));
+    for missing in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        let forbidden = Err(MemoryError::Forbidden { key: keys.remote.0, missing });
+        assert_eq!(fixture.remote(keys.remote, 0x1000, 8, missing), forbidden);
+    }
+    let missing = Access::LOCAL_WRITE;
+    let forbidden = Err(MemoryError::Forbidden { key: keys.local.0, missing });
+    assert_eq!(fixture.local(keys.local, 0x1000, 1, missing), forbidden);
+    assert_eq!(fixture.local(keys.local, 0x1000, 1, Access::empty()), Ok(0x1000), "reading is always allowed");
+    let other = fixture.table.allocate_domain().unwrap();
+    let asker = Requester { domain: other, qp: QP };
+    let error = MemoryError::OtherDomain { key: keys.remote.0, owner: 0, asker: 1 };
+    assert_eq!(fixture.table.check_remote(asker, keys.remote, 0x1000, 1, Access::REMOTE_READ), Err(error));
+}
+
+#[test]
+fn a_region_can_be_named_by_other_addresses() {
+    let mut fixture = Fixture::new();
+    let domain = fixture.domain;
+    let registration = Registration { domain, host_address: 0x5000, address: 0, bytes: 64, access: ALL };
+    let keys = fixture.table.register(&registration).unwrap();
+    assert_eq!(fixture.remote(keys.remote, 8, 8, Access::REMOTE_READ), Ok(0x5008));
+    assert!(fixture.remote(keys.remote, 0x5000, 8, Access::REMOTE_READ).is_err());
+}
+
+#[test]
+fn what_is_no_memory_is_not_registered() {
+    let mut fixture = Fixture::new();
+    let domain = fixture.domain;
+    let mut refuse = |host_address, address, bytes, access| {
+        fixture.table.register(&Registration { domain, host_address, address, bytes, access }).unwrap_err()
+    };
+    assert_eq!(refuse(1, 1, 0, ALL), MemoryError::NoMemory { address: 1, bytes: 0 });
+    assert_eq!(refuse(u64::MAX, 0, 2, ALL), MemoryError::NoMemory { address: u64::MAX, bytes: 2 });
+    assert_eq!(refuse(0, u64::MAX, 2, ALL), MemoryError::NoMemory { address: u64::MAX, bytes: 2 });
+    let error = refuse(0, 0, 2, Access::REMOTE_WRITE).to_string();
+    assert_eq!(error, "remote write cannot be given on memory that this NIC may not store to; add local write");
+}
+
+#[test]
+fn a_window_of_type_1_shows_what_it_was_bound_to_last_and_only_that() {
+    let mut fixture = Fixture::new();
+    let region = fixture.register(ALL);
+    let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
+    assert_eq!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ), Err(MemoryError::UnknownKey(window.0)));
+    let asker = Requester { qp: QpNumber(99), ..fixture.asker() };
+    let first = fixture.table.bind_type_1(asker, window, &bind_of(region, Access::REMOTE_READ)).unwrap();
+    assert_eq!(fixture.remote(first, 0x1010, 16, Access::REMOTE_READ), Ok(0x1010));
+    assert!(fixture.remote(first, 0x100f, 1, Access::REMOTE_READ).is_err());
+    assert!(fixture.remote(first, 0x1020, 1, Access::REMOTE_READ).is_err());
+    assert!(fixture.remote(first, 0x1010, 8, Access::REMOTE_WRITE).is_err());
+    let left = MemoryError::WindowsLeft { key: region.local.0, windows: 1 };
+    assert_eq!(fixture.table.deregister(region.local), Err(left));
+    let nothing = Bind { bytes: 0, ..bind_of(region, Access::empty()) };
+    let second = fixture.table.bind_type_1(asker, first, &nothing).unwrap();
+    for key in [window, first, second] {
+        assert_eq!(fixture.remote(key, 0x1010, 1, Access::REMOTE_READ), Err(MemoryError::UnknownKey(key.0)));
+    }
+    fixture.table.deregister(region.local).unwrap();
+    fixture.table.free_window(second).unwrap();
+    fixture.table.free_domain(fixture.domain).unwrap();
+}
+
+#[test]
+fn keys_of_a_window_that_is_bound_for_ever_again_never_come_back() {
+    let mut fixture = Fixture::new();
+    let region = fixture.register(ALL);
+    let mut window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
+    let mut seen = HashSet::from([window]);
+    for _ in 0..2000 {
+        let bound = fixture.table.bind_type_1(fixture.asker(), window, &bind_of(region, Access::REMOTE_READ)).unwrap();
+        assert!(seen.insert(bound), "{bound:?}");
+        assert!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ).is_err());
+        window = bound;
+    }
+    fixture.table.free_window(window).unwrap();
+    fixture.table.deregister(region.local).unwrap();
+    assert_eq!(fixture.table.entries(), 0);
+}
+
+#[test]
+fn a_window_of_type_2_is_its_queue_pairs_by_its_owners_key_until_it_is_invalidated() {
+    let mut fixture = Fixture::new();
+    let region = fixture.register(ALL);
+    let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type2).unwrap();
+    let chosen = RKey(window.0 ^ 0xa5);
+    let (asker, bind) = (fixture.asker(), Bind { is_zero_based: true, ..bind_of(region, Access::REMOTE_WRITE) });
+    let foreign = RKey(window.0 ^ 0x100);
+    let error = MemoryError::KeyOfOther { key: foreign.0, window: window.0 };
+    assert_eq!(fixture.table.bind_type_2(asker, window, foreign, &bind), Err(error));
+    fixture.table.bind_type_2(asker, window, chosen, &bind).unwrap();
+    assert_eq!(fixture.remote(chosen, 0, 16, Access::REMOTE_WRITE), Ok(0x1010));
+    assert!(fixture.remote(window, 0, 16, Access::REMOTE_WRITE).is_err());
+    let stranger = Requester { qp: QpNumber(18), ..asker };
+    let error = MemoryError::OtherQueuePair { key: chosen.0, owner: 17, asker: 18 };
+    assert_eq!(fixture.table.check_remote(stranger, chosen, 0, 1, Access::REMOTE_WRITE), Err(error));
+    assert_eq!(fixture.table.invalidate(stranger, chosen), Err(error));
+    assert_eq!(
+        fixture.table.bind_type_2(asker, chosen, chosen, &bind),
+        Err(MemoryError::WindowBound(chosen.0)),
+        "it is to be invalidated before"
+    );
+    fixture.table.invalidate(asker, chosen).unwrap();
+    assert!(fixture.remote(chosen, 0, 1, Access::REMOTE_WRITE).is_err());
+    assert_eq!(fixture.table.invalidate(asker, chosen), Err(MemoryError::UnknownKey(chosen.0)));
+    fixture.table.bind_type_2(asker, chosen, window, &bind).unwrap();
+    assert!(fixture.remote(window, 0, 1, Access::REMOTE_WRITE).is_ok());
+}
+
+#[test]
+fn a_queue_pair_that_is_gone_takes_its_windows_along() {
+    let mut fixture = Fixture::new();
+    let region = fixture.register(ALL);
+    let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type2).unwrap();
+    let bind = bind_of(region, Access::REMOTE_READ);
+    fixture.table.bind_type_2(fixture.asker(), window, window, &bind).unwrap();
+    fixture.table.queue_pair_gone(QpNumber(18));
+    assert!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ).is_ok());
+    fixture.table.queue_pair_gone(QP);
+    assert!(fixture.remote(window, 0x1010, 1, Access::REMOTE_READ).is_err());
+    fixture.table.deregister(region.local).unwrap();
+}
+
+#[test]
+fn windows_get_no_more_than_their_region_has() {
+    let mut fixture = Fixture::new();
+    let asker = fixture.asker();
+    let window = fixture.table.allocate_window(fixture.domain, WindowKind::Type1).unwrap();
+    let closed = fixture.register(Access::LOCAL_WRITE);
+    let missing = Access::WINDOW_BIND;
+    let forbidden = MemoryError::Forbidden { key: closed.local.0, missing };
+    let mut bind = |bind: &Bind| fixture.table.bind_type_1(asker, window, bind);
+    assert_eq!(bind(&bind_of(closed, Access::REMOTE_READ)), Err(forbidden));
+    let read_only = fixture.register(Access::WINDOW_BIND);
+    let mut bind = |bind: &Bind| fixture.table.bind_type_1(asker, window, bind);
+    for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::LOCAL_WRITE, Access::WINDOW_BIND] {
+        assert!(matches!(bind(&bind_of(read_only, access)), Err(MemoryError::Rights { .. })), "{access}");
+    }
+    let beyond = Bind { bytes: 85, ..bind_of(read_only, Access::REMOTE_READ) };
+    assert!(matches!(bind(&beyond), Err(MemoryError::Bounds { .. })));
+    assert!(bind(&bind_of(read_only, Access::REMOTE_READ)).is_ok());
+}
+
+#[test]
+fn calls_for_one_kind_refuse_the_others() {
+    let mut fixture = Fixture::new();
+    let asker = fixture.asker();
+    let region = fixture.register(ALL);
+    let bind = bind_of(region, Access::REMOTE_READ);
+    let [first, second] =
+        [WindowKind::Type1, WindowKind::Type2].map(|kind| fixture.table.allocate_window(fixture.domain, kind).unwrap());
+    let wrong = |done: Result<(), MemoryError>| matches!(done, Err(MemoryError::WrongKind { .. }));
+    assert!(wrong(fixture.table.bind_type_1(asker, second, &bind).map(drop)));
+    assert!(wrong(fixture.table.bind_type_2(asker, first, first, &bind)));
+    assert!(wrong(fixture.table.invalidate(asker, first)));
+    assert!(wrong(fixture.table.invalidate(asker, region.remote)), "a region is not invalidated by a peer");
+    assert!(wrong(fixture.table.deregister(LKey(first.0))));
+    assert!(wrong(fixture.table.free_window(region.remote)));
+    assert!(wrong(fixture.local(LKey(first.0), 0x1010, 1, Access::empty()).map(drop)));
+}
+
+#[test]
+fn keys_of_regions_that_come_and_go_never_come_back() {
+    let mut fixture = Fixture::new();
+    let mut seen = HashSet::new();
+    for _ in 0..2000 {
+        let keys = fixture.register(ALL);
+        assert!(seen.insert(keys.local), "{keys:?}");
+        fixture.table.deregister(keys.local).unwrap();
+        assert!(fixture.remote(keys.remote, 0x1000, 1, Access::REMOTE_READ).is_err());
+    }
+    assert_eq!(fixture.table.entries(), 0);
+}
+
+#[test]
+fn protection_domains_end_when_nothing_uses_them() {
+    let mut fixture = Fixture::new();
+    let keys = fixture.register(ALL);
+    fixture.table.hold_domain(fixture.domain).unwrap();
+    let busy = |users| Err(MemoryError::DomainBusy { domain: 0, users });
+    assert_eq!(fixture.table.free_domain(fixture.domain), busy(2));
+    fixture.table.deregister(keys.local).unwrap();
+    assert_eq!(fixture.table.free_domain(fixture.domain), busy(1));
+    fixture.table.release_domain(fixture.domain);
+    fixture.table.free_domain(fixture.domain).unwrap();
+    let unknown = Err(MemoryError::UnknownDomain(0));
+    assert_eq!(fixture.table.free_domain(fixture.domain), unknown);
+    assert_eq!(fixture.table.allocate_window(fixture.domain, WindowKind::Type1).map(drop), unknown);
+    assert_ne!(fixture.table.allocate_domain().unwrap(), fixture.domain);
+}
+
+#[test]
+fn a_full_table_says_so_and_a_key_of_zero_names_nothing() {
+    let mut table = MemoryTable::new(2);
+    let domain = table.allocate_domain().unwrap();
+    for _ in 0..2 {
+        assert_ne!(table.allocate_window(domain, WindowKind::Type1).unwrap(), RKey(0));
+    }
+    assert_eq!(table.allocate_window(domain, WindowKind::Type1), Err(MemoryError::Full(2)));
+    let asker = Requester { domain, qp: QP };
+    assert_eq!(table.check_remote(asker, RKey(0), 0, 1, Access::empty()), Err(MemoryError::UnknownKey(0)));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Register,
+    Window(WindowKind),
+    Bind(usize),
+    Invalidate(usize),
+    End(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let kind = prop_oneof![Just(WindowKind::Type1), Just(WindowKind::Type2)];
+    let step = prop_oneof![
+        Just(Step::Register),
+        kind.prop_map(Step::Window),
+        any::<usize>().prop_map(Step::Bind),
+        any::<usize>().prop_map(Step::Invalidate),
+        any::<usize>().prop_map(Step::End),
+    ];
+    proptest::collection::vec(step, 1..200)
+}
+
+/// What the table should hold: keys in force, and all that ever ceased to be.
+struct Oracle {
+    fixture: Fixture,
+    region: RegionKeys,
+    regions: Vec<RegionKeys>,
+    /// With what is bound and whether it shows something.
+    windows: Vec<(RKey, WindowKind, bool)>,
+    stale: HashSet<u32>,
+}
+
+impl Oracle {
+    fn new() -> Self {
+        let mut fixture = Fixture::new();
+        let region = fixture.register(ALL);
+        Self { fixture, region, regions: Vec::new(), windows: Vec::new(), stale: HashSet::new() }
+    }
+
+    fn fresh(&self, key: u32) {
+        assert!(!self.stale.contains(&key), "key {key:#x} was in force before");
+    }
+
+    fn step(&mut self, step: &Step) {
+        let asker = self.fixture.asker();
+        match *step {
+            Step::Register => {
+                if self.fixture.table.entries() < 100 {
+                    let keys = self.fixture.register(ALL);
+                    self.fresh(keys.local.0);
+                    self.regions.push(keys);
+                }
+            }
+            Step::Window(kind) => {
+                if let Ok(key) = self.fixture.table.allocate_window(self.fixture.domain, kind) {
+                    self.fresh(key.0);
+                    self.windows.push((key, kind, false));
+                }
+            }
+            Step::Bind(pick) if !self.windows.is_empty() => {
+                let pick = pick % self.windows.len();
+                let (key, kind, is_bound) = self.windows[pick];
+                let bind = bind_of(self.region, Access::REMOTE_READ);
+                if kind == WindowKind::Type1 {
+                    let bound = self.fixture.table.bind_type_1(asker, key, &bind).unwrap();
+                    self.fresh(bound.0);
+                    self.stale.insert(key.0);
+                    self.windows[pick] = (bound, kind, true);
+                } else if !is_bound && key.0 as u8 != u8::MAX {
+                    // As programs do (`ibv_inc_rkey`): the next one.
+                    let chosen = RKey(key.0 + 1);
+                    self.fresh(chosen.0);
+                    self.fixture.table.bind_type_2(asker, key, chosen, &bind).unwrap();
+                    self.stale.insert(key.0);
+                    self.windows[pick] = (chosen, kind, true);
+                }
+            }
+            Step::Invalidate(pick) if !self.windows.is_empty() => {
+                let pick = pick % self.windows.len();
+                let (key, kind, is_bound) = self.windows[pick];
+                let done = self.fixture.table.invalidate(asker, key);
+                assert_eq!(done.is_ok(), kind == WindowKind::Type2 && is_bound);
+                if done.is_ok() {
+                    self.windows[pick].2 = false;
+                }
+            }
+            Step::End(pick) => self.end(pick),
+            Step::Bind(_) | Step::Invalidate(_) => {}
+        }
+    }
+
+    fn end(&mut self, pick: usize) {
+        if pick.is_multiple_of(2) && !self.regions.is_empty() {
+            let keys = self.regions.remove(pick % self.regions.len());
+            self.fixture.table.deregister(keys.local).unwrap();
+            self.stale.insert(keys.local.0);
+        } else if !self.windows.is_empty() {
+            let (key, ..) = self.windows.remove(pick % self.windows.len());
+            self.fixture.table.free_window(key).unwrap();
+            self.stale.insert(key.0);
+        }
+    }
+
+    fn check(&self) {
+        let reads = |key| self.fixture.remote(key, 0x1010, 16, Access::REMOTE_READ).is_ok();
+        for key in &self.stale {
+            assert!(!reads(RKey(*key)), "{key:#x} still fits");
+        }
+        for keys in &self.regions {
+            assert!(reads(keys.remote));
+        }
+        for (key, _, is_bound) in &self.windows {
+            assert_eq!(reads(*key), *is_bound);
+        }
+        assert_eq!(self.fixture.table.entries(), 1 + self.regions.len() + self.windows.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(500), ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_stale_key_never_fits_whatever_happened(steps in steps()) {
+        let mut oracle = Oracle::new();
+        for step in &steps {
+            oracle.step(step);
+        }
+        oracle.check();
+    }
+}
