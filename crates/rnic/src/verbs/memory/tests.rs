@@ -381,7 +381,7 @@ impl Oracle {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.min(500), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(500)))]
 
     #[test]
     fn a_stale_key_never_fits_whatever_happened(steps in steps()) {

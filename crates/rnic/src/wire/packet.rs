@@ -1,0 +1,501 @@
+//! Packets as bytes: what stands in a UDP datagram, from BTH to ICRC.
+//!
+//! Source: IBA 9.2 to 9.6, RoCEv2 annex A17; the extension of selective policies is ours (docs/rnic-wire.md).
+
+use super::cursor::{Reader, Writer};
+use super::opcode::{Extra, Opcode};
+use super::{
+    AckExtended, Atomic, Encapsulation, Header, HeaderError, Immediate, PacketError, Place, Psn, QpNumber, RKey,
+    RdmaExtended, Selective, Syndrome,
+};
+
+/// Bytes of the invariant checksum at a packet's end.
+pub const ICRC_BYTES: usize = 4;
+/// Bytes of payload of a packet, at most: the largest MTU.
+pub const PAYLOAD_BYTES_MAX: usize = 4096;
+/// Bytes of a packet's headers, at most: an atomic request's, with all of the extension.
+pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_BYTES + PLACE_BYTES + SELECTIVE_BYTES;
+/// Bytes of a packet, at most.
+pub const PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX + ICRC_BYTES;
+
+/// The base transport header.
+pub const BTH_BYTES: usize = 12;
+/// RETH.
+pub const RETH_BYTES: usize = 16;
+/// AtomicETH.
+pub const ATOMIC_BYTES: usize = 28;
+/// AtomicAckETH.
+pub const ATOMIC_ACK_BYTES: usize = 8;
+/// AETH.
+pub const ACK_BYTES: usize = 4;
+/// ImmDt or IETH.
+pub const IMMEDIATE_BYTES: usize = 4;
+/// DETH.
+pub const DATAGRAM_BYTES: usize = 8;
+/// What follows BTH in a congestion notification: zeros.
+pub const NOTIFICATION_BYTES: usize = 16;
+/// The extension's place.
+pub const PLACE_BYTES: usize = 8;
+/// The extension's selective acknowledgement.
+pub const SELECTIVE_BYTES: usize = 28;
+
+/// Payload is padded to a multiple of this.
+const PADDED_BYTES: usize = 4;
+/// The transport version of standard RoCEv2.
+const VERSION_STANDARD: u8 = 0;
+/// The transport version of the extension: a NIC that does not know it drops the packet (IBA 9.6.1).
+const VERSION_SELECTIVE: u8 = 1;
+const SOLICITED: u8 = 0x80;
+/// Path migration is done; NICs without alternate paths say so always.
+const MIGRATED: u8 = 0x40;
+const PAD_SHIFT: u32 = 4;
+const PAD_MASK: u8 = 0b11;
+const VERSION_MASK: u8 = 0x0f;
+/// The default partition, of which this NIC is a full member.
+const PARTITION: u16 = 0xffff;
+/// Full and limited members talk with each other.
+const PARTITION_MASK: u16 = 0x7fff;
+const BECN: u8 = 0x40;
+const ACK_REQUEST: u8 = 0x80;
+const NUMBER_MAX: u32 = (1 << 24) - 1;
+
+/// Bits of BTH's last reserved field that say what of the extension is there.
+mod flag {
+    pub const PLACE: u8 = 1;
+    pub const SELECTIVE: u8 = 1 << 1;
+    pub const RDMA: u8 = 1 << 2;
+    pub const ALL: u8 = PLACE | SELECTIVE | RDMA;
+}
+
+mod syndrome {
+    pub const KIND_SHIFT: u32 = 5;
+    pub const VALUE_MASK: u8 = 0b1_1111;
+    pub const ACK: u8 = 0b00;
+    pub const RECEIVER_NOT_READY: u8 = 0b01;
+    pub const NAK: u8 = 0b11;
+    pub const SEQUENCE_ERROR: u8 = 0;
+    pub const INVALID_REQUEST: u8 = 1;
+    pub const REMOTE_ACCESS: u8 = 2;
+    pub const REMOTE_OPERATION: u8 = 3;
+}
+
+/// A view of bytes that are a packet: its headers are understood, its payload is as long as they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    bytes: &'a [u8],
+    header: Header,
+    payload_at: usize,
+}
+
+impl<'a> Packet<'a> {
+    /// Looks at the bytes of one datagram. Its checksum is compared by [`Packet::is_intact`], for it covers the
+    /// datagram's addresses.
+    ///
+    /// # Errors
+    /// When they are no packet of RoCEv2 or its extension.
+    pub fn new_checked(bytes: &'a [u8]) -> Result<Self, PacketError> {
+        let found = bytes.len();
+        let needed = BTH_BYTES + ICRC_BYTES;
+        let Some(body) = found.checked_sub(ICRC_BYTES).and_then(|end| bytes.get(..end)) else {
+            return Err(PacketError::Truncated { found, needed });
+        };
+        let mut reader = Reader::new(body);
+        let truncated = |needed| PacketError::Truncated { found, needed: needed + ICRC_BYTES };
+        let base = Base::read(&mut reader).map_err(truncated)?;
+        let opcode = base.check()?;
+        let mut header = base.header(opcode);
+        read_extended(&mut reader, opcode, &base, &mut header).map_err(|fault| match fault {
+            Fault::End(needed) => truncated(needed),
+            Fault::Syndrome(syndrome) => PacketError::Syndrome(syndrome),
+        })?;
+        let payload_at = reader.at();
+        header.payload_bytes = payload_bytes(opcode, body.len() - payload_at, base.padding())? as u32;
+        Ok(Self { bytes, header, payload_at })
+    }
+
+    /// What the headers say.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The payload without its padding.
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[self.payload_at..self.payload_at + self.header.payload_bytes as usize]
+    }
+
+    /// Whether the checksum is that of this packet in this datagram.
+    pub fn is_intact(&self, datagram: &Encapsulation) -> bool {
+        self.bytes.split_last_chunk().is_some_and(|(packet, icrc)| datagram.icrc(packet) == *icrc)
+    }
+}
+
+/// The base transport header, field by field.
+struct Base {
+    code: u8,
+    second: u8,
+    partition: u16,
+    congestion: u8,
+    destination: QpNumber,
+    last: u8,
+    psn: Psn,
+}
+
+impl Base {
+    fn read(reader: &mut Reader<'_>) -> Result<Self, usize> {
+        Ok(Self {
+            code: reader.u8()?,
+            second: reader.u8()?,
+            partition: reader.u16()?,
+            congestion: reader.u8()?,
+            destination: QpNumber(reader.u24()?),
+            last: reader.u8()?,
+            psn: Psn::new(reader.u24()?),
+        })
+    }
+
+    fn padding(&self) -> usize {
+        usize::from(self.second >> PAD_SHIFT & PAD_MASK)
+    }
+
+    /// What of the extension is there.
+    fn flags(&self) -> u8 {
+        if self.second & VERSION_MASK == VERSION_SELECTIVE { self.last & !ACK_REQUEST } else { 0 }
+    }
+
+    fn check(&self) -> Result<Opcode, PacketError> {
+        let version = self.second & VERSION_MASK;
+        if version > VERSION_SELECTIVE {
+            return Err(PacketError::Version(version));
+        }
+        let operation = Opcode::parse(self.code).ok_or(PacketError::Opcode(self.code))?;
+        if self.partition & PARTITION_MASK != PARTITION & PARTITION_MASK {
+            return Err(PacketError::Partition(self.partition));
+        }
+        let flags = self.flags();
+        let is_wrong = flags & !flag::ALL != 0
+            || flags & flag::RDMA != 0 && !operation.may_have_rdma()
+            || operation.is_congestion_notification() && flags != 0
+            || version == VERSION_SELECTIVE && flags == 0;
+        if is_wrong { Err(PacketError::Flags { flags, operation }) } else { Ok(operation) }
+    }
+
+    /// The header without what follows.
+    fn header(&self, opcode: Opcode) -> Header {
+        Header {
+            service: opcode.service,
+            operation: opcode.operation,
+            destination: self.destination,
+            psn: self.psn,
+            ack_request: self.last & ACK_REQUEST != 0,
+            solicited: self.second & SOLICITED != 0,
+            congestion_echo: self.congestion & BECN != 0,
+            payload_bytes: 0,
+            rdma: None,
+            atomic: None,
+            immediate: None,
+            ack: None,
+            datagram: None,
+            place: None,
+            selective: None,
+        }
+    }
+}
+
+/// Why headers after the base one cannot be read.
+enum Fault {
+    /// There should be so many bytes.
+    End(usize),
+    Syndrome(u8),
+}
+
+impl From<usize> for Fault {
+    fn from(needed: usize) -> Self {
+        Self::End(needed)
+    }
+}
+
+/// In the order of IBA 9.2, and what is ours behind.
+fn read_extended(reader: &mut Reader<'_>, opcode: Opcode, base: &Base, header: &mut Header) -> Result<(), Fault> {
+    if opcode.service == super::Service::Ud {
+        let queue_key = reader.u32()?;
+        let _reserved = reader.u8()?;
+        header.datagram = Some((queue_key, QpNumber(reader.u24()?)));
+    }
+    if opcode.has_rdma() || base.flags() & flag::RDMA != 0 {
+        header.rdma = Some(RdmaExtended { address: reader.u64()?, key: RKey(reader.u32()?), bytes: reader.u32()? });
+    }
+    if opcode.has_atomic() {
+        let (address, key) = (reader.u64()?, RKey(reader.u32()?));
+        header.atomic = Some(Atomic { address, key, swap_or_add: reader.u64()?, compare: reader.u64()? });
+    }
+    if opcode.has_ack() {
+        let syndrome = reader.u8()?;
+        let said = syndrome_of(syndrome).ok_or(Fault::Syndrome(syndrome))?;
+        header.ack = Some(AckExtended { syndrome: said, messages: reader.u24()? });
+    }
+    if opcode.has_atomic_ack() {
+        header.atomic = Some(Atomic { address: 0, key: RKey(0), swap_or_add: reader.u64()?, compare: 0 });
+    }
+    header.immediate = match opcode.extra {
+        Extra::Nothing => None,
+        Extra::Data => Some(Immediate::Data(reader.u32()?)),
+        Extra::Invalidate => Some(Immediate::Invalidate(RKey(reader.u32()?))),
+    };
+    if opcode.is_congestion_notification() {
+        reader.take::<NOTIFICATION_BYTES>()?;
+    }
+    if base.flags() & flag::PLACE != 0 {
+        header.place = Some(Place { message: reader.u24()?, packet: reader.u24()?, sent: reader.u16()? });
+    }
+    if base.flags() & flag::SELECTIVE != 0 {
+        header.selective = Some(read_selective(reader)?);
+    }
+    Ok(())
+}
+
+fn read_selective(reader: &mut Reader<'_>) -> Result<Selective, usize> {
+    let (expected, newest) = (Psn::new(reader.u24()?), Psn::new(reader.u24()?));
+    let (marked, echo) = (reader.u16()?, reader.u16()?);
+    let _reserved = reader.u16()?;
+    Ok(Selective { expected, newest, arrived: reader.u128()?, marked, echo })
+}
+
+fn payload_bytes(operation: Opcode, bytes: usize, padding: usize) -> Result<usize, PacketError> {
+    let Some(found) = bytes.checked_sub(padding).filter(|_| bytes.is_multiple_of(PADDED_BYTES)) else {
+        return Err(PacketError::Padding { bytes, padding });
+    };
+    if found > PAYLOAD_BYTES_MAX {
+        return Err(PacketError::PayloadTooLong { found, most: PAYLOAD_BYTES_MAX });
+    }
+    if bytes > 0 && !operation.has_payload() {
+        return Err(PacketError::PayloadUnexpected { operation, found });
+    }
+    Ok(found)
+}
+
+fn syndrome_of(byte: u8) -> Option<Syndrome> {
+    let value = byte & syndrome::VALUE_MASK;
+    match byte >> syndrome::KIND_SHIFT {
+        syndrome::ACK => Some(Syndrome::Ack { credit_code: value }),
+        syndrome::RECEIVER_NOT_READY => Some(Syndrome::ReceiverNotReady { timer_code: value }),
+        syndrome::NAK => match value {
+            syndrome::SEQUENCE_ERROR => Some(Syndrome::SequenceError),
+            syndrome::INVALID_REQUEST => Some(Syndrome::InvalidRequest),
+            syndrome::REMOTE_ACCESS => Some(Syndrome::RemoteAccess),
+            syndrome::REMOTE_OPERATION => Some(Syndrome::RemoteOperation),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn byte_of(syndrome: Syndrome) -> u8 {
+    let (kind, value) = match syndrome {
+        Syndrome::Ack { credit_code } => (syndrome::ACK, credit_code),
+        Syndrome::ReceiverNotReady { timer_code } => (syndrome::RECEIVER_NOT_READY, timer_code),
+        Syndrome::SequenceError => (syndrome::NAK, syndrome::SEQUENCE_ERROR),
+        Syndrome::InvalidRequest => (syndrome::NAK, syndrome::INVALID_REQUEST),
+        Syndrome::RemoteAccess => (syndrome::NAK, syndrome::REMOTE_ACCESS),
+        Syndrome::RemoteOperation => (syndrome::NAK, syndrome::REMOTE_OPERATION),
+    };
+    kind << syndrome::KIND_SHIFT | value
+}
+
+impl Header {
+    /// Bytes of all headers, before the payload.
+    pub fn header_bytes(&self) -> usize {
+        let notification = self.operation == super::Operation::CongestionNotification;
+        let atomic = if self.ack.is_some() { ATOMIC_ACK_BYTES } else { ATOMIC_BYTES };
+        let parts = [
+            (true, BTH_BYTES),
+            (self.datagram.is_some(), DATAGRAM_BYTES),
+            (self.rdma.is_some(), RETH_BYTES),
+            (self.atomic.is_some(), atomic),
+            (self.ack.is_some(), ACK_BYTES),
+            (self.immediate.is_some(), IMMEDIATE_BYTES),
+            (notification, NOTIFICATION_BYTES),
+            (self.place.is_some(), PLACE_BYTES),
+            (self.selective.is_some(), SELECTIVE_BYTES),
+        ];
+        parts.into_iter().filter(|(is_there, _)| *is_there).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes of the packet: headers, payload, padding and checksum.
+    pub fn packet_bytes(&self) -> usize {
+        self.header_bytes() + (self.payload_bytes as usize).next_multiple_of(PADDED_BYTES) + ICRC_BYTES
+    }
+
+    /// Writes the headers to the beginning of `packet`, and says where the payload begins. Who has put it there ends
+    /// the packet by [`Header::seal`].
+    ///
+    /// # Errors
+    /// When fields do not go together or do not fit, or there is no room for the whole packet.
+    pub fn emit(&self, packet: &mut [u8]) -> Result<usize, HeaderError> {
+        let opcode = self.check()?;
+        let (found, needed) = (packet.len(), self.packet_bytes());
+        if found < needed {
+            return Err(HeaderError::Room { found, needed });
+        }
+        let mut writer = Writer::new(packet);
+        self.write_base(&mut writer, opcode);
+        self.write_extended(&mut writer, opcode);
+        Ok(writer.at())
+    }
+
+    /// Pads the payload and writes the checksum: `packet` is then what goes into the datagram, or with a checksum of
+    /// zero where none is looked at, as between two ends of a lane.
+    ///
+    /// # Panics
+    /// When `packet` is not as long as [`Header::packet_bytes`] says.
+    pub fn seal(&self, packet: &mut [u8], datagram: Option<&Encapsulation>) {
+        assert_eq!(packet.len(), self.packet_bytes(), "a packet is sealed whole");
+        let padding_at = self.header_bytes() + self.payload_bytes as usize;
+        let (body, icrc) = packet.split_at_mut(packet.len() - ICRC_BYTES);
+        body[padding_at..].fill(0);
+        icrc.copy_from_slice(&datagram.map_or([0; ICRC_BYTES], |datagram| datagram.icrc(body)));
+    }
+
+    fn flags(&self, opcode: Opcode) -> u8 {
+        let mut flags = 0;
+        if self.place.is_some() {
+            flags |= flag::PLACE;
+        }
+        if self.selective.is_some() {
+            flags |= flag::SELECTIVE;
+        }
+        if self.rdma.is_some() && opcode.may_have_rdma() {
+            flags |= flag::RDMA;
+        }
+        flags
+    }
+
+    fn write_base(&self, writer: &mut Writer<'_>, opcode: Opcode) {
+        let flags = self.flags(opcode);
+        let version = if flags == 0 { VERSION_STANDARD } else { VERSION_SELECTIVE };
+        let padding = (self.payload_bytes as usize).next_multiple_of(PADDED_BYTES) - self.payload_bytes as usize;
+        let solicited = if self.solicited { SOLICITED } else { 0 };
+        let second = solicited | MIGRATED | (padding as u8) << PAD_SHIFT | version;
+        let is_echo = self.congestion_echo || opcode.is_congestion_notification();
+        writer.put(&[opcode.code(), second]);
+        writer.put(&PARTITION.to_be_bytes());
+        writer.put(&[if is_echo { BECN } else { 0 }]);
+        writer.u24(self.destination.0);
+        writer.put(&[flags | if self.ack_request { ACK_REQUEST } else { 0 }]);
+        writer.u24(self.psn.get());
+    }
+
+    fn write_extended(&self, writer: &mut Writer<'_>, opcode: Opcode) {
+        if let Some((queue_key, source)) = self.datagram {
+            writer.put(&queue_key.to_be_bytes());
+            writer.put(&[0]);
+            writer.u24(source.0);
+        }
+        if let Some(RdmaExtended { address, key, bytes }) = self.rdma {
+            writer.put(&address.to_be_bytes());
+            writer.put(&key.0.to_be_bytes());
+            writer.put(&bytes.to_be_bytes());
+        }
+        if let Some(Atomic { address, key, swap_or_add, compare }) = self.atomic.filter(|_| opcode.has_atomic()) {
+            writer.put(&address.to_be_bytes());
+            writer.put(&key.0.to_be_bytes());
+            writer.put(&swap_or_add.to_be_bytes());
+            writer.put(&compare.to_be_bytes());
+        }
+        if let Some(AckExtended { syndrome, messages }) = self.ack {
+            writer.put(&[byte_of(syndrome)]);
+            writer.u24(messages);
+        }
+        if let Some(atomic) = self.atomic.filter(|_| opcode.has_atomic_ack()) {
+            writer.put(&atomic.swap_or_add.to_be_bytes());
+        }
+        match self.immediate {
+            Some(Immediate::Data(data)) => writer.put(&data.to_be_bytes()),
+            Some(Immediate::Invalidate(key)) => writer.put(&key.0.to_be_bytes()),
+            None => {}
+        }
+        if opcode.is_congestion_notification() {
+            writer.put(&[0; NOTIFICATION_BYTES]);
+        }
+        if let Some(Place { message, packet, sent }) = self.place {
+            writer.u24(message);
+            writer.u24(packet);
+            writer.put(&sent.to_be_bytes());
+        }
+        if let Some(selective) = &self.selective {
+            write_selective(writer, selective);
+        }
+    }
+
+    /// Whether the fields go together and fit.
+    fn check(&self) -> Result<Opcode, HeaderError> {
+        let Header { service, operation: wanted, .. } = *self;
+        let operation =
+            Opcode::of(service, wanted, self.immediate).ok_or(HeaderError::Operation { service, operation: wanted })?;
+        let is_datagram = operation.service == super::Service::Ud;
+        let may_extend = !operation.is_congestion_notification();
+        let has_rdma = operation.has_rdma();
+        // Who needs it, who may have it, who has it.
+        let headers = [
+            ("DETH", is_datagram, is_datagram, self.datagram.is_some()),
+            ("RETH", has_rdma, has_rdma || operation.may_have_rdma(), self.rdma.is_some()),
+            (
+                "AtomicETH",
+                operation.has_atomic() || operation.has_atomic_ack(),
+                operation.has_atomic() || operation.has_atomic_ack(),
+                self.atomic.is_some(),
+            ),
+            ("AETH", operation.has_ack(), operation.has_ack(), self.ack.is_some()),
+            ("place", false, may_extend, self.place.is_some()),
+            ("selective acknowledgement", false, may_extend, self.selective.is_some()),
+            ("payload", false, operation.has_payload(), self.payload_bytes > 0),
+        ];
+        for (header, must, may, is_there) in headers {
+            match is_there {
+                true if !may => return Err(HeaderError::Unexpected { operation, header }),
+                false if must => return Err(HeaderError::Missing { operation, header }),
+                _ => {}
+            }
+        }
+        self.check_values(operation)?;
+        Ok(operation)
+    }
+
+    fn check_values(&self, opcode: Opcode) -> Result<(), HeaderError> {
+        let code = self.ack.map(|ack| match ack.syndrome {
+            Syndrome::Ack { credit_code } => credit_code,
+            Syndrome::ReceiverNotReady { timer_code } => timer_code,
+            _ => 0,
+        });
+        let answer = self.atomic.filter(|_| opcode.has_atomic_ack());
+        let most = u64::from(NUMBER_MAX);
+        let values = [
+            ("destination", u64::from(self.destination.0), most),
+            ("source", self.datagram.map_or(0, |(_, source)| u64::from(source.0)), most),
+            ("messages of AETH", self.ack.map_or(0, |ack| u64::from(ack.messages)), most),
+            ("code of AETH", code.map_or(0, u64::from), u64::from(syndrome::VALUE_MASK)),
+            ("message of place", self.place.map_or(0, |place| u64::from(place.message)), most),
+            ("packet of place", self.place.map_or(0, |place| u64::from(place.packet)), most),
+            ("address of AtomicAckETH", answer.map_or(0, |atomic| atomic.address), 0),
+            ("key of AtomicAckETH", answer.map_or(0, |atomic| u64::from(atomic.key.0)), 0),
+            ("compare of AtomicAckETH", answer.map_or(0, |atomic| atomic.compare), 0),
+            ("payload", u64::from(self.payload_bytes), PAYLOAD_BYTES_MAX as u64),
+        ];
+        match values.into_iter().find(|(_, value, most)| value > most) {
+            Some((field, value, _)) => Err(HeaderError::Field { field, value }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn write_selective(writer: &mut Writer<'_>, selective: &Selective) {
+    let Selective { expected, newest, arrived, marked, echo } = *selective;
+    writer.u24(expected.get());
+    writer.u24(newest.get());
+    writer.put(&marked.to_be_bytes());
+    writer.put(&echo.to_be_bytes());
+    writer.put(&[0; 2]);
+    writer.put(&arrived.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests;
