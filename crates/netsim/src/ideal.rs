@@ -1,0 +1,133 @@
+//! How long a flow takes when nothing else is in the network, in closed form: what its slowdown is counted from.
+
+use sim::Span;
+
+use crate::endpoint::{ETHERNET_BYTES_MIN, Flow, Framing};
+use crate::rate::Rate;
+use crate::topology::{Choices, HostId, Node, Routes, Topology};
+
+/// Paths through a network, and what flows on them take at best.
+#[derive(Debug)]
+pub struct Ideal<'a> {
+    topology: &'a Topology,
+    routes: Routes,
+    framing: Framing,
+    /// By host: the port at its end of its line.
+    ports: Vec<u32>,
+}
+
+/// A line as it lies on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hop {
+    rate: Rate,
+    delay: Span,
+}
+
+impl<'a> Ideal<'a> {
+    /// For flows that become packets in this way.
+    pub fn new(topology: &'a Topology, framing: Framing) -> Self {
+        let mut ports = vec![0; topology.hosts() as usize];
+        for (index, line) in topology.lines().iter().enumerate() {
+            for (end, node) in line.ends.iter().enumerate() {
+                if let Node::Host(host) = node {
+                    ports[host.0 as usize] = (2 * index + end) as u32;
+                }
+            }
+        }
+        Self { topology, routes: Routes::of(topology), framing, ports }
+    }
+
+    /// One of the shortest paths.
+    fn path(&self, from: HostId, to: HostId) -> Vec<Hop> {
+        let mut port = self.ports[from.0 as usize];
+        let mut hops = Vec::new();
+        loop {
+            let line = self.topology.lines()[port as usize / 2];
+            hops.push(Hop { rate: line.rate, delay: line.delay });
+            let Node::Switch(switch) = line.ends[1 - port as usize % 2] else { return hops };
+            port = match self.routes.towards(switch, to) {
+                Choices::One(port) => port,
+                Choices::Many(ports) => ports[0],
+            };
+        }
+    }
+
+    fn packet_bytes(&self, payload: u64) -> u64 {
+        (payload + u64::from(self.framing.overhead_bytes)).max(ETHERNET_BYTES_MIN.into())
+    }
+
+    /// From the first bit sent to the end of the last packet's arrival, with packets stored and forwarded by switches.
+    fn forward(&self, hops: &[Hop], bytes: u64) -> Span {
+        let payload = u64::from(self.framing.payload_bytes);
+        let packets = bytes.div_ceil(payload).max(1);
+        let (full, last) = (self.packet_bytes(payload), self.packet_bytes(bytes - (packets - 1) * payload));
+        // When the full packets have left a line, and when the last one has.
+        let (mut full_left, mut last_left) = (Span::ZERO, Span::ZERO);
+        let (mut before, mut slowest) = (Span::ZERO, Span::ZERO);
+        for hop in hops {
+            let span = hop.rate.span(full);
+            slowest = slowest.max(span);
+            before += span;
+            full_left = if packets > 1 { before + slowest * (packets - 2) } else { Span::ZERO };
+            last_left = full_left.max(last_left) + hop.rate.span(last);
+            before += hop.delay;
+            last_left += hop.delay;
+        }
+        debug_assert!(full_left <= last_left);
+        last_left
+    }
+
+    /// From the start of a flow until its sender knows that all of it has arrived.
+    pub fn span(&self, flow: &Flow) -> Span {
+        let hops = self.path(flow.from, flow.to);
+        let back: Span = hops.iter().map(|hop| hop.rate.span(self.framing.ack_bytes.into()) + hop.delay).sum();
+        self.forward(&hops, flow.bytes) + back
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Preset;
+    use sim::Time;
+
+    /// What the closed form says in short, packet by packet.
+    fn stepwise(ideal: &Ideal, flow: &Flow) -> Span {
+        let hops = ideal.path(flow.from, flow.to);
+        let payload = u64::from(ideal.framing.payload_bytes);
+        let mut left = vec![Span::ZERO; hops.len()];
+        let (mut rest, mut arrived) = (flow.bytes, Span::ZERO);
+        while rest > 0 {
+            let bytes = rest.min(payload);
+            rest -= bytes;
+            arrived = Span::ZERO;
+            for (hop, left) in hops.iter().zip(&mut left) {
+                *left = arrived.max(*left) + hop.rate.span(ideal.packet_bytes(bytes));
+                arrived = *left + hop.delay;
+            }
+        }
+        arrived + hops.iter().map(|hop| hop.rate.span(ideal.framing.ack_bytes.into()) + hop.delay).sum::<Span>()
+    }
+
+    #[test]
+    fn the_closed_form_is_what_packets_do_one_by_one() {
+        for preset in Preset::ALL {
+            let topology = preset.topology();
+            let framing = Framing { payload_bytes: 1000, overhead_bytes: 82, ack_bytes: 84 };
+            let ideal = Ideal::new(&topology, framing);
+            for to in [1, 17, 40, topology.hosts() - 1] {
+                for bytes in [1, 999, 1000, 1001, 1999, 2000, 7_300, 3_000_000] {
+                    let flow = Flow {
+                        start: Time::ZERO,
+                        from: HostId(0),
+                        to: HostId(to),
+                        bytes,
+                        connection: None,
+                        repeats: false,
+                    };
+                    assert_eq!(ideal.span(&flow), stepwise(&ideal, &flow), "{} {to} {bytes}", preset.name());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! A packet simulator: switches, lines, topologies and workloads around the endpoints of an RDMA transport.
+
+pub mod endpoint;
+pub mod ideal;
+pub mod impairment;
+pub mod network;
+mod packet;
+pub mod rate;
+pub mod results;
+pub mod switch;
+pub mod topology;
+pub mod window;
+
+pub use packet::Class;

@@ -1,0 +1,401 @@
+//! A network at work: the loop over events.
+
+mod forward;
+mod report;
+mod tap;
+
+use sim::{EventQueue, Random, Span, Time};
+
+use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, Incoming, Outgoing};
+use crate::impairment::{Impaired, Impairments};
+use crate::packet::{Arena, Fifo, Frame, PacketId};
+use crate::rate::Rate;
+use crate::switch::{Pfc, Switch, SwitchPlan};
+use crate::topology::{HostId, Node, Routes, Topology};
+
+pub use report::{FlowEnd, NetworkCounters};
+pub use tap::{Seen, Tap};
+
+/// Bytes on the wire of a packet, at most: a jumbo frame with preamble and gap.
+pub const PACKET_BYTES_MAX: u32 = 9_238;
+
+/// What happens.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A packet arrives at a port.
+    Arrive { port: u32, packet: PacketId },
+    /// A port has sent its packet.
+    Free { port: u32 },
+    /// A host's deadline.
+    Wake { host: u32 },
+    /// The next flow of the list begins.
+    Start,
+    /// A neighbour asks a port to pause, or to go on.
+    Pause { port: u32, is_on: bool },
+    /// The run is over.
+    Stop,
+}
+
+/// One end of a line.
+#[derive(Debug)]
+struct Port {
+    owner: Owner,
+    /// The port at the other end.
+    peer: u32,
+    rate: Rate,
+    delay: Span,
+    /// When the packet that is being sent has left.
+    free_at: Time,
+    /// Whether an event says so.
+    is_awaited: bool,
+    /// Whether the neighbour has asked not to be sent data.
+    is_paused: bool,
+    control: Fifo,
+    data: Fifo,
+    queued_max: u64,
+    /// What is wrong with the line, this way.
+    impaired: Option<Box<Impaired>>,
+    /// With pauses: bytes of the shared part that came by this port.
+    held: u64,
+    /// Whether this port has asked its neighbour to pause.
+    is_pausing: bool,
+    headroom: u64,
+    headroom_used: u64,
+    sent_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Host(u32),
+    Switch(u32),
+}
+
+/// What a network is made of.
+#[derive(Clone, Debug)]
+pub struct NetworkPlan {
+    /// Who is joined to whom.
+    pub topology: Topology,
+    /// How switches work.
+    pub switches: SwitchPlan,
+    /// What is wrong with lines: by the line's number, and from which of its ends.
+    pub impairments: Vec<(usize, usize, Impairments)>,
+    /// Of everything random in the network.
+    pub seed: u64,
+}
+
+/// Hosts' endpoints and all that is between them.
+pub struct Network<E: Endpoint> {
+    queue: EventQueue<Event>,
+    now: Time,
+    arena: Arena<E::Header>,
+    ports: Vec<Port>,
+    switches: Vec<Switch>,
+    plan: SwitchPlan,
+    routes: Routes,
+    endpoints: Vec<E>,
+    /// By host.
+    host_ports: Vec<u32>,
+    /// By host: the earliest event that wakes it.
+    wakes: Vec<Time>,
+    flows: Vec<Flow>,
+    /// Flows that have begun.
+    begun: usize,
+    /// When repeated flows begin no more.
+    repeat_until: Time,
+    ends: Vec<FlowEnd>,
+    /// Flows that have just ended, before they are looked at.
+    done: Vec<FlowId>,
+    counters: NetworkCounters,
+    tap: Option<Box<dyn Tap<E::Header>>>,
+}
+
+impl<E: Endpoint> Network<E> {
+    /// A network with these endpoints, one a host, and these flows, in order of their start.
+    ///
+    /// # Panics
+    /// If there is not an endpoint for each host, a flow's host does not exist, a flow goes to its own host, or flows
+    /// are not in order.
+    pub fn new(plan: &NetworkPlan, endpoints: Vec<E>, flows: Vec<Flow>) -> Self {
+        let topology = &plan.topology;
+        assert_eq!(endpoints.len(), topology.hosts() as usize, "an endpoint for each host");
+        assert!(flows.is_sorted_by_key(|flow| flow.start), "flows in order of their start");
+        let is_possible = |flow: &Flow| flow.from != flow.to && flow.from.0.max(flow.to.0) < topology.hosts();
+        assert!(flows.iter().all(is_possible), "flows between two hosts that there are");
+        let ports = ports(plan);
+        let mut host_ports = vec![0; endpoints.len()];
+        for (number, port) in ports.iter().enumerate() {
+            if let Owner::Host(host) = port.owner {
+                host_ports[host as usize] = number as u32;
+            }
+        }
+        let mut queue = EventQueue::new();
+        if let Some(first) = flows.first() {
+            queue.schedule(first.start, Event::Start);
+        }
+        Self {
+            queue,
+            now: Time::ZERO,
+            arena: Arena::new(),
+            switches: switches(plan, &ports),
+            ports,
+            plan: plan.switches.clone(),
+            routes: Routes::of(topology),
+            wakes: vec![Time::MAX; endpoints.len()],
+            endpoints,
+            host_ports,
+            flows,
+            begun: 0,
+            repeat_until: Time::MAX,
+            ends: Vec::new(),
+            done: Vec::new(),
+            counters: NetworkCounters::default(),
+            tap: None,
+        }
+    }
+
+    /// Lets somebody see what hosts send and get.
+    pub fn set_tap(&mut self, tap: Box<dyn Tap<E::Header>>) {
+        self.tap = Some(tap);
+    }
+
+    /// Repeated flows begin no more after this.
+    pub fn set_repeat_until(&mut self, until: Time) {
+        self.repeat_until = until;
+    }
+
+    /// Runs until this time; stops earlier when nothing is left to happen. Returns whether something is.
+    pub fn run_until(&mut self, end: Time) -> bool {
+        self.queue.schedule(end, Event::Stop);
+        while let Some((now, event)) = self.queue.next_event() {
+            self.now = now;
+            if let Event::Stop = event {
+                if now >= end {
+                    break;
+                }
+                continue; // of a run that ended before its time
+            }
+            self.counters.events += 1;
+            self.handle(event);
+        }
+        !self.queue.is_empty()
+    }
+
+    /// Runs until all flows have ended, or this time has come. Returns whether they have.
+    pub fn run_flows(&mut self, end: Time) -> bool {
+        self.queue.schedule(end, Event::Stop);
+        while self.ends.len() < self.flows.len() {
+            let Some((now, event)) = self.queue.next_event() else { return false };
+            self.now = now;
+            if let Event::Stop = event {
+                if now >= end {
+                    return false;
+                }
+                continue; // of a run that ended before its time
+            }
+            self.counters.events += 1;
+            self.handle(event);
+        }
+        true
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrive { port, packet } => self.arrive(port, packet),
+            Event::Free { port } => self.free(port),
+            Event::Wake { host } => self.wake(host),
+            Event::Start => self.start(),
+            Event::Pause { port, is_on } => self.pause(port, is_on),
+            Event::Stop => {}
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// The endpoints, by host.
+    pub fn endpoints(&self) -> &[E] {
+        &self.endpoints
+    }
+
+    /// The flows that have begun or will.
+    pub fn flows(&self) -> &[Flow] {
+        &self.flows
+    }
+
+    /// The flows that have ended, in that order.
+    pub fn ends(&self) -> &[FlowEnd] {
+        &self.ends
+    }
+
+    /// What the network has counted.
+    pub fn counters(&self) -> NetworkCounters {
+        let used = self.switches.iter().map(|switch| switch.used_max).max().unwrap_or(0);
+        let queue = self.ports.iter().map(|port| port.queued_max).max().unwrap_or(0);
+        NetworkCounters { buffer_max_bytes: used, queue_max_bytes: queue, ..self.counters }
+    }
+
+    /// What all endpoints have counted together.
+    pub fn endpoint_counters(&self) -> EndpointCounters {
+        self.endpoints.iter().fold(EndpointCounters::default(), |sum, endpoint| sum.plus(endpoint.counters()))
+    }
+
+    /// Packets under way now, queued or on a line.
+    pub fn packets_under_way(&self) -> usize {
+        self.arena.in_use()
+    }
+
+    /// Bytes of memory that the network and its endpoints hold, as far as they can tell.
+    pub fn memory_bytes(&self) -> usize {
+        let ports = self.ports.capacity() * size_of::<Port>();
+        let flows = self.flows.capacity() * size_of::<Flow>() + self.ends.capacity() * size_of::<FlowEnd>();
+        let endpoints: usize = self.endpoints.iter().map(Endpoint::memory_bytes).sum();
+        self.arena.memory_bytes() + self.queue.memory_bytes() + self.routes.memory_bytes() + ports + flows + endpoints
+    }
+
+    fn start(&mut self) {
+        while let Some(flow) = self.flows.get(self.begun).copied() {
+            if flow.start > self.now {
+                self.queue.schedule(flow.start, Event::Start);
+                return;
+            }
+            self.begin(FlowId(self.begun as u32), &flow);
+            self.begun += 1;
+        }
+    }
+
+    fn begin(&mut self, id: FlowId, flow: &Flow) {
+        E::start(&mut self.endpoints, self.now, id, flow);
+        self.attend(flow.to.0);
+        self.attend(flow.from.0);
+    }
+
+    fn wake(&mut self, host: u32) {
+        if self.wakes[host as usize] != self.now {
+            return; // an earlier event has taken its place
+        }
+        self.wakes[host as usize] = Time::MAX;
+        self.endpoints[host as usize].advance(self.now);
+        self.attend(host);
+    }
+
+    /// A packet has come to a host.
+    fn deliver(&mut self, host: u32, packet: PacketId) {
+        let frame = *self.arena.frame(packet);
+        if frame.is_corrupt {
+            self.counters.corrupt_packets += 1;
+        } else {
+            let header = *self.arena.header(packet);
+            self.see(Seen::Received, &frame, &header);
+            let incoming =
+                Incoming { from: frame.from, header, is_marked: frame.is_marked, is_trimmed: frame.is_trimmed };
+            self.counters.delivered_packets += 1;
+            self.endpoints[host as usize].receive(self.now, &incoming);
+        }
+        self.arena.remove(packet);
+        self.attend(host);
+    }
+
+    /// After anything happened to an endpoint: what has ended, what it sends, when it wants to be woken.
+    fn attend(&mut self, host: u32) {
+        self.endpoints[host as usize].finished(&mut self.done);
+        while let Some(id) = self.done.pop() {
+            self.end(id);
+        }
+        self.send(host);
+        let deadline = self.endpoints[host as usize].deadline().unwrap_or(Time::MAX);
+        if deadline < self.wakes[host as usize] {
+            let at = deadline.max(self.now);
+            self.wakes[host as usize] = at;
+            self.queue.schedule(at, Event::Wake { host });
+        }
+    }
+
+    fn end(&mut self, id: FlowId) {
+        let flow = self.flows[id.0 as usize];
+        self.counters.flows_ended += 1;
+        if flow.repeats {
+            self.counters.repeated_bytes += flow.bytes;
+            if self.now < self.repeat_until {
+                E::start(&mut self.endpoints, self.now, id, &flow);
+            }
+            return;
+        }
+        self.ends.push(FlowEnd { id, at: self.now });
+    }
+
+    /// Lets a host send, if its line is free.
+    fn send(&mut self, host: u32) {
+        let number = self.host_ports[host as usize];
+        let port = &self.ports[number as usize];
+        if port.is_awaited || port.is_paused {
+            return;
+        }
+        let Some(outgoing) = self.endpoints[host as usize].transmit(self.now) else { return };
+        let Outgoing { to, bytes, trimmed_bytes, label, class, header } = outgoing;
+        debug_assert!(bytes <= PACKET_BYTES_MAX);
+        let frame = Frame::new(bytes, HostId(host), to, label, class, trimmed_bytes);
+        self.see(Seen::Sent, &frame, &header);
+        let packet = self.arena.add(frame, header);
+        self.launch(number, packet);
+        self.await_free(number);
+    }
+
+    fn see(&mut self, what: Seen, frame: &Frame, header: &E::Header) {
+        if let Some(tap) = &mut self.tap {
+            tap.packet(self.now, what, (frame.from, frame.to), (frame.label, frame.is_marked), header);
+        }
+    }
+}
+
+fn ports(plan: &NetworkPlan) -> Vec<Port> {
+    let mut ports = Vec::with_capacity(2 * plan.topology.lines().len());
+    for line in plan.topology.lines() {
+        let headroom =
+            plan.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, PACKET_BYTES_MAX.into()));
+        for end in line.ends {
+            let owner = match end {
+                Node::Host(host) => Owner::Host(host.0),
+                Node::Switch(switch) => Owner::Switch(switch.0),
+            };
+            ports.push(Port {
+                owner,
+                peer: ports.len() as u32 ^ 1,
+                rate: line.rate,
+                delay: line.delay,
+                free_at: Time::ZERO,
+                is_awaited: false,
+                is_paused: false,
+                control: Fifo::EMPTY,
+                data: Fifo::EMPTY,
+                queued_max: 0,
+                impaired: None,
+                held: 0,
+                is_pausing: false,
+                headroom,
+                headroom_used: 0,
+                sent_bytes: 0,
+            });
+        }
+    }
+    for (line, end, impairments) in &plan.impairments {
+        let random = Random::new(plan.seed, &format!("line {line} from end {end}"));
+        let impaired = (!impairments.is_none()).then(|| Box::new(Impaired::new(impairments.clone(), random)));
+        ports[2 * line + end].impaired = impaired;
+    }
+    ports
+}
+
+fn switches(plan: &NetworkPlan, ports: &[Port]) -> Vec<Switch> {
+    let mut headroom = vec![0; plan.topology.switches() as usize];
+    for port in ports {
+        if let Owner::Switch(switch) = port.owner {
+            headroom[switch as usize] += port.headroom;
+        }
+    }
+    let switch = |(number, headroom): (usize, u64)| {
+        Switch::new(&plan.switches, headroom, Random::new(plan.seed, &format!("switch {number}")))
+    };
+    headroom.into_iter().enumerate().map(switch).collect()
+}

@@ -1,0 +1,223 @@
+//! Ports and switches: what becomes of a packet between hosts.
+
+use sim::Time;
+
+use super::{Event, Network, Owner};
+use crate::endpoint::{ETHERNET_BYTES_MIN, Endpoint};
+use crate::packet::{Class, PacketId};
+use crate::topology::SwitchId;
+
+use crate::topology::Choices;
+
+impl<E: Endpoint> Network<E> {
+    /// A packet has arrived at a port.
+    pub(super) fn arrive(&mut self, port: u32, packet: PacketId) {
+        match self.ports[port as usize].owner {
+            Owner::Host(host) => self.deliver(host, packet),
+            Owner::Switch(switch) => {
+                if self.arena.frame(packet).is_corrupt {
+                    self.counters.corrupt_packets += 1;
+                    self.arena.remove(packet);
+                    return;
+                }
+                self.forward(switch, port, packet);
+            }
+        }
+    }
+
+    fn forward(&mut self, number: u32, ingress: u32, packet: PacketId) {
+        let frame = *self.arena.frame(packet);
+        let switch = &mut self.switches[number as usize];
+        let out = match self.routes.towards(SwitchId(number), frame.to) {
+            Choices::One(port) => port,
+            Choices::Many([only]) => *only,
+            Choices::Many(ports) => ports[switch.choose(self.plan.spreading, frame.label, ports.len())],
+        };
+        let (bytes, port) = (u64::from(frame.bytes), &self.ports[out as usize]);
+        let queued = if frame.class == Class::Control { port.control.bytes } else { port.data.bytes };
+        if self.plan.pfc.is_some() && frame.class == Class::Data {
+            if self.hold(number, ingress, bytes) {
+                return self.enqueue(ingress, out, packet);
+            }
+        } else if switch.admits(queued, bytes) {
+            switch.take(bytes);
+            return self.enqueue(ingress, out, packet);
+        }
+        let is_trimmable =
+            self.plan.trims && frame.class == Class::Data && u32::from(frame.trimmed_bytes) < frame.bytes;
+        if is_trimmable {
+            let trimmed = u64::from(frame.trimmed_bytes).max(ETHERNET_BYTES_MIN.into());
+            let switch = &mut self.switches[number as usize];
+            if switch.admits(self.ports[out as usize].control.bytes, trimmed) {
+                switch.take(trimmed);
+                let frame = self.arena.frame_mut(packet);
+                (frame.bytes, frame.class, frame.is_trimmed) = (trimmed as u32, Class::Control, true);
+                self.counters.trimmed_packets += 1;
+                return self.enqueue(ingress, out, packet);
+            }
+        }
+        self.counters.dropped_packets += 1;
+        self.arena.remove(packet);
+    }
+
+    /// With pauses: takes a packet into the shared part, or into the headroom of the port that it came by, which then
+    /// asks its neighbour to pause. A packet never waits for its queue's share. Returns whether there was room.
+    fn hold(&mut self, switch: u32, ingress: u32, bytes: u64) -> bool {
+        let Some(pfc) = &self.plan.pfc else { return false };
+        let switch = &mut self.switches[switch as usize];
+        let port = &mut self.ports[ingress as usize];
+        if port.held + bytes <= switch.pause_above(pfc) {
+            switch.take(bytes);
+            port.held += bytes;
+            return true;
+        }
+        let has_room = port.headroom_used + bytes <= port.headroom;
+        if has_room {
+            port.headroom_used += bytes;
+        }
+        if !port.is_pausing {
+            self.counters.pauses += 1;
+            self.tell_pause(ingress, true);
+        }
+        has_room
+    }
+
+    /// Gives back what [`Self::hold`] took, the headroom's first.
+    fn let_go(&mut self, switch: u32, ingress: u32, bytes: u64) {
+        let port = &mut self.ports[ingress as usize];
+        let from_headroom = bytes.min(port.headroom_used);
+        port.headroom_used -= from_headroom;
+        port.held -= bytes - from_headroom;
+        self.switches[switch as usize].free(bytes - from_headroom);
+        self.ask_to_go_on(switch, ingress);
+    }
+
+    fn enqueue(&mut self, ingress: u32, out: u32, packet: PacketId) {
+        let frame = self.arena.frame_mut(packet);
+        frame.ingress = ingress;
+        let class = frame.class;
+        let port = &mut self.ports[out as usize];
+        match class {
+            Class::Control => port.control.push(&mut self.arena, packet),
+            Class::Data => port.data.push(&mut self.arena, packet),
+        }
+        port.queued_max = port.queued_max.max(port.data.bytes + port.control.bytes);
+        self.transmit(out);
+    }
+
+    /// Lets a neighbour go on when it has little enough here.
+    fn ask_to_go_on(&mut self, switch: u32, number: u32) {
+        let Some(pfc) = &self.plan.pfc else { return };
+        let port = &self.ports[number as usize];
+        let limit = self.switches[switch as usize].pause_above(pfc).saturating_sub(pfc.hysteresis_bytes);
+        if port.is_pausing && port.headroom_used == 0 && (port.held <= limit || port.held == 0) {
+            self.tell_pause(number, false);
+        }
+    }
+
+    /// A pause frame is sent between two packets: it waits for the one that is being sent.
+    fn tell_pause(&mut self, number: u32, is_on: bool) {
+        let port = &mut self.ports[number as usize];
+        port.is_pausing = is_on;
+        let begin = port.free_at.max(self.now);
+        let at = begin + port.rate.span(ETHERNET_BYTES_MIN.into()) + port.delay;
+        self.queue.schedule(at, Event::Pause { port: port.peer, is_on });
+    }
+
+    pub(super) fn pause(&mut self, number: u32, is_on: bool) {
+        self.ports[number as usize].is_paused = is_on;
+        if !is_on {
+            self.go_on(number);
+        }
+    }
+
+    pub(super) fn free(&mut self, number: u32) {
+        self.ports[number as usize].is_awaited = false;
+        self.go_on(number);
+    }
+
+    /// A port may send again.
+    fn go_on(&mut self, number: u32) {
+        match self.ports[number as usize].owner {
+            Owner::Host(host) => self.attend(host),
+            Owner::Switch(_) => self.transmit(number),
+        }
+    }
+
+    /// Sends a switch port's next packet, if its line is free. Only a port with more to send awaits the end of it.
+    fn transmit(&mut self, number: u32) {
+        let port = &mut self.ports[number as usize];
+        if port.is_awaited {
+            return;
+        }
+        if port.free_at > self.now {
+            return self.await_free(number);
+        }
+        let next = match port.control.pop(&self.arena) {
+            Some(packet) => Some(packet),
+            None if port.is_paused => None,
+            None => port.data.pop(&self.arena),
+        };
+        let Some(packet) = next else { return };
+        let (left, rate) = (port.data.bytes, port.rate);
+        let is_more = !port.control.is_empty() || !port.data.is_empty() && !port.is_paused;
+        let Owner::Switch(switch) = port.owner else { return };
+        let frame = self.arena.frame_mut(packet);
+        let (bytes, class, ingress) = (u64::from(frame.bytes), frame.class, frame.ingress);
+        if let (Some(ecn), Class::Data) = (&self.plan.ecn, class)
+            && self.switches[switch as usize].marks(ecn, rate, left)
+        {
+            frame.is_marked = true;
+            self.counters.marked_packets += 1;
+        }
+        if self.plan.pfc.is_some() && class == Class::Data {
+            self.let_go(switch, ingress, bytes);
+        } else {
+            self.switches[switch as usize].free(bytes);
+        }
+        self.launch(number, packet);
+        if is_more {
+            self.await_free(number);
+        }
+    }
+
+    /// An event comes when the port's line is free again.
+    pub(super) fn await_free(&mut self, number: u32) {
+        let port = &mut self.ports[number as usize];
+        port.is_awaited = true;
+        self.queue.schedule(port.free_at, Event::Free { port: number });
+    }
+
+    /// Puts a packet on the line.
+    pub(super) fn launch(&mut self, number: u32, packet: PacketId) {
+        let port = &mut self.ports[number as usize];
+        let bytes = u64::from(self.arena.frame(packet).bytes);
+        port.free_at = self.now + port.rate.span(bytes);
+        port.sent_bytes += bytes;
+        self.counters.sent_packets += 1;
+        let (arrives, peer) = (port.free_at + port.delay, port.peer);
+        match &mut port.impaired {
+            None => self.queue.schedule(arrives, Event::Arrive { port: peer, packet }),
+            Some(line) => {
+                let fate = line.fate();
+                self.befall(fate, arrives, peer, packet);
+            }
+        }
+    }
+
+    fn befall(&mut self, fate: crate::impairment::Fate, arrives: Time, peer: u32, packet: PacketId) {
+        if fate.is_lost {
+            self.counters.lost_packets += 1;
+            self.arena.remove(packet);
+            return;
+        }
+        self.arena.frame_mut(packet).is_corrupt |= fate.is_corrupt;
+        if fate.is_doubled {
+            self.counters.doubled_packets += 1;
+            let copy = self.arena.copy(packet);
+            self.queue.schedule(arrives, Event::Arrive { port: peer, packet: copy });
+        }
+        self.counters.late_packets += u64::from(fate.late.ps() > 0);
+        self.queue.schedule(arrives + fate.late, Event::Arrive { port: peer, packet });
+    }
+}

@@ -1,0 +1,231 @@
+//! Shapes that are known by name.
+
+use std::str::FromStr;
+
+use sim::Span;
+
+use super::{HostId, Line, Node, SwitchId, Topology, TopologyError};
+use crate::rate::Rate;
+
+/// The measures of a network of two or three tiers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tiers {
+    /// Groups of leaves; 1 in two tiers.
+    pub pods: u32,
+    /// Switches above hosts, a pod.
+    pub leaves: u32,
+    /// Hosts under each leaf.
+    pub hosts_per_leaf: u32,
+    /// Switches above leaves, a pod: spines, or the aggregation in three tiers.
+    pub spines: u32,
+    /// Switches above those, for each of a pod's spines: the first spine of every pod is joined to the first so many,
+    /// the second one to the next, and so on. 0 in two tiers.
+    pub cores_per_spine: u32,
+    /// Of hosts' lines.
+    pub host_rate: Rate,
+    /// Of lines between leaves and spines.
+    pub leaf_rate: Rate,
+    /// Of lines between spines and cores.
+    pub core_rate: Rate,
+    /// Of every line.
+    pub delay: Span,
+}
+
+/// A published topology (the authors' simulation inputs of SRNIC, NSDI 2023).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// 256 hosts under 8 leaves and 8 spines, 100 and 400 Gb/s: not oversubscribed.
+    LeafSpine256,
+    /// 1,024 hosts: 16 pods of 4 leaves and 4 spines, 16 cores, 100 and 400 Gb/s: not oversubscribed.
+    ThreeTier1024,
+    /// 4,096 hosts: 8 pods of 32 leaves and 4 spines, 16 cores, 40 Gb/s at the edge, oversubscribed 4:1.
+    ThreeTier4096,
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::LeafSpine256, Self::ThreeTier1024, Self::ThreeTier4096];
+
+    /// As on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LeafSpine256 => "leaf-spine-256",
+            Self::ThreeTier1024 => "three-tier-1024",
+            Self::ThreeTier4096 => "three-tier-4096",
+        }
+    }
+
+    /// Its measures.
+    pub fn tiers(self) -> Tiers {
+        let rate = |gbps| Rate::from_gbps(gbps).expect("the presets' rates are possible");
+        let of = |pods, leaves, hosts_per_leaf, spines, cores_per_spine, [host, leaf, core]: [f64; 3]| Tiers {
+            pods,
+            leaves,
+            hosts_per_leaf,
+            spines,
+            cores_per_spine,
+            host_rate: rate(host),
+            leaf_rate: rate(leaf),
+            core_rate: rate(core),
+            delay: Span::from_ns(1000.0),
+        };
+        match self {
+            Self::LeafSpine256 => of(1, 8, 32, 8, 0, [100.0, 400.0, 400.0]),
+            Self::ThreeTier1024 => of(16, 4, 16, 4, 4, [100.0, 400.0, 400.0]),
+            Self::ThreeTier4096 => of(8, 32, 16, 4, 4, [40.0, 40.0, 400.0]),
+        }
+    }
+
+    /// The plan.
+    pub fn topology(self) -> Topology {
+        three_tier(&self.tiers()).expect("the presets are networks")
+    }
+}
+
+impl FromStr for Preset {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|preset| preset.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("'{name}' is no topology; try one of {names}")
+        })
+    }
+}
+
+fn host(number: u32) -> Node {
+    Node::Host(HostId(number))
+}
+
+fn switch(number: u32) -> Node {
+    Node::Switch(SwitchId(number))
+}
+
+fn positive(measures: &[(&'static str, u32)]) -> Result<(), TopologyError> {
+    match measures.iter().find(|(_, value)| *value == 0) {
+        Some((what, _)) => Err(TopologyError::Shape { what, value: "0".to_owned(), remedy: "take at least 1" }),
+        None => Ok(()),
+    }
+}
+
+/// Two switches with so many hosts each, and one line between them.
+///
+/// # Errors
+/// When it would have no hosts, or too many.
+pub fn dumbbell(
+    hosts_per_side: u32,
+    host_rate: Rate,
+    middle_rate: Rate,
+    delay: Span,
+) -> Result<Topology, TopologyError> {
+    positive(&[("hosts_per_side", hosts_per_side)])?;
+    let hosts = hosts_per_side.saturating_mul(2);
+    super::TopologyError::limit("hosts", hosts.into(), super::HOSTS_MAX)?;
+    let edges =
+        (0..hosts).map(|number| Line { ends: [host(number), switch(number / hosts_per_side)], rate: host_rate, delay });
+    let middle = Line { ends: [switch(0), switch(1)], rate: middle_rate, delay };
+    Topology::new(hosts, 2, edges.chain([middle]).collect())
+}
+
+/// Leaves with hosts, every leaf joined to every spine.
+///
+/// # Errors
+/// When a measure is 0, or there are too many nodes.
+pub fn leaf_spine(tiers: &Tiers) -> Result<Topology, TopologyError> {
+    three_tier(&Tiers { pods: 1, cores_per_spine: 0, ..*tiers })
+}
+
+/// Pods of leaves and spines; the spine of number i of every pod is joined to the cores of its number.
+///
+/// # Errors
+/// When a measure is 0, or there are too many nodes; when there are several pods without cores.
+pub fn three_tier(tiers: &Tiers) -> Result<Topology, TopologyError> {
+    let Tiers { pods, leaves, hosts_per_leaf, spines, cores_per_spine, .. } = *tiers;
+    positive(&[("pods", pods), ("leaves", leaves), ("hosts_per_leaf", hosts_per_leaf), ("spines", spines)])?;
+    let wide = |factors: [u32; 3]| factors.iter().map(|factor| u64::from(*factor)).fold(1, u64::saturating_mul);
+    TopologyError::limit("hosts", wide([pods, leaves, hosts_per_leaf]), super::HOSTS_MAX)?;
+    let switches = wide([pods, leaves, 1]) + wide([pods, spines, 1]) + wide([spines, cores_per_spine, 1]);
+    TopologyError::limit("switches", switches, super::SWITCHES_MAX)?;
+    let (leaves_all, spines_all) = (pods * leaves, pods * spines);
+    let (first_spine, first_core) = (leaves_all, leaves_all + spines_all);
+    let mut lines = Vec::new();
+    let mut join = |a, b, rate| lines.push(Line { ends: [a, b], rate, delay: tiers.delay });
+    let hosts = leaves_all * hosts_per_leaf;
+    (0..hosts).for_each(|number| join(host(number), switch(number / hosts_per_leaf), tiers.host_rate));
+    for leaf in 0..leaves_all {
+        let pod_spines = first_spine + leaf / leaves * spines;
+        (0..spines).for_each(|spine| join(switch(leaf), switch(pod_spines + spine), tiers.leaf_rate));
+    }
+    for spine in 0..spines_all {
+        let its_cores = first_core + spine % spines * cores_per_spine;
+        (0..cores_per_spine)
+            .for_each(|core| join(switch(first_spine + spine), switch(its_cores + core), tiers.core_rate));
+    }
+    Topology::new(hosts, first_core + spines * cores_per_spine, lines)
+}
+
+/// The fat tree of switches with `ports` ports each (Al-Fares et al., SIGCOMM 2008): `ports`^3 / 4 hosts, all lines of
+/// one rate, not oversubscribed.
+///
+/// # Errors
+/// When the number of ports is odd or too small, or there are too many nodes.
+pub fn fat_tree(ports: u32, rate: Rate, delay: Span) -> Result<Topology, TopologyError> {
+    if ports < 2 || !ports.is_multiple_of(2) {
+        let remedy = "take an even number from 2 to 64";
+        return Err(TopologyError::Shape { what: "ports", value: ports.to_string(), remedy });
+    }
+    let half = ports / 2;
+    three_tier(&Tiers {
+        pods: ports,
+        leaves: half,
+        hosts_per_leaf: half,
+        spines: half,
+        cores_per_spine: half,
+        host_rate: rate,
+        leaf_rate: rate,
+        core_rate: rate,
+        delay,
+    })
+}
+
+impl TopologyError {
+    fn limit(what: &'static str, count: u64, most: u32) -> Result<(), Self> {
+        if count > most.into() { Err(Self::TooMany { what, count, most: most.into() }) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_have_the_published_counts() {
+        for (preset, hosts, switches, lines) in [
+            (Preset::LeafSpine256, 256, 16, 320),
+            (Preset::ThreeTier1024, 1024, 144, 1536),
+            (Preset::ThreeTier4096, 4096, 304, 5248),
+        ] {
+            let topology = preset.topology();
+            assert_eq!((topology.hosts(), topology.switches(), topology.lines().len()), (hosts, switches, lines));
+            assert_eq!(preset.name().parse(), Ok(preset));
+        }
+        assert!("leaf-spine-512".parse::<Preset>().unwrap_err().contains("try one of leaf-spine-256"));
+    }
+
+    #[test]
+    fn a_fat_tree_of_4_ports_has_16_hosts() {
+        let rate = Rate::from_gbps(10.0).unwrap();
+        let topology = fat_tree(4, rate, Span::ZERO).unwrap();
+        assert_eq!((topology.hosts(), topology.switches(), topology.lines().len()), (16, 20, 48));
+        let error = fat_tree(5, rate, Span::ZERO).unwrap_err().to_string();
+        assert_eq!(error, "ports 5; take an even number from 2 to 64");
+        assert!(fat_tree(1000, rate, Span::ZERO).unwrap_err().to_string().contains("at most 65536"));
+    }
+
+    #[test]
+    fn pods_without_cores_do_not_reach_each_other() {
+        let tiers = Tiers { cores_per_spine: 0, ..Preset::ThreeTier1024.tiers() };
+        let error = three_tier(&tiers).unwrap_err().to_string();
+        assert_eq!(error, "host h64 cannot be reached from host h0; join their switches by a line");
+    }
+}

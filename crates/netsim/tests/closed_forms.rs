@@ -1,0 +1,81 @@
+//! The first rung of verification: what can be said on paper.
+
+use netsim::endpoint::{Flow, Framing};
+use netsim::ideal::Ideal;
+use netsim::network::{Network, NetworkPlan};
+use netsim::rate::Rate;
+use netsim::switch::SwitchPlan;
+use netsim::topology::{HostId, Preset, Topology, dumbbell};
+use netsim::window::{Window, WindowPlan};
+use sim::{Span, Time};
+
+fn window() -> WindowPlan {
+    WindowPlan { payload_bytes: 1000, window: 4096, timeout: Span::from_ns(1e7) }
+}
+
+fn flow(from: u32, to: u32, bytes: u64) -> Flow {
+    Flow { start: Time::ZERO, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
+}
+
+fn plan(topology: Topology) -> NetworkPlan {
+    NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed: 1 }
+}
+
+fn ran(plan: &NetworkPlan, flows: Vec<Flow>) -> Network<Window> {
+    let mut network = Network::new(plan, Window::fleet(window(), plan.topology.hosts()), flows);
+    assert!(network.run_flows(Time::from_ps(1_000_000_000_000)), "all flows end within a second");
+    network
+}
+
+fn packet(framing: Framing) -> u64 {
+    u64::from(framing.payload_bytes + framing.overhead_bytes)
+}
+
+#[test]
+fn a_flow_alone_takes_its_closed_form_to_the_picosecond() {
+    for preset in [Preset::LeafSpine256, Preset::ThreeTier1024, Preset::ThreeTier4096] {
+        let plan = plan(preset.topology());
+        let ideal = Ideal::new(&plan.topology, window().framing());
+        for (to, bytes) in [(1, 64), (1, 1_000_000), (20, 3000), (plan.topology.hosts() - 1, 777_777)] {
+            let network = ran(&plan, vec![flow(0, to, bytes)]);
+            let end = network.ends()[0].at.since(Time::ZERO);
+            assert_eq!(end, ideal.span(&flow(0, to, bytes)), "{} to {to}, {bytes} B", preset.name());
+        }
+    }
+}
+
+#[test]
+fn an_incast_drains_at_its_receivers_rate() {
+    let (gbps, senders, bytes) = (100.0, 15_u32, 200_000_u64);
+    let rate = Rate::from_gbps(gbps).unwrap();
+    let tiers = netsim::topology::Tiers { leaves: 1, hosts_per_leaf: senders + 1, ..Preset::LeafSpine256.tiers() };
+    let plan = plan(netsim::topology::leaf_spine(&tiers).unwrap());
+    let network = ran(&plan, (1..=senders).map(|from| flow(from, 0, bytes)).collect());
+    let last = network.ends().iter().map(|end| end.at).max().unwrap();
+    // The receiver's line is busy from the first packet's arrival at the switch until the last one has left it.
+    let framing = window().framing();
+    let packets = u64::from(senders) * bytes / 1000;
+    let delay = tiers.delay;
+    let data = rate.span(packet(framing)) + delay + rate.span(packet(framing)) * packets + delay;
+    let ack = (rate.span(framing.ack_bytes.into()) + delay) * 2;
+    let (expected, one) = (Time::ZERO + data + ack, rate.span(packet(framing)));
+    assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
+    assert_eq!((network.counters().dropped_packets, network.packets_under_way()), (0, 0));
+}
+
+#[test]
+fn a_narrow_middle_is_shared_to_the_last_bit() {
+    let rate = |gbps| Rate::from_gbps(gbps).unwrap();
+    let (hosts, bytes) = (4_u32, 500_000_u64);
+    let delay = Span::from_ns(500.0);
+    let plan = plan(dumbbell(hosts, rate(100.0), rate(50.0), delay).unwrap());
+    let network = ran(&plan, (0..hosts).map(|from| flow(from, hosts + from, bytes)).collect());
+    let last = network.ends().iter().map(|end| end.at).max().unwrap();
+    let framing = window().framing();
+    let packets = u64::from(hosts) * bytes / 1000;
+    let edge = rate(100.0).span(packet(framing)) + delay;
+    let middle = rate(50.0).span(packet(framing)) * packets + delay;
+    let back = rate(100.0).span(84) * 2 + rate(50.0).span(84) + delay * 3;
+    let (expected, one) = (Time::ZERO + edge + middle + edge + back, rate(50.0).span(packet(framing)));
+    assert!(last.max(expected).since(last.min(expected)) <= one, "{last:?}, not {expected:?}");
+}
