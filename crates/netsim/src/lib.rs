@@ -10,5 +10,6 @@ pub mod results;
 pub mod switch;
 pub mod topology;
 pub mod window;
+pub mod workload;
 
 pub use packet::Class;

@@ -1,0 +1,36 @@
+//! Events a second of the network alone, with the thinnest endpoint: `cargo bench -p netsim`.
+
+use std::time::Instant;
+
+use netsim::network::{Network, NetworkPlan};
+use netsim::switch::SwitchPlan;
+use netsim::topology::Preset;
+use netsim::window::{Window, WindowPlan};
+use netsim::workload::{SizeDistribution, Workload};
+use sim::{Span, Time};
+
+fn main() {
+    for preset in [Preset::LeafSpine256, Preset::ThreeTier1024] {
+        let plan = NetworkPlan {
+            topology: preset.topology(),
+            switches: SwitchPlan::default(),
+            impairments: Vec::new(),
+            seed: 1,
+        };
+        let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
+        let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(1e6) };
+        let flows = workload.flows(&plan.topology, 1).expect("a possible load");
+        let window = WindowPlan { payload_bytes: 1000, window: 128, timeout: Span::from_ns(1e6) };
+        let mut network = Network::new(&plan, Window::fleet(window, plan.topology.hosts()), flows);
+        let begun = Instant::now();
+        network.run_flows(Time::from_ps(1_000_000_000_000));
+        let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());
+        println!(
+            "{}: {} flows, {events} events in {s:.2} s: {:.2} M a second; {:.1} MB",
+            preset.name(),
+            network.ends().len(),
+            events as f64 / s / 1e6,
+            network.memory_bytes() as f64 / 1e6
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! Who sends how much to whom, and when.
+
+mod distribution;
+mod trace;
+
+use sim::{Random, Span, Time};
+use thiserror::Error;
+
+use crate::endpoint::Flow;
+use crate::topology::{HostId, Topology};
+
+pub use distribution::SizeDistribution;
+pub use trace::{TraceError, read_trace};
+
+/// Flows of a workload at most.
+pub const FLOWS_MAX: usize = 10_000_000;
+const PS_PER_S: f64 = 1e12;
+
+/// A pattern of flows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Workload {
+    /// Every host sends to one other, and gets from one other, at once.
+    Permutation {
+        /// Bytes of each flow.
+        bytes: u64,
+    },
+    /// Many send to one at once.
+    Incast {
+        /// How many.
+        senders: u32,
+        /// Bytes of each flow.
+        bytes: u64,
+    },
+    /// Every host sends to every other at once.
+    AllToAll {
+        /// Bytes of each flow.
+        bytes: u64,
+    },
+    /// Flows begin at random times at every host, to any other.
+    Poisson {
+        /// How large they are.
+        sizes: SizeDistribution,
+        /// The share of a host's rate that its flows' bytes need on average, above 0 up to 1.
+        load: f64,
+        /// How long flows begin.
+        during: Span,
+    },
+    /// These.
+    Listed(Vec<Flow>),
+}
+
+/// A workload that a network cannot have.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum WorkloadError {
+    /// More than can be moved, or nothing.
+    #[error("a load of {load}; take more than 0 and at most 1 of a host's rate")]
+    Load {
+        /// What was asked for.
+        load: f64,
+    },
+    /// Not that many hosts.
+    #[error("{senders} senders among {hosts} hosts; take 1 to {}", hosts - 1)]
+    Senders {
+        /// What was asked for.
+        senders: u32,
+        /// What there are.
+        hosts: u32,
+    },
+    /// A host that is not there, or a flow to itself.
+    #[error("flow {index} goes from host {from} to host {to} of {hosts}; name two hosts from 0 to {}", hosts - 1)]
+    Hosts {
+        /// Which of the list.
+        index: usize,
+        /// Its sender.
+        from: u32,
+        /// Its receiver.
+        to: u32,
+        /// What there are.
+        hosts: u32,
+    },
+    /// Too many for memory.
+    #[error("about {flows:.0} flows; at most {FLOWS_MAX}: take a shorter time, fewer hosts or larger flows")]
+    TooMany {
+        /// How many.
+        flows: f64,
+    },
+}
+
+fn flow(start: Time, from: u32, to: u32, bytes: u64) -> Flow {
+    Flow { start, from: HostId(from), to: HostId(to), bytes, connection: None, repeats: false }
+}
+
+impl Workload {
+    /// The flows of a run with this seed, in order of their start.
+    ///
+    /// # Errors
+    /// When this network cannot have them.
+    pub fn flows(&self, topology: &Topology, seed: u64) -> Result<Vec<Flow>, WorkloadError> {
+        let hosts = topology.hosts();
+        let mut random = Random::new(seed, "workload");
+        match self {
+            Self::Permutation { bytes } => Ok(permutation(hosts, *bytes, &mut random)),
+            Self::Incast { senders, bytes } => incast(hosts, *senders, *bytes, &mut random),
+            Self::AllToAll { bytes } => all_to_all(hosts, *bytes),
+            Self::Poisson { sizes, load, during } => poisson(topology, sizes, *load, *during, seed),
+            Self::Listed(flows) => listed(hosts, flows),
+        }
+    }
+}
+
+fn bounded(flows: f64) -> Result<(), WorkloadError> {
+    if flows > FLOWS_MAX as f64 { Err(WorkloadError::TooMany { flows }) } else { Ok(()) }
+}
+
+/// One random cycle through all hosts.
+fn permutation(hosts: u32, bytes: u64, random: &mut Random) -> Vec<Flow> {
+    let mut order: Vec<u32> = (0..hosts).collect();
+    for index in (1..order.len()).rev() {
+        order.swap(index, random.below(index as u64 + 1) as usize);
+    }
+    let next = order.iter().cycle().skip(1);
+    order.iter().zip(next).map(|(from, to)| flow(Time::ZERO, *from, *to, bytes)).collect()
+}
+
+fn incast(hosts: u32, senders: u32, bytes: u64, random: &mut Random) -> Result<Vec<Flow>, WorkloadError> {
+    if senders == 0 || senders >= hosts {
+        return Err(WorkloadError::Senders { senders, hosts });
+    }
+    let to = random.below(hosts.into()) as u32;
+    let step = (hosts - 1) / senders;
+    // Evenly over the network, so that the receiver's line is what is scarce.
+    Ok((0..senders).map(|index| flow(Time::ZERO, (to + 1 + index * step) % hosts, to, bytes)).collect())
+}
+
+fn all_to_all(hosts: u32, bytes: u64) -> Result<Vec<Flow>, WorkloadError> {
+    bounded(f64::from(hosts) * f64::from(hosts - 1))?;
+    // In each round every host gets from another one.
+    let round = |distance: u32| (0..hosts).map(move |from| flow(Time::ZERO, from, (from + distance) % hosts, bytes));
+    Ok((1..hosts).flat_map(round).collect())
+}
+
+fn poisson(
+    topology: &Topology,
+    sizes: &SizeDistribution,
+    load: f64,
+    during: Span,
+    seed: u64,
+) -> Result<Vec<Flow>, WorkloadError> {
+    if !(load > 0.0 && load <= 1.0) {
+        return Err(WorkloadError::Load { load });
+    }
+    let hosts = topology.hosts();
+    let mut rates = vec![0.0; hosts as usize];
+    for line in topology.lines() {
+        for end in line.ends {
+            if let crate::topology::Node::Host(host) = end {
+                rates[host.0 as usize] = line.rate.gbps() * 1e9 / 8.0;
+            }
+        }
+    }
+    let per_s = |rate: f64| load * rate / sizes.mean_bytes();
+    bounded(rates.iter().map(|rate| per_s(*rate)).sum::<f64>() * during.ps() as f64 / PS_PER_S)?;
+    let mut flows = Vec::new();
+    for (from, rate) in rates.iter().enumerate() {
+        let mut random = Random::new(seed, &format!("flows of host {from}"));
+        let (mut at, mean_ps) = (0.0, PS_PER_S / per_s(*rate));
+        loop {
+            at -= (1.0 - random.unit()).ln() * mean_ps;
+            if at >= during.ps() as f64 {
+                break;
+            }
+            let to = (from as u64 + 1 + random.below(u64::from(hosts) - 1)) % u64::from(hosts);
+            flows.push(flow(Time::from_ps(at as u64), from as u32, to as u32, sizes.size_at(random.unit())));
+        }
+    }
+    flows.sort_by_key(|flow| flow.start);
+    Ok(flows)
+}
+
+fn listed(hosts: u32, flows: &[Flow]) -> Result<Vec<Flow>, WorkloadError> {
+    let is_wrong = |flow: &Flow| flow.from == flow.to || flow.from.0.max(flow.to.0) >= hosts;
+    if let Some(index) = flows.iter().position(is_wrong) {
+        let Flow { from, to, .. } = flows[index];
+        return Err(WorkloadError::Hosts { index, from: from.0, to: to.0, hosts });
+    }
+    let mut flows = flows.to_vec();
+    flows.sort_by_key(|flow| flow.start);
+    Ok(flows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Preset;
+
+    #[test]
+    fn a_permutation_gives_every_host_one_to_send_to_and_one_to_get_from() {
+        let flows = Workload::Permutation { bytes: 9 }.flows(&Preset::LeafSpine256.topology(), 3).unwrap();
+        let mut to: Vec<u32> = flows.iter().map(|flow| flow.to.0).collect();
+        to.sort_unstable();
+        assert_eq!(to, (0..256).collect::<Vec<_>>());
+        assert!(flows.iter().all(|flow| flow.from != flow.to));
+    }
+
+    #[test]
+    fn poisson_flows_are_as_many_bytes_as_the_load_says() {
+        let topology = Preset::LeafSpine256.topology();
+        let sizes = SizeDistribution::find("web-search").unwrap();
+        let during = Span::from_ps(100_000_000_000);
+        let workload = |load| Workload::Poisson { sizes: sizes.clone(), load, during };
+        let flows = workload(0.5).flows(&topology, 1).unwrap();
+        let gbps = flows.iter().map(|flow| flow.bytes).sum::<u64>() as f64 * 8.0 / 1e9 / 0.1 / 256.0;
+        assert!((gbps / 50.0 - 1.0).abs() < 0.05, "{gbps}");
+        assert!(flows.is_sorted_by_key(|flow| flow.start));
+        assert_eq!(flows, workload(0.5).flows(&topology, 1).unwrap());
+        assert_ne!(flows, workload(0.5).flows(&topology, 2).unwrap());
+        for (load, text) in [(0.0, "a load of 0;"), (1.01, "a load of 1.01; take more than 0 and at most 1")] {
+            assert!(workload(load).flows(&topology, 1).unwrap_err().to_string().starts_with(text));
+        }
+    }
+
+    #[test]
+    fn what_a_network_cannot_have_is_named() {
+        let topology = Preset::LeafSpine256.topology();
+        let error = |workload: Workload| workload.flows(&topology, 1).unwrap_err().to_string();
+        assert_eq!(error(Workload::Incast { senders: 256, bytes: 1 }), "256 senders among 256 hosts; take 1 to 255");
+        let flows = vec![flow(Time::ZERO, 1, 1, 9)];
+        assert_eq!(
+            error(Workload::Listed(flows)),
+            "flow 0 goes from host 1 to host 1 of 256; name two hosts from 0 to 255"
+        );
+        assert_eq!(Workload::AllToAll { bytes: 1 }.flows(&topology, 1).unwrap().len(), 256 * 255);
+        assert_eq!(Workload::Incast { senders: 255, bytes: 1 }.flows(&topology, 1).unwrap().len(), 255);
+    }
+}
