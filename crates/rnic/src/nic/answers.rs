@@ -1,0 +1,290 @@
+//! Answers with content: of READs and atomic operations, at the side that asked.
+
+use sim::{Span, Time};
+
+use super::bits::Bits;
+use super::emit::{parts, tick};
+use super::profile::WINDOW_PACKETS_MAX;
+use super::schedule::{Again, piece_bytes};
+use super::software::Entry;
+use super::{HostMemory, Nic};
+use crate::verbs::{Access, CompletionStatus, SGES_MAX, SendKind, Sge};
+use crate::wire::{Header, Operation};
+
+/// What came of an answer out of order: in the host's memory.
+#[derive(Clone, Debug)]
+pub(super) struct Answers {
+    /// Bit i: packet `answered + i` came.
+    arrived: Bits,
+    /// All gaps before this packet were asked for again.
+    asked_to: u32,
+    /// Since when there is a gap that was not asked for.
+    gap_since: Option<Time>,
+    /// When gaps were asked for last, by the clock that packets carry.
+    asked_tick: Option<u16>,
+}
+
+/// Why content cannot be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Misfit {
+    /// Longer than the memory for it.
+    Length,
+    /// The memory's key, bounds or rights.
+    Protection,
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// Places bytes of a message into its pieces of local memory.
+    pub(super) fn scatter(
+        &mut self,
+        i: usize,
+        pieces: &[Sge; SGES_MAX],
+        offset: u32,
+        bytes: u32,
+        payload: &M::Payload,
+    ) -> Result<(), Misfit> {
+        let room: u64 = pieces.iter().map(|piece| u64::from(piece.bytes)).sum();
+        if u64::from(offset) + u64::from(bytes) > room {
+            return Err(Misfit::Length);
+        }
+        let domain = self.contexts[i].domain;
+        let mut done = 0;
+        for part in parts(pieces, offset, bytes) {
+            let host = self.table.check_local(domain, &part, Access::LOCAL_WRITE);
+            let address = host.map_err(|_| Misfit::Protection)?;
+            self.memory.place(address, part.bytes, payload, done).map_err(|_| Misfit::Protection)?;
+            done += part.bytes;
+        }
+        Ok(())
+    }
+
+    /// Without selective repeat: the answer must be the one that comes next.
+    pub(super) fn content_in_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        let Some(index) = self.index_of(i, header.psn) else {
+            self.counters.drop_unasked += 1;
+            return;
+        };
+        let Some(entry) = self.entry(i, index).filter(|entry| entry.is_asking() && !entry.is_done) else {
+            self.counters.drop_unasked += 1;
+            return;
+        };
+        let expected = entry.first.plus(entry.answered);
+        let ahead = header.psn.after(expected);
+        if ahead < 0 {
+            self.counters.duplicate_packets += 1;
+            return;
+        }
+        // It acknowledges all requests before; an answer before it that is missing was lost.
+        if !self.progress(now, i, expected, 0) || self.contexts[i].unacked != expected || ahead > 0 {
+            self.counters.drop_out_of_order += 1;
+            self.go_back_once(now, i);
+            return;
+        }
+        let packet = self.entry(i, index).map_or(0, |entry| entry.answered);
+        if self.take_content(now, i, index, packet, header, payload) {
+            self.answered(now, i, index, packet + 1);
+            self.progress(now, i, expected.plus(1), 0);
+        }
+    }
+
+    /// With selective repeat: the answer says itself where it belongs.
+    pub(super) fn content_selective(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        let Some(place) = header.place else {
+            self.counters.drop_malformed += 1;
+            return;
+        };
+        let Some(index) = self.asking(i, place.message) else {
+            self.counters.drop_unasked += 1;
+            return;
+        };
+        let Some(entry) = self.entry(i, index) else { return };
+        let (answered, is_late, first) = (entry.answered, entry.late.is_some(), entry.first);
+        if place.packet < answered {
+            self.counters.duplicate_packets += 1;
+            return;
+        }
+        if place.packet - answered >= WINDOW_PACKETS_MAX {
+            self.counters.drop_beyond_window += 1;
+            return;
+        }
+        if is_late || place.packet > answered {
+            if !self.has_room_for_software() {
+                self.counters.drop_control_queue += 1;
+                return;
+            }
+            if !self.take_content(now, i, index, place.packet, header, payload) {
+                return;
+            }
+            self.counters.out_of_order_packets += u64::from(place.packet > answered);
+            if let Some(entry) = self.entry_mut(i, index) {
+                entry.late.get_or_insert_with(Answers::new);
+            }
+            self.queue_for_software(now, i, Entry::Content { index, packet: place.packet, sent: place.sent });
+        } else if self.take_content(now, i, index, answered, header, payload) {
+            self.answered(now, i, index, answered + 1);
+        }
+        // Requests are done in order: this one's answer tells that all before it arrived.
+        if first.plus(1).after(self.contexts[i].unacked) > 0 {
+            self.progress(now, i, first.plus(1), 0);
+        } else {
+            self.news(now, i);
+        }
+        self.reap(now, i);
+    }
+
+    /// Places content if it is what was asked for; else the request fails or the packet is dropped.
+    fn take_content(
+        &mut self,
+        now: Time,
+        i: usize,
+        index: u32,
+        packet: u32,
+        header: &Header,
+        payload: &M::Payload,
+    ) -> bool {
+        let mtu = self.contexts[i].mtu();
+        let Some(entry) = self.entry(i, index) else { return false };
+        let local = entry.request.local;
+        let is_read = matches!(entry.request.kind, SendKind::Read(_));
+        let packets = entry.bytes.div_ceil(mtu).max(1);
+        let is_right_kind = is_read == (header.operation != Operation::AtomicAcknowledge);
+        let bytes = if is_read { piece_bytes(entry.bytes, packet, mtu) } else { 0 };
+        if !is_right_kind || packet >= packets || header.payload_bytes != bytes {
+            self.counters.drop_malformed += 1;
+            self.fail(now, i, index, CompletionStatus::BadResponse);
+            return false;
+        }
+        let placed = if is_read {
+            self.scatter(i, &local, packet * mtu, bytes, payload)
+        } else {
+            let value = header.atomic.map_or(0, |atomic| atomic.swap_or_add);
+            self.store_local(i, &local, value)
+        };
+        if placed.is_err() {
+            self.fail(now, i, index, CompletionStatus::LocalProtection);
+            return false;
+        }
+        self.counters.received_bytes += u64::from(bytes);
+        true
+    }
+
+    fn store_local(&mut self, i: usize, local: &[Sge; SGES_MAX], value: u64) -> Result<(), Misfit> {
+        let piece = local.iter().find(|piece| piece.bytes > 0).ok_or(Misfit::Length)?;
+        let domain = self.contexts[i].domain;
+        let host = self.table.check_local(domain, piece, Access::LOCAL_WRITE);
+        let address = host.map_err(|_| Misfit::Protection)?;
+        self.memory.store(address, value).map_err(|_| Misfit::Protection)
+    }
+
+    /// So many packets of an answer came in order.
+    fn answered(&mut self, now: Time, i: usize, index: u32, packets: u32) {
+        let mtu = self.contexts[i].mtu();
+        let Some(entry) = self.entry_mut(i, index) else { return };
+        entry.answered = packets;
+        let pieces = entry.bytes.div_ceil(mtu).max(1);
+        if packets >= pieces && !entry.is_done {
+            entry.is_done = true;
+            entry.late = None;
+            self.contexts[i].reads_open = self.contexts[i].reads_open.saturating_sub(1);
+            self.activate(now, i);
+        }
+    }
+
+    /// Software takes in where a late packet of an answer belongs.
+    pub(super) fn content_by_software(&mut self, now: Time, i: usize, index: u32, packet: u32, sent: u16) {
+        let reordering = self.hosts[i].reordering;
+        let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
+        let answered = entry.answered;
+        let late = entry.late.get_or_insert_with(Answers::new);
+        if packet < answered || !late.arrived.set(packet - answered) {
+            return;
+        }
+        // An answer to the first request, though it was asked for again: it was late, and not lost.
+        let is_spurious = packet < late.asked_to
+            && late.asked_tick.is_some_and(|asked| (asked.wrapping_sub(sent)).cast_signed() > 0)
+            && packet == answered;
+        let lateness = late.gap_since.map(|since| now.since(since));
+        let there = late.arrived.leading();
+        late.arrived.advance(there);
+        if there > 0 {
+            late.gap_since = None;
+        }
+        if late.arrived.is_empty() {
+            entry.late = None;
+        }
+        if is_spurious {
+            self.counters.spurious_packets += 1;
+            self.learn_reordering(i, lateness.unwrap_or(reordering));
+        }
+        if there > 0 {
+            self.answered(now, i, index, answered + there);
+            self.reap(now, i);
+        }
+        self.ask_for_gaps(now, i, index);
+    }
+
+    /// Asks again for gaps that were there for longer than packets overtake each other.
+    pub(super) fn ask_for_gaps(&mut self, now: Time, i: usize, index: u32) {
+        let reordering = self.hosts[i].reordering;
+        let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
+        let answered = entry.answered;
+        let Some(late) = &mut entry.late else { return };
+        let end = answered + late.arrived.end();
+        if end <= late.asked_to.max(answered) {
+            return;
+        }
+        let due = *late.gap_since.get_or_insert(now) + reordering;
+        if due > now {
+            self.arm(i, due);
+            return;
+        }
+        let gaps = late.gaps(answered, late.asked_to.max(answered), end);
+        (late.asked_to, late.gap_since, late.asked_tick) = (end, None, Some(tick(now)));
+        let again = gaps.into_iter().map(|(packet, packets)| Again::Answer { index, packet, packets });
+        self.hosts[i].again.extend(again);
+        self.activate(now, i);
+    }
+
+    /// Nothing came for long: asks again for all that is missing of the first answer that is not complete.
+    pub(super) fn ask_again_for_all(&mut self, i: usize) {
+        let mtu = self.contexts[i].mtu();
+        let first = self.contexts[i].send_first;
+        let open = self.hosts[i].sends.iter_mut().zip(0_u32..).find(|(entry, _)| entry.is_asking() && !entry.is_done);
+        let Some((entry, at)) = open.filter(|(entry, _)| entry.is_started) else { return };
+        let (index, answered) = (first.wrapping_add(at), entry.answered);
+        let packets = entry.bytes.div_ceil(mtu).max(1);
+        let end = answered + entry.late.as_ref().map_or(0, |late| late.arrived.end());
+        let mut gaps = entry.late.as_ref().map_or(Vec::new(), |late| late.gaps(answered, answered, end));
+        if end < packets {
+            gaps.push((end, packets - end));
+        }
+        let again = gaps.into_iter().map(|(packet, packets)| Again::Answer { index, packet, packets });
+        self.hosts[i].again.extend(again);
+    }
+
+    /// Packets came late that were not lost: waits so long from now on, and at most a round trip.
+    pub(super) fn learn_reordering(&mut self, i: usize, lateness: Span) {
+        let most = self.contexts[i].smoothed_rtt().unwrap_or(lateness);
+        let host = &mut self.hosts[i];
+        let with_margin = Span::from_ps(lateness.ps() + lateness.ps() / 4);
+        host.reordering = host.reordering.max(with_margin).min(most.max(host.reordering));
+    }
+}
+
+impl Answers {
+    fn new() -> Box<Self> {
+        Box::new(Self { arrived: Bits::EMPTY, asked_to: 0, gap_since: None, asked_tick: None })
+    }
+
+    /// First packet and length of each gap from one packet to another.
+    fn gaps(&self, answered: u32, from: u32, to: u32) -> Vec<(u32, u32)> {
+        let mut gaps: Vec<(u32, u32)> = Vec::new();
+        for packet in (from..to).filter(|packet| !self.arrived.has(packet - answered)) {
+            match gaps.last_mut() {
+                Some((first, packets)) if *first + *packets == packet => *packets += 1,
+                _ => gaps.push((packet, 1)),
+            }
+        }
+        gaps
+    }
+}

@@ -1,0 +1,141 @@
+//! A bitmap of packets that moves along with what is expected.
+
+use super::profile::WINDOW_PACKETS_MAX;
+
+const WORD_BITS: u32 = u64::BITS;
+const WORDS: usize = (WINDOW_PACKETS_MAX / WORD_BITS) as usize;
+
+/// So many bits as packets may be on their way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Bits {
+    words: [u64; WORDS],
+}
+
+impl Bits {
+    /// None is set.
+    pub const EMPTY: Self = Self { words: [0; WORDS] };
+
+    /// Sets a bit; false when it was set, or there is no such bit.
+    pub fn set(&mut self, bit: u32) -> bool {
+        let Some(word) = self.words.get_mut((bit / WORD_BITS) as usize) else { return false };
+        let mask = 1 << (bit % WORD_BITS);
+        let is_new = *word & mask == 0;
+        *word |= mask;
+        is_new
+    }
+
+    /// Whether a bit is set.
+    pub fn has(&self, bit: u32) -> bool {
+        self.words.get((bit / WORD_BITS) as usize).is_some_and(|word| word >> (bit % WORD_BITS) & 1 == 1)
+    }
+
+    /// Whether none is set.
+    pub fn is_empty(&self) -> bool {
+        self.words == [0; WORDS]
+    }
+
+    /// How many are set.
+    pub fn count(&self) -> u32 {
+        self.words.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// How many are set from the first one on, until one is not.
+    pub fn leading(&self) -> u32 {
+        let full = self.words.iter().take_while(|word| **word == u64::MAX).count();
+        full as u32 * WORD_BITS + self.words.get(full).map_or(0, |word| word.trailing_ones())
+    }
+
+    /// One more than the last bit that is set; 0 when none is.
+    pub fn end(&self) -> u32 {
+        let last = self.words.iter().rposition(|word| *word != 0);
+        last.map_or(0, |index| (index as u32 + 1) * WORD_BITS - self.words[index].leading_zeros())
+    }
+
+    /// Forgets the first `bits` bits: what was bit `bits` is bit 0.
+    pub fn advance(&mut self, bits: u32) {
+        let (words, shift) = ((bits / WORD_BITS) as usize, bits % WORD_BITS);
+        for index in 0..WORDS {
+            self.words[index] = self.shifted(index + words, shift);
+        }
+    }
+
+    /// 128 bits from this one on.
+    pub fn window(&self, first: u32) -> u128 {
+        let (words, shift) = ((first / WORD_BITS) as usize, first % WORD_BITS);
+        u128::from(self.shifted(words, shift)) | u128::from(self.shifted(words + 1, shift)) << WORD_BITS
+    }
+
+    /// Sets what `window` has set, from this bit on.
+    pub fn add(&mut self, first: u32, window: u128) {
+        let (words, shift) = ((first / WORD_BITS) as usize, first % WORD_BITS);
+        let low = window << shift;
+        let high = if shift == 0 { 0 } else { (window >> (u128::BITS - shift)) as u64 };
+        for (index, value) in [low as u64, (low >> WORD_BITS) as u64, high].into_iter().enumerate() {
+            if let Some(word) = self.words.get_mut(words + index) {
+                *word |= value;
+            }
+        }
+    }
+
+    fn shifted(&self, index: usize, shift: u32) -> u64 {
+        let word = |index: usize| self.words.get(index).copied().unwrap_or(0);
+        if shift == 0 { word(index) } else { word(index) >> shift | word(index + 1) << (WORD_BITS - shift) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BITS: u32 = WINDOW_PACKETS_MAX;
+
+    fn of(set: &[u32]) -> Bits {
+        let mut bits = Bits::EMPTY;
+        for bit in set {
+            bits.set(*bit);
+        }
+        bits
+    }
+
+    fn all(bits: &Bits) -> Vec<u32> {
+        (0..BITS).filter(|bit| bits.has(*bit)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn bits_are_a_set_of_numbers(set in proptest::collection::btree_set(0..BITS, 0..200), by in 0..BITS + 9) {
+            let list: Vec<u32> = set.iter().copied().collect();
+            let mut bits = of(&list);
+            prop_assert_eq!(all(&bits), list.clone());
+            prop_assert_eq!(bits.count() as usize, list.len());
+            prop_assert_eq!(bits.end(), list.last().map_or(0, |last| last + 1));
+            let leading = (0..).take_while(|bit| set.contains(bit)).count();
+            prop_assert_eq!(bits.leading() as usize, leading);
+            let window = (0..128).filter(|bit| set.contains(&(by + bit))).fold(0_u128, |sum, bit| sum | 1 << bit);
+            prop_assert_eq!(bits.window(by), window);
+            bits.advance(by);
+            let moved: Vec<u32> = list.iter().filter_map(|bit| bit.checked_sub(by)).collect();
+            prop_assert_eq!(all(&bits), moved);
+        }
+
+        #[test]
+        fn a_window_is_added_where_it_belongs(window: u128, first in 0..BITS) {
+            let mut bits = Bits::EMPTY;
+            bits.add(first, window);
+            let set = (0..128).filter(|bit| window >> bit & 1 == 1).map(|bit| first + bit);
+            let expected: Vec<u32> = set.filter(|bit| *bit < BITS).collect();
+            prop_assert_eq!(all(&bits), expected);
+        }
+    }
+
+    #[test]
+    fn a_bit_is_new_once_and_beyond_the_last_never() {
+        let mut bits = Bits::EMPTY;
+        assert!(bits.set(BITS - 1));
+        assert!(!bits.set(BITS - 1));
+        assert!(!bits.set(BITS));
+        assert!(!bits.has(BITS));
+        assert_eq!(of(&(0..BITS).collect::<Vec<_>>()).leading(), BITS);
+    }
+}

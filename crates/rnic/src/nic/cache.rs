@@ -1,0 +1,92 @@
+//! Contexts on chip, of which there are more than there is room for: the collapse of NICs that keep them in a cache.
+
+use sim::{Random, Span, Time};
+
+use super::Counters;
+use super::profile::{ContextCache, Profile};
+
+/// No context.
+const NONE: u32 = u32::MAX;
+
+/// A cache that gives up a context by chance when it needs room, and the unit that fetches what is missing.
+#[derive(Debug)]
+pub(super) struct Cache {
+    /// Which context each place holds.
+    places: Vec<u32>,
+    /// Where each context is.
+    place_of: Vec<u32>,
+    filled: usize,
+    /// When each fetch that may go on at the same time ends.
+    fetches: Vec<Time>,
+    random: Random,
+}
+
+impl Cache {
+    pub fn new(constants: &ContextCache, seed: u64) -> Self {
+        Self {
+            places: vec![NONE; constants.contexts as usize],
+            place_of: Vec::new(),
+            filled: 0,
+            fetches: vec![Time::ZERO; constants.fetches as usize],
+            random: Random::new(seed, "context cache"),
+        }
+    }
+
+    /// Uses a context: when it is there.
+    pub fn touch(&mut self, now: Time, context: u32, profile: &Profile, counters: &mut Counters) -> Time {
+        if self.place_of.len() <= context as usize {
+            self.place_of.resize(context as usize + 1, NONE);
+        }
+        if self.place_of[context as usize] != NONE {
+            counters.cache_hits += 1;
+            return now;
+        }
+        counters.cache_misses += 1;
+        self.insert(context);
+        let reads = profile.cache.map_or(0, |cache| cache.reads);
+        self.fetch(now, profile.costs.dma_read * u64::from(reads))
+    }
+
+    fn insert(&mut self, context: u32) {
+        let place = if self.filled < self.places.len() {
+            self.filled += 1;
+            self.filled - 1
+        } else {
+            self.random.below(self.places.len() as u64) as usize
+        };
+        let before = std::mem::replace(&mut self.places[place], context);
+        if before != NONE {
+            self.place_of[before as usize] = NONE;
+        }
+        self.place_of[context as usize] = place as u32;
+    }
+
+    /// When a fetch that is asked for now ends.
+    fn fetch(&mut self, now: Time, takes: Span) -> Time {
+        let Some(free) = self.fetches.iter_mut().min() else { return now };
+        *free = (*free).max(now) + takes;
+        *free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::Policy;
+
+    #[test]
+    fn a_cache_holds_what_fits_and_fetches_the_rest_a_few_at_a_time() {
+        let profile = Profile::modelled(Policy::ConnectionCache);
+        let constants = ContextCache { contexts: 4, fetches: 2, reads: 1 };
+        let (mut cache, mut counters) = (Cache::new(&constants, 1), Counters::default());
+        let at = |ns: f64| Time::ZERO + Span::from_ns(ns);
+        let mut touch = |now, context| cache.touch(now, context, &profile, &mut counters);
+        let there: Vec<Time> = (0..4).map(|context| touch(Time::ZERO, context)).collect();
+        assert_eq!(there, [at(1000.0), at(1000.0), at(2000.0), at(2000.0)]);
+        assert_eq!(touch(at(5000.0), 3), at(5000.0), "it is there");
+        assert_eq!(touch(at(5000.0), 9), at(6000.0), "it is not");
+        let misses = (0..4).filter(|context| touch(at(9000.0), *context) > at(9000.0)).count();
+        assert!(misses >= 1, "one of the four had to go");
+        assert_eq!(counters.cache_hits + counters.cache_misses, 10);
+    }
+}

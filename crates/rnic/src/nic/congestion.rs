@@ -1,0 +1,373 @@
+//! Congestion control: how fast a queue pair may send. One enum, for its state lies in the context on chip.
+//!
+//! Loss is no signal here: the fabric is assumed to lose packets for other reasons. Marks, notifications and round
+//! trips are.
+
+use sim::{Span, Time};
+
+use crate::wire::Psn;
+
+/// A fraction of 1 in 16 bits: DCTCP's share of marked packets.
+const FRACTION_ONE: u32 = 1 << 16;
+/// Picoseconds of a second.
+const PS_PER_S: f64 = 1e12;
+/// Increases of DCQCN that are made up for at once, after a time without packets: enough for any rate.
+const CATCH_UP_MAX: u64 = 1000;
+
+/// How senders slow down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CongestionControl {
+    /// Not at all.
+    None,
+    /// At most so many bytes on their way: bandwidth times delay (IRN's BDP-FC).
+    BdpWindow {
+        /// The window.
+        bytes: u32,
+    },
+    /// By the share of packets that switches marked ("DCTCP", SIGCOMM 2010; g = 1/16).
+    Dctcp {
+        /// The window to begin with; it halves at most once a round trip.
+        first_bytes: u32,
+        /// The largest window.
+        most_bytes: u32,
+    },
+    /// By the round trip ("Swift", SIGCOMM 2020, without its pacing of windows below one packet).
+    Swift {
+        /// The round trip that is aimed at.
+        target: Span,
+        /// The window to begin with.
+        first_bytes: u32,
+        /// The largest window.
+        most_bytes: u32,
+    },
+    /// By notifications of the receiver, with a rate ("DCQCN", SIGCOMM 2015).
+    Dcqcn(Dcqcn),
+}
+
+/// Constants of DCQCN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dcqcn {
+    /// The port's rate in bits a second: where every queue pair begins.
+    pub line_bps: u64,
+    /// The least rate.
+    pub least_bps: u64,
+    /// What an additive increase adds.
+    pub step_bps: u64,
+    /// What a hyper increase adds.
+    pub hyper_step_bps: u64,
+    /// Time between increases, and between decays of alpha.
+    pub period: Span,
+    /// Bytes between increases.
+    pub bytes: u32,
+    /// Least time between two notifications that a receiver sends for a queue pair.
+    pub notify_period: Span,
+}
+
+impl Dcqcn {
+    /// *Published*: the constants of the DCQCN paper, for a port of this rate.
+    pub fn published(line_bps: u64) -> Self {
+        Self {
+            line_bps,
+            least_bps: line_bps / 1000,
+            step_bps: 40_000_000,
+            hyper_step_bps: 400_000_000,
+            period: Span::from_ns(55_000.0),
+            bytes: 10_000_000,
+            notify_period: Span::from_ns(50_000.0),
+        }
+    }
+}
+
+/// What an acknowledgement tells.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Acknowledged {
+    /// Bytes newly known to have arrived.
+    pub bytes: u32,
+    /// Packets of them.
+    pub packets: u32,
+    /// How many packets were marked.
+    pub marked: u32,
+    /// All before this arrived.
+    pub to: Psn,
+    /// The next new packet to send.
+    pub next: Psn,
+    /// The round trip, when one was measured.
+    pub rtt: Option<Span>,
+    pub mtu_bytes: u32,
+}
+
+/// A window that marks or round trips change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Window {
+    bytes: u32,
+    most_bytes: u32,
+    /// Increases of less than a byte, in bytes squared.
+    owed: u32,
+    /// The share of marked packets, smoothed, in 1/65536.
+    share: u32,
+    packets: u32,
+    marked: u32,
+    round_end: Psn,
+    is_starting: bool,
+}
+
+/// DCQCN's reaction point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rate {
+    current_bps: f32,
+    target_bps: f32,
+    alpha: f32,
+    /// Since when alpha decays and time counts.
+    since: Time,
+    bytes: u32,
+    timer_stage: u8,
+    byte_stage: u8,
+}
+
+/// A queue pair's state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Control {
+    Free,
+    Fixed { bytes: u32 },
+    Dctcp(Window),
+    Swift(Window),
+    Dcqcn(Rate),
+}
+
+impl Window {
+    fn new(first_bytes: u32, most_bytes: u32) -> Self {
+        Self {
+            bytes: first_bytes,
+            most_bytes,
+            owed: 0,
+            share: FRACTION_ONE,
+            packets: 0,
+            marked: 0,
+            round_end: Psn::default(),
+            is_starting: true,
+        }
+    }
+
+    /// One packet more each round trip.
+    fn grow(&mut self, ack: &Acknowledged) {
+        if self.is_starting {
+            self.bytes = self.bytes.saturating_add(ack.bytes);
+        } else {
+            let owed = u64::from(self.owed) + u64::from(ack.bytes) * u64::from(ack.mtu_bytes);
+            let window = u64::from(self.bytes.max(1));
+            self.bytes = self.bytes.saturating_add((owed / window) as u32);
+            self.owed = (owed % window) as u32;
+        }
+        self.bytes = self.bytes.min(self.most_bytes);
+    }
+
+    fn shrink(&mut self, part: f64, ack: &Acknowledged) {
+        self.bytes = ((f64::from(self.bytes) * (1.0 - part)) as u32).max(ack.mtu_bytes);
+        self.is_starting = false;
+        self.owed = 0;
+    }
+
+    /// Whether a round trip is over: what was next when it began has arrived.
+    fn round_is_over(&mut self, ack: &Acknowledged) -> bool {
+        let is_over = ack.to.after(self.round_end) >= 0;
+        if is_over {
+            self.round_end = ack.next;
+        }
+        is_over
+    }
+
+    fn dctcp(&mut self, ack: &Acknowledged) {
+        self.packets += ack.packets;
+        self.marked += ack.marked;
+        if ack.marked > 0 {
+            self.is_starting = false;
+        }
+        self.grow(ack);
+        if self.packets == 0 || !self.round_is_over(ack) {
+            return;
+        }
+        let share = (u64::from(self.marked) * u64::from(FRACTION_ONE) / u64::from(self.packets)) as u32;
+        self.share = self.share - self.share / 16 + share.min(FRACTION_ONE) / 16;
+        if self.marked > 0 {
+            self.shrink(f64::from(self.share) / f64::from(FRACTION_ONE) / 2.0, ack);
+        }
+        (self.packets, self.marked) = (0, 0);
+    }
+
+    fn swift(&mut self, target: Span, ack: &Acknowledged) {
+        const BETA: f64 = 0.8;
+        const PART_MAX: f64 = 0.5;
+        let Some(rtt) = ack.rtt else { return };
+        // A sample covers what was acknowledged since the last one: about a window.
+        if rtt <= target {
+            let bytes = if self.is_starting { self.bytes } else { ack.mtu_bytes };
+            self.bytes = self.bytes.saturating_add(bytes).min(self.most_bytes);
+        } else if self.round_is_over(ack) {
+            let above = (rtt.ps() - target.ps()) as f64 / rtt.ps() as f64;
+            self.shrink((BETA * above).min(PART_MAX), ack);
+        }
+    }
+}
+
+impl Rate {
+    fn notified(&mut self, now: Time, constants: &Dcqcn) {
+        self.catch_up(now, constants);
+        self.target_bps = self.current_bps;
+        self.current_bps = (self.current_bps * (1.0 - self.alpha / 2.0)).max(constants.least_bps as f32);
+        self.alpha = (1.0 - 1.0 / 256.0) * self.alpha + 1.0 / 256.0;
+        (self.timer_stage, self.byte_stage, self.bytes, self.since) = (0, 0, 0, now);
+    }
+
+    /// What the timers would have done until now.
+    fn catch_up(&mut self, now: Time, constants: &Dcqcn) {
+        let periods = now.since(self.since).ps() / constants.period.ps().max(1);
+        for _ in 0..periods.min(CATCH_UP_MAX) {
+            self.alpha *= 1.0 - 1.0 / 256.0;
+            self.timer_stage = self.timer_stage.saturating_add(1);
+            self.increase(constants);
+        }
+        self.since += constants.period * periods;
+    }
+
+    fn sent(&mut self, now: Time, bytes: u32, constants: &Dcqcn) -> Span {
+        self.catch_up(now, constants);
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes >= constants.bytes {
+            self.bytes = 0;
+            self.byte_stage = self.byte_stage.saturating_add(1);
+            self.increase(constants);
+        }
+        Span::from_ps((f64::from(bytes) * 8.0 * PS_PER_S / f64::from(self.current_bps)) as u64)
+    }
+
+    fn increase(&mut self, constants: &Dcqcn) {
+        const FAST_STAGES: u8 = 5;
+        let line_bps = constants.line_bps as f32;
+        if self.timer_stage.min(self.byte_stage) > FAST_STAGES {
+            self.target_bps += constants.hyper_step_bps as f32;
+        } else if self.timer_stage.max(self.byte_stage) > FAST_STAGES {
+            self.target_bps += constants.step_bps as f32;
+        }
+        self.target_bps = self.target_bps.min(line_bps);
+        self.current_bps = f32::midpoint(self.current_bps, self.target_bps);
+    }
+}
+
+impl Control {
+    pub fn new(constants: &CongestionControl) -> Self {
+        match *constants {
+            CongestionControl::None => Self::Free,
+            CongestionControl::BdpWindow { bytes } => Self::Fixed { bytes },
+            CongestionControl::Dctcp { first_bytes, most_bytes } => Self::Dctcp(Window::new(first_bytes, most_bytes)),
+            CongestionControl::Swift { first_bytes, most_bytes, .. } => {
+                Self::Swift(Window::new(first_bytes, most_bytes))
+            }
+            CongestionControl::Dcqcn(Dcqcn { line_bps, .. }) => Self::Dcqcn(Rate {
+                current_bps: line_bps as f32,
+                target_bps: line_bps as f32,
+                alpha: 1.0,
+                since: Time::ZERO,
+                bytes: 0,
+                timer_stage: 0,
+                byte_stage: 0,
+            }),
+        }
+    }
+
+    /// Bytes that may be on their way.
+    pub fn window_bytes(&self) -> u32 {
+        match self {
+            Self::Free | Self::Dcqcn(_) => u32::MAX,
+            Self::Fixed { bytes } => *bytes,
+            Self::Dctcp(window) | Self::Swift(window) => window.bytes,
+        }
+    }
+
+    pub fn acknowledged(&mut self, constants: &CongestionControl, ack: &Acknowledged) {
+        match (self, constants) {
+            (Self::Dctcp(window), _) => window.dctcp(ack),
+            (Self::Swift(window), CongestionControl::Swift { target, .. }) => window.swift(*target, ack),
+            _ => {}
+        }
+    }
+
+    /// The receiver saw a mark.
+    pub fn notified(&mut self, constants: &CongestionControl, now: Time) {
+        if let (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) = (self, constants) {
+            rate.notified(now, constants);
+        }
+    }
+
+    /// A packet of so many bytes leaves: how long the next one must wait.
+    pub fn sent(&mut self, constants: &CongestionControl, now: Time, bytes: u32) -> Span {
+        match (self, constants) {
+            (Self::Dcqcn(rate), CongestionControl::Dcqcn(constants)) => rate.sent(now, bytes, constants),
+            _ => Span::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU_BYTES: u32 = 1000;
+
+    fn ack(to: u32, packets: u32, marked: u32, rtt: Option<Span>) -> Acknowledged {
+        Acknowledged {
+            bytes: packets * MTU_BYTES,
+            packets,
+            marked,
+            to: Psn::new(to),
+            next: Psn::new(to + 10),
+            rtt,
+            mtu_bytes: MTU_BYTES,
+        }
+    }
+
+    #[test]
+    fn dctcp_halves_at_most_once_a_round_trip_and_by_the_share_of_marks() {
+        let constants = CongestionControl::Dctcp { first_bytes: 100_000, most_bytes: 200_000 };
+        let mut control = Control::new(&constants);
+        control.acknowledged(&constants, &ack(10, 10, 10, None));
+        let once = control.window_bytes();
+        assert!((50_000..52_000).contains(&once), "{once}");
+        control.acknowledged(&constants, &ack(12, 2, 2, None));
+        assert!(control.window_bytes() >= once, "the round is not over");
+        for round in 2..200 {
+            control.acknowledged(&constants, &ack(10 * round, 10, 0, None));
+        }
+        let grown = control.window_bytes();
+        assert!(grown > once + 10 * MTU_BYTES, "{grown}");
+        control.acknowledged(&constants, &ack(2010, 10, 1, None));
+        assert!(control.window_bytes() > grown * 9 / 10, "one mark after long without costs little");
+    }
+
+    #[test]
+    fn swift_holds_the_round_trip_at_its_target() {
+        let target = Span::from_ns(20_000.0);
+        let constants = CongestionControl::Swift { target, first_bytes: 10_000, most_bytes: 1_000_000 };
+        let mut control = Control::new(&constants);
+        // A queue: the round trip is what the window takes at 10 bytes a nanosecond, and 10 us at least.
+        for round in 1..300 {
+            let queue = f64::from(control.window_bytes()) / 10.0;
+            control.acknowledged(&constants, &ack(20 * round, 10, 0, Some(Span::from_ns(queue.max(10_000.0)))));
+        }
+        let window = control.window_bytes();
+        assert!((140_000..230_000).contains(&window), "{window}");
+    }
+
+    #[test]
+    fn dcqcn_halves_at_the_first_notification_and_comes_back() {
+        let constants = CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000));
+        let mut control = Control::new(&constants);
+        let full = control.sent(&constants, Time::ZERO, 1250);
+        assert_eq!(full.ps() / 1000, 100);
+        control.notified(&constants, Time::ZERO);
+        let half = control.sent(&constants, Time::ZERO, 1250);
+        assert!((195_000..205_000).contains(&half.ps()), "{half}");
+        let later = Time::from_ps(1_000_000_000);
+        let back = control.sent(&constants, later, 1250);
+        assert!(back.ps() < 102_000, "after 18 periods of fast recovery: {back}");
+    }
+}

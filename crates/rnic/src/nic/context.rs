@@ -1,0 +1,355 @@
+//! What a queue pair has on chip, and what it has in the host's memory.
+
+use std::collections::VecDeque;
+
+use sim::{Span, Time};
+
+use super::congestion::{CongestionControl, Control};
+use super::{CqNumber, SrqNumber};
+use crate::verbs::{
+    Access, Address, CompletionStatus, ProtectionDomain, QpAttributes, QpState, Receive, Send, SendKind,
+};
+use crate::wire::{Psn, QpNumber, Service, Syndrome};
+
+/// Bytes of a context on chip, at most (srnic.md: 2.3 MB at 10,000 queue pairs).
+pub const CONTEXT_BYTES_MAX: usize = 230;
+
+/// What a message that is being received is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Inbound {
+    /// None is.
+    #[default]
+    Nothing,
+    /// A SEND.
+    Send,
+    /// A WRITE.
+    Write,
+}
+
+/// A queue pair's context: all that hardware needs to know of it. What is only read when something went wrong, and what
+/// grows, lies in [`Host`].
+#[derive(Clone, Copy, Debug)]
+pub struct Context {
+    // When something is due.
+    pub(super) retransmit_at: Time,
+    pub(super) not_ready_until: Time,
+    pub(super) pace_at: Time,
+    /// The earliest entry of this queue pair in the timers.
+    pub(super) armed_at: Time,
+    /// When `timed_psn` left.
+    pub(super) timed_at: Time,
+    // Receiving, without selective repeat.
+    pub(super) inbound_address: u64,
+    pub(super) inbound_left: u32,
+    pub(super) inbound_done: u32,
+    // Who.
+    pub(super) peer: Address,
+    pub(super) peer_qp: QpNumber,
+    pub(super) domain: ProtectionDomain,
+    pub(super) queue_key: u32,
+    pub(super) send_cq: CqNumber,
+    pub(super) receive_cq: CqNumber,
+    // Sending.
+    /// The first packet that is not known to have arrived.
+    pub(super) unacked: Psn,
+    /// The packet to send next.
+    pub(super) next: Psn,
+    /// After the last packet that was ever sent.
+    pub(super) sent_end: Psn,
+    /// The packet whose round trip is measured.
+    pub(super) timed_psn: Psn,
+    /// Count of requests that were completed before.
+    pub(super) send_first: u32,
+    /// Which request is being sent, and from which packet on.
+    pub(super) send_index: u32,
+    pub(super) send_packet: u32,
+    /// Receive requests of the peer that were used before.
+    pub(super) send_message: u32,
+    /// Smoothed round trip and its variation, in units of 64 ps so that 32 bits hold 0.27 s.
+    pub(super) rtt: u32,
+    pub(super) rtt_variation: u32,
+    /// When something was last acknowledged, or waiting began, in units of 2^20 ps (1.05 us), mod 2^32 (75 min).
+    pub(super) progress_tick: u32,
+    /// When the peer was last told of congestion, by the same clock.
+    pub(super) notified_tick: u32,
+    // Receiving.
+    pub(super) hand: super::hand_over::Hardware,
+    /// Messages completed: MSN.
+    pub(super) messages: u32,
+    /// Receive requests that messages used up.
+    pub(super) receive_message: u32,
+    pub(super) marked: u16,
+    /// What the last turn took of the buffer, in units of 64 bytes.
+    pub(super) turn_bytes_64: u16,
+    /// The sender's clock in the newest packet.
+    pub(super) echo: u16,
+    pub(super) mtu_bytes: u16,
+    pub(super) reads_open: u8,
+    pub(super) reads_max: u8,
+    pub(super) ack_timer_code: u8,
+    pub(super) not_ready_timer_code: u8,
+    pub(super) retries: u8,
+    pub(super) retries_left: u8,
+    pub(super) not_ready_retries: u8,
+    pub(super) not_ready_left: u8,
+    /// Counts what makes requests worthless that were prepared before.
+    pub(super) epoch: u8,
+    /// Counts what makes everything worthless that is under way.
+    pub(super) life: u8,
+    /// Answers with content that are not sent yet.
+    pub(super) replies_open: u8,
+    pub(super) backoff: u8,
+    pub(super) access: Access,
+    pub(super) service: Service,
+    pub(super) state: QpState,
+    pub(super) inbound: Inbound,
+    pub(super) is_there: bool,
+    /// In the schedule queue, or being decided on.
+    pub(super) is_queued: bool,
+    pub(super) is_timing: bool,
+    /// Sequence error told; nothing more is told until what is missing came.
+    pub(super) has_complained: bool,
+    /// Went back; what was sent before does not count as news.
+    pub(super) went_back: bool,
+    pub(super) turn_is_reply: bool,
+    /// The software of the slow path follows what this side sent.
+    pub(super) is_followed: bool,
+    pub(super) drain_is_told: bool,
+    /// An acknowledgement waits for the answers before it.
+    pub(super) owes_ack: bool,
+    /// A refusal does, and no request is taken any more.
+    pub(super) is_refusing: bool,
+    pub(super) control: Control,
+}
+
+const _: () = assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "a context is larger than the NIC has room for");
+
+/// A work request of the send queue, in the host's memory.
+#[derive(Clone, Debug)]
+pub(super) struct SendEntry {
+    pub request: Send,
+    pub bytes: u32,
+    /// Packets that this side sends.
+    pub packets: u32,
+    /// Numbers that it takes.
+    pub psns: u32,
+    pub first: Psn,
+    /// Which receive request of the peer it takes, or, for READs and atomics, its own index.
+    pub message: u32,
+    /// Packets of the answer that came, in order.
+    pub answered: u32,
+    /// Those that came out of order, by the slow path.
+    pub late: Option<Box<super::answers::Answers>>,
+    pub is_started: bool,
+    /// The answer is complete.
+    pub is_done: bool,
+    /// It failed here; the peer knows nothing of it.
+    pub failed: Option<CompletionStatus>,
+}
+
+impl SendEntry {
+    /// Whether an answer with content is waited for.
+    pub fn is_asking(&self) -> bool {
+        matches!(self.request.kind, SendKind::Read(_) | SendKind::CompareSwap { .. } | SendKind::FetchAdd { .. })
+    }
+
+    /// Whether it takes a receive request of the peer.
+    pub fn takes_receive(&self) -> bool {
+        matches!(self.request.kind, SendKind::Send(_) | SendKind::SendWithInvalidate(_) | SendKind::Write(_, Some(_)))
+    }
+}
+
+/// An answer with content that is being sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reply {
+    /// The number of its first packet or, with selective repeat, of its request.
+    pub psn: Psn,
+    /// The requester's index of the request.
+    pub message: u32,
+    /// The packets still to send, counted from the answer's beginning.
+    pub packet: u32,
+    pub packets: u32,
+    /// The packet that it began with.
+    pub packet_first: u32,
+    /// Where packet `packet_first` lies.
+    pub address: u64,
+    /// Bytes from there on.
+    pub bytes: u32,
+    /// The requester's clock.
+    pub sent: u16,
+    /// The value of an atomic operation.
+    pub value: Option<u64>,
+}
+
+/// What an atomic operation answered, should the requester ask again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replay {
+    pub psn: Psn,
+    pub message: u32,
+    pub value: u64,
+}
+
+/// What a queue pair has in the host's memory.
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    pub sends: VecDeque<SendEntry>,
+    pub sends_max: usize,
+    pub receives: VecDeque<Receive>,
+    pub receives_max: usize,
+    pub shared: Option<SrqNumber>,
+    pub signals_all: bool,
+    /// Receive requests taken for messages from `Context::receive_message` on.
+    pub open: VecDeque<Receive>,
+    pub replies: VecDeque<Reply>,
+    pub replays: VecDeque<Replay>,
+    /// What the peer is told when all answers are sent.
+    pub refusal: Option<(Psn, Syndrome)>,
+    /// What the slow path has decided to send again.
+    pub again: VecDeque<super::schedule::Again>,
+    /// The slow path's view of what the peer sent.
+    pub arrivals: Option<Box<super::software::Arrivals>>,
+    /// How late packets came that were not lost, as learned.
+    pub reordering: Span,
+    /// The slow path's view of what the peer has.
+    pub scoreboard: Option<Box<super::scoreboard::Scoreboard>>,
+    pub attributes: QpAttributes,
+}
+
+impl Context {
+    /// A context in reset.
+    pub(super) fn new(
+        service: Service,
+        domain: ProtectionDomain,
+        cqs: (CqNumber, CqNumber),
+        control: &CongestionControl,
+    ) -> Self {
+        Self {
+            retransmit_at: Time::MAX,
+            not_ready_until: Time::ZERO,
+            pace_at: Time::ZERO,
+            armed_at: Time::MAX,
+            timed_at: Time::ZERO,
+            inbound_address: 0,
+            inbound_left: 0,
+            inbound_done: 0,
+            peer: Address(0),
+            peer_qp: QpNumber(0),
+            domain,
+            queue_key: 0,
+            send_cq: cqs.0,
+            receive_cq: cqs.1,
+            unacked: Psn::new(0),
+            next: Psn::new(0),
+            sent_end: Psn::new(0),
+            timed_psn: Psn::new(0),
+            send_first: 0,
+            send_index: 0,
+            send_packet: 0,
+            send_message: 0,
+            rtt: 0,
+            rtt_variation: 0,
+            progress_tick: 0,
+            notified_tick: LONG_AGO_TICK,
+            hand: super::hand_over::Hardware::new(Psn::new(0)),
+            messages: 0,
+            receive_message: 0,
+            marked: 0,
+            turn_bytes_64: 0,
+            echo: 0,
+            mtu_bytes: 0,
+            reads_open: 0,
+            reads_max: 0,
+            ack_timer_code: 0,
+            not_ready_timer_code: 0,
+            retries: 0,
+            retries_left: 0,
+            not_ready_retries: 0,
+            not_ready_left: 0,
+            epoch: 0,
+            life: 0,
+            replies_open: 0,
+            backoff: 0,
+            access: Access::empty(),
+            service,
+            state: QpState::Reset,
+            inbound: Inbound::Nothing,
+            is_there: true,
+            is_queued: false,
+            is_timing: false,
+            has_complained: false,
+            went_back: false,
+            turn_is_reply: false,
+            is_followed: false,
+            drain_is_told: false,
+            owes_ack: false,
+            is_refusing: false,
+            control: Control::new(control),
+        }
+    }
+
+    /// Takes a measured round trip into account (RFC 6298, in whole numbers).
+    pub(super) fn measured(&mut self, rtt: Span) {
+        let sample = u32::try_from(rtt.ps() / RTT_UNIT_PS).unwrap_or(u32::MAX / 4).clamp(1, u32::MAX / 4);
+        if self.rtt == 0 {
+            (self.rtt, self.rtt_variation) = (sample, sample / 2);
+            return;
+        }
+        let difference = self.rtt.abs_diff(sample);
+        self.rtt_variation = self.rtt_variation - self.rtt_variation / 4 + difference / 4;
+        self.rtt = self.rtt - self.rtt / 8 + sample / 8;
+    }
+
+    /// The smoothed round trip, once one was measured.
+    pub(super) fn smoothed_rtt(&self) -> Option<Span> {
+        (self.rtt > 0).then(|| Span::from_ps(u64::from(self.rtt) * RTT_UNIT_PS))
+    }
+
+    /// How much round trips differ.
+    pub(super) fn rtt_variation(&self) -> Span {
+        Span::from_ps(u64::from(self.rtt_variation) * RTT_UNIT_PS)
+    }
+
+    /// Whether the peer is to be told of congestion: not more often than once in so long.
+    pub(super) fn notifies(&mut self, now: Time, period: Span) -> bool {
+        let tick = (now.ps() >> PROGRESS_TICK_SHIFT) as u32;
+        let is_due = u64::from(tick.wrapping_sub(self.notified_tick)) << PROGRESS_TICK_SHIFT >= period.ps();
+        if is_due {
+            self.notified_tick = tick;
+        }
+        is_due
+    }
+
+    /// Something came, or waiting begins.
+    pub(super) fn progressed(&mut self, now: Time) {
+        self.progress_tick = (now.ps() >> PROGRESS_TICK_SHIFT) as u32;
+    }
+
+    /// Since when nothing came.
+    pub(super) fn waited(&self, now: Time) -> Span {
+        let ticks = ((now.ps() >> PROGRESS_TICK_SHIFT) as u32).wrapping_sub(self.progress_tick);
+        Span::from_ps(u64::from(ticks) << PROGRESS_TICK_SHIFT)
+    }
+
+    /// The largest payload of a packet.
+    pub(super) fn mtu(&self) -> u32 {
+        u32::from(self.mtu_bytes)
+    }
+}
+
+/// Unit of round trips in the context.
+const RTT_UNIT_PS: u64 = 64;
+
+/// Unit of the clock of progress: 2^20 ps.
+const PROGRESS_TICK_SHIFT: u32 = 20;
+/// Half of that clock's range before it begins.
+const LONG_AGO_TICK: u32 = 1 << 31;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_has_the_published_size_at_most() {
+        assert!(size_of::<Context>() <= CONTEXT_BYTES_MAX, "{}", size_of::<Context>());
+    }
+}

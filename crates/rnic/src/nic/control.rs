@@ -1,0 +1,606 @@
+//! The verbs of a program: what makes, changes and destroys; posting and polling.
+
+use sim::{Span, Time};
+
+use super::context::{Context, Host, SendEntry};
+use super::hand_over::Hardware;
+use super::requester::completion_kind;
+use super::{CqNumber, Event, HostMemory, Nic, NicError, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
+use crate::verbs::{
+    Bind, Completion, CompletionKind, CompletionQueue, CompletionStatus, LKey, MESSAGE_BYTES_MAX, Notify,
+    ProtectionDomain, QpAttributes, QpState, Receive, RegionKeys, Registration, Requester, Send, SendKind,
+    SharedReceiveQueue, WindowKind, check_transition,
+};
+use crate::wire::{Psn, QpNumber, RKey, Service};
+
+/// Packets that a message of an in-order policy may have: half of what numbers tell apart, and half of that.
+const PACKETS_MAX: u32 = 1 << 22;
+
+/// What a queue pair is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInit {
+    /// What it promises.
+    pub service: Service,
+    /// Whose memory it uses.
+    pub domain: ProtectionDomain,
+    /// Where its send requests are completed.
+    pub send_cq: CqNumber,
+    /// Where its receive requests are.
+    pub receive_cq: CqNumber,
+    /// From where it takes receive requests, if not from a queue of its own.
+    pub shared_receive: Option<SrqNumber>,
+    /// Send requests that it holds.
+    pub sends_max: u32,
+    /// Receive requests that it holds.
+    pub receives_max: u32,
+    /// Whether every send request is completed, asked for or not.
+    pub signals_all: bool,
+}
+
+/// What a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpStatus {
+    /// Its service.
+    pub service: Service,
+    /// Its state.
+    pub state: QpState,
+    /// What was set; `send_psn` and `receive_psn` as they stand now.
+    pub attributes: QpAttributes,
+    /// Send requests that it holds.
+    pub sends: usize,
+    /// Receive requests of its own that no message has.
+    pub receives: usize,
+    /// Whether the slow path has its receiving side.
+    pub is_slow: bool,
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// The place of a queue pair that there is.
+    pub(super) fn index(&self, qp: QpNumber) -> Option<usize> {
+        let i = qp.0.checked_sub(QP_NUMBER_FIRST)? as usize;
+        self.contexts.get(i).filter(|context| context.is_there).map(|_| i)
+    }
+
+    pub(super) fn number(&self, i: usize) -> QpNumber {
+        QpNumber(i as u32 + QP_NUMBER_FIRST)
+    }
+
+    fn find(&self, qp: QpNumber) -> Result<usize, NicError> {
+        self.index(qp).ok_or(NicError::Unknown { what: "queue pair", number: qp.0 })
+    }
+
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// When all were used.
+    pub fn allocate_domain(&mut self) -> Result<ProtectionDomain, NicError> {
+        Ok(self.table.allocate_domain()?)
+    }
+
+    /// The end of a protection domain.
+    ///
+    /// # Errors
+    /// When something uses it.
+    pub fn free_domain(&mut self, domain: ProtectionDomain) -> Result<(), NicError> {
+        Ok(self.table.free_domain(domain)?)
+    }
+
+    /// Gives keys to memory.
+    ///
+    /// # Errors
+    /// See [`crate::verbs::MemoryTable::register`].
+    pub fn register(&mut self, registration: &Registration) -> Result<RegionKeys, NicError> {
+        Ok(self.table.register(registration)?)
+    }
+
+    /// Takes the keys of memory away.
+    ///
+    /// # Errors
+    /// See [`crate::verbs::MemoryTable::deregister`].
+    pub fn deregister(&mut self, key: LKey) -> Result<(), NicError> {
+        Ok(self.table.deregister(key)?)
+    }
+
+    /// A memory window.
+    ///
+    /// # Errors
+    /// See [`crate::verbs::MemoryTable::allocate_window`].
+    pub fn allocate_window(&mut self, domain: ProtectionDomain, kind: WindowKind) -> Result<RKey, NicError> {
+        Ok(self.table.allocate_window(domain, kind)?)
+    }
+
+    /// The end of a memory window.
+    ///
+    /// # Errors
+    /// See [`crate::verbs::MemoryTable::free_window`].
+    pub fn free_window(&mut self, window: RKey) -> Result<(), NicError> {
+        Ok(self.table.free_window(window)?)
+    }
+
+    /// Binds a window for a queue pair: of type 1 to a key that the NIC chooses, of type 2 to `chosen`.
+    ///
+    /// # Errors
+    /// See [`crate::verbs::MemoryTable::bind_type_1`] and [`crate::verbs::MemoryTable::bind_type_2`].
+    pub fn bind_window(
+        &mut self,
+        qp: QpNumber,
+        window: RKey,
+        chosen: Option<RKey>,
+        bind: &Bind,
+    ) -> Result<RKey, NicError> {
+        let i = self.find(qp)?;
+        let asker = Requester { domain: self.contexts[i].domain, qp };
+        match chosen {
+            None => Ok(self.table.bind_type_1(asker, window, bind)?),
+            Some(chosen) => {
+                self.table.bind_type_2(asker, window, chosen, bind)?;
+                Ok(chosen)
+            }
+        }
+    }
+
+    /// A completion queue with room for so many.
+    ///
+    /// # Errors
+    /// When there can be no such queue.
+    pub fn create_cq(&mut self, entries: usize) -> Result<CqNumber, NicError> {
+        Ok(CqNumber(insert(&mut self.cqs, CompletionQueue::new(entries)?)))
+    }
+
+    /// The end of a completion queue.
+    ///
+    /// # Errors
+    /// When there is none, or queue pairs use it.
+    pub fn destroy_cq(&mut self, cq: CqNumber) -> Result<(), NicError> {
+        self.cq(cq)?;
+        let uses = |context: &&Context| context.is_there && (context.send_cq == cq || context.receive_cq == cq);
+        let users = self.contexts.iter().filter(uses).count() as u32;
+        if users > 0 {
+            return Err(NicError::Busy { what: "completion queue", number: cq.0, users });
+        }
+        self.landing.retain(|(_, other, _)| *other != cq);
+        self.cqs[cq.0 as usize] = None;
+        Ok(())
+    }
+
+    fn cq(&mut self, cq: CqNumber) -> Result<&mut CompletionQueue, NicError> {
+        let unknown = NicError::Unknown { what: "completion queue", number: cq.0 };
+        self.cqs.get_mut(cq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
+    }
+
+    /// Takes the oldest completions, as many as there are and fit.
+    ///
+    /// # Errors
+    /// When there is no such queue, or it overflowed.
+    pub fn poll_cq(&mut self, cq: CqNumber, into: &mut [Completion]) -> Result<usize, NicError> {
+        Ok(self.cq(cq)?.poll(into)?)
+    }
+
+    /// Asks for an [`Event::Completion`].
+    ///
+    /// # Errors
+    /// When there is no such queue.
+    pub fn arm_cq(&mut self, cq: CqNumber, notify: Notify) -> Result<(), NicError> {
+        self.cq(cq)?.arm(notify);
+        Ok(())
+    }
+
+    /// A shared receive queue with room for so many.
+    ///
+    /// # Errors
+    /// When there can be no such queue.
+    pub fn create_srq(&mut self, requests: usize) -> Result<SrqNumber, NicError> {
+        Ok(SrqNumber(insert(&mut self.srqs, SharedReceiveQueue::new(requests)?)))
+    }
+
+    /// The end of a shared receive queue.
+    ///
+    /// # Errors
+    /// When there is none, or queue pairs use it.
+    pub fn destroy_srq(&mut self, srq: SrqNumber) -> Result<(), NicError> {
+        self.srq(srq)?;
+        let uses = |(context, host): &(&Context, &Host)| context.is_there && host.shared == Some(srq);
+        let users = self.contexts.iter().zip(&self.hosts).filter(uses).count() as u32;
+        if users > 0 {
+            return Err(NicError::Busy { what: "shared receive queue", number: srq.0, users });
+        }
+        self.srqs[srq.0 as usize] = None;
+        Ok(())
+    }
+
+    fn srq(&mut self, srq: SrqNumber) -> Result<&mut SharedReceiveQueue, NicError> {
+        let unknown = NicError::Unknown { what: "shared receive queue", number: srq.0 };
+        self.srqs.get_mut(srq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
+    }
+
+    /// Asks for an [`Event::SharedReceiveLimit`].
+    ///
+    /// # Errors
+    /// When there is no such queue, or the limit is above what it holds.
+    pub fn arm_srq(&mut self, srq: SrqNumber, limit: usize) -> Result<(), NicError> {
+        Ok(self.srq(srq)?.arm(limit)?)
+    }
+
+    /// A queue pair, in reset.
+    ///
+    /// # Errors
+    /// When what it names is not there, a size cannot be, or there are as many as there may be.
+    pub fn create_qp(&mut self, init: &QpInit) -> Result<QpNumber, NicError> {
+        self.cq(init.send_cq)?;
+        self.cq(init.receive_cq)?;
+        if let Some(shared) = init.shared_receive {
+            self.srq(shared)?;
+        }
+        for (what, value) in [("send requests", init.sends_max), ("receive requests", init.receives_max)] {
+            if value > QUEUE_REQUESTS_MAX {
+                return Err(NicError::Size { what, value, least: 0, most: QUEUE_REQUESTS_MAX });
+            }
+        }
+        let most = self.profile.qps;
+        let i = match self.free_qps.pop_front() {
+            Some(i) => i as usize,
+            None if self.contexts.len() >= most as usize => {
+                return Err(NicError::Size { what: "queue pairs", value: most.saturating_add(1), least: 0, most });
+            }
+            None => self.contexts.len(),
+        };
+        if let Err(error) = self.table.hold_domain(init.domain) {
+            if i < self.contexts.len() {
+                self.free_qps.push_front(i as u32);
+            }
+            return Err(error.into());
+        }
+        let cqs = (init.send_cq, init.receive_cq);
+        let mut context = Context::new(init.service, init.domain, cqs, &self.profile.congestion);
+        let host = Host {
+            sends_max: init.sends_max as usize,
+            receives_max: init.receives_max as usize,
+            shared: init.shared_receive,
+            signals_all: init.signals_all,
+            ..Host::default()
+        };
+        if i == self.contexts.len() {
+            self.contexts.push(context);
+            self.hosts.push(host);
+        } else {
+            // What was prepared for the queue pair that had this number before is worthless.
+            context.life = self.contexts[i].life.wrapping_add(1);
+            context.is_queued = self.contexts[i].is_queued;
+            (self.contexts[i], self.hosts[i]) = (context, host);
+        }
+        Ok(self.number(i))
+    }
+
+    /// The end of a queue pair. Its number is used again only when others that were free longer are taken.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn destroy_qp(&mut self, qp: QpNumber) -> Result<(), NicError> {
+        let i = self.find(qp)?;
+        self.begin_again(i);
+        self.table.release_domain(self.contexts[i].domain);
+        self.contexts[i].is_there = false;
+        self.free_qps.push_back(i as u32);
+        Ok(())
+    }
+
+    /// What a queue pair is.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn query_qp(&self, qp: QpNumber) -> Result<QpStatus, NicError> {
+        let i = self.find(qp)?;
+        let (context, host) = (&self.contexts[i], &self.hosts[i]);
+        let mut attributes = host.attributes;
+        attributes.send_psn = attributes.send_psn.map(|_| context.next);
+        attributes.receive_psn = attributes.receive_psn.map(|_| context.hand.settled());
+        Ok(QpStatus {
+            service: context.service,
+            state: context.state,
+            attributes,
+            sends: host.sends.len(),
+            receives: host.receives.len(),
+            is_slow: context.hand.is_slow(),
+        })
+    }
+
+    /// Takes a queue pair to another state, or changes attributes in the one that it is in.
+    ///
+    /// # Errors
+    /// When there is no such way, or an attribute is missing, too much, or cannot be; nothing changed then.
+    pub fn modify_qp(
+        &mut self,
+        now: Time,
+        qp: QpNumber,
+        to: QpState,
+        attributes: &QpAttributes,
+    ) -> Result<(), NicError> {
+        let i = self.find(qp)?;
+        let context = &self.contexts[i];
+        check_transition(qp, context.service, context.state, to, attributes, READS_MAX)?;
+        match to {
+            QpState::Reset => self.begin_again(i),
+            QpState::Error => self.enter_error(now, i),
+            _ => {
+                self.set_attributes(i, attributes);
+                self.contexts[i].state = to;
+                self.contexts[i].drain_is_told = false;
+                if to == QpState::SendQueueDrain {
+                    self.drained(i);
+                }
+                self.activate(now, i);
+            }
+        }
+        Ok(())
+    }
+
+    fn set_attributes(&mut self, i: usize, given: &QpAttributes) {
+        merge(&mut self.hosts[i].attributes, given);
+        let is_datagram = self.contexts[i].service == Service::Ud;
+        let mtu_most = self.profile.mtu_bytes;
+        let context = &mut self.contexts[i];
+        context.access = given.access.unwrap_or(context.access);
+        context.queue_key = given.queue_key.unwrap_or(context.queue_key);
+        context.peer = given.path.unwrap_or(context.peer);
+        context.peer_qp = given.destination.unwrap_or(context.peer_qp);
+        context.reads_max = given.initiator_reads_max.unwrap_or(context.reads_max);
+        context.not_ready_timer_code = given.rnr_timer_code.unwrap_or(context.not_ready_timer_code);
+        context.ack_timer_code = given.ack_timer_code.unwrap_or(context.ack_timer_code);
+        let mtu = given.mtu.map(|mtu| mtu.bytes().min(mtu_most));
+        if let Some(mtu) = mtu.or(is_datagram.then_some(mtu_most)) {
+            context.mtu_bytes = mtu as u16; // at most 4096, by the profile
+        }
+        if let Some(retries) = given.retries {
+            (context.retries, context.retries_left) = (retries, retries);
+        }
+        if let Some(retries) = given.rnr_retries {
+            (context.not_ready_retries, context.not_ready_left) = (retries, retries);
+        }
+        if let Some(psn) = given.receive_psn {
+            context.hand = Hardware::new(psn);
+            self.hosts[i].arrivals = None;
+        }
+        if let Some(psn) = given.send_psn {
+            (context.unacked, context.next, context.sent_end, context.timed_psn) = (psn, psn, psn, psn);
+        }
+    }
+
+    /// Forgets everything but what a queue pair was created with.
+    fn begin_again(&mut self, i: usize) {
+        let qp = self.number(i);
+        let old = self.contexts[i];
+        let cqs = (old.send_cq, old.receive_cq);
+        let mut context = Context::new(old.service, old.domain, cqs, &self.profile.congestion);
+        context.life = old.life.wrapping_add(1);
+        context.is_queued = old.is_queued;
+        self.contexts[i] = context;
+        let host = &mut self.hosts[i];
+        *host = Host {
+            sends_max: host.sends_max,
+            receives_max: host.receives_max,
+            shared: host.shared,
+            signals_all: host.signals_all,
+            ..Host::default()
+        };
+        for cq in [cqs.0, cqs.1] {
+            if let Ok(queue) = self.cq(cq) {
+                queue.forget(qp);
+            }
+        }
+        self.landing.retain(|(_, _, completion)| completion.qp != qp);
+        self.table.queue_pair_gone(qp);
+    }
+
+    /// Posts a send request.
+    ///
+    /// # Errors
+    /// When the state does not allow it, the queue is full, or this kind of queue pair cannot do it.
+    pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &Send) -> Result<(), NicError> {
+        let i = self.find(qp)?;
+        self.contexts[i].state.check_post_send(qp)?;
+        let bytes = self.check_send(i, request)?;
+        let host = &self.hosts[i];
+        if host.sends.len() >= host.sends_max {
+            return Err(NicError::Full { qp: qp.0, queue: "send", requests: host.sends_max as u32 });
+        }
+        if matches!(self.contexts[i].state, QpState::Error | QpState::SendQueueError) {
+            let kind = completion_kind(&request.kind);
+            let completion = Completion::new(request.id, qp, CompletionStatus::Flushed, kind);
+            let cq = self.contexts[i].send_cq;
+            self.complete(now, cq, completion);
+            return Ok(());
+        }
+        self.hosts[i].sends.push_back(SendEntry {
+            request: *request,
+            bytes,
+            packets: 0,
+            psns: 0,
+            first: Psn::new(0),
+            message: 0,
+            answered: 0,
+            late: None,
+            is_started: false,
+            is_done: false,
+            failed: None,
+        });
+        self.doorbell(now, i);
+        Ok(())
+    }
+
+    /// Whether this queue pair can do it at all; how long it is.
+    fn check_send(&self, i: usize, request: &Send) -> Result<u32, NicError> {
+        let context = &self.contexts[i];
+        let fault = |what, remedy| Err(NicError::Request { qp: i as u32 + QP_NUMBER_FIRST, what, remedy });
+        let bytes = match u32::try_from(request.bytes()) {
+            Ok(bytes) if bytes <= MESSAGE_BYTES_MAX => bytes,
+            _ => return fault("a message is longer than 2^31 bytes", "post several"),
+        };
+        let is_asking =
+            matches!(request.kind, SendKind::Read(_) | SendKind::CompareSwap { .. } | SendKind::FetchAdd { .. });
+        if bytes.div_ceil(context.mtu().max(1)) > PACKETS_MAX {
+            return fault("a message has more than 2^22 packets", "post several, or take a larger MTU");
+        }
+        if is_asking && context.service != Service::Rc {
+            return fault("READs and atomics need a reliable connection", "create a queue pair of that service");
+        }
+        if is_asking && context.reads_max == 0 {
+            return fault("READs and atomics need initiator reads", "set initiator_reads_max above 0");
+        }
+        let is_read = matches!(request.kind, SendKind::Read(_));
+        if is_asking && !is_read && bytes != 8 {
+            return fault("an atomic operation needs 8 bytes of local memory", "give one piece of 8");
+        }
+        let is_send = matches!(request.kind, SendKind::Send(_));
+        match (context.service, request.datagram) {
+            (Service::Ud, None) => fault("a datagram needs a destination", "give one"),
+            (Service::Ud, Some(_)) if !is_send => fault("datagrams can only be sent", "use SEND"),
+            (Service::Ud, Some(_)) if bytes > context.mtu() => {
+                fault("a datagram is longer than the MTU", "post several")
+            }
+            (Service::Rc | Service::Uc, Some(_)) => fault("a connection has its destination", "leave it out"),
+            _ => Ok(bytes),
+        }
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// When the state does not allow it, the queue is full, or the queue pair takes from a shared one.
+    pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &Receive) -> Result<(), NicError> {
+        let i = self.find(qp)?;
+        self.contexts[i].state.check_post_receive(qp)?;
+        let host = &mut self.hosts[i];
+        if host.shared.is_some() {
+            let (what, remedy) = ("it takes its receive requests from a shared queue", "post them there");
+            return Err(NicError::Request { qp: qp.0, what, remedy });
+        }
+        if host.receives.len() + host.open.len() >= host.receives_max {
+            return Err(NicError::Full { qp: qp.0, queue: "receive", requests: host.receives_max as u32 });
+        }
+        if self.contexts[i].state == QpState::Error {
+            self.flush_receive(now, i, request);
+        } else {
+            host.receives.push_back(*request);
+        }
+        Ok(())
+    }
+
+    /// Posts a receive request to a shared queue.
+    ///
+    /// # Errors
+    /// When there is none, or it is full.
+    pub fn post_srq_recv(&mut self, srq: SrqNumber, request: &Receive) -> Result<(), NicError> {
+        Ok(self.srq(srq)?.post(*request)?)
+    }
+
+    fn flush_receive(&mut self, now: Time, i: usize, request: &Receive) {
+        let completion =
+            Completion::new(request.id, self.number(i), CompletionStatus::Flushed, CompletionKind::Receive);
+        let cq = self.contexts[i].receive_cq;
+        self.complete(now, cq, completion);
+    }
+
+    /// Completes every receive request as flushed.
+    pub(super) fn flush_receives(&mut self, now: Time, i: usize) {
+        let context = &mut self.contexts[i];
+        context.life = context.life.wrapping_add(1);
+        (context.replies_open, context.owes_ack, context.is_refusing) = (0, false, false);
+        self.hosts[i].arrivals = None;
+        self.hosts[i].replies.clear();
+        while let Some(receive) = self.hosts[i].open.pop_front() {
+            self.flush_receive(now, i, &receive);
+        }
+        while let Some(receive) = self.hosts[i].receives.pop_front() {
+            self.flush_receive(now, i, &receive);
+        }
+    }
+
+    /// Completes every send request as flushed.
+    pub(super) fn flush_sends(&mut self, now: Time, i: usize) {
+        let context = &mut self.contexts[i];
+        context.epoch = context.epoch.wrapping_add(1);
+        context.retransmit_at = Time::MAX;
+        context.reads_open = 0;
+        context.send_index = context.send_first;
+        context.send_packet = 0;
+        self.hosts[i].again.clear();
+        self.hosts[i].scoreboard = None;
+        let cq = self.contexts[i].send_cq;
+        while let Some(entry) = self.hosts[i].sends.pop_front() {
+            let context = &mut self.contexts[i];
+            context.send_first = context.send_first.wrapping_add(1);
+            context.send_index = context.send_first;
+            let kind = completion_kind(&entry.request.kind);
+            let completion = Completion::new(entry.request.id, self.number(i), CompletionStatus::Flushed, kind);
+            self.complete(now, cq, completion);
+        }
+    }
+
+    /// A completion sets out for the host's memory.
+    pub(super) fn complete(&mut self, now: Time, cq: CqNumber, completion: Completion) {
+        let delay = self.profile.costs.dma_write;
+        if delay == Span::ZERO {
+            self.land(now, cq, completion);
+        } else {
+            self.landing.push_back((now + delay, cq, completion));
+        }
+    }
+
+    pub(super) fn land(&mut self, now: Time, cq: CqNumber, completion: Completion) {
+        let Ok(queue) = self.cq(cq) else { return };
+        match queue.push(completion) {
+            Ok(true) => self.events.push_back(Event::Completion(cq)),
+            Ok(false) => {}
+            Err(_) => self.overflowed(now, cq),
+        }
+    }
+
+    /// A completion queue lost something: its queue pairs cannot go on.
+    fn overflowed(&mut self, now: Time, cq: CqNumber) {
+        let uses = |context: &Context| {
+            let is_live = context.is_there && !matches!(context.state, QpState::Error | QpState::Reset);
+            is_live && (context.send_cq == cq || context.receive_cq == cq)
+        };
+        let users: Vec<usize> = (0..self.contexts.len()).filter(|i| uses(&self.contexts[*i])).collect();
+        if users.is_empty() {
+            return;
+        }
+        self.events.push_back(Event::CompletionQueueError(cq));
+        for i in &users {
+            self.contexts[*i].state = QpState::Error; // before flushing, which overflows again
+        }
+        for i in users {
+            self.enter_error(now, i);
+        }
+    }
+}
+
+/// Puts a thing on the first free place.
+fn insert<T>(places: &mut Vec<Option<T>>, thing: T) -> u32 {
+    let at = places.iter().position(Option::is_none).unwrap_or(places.len());
+    if at == places.len() {
+        places.push(Some(thing));
+    } else {
+        places[at] = Some(thing);
+    }
+    at as u32
+}
+
+/// What is given replaces what was.
+fn merge(set: &mut QpAttributes, given: &QpAttributes) {
+    set.partition_index = given.partition_index.or(set.partition_index);
+    set.port = given.port.or(set.port);
+    set.access = given.access.or(set.access);
+    set.queue_key = given.queue_key.or(set.queue_key);
+    set.path = given.path.or(set.path);
+    set.mtu = given.mtu.or(set.mtu);
+    set.destination = given.destination.or(set.destination);
+    set.receive_psn = given.receive_psn.or(set.receive_psn);
+    set.send_psn = given.send_psn.or(set.send_psn);
+    set.responder_reads_max = given.responder_reads_max.or(set.responder_reads_max);
+    set.initiator_reads_max = given.initiator_reads_max.or(set.initiator_reads_max);
+    set.rnr_timer_code = given.rnr_timer_code.or(set.rnr_timer_code);
+    set.ack_timer_code = given.ack_timer_code.or(set.ack_timer_code);
+    set.retries = given.retries.or(set.retries);
+    set.rnr_retries = given.rnr_retries.or(set.rnr_retries);
+}

@@ -1,0 +1,318 @@
+//! What was scheduled becomes a packet.
+
+use sim::Time;
+
+use super::context::{Reply, SendEntry};
+use super::schedule::{Item, Staged, piece_bytes};
+use super::{HostMemory, Nic, Outgoing};
+use crate::verbs::{Access, Address, CompletionStatus, ProtectionDomain, SGES_MAX, SendKind, Sge};
+use crate::wire::{
+    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RdmaExtended, Selective, Service, Syndrome,
+};
+
+/// "Credits are not used" (IBA table 46).
+const CREDIT_CODE_NONE: u8 = 31;
+/// Bits of message numbers and indices on the wire.
+pub(super) const MESSAGE_BITS: u32 = 24;
+const MESSAGE_MASK: u32 = (1 << MESSAGE_BITS) - 1;
+/// Picoseconds of a tick of the clock that packets carry.
+const TICK_PS: u64 = 1_024_000;
+
+/// The clock that packets carry: units of 1.024 us, mod 2^16.
+pub(super) const fn tick(now: Time) -> u16 {
+    (now.ps() / TICK_PS) as u16
+}
+
+/// Where a packet stands in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Only,
+    First,
+    Middle,
+    Last,
+}
+
+impl Part {
+    fn new(packet: u32, packets: u32) -> Self {
+        match (packet == 0, packet + 1 == packets) {
+            (true, true) => Self::Only,
+            (true, false) => Self::First,
+            (false, true) => Self::Last,
+            (false, false) => Self::Middle,
+        }
+    }
+
+    fn of(self, [only, first, middle, last]: [Operation; 4]) -> Operation {
+        match self {
+            Self::Only => only,
+            Self::First => first,
+            Self::Middle => middle,
+            Self::Last => last,
+        }
+    }
+}
+
+const SEND: [Operation; 4] = [Operation::SendOnly, Operation::SendFirst, Operation::SendMiddle, Operation::SendLast];
+const WRITE: [Operation; 4] =
+    [Operation::WriteOnly, Operation::WriteFirst, Operation::WriteMiddle, Operation::WriteLast];
+const READ_RESPONSE: [Operation; 4] = [
+    Operation::ReadResponseOnly,
+    Operation::ReadResponseFirst,
+    Operation::ReadResponseMiddle,
+    Operation::ReadResponseLast,
+];
+
+impl<M: HostMemory> Nic<M> {
+    /// A header with nothing in it but who and what.
+    pub(super) fn header(&self, i: usize, operation: Operation, psn: Psn) -> Header {
+        let context = &self.contexts[i];
+        Header {
+            service: context.service,
+            operation,
+            destination: context.peer_qp,
+            psn,
+            ack_request: false,
+            solicited: false,
+            congestion_echo: false,
+            payload_bytes: 0,
+            rdma: None,
+            atomic: None,
+            immediate: None,
+            ack: None,
+            datagram: None,
+            place: None,
+            selective: None,
+        }
+    }
+
+    /// Queues an acknowledgement or a refusal, before all data.
+    pub(super) fn push_ack(&mut self, i: usize, psn: Psn, syndrome: Syndrome, selective: Option<Selective>) {
+        let mut header = self.header(i, Operation::Acknowledge, psn);
+        let context = &mut self.contexts[i];
+        header.ack = Some(AckExtended { syndrome, messages: context.messages & MESSAGE_MASK });
+        // Without the extension the mark is told by the one bit that there is.
+        if !self.profile.policy.is_selective() && self.profile.echoes_marks() {
+            header.congestion_echo = context.marked > 0;
+            context.marked = 0;
+        }
+        header.selective = selective;
+        let to = context.peer;
+        self.urgent.push_back((to, header));
+    }
+
+    /// Acknowledges all that hardware knows to be there; `newest`: the packet that asked for it.
+    pub(super) fn acknowledge(&mut self, i: usize, newest: Psn) {
+        let context = &mut self.contexts[i];
+        let expected = context.hand.settled();
+        let selective = self.profile.policy.is_selective().then(|| Selective {
+            expected,
+            newest,
+            arrived: 0,
+            marked: std::mem::take(&mut context.marked),
+            echo: context.echo,
+        });
+        let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
+        self.push_ack(i, expected.plus(Psn::new(u32::MAX).get()), syndrome, selective);
+    }
+
+    pub(super) fn push_notification(&mut self, i: usize, to: Address, qp: QpNumber) {
+        let mut header = self.header(i, Operation::CongestionNotification, Psn::new(0));
+        header.destination = qp;
+        header.congestion_echo = true;
+        self.counters.notifications += 1;
+        self.urgent.push_back((to, header));
+    }
+
+    /// Makes a staged packet, unless it lost its sense meanwhile.
+    pub(super) fn emit(&mut self, now: Time, staged: &Staged, payload: &mut M::Payload) -> Option<Outgoing> {
+        let i = staged.qp as usize;
+        let context = &self.contexts[i];
+        if !context.is_there || context.life != staged.life {
+            return None;
+        }
+        let is_current = context.epoch == staged.epoch;
+        match staged.item {
+            Item::Request { .. } | Item::AskAgain { .. } if !is_current => None,
+            Item::Request { index, packet, is_again } => self.emit_request(now, i, index, (packet, is_again), payload),
+            Item::AskAgain { index, packet, packets } => self.emit_ask_again(now, i, index, packet, packets),
+            Item::Reply(reply) => {
+                let outgoing = self.emit_reply(now, i, &reply, payload);
+                if reply.packet + 1 == reply.packet_first + reply.packets {
+                    self.replied(now, i);
+                }
+                outgoing
+            }
+        }
+    }
+
+    fn emit_request(
+        &mut self,
+        now: Time,
+        i: usize,
+        index: u32,
+        (packet, is_again): (u32, bool),
+        payload: &mut M::Payload,
+    ) -> Option<Outgoing> {
+        let entry = self.entry(i, index)?;
+        let psn = if entry.is_asking() { entry.first.plus(self.asked_before(entry)) } else { entry.first.plus(packet) };
+        let is_reliable = self.contexts[i].service == Service::Rc;
+        if is_reliable && is_again && psn.after(self.contexts[i].unacked) < 0 {
+            return None; // it arrived while it waited
+        }
+        let mut header = self.request_header(now, i, entry, packet, psn);
+        let (local, offset) = (entry.request.local, packet * self.contexts[i].mtu());
+        let to = entry.request.datagram.map_or(self.contexts[i].peer, |datagram| datagram.to);
+        let (is_last, psns) = (packet + 1 == entry.packets, entry.psns);
+        let domain = self.contexts[i].domain;
+        if header.payload_bytes > 0 && self.gather(domain, &local, offset, header.payload_bytes, payload).is_err() {
+            self.entry_mut(i, index)?.failed = Some(CompletionStatus::LocalProtection);
+            self.fail(now, i, index, CompletionStatus::LocalProtection);
+            return None;
+        }
+        if is_reliable {
+            header.ack_request |= self.wants_ack(i, psn, psns);
+            self.left(now, i, psn, &header, is_again);
+        } else if is_last {
+            self.left_for_ever(now, i, index);
+        }
+        if is_again {
+            self.counters.sent_again_packets += 1;
+        }
+        Some(Outgoing { to, header })
+    }
+
+    /// Packets of an answer that came already: a READ that is asked for again in order begins behind them.
+    fn asked_before(&self, entry: &SendEntry) -> u32 {
+        if self.profile.policy.is_selective() { 0 } else { entry.answered }
+    }
+
+    fn request_header(&self, now: Time, i: usize, entry: &SendEntry, packet: u32, psn: Psn) -> Header {
+        let is_selective = self.profile.policy.is_selective() && self.contexts[i].service == Service::Rc;
+        let part = Part::new(packet, entry.packets);
+        let is_end = matches!(part, Part::Only | Part::Last);
+        let operation = match entry.request.kind {
+            SendKind::Send(_) | SendKind::SendWithInvalidate(_) => part.of(SEND),
+            SendKind::Write(..) => part.of(WRITE),
+            SendKind::Read(_) => Operation::ReadRequest,
+            SendKind::CompareSwap { .. } => Operation::CompareSwap,
+            SendKind::FetchAdd { .. } => Operation::FetchAdd,
+        };
+        let mut header = self.header(i, operation, psn);
+        let mtu = self.contexts[i].mtu();
+        header.payload_bytes = if entry.is_asking() { 0 } else { piece_bytes(entry.bytes, packet, mtu) };
+        header.ack_request = is_end;
+        header.solicited = is_end && entry.request.solicited;
+        if is_selective {
+            header.place = Some(Place { message: entry.message & MESSAGE_MASK, packet, sent: tick(now) });
+        }
+        match entry.request.kind {
+            SendKind::Send(Some(data)) if is_end => header.immediate = Some(Immediate::Data(data)),
+            SendKind::SendWithInvalidate(key) if is_end => header.immediate = Some(Immediate::Invalidate(key)),
+            SendKind::Write(remote, immediate) => {
+                header.immediate = immediate.filter(|_| is_end).map(Immediate::Data);
+                if packet == 0 || is_selective {
+                    let address = remote.address.wrapping_add(u64::from(packet) * u64::from(mtu));
+                    header.rdma = Some(RdmaExtended { address, key: remote.key, bytes: entry.bytes });
+                }
+            }
+            SendKind::Read(remote) => {
+                let before = self.asked_before(entry) * mtu;
+                let address = remote.address.wrapping_add(u64::from(before));
+                header.rdma = Some(RdmaExtended { address, key: remote.key, bytes: entry.bytes - before });
+            }
+            SendKind::CompareSwap { remote, compare, swap } => {
+                let (address, key) = (remote.address, remote.key);
+                header.atomic = Some(Atomic { address, key, swap_or_add: swap, compare });
+            }
+            SendKind::FetchAdd { remote, add } => {
+                let (address, key) = (remote.address, remote.key);
+                header.atomic = Some(Atomic { address, key, swap_or_add: add, compare: 0 });
+            }
+            SendKind::Send(_) | SendKind::SendWithInvalidate(_) => {}
+        }
+        if let Some(datagram) = entry.request.datagram {
+            header.destination = datagram.qp;
+            header.datagram = Some((datagram.queue_key, self.number(i)));
+        }
+        header
+    }
+
+    /// Asks again for some packets of an answer: the same request, a part of its range.
+    fn emit_ask_again(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<Outgoing> {
+        let entry = self.entry(i, index).filter(|entry| !entry.is_done)?;
+        let mut header = self.request_header(now, i, entry, 0, entry.first);
+        let mtu = self.contexts[i].mtu();
+        let skipped = packet.checked_mul(mtu)?;
+        if let Some(rdma) = &mut header.rdma {
+            rdma.address = rdma.address.wrapping_add(u64::from(skipped));
+            rdma.bytes = entry.bytes.saturating_sub(skipped).min(packets.saturating_mul(mtu));
+        }
+        if let Some(place) = &mut header.place {
+            place.packet = packet;
+        }
+        self.counters.sent_again_packets += 1;
+        self.wait_for_answer(now, i);
+        Some(Outgoing { to: self.contexts[i].peer, header })
+    }
+
+    fn emit_reply(&mut self, now: Time, i: usize, reply: &Reply, payload: &mut M::Payload) -> Option<Outgoing> {
+        let is_selective = self.profile.policy.is_selective();
+        let part = Part::new(reply.packet - reply.packet_first, reply.packets);
+        let operation = if reply.value.is_some() { Operation::AtomicAcknowledge } else { part.of(READ_RESPONSE) };
+        let offset = reply.packet - reply.packet_first;
+        let psn = if is_selective { reply.psn } else { reply.psn.plus(offset) };
+        let mut header = self.header(i, operation, psn);
+        let context = &self.contexts[i];
+        if part != Part::Middle {
+            let syndrome = Syndrome::Ack { credit_code: CREDIT_CODE_NONE };
+            header.ack = Some(AckExtended { syndrome, messages: context.messages & MESSAGE_MASK });
+        }
+        if is_selective {
+            header.place = Some(Place { message: reply.message, packet: reply.packet, sent: reply.sent });
+        }
+        if let Some(value) = reply.value {
+            header.atomic = Some(Atomic { address: 0, key: Default::default(), swap_or_add: value, compare: 0 });
+            return Some(Outgoing { to: context.peer, header });
+        }
+        let (mtu, to) = (context.mtu(), context.peer);
+        header.payload_bytes = piece_bytes(reply.bytes, offset, mtu);
+        let address = reply.address + u64::from(offset) * u64::from(mtu);
+        if header.payload_bytes > 0 && self.memory.gather(address, header.payload_bytes, payload, 0).is_err() {
+            self.refuse(now, i, psn, Syndrome::RemoteOperation);
+            return None;
+        }
+        Some(Outgoing { to, header })
+    }
+
+    /// Gathers bytes of a message from its pieces of local memory.
+    fn gather(
+        &mut self,
+        domain: ProtectionDomain,
+        pieces: &[Sge; SGES_MAX],
+        offset: u32,
+        bytes: u32,
+        payload: &mut M::Payload,
+    ) -> Result<(), CompletionStatus> {
+        let mut done = 0;
+        for part in parts(pieces, offset, bytes) {
+            let host = self.table.check_local(domain, &part, Access::empty());
+            let address = host.map_err(|_| CompletionStatus::LocalProtection)?;
+            self.memory.gather(address, part.bytes, payload, done).map_err(|_| CompletionStatus::LocalProtection)?;
+            done += part.bytes;
+        }
+        Ok(())
+    }
+}
+
+/// The parts of pieces of memory that hold so many bytes of a message, from this one on.
+pub(super) fn parts(pieces: &[Sge; SGES_MAX], offset: u32, bytes: u32) -> impl Iterator<Item = Sge> + '_ {
+    let (mut skip, mut left) = (offset, bytes);
+    pieces.iter().filter_map(move |piece| {
+        let skipped = skip.min(piece.bytes);
+        skip -= skipped;
+        let part_bytes = (piece.bytes - skipped).min(left);
+        left -= part_bytes;
+        let address = piece.address.wrapping_add(u64::from(skipped));
+        (part_bytes > 0).then_some(Sge { address, bytes: part_bytes, key: piece.key })
+    })
+}

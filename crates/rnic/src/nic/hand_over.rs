@@ -1,0 +1,156 @@
+//! How the receiving side of a queue pair goes from hardware to software and back (srnic.md, "Mode race").
+//!
+//! Hardware alone takes packets while each is the expected one. The first that is not sends it into the slow path:
+//! from then on it places payloads, but *every* header that is not of the past goes to the control queue, and software
+//! keeps the bitmap. Software tells by commands how far everything is there, and returns the queue pair by a
+//! compare-and-set on the expected number: in the slow path hardware keeps the number after the newest header that it
+//! queued in that register, so the command succeeds only when software has seen all of them. A header that is still
+//! queued then is a second copy of what software has settled, and is known by its number.
+//!
+//! What software has settled matters to hardware too: a copy that was long under way must not be placed over memory
+//! whose message is completed, for programs use it again.
+
+use crate::wire::Psn;
+
+use super::bits::Bits;
+
+/// Hardware's half: on chip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hardware {
+    /// Fast: the next packet. Slow: the number after the newest one that was queued.
+    expected: Psn,
+    /// All before this is there and done with.
+    settled: Psn,
+    is_slow: bool,
+}
+
+/// What hardware does with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The expected one: taken by hardware alone.
+    InOrder,
+    /// Placed, and its header queued for software.
+    Queue,
+    /// A copy of what is settled: never placed.
+    Past,
+    /// Further ahead than bitmaps reach: dropped.
+    Beyond,
+}
+
+impl Hardware {
+    /// Nothing came yet.
+    pub const fn new(first: Psn) -> Self {
+        Self { expected: first, settled: first, is_slow: false }
+    }
+
+    /// All before this is there and done with.
+    pub const fn settled(&self) -> Psn {
+        if self.is_slow { self.settled } else { self.expected }
+    }
+
+    /// Whether software has this queue pair.
+    pub const fn is_slow(&self) -> bool {
+        self.is_slow
+    }
+
+    /// What to do with this packet.
+    pub const fn judge(&self, psn: Psn, window_packets: u32) -> Verdict {
+        let ahead = psn.after(self.settled());
+        if ahead < 0 {
+            Verdict::Past
+        } else if ahead as u32 >= window_packets {
+            Verdict::Beyond
+        } else if ahead == 0 && !self.is_slow {
+            Verdict::InOrder
+        } else {
+            Verdict::Queue
+        }
+    }
+
+    /// The expected packet was taken.
+    pub const fn take(&mut self) {
+        self.expected = self.expected.plus(1);
+        self.settled = self.expected;
+    }
+
+    /// A packet's header is in the control queue; to be called only once it is. True when that begins the slow path.
+    pub const fn queued(&mut self, psn: Psn) -> bool {
+        let begins = !self.is_slow;
+        if begins {
+            self.settled = self.expected;
+            self.is_slow = true;
+        }
+        if psn.after(self.expected) >= 0 {
+            self.expected = psn.plus(1);
+        }
+        begins
+    }
+
+    /// Software's word that all before `to` is there. True when that is news.
+    pub const fn settle(&mut self, to: Psn) -> bool {
+        let is_news = self.is_slow && to.after(self.settled) > 0;
+        if is_news {
+            self.settled = to;
+        }
+        is_news
+    }
+
+    /// Software's compare-and-set: back to hardware alone, if nothing from `expected` on was queued.
+    pub const fn give_back(&mut self, expected: Psn) -> bool {
+        let fits = self.is_slow && self.expected.get() == expected.get();
+        if fits {
+            self.is_slow = false;
+            self.settled = expected;
+        }
+        fits
+    }
+}
+
+/// Software's half: in the host's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Software {
+    /// All before this is there.
+    expected: Psn,
+    /// Bit i: the packet `expected + i` is there.
+    arrived: Bits,
+}
+
+impl Software {
+    /// Nothing came yet.
+    pub const fn new(first: Psn) -> Self {
+        Self { expected: first, arrived: Bits::EMPTY }
+    }
+
+    /// All before this is there.
+    pub const fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Takes a header from the control queue; `settled` is what hardware had settled when it queued it. True when the
+    /// packet is new.
+    pub fn take(&mut self, psn: Psn, settled: Psn) -> bool {
+        // Hardware went on alone since: what software knew is past.
+        if settled.after(self.expected) > 0 {
+            self.arrived.advance(settled.after(self.expected) as u32);
+            self.expected = settled;
+        }
+        let ahead = psn.after(self.expected);
+        if ahead < 0 || !self.arrived.set(ahead as u32) {
+            return false;
+        }
+        let there = self.arrived.leading();
+        self.arrived.advance(there);
+        self.expected = self.expected.plus(there);
+        true
+    }
+
+    /// Whether nothing is missing: the queue pair can be given back.
+    pub fn is_whole(&self) -> bool {
+        self.arrived.is_empty()
+    }
+
+    /// Bit i: the packet `expected + 1 + i` is there.
+    pub fn selective(&self) -> u128 {
+        self.arrived.window(1)
+    }
+}

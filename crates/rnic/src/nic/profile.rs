@@ -1,0 +1,245 @@
+//! What kind of NIC it is: policy, sizes, and what things cost.
+
+use sim::Span;
+use thiserror::Error;
+
+use super::congestion::CongestionControl;
+
+/// The least bytes of payload that a packet of a longer message carries.
+pub const MTU_BYTES_MIN: u32 = 256;
+/// The most.
+pub const MTU_BYTES_MAX: u32 = 4096;
+/// Packets of one queue pair that may be on their way, at most: the bits of a bitmap (srnic.md: 500 a queue pair).
+pub const WINDOW_PACKETS_MAX: u32 = 512;
+
+/// How a NIC finds what is lost, and where it keeps what it must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Selective repeat without state on chip: hardware takes what comes in order, software of the host the rest; no
+    /// cache of work requests ("SRNIC", NSDI 2023).
+    Srnic,
+    /// Selective repeat with bitmaps on chip ("IRN", SIGCOMM 2018).
+    Irn,
+    /// Standard RoCEv2: whatever comes out of order is dropped and sent again.
+    GoBackN,
+    /// Go-back-N by a NIC whose contexts lie in the host's memory, a few of them in a cache on chip.
+    ConnectionCache,
+}
+
+impl Policy {
+    /// Whether what comes out of order is kept, and only what is lost sent again.
+    pub const fn is_selective(self) -> bool {
+        matches!(self, Self::Srnic | Self::Irn)
+    }
+}
+
+/// What things cost. All zero where they take real time by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// From a program's doorbell, or a command of the slow path's software, until the NIC knows.
+    pub doorbell: Span,
+    /// A read of the host's memory, until its first byte is there.
+    pub dma_read: Span,
+    /// A write to the host's memory, until the host can see it.
+    pub dma_write: Span,
+    /// What a byte adds to a read, in picoseconds.
+    pub dma_byte_ps: u64,
+    /// From a header in an empty control queue until the slow path's software looks at it.
+    pub software_wake: Span,
+    /// The slow path's software, for one header.
+    pub software_header: Span,
+}
+
+impl Costs {
+    /// Nothing costs anything: live.
+    pub const ZERO: Self = Self {
+        doorbell: Span::ZERO,
+        dma_read: Span::ZERO,
+        dma_write: Span::ZERO,
+        dma_byte_ps: 0,
+        software_wake: Span::ZERO,
+        software_header: Span::ZERO,
+    };
+
+    /// *Modelled*: PCIe of about 126 Gb/s with a round trip of 1 us (srnic.md, "The design"), half of it for what is
+    /// posted; a core that polls the control queue and takes 40 ns for a header whose bitmap it has in its cache.
+    pub fn modelled() -> Self {
+        Self {
+            doorbell: Span::from_ns(300.0),
+            dma_read: Span::from_ns(1000.0),
+            dma_write: Span::from_ns(400.0),
+            dma_byte_ps: 64,
+            software_wake: Span::from_ns(200.0),
+            software_header: Span::from_ns(40.0),
+        }
+    }
+}
+
+/// How packets come to the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scheduling {
+    /// Bytes that one queue pair gets before another has its turn; a packet that was begun is finished.
+    pub quantum_bytes: u32,
+    /// Bytes that are fetched ahead of the wire, at most (srnic.md: at least 25 KB at 100 Gb/s).
+    pub ahead_bytes: u32,
+    /// Work requests that one decision fetches, at most; what it does not use is dropped and fetched again.
+    pub batch_wqes: u32,
+    /// Decisions whose work requests are being fetched, at most.
+    pub decisions: u32,
+    /// Whether work requests are fetched for each decision, rather than known to the NIC beforehand.
+    pub fetches_wqes: bool,
+}
+
+/// A cache of contexts on chip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextCache {
+    /// Contexts that it holds.
+    pub contexts: u32,
+    /// Contexts that are fetched at the same time, at most.
+    pub fetches: u32,
+    /// Reads of the host's memory, one after the other, that a miss costs: context, work request, translation.
+    pub reads: u32,
+}
+
+/// When a sender stops waiting for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// After the time that the queue pair's attribute says.
+    Attribute,
+    /// IRN: a short time while few packets are on their way, else a long one.
+    LowHigh {
+        /// The short time.
+        low: Span,
+        /// The long time.
+        high: Span,
+        /// Below how many packets the short one holds.
+        packets: u32,
+    },
+    /// After two round trips as measured, and twice as long each time; the last packet is sent again to learn what
+    /// arrived (a tail-loss probe, RFC 8985), and nothing else.
+    Probe {
+        /// The least time.
+        least: Span,
+        /// The time before a round trip was measured.
+        first: Span,
+    },
+}
+
+/// What kind of NIC it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// How it finds what is lost.
+    pub policy: Policy,
+    /// Bytes of payload of a packet, at most; queue pairs may ask for less.
+    pub mtu_bytes: u32,
+    /// Packets of one queue pair on their way, at most; 1 to [`WINDOW_PACKETS_MAX`].
+    pub window_packets: u32,
+    /// After how many packets a sender asks for an acknowledgement, at the latest.
+    pub ack_packets: u32,
+    /// How senders slow down.
+    pub congestion: CongestionControl,
+    /// What things cost.
+    pub costs: Costs,
+    /// How packets come to the wire.
+    pub scheduling: Scheduling,
+    /// When a sender stops waiting.
+    pub patience: Patience,
+    /// Of [`Policy::ConnectionCache`].
+    pub cache: Option<ContextCache>,
+    /// Headers that the control queue holds; what comes beyond is lost, and sent again.
+    pub control_queue: u32,
+    /// Queue pairs, at most.
+    pub qps: u32,
+    /// Memory regions and windows, at most.
+    pub memory_entries: u32,
+}
+
+/// A profile that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("profile: {field} is {value}; {remedy}")]
+pub struct ProfileError {
+    /// Which value.
+    pub field: &'static str,
+    /// What it is.
+    pub value: u64,
+    /// What it must be.
+    pub remedy: &'static str,
+}
+
+impl Profile {
+    /// A NIC with this policy that costs nothing: live, and where only the protocol matters. Congestion is not
+    /// controlled, but IRN has no policy without a bound and begins with 512 packets.
+    pub fn new(policy: Policy) -> Self {
+        let patience = match policy {
+            Policy::GoBackN | Policy::ConnectionCache => Patience::Attribute,
+            Policy::Irn => {
+                Patience::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
+            }
+            Policy::Srnic => Patience::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) },
+        };
+        let cache = ContextCache { contexts: 256, fetches: 8, reads: 1 };
+        Self {
+            policy,
+            mtu_bytes: 1024,
+            window_packets: WINDOW_PACKETS_MAX,
+            ack_packets: 16,
+            congestion: CongestionControl::None,
+            costs: Costs::ZERO,
+            scheduling: Scheduling {
+                quantum_bytes: 16_384,
+                ahead_bytes: 65_536,
+                batch_wqes: 8,
+                decisions: 64,
+                fetches_wqes: policy == Policy::Srnic,
+            },
+            patience,
+            cache: (policy == Policy::ConnectionCache).then_some(cache),
+            control_queue: 16_384,
+            qps: 65_536,
+            memory_entries: 65_536,
+        }
+    }
+
+    /// The same NIC at the end of a PCIe link: [`Costs::modelled`].
+    pub fn modelled(policy: Policy) -> Self {
+        Self { costs: Costs::modelled(), ..Self::new(policy) }
+    }
+
+    /// Whether receivers tell senders of marks in acknowledgements.
+    pub(super) fn echoes_marks(&self) -> bool {
+        matches!(self.congestion, CongestionControl::Dctcp { .. })
+    }
+
+    /// Whether it can be.
+    ///
+    /// # Errors
+    /// Names the first value that cannot.
+    pub fn check(&self) -> Result<(), ProfileError> {
+        let fault = |field, value: u32, remedy| Err(ProfileError { field, value: u64::from(value), remedy });
+        if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&self.mtu_bytes) {
+            return fault("mtu_bytes", self.mtu_bytes, "choose 256 to 4096");
+        }
+        if !(1..=WINDOW_PACKETS_MAX).contains(&self.window_packets) {
+            return fault("window_packets", self.window_packets, "choose 1 to 512");
+        }
+        let Scheduling { quantum_bytes, ahead_bytes, batch_wqes, decisions, .. } = self.scheduling;
+        let counts = [
+            ("ack_packets", self.ack_packets),
+            ("scheduling.quantum_bytes", quantum_bytes),
+            ("scheduling.ahead_bytes", ahead_bytes),
+            ("scheduling.batch_wqes", batch_wqes),
+            ("scheduling.decisions", decisions),
+            ("control_queue", self.control_queue),
+            ("qps", self.qps),
+        ];
+        if let Some((field, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return fault(field, 0, "choose at least 1");
+        }
+        match self.cache {
+            Some(ContextCache { contexts: 0, .. }) => fault("cache.contexts", 0, "choose at least 1"),
+            Some(ContextCache { fetches: 0, .. }) => fault("cache.fetches", 0, "choose at least 1"),
+            None if self.policy == Policy::ConnectionCache => fault("cache", 0, "give this policy a cache"),
+            _ => Ok(()),
+        }
+    }
+}

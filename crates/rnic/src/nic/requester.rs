@@ -1,0 +1,494 @@
+//! The side that asks: acknowledgements, completions in order, patience and its end.
+
+use sim::{Span, Time};
+
+use super::congestion::Acknowledged;
+use super::context::SendEntry;
+use super::emit::MESSAGE_BITS;
+use super::profile::Patience;
+use super::schedule::Again;
+use super::software::Entry;
+use super::{Event, HostMemory, Nic, Policy};
+use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, SendKind};
+use crate::wire::{Header, Operation, Psn, Selective, Service, Syndrome};
+
+/// Times that a wait is doubled, at most.
+const BACKOFF_MAX: u8 = 10;
+/// The unit of the attribute "ACK timer".
+const ACK_TIMER_PS: u64 = 4_096_000;
+/// RNR retries without end.
+pub(super) const NOT_READY_FOR_EVER: u8 = 7;
+
+/// Times of the RNR timer by code, in units of 10 us (IBA table 46).
+const NOT_READY_10_US: [u32; 32] = [
+    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+    6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
+];
+
+/// How long a code of the RNR timer is.
+pub(super) fn not_ready_time(code: u8) -> Span {
+    Span::from_ps(u64::from(NOT_READY_10_US[usize::from(code & 31)]) * 10_000_000)
+}
+
+impl<M: HostMemory> Nic<M> {
+    pub(super) fn entry(&self, i: usize, index: u32) -> Option<&SendEntry> {
+        let at = index.wrapping_sub(self.contexts[i].send_first) as usize;
+        self.hosts[i].sends.get(at)
+    }
+
+    pub(super) fn entry_mut(&mut self, i: usize, index: u32) -> Option<&mut SendEntry> {
+        let at = index.wrapping_sub(self.contexts[i].send_first) as usize;
+        self.hosts[i].sends.get_mut(at)
+    }
+
+    /// The request that a packet number belongs to.
+    pub(super) fn index_of(&self, i: usize, psn: Psn) -> Option<u32> {
+        let sends = &self.hosts[i].sends;
+        let after = sends.partition_point(|entry| entry.is_started && psn.after(entry.first) >= 0);
+        let at = after.checked_sub(1)?;
+        let is_within = psn.after(sends[at].first).cast_unsigned() < sends[at].psns;
+        is_within.then(|| self.contexts[i].send_first.wrapping_add(at as u32))
+    }
+
+    /// Whether the sender wants to hear that this packet arrived: after some packets, and before the window closes.
+    pub(super) fn wants_ack(&self, i: usize, psn: Psn, psns: u32) -> bool {
+        let context = &self.contexts[i];
+        let profile = &self.profile;
+        let every = profile.ack_packets.min((profile.window_packets / 4).max(1));
+        let on_the_way = psn.plus(psns).after(context.unacked).max(0).cast_unsigned();
+        let bytes = on_the_way.saturating_mul(context.mtu());
+        psn.get().is_multiple_of(every)
+            || on_the_way >= profile.window_packets
+            || bytes.saturating_add(context.mtu()) >= context.control.window_bytes()
+    }
+
+    /// A request's packet is on the wire: time begins to count.
+    pub(super) fn left(&mut self, now: Time, i: usize, psn: Psn, header: &Header, is_again: bool) {
+        if is_again {
+            self.contexts[i].is_timing = false;
+            if let Some(scoreboard) = &mut self.hosts[i].scoreboard {
+                scoreboard.left(psn, super::emit::tick(now));
+            }
+        } else {
+            let context = &mut self.contexts[i];
+            if !context.is_timing && header.ack_request {
+                (context.is_timing, context.timed_psn, context.timed_at) = (true, psn, now);
+            }
+        }
+        self.wait_for_answer(now, i);
+    }
+
+    /// Begins to wait, if nothing is waited for yet; a probe is put off by each packet, for it asks about the last.
+    pub(super) fn wait_for_answer(&mut self, now: Time, i: usize) {
+        let is_probing = matches!(self.profile.patience, Patience::Probe { .. });
+        let is_waiting = self.contexts[i].retransmit_at < Time::MAX;
+        if !is_waiting {
+            self.contexts[i].progressed(now);
+        }
+        if !is_waiting || is_probing {
+            self.set_patience(now, i);
+        }
+    }
+
+    pub(super) fn set_patience(&mut self, now: Time, i: usize) {
+        let at = self.patience(i).map_or(Time::MAX, |patience| now + patience);
+        self.contexts[i].retransmit_at = at;
+        if at < Time::MAX {
+            self.arm(i, at);
+        }
+    }
+
+    /// How long to wait for an answer.
+    fn patience(&self, i: usize) -> Option<Span> {
+        let context = &self.contexts[i];
+        match self.profile.patience {
+            Patience::Attribute => self.attribute_time(i),
+            Patience::LowHigh { low, high, packets } => {
+                let is_few = context.next.after(context.unacked).cast_unsigned() < packets;
+                Some(if is_few { low } else { high })
+            }
+            Patience::Probe { least, first } => {
+                let measured = context.smoothed_rtt().map(|rtt| rtt * 2 + context.rtt_variation() * 4);
+                let once = measured.map_or(first, |span| span.max(least)) + self.hosts[i].reordering;
+                Some(once * (1 << context.backoff.min(BACKOFF_MAX)))
+            }
+        }
+    }
+
+    fn attribute_time(&self, i: usize) -> Option<Span> {
+        let code = self.contexts[i].ack_timer_code;
+        (code > 0).then(|| Span::from_ps(ACK_TIMER_PS << code))
+    }
+
+    /// The last packet of an unreliable request left: that is all there is to it.
+    pub(super) fn left_for_ever(&mut self, now: Time, i: usize, index: u32) {
+        if let Some(entry) = self.entry_mut(i, index) {
+            entry.is_done = true;
+        }
+        self.contexts[i].unacked = self.contexts[i].next;
+        self.reap(now, i);
+    }
+
+    /// An acknowledgement, a refusal, or an answer with content.
+    pub(super) fn answer(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        let context = &self.contexts[i];
+        let is_sending = matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain);
+        if context.service != Service::Rc || !is_sending {
+            self.counters.drop_service += 1;
+            return;
+        }
+        match (header.operation, header.ack, header.selective) {
+            (Operation::Acknowledge, Some(ack), selective) => match ack.syndrome {
+                Syndrome::Ack { .. } => match selective.filter(|_| self.profile.policy.is_selective()) {
+                    Some(selective) => self.acknowledged_selectively(now, i, &selective),
+                    None => self.acknowledged_plainly(now, i, header),
+                },
+                syndrome => self.refused(now, i, header.psn, syndrome),
+            },
+            (Operation::Acknowledge, None, _) => self.counters.drop_malformed += 1,
+            _ if self.profile.policy.is_selective() => self.content_selective(now, i, header, payload),
+            _ => self.content_in_order(now, i, header, payload),
+        }
+    }
+
+    /// Without selective repeat: all up to this number arrived.
+    fn acknowledged_plainly(&mut self, now: Time, i: usize, header: &Header) {
+        if self.profile.policy.is_selective() || !self.is_answer(i, header.psn) {
+            self.counters.drop_unasked += 1;
+            return;
+        }
+        let marked = u32::from(header.congestion_echo);
+        if !self.progress(now, i, header.psn.plus(1), marked) {
+            self.go_back_once(now, i); // an answer with content was lost on its way
+        }
+    }
+
+    /// Whether this number is one that an answer can be about: the last one acknowledged, or one on its way.
+    fn is_answer(&self, i: usize, psn: Psn) -> bool {
+        let context = &self.contexts[i];
+        psn.plus(1).after(context.unacked) >= 0 && psn.after(context.sent_end) < 0
+    }
+
+    fn acknowledged_selectively(&mut self, now: Time, i: usize, selective: &Selective) {
+        let context = &self.contexts[i];
+        if selective.expected.after(context.sent_end) > 0 || selective.newest.after(context.sent_end) >= 0 {
+            self.counters.drop_unasked += 1;
+            return;
+        }
+        let is_old = selective.expected.after(context.unacked) < 0;
+        if !is_old {
+            self.progress(now, i, selective.expected, u32::from(selective.marked));
+        }
+        if self.contexts[i].state != QpState::Error && (selective.arrived != 0 || self.contexts[i].is_followed) {
+            self.contexts[i].is_followed = true;
+            self.queue_for_software(now, i, Entry::Acknowledged(*selective));
+        }
+    }
+
+    /// All before `to` arrived. False when an answer with content in between is missing.
+    pub(super) fn progress(&mut self, now: Time, i: usize, to: Psn, marked: u32) -> bool {
+        let limit = self.progress_limit(i, to);
+        let before = self.contexts[i].unacked;
+        let packets = limit.after(before).max(0).cast_unsigned();
+        self.observe(now, i, limit, packets, marked);
+        if packets > 0 {
+            let context = &mut self.contexts[i];
+            context.unacked = limit;
+            if limit.after(context.next) > 0 {
+                self.position_at(i, limit);
+            }
+            self.news(now, i);
+            self.reap(now, i);
+            self.activate(now, i);
+        }
+        limit == to || packets > 0
+    }
+
+    /// In order, nothing behind an answer that is not complete counts as acknowledged.
+    fn progress_limit(&self, i: usize, to: Psn) -> Psn {
+        if self.profile.policy.is_selective() || self.contexts[i].reads_open == 0 {
+            return to;
+        }
+        let open = self.hosts[i].sends.iter().find(|entry| entry.is_started && entry.is_asking() && !entry.is_done);
+        match open.map(|entry| entry.first.plus(entry.answered)) {
+            Some(missing) if to.after(missing) > 0 => missing,
+            _ => to,
+        }
+    }
+
+    /// What an acknowledgement tells about the way there and back.
+    fn observe(&mut self, now: Time, i: usize, to: Psn, packets: u32, marked: u32) {
+        let context = &mut self.contexts[i];
+        let is_timed = context.is_timing && to.after(context.timed_psn) > 0;
+        let rtt = is_timed.then(|| now.since(context.timed_at));
+        if let Some(rtt) = rtt {
+            context.is_timing = false;
+            context.measured(rtt);
+        }
+        let mtu_bytes = context.mtu();
+        let bytes = packets.saturating_mul(mtu_bytes);
+        let ack = Acknowledged { bytes, packets, marked, to, next: context.next, rtt, mtu_bytes };
+        context.control.acknowledged(&self.profile.congestion, &ack);
+    }
+
+    /// Something came: patience begins anew.
+    pub(super) fn news(&mut self, now: Time, i: usize) {
+        let context = &mut self.contexts[i];
+        context.retries_left = context.retries;
+        context.not_ready_left = context.not_ready_retries;
+        (context.backoff, context.went_back) = (0, false);
+        context.progressed(now);
+        let is_waiting = context.unacked != context.next || context.reads_open > 0;
+        if is_waiting {
+            self.set_patience(now, i);
+        } else {
+            context.retransmit_at = Time::MAX;
+        }
+    }
+
+    /// The peer says no.
+    fn refused(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
+        let is_selective = self.profile.policy.is_selective();
+        if psn.after(self.contexts[i].unacked) < 0 || psn.after(self.contexts[i].sent_end) >= 0 {
+            self.counters.drop_unasked += 1;
+            return;
+        }
+        self.progress(now, i, psn, 0);
+        // An answer before it may be missing; its request goes again first, and the refusal comes again.
+        if self.contexts[i].unacked != psn && !is_selective {
+            self.go_back_once(now, i);
+            return;
+        }
+        match syndrome {
+            Syndrome::Ack { .. } => {}
+            Syndrome::SequenceError if is_selective => self.counters.drop_unasked += 1,
+            Syndrome::SequenceError => self.go_back_once(now, i),
+            Syndrome::ReceiverNotReady { timer_code } => self.not_ready(now, i, psn, timer_code),
+            Syndrome::InvalidRequest => self.fail_at(now, i, psn, CompletionStatus::RemoteInvalidRequest),
+            Syndrome::RemoteAccess => self.fail_at(now, i, psn, CompletionStatus::RemoteAccess),
+            Syndrome::RemoteOperation => self.fail_at(now, i, psn, CompletionStatus::RemoteOperation),
+        }
+    }
+
+    fn not_ready(&mut self, now: Time, i: usize, psn: Psn, timer_code: u8) {
+        let context = &mut self.contexts[i];
+        if context.not_ready_until > now {
+            return; // the same news, once more
+        }
+        if context.not_ready_left == 0 {
+            self.fail_at(now, i, psn, CompletionStatus::ReceiverNotReadyExceeded);
+            return;
+        }
+        if context.not_ready_left < NOT_READY_FOR_EVER {
+            context.not_ready_left -= 1;
+        }
+        let until = now + not_ready_time(timer_code);
+        context.not_ready_until = until;
+        context.is_timing = false;
+        context.retransmit_at = Time::MAX;
+        if self.profile.policy.is_selective() {
+            if let Some(scoreboard) = &mut self.hosts[i].scoreboard {
+                scoreboard.sends_again(psn);
+            }
+            self.hosts[i].again.push_front(Again::Packet(psn));
+        } else {
+            self.go_back(i);
+        }
+        self.arm(i, until);
+    }
+
+    /// Sends again from the first packet that is missing on; once, until something new comes.
+    pub(super) fn go_back_once(&mut self, now: Time, i: usize) {
+        if !self.contexts[i].went_back {
+            self.contexts[i].went_back = true;
+            self.go_back(i);
+            self.activate(now, i);
+        }
+    }
+
+    fn go_back(&mut self, i: usize) {
+        self.contexts[i].is_timing = false;
+        self.position_at(i, self.contexts[i].unacked);
+    }
+
+    /// What is sent next begins with this packet; what was prepared is worthless.
+    fn position_at(&mut self, i: usize, psn: Psn) {
+        let (context, host) = (&mut self.contexts[i], &self.hosts[i]);
+        context.epoch = context.epoch.wrapping_add(1);
+        context.next = psn;
+        let within = |entry: &SendEntry| entry.is_started && psn.after(entry.first.plus(entry.psns)) >= 0;
+        let at = host.sends.partition_point(within);
+        context.send_index = context.send_first.wrapping_add(at as u32);
+        context.send_packet = match host.sends.get(at) {
+            Some(entry) if entry.is_started && !entry.is_asking() => psn.after(entry.first).max(0).cast_unsigned(),
+            _ => 0,
+        };
+    }
+
+    /// Nothing came for so long.
+    pub(super) fn patience_ends(&mut self, now: Time, i: usize) {
+        let context = &mut self.contexts[i];
+        context.retransmit_at = Time::MAX;
+        let is_waiting = context.unacked != context.next || context.reads_open > 0;
+        if !is_waiting || !matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
+            return;
+        }
+        self.counters.timeouts += 1;
+        if self.is_over(now, i) {
+            let first = self.contexts[i].send_first;
+            self.fail(now, i, first, CompletionStatus::RetryExceeded);
+            return;
+        }
+        let context = &mut self.contexts[i];
+        context.backoff = context.backoff.saturating_add(1);
+        context.is_timing = false;
+        if self.profile.policy.is_selective() {
+            self.probe(i);
+        } else {
+            self.contexts[i].went_back = false;
+            self.go_back(i);
+        }
+        self.set_patience(now, i);
+        self.activate(now, i);
+    }
+
+    /// Whether it was tried often enough, or with probes, which come sooner, for as long.
+    fn is_over(&mut self, now: Time, i: usize) -> bool {
+        let waited = self.contexts[i].waited(now);
+        let allowed = self.attribute_time(i);
+        let context = &mut self.contexts[i];
+        if self.profile.patience == Patience::Attribute {
+            let is_over = context.retries_left == 0;
+            context.retries_left = context.retries_left.saturating_sub(1);
+            return is_over;
+        }
+        allowed.is_some_and(|once| waited >= once * (u64::from(context.retries) + 1))
+    }
+
+    /// Asks what arrived: by the last packet, whose acknowledgement tells of all before; by the first that is missing
+    /// when the last is known to be there; by asking again for what is missing of an answer.
+    fn probe(&mut self, i: usize) {
+        self.counters.probes += 1;
+        let context = &self.contexts[i];
+        let (first, last) = (context.unacked, context.next.plus(Psn::new(u32::MAX).get()));
+        if first == context.next {
+            self.ask_again_for_all(i);
+            return;
+        }
+        let is_srnic = self.profile.policy == Policy::Srnic;
+        match &mut self.hosts[i].scoreboard {
+            Some(scoreboard) if !is_srnic || scoreboard.has(last) => {
+                // IRN: all that is missing. SRNIC: the first; its acknowledgement finds the others.
+                let again = scoreboard.all_again(first, if is_srnic { 1 } else { u32::MAX });
+                self.hosts[i].again.extend(again.into_iter().map(Again::Packet));
+            }
+            _ => {
+                let psn = if is_srnic { last } else { first };
+                self.hosts[i].again.push_back(Again::Packet(psn));
+            }
+        }
+    }
+
+    /// Completes, in order, what is done.
+    pub(super) fn reap(&mut self, now: Time, i: usize) {
+        while let Some(entry) = self.hosts[i].sends.front() {
+            let context = &self.contexts[i];
+            if let Some(status) = entry.failed {
+                let first = context.send_first;
+                self.fail(now, i, first, status);
+                return;
+            }
+            let is_done = if entry.is_asking() || context.service != Service::Rc {
+                entry.is_done
+            } else {
+                entry.is_started && context.unacked.after(entry.first.plus(entry.psns)) >= 0
+            };
+            if !is_done {
+                return;
+            }
+            let (id, kind, bytes) = (entry.request.id, completion_kind(&entry.request.kind), entry.bytes);
+            let is_signalled = entry.request.signalled || self.hosts[i].signals_all;
+            self.hosts[i].sends.pop_front();
+            let context = &mut self.contexts[i];
+            context.send_first = context.send_first.wrapping_add(1);
+            if is_signalled {
+                let mut completion = Completion::new(id, self.number(i), CompletionStatus::Success, kind);
+                completion.bytes = if matches!(kind, CompletionKind::Read) { bytes } else { 0 };
+                if matches!(kind, CompletionKind::CompareSwap | CompletionKind::FetchAdd) {
+                    completion.bytes = 8;
+                }
+                let cq = self.contexts[i].send_cq;
+                self.complete(now, cq, completion);
+            }
+        }
+        self.drained(i);
+    }
+
+    /// Tells once that a drained queue pair has finished what it had begun.
+    pub(super) fn drained(&mut self, i: usize) {
+        let is_idle = !self.hosts[i].sends.front().is_some_and(|entry| entry.is_started);
+        let qp = self.number(i);
+        let context = &mut self.contexts[i];
+        if context.state == QpState::SendQueueDrain && is_idle && !context.drain_is_told {
+            context.drain_is_told = true;
+            self.events.push_back(Event::Drained(qp));
+        }
+    }
+
+    /// The request with this packet fails, once those before it are done.
+    fn fail_at(&mut self, now: Time, i: usize, psn: Psn, status: CompletionStatus) {
+        if let Some(index) = self.index_of(i, psn) {
+            self.fail(now, i, index, status);
+        } else {
+            self.counters.drop_unasked += 1;
+        }
+    }
+
+    /// A request fails, at once if it is the first; later ones are flushed then. With one before it that waits for an
+    /// answer with content, it waits too.
+    pub(super) fn fail(&mut self, now: Time, i: usize, index: u32, status: CompletionStatus) {
+        let first = self.contexts[i].send_first;
+        if index != first {
+            let is_new = self.entry_mut(i, index).is_some_and(|entry| entry.failed.replace(status).is_none());
+            if is_new {
+                self.reap(now, i);
+            }
+            return;
+        }
+        let Some(entry) = self.hosts[i].sends.pop_front() else { return };
+        self.contexts[i].send_first = first.wrapping_add(1);
+        let kind = completion_kind(&entry.request.kind);
+        let completion = Completion::new(entry.request.id, self.number(i), status, kind);
+        let cq = self.contexts[i].send_cq;
+        self.complete(now, cq, completion);
+        if self.contexts[i].service == Service::Rc {
+            self.enter_error(now, i);
+        } else {
+            self.contexts[i].state = QpState::SendQueueError;
+            self.flush_sends(now, i);
+        }
+        let qp = self.number(i);
+        self.events.push_back(Event::QpError(qp));
+    }
+
+    /// The request that an index on the wire names, if it waits for an answer with content.
+    pub(super) fn asking(&self, i: usize, message: u32) -> Option<u32> {
+        let unused = u32::BITS - MESSAGE_BITS;
+        let first = self.contexts[i].send_first;
+        let offset = (message.wrapping_sub(first) << unused) >> unused;
+        let index = first.wrapping_add(offset);
+        let entry = self.entry(i, index)?;
+        (entry.is_started && entry.is_asking() && !entry.is_done).then_some(index)
+    }
+}
+
+/// What the completion of a request calls it.
+pub(super) fn completion_kind(kind: &SendKind) -> CompletionKind {
+    match kind {
+        SendKind::Send(_) | SendKind::SendWithInvalidate(_) => CompletionKind::Send,
+        SendKind::Write(..) => CompletionKind::Write,
+        SendKind::Read(_) => CompletionKind::Read,
+        SendKind::CompareSwap { .. } => CompletionKind::CompareSwap,
+        SendKind::FetchAdd { .. } => CompletionKind::FetchAdd,
+    }
+}

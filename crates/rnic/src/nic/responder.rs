@@ -1,0 +1,678 @@
+//! The side that is asked: requests of the peer.
+
+use sim::Time;
+
+use super::answers::Misfit;
+use super::context::{Inbound, Replay, Reply};
+use super::hand_over::{Hardware, Verdict};
+use super::software::{Action, Arrived, Entry};
+use super::{CongestionControl, DATAGRAM_OFFSET_BYTES, Event, HostMemory, Nic, READS_MAX};
+use crate::verbs::{Access, Address, Completion, CompletionKind, CompletionStatus, QpState, Receive, Requester};
+use crate::wire::{Header, Immediate, Operation, Psn, QpNumber, RKey, Service, Syndrome};
+
+/// Replies that wait to be sent: those that may be asked for at a time, and as many asked for again.
+const REPLIES_MAX: u8 = 2 * READS_MAX;
+/// Receive requests that messages may take ahead of those that are missing.
+const OPEN_MAX: u32 = super::WINDOW_PACKETS_MAX;
+
+/// Why a request is not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// No receive request.
+    NotReady,
+    /// The peer's fault, or nobody's.
+    Nak(Syndrome),
+    /// This side's own: the receive request that it fails with, and what the peer hears.
+    Receive(CompletionStatus, Syndrome),
+}
+
+/// Whether an operation begins a message, and ends one.
+fn span(operation: Operation) -> (bool, bool) {
+    use Operation::{SendFirst, SendLast, SendMiddle, WriteFirst, WriteLast, WriteMiddle};
+    match operation {
+        SendFirst | WriteFirst => (true, false),
+        SendMiddle | WriteMiddle => (false, false),
+        SendLast | WriteLast => (false, true),
+        _ => (true, true),
+    }
+}
+
+fn is_send(operation: Operation) -> bool {
+    use Operation::{SendFirst, SendLast, SendMiddle, SendOnly};
+    matches!(operation, SendFirst | SendMiddle | SendLast | SendOnly)
+}
+
+fn is_write(operation: Operation) -> bool {
+    use Operation::{WriteFirst, WriteLast, WriteMiddle, WriteOnly};
+    matches!(operation, WriteFirst | WriteMiddle | WriteLast | WriteOnly)
+}
+
+impl<M: HostMemory> Nic<M> {
+    pub(super) fn request(&mut self, now: Time, i: usize, source: Address, header: &Header, payload: &M::Payload) {
+        if self.contexts[i].is_refusing {
+            self.counters.drop_state += 1;
+            return;
+        }
+        match self.contexts[i].service {
+            Service::Rc if self.profile.policy.is_selective() => self.request_selective(now, i, header, payload),
+            Service::Rc => self.request_in_order(now, i, header, payload),
+            Service::Uc => self.request_unreliable(now, i, header, payload),
+            Service::Ud => self.datagram(now, i, source, header, payload),
+        }
+    }
+
+    /// A switch marked a packet on its way here.
+    pub(super) fn marked(&mut self, now: Time, i: usize, header: &Header) {
+        let context = &mut self.contexts[i];
+        match self.profile.congestion {
+            CongestionControl::Dcqcn(_) if context.service == Service::Ud => {}
+            CongestionControl::Dcqcn(constants) if context.notifies(now, constants.notify_period) => {
+                let (to, qp) = (context.peer, context.peer_qp);
+                self.push_notification(i, to, qp);
+            }
+            CongestionControl::Dcqcn(_) => {}
+            _ if header.operation != Operation::Acknowledge => context.marked = context.marked.saturating_add(1),
+            _ => {}
+        }
+    }
+
+    // --- standard RoCEv2: in order, or not at all ---
+
+    fn request_in_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        let context = &mut self.contexts[i];
+        let ahead = header.psn.after(context.hand.settled());
+        if ahead > 0 {
+            self.counters.out_of_order_packets += 1;
+            self.counters.drop_out_of_order += 1;
+            if !context.has_complained {
+                context.has_complained = true;
+                let expected = context.hand.settled();
+                self.push_ack(i, expected, Syndrome::SequenceError, None);
+            }
+            return;
+        }
+        if ahead < 0 {
+            self.repeated(i, header);
+            return;
+        }
+        match self.admit(now, i, header, payload) {
+            Ok(()) => {
+                let context = &mut self.contexts[i];
+                context.has_complained = false;
+                if !header.ack_request || is_asking(header.operation) {
+                } else if context.replies_open > 0 {
+                    context.owes_ack = true; // it would say of the answers before it that they were sent
+                } else {
+                    self.acknowledge(i, header.psn);
+                }
+            }
+            Err(refusal) => self.refuse_as(now, i, header.psn, refusal),
+        }
+    }
+
+    /// Does the expected request, or a packet of it.
+    fn admit(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) -> Result<(), Refusal> {
+        let (begins, ends) = span(header.operation);
+        let context = &self.contexts[i];
+        let wanted = if begins {
+            Inbound::Nothing
+        } else if is_send(header.operation) {
+            Inbound::Send
+        } else {
+            Inbound::Write
+        };
+        let is_full = header.payload_bytes == context.mtu();
+        if context.inbound != wanted || !ends && !is_full {
+            return Err(Refusal::Nak(Syndrome::InvalidRequest));
+        }
+        let action = if is_send(header.operation) {
+            self.admit_send(i, header, payload)?
+        } else if is_write(header.operation) {
+            self.admit_write(i, header, payload)?
+        } else {
+            self.asked(header).ok_or(Refusal::Nak(Syndrome::InvalidRequest))?
+        };
+        self.perform(now, i, header.psn, action)?;
+        // A READ takes as many numbers as its answer has packets.
+        let numbers = match action {
+            Action::Read { bytes, .. } => bytes.div_ceil(self.contexts[i].mtu()).max(1),
+            _ => 1,
+        };
+        let context = &mut self.contexts[i];
+        context.hand = Hardware::new(header.psn.plus(numbers));
+        self.counters.received_bytes += u64::from(header.payload_bytes);
+        Ok(())
+    }
+
+    fn admit_send(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<Action, Refusal> {
+        let (begins, ends) = span(header.operation);
+        if begins {
+            if !self.open_receives(i, 1) {
+                return Err(Refusal::NotReady);
+            }
+            self.contexts[i].inbound_done = 0;
+        }
+        let offset = self.contexts[i].inbound_done;
+        let Some(local) = self.hosts[i].open.front().map(|receive| receive.local) else {
+            return Err(Refusal::Nak(Syndrome::RemoteOperation));
+        };
+        self.scatter(i, &local, offset, header.payload_bytes, payload).map_err(receive_fault)?;
+        let context = &mut self.contexts[i];
+        context.inbound_done = offset + header.payload_bytes;
+        context.inbound = if ends { Inbound::Nothing } else { Inbound::Send };
+        if !ends {
+            return Ok(Action::Nothing);
+        }
+        Ok(Action::Receive {
+            message: context.receive_message,
+            bytes: context.inbound_done,
+            immediate: header.immediate,
+            is_solicited: header.solicited,
+            is_write: false,
+        })
+    }
+
+    fn admit_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<Action, Refusal> {
+        let (begins, ends) = span(header.operation);
+        if begins {
+            let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
+            let address = self.remote(i, rdma.key, rdma.address, rdma.bytes, Access::REMOTE_WRITE)?;
+            let context = &mut self.contexts[i];
+            (context.inbound_address, context.inbound_left, context.inbound_done) = (address, rdma.bytes, rdma.bytes);
+        }
+        let left = self.contexts[i].inbound_left;
+        if header.payload_bytes > left || ends && header.payload_bytes != left {
+            return Err(Refusal::Nak(Syndrome::InvalidRequest));
+        }
+        if header.immediate.is_some() && !self.open_receives(i, 1) {
+            return Err(Refusal::NotReady);
+        }
+        let address = self.contexts[i].inbound_address;
+        if header.payload_bytes > 0 {
+            self.memory
+                .place(address, header.payload_bytes, payload, 0)
+                .map_err(|_| Refusal::Nak(Syndrome::RemoteOperation))?;
+        }
+        let context = &mut self.contexts[i];
+        context.inbound_address = address.wrapping_add(u64::from(header.payload_bytes));
+        context.inbound_left -= header.payload_bytes;
+        context.inbound = if ends { Inbound::Nothing } else { Inbound::Write };
+        let (message, bytes) = (context.receive_message, context.inbound_done);
+        Ok(written(header, message, bytes))
+    }
+
+    /// What a request for content asks for, if its headers are there.
+    fn asked(&self, header: &Header) -> Option<Action> {
+        let (message, packet, sent) = header.place.map_or((0, 0, 0), |place| (place.message, place.packet, place.sent));
+        match header.operation {
+            Operation::ReadRequest => header.rdma.map(|rdma| Action::Read {
+                message,
+                packet,
+                sent,
+                address: rdma.address,
+                key: rdma.key,
+                bytes: rdma.bytes,
+            }),
+            Operation::CompareSwap | Operation::FetchAdd => header.atomic.map(|atomic| Action::Atomic {
+                message,
+                sent,
+                atomic,
+                is_swap: header.operation == Operation::CompareSwap,
+            }),
+            _ => None,
+        }
+    }
+
+    /// A request that was done already: only its answer is missing.
+    fn repeated(&mut self, i: usize, header: &Header) {
+        self.counters.duplicate_packets += 1;
+        match self.asked(header) {
+            None => {
+                if header.ack_request {
+                    self.acknowledge(i, header.psn);
+                }
+            }
+            Some(Action::Read { message, packet, sent, address, key, bytes }) => {
+                let read = Action::Read { message, packet, sent, address, key, bytes };
+                // What cannot be read any more is not answered: the first answer said all there was to say.
+                if self.reply_to_read(i, header.psn, &read).is_err() {
+                    self.counters.drop_malformed += 1;
+                }
+            }
+            Some(_) => {
+                let replay = self.hosts[i].replays.iter().find(|replay| replay.psn == header.psn).copied();
+                match replay {
+                    Some(replay) => self.push_value(i, &replay, header.place.map_or(0, |place| place.sent)),
+                    None => self.counters.drop_malformed += 1,
+                }
+            }
+        }
+    }
+
+    // --- selective repeat: placed at once, done in order ---
+
+    fn request_selective(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        let psn = header.psn;
+        let context = &mut self.contexts[i];
+        let Some(place) = header.place else {
+            self.counters.drop_malformed += 1;
+            return;
+        };
+        context.echo = place.sent;
+        match context.hand.judge(psn, self.profile.window_packets) {
+            Verdict::Past => self.repeated(i, header),
+            Verdict::Beyond => self.counters.drop_beyond_window += 1,
+            Verdict::InOrder => match self.place_request(i, header, payload) {
+                Ok(action) => self.take_in_order(now, i, header, action),
+                Err(refusal) => self.refuse_as(now, i, psn, refusal),
+            },
+            Verdict::Queue => self.take_out_of_order(now, i, header, payload),
+        }
+    }
+
+    /// The fast path: hardware alone.
+    fn take_in_order(&mut self, now: Time, i: usize, header: &Header, action: Action) {
+        self.counters.received_bytes += u64::from(header.payload_bytes);
+        if let Err(refusal) = self.perform(now, i, header.psn, action) {
+            self.refuse_as(now, i, header.psn, refusal);
+            return;
+        }
+        self.contexts[i].hand.take();
+        if header.ack_request && !is_asking(header.operation) {
+            self.acknowledge(i, header.psn);
+        }
+    }
+
+    /// The slow path's hardware half: places the payload, queues the header.
+    fn take_out_of_order(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        if !self.has_room_for_software() {
+            self.counters.drop_control_queue += 1;
+            return;
+        }
+        let settled = self.contexts[i].hand.settled();
+        let action = match self.place_request(i, header, payload) {
+            Ok(action) => action,
+            // Only the first that is missing may be refused for want of a receive request; others come again.
+            Err(Refusal::NotReady) if header.psn != settled => {
+                self.counters.drop_no_receive += 1;
+                return;
+            }
+            Err(Refusal::NotReady) => {
+                self.refuse_as(now, i, header.psn, Refusal::NotReady);
+                return;
+            }
+            Err(refusal) => Action::Fault(refusal),
+        };
+        let context = &mut self.contexts[i];
+        if header.psn.after(context.hand.settled()) > 0 && !context.hand.is_slow() {
+            self.counters.out_of_order_packets += 1;
+        }
+        let arrived = Arrived { psn: header.psn, settled, sent: context.echo, bytes: header.payload_bytes, action };
+        self.queue_for_software(now, i, Entry::Arrived(arrived));
+        if self.contexts[i].hand.queued(header.psn) {
+            self.counters.slow_entries += 1;
+        }
+    }
+
+    /// Places a packet's payload where the packet says that it belongs; gives what remains to be done in order.
+    fn place_request(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<Action, Refusal> {
+        let invalid = Refusal::Nak(Syndrome::InvalidRequest);
+        let place = header.place.ok_or(invalid)?;
+        let (begins, ends) = span(header.operation);
+        let mtu = self.contexts[i].mtu();
+        if is_asking(header.operation) {
+            return self.asked(header).ok_or(invalid);
+        }
+        if begins != (place.packet == 0) || !ends && header.payload_bytes != mtu {
+            return Err(invalid);
+        }
+        let takes_receive = is_send(header.operation) || header.immediate.is_some();
+        if takes_receive {
+            self.open_message(i, place.message)?;
+        }
+        if is_write(header.operation) {
+            self.place_write(i, header, payload)?;
+            let bytes = header.rdma.map_or(0, |rdma| rdma.bytes);
+            return Ok(written(header, place.message, bytes));
+        }
+        let at = ahead_of(place.message, self.contexts[i].receive_message) as usize;
+        let local = self.hosts[i].open[at].local;
+        let offset = place.packet.checked_mul(mtu).ok_or(invalid)?;
+        let bytes = offset.checked_add(header.payload_bytes).ok_or(invalid)?;
+        self.scatter(i, &local, offset, header.payload_bytes, payload).map_err(receive_fault)?;
+        if !ends {
+            return Ok(Action::Nothing);
+        }
+        Ok(Action::Receive {
+            message: place.message,
+            bytes,
+            immediate: header.immediate,
+            is_solicited: header.solicited,
+            is_write: false,
+        })
+    }
+
+    fn place_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<(), Refusal> {
+        let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
+        // What this packet fills; a message of no bytes is checked for nothing (IBA 9.7.4.1.3).
+        let address = self.remote(i, rdma.key, rdma.address, header.payload_bytes, Access::REMOTE_WRITE)?;
+        if header.payload_bytes == 0 {
+            return Ok(());
+        }
+        let placed = self.memory.place(address, header.payload_bytes, payload, 0);
+        placed.map_err(|_| Refusal::Nak(Syndrome::RemoteOperation))
+    }
+
+    /// Sees to it that a message has its receive request, and all before it have theirs.
+    fn open_message(&mut self, i: usize, message: u32) -> Result<(), Refusal> {
+        let ahead = ahead_of(message, self.contexts[i].receive_message);
+        if ahead < 0 || ahead.cast_unsigned() >= OPEN_MAX {
+            return Err(Refusal::Nak(Syndrome::InvalidRequest));
+        }
+        if self.open_receives(i, ahead.cast_unsigned() as usize + 1) { Ok(()) } else { Err(Refusal::NotReady) }
+    }
+
+    /// Takes receive requests until so many are open; false when there are not so many.
+    fn open_receives(&mut self, i: usize, wanted: usize) -> bool {
+        while self.hosts[i].open.len() < wanted {
+            let Some(receive) = self.take_receive(i) else { return false };
+            self.hosts[i].open.push_back(receive);
+        }
+        true
+    }
+
+    fn take_receive(&mut self, i: usize) -> Option<Receive> {
+        let host = &mut self.hosts[i];
+        let Some(shared) = host.shared else { return host.receives.pop_front() };
+        let taken = self.srqs.get_mut(shared.0 as usize)?.as_mut()?.take()?;
+        if taken.is_limit_reached {
+            self.events.push_back(Event::SharedReceiveLimit(shared));
+        }
+        Some(taken.request)
+    }
+
+    // --- what is done in order, by whichever path ---
+
+    /// Does what a packet asks for, when all before it is done.
+    pub(super) fn perform(&mut self, now: Time, i: usize, psn: Psn, action: Action) -> Result<(), Refusal> {
+        match action {
+            Action::Nothing => return Ok(()),
+            Action::Fault(refusal) => return Err(refusal),
+            Action::Written => {}
+            Action::Receive { message, bytes, immediate, is_solicited, is_write } => {
+                if ahead_of(message, self.contexts[i].receive_message) != 0 {
+                    return Err(Refusal::Nak(Syndrome::InvalidRequest));
+                }
+                if let Some(Immediate::Invalidate(key)) = immediate {
+                    self.table.invalidate(self.requester(i), key).map_err(|_| Refusal::Nak(Syndrome::RemoteAccess))?;
+                }
+                self.received(now, i, bytes, immediate, (is_solicited, is_write))?;
+            }
+            Action::Read { .. } => self.reply_to_read(i, psn, &action)?,
+            Action::Atomic { message, sent, atomic, is_swap } => {
+                let address = self.remote(i, atomic.key, atomic.address, 8, Access::REMOTE_ATOMIC)?;
+                if atomic.address % 8 != 0 {
+                    return Err(Refusal::Nak(Syndrome::InvalidRequest));
+                }
+                let value = if is_swap {
+                    self.memory.compare_swap(address, atomic.compare, atomic.swap_or_add)
+                } else {
+                    self.memory.fetch_add(address, atomic.swap_or_add)
+                };
+                let value = value.map_err(|_| Refusal::Nak(Syndrome::RemoteOperation))?;
+                let replay = Replay { psn, message, value };
+                let replays = &mut self.hosts[i].replays;
+                if replays.len() == usize::from(READS_MAX) {
+                    replays.pop_front();
+                }
+                replays.push_back(replay);
+                self.push_value(i, &replay, sent);
+            }
+        }
+        let context = &mut self.contexts[i];
+        context.messages = context.messages.wrapping_add(1);
+        self.activate(now, i);
+        Ok(())
+    }
+
+    fn received(
+        &mut self,
+        now: Time,
+        i: usize,
+        bytes: u32,
+        immediate: Option<Immediate>,
+        (is_solicited, is_write): (bool, bool),
+    ) -> Result<(), Refusal> {
+        let Some(receive) = self.hosts[i].open.pop_front() else {
+            return Err(Refusal::NotReady);
+        };
+        self.contexts[i].receive_message = self.contexts[i].receive_message.wrapping_add(1);
+        let kind = if is_write { CompletionKind::ReceiveWriteImmediate } else { CompletionKind::Receive };
+        let mut completion = Completion::new(receive.id, self.number(i), CompletionStatus::Success, kind);
+        (completion.bytes, completion.immediate, completion.solicited) = (bytes, immediate, is_solicited);
+        let cq = self.contexts[i].receive_cq;
+        self.complete(now, cq, completion);
+        Ok(())
+    }
+
+    /// Queues the answer to a READ.
+    fn reply_to_read(&mut self, i: usize, psn: Psn, read: &Action) -> Result<(), Refusal> {
+        let Action::Read { message, packet, sent, address, key, bytes } = *read else { return Ok(()) };
+        let address = self.remote(i, key, address, bytes, Access::REMOTE_READ)?;
+        if self.contexts[i].replies_open >= REPLIES_MAX {
+            self.counters.drop_too_many += 1;
+            return Ok(()); // it will be asked for again
+        }
+        let packets = bytes.div_ceil(self.contexts[i].mtu()).max(1);
+        let packet_first = packet;
+        let Some(_) = packet.checked_add(packets) else {
+            return Err(Refusal::Nak(Syndrome::InvalidRequest));
+        };
+        let reply = Reply { psn, message, packet, packets, packet_first, address, bytes, sent, value: None };
+        self.hosts[i].replies.push_back(reply);
+        self.contexts[i].replies_open += 1;
+        Ok(())
+    }
+
+    fn push_value(&mut self, i: usize, replay: &Replay, sent: u16) {
+        if self.contexts[i].replies_open >= REPLIES_MAX {
+            self.counters.drop_too_many += 1;
+            return;
+        }
+        self.contexts[i].replies_open += 1;
+        self.hosts[i].replies.push_back(Reply {
+            psn: replay.psn,
+            message: replay.message,
+            packet: 0,
+            packets: 1,
+            packet_first: 0,
+            address: 0,
+            bytes: 0,
+            sent,
+            value: Some(replay.value),
+        });
+    }
+
+    fn requester(&self, i: usize) -> Requester {
+        Requester { domain: self.contexts[i].domain, qp: self.number(i) }
+    }
+
+    /// Where the host has memory that the peer names.
+    fn remote(&self, i: usize, key: RKey, address: u64, bytes: u32, access: Access) -> Result<u64, Refusal> {
+        if bytes > crate::verbs::MESSAGE_BYTES_MAX {
+            return Err(Refusal::Nak(Syndrome::InvalidRequest));
+        }
+        if !self.contexts[i].access.contains(access) {
+            return Err(Refusal::Nak(Syndrome::RemoteAccess));
+        }
+        let found = self.table.check_remote(self.requester(i), key, address, u64::from(bytes), access);
+        found.map_err(|_| Refusal::Nak(Syndrome::RemoteAccess))
+    }
+
+    /// Says no, as the refusal has it.
+    pub(super) fn refuse_as(&mut self, now: Time, i: usize, psn: Psn, refusal: Refusal) {
+        match refusal {
+            Refusal::NotReady => {
+                self.counters.not_ready += 1;
+                self.counters.drop_no_receive += 1;
+                let context = &mut self.contexts[i];
+                // What follows was sent before the peer hears of this: no complaint about it.
+                context.has_complained = true;
+                let timer_code = context.not_ready_timer_code;
+                self.push_ack(i, psn, Syndrome::ReceiverNotReady { timer_code }, None);
+            }
+            Refusal::Nak(syndrome) => self.refuse(now, i, psn, syndrome),
+            Refusal::Receive(status, syndrome) => {
+                if let Some(receive) = self.hosts[i].open.pop_front() {
+                    let completion = Completion::new(receive.id, self.number(i), status, CompletionKind::Receive);
+                    let cq = self.contexts[i].receive_cq;
+                    self.complete(now, cq, completion);
+                }
+                self.refuse(now, i, psn, syndrome);
+            }
+        }
+    }
+
+    /// The last packet of an answer was sent.
+    pub(super) fn replied(&mut self, now: Time, i: usize) {
+        let context = &mut self.contexts[i];
+        context.replies_open = context.replies_open.saturating_sub(1);
+        if context.replies_open > 0 {
+            return;
+        }
+        if std::mem::take(&mut context.owes_ack) {
+            let last = context.hand.settled().plus(Psn::new(u32::MAX).get());
+            self.acknowledge(i, last);
+        }
+        if let Some((psn, syndrome)) = self.hosts[i].refusal.take() {
+            self.refuse(now, i, psn, syndrome);
+        }
+    }
+
+    /// Says no for ever: the queue pair goes to the error state, once the answers to what was done before are sent.
+    pub(super) fn refuse(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
+        if self.contexts[i].replies_open > 0 {
+            self.contexts[i].is_refusing = true;
+            self.hosts[i].refusal = Some((psn, syndrome));
+            return;
+        }
+        if self.contexts[i].service == Service::Rc {
+            self.push_ack(i, psn, syndrome, None);
+        }
+        self.enter_error(now, i);
+        let qp = self.number(i);
+        self.events.push_back(Event::QpError(qp));
+    }
+
+    // --- unreliable services ---
+
+    /// A packet of an unreliable connection: a message of which one is missing is dropped as a whole.
+    fn request_unreliable(&mut self, now: Time, i: usize, header: &Header, payload: &M::Payload) {
+        let (begins, _) = span(header.operation);
+        if !is_send(header.operation) && !is_write(header.operation) {
+            self.counters.drop_service += 1;
+            return;
+        }
+        let context = &mut self.contexts[i];
+        let is_expected = header.psn == context.hand.settled();
+        context.hand = Hardware::new(header.psn.plus(1));
+        if begins || !is_expected {
+            context.inbound = Inbound::Nothing; // the receive request is kept for the next message
+        }
+        let is_lost = !begins && context.inbound == Inbound::Nothing;
+        if is_lost {
+            self.counters.drop_out_of_order += 1;
+            return;
+        }
+        match self.admit(now, i, header, payload) {
+            Ok(()) => {}
+            Err(Refusal::Receive(status, syndrome)) => {
+                self.refuse_as(now, i, header.psn, Refusal::Receive(status, syndrome));
+            }
+            Err(refusal) => {
+                // Nobody is told, and nothing but this message is lost.
+                self.contexts[i].inbound = Inbound::Nothing;
+                match refusal {
+                    Refusal::NotReady => self.counters.drop_no_receive += 1,
+                    _ => self.counters.drop_malformed += 1,
+                }
+            }
+        }
+        self.contexts[i].hand = Hardware::new(header.psn.plus(1));
+    }
+
+    fn datagram(&mut self, now: Time, i: usize, source: Address, header: &Header, payload: &M::Payload) {
+        let (Operation::SendOnly, Some((queue_key, qp))) = (header.operation, header.datagram) else {
+            self.counters.drop_service += 1;
+            return;
+        };
+        if queue_key != self.contexts[i].queue_key {
+            self.counters.drop_queue_key += 1;
+            return;
+        }
+        if matches!(header.immediate, Some(Immediate::Invalidate(_))) {
+            self.counters.drop_malformed += 1;
+            return;
+        }
+        if !self.open_receives(i, 1) {
+            self.counters.drop_no_receive += 1;
+            return;
+        }
+        let Some(receive) = self.hosts[i].open.front().copied() else { return };
+        let placed = self.scatter(i, &receive.local, DATAGRAM_OFFSET_BYTES, header.payload_bytes, payload);
+        if let Err(misfit) = placed {
+            self.refuse_as(now, i, header.psn, receive_fault(misfit));
+            return;
+        }
+        self.hosts[i].open.pop_front();
+        self.counters.received_bytes += u64::from(header.payload_bytes);
+        let mut completion =
+            Completion::new(receive.id, self.number(i), CompletionStatus::Success, CompletionKind::Receive);
+        completion.bytes = DATAGRAM_OFFSET_BYTES + header.payload_bytes;
+        completion.immediate = header.immediate;
+        completion.solicited = header.solicited;
+        completion.source = Some((source, QpNumber(qp.0)));
+        let cq = self.contexts[i].receive_cq;
+        self.complete(now, cq, completion);
+    }
+
+    /// Goes to the error state, of its own accord.
+    pub(super) fn enter_error(&mut self, now: Time, i: usize) {
+        self.contexts[i].state = QpState::Error;
+        self.flush_sends(now, i);
+        self.flush_receives(now, i);
+    }
+}
+
+fn is_asking(operation: Operation) -> bool {
+    matches!(operation, Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd)
+}
+
+/// What is left to do of a WRITE's packet that is placed.
+fn written(header: &Header, message: u32, bytes: u32) -> Action {
+    let (_, ends) = span(header.operation);
+    match header.immediate {
+        Some(Immediate::Data(_)) if ends => Action::Receive {
+            message,
+            bytes,
+            immediate: header.immediate,
+            is_solicited: header.solicited,
+            is_write: true,
+        },
+        Some(_) => Action::Fault(Refusal::Nak(Syndrome::InvalidRequest)),
+        None if ends => Action::Written,
+        None => Action::Nothing,
+    }
+}
+
+fn receive_fault(misfit: Misfit) -> Refusal {
+    match misfit {
+        Misfit::Length => Refusal::Receive(CompletionStatus::LocalLength, Syndrome::InvalidRequest),
+        Misfit::Protection => Refusal::Receive(CompletionStatus::LocalProtection, Syndrome::RemoteOperation),
+    }
+}
+
+/// How far one message number of 24 bits is ahead of another.
+fn ahead_of(message: u32, other: u32) -> i32 {
+    Psn::new(message).after(Psn::new(other))
+}

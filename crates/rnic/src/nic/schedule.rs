@@ -1,0 +1,443 @@
+//! Which queue pair sends next: the cache-free scheduler (srnic.md, section 1).
+//!
+//! Doorbells, acknowledgements that open windows and due timers are merged into one question, "has this queue pair work
+//! that it may do now?", and those that have stand in the schedule queue once. A decision takes the first of them,
+//! fetches a batch of its work requests, then the data of as many packets as its turn allows; what was fetched and not
+//! used is dropped. Several decisions are on their way at a time, so that two reads of the host's memory one after the
+//! other do not keep the wire waiting.
+
+use std::collections::VecDeque;
+
+use sim::{Span, Time};
+
+use super::context::{Context, Host, Reply};
+use super::{HostMemory, Nic, Policy, pop_front_if};
+use crate::verbs::{Access, CompletionStatus, QpState, SendKind};
+use crate::wire::{Psn, Service};
+
+/// What a packet takes of the buffer ahead of the wire besides its payload.
+const PACKET_BYTES: u32 = 64;
+
+/// What is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    /// The packet with this number.
+    Packet(Psn),
+    /// A part of an answer is asked for again.
+    Answer { index: u32, packet: u32, packets: u32 },
+}
+
+/// A packet that waits for its data, or for the wire.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Staged {
+    /// When its data is there.
+    pub at: Time,
+    pub qp: u32,
+    pub epoch: u8,
+    pub life: u8,
+    pub bytes: u32,
+    pub item: Item,
+}
+
+/// Which packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Item {
+    Request {
+        index: u32,
+        packet: u32,
+        is_again: bool,
+    },
+    AskAgain {
+        index: u32,
+        packet: u32,
+        packets: u32,
+    },
+    /// The reply as it stood, `packet` being the one to send.
+    Reply(Reply),
+}
+
+/// A decision whose work requests are being fetched.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
+    at: Time,
+    qp: u32,
+    /// Bytes of the buffer that are kept for it.
+    reserved: u32,
+}
+
+/// From doorbells to the wire.
+#[derive(Debug, Default)]
+pub(super) struct Pipeline {
+    doorbells: VecDeque<(Time, u32)>,
+    /// The schedule queue.
+    ready: VecDeque<u32>,
+    decisions: VecDeque<Decision>,
+    staged: VecDeque<Staged>,
+    /// Bytes reserved and staged.
+    ahead_bytes: u32,
+    /// When the link to the host's memory has carried what was asked for.
+    dma_free_at: Time,
+    /// When the driver last came by: packets that were ready then wait for the wire, not for time.
+    pub seen_at: Time,
+}
+
+impl Pipeline {
+    pub fn deadline(&self) -> Option<Time> {
+        let doorbell = self.doorbells.front().map(|(at, _)| *at);
+        let decision = self.decisions.front().map(|decision| decision.at);
+        let staged = self.staged.front().map(|staged| staged.at).filter(|at| *at > self.seen_at);
+        [doorbell, decision, staged].into_iter().flatten().min()
+    }
+}
+
+/// Whether a queue pair can do something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Now,
+    /// Not before this time.
+    At(Time),
+    Nothing,
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// A program rang for a queue pair.
+    pub(super) fn doorbell(&mut self, now: Time, i: usize) {
+        let delay = self.profile.costs.doorbell;
+        if delay == Span::ZERO {
+            self.activate(now, i);
+        } else {
+            self.pipeline.doorbells.push_back((now + delay, i as u32));
+        }
+    }
+
+    pub(super) fn doorbells_due(&mut self, now: Time) {
+        while let Some((_, i)) = pop_front_if(&mut self.pipeline.doorbells, |(at, _)| *at <= now) {
+            self.activate(now, i as usize);
+        }
+    }
+
+    /// Something changed: puts the queue pair into the schedule queue if it has work.
+    pub(super) fn activate(&mut self, now: Time, i: usize) {
+        if self.contexts[i].is_queued {
+            return;
+        }
+        match self.work(now, i) {
+            Work::Now => {
+                self.contexts[i].is_queued = true;
+                self.pipeline.ready.push_back(i as u32);
+            }
+            Work::At(at) => self.arm(i, at),
+            Work::Nothing => {}
+        }
+    }
+
+    fn work(&self, now: Time, i: usize) -> Work {
+        let (context, host) = (&self.contexts[i], &self.hosts[i]);
+        if !context.is_there || !context.state.receives() {
+            return Work::Nothing;
+        }
+        let is_sending = matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain);
+        let has_again = is_sending && !host.again.is_empty();
+        let has_new = is_sending && self.can_begin(context, host);
+        if host.replies.is_empty() && !has_again && !has_new {
+            return Work::Nothing;
+        }
+        let not_before = if host.replies.is_empty() { context.not_ready_until } else { Time::ZERO };
+        let at = not_before.max(context.pace_at);
+        if at > now { Work::At(at) } else { Work::Now }
+    }
+
+    /// Whether a new packet may go, but for time.
+    fn can_begin(&self, context: &Context, host: &Host) -> bool {
+        let index = context.send_index.wrapping_sub(context.send_first) as usize;
+        let Some(entry) = host.sends.get(index) else { return false };
+        if entry.failed.is_some() {
+            return false;
+        }
+        if context.state == QpState::SendQueueDrain && !entry.is_started {
+            return false;
+        }
+        if context.service != Service::Rc {
+            return true;
+        }
+        if !entry.is_started {
+            let waits = entry.request.fence && context.reads_open > 0;
+            if waits || entry.is_asking() && context.reads_open >= context.reads_max {
+                return false;
+            }
+        }
+        let packets = self.in_flight(context, host);
+        packets == 0
+            || context.next.after(context.unacked).cast_unsigned() < self.profile.window_packets
+                && packets.saturating_mul(context.mtu()) < context.control.window_bytes()
+    }
+
+    /// Packets on their way. IRN counts from the first that is missing; the slow path knows which arrived behind it.
+    pub(super) fn in_flight(&self, context: &Context, host: &Host) -> u32 {
+        let all = context.next.after(context.unacked).max(0).cast_unsigned();
+        match &host.scoreboard {
+            Some(scoreboard) if self.profile.policy == Policy::Srnic => all.saturating_sub(scoreboard.arrived()),
+            _ => all,
+        }
+    }
+
+    /// Takes decisions while there is something to decide and room for it.
+    pub(super) fn schedule(&mut self, now: Time) {
+        let limits = self.profile.scheduling;
+        while self.pipeline.ahead_bytes < limits.ahead_bytes
+            && self.pipeline.decisions.len() < limits.decisions as usize
+            && (self.is_timed() || self.pipeline.staged.is_empty())
+        {
+            let Some(i) = self.pipeline.ready.pop_front() else { return };
+            let i = i as usize;
+            if self.work(now, i) != Work::Now {
+                self.contexts[i].is_queued = false;
+                self.activate(now, i);
+                continue;
+            }
+            self.decide(now, i);
+        }
+    }
+
+    fn decide(&mut self, now: Time, i: usize) {
+        let mut at = now;
+        if let Some(cache) = &mut self.cache {
+            at = cache.touch(now, i as u32, &self.profile, &mut self.counters);
+        }
+        if self.profile.scheduling.fetches_wqes {
+            at += self.profile.costs.dma_read;
+        }
+        if at == now && self.pipeline.decisions.is_empty() {
+            self.stage(now, i, 0);
+            return;
+        }
+        // What the last turn needed is the best guess of what this one will.
+        let guess = u32::from(self.contexts[i].turn_bytes_64) * 64;
+        let reserved = guess.clamp(PACKET_BYTES, self.profile.scheduling.quantum_bytes);
+        self.pipeline.ahead_bytes += reserved;
+        // A hit behind a miss waits for it: decisions keep their order.
+        let at = self.pipeline.decisions.back().map_or(at, |last| last.at.max(at));
+        self.pipeline.decisions.push_back(Decision { at, qp: i as u32, reserved });
+    }
+
+    /// Work requests that have come from the host's memory.
+    pub(super) fn fetched_due(&mut self, now: Time) {
+        while let Some(decision) = pop_front_if(&mut self.pipeline.decisions, |decision| decision.at <= now) {
+            self.pipeline.ahead_bytes -= decision.reserved;
+            self.stage(now, decision.qp as usize, decision.reserved);
+        }
+    }
+
+    /// Stages a turn's packets, and queues the queue pair again if it has more.
+    fn stage(&mut self, now: Time, i: usize, reserved: u32) {
+        let limits = self.profile.scheduling;
+        let room = limits.ahead_bytes.saturating_sub(self.pipeline.ahead_bytes).max(reserved);
+        let turn = limits.quantum_bytes.min(room.max(PACKET_BYTES));
+        let (index, mut used) = (self.contexts[i].send_index, 0);
+        while used < turn && self.work(now, i) == Work::Now {
+            let batch = self.contexts[i].send_index.wrapping_sub(index);
+            if batch >= limits.batch_wqes {
+                break;
+            }
+            let Some((item, bytes)) = self.next_item(now, i) else { break };
+            self.push_staged(now, i, item, bytes);
+            used += bytes + PACKET_BYTES;
+        }
+        self.count_fetched(i, index);
+        let context = &mut self.contexts[i];
+        context.turn_bytes_64 = u16::try_from(used.div_ceil(64)).unwrap_or(u16::MAX);
+        context.is_queued = false;
+        self.activate(now, i);
+    }
+
+    /// Counts the work requests that a decision fetched, and those that it did not get to.
+    fn count_fetched(&mut self, i: usize, index_before: u32) {
+        let limits = &self.profile.scheduling;
+        if !limits.fetches_wqes {
+            return;
+        }
+        let (context, host) = (&self.contexts[i], &self.hosts[i]);
+        let before = index_before.wrapping_sub(context.send_first) as usize;
+        let fetched = host.sends.len().saturating_sub(before).min(limits.batch_wqes as usize) as u64;
+        let used = u64::from(context.send_index.wrapping_sub(index_before));
+        self.counters.wqes_fetched += fetched;
+        self.counters.wqes_dropped += fetched.saturating_sub(used + u64::from(context.send_packet > 0));
+    }
+
+    fn push_staged(&mut self, now: Time, i: usize, item: Item, bytes: u32) {
+        let costs = &self.profile.costs;
+        let pipeline = &mut self.pipeline;
+        let mut at = now;
+        if bytes > 0 {
+            let bytes_end = pipeline.dma_free_at.max(now) + Span::from_ps(costs.dma_byte_ps) * u64::from(bytes);
+            pipeline.dma_free_at = bytes_end;
+            at = bytes_end + costs.dma_read;
+        }
+        // Packets keep their order, with data or without.
+        let at = pipeline.staged.back().map_or(at, |last| last.at.max(at));
+        pipeline.ahead_bytes += bytes + PACKET_BYTES;
+        let Context { epoch, life, .. } = self.contexts[i];
+        pipeline.staged.push_back(Staged { at, qp: i as u32, epoch, life, bytes, item });
+    }
+
+    /// The next packet whose data is there.
+    pub(super) fn next_staged(&mut self, now: Time) -> Option<Staged> {
+        if self.pipeline.staged.is_empty() {
+            self.schedule(now);
+        }
+        let staged = pop_front_if(&mut self.pipeline.staged, |staged| staged.at <= now)?;
+        self.pipeline.ahead_bytes -= staged.bytes + PACKET_BYTES;
+        if self.is_timed() {
+            self.schedule(now);
+        }
+        Some(staged)
+    }
+
+    /// The next packet of a queue pair that has work: what is lost first, then answers and new requests in turn.
+    fn next_item(&mut self, now: Time, i: usize) -> Option<(Item, u32)> {
+        let is_ready = self.contexts[i].not_ready_until <= now;
+        let is_sending = matches!(self.contexts[i].state, QpState::ReadyToSend | QpState::SendQueueDrain);
+        let again = if is_sending && is_ready { self.next_again(i) } else { None };
+        if again.is_some() {
+            return again;
+        }
+        let has_new = is_sending && is_ready && self.can_begin(&self.contexts[i], &self.hosts[i]);
+        let has_reply = !self.hosts[i].replies.is_empty();
+        if has_reply && (!has_new || self.contexts[i].turn_is_reply) {
+            self.contexts[i].turn_is_reply = false;
+            return self.next_reply(now, i);
+        }
+        self.contexts[i].turn_is_reply = true;
+        if has_new { self.next_request(now, i) } else { None }
+    }
+
+    fn next_again(&mut self, i: usize) -> Option<(Item, u32)> {
+        while let Some(again) = self.hosts[i].again.pop_front() {
+            let found = match again {
+                Again::Packet(psn) => self.packet_of(i, psn),
+                Again::Answer { index, packet, packets } => {
+                    let is_open = self.entry(i, index).is_some_and(|entry| !entry.is_done);
+                    is_open.then_some((Item::AskAgain { index, packet, packets }, 0))
+                }
+            };
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// The packet with this number, if it was sent and is not known to have arrived.
+    fn packet_of(&self, i: usize, psn: Psn) -> Option<(Item, u32)> {
+        let context = &self.contexts[i];
+        if psn.after(context.unacked) < 0 || psn.after(context.sent_end) >= 0 {
+            return None;
+        }
+        let index = self.index_of(i, psn)?;
+        let entry = self.entry(i, index)?;
+        let packet = psn.after(entry.first).cast_unsigned();
+        let bytes = if entry.is_asking() { 0 } else { piece_bytes(entry.bytes, packet, context.mtu()) };
+        Some((Item::Request { index, packet, is_again: true }, bytes))
+    }
+
+    fn next_reply(&mut self, now: Time, i: usize) -> Option<(Item, u32)> {
+        let mtu = self.contexts[i].mtu();
+        let reply = self.hosts[i].replies.front_mut()?;
+        let item = Item::Reply(*reply);
+        let bytes = match reply.value {
+            Some(_) => 8,
+            None => piece_bytes(reply.bytes, reply.packet - reply.packet_first, mtu),
+        };
+        reply.packet += 1;
+        if reply.packet >= reply.packet_first + reply.packets {
+            self.hosts[i].replies.pop_front();
+        }
+        self.pace(now, i, bytes);
+        Some((item, if self.is_atomic(&item) { 0 } else { bytes }))
+    }
+
+    fn is_atomic(&self, item: &Item) -> bool {
+        matches!(item, Item::Reply(Reply { value: Some(_), .. }))
+    }
+
+    fn pace(&mut self, now: Time, i: usize, bytes: u32) {
+        let context = &mut self.contexts[i];
+        let pause = context.control.sent(&self.profile.congestion, now, bytes + PACKET_BYTES);
+        if pause > Span::ZERO {
+            context.pace_at = context.pace_at.max(now) + pause;
+        }
+    }
+
+    /// The next new packet; a request whose local memory is not there fails instead.
+    fn next_request(&mut self, now: Time, i: usize) -> Option<(Item, u32)> {
+        let index = self.contexts[i].send_index;
+        let begun = if self.entry(i, index)?.is_started { Ok(()) } else { self.begin(i, index) };
+        if let Err(status) = begun {
+            self.entry_mut(i, index)?.failed = Some(status);
+            self.reap(now, i);
+            return None;
+        }
+        let is_selective = self.profile.policy.is_selective();
+        let context = &mut self.contexts[i];
+        let at = index.wrapping_sub(context.send_first) as usize;
+        let entry = &self.hosts[i].sends[at];
+        let packet = context.send_packet;
+        let is_asking = entry.is_asking();
+        let bytes = if is_asking { 0 } else { piece_bytes(entry.bytes, packet, context.mtu()) };
+        let psn_end = if is_asking { entry.first.plus(entry.psns) } else { entry.first.plus(packet + 1) };
+        let is_again = !is_selective && psn_end.after(context.sent_end) <= 0;
+        context.next = psn_end;
+        if psn_end.after(context.sent_end) > 0 {
+            context.sent_end = psn_end;
+        }
+        if packet + 1 == entry.packets {
+            (context.send_index, context.send_packet) = (index.wrapping_add(1), 0);
+        } else {
+            context.send_packet = packet + 1;
+        }
+        self.pace(now, i, bytes);
+        Some((Item::Request { index, packet, is_again }, bytes))
+    }
+
+    /// Gives a request its numbers, once; checks the local memory that it names.
+    fn begin(&mut self, i: usize, index: u32) -> Result<(), CompletionStatus> {
+        let is_selective = self.profile.policy.is_selective();
+        let context = &mut self.contexts[i];
+        let at = index.wrapping_sub(context.send_first) as usize;
+        let entry = &mut self.hosts[i].sends[at];
+        let is_asking = entry.is_asking();
+        let access = if is_asking { Access::LOCAL_WRITE } else { Access::empty() };
+        for piece in entry.request.local.iter().filter(|piece| piece.bytes > 0) {
+            if self.table.check_local(context.domain, piece, access).is_err() {
+                return Err(CompletionStatus::LocalProtection);
+            }
+        }
+        let pieces = entry.bytes.div_ceil(context.mtu()).max(1);
+        entry.packets = if is_asking { 1 } else { pieces };
+        let is_read = matches!(entry.request.kind, SendKind::Read(_));
+        entry.psns = if is_read && is_selective {
+            1
+        } else if is_read {
+            pieces
+        } else {
+            entry.packets
+        };
+        entry.first = context.next;
+        entry.message = index;
+        entry.is_started = true;
+        if is_asking {
+            context.reads_open += 1;
+        } else if entry.takes_receive() {
+            entry.message = context.send_message;
+            context.send_message = context.send_message.wrapping_add(1);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of one packet of a message.
+pub(super) const fn piece_bytes(bytes: u32, packet: u32, mtu: u32) -> u32 {
+    let before = packet.saturating_mul(mtu);
+    let left = bytes.saturating_sub(before);
+    if left < mtu { left } else { mtu }
+}

@@ -1,0 +1,305 @@
+//! What the slow path's software knows of packets on their way: which arrived, which are missing and since when. It
+//! exists only while something is missing.
+//!
+//! A packet is lost when one that was sent later arrived, and as long as packets overtake each other has passed since
+//! (RACK, RFC 8985, by the clock that packets carry and acknowledgements echo). A second copy is judged in the same way
+//! as the first: by the echo of what was sent after it.
+
+use sim::{Span, Time};
+
+use super::Policy;
+use super::bits::Bits;
+use crate::wire::{Psn, Selective};
+
+/// Packets that an acknowledgement's bitmap tells of, the first that is missing among them.
+const TOLD_PACKETS: u32 = 1 + u128::BITS;
+/// Picoseconds of a tick of the clock that packets carry.
+const TICK_PS: u64 = 1_024_000;
+/// Each repair that was needed takes this part of what was learned about reordering away again.
+const FORGET_PART: u64 = 64;
+
+/// A missing packet.
+#[derive(Clone, Copy, Debug)]
+struct Missing {
+    psn: Psn,
+    since: Time,
+    state: Search,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Search {
+    /// It may only be late.
+    Waits,
+    /// It is to be sent again.
+    Queued,
+    /// It was sent again at this tick.
+    Sent(u16),
+}
+
+/// What an acknowledgement brought to light.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// To be sent again.
+    pub lost: Vec<Psn>,
+    /// How late the latest packet was that was not lost.
+    pub lateness: Option<Span>,
+    /// Packets sent again that were only late.
+    pub spurious: u64,
+    /// Packets that were rightly sent again.
+    pub repaired: u64,
+}
+
+/// What software knows.
+#[derive(Clone, Debug)]
+pub(super) struct Scoreboard {
+    base: Psn,
+    /// Bit i: the packet `base + i` arrived.
+    arrived: Bits,
+    arrived_count: u32,
+    /// All before this arrived or are in `missing`.
+    judged_to: Psn,
+    missing: Vec<Missing>,
+}
+
+impl Scoreboard {
+    pub fn new(base: Psn) -> Box<Self> {
+        Box::new(Self { base, arrived: Bits::EMPTY, arrived_count: 0, judged_to: base, missing: Vec::new() })
+    }
+
+    /// Packets behind the first missing one that arrived.
+    pub const fn arrived(&self) -> u32 {
+        self.arrived_count
+    }
+
+    /// Whether nothing is missing that is known of.
+    pub fn is_clean(&self) -> bool {
+        self.missing.is_empty() && self.arrived_count == 0
+    }
+
+    /// Whether a packet arrived.
+    pub fn has(&self, psn: Psn) -> bool {
+        u32::try_from(psn.after(self.base)).map_or(true, |bit| self.arrived.has(bit))
+    }
+
+    /// An acknowledgement; `unacked` is what hardware has made of it and of others.
+    pub fn acknowledged(
+        &mut self,
+        now: Time,
+        unacked: Psn,
+        told: &Selective,
+        reordering: Span,
+        policy: Policy,
+    ) -> Found {
+        self.advance(unacked);
+        let first = told.expected.plus(1).after(self.base);
+        match u32::try_from(first) {
+            Ok(first) => self.arrived.add(first, told.arrived),
+            Err(_) => self.arrived.add(0, told.arrived.checked_shr(first.unsigned_abs()).unwrap_or(0)),
+        }
+        if let Ok(bit) = u32::try_from(told.newest.after(self.base)) {
+            self.arrived.set(bit);
+        }
+        self.arrived_count = self.arrived.count();
+        self.judge_new(now, told);
+        self.judge(now, told, reordering, policy)
+    }
+
+    /// All before this arrived.
+    fn advance(&mut self, unacked: Psn) {
+        let by = unacked.after(self.base);
+        if by > 0 {
+            self.arrived.advance(by.cast_unsigned());
+            self.base = unacked;
+            if self.judged_to.after(unacked) < 0 {
+                self.judged_to = unacked;
+            }
+        }
+    }
+
+    /// Notes what is newly missing: overtaken, and within what the acknowledgement tells of.
+    fn judge_new(&mut self, now: Time, told: &Selective) {
+        let end = self.base.plus(self.arrived.end());
+        let told_end = told.expected.plus(TOLD_PACKETS);
+        let end = if end.after(told_end) > 0 { told_end } else { end };
+        while end.after(self.judged_to) > 0 {
+            if !self.has(self.judged_to) {
+                self.missing.push(Missing { psn: self.judged_to, since: now, state: Search::Waits });
+            }
+            self.judged_to = self.judged_to.plus(1);
+        }
+    }
+
+    fn judge(&mut self, now: Time, told: &Selective, reordering: Span, policy: Policy) -> Found {
+        let mut found = Found::default();
+        let (base, arrived) = (self.base, &self.arrived);
+        let is_there = |psn: Psn| u32::try_from(psn.after(base)).map_or(true, |bit| arrived.has(bit));
+        let patience_ticks = reordering.ps().div_ceil(TICK_PS);
+        self.missing.retain_mut(|missing| {
+            let is_there = is_there(missing.psn);
+            match missing.state {
+                Search::Waits if is_there => found.late(now.since(missing.since)),
+                Search::Waits if now.since(missing.since) >= reordering => {
+                    missing.state = Search::Queued;
+                    found.lost.push(missing.psn);
+                }
+                Search::Sent(tick) if is_there => {
+                    // The echo of the copy that came tells which one it was.
+                    let is_first = told.newest == missing.psn && after(tick, told.echo) > 0;
+                    if is_first {
+                        found.spurious += 1;
+                        found.late(now.since(missing.since));
+                    } else {
+                        found.repaired += 1;
+                    }
+                }
+                Search::Sent(tick) if policy == Policy::Srnic => {
+                    let is_told = told.expected.plus(TOLD_PACKETS).after(missing.psn) > 0;
+                    if is_told && i64::from(after(told.echo, tick)) > patience_ticks as i64 {
+                        missing.state = Search::Queued;
+                        found.lost.push(missing.psn);
+                    }
+                }
+                _ => {}
+            }
+            !is_there
+        });
+        found
+    }
+
+    /// What waited for long enough.
+    pub fn overdue(&mut self, now: Time, reordering: Span) -> Vec<Psn> {
+        let mut lost = Vec::new();
+        for missing in &mut self.missing {
+            if missing.state == Search::Waits && now.since(missing.since) >= reordering {
+                missing.state = Search::Queued;
+                lost.push(missing.psn);
+            }
+        }
+        lost
+    }
+
+    /// When the first that waits has waited for long enough.
+    pub fn due(&self, reordering: Span) -> Option<Time> {
+        let waiting = self.missing.iter().filter(|missing| missing.state == Search::Waits);
+        waiting.map(|missing| missing.since + reordering).min()
+    }
+
+    /// A copy left.
+    pub fn left(&mut self, psn: Psn, tick: u16) {
+        for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
+            missing.state = Search::Sent(tick);
+        }
+    }
+
+    /// A packet is sent again for another reason.
+    pub fn sends_again(&mut self, psn: Psn) {
+        for missing in self.missing.iter_mut().filter(|missing| missing.psn == psn) {
+            missing.state = Search::Queued;
+        }
+    }
+
+    /// Gives up waiting for the first so many that are missing; `first` is missing in any case.
+    pub fn all_again(&mut self, first: Psn, most: u32) -> Vec<Psn> {
+        let mut lost = Vec::new();
+        if !self.missing.iter().any(|missing| missing.psn == first) {
+            lost.push(first);
+        }
+        for missing in self.missing.iter_mut().take((most as usize).saturating_sub(lost.len())) {
+            missing.state = Search::Queued;
+            lost.push(missing.psn);
+        }
+        lost
+    }
+}
+
+impl Found {
+    fn late(&mut self, lateness: Span) {
+        self.lateness = self.lateness.max(Some(lateness));
+    }
+
+    /// What is left of what was learned about reordering, when repairs were needed.
+    pub fn forget(&self, reordering: Span) -> Span {
+        let part = reordering.ps() / FORGET_PART * self.repaired.min(FORGET_PART / 2);
+        Span::from_ps(reordering.ps() - part)
+    }
+}
+
+/// How many ticks one clock of 16 bits is after another.
+const fn after(tick: u16, other: u16) -> i16 {
+    tick.wrapping_sub(other).cast_signed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REORDERING: Span = Span::ZERO;
+
+    fn at(us: u64) -> Time {
+        Time::from_ps(us * 1_000_000)
+    }
+
+    fn numbers(found: &Found) -> Vec<u32> {
+        found.lost.iter().map(|psn| psn.get()).collect()
+    }
+
+    fn told(expected: u32, newest: u32, arrived: u128, echo: u16) -> Selective {
+        Selective { expected: Psn::new(expected), newest: Psn::new(newest), arrived, marked: 0, echo }
+    }
+
+    #[test]
+    fn every_packet_that_was_overtaken_is_lost_and_not_only_the_first() {
+        let mut board = Scoreboard::new(Psn::new(10));
+        // 10, 12 and 15 are missing; 11, 13, 14, 16 arrived.
+        let found = board.acknowledged(at(1), Psn::new(10), &told(10, 16, 0b10_1101, 0), REORDERING, Policy::Srnic);
+        assert_eq!(numbers(&found), [10, 12, 15]);
+        assert_eq!(board.arrived(), 4);
+        let again = board.acknowledged(at(2), Psn::new(10), &told(10, 17, 0b110_1101, 0), REORDERING, Policy::Srnic);
+        assert_eq!(numbers(&again), [] as [u32; 0], "each once");
+    }
+
+    #[test]
+    fn nothing_beyond_what_an_acknowledgement_tells_of_counts_as_missing() {
+        let mut board = Scoreboard::new(Psn::new(0));
+        let found = board.acknowledged(at(1), Psn::new(0), &told(0, 300, u128::MAX, 0), REORDERING, Policy::Srnic);
+        assert_eq!(numbers(&found), [0]);
+    }
+
+    #[test]
+    fn a_second_copy_is_lost_when_what_was_sent_after_it_arrived() {
+        let mut board = Scoreboard::new(Psn::new(0));
+        assert_eq!(numbers(&board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, Policy::Srnic)), [0]);
+        board.left(Psn::new(0), 20);
+        let same_tick = told(0, 2, 0b11, 20);
+        assert_eq!(numbers(&board.acknowledged(at(30), Psn::new(0), &same_tick, REORDERING, Policy::Srnic)), []);
+        let later = told(0, 3, 0b111, 21);
+        let mut irn = board.clone();
+        assert_eq!(numbers(&board.acknowledged(at(31), Psn::new(0), &later, REORDERING, Policy::Srnic)), [0]);
+        assert_eq!(numbers(&irn.acknowledged(at(31), Psn::new(0), &later, REORDERING, Policy::Irn)), []);
+    }
+
+    #[test]
+    fn what_is_late_teaches_how_long_to_wait() {
+        let mut board = Scoreboard::new(Psn::new(0));
+        let wait = Span::from_ps(8_000_000);
+        let found = board.acknowledged(at(1), Psn::new(0), &told(0, 1, 1, 0), wait, Policy::Srnic);
+        assert_eq!(numbers(&found), []);
+        assert_eq!(board.due(wait), Some(at(9)));
+        assert_eq!(board.overdue(at(8), wait), []);
+        let found = board.acknowledged(at(6), Psn::new(2), &told(2, 0, 0, 0), wait, Policy::Srnic);
+        assert_eq!(found.lateness, Some(Span::from_ps(5_000_000)));
+        assert!(board.is_clean());
+    }
+
+    #[test]
+    fn a_first_copy_that_comes_after_the_second_was_sent_is_known_by_its_echo() {
+        let mut board = Scoreboard::new(Psn::new(0));
+        board.acknowledged(at(9), Psn::new(0), &told(0, 1, 1, 5), REORDERING, Policy::Srnic);
+        board.left(Psn::new(0), 20);
+        let mut repaired = board.clone();
+        let first = board.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 4), REORDERING, Policy::Srnic);
+        assert_eq!((first.spurious, first.repaired), (1, 0));
+        let second = repaired.acknowledged(at(22), Psn::new(2), &told(2, 0, 0, 20), REORDERING, Policy::Srnic);
+        assert_eq!((second.spurious, second.repaired), (0, 1));
+    }
+}

@@ -1,0 +1,283 @@
+//! The wire, and what is common to tests: a pair of NICs with connected queue pairs.
+
+use sim::{EventQueue, Random, Span, Time};
+
+use crate::nic::{ByteMemory, CqNumber, Nic, Profile, QpInit};
+use crate::verbs::{
+    Access, Address, Completion, LKey, Mtu, ProtectionDomain, QpAttributes, QpState, Receive, Registration, Remote,
+    SGES_MAX, Send, SendKind, Sge,
+};
+use crate::wire::{Header, Psn, QpNumber, RKey, Service};
+
+/// Bytes of each host's memory.
+pub const MEMORY_BYTES: usize = 1 << 20;
+/// What a run may take before it counts as hung.
+const STEPS_MAX: u64 = 3_000_000;
+const COMPLETIONS_MAX: usize = 4096;
+
+/// What the wire does to packets.
+#[derive(Clone, Copy, Debug)]
+pub struct Adversary {
+    pub loss: f64,
+    pub copy: f64,
+    /// How often a packet is held back, and for how long at most.
+    pub late: f64,
+    pub late_ns: f64,
+    pub mark: f64,
+}
+
+impl Adversary {
+    pub const NONE: Self = Self { loss: 0.0, copy: 0.0, late: 0.0, late_ns: 0.0, mark: 0.0 };
+}
+
+struct Flight {
+    to: usize,
+    header: Header,
+    is_marked: bool,
+    payload: Vec<u8>,
+}
+
+enum Happening {
+    Arrival(Box<Flight>),
+    WireFree,
+}
+
+/// One packet as it was given to the wire.
+#[derive(Clone, Debug)]
+pub struct Logged {
+    pub from: usize,
+    pub header: Header,
+}
+
+/// By side, count of that side's packets from 0, and header: whether to drop one.
+pub type Drops = dyn FnMut(usize, u64, &Header) -> bool;
+
+pub struct Pair {
+    pub nics: [Nic<ByteMemory>; 2],
+    pub cqs: [CqNumber; 2],
+    pub domains: [ProtectionDomain; 2],
+    /// The key of each host's whole memory.
+    pub keys: [(LKey, RKey); 2],
+    pub now: Time,
+    pub log: Vec<Logged>,
+    pub logs: bool,
+    pub adversary: Adversary,
+    /// Says which packets to drop, by side and count from 0 of that side's packets.
+    pub drops: Box<Drops>,
+    pub delay: Span,
+    pub packet_time: Span,
+    random: Random,
+    queue: EventQueue<Happening>,
+    wire_free: [Time; 2],
+    sent: [u64; 2],
+    pub completions: [Vec<Completion>; 2],
+}
+
+impl Pair {
+    pub fn new(profile: Profile, seed: u64) -> Self {
+        let mut nics = [0, 1].map(|side| Nic::new(profile, ByteMemory::new(MEMORY_BYTES), seed ^ side).unwrap());
+        let cqs = [0, 1].map(|side: usize| nics[side].create_cq(COMPLETIONS_MAX).unwrap());
+        let domains = [0, 1].map(|side: usize| nics[side].allocate_domain().unwrap());
+        let access = Access::LOCAL_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_ATOMIC
+            | Access::WINDOW_BIND;
+        let keys = [0, 1].map(|side: usize| {
+            let bytes = MEMORY_BYTES as u64;
+            let registration = Registration { domain: domains[side], host_address: 0, address: 0, bytes, access };
+            let keys = nics[side].register(&registration).unwrap();
+            (keys.local, keys.remote)
+        });
+        Self {
+            nics,
+            cqs,
+            domains,
+            keys,
+            now: Time::ZERO,
+            log: Vec::new(),
+            logs: false,
+            adversary: Adversary::NONE,
+            drops: Box::new(|_, _, _| false),
+            delay: Span::from_ns(1000.0),
+            packet_time: Span::from_ns(80.0),
+            random: Random::new(seed, "wire"),
+            queue: EventQueue::new(),
+            wire_free: [Time::ZERO; 2],
+            sent: [0; 2],
+            completions: [Vec::new(), Vec::new()],
+        }
+    }
+
+    pub fn qp_init(&self, side: usize, service: Service) -> QpInit {
+        QpInit {
+            service,
+            domain: self.domains[side],
+            send_cq: self.cqs[side],
+            receive_cq: self.cqs[side],
+            shared_receive: None,
+            sends_max: 1024,
+            receives_max: 1024,
+            signals_all: false,
+        }
+    }
+
+    /// A connected pair of queue pairs, ready to send.
+    pub fn connect(&mut self, service: Service) -> [QpNumber; 2] {
+        let inits = [0, 1].map(|side| self.qp_init(side, service));
+        self.connect_as(&inits)
+    }
+
+    pub fn connect_as(&mut self, inits: &[QpInit; 2]) -> [QpNumber; 2] {
+        let qps = [0, 1].map(|side: usize| self.nics[side].create_qp(&inits[side]).unwrap());
+        for side in 0..2 {
+            self.bring_up(side, qps[side], qps[1 - side], inits[side].service);
+        }
+        qps
+    }
+
+    pub fn bring_up(&mut self, side: usize, qp: QpNumber, peer: QpNumber, service: Service) {
+        let mut steps = attributes(service);
+        steps[1].destination = steps[1].destination.map(|_| peer);
+        steps[1].path = steps[1].path.map(|_| Address(1 - side as u32));
+        // Close to the wrap, so that every test crosses it.
+        let first = |side: usize| Psn::new(u32::MAX - 20 - side as u32);
+        steps[1].receive_psn = steps[1].receive_psn.map(|_| first(1 - side));
+        steps[2].send_psn = Some(first(side));
+        for (state, step) in [QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend].into_iter().zip(&steps) {
+            self.nics[side].modify_qp(self.now, qp, state, step).unwrap();
+        }
+    }
+
+    pub fn piece(&self, side: usize, address: u64, bytes: u32) -> [Sge; SGES_MAX] {
+        let mut local = [Sge::default(); SGES_MAX];
+        local[0] = Sge { address, bytes, key: self.keys[side].0 };
+        local
+    }
+
+    pub fn send(&mut self, side: usize, qp: QpNumber, id: u64, kind: SendKind, address: u64, bytes: u32) {
+        let request = self.request(side, id, kind, address, bytes);
+        self.nics[side].post_send(self.now, qp, &request).unwrap();
+    }
+
+    pub fn request(&self, side: usize, id: u64, kind: SendKind, address: u64, bytes: u32) -> Send {
+        let local = self.piece(side, address, bytes);
+        Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram: None }
+    }
+
+    pub fn receive(&mut self, side: usize, qp: QpNumber, id: u64, address: u64, bytes: u32) {
+        let request = Receive { id, local: self.piece(side, address, bytes) };
+        self.nics[side].post_recv(self.now, qp, &request).unwrap();
+    }
+
+    /// A place in the other side's memory.
+    pub fn remote(&self, side: usize, address: u64) -> Remote {
+        Remote { address, key: self.keys[1 - side].1 }
+    }
+
+    /// Lets time pass until nothing is left to happen.
+    pub fn run(&mut self) {
+        self.run_until(Time::MAX);
+    }
+
+    pub fn run_until(&mut self, end: Time) {
+        for _ in 0..STEPS_MAX {
+            self.send_all();
+            let deadlines = self.nics.iter().filter_map(Nic::deadline).min();
+            let next = [self.queue.next_time(), deadlines].into_iter().flatten().min();
+            let Some(next) = next.filter(|next| *next <= end) else {
+                if end < Time::MAX {
+                    self.now = self.now.max(end);
+                }
+                return;
+            };
+            self.now = self.now.max(next);
+            while self.queue.next_time().is_some_and(|at| at <= self.now) {
+                if let Some((_, Happening::Arrival(flight))) = self.queue.next_event() {
+                    let source = Address(1 - flight.to as u32);
+                    self.nics[flight.to].receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
+                }
+            }
+            for nic in &mut self.nics {
+                nic.advance(self.now);
+            }
+            self.poll();
+        }
+        panic!("still busy after {STEPS_MAX} steps, at {:?}", self.now);
+    }
+
+    pub fn poll(&mut self) {
+        let mut room = [Completion::default(); 64];
+        for side in 0..2 {
+            while let Ok(count @ 1..) = self.nics[side].poll_cq(self.cqs[side], &mut room) {
+                self.completions[side].extend(&room[..count]);
+            }
+        }
+    }
+
+    fn send_all(&mut self) {
+        for side in 0..2 {
+            while self.wire_free[side] <= self.now && self.send_one(side) {}
+        }
+    }
+
+    fn send_one(&mut self, side: usize) -> bool {
+        let mut payload = vec![0; 4096];
+        let Some(outgoing) = self.nics[side].transmit(self.now, &mut payload) else { return false };
+        assert_eq!(outgoing.to, Address(1 - side as u32));
+        self.wire_free[side] = self.now + self.packet_time;
+        self.queue.schedule(self.wire_free[side], Happening::WireFree);
+        payload.truncate(outgoing.header.payload_bytes as usize);
+        let number = self.sent[side];
+        self.sent[side] += 1;
+        let is_dropped = (self.drops)(side, number, &outgoing.header) || self.random.chance(self.adversary.loss);
+        if self.logs {
+            self.log.push(Logged { from: side, header: outgoing.header });
+        }
+        let copies = 1 + usize::from(self.random.chance(self.adversary.copy));
+        for _ in 0..copies {
+            let mut delay = self.delay;
+            if self.random.chance(self.adversary.late) {
+                delay += Span::from_ns(self.random.unit() * self.adversary.late_ns);
+            }
+            let is_marked = self.random.chance(self.adversary.mark);
+            let flight = Flight { to: 1 - side, header: outgoing.header, is_marked, payload: payload.clone() };
+            if !is_dropped {
+                self.queue.schedule(self.now + self.packet_time + delay, Happening::Arrival(Box::new(flight)));
+            }
+        }
+        true
+    }
+}
+
+/// What each step up to ready-to-send takes; the peer is to be filled in.
+pub fn attributes(service: Service) -> [QpAttributes; 3] {
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let none = QpAttributes::default();
+    let init = QpAttributes { partition_index: Some(0), port: Some(1), ..none };
+    if service == Service::Ud {
+        let send = QpAttributes { send_psn: Some(Psn::new(0)), ..none };
+        return [QpAttributes { queue_key: Some(7), ..init }, none, send];
+    }
+    let receive = QpAttributes {
+        path: Some(Address(0)),
+        mtu: Some(Mtu::B4096),
+        destination: Some(QpNumber(0)),
+        receive_psn: Some(Psn::new(0)),
+        ..none
+    };
+    let send = QpAttributes { send_psn: Some(Psn::new(0)), ..none };
+    let init = QpAttributes { access: Some(access), ..init };
+    if service == Service::Uc {
+        return [init, receive, send];
+    }
+    let receive = QpAttributes { responder_reads_max: Some(16), rnr_timer_code: Some(1), ..receive };
+    let send = QpAttributes {
+        ack_timer_code: Some(8),
+        retries: Some(7),
+        rnr_retries: Some(7),
+        initiator_reads_max: Some(16),
+        ..send
+    };
+    [init, receive, send]
+}

@@ -1,0 +1,57 @@
+//! What queue pairs wait for: at most one live entry for each, looked at when it is due and put off when it is not.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use sim::Time;
+
+use super::{HostMemory, Nic};
+
+/// When to look at which queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<(Time, u32)>>,
+}
+
+impl Timers {
+    pub fn deadline(&self) -> Option<Time> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+
+    pub fn next_due(&mut self, now: Time) -> Option<usize> {
+        let Reverse((at, _)) = self.heap.peek()?;
+        if *at > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((_, qp))| qp as usize)
+    }
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// Looks at the queue pair at this time, or before.
+    pub(super) fn arm(&mut self, i: usize, at: Time) {
+        let context = &mut self.contexts[i];
+        if at < context.armed_at {
+            context.armed_at = at;
+            self.timers.heap.push(Reverse((at, i as u32)));
+        }
+    }
+
+    /// An entry of this queue pair is due; perhaps another one replaced it.
+    pub(super) fn timer_due(&mut self, now: Time, i: usize) {
+        let context = &mut self.contexts[i];
+        if context.armed_at > now {
+            return;
+        }
+        context.armed_at = Time::MAX;
+        if context.retransmit_at <= now {
+            self.patience_ends(now, i);
+        }
+        self.reordering_due(now, i);
+        self.activate(now, i);
+        let retransmit_at = self.contexts[i].retransmit_at;
+        if retransmit_at < Time::MAX {
+            self.arm(i, retransmit_at);
+        }
+    }
+}
