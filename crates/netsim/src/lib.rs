@@ -7,6 +7,7 @@ pub mod network;
 mod packet;
 pub mod rate;
 pub mod results;
+pub mod scenario;
 pub mod switch;
 pub mod topology;
 pub mod window;

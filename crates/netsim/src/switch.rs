@@ -1,8 +1,11 @@
 //! What switches do with packets: a buffer that all ports share, marks, pauses, trimming, and the choice among paths.
 
 use sim::{Random, Span};
+use thiserror::Error;
 
+use crate::network::PACKET_BYTES_MAX;
 use crate::rate::Rate;
+use crate::topology::{Node, Topology};
 
 /// How a network's switches work.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +70,45 @@ impl Default for SwitchPlan {
 impl Default for Pfc {
     fn default() -> Self {
         Self { alpha: 0.125, hysteresis_bytes: 3_000 }
+    }
+}
+
+/// A buffer that is too small for what it must hold at least.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("a buffer of {buffer_bytes} B; switch {switch} needs at least {needed_bytes} B for its ports")]
+pub struct BufferError {
+    /// Which switch.
+    pub switch: String,
+    /// What it has.
+    pub buffer_bytes: u64,
+    /// What it needs: a packet a port, and with pauses their headroom.
+    pub needed_bytes: u64,
+}
+
+impl SwitchPlan {
+    /// Whether the buffer is large enough for the switches of a topology.
+    ///
+    /// # Errors
+    /// Names the first switch for which it is not.
+    pub fn check(&self, topology: &Topology) -> Result<(), BufferError> {
+        let mut needed = vec![0; topology.switches() as usize];
+        for line in topology.lines() {
+            let packet = u64::from(PACKET_BYTES_MAX);
+            let headroom = self.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, packet));
+            for end in line.ends {
+                if let Node::Switch(switch) = end {
+                    needed[switch.0 as usize] += packet + headroom;
+                }
+            }
+        }
+        match needed.iter().position(|needed| *needed > self.buffer_bytes) {
+            Some(switch) => Err(BufferError {
+                switch: topology.name(Node::Switch(crate::topology::SwitchId(switch as u32))).to_owned(),
+                buffer_bytes: self.buffer_bytes,
+                needed_bytes: needed[switch],
+            }),
+            None => Ok(()),
+        }
     }
 }
 

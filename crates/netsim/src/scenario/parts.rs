@@ -1,0 +1,242 @@
+//! Switches, lines and transport as a file says them.
+
+use pcie::parameters::{bytes, nanoseconds};
+use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize};
+use sim::Span;
+
+use super::VERSION;
+use crate::impairment::{Bursts, Impairments, Loss};
+use crate::switch::{Ecn, Pfc, Spreading, SwitchPlan};
+use crate::topology::{Node, Topology};
+
+/// A version that this release reads.
+pub(super) fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        VERSION => Ok(VERSION),
+        other => Err(D::Error::custom(format!("'{other}' is no version that this release reads; write {VERSION}"))),
+    }
+}
+
+/// A probability.
+pub(super) fn share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if (0.0..=1.0).contains(&value) {
+        return Ok(value);
+    }
+    Err(D::Error::custom(format!("'{value}' is no share; write a number from 0 to 1")))
+}
+
+/// More than nothing.
+fn positive<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    if value > 0.0 && value.is_finite() {
+        return Ok(value);
+    }
+    Err(D::Error::custom(format!("'{value}' is not above 0; write a positive number")))
+}
+
+/// Switches; as published where the file says nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(from = "SwitchesFile")]
+pub(super) struct Switches(pub SwitchPlan);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct SwitchesFile {
+    #[serde(deserialize_with = "bytes")]
+    buffer_bytes: u64,
+    #[serde(deserialize_with = "positive")]
+    alpha: f64,
+    ecn: bool,
+    #[serde(deserialize_with = "bytes")]
+    ecn_kmin_bytes: u64,
+    #[serde(deserialize_with = "bytes")]
+    ecn_kmax_bytes: u64,
+    #[serde(deserialize_with = "share")]
+    ecn_pmax: f64,
+    pfc: bool,
+    #[serde(deserialize_with = "positive")]
+    pfc_alpha: f64,
+    #[serde(deserialize_with = "bytes")]
+    pfc_hysteresis_bytes: u64,
+    trimming: bool,
+    spreading: SpreadingName,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum SpreadingName {
+    Flow,
+    Spray,
+}
+
+impl Default for SwitchesFile {
+    fn default() -> Self {
+        let (plan, pfc) = (SwitchPlan::default(), Pfc::default());
+        let ecn = plan.ecn.unwrap_or(Ecn { kmin_bytes: 0, kmax_bytes: 0, pmax: 0.0 });
+        Self {
+            buffer_bytes: plan.buffer_bytes,
+            alpha: plan.alpha,
+            ecn: true,
+            ecn_kmin_bytes: ecn.kmin_bytes,
+            ecn_kmax_bytes: ecn.kmax_bytes,
+            ecn_pmax: ecn.pmax,
+            pfc: false,
+            pfc_alpha: pfc.alpha,
+            pfc_hysteresis_bytes: pfc.hysteresis_bytes,
+            trimming: false,
+            spreading: SpreadingName::Flow,
+        }
+    }
+}
+
+impl From<SwitchesFile> for Switches {
+    fn from(file: SwitchesFile) -> Self {
+        let ecn = Ecn { kmin_bytes: file.ecn_kmin_bytes, kmax_bytes: file.ecn_kmax_bytes, pmax: file.ecn_pmax };
+        let pfc = Pfc { alpha: file.pfc_alpha, hysteresis_bytes: file.pfc_hysteresis_bytes };
+        Self(SwitchPlan {
+            buffer_bytes: file.buffer_bytes,
+            alpha: file.alpha,
+            ecn: file.ecn.then_some(ecn),
+            pfc: file.pfc.then_some(pfc),
+            trims: file.trimming,
+            spreading: match file.spreading {
+                SpreadingName::Flow => Spreading::ByFlow,
+                SpreadingName::Spray => Spreading::Spraying,
+            },
+        })
+    }
+}
+
+/// What is wrong with lines, both ways.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Lines {
+    /// Of which lines.
+    #[serde(default)]
+    between: Between,
+    #[serde(default, deserialize_with = "share")]
+    loss: f64,
+    #[serde(default)]
+    bursts: Option<BurstsFile>,
+    #[serde(default, deserialize_with = "share")]
+    reorder: f64,
+    #[serde(default, deserialize_with = "nanoseconds")]
+    reorder_delay: f64,
+    #[serde(default, deserialize_with = "share")]
+    duplicate: f64,
+    #[serde(default, deserialize_with = "share")]
+    corrupt: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Between {
+    #[default]
+    All,
+    Hosts,
+    Switches,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BurstsFile {
+    #[serde(deserialize_with = "share")]
+    to_bad: f64,
+    #[serde(deserialize_with = "share")]
+    to_good: f64,
+    #[serde(default, deserialize_with = "share")]
+    loss_good: f64,
+    #[serde(deserialize_with = "share")]
+    loss_bad: f64,
+}
+
+impl Lines {
+    pub fn impairments(&self, topology: &Topology) -> Vec<(usize, usize, Impairments)> {
+        let loss = match self.bursts {
+            Some(BurstsFile { to_bad, to_good, loss_good, loss_bad }) => {
+                Loss::Bursts(Bursts { to_bad, to_good, loss_good, loss_bad })
+            }
+            None if self.loss > 0.0 => Loss::Uniform(self.loss),
+            None => Loss::None,
+        };
+        let plan = Impairments {
+            loss,
+            reorder: self.reorder,
+            reorder_delay_max: Span::from_ns(self.reorder_delay),
+            duplicate: self.duplicate,
+            corrupt: self.corrupt,
+        };
+        if plan.is_none() {
+            return Vec::new();
+        }
+        let is_host_line = |ends: &[Node; 2]| ends.iter().any(|end| matches!(end, Node::Host(_)));
+        let is_meant = |ends: &[Node; 2]| match self.between {
+            Between::All => true,
+            Between::Hosts => is_host_line(ends),
+            Between::Switches => !is_host_line(ends),
+        };
+        let lines = topology.lines().iter().enumerate().filter(|(_, line)| is_meant(&line.ends));
+        lines.flat_map(|(line, _)| [(line, 0, plan.clone()), (line, 1, plan.clone())]).collect()
+    }
+}
+
+/// How endpoints find what is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// Selective repeat whose bitmaps lie in the host's memory.
+    #[default]
+    Srnic,
+    /// Selective repeat with bitmaps on chip.
+    Irn,
+    /// Standard RoCEv2.
+    GoBackN,
+    /// Standard RoCEv2 by a NIC that keeps few contexts on chip.
+    ConnectionCache,
+}
+
+/// How senders slow down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Congestion {
+    /// Not at all.
+    None,
+    /// A window of bandwidth times delay.
+    BdpWindow,
+    /// By the share of marked packets.
+    #[default]
+    Dctcp,
+    /// By notifications, with a rate.
+    Dcqcn,
+    /// By the round trip.
+    Swift,
+}
+
+/// What endpoints do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransportPlan {
+    /// How they find what is lost.
+    pub policy: Transport,
+    /// Bytes of message in a packet.
+    #[serde(deserialize_with = "mtu")]
+    pub mtu_bytes: u32,
+    /// How senders slow down.
+    pub congestion: Congestion,
+}
+
+impl Default for TransportPlan {
+    /// As in the published simulations: packets of 1000 bytes, DCTCP.
+    fn default() -> Self {
+        Self { policy: Transport::Srnic, mtu_bytes: 1000, congestion: Congestion::Dctcp }
+    }
+}
+
+fn mtu<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    match u32::deserialize(deserializer)? {
+        bytes @ 256..=4096 => Ok(bytes),
+        bytes => Err(D::Error::custom(format!("'{bytes}' is no MTU; write bytes from 256 to 4096"))),
+    }
+}

@@ -1,0 +1,144 @@
+use super::*;
+use crate::topology::Preset;
+
+const GOOD: &str = r#"version = 1
+[topology]
+kind = "leaf-spine"
+leaves = 2
+hosts_per_leaf = 4
+spines = 2
+host_gbps = 100
+leaf_gbps = 400
+[workload]
+kind = "poisson"
+distribution = "web-search"
+load = 0.5
+duration = "1 ms"
+"#;
+
+fn error(text: &str) -> String {
+    let error = Scenario::parse("a.toml", text).unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn what_is_not_said_is_as_published() {
+    let scenario = Scenario::parse("a.toml", GOOD).unwrap();
+    assert_eq!((scenario.network.topology.hosts(), scenario.seed), (8, 1));
+    assert_eq!(scenario.network.switches, crate::switch::SwitchPlan::default());
+    assert_eq!(scenario.transport, TransportPlan::default());
+    assert!(!scenario.flows.is_empty() && scenario.network.impairments.is_empty());
+}
+
+#[test]
+fn every_part_can_be_said() {
+    let text = r#"version = 1
+seed = 7
+until = "20 ms"
+[topology]
+kind = "graph"
+hosts = ["a", "b", "c"]
+switches = ["s", "t"]
+lines = [
+    { ends = ["a", "s"], gbps = 100 }, { ends = ["b", "s"], gbps = 100, delay = "2 us" },
+    { ends = ["s", "t"], gbps = 40 }, { ends = ["t", "c"], gbps = 100 },
+]
+[switches]
+buffer_bytes = "4 MiB"
+pfc = true
+spreading = "spray"
+[lines]
+between = "switches"
+bursts = { to_bad = 0.001, to_good = 0.1, loss_bad = 0.5 }
+reorder = 0.01
+reorder_delay = "10 us"
+[workload]
+kind = "incast"
+senders = 2
+bytes = "64 KiB"
+[transport]
+policy = "go-back-n"
+mtu_bytes = 4096
+congestion = "dcqcn"
+"#;
+    let scenario = Scenario::parse("a.toml", text).unwrap();
+    assert_eq!((scenario.flows.len(), scenario.network.impairments.len()), (2, 2));
+    assert_eq!(scenario.transport.policy, Transport::GoBackN);
+    assert!(scenario.network.switches.pfc.is_some());
+    let preset =
+        "version = 1\n[topology]\nkind = \"preset\"\npreset = \"leaf-spine-256\"\n[workload]\nkind = \"permutation\"\n";
+    assert_eq!(Scenario::parse("a.toml", preset).unwrap().network.topology, Preset::LeafSpine256.topology());
+}
+
+#[test]
+fn what_makes_no_sense_is_said_with_file_line_key_value_and_remedy() {
+    for (from, to, expected) in [
+        (
+            "load = 0.5",
+            "load = 1.5",
+            "a.toml, line 12, workload.load: '1.5' is no load; write more than 0 and at most 1 of a host's rate",
+        ),
+        ("version = 1", "version = 2", "a.toml, line 1, version: '2' is no version that this release reads; write 1"),
+        ("leaves = 2", "leaves = 0", "a.toml, line 2, topology: leaves 0; take at least 1"),
+        (
+            "host_gbps = 100",
+            "host_gbps = -1",
+            "a.toml, line 2, topology: host_gbps is -1; write Gb/s from 0.001 to 10000",
+        ),
+        ("spines = 2\n", "", "a.toml, line 2, topology: spines is missing; this kind of topology needs it"),
+        ("load = 0.5\n", "", "a.toml, line 9, workload: load is missing; this kind of workload needs it"),
+        (
+            "\"1 ms\"",
+            "\"1 mm\"",
+            "a.toml, line 13, workload.duration: '1 mm' is no time; write nanoseconds as in 290 or \"0.29 us\"",
+        ),
+        (
+            "[workload]",
+            "[lines]\nloss = 1.1\n[workload]",
+            "a.toml, line 10, lines.loss: '1.1' is no share; write a number from 0 to 1",
+        ),
+        (
+            "[workload]",
+            "[transport]\nmtu_bytes = 9000\n[workload]",
+            "a.toml, line 10, transport.mtu_bytes: '9000' is no MTU; write bytes from 256 to 4096",
+        ),
+        (
+            "[workload]",
+            "[switches]\npfc = true\nbuffer_bytes = 9\n[workload]",
+            "a.toml, line 9, switches: a buffer of 9 B",
+        ),
+        ("\"poisson\"", "\"incast\"\nsenders = 8", "a.toml, line 9, workload: 8 senders among 8 hosts; take 1 to 7"),
+        ("duration = \"1 ms\"", "duration = \"1e6 s\"", "a.toml, line 9, workload: about "),
+        (
+            "web-search",
+            "web",
+            "a.toml, line 11, workload.distribution: web: there is no such distribution: it is none of cache-follower",
+        ),
+    ] {
+        assert!(GOOD.contains(from), "{from}");
+        let error = error(&GOOD.replace(from, to));
+        assert!(error.starts_with(expected), "{error}\n{expected}");
+    }
+}
+
+#[test]
+fn graphs_that_are_none_are_named() {
+    let with = |lines: &str| {
+        let head = "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"a\", \"b\"]\nswitches = [\"s\"]\n";
+        error(&format!("{head}lines = [{lines}]\n[workload]\nkind = \"permutation\"\n"))
+    };
+    let line = |a, b| format!("{{ ends = [\"{a}\", \"{b}\"], gbps = 1 }},");
+    assert_eq!(
+        with(&line("a", "x")),
+        "a.toml, line 2, topology: a line ends at 'x', which is neither in hosts nor in switches; add it there"
+    );
+    assert_eq!(with(&line("a", "s")), "a.toml, line 2, topology: host b has 0 lines; give each host exactly one");
+    let unreachable = "version = 1\n[topology]\nkind = \"graph\"\nhosts = [\"a\", \"b\"]\nswitches = [\"s\", \"t\"]\n\
+                       lines = [{ ends = [\"a\", \"s\"], gbps = 1 }, { ends = [\"b\", \"t\"], gbps = 1 }]\n\
+                       [workload]\nkind = \"permutation\"\n";
+    assert_eq!(
+        error(unreachable),
+        "a.toml, line 2, topology: host b cannot be reached from host a; join their switches by a line"
+    );
+}

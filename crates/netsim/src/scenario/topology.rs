@@ -1,0 +1,132 @@
+//! Topologies as a file says them.
+
+use pcie::parameters::nanoseconds;
+use serde::Deserialize;
+use sim::Span;
+
+use crate::rate::Rate;
+use crate::topology::{HostId, Line, Node, Preset, SwitchId, Tiers, Topology, dumbbell, fat_tree, three_tier};
+
+/// A topology, checked while it is read, so that an error knows its line.
+#[derive(Debug, Deserialize)]
+#[serde(try_from = "TopologyFile")]
+pub(super) struct Part(pub Topology);
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TopologyFile {
+    kind: Kind,
+    preset: Option<String>,
+    hosts_per_side: Option<u32>,
+    pods: Option<u32>,
+    leaves: Option<u32>,
+    hosts_per_leaf: Option<u32>,
+    spines: Option<u32>,
+    cores_per_spine: Option<u32>,
+    ports: Option<u32>,
+    host_gbps: Option<f64>,
+    middle_gbps: Option<f64>,
+    leaf_gbps: Option<f64>,
+    core_gbps: Option<f64>,
+    #[serde(default = "delay_default", deserialize_with = "nanoseconds")]
+    delay: f64,
+    hosts: Option<Vec<String>>,
+    switches: Option<Vec<String>>,
+    lines: Option<Vec<LineFile>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    Preset,
+    Dumbbell,
+    LeafSpine,
+    ThreeTier,
+    FatTree,
+    Graph,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LineFile {
+    ends: [String; 2],
+    gbps: f64,
+    #[serde(default = "delay_default", deserialize_with = "nanoseconds")]
+    delay: f64,
+}
+
+fn delay_default() -> f64 {
+    1000.0
+}
+
+/// A key that a kind of topology needs.
+fn needed<T>(value: Option<T>, key: &str) -> Result<T, String> {
+    value.ok_or_else(|| format!("{key} is missing; this kind of topology needs it"))
+}
+
+fn rate(gbps: Option<f64>, key: &str) -> Result<Rate, String> {
+    let gbps = needed(gbps, key)?;
+    Rate::from_gbps(gbps).ok_or_else(|| format!("{key} is {gbps}; write Gb/s from 0.001 to 10000"))
+}
+
+impl TryFrom<TopologyFile> for Part {
+    type Error = String;
+
+    fn try_from(file: TopologyFile) -> Result<Self, String> {
+        let delay = Span::from_ns(file.delay);
+        let built = match file.kind {
+            Kind::Preset => {
+                return needed(file.preset, "preset")?.parse::<Preset>().map(|preset| Self(preset.topology()));
+            }
+            Kind::Graph => return file.graph().map(Self),
+            Kind::Dumbbell => {
+                let (host, middle) = (rate(file.host_gbps, "host_gbps")?, rate(file.middle_gbps, "middle_gbps")?);
+                dumbbell(needed(file.hosts_per_side, "hosts_per_side")?, host, middle, delay)
+            }
+            Kind::FatTree => fat_tree(needed(file.ports, "ports")?, rate(file.host_gbps, "host_gbps")?, delay),
+            Kind::LeafSpine => three_tier(&Tiers { pods: 1, cores_per_spine: 0, ..file.tiers(false)? }),
+            Kind::ThreeTier => three_tier(&file.tiers(true)?),
+        };
+        built.map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl TopologyFile {
+    fn tiers(&self, has_cores: bool) -> Result<Tiers, String> {
+        let leaf_rate = rate(self.leaf_gbps, "leaf_gbps")?;
+        Ok(Tiers {
+            pods: if has_cores { needed(self.pods, "pods")? } else { 1 },
+            leaves: needed(self.leaves, "leaves")?,
+            hosts_per_leaf: needed(self.hosts_per_leaf, "hosts_per_leaf")?,
+            spines: needed(self.spines, "spines")?,
+            cores_per_spine: if has_cores { needed(self.cores_per_spine, "cores_per_spine")? } else { 0 },
+            host_rate: rate(self.host_gbps, "host_gbps")?,
+            leaf_rate,
+            core_rate: if has_cores { rate(self.core_gbps, "core_gbps")? } else { leaf_rate },
+            delay: Span::from_ns(self.delay),
+        })
+    }
+
+    fn graph(self) -> Result<Topology, String> {
+        let (hosts, switches) = (needed(self.hosts, "hosts")?, self.switches.unwrap_or_default());
+        let mut names = hosts.clone();
+        names.extend(switches.iter().cloned());
+        let mut sorted: Vec<&String> = names.iter().collect();
+        sorted.sort_unstable();
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("'{}' names two nodes; give each its own name", twice[0]));
+        }
+        let node = |name: &String| match names.iter().position(|known| known == name) {
+            Some(index) if index < hosts.len() => Ok(Node::Host(HostId(index as u32))),
+            Some(index) => Ok(Node::Switch(SwitchId((index - hosts.len()) as u32))),
+            None => Err(format!("a line ends at '{name}', which is neither in hosts nor in switches; add it there")),
+        };
+        let line = |file: &LineFile| {
+            let ends = [node(&file.ends[0])?, node(&file.ends[1])?];
+            Ok(Line { ends, rate: rate(Some(file.gbps), "gbps")?, delay: Span::from_ns(file.delay) })
+        };
+        let lines: Result<Vec<Line>, String> = needed(self.lines, "lines")?.iter().map(line).collect();
+        let (hosts, switches) = (hosts.len() as u32, switches.len() as u32);
+        Topology::named(hosts, switches, lines?, names).map_err(|error| error.to_string())
+    }
+}
