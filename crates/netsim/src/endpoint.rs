@@ -149,7 +149,7 @@ pub trait Endpoint: Sized {
     fn advance(&mut self, now: Time);
 
     /// Adds the flows that have ended since the last call: everything arrived, and the sender knows.
-    fn finished(&mut self, done: &mut Vec<FlowId>);
+    fn finished(&mut self, now: Time, done: &mut Vec<FlowId>);
 
     /// What it has counted.
     fn counters(&self) -> EndpointCounters;

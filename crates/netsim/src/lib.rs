@@ -6,6 +6,7 @@ pub mod impairment;
 pub mod network;
 mod packet;
 pub mod rate;
+pub mod rdma;
 pub mod results;
 pub mod scenario;
 pub mod switch;

@@ -299,7 +299,7 @@ impl<E: Endpoint> Network<E> {
 
     /// After anything happened to an endpoint: what has ended, what it sends, when it wants to be woken.
     fn attend(&mut self, host: u32) {
-        self.endpoints[host as usize].finished(&mut self.done);
+        self.endpoints[host as usize].finished(self.now, &mut self.done);
         while let Some(id) = self.done.pop() {
             self.end(id);
         }

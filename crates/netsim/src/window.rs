@@ -272,7 +272,7 @@ impl Endpoint for Window {
         }
     }
 
-    fn finished(&mut self, done: &mut Vec<FlowId>) {
+    fn finished(&mut self, _now: Time, done: &mut Vec<FlowId>) {
         done.append(&mut self.finished);
     }
 

@@ -1,0 +1,42 @@
+//! Events a second with the full RDMA endpoint: `cargo bench -p netsim --bench fct`.
+
+use std::time::Instant;
+
+use netsim::network::{Network, NetworkPlan};
+use netsim::rdma::{PathPlan, Rdma, RdmaPlan, profile};
+use netsim::scenario::TransportPlan;
+use netsim::switch::SwitchPlan;
+use netsim::topology::Preset;
+use netsim::workload::{SizeDistribution, Workload};
+use sim::{Span, Time};
+
+fn main() {
+    for (preset, during) in [(Preset::LeafSpine256, 1e6), (Preset::ThreeTier1024, 5e5)] {
+        let plan = NetworkPlan {
+            topology: preset.topology(),
+            switches: SwitchPlan::default(),
+            impairments: Vec::new(),
+            seed: 1,
+        };
+        let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
+        let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(during) };
+        let flows = workload.flows(&plan.topology, 1).expect("a possible load");
+        let path = PathPlan { rate: plan.topology.lines()[0].rate, round_trip: Span::from_ns(9000.0) };
+        let rdma = RdmaPlan::new(profile(&TransportPlan::default(), &path));
+        let fleet = Rdma::fleet(rdma, plan.topology.hosts()).expect("a possible NIC");
+        let mut network = Network::new(&plan, fleet, flows);
+        let begun = Instant::now();
+        network.run_flows(Time::from_ps(1_000_000_000_000));
+        let (events, s) = (network.counters().events, begun.elapsed().as_secs_f64());
+        println!(
+            "{}: {} of {} flows, {events} events in {s:.2} s: {:.2} M a second; {:.1} MB; {:?} {:?}",
+            preset.name(),
+            network.ends().len(),
+            network.flows().len(),
+            events as f64 / s / 1e6,
+            network.memory_bytes() as f64 / 1e6,
+            network.endpoint_counters(),
+            network.counters()
+        );
+    }
+}
