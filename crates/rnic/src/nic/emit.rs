@@ -170,7 +170,7 @@ impl<M: HostMemory> Nic<M> {
             return None;
         }
         if is_reliable {
-            header.ack_request |= self.wants_ack(i, psn, psns);
+            header.ack_request |= is_again || self.wants_ack(i, psn, psns);
             self.left(now, i, psn, &header, is_again);
         } else if is_last {
             self.left_for_ever(now, i, index);

@@ -176,6 +176,7 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         let is_old = selective.expected.after(context.unacked) < 0;
+        self.contexts[i].backoff = 0; // the peer is there
         if !is_old {
             self.progress(now, i, selective.expected, u32::from(selective.marked));
         }
@@ -275,6 +276,7 @@ impl<M: HostMemory> Nic<M> {
         if context.not_ready_until > now {
             return; // the same news, once more
         }
+        context.backoff = 0; // the peer is there
         if context.not_ready_left == 0 {
             self.fail_at(now, i, psn, CompletionStatus::ReceiverNotReadyExceeded);
             return;
@@ -287,14 +289,29 @@ impl<M: HostMemory> Nic<M> {
         context.is_timing = false;
         context.retransmit_at = Time::MAX;
         if self.profile.policy.is_selective() {
-            if let Some(scoreboard) = &mut self.hosts[i].scoreboard {
-                scoreboard.sends_again(psn);
-            }
-            self.hosts[i].again.push_front(Again::Packet(psn));
+            self.all_again_from(i, psn);
         } else {
             self.go_back(i);
         }
         self.arm(i, until);
+    }
+
+    /// The receiver dropped this packet for want of a receive request, and so perhaps any behind it.
+    fn all_again_from(&mut self, i: usize, psn: Psn) {
+        let (end, host) = (self.contexts[i].sent_end, &mut self.hosts[i]);
+        host.again.retain(|again| matches!(again, Again::Answer { .. }));
+        let outstanding = 0..end.after(psn).max(0).cast_unsigned();
+        for psn in outstanding.map(|packet| psn.plus(packet)) {
+            match &mut host.scoreboard {
+                Some(board) if board.has(psn) => {}
+                board => {
+                    if let Some(board) = board {
+                        board.sends_again(psn);
+                    }
+                    host.again.push_back(Again::Packet(psn));
+                }
+            }
+        }
     }
 
     /// Sends again from the first packet that is missing on; once, until something new comes.

@@ -92,18 +92,15 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         if ahead < 0 {
-            self.repeated(i, header);
+            self.repeated(now, i, header);
             return;
         }
         match self.admit(now, i, header, payload) {
             Ok(()) => {
                 let context = &mut self.contexts[i];
                 context.has_complained = false;
-                if !header.ack_request || is_asking(header.operation) {
-                } else if context.replies_open > 0 {
-                    context.owes_ack = true; // it would say of the answers before it that they were sent
-                } else {
-                    self.acknowledge(i, header.psn);
+                if header.ack_request && !is_asking(header.operation) {
+                    self.acknowledge_in_turn(i, header.psn);
                 }
             }
             Err(refusal) => self.refuse_as(now, i, header.psn, refusal),
@@ -224,12 +221,12 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// A request that was done already: only its answer is missing.
-    fn repeated(&mut self, i: usize, header: &Header) {
+    fn repeated(&mut self, now: Time, i: usize, header: &Header) {
         self.counters.duplicate_packets += 1;
         match self.asked(header) {
             None => {
                 if header.ack_request {
-                    self.acknowledge(i, header.psn);
+                    self.acknowledge_in_turn(i, header.psn);
                 }
             }
             Some(Action::Read { message, packet, sent, address, key, bytes }) => {
@@ -247,6 +244,17 @@ impl<M: HostMemory> Nic<M> {
                 }
             }
         }
+        self.activate(now, i);
+    }
+
+    /// Acknowledges, behind the answers that are still to be sent where order counts: an acknowledgement says of those
+    /// before it that they were sent.
+    fn acknowledge_in_turn(&mut self, i: usize, newest: Psn) {
+        if self.contexts[i].replies_open > 0 && !self.profile.policy.is_selective() {
+            self.contexts[i].owes_ack = true;
+        } else {
+            self.acknowledge(i, newest);
+        }
     }
 
     // --- selective repeat: placed at once, done in order ---
@@ -260,7 +268,7 @@ impl<M: HostMemory> Nic<M> {
         };
         context.echo = place.sent;
         match context.hand.judge(psn, self.profile.window_packets) {
-            Verdict::Past => self.repeated(i, header),
+            Verdict::Past => self.repeated(now, i, header),
             Verdict::Beyond => self.counters.drop_beyond_window += 1,
             Verdict::InOrder => match self.place_request(i, header, payload) {
                 Ok(action) => self.take_in_order(now, i, header, action),

@@ -213,7 +213,7 @@ impl<M: HostMemory> Nic<M> {
         }
         // What the last turn needed is the best guess of what this one will.
         let guess = u32::from(self.contexts[i].turn_bytes_64) * 64;
-        let reserved = guess.clamp(PACKET_BYTES, self.profile.scheduling.quantum_bytes);
+        let reserved = guess.clamp(PACKET_BYTES, self.profile.scheduling.quantum_bytes.max(PACKET_BYTES));
         self.pipeline.ahead_bytes += reserved;
         // A hit behind a miss waits for it: decisions keep their order.
         let at = self.pipeline.decisions.back().map_or(at, |last| last.at.max(at));

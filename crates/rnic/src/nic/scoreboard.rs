@@ -200,6 +200,10 @@ impl Scoreboard {
 
     /// Gives up waiting for the first so many that are missing; `first` is missing in any case.
     pub fn all_again(&mut self, first: Psn, most: u32) -> Vec<Psn> {
+        self.advance(first);
+        self.arrived_count = self.arrived.count();
+        let (base, arrived) = (self.base, &self.arrived);
+        self.missing.retain(|missing| u32::try_from(missing.psn.after(base)).is_ok_and(|bit| !arrived.has(bit)));
         let mut lost = Vec::new();
         if !self.missing.iter().any(|missing| missing.psn == first) {
             lost.push(first);

@@ -1,5 +1,6 @@
 //! Two NICs and a tiny wire between them that may lose, delay, reorder and copy.
 
+mod adversary;
 mod basics;
 mod drops;
 mod wire;

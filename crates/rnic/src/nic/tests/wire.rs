@@ -61,6 +61,8 @@ pub struct Pair {
     pub now: Time,
     pub log: Vec<Logged>,
     pub logs: bool,
+    /// Prints every packet.
+    pub traces: bool,
     pub adversary: Adversary,
     /// Says which packets to drop, by side and count from 0 of that side's packets.
     pub drops: Box<Drops>,
@@ -75,7 +77,11 @@ pub struct Pair {
 
 impl Pair {
     pub fn new(profile: Profile, seed: u64) -> Self {
-        let mut nics = [0, 1].map(|side| Nic::new(profile, ByteMemory::new(MEMORY_BYTES), seed ^ side).unwrap());
+        Self::with_memory(profile, seed, MEMORY_BYTES)
+    }
+
+    pub fn with_memory(profile: Profile, seed: u64, memory_bytes: usize) -> Self {
+        let mut nics = [0, 1].map(|side| Nic::new(profile, ByteMemory::new(memory_bytes), seed ^ side).unwrap());
         let cqs = [0, 1].map(|side: usize| nics[side].create_cq(COMPLETIONS_MAX).unwrap());
         let domains = [0, 1].map(|side: usize| nics[side].allocate_domain().unwrap());
         let access = Access::LOCAL_WRITE
@@ -84,7 +90,7 @@ impl Pair {
             | Access::REMOTE_ATOMIC
             | Access::WINDOW_BIND;
         let keys = [0, 1].map(|side: usize| {
-            let bytes = MEMORY_BYTES as u64;
+            let bytes = memory_bytes as u64;
             let registration = Registration { domain: domains[side], host_address: 0, address: 0, bytes, access };
             let keys = nics[side].register(&registration).unwrap();
             (keys.local, keys.remote)
@@ -97,6 +103,7 @@ impl Pair {
             now: Time::ZERO,
             log: Vec::new(),
             logs: false,
+            traces: false,
             adversary: Adversary::NONE,
             drops: Box::new(|_, _, _| false),
             delay: Span::from_ns(1000.0),
@@ -182,28 +189,36 @@ impl Pair {
 
     pub fn run_until(&mut self, end: Time) {
         for _ in 0..STEPS_MAX {
-            self.send_all();
-            let deadlines = self.nics.iter().filter_map(Nic::deadline).min();
-            let next = [self.queue.next_time(), deadlines].into_iter().flatten().min();
-            let Some(next) = next.filter(|next| *next <= end) else {
-                if end < Time::MAX {
-                    self.now = self.now.max(end);
-                }
+            if !self.step(end) {
                 return;
-            };
-            self.now = self.now.max(next);
-            while self.queue.next_time().is_some_and(|at| at <= self.now) {
-                if let Some((_, Happening::Arrival(flight))) = self.queue.next_event() {
-                    let source = Address(1 - flight.to as u32);
-                    self.nics[flight.to].receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
-                }
             }
-            for nic in &mut self.nics {
-                nic.advance(self.now);
-            }
-            self.poll();
         }
         panic!("still busy after {STEPS_MAX} steps, at {:?}", self.now);
+    }
+
+    /// Lets the next thing happen that happens until then; false when there is none.
+    pub fn step(&mut self, end: Time) -> bool {
+        self.send_all();
+        let deadlines = self.nics.iter().filter_map(Nic::deadline).min();
+        let next = [self.queue.next_time(), deadlines].into_iter().flatten().min();
+        let Some(next) = next.filter(|next| *next <= end) else {
+            if end < Time::MAX {
+                self.now = self.now.max(end);
+            }
+            return false;
+        };
+        self.now = self.now.max(next);
+        while self.queue.next_time().is_some_and(|at| at <= self.now) {
+            if let Some((_, Happening::Arrival(flight))) = self.queue.next_event() {
+                let source = Address(1 - flight.to as u32);
+                self.nics[flight.to].receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
+            }
+        }
+        for nic in &mut self.nics {
+            nic.advance(self.now);
+        }
+        self.poll();
+        true
     }
 
     pub fn poll(&mut self) {
@@ -231,6 +246,10 @@ impl Pair {
         let number = self.sent[side];
         self.sent[side] += 1;
         let is_dropped = (self.drops)(side, number, &outgoing.header) || self.random.chance(self.adversary.loss);
+        if self.traces {
+            let fate = if is_dropped { "LOST" } else { "" };
+            println!("{} us: {side} sends {:?} {fate}", self.now.ps() / 1_000_000, outgoing.header);
+        }
         if self.logs {
             self.log.push(Logged { from: side, header: outgoing.header });
         }

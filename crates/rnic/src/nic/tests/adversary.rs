@@ -1,0 +1,443 @@
+//! Random schedules of loss, reordering, copies and delay: every message is delivered exactly once, intact and
+//! completed in order, whatever the policy, and nothing touches memory any more that a program has back.
+
+use std::collections::VecDeque;
+
+use sim::{Random, Span, Time};
+
+use super::basics::POLICIES;
+use super::wire::{Adversary, Pair};
+use crate::nic::{CongestionControl, Costs, Dcqcn, Policy, Profile, SrqNumber};
+use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, Receive, SendKind};
+use crate::wire::{Immediate, QpNumber, Service};
+
+const MEMORY_BYTES: usize = 1 << 18;
+/// What a program writes over memory that it has back.
+const SPOILED: u8 = 0xEE;
+/// Schedules of each policy in CI; `./x exam` runs a million in all.
+const SCHEDULES: u64 = 500;
+const SCHEDULES_DEEP: u64 = 250_000;
+
+const STEPS_MAX: u64 = 300_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Send,
+    Write,
+    WriteImmediate,
+    Read,
+    FetchAdd,
+    CompareSwap,
+}
+
+/// One message and what is to come of it.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    id: u64,
+    kind: Kind,
+    /// In the asker's memory.
+    local: usize,
+    /// In the other's.
+    remote: usize,
+    bytes: usize,
+}
+
+/// One direction of a pair of queue pairs.
+#[derive(Debug, Default)]
+struct Stream {
+    side: usize,
+    pair: usize,
+    to_post: VecDeque<(Time, Message)>,
+    posted: VecDeque<Message>,
+    /// Messages that take receive requests, in order.
+    announced: VecDeque<Message>,
+    atomic_address: usize,
+    sum: u64,
+    swapped: u64,
+}
+
+struct Schedule {
+    wire: Pair,
+    random: Random,
+    qps: Vec<[QpNumber; 2]>,
+    srqs: [Option<SrqNumber>; 2],
+    streams: Vec<Stream>,
+    /// When receive requests are posted, where, and for whom.
+    receives: VecDeque<(Time, usize, usize, u64)>,
+    /// Where each side's memory begins that nobody has.
+    free: [usize; 2],
+    receive_places: [Vec<(usize, usize)>; 2],
+    spoiled: [Vec<(usize, usize)>; 2],
+    checked: [usize; 2],
+}
+
+fn pattern(id: u64, byte: usize) -> u8 {
+    (id as usize * 31 + byte * 7 + byte / 256) as u8
+}
+
+fn profile_of(policy: Policy, random: &mut Random) -> Profile {
+    let mut profile = Profile::new(policy);
+    if random.chance(0.4) {
+        profile.costs = Costs::modelled();
+    }
+    profile.mtu_bytes = [256, 256, 512, 1000][random.below(4) as usize];
+    profile.window_packets = [4, 32, 512][random.below(3) as usize];
+    profile.ack_packets = [1, 4, 16][random.below(3) as usize];
+    profile.control_queue = [3, 64, 16_384][random.below(3) as usize];
+    profile.scheduling.quantum_bytes = [1, 1000, 16_384][random.below(3) as usize];
+    let (first_bytes, most_bytes) = (5000, 100_000);
+    profile.congestion = match random.below(6) {
+        0 => CongestionControl::BdpWindow { bytes: 4000 },
+        1 => CongestionControl::Dctcp { first_bytes, most_bytes },
+        2 => CongestionControl::Swift { target: Span::from_ns(5000.0), first_bytes, most_bytes },
+        3 => CongestionControl::Dcqcn(Dcqcn::published(10_000_000_000)),
+        _ => CongestionControl::None,
+    };
+    profile
+}
+
+fn adversary_of(random: &mut Random) -> Adversary {
+    let mut sometimes = |most: f64| if random.chance(0.3) { 0.0 } else { random.unit() * most };
+    Adversary {
+        loss: sometimes(0.06),
+        copy: sometimes(0.1),
+        late: sometimes(0.4),
+        late_ns: sometimes(20_000.0),
+        mark: sometimes(0.2),
+    }
+}
+
+impl Schedule {
+    fn new(policy: Policy, seed: u64) -> Self {
+        let mut random = Random::new(seed, "schedule");
+        let profile = profile_of(policy, &mut random);
+        let mut wire = Pair::with_memory(profile, seed, MEMORY_BYTES);
+        wire.adversary = adversary_of(&mut random);
+        let mut srqs = [None; 2];
+        for side in 0..2 {
+            if random.chance(0.3) {
+                srqs[side] = Some(wire.nics[side].create_srq(4096).unwrap());
+            }
+        }
+        let pairs = 1 + random.below(2) as usize;
+        let qps = (0..pairs).map(|_| {
+            let inits = [0, 1].map(|side: usize| {
+                let mut init = wire.qp_init(side, Service::Rc);
+                init.shared_receive = srqs[side];
+                init
+            });
+            wire.connect_as(&inits)
+        });
+        let qps = qps.collect();
+        let mut schedule = Self {
+            wire,
+            random,
+            qps,
+            srqs,
+            streams: Vec::new(),
+            receives: VecDeque::new(),
+            free: [0; 2],
+            receive_places: [Vec::new(), Vec::new()],
+            spoiled: [Vec::new(), Vec::new()],
+            checked: [0; 2],
+        };
+        for side in 0..2 {
+            for pair in 0..pairs {
+                schedule.plan(side, pair);
+            }
+        }
+        schedule.receives.make_contiguous().sort_unstable();
+        schedule
+    }
+
+    fn take(&mut self, side: usize, bytes: usize) -> usize {
+        let first = self.free[side].next_multiple_of(8);
+        self.free[side] = first + bytes;
+        assert!(self.free[side] <= MEMORY_BYTES, "the plan needs more memory than there is");
+        first
+    }
+
+    /// Makes up what one side asks of the other.
+    fn plan(&mut self, side: usize, pair: usize) {
+        let mut stream = Stream { side, pair, ..Stream::default() };
+        stream.atomic_address = self.take(1 - side, 16);
+        let mut at = Time::ZERO;
+        for id in 0..self.random.below(24) {
+            if self.random.chance(0.2) {
+                at += Span::from_ns(self.random.unit() * 30_000.0);
+            }
+            let kinds = [Kind::Send, Kind::Write, Kind::WriteImmediate, Kind::Read, Kind::FetchAdd, Kind::CompareSwap];
+            let kind = kinds[self.random.below(6) as usize];
+            let most = [1, 64, 1024, 3000][self.random.below(4) as usize];
+            let bytes = match kind {
+                Kind::FetchAdd | Kind::CompareSwap => 8,
+                _ => self.random.below(most + 1) as usize,
+            };
+            let id = id + 1000 * (1 + side as u64) + 10_000 * pair as u64;
+            let message = self.place(side, &stream, Message { id, kind, local: 0, remote: 0, bytes });
+            if matches!(kind, Kind::Send | Kind::WriteImmediate) {
+                self.plan_receive(1 - side, pair, at, bytes);
+            }
+            stream.to_post.push_back((at, message));
+        }
+        self.streams.push(stream);
+    }
+
+    fn place(&mut self, side: usize, stream: &Stream, message: Message) -> Message {
+        let local = self.take(side, message.bytes);
+        let remote = match message.kind {
+            Kind::Send => 0,
+            Kind::FetchAdd => stream.atomic_address,
+            Kind::CompareSwap => stream.atomic_address + 8,
+            _ => self.take(1 - side, message.bytes),
+        };
+        let (from, first) = if message.kind == Kind::Read { (1 - side, remote) } else { (side, local) };
+        if !matches!(message.kind, Kind::FetchAdd | Kind::CompareSwap) {
+            let memory = &mut self.wire.nics[from].memory_mut().0;
+            for byte in 0..message.bytes {
+                memory[first + byte] = pattern(message.id, byte);
+            }
+        }
+        Message { local, remote, ..message }
+    }
+
+    /// A receive request for a message, mostly in time. Those of a shared queue must fit any.
+    fn plan_receive(&mut self, side: usize, pair: usize, at: Time, bytes: usize) {
+        let bytes = if self.srqs[side].is_some() { 3000 } else { bytes };
+        let number = self.receive_places[side].len() as u64;
+        let first = self.take(side, bytes);
+        self.receive_places[side].push((first, bytes));
+        let late = if self.random.chance(0.1) { self.random.unit() * 100_000.0 } else { 0.0 };
+        let at = if self.random.chance(0.5) { Time::ZERO } else { at };
+        // A queue is posted in the order of its messages.
+        let before = self.receives.iter().rev().find(|(_, at_side, at_pair, _)| (*at_side, *at_pair) == (side, pair));
+        let at = before.map_or(Time::ZERO, |(at, ..)| *at).max(at + Span::from_ns(late));
+        self.receives.push_back((at, side, pair, number));
+    }
+
+    fn run(&mut self) {
+        for _ in 0..STEPS_MAX {
+            self.post();
+            let stream = self.streams.iter().filter_map(|stream| stream.to_post.front()).map(|(at, _)| *at).min();
+            let receive = self.receives.front().map(|(at, ..)| *at);
+            let next = [stream, receive].into_iter().flatten().min();
+            if !self.wire.step(next.unwrap_or(Time::MAX)) && next.is_none() {
+                self.finish();
+                return;
+            }
+            self.check();
+        }
+        panic!("still busy after {STEPS_MAX} steps, at {:?}", self.wire.now);
+    }
+
+    fn post(&mut self) {
+        let now = self.wire.now;
+        while let Some((_, side, pair, number)) = self.receives.pop_front_if_due(now) {
+            let (first, bytes) = self.receive_places[side][number as usize];
+            let request = Receive { id: number, local: self.wire.piece(side, first as u64, bytes as u32) };
+            match self.srqs[side] {
+                Some(srq) => self.wire.nics[side].post_srq_recv(srq, &request).unwrap(),
+                None => self.wire.nics[side].post_recv(now, self.qps[pair][side], &request).unwrap(),
+            }
+        }
+        for at in 0..self.streams.len() {
+            while let Some((_, message)) = self.streams[at].to_post.pop_front_if_due(now) {
+                self.post_message(at, message);
+            }
+        }
+    }
+
+    fn post_message(&mut self, at: usize, message: Message) {
+        let stream = &mut self.streams[at];
+        let (side, pair) = (stream.side, stream.pair);
+        let remote = self.wire.remote(side, message.remote as u64);
+        let kind = match message.kind {
+            Kind::Send => SendKind::Send((message.id % 2 == 0).then_some(message.id as u32)),
+            Kind::Write => SendKind::Write(remote, None),
+            Kind::WriteImmediate => SendKind::Write(remote, Some(message.id as u32)),
+            Kind::Read => SendKind::Read(remote),
+            Kind::FetchAdd => SendKind::FetchAdd { remote, add: message.id },
+            Kind::CompareSwap => {
+                // What stands there once all before is done.
+                let before = stream.posted.iter().rev().find(|other| other.kind == Kind::CompareSwap);
+                let compare = before.map_or(stream.swapped, |other| other.id);
+                SendKind::CompareSwap { remote, compare, swap: message.id }
+            }
+        };
+        if matches!(message.kind, Kind::Send | Kind::WriteImmediate) {
+            stream.announced.push_back(message);
+        }
+        stream.posted.push_back(message);
+        let mut request = self.wire.request(side, message.id, kind, message.local as u64, message.bytes as u32);
+        request.fence = message.id % 7 == 0;
+        self.wire.nics[side].post_send(self.wire.now, self.qps[pair][side], &request).unwrap();
+    }
+
+    /// Looks at what was completed since the last time.
+    fn check(&mut self) {
+        for side in 0..2 {
+            while let Some(completion) = self.wire.completions[side].get(self.checked[side]).copied() {
+                self.checked[side] += 1;
+                assert_eq!(completion.status, CompletionStatus::Success, "{completion:?}");
+                match completion.kind {
+                    CompletionKind::Receive | CompletionKind::ReceiveWriteImmediate => {
+                        self.check_received(side, &completion);
+                    }
+                    _ => self.check_sent(side, &completion),
+                }
+            }
+        }
+    }
+
+    fn check_received(&mut self, side: usize, completion: &Completion) {
+        let pair = self.qps.iter().position(|qps| qps[side] == completion.qp).unwrap();
+        let stream = self.streams.iter_mut().find(|stream| stream.side != side && stream.pair == pair).unwrap();
+        let message = stream.announced.pop_front().expect("nothing more was announced");
+        assert_eq!(completion.bytes as usize, message.bytes, "{message:?} {completion:?}");
+        let data = Some(Immediate::Data(message.id as u32));
+        if message.kind == Kind::Send {
+            assert_eq!(completion.kind, CompletionKind::Receive);
+            assert_eq!(completion.immediate, data.filter(|_| message.id % 2 == 0));
+            let (first, room) = self.receive_places[side][completion.id as usize];
+            self.intact(side, first, &message);
+            self.spoil(side, first, room);
+        } else {
+            assert_eq!((completion.kind, completion.immediate), (CompletionKind::ReceiveWriteImmediate, data));
+            self.intact(side, message.remote, &message);
+        }
+    }
+
+    fn check_sent(&mut self, side: usize, completion: &Completion) {
+        let pair = self.qps.iter().position(|qps| qps[side] == completion.qp).unwrap();
+        let stream = self.streams.iter_mut().find(|stream| stream.side == side && stream.pair == pair).unwrap();
+        let message = stream.posted.pop_front().expect("nothing more was posted");
+        assert_eq!(completion.id, message.id, "completed in order: {message:?} {completion:?}");
+        let value = match message.kind {
+            Kind::FetchAdd => {
+                stream.sum += message.id;
+                Some(stream.sum - message.id)
+            }
+            Kind::CompareSwap => Some(std::mem::replace(&mut stream.swapped, message.id)),
+            _ => None,
+        };
+        if let Some(value) = value {
+            let answer = &self.wire.nics[side].memory().0[message.local..message.local + 8];
+            assert_eq!(answer, value.to_ne_bytes(), "done once and in order: {message:?}");
+        }
+        match message.kind {
+            Kind::Read => self.intact(side, message.local, &message),
+            Kind::Write | Kind::WriteImmediate => {
+                self.intact(1 - side, message.remote, &message);
+                self.spoil(1 - side, message.remote, message.bytes);
+            }
+            Kind::Send | Kind::FetchAdd | Kind::CompareSwap => {}
+        }
+        // The program has its memory back: neither late answers nor late copies of what was sent may use it.
+        self.spoil(side, message.local, message.bytes);
+    }
+
+    fn intact(&self, side: usize, first: usize, message: &Message) {
+        let memory = &self.wire.nics[side].memory().0[first..first + message.bytes];
+        let is_intact = memory.iter().enumerate().all(|(at, byte)| *byte == pattern(message.id, at));
+        assert!(is_intact, "{message:?} at {first}: {memory:?}");
+    }
+
+    fn spoil(&mut self, side: usize, first: usize, bytes: usize) {
+        self.wire.nics[side].memory_mut().0[first..first + bytes].fill(SPOILED);
+        self.spoiled[side].push((first, bytes));
+    }
+
+    fn finish(&mut self) {
+        self.check();
+        for stream in &self.streams {
+            assert!(stream.posted.is_empty(), "never completed: {:?}", stream.posted);
+            assert!(stream.announced.is_empty(), "never received: {:?}", stream.announced);
+            let memory = &self.wire.nics[1 - stream.side].memory().0;
+            let word = |at: usize| u64::from_ne_bytes(*memory[at..].first_chunk().unwrap());
+            assert_eq!(word(stream.atomic_address), stream.sum);
+            assert_eq!(word(stream.atomic_address + 8), stream.swapped);
+        }
+        for side in 0..2 {
+            for (first, bytes) in &self.spoiled[side] {
+                let memory = &self.wire.nics[side].memory().0[*first..first + bytes];
+                assert!(memory.iter().all(|byte| *byte == SPOILED), "touched after it was given back: {first}");
+            }
+            for qps in &self.qps {
+                let status = self.wire.nics[side].query_qp(qps[side]).unwrap();
+                assert_eq!((status.state, status.sends), (QpState::ReadyToSend, 0));
+                assert!(!status.is_slow, "the slow path kept a queue pair: {status:?}");
+            }
+        }
+    }
+}
+
+trait PopDue<T> {
+    fn pop_front_if_due(&mut self, now: Time) -> Option<T>;
+}
+
+impl PopDue<(Time, Message)> for VecDeque<(Time, Message)> {
+    fn pop_front_if_due(&mut self, now: Time) -> Option<(Time, Message)> {
+        if self.front()?.0 <= now { self.pop_front() } else { None }
+    }
+}
+
+impl PopDue<(Time, usize, usize, u64)> for VecDeque<(Time, usize, usize, u64)> {
+    fn pop_front_if_due(&mut self, now: Time) -> Option<(Time, usize, usize, u64)> {
+        if self.front()?.0 <= now { self.pop_front() } else { None }
+    }
+}
+
+/// Says which schedule failed, should one.
+struct Named(Policy, u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "the schedule that failed: {:?}, seed {}; run it alone with RNIC_SEED={}",
+                self.0, self.1, self.1
+            );
+        }
+    }
+}
+
+fn run_schedules(policy: Policy, schedules: u64) {
+    let alone: Option<u64> = std::env::var("RNIC_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seeds = alone.map_or(0..schedules, |seed| seed..seed + 1);
+    for seed in seeds {
+        let _named = Named(policy, seed);
+        let mut schedule = Schedule::new(policy, seed);
+        schedule.wire.traces = alone.is_some();
+        schedule.run();
+    }
+}
+
+#[test]
+fn srnic_delivers_every_message_once_intact_and_in_order() {
+    run_schedules(Policy::Srnic, SCHEDULES);
+}
+
+#[test]
+fn irn_delivers_every_message_once_intact_and_in_order() {
+    run_schedules(Policy::Irn, SCHEDULES);
+}
+
+#[test]
+fn go_back_n_delivers_every_message_once_intact_and_in_order() {
+    run_schedules(Policy::GoBackN, SCHEDULES);
+}
+
+#[test]
+fn connection_cache_delivers_every_message_once_intact_and_in_order() {
+    run_schedules(Policy::ConnectionCache, SCHEDULES / 4);
+}
+
+#[test]
+#[ignore = "a million schedules, minutes; in ./x exam"]
+fn a_million_schedules_deliver_every_message_once_intact_and_in_order() {
+    std::thread::scope(|scope| {
+        for policy in POLICIES {
+            scope.spawn(move || run_schedules(policy, SCHEDULES_DEEP));
+        }
+    });
+}
