@@ -154,3 +154,6 @@ impl Software {
         self.arrived.window(1)
     }
 }
+
+#[cfg(test)]
+mod search;

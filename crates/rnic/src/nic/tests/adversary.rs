@@ -114,10 +114,8 @@ impl Schedule {
         let mut wire = Pair::with_memory(profile, seed, MEMORY_BYTES);
         wire.adversary = adversary_of(&mut random);
         let mut srqs = [None; 2];
-        for side in 0..2 {
-            if random.chance(0.3) {
-                srqs[side] = Some(wire.nics[side].create_srq(4096).unwrap());
-            }
+        for (srq, nic) in srqs.iter_mut().zip(&mut wire.nics) {
+            *srq = random.chance(0.3).then(|| nic.create_srq(4096).unwrap());
         }
         let pairs = 1 + random.below(2) as usize;
         let qps = (0..pairs).map(|_| {
@@ -252,7 +250,7 @@ impl Schedule {
         let (side, pair) = (stream.side, stream.pair);
         let remote = self.wire.remote(side, message.remote as u64);
         let kind = match message.kind {
-            Kind::Send => SendKind::Send((message.id % 2 == 0).then_some(message.id as u32)),
+            Kind::Send => SendKind::Send(message.id.is_multiple_of(2).then_some(message.id as u32)),
             Kind::Write => SendKind::Write(remote, None),
             Kind::WriteImmediate => SendKind::Write(remote, Some(message.id as u32)),
             Kind::Read => SendKind::Read(remote),
@@ -269,7 +267,7 @@ impl Schedule {
         }
         stream.posted.push_back(message);
         let mut request = self.wire.request(side, message.id, kind, message.local as u64, message.bytes as u32);
-        request.fence = message.id % 7 == 0;
+        request.fence = message.id.is_multiple_of(7);
         self.wire.nics[side].post_send(self.wire.now, self.qps[pair][side], &request).unwrap();
     }
 
@@ -297,7 +295,7 @@ impl Schedule {
         let data = Some(Immediate::Data(message.id as u32));
         if message.kind == Kind::Send {
             assert_eq!(completion.kind, CompletionKind::Receive);
-            assert_eq!(completion.immediate, data.filter(|_| message.id % 2 == 0));
+            assert_eq!(completion.immediate, data.filter(|_| message.id.is_multiple_of(2)));
             let (first, room) = self.receive_places[side][completion.id as usize];
             self.intact(side, first, &message);
             self.spoil(side, first, room);

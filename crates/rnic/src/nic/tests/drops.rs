@@ -44,3 +44,132 @@ fn go_back_n_sends_everything_again_from_the_lost_packet_on() {
     assert_eq!(sent_of_five(Policy::GoBackN, &[2]), [0, 1, 2, 3, 4, 2, 3, 4]);
     assert_eq!(sent_of_five(Policy::GoBackN, &[4]), [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
 }
+
+#[test]
+fn selective_repeat_sends_again_what_was_lost_and_nothing_else() {
+    for policy in [Policy::Srnic, Policy::Irn] {
+        assert_eq!(sent_of_five(policy, &[]), [0, 1, 2, 3, 4]);
+        assert_eq!(sent_of_five(policy, &[2]), [0, 1, 2, 3, 4, 2]);
+        assert_eq!(sent_of_five(policy, &[0, 3]), [0, 1, 2, 3, 4, 0, 3]);
+        assert_eq!(sent_of_five(policy, &[1, 2, 3]), [0, 1, 2, 3, 4, 1, 2, 3]);
+    }
+}
+
+/// A WRITE of so many full packets over a wire that drops some; the packets sent, and how long it took in round trips.
+fn write_of(profile: Profile, packets: u32, drops: &'static [u64]) -> (Vec<i32>, f64, Pair) {
+    let (mut pair, qps) = pair_that_drops(profile, drops);
+    let to = pair.remote(0, 0);
+    pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, packets * profile.mtu_bytes);
+    while pair.completions[0].is_empty() && pair.step(sim::Time::MAX) {}
+    assert_eq!(pair.completions[0].len(), 1);
+    let round_trip = 2 * (pair.delay.ps() + pair.packet_time.ps());
+    let round_trips = pair.now.ps() as f64 / round_trip as f64;
+    pair.run();
+    (sent(&pair, 0, is_request), round_trips, pair)
+}
+
+/// Published simulators fall back to go-back-N when they lose patience.
+#[test]
+fn weak_spot_a_time_out_sends_one_packet_and_not_all_from_there_on() {
+    // The first packet and the end of the message are lost, and so is the first repair.
+    let (sent, ..) = write_of(Profile::new(Policy::Srnic), 8, &[0, 6, 7, 8]);
+    let again = &sent[8..];
+    assert!(again.iter().all(|packet| [0, 6, 7].contains(packet)), "only what was lost: {sent:?}");
+    assert!(again.len() <= 5, "each once, but what was lost twice, and a probe: {sent:?}");
+    let (sent, ..) = write_of(Profile::new(Policy::Irn), 8, &[0, 6, 7, 8]);
+    assert!(sent[8..].iter().all(|packet| [0, 6, 7].contains(packet)), "{sent:?}");
+}
+
+/// Published simulators look at the highest number that was selectively acknowledged, and not at gaps below it.
+#[test]
+fn weak_spot_every_gap_below_the_highest_acknowledged_packet_is_repaired_at_once() {
+    const DROPS: &[u64] = &[3, 7, 11, 12, 20, 28];
+    for policy in [Policy::Srnic, Policy::Irn] {
+        let (sent, round_trips, pair) = write_of(Profile::new(policy), 32, DROPS);
+        assert_eq!(sent[32..], [3, 7, 11, 12, 20, 28], "{policy:?}");
+        assert_eq!(pair.nics[0].counters().timeouts, 0);
+        // 32 packets leave in 2560 ns, 1.2 round trips; the last repair comes less than two later.
+        assert!(round_trips < 4.0, "{policy:?}: {round_trips}");
+    }
+}
+
+/// Published simulators wait for a time-out, of 320 us and more, when the end of a message is lost.
+#[test]
+fn weak_spot_the_end_of_a_message_is_probed_for_and_not_waited_for() {
+    let mut profile = Profile::new(Policy::Srnic);
+    profile.ack_packets = 4; // so that a round trip is known when the end is lost
+    let (sent, round_trips, pair) = write_of(profile, 32, &[30, 31]);
+    assert_eq!(sent[32..], [31, 30], "the last one asks, its answer tells of the other");
+    assert_eq!(pair.nics[0].counters().probes, 1);
+    assert!(round_trips < 12.0, "{round_trips}");
+    let (_, irn, _) = write_of(Profile { ack_packets: 4, ..Profile::new(Policy::Irn) }, 32, &[30, 31]);
+    assert!(irn > 40.0, "IRN waits as published: {irn}");
+}
+
+/// Published simulators send the last packet of a message again as a full one.
+#[test]
+fn weak_spot_a_last_packet_is_sent_again_as_long_as_it_is() {
+    for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
+        let (mut pair, qps) = pair_that_drops(Profile::new(policy), &[2]);
+        let to = pair.remote(0, 0);
+        pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 2 * 1024 + 5);
+        pair.send(0, qps[0], 2, SendKind::Write(to, None), 0, 9);
+        pair.run();
+        let lengths: Vec<u32> = pair
+            .log
+            .iter()
+            .filter(|logged| logged.from == 0 && logged.header.operation == Operation::WriteLast)
+            .map(|logged| logged.header.payload_bytes)
+            .collect();
+        assert_eq!(lengths, [5, 5], "{policy:?}");
+        assert_eq!(pair.completions[0].len(), 2);
+    }
+}
+
+#[test]
+fn a_repair_that_is_lost_is_repaired_by_the_echo_of_later_packets() {
+    let mut profile = Profile::new(Policy::Srnic);
+    profile.mtu_bytes = 256;
+    // Packet 100, its repair, and the repair of that.
+    let (_, first, pair) = write_of(profile, 400, &[100]);
+    let repairs =
+        pair.log.iter().zip(0_u64..).filter(|(logged, _)| logged.from == 0 && is_request(logged.header.operation));
+    let counts: Vec<i32> = repairs.map(|(logged, _)| logged.header.psn.after(pair.log[0].header.psn)).collect();
+    let repair = counts.iter().rposition(|packet| *packet == 100).unwrap() as u64;
+    assert!(repair < 200, "{repair}");
+    let (mut pair, qps) = pair_that_drops(profile, &[100]);
+    let mut times = 0;
+    pair.drops = Box::new(move |side, _, header| {
+        let is_it = side == 0 && header.place.is_some_and(|place| place.packet == 100);
+        times += u32::from(is_it);
+        is_it && times <= 3
+    });
+    let to = pair.remote(0, 0);
+    pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 400 * 256);
+    while pair.completions[0].is_empty() && pair.step(sim::Time::MAX) {}
+    let round_trip = 2 * (pair.delay.ps() + pair.packet_time.ps());
+    let third = pair.now.ps() as f64 / round_trip as f64;
+    assert_eq!(pair.nics[0].counters().timeouts, 0, "no patience was needed");
+    assert_eq!(pair.nics[0].counters().sent_again_packets, 3);
+    assert!(third < first + 1.0, "all within the time of the transfer: {first} {third}");
+}
+
+/// Packets of one flow over many paths: what is only late is soon not sent again any more.
+#[test]
+fn spraying_teaches_patience_and_repairs_end() {
+    let mut profile = Profile::new(Policy::Srnic);
+    profile.mtu_bytes = 256;
+    let mut pair = Pair::new(profile, 3);
+    pair.adversary = Adversary { late: 0.5, late_ns: 3000.0, ..Adversary::NONE };
+    let qps = pair.connect(Service::Rc);
+    let to = pair.remote(0, 0);
+    let mut again = Vec::new();
+    for id in 0..10 {
+        let before = pair.nics[0].counters().sent_again_packets;
+        pair.send(0, qps[0], id, SendKind::Write(to, None), 0, 1000 * 256);
+        pair.run();
+        again.push(pair.nics[0].counters().sent_again_packets - before);
+    }
+    let late: u64 = again[2..].iter().sum();
+    assert!(late <= 16, "at most 2 in 1000 once it is learned: {again:?}");
+}
