@@ -17,6 +17,7 @@ mod rack_control;
 mod rack_dir;
 mod rack_example;
 mod rack_store;
+mod rnic;
 mod run;
 mod stat;
 mod status;
@@ -76,6 +77,9 @@ enum Command {
     /// PCIe: what a link, a host and a device on it give
     #[command(subcommand)]
     Pcie(pcie::Command),
+    /// The RDMA NIC: what it keeps in memory
+    #[command(subcommand)]
+    Rnic(rnic::Command),
 }
 
 #[derive(Subcommand)]
@@ -122,6 +126,7 @@ fn main() -> ExitCode {
         Command::DeviceServer(options) => device_server::main(options),
         Command::Proxy(options) => proxy::main(options),
         Command::Pcie(command) => pcie::main(command),
+        Command::Rnic(command) => rnic::main(command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

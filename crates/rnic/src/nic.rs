@@ -18,6 +18,7 @@
 //! | `requester`, `answers` | acknowledgements, answers with content, completions in order, retries |
 //! | `responder` | requests of the peer, in order or placed before those that are missing |
 //! | `hand_over`, `software`, `scoreboard`, `bits` | the slow path: who has a queue pair, what software decides |
+//! | `sizes` | how large all this is |
 //! | `timers`, `cache` | what is due; contexts on chip and their misses |
 
 mod answers;
@@ -35,6 +36,7 @@ mod requester;
 mod responder;
 mod schedule;
 mod scoreboard;
+mod sizes;
 mod software;
 #[cfg(test)]
 mod tests;
@@ -55,6 +57,7 @@ pub use profile::{
     ContextCache, Costs, MTU_BYTES_MAX, MTU_BYTES_MIN, Patience, Policy, Profile, ProfileError, Scheduling,
     WINDOW_PACKETS_MAX,
 };
+pub use sizes::Sizes;
 
 use crate::verbs::{
     Address, Completion, CompletionQueue, CompletionQueueError, MemoryError, MemoryTable, SharedReceiveQueue,

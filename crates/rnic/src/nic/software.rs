@@ -54,7 +54,7 @@ pub(super) enum Entry {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Queued {
+pub(super) struct Queued {
     /// When software can see it.
     at: Time,
     qp: u32,

@@ -1,0 +1,20 @@
+//! `crosslane rnic`: the RDMA NIC whose engine `rnic` is.
+
+mod memory;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// Everything under `crosslane rnic`.
+#[derive(Subcommand)]
+pub enum Command {
+    /// What a kind of NIC keeps on chip and in the host's memory, by number of queue pairs
+    Memory(memory::Options),
+}
+
+/// Does what was asked.
+pub fn main(command: &Command) -> Result<()> {
+    match command {
+        Command::Memory(options) => memory::main(options),
+    }
+}

@@ -1,0 +1,193 @@
+//! `crosslane rnic memory`: the memory ledger.
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use rnic::ledger::{Ledger, PUBLISHED, PUBLISHED_QPS, PUBLISHED_TOTAL_BYTES, Place, Role, Structure};
+use rnic::nic::Policy;
+use serde::Serialize;
+
+use crate::output;
+use crate::table::{Align, Table};
+
+/// Queue pairs that one NIC can have: their numbers have 24 bits.
+const QPS_MAX: i64 = 1 << 24;
+/// Work requests that one queue can have.
+const DEPTH_MAX: i64 = 1 << 16;
+
+/// Which NIC.
+#[derive(Args)]
+pub struct Options {
+    /// Which kind of NIC
+    #[arg(long, value_enum, default_value = "srnic")]
+    nic: Kind,
+    /// How many queue pairs
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = clap::value_parser!(u32).range(1..=QPS_MAX))]
+    qps: u32,
+    /// Work requests in each direction that a queue pair has room for, in the host's memory
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u32).range(1..=DEPTH_MAX))]
+    depth: u32,
+    /// Print JSON; total_bytes is all on chip
+    #[arg(long)]
+    json: bool,
+}
+
+/// Kinds of NICs by their names on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// No cache of work requests, no bitmaps: what is rare is the host's
+    Srnic,
+    /// Selective repeat with its bitmaps on chip
+    Irn,
+    /// Standard RoCEv2 with all contexts on chip
+    GoBackN,
+    /// A commercial NIC: contexts in the host's memory, a cache of them on chip
+    ConnectionCache,
+}
+
+impl Kind {
+    fn policy(self) -> Policy {
+        match self {
+            Self::Srnic => Policy::Srnic,
+            Self::Irn => Policy::Irn,
+            Self::GoBackN => Policy::GoBackN,
+            Self::ConnectionCache => Policy::ConnectionCache,
+        }
+    }
+
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+#[derive(Serialize)]
+struct Answer {
+    nic: String,
+    qps: u64,
+    depth: u64,
+    qpc_bytes: u64,
+    sq_scheduler_bytes: u64,
+    mtt_bytes: u64,
+    rx_buffer_bytes: u64,
+    tx_buffer_bytes: u64,
+    cq_context_bytes: u64,
+    wqe_cache_bytes: u64,
+    bitmap_bytes: u64,
+    total_bytes: u64,
+    host_bytes: u64,
+    structures: Vec<Row>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published: Option<Published>,
+}
+
+/// A structure, and where its size comes from.
+#[derive(Serialize)]
+struct Row {
+    structure: &'static str,
+    place: &'static str,
+    provenance: String,
+    unit_bytes: u64,
+    units: u64,
+    bytes: u64,
+}
+
+/// What the authors of SRNIC say of it.
+#[derive(Serialize)]
+struct Published {
+    qps: u32,
+    qpc_bytes: u64,
+    sq_scheduler_bytes: u64,
+    mtt_bytes: u64,
+    rx_buffer_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Row {
+    fn of(structure: &Structure) -> Self {
+        Self {
+            structure: structure.role.name(),
+            place: match structure.place {
+                Place::Chip => "chip",
+                Place::Host => "host",
+            },
+            provenance: structure.origin.to_string(),
+            unit_bytes: structure.unit_bytes,
+            units: structure.units,
+            bytes: structure.bytes(),
+        }
+    }
+}
+
+fn published() -> Published {
+    let of = |role| PUBLISHED.iter().find(|(known, _)| *known == role).map_or(0, |(_, bytes)| *bytes);
+    Published {
+        qps: PUBLISHED_QPS,
+        qpc_bytes: of(Role::QpContext),
+        sq_scheduler_bytes: of(Role::SqScheduler),
+        mtt_bytes: of(Role::Mtt),
+        rx_buffer_bytes: of(Role::RxBuffer),
+        total_bytes: PUBLISHED_TOTAL_BYTES,
+    }
+}
+
+impl Answer {
+    fn of(kind: Kind, ledger: &Ledger) -> Self {
+        let chip = |role| ledger.bytes(Place::Chip, role);
+        Self {
+            nic: kind.name(),
+            qps: ledger.qps,
+            depth: ledger.depth,
+            qpc_bytes: chip(Role::QpContext),
+            sq_scheduler_bytes: chip(Role::SqScheduler),
+            mtt_bytes: chip(Role::Mtt),
+            rx_buffer_bytes: chip(Role::RxBuffer),
+            tx_buffer_bytes: chip(Role::TxBuffer),
+            cq_context_bytes: chip(Role::CqContext),
+            wqe_cache_bytes: chip(Role::WqeCache),
+            bitmap_bytes: chip(Role::Bitmaps),
+            total_bytes: ledger.total(Place::Chip),
+            host_bytes: ledger.total(Place::Host),
+            structures: ledger.structures.iter().map(Row::of).collect(),
+            published: matches!(kind, Kind::Srnic).then(published),
+        }
+    }
+}
+
+/// Prints the ledger of one kind of NIC.
+pub fn main(options: &Options) -> Result<()> {
+    let ledger = Ledger::new(options.nic.policy(), options.qps, options.depth);
+    let answer = Answer::of(options.nic, &ledger);
+    if options.json { output::print_json(&answer) } else { print_table(&answer) }
+}
+
+fn print_table(answer: &Answer) -> Result<()> {
+    let mut table = Table::new(&[
+        ("STRUCTURE", Align::Left),
+        ("PLACE", Align::Left),
+        ("B EACH", Align::Right),
+        ("HOW MANY", Align::Right),
+        ("BYTES", Align::Right),
+        ("ORIGIN", Align::Left),
+    ]);
+    for row in &answer.structures {
+        let numbers = [row.unit_bytes, row.units, row.bytes].map(|number| number.to_string());
+        let words = [row.structure.to_owned(), row.place.to_owned()];
+        table.row(words.into_iter().chain(numbers).chain([row.provenance.clone()]).collect());
+    }
+    for (place, bytes) in [("chip", answer.total_bytes), ("host", answer.host_bytes)] {
+        let blank = String::new;
+        table.row(vec!["all".to_owned(), place.to_owned(), blank(), blank(), bytes.to_string(), blank()]);
+    }
+    let published = answer.published.as_ref().map(|published| {
+        format!("\nPublished for {} queue pairs: {} bytes on chip.\n", published.qps, published.total_bytes)
+    });
+    output::print(&format!(
+        "{} with {} queue pairs, {} work requests in each direction of each.\n\
+         Measured: the engine's own structures. Modelled: as many of them as are supposed. Published: of such NICs.\n\n\
+         {}{}",
+        answer.nic,
+        answer.qps,
+        answer.depth,
+        table.render(),
+        published.unwrap_or_default()
+    ))
+}

@@ -1,0 +1,245 @@
+//! The memory ledger: what each kind of NIC keeps on chip and in the host's memory, by number of queue pairs.
+//!
+//! Sizes are those of the structures that the engine runs with, as the compiler lays them out; where the engine needs
+//! none because it is software (a receive buffer, caches of work requests), they are what was published of such NICs.
+//! The published figures: srnic.md's table of SRNIC ("SRNIC: A Scalable Architecture for RDMA NICs", NSDI 2023).
+
+use std::fmt;
+
+use crate::nic::{Bits, Policy, Profile, Sizes};
+use crate::verbs::{CompletionQueue, MemoryTable};
+
+/// Regions and windows that a NIC has room for on chip. A region is one piece of the host's address space, however
+/// long: pages are the IOMMU's, so the table is as large as SRNIC's for far fewer entries.
+const MTT_ENTRIES: u64 = 20_480;
+/// Received bytes that wait for PCIe. *Published* for SRNIC.
+const RX_BUFFER_BYTES: u64 = 600_000;
+/// A program has a completion queue for each of its threads, not for each queue pair.
+const COMPLETION_QUEUES: u64 = 64;
+/// Work requests of a queue pair that a NIC which caches them keeps: 8 for each direction. *Published*.
+const WQES_CACHED: u64 = 2 * 8;
+/// A work request in such a cache. *Published*.
+const WQE_BYTES: u64 = 64;
+/// Bitmaps of selective repeat a queue pair. *Published*, of 500 bits; the engine's have 512.
+const BITMAPS: u64 = 5;
+
+/// Where something lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the NIC.
+    Chip,
+    /// In the host's memory.
+    Host,
+}
+
+/// What something is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Contexts of queue pairs.
+    QpContext,
+    /// Which queue pair sends next: event mux, schedule queue, timers.
+    SqScheduler,
+    /// Keys of memory, and where it lies.
+    Mtt,
+    /// Received bytes that wait for PCIe.
+    RxBuffer,
+    /// Bytes that were fetched and wait for the wire.
+    TxBuffer,
+    /// Contexts of completion queues.
+    CqContext,
+    /// Work requests that were fetched and wait for their turn.
+    WqeCache,
+    /// What selective repeat knows.
+    Bitmaps,
+    /// Work queues.
+    Requests,
+    /// What the slow path's software knows, and the control queue to it.
+    SlowPath,
+}
+
+impl Role {
+    /// Its name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::QpContext => "QP contexts",
+            Self::SqScheduler => "SQ scheduler",
+            Self::Mtt => "memory translation table",
+            Self::RxBuffer => "receive buffer",
+            Self::TxBuffer => "transmit buffer",
+            Self::CqContext => "CQ contexts",
+            Self::WqeCache => "WQE caches",
+            Self::Bitmaps => "bitmaps",
+            Self::Requests => "work queues",
+            Self::SlowPath => "slow path",
+        }
+    }
+}
+
+/// Where a size comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The engine's own structure, as many as there are.
+    Measured,
+    /// The engine's own structure, as many as this ledger supposes; or a capacity of the engine's profile.
+    Modelled,
+    /// What was said of such a NIC.
+    Published,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Measured => "measured",
+            Self::Modelled => "modelled",
+            Self::Published => "published",
+        })
+    }
+}
+
+/// One structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Structure {
+    /// What it is for.
+    pub role: Role,
+    /// Where it lies.
+    pub place: Place,
+    /// Where its size comes from.
+    pub origin: Origin,
+    /// Bytes of one.
+    pub unit_bytes: u64,
+    /// How many there are.
+    pub units: u64,
+}
+
+impl Structure {
+    /// Bytes of all.
+    pub const fn bytes(&self) -> u64 {
+        self.unit_bytes * self.units
+    }
+}
+
+/// What is kept where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    /// Of which kind of NIC.
+    pub policy: Policy,
+    /// For how many queue pairs.
+    pub qps: u64,
+    /// Work requests in each direction that a queue pair has room for.
+    pub depth: u64,
+    /// All structures.
+    pub structures: Vec<Structure>,
+}
+
+impl Ledger {
+    /// What this kind of NIC keeps for so many queue pairs with `depth` work requests in each direction.
+    pub fn new(policy: Policy, qps: u32, depth: u32) -> Self {
+        let mut ledger = Self { policy, qps: qps.into(), depth: depth.into(), structures: Vec::new() };
+        let (profile, sizes) = (Profile::modelled(policy), Sizes::of_engine());
+        ledger.on_chip(&profile, &sizes);
+        ledger.in_host(&profile, &sizes);
+        ledger
+    }
+
+    fn add(&mut self, role: Role, place: Place, origin: Origin, unit_bytes: usize, units: u64) {
+        self.structures.push(Structure { role, place, origin, unit_bytes: unit_bytes as u64, units });
+    }
+
+    fn on_chip(&mut self, profile: &Profile, sizes: &Sizes) {
+        let chip = Place::Chip;
+        // A cache holds a part of the contexts, whatever their number.
+        let contexts = profile.cache.map_or(self.qps, |cache| self.qps.min(cache.contexts.into()));
+        let origin = if profile.cache.is_some() { Origin::Modelled } else { Origin::Measured };
+        self.add(Role::QpContext, chip, origin, sizes.context, contexts);
+        self.add(Role::SqScheduler, chip, Origin::Measured, sizes.scheduler, contexts);
+        self.add(Role::Mtt, chip, Origin::Modelled, MemoryTable::entry_bytes(), MTT_ENTRIES);
+        self.add(Role::RxBuffer, chip, Origin::Published, 1, RX_BUFFER_BYTES);
+        self.add(Role::TxBuffer, chip, Origin::Modelled, 1, profile.scheduling.ahead_bytes.into());
+        self.add(Role::CqContext, chip, Origin::Modelled, size_of::<CompletionQueue>(), COMPLETION_QUEUES);
+        if !profile.scheduling.fetches_wqes {
+            self.add(Role::WqeCache, chip, Origin::Published, WQE_BYTES as usize, WQES_CACHED * contexts);
+        }
+        if profile.policy == Policy::Irn {
+            self.add(Role::Bitmaps, chip, Origin::Modelled, size_of::<Bits>(), BITMAPS * self.qps);
+        }
+    }
+
+    fn in_host(&mut self, profile: &Profile, sizes: &Sizes) {
+        let host = Place::Host;
+        self.add(Role::Requests, host, Origin::Measured, sizes.host, self.qps);
+        let requests = self.qps * self.depth;
+        self.add(Role::Requests, host, Origin::Measured, sizes.send + sizes.receive, requests);
+        if profile.cache.is_some() {
+            self.add(Role::QpContext, host, Origin::Measured, sizes.context, self.qps);
+        }
+        if profile.policy == Policy::Srnic {
+            self.add(Role::SlowPath, host, Origin::Measured, sizes.slow_path, self.qps);
+            self.add(Role::SlowPath, host, Origin::Measured, sizes.control_entry, profile.control_queue.into());
+        }
+    }
+
+    /// Bytes of one role in one place.
+    pub fn bytes(&self, place: Place, role: Role) -> u64 {
+        let own = self.structures.iter().filter(|structure| (structure.place, structure.role) == (place, role));
+        own.map(Structure::bytes).sum()
+    }
+
+    /// Bytes of one place.
+    pub fn total(&self, place: Place) -> u64 {
+        self.structures.iter().filter(|structure| structure.place == place).map(Structure::bytes).sum()
+    }
+}
+
+/// What was published of SRNIC at 10,000 queue pairs, on chip, in bytes; and its total.
+pub const PUBLISHED_QPS: u32 = 10_000;
+/// *Published*: by role.
+pub const PUBLISHED: [(Role, u64); 4] =
+    [(Role::QpContext, 2_300_000), (Role::SqScheduler, 300_000), (Role::Mtt, 1_200_000), (Role::RxBuffer, 600_000)];
+/// *Published*: all of it.
+pub const PUBLISHED_TOTAL_BYTES: u64 = 4_400_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEPTH: u32 = 64;
+
+    fn chip(policy: Policy, qps: u32) -> u64 {
+        Ledger::new(policy, qps, DEPTH).total(Place::Chip)
+    }
+
+    #[test]
+    fn srnic_needs_no_more_on_chip_than_was_published() {
+        let ledger = Ledger::new(Policy::Srnic, PUBLISHED_QPS, DEPTH);
+        assert!(ledger.total(Place::Chip) <= PUBLISHED_TOTAL_BYTES, "{ledger:#?}");
+        for (role, published) in PUBLISHED {
+            let bytes = ledger.bytes(Place::Chip, role);
+            assert!(bytes > 0 && bytes <= published, "{role:?} {bytes}");
+        }
+        assert_eq!(PUBLISHED.iter().map(|(_, bytes)| bytes).sum::<u64>(), PUBLISHED_TOTAL_BYTES);
+    }
+
+    #[test]
+    fn what_srnic_leaves_out_is_what_the_others_have() {
+        let srnic = Ledger::new(Policy::Srnic, 10_000, DEPTH);
+        assert_eq!(srnic.bytes(Place::Chip, Role::WqeCache) + srnic.bytes(Place::Chip, Role::Bitmaps), 0);
+        assert!(srnic.bytes(Place::Host, Role::SlowPath) > 0);
+        let irn = Ledger::new(Policy::Irn, 10_000, DEPTH);
+        // Published: 9.8 MB of caches and 3.0 MB of bitmaps, in units of 2^20 bytes.
+        assert_eq!(irn.bytes(Place::Chip, Role::WqeCache), 10_240_000);
+        assert_eq!(irn.bytes(Place::Chip, Role::Bitmaps), 3_200_000);
+        let (srnic, irn, go_back_n) =
+            (chip(Policy::Srnic, 10_000), chip(Policy::Irn, 10_000), chip(Policy::GoBackN, 10_000));
+        assert!(srnic < go_back_n && go_back_n < irn, "{srnic} {go_back_n} {irn}");
+    }
+
+    #[test]
+    fn only_a_cache_stays_as_it_is_when_queue_pairs_become_more() {
+        assert_eq!(chip(Policy::ConnectionCache, 1000), chip(Policy::ConnectionCache, 100_000));
+        for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
+            assert!(chip(policy, 2000) > chip(policy, 1000), "{policy:?}");
+        }
+        let host = |qps| Ledger::new(Policy::ConnectionCache, qps, DEPTH).bytes(Place::Host, Role::QpContext);
+        assert_eq!(host(2000), 2 * host(1000));
+    }
+}

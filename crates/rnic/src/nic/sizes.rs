@@ -1,0 +1,45 @@
+//! How large the engine's structures are, for the ledger.
+
+use std::cmp::Reverse;
+
+use sim::Time;
+
+use super::context::{Context, Host, SendEntry};
+use super::scoreboard::Scoreboard;
+use super::software::{Arrivals, Queued};
+use crate::verbs::Receive;
+
+/// Bytes of the engine's structures, as the compiler lays them out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// What hardware knows of a queue pair.
+    pub context: usize,
+    /// What the scheduler needs for a queue pair: its places in the event mux and the schedule queue, and its timer.
+    pub scheduler: usize,
+    /// What a queue pair has in the host's memory besides its requests.
+    pub host: usize,
+    /// A request of a send queue.
+    pub send: usize,
+    /// A request of a receive queue.
+    pub receive: usize,
+    /// What the slow path's software knows of a queue pair in which something is missing, each way; without the lists
+    /// of what is missing and of what waits for it.
+    pub slow_path: usize,
+    /// A header in the control queue.
+    pub control_entry: usize,
+}
+
+impl Sizes {
+    /// Those of the engine.
+    pub const fn of_engine() -> Self {
+        Self {
+            context: size_of::<Context>(),
+            scheduler: 2 * size_of::<u32>() + size_of::<Reverse<(Time, u32)>>(),
+            host: size_of::<Host>(),
+            send: size_of::<SendEntry>(),
+            receive: size_of::<Receive>(),
+            slow_path: size_of::<Arrivals>() + size_of::<Scoreboard>(),
+            control_entry: size_of::<Queued>(),
+        }
+    }
+}
