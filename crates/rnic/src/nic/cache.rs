@@ -43,8 +43,8 @@ impl Cache {
         }
         counters.cache_misses += 1;
         self.insert(context);
-        let reads = profile.cache.map_or(0, |cache| cache.reads);
-        self.fetch(now, profile.costs.dma_read * u64::from(reads))
+        let miss = profile.cache.map_or(Span::ZERO, |cache| cache.miss);
+        self.fetch(now, if profile.costs.dma_read > Span::ZERO { miss } else { Span::ZERO })
     }
 
     fn insert(&mut self, context: u32) {
@@ -76,8 +76,9 @@ mod tests {
 
     #[test]
     fn a_cache_holds_what_fits_and_fetches_the_rest_a_few_at_a_time() {
-        let profile = Profile::modelled(Policy::ConnectionCache);
-        let constants = ContextCache { contexts: 4, fetches: 2, reads: 1 };
+        let mut profile = Profile::modelled(Policy::ConnectionCache);
+        let constants = ContextCache { contexts: 4, fetches: 2, miss: Span::from_ns(1000.0) };
+        profile.cache = Some(constants);
         let (mut cache, mut counters) = (Cache::new(&constants, 1), Counters::default());
         let at = |ns: f64| Time::ZERO + Span::from_ns(ns);
         let mut touch = |now, context| cache.touch(now, context, &profile, &mut counters);

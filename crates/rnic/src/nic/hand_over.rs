@@ -3,9 +3,14 @@
 //! Hardware alone takes packets while each is the expected one. The first that is not sends it into the slow path:
 //! from then on it places payloads, but *every* header that is not of the past goes to the control queue, and software
 //! keeps the bitmap. Software tells by commands how far everything is there, and returns the queue pair by a
-//! compare-and-set on the expected number: in the slow path hardware keeps the number after the newest header that it
-//! queued in that register, so the command succeeds only when software has seen all of them. A header that is still
-//! queued then is a second copy of what software has settled, and is known by its number.
+//! compare-and-set on the expected number: "all before E is there".
+//!
+//! On a busy queue pair headers are always under way to software, so a command that succeeds only when E is the number
+//! after the newest header would never succeed. Hardware therefore keeps one number more: since `clean_from`, headers
+//! were queued in order, without a gap, and with nothing to be done for them that has an order (no completion, no
+//! READ). If E is at or after that, everything before the newest header is there, nothing that software still has to do
+//! for it can come out of order, and hardware goes on behind the newest header. What is still queued then, software
+//! finds to be of the past, by number, or notes for nothing.
 //!
 //! What software has settled matters to hardware too: a copy that was long under way must not be placed over memory
 //! whose message is completed, for programs use it again.
@@ -18,10 +23,28 @@ use super::bits::Bits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hardware {
     /// Fast: the next packet. Slow: the number after the newest one that was queued.
-    expected: Psn,
+    expected: OnChip,
     /// All before this is there and done with.
-    settled: Psn,
+    settled: OnChip,
+    /// Slow: from here on all before `expected` were queued, with nothing to do for them in order.
+    clean_from: OnChip,
     is_slow: bool,
+}
+
+/// A number of 24 bits takes 3 bytes on chip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OnChip([u8; 3]);
+
+impl OnChip {
+    const fn new(psn: Psn) -> Self {
+        let [low, middle, high, _] = psn.get().to_le_bytes();
+        Self([low, middle, high])
+    }
+
+    const fn psn(self) -> Psn {
+        let [low, middle, high] = self.0;
+        Psn::new(u32::from_le_bytes([low, middle, high, 0]))
+    }
 }
 
 /// What hardware does with a packet.
@@ -40,12 +63,13 @@ pub enum Verdict {
 impl Hardware {
     /// Nothing came yet.
     pub const fn new(first: Psn) -> Self {
-        Self { expected: first, settled: first, is_slow: false }
+        let first = OnChip::new(first);
+        Self { expected: first, settled: first, clean_from: first, is_slow: false }
     }
 
     /// All before this is there and done with.
     pub const fn settled(&self) -> Psn {
-        if self.is_slow { self.settled } else { self.expected }
+        if self.is_slow { self.settled.psn() } else { self.expected.psn() }
     }
 
     /// Whether software has this queue pair.
@@ -69,38 +93,48 @@ impl Hardware {
 
     /// The expected packet was taken.
     pub const fn take(&mut self) {
-        self.expected = self.expected.plus(1);
+        self.expected = OnChip::new(self.expected.psn().plus(1));
         self.settled = self.expected;
     }
 
-    /// A packet's header is in the control queue; to be called only once it is. True when that begins the slow path.
-    pub const fn queued(&mut self, psn: Psn) -> bool {
+    /// A packet's header is in the control queue; to be called only once it is. `is_ordered`: something is to be done
+    /// for it, in order. True when that begins the slow path.
+    pub const fn queued(&mut self, psn: Psn, is_ordered: bool) -> bool {
         let begins = !self.is_slow;
         if begins {
             self.settled = self.expected;
+            self.clean_from = self.expected;
             self.is_slow = true;
         }
-        if psn.after(self.expected) >= 0 {
-            self.expected = psn.plus(1);
+        let ahead = psn.after(self.expected.psn());
+        if ahead > 0 {
+            self.clean_from = OnChip::new(psn);
+        }
+        if ahead >= 0 {
+            self.expected = OnChip::new(psn.plus(1));
+        }
+        if is_ordered && psn.after(self.clean_from.psn()) >= 0 {
+            self.clean_from = OnChip::new(psn.plus(1));
         }
         begins
     }
 
     /// Software's word that all before `to` is there. True when that is news.
     pub const fn settle(&mut self, to: Psn) -> bool {
-        let is_news = self.is_slow && to.after(self.settled) > 0;
+        let is_news = self.is_slow && to.after(self.settled.psn()) > 0;
         if is_news {
-            self.settled = to;
+            self.settled = OnChip::new(to);
         }
         is_news
     }
 
-    /// Software's compare-and-set: back to hardware alone, if nothing from `expected` on was queued.
+    /// Software's compare-and-set, "all before `expected` is there": back to hardware alone, if what was queued since
+    /// has no gap and nothing to be done in order.
     pub const fn give_back(&mut self, expected: Psn) -> bool {
-        let fits = self.is_slow && self.expected.get() == expected.get();
+        let fits = self.is_slow && expected.after(self.clean_from.psn()) >= 0;
         if fits {
             self.is_slow = false;
-            self.settled = expected;
+            self.settled = self.expected;
         }
         fits
     }

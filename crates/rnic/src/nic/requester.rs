@@ -319,6 +319,7 @@ impl<M: HostMemory> Nic<M> {
         if !self.contexts[i].went_back {
             self.contexts[i].went_back = true;
             self.go_back(i);
+            self.contexts[i].not_ready_until = now + self.profile.costs.go_back;
             self.activate(now, i);
         }
     }

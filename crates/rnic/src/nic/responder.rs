@@ -317,7 +317,7 @@ impl<M: HostMemory> Nic<M> {
         }
         let arrived = Arrived { psn: header.psn, settled, sent: context.echo, bytes: header.payload_bytes, action };
         self.queue_for_software(now, i, Entry::Arrived(arrived));
-        if self.contexts[i].hand.queued(header.psn) {
+        if self.contexts[i].hand.queued(header.psn, action.is_ordered()) {
             self.counters.slow_entries += 1;
         }
     }

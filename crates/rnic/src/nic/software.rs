@@ -107,6 +107,13 @@ pub(super) struct Arrivals {
     echo: u16,
 }
 
+impl Action {
+    /// Whether it matters what was done before it.
+    pub const fn is_ordered(&self) -> bool {
+        !matches!(self, Self::Nothing | Self::Written)
+    }
+}
+
 impl SlowPath {
     pub fn deadline(&self) -> Option<Time> {
         let command = self.commands.front().map(|issued| issued.at);

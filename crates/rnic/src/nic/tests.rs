@@ -3,4 +3,5 @@
 mod adversary;
 mod basics;
 mod drops;
+mod goals;
 mod wire;

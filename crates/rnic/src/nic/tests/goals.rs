@@ -1,0 +1,120 @@
+//! Goodput over one wire of 100 Gb/s, as modelled: what the packet simulator measures over networks, in small.
+
+use sim::{Span, Time};
+
+use super::wire::{Adversary, Pair};
+use crate::nic::{CongestionControl, Policy, Profile};
+use crate::verbs::{CompletionKind, SendKind};
+use crate::wire::Service;
+
+/// A packet of 1024 bytes and all its headers on a wire of 100 Gb/s.
+const PACKET_NS: f64 = 88.0;
+const ONE_WAY_NS: f64 = 2000.0;
+
+struct Load {
+    qps: usize,
+    bytes: u32,
+    depth: u64,
+    loss: f64,
+    end_us: f64,
+}
+
+/// Gb/s of WRITEs that were completed.
+fn goodput(profile: Profile, load: &Load) -> (f64, Pair) {
+    let mut pair = Pair::new(profile, 7);
+    pair.packet_time = Span::from_ns(PACKET_NS);
+    pair.delay = Span::from_ns(ONE_WAY_NS);
+    pair.adversary = Adversary { loss: load.loss, ..Adversary::NONE };
+    let qps: Vec<_> = (0..load.qps).map(|_| pair.connect(Service::Rc)[0]).collect();
+    let to = pair.remote(0, 0);
+    for turn in 0..load.depth {
+        for qp in &qps {
+            pair.send(0, *qp, turn, SendKind::Write(to, None), 0, load.bytes);
+        }
+    }
+    let end = Time::ZERO + Span::from_ns(load.end_us * 1000.0);
+    let mut done_bytes = 0;
+    while pair.step(end) {
+        for completion in std::mem::take(&mut pair.completions[0]) {
+            assert_eq!(completion.kind, CompletionKind::Write);
+            done_bytes += u64::from(load.bytes);
+            pair.send(0, completion.qp, completion.id, SendKind::Write(to, None), 0, load.bytes);
+        }
+    }
+    (done_bytes as f64 * 8.0 / (load.end_us * 1000.0), pair)
+}
+
+fn profile(policy: Policy) -> Profile {
+    let mut profile = Profile::modelled(policy);
+    if policy == Policy::Irn {
+        // Bandwidth times round trip, with what PCIe adds.
+        profile.congestion = CongestionControl::BdpWindow { bytes: 120_000 };
+    }
+    profile
+}
+
+/// The same seed and wire for each policy.
+fn goodput_at_loss(policy: Policy, loss: f64, end_us: f64) -> f64 {
+    goodput(profile(policy), &Load { qps: 1, bytes: 65_536, depth: 16, loss, end_us }).0
+}
+
+#[test]
+fn at_one_percent_of_loss_srnic_is_close_to_the_wire_and_thrice_go_back_n() {
+    let srnic = goodput_at_loss(Policy::Srnic, 0.01, 3000.0);
+    let irn = goodput_at_loss(Policy::Irn, 0.01, 3000.0);
+    let go_back_n = goodput_at_loss(Policy::GoBackN, 0.01, 3000.0);
+    // 93 Gb/s of payload is all that the wire carries, 92.1 less what is lost.
+    assert!(srnic >= 90.0, "{srnic}");
+    assert!(srnic >= 0.98 * irn, "{srnic} {irn}");
+    assert!(srnic >= 3.0 * go_back_n, "{srnic} {go_back_n}");
+    assert!(irn > go_back_n, "{irn} {go_back_n}");
+}
+
+#[test]
+fn without_loss_every_policy_fills_the_wire() {
+    for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache] {
+        let gbps = goodput_at_loss(policy, 0.0, 1000.0);
+        assert!(gbps > 91.0, "{policy:?}: {gbps}");
+    }
+}
+
+#[test]
+fn the_slow_path_is_left_again_between_losses_on_a_busy_queue_pair() {
+    let load = Load { qps: 1, bytes: 65_536, depth: 16, loss: 0.001, end_us: 2000.0 };
+    let (_, pair) = goodput(profile(Policy::Srnic), &load);
+    let counters = pair.nics[1].counters();
+    assert!(counters.slow_returns >= 5, "{counters:?}");
+    assert!(counters.slow_headers * 5 < counters.received_packets, "{counters:?}");
+    let share = counters.software_busy.ns() / 2_000_000.0;
+    assert!(share < 0.1, "{share}");
+}
+
+/// Gb/s of messages of one packet, of each queue pair in turn.
+fn goodput_of(policy: Policy, qps: usize) -> f64 {
+    let depth = (512 / qps as u64).max(1);
+    goodput(profile(policy), &Load { qps, bytes: 1024, depth, loss: 0.0, end_us: 1000.0 }).0
+}
+
+#[test]
+fn srnic_fills_the_wire_over_many_queue_pairs_and_a_cache_of_contexts_does_not() {
+    for qps in [1, 256, 4096] {
+        let gbps = goodput_of(Policy::Srnic, qps);
+        assert!(gbps > 90.0, "{qps}: {gbps}");
+    }
+    let gbps = [256, 512, 4096].map(|qps| goodput_of(Policy::ConnectionCache, qps));
+    assert!(gbps[0] > 90.0 && gbps[1] < 75.0, "the knee: {gbps:?}");
+    assert!((45.0..58.0).contains(&gbps[2]), "the published half: {gbps:?}");
+}
+
+#[test]
+fn a_small_message_takes_two_reads_of_the_host_one_after_the_other() {
+    let mut pair = Pair::new(Profile::modelled(Policy::Srnic), 1);
+    pair.delay = Span::from_ns(300.0);
+    pair.packet_time = Span::from_ns(10.0);
+    let qps = pair.connect(Service::Rc);
+    pair.receive(1, qps[1], 1, 0, 64);
+    pair.send(0, qps[0], 1, SendKind::Send(None), 0, 64);
+    while pair.completions[1].is_empty() && pair.step(Time::MAX) {}
+    let us = pair.now.ps() as f64 / 1e6;
+    assert!((2.9..3.3).contains(&us), "published 3.3 us: {us}");
+}
