@@ -89,6 +89,11 @@ impl<W: Wire> Faulty<W> {
     }
 
     /// The wire underneath.
+    pub fn wire(&self) -> &W {
+        &self.wire
+    }
+
+    /// The wire underneath, for new peers.
     pub fn wire_mut(&mut self) -> &mut W {
         &mut self.wire
     }

@@ -370,7 +370,8 @@ impl<M: HostMemory> Nic<M> {
         self.activate(now, i);
     }
 
-    /// Whether it was tried often enough, or with probes, which come sooner, for as long.
+    /// Whether it was tried often enough; with probes, which come sooner, for as long as well. Time alone proves
+    /// nothing: a host that stood still has asked nobody.
     fn is_over(&mut self, now: Time, i: usize) -> bool {
         let waited = self.contexts[i].waited(now);
         let allowed = self.attribute_time(i);
@@ -380,7 +381,8 @@ impl<M: HostMemory> Nic<M> {
             context.retries_left = context.retries_left.saturating_sub(1);
             return is_over;
         }
-        allowed.is_some_and(|once| waited >= once * (u64::from(context.retries) + 1))
+        context.backoff >= context.retries
+            && allowed.is_some_and(|once| waited >= once * (u64::from(context.retries) + 1))
     }
 
     /// Asks what arrived: by the last packet, whose acknowledgement tells of all before; by the first that is missing

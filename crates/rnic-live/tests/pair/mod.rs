@@ -1,0 +1,169 @@
+//! Two live NICs with a reliable connection between them, in one thread or in two.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use fabric::shm;
+use rnic::nic::{ByteMemory, CqNumber, Policy, Profile, QpInit};
+use rnic::verbs::{Access, Address, Completion, Mtu, Receive, RegionKeys, Registration, SGES_MAX, Send, SendKind, Sge};
+use rnic::wire::{Psn, QpNumber, Service};
+use rnic_live::{Connection, Faults, Faulty, Lanes, Live, Udp, WINDOW_BYTES, Wire};
+
+/// Bytes of memory at each side.
+pub const SIDE_BYTES: usize = 256 << 10;
+/// After so long a test has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// 4.096 us x 2^8, about 1 ms: where much is lost, and one thread gives both their turns.
+const ACK_TIMER_CODE_SHORT: u8 = 8;
+/// 4.096 us x 2^17, about 0.5 s: a thread may be kept waiting for its processor.
+const ACK_TIMER_CODE_LONG: u8 = 17;
+
+/// One NIC, its memory, one queue pair.
+pub struct Side<W> {
+    pub live: Live<W, ByteMemory>,
+    pub keys: RegionKeys,
+    pub cq: CqNumber,
+    qp: QpNumber,
+}
+
+pub struct Pair<W> {
+    pub a: Side<W>,
+    pub b: Side<W>,
+}
+
+impl<W: Wire> Side<W> {
+    fn new(policy: Policy, wire: W, seed: u64) -> Self {
+        let mut live = Live::new(Profile::new(policy), ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
+        let nic = live.nic_mut();
+        let domain = nic.allocate_domain().unwrap();
+        let (access, bytes) = (Access::all(), SIDE_BYTES as u64);
+        let keys = nic.register(&Registration { domain, host_address: 0, address: 0, bytes, access }).unwrap();
+        let cq = nic.create_cq(256).unwrap();
+        let init = QpInit {
+            service: Service::Rc,
+            domain,
+            send_cq: cq,
+            receive_cq: cq,
+            shared_receive: None,
+            sends_max: 64,
+            receives_max: 64,
+            signals_all: true,
+        };
+        let qp = nic.create_qp(&init).unwrap();
+        Self { live, keys, cq, qp }
+    }
+
+    fn connect(&mut self, destination: QpNumber, own_psn: u32, peers_psn: u32, ack_timer_code: u8) {
+        let connection = Connection {
+            peer: Address(0),
+            destination,
+            receive_psn: Psn::new(peers_psn),
+            send_psn: Psn::new(own_psn),
+            mtu: Mtu::B1024,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            ack_timer_code,
+        };
+        self.live.connect(self.qp, &connection).unwrap();
+    }
+
+    pub fn memory(&mut self) -> &mut [u8] {
+        &mut self.live.nic_mut().memory_mut().0
+    }
+
+    fn local(&self, address: u64, bytes: u32) -> [Sge; SGES_MAX] {
+        let mut local = [Sge::default(); SGES_MAX];
+        local[0] = Sge { address, bytes, key: self.keys.local };
+        local
+    }
+
+    pub fn send(&mut self, id: u64, kind: SendKind, address: u64, bytes: u32) {
+        let local = self.local(address, bytes);
+        let request = Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram: None };
+        let now = self.live.now();
+        self.live.nic_mut().post_send(now, self.qp, &request).unwrap();
+    }
+
+    pub fn receive(&mut self, id: u64, address: u64, bytes: u32) {
+        let (now, local) = (self.live.now(), self.local(address, bytes));
+        self.live.nic_mut().post_recv(now, self.qp, &Receive { id, local }).unwrap();
+    }
+
+    /// A turn, and what was completed by then.
+    pub fn turn(&mut self) -> Vec<Completion> {
+        self.live.turn().unwrap();
+        let mut done = [Completion::default(); 16];
+        let count = self.live.nic_mut().poll_cq(self.cq, &mut done).unwrap();
+        done[..count].to_vec()
+    }
+
+    /// Waits for so many completions.
+    pub fn completions(&mut self, wanted: usize) -> Vec<Completion> {
+        let mut done = Vec::new();
+        while done.len() < wanted {
+            let mut some = [Completion::default(); 4];
+            let count = self.live.completions(self.cq, &mut some, Some(PATIENCE)).unwrap();
+            assert!(count > 0, "nothing was completed for a long time");
+            done.extend_from_slice(&some[..count]);
+        }
+        done
+    }
+
+    /// Answers the peer for a while.
+    pub fn linger(&mut self, time: Duration) {
+        let nothing: Option<()> = self.live.work(Some(time), |_| Ok(None)).unwrap();
+        assert_eq!(nothing, None);
+    }
+}
+
+impl<W: Wire> Pair<W> {
+    /// For one thread.
+    pub fn new(policy: Policy, wires: [W; 2]) -> Self {
+        Self::connected(policy, wires, ACK_TIMER_CODE_SHORT)
+    }
+
+    /// For two threads.
+    pub fn patient(policy: Policy, wires: [W; 2]) -> Self {
+        Self::connected(policy, wires, ACK_TIMER_CODE_LONG)
+    }
+
+    fn connected(policy: Policy, [a, b]: [W; 2], ack_timer_code: u8) -> Self {
+        let (mut a, mut b) = (Side::new(policy, a, 1), Side::new(policy, b, 2));
+        // Numbers of packets wrap soon.
+        let (psn_a, psn_b) = (0x00ff_fff0, 77);
+        a.connect(b.qp, psn_a, psn_b, ack_timer_code);
+        b.connect(a.qp, psn_b, psn_a, ack_timer_code);
+        Self { a, b }
+    }
+
+    /// Turns of both sides until each has completed so much: what a completed, and what b.
+    pub fn completed(&mut self, wanted_a: usize, wanted_b: usize) -> (Vec<Completion>, Vec<Completion>) {
+        let (mut done_a, mut done_b) = (Vec::new(), Vec::new());
+        let began = Instant::now();
+        while done_a.len() < wanted_a || done_b.len() < wanted_b {
+            done_a.extend(self.a.turn());
+            done_b.extend(self.b.turn());
+            assert!(began.elapsed() < PATIENCE, "after {done_a:?} and {done_b:?} nothing was completed");
+        }
+        (done_a, done_b)
+    }
+}
+
+/// Wires between two sockets of this machine.
+pub fn udp(faults: Faults, seed: u64) -> [Faulty<Udp>; 2] {
+    let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let [mut a, mut b] = [Udp::bind(here).unwrap(), Udp::bind(here).unwrap()];
+    a.add_peer(b.local()).unwrap();
+    b.add_peer(a.local()).unwrap();
+    [Faulty::new(a, faults, seed).unwrap(), Faulty::new(b, faults, seed + 1000).unwrap()]
+}
+
+/// Lanes both ways.
+pub fn lanes(faults: Faults, seed: u64) -> [Faulty<Lanes>; 2] {
+    let (link_a, parts) = shm::create_link(WINDOW_BYTES).unwrap();
+    let link_b = shm::open_link(parts, WINDOW_BYTES).unwrap();
+    [link_a, link_b].map(|link| {
+        let mut wire = Lanes::new();
+        wire.add_peer(&link, 0x5ec2_e700_1234_5678).unwrap();
+        Faulty::new(wire, faults, seed).unwrap()
+    })
+}

@@ -1,0 +1,290 @@
+//! The engine on real wires: every operation, through faults, past strangers, asleep.
+
+mod pair;
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use pair::{Pair, SIDE_BYTES, lanes, udp};
+use rnic::nic::{Counters, Policy};
+use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Remote, SendKind};
+use rnic::wire::{Encapsulation, Header, Immediate, Operation, Psn, QpNumber, Service};
+use rnic_live::{Arrival, Faults, Wire, WireCounters, WireError};
+
+const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
+
+/// One of each operation, the largest of several packets.
+fn every_operation(mut pair: Pair<impl Wire>) {
+    let bytes = 10_000;
+    let sent: Vec<u8> = (0..bytes).map(|at| (at * 7 % 251) as u8).collect();
+    pair.a.memory()[..bytes].copy_from_slice(&sent);
+
+    pair.b.receive(1, 20_000, 12_000);
+    pair.a.send(2, SendKind::Send(Some(0xfeed)), 0, bytes as u32);
+    let (done, received) = pair.completed(1, 1);
+    assert_eq!((done[0].id, received[0].id, received[0].bytes), (2, 1, bytes as u32));
+    assert_eq!(received[0].immediate, Some(Immediate::Data(0xfeed)));
+    assert_eq!(pair.b.memory()[20_000..20_000 + bytes], sent);
+
+    let key = pair.b.keys.remote;
+    pair.a.send(3, SendKind::Write(Remote { address: 40_000, key }, None), 0, bytes as u32);
+    assert_eq!(pair.completed(1, 0).0[0].kind, CompletionKind::Write);
+    assert_eq!(pair.b.memory()[40_000..40_000 + bytes], sent);
+
+    pair.a.send(4, SendKind::Read(Remote { address: 40_100, key }), 50_000, 5000);
+    assert_eq!(pair.completed(1, 0).0[0].kind, CompletionKind::Read);
+    assert_eq!(pair.a.memory()[50_000..55_000], sent[100..5100]);
+
+    pair.b.memory()[64..72].copy_from_slice(&41_u64.to_ne_bytes());
+    let remote = Remote { address: 64, key };
+    pair.a.send(5, SendKind::FetchAdd { remote, add: 1 }, 60_000, 8);
+    pair.a.send(6, SendKind::CompareSwap { remote, compare: 42, swap: 7 }, 60_008, 8);
+    let ids: Vec<u64> = pair.completed(2, 0).0.iter().map(|done| done.id).collect();
+    assert_eq!(ids, [5, 6]);
+    assert_eq!(pair.a.memory()[60_000..60_016], [41_u64.to_ne_bytes(), 42_u64.to_ne_bytes()].concat());
+    assert_eq!(pair.b.memory()[64..72], 7_u64.to_ne_bytes());
+
+    pair.b.receive(7, 0, 0);
+    pair.a.send(8, SendKind::Write(remote, Some(9)), 0, 0);
+    let received = pair.completed(1, 1).1[0];
+    assert_eq!((received.kind, received.immediate), (CompletionKind::ReceiveWriteImmediate, Some(Immediate::Data(9))));
+}
+
+#[test]
+fn every_operation_goes_over_udp() {
+    for policy in POLICIES {
+        every_operation(Pair::new(policy, udp(Faults::default(), 0)));
+    }
+}
+
+#[test]
+fn every_operation_goes_over_lanes() {
+    for policy in POLICIES {
+        every_operation(Pair::new(policy, lanes(Faults::default(), 0)));
+    }
+}
+
+#[test]
+fn a_key_out_of_bounds_is_told_to_who_used_it() {
+    let mut pair = Pair::new(Policy::Srnic, lanes(Faults::default(), 0));
+    let remote = Remote { address: SIDE_BYTES as u64 - 10, key: pair.b.keys.remote };
+    pair.a.send(1, SendKind::Write(remote, None), 0, 11);
+    assert_eq!(pair.completed(1, 0).0[0].status, CompletionStatus::RemoteAccess);
+}
+
+/// Messages of many sizes, each received once, in order, whole; whatever the wire does to their packets.
+fn messages_arrive(pair: &mut Pair<impl Wire>, messages: usize) {
+    const SLOTS: usize = 8;
+    const SLOT_BYTES: usize = 16_384;
+    let range = |message: usize| {
+        let at = message % SLOTS * SLOT_BYTES;
+        at..at + 1 + message * 2741 % 12_000
+    };
+    let byte = |message: usize, at: usize| (message * 31 + at * 7) as u8;
+    let (mut posted, mut sent, mut received) = (0, 0, 0);
+    while received < messages || sent < messages {
+        // A slot is used again when its message has arrived and is acknowledged.
+        while posted < messages && posted < received.min(sent) + SLOTS {
+            let range = range(posted);
+            pair.b.receive(posted as u64, range.start as u64, SLOT_BYTES as u32);
+            pair.a.memory()[range.clone()].iter_mut().enumerate().for_each(|(at, to)| *to = byte(posted, at));
+            pair.a.send(posted as u64, SendKind::Send(None), range.start as u64, range.len() as u32);
+            posted += 1;
+        }
+        let (is_sent, is_received) = (usize::from(sent < received), usize::from(received <= sent));
+        let (done_a, done_b) = pair.completed(is_sent, is_received);
+        for completion in done_b {
+            assert_eq!((completion.id, completion.status), (received as u64, CompletionStatus::Success));
+            let range = range(received);
+            assert_eq!(completion.bytes as usize, range.len());
+            let is_whole = pair.b.memory()[range].iter().enumerate().all(|(at, found)| *found == byte(received, at));
+            assert!(is_whole, "message {received} is not what was sent");
+            received += 1;
+        }
+        for completion in done_a {
+            assert_eq!((completion.id, completion.status), (sent as u64, CompletionStatus::Success));
+            sent += 1;
+        }
+    }
+}
+
+const FAULTS: Faults = Faults { loss: 0.03, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
+
+#[test]
+fn messages_arrive_once_in_order_and_whole_through_faults_of_udp() {
+    for policy in POLICIES {
+        for seed in 0..2 {
+            messages_arrive(&mut Pair::new(policy, udp(FAULTS, seed)), 60);
+        }
+    }
+}
+
+#[test]
+fn messages_arrive_once_in_order_and_whole_through_faults_of_lanes() {
+    for policy in POLICIES {
+        for seed in 0..2 {
+            messages_arrive(&mut Pair::new(policy, lanes(FAULTS, seed)), 60);
+        }
+    }
+}
+
+#[test]
+fn what_is_lost_or_spoilt_is_sent_again() {
+    let faults = Faults { loss: 0.1, corruption: 0.1, ..Faults::default() };
+    let mut pair = Pair::new(Policy::Srnic, udp(faults, 7));
+    messages_arrive(&mut pair, 60);
+    for side in [&pair.a, &pair.b] {
+        let struck = side.live.wire().struck();
+        let WireCounters { drop_malformed, drop_checksum } = side.live.counters();
+        let dropped = drop_malformed + drop_checksum;
+        assert!(struck.lost > 0 && struck.corrupted > 0, "{struck:?}");
+        // A changed bit makes it no packet, or another checksum, or it is one that switches may change.
+        assert!(dropped > 0 && dropped <= struck.corrupted, "{struck:?} {dropped}");
+    }
+    let Counters { sent_again_packets, .. } = pair.a.live.nic().counters();
+    assert!(*sent_again_packets > 0);
+}
+
+/// An empty SEND to this queue pair, as its peer's wire would carry it.
+fn forged(destination: QpNumber, datagram: Option<&Encapsulation>) -> Vec<u8> {
+    let header = Header {
+        service: Service::Rc,
+        operation: Operation::SendOnly,
+        destination,
+        psn: Psn::new(0),
+        ack_request: false,
+        solicited: false,
+        congestion_echo: false,
+        payload_bytes: 0,
+        rdma: None,
+        atomic: None,
+        immediate: None,
+        ack: None,
+        datagram: None,
+        place: None,
+        selective: None,
+    };
+    let mut packet = vec![0; header.packet_bytes()];
+    header.emit(&mut packet).unwrap();
+    header.seal(&mut packet, datagram);
+    packet
+}
+
+#[test]
+fn hostile_datagrams_are_counted_drops_and_the_connection_goes_on() {
+    let mut pair = Pair::new(Policy::Srnic, udp(Faults::default(), 0));
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let target = pair.b.live.wire().wire().local();
+    for bytes in 0..40 {
+        stranger.send_to(&vec![bytes as u8; bytes], target).unwrap();
+    }
+    let wire = pair.a.live.wire_mut();
+    let datagram = wire.datagram(Address(0)).unwrap();
+    let unknown = QpNumber(0x00ff_ffff);
+    for packet in [vec![0x99; 40], forged(unknown, datagram.as_ref()), forged(unknown, None)] {
+        assert!(wire.send(Address(0), &packet).unwrap());
+        wire.flush().unwrap();
+    }
+    messages_arrive(&mut pair, 20);
+    let counters = pair.b.live.counters();
+    assert_eq!((counters.drop_malformed, counters.drop_checksum), (1, 1));
+    assert_eq!(pair.b.live.nic().counters().drop_unknown_qp, 1);
+    // An empty datagram may be no datagram to a kernel that puts several together.
+    assert!((39..=40).contains(&pair.b.live.wire().strangers()), "{}", pair.b.live.wire().strangers());
+}
+
+fn is_well(completion: &Completion) -> bool {
+    completion.status == CompletionStatus::Success
+}
+
+/// Two threads that sleep whenever they have nothing to do.
+fn sleepers_are_woken(pair: Pair<impl Wire + Send>) {
+    const ROUNDS: u64 = 200;
+    let Pair { a: mut ping, b: mut pong } = pair;
+    ping.live.set_spin(Duration::ZERO);
+    pong.live.set_spin(Duration::ZERO);
+    pong.receive(0, 0, 64);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut received = 0;
+            while received < ROUNDS {
+                let done = pong.completions(1);
+                assert!(done.iter().all(is_well));
+                for completion in done.iter().filter(|completion| completion.kind == CompletionKind::Receive) {
+                    assert_eq!(completion.id, received);
+                    received += 1;
+                    pong.receive(received, 0, 64);
+                    pong.send(received, SendKind::Send(None), 0, 64);
+                }
+            }
+            // The last answer may have to be sent again.
+            pong.linger(Duration::from_millis(200));
+        });
+        for round in 0..ROUNDS {
+            ping.receive(round, 64, 64);
+            ping.memory()[..8].copy_from_slice(&round.to_le_bytes());
+            ping.send(round, SendKind::Send(None), 0, 64);
+            assert!(ping.completions(2).iter().all(|completion| is_well(completion) && completion.id == round));
+            assert_eq!(ping.memory()[64..72], round.to_le_bytes());
+        }
+    });
+}
+
+#[test]
+fn sleepers_are_woken_by_packets_over_udp() {
+    sleepers_are_woken(Pair::patient(Policy::Srnic, udp(Faults::default(), 0)));
+}
+
+#[test]
+fn sleepers_are_woken_by_packets_over_lanes() {
+    sleepers_are_woken(Pair::patient(Policy::GoBackN, lanes(Faults::default(), 0)));
+}
+
+/// Counts how often a wire is looked at.
+struct Counted<W> {
+    wire: W,
+    looks: u64,
+}
+
+impl<W: Wire> Wire for Counted<W> {
+    fn datagram(&self, to: Address) -> Result<Option<Encapsulation>, WireError> {
+        self.wire.datagram(to)
+    }
+
+    fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
+        self.wire.send(to, packet)
+    }
+
+    fn flush(&mut self) -> Result<(), WireError> {
+        self.wire.flush()
+    }
+
+    fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
+        self.looks += 1;
+        self.wire.receive()
+    }
+
+    fn wait(&mut self, limit: Option<Duration>) -> Result<(), WireError> {
+        self.wire.wait(limit)
+    }
+
+    fn strangers(&self) -> u64 {
+        self.wire.strangers()
+    }
+}
+
+#[test]
+fn who_has_nothing_to_do_sleeps() {
+    for policy in POLICIES {
+        let wires = udp(Faults::default(), 0).map(|wire| Counted { wire, looks: 0 });
+        let mut pair = Pair::new(policy, wires);
+        pair.a.live.set_spin(Duration::ZERO);
+        messages_arrive(&mut pair, 2);
+        // Timers of what was sent may still end.
+        pair.a.linger(Duration::from_millis(50));
+        let before = pair.a.live.wire().looks;
+        pair.a.linger(Duration::from_millis(200));
+        let looks = pair.a.live.wire().looks - before;
+        assert!(looks <= 4, "{policy:?}: looked {looks} times at a quiet wire");
+    }
+}
