@@ -424,7 +424,7 @@ impl<M: HostMemory> Nic<M> {
                 entry.is_started && context.unacked.after(entry.first.plus(entry.psns)) >= 0
             };
             if !is_done {
-                return;
+                break;
             }
             let (id, kind, bytes) = (entry.request.id, completion_kind(&entry.request.kind), entry.bytes);
             let is_signalled = entry.request.signalled || self.hosts[i].signals_all;

@@ -3,5 +3,6 @@
 mod adversary;
 mod basics;
 mod drops;
+mod errors;
 mod goals;
 mod wire;

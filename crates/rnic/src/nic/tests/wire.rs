@@ -144,7 +144,18 @@ impl Pair {
     }
 
     pub fn bring_up(&mut self, side: usize, qp: QpNumber, peer: QpNumber, service: Service) {
+        self.bring_up_with(side, [qp, peer], service, |_| {});
+    }
+
+    pub fn bring_up_with(
+        &mut self,
+        side: usize,
+        [qp, peer]: [QpNumber; 2],
+        service: Service,
+        change: impl FnOnce(&mut [QpAttributes; 3]),
+    ) {
         let mut steps = attributes(service);
+        change(&mut steps);
         steps[1].destination = steps[1].destination.map(|_| peer);
         steps[1].path = steps[1].path.map(|_| Address(1 - side as u32));
         // Close to the wrap, so that every test crosses it.
@@ -190,6 +201,7 @@ impl Pair {
     pub fn run_until(&mut self, end: Time) {
         for _ in 0..STEPS_MAX {
             if !self.step(end) {
+                self.poll();
                 return;
             }
         }
