@@ -85,7 +85,7 @@ fn local_memory_without_rights_fails_here_and_the_peer_hears_nothing() {
 }
 
 /// What is asked for, and of how many bytes.
-type Ask = dyn Fn(&Pair) -> (SendKind, u32);
+type Ask<'a> = dyn Fn(&Pair) -> (SendKind, u32) + 'a;
 
 #[test]
 fn remote_memory_without_rights_is_refused() {
