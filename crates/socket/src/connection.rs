@@ -550,12 +550,19 @@ impl Connection {
             return;
         }
         let has_unread = lanes.observer.unread_bytes().is_ok_and(|bytes| bytes > 0);
-        if resets || has_unread {
-            lanes.segment.tell(Status::Reset, 1);
-        }
+        // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
+        let is_reset = self.peer_state(lanes) == PeerState::Reset;
         // SAFETY: under the send lock.
-        unsafe { (*lanes.sender.get()).finish() };
-        lanes.segment.tell(Status::Closed, 1);
+        let finish = || unsafe { (*lanes.sender.get()).finish() };
+        if resets || has_unread || is_reset {
+            lanes.segment.tell(Status::Reset, 1);
+            // First: who finds the end of the stream before this takes it for one in good order.
+            lanes.segment.tell(Status::Closed, 1);
+            finish();
+        } else {
+            finish();
+            lanes.segment.tell(Status::Closed, 1);
+        }
     }
 
     /// Gives the memory back once the connection is closed and no thread looks at it any more.

@@ -145,9 +145,11 @@ fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_
         assert_eq!(receive(one.0, &mut [0; 20]), Ok(10), "what came before the end");
         assert_eq!(receive(one.0, &mut [0; 20]), expected);
     }
-    let (one, _others, endpoint, _lifeline) = end_at_a_proxy(false);
+    let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
     endpoint.note_reset();
     assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
+    drop(one);
+    assert_eq!(others.status(Status::Reset), 1, "who was reset does not leave in good order");
     // What the peer has said itself stands.
     let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
     send(one.0, b"unread").unwrap();
