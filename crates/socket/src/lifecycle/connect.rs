@@ -27,7 +27,7 @@ const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
 pub enum Outcome {
     /// Done; the answer for the program.
     Answered(Result<(), Errno>),
-    /// Not ours: call the kernel's `connect`, then tell [`note_kernel_connection`].
+    /// Not ours: call the kernel's `connect`, and where it fails for good, tell [`note_kernel_failure`].
     Kernel,
 }
 
