@@ -222,7 +222,7 @@ impl Nodes {
     fn link_down(&mut self) {
         for (own, node) in self.nodes.iter_mut().enumerate() {
             let (peer, epoch) = (1 - own as u8, node.link.epoch().0);
-            node.monitor.send(&ToProxy::LinkDown { peer, epoch });
+            node.monitor.send(&ToProxy::LinkDown { peer, epoch, may_return: false });
             node.monitor.wait_for("stop", |message| *message == FromProxy::Stopped { peer, epoch });
             node.link.take_down();
         }
@@ -252,6 +252,13 @@ impl Nodes {
             assert!(Instant::now() < deadline, "{what}: {report:?}");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
+    }
+
+    /// What a node's proxy says once so many connections have been in the windows, and none is there any more.
+    #[track_caller]
+    fn wait_for_free_spans(&self, node: usize, direct_total: u64) -> PeerReport {
+        let open = |report: &PeerReport| (report.direct_total, report.direct_open, report.connections_open);
+        self.report(node, "free spans", |report| open(report) == (direct_total, 0, 0))
     }
 
     /// A program on a node, in Python.
@@ -310,6 +317,8 @@ impl Node {
             slice_bytes: None,
             data_bytes: DATA_BYTES,
             spans: (settings.spans > 0).then_some(spans),
+            return_ns: 0,
+            heir_socket: None,
             is_failover: settings.is_failover,
             failover_port: settings.failover_port,
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
@@ -320,6 +329,11 @@ impl Node {
         node.hand_over();
         node.monitor.wait_for("ready", |message| *message == FromProxy::Ready { version: VERSION });
         node
+    }
+
+    /// The other node has ended.
+    fn link_down_for_good(&self) -> ToProxy {
+        ToProxy::LinkDown { peer: 1, epoch: self.link.epoch().0, may_return: false }
     }
 
     fn hand_over(&self) {
@@ -381,10 +395,9 @@ fn programs_store_into_windows_themselves_and_the_proxies_see_no_byte() {
     let nodes = Nodes::start_as(DIRECT);
     talk(&nodes);
     for own in 0..2 {
-        let report = nodes.report(own, "report", |_| true);
-        assert_eq!((report.direct_total, report.direct_missed, report.connections_total), (1, 0, 1));
+        let report = nodes.wait_for_free_spans(own, 1);
+        assert_eq!((report.direct_missed, report.connections_total), (0, 1));
         assert_eq!((report.bytes_sent, report.bytes_received), (0, 0));
-        nodes.report(own, "free span", |report| (report.direct_open, report.connections_open) == (0, 0));
     }
 }
 
@@ -453,7 +466,7 @@ fn connections_that_find_no_span_go_by_the_proxies() {
         let report = nodes.report(own, "report", |_| true);
         assert!(report.direct_total >= 3 && report.direct_total < 50, "{report:?}");
         assert!(report.bytes_sent > 0, "{report:?}");
-        nodes.report(own, "free spans", |report| (report.direct_open, report.connections_open) == (0, 0));
+        nodes.wait_for_free_spans(own, report.direct_total);
     }
     let report = nodes.report(0, "report", |_| true);
     assert_eq!(report.direct_missed, 50 - report.direct_total);
@@ -496,8 +509,7 @@ fn a_span_is_used_again_by_the_next_connection() {
     let (_server, port) = nodes.serve(ECHO);
     for turn in 1..=4 {
         nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
-        let is_done = |report: &PeerReport| (report.direct_total, report.direct_open) == (turn, 0);
-        nodes.report(0, "free span", is_done);
+        nodes.wait_for_free_spans(0, turn);
     }
 }
 
@@ -569,8 +581,7 @@ say(os.waitpid(child, 0)[1])
         port,
     );
     assert_eq!(said, "0\n");
-    let is_done = |report: &PeerReport| (report.direct_total, report.direct_open, report.bytes_sent) == (1, 0, 0);
-    nodes.report(0, "free span", is_done);
+    assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
 }
 
 #[test]
@@ -608,8 +619,7 @@ os.execv(sys.executable, [sys.executable, "-c", HEIR, str(server.fileno()), "exe
         port,
     );
     assert_eq!(said, "0\n");
-    let is_done = |report: &PeerReport| (report.direct_total, report.direct_open, report.bytes_sent) == (1, 0, 0);
-    nodes.report(0, "free span", is_done);
+    assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
 }
 
 /// A program that does not notice that its link was lost may still store into the other node's window.
@@ -702,7 +712,7 @@ say(outcome(connection))
     kill_process(victim, Signal::KILL).expect("a proxy");
     assert_eq!(server.wait(PATIENCE).must_succeed().stdout, "listening\nreset\n");
     // The monitor notices, and takes the link down.
-    nodes.nodes[0].monitor.send(&ToProxy::LinkDown { peer: 1, epoch: nodes.nodes[0].link.epoch().0 });
+    nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
     assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
     nodes.nodes[0].monitor.wait_for("stop", |message| matches!(message, FromProxy::Stopped { peer: 1, .. }));
 }
@@ -852,7 +862,7 @@ fn connections_are_reset_when_there_is_nobody_to_go_on_with_or_tcp_breaks_too() 
     let victim = Pid::from_raw(nodes.nodes[1].proxy.pid() as i32).expect("a pid");
     kill_process(victim, Signal::KILL).expect("a proxy");
     assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
-    nodes.nodes[0].monitor.send(&ToProxy::LinkDown { peer: 1, epoch: nodes.nodes[0].link.epoch().0 });
+    nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
     assert_eq!(later.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
     nodes.report(0, "resets", |report| report.failover_resets == 2 && report.failover_open == 0);
 }
@@ -886,7 +896,7 @@ fn resets_after_a_lost_link_are_measured() {
         // Long enough to sleep, everywhere.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let lost = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        nodes.nodes[0].monitor.send(&ToProxy::LinkDown { peer: 1, epoch: nodes.nodes[0].link.epoch().0 });
+        nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
         let said = client.wait(PATIENCE).must_succeed().stdout;
         let seen_ns: i64 = said.trim().rsplit_once("reset ").expect("a reset").1.parse().expect("a time");
         times_us.push((seen_ns - lost.tv_sec * 1_000_000_000 - lost.tv_nsec) / 1000);

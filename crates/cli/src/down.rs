@@ -66,7 +66,12 @@ pub fn stop_node(node: &NodePlaces) -> Result<()> {
             bail!("the monitor at {} does not end; see {}", socket.display(), node.monitor_log().display());
         }
     }
-    for path in [socket, node.metrics_socket(), node.monitor_pid()] {
+    // One whose monitor has died waits for the next.
+    if let Some(proxy) = Process::behind(&node.heir_socket(), SocketType::SEQPACKET) {
+        proxy.signal(Signal::KILL);
+        proxy.has_ended(KILL_LIMIT);
+    }
+    for path in [socket, node.metrics_socket(), node.monitor_pid(), node.heir_socket()] {
         let _ = std::fs::remove_file(path);
     }
     Ok(())

@@ -253,9 +253,11 @@ fn links(report: &Report) -> Table {
 }
 
 fn connections(link: &Link) -> String {
-    match link.carried.direct_open {
-        0 => link.carried.connections_open.to_string(),
-        direct => format!("{} ({direct} direct)", link.carried.connections_open),
+    let (open, direct, held) = (link.carried.connections_open, link.carried.direct_open, link.carried.direct_held);
+    match (direct, held) {
+        (0, _) => open.to_string(),
+        (_, 0) => format!("{open} ({direct} direct)"),
+        _ => format!("{open} ({direct} direct, {held} waiting for the link)"),
     }
 }
 

@@ -5,21 +5,29 @@
 //!
 //! ```text
 //!   monitor                                                    proxy
-//!   Configure, device (send_device) ──────────────────────►
+//!   Configure, Kept..., device (send_device) ─────────────►
 //!                                  ◄──────────────────────── Ready
 //!   LinkUp{peer, epoch} ──────────────────────────────────►   carries connections of that epoch
 //!   Mirror{peer, address} ────────────────────────────────►
 //!                                  ◄──────────────────────── Mirrored{address} or NotMirrored{address, reason}
-//!   LinkDown{peer, epoch} ────────────────────────────────►   connections with that peer are reset, or move to TCP
+//!   LinkDown{peer, epoch, may_return} ────────────────────►   connections with that peer are reset, or move to TCP;
+//!                                                             what lies in the windows waits, if the peer may return
 //!                                  ◄──────────────────────── Stopped{peer, epoch}: no window of it is touched any more
 //!   device again, when a peer's bells have changed ───────►   renews what it has
 //!   Change{nodes, access} ────────────────────────────────►   nodes that have joined, rules for new connections
+//!                                  ◄──────────────────────── Deposit{kept}, with a descriptor: kept beyond the proxy
+//!                                  ◄──────────────────────── Withdraw{peer, span}: not any more
 //!   Stop ─────────────────────────────────────────────────►   ends
 //! ```
 //!
 //! Nothing of an old epoch may be stored once the link is trained again, so the monitor waits for `Stopped`; a proxy
-//! that does not answer in time is killed. The proxy ends when the channel does. When it dies by itself, the monitor
-//! takes all links down, starts another and trains again.
+//! that does not answer in time is killed. When it dies by itself, the monitor takes all links down, starts another and
+//! trains again.
+//!
+//! Connections whose programs store into the windows themselves outlive either. Of each, the monitor has a duplicate of
+//! the lifeline's far end, which it gives to the next proxy ([`ToProxy::Kept`]). When the channel ends without a
+//! `Stop`, the monitor is dead: the proxy lets go of the windows, waits at [`Configuration::heir_socket`] for the next
+//! monitor, gives it what it has ([`HandOver`]), and ends.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +39,7 @@ use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError};
 
 /// The version of these messages: monitor and proxy come from one release.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The proxy's end of the channel: its standard input, which needs no agreement with whoever starts it.
 pub const DESCRIPTOR: i32 = 0;
 /// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.
@@ -42,6 +50,8 @@ const DEVICE_DESCRIPTORS_MAX: usize = 16_384;
 pub enum ToProxy {
     /// The first message.
     Configure(Configuration),
+    /// Connections of an earlier proxy, each with a descriptor, in the same order. Before the device.
+    Kept(Vec<Kept>),
     /// Some of the descriptors of the device that follows.
     Descriptors,
     /// `fabric::device::Device::hand_over`: the first time to take over, later to renew.
@@ -70,6 +80,8 @@ pub enum ToProxy {
         peer: u8,
         /// The epoch that ends.
         epoch: u32,
+        /// The peer has not left for good: what programs have in windows themselves waits for it.
+        may_return: bool,
     },
     /// Listen in the place of another node, at an address of its.
     Mirror {
@@ -132,6 +144,37 @@ pub enum FromProxy {
     },
     /// What the proxy has done.
     Report(Report),
+    /// Keep the descriptor that comes with this for the next proxy.
+    Deposit(Kept),
+    /// Keep it no more.
+    Withdraw {
+        /// The peer's slot.
+        peer: u8,
+        /// As in [`Kept::span`].
+        span: u32,
+    },
+}
+
+/// A connection whose programs store into the windows themselves: all that another proxy needs to go on with it,
+/// besides the far end of the program's lifeline, a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The peer's slot.
+    pub peer: u8,
+    /// Which span of the windows.
+    pub span: u32,
+    /// What both proxies call the connection.
+    pub number: u32,
+}
+
+/// From a proxy whose monitor has died to the next monitor: some connections, each with a descriptor, in the same
+/// order. The last packet is followed by the end of the channel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HandOver {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The connections.
+    pub kept: Vec<Kept>,
 }
 
 /// What a proxy must know before it sees the device.
@@ -157,6 +200,10 @@ pub struct Configuration {
     pub slice_bytes: Option<u64>,
     /// Where programs get parts of windows, if they do.
     pub spans: Option<Spans>,
+    /// How long connections there wait for a link that was lost.
+    pub return_ns: u64,
+    /// Where a proxy whose monitor has died waits for the next one; without it, it ends at once.
+    pub heir_socket: Option<PathBuf>,
     /// Connections of a lost link move to kernel TCP.
     pub is_failover: bool,
     /// Where the proxy's first thread listens for the proxies of other nodes that have lost a link, and the others at
@@ -309,6 +356,9 @@ pub struct PeerReport {
     /// Connections that were to be such, and went by the proxies for want of a span at either end.
     #[serde(default)]
     pub direct_missed: u64,
+    /// Of `direct_open`, those that wait for a link, or for the peer's word that it still has them.
+    #[serde(default)]
+    pub direct_held: u64,
 }
 
 impl PeerReport {
@@ -347,6 +397,7 @@ impl std::ops::AddAssign for PeerReport {
         self.direct_open += more.direct_open;
         self.direct_total += more.direct_total;
         self.direct_missed += more.direct_missed;
+        self.direct_held += more.direct_held;
     }
 }
 
@@ -360,6 +411,22 @@ pub fn send_device(channel: &Channel, bytes: Vec<u8>, descriptors: &[OwnedFd]) -
         channel.send(&ToProxy::Descriptors, &some)?;
     }
     channel.send(&ToProxy::Device { bytes }, &[])
+}
+
+/// Sends connections with their descriptors, as many packets as that takes; `say` makes the message of each.
+///
+/// # Errors
+/// As [`Channel::send`].
+pub fn send_kept<M: Serialize>(
+    channel: &Channel,
+    kept: &[(Kept, BorrowedFd<'_>)],
+    say: impl Fn(Vec<Kept>) -> M,
+) -> Result<(), ChannelError> {
+    for some in kept.chunks(DESCRIPTORS_MAX) {
+        let (some, descriptors): (Vec<Kept>, Vec<BorrowedFd<'_>>) = some.iter().copied().unzip();
+        channel.send(&say(some), &descriptors)?;
+    }
+    Ok(())
 }
 
 /// Puts a device together at the proxy's end.

@@ -8,6 +8,7 @@
 //! * `peer`: a link, from training to loss.
 //! * `description`: the rack in etcd, the node's lease there, and what changes.
 //! * `registry`: where this node's own programs listen.
+//! * `store`: what is kept beyond a proxy.
 //! * [`Monitor`]: the process around them.
 //!
 //! Whatever a peer writes takes down its own link at most; whatever a program sends is answered or dropped; whatever
@@ -23,6 +24,7 @@ mod proxy_child;
 mod questions;
 mod registry;
 mod session;
+mod store;
 
 pub use description::InEtcd;
 pub use device::{check_device, device_bytes, vectors};

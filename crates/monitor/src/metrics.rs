@@ -172,6 +172,7 @@ fn render(status: &Status) -> String {
         link.carried.direct_open
     });
     each("crosslane_direct_connections_total", "counter", "Such connections so far.", |link| link.carried.direct_total);
+    each("crosslane_direct_held", "gauge", "Direct connections without a link.", |link| link.carried.direct_held);
     each("crosslane_direct_missed_total", "counter", "Connections that found no span, and went by proxies.", |link| {
         link.carried.direct_missed
     });

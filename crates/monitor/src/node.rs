@@ -31,6 +31,7 @@ use crate::proxy_child::ProxyChild;
 use crate::questions::{Action, Questions};
 use crate::registry::Registry;
 use crate::session::{self, Said, Verdict};
+use crate::store::Store;
 
 /// How often everything is looked at that tells nobody when it changes.
 const LOOK_NS: u64 = 1_000_000_000;
@@ -127,6 +128,8 @@ impl Settings {
             control_partition_bytes: rack::CONTROL_PARTITION_BYTES,
             data_bytes: cut.data_bytes,
             spans: cut.spans.filter(|_| direct_obstacle.is_none()).map(spans),
+            return_ns: rack.timeouts.return_ns as u64,
+            heir_socket: Some(self.node_places().heir_socket()),
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
             slice_bytes: rack.proxy.slice_bytes,
             is_failover: rack.failover,
@@ -205,6 +208,8 @@ impl Monitor {
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let description = Description::take(&settings, started_at_ns)?;
         let device = device::open(&settings.rack, settings.slot, &settings.places)?;
+        // Before any link is trained: until then that proxy may touch windows.
+        let store = Store::inherit(&places.heir_socket());
         let socket = places.monitor_socket();
         let clients = Clients::listen(&socket).map_err(system(socket.display().to_string()))?;
         let metrics = Metrics::listen(&places.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;
@@ -212,7 +217,7 @@ impl Monitor {
         let neighbours = neighbours.map(|slot| neighbour(&settings, &device, slot)).collect();
         let direct_obstacle = device::direct_obstacle(&settings.rack, &device);
         let configuration = settings.configuration(direct_obstacle.as_deref());
-        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), configuration);
+        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), configuration, store);
         if let Some(obstacle) = &direct_obstacle {
             warn!("programs go by the proxies: {obstacle}");
         }
@@ -346,6 +351,9 @@ impl Monitor {
 
     fn lose(&mut self, slot: usize, reason: &str, now_ns: u64) {
         let Some(index) = self.neighbours.iter().position(|neighbour| neighbour.slot == slot) else { return };
+        // A peer that left in good order has said why.
+        self.neighbours[index].peer.step(now_ns);
+        self.handle_events(index, now_ns);
         if self.neighbours[index].peer.state() != "down" {
             self.neighbours[index].peer.lose(reason, now_ns);
         }
@@ -373,7 +381,8 @@ impl Monitor {
         if neighbour.told == Some(epoch) {
             neighbour.peer.hold(true);
             neighbour.stop_deadline_ns = Some(now_ns + STOP_NS_MAX);
-            if !self.proxy.tell(&ToProxy::LinkDown { peer: slot as u8, epoch: epoch.0 }) {
+            let may_return = neighbour.peer.may_return();
+            if !self.proxy.tell(&ToProxy::LinkDown { peer: slot as u8, epoch: epoch.0, may_return }) {
                 self.end_proxy("killed, for it did not take a message", now_ns);
             }
         }
@@ -487,6 +496,8 @@ impl Monitor {
                 self.questions.not_made(address)
             }
             FromProxy::Refused { address } => self.questions.refused(address),
+            // Taken by whoever has heard it.
+            FromProxy::Deposit(_) | FromProxy::Withdraw { .. } => Vec::new(),
         };
         self.perform(actions);
     }
@@ -500,11 +511,6 @@ impl Monitor {
     }
 
     fn break_link(&mut self, slot: usize, epoch: Epoch, what: &str, now_ns: u64) {
-        // A peer that left in good order has said why.
-        if let Some(index) = self.neighbours.iter().position(|neighbour| neighbour.slot == slot) {
-            self.neighbours[index].peer.step(now_ns);
-            self.handle_events(index, now_ns);
-        }
         let meant = self.neighbours.iter().any(|it| it.slot == slot && it.peer.epoch() == epoch && it.peer.is_open());
         if meant {
             let reason = format!("node {} {what}", self.name(slot));
@@ -729,7 +735,7 @@ impl Monitor {
         drop(self.proxy);
         drop(self.description);
         for neighbour in &mut self.neighbours {
-            neighbour.peer.lose("its monitor was told to stop", now_ns);
+            neighbour.peer.end("its monitor was told to stop", now_ns);
         }
         remove_sockets(&self.settings);
         info!("monitor ended");
@@ -746,6 +752,7 @@ impl Monitor {
 fn remove_sockets(settings: &Settings) {
     let places = settings.node_places();
     // The last to go: who finds no socket knows that nothing of this node runs.
+    let _ = std::fs::remove_file(places.heir_socket());
     let _ = std::fs::remove_file(places.metrics_socket());
     let _ = std::fs::remove_file(places.monitor_socket());
 }

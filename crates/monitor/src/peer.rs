@@ -64,6 +64,8 @@ pub struct Peer<L: Link> {
     is_held: bool,
     pause_ns: u64,
     reason: Option<String>,
+    /// It was lost in a way from which an honest peer may return to what it had.
+    may_return: bool,
     ups: u64,
     events: VecDeque<Event>,
 }
@@ -73,7 +75,8 @@ impl<L: Link> Peer<L> {
     pub fn new(link: L, settings: Settings) -> Self {
         let phase = Phase::Waiting { until_ns: 0 };
         let pause_ns = PAUSE_NS_MIN;
-        Self { link, settings, phase, is_held: false, pause_ns, reason: None, ups: 0, events: VecDeque::new() }
+        let (reason, events) = (None, VecDeque::new());
+        Self { link, settings, phase, is_held: false, pause_ns, reason, may_return: false, ups: 0, events }
     }
 
     /// The state in a word.
@@ -93,6 +96,11 @@ impl<L: Link> Peer<L> {
     /// Why it is not up, or was not the last time.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref().filter(|_| !self.is_open())
+    }
+
+    /// Whether the peer, when the link was lost last, was not known to have left for good.
+    pub fn may_return(&self) -> bool {
+        self.may_return
     }
 
     /// The epoch it is in, or was in last.
@@ -173,11 +181,21 @@ impl<L: Link> Peer<L> {
         self.events.pop_front()
     }
 
-    /// Takes the link down, and says why to the peer where it still listens.
+    /// Takes the link down, and says why to the peer where it still listens. Both may come back to what they had.
     pub fn lose(&mut self, reason: &str, now_ns: u64) {
+        self.leave(reason, true, now_ns);
+    }
+
+    /// As [`Peer::lose`], for good.
+    pub fn end(&mut self, reason: &str, now_ns: u64) {
+        self.leave(reason, false, now_ns);
+    }
+
+    fn leave(&mut self, reason: &str, may_return: bool, now_ns: u64) {
         let was_open = self.is_open();
+        self.may_return = may_return;
         if let Phase::Up(lanes) = &mut self.phase {
-            lanes.session.bye(reason);
+            lanes.session.bye(reason, !may_return);
             let _ = send(&mut lanes.producer, &mut lanes.session);
             self.link.doorbell().ring();
         }
@@ -239,7 +257,9 @@ impl<L: Link> Peer<L> {
             Ok(_) if is_left => self.lose("the peer left the link", now_ns),
             Ok(true) => self.link.doorbell().ring(),
             Ok(false) => {}
-            Err(error) => self.lose(&format!("node {}: {error}", self.settings.peer), now_ns),
+            Err(error) => {
+                self.leave(&format!("node {}: {error}", self.settings.peer), error.may_return(), now_ns);
+            }
         }
     }
 }

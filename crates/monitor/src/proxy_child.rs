@@ -10,6 +10,8 @@ use control::{Channel, Received};
 use fabric::device::Device;
 use tracing::{info, warn};
 
+use crate::store::Store;
+
 /// How long to wait before starting a proxy again that lived shortly, the first time and at most.
 const PAUSE_NS_MIN: u64 = 50_000_000;
 const PAUSE_NS_MAX: u64 = 5_000_000_000;
@@ -28,6 +30,10 @@ pub struct ProxyChild {
     start_at_ns: u64,
     pause_ns: u64,
     starts: u64,
+    /// What the next proxy goes on with.
+    store: Store,
+    /// Since when there has been no proxy that works.
+    lost_at_ns: Option<u64>,
     /// What it last reported.
     pub report: Report,
 }
@@ -42,10 +48,20 @@ struct Running {
 }
 
 impl ProxyChild {
-    /// A proxy that is to be started: `COMMAND proxy`, which writes to `log`.
-    pub fn new(command: PathBuf, log: PathBuf, configuration: Configuration) -> Self {
-        let (running, report) = (None, Report::default());
-        Self { command, log, configuration, running, start_at_ns: 0, pause_ns: PAUSE_NS_MIN, starts: 0, report }
+    /// A proxy that is to be started: `COMMAND proxy`, which writes to `log`, and goes on with what is in `store`.
+    pub fn new(command: PathBuf, log: PathBuf, configuration: Configuration, store: Store) -> Self {
+        Self {
+            command,
+            log,
+            configuration,
+            running: None,
+            start_at_ns: 0,
+            pause_ns: PAUSE_NS_MIN,
+            starts: 0,
+            store,
+            lost_at_ns: Some(0),
+            report: Report::default(),
+        }
     }
 
     /// Its process, and whether it has the device.
@@ -75,6 +91,7 @@ impl ProxyChild {
 
     /// Starts it if it is time to.
     pub fn start(&mut self, device: &Device, now_ns: u64) {
+        self.end_late(now_ns);
         if self.running.is_some() || now_ns < self.start_at_ns {
             return;
         }
@@ -91,6 +108,15 @@ impl ProxyChild {
         }
     }
 
+    /// What was kept for a proxy that does not come is not kept for ever.
+    fn end_late(&mut self, now_ns: u64) {
+        let is_late = |lost_at_ns| now_ns.saturating_sub(lost_at_ns) > self.configuration.return_ns;
+        if self.store.len() > 0 && self.lost_at_ns.is_some_and(is_late) {
+            warn!(connections = self.store.len(), "no proxy has come: what programs have in windows is reset");
+            self.store.clear();
+        }
+    }
+
     fn spawn(&self, device: &Device, now_ns: u64) -> Result<Running, Box<dyn std::error::Error>> {
         let (own, childs) = Channel::pair()?;
         // One log a monitor: what its earlier proxies said stays in it.
@@ -103,6 +129,7 @@ impl ProxyChild {
         let child = command.spawn()?;
         let running = Running { child, channel: own, is_ready: false, started_at_ns: now_ns, asked_at_ns: None };
         running.channel.send(&ToProxy::Configure(self.configuration.clone()), &[])?;
+        self.store.give(&running.channel)?;
         let (bytes, descriptors) = device.hand_over()?;
         send_device(&running.channel, bytes, &descriptors)?;
         Ok(running)
@@ -170,11 +197,18 @@ impl ProxyChild {
             Ok(Received::Message(FromProxy::Ready { version }, _)) if version != VERSION => {
                 Err(format!("killed, for it is of another release (version {version}, here {VERSION})"))
             }
-            Ok(Received::Message(message, _)) => {
-                running.is_ready |= matches!(message, FromProxy::Ready { .. });
-                if let FromProxy::Report(report) = &message {
-                    running.asked_at_ns = None;
-                    self.report.clone_from(report);
+            Ok(Received::Message(message, descriptors)) => {
+                match &message {
+                    FromProxy::Ready { .. } => (running.is_ready, self.lost_at_ns) = (true, None),
+                    FromProxy::Report(report) => {
+                        running.asked_at_ns = None;
+                        self.report.clone_from(report);
+                    }
+                    FromProxy::Deposit(kept) => {
+                        descriptors.into_iter().for_each(|lifeline| self.store.deposit(*kept, lifeline));
+                    }
+                    FromProxy::Withdraw { peer, span } => self.store.withdraw(*peer, *span),
+                    _ => {}
                 }
                 Ok(Some(message))
             }
@@ -186,11 +220,15 @@ impl ProxyChild {
 
     /// Ends it for good, so that it touches nothing any more. It is started again after a pause.
     pub fn end(&mut self, reason: &str, now_ns: u64) {
-        let Some(mut running) = self.running.take() else { return };
+        let Some(running) = &mut self.running else { return };
         match running.end() {
             Ok(status) => warn!(%status, "the proxy has ended: {reason}; its log is {}", self.log.display()),
             Err(error) => warn!("waiting for the proxy: {error}"),
         }
+        // What it said last is of connections.
+        while matches!(self.hear(), Ok(Some(_))) {}
+        let Some(running) = self.running.take() else { return };
+        self.lost_at_ns.get_or_insert(now_ns);
         let started_at_ns = running.started_at_ns;
         self.report = Report::default();
         if now_ns.saturating_sub(started_at_ns) > LIVED_NS {

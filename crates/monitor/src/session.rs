@@ -6,7 +6,7 @@
 //!   0  kind           one of the kinds below
 //!   1  zero
 //!   2  len_bytes      of the payload, at most 512
-//!   4  number         of a PING, and of the PONG that answers it; zero elsewhere
+//!   4  number         of a PING, and of the PONG that answers it; 1 in a BYE for good; zero elsewhere
 //!
 //!   HELLO     version, digest of the rack file, name of the node      the first frame, and no other
 //!   QUERY     address                          does a program listen there?
@@ -130,6 +130,8 @@ pub enum SessionError {
     Bye {
         /// In its own words.
         reason: String,
+        /// Its node ends, and resets what it has.
+        is_for_good: bool,
     },
     /// A frame that no monitor sends.
     #[error("sent nonsense ({what}, {value:#x}); the link is trained again")]
@@ -145,6 +147,17 @@ pub enum SessionError {
         /// Bytes that wait.
         waiting_bytes: usize,
     },
+}
+
+impl SessionError {
+    /// Whether an honest peer may come back to what it had: its monitor or its proxy has died, or is slow.
+    pub fn may_return(&self) -> bool {
+        match self {
+            Self::Silent { .. } | Self::Deaf { .. } => true,
+            Self::Bye { is_for_good, .. } => !is_for_good,
+            Self::Version { .. } | Self::Digest { .. } | Self::Name { .. } | Self::Nonsense { .. } => false,
+        }
+    }
 }
 
 fn nonsense(what: &'static str, value: impl Into<u64>) -> SessionError {
@@ -210,9 +223,9 @@ impl Session {
         self.say(Kind::Withdraw, 0, address.to_string().as_bytes());
     }
 
-    /// Says why the link goes down.
-    pub fn bye(&mut self, reason: &str) {
-        self.say(Kind::Bye, 0, readable(reason).as_bytes());
+    /// Says why the link goes down, and whether this node ends.
+    pub fn bye(&mut self, reason: &str, is_for_good: bool) {
+        self.say(Kind::Bye, is_for_good.into(), readable(reason).as_bytes());
     }
 
     /// What is to be sent.
@@ -273,7 +286,8 @@ impl Session {
 
     fn hear(&mut self, kind: Kind, number: u32, payload: &[u8], now_ns: u64) -> Result<Option<Said>, SessionError> {
         if kind == Kind::Bye {
-            return Err(SessionError::Bye { reason: readable(&String::from_utf8_lossy(payload)) });
+            let reason = readable(&String::from_utf8_lossy(payload));
+            return Err(SessionError::Bye { reason, is_for_good: number != 0 });
         }
         if (kind == Kind::Hello) == self.is_open {
             return Err(nonsense("frame out of turn", kind as u8));
@@ -403,8 +417,13 @@ mod tests {
         }
         b.withdraw(address);
         assert_eq!(pass(&mut b, &mut a, 7, 0), Ok(vec![Said::Withdraw(address)]));
-        b.bye("going\ndown");
-        assert_eq!(pass(&mut b, &mut a, 7, 0), Err(SessionError::Bye { reason: "goingdown".to_owned() }));
+        for is_for_good in [false, true] {
+            let [mut a, mut b] = open_pair();
+            b.bye("going\ndown", is_for_good);
+            let bye = SessionError::Bye { reason: "goingdown".to_owned(), is_for_good };
+            assert_eq!(bye.may_return(), !is_for_good);
+            assert_eq!(pass(&mut b, &mut a, 7, 0), Err(bye));
+        }
     }
 
     #[test]
@@ -412,7 +431,9 @@ mod tests {
         let [_, mut b] = open_pair();
         let mut frame = vec![Kind::Bye as u8, 0, 0, 2, 0, 0, 0, 0];
         frame.extend([0xff; PAYLOAD_BYTES_MAX]);
-        let Err(SessionError::Bye { reason }) = b.receive(&frame, 0, &mut Vec::new()) else { panic!("no good-bye") };
+        let Err(SessionError::Bye { reason, .. }) = b.receive(&frame, 0, &mut Vec::new()) else {
+            panic!("no good-bye")
+        };
         assert!(reason.len() <= PAYLOAD_BYTES_MAX, "{} bytes", reason.len());
     }
 

@@ -128,6 +128,8 @@ pub(crate) struct Connection<L> {
     pub retained: Retained,
     /// After a lost link: the peer has not said yet where it stands.
     pub is_resuming: bool,
+    /// When that link was lost, of a connection in the windows.
+    pub lost_ns: u64,
     /// The last that the peer is to hear, once it is over.
     pub farewell: Due,
     /// Up to where the peer takes bytes.
@@ -170,6 +172,7 @@ impl<L> Connection<L> {
             sent: 0,
             retained: Retained::default(),
             is_resuming: false,
+            lost_ns: 0,
             farewell: Due::default(),
             limit: u64::from(CREDIT_BYTES_INITIAL),
             out_end: End::None,

@@ -2,10 +2,11 @@
 //!
 //! Threads share the device, the listeners' sockets and the socket to the monitor; connections, engines and partitions
 //! are one thread's alone. The monitor gives the orders ([`control::proxy`]); when it goes, the proxy goes, and its
-//! connections are reset.
+//! connections are reset, but for those that lie in the windows.
 //!
 //! * `end`: the proxy's end of a program's segment.
 //! * `direct`: the proxy's end where programs store into the windows themselves, and the spans for that.
+//! * `held`: those connections without a link, a proxy, a monitor.
 //! * `owner`: a thread, its loop, and when it sleeps.
 //! * `links`: the engines of a thread, one a link and place in the plan.
 //! * `relay`: connections that outlive their link, over kernel TCP.
@@ -14,21 +15,25 @@
 mod direct;
 mod doors;
 mod end;
+mod held;
 mod links;
 mod owner;
 mod relay;
 
-use crate::Class;
-use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Node, PeerReport, Report, ToProxy, VERSION};
+use crate::frame::Number;
+use crate::{Class, Held};
+use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Kept, Node, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
-use direct::SpanPool;
+use direct::{ProgramEnd, SpanPool};
 use fabric::device::{Device, Slot};
 use fabric::timed::{LinkTiming, Pace};
+use held::{Heirs, HeldEnd};
 use owner::{Command, Owner};
 use pcie::host::path::Path;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
+use socket::clock::now_ns;
 use socket::rack::Rack;
 use socket::rendezvous::{LaneListener, listen_for_far};
 use std::collections::{BTreeMap, HashMap};
@@ -89,14 +94,18 @@ pub fn run(channel: Channel) -> Result<(), DriverError> {
         match (message, &mut proxy) {
             (ToProxy::Configure(setup), None) => proxy = Some(Proxy::start(setup, Arc::clone(&channel))?),
             (ToProxy::Configure(_), Some(_)) => return Err(DriverError::Order("a second configuration")),
-            (ToProxy::Stop, _) => break,
+            (ToProxy::Stop, proxy) => {
+                proxy.take().map(Proxy::stop).unwrap_or_default();
+                return Ok(());
+            }
             (ToProxy::Descriptors, _) => parts.add(descriptors),
             (_, None) => return Err(DriverError::Order("an order before the configuration")),
+            (ToProxy::Kept(kept), Some(proxy)) => proxy.kept.extend(kept.into_iter().zip(descriptors)),
             (ToProxy::Device { bytes }, Some(proxy)) => proxy.take_device(&bytes, parts.take())?,
             (message, Some(proxy)) => proxy.obey(message),
         }
     }
-    proxy.map(Proxy::stop).unwrap_or_default();
+    proxy.map(Proxy::outlive_monitor).unwrap_or_default();
     Ok(())
 }
 
@@ -248,10 +257,10 @@ impl Thread {
 }
 
 /// The spans of every link.
-fn span_pools(setup: &Configuration) -> Vec<Arc<SpanPool>> {
+fn span_pools(setup: &Configuration, channel: &Arc<Channel>) -> Vec<Arc<SpanPool>> {
     // What lies in windows cannot go on without them.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
-    let pool = |peer| Arc::new(SpanPool::new(Slot(peer as u8), Slot(setup.own), spans));
+    let pool = |peer| Arc::new(SpanPool::new(Slot(peer as u8), Slot(setup.own), spans, Arc::clone(channel)));
     (0..setup.nodes.len()).map(pool).collect()
 }
 
@@ -261,6 +270,9 @@ struct Proxy {
     threads: Vec<Thread>,
     device: Option<Device>,
     listeners: HashMap<SocketAddr, Arc<LaneListener>>,
+    /// Connections of an earlier proxy, until the device is there.
+    kept: Vec<(Kept, OwnedFd)>,
+    heirs: Option<Heirs>,
 }
 
 impl Proxy {
@@ -276,8 +288,9 @@ impl Proxy {
         let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
         let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
         let places = places_of(&setup);
+        let heirs = setup.heir_socket.as_deref().map(Heirs::listen).transpose()?;
         let refused_bell = new_bell().map_err(DriverError::Thread)?;
-        let span_pools = span_pools(&setup);
+        let span_pools = span_pools(&setup, &channel);
         let access = RwLock::new(setup.access.clone());
         let shared = Arc::new(Shared {
             setup,
@@ -298,7 +311,7 @@ impl Proxy {
             .map(|(index, (core, places))| Self::start_thread(&shared, index, core, places))
             .collect::<Result<_, _>>()
             .map_err(DriverError::Thread)?;
-        Ok(Self { shared, threads, device: None, listeners: HashMap::new() })
+        Ok(Self { shared, threads, device: None, listeners: HashMap::new(), kept: Vec::new(), heirs })
     }
 
     fn start_thread(
@@ -331,20 +344,42 @@ impl Proxy {
         if !holds_model || !holds_ring || !holds_spans || self.shared.places.is_empty() {
             return Err(DriverError::Windows { window_bytes, partitions });
         }
+        self.order(|| Command::Device(device.clone()));
+        self.adopt_kept(&device);
         for (_, pool) in self.shared.span_pools_of_peers() {
             pool.reset_orphans(&device);
         }
-        self.order(|| Command::Device(device.clone()));
         self.device = Some(device);
         self.shared.tell(&FromProxy::Ready { version: VERSION });
         Ok(())
     }
 
+    /// Goes on with the connections of an earlier proxy: those that make no sense any more end with their lifelines.
+    fn adopt_kept(&mut self, device: &Device) {
+        let (places, lost_ns) = (self.shared.places.len(), now_ns());
+        let mut held = BTreeMap::<usize, Vec<HeldEnd>>::new();
+        for (kept, lifeline) in self.kept.drain(..) {
+            let Some(pool) = self.shared.span_pool(kept.peer).filter(|_| kept.peer != self.shared.setup.own) else {
+                continue;
+            };
+            let (number, peer) = (Number(kept.number), kept.peer);
+            // As the engines give out numbers.
+            let place = number.count() as usize % places;
+            if let Some(end) = pool.adopt(device, kept, lifeline) {
+                let held_end = Held { number, local: ProgramEnd::Direct(end), lost_ns };
+                held.entry(place).or_default().push(HeldEnd { peer, place, held: held_end });
+            }
+        }
+        for (thread, (_, places)) in self.threads.iter().zip(threads_of(&self.shared.places)) {
+            places.iter().filter_map(|place| held.remove(place)).for_each(|ends| thread.order(Command::Hold(ends)));
+        }
+    }
+
     fn obey(&mut self, message: ToProxy) {
         match message {
             ToProxy::LinkUp { peer, epoch } => self.order(|| Command::LinkUp { peer, epoch }),
-            ToProxy::LinkDown { peer, epoch } => {
-                self.wait_for_all(|done| Command::LinkDown { peer, done });
+            ToProxy::LinkDown { peer, epoch, may_return } => {
+                self.wait_for_all(|done| Command::LinkDown { peer, may_return, done });
                 self.shared.tell(&FromProxy::Stopped { peer, epoch });
             }
             ToProxy::Change { nodes, access } => self.shared.change(&nodes, access),
@@ -352,7 +387,11 @@ impl Proxy {
             ToProxy::Unmirror { address } => self.unmirror(address),
             ToProxy::Report => self.report(),
             // Taken before.
-            ToProxy::Configure(_) | ToProxy::Descriptors | ToProxy::Device { .. } | ToProxy::Stop => {}
+            ToProxy::Configure(_)
+            | ToProxy::Kept(_)
+            | ToProxy::Descriptors
+            | ToProxy::Device { .. }
+            | ToProxy::Stop => {}
         }
     }
 
@@ -423,6 +462,19 @@ impl Proxy {
         self.order(|| Command::Stop);
         self.threads.into_iter().for_each(|thread| drop(thread.handle.join()));
     }
+
+    /// The monitor has died. No window is touched any more; what programs have in windows themselves waits for the next
+    /// monitor, which has the same links trained again.
+    fn outlive_monitor(mut self) {
+        let mut kept: Vec<_> = self.wait_for_all(|done| Command::Leave { done }).into_iter().flatten().collect();
+        // Of an earlier proxy, where this one never had the device.
+        kept.append(&mut self.kept);
+        self.threads.into_iter().for_each(|thread| drop(thread.handle.join()));
+        self.listeners.clear();
+        if let Some(heirs) = self.heirs.filter(|_| !kept.is_empty()) {
+            heirs.serve(&kept, self.shared.setup.return_ns);
+        }
+    }
 }
 
 fn new_bell() -> Result<OwnedFd, Errno> {
@@ -470,6 +522,8 @@ mod tests {
             slice_bytes: None,
             data_bytes: u64::MAX,
             spans: None,
+            return_ns: 0,
+            heir_socket: None,
             is_failover: false,
             failover_port: None,
             timing: None,

@@ -12,6 +12,7 @@ mod rest;
 mod resume;
 mod send;
 
+pub use direct::Held;
 pub use resume::Detached;
 
 use crate::connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Connection, Due, End, Phase, Place};
@@ -398,6 +399,12 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let Some(connection) = self.table.get(key) else { return };
         let unsaid = connection.due;
         let is_peer_gone = self.settings.is_failover && connection.in_end == End::Closed;
+        if connection.is_direct && connection.is_resuming {
+            // Where the peer still has it, it waits for a word of it.
+            self.orphans.push_back(Header::control(connection.number, Kind::Reset, connection.errno));
+            self.table.remove(key);
+            return;
+        }
         if is_peer_gone || (farewell == Due::RESET && unsaid.has(Due::OPEN)) {
             // The peer has not heard of it, or does not know it any more, and need not.
             self.table.remove(key);

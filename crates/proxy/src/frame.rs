@@ -39,6 +39,11 @@ impl Number {
         Self(if opener == Side::Higher { count | OPENED_BY_HIGHER } else { count })
     }
 
+    /// How many the node that opened it had opened before.
+    pub fn count(self) -> u32 {
+        self.0 & !OPENED_BY_HIGHER
+    }
+
     /// Who opened it.
     pub fn opener(self) -> Side {
         if self.0 & OPENED_BY_HIGHER != 0 { Side::Higher } else { Side::Lower }
@@ -94,6 +99,8 @@ pub enum Kind {
     Placed = 12,
     /// The sender's program has stored into the window of a connection there whose other program sleeps.
     Ring = 13,
+    /// After a lost link: the sender still has this connection in the windows. Aux is its place there.
+    Held = 14,
 }
 
 /// A frame without its payload.
@@ -141,7 +148,7 @@ pub enum FrameError {
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        const KINDS: [Kind; 13] = [
+        const KINDS: [Kind; 14] = [
             Kind::Open,
             Kind::Opened,
             Kind::Refused,
@@ -155,6 +162,7 @@ impl Kind {
             Kind::Gone,
             Kind::Placed,
             Kind::Ring,
+            Kind::Held,
         ];
         KINDS.get(usize::from(byte).checked_sub(1)?).copied()
     }
@@ -258,7 +266,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_header_survives_the_way(number: u32, byte in 1..=13_u8, len_bytes in 1..=32_usize, aux: u32) {
+        fn a_header_survives_the_way(number: u32, byte in 1..=14_u8, len_bytes in 1..=32_usize, aux: u32) {
             let kind = Kind::from_byte(byte).expect("a kind");
             let len_bytes = [0, len_bytes, Resumption::BYTES].into_iter().find(|&bytes| kind.may_carry(bytes)).unwrap();
             let header = Header { connection: Number(number), kind, len_bytes, aux };
@@ -308,7 +316,7 @@ mod tests {
             Header::decode(&bytes, HEADER_BYTES).unwrap_err()
         };
         assert_eq!(changed(4, 0), FrameError::Kind(0));
-        assert_eq!(changed(4, 14), FrameError::Kind(14));
+        assert_eq!(changed(4, 15), FrameError::Kind(15));
         assert_eq!(changed(4, 10), FrameError::Payload { kind: Kind::Resume, len_bytes: 0 });
         assert_eq!(changed(6, 1), FrameError::Reserved(0x100));
         assert_eq!(changed(8, 1), FrameError::Length { said: 1, found: 0 });

@@ -38,7 +38,7 @@ mod table;
 
 pub use connection::{CREDIT_BYTES_INITIAL, CREDIT_BYTES_MAX, Tuple};
 pub use counters::Counters;
-pub use engine::{Detached, Engine, Event, Fault, Port, Settings, Turn};
+pub use engine::{Detached, Engine, Event, Fault, Held, Port, Settings, Turn};
 pub use local::{Broken, Input, Local};
 pub use placement::{Class, Placement};
 pub use table::Key;

@@ -1,5 +1,6 @@
 //! What the engine asks of the end of a connection that a program of this node holds the other end of.
 
+use crate::frame::Number;
 use fabric::{Inbound, Outbound};
 use lane::{Draft, Span};
 
@@ -25,7 +26,8 @@ pub enum Input {
 pub struct Broken;
 
 /// The local end of a connection: the proxy's, as a stand-in for the program of the other node. Nothing here waits.
-pub trait Local {
+/// What is provided is right where nobody sleeps, and nobody wants to know of ends.
+pub trait Local: Sized {
     /// Whether [`Local::input`] may have something new to say. Called often, and should cost one load.
     fn may_have_input(&mut self) -> bool;
     /// What the program has sent and nobody has taken.
@@ -43,32 +45,50 @@ pub trait Local {
     /// Whether there is enough room to be worth a wake-up.
     fn has_room(&mut self) -> bool;
     /// Wakes the program if it sleeps for what was put or consumed since the last call; answers whether it did.
-    fn ring(&mut self) -> bool;
+    fn ring(&mut self) -> bool {
+        false
+    }
+
     /// Tells the program that nothing follows.
-    fn finish(&mut self);
+    fn finish(&mut self) {}
+
     /// Tells the program that the other end is gone, in good order.
-    fn close(self);
+    fn close(self) {}
+
     /// Tells the program that the connection was reset.
-    fn reset(self);
+    fn reset(self) {}
+
     /// Asks the program to ring when it sends, or also when it has read. The engine looks once more afterwards.
-    fn park(&mut self, for_room: bool);
+    fn park(&mut self, _for_room: bool) {}
+
     /// Ends what [`Local::park`] began.
-    fn unpark(&mut self);
+    fn unpark(&mut self) {}
+
     /// Takes the rings out of the lifeline, and finds out whether it has ended.
-    fn hear(&mut self);
+    fn hear(&mut self) {}
+
     /// Whether the program has reset the connection or was killed: what it sent before may not matter any more.
-    fn is_broken(&mut self) -> bool;
+    fn is_broken(&mut self) -> bool {
+        false
+    }
+
     /// The server at the other node has taken the connection that this program opened.
-    fn opened(&mut self);
+    fn opened(&mut self) {}
 
     /// Whether the connection lies in the windows: then [`Local::input`] says `Rang`, `Closed`, `Broken` or `Nothing`.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// As [`Local::opened`], and the connection lies where this end has proposed. `false`: it has proposed nothing.
-    fn placed(&mut self) -> bool {
+    /// The connection `number` lies in the windows: where this end has proposed, or where it is already. `false`: it is
+    /// not there, and has proposed nothing.
+    fn placed(&mut self, _number: Number) -> bool {
         false
+    }
+
+    /// Where in the windows the connection lies: both nodes must mean the same place.
+    fn place(&self) -> u32 {
+        0
     }
 
     /// Wakes the program of a connection in the windows: the other one has stored.

@@ -146,7 +146,13 @@ fn check_slice(rack: &Rack) -> Checked {
 
 fn check_timeouts(rack: &Rack) -> Checked {
     let all = &rack.timeouts;
-    for (name, value) in [("query_ns", all.query_ns), ("silence_ns", all.silence_ns), ("up_ns", all.up_ns)] {
+    let plain = [
+        ("query_ns", all.query_ns),
+        ("silence_ns", all.silence_ns),
+        ("up_ns", all.up_ns),
+        ("return_ns", all.return_ns),
+    ];
+    for (name, value) in plain {
         if !(TIMEOUT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
             let what = format!("{value} ns; use 1 ms to 1 h, as in \"500 ms\"");
             return Err(Fault::new(format!("timeouts.{name}"), what));

@@ -167,6 +167,9 @@ pub struct Timeouts {
     /// How long `crosslane up` waits for links.
     #[serde(deserialize_with = "nanoseconds")]
     pub up_ns: f64,
+    /// How long connections whose programs store into windows wait for a node whose monitor or proxy has died.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub return_ns: f64,
     /// How long a node of which etcd hears nothing keeps its lease.
     #[serde(deserialize_with = "nanoseconds")]
     pub lease_ns: f64,
@@ -198,7 +201,7 @@ pub struct Partition {
 impl Default for Timeouts {
     fn default() -> Self {
         // A monitor on a busy machine was seen to wait for a processor for more than a second.
-        Self { query_ns: 1e9, silence_ns: 3e9, up_ns: 1e10, lease_ns: 1e10 }
+        Self { query_ns: 1e9, silence_ns: 3e9, up_ns: 1e10, return_ns: 1e10, lease_ns: 1e10 }
     }
 }
 

@@ -91,6 +91,11 @@ impl NodePlaces {
         self.directory.join("monitor.pid")
     }
 
+    /// Where a proxy waits for the next monitor when its own has died.
+    pub fn heir_socket(&self) -> PathBuf {
+        self.directory.join("proxy.sock")
+    }
+
     /// What the proxy says.
     pub fn proxy_log(&self) -> PathBuf {
         self.directory.join("proxy.log")

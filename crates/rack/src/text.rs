@@ -117,6 +117,9 @@ fn write_timeouts(f: &mut Formatter<'_>, timeouts: &Timeouts) -> Result {
     writeln!(f, "query_ns = {:<18} # a program's question whether another node listens", timeouts.query_ns)?;
     writeln!(f, "silence_ns = {:<16} # of a peer, after which its link counts as lost", timeouts.silence_ns)?;
     writeln!(f, "up_ns = {:<21} # how long 'crosslane up' waits for links", timeouts.up_ns)?;
+    if timeouts.return_ns != Timeouts::default().return_ns {
+        writeln!(f, "return_ns = {:<17} # of what programs have in windows, for a node that died", timeouts.return_ns)?;
+    }
     if timeouts.lease_ns == Timeouts::default().lease_ns {
         return Ok(());
     }

@@ -5,8 +5,10 @@
 //! makes both clean. What programs can reach, only the kernel of their machine knows ([`loan`]): so a span that was in
 //! use when a proxy or a link died is not given to another connection before the programs of both nodes are gone.
 
+use crate::frame::{Number, Side};
 use crate::{Broken, Input, Local};
-use control::proxy::Spans;
+use control::Channel;
+use control::proxy::{FromProxy, Kept, Spans};
 use fabric::device::{Device, DeviceInbound, Slot};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
@@ -15,7 +17,7 @@ use socket::hello::Place;
 use socket::loan;
 use socket::segment::{Endpoint, Segment};
 use socket::system;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::end::SegmentEnd;
@@ -27,7 +29,10 @@ const REST_NS: u64 = 100_000_000;
 #[derive(Debug)]
 pub(super) struct SpanPool {
     peer: Slot,
+    own: Slot,
     spans: Spans,
+    /// To the monitor, which keeps lifelines beyond this proxy.
+    channel: Arc<Channel>,
     /// One end proposes from the first on, the other from the last: so they seldom propose the same.
     from_last: bool,
     state: Mutex<State>,
@@ -51,11 +56,35 @@ struct Entry {
 pub(super) struct Grant {
     pool: Arc<SpanPool>,
     index: usize,
+    /// The monitor keeps the lifeline.
+    is_deposited: bool,
+}
+
+impl Grant {
+    /// Has the lifeline's end kept beyond this proxy.
+    fn deposit(&mut self, number: Number, lifeline: &OwnedFd) {
+        let message = FromProxy::Deposit(self.kept(number));
+        match self.pool.channel.send(&message, &[lifeline.as_fd()]) {
+            Ok(()) => self.is_deposited = true,
+            Err(error) => {
+                eprintln!("crosslane proxy: {message:?} is lost with this proxy: the monitor's socket: {error}")
+            }
+        }
+    }
+
+    fn kept(&self, number: Number) -> Kept {
+        Kept { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
+    }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
         self.pool.lock().entries[self.index].is_taken = false;
+        if self.is_deposited {
+            let (peer, span) = (self.pool.peer.0, self.index as u32);
+            // A monitor that is gone keeps nothing.
+            let _ = self.pool.channel.send(&FromProxy::Withdraw { peer, span }, &[]);
+        }
     }
 }
 
@@ -85,9 +114,10 @@ impl Proposal {
     }
 
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
-    pub(super) fn into_end(self, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
+    pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
         loan::note(&self.descriptor, self.place).ok()?;
         self.grant.pool.lock().total += 1;
+        self.grant.deposit(number, &lifeline);
         Some((DirectEnd::new(self.inbound, lifeline, self.grant, true), self.place, self.descriptor))
     }
 }
@@ -110,10 +140,10 @@ impl Acceptance {
 }
 
 impl SpanPool {
-    pub(super) fn new(peer: Slot, own: Slot, spans: Spans) -> Self {
+    pub(super) fn new(peer: Slot, own: Slot, spans: Spans, channel: Arc<Channel>) -> Self {
         let entries = vec![Entry::default(); usize::try_from(spans.count).unwrap_or(0)];
         let state = Mutex::new(State { entries, total: 0, missed: 0 });
-        Self { peer, spans, from_last: own > peer, state }
+        Self { peer, own, spans, channel, from_last: own > peer, state }
     }
 
     /// Whether the spans are what this proxy knows how to use, within windows of so many bytes.
@@ -155,10 +185,25 @@ impl SpanPool {
         Some(Acceptance { grant, place, loan, inbound })
     }
 
-    /// Resets what programs of this node still have of an earlier proxy.
+    /// Goes on with a connection of an earlier proxy. `None`: there is no such span, or another connection has it.
+    pub(super) fn adopt(self: &Arc<Self>, device: &Device, kept: Kept, lifeline: OwnedFd) -> Option<DirectEnd> {
+        let index = usize::try_from(kept.span).ok()?;
+        let mut state = self.lock();
+        let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken)?;
+        entry.is_taken = true;
+        state.total += 1;
+        drop(state);
+        let grant = Grant { pool: Arc::clone(self), index, is_deposited: true };
+        let own = if self.own < self.peer { Side::Lower } else { Side::Higher };
+        let is_opener = Number(kept.number).opener() == own;
+        Some(DirectEnd::new(self.inbound(device, index), Arc::new(lifeline), grant, is_opener))
+    }
+
+    /// Resets what programs of this node still have of an earlier proxy and this one has not.
     pub(super) fn reset_orphans(&self, device: &Device) {
         let count = self.lock().entries.len();
-        for index in (0..count).filter(|index| self.is_lent(device, *index)) {
+        let is_orphan = |index: &usize| !self.lock().entries[*index].is_taken && self.is_lent(device, *index);
+        for index in (0..count).filter(is_orphan) {
             Endpoint::new(self.inbound(device, index)).note_reset();
         }
     }
@@ -178,7 +223,7 @@ impl SpanPool {
         }
         entry.is_taken = true;
         drop(state);
-        Some(Grant { pool: Arc::clone(self), index })
+        Some(Grant { pool: Arc::clone(self), index, is_deposited: false })
     }
 
     /// A span of which the kernel does not tell counts as lent.
@@ -219,13 +264,13 @@ enum Hangup {
 /// The proxy's end of a connection in the windows: the lifeline, and what the program looks at besides.
 ///
 /// The lifeline stays open as long as the program's end does, whatever becomes of the other program. So when it ends,
-/// this proxy has died, and the program counts the connection as reset.
+/// this proxy has died and nobody has kept it, and the program counts the connection as reset.
 #[derive(Debug)]
 pub(super) struct DirectEnd {
     endpoint: Endpoint<DeviceInbound>,
     lifeline: Arc<OwnedFd>,
-    /// Held until both programs are gone.
-    _grant: Grant,
+    /// Until both programs are gone.
+    grant: Grant,
     is_opener: bool,
     has_rung: bool,
     hangup: Hangup,
@@ -234,7 +279,14 @@ pub(super) struct DirectEnd {
 impl DirectEnd {
     fn new(inbound: DeviceInbound, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
         let endpoint = Endpoint::new(inbound);
-        Self { endpoint, lifeline, _grant: grant, is_opener, has_rung: false, hangup: Hangup::No }
+        Self { endpoint, lifeline, grant, is_opener, has_rung: false, hangup: Hangup::No }
+    }
+
+    /// What the next monitor gets when this one's has died.
+    pub(super) fn into_kept(self, number: Number) -> Option<(Kept, OwnedFd)> {
+        let kept = self.grant.kept(number);
+        let lifeline = Arc::try_unwrap(self.lifeline);
+        lifeline.or_else(|shared| rustix::io::dup(&shared)).ok().map(|lifeline| (kept, lifeline))
     }
 
     fn hear(&mut self) {
@@ -285,7 +337,6 @@ pub(super) enum ProgramEnd {
 
 impl ProgramEnd {
     pub(super) fn lifeline(&self) -> std::os::fd::BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         match self {
             Self::Carried(end) => end.lifeline(),
             Self::Direct(end) => end.lifeline.as_fd(),
@@ -422,11 +473,22 @@ impl Local for ProgramEnd {
         matches!(self, Self::Direct(_))
     }
 
-    fn placed(&mut self) -> bool {
-        let Self::Carried(end) = self else { return false };
-        let Some(direct) = end.move_to_windows() else { return false };
-        *self = Self::Direct(direct);
+    fn placed(&mut self, number: Number) -> bool {
+        match self {
+            Self::Carried(end) => {
+                let Some(direct) = end.move_to_windows(number) else { return false };
+                *self = Self::Direct(direct);
+            }
+            Self::Direct(end) => end.grant.deposit(number, &end.lifeline),
+        }
         true
+    }
+
+    fn place(&self) -> u32 {
+        match self {
+            Self::Carried(_) => 0,
+            Self::Direct(end) => end.grant.index as u32,
+        }
     }
 
     fn call(&mut self) {

@@ -1,5 +1,6 @@
 //! The local end of a connection in a program's segment: the proxy's, as a stand-in for the program of the other node.
 
+use crate::frame::Number;
 use crate::{Broken, Input, Local};
 use fabric::{Inbound, Outbound};
 use lane::{Chunk, Draft, Span};
@@ -85,8 +86,8 @@ impl SegmentEnd {
     }
 
     /// Goes to the place that was proposed: the program is told, and this end is done with. `None`: there was none.
-    pub(super) fn move_to_windows(&mut self) -> Option<DirectEnd> {
-        let (direct, place, loan) = self.proposal.take()?.into_end(Arc::clone(&self.lifeline))?;
+    pub(super) fn move_to_windows(&mut self, number: Number) -> Option<DirectEnd> {
+        let (direct, place, loan) = self.proposal.take()?.into_end(number, Arc::clone(&self.lifeline))?;
         if std::mem::take(&mut self.owes_reply) {
             let _ = rendezvous::answer(self.lifeline.as_fd(), Reply::Taken(Some(place)), Some(loan.as_fd()));
         }

@@ -3,8 +3,8 @@
 use super::direct::ProgramEnd;
 use super::relay::{Lost, Rescue, Token, Which};
 use super::{Place, Shared};
-use crate::frame::Side;
-use crate::{Class, Counters, Detached, Engine, Event, Fault, Key, Port, Settings, Tuple, Turn};
+use crate::frame::{Number, Side};
+use crate::{Class, Counters, Detached, Engine, Event, Fault, Held, Key, Local, Port, Settings, Tuple, Turn};
 use control::proxy::Configuration;
 use fabric::device::{Device, DeviceDoorbell, DeviceInbound, DeviceLink, DeviceOutbound, Slot, Vector};
 use fabric::timed::{self, LinkTiming, Pace, Setup, TimedInbound, TimedOutbound};
@@ -37,7 +37,7 @@ pub(super) struct LinkEngine {
     secret: u64,
     bell: DeviceDoorbell,
     device: Device,
-    place: usize,
+    pub(super) place: usize,
     /// What each end has told the other for the time after the link.
     rescue: Option<Rescue>,
     their_rescue: Option<Rescue>,
@@ -53,6 +53,10 @@ trait Carrier: Send {
     fn next_event(&mut self) -> Option<Event<ProgramEnd>>;
     fn answer(&mut self, key: Key, answer: Result<ProgramEnd, u32>);
     fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> ProgramEnd);
+    fn adopt(&mut self, number: Number, lost_ns: u64, make: &mut dyn FnMut(Key) -> ProgramEnd) -> Option<Key>;
+    fn leave(&mut self, now_ns: u64) -> Vec<Held<ProgramEnd>>;
+    fn unresumed(&mut self) -> usize;
+    fn reset_lost_before(&mut self, lost_ns: u64);
     fn take_down(&mut self);
     fn detach(self: Box<Self>) -> Detached<ProgramEnd>;
     fn connections(&self) -> usize;
@@ -91,6 +95,22 @@ impl<I: Inbound, O: Outbound> Carrier for Engine<I, O, ProgramEnd> {
 
     fn open(&mut self, tuple: Tuple, make: &mut dyn FnMut(Key) -> ProgramEnd) {
         Engine::open(self, tuple, make);
+    }
+
+    fn adopt(&mut self, number: Number, lost_ns: u64, make: &mut dyn FnMut(Key) -> ProgramEnd) -> Option<Key> {
+        Engine::adopt(self, number, lost_ns, make)
+    }
+
+    fn leave(&mut self, now_ns: u64) -> Vec<Held<ProgramEnd>> {
+        Engine::leave(self, now_ns)
+    }
+
+    fn unresumed(&mut self) -> usize {
+        Engine::unresumed(self)
+    }
+
+    fn reset_lost_before(&mut self, lost_ns: u64) {
+        Engine::reset_lost_before(self, lost_ns);
     }
 
     fn take_down(&mut self) {
@@ -246,6 +266,37 @@ impl LinkEngine {
     pub(super) fn open(&mut self, tuple: Tuple, mut make: impl FnMut(Key) -> ProgramEnd) {
         if let Some(engine) = &mut self.engine {
             engine.open(tuple, &mut make);
+        }
+    }
+
+    /// As [`Engine::adopt`]. Before the first turn after it has ceased to greet.
+    pub(super) fn adopt(&mut self, held: Held<ProgramEnd>, mut watch: impl FnMut(Key, &ProgramEnd)) {
+        let Held { number, local, lost_ns } = held;
+        let mut local = Some(local);
+        let make = &mut |key| {
+            let local = local.take().expect("called once");
+            watch(key, &local);
+            local
+        };
+        self.engine.as_mut().map(|engine| engine.adopt(number, lost_ns, make));
+        local.map(ProgramEnd::reset).unwrap_or_default();
+    }
+
+    /// As [`Engine::leave`], but where all connections go on: [`LinkEngine::detach`].
+    pub(super) fn leave(&mut self, now_ns: u64) -> Vec<Held<ProgramEnd>> {
+        let engine = self.engine.as_mut().filter(|_| !self.settings.is_failover);
+        engine.map_or_else(Vec::new, |engine| engine.leave(now_ns))
+    }
+
+    /// As [`Engine::unresumed`].
+    pub(super) fn unresumed(&mut self) -> usize {
+        self.engine.as_mut().map_or(0, |engine| engine.unresumed())
+    }
+
+    /// As [`Engine::reset_lost_before`].
+    pub(super) fn reset_lost_before(&mut self, lost_ns: u64) {
+        if let Some(engine) = &mut self.engine {
+            engine.reset_lost_before(lost_ns);
         }
     }
 

@@ -7,10 +7,11 @@ use super::Shared;
 use super::direct::{ProgramEnd, Proposal};
 use super::doors;
 use super::end::SegmentEnd;
+use super::held::{HeldEnd, HeldEnds};
 use super::links::LinkEngine;
 use super::relay::{Relays, Which};
 use crate::{Counters, Event, Fault, Key, Tuple};
-use control::proxy::{FromProxy, PeerReport};
+use control::proxy::{FromProxy, Kept, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -42,17 +43,42 @@ const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Engines of a thread at most: their number takes eight bits of a token.
 const ENGINES_MAX: usize = 255;
 
+/// What is heard of a lifeline.
+const LIFELINE_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+
 /// Offences of peers that a thread writes to its log.
 const OFFENCES_SAID_MAX: u32 = 100;
 
 /// An order to a thread.
 pub(super) enum Command {
     Device(Device),
-    LinkUp { peer: u8, epoch: u32 },
-    LinkDown { peer: u8, done: mpsc::Sender<()> },
-    Mirror { peer: u8, address: SocketAddr, listener: Arc<LaneListener> },
-    Unmirror { address: SocketAddr, done: mpsc::Sender<()> },
-    Report { done: mpsc::Sender<Vec<(u8, PeerReport)>> },
+    LinkUp {
+        peer: u8,
+        epoch: u32,
+    },
+    LinkDown {
+        peer: u8,
+        may_return: bool,
+        done: mpsc::Sender<()>,
+    },
+    /// Connections of an earlier proxy.
+    Hold(Vec<HeldEnd>),
+    /// The monitor is gone: end, and touch no window any more.
+    Leave {
+        done: mpsc::Sender<Vec<(Kept, OwnedFd)>>,
+    },
+    Mirror {
+        peer: u8,
+        address: SocketAddr,
+        listener: Arc<LaneListener>,
+    },
+    Unmirror {
+        address: SocketAddr,
+        done: mpsc::Sender<()>,
+    },
+    Report {
+        done: mpsc::Sender<Vec<(u8, PeerReport)>>,
+    },
     Stop,
 }
 
@@ -142,6 +168,8 @@ pub(super) struct Owner {
     engines: Vec<Option<LinkEngine>>,
     /// Those that have lost their link, by the same numbers.
     relays: Relays,
+    /// Those that wait for a link.
+    held: HeldEnds,
     doors: HashMap<u32, Door>,
     newcomers: HashMap<u32, Newcomer>,
     numbers: u32,
@@ -175,6 +203,7 @@ impl Owner {
             device: None,
             engines: Vec::new(),
             relays,
+            held: HeldEnds::default(),
             doors: HashMap::new(),
             newcomers: HashMap::new(),
             numbers: 0,
@@ -265,6 +294,7 @@ impl Owner {
                 Err(fault) => self.give_up(index, &fault),
             }
             progressed |= self.handle_events(index);
+            self.adopt_held(index);
         }
         if !self.relays.is_empty() {
             progressed |= self.relays.turn(now_ns);
@@ -340,10 +370,13 @@ impl Owner {
             match command {
                 Command::Device(device) => self.take_device(device),
                 Command::LinkUp { peer, epoch } => self.begin(peer, epoch),
-                Command::LinkDown { peer, done } => {
+                Command::LinkDown { peer, may_return, done } => {
                     self.end(peer);
+                    self.held.reset(|end| end.peer == peer && !may_return);
                     let _ = done.send(());
                 }
+                Command::Hold(ends) => self.held.extend(ends),
+                Command::Leave { done } => _ = done.send(self.leave_all()),
                 Command::Mirror { peer, address, listener } => self.add_door(peer, address, listener),
                 Command::Unmirror { address, done } => {
                     self.remove_door(address);
@@ -398,14 +431,47 @@ impl Owner {
 
     fn drop_engine(&mut self, index: usize) {
         let Some(mut link) = self.engines[index].take() else { return };
-        let peer = link.peer;
+        let (peer, place) = (link.peer, link.place);
         *self.past.entry(peer).or_default() += link.counters();
         if self.is_over {
             return link.take_down();
         }
+        for held in link.leave(now_ns()) {
+            let _ = epoll::delete(&self.epoll, held.local.lifeline());
+            self.held.extend([HeldEnd { peer, place, held }]);
+        }
         if let (Some(lost), Some(address)) = (link.detach(), self.shared.address(peer)) {
             self.relays.begin(index, lost, address, &self.epoll);
         }
+    }
+
+    /// What waited for this link goes on over it, before anything is taken from it: once the peer is there.
+    fn adopt_held(&mut self, index: usize) {
+        let Some(link) = self.engines[index].as_mut().filter(|link| !link.is_greeting()) else { return };
+        if self.held.is_empty() {
+            return;
+        }
+        let (peer, place, epoll) = (link.peer, link.place, &self.epoll);
+        for HeldEnd { held, .. } in self.held.take(|end| (end.peer, end.place) == (peer, place)) {
+            link.adopt(held, |key, end| {
+                // What has come since the link was lost is told at once.
+                let _ = watch(epoll, end.lifeline(), Token::Lifeline { engine: index, key }, LIFELINE_EVENTS);
+            });
+        }
+    }
+
+    /// Those who have waited for too long are reset.
+    fn reset_late(&mut self) {
+        let lost_ns = now_ns().saturating_sub(self.shared.setup.return_ns);
+        self.held.reset(|end| end.held.lost_ns < lost_ns);
+        self.engines.iter_mut().flatten().for_each(|link| link.reset_lost_before(lost_ns));
+    }
+
+    /// All that lies in the windows, for the next monitor. The rest is reset.
+    fn leave_all(&mut self) -> Vec<(Kept, OwnedFd)> {
+        (0..self.engines.len()).for_each(|index| self.drop_engine(index));
+        self.is_over = true;
+        self.held.take(|_| true).into_iter().filter_map(HeldEnd::into_kept).collect()
     }
 
     fn receive_callers(&mut self) {
@@ -432,6 +498,7 @@ impl Owner {
         let Some(link) = &self.engines[index] else { return };
         let (peer, epoch) = (link.peer, link.epoch);
         self.end(peer);
+        self.held.reset(|end| end.peer == peer);
         self.shared.tell(&FromProxy::Broken { peer, epoch, what: format!("wrote nonsense: {fault}") });
     }
 
@@ -446,20 +513,24 @@ impl Owner {
             }
         }
         self.relays.tick();
+        self.reset_late();
     }
 
-    fn report(&self) -> Vec<(u8, PeerReport)> {
-        let now = self.engines.iter().flatten().map(|link| {
-            let open = link.connections() as u64;
-            (link.peer, PeerReport { connections_open: open, ..report_of(&link.counters()) })
+    fn report(&mut self) -> Vec<(u8, PeerReport)> {
+        let now = self.engines.iter_mut().flatten().map(|link| {
+            let (connections_open, direct_held) = (link.connections() as u64, link.unresumed() as u64);
+            (link.peer, PeerReport { connections_open, direct_held, ..report_of(&link.counters()) })
         });
+        let one_held = PeerReport { connections_open: 1, direct_held: 1, ..PeerReport::default() };
+        let held = self.held.peers().map(|peer| (peer, one_held));
         let past = self.past.iter().map(|(peer, counters)| (*peer, report_of(counters)));
         let by_tcp = self.relays.report().into_iter().map(|(peer, report)| (peer, report.told()));
-        now.chain(past).chain(by_tcp).collect()
+        now.chain(held).chain(past).chain(by_tcp).collect()
     }
 
     fn close_all(&mut self) {
         (0..self.engines.len()).for_each(|index| self.drop_engine(index));
+        self.held.reset(|_| true);
         self.relays.clear();
         self.doors.clear();
         self.newcomers.clear();
@@ -510,11 +581,7 @@ impl Owner {
         let admitted =
             if is_admitted { doors::connect(&self.shared, &device, peer, tuple) } else { Err(Errno::ACCESS) };
         let end = admitted.and_then(|end| {
-            self.watch(
-                end.lifeline(),
-                Token::Lifeline { engine, key },
-                EventFlags::IN | EventFlags::RDHUP | EventFlags::ET,
-            )?;
+            self.watch(end.lifeline(), Token::Lifeline { engine, key }, LIFELINE_EVENTS)?;
             Ok(end)
         });
         let answer = end.map_err(|errno| errno.raw_os_error() as u32);
@@ -605,12 +672,11 @@ impl Owner {
         let Some(tuple) = doors::encode(&tuple, offer) else { return end.refuse(Errno::AFNOSUPPORT) };
         let Some(link) = &mut self.engines[engine] else { return };
         let epoll = &self.epoll;
-        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
         let mut end = Some(end.proposing(proposal));
         link.open(tuple, |key| {
             let end = end.take().expect("called once");
             let data = EventData::new_u64(Token::Lifeline { engine, key }.encode());
-            let _ = epoll::add(epoll, end.lifeline(), data, flags);
+            let _ = epoll::add(epoll, end.lifeline(), data, LIFELINE_EVENTS);
             ProgramEnd::Carried(Box::new(end))
         });
         let errno = if link.is_greeting() { Errno::NETUNREACH } else { Errno::NOBUFS };

@@ -63,7 +63,14 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             self.take_late_frame(key, port, header, chunk);
             return Ok(());
         }
+        let is_held = connection.is_direct && connection.is_resuming;
+        if is_held && header.kind == Kind::Open && header.connection.opener() != self.settings.side {
+            // The peer does not know it any more, and gives its number to another.
+            self.take_reset(key);
+            return self.take_first_frame(port, header, chunk);
+        }
         let taken = match connection.is_resuming {
+            true if is_held => self.take_frame_of_held(key, header),
             true => self.take_frame_resuming(key, port, header, chunk),
             false if connection.is_direct => self.take_direct_frame(key, header),
             false => self.take_known_frame(key, port, header, chunk),
@@ -168,6 +175,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
                 Ok(())
             }
             Kind::Resume => Err("resumed twice"),
+            // Another one that had this number before, which the peer learns from the `Open`.
+            Kind::Held if self.table.get(key).is_some_and(|connection| connection.phase == Phase::Opening) => Ok(()),
+            Kind::Held => Err("held, and not in the windows"),
             Kind::Gone => Err("an answer to a good-bye that was never said"),
         }
     }
@@ -347,7 +357,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     /// What the program says besides bytes.
     pub(super) fn take_input_end(&mut self, key: Key, input: Input) {
         let Some(connection) = self.table.get(key) else { return };
-        let is_behind = connection.is_resuming || connection.unsent_bytes() > 0;
+        let is_behind = (connection.is_resuming && !connection.is_direct) || connection.unsent_bytes() > 0;
         match input {
             Input::Bytes(_) | Input::Nothing => {}
             // Found again once all that came before is said.

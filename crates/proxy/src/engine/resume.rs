@@ -102,7 +102,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         self.reset_where(|connection| connection.in_end != End::Closed)
     }
 
-    fn reset_where(&mut self, is_meant: impl Fn(&Connection<L>) -> bool) -> usize {
+    pub(super) fn reset_where(&mut self, is_meant: impl Fn(&Connection<L>) -> bool) -> usize {
         let mut resets = 0;
         for key in self.table.keys() {
             let Some(connection) = self.table.get(key).filter(|connection| is_meant(connection)) else { continue };
@@ -242,9 +242,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
     }
 
-    /// A connection that this end does not know was told good-bye, and the peer has not heard the answer.
+    /// A connection that this end does not know was told good-bye, and the peer has not heard the answer. Or it lay in
+    /// the windows, and was lost with this node's proxy.
     pub(super) fn take_unknown_resumption(&mut self, header: &Header) {
-        if header.kind == Kind::Resume && self.settings.is_failover {
+        if header.kind == Kind::Held || (header.kind == Kind::Resume && self.settings.is_failover) {
             self.orphans.push_back(Header::control(header.connection, Kind::Reset, CONNECTION_RESET));
         }
     }

@@ -64,7 +64,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             let Some(due) = connection.sayable().first() else { return Ok(Said::All) };
             let (kind, aux) = what_to_say(connection, due, self.settings.credit_bytes);
             let tuple = connection.tuple.filter(|_| kind == Kind::Open);
-            let resumption = (due == Due::RESUME).then(|| connection.resumption().encode());
+            let resumption = (kind == Kind::Resume).then(|| connection.resumption().encode());
             let payload = tuple.as_ref().map(Tuple::bytes).or(resumption.as_ref().map(|bytes| &bytes[..]));
             let payload = payload.unwrap_or_default();
             let header = Header { connection: connection.number, kind, len_bytes: payload.len(), aux };
@@ -308,8 +308,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 }
 
 /// The frame for one thing that is due.
-fn what_to_say<L>(connection: &mut Connection<L>, due: Due, credit_bytes: u32) -> (Kind, u32) {
+fn what_to_say<L: Local>(connection: &mut Connection<L>, due: Due, credit_bytes: u32) -> (Kind, u32) {
     match due {
+        Due::RESUME if connection.is_direct => (Kind::Held, connection.local.as_ref().map_or(0, L::place)),
         Due::RESUME => (Kind::Resume, connection.received as u32),
         Due::OPEN => (Kind::Open, connection.granted as u32),
         Due::OPENED if connection.is_direct => (Kind::Placed, 0),

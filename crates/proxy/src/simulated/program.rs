@@ -158,26 +158,4 @@ impl Local for ProgramEnd {
     fn has_room(&mut self) -> bool {
         !matches!(self.program.0.borrow().role, Role::Unread(_))
     }
-
-    fn ring(&mut self) -> bool {
-        false
-    }
-
-    fn finish(&mut self) {}
-
-    fn close(self) {}
-
-    fn reset(self) {}
-
-    fn park(&mut self, _for_room: bool) {}
-
-    fn unpark(&mut self) {}
-
-    fn hear(&mut self) {}
-
-    fn is_broken(&mut self) -> bool {
-        false
-    }
-
-    fn opened(&mut self) {}
 }

@@ -77,28 +77,6 @@ impl Local for Taker {
     fn has_room(&mut self) -> bool {
         true
     }
-
-    fn ring(&mut self) -> bool {
-        false
-    }
-
-    fn finish(&mut self) {}
-
-    fn close(self) {}
-
-    fn reset(self) {}
-
-    fn park(&mut self, _for_room: bool) {}
-
-    fn unpark(&mut self) {}
-
-    fn hear(&mut self) {}
-
-    fn is_broken(&mut self) -> bool {
-        false
-    }
-
-    fn opened(&mut self) {}
 }
 
 fn partition(own: &HeapLink, peer: &HeapLink, index: usize) -> (Port<HeapInbound, HeapOutbound>, Arc<Mutex<Hose>>) {

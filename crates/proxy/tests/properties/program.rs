@@ -158,10 +158,6 @@ impl Local for End {
         self.lock().has_room()
     }
 
-    fn ring(&mut self) -> bool {
-        false
-    }
-
     fn finish(&mut self) {
         self.lock().input_is_finished = true;
     }
@@ -186,8 +182,6 @@ impl Local for End {
         let mut shared = self.lock();
         (shared.wants_bytes, shared.wants_room) = (false, false);
     }
-
-    fn hear(&mut self) {}
 
     fn is_broken(&mut self) -> bool {
         self.lock().is_killed

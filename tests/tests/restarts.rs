@@ -1,0 +1,332 @@
+//! Monitors and proxies die and come back, and programs that store into windows themselves go on: the same connections,
+//! the same descriptors, no byte lost.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use system_tests::{Finished, PATIENCE, Process, place, port};
+use tempfile::TempDir;
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const NODES: [&str; 2] = ["a", "b"];
+
+/// Two nodes of this machine whose programs are trusted with windows.
+struct Pair {
+    folder: TempDir,
+}
+
+impl Drop for Pair {
+    /// Nothing of a failed test goes on running.
+    fn drop(&mut self) {
+        self.finish("down", &[]);
+    }
+}
+
+impl Pair {
+    /// Connections wait for so long for a node that has died.
+    fn up(return_time: &str) -> Self {
+        let folder = tempfile::Builder::new().prefix("p-").tempdir_in("/tmp").expect("a folder");
+        let mut example = Command::new(place::crosslane());
+        let example = Process::start(example.args(["rack", "example", "--nodes", "2", "--trust", "direct"]));
+        let text = example.wait(PATIENCE).must_succeed().stdout;
+        // A machine on which much goes on may keep a monitor from its processor for long.
+        let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
+        let text = text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"));
+        fs::write(folder.path().join("r.toml"), text).expect("a file");
+        let pair = Self { folder };
+        pair.finish("up", &[]).must_succeed();
+        pair
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(place::crosslane());
+        command.args(arguments).current_dir(self.folder.path()).env("CROSSLANE_RACK", self.folder.path().join("base"));
+        for variable in ["NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"] {
+            command.env_remove(format!("CROSSLANE_{variable}"));
+        }
+        command
+    }
+
+    fn finish(&self, subcommand: &str, arguments: &[&str]) -> Finished {
+        Process::start(self.command(&[subcommand, "--rack", "r.toml"]).args(arguments)).wait(PATIENCE)
+    }
+
+    fn status(&self) -> Value {
+        let finished = self.finish("status", &["--json"]).must_succeed();
+        serde_json::from_str(&finished.stdout).expect("JSON")
+    }
+
+    fn monitor(&self, node: usize) -> Value {
+        self.status()["nodes"][node]["monitor"].clone()
+    }
+
+    /// The processes of a node: its monitor and its proxy.
+    fn processes(&self, node: usize) -> [u64; 2] {
+        let monitor = self.monitor(node);
+        [&monitor["pid"], &monitor["proxy"]["pid"]].map(|pid| pid.as_u64().expect("it runs"))
+    }
+
+    /// Waits until both nodes have so many connections in the windows, all of them over a link.
+    #[track_caller]
+    fn wait_for_connections(&self, count: u64) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            let carried = [0, 1].map(|node: usize| status["nodes"][node]["monitor"]["links"][0].clone());
+            let has_all = |link: &Value| {
+                let carried = &link["carried"];
+                link["state"] == "up" && carried["direct_open"] == count && carried["direct_held"] == 0
+            };
+            if carried.iter().all(has_all) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not {count} connections: {status:#}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// A program of a node, in Python, with an address of node b and a file to talk about.
+    fn python(&self, node: usize, script: &str, port: u16) -> Process {
+        let mut command = self.command(&["run", "--rack", "r.toml", "--node", NODES[node], "--require-lane", "--"]);
+        let script = format!("{COMMON}\n{script}");
+        let python = command.arg(place::python()).args(["-c", &script, "127.77.0.2"]).arg(port.to_string());
+        Process::start(python.arg(self.file()))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("go on")
+    }
+
+    /// A program of node b, once it listens.
+    fn serve(&self, script: &str) -> (Process, u16) {
+        let port = port::free_port();
+        let server = self.python(1, script, port);
+        server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+        (server, port)
+    }
+
+    /// A program of node a, once it has said something.
+    fn client(&self, script: &str, port: u16, said: &str) -> Process {
+        let client = self.python(0, script, port);
+        client.wait_until(said, PATIENCE, |client| client.stdout().contains(said));
+        client
+    }
+}
+
+/// Also waits until its sockets are gone: until then others may take them for those of a process that answers.
+#[track_caller]
+fn kill(number: u64) {
+    let pid = rustix::process::Pid::from_raw(number as i32).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+    let deadline = Instant::now() + PATIENCE;
+    while is_running(number) {
+        assert!(Instant::now() < deadline, "process {number} does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is_running(pid: u64) -> bool {
+    let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+const COMMON: &str = r#"
+import hashlib, os, socket, struct, sys, threading, time
+address, go_on = (sys.argv[1], int(sys.argv[2])), sys.argv[3]
+def say(*words):
+    print(*words, flush=True)
+def listen():
+    listener = socket.create_server(address)
+    say("listening")
+    return listener
+def read(connection, size):
+    got = b""
+    while len(got) < size:
+        more = connection.recv(size - len(got))
+        assert more, "end of stream"
+        got += more
+    return got
+def outcome(connection):
+    try:
+        while connection.recv(65536):
+            pass
+        return "end"
+    except ConnectionResetError:
+        return "reset"
+"#;
+
+const ECHO: &str = r#"
+listener = listen()
+def echo(connection):
+    with connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
+while True:
+    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
+"#;
+
+/// A stream, and words there and back between which both ends sleep, until a file is there. Whether all came back as it
+/// was sent, and by the descriptor that it began with.
+const TALK: &str = r#"
+def identity(server):
+    return server.fileno(), os.fstat(server.fileno()).st_ino
+def is_over():
+    return os.path.exists(go_on)
+def stream(server):
+    block, sent, received = os.urandom(1 << 20), hashlib.sha256(), hashlib.sha256()
+    def receive():
+        while data := server.recv(65536):
+            received.update(data)
+    reader = threading.Thread(target=receive)
+    reader.start()
+    turn = 0
+    while not is_over():
+        piece = block[turn % 1000:][:50_000]
+        server.sendall(piece)
+        sent.update(piece)
+        turn += 1
+        time.sleep(0.002)
+    server.shutdown(socket.SHUT_WR)
+    reader.join()
+    return turn > 0 and sent.digest() == received.digest()
+def words(server):
+    turn = 0
+    while not is_over():
+        word = struct.pack("!I", turn) * 3
+        server.sendall(word)
+        assert read(server, len(word)) == word
+        turn += 1
+        if turn % 10 == 0:
+            say("words", turn)
+        time.sleep(0.003)
+    return turn > 0
+def watched(talk):
+    try:
+        with socket.create_connection(address) as server:
+            before = identity(server)
+            right.append(talk(server) and identity(server) == before)
+    except Exception as error:
+        say(talk.__name__, repr(error))
+right = []
+threads = [threading.Thread(target=watched, args=(talk,)) for talk in (stream, words)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+say("over", right)
+"#;
+
+fn words(client: &Process) -> usize {
+    client.stdout().lines().filter(|line| line.starts_with("words")).count()
+}
+
+#[test]
+fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
+    let pair = Pair::up("60 s");
+    let (_server, port) = pair.serve(ECHO);
+    let client = pair.client(TALK, port, "words");
+    pair.wait_for_connections(2);
+    let deaths: [&dyn Fn(); 5] = [
+        &|| kill(pair.processes(0)[1]),
+        &|| kill(pair.processes(1)[1]),
+        &|| kill(pair.processes(0)[0]),
+        &|| kill(pair.processes(1)[0]),
+        &|| {
+            let [[monitor, _], [_, proxy]] = [0, 1].map(|node| pair.processes(node));
+            [monitor, proxy].into_iter().for_each(kill);
+        },
+    ];
+    for (index, die) in deaths.into_iter().enumerate() {
+        let before = words(&client);
+        die();
+        pair.finish("up", &[]).must_succeed();
+        pair.wait_for_connections(2);
+        client.wait_until("more words", PATIENCE, |client| words(client) > before + 3);
+        assert!(!client.stdout().contains("rror"), "after death {index}: {}", client.stdout());
+    }
+    fs::write(pair.file(), "").expect("a file");
+    let said = client.wait(PATIENCE).must_succeed().stdout;
+    assert!(said.ends_with("over [True, True]\n"), "{said}");
+    pair.wait_for_connections(0);
+}
+
+/// Each end reads until something happens, and says what that was.
+const SERVER: &str = r#"
+listener = listen()
+def serve(connection):
+    read(connection, 5)
+    connection.sendall(b"hello")
+    say(outcome(connection))
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"#;
+const CLIENT: &str = r#"
+with socket.create_connection(address) as server:
+    server.sendall(b"hello")
+    read(server, 5)
+    say("connected")
+    say(outcome(server))
+"#;
+
+#[test]
+fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have_it() {
+    let pair = Pair::up("60 s");
+    // One that dies with bytes unread resets.
+    let (deaf, deaf_port) = pair.serve(&SERVER.replace("say(outcome(connection))", "time.sleep(60)"));
+    let unread = CLIENT.replace("say(\"connected\")", "server.sendall(b'unread'); say(\"connected\")");
+    let unread = pair.client(&unread, deaf_port, "connected");
+    let (server, port) = pair.serve(SERVER);
+    let (here, there) = (pair.client(CLIENT, port, "connected"), pair.client(CLIENT, port, "connected"));
+    pair.wait_for_connections(3);
+    kill(pair.processes(0)[0]);
+    drop((here, deaf));
+    pair.finish("up", &[]).must_succeed();
+    server.wait_until("the end of a client", PATIENCE, |server| server.stdout() == "listening\nend\n");
+    assert_eq!(unread.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    pair.wait_for_connections(1);
+    kill(pair.processes(1)[0]);
+    drop(server);
+    pair.finish("up", &[]).must_succeed();
+    assert_eq!(there.wait(PATIENCE).must_succeed().stdout, "connected\nend\n");
+    pair.wait_for_connections(0);
+}
+
+#[test]
+fn connections_of_a_node_that_does_not_come_back_are_reset_and_down_leaves_nothing() {
+    let pair = Pair::up("500 ms");
+    let (server, port) = pair.serve(SERVER);
+    let client = pair.client(CLIENT, port, "connected");
+    kill(pair.processes(1)[0]);
+    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    server.wait_until("the reset", PATIENCE, |server| server.stdout() == "listening\nreset\n");
+    pair.finish("up", &[]).must_succeed();
+
+    // Who leaves in good order is not waited for. Both at once leave nobody who has the lifelines.
+    for is_order in [true, false] {
+        let client = pair.client(CLIENT, port, "connected");
+        pair.wait_for_connections(1);
+        if is_order {
+            pair.finish("down", &[]).must_succeed();
+        } else {
+            pair.processes(1).into_iter().for_each(kill);
+        }
+        assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+        pair.finish("up", &[]).must_succeed();
+    }
+}
+
+#[test]
+fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
+    let pair = Pair::up("60 s");
+    let (_server, port) = pair.serve(SERVER);
+    let client = pair.client(CLIENT, port, "connected");
+    pair.wait_for_connections(1);
+    let [monitor, proxy] = pair.processes(0);
+    kill(monitor);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_running(proxy), "it has a connection to hand over");
+    pair.finish("down", &[]).must_succeed();
+    assert!(!is_running(proxy));
+    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+}
