@@ -237,7 +237,12 @@ fn assert_one_line(finished: &Finished, code: i32, words: &[&str]) {
 
 /// The text of a rack file with room for a third node.
 fn text_of(nodes: &str) -> String {
-    let example = Process::start(Command::new(place::crosslane()).args(["rack", "example", "--nodes", nodes]));
+    text_of_trust(nodes, "proxy")
+}
+
+fn text_of_trust(nodes: &str, trust: &str) -> String {
+    let mut example = Command::new(place::crosslane());
+    let example = Process::start(example.args(["rack", "example", "--nodes", nodes, "--trust", trust]));
     let text = example.wait(PATIENCE).must_succeed().stdout;
     // A machine on which much goes on may keep a monitor from its processor for long.
     let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
@@ -257,8 +262,12 @@ fn kill(pid: &Value) {
 
 /// A rack of two nodes in etcd that are up.
 fn up(etcd: &Etcd) -> Machine {
+    up_as(etcd, &text_of("2"))
+}
+
+fn up_as(etcd: &Etcd, text: &str) -> Machine {
     let machine = Machine::new(&etcd.address("racks/r1"));
-    machine.push(&text_of("2")).must_succeed();
+    machine.push(text).must_succeed();
     let up = machine.finish("up", &[]).must_succeed();
     assert_eq!(up.stdout, format!("{} is up: nodes a, b\n", machine.rack));
     machine
@@ -301,7 +310,9 @@ fn nodes_come_up_from_etcd_talk_and_hold_leases_that_others_see() {
 #[test]
 fn changes_are_taken_on_while_connections_go_on() {
     let etcd = Etcd::start();
-    let machine = up(&etcd);
+    // Programs store into windows themselves: so they do with a node that joins later.
+    let text_of = |nodes| text_of_trust(nodes, "direct");
+    let machine = up_as(&etcd, &text_of("2"));
     let (_server, port) = machine.serve();
     let talker = machine.python("a", TALKER, port);
     assert_talks(&talker);
@@ -325,10 +336,15 @@ fn changes_are_taken_on_while_connections_go_on() {
     assert!(up.stdout.ends_with("is up: nodes a, b, c\n"), "{up}");
     let client = machine.python("c", CLIENT, port).wait(PATIENCE).must_succeed();
     assert_eq!(client.stdout, "word 127.77.0.3\n");
+    let status = machine.status();
+    for (name, peer) in [("b", 1), ("c", 1)] {
+        let carried = &node(&status, name)["monitor"]["links"][peer]["carried"];
+        assert_eq!((&carried["direct_total"], &carried["bytes_sent"]), (&json!(1), &json!(0)), "{status:#}");
+    }
     machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
     assert_talks(&talker);
 
-    machine.push(&text_of("3").replace("window_bytes = 4194304", "window_bytes = 8388608")).must_succeed();
+    machine.push(&text_of("3").replace("window_bytes = 33554432", "window_bytes = 16777216")).must_succeed();
     let left = |status: &Value| node(status, "a")["monitor"]["etcd"]["restart_needed"] == json!(["device"]);
     machine.wait_for("key that needs a restart", left);
     etcd.put("/racks/r1/nodes/b", b"slot = 1\naddress = \"127.77.0.1\"\n");

@@ -256,12 +256,12 @@ impl Thread {
     }
 }
 
-/// The spans of every link.
+/// The spans of every link, also of those with nodes that have not joined yet.
 fn span_pools(setup: &Configuration, channel: &Arc<Channel>) -> Vec<Arc<SpanPool>> {
     // What lies in windows cannot go on without them.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
     let pool = |peer| Arc::new(SpanPool::new(Slot(peer as u8), Slot(setup.own), spans, Arc::clone(channel)));
-    (0..setup.nodes.len()).map(pool).collect()
+    (0..setup.nodes.len().max(usize::from(setup.slots))).map(pool).collect()
 }
 
 /// Everything, as the thread sees it that listens to the monitor.
