@@ -110,7 +110,9 @@ impl<M: HostMemory> Nic<M> {
             Patience::Probe { least, first } => {
                 let measured = context.smoothed_rtt().map(|rtt| rtt * 2 + context.rtt_variation() * 4);
                 let once = measured.map_or(first, |span| span.max(least)) + self.hosts[i].reordering;
-                Some(once * (1 << context.backoff.min(BACKOFF_MAX)))
+                let doubled = once * (1 << context.backoff.min(BACKOFF_MAX));
+                // Never longer than the time that the program gave for an answer.
+                Some(self.attribute_time(i).map_or(doubled, |time| doubled.min(time.max(once))))
             }
         }
     }
