@@ -109,20 +109,20 @@ impl<W: Wire, M: HostMemory<Payload = [u8]>> Live<W, M> {
         self.counters
     }
 
-    /// Takes in what came, does what is due, sends what may be sent, each up to a bound; says whether there was
-    /// anything.
+    /// Sends what was posted, takes in what came, does what is due, and sends what follows from that, acknowledgements
+    /// above all; each up to a bound. Says whether there was anything.
     ///
     /// # Errors
     /// When the wire is of no use any more.
     pub fn turn(&mut self) -> Result<bool, LiveError> {
-        let mut is_busy = self.take_in()?;
+        let mut is_busy = self.send()?;
+        is_busy |= self.take_in()?;
         let now = self.now();
         if self.nic.deadline().is_some_and(|due| due <= now) {
             self.nic.advance(now);
             is_busy = true;
         }
         is_busy |= self.send()?;
-        self.wire.flush()?;
         Ok(is_busy)
     }
 
@@ -141,18 +141,22 @@ impl<W: Wire, M: HostMemory<Payload = [u8]>> Live<W, M> {
         Ok(true)
     }
 
+    /// Whether anything left.
     fn send(&mut self) -> Result<bool, LiveError> {
-        for sent in 0..TURN_PACKETS {
+        let mut sent = 0;
+        while sent < TURN_PACKETS {
             if self.unsent.is_none() {
                 self.unsent = self.next_packet()?;
             }
-            let Some((to, range)) = self.unsent.clone() else { return Ok(sent > 0) };
+            let Some((to, range)) = self.unsent.clone() else { break };
             if !self.wire.send(to, &self.buffer[range])? {
-                return Ok(sent > 0);
+                break;
             }
             self.unsent = None;
+            sent += 1;
         }
-        Ok(true)
+        self.wire.flush()?;
+        Ok(sent > 0)
     }
 
     /// The engine's next packet, whole.

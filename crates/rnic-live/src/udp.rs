@@ -49,6 +49,8 @@ struct Inbox {
     /// The next datagram: of which buffer, from which byte on.
     buffer: usize,
     at: usize,
+    /// The last call brought less than it might have: another one would find nothing yet.
+    is_drained: bool,
 }
 
 impl Inbox {
@@ -59,6 +61,7 @@ impl Inbox {
             filled: 0,
             buffer: 0,
             at: 0,
+            is_drained: false,
         }
     }
 
@@ -78,6 +81,7 @@ impl Inbox {
 
     fn filled(&mut self, count: usize) {
         (self.filled, self.buffer, self.at) = (count, 0, 0);
+        self.is_drained = count < RECEIVES;
     }
 }
 
@@ -220,6 +224,9 @@ impl Udp {
 
     /// Whether something came.
     fn fill_inbox(&mut self) -> Result<bool, WireError> {
+        if std::mem::take(&mut self.inbox.is_drained) {
+            return Ok(false);
+        }
         let Inbox { buffers, metas, .. } = &mut self.inbox;
         let mut slices = buffers.each_mut().map(|buffer| IoSliceMut::new(buffer));
         match self.state.recv((&self.socket).into(), &mut slices, metas) {

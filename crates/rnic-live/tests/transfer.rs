@@ -9,9 +9,15 @@ use pair::{Pair, SIDE_BYTES, lanes, udp};
 use rnic::nic::{Counters, Policy};
 use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Remote, SendKind};
 use rnic::wire::{Encapsulation, Header, Immediate, Operation, Psn, QpNumber, Service};
-use rnic_live::{Arrival, Faults, Wire, WireCounters, WireError};
+use rnic_live::{Arrival, Faults, Faulty, Wire, WireCounters, WireError};
 
 const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
+
+/// The same wires, struck at both ends.
+fn faulty<W: Wire>(wires: [W; 2], faults: Faults, seed: u64) -> [Faulty<W>; 2] {
+    let [a, b] = wires;
+    [Faulty::new(a, faults, seed).unwrap(), Faulty::new(b, faults, seed + 1000).unwrap()]
+}
 
 /// One of each operation, the largest of several packets.
 fn every_operation(mut pair: Pair<impl Wire>) {
@@ -53,20 +59,20 @@ fn every_operation(mut pair: Pair<impl Wire>) {
 #[test]
 fn every_operation_goes_over_udp() {
     for policy in POLICIES {
-        every_operation(Pair::new(policy, udp(Faults::default(), 0)));
+        every_operation(Pair::new(policy, udp()));
     }
 }
 
 #[test]
 fn every_operation_goes_over_lanes() {
     for policy in POLICIES {
-        every_operation(Pair::new(policy, lanes(Faults::default(), 0)));
+        every_operation(Pair::new(policy, lanes()));
     }
 }
 
 #[test]
 fn a_key_out_of_bounds_is_told_to_who_used_it() {
-    let mut pair = Pair::new(Policy::Srnic, lanes(Faults::default(), 0));
+    let mut pair = Pair::new(Policy::Srnic, lanes());
     let remote = Remote { address: SIDE_BYTES as u64 - 10, key: pair.b.keys.remote };
     pair.a.send(1, SendKind::Write(remote, None), 0, 11);
     assert_eq!(pair.completed(1, 0).0[0].status, CompletionStatus::RemoteAccess);
@@ -114,7 +120,7 @@ const FAULTS: Faults = Faults { loss: 0.03, duplication: 0.02, reordering: 0.05,
 fn messages_arrive_once_in_order_and_whole_through_faults_of_udp() {
     for policy in POLICIES {
         for seed in 0..2 {
-            messages_arrive(&mut Pair::new(policy, udp(FAULTS, seed)), 60);
+            messages_arrive(&mut Pair::new(policy, faulty(udp(), FAULTS, seed)), 60);
         }
     }
 }
@@ -123,7 +129,7 @@ fn messages_arrive_once_in_order_and_whole_through_faults_of_udp() {
 fn messages_arrive_once_in_order_and_whole_through_faults_of_lanes() {
     for policy in POLICIES {
         for seed in 0..2 {
-            messages_arrive(&mut Pair::new(policy, lanes(FAULTS, seed)), 60);
+            messages_arrive(&mut Pair::new(policy, faulty(lanes(), FAULTS, seed)), 60);
         }
     }
 }
@@ -131,7 +137,7 @@ fn messages_arrive_once_in_order_and_whole_through_faults_of_lanes() {
 #[test]
 fn what_is_lost_or_spoilt_is_sent_again() {
     let faults = Faults { loss: 0.1, corruption: 0.1, ..Faults::default() };
-    let mut pair = Pair::new(Policy::Srnic, udp(faults, 7));
+    let mut pair = Pair::new(Policy::Srnic, faulty(udp(), faults, 7));
     messages_arrive(&mut pair, 60);
     for side in [&pair.a, &pair.b] {
         let struck = side.live.wire().struck();
@@ -172,9 +178,9 @@ fn forged(destination: QpNumber, datagram: Option<&Encapsulation>) -> Vec<u8> {
 
 #[test]
 fn hostile_datagrams_are_counted_drops_and_the_connection_goes_on() {
-    let mut pair = Pair::new(Policy::Srnic, udp(Faults::default(), 0));
+    let mut pair = Pair::new(Policy::Srnic, udp());
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let target = pair.b.live.wire().wire().local();
+    let target = pair.b.live.wire().local();
     for bytes in 0..40 {
         stranger.send_to(&vec![bytes as u8; bytes], target).unwrap();
     }
@@ -232,12 +238,12 @@ fn sleepers_are_woken(pair: Pair<impl Wire + Send>) {
 
 #[test]
 fn sleepers_are_woken_by_packets_over_udp() {
-    sleepers_are_woken(Pair::patient(Policy::Srnic, udp(Faults::default(), 0)));
+    sleepers_are_woken(Pair::patient(Policy::Srnic, udp()));
 }
 
 #[test]
 fn sleepers_are_woken_by_packets_over_lanes() {
-    sleepers_are_woken(Pair::patient(Policy::GoBackN, lanes(Faults::default(), 0)));
+    sleepers_are_woken(Pair::patient(Policy::GoBackN, lanes()));
 }
 
 /// Counts how often a wire is looked at.
@@ -276,7 +282,7 @@ impl<W: Wire> Wire for Counted<W> {
 #[test]
 fn who_has_nothing_to_do_sleeps() {
     for policy in POLICIES {
-        let wires = udp(Faults::default(), 0).map(|wire| Counted { wire, looks: 0 });
+        let wires = udp().map(|wire| Counted { wire, looks: 0 });
         let mut pair = Pair::new(policy, wires);
         pair.a.live.set_spin(Duration::ZERO);
         messages_arrive(&mut pair, 2);

@@ -7,7 +7,7 @@ use fabric::shm;
 use rnic::nic::{ByteMemory, CqNumber, Policy, Profile, QpInit};
 use rnic::verbs::{Access, Address, Completion, Mtu, Receive, RegionKeys, Registration, SGES_MAX, Send, SendKind, Sge};
 use rnic::wire::{Psn, QpNumber, Service};
-use rnic_live::{Connection, Faults, Faulty, Lanes, Live, Udp, WINDOW_BYTES, Wire};
+use rnic_live::{Connection, Lanes, Live, Udp, WINDOW_BYTES, Wire};
 
 /// Bytes of memory at each side.
 pub const SIDE_BYTES: usize = 256 << 10;
@@ -32,8 +32,8 @@ pub struct Pair<W> {
 }
 
 impl<W: Wire> Side<W> {
-    fn new(policy: Policy, wire: W, seed: u64) -> Self {
-        let mut live = Live::new(Profile::new(policy), ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
+    fn new(profile: Profile, wire: W, seed: u64) -> Self {
+        let mut live = Live::new(profile, ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
         let nic = live.nic_mut();
         let domain = nic.allocate_domain().unwrap();
         let (access, bytes) = (Access::all(), SIDE_BYTES as u64);
@@ -53,13 +53,14 @@ impl<W: Wire> Side<W> {
         Self { live, keys, cq, qp }
     }
 
-    fn connect(&mut self, destination: QpNumber, own_psn: u32, peers_psn: u32, ack_timer_code: u8) {
+    /// `psns`: of its own first packet, and of its peer's.
+    fn connect(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu, ack_timer_code: u8) {
         let connection = Connection {
             peer: Address(0),
             destination,
-            receive_psn: Psn::new(peers_psn),
-            send_psn: Psn::new(own_psn),
-            mtu: Mtu::B1024,
+            receive_psn: Psn::new(psns.1),
+            send_psn: Psn::new(psns.0),
+            mtu,
             access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
             ack_timer_code,
         };
@@ -118,20 +119,21 @@ impl<W: Wire> Side<W> {
 impl<W: Wire> Pair<W> {
     /// For one thread.
     pub fn new(policy: Policy, wires: [W; 2]) -> Self {
-        Self::connected(policy, wires, ACK_TIMER_CODE_SHORT)
+        Self::connected(Profile::new(policy), wires, Mtu::B1024, ACK_TIMER_CODE_SHORT)
     }
 
     /// For two threads.
     pub fn patient(policy: Policy, wires: [W; 2]) -> Self {
-        Self::connected(policy, wires, ACK_TIMER_CODE_LONG)
+        Self::connected(Profile::new(policy), wires, Mtu::B1024, ACK_TIMER_CODE_LONG)
     }
 
-    fn connected(policy: Policy, [a, b]: [W; 2], ack_timer_code: u8) -> Self {
-        let (mut a, mut b) = (Side::new(policy, a, 1), Side::new(policy, b, 2));
+    /// As the caller wants it.
+    pub fn connected(profile: Profile, [a, b]: [W; 2], mtu: Mtu, ack_timer_code: u8) -> Self {
+        let (mut a, mut b) = (Side::new(profile, a, 1), Side::new(profile, b, 2));
         // Numbers of packets wrap soon.
         let (psn_a, psn_b) = (0x00ff_fff0, 77);
-        a.connect(b.qp, psn_a, psn_b, ack_timer_code);
-        b.connect(a.qp, psn_b, psn_a, ack_timer_code);
+        a.connect(b.qp, (psn_a, psn_b), mtu, ack_timer_code);
+        b.connect(a.qp, (psn_b, psn_a), mtu, ack_timer_code);
         Self { a, b }
     }
 
@@ -149,21 +151,21 @@ impl<W: Wire> Pair<W> {
 }
 
 /// Wires between two sockets of this machine.
-pub fn udp(faults: Faults, seed: u64) -> [Faulty<Udp>; 2] {
+pub fn udp() -> [Udp; 2] {
     let here: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let [mut a, mut b] = [Udp::bind(here).unwrap(), Udp::bind(here).unwrap()];
     a.add_peer(b.local()).unwrap();
     b.add_peer(a.local()).unwrap();
-    [Faulty::new(a, faults, seed).unwrap(), Faulty::new(b, faults, seed + 1000).unwrap()]
+    [a, b]
 }
 
 /// Lanes both ways.
-pub fn lanes(faults: Faults, seed: u64) -> [Faulty<Lanes>; 2] {
+pub fn lanes() -> [Lanes; 2] {
     let (link_a, parts) = shm::create_link(WINDOW_BYTES).unwrap();
     let link_b = shm::open_link(parts, WINDOW_BYTES).unwrap();
     [link_a, link_b].map(|link| {
         let mut wire = Lanes::new();
         wire.add_peer(&link, 0x5ec2_e700_1234_5678).unwrap();
-        Faulty::new(wire, faults, seed).unwrap()
+        wire
     })
 }
