@@ -1,0 +1,279 @@
+//! Whatever a peer says to a connected queue pair, in whatever order, between whatever its own program posts: the NIC
+//! lives, ends its work in bounded time, and touches no memory that has no key.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rnic::nic::{ByteMemory, CqNumber, HostMemory, Nic, Policy, Profile, QpInit};
+use rnic::verbs::{
+    Access, Address, Completion, LKey, Mtu, QpAttributes, QpState, Receive, RegionKeys, Registration, Remote, SGES_MAX,
+    Send, SendKind, Sge,
+};
+use rnic::wire::{
+    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
+    Syndrome,
+};
+use sim::{Span, Time};
+
+const MEMORY_BYTES: u64 = 64 << 10;
+/// What has a key; all else must stay as it is.
+const KEYED: std::ops::Range<u64> = 16_384..32_768;
+const PEER: Address = Address(7);
+const FIRST_PSN: u32 = 0x00ff_fff0;
+const STEPS_MAX: usize = 200;
+const DEADLINES_MAX: usize = 2000;
+/// More than all that can be asked for has.
+const PACKETS_MAX: usize = 100_000;
+
+#[derive(Debug, arbitrary::Arbitrary)]
+struct Input {
+    policy: u8,
+    is_slow: bool,
+    steps: Vec<Step>,
+}
+
+#[derive(Debug, arbitrary::Arbitrary)]
+enum Step {
+    Packet(Said),
+    Wait { ns: u16 },
+    Post { kind: u8, address: u16, bytes: u16 },
+    Receive { address: u16, bytes: u16 },
+    Transmit { packets: u8 },
+    Poll,
+}
+
+/// A packet near what makes sense.
+#[derive(Debug, arbitrary::Arbitrary)]
+struct Said {
+    operation: u8,
+    psn: i8,
+    flags: u8,
+    payload_bytes: u16,
+    address: u16,
+    bytes: u16,
+    syndrome: u8,
+    immediate: u8,
+    place: Option<(i8, i8, u16)>,
+    selective: Option<(i8, i8, u64)>,
+}
+
+const OPERATIONS: [Operation; 18] = [
+    Operation::SendFirst,
+    Operation::SendMiddle,
+    Operation::SendLast,
+    Operation::SendOnly,
+    Operation::WriteFirst,
+    Operation::WriteMiddle,
+    Operation::WriteLast,
+    Operation::WriteOnly,
+    Operation::ReadRequest,
+    Operation::ReadResponseFirst,
+    Operation::ReadResponseMiddle,
+    Operation::ReadResponseLast,
+    Operation::ReadResponseOnly,
+    Operation::Acknowledge,
+    Operation::AtomicAcknowledge,
+    Operation::CompareSwap,
+    Operation::FetchAdd,
+    Operation::CongestionNotification,
+];
+const SYNDROMES: [Syndrome; 6] = [
+    Syndrome::Ack { credit_code: 31 },
+    Syndrome::ReceiverNotReady { timer_code: 1 },
+    Syndrome::SequenceError,
+    Syndrome::InvalidRequest,
+    Syndrome::RemoteAccess,
+    Syndrome::RemoteOperation,
+];
+
+impl Said {
+    fn header(&self, qp: QpNumber, key: RKey) -> Header {
+        let near = |offset: i8| Psn::new(FIRST_PSN.wrapping_add_signed(offset.into()));
+        let number = |offset: i8| u32::from(offset.unsigned_abs());
+        let address = KEYED.start.wrapping_sub(1024) + u64::from(self.address);
+        let has = |bit: u8| self.flags & 1 << bit != 0;
+        Header {
+            service: Service::Rc,
+            operation: OPERATIONS[usize::from(self.operation) % OPERATIONS.len()],
+            destination: qp,
+            psn: near(self.psn),
+            ack_request: has(0),
+            solicited: has(1),
+            congestion_echo: has(2),
+            payload_bytes: u32::from(self.payload_bytes) % 1200,
+            rdma: has(3).then_some(RdmaExtended { address, key, bytes: self.bytes.into() }),
+            atomic: has(4).then_some(Atomic { address: address & !7, key, swap_or_add: 1, compare: 0 }),
+            immediate: match self.immediate % 4 {
+                0 => Some(Immediate::Data(1)),
+                1 => Some(Immediate::Invalidate(key)),
+                _ => None,
+            },
+            ack: has(5).then_some(AckExtended {
+                syndrome: SYNDROMES[usize::from(self.syndrome) % SYNDROMES.len()],
+                messages: 0,
+            }),
+            datagram: None,
+            place: self.place.map(|(message, packet, sent)| Place {
+                message: number(message),
+                packet: number(packet),
+                sent,
+            }),
+            selective: self.selective.map(|(expected, newest, arrived)| Selective {
+                expected: near(expected),
+                newest: near(newest),
+                arrived: arrived.into(),
+                marked: 1,
+                echo: 0,
+            }),
+        }
+    }
+}
+
+struct Victim {
+    nic: Nic<ByteMemory>,
+    qp: QpNumber,
+    cq: CqNumber,
+    keys: RegionKeys,
+    now: Time,
+}
+
+fn local(address: u16, bytes: u16, key: LKey) -> [Sge; SGES_MAX] {
+    let mut local = [Sge::default(); SGES_MAX];
+    local[0] = Sge { address: KEYED.start + u64::from(address), bytes: bytes.into(), key };
+    local
+}
+
+impl Victim {
+    fn new(input: &Input) -> Self {
+        let policies = [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache];
+        let policy = policies[usize::from(input.policy) % policies.len()];
+        let profile = if input.is_slow { Profile::modelled(policy) } else { Profile::new(policy) };
+        let mut nic = Nic::new(profile, ByteMemory::new(MEMORY_BYTES as usize), 1).expect("a NIC of a known kind");
+        let domain = nic.allocate_domain().expect("a fresh NIC");
+        let (address, bytes) = (KEYED.start, KEYED.end - KEYED.start);
+        let access = Access::all();
+        let keys = nic.register(&Registration { domain, host_address: address, address, bytes, access });
+        let cq = nic.create_cq(4096).expect("a fresh NIC");
+        let init = QpInit {
+            service: Service::Rc,
+            domain,
+            send_cq: cq,
+            receive_cq: cq,
+            shared_receive: None,
+            sends_max: 64,
+            receives_max: 64,
+            signals_all: true,
+        };
+        let qp = nic.create_qp(&init).expect("a fresh NIC");
+        let mut victim = Self { nic, qp, cq, keys: keys.expect("a fresh NIC"), now: Time::ZERO };
+        victim.connect();
+        victim
+    }
+
+    fn connect(&mut self) {
+        let access = Some(Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+        let init = QpAttributes { partition_index: Some(0), port: Some(1), access, ..QpAttributes::default() };
+        let receive = QpAttributes {
+            path: Some(PEER),
+            mtu: Some(Mtu::B1024),
+            destination: Some(QpNumber(3)),
+            receive_psn: Some(Psn::new(FIRST_PSN)),
+            responder_reads_max: Some(4),
+            rnr_timer_code: Some(1),
+            ..QpAttributes::default()
+        };
+        let send = QpAttributes {
+            send_psn: Some(Psn::new(FIRST_PSN)),
+            initiator_reads_max: Some(4),
+            ack_timer_code: Some(4),
+            retries: Some(2),
+            rnr_retries: Some(2),
+            ..QpAttributes::default()
+        };
+        let steps = [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)];
+        for (state, attributes) in steps {
+            self.nic.modify_qp(self.now, self.qp, state, &attributes).expect("a way that verbs have");
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let now = self.now;
+        match *step {
+            Step::Packet(ref said) => {
+                let header = said.header(self.qp, self.keys.remote);
+                let payload = vec![0xAA; header.payload_bytes as usize];
+                self.nic.receive(now, PEER, &header, false, &payload);
+            }
+            Step::Wait { ns } => {
+                self.now = now + Span::from_ns(ns.into());
+                if self.nic.deadline().is_some_and(|due| due <= self.now) {
+                    self.nic.advance(self.now);
+                }
+            }
+            Step::Post { kind, address, bytes } => {
+                let request = Send {
+                    id: 1,
+                    kind: self.kind(kind),
+                    local: local(address, bytes, self.keys.local),
+                    signalled: true,
+                    fence: kind & 0x40 != 0,
+                    solicited: false,
+                    datagram: None,
+                };
+                let _ = self.nic.post_send(now, self.qp, &request);
+            }
+            Step::Receive { address, bytes } => {
+                let request = Receive { id: 2, local: local(address, bytes, self.keys.local) };
+                let _ = self.nic.post_recv(now, self.qp, &request);
+            }
+            Step::Transmit { packets } => self.transmit(packets.into()),
+            Step::Poll => {
+                let _ = self.nic.poll_cq(self.cq, &mut [Completion::default(); 8]);
+            }
+        }
+    }
+
+    fn kind(&self, kind: u8) -> SendKind {
+        let remote = Remote { address: 64, key: self.keys.remote };
+        match kind % 6 {
+            0 => SendKind::Send(None),
+            1 => SendKind::Write(remote, None),
+            2 => SendKind::Write(remote, Some(5)),
+            3 => SendKind::Read(remote),
+            4 => SendKind::CompareSwap { remote, compare: 0, swap: 1 },
+            _ => SendKind::FetchAdd { remote, add: 1 },
+        }
+    }
+
+    fn transmit(&mut self, packets: usize) {
+        let mut payload = [0; 4096];
+        for _ in 0..packets {
+            if self.nic.transmit(self.now, &mut payload).is_none() {
+                return;
+            }
+        }
+        assert!(packets < PACKETS_MAX, "packets without an end");
+    }
+
+    /// The peer says no more: what is open ends by itself.
+    fn end(&mut self) {
+        for _ in 0..DEADLINES_MAX {
+            self.transmit(PACKETS_MAX);
+            let Some(due) = self.nic.deadline() else { break };
+            self.now = due.max(self.now);
+            self.nic.advance(self.now);
+        }
+        assert_eq!(self.nic.deadline(), None, "work without an end");
+        for address in (0..KEYED.start).chain(KEYED.end..MEMORY_BYTES).step_by(8) {
+            let before = self.nic.memory_mut().fetch_add(address, 0);
+            assert_eq!(before, Ok(0), "{address:#x} was written, which has no key");
+        }
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let mut victim = Victim::new(&input);
+    for step in input.steps.iter().take(STEPS_MAX) {
+        victim.step(step);
+    }
+    victim.end();
+});
