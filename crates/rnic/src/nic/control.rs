@@ -168,6 +168,11 @@ impl<M: HostMemory> Nic<M> {
         self.cqs.get_mut(cq.0 as usize).and_then(Option::as_mut).ok_or(unknown)
     }
 
+    /// Whether no completion waits to be polled; true of a queue that is not there.
+    pub fn cq_is_empty(&self, cq: CqNumber) -> bool {
+        self.cqs.get(cq.0 as usize).and_then(Option::as_ref).is_none_or(CompletionQueue::is_empty)
+    }
+
     /// Takes the oldest completions, as many as there are and fit.
     ///
     /// # Errors

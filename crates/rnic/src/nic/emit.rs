@@ -162,7 +162,7 @@ impl<M: HostMemory> Nic<M> {
         let mut header = self.request_header(now, i, entry, packet, psn);
         let (local, offset) = (entry.request.local, packet * self.contexts[i].mtu());
         let to = entry.request.datagram.map_or(self.contexts[i].peer, |datagram| datagram.to);
-        let (is_last, psns) = (packet + 1 == entry.packets, entry.psns);
+        let is_last = packet + 1 == entry.packets;
         let domain = self.contexts[i].domain;
         if header.payload_bytes > 0 && self.gather(domain, &local, offset, header.payload_bytes, payload).is_err() {
             self.entry_mut(i, index)?.failed = Some(CompletionStatus::LocalProtection);
@@ -170,7 +170,7 @@ impl<M: HostMemory> Nic<M> {
             return None;
         }
         if is_reliable {
-            header.ack_request |= is_again || self.wants_ack(i, psn, psns);
+            header.ack_request |= is_again || self.wants_ack(i, psn);
             self.left(now, i, psn, &header, is_again);
         } else if is_last {
             self.left_for_ever(now, i, index);

@@ -50,16 +50,13 @@ impl<M: HostMemory> Nic<M> {
         is_within.then(|| self.contexts[i].send_first.wrapping_add(at as u32))
     }
 
-    /// Whether the sender wants to hear that this packet arrived: after some packets, and before the window closes.
-    pub(super) fn wants_ack(&self, i: usize, psn: Psn, psns: u32) -> bool {
+    /// Whether the sender wants to hear that this packet arrived: after some packets, and some times in each window, so
+    /// that a sender that the window holds always waits for an answer that was asked for. A window at most halves at
+    /// once; a quarter of it is soon enough.
+    pub(super) fn wants_ack(&self, i: usize, psn: Psn) -> bool {
         let context = &self.contexts[i];
-        let profile = &self.profile;
-        let every = profile.ack_packets.min((profile.window_packets / 4).max(1));
-        let on_the_way = psn.plus(psns).after(context.unacked).max(0).cast_unsigned();
-        let bytes = on_the_way.saturating_mul(context.mtu());
-        psn.get().is_multiple_of(every)
-            || on_the_way >= profile.window_packets
-            || bytes.saturating_add(context.mtu()) >= context.control.window_bytes()
+        let window_packets = (context.control.window_bytes() / context.mtu()).min(self.profile.window_packets);
+        psn.get().is_multiple_of(self.profile.ack_packets.min(window_packets / 4).max(1))
     }
 
     /// A request's packet is on the wire: time begins to count.
