@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::{Value, json};
 use system_tests::{Finished, PATIENCE, Process, place, port};
 use tempfile::TempDir;
 
@@ -72,18 +74,23 @@ impl Pair {
     /// Waits until both nodes have so many connections in the windows, all of them over a link.
     #[track_caller]
     fn wait_for_connections(&self, count: u64) {
+        let has_all = |link: &Value| {
+            let carried = &link["carried"];
+            link["state"] == "up" && carried["direct_open"] == count && carried["direct_held"] == 0
+        };
+        (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
+    }
+
+    /// Waits until a node's link is as it should be.
+    #[track_caller]
+    fn wait_for_link(&self, node: usize, what: &str, is_so: impl Fn(&Value) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let status = self.status();
-            let carried = [0, 1].map(|node: usize| status["nodes"][node]["monitor"]["links"][0].clone());
-            let has_all = |link: &Value| {
-                let carried = &link["carried"];
-                link["state"] == "up" && carried["direct_open"] == count && carried["direct_held"] == 0
-            };
-            if carried.iter().all(has_all) {
+            let monitor = self.monitor(node);
+            if is_so(&monitor["links"][0]) {
                 return;
             }
-            assert!(Instant::now() < deadline, "not {count} connections: {status:#}");
+            assert!(Instant::now() < deadline, "no {what}: {monitor:#}");
             std::thread::sleep(LOOK_EVERY);
         }
     }
@@ -119,13 +126,13 @@ impl Pair {
 /// Also waits until its sockets are gone: until then others may take them for those of a process that answers.
 #[track_caller]
 fn kill(number: u64) {
-    let pid = rustix::process::Pid::from_raw(number as i32).expect("a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
-    let deadline = Instant::now() + PATIENCE;
-    while is_running(number) {
-        assert!(Instant::now() < deadline, "process {number} does not end");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let pid = Pid::from_raw(number as i32).expect("a process");
+    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+    kill_process(pid, Signal::KILL).expect("it runs");
+    let limit = Timespec::try_from(PATIENCE).expect("short");
+    // Readable once its last thread is gone.
+    let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit));
+    assert_eq!(ended, Ok(1), "process {number} does not end");
 }
 
 fn is_running(pid: u64) -> bool {
@@ -227,7 +234,7 @@ fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
     let (_server, port) = pair.serve(ECHO);
     let client = pair.client(TALK, port, "words");
     pair.wait_for_connections(2);
-    let deaths: [&dyn Fn(); 5] = [
+    let deaths: [&dyn Fn(); 6] = [
         &|| kill(pair.processes(0)[1]),
         &|| kill(pair.processes(1)[1]),
         &|| kill(pair.processes(0)[0]),
@@ -235,6 +242,13 @@ fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
         &|| {
             let [[monitor, _], [_, proxy]] = [0, 1].map(|node| pair.processes(node));
             [monitor, proxy].into_iter().for_each(kill);
+        },
+        // Not by a death, but as after an upgrade.
+        &|| {
+            let before = [0, 1].map(|node| pair.processes(node));
+            pair.finish("up", &["--restart"]).must_succeed();
+            let after = [0, 1].map(|node| pair.processes(node));
+            assert!(before.iter().zip(after).all(|(before, after)| before.iter().zip(after).all(|(b, a)| *b != a)));
         },
     ];
     for (index, die) in deaths.into_iter().enumerate() {
@@ -280,6 +294,9 @@ fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have
     let (here, there) = (pair.client(CLIENT, port, "connected"), pair.client(CLIENT, port, "connected"));
     pair.wait_for_connections(3);
     kill(pair.processes(0)[0]);
+    pair.wait_for_link(1, "connections without a link", |link| {
+        (&link["carried"]["direct_open"], &link["carried"]["direct_held"]) == (&json!(3), &json!(3))
+    });
     drop((here, deaf));
     pair.finish("up", &[]).must_succeed();
     server.wait_until("the end of a client", PATIENCE, |server| server.stdout() == "listening\nend\n");
@@ -329,4 +346,19 @@ fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
     pair.finish("down", &[]).must_succeed();
     assert!(!is_running(proxy));
     assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+}
+
+#[test]
+fn a_proxy_that_hangs_when_its_monitor_dies_is_killed_by_the_next_before_it_touches_windows_again() {
+    let pair = Pair::up("60 s");
+    let (_server, port) = pair.serve(SERVER);
+    let client = pair.client(CLIENT, port, "connected");
+    pair.wait_for_connections(1);
+    let [monitor, proxy] = pair.processes(0);
+    kill_process(Pid::from_raw(proxy as i32).expect("a process"), Signal::STOP).expect("it runs");
+    kill(monitor);
+    pair.finish("up", &[]).must_succeed();
+    assert!(!is_running(proxy));
+    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    pair.wait_for_connections(0);
 }

@@ -13,6 +13,7 @@ use control::monitor::Status;
 use rack::Backend;
 use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
+use rustix::process::Signal;
 
 use crate::rack_choice::LoadedRack;
 use crate::rack_control::{self, Process};
@@ -36,6 +37,10 @@ pub struct Options {
     /// The node that this machine is [default: all nodes of backend shm, or the one whose address is this machine's]
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
+    /// Replace monitors and proxies that run, as after an upgrade. What programs that are trusted with windows have
+    /// there goes on; other connections are reset
+    #[arg(long)]
+    restart: bool,
     /// Stay, and end the nodes with this command: for init systems
     #[arg(long)]
     foreground: bool,
@@ -49,6 +54,9 @@ pub fn main(options: &Options) -> Result<()> {
     slots.iter().try_for_each(|slot| check_node(&rack, *slot))?;
     rack.prepare(&rack.places.directory)?;
     let lock = lock(&rack)?;
+    if options.restart {
+        slots.iter().try_for_each(|slot| end_monitor(&rack, &rack.file.rack.nodes[*slot].name))?;
+    }
     let mut started = Started::default();
     let links = match started.bring_up(&rack, &slots) {
         Ok(links) => links,
@@ -105,6 +113,17 @@ fn check_node(rack: &LoadedRack, slot: usize) -> Result<()> {
         bail!("'{shown}' is too long for a socket; set XDG_RUNTIME_DIR or CROSSLANE_RACK to a shorter directory");
     }
     rack.prepare(&rack.places.node(&node.name).directory)
+}
+
+/// Ends a monitor in a way that its proxy outlives, as it would outlive a crash: the next monitor takes over from it.
+fn end_monitor(rack: &LoadedRack, node: &str) -> Result<()> {
+    let places = rack.places.node(node);
+    let Some(monitor) = Process::holding(&places.monitor_pid()) else { return Ok(()) };
+    monitor.signal(Signal::KILL);
+    if !monitor.has_ended(START_LIMIT) {
+        bail!("the monitor of node '{node}' does not end; see {}", places.monitor_log().display());
+    }
+    Ok(())
 }
 
 /// Held by whoever brings the rack up or down.

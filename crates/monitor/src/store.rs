@@ -24,7 +24,7 @@ pub struct Store {
 
 impl Store {
     /// What the proxy of a monitor that has died gives to its heir. When this returns, that proxy touches no window any
-    /// more, or is none of this release.
+    /// more: it has let go of them, or is dead.
     pub fn inherit(socket: &Path) -> Self {
         let mut store = Self::default();
         // Nobody listens: no proxy has outlived its monitor.
@@ -32,7 +32,11 @@ impl Store {
         match store.take_over(&channel, HAND_OVER_LIMIT) {
             Ok(()) if store.kept.is_empty() => {}
             Ok(()) => info!(connections = store.kept.len(), "took over what the last monitor's proxy has kept"),
-            Err(reason) => warn!("what the last monitor's proxy has kept is lost: {reason}"),
+            Err(reason) => {
+                warn!("the last monitor's proxy is killed, and what it has kept is lost: {reason}");
+                store.clear();
+                end_behind(&channel);
+            }
         }
         store
     }
@@ -88,6 +92,15 @@ impl Store {
         let all: Vec<(Kept, BorrowedFd<'_>)> =
             self.kept.values().map(|(kept, lifeline)| (*kept, lifeline.as_fd())).collect();
         send_kept(channel, &all, ToProxy::Kept)
+    }
+}
+
+/// Kills who listens at the other end, and waits until its sockets are gone.
+fn end_behind(channel: &Channel) {
+    let killed = rustix::net::sockopt::socket_peercred(channel).map(|behind| behind.pid);
+    if killed.and_then(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL)).is_ok() {
+        let limit = Timespec { tv_sec: HAND_OVER_LIMIT.as_secs() as i64, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(channel, PollFlags::HUP)], Some(&limit));
     }
 }
 

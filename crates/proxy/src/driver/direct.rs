@@ -79,12 +79,13 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.pool.lock().entries[self.index].is_taken = false;
         if self.is_deposited {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
-            // A monitor that is gone keeps nothing.
+            // Before another connection can have the span, which another thread deposits. A monitor that is gone keeps
+            // nothing.
             let _ = self.pool.channel.send(&FromProxy::Withdraw { peer, span }, &[]);
         }
+        self.pool.lock().entries[self.index].is_taken = false;
     }
 }
 
