@@ -42,6 +42,7 @@ struct Held {
     from: Address,
     is_marked: bool,
     datagram: Option<Encapsulation>,
+    is_identified: bool,
     packet: Vec<u8>,
     /// How many packets may still overtake it.
     overtakes: u64,
@@ -112,6 +113,7 @@ impl<W: Wire> Faulty<W> {
                 from: arrival.from,
                 is_marked: arrival.is_marked,
                 datagram: arrival.datagram,
+                is_identified: arrival.is_identified,
                 packet: arrival.packet.to_vec(),
                 overtakes: 0,
             };
@@ -174,6 +176,7 @@ impl<W: Wire> Wire for Faulty<W> {
             from: held.from,
             is_marked: held.is_marked,
             datagram: held.datagram,
+            is_identified: held.is_identified,
             packet: &held.packet,
         }))
     }
@@ -221,7 +224,13 @@ mod tests {
             }
             self.packet = self.next.to_be_bytes();
             self.next += 1;
-            Ok(Some(Arrival { from: Address(0), is_marked: false, datagram: None, packet: &self.packet }))
+            Ok(Some(Arrival {
+                from: Address(0),
+                is_marked: false,
+                datagram: None,
+                is_identified: true,
+                packet: &self.packet,
+            }))
         }
 
         fn wait(&mut self, _: Option<Duration>) -> Result<(), WireError> {

@@ -220,7 +220,13 @@ impl Wire for Lanes {
             let next = if self.peers[index].is_broken { Ok(None) } else { self.peers[index].next() };
             if let Some(Some(range)) = self.judge(index, next) {
                 let packet = &self.peers[index].inbox.bytes[range];
-                return Ok(Some(Arrival { from: Address(index as u32), is_marked: false, datagram: None, packet }));
+                return Ok(Some(Arrival {
+                    from: Address(index as u32),
+                    is_marked: false,
+                    datagram: None,
+                    is_identified: true,
+                    packet,
+                }));
             }
             self.turn = index + 1;
         }

@@ -261,10 +261,12 @@ enum Dropped {
 
 fn check<'a>(arrival: &Arrival<'a>) -> Result<Packet<'a>, Dropped> {
     let packet = Packet::new_checked(arrival.packet).map_err(|_| Dropped::Malformed)?;
-    match &arrival.datagram {
-        Some(datagram) if !packet.is_intact(datagram) => Err(Dropped::Checksum),
-        _ => Ok(packet),
-    }
+    let is_intact = match &arrival.datagram {
+        None => true,
+        Some(datagram) if arrival.is_identified => packet.is_intact(datagram),
+        Some(datagram) => packet.is_intact_for_any_identification(datagram),
+    };
+    if is_intact { Ok(packet) } else { Err(Dropped::Checksum) }
 }
 
 fn time(elapsed: Duration) -> Time {

@@ -38,6 +38,7 @@ pub struct Udp {
     inbox: Inbox,
     outbox: Outbox,
     segments_max: usize,
+    expects_nics: bool,
     strangers: u64,
     unsent: u64,
 }
@@ -153,6 +154,7 @@ impl Udp {
             inbox: Inbox::new(),
             outbox: Outbox::default(),
             segments_max: SEGMENTS_MAX,
+            expects_nics: false,
             strangers: 0,
             unsent: 0,
         })
@@ -168,7 +170,7 @@ impl Udp {
     /// # Errors
     /// When it is of another family than this socket.
     pub fn add_peer(&mut self, peer: SocketAddr) -> Result<Address, WireError> {
-        if let Some(known) = self.addresses.get(&peer) {
+        if let Some(known) = self.addresses.get(&self.known_by(peer)) {
             return Ok(*known);
         }
         if peer.is_ipv4() != self.local.is_ipv4() {
@@ -177,15 +179,24 @@ impl Udp {
         }
         let address = Address(self.peers.len() as u32);
         self.peers.push(peer);
-        self.addresses.insert(peer, address);
+        self.addresses.insert(self.known_by(peer), address);
         Ok(address)
     }
 
-    /// Sends each packet by a call of its own. Where the kernel or the network card cuts datagrams apart, they count up
-    /// their identification, and a peer that looks at it finds another checksum than this end has written. Ends of this
-    /// kind do not; NICs do.
-    pub fn send_one_by_one(&mut self) {
-        self.segments_max = 1;
+    /// Lets peers be NICs, or Linux' `rdma_rxe`, rather than ends of this kind. They send from ports of their choice, so
+    /// that who sends is told by the address alone; they count IPv4's identification up, which sockets do not show;
+    /// and they look at this end's, which must not be counted up by whoever cuts a batch of datagrams apart.
+    ///
+    /// # Panics
+    /// When there are peers already.
+    pub fn expect_nics(&mut self) {
+        assert!(self.peers.is_empty(), "what peers are is said before there are any");
+        (self.expects_nics, self.segments_max) = (true, 1);
+    }
+
+    /// By what a peer is known.
+    fn known_by(&self, address: SocketAddr) -> SocketAddr {
+        if self.expects_nics { SocketAddr::new(address.ip(), 0) } else { address }
     }
 
     /// Datagrams that the kernel would not send; their packets are sent again when they are missed.
@@ -280,13 +291,16 @@ impl Wire for Udp {
                 return Ok(None);
             };
             let meta = self.inbox.metas[buffer];
-            let Some(from) = self.addresses.get(&meta.addr).copied().filter(|_| range.len() <= PACKET_BYTES_MAX) else {
+            let Some(from) =
+                self.addresses.get(&self.known_by(meta.addr)).copied().filter(|_| range.len() <= PACKET_BYTES_MAX)
+            else {
                 self.strangers += 1;
                 continue;
             };
             let is_marked = meta.ecn == Some(EcnCodepoint::Ce);
             let packet = &self.inbox.buffers[buffer][range];
-            return Ok(Some(Arrival { from, is_marked, datagram: datagram(meta.addr, self.local), packet }));
+            let (datagram, is_identified) = (datagram(meta.addr, self.local), !self.expects_nics);
+            return Ok(Some(Arrival { from, is_marked, datagram, is_identified, packet }));
         }
     }
 
@@ -369,6 +383,19 @@ mod tests {
         a.flush().unwrap();
         assert_eq!(next(&mut b), Some(b"known".to_vec()));
         assert_eq!(b.strangers(), 1);
+    }
+
+    #[test]
+    fn a_nic_is_known_by_its_address_whatever_port_it_sends_from() {
+        let mut wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        wire.expect_nics();
+        let nic = UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert_eq!(wire.add_peer("127.0.0.1:4791".parse().unwrap()).unwrap(), Address(0));
+        nic.send_to(b"from any port", wire.local()).unwrap();
+        wire.wait(Some(PATIENCE)).unwrap();
+        let arrival = wire.receive().unwrap().unwrap();
+        assert_eq!((arrival.from, arrival.is_identified, arrival.packet), (Address(0), false, &b"from any port"[..]));
+        assert_eq!(arrival.datagram.unwrap().source_port, nic.local_addr().unwrap().port());
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub struct Arrival<'a> {
     pub is_marked: bool,
     /// The datagram around it, which its checksum covers; nothing where memory carries it.
     pub datagram: Option<Encapsulation>,
+    /// Whether that tells the IPv4 identification that the sender's checksum covers, too.
+    pub is_identified: bool,
     /// The packet.
     pub packet: &'a [u8],
 }

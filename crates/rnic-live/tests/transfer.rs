@@ -2,14 +2,14 @@
 
 mod pair;
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
-use pair::{Pair, SIDE_BYTES, lanes, udp};
-use rnic::nic::{Counters, Policy};
-use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Remote, SendKind};
-use rnic::wire::{Encapsulation, Header, Immediate, Operation, Psn, QpNumber, Service};
-use rnic_live::{Arrival, Faults, Faulty, Wire, WireCounters, WireError};
+use pair::{Pair, SIDE_BYTES, Side, lanes, udp};
+use rnic::nic::{Counters, Policy, Profile};
+use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Mtu, Remote, SendKind};
+use rnic::wire::{Encapsulation, Header, Immediate, IpAddresses, Operation, Packet, Psn, QpNumber, Service};
+use rnic_live::{Arrival, Faults, Faulty, Udp, Wire, WireCounters, WireError};
 
 const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
 
@@ -158,7 +158,7 @@ fn forged(destination: QpNumber, datagram: Option<&Encapsulation>) -> Vec<u8> {
         operation: Operation::SendOnly,
         destination,
         psn: Psn::new(0),
-        ack_request: false,
+        ack_request: true,
         solicited: false,
         congestion_echo: false,
         payload_bytes: 0,
@@ -201,6 +201,37 @@ fn hostile_datagrams_are_counted_drops_and_the_connection_goes_on() {
 
 fn is_well(completion: &Completion) -> bool {
     completion.status == CompletionStatus::Success
+}
+
+/// What a NIC on the same network does: its packets come from any port and count IPv4's identification up, and what it
+/// hears must have a checksum for the identification that was sent, 0.
+#[test]
+fn standard_packets_are_exchanged_with_a_nic() {
+    let nic = UdpSocket::bind("127.0.0.1:0").unwrap();
+    nic.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let other_port = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    wire.expect_nics();
+    wire.add_peer(nic.local_addr().unwrap()).unwrap();
+    let back = wire.datagram(Address(0)).unwrap().unwrap();
+    let (own, theirs) = (wire.local(), other_port.local_addr().unwrap());
+    let mut side = Side::new(Profile::new(Policy::GoBackN), wire, 1);
+    side.connect(QpNumber(99), (5, 0), Mtu::B1024, 17);
+    side.receive(1, 0, 64);
+    let here = Ipv4Addr::LOCALHOST;
+    let addresses = IpAddresses::V4 { source: here, destination: here, identification: 0x4242, dont_fragment: true };
+    let there = Encapsulation { addresses, source_port: theirs.port(), destination_port: own.port() };
+    other_port.send_to(&forged(side.qp, Some(&there)), own).unwrap();
+    let done = side.completions(1);
+    assert_eq!((done[0].id, done[0].status, done[0].bytes), (1, CompletionStatus::Success, 0));
+    let mut answer = [0; 100];
+    let (bytes, _) = nic.recv_from(&mut answer).unwrap();
+    let answer = Packet::new_checked(&answer[..bytes]).unwrap();
+    assert!(answer.is_intact(&back));
+    let header = answer.header();
+    assert_eq!((header.operation, header.destination, header.psn), (Operation::Acknowledge, QpNumber(99), Psn::new(0)));
+    assert_eq!((header.place, header.selective), (None, None), "standard RoCEv2 has no extension");
+    assert_eq!(side.live.counters(), WireCounters::default());
 }
 
 /// Two threads that sleep whenever they have nothing to do.

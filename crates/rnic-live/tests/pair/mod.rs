@@ -23,7 +23,7 @@ pub struct Side<W> {
     pub live: Live<W, ByteMemory>,
     pub keys: RegionKeys,
     pub cq: CqNumber,
-    qp: QpNumber,
+    pub qp: QpNumber,
 }
 
 pub struct Pair<W> {
@@ -32,7 +32,7 @@ pub struct Pair<W> {
 }
 
 impl<W: Wire> Side<W> {
-    fn new(profile: Profile, wire: W, seed: u64) -> Self {
+    pub fn new(profile: Profile, wire: W, seed: u64) -> Self {
         let mut live = Live::new(profile, ByteMemory::new(SIDE_BYTES), wire, seed).unwrap();
         let nic = live.nic_mut();
         let domain = nic.allocate_domain().unwrap();
@@ -54,7 +54,7 @@ impl<W: Wire> Side<W> {
     }
 
     /// `psns`: of its own first packet, and of its peer's.
-    fn connect(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu, ack_timer_code: u8) {
+    pub fn connect(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu, ack_timer_code: u8) {
         let connection = Connection {
             peer: Address(0),
             destination,

@@ -21,6 +21,10 @@ const DONT_FRAGMENT: u8 = 0x40;
 /// Of BTH: FECN, BECN and six reserved bits.
 const VARIANT_AT: usize = 4;
 
+/// Of a datagram's bytes, those between IPv4's identification and the packet.
+const AFTER_IDENTIFICATION_BYTES: usize = 22;
+const IDENTIFICATION_BYTES: usize = 2;
+
 /// 16 bytes a step: four times as fast as one.
 static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
@@ -83,6 +87,22 @@ impl Encapsulation {
         digest.finalize().to_le_bytes()
     }
 
+    /// The IPv4 identification with which a whole packet's checksum is right, if there is one: sockets do not tell
+    /// which one a datagram had, and NICs count them up. One in 2^16 spoilt packets finds one all the same; UDP's checksum
+    /// is there too.
+    pub fn identification(&self, packet: &[u8]) -> Option<u16> {
+        let IpAddresses::V4 { source, destination, dont_fragment, .. } = self.addresses else { return None };
+        let (body, icrc) = packet.split_last_chunk::<ICRC_BYTES>()?;
+        let addresses = IpAddresses::V4 { source, destination, identification: 0, dont_fragment };
+        let difference = u32::from_le_bytes(Self { addresses, ..*self }.icrc(body)) ^ u32::from_le_bytes(*icrc);
+        // Two bytes into a register of zeros are a register with these bytes and two zeros into it.
+        let bytes = IDENTIFICATION_BYTES + AFTER_IDENTIFICATION_BYTES + body.len();
+        match without_zeros(difference, bytes).to_le_bytes() {
+            [high, low, 0, 0] => Some(u16::from_be_bytes([high, low])),
+            _ => None,
+        }
+    }
+
     fn digest_ip(&self, digest: &mut crc::Digest<'static, u32, Table<16>>, udp_bytes: u16) {
         match self.addresses {
             IpAddresses::V4 { source, destination, identification, dont_fragment } => {
@@ -102,6 +122,43 @@ impl Encapsulation {
             }
         }
     }
+}
+
+/// The polynomial of CRC-32, lowest bit first; the term of x^0 is bit 31.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+const ONE: u32 = 1 << 31;
+/// 1/x: times x, it is 1.
+const INVERSE_X: u32 = (ONE ^ POLYNOMIAL) << 1 | 1;
+/// x^(-8 * 2^k): what takes 2^k bytes of zeros out of a register again.
+const INVERSE_BYTES: [u32; 16] = {
+    let mut powers = [times(INVERSE_X, INVERSE_X); 16];
+    powers[0] = times(powers[0], powers[0]);
+    powers[0] = times(powers[0], powers[0]);
+    let mut k = 1;
+    while k < powers.len() {
+        powers[k] = times(powers[k - 1], powers[k - 1]);
+        k += 1;
+    }
+    powers
+};
+
+/// The product of two polynomials, mod CRC-32's.
+const fn times(a: u32, b: u32) -> u32 {
+    let (mut product, mut shifted, mut term) = (0, b, ONE);
+    while term != 0 {
+        if a & term != 0 {
+            product ^= shifted;
+        }
+        shifted = shifted >> 1 ^ if shifted & 1 == 1 { POLYNOMIAL } else { 0 };
+        term >>= 1;
+    }
+    product
+}
+
+/// What a register held before so many bytes of zeros, fewer than 2^16, went into it.
+fn without_zeros(register: u32, bytes: usize) -> u32 {
+    let powers = INVERSE_BYTES.iter().enumerate().filter(|(k, _)| bytes >> k & 1 == 1);
+    powers.fold(register, |register, (_, power)| times(register, *power))
 }
 
 #[cfg(test)]
@@ -141,6 +198,37 @@ mod tests {
             0x35, 0xd9, 0x0e, 0x9a, 0x95, 0x50, 0x54, 0x01, 0xbe, 0x88, 0x5e, 0x50, 0x00, 0x00,
         ];
         assert_eq!(encapsulation.icrc(&packet), [0x78, 0xf3, 0x53, 0xf3]);
+    }
+
+    #[test]
+    fn the_identification_is_found_that_a_captured_packet_had() {
+        let mut packet = [0; 32];
+        packet[..9].copy_from_slice(&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0]);
+        packet[28..].copy_from_slice(&[0x82, 0xfd, 0x00, 0x2a]);
+        let addresses = v4([10, 0, 17, 1], [10, 0, 18, 1], 0);
+        let unknown = Encapsulation { addresses, source_port: 0, destination_port: UDP_PORT };
+        assert_eq!(unknown.identification(&packet), Some(0x718c));
+        for bit in 0..28 * 8 {
+            let mut spoilt = packet;
+            spoilt[bit / 8] ^= 1 << (bit % 8);
+            let may_change = bit / 8 == VARIANT_AT;
+            assert_eq!(unknown.identification(&spoilt).is_some(), may_change, "bit {bit}");
+        }
+        assert_eq!(unknown.identification(&packet[..3]), None);
+    }
+
+    #[test]
+    fn any_identification_is_found_behind_packets_of_any_length() {
+        for (bytes, identification) in [(0_usize, 0_u16), (1, 1), (12, 0x8000), (64, 0xffff), (4200, 0xa55a)] {
+            let mut packet: Vec<u8> = (0..bytes).map(|at| at as u8).collect();
+            let encapsulation = |identification| Encapsulation {
+                addresses: v4([10, 1, 2, 3], [10, 4, 5, 6], identification),
+                source_port: 49_999,
+                destination_port: UDP_PORT,
+            };
+            packet.extend(encapsulation(identification).icrc(&packet));
+            assert_eq!(encapsulation(77).identification(&packet), Some(identification));
+        }
     }
 
     /// No vector was found for IPv6: the rule, bit by bit, over the whole datagram with its fields masked.

@@ -5,8 +5,8 @@
 use super::cursor::{Reader, Writer};
 use super::opcode::{Extra, Opcode};
 use super::{
-    AckExtended, Atomic, Encapsulation, Header, HeaderError, Immediate, PacketError, Place, Psn, QpNumber, RKey,
-    RdmaExtended, Selective, Syndrome,
+    AckExtended, Atomic, Encapsulation, Header, HeaderError, Immediate, IpAddresses, PacketError, Place, Psn, QpNumber,
+    RKey, RdmaExtended, Selective, Syndrome,
 };
 
 /// Bytes of the invariant checksum at a packet's end.
@@ -126,6 +126,14 @@ impl<'a> Packet<'a> {
     /// Whether the checksum is that of this packet in this datagram.
     pub fn is_intact(&self, datagram: &Encapsulation) -> bool {
         self.bytes.split_last_chunk().is_some_and(|(packet, icrc)| datagram.icrc(packet) == *icrc)
+    }
+
+    /// The same where the datagram's IPv4 identification is not known: whether there is one that makes it so.
+    pub fn is_intact_for_any_identification(&self, datagram: &Encapsulation) -> bool {
+        match datagram.addresses {
+            IpAddresses::V4 { .. } => datagram.identification(self.bytes).is_some(),
+            IpAddresses::V6 { .. } => self.is_intact(datagram),
+        }
     }
 }
 

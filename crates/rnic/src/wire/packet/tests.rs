@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::{IpAddresses, Operation, Service, UDP_PORT};
+use crate::wire::{Operation, Service, UDP_PORT};
 
 const DATAGRAM: Encapsulation = Encapsulation {
     addresses: IpAddresses::V4 {
@@ -275,7 +275,7 @@ fn headers() -> impl Strategy<Value = Header> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(2000)))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.min(1000)))]
 
     #[test]
     fn what_is_said_is_understood_the_same(header in headers(), filler in any::<u8>()) {
