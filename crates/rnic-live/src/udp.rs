@@ -183,8 +183,8 @@ impl Udp {
         Ok(address)
     }
 
-    /// Lets peers be NICs, or Linux' `rdma_rxe`, rather than ends of this kind. They send from ports of their choice, so
-    /// that who sends is told by the address alone; they count IPv4's identification up, which sockets do not show;
+    /// Lets peers be NICs, or Linux' `rdma_rxe`, rather than ends of this kind. They send from ports of their choice,
+    /// so that who sends is told by the address alone; they count IPv4's identification up, which sockets do not show;
     /// and they look at this end's, which must not be counted up by whoever cuts a batch of datagrams apart.
     ///
     /// # Panics

@@ -88,8 +88,8 @@ impl Encapsulation {
     }
 
     /// The IPv4 identification with which a whole packet's checksum is right, if there is one: sockets do not tell
-    /// which one a datagram had, and NICs count them up. One in 2^16 spoilt packets finds one all the same; UDP's checksum
-    /// is there too.
+    /// which one a datagram had, and NICs count them up. One in 2^16 spoilt packets finds one all the same; UDP's
+    /// checksum is there too.
     pub fn identification(&self, packet: &[u8]) -> Option<u16> {
         let IpAddresses::V4 { source, destination, dont_fragment, .. } = self.addresses else { return None };
         let (body, icrc) = packet.split_last_chunk::<ICRC_BYTES>()?;
