@@ -1,6 +1,7 @@
 //! `crosslane rnic`: the RDMA NIC whose engine `rnic` is.
 
 mod memory;
+mod sim;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -10,11 +11,15 @@ use clap::Subcommand;
 pub enum Command {
     /// What a kind of NIC keeps on chip and in the host's memory, by number of queue pairs
     Memory(memory::Options),
+    /// The NIC in a simulated network: goodput, latency, loss, flows
+    #[command(subcommand)]
+    Sim(sim::Command),
 }
 
 /// Does what was asked.
 pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Memory(options) => memory::main(options),
+        Command::Sim(command) => sim::main(command),
     }
 }

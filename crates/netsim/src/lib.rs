@@ -1,6 +1,7 @@
 //! A packet simulator: switches, lines, topologies and workloads around the endpoints of an RDMA transport.
 
 pub mod endpoint;
+pub mod experiments;
 pub mod ideal;
 pub mod impairment;
 pub mod network;

@@ -198,6 +198,18 @@ impl<E: Endpoint> Network<E> {
         true
     }
 
+    /// Runs until so many flows have ended, repeated ones counted each time; returns whether they have, or nothing is
+    /// left to happen.
+    pub fn run_until_ended(&mut self, flows: u64) -> bool {
+        while self.counters.flows_ended < flows {
+            let Some((now, event)) = self.queue.next_event() else { return false };
+            self.now = now;
+            self.counters.events += 1;
+            self.handle(event);
+        }
+        true
+    }
+
     fn handle(&mut self, event: Event) {
         match event {
             Event::Arrive { port, packet } => self.arrive(port, packet),

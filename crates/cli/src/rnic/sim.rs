@@ -1,0 +1,363 @@
+//! `crosslane rnic sim`: one question to the packet simulator.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand, ValueEnum};
+use netsim::experiments::{ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult};
+use netsim::scenario::{Congestion, Scenario, Transport, TransportPlan};
+use netsim::topology::Preset;
+use netsim::workload::SizeDistribution;
+use serde::Serialize;
+use sim::Span;
+
+use crate::output;
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// What is asked.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Goodput of many queue pairs that take turns packet by packet
+    Qps(Qps),
+    /// Goodput over a line that loses packets
+    Loss(Loss),
+    /// Half of a round trip of one message
+    Latency(Latency),
+    /// How much longer flows take in a network full of others than alone
+    Fct(Fct),
+    /// A simulation from a file: docs/netsim.md
+    Run(Run),
+}
+
+/// Kinds of NICs by their names on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Selective repeat whose state lies in the host's memory
+    Srnic,
+    /// Selective repeat with bitmaps on chip
+    Irn,
+    /// Standard RoCEv2
+    GoBackN,
+    /// Standard RoCEv2, with a cache of contexts on chip
+    ConnectionCache,
+}
+
+impl Kind {
+    /// The same, as the simulator calls it.
+    pub fn transport(self) -> Transport {
+        match self {
+            Self::Srnic => Transport::Srnic,
+            Self::Irn => Transport::Irn,
+            Self::GoBackN => Transport::GoBackN,
+            Self::ConnectionCache => Transport::ConnectionCache,
+        }
+    }
+}
+
+/// What all questions have.
+#[derive(Args)]
+pub struct Common {
+    /// Decides everything that is random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which queue pairs.
+#[derive(Args)]
+pub struct Qps {
+    /// Which kind of NIC
+    #[arg(long, value_enum, default_value = "srnic")]
+    nic: Kind,
+    /// How many queue pairs
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    qps: u32,
+    /// The line's rate
+    #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
+    gbps: f64,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Which loss.
+#[derive(Args)]
+pub struct Loss {
+    /// How losses are found and mended
+    #[arg(long, value_enum, default_value = "srnic")]
+    transport: Kind,
+    /// The share of packets lost, each way
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01)]
+    loss: f64,
+    /// The line's rate
+    #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
+    gbps: f64,
+    /// Queue pairs that send
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    qps: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Which messages.
+#[derive(Args)]
+pub struct Latency {
+    /// Which kind of NIC
+    #[arg(long, value_enum, default_value = "srnic")]
+    nic: Kind,
+    /// Bytes of a message
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    size: u32,
+    /// The line's rate
+    #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
+    gbps: f64,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Which flows, where.
+#[derive(Args)]
+pub struct Fct {
+    /// leaf-spine-256, three-tier-1024 or three-tier-4096
+    #[arg(long, value_name = "NAME", default_value = "leaf-spine-256")]
+    topology: Preset,
+    /// Sizes of flows: cache-follower, web-search, hadoop, storage-2019, storage-2022, or a file
+    #[arg(long, value_name = "NAME", default_value = "cache-follower")]
+    workload: String,
+    /// The share of hosts' rate that flows need
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    load: f64,
+    /// How losses are found and mended
+    #[arg(long, value_enum, default_value = "srnic")]
+    transport: Kind,
+    /// How long flows begin, in milliseconds of virtual time
+    #[arg(long, value_name = "MS", default_value_t = 1.0)]
+    duration_ms: f64,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Which file.
+#[derive(Args)]
+pub struct Run {
+    /// What to simulate
+    file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks and prints.
+pub fn main(command: &Command) -> Result<()> {
+    match command {
+        Command::Qps(options) => qps(options),
+        Command::Loss(options) => loss(options),
+        Command::Latency(options) => latency(options),
+        Command::Fct(options) => fct(options),
+        Command::Run(options) => run(options),
+    }
+}
+
+/// Questions without sense are the command line's fault; requests that fail are not.
+pub fn judged(error: ExperimentError) -> anyhow::Error {
+    match error {
+        ExperimentError::Failed { .. } => error.into(),
+        _ => WrongUse::of(error).into(),
+    }
+}
+
+/// A question and its answer, as JSON.
+#[derive(Serialize)]
+struct Answer<Question: Serialize, Result: Serialize> {
+    #[serde(flatten)]
+    question: Question,
+    #[serde(flatten)]
+    result: Result,
+}
+
+#[derive(Serialize)]
+struct StreamQuestion {
+    transport: Transport,
+    qps: u32,
+    loss: f64,
+    gbps: f64,
+    mtu_bytes: u32,
+    message_bytes: u32,
+    seed: u64,
+}
+
+fn stream(plan: StreamPlan, json: bool) -> Result<()> {
+    let result = plan.run().map_err(judged)?;
+    if json {
+        let StreamPlan { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
+        let (transport, mtu_bytes) = (transport.policy, transport.mtu_bytes);
+        let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, seed };
+        return output::print_json(&Answer { question, result });
+    }
+    output::print(&stream_table(&result))
+}
+
+fn stream_table(result: &StreamResult) -> String {
+    let mut table = Table::new(&[("WHAT", Align::Left), ("MODELLED", Align::Right)]);
+    let percent = |share: f64| format!("{:.2} %", share * 100.0);
+    for (what, value) in [
+        ("goodput", format!("{:.2} Gb/s", result.goodput_gbps)),
+        ("data packets sent again", percent(result.retransmitted_share)),
+        ("data packets that came twice", percent(result.spurious_share)),
+        ("headers that went to software", percent(result.slow_path_share)),
+        ("a core's time in the slow path", percent(result.slow_path_core_share)),
+        ("contexts that were not on chip", percent(result.context_miss_share)),
+        ("time-outs", result.timeouts.to_string()),
+    ] {
+        table.row(vec![what.to_owned(), value]);
+    }
+    table.render()
+}
+
+fn qps(options: &Qps) -> Result<()> {
+    let Common { seed, json } = options.common;
+    stream(StreamPlan::by_qps(options.nic.transport(), options.qps, options.gbps, seed), json)
+}
+
+fn loss(options: &Loss) -> Result<()> {
+    let Common { seed, json } = options.common;
+    let plan = StreamPlan::by_loss(options.transport.transport(), options.loss, options.gbps, seed);
+    stream(StreamPlan { qps: options.qps, ..plan }, json)
+}
+
+#[derive(Serialize)]
+struct LatencyQuestion {
+    nic: Transport,
+    size_bytes: u32,
+    gbps: f64,
+    seed: u64,
+}
+
+fn latency(options: &Latency) -> Result<()> {
+    let Common { seed, json } = options.common;
+    let plan = LatencyPlan { gbps: options.gbps, ..LatencyPlan::new(options.nic.transport(), options.size, seed) };
+    let result = plan.run().map_err(judged)?;
+    if json {
+        let question = LatencyQuestion { nic: plan.policy, size_bytes: plan.size_bytes, gbps: plan.gbps, seed };
+        return output::print_json(&Answer { question, result });
+    }
+    let LatencyResult { p50_us, p99_us, p999_us, max_us, .. } = result;
+    let mut table = Table::new(&[("HALF OF A ROUND TRIP", Align::Left), ("MODELLED us", Align::Right)]);
+    for (what, us) in [("p50", p50_us), ("p99", p99_us), ("p99.9", p999_us), ("maximum", max_us)] {
+        table.row(vec![what.to_owned(), format!("{us:.3}")]);
+    }
+    output::print(&table.render())
+}
+
+#[derive(Serialize)]
+struct FctQuestion {
+    topology: String,
+    workload: String,
+    load: Option<f64>,
+    transport: TransportPlan,
+    seed: u64,
+}
+
+/// What the run took on this machine.
+#[derive(Serialize)]
+struct Pace<'a> {
+    #[serde(flatten)]
+    result: &'a FctResult,
+    /// Of the next three.
+    pace_provenance: &'static str,
+    wall_s: f64,
+    events_per_s: f64,
+    /// Of the whole process, as the system counts it.
+    memory_peak_bytes: Option<u64>,
+}
+
+/// The most memory that this process had, as the system counts it.
+fn memory_peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn flows(question: &FctQuestion, plan: &FctPlan, json: bool) -> Result<()> {
+    let begun = Instant::now();
+    let result = plan.run(None).map_err(judged)?;
+    let wall_s = begun.elapsed().as_secs_f64();
+    let events_per_s = result.events as f64 / wall_s;
+    if json {
+        let memory_peak_bytes = memory_peak_bytes();
+        let pace = Pace { result: &result, pace_provenance: "measured", wall_s, events_per_s, memory_peak_bytes };
+        return output::print_json(&Answer { question, result: pace });
+    }
+    output::print(&format!("{}\n{}", fct_summary(&result, wall_s), fct_table(&result)))
+}
+
+fn fct_summary(result: &FctResult, wall_s: f64) -> String {
+    let FctResult { flows, flows_ended, hosts, simulated_us, network, endpoints, .. } = result;
+    format!(
+        "{flows_ended} of {flows} flows of {hosts} hosts in {simulated_us:.0} us, modelled; {} events in {wall_s:.1} s, \
+         measured: {:.2} M a second\n{} packets dropped, {} marked, {} sent again, {} of them in vain; fullest queue \
+         {} B; {:.1} Gb/s a host\n",
+        result.events,
+        result.events as f64 / wall_s / 1e6,
+        network.dropped_packets + network.lost_packets,
+        network.marked_packets,
+        endpoints.retransmitted_packets,
+        endpoints.spurious_packets,
+        network.queue_max_bytes,
+        result.goodput_gbps_per_host,
+    )
+}
+
+fn fct_table(result: &FctResult) -> String {
+    let numbers = ["FLOWS", "MEAN", "p50", "p95", "p99", "MAX"];
+    let mut heads = vec![("UP TO BYTES", Align::Right)];
+    heads.extend(numbers.map(|head| (head, Align::Right)));
+    let mut table = Table::new(&heads);
+    let mut row = |size: String, flows: usize, slowdown: &netsim::results::Slowdown| {
+        let mut cells = vec![size, flows.to_string()];
+        let values = [slowdown.mean, slowdown.p50, slowdown.p95, slowdown.p99, slowdown.max];
+        cells.extend(values.iter().map(|value| format!("{value:.2}")));
+        table.row(cells);
+    };
+    result.bins.iter().for_each(|bin| row(bin.bytes_max.to_string(), bin.flows, &bin.slowdown));
+    row("all".to_owned(), result.flows_ended, &result.slowdown);
+    table.render()
+}
+
+fn fct(options: &Fct) -> Result<()> {
+    let Common { seed, json } = options.common;
+    let ms = options.duration_ms;
+    if !(ms > 0.0 && ms <= 10_000.0) {
+        return Err(WrongUse::of(format!("a duration of {ms} ms; take more than 0 and at most 10000")).into());
+    }
+    let sizes = SizeDistribution::find(&options.workload).map_err(WrongUse::of)?;
+    let transport =
+        TransportPlan { policy: options.transport.transport(), mtu_bytes: 1000, congestion: Congestion::Dctcp };
+    let question = FctQuestion {
+        topology: options.topology.name().to_owned(),
+        workload: sizes.name.clone(),
+        load: Some(options.load),
+        transport,
+        seed,
+    };
+    let during = Span::from_ns(ms * 1e6);
+    let plan = FctPlan::published(options.topology, sizes, options.load, transport, during, seed).map_err(judged)?;
+    flows(&question, &plan, json)
+}
+
+fn run(options: &Run) -> Result<()> {
+    let scenario = Scenario::read(&options.file).map_err(WrongUse::of)?;
+    let name = options.file.file_name().context("the file has a name")?.to_string_lossy().into_owned();
+    let question = FctQuestion {
+        topology: name.clone(),
+        workload: name,
+        load: None,
+        transport: scenario.transport,
+        seed: scenario.seed,
+    };
+    flows(&question, &FctPlan::of_scenario(&scenario), options.json)
+}

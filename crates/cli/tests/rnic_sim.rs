@@ -1,0 +1,53 @@
+//! `crosslane rnic sim`: the lines that scripts use.
+
+mod command;
+
+use std::io::Write;
+
+use command::{assert_fails, crosslane, stdout};
+use serde_json::Value;
+
+fn answer(line: &str) -> Value {
+    let arguments: Vec<&str> = ["rnic", "sim"].into_iter().chain(line.split(' ')).collect();
+    let output = crosslane(&arguments);
+    assert!(output.status.success(), "{line}: {output:?}");
+    serde_json::from_str(&stdout(&output)).unwrap()
+}
+
+fn number(answer: &Value, key: &str) -> f64 {
+    let value = key.split('.').fold(answer, |value, part| &value[part]);
+    value.as_f64().unwrap_or_else(|| panic!("no number {key} in {answer}"))
+}
+
+#[test]
+fn every_question_answers_with_its_numbers() {
+    let qps = answer("qps --nic connection-cache --qps 300 --gbps 100 --seed 1 --json");
+    assert!((50.0..98.0).contains(&number(&qps, "goodput_gbps")) && qps["provenance"] == "modelled");
+    let loss = answer("loss --transport srnic --loss 0.01 --gbps 10 --seed 1 --json");
+    assert!(number(&loss, "goodput_gbps") > 8.0 && (0.0..=1.0).contains(&number(&loss, "slow_path_share")));
+    let latency = answer("latency --nic srnic --size 64 --json");
+    assert!(number(&latency, "p50_us") > 1.0 && number(&latency, "p99_us") >= number(&latency, "p50_us"));
+    let fct = answer(
+        "fct --topology leaf-spine-256 --workload storage-2019 --load 0.5 --transport srnic --seed 1 --json \
+         --duration-ms 0.005",
+    );
+    for key in ["events", "events_per_s", "slowdown.mean", "slowdown.p50", "slowdown.p99", "memory_bytes"] {
+        assert!(number(&fct, key) >= 1.0, "{key}");
+    }
+}
+
+#[test]
+fn a_file_is_simulated_and_a_wrong_one_is_named() {
+    let mut file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
+    let text = "version = 1\n[topology]\nkind = \"dumbbell\"\nhosts_per_side = 2\nhost_gbps = 100\nmiddle_gbps = 40\n\
+                [workload]\nkind = \"permutation\"\nbytes = 20000\n";
+    file.write_all(text.as_bytes()).unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    let answer = answer(&format!("run {path} --json"));
+    assert_eq!((number(&answer, "flows"), number(&answer, "flows_ended")), (4.0, 4.0));
+    file.write_all(b"senders = 0\nspeed = 3\n").unwrap();
+    assert_fails(&crosslane(&["rnic", "sim", "run", &path]), 2, &[&path, "line 11", "speed"]);
+    assert_fails(&crosslane(&["rnic", "sim", "qps", "--qps", "0"]), 2, &["qps 0; take 1 to 65536"]);
+    assert_fails(&crosslane(&["rnic", "sim", "fct", "--workload", "cache"]), 2, &["cache-follower"]);
+    assert_fails(&crosslane(&["rnic", "sim", "fct", "--load", "1.5"]), 2, &["a load of 1.5; take more than 0"]);
+}

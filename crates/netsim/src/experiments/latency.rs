@@ -1,0 +1,104 @@
+//! One message at a time, there and back.
+
+use serde::Serialize;
+use sim::{Span, Time};
+
+use super::{ExperimentError, Provenance, in_range};
+use crate::endpoint::Flow;
+use crate::network::{Network, NetworkPlan};
+use crate::rate::Rate;
+use crate::rdma::{PathPlan, Rdma, RdmaPlan, Verb, profile};
+use crate::results::percentile;
+use crate::scenario::{Congestion, Transport, TransportPlan};
+use crate::switch::SwitchPlan;
+use crate::topology::{HostId, Line, Node, Topology};
+
+/// The largest message: what a receive request of the echo has room for.
+const BYTES_MAX: f64 = (1 << 20) as f64;
+/// Of the cable between the two hosts: 5 m.
+const CABLE_NS: f64 = 25.0;
+
+/// Two hosts on one cable; one sends, the other's program sends as much back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatencyPlan {
+    /// Both hosts' NIC.
+    pub policy: Transport,
+    /// Bytes of a message.
+    pub size_bytes: u32,
+    /// Of the cable.
+    pub gbps: f64,
+    /// Messages, one after the other.
+    pub messages: u32,
+    /// Of everything random.
+    pub seed: u64,
+}
+
+/// Half of round trips, as perftest counts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LatencyResult {
+    /// Of the figures.
+    pub provenance: Provenance,
+    /// Half were not slower.
+    pub p50_us: f64,
+    /// 99% were not slower.
+    pub p99_us: f64,
+    /// 99.9% were not slower.
+    pub p999_us: f64,
+    /// The slowest.
+    pub max_us: f64,
+    /// How many.
+    pub messages: u32,
+}
+
+impl LatencyPlan {
+    /// As published: one cable of 100 Gb/s.
+    pub fn new(policy: Transport, size_bytes: u32, seed: u64) -> Self {
+        Self { policy, size_bytes, gbps: 100.0, messages: 1000, seed }
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// When a number makes no sense, or requests fail.
+    pub fn run(&self) -> Result<LatencyResult, ExperimentError> {
+        in_range("size", self.size_bytes.into(), 1.0, BYTES_MAX)?;
+        in_range("gbps", self.gbps, 1.0, 1600.0)?;
+        in_range("messages", self.messages.into(), 1.0, 1e6)?;
+        let rate = Rate::from_gbps(self.gbps).expect("a rate in range");
+        let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ns(CABLE_NS) };
+        let topology = Topology::new(2, 0, vec![line]).expect("two hosts on a cable are a network");
+        let plan = NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed: self.seed };
+        let transport = TransportPlan { policy: self.policy, mtu_bytes: 4096, congestion: Congestion::None };
+        let nic = profile(&transport, &PathPlan { rate, round_trip: Span::from_ns(CABLE_NS) * 2 });
+        let rdma = RdmaPlan { verb: Verb::Echo, seed: self.seed, ..RdmaPlan::new(nic) };
+        let flow = Flow {
+            start: Time::ZERO,
+            from: HostId(0),
+            to: HostId(1),
+            bytes: self.size_bytes.into(),
+            connection: Some(0),
+            repeats: true,
+        };
+        let mut network = Network::new(&plan, Rdma::fleet(rdma, 2)?, vec![flow]);
+        let mut halves_us = Vec::with_capacity(self.messages as usize);
+        let mut begun = Time::ZERO;
+        while halves_us.len() < self.messages as usize {
+            let before = network.counters().flows_ended;
+            if !network.run_until_ended(before + 1) {
+                return Err(ExperimentError::Failed { failed: 1, flows: halves_us.len() + 1 });
+            }
+            halves_us.push((network.now() - begun).ns() / 2000.0);
+            begun = network.now();
+        }
+        halves_us.sort_unstable_by(f64::total_cmp);
+        let at = |share| percentile(&halves_us, share);
+        Ok(LatencyResult {
+            provenance: Provenance::Modelled,
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            p999_us: at(0.999),
+            max_us: at(1.0),
+            messages: self.messages,
+        })
+    }
+}

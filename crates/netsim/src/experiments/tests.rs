@@ -1,0 +1,62 @@
+use super::*;
+use crate::scenario::{Congestion, Transport, TransportPlan};
+use crate::topology::Preset;
+use crate::workload::SizeDistribution;
+use sim::Span;
+
+fn short(plan: StreamPlan) -> StreamResult {
+    StreamPlan { warm: Span::from_ns(1e6), during: Span::from_ns(2e6), ..plan }.run().unwrap()
+}
+
+#[test]
+fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
+    let goodput = |nic, qps| short(StreamPlan::by_qps(nic, qps, 100.0, 1)).goodput_gbps;
+    assert!(goodput(Transport::Srnic, 64) > 97.0 && goodput(Transport::Srnic, 4000) > 97.0);
+    assert!(goodput(Transport::ConnectionCache, 64) > 97.0);
+    assert!(goodput(Transport::ConnectionCache, 4000) < 70.0);
+}
+
+#[test]
+fn loss_is_srnics_slow_path_and_costs_it_little() {
+    // Time-outs are rare and long: what waits for them is watched for longer.
+    let at = |policy, loss, ms: f64| {
+        StreamPlan { during: Span::from_ns(ms * 1e6), ..StreamPlan::by_loss(policy, loss, 100.0, 1) }.run().unwrap()
+    };
+    let (srnic, go_back_n) = (at(Transport::Srnic, 0.01, 3.0), at(Transport::GoBackN, 0.01, 30.0));
+    assert!(srnic.goodput_gbps > 75.0 && srnic.goodput_gbps > 3.0 * go_back_n.goodput_gbps, "{srnic:?} {go_back_n:?}");
+    assert!(srnic.slow_path_share > 0.05 && at(Transport::Srnic, 0.0, 1.0).slow_path_share == 0.0, "{srnic:?}");
+}
+
+#[test]
+fn a_small_message_takes_its_dma_and_a_cable() {
+    let result = LatencyPlan { messages: 20, ..LatencyPlan::new(Transport::Srnic, 64, 1) }.run().unwrap();
+    assert!((1.0..5.0).contains(&result.p50_us) && result.p50_us <= result.p99_us, "{result:?}");
+    let large = LatencyPlan { messages: 20, ..LatencyPlan::new(Transport::Srnic, 65_536, 1) }.run().unwrap();
+    assert!(large.p50_us > result.p50_us + 5.0, "64 KiB take at least 5.2 us on the line: {large:?}");
+}
+
+#[test]
+fn a_run_of_flows_is_the_same_for_the_same_seed() {
+    let sizes = SizeDistribution::find("storage-2019").unwrap();
+    let run = |seed| {
+        let during = Span::from_ns(2e4);
+        let plan = FctPlan::published(Preset::LeafSpine256, sizes.clone(), 0.3, TransportPlan::default(), during, seed);
+        plan.unwrap().run(None).unwrap()
+    };
+    let first = run(1);
+    assert!(first.flows > 50 && first.flows_ended == first.flows && first.failed == 0, "{first:?}");
+    assert!(first.slowdown.mean >= 1.0 && first.bins.len() == 20);
+    assert_eq!(first, run(1));
+    assert_ne!(first.slowdown, run(2).slowdown);
+}
+
+#[test]
+fn questions_without_sense_are_refused() {
+    let error = |plan: StreamPlan| plan.run().unwrap_err().to_string();
+    assert_eq!(error(StreamPlan::by_qps(Transport::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 65536");
+    assert_eq!(error(StreamPlan::by_loss(Transport::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
+    assert_eq!(error(StreamPlan::by_qps(Transport::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
+    let plan = StreamPlan::by_qps(Transport::Irn, 1, 100.0, 1);
+    let transport = TransportPlan { mtu_bytes: 9000, congestion: Congestion::None, ..plan.transport };
+    assert!(error(StreamPlan { transport, ..plan }).contains("mtu_bytes is 9000; choose 256 to 4096"));
+}
