@@ -1,0 +1,115 @@
+//! `crosslane rnic figures`: what was published of SRNIC, asked of the simulator and of the ledger, side by side.
+
+mod jobs;
+mod pages;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use crosslane_bench::Progress;
+use netsim::experiments::Provenance;
+use serde::Serialize;
+
+use crate::output;
+
+/// How much of it, and where to.
+#[derive(Args)]
+pub struct Options {
+    /// The directory for figures.json, figures.md and the plots; made if it is not there
+    #[arg(value_name = "DIR", default_value = "figures")]
+    directory: PathBuf,
+    /// Fewer points and shorter spans: less than a minute
+    #[arg(long, conflicts_with = "long")]
+    quick: bool,
+    /// Flows for 10 ms, and 4,096 hosts too: hours
+    #[arg(long)]
+    long: bool,
+    /// Decides everything that is random
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Simulations that run at a time [default: one a core]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+}
+
+/// How long and how fine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Depth {
+    Quick,
+    Usual,
+    Long,
+}
+
+/// A figure: what it shows, and its values.
+#[derive(Debug, Serialize)]
+struct FigureData {
+    name: &'static str,
+    title: &'static str,
+    x: &'static str,
+    y: &'static str,
+    rows: Vec<Row>,
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Row {
+    series: String,
+    x: f64,
+    y: f64,
+    provenance: Provenance,
+    /// What the authors say of it, if they do, and of which NIC.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published_of: Option<&'static str>,
+}
+
+/// Everything, as JSON.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    seed: u64,
+    published_source: &'static str,
+    figures: &'a [FigureData],
+}
+
+const SOURCE: &str = "Wang et al., 'SRNIC: A Scalable Architecture for RDMA NICs', NSDI 2023";
+
+/// Asks everything, and writes tables and plots.
+pub fn main(options: &Options) -> Result<()> {
+    let directory = &options.directory;
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    let depth = match (options.quick, options.long) {
+        (true, _) => Depth::Quick,
+        (_, true) => Depth::Long,
+        _ => Depth::Usual,
+    };
+    let jobs = jobs::all(depth, options.seed);
+    let threads = options.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    let progress = Mutex::new(Progress::new(jobs.len() as u64));
+    let stage = format!("{} simulations", jobs.len());
+    let step = |done: usize| {
+        let detail = format!("{done} done");
+        progress.lock().unwrap_or_else(PoisonError::into_inner).step(&stage, &detail);
+    };
+    let outcomes = sim::sweep(&jobs, threads, jobs::Job::run, step);
+    drop(progress);
+    let mut rows = Vec::new();
+    for outcome in outcomes {
+        rows.extend(outcome.map_err(super::sim::judged)?);
+    }
+    let figures = pages::figures(rows);
+    let report =
+        Report { schema: "crosslane-rnic-figures-1", seed: options.seed, published_source: SOURCE, figures: &figures };
+    let mut paths = vec![directory.join("figures.json"), directory.join("figures.md")];
+    let texts = [serde_json::to_string_pretty(&report)? + "\n", pages::markdown(&figures, options.seed)];
+    for (path, text) in paths.iter().zip(&texts) {
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    for figure in &figures {
+        paths.extend(pages::plot(figure).write(directory, figure.name)?);
+    }
+    output::print(&paths.iter().map(|path| format!("{}\n", path.display())).collect::<String>())
+}

@@ -1,0 +1,151 @@
+//! The questions, each with the figures that it answers.
+
+use netsim::experiments::{ExperimentError, FctPlan, LatencyPlan, Provenance, StreamPlan};
+use netsim::scenario::{Congestion, Transport, TransportPlan};
+use netsim::topology::Preset;
+use netsim::workload::SizeDistribution;
+use rnic::ledger::{Ledger, Place};
+use rnic::nic::Policy;
+use sim::Span;
+
+use super::{Depth, Row};
+
+/// Work requests a queue pair in the ledger of the host's memory; what is on chip does not depend on it.
+const DEPTH: u32 = 64;
+const BYTES_PER_MB: f64 = 1e6;
+
+/// One question.
+pub enum Job {
+    ByQps(StreamPlan),
+    ByLoss(StreamPlan),
+    Latency(LatencyPlan),
+    Memory(Policy, u32),
+    Flows { preset: Preset, load: f64, transport: Transport, during: Span, seed: u64 },
+}
+
+/// A value and the figure that it is of.
+pub type Answer = (&'static str, Row);
+
+fn name(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Srnic => "srnic",
+        Transport::Irn => "irn",
+        Transport::GoBackN => "go-back-n",
+        Transport::ConnectionCache => "connection-cache",
+    }
+}
+
+fn modelled(series: impl Into<String>, x: f64, y: f64) -> Row {
+    Row { series: series.into(), x, y, provenance: Provenance::Modelled, published: None, published_of: None }
+}
+
+impl Job {
+    /// Asks.
+    pub fn run(&self) -> Result<Vec<Answer>, ExperimentError> {
+        match self {
+            Self::ByQps(plan) => {
+                let (series, x) = (name(plan.transport.policy), f64::from(plan.qps));
+                Ok(vec![("goodput-by-qps", modelled(series, x, plan.run()?.goodput_gbps))])
+            }
+            Self::ByLoss(plan) => {
+                let (result, series, x) = (plan.run()?, name(plan.transport.policy), plan.loss * 100.0);
+                let mut answers = vec![("goodput-by-loss", modelled(series, x, result.goodput_gbps))];
+                if plan.transport.policy == Transport::Srnic {
+                    let core = modelled("receiver", x, result.slow_path_core_share * 100.0);
+                    let headers = modelled("headers in software", x, result.slow_path_share * 100.0);
+                    answers.extend([("slow-path-by-loss", core), ("slow-path-by-loss", headers)]);
+                }
+                Ok(answers)
+            }
+            Self::Latency(plan) => {
+                let (series, x) = (name(plan.policy), f64::from(plan.size_bytes));
+                Ok(vec![("latency-by-size", modelled(series, x, plan.run()?.p50_us))])
+            }
+            Self::Memory(policy, qps) => {
+                let bytes = Ledger::new(*policy, *qps, DEPTH).total(Place::Chip);
+                let series = if *policy == Policy::Srnic { "srnic" } else { "irn" };
+                Ok(vec![("memory-by-qps", modelled(series, f64::from(*qps), bytes as f64 / BYTES_PER_MB))])
+            }
+            Self::Flows { preset, load, transport, during, seed } => flows(*preset, *load, *transport, *during, *seed),
+        }
+    }
+}
+
+fn flows(
+    preset: Preset,
+    load: f64,
+    transport: Transport,
+    during: Span,
+    seed: u64,
+) -> Result<Vec<Answer>, ExperimentError> {
+    let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
+    let plan = TransportPlan { policy: transport, mtu_bytes: 1000, congestion: Congestion::Dctcp };
+    let result = FctPlan::published(preset, sizes, load, plan, during, seed)?.run(None)?;
+    let (mean, p99) = match preset {
+        Preset::LeafSpine256 => ("slowdown-256-mean", "slowdown-256-p99"),
+        Preset::ThreeTier1024 => ("slowdown-1024-mean", "slowdown-1024-p99"),
+        Preset::ThreeTier4096 => ("slowdown-4096-mean", "slowdown-4096-p99"),
+    };
+    let series = format!("{}, load {load}", name(transport));
+    let rows = |figure, value: fn(&netsim::results::Slowdown) -> f64| {
+        let row =
+            |bin: &netsim::results::Bin| (figure, modelled(series.clone(), bin.bytes_max as f64, value(&bin.slowdown)));
+        result.bins.iter().map(row).collect::<Vec<_>>()
+    };
+    Ok([rows(mean, |slowdown| slowdown.mean), rows(p99, |slowdown| slowdown.p99)].concat())
+}
+
+/// Everything that is asked, what takes longest first.
+pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
+    let mut jobs = networks(depth, seed);
+    let is_quick = depth == Depth::Quick;
+    let losses: &[f64] = if is_quick { &[0.0, 0.01] } else { &[0.0, 0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05] };
+    for transport in [Transport::Srnic, Transport::Irn, Transport::GoBackN] {
+        jobs.extend(losses.iter().map(|loss| Job::ByLoss(StreamPlan::by_loss(transport, *loss, 100.0, seed))));
+    }
+    let qps: &[u32] = if is_quick {
+        &[128, 1024, 10_000, 16_384]
+    } else {
+        &[1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 10_000, 16_384]
+    };
+    for nic in [Transport::Srnic, Transport::ConnectionCache] {
+        jobs.extend(qps.iter().map(|qps| Job::ByQps(StreamPlan::by_qps(nic, *qps, 100.0, seed))));
+    }
+    let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
+    for nic in [Transport::Srnic, Transport::Irn, Transport::ConnectionCache] {
+        jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyPlan::new(nic, *size, seed))));
+    }
+    for policy in [Policy::Srnic, Policy::Irn] {
+        jobs.extend([100, 1000, 10_000, 100_000].map(|qps| Job::Memory(policy, qps)));
+    }
+    jobs
+}
+
+fn networks(depth: Depth, seed: u64) -> Vec<Job> {
+    let transports = [Transport::Srnic, Transport::Irn, Transport::GoBackN];
+    let of = |preset, loads: &[f64], ms: f64, transports: &[Transport]| {
+        let job = |(load, transport): (f64, Transport)| Job::Flows {
+            preset,
+            load,
+            transport,
+            during: Span::from_ns(ms * 1e6),
+            seed,
+        };
+        let pairs = loads.iter().flat_map(|load| transports.iter().map(move |transport| (*load, *transport)));
+        pairs.map(job).collect::<Vec<_>>()
+    };
+    match depth {
+        Depth::Quick => of(Preset::LeafSpine256, &[0.5], 0.05, &transports[..1]),
+        Depth::Usual => [
+            of(Preset::ThreeTier1024, &[0.5], 1.0, &transports),
+            of(Preset::LeafSpine256, &[0.7, 0.5], 2.0, &transports),
+        ]
+        .concat(),
+        Depth::Long => [
+            of(Preset::ThreeTier4096, &[0.5], 10.0, &transports),
+            of(Preset::ThreeTier1024, &[0.7, 0.5], 10.0, &transports),
+            of(Preset::LeafSpine256, &[0.7, 0.5], 10.0, &transports),
+        ]
+        .concat(),
+    }
+}
