@@ -53,11 +53,11 @@ pub struct Outgoing<Header> {
 
 /// A packet that an endpoint gets; its checksum was right.
 #[derive(Clone, Copy, Debug)]
-pub struct Incoming<Header> {
+pub struct Incoming<'a, Header> {
     /// From whom.
     pub from: HostId,
     /// What it says.
-    pub header: Header,
+    pub header: &'a Header,
     /// A switch met congestion.
     pub is_marked: bool,
     /// A switch cut its payload off.
@@ -137,7 +137,7 @@ pub trait Endpoint: Sized {
     fn start(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow);
 
     /// Takes a packet in.
-    fn receive(&mut self, now: Time, packet: &Incoming<Self::Header>);
+    fn receive(&mut self, now: Time, packet: &Incoming<'_, Self::Header>);
 
     /// The next packet, when the wire is free; it is asked again after that one, and whenever anything happened.
     fn transmit(&mut self, now: Time) -> Option<Outgoing<Self::Header>>;

@@ -11,7 +11,7 @@ use crate::impairment::{Impaired, Impairments};
 use crate::packet::{Arena, Fifo, Frame, PacketId};
 use crate::rate::Rate;
 use crate::switch::{Pfc, Switch, SwitchPlan};
-use crate::topology::{HostId, Node, Routes, Topology};
+use crate::topology::{HostId, Line, Node, Routes, Topology};
 
 pub use report::{FlowEnd, NetworkCounters};
 pub use tap::{Seen, Tap};
@@ -36,32 +36,37 @@ enum Event {
     Stop,
 }
 
-/// One end of a line.
+/// One end of a line: what every packet that leaves by it touches, in one cache line. Its other end has the number that
+/// differs in the last bit.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Port {
-    owner: Owner,
-    /// The port at the other end.
-    peer: u32,
     rate: Rate,
     delay: Span,
     /// When the packet that is being sent has left.
     free_at: Time,
-    /// Whether an event says so.
+    control: Fifo,
+    data: Fifo,
+    queued_max: u32,
+    /// Whether an event says when the line is free.
     is_awaited: bool,
     /// Whether the neighbour has asked not to be sent data.
     is_paused: bool,
-    control: Fifo,
-    data: Fifo,
-    queued_max: u64,
+    /// Whether the line is not perfect, this way.
+    is_impaired: bool,
+}
+
+/// What only some networks need of a port.
+#[derive(Debug, Default)]
+struct PortExtra {
     /// What is wrong with the line, this way.
-    impaired: Option<Box<Impaired>>,
+    impaired: Option<Impaired>,
     /// With pauses: bytes of the shared part that came by this port.
     held: u64,
     /// Whether this port has asked its neighbour to pause.
     is_pausing: bool,
     headroom: u64,
     headroom_used: u64,
-    sent_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +94,9 @@ pub struct Network<E: Endpoint> {
     now: Time,
     arena: Arena<E::Header>,
     ports: Vec<Port>,
+    /// By port.
+    owners: Vec<Owner>,
+    extras: Vec<PortExtra>,
     switches: Vec<Switch>,
     plan: SwitchPlan,
     routes: Routes,
@@ -121,11 +129,11 @@ impl<E: Endpoint> Network<E> {
         assert!(flows.is_sorted_by_key(|flow| flow.start), "flows in order of their start");
         let is_possible = |flow: &Flow| flow.from != flow.to && flow.from.0.max(flow.to.0) < topology.hosts();
         assert!(flows.iter().all(is_possible), "flows between two hosts that there are");
-        let ports = ports(plan);
+        let (owners, extras) = (owners(topology), extras(plan));
         let mut host_ports = vec![0; endpoints.len()];
-        for (number, port) in ports.iter().enumerate() {
-            if let Owner::Host(host) = port.owner {
-                host_ports[host as usize] = number as u32;
+        for (number, owner) in owners.iter().enumerate() {
+            if let Owner::Host(host) = owner {
+                host_ports[*host as usize] = number as u32;
             }
         }
         let mut queue = EventQueue::new();
@@ -136,8 +144,10 @@ impl<E: Endpoint> Network<E> {
             queue,
             now: Time::ZERO,
             arena: Arena::new(),
-            switches: switches(plan, &ports),
-            ports,
+            switches: switches(plan, &owners, &extras),
+            ports: ports(topology, &extras),
+            owners,
+            extras,
             plan: plan.switches.clone(),
             routes: Routes::of(topology),
             wakes: vec![Time::MAX; endpoints.len()],
@@ -244,7 +254,7 @@ impl<E: Endpoint> Network<E> {
     /// What the network has counted.
     pub fn counters(&self) -> NetworkCounters {
         let used = self.switches.iter().map(|switch| switch.used_max).max().unwrap_or(0);
-        let queue = self.ports.iter().map(|port| port.queued_max).max().unwrap_or(0);
+        let queue = self.ports.iter().map(|port| port.queued_max).max().unwrap_or(0).into();
         NetworkCounters { buffer_max_bytes: used, queue_max_bytes: queue, ..self.counters }
     }
 
@@ -260,7 +270,7 @@ impl<E: Endpoint> Network<E> {
 
     /// Bytes of memory that the network and its endpoints hold, as far as they can tell.
     pub fn memory_bytes(&self) -> usize {
-        let ports = self.ports.capacity() * size_of::<Port>();
+        let ports = self.ports.capacity() * (size_of::<Port>() + size_of::<Owner>() + size_of::<PortExtra>());
         let flows = self.flows.capacity() * size_of::<Flow>() + self.ends.capacity() * size_of::<FlowEnd>();
         let endpoints: usize = self.endpoints.iter().map(Endpoint::memory_bytes).sum();
         self.arena.memory_bytes() + self.queue.memory_bytes() + self.routes.memory_bytes() + ports + flows + endpoints
@@ -298,8 +308,10 @@ impl<E: Endpoint> Network<E> {
         if frame.is_corrupt {
             self.counters.corrupt_packets += 1;
         } else {
-            let header = *self.arena.header(packet);
-            self.see(Seen::Received, &frame, &header);
+            let header = self.arena.header(packet);
+            if let Some(tap) = &mut self.tap {
+                tap.packet(self.now, Seen::Received, (frame.from, frame.to), (frame.label, frame.is_marked), header);
+            }
             let incoming =
                 Incoming { from: frame.from, header, is_marked: frame.is_marked, is_trimmed: frame.is_trimmed };
             self.counters.delivered_packets += 1;
@@ -348,62 +360,57 @@ impl<E: Endpoint> Network<E> {
         let Outgoing { to, bytes, trimmed_bytes, label, class, header } = outgoing;
         debug_assert!(bytes <= PACKET_BYTES_MAX);
         let frame = Frame::new(bytes, HostId(host), to, label, class, trimmed_bytes);
-        self.see(Seen::Sent, &frame, &header);
+        if let Some(tap) = &mut self.tap {
+            tap.packet(self.now, Seen::Sent, (frame.from, frame.to), (frame.label, frame.is_marked), &header);
+        }
         let packet = self.arena.add(frame, header);
         self.launch(number, packet);
         self.await_free(number);
     }
-
-    fn see(&mut self, what: Seen, frame: &Frame, header: &E::Header) {
-        if let Some(tap) = &mut self.tap {
-            tap.packet(self.now, what, (frame.from, frame.to), (frame.label, frame.is_marked), header);
-        }
-    }
 }
 
-fn ports(plan: &NetworkPlan) -> Vec<Port> {
-    let mut ports = Vec::with_capacity(2 * plan.topology.lines().len());
-    for line in plan.topology.lines() {
-        let headroom =
-            plan.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, PACKET_BYTES_MAX.into()));
-        for end in line.ends {
-            let owner = match end {
-                Node::Host(host) => Owner::Host(host.0),
-                Node::Switch(switch) => Owner::Switch(switch.0),
-            };
-            ports.push(Port {
-                owner,
-                peer: ports.len() as u32 ^ 1,
-                rate: line.rate,
-                delay: line.delay,
-                free_at: Time::ZERO,
-                is_awaited: false,
-                is_paused: false,
-                control: Fifo::EMPTY,
-                data: Fifo::EMPTY,
-                queued_max: 0,
-                impaired: None,
-                held: 0,
-                is_pausing: false,
-                headroom,
-                headroom_used: 0,
-                sent_bytes: 0,
-            });
-        }
-    }
-    for (line, end, impairments) in &plan.impairments {
+fn owners(topology: &Topology) -> Vec<Owner> {
+    let owner = |end: Node| match end {
+        Node::Host(host) => Owner::Host(host.0),
+        Node::Switch(switch) => Owner::Switch(switch.0),
+    };
+    topology.lines().iter().flat_map(|line| line.ends.map(owner)).collect()
+}
+
+fn extras(plan: &NetworkPlan) -> Vec<PortExtra> {
+    let headroom = |line: &Line| {
+        let packet = PACKET_BYTES_MAX.into();
+        plan.switches.pfc.map_or(0, |_| Pfc::headroom_bytes(line.rate, line.delay, packet))
+    };
+    let extra = |line| [0, 1].map(|_| PortExtra { headroom: headroom(line), ..PortExtra::default() });
+    let mut extras: Vec<PortExtra> = plan.topology.lines().iter().flat_map(extra).collect();
+    for (line, end, impairments) in plan.impairments.iter().filter(|(.., impairments)| !impairments.is_none()) {
         let random = Random::new(plan.seed, &format!("line {line} from end {end}"));
-        let impaired = (!impairments.is_none()).then(|| Box::new(Impaired::new(impairments.clone(), random)));
-        ports[2 * line + end].impaired = impaired;
+        extras[2 * line + end].impaired = Some(Impaired::new(impairments.clone(), random));
     }
-    ports
+    extras
 }
 
-fn switches(plan: &NetworkPlan, ports: &[Port]) -> Vec<Switch> {
+fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
+    let port = |(number, extra): (usize, &PortExtra)| Port {
+        rate: topology.lines()[number / 2].rate,
+        delay: topology.lines()[number / 2].delay,
+        free_at: Time::ZERO,
+        control: Fifo::EMPTY,
+        data: Fifo::EMPTY,
+        queued_max: 0,
+        is_awaited: false,
+        is_paused: false,
+        is_impaired: extra.impaired.is_some(),
+    };
+    extras.iter().enumerate().map(port).collect()
+}
+
+fn switches(plan: &NetworkPlan, owners: &[Owner], extras: &[PortExtra]) -> Vec<Switch> {
     let mut headroom = vec![0; plan.topology.switches() as usize];
-    for port in ports {
-        if let Owner::Switch(switch) = port.owner {
-            headroom[switch as usize] += port.headroom;
+    for (owner, extra) in owners.iter().zip(extras) {
+        if let Owner::Switch(switch) = owner {
+            headroom[*switch as usize] += extra.headroom;
         }
     }
     let switch = |(number, headroom): (usize, u64)| {
@@ -411,3 +418,5 @@ fn switches(plan: &NetworkPlan, ports: &[Port]) -> Vec<Switch> {
     };
     headroom.into_iter().enumerate().map(switch).collect()
 }
+
+const _: () = assert!(size_of::<Port>() == 64, "a port is more than a cache line");

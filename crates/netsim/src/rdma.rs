@@ -99,6 +99,8 @@ pub struct Rdma {
     numbered: HashMap<(HostId, u32), QpNumber>,
     /// By flow that is under way: its queue pair and its peer.
     under_way: HashMap<FlowId, (Connection, HostId)>,
+    /// Where completions are taken to.
+    completions: Vec<Completion>,
     counters: EndpointCounters,
     failed: u64,
 }
@@ -122,6 +124,7 @@ impl Rdma {
         let domain = nic.allocate_domain().expect("a NIC has protection domains");
         let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES, access };
         let keys = nic.register(&registration).expect("a NIC has memory regions");
+        let empty = Completion::new(NOBODY, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
         Ok(Self {
             plan,
             host,
@@ -132,6 +135,7 @@ impl Rdma {
             idle: HashMap::new(),
             numbered: HashMap::new(),
             under_way: HashMap::new(),
+            completions: vec![empty; COMPLETIONS_AT_A_TIME],
             counters: EndpointCounters::default(),
             failed: 0,
         })
@@ -286,12 +290,12 @@ impl Endpoint for Rdma {
         sender.post(now, connection.qp, u64::from(id.0), bytes, kind);
     }
 
-    fn receive(&mut self, now: Time, packet: &Incoming<Header>) {
+    fn receive(&mut self, now: Time, packet: &Incoming<'_, Header>) {
         if packet.is_trimmed {
             return; // the engine knows no packets without their payload: this one is lost
         }
         self.counters.received_packets += u64::from(packet.header.payload_bytes > 0);
-        self.nic.receive(now, Address(packet.from.0), &packet.header, packet.is_marked, &());
+        self.nic.receive(now, Address(packet.from.0), packet.header, packet.is_marked, &());
     }
 
     fn transmit(&mut self, now: Time) -> Option<Outgoing<Header>> {
@@ -316,15 +320,15 @@ impl Endpoint for Rdma {
         if self.nic.cq_is_empty(self.cq) {
             return; // as almost always
         }
-        let empty = Completion::new(NOBODY, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
+        let mut completions = std::mem::take(&mut self.completions);
         loop {
-            let mut completions = [empty; COMPLETIONS_AT_A_TIME];
             let found = self.nic.poll_cq(self.cq, &mut completions).expect("the queue that was created");
             completions[..found].iter().for_each(|completion| self.completed(now, completion, done));
-            if found < COMPLETIONS_AT_A_TIME {
-                return;
+            if found < completions.len() {
+                break;
             }
         }
+        self.completions = completions;
     }
 
     fn counters(&self) -> EndpointCounters {

@@ -213,8 +213,8 @@ impl Endpoint for Window {
         fleet[flow.to.0 as usize].receiving.push(receiving);
     }
 
-    fn receive(&mut self, _now: Time, packet: &Incoming<WindowHeader>) {
-        let WindowHeader { flow, number, is_ack } = packet.header;
+    fn receive(&mut self, _now: Time, packet: &Incoming<'_, WindowHeader>) {
+        let WindowHeader { flow, number, is_ack } = *packet.header;
         if is_ack {
             return self.acknowledged(flow, number);
         }

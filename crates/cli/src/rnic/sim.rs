@@ -298,9 +298,9 @@ fn flows(question: &FctQuestion, plan: &FctPlan, json: bool) -> Result<()> {
 fn fct_summary(result: &FctResult, wall_s: f64) -> String {
     let FctResult { flows, flows_ended, hosts, simulated_us, network, endpoints, .. } = result;
     format!(
-        "{flows_ended} of {flows} flows of {hosts} hosts in {simulated_us:.0} us, modelled; {} events in {wall_s:.1} s, \
-         measured: {:.2} M a second\n{} packets dropped, {} marked, {} sent again, {} of them in vain; fullest queue \
-         {} B; {:.1} Gb/s a host\n",
+        "{flows_ended} of {flows} flows of {hosts} hosts in {simulated_us:.0} us, modelled; {} events in \
+         {wall_s:.1} s, measured: {:.2} M a second\n{} packets dropped, {} marked, {} sent again, {} of them in vain; \
+         fullest queue {} B; {:.1} Gb/s a host\n",
         result.events,
         result.events as f64 / wall_s / 1e6,
         network.dropped_packets + network.lost_packets,

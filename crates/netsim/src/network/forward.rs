@@ -12,7 +12,7 @@ use crate::topology::Choices;
 impl<E: Endpoint> Network<E> {
     /// A packet has arrived at a port.
     pub(super) fn arrive(&mut self, port: u32, packet: PacketId) {
-        match self.ports[port as usize].owner {
+        match self.owners[port as usize] {
             Owner::Host(host) => self.deliver(host, packet),
             Owner::Switch(switch) => {
                 if self.arena.frame(packet).is_corrupt {
@@ -65,7 +65,7 @@ impl<E: Endpoint> Network<E> {
     fn hold(&mut self, switch: u32, ingress: u32, bytes: u64) -> bool {
         let Some(pfc) = &self.plan.pfc else { return false };
         let switch = &mut self.switches[switch as usize];
-        let port = &mut self.ports[ingress as usize];
+        let port = &mut self.extras[ingress as usize];
         if port.held + bytes <= switch.pause_above(pfc) {
             switch.take(bytes);
             port.held += bytes;
@@ -84,7 +84,7 @@ impl<E: Endpoint> Network<E> {
 
     /// Gives back what [`Self::hold`] took, the headroom's first.
     fn let_go(&mut self, switch: u32, ingress: u32, bytes: u64) {
-        let port = &mut self.ports[ingress as usize];
+        let port = &mut self.extras[ingress as usize];
         let from_headroom = bytes.min(port.headroom_used);
         port.headroom_used -= from_headroom;
         port.held -= bytes - from_headroom;
@@ -101,14 +101,14 @@ impl<E: Endpoint> Network<E> {
             Class::Control => port.control.push(&mut self.arena, packet),
             Class::Data => port.data.push(&mut self.arena, packet),
         }
-        port.queued_max = port.queued_max.max(port.data.bytes + port.control.bytes);
+        port.queued_max = port.queued_max.max((port.data.bytes + port.control.bytes) as u32);
         self.transmit(out);
     }
 
     /// Lets a neighbour go on when it has little enough here.
     fn ask_to_go_on(&mut self, switch: u32, number: u32) {
         let Some(pfc) = &self.plan.pfc else { return };
-        let port = &self.ports[number as usize];
+        let port = &self.extras[number as usize];
         let limit = self.switches[switch as usize].pause_above(pfc).saturating_sub(pfc.hysteresis_bytes);
         if port.is_pausing && port.headroom_used == 0 && (port.held <= limit || port.held == 0) {
             self.tell_pause(number, false);
@@ -117,11 +117,11 @@ impl<E: Endpoint> Network<E> {
 
     /// A pause frame is sent between two packets: it waits for the one that is being sent.
     fn tell_pause(&mut self, number: u32, is_on: bool) {
-        let port = &mut self.ports[number as usize];
-        port.is_pausing = is_on;
+        self.extras[number as usize].is_pausing = is_on;
+        let port = &self.ports[number as usize];
         let begin = port.free_at.max(self.now);
         let at = begin + port.rate.span(ETHERNET_BYTES_MIN.into()) + port.delay;
-        self.queue.schedule(at, Event::Pause { port: port.peer, is_on });
+        self.queue.schedule(at, Event::Pause { port: number ^ 1, is_on });
     }
 
     pub(super) fn pause(&mut self, number: u32, is_on: bool) {
@@ -138,7 +138,7 @@ impl<E: Endpoint> Network<E> {
 
     /// A port may send again.
     fn go_on(&mut self, number: u32) {
-        match self.ports[number as usize].owner {
+        match self.owners[number as usize] {
             Owner::Host(host) => self.attend(host),
             Owner::Switch(_) => self.transmit(number),
         }
@@ -161,7 +161,7 @@ impl<E: Endpoint> Network<E> {
         let Some(packet) = next else { return };
         let (left, rate) = (port.data.bytes, port.rate);
         let is_more = !port.control.is_empty() || !port.data.is_empty() && !port.is_paused;
-        let Owner::Switch(switch) = port.owner else { return };
+        let Owner::Switch(switch) = self.owners[number as usize] else { return };
         let frame = self.arena.frame_mut(packet);
         let (bytes, class, ingress) = (u64::from(frame.bytes), frame.class, frame.ingress);
         if let (Some(ecn), Class::Data) = (&self.plan.ecn, class)
@@ -193,15 +193,14 @@ impl<E: Endpoint> Network<E> {
         let port = &mut self.ports[number as usize];
         let bytes = u64::from(self.arena.frame(packet).bytes);
         port.free_at = self.now + port.rate.span(bytes);
-        port.sent_bytes += bytes;
         self.counters.sent_packets += 1;
-        let (arrives, peer) = (port.free_at + port.delay, port.peer);
-        match &mut port.impaired {
-            None => self.queue.schedule(arrives, Event::Arrive { port: peer, packet }),
-            Some(line) => {
-                let fate = line.fate();
-                self.befall(fate, arrives, peer, packet);
-            }
+        let (arrives, peer) = (port.free_at + port.delay, number ^ 1);
+        if !port.is_impaired {
+            return self.queue.schedule(arrives, Event::Arrive { port: peer, packet });
+        }
+        if let Some(line) = &mut self.extras[number as usize].impaired {
+            let fate = line.fate();
+            self.befall(fate, arrives, peer, packet);
         }
     }
 

@@ -15,6 +15,7 @@ const DEPTH: u32 = 64;
 const BYTES_PER_MB: f64 = 1e6;
 
 /// One question.
+#[derive(Clone, Copy)]
 pub enum Job {
     ByQps(StreamPlan),
     ByLoss(StreamPlan),

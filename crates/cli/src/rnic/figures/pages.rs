@@ -99,8 +99,8 @@ fn with_published(figure: &str, row: &Row) -> Row {
 /// All figures as one page of tables.
 pub fn markdown(figures: &[FigureData], seed: u64) -> String {
     let mut page = format!(
-        "# The RNIC's figures\n\nSeed {seed}. Values are *modelled* by `crosslane rnic figures`; *published* ones are from \
-         {SOURCE}.\n"
+        "# The RNIC's figures\n\nSeed {seed}. Values are *modelled* by `crosslane rnic figures`; *published* ones are \
+         from {SOURCE}.\n"
     );
     for FigureData { title, x, y, rows, name } in figures {
         page += &format!("\n## {title}\n\n![{title}]({name}.svg)\n\n| series | {x} | {y}, modelled | published |\n");
