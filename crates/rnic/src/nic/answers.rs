@@ -20,8 +20,12 @@ pub(super) struct Answers {
     asked_to: u32,
     /// Since when there is a gap that was not asked for.
     gap_since: Option<Time>,
-    /// When gaps were asked for last, by the clock that packets carry.
+    /// When the request left that the first of these answers, by the clock that packets carry.
+    first_sent: u16,
+    /// When gaps were last asked for again, once that has left.
     asked_tick: Option<u16>,
+    /// A later answer came: what is missing up to the end was overtaken.
+    is_overtaken: bool,
 }
 
 /// Why content cannot be taken.
@@ -117,11 +121,14 @@ impl<M: HostMemory> Nic<M> {
             }
             self.counters.out_of_order_packets += u64::from(place.packet > answered);
             if let Some(entry) = self.entry_mut(i, index) {
-                entry.late.get_or_insert_with(Answers::new);
+                entry.late.get_or_insert_with(|| Answers::new(place.sent));
             }
             self.queue_for_software(now, i, Entry::Content { index, packet: place.packet, sent: place.sent });
         } else if self.take_content(now, i, index, answered, header, payload) {
             self.answered(now, i, index, answered + 1);
+        }
+        if self.contexts[i].reads_open > 1 {
+            self.overtaken_by(now, i, index, place.sent);
         }
         // Requests are done in order: this one's answer tells that all before it arrived.
         if first.plus(1).after(self.contexts[i].unacked) > 0 {
@@ -195,14 +202,12 @@ impl<M: HostMemory> Nic<M> {
         let reordering = self.hosts[i].reordering;
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
         let answered = entry.answered;
-        let late = entry.late.get_or_insert_with(Answers::new);
+        let late = entry.late.get_or_insert_with(|| Answers::new(sent));
         if packet < answered || !late.arrived.set(packet - answered) {
             return;
         }
         // An answer to the first request, though it was asked for again: it was late, and not lost.
-        let is_spurious = packet < late.asked_to
-            && late.asked_tick.is_some_and(|asked| (asked.wrapping_sub(sent)).cast_signed() > 0)
-            && packet == answered;
+        let is_spurious = packet < late.asked_to && packet == answered && sent == late.first_sent;
         let lateness = late.gap_since.map(|since| now.since(since));
         let there = late.arrived.leading();
         late.arrived.advance(there);
@@ -223,13 +228,36 @@ impl<M: HostMemory> Nic<M> {
         self.ask_for_gaps(now, i, index);
     }
 
+    /// Answers come in the order of requests: what is missing of those before this one was overtaken; what was asked
+    /// for again, by the answer to a request that left later.
+    fn overtaken_by(&mut self, now: Time, i: usize, index: u32, sent: u16) {
+        let first = self.contexts[i].send_first;
+        let tick = tick(now);
+        for at in 0..index.wrapping_sub(first) {
+            let Some(entry) = self.hosts[i].sends.get_mut(at as usize) else { return };
+            if !entry.is_asking() || entry.is_done {
+                continue;
+            }
+            // A tick that no answer carries: of this one's request nothing is known.
+            let late = entry.late.get_or_insert_with(|| Answers::new(tick.wrapping_sub(1)));
+            let is_lost_again = late.asked_tick.is_some_and(|asked| sent.wrapping_sub(asked).cast_signed() > 0);
+            if is_lost_again {
+                late.asked_to = 0;
+            }
+            if is_lost_again || !late.is_overtaken {
+                late.is_overtaken = true;
+                self.ask_for_gaps(now, i, first.wrapping_add(at));
+            }
+        }
+    }
+
     /// Asks again for gaps that were there for longer than packets overtake each other.
     pub(super) fn ask_for_gaps(&mut self, now: Time, i: usize, index: u32) {
-        let reordering = self.hosts[i].reordering;
+        let (reordering, mtu) = (self.hosts[i].reordering, self.contexts[i].mtu());
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
-        let answered = entry.answered;
+        let (answered, packets) = (entry.answered, entry.bytes.div_ceil(mtu).max(1));
         let Some(late) = &mut entry.late else { return };
-        let end = answered + late.arrived.end();
+        let end = if late.is_overtaken { packets } else { answered + late.arrived.end() };
         if end <= late.asked_to.max(answered) {
             return;
         }
@@ -239,10 +267,17 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         let gaps = late.gaps(answered, late.asked_to.max(answered), end);
-        (late.asked_to, late.gap_since, late.asked_tick) = (end, None, Some(tick(now)));
+        (late.asked_to, late.gap_since, late.asked_tick) = (end, None, None);
         let again = gaps.into_iter().map(|(packet, packets)| Again::Answer { index, packet, packets });
         self.hosts[i].again.extend(again);
         self.activate(now, i);
+    }
+
+    /// What was asked for again has left.
+    pub(super) fn asked_again(&mut self, now: Time, i: usize, index: u32) {
+        if let Some(late) = self.entry_mut(i, index).and_then(|entry| entry.late.as_mut()) {
+            late.asked_tick = Some(tick(now));
+        }
     }
 
     /// Nothing came for long: asks again for all that is missing of the first answer that is not complete.
@@ -253,11 +288,8 @@ impl<M: HostMemory> Nic<M> {
         let Some((entry, at)) = open.filter(|(entry, _)| entry.is_started) else { return };
         let (index, answered) = (first.wrapping_add(at), entry.answered);
         let packets = entry.bytes.div_ceil(mtu).max(1);
-        let end = answered + entry.late.as_ref().map_or(0, |late| late.arrived.end());
-        let mut gaps = entry.late.as_ref().map_or(Vec::new(), |late| late.gaps(answered, answered, end));
-        if end < packets {
-            gaps.push((end, packets - end));
-        }
+        let whole = || vec![(answered, packets - answered)];
+        let gaps = entry.late.as_ref().map_or_else(whole, |late| late.gaps(answered, answered, packets));
         let again = gaps.into_iter().map(|(packet, packets)| Again::Answer { index, packet, packets });
         self.hosts[i].again.extend(again);
     }
@@ -272,18 +304,31 @@ impl<M: HostMemory> Nic<M> {
 }
 
 impl Answers {
-    fn new() -> Box<Self> {
-        Box::new(Self { arrived: Bits::EMPTY, asked_to: 0, gap_since: None, asked_tick: None })
+    fn new(first_sent: u16) -> Box<Self> {
+        Box::new(Self {
+            arrived: Bits::EMPTY,
+            asked_to: 0,
+            gap_since: None,
+            first_sent,
+            asked_tick: None,
+            is_overtaken: false,
+        })
     }
 
     /// First packet and length of each gap from one packet to another.
     fn gaps(&self, answered: u32, from: u32, to: u32) -> Vec<(u32, u32)> {
         let mut gaps: Vec<(u32, u32)> = Vec::new();
-        for packet in (from..to).filter(|packet| !self.arrived.has(packet - answered)) {
+        // What is beyond the bitmap did not come.
+        let known_to = to.min(answered + self.arrived.end());
+        for packet in (from..known_to).filter(|packet| !self.arrived.has(packet - answered)) {
             match gaps.last_mut() {
                 Some((first, packets)) if *first + *packets == packet => *packets += 1,
                 _ => gaps.push((packet, 1)),
             }
+        }
+        let rest = from.max(known_to);
+        if rest < to {
+            gaps.push((rest, to - rest));
         }
         gaps
     }

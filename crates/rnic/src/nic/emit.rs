@@ -251,6 +251,7 @@ impl<M: HostMemory> Nic<M> {
             place.packet = packet;
         }
         self.counters.sent_again_packets += 1;
+        self.asked_again(now, i, index);
         self.wait_for_answer(now, i);
         Some(Outgoing { to: self.contexts[i].peer, header })
     }

@@ -3,8 +3,8 @@
 use sim::{Span, Time};
 
 use super::wire::{Adversary, Pair};
-use crate::nic::{CongestionControl, Policy, Profile};
-use crate::verbs::{CompletionKind, SendKind};
+use crate::nic::{CongestionControl, Dcqcn, Policy, Profile};
+use crate::verbs::{CompletionStatus, Remote, SendKind};
 use crate::wire::Service;
 
 /// A packet of 1024 bytes and all its headers on a wire of 100 Gb/s.
@@ -21,6 +21,10 @@ struct Load {
 
 /// Gb/s of WRITEs that were completed.
 fn goodput(profile: Profile, load: &Load) -> (f64, Pair) {
+    goodput_as(profile, load, |remote| SendKind::Write(remote, None))
+}
+
+fn goodput_as(profile: Profile, load: &Load, kind: impl Fn(Remote) -> SendKind) -> (f64, Pair) {
     let mut pair = Pair::new(profile, 7);
     pair.packet_time = Span::from_ns(PACKET_NS);
     pair.delay = Span::from_ns(ONE_WAY_NS);
@@ -29,16 +33,16 @@ fn goodput(profile: Profile, load: &Load) -> (f64, Pair) {
     let to = pair.remote(0, 0);
     for turn in 0..load.depth {
         for qp in &qps {
-            pair.send(0, *qp, turn, SendKind::Write(to, None), 0, load.bytes);
+            pair.send(0, *qp, turn, kind(to), 0, load.bytes);
         }
     }
     let end = Time::ZERO + Span::from_ns(load.end_us * 1000.0);
     let mut done_bytes = 0;
     while pair.step(end) {
         for completion in std::mem::take(&mut pair.completions[0]) {
-            assert_eq!(completion.kind, CompletionKind::Write);
+            assert_eq!(completion.status, CompletionStatus::Success);
             done_bytes += u64::from(load.bytes);
-            pair.send(0, completion.qp, completion.id, SendKind::Write(to, None), 0, load.bytes);
+            pair.send(0, completion.qp, completion.id, kind(to), 0, load.bytes);
         }
     }
     (done_bytes as f64 * 8.0 / (load.end_us * 1000.0), pair)
@@ -68,6 +72,43 @@ fn at_one_percent_of_loss_srnic_is_close_to_the_wire_and_thrice_go_back_n() {
     assert!(srnic >= 0.98 * irn, "{srnic} {irn}");
     assert!(srnic >= 3.0 * go_back_n, "{srnic} {go_back_n}");
     assert!(irn > go_back_n, "{irn} {go_back_n}");
+}
+
+#[test]
+fn answers_to_reads_are_repaired_without_waiting_for_their_end() {
+    let load = || Load { qps: 1, bytes: 65_536, depth: 16, loss: 0.01, end_us: 2000.0 };
+    let (gbps, pair) = goodput_as(profile(Policy::Srnic), &load(), SendKind::Read);
+    assert!(gbps > 80.0, "{gbps}: {:?}", pair.nics[0].counters());
+    let (go_back_n, _) = goodput_as(profile(Policy::GoBackN), &load(), SendKind::Read);
+    assert!(gbps > 3.0 * go_back_n, "{gbps} {go_back_n}");
+}
+
+/// Every packet is marked, and every round trip longer than is aimed at.
+#[test]
+fn every_kind_of_congestion_control_slows_a_sender_down() {
+    let (first_bytes, most_bytes) = (120_000, 400_000);
+    let controls = [
+        CongestionControl::Dctcp { first_bytes, most_bytes },
+        CongestionControl::Swift { target: Span::from_ns(3000.0), first_bytes, most_bytes },
+        CongestionControl::Dcqcn(Dcqcn::published(100_000_000_000)),
+        CongestionControl::BdpWindow { bytes: 8192 },
+    ];
+    for policy in [Policy::Srnic, Policy::GoBackN] {
+        for congestion in controls {
+            let profile = Profile { congestion, ..Profile::modelled(policy) };
+            let mut pair = Pair::new(profile, 7);
+            pair.packet_time = Span::from_ns(PACKET_NS);
+            pair.delay = Span::from_ns(ONE_WAY_NS);
+            pair.adversary = Adversary { mark: 1.0, ..Adversary::NONE };
+            let qp = pair.connect(Service::Rc)[0];
+            let to = pair.remote(0, 0);
+            (0..8).for_each(|id| pair.send(0, qp, id, SendKind::Write(to, None), 0, 1 << 19));
+            pair.run();
+            let gbps = 8.0 * f64::from(1 << 22) / (pair.now.ps() as f64 / 1000.0);
+            assert!((0.05..45.0).contains(&gbps), "{policy:?} {congestion:?}: {gbps}");
+            assert_eq!(pair.completions[0].len(), 8);
+        }
+    }
 }
 
 #[test]
