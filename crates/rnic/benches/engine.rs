@@ -1,0 +1,128 @@
+//! Packets a second through two engines and nothing between them: `cargo bench -p rnic --bench engine`.
+//!
+//! A packet simulator has some events for each packet; this is the engine's part of them.
+
+use std::time::Instant;
+
+use rnic::nic::{CqNumber, Nic, NoMemory, Policy, Profile, QpInit};
+use rnic::verbs::{
+    Access, Address, Completion, Mtu, QpAttributes, QpState, RegionKeys, Registration, Remote, SGES_MAX, Send,
+    SendKind, Sge,
+};
+use rnic::wire::{Psn, QpNumber, Service};
+use sim::{Span, Time};
+
+const MEMORY_BYTES: u64 = 1 << 40;
+const MESSAGE_BYTES: u32 = 65_536;
+const PACKETS: u64 = 3_000_000;
+/// A packet of 1024 bytes at 100 Gb/s.
+const PACKET: Span = Span::from_ps(88_000);
+const DEPTH: u64 = 4;
+
+struct Host {
+    nic: Nic<NoMemory>,
+    cq: CqNumber,
+    keys: RegionKeys,
+}
+
+fn host(policy: Policy, qps: u32) -> (Host, Vec<QpNumber>) {
+    let mut nic = Nic::new(Profile::modelled(policy), NoMemory, 1).expect("a NIC that there can be");
+    let cq = nic.create_cq(1 << 20).expect("a queue");
+    let domain = nic.allocate_domain().expect("a domain");
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES, access };
+    let keys = nic.register(&registration).expect("a region");
+    let init = QpInit {
+        service: Service::Rc,
+        domain,
+        send_cq: cq,
+        receive_cq: cq,
+        shared_receive: None,
+        sends_max: 64,
+        receives_max: 0,
+        signals_all: false,
+    };
+    let qps = (0..qps).map(|_| nic.create_qp(&init).expect("a queue pair")).collect();
+    (Host { nic, cq, keys }, qps)
+}
+
+fn bring_up(host: &mut Host, qp: QpNumber, peer: u32) {
+    let none = QpAttributes::default();
+    let init = QpAttributes { partition_index: Some(0), port: Some(1), access: Some(Access::REMOTE_WRITE), ..none };
+    let receive = QpAttributes {
+        path: Some(Address(peer)),
+        mtu: Some(Mtu::B1024),
+        destination: Some(qp),
+        receive_psn: Some(Psn::new(0)),
+        responder_reads_max: Some(16),
+        rnr_timer_code: Some(1),
+        ..none
+    };
+    let send = QpAttributes {
+        send_psn: Some(Psn::new(0)),
+        ack_timer_code: Some(14),
+        retries: Some(7),
+        rnr_retries: Some(7),
+        initiator_reads_max: Some(16),
+        ..none
+    };
+    for (state, step) in [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)] {
+        host.nic.modify_qp(Time::ZERO, qp, state, &step).expect("a way that every queue pair goes");
+    }
+}
+
+fn request(host: &Host, peer: &Host) -> Send {
+    let mut local = [Sge::default(); SGES_MAX];
+    local[0] = Sge { address: 0, bytes: MESSAGE_BYTES, key: host.keys.local };
+    let kind = SendKind::Write(Remote { address: 0, key: peer.keys.remote }, None);
+    Send { id: 0, kind, local, signalled: true, fence: false, solicited: false, datagram: None }
+}
+
+fn run(policy: Policy, qps: u32) {
+    let (mut sender, numbers) = host(policy, qps);
+    let (mut receiver, _) = host(policy, qps);
+    let request = request(&sender, &receiver);
+    for qp in &numbers {
+        bring_up(&mut sender, *qp, 1);
+        bring_up(&mut receiver, *qp, 0);
+        (0..DEPTH).for_each(|_| sender.nic.post_send(Time::ZERO, *qp, &request).expect("there is room"));
+    }
+    let begun = Instant::now();
+    let (mut now, mut moved, mut calls) = (Time::ZERO, 0_u64, 0_u64);
+    let mut room = [Completion::default(); 16];
+    while moved < PACKETS {
+        now += PACKET;
+        for side in 0..2 {
+            let (from, to) = if side == 0 { (&mut sender, &mut receiver) } else { (&mut receiver, &mut sender) };
+            if from.nic.deadline().is_some_and(|at| at <= now) {
+                from.nic.advance(now);
+                calls += 1;
+            }
+            if let Some(packet) = from.nic.transmit(now, &mut ()) {
+                to.nic.receive(now, Address(side), &packet.header, false, &());
+                moved += 1;
+            }
+        }
+        if !sender.nic.cq_is_empty(sender.cq) {
+            let count = sender.nic.poll_cq(sender.cq, &mut room).expect("a queue that does not overflow");
+            for completion in &room[..count] {
+                sender.nic.post_send(now, completion.qp, &request).expect("there is room");
+            }
+        }
+    }
+    let s = begun.elapsed().as_secs_f64();
+    println!(
+        "{policy:?}, {qps} queue pairs: {:.2} M packets a second, {:.0} ns a packet, {:.2} turns of time a packet",
+        moved as f64 / s / 1e6,
+        s * 1e9 / moved as f64,
+        calls as f64 / moved as f64
+    );
+}
+
+fn main() {
+    for qps in [1, 1000] {
+        for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache] {
+            run(policy, qps);
+        }
+    }
+}
