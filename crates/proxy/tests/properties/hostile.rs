@@ -110,7 +110,7 @@ mod tests {
 
     fn any_frame() -> impl Strategy<Value = Attack> {
         let aux = prop_oneof![Just(0), 0..20_000_u32, any::<u32>()];
-        (any::<bool>(), 0..8_u8, any::<bool>(), 0..12_u8, 0..100_u16, aux, any::<bool>()).prop_map(
+        (any::<bool>(), 0..8_u8, any::<bool>(), 0..15_u8, 0..100_u16, aux, any::<bool>()).prop_map(
             |(in_bulk, connection, opened_by_higher, kind, len_bytes, aux, is_bare)| Attack::Frame {
                 in_bulk,
                 connection,
