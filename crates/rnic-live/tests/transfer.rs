@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pair::{Pair, SIDE_BYTES, Side, lanes, udp};
 use rnic::nic::{Counters, Policy, Profile};
-use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Mtu, Remote, SendKind};
+use rnic::verbs::{Address, Completion, CompletionKind, CompletionStatus, Datagram, Mtu, Remote, SendKind};
 use rnic::wire::{Encapsulation, Header, Immediate, IpAddresses, Operation, Packet, Psn, QpNumber, Service};
 use rnic_live::{Arrival, Faults, Faulty, Udp, Wire, WireCounters, WireError};
 
@@ -68,6 +68,31 @@ fn every_operation_goes_over_lanes() {
     for policy in POLICIES {
         every_operation(Pair::new(policy, lanes()));
     }
+}
+
+/// A datagram by its queue key, and one by another.
+fn datagrams_are_told_by_their_key(mut pair: Pair<impl Wire>) {
+    const QUEUE_KEY: u32 = 0x1234_5678;
+    pair.a.datagrams(QUEUE_KEY);
+    pair.b.datagrams(QUEUE_KEY);
+    pair.a.memory()[..300].fill(9);
+    pair.b.receive(1, 1000, 2000);
+    let to = Datagram { to: Address(0), qp: pair.b.qp, queue_key: QUEUE_KEY };
+    pair.a.send_to(Some(Datagram { queue_key: QUEUE_KEY + 1, ..to }), 2, SendKind::Send(None), 500, 300);
+    pair.a.send_to(Some(to), 3, SendKind::Send(Some(4)), 0, 300);
+    let (done, received) = pair.completed(2, 1);
+    assert_eq!([done[0].id, done[1].id], [2, 3], "a datagram is done when it has left");
+    let source = Some((Address(0), pair.a.qp));
+    assert_eq!((received[0].id, received[0].immediate, received[0].source), (1, Some(Immediate::Data(4)), source));
+    // Verbs leave room for a global routing header before it.
+    assert_eq!(pair.b.memory()[1040..1340], [9; 300]);
+    assert_eq!(pair.b.live.nic().counters().drop_queue_key, 1);
+}
+
+#[test]
+fn datagrams_go_over_both_wires() {
+    datagrams_are_told_by_their_key(Pair::new(Policy::Srnic, lanes()));
+    datagrams_are_told_by_their_key(Pair::new(Policy::GoBackN, udp()));
 }
 
 #[test]

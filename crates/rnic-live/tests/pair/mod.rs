@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use fabric::shm;
 use rnic::nic::{ByteMemory, CqNumber, Policy, Profile, QpInit};
-use rnic::verbs::{Access, Address, Completion, Mtu, Receive, RegionKeys, Registration, SGES_MAX, Send, SendKind, Sge};
+use rnic::verbs::{
+    Access, Address, Completion, Datagram, Mtu, ProtectionDomain, QpAttributes, QpState, Receive, RegionKeys,
+    Registration, SGES_MAX, Send, SendKind, Sge,
+};
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{Connection, Lanes, Live, Udp, WINDOW_BYTES, Wire};
 
@@ -23,6 +26,7 @@ pub struct Side<W> {
     pub live: Live<W, ByteMemory>,
     pub keys: RegionKeys,
     pub cq: CqNumber,
+    domain: ProtectionDomain,
     pub qp: QpNumber,
 }
 
@@ -39,18 +43,41 @@ impl<W: Wire> Side<W> {
         let (access, bytes) = (Access::all(), SIDE_BYTES as u64);
         let keys = nic.register(&Registration { domain, host_address: 0, address: 0, bytes, access }).unwrap();
         let cq = nic.create_cq(256).unwrap();
+        let mut side = Self { live, keys, cq, domain, qp: QpNumber(0) };
+        side.qp = side.create(Service::Rc);
+        side
+    }
+
+    fn create(&mut self, service: Service) -> QpNumber {
         let init = QpInit {
-            service: Service::Rc,
-            domain,
-            send_cq: cq,
-            receive_cq: cq,
+            service,
+            domain: self.domain,
+            send_cq: self.cq,
+            receive_cq: self.cq,
             shared_receive: None,
             sends_max: 64,
             receives_max: 64,
             signals_all: true,
         };
-        let qp = nic.create_qp(&init).unwrap();
-        Self { live, keys, cq, qp }
+        self.live.nic_mut().create_qp(&init).unwrap()
+    }
+
+    /// Another queue pair, of datagrams, in the place of the one there is.
+    pub fn datagrams(&mut self, queue_key: u32) {
+        self.qp = self.create(Service::Ud);
+        let now = self.live.now();
+        let init = QpAttributes {
+            partition_index: Some(0),
+            port: Some(1),
+            queue_key: Some(queue_key),
+            ..QpAttributes::default()
+        };
+        let send = QpAttributes { send_psn: Some(Psn::new(0)), ..QpAttributes::default() };
+        let receive = QpAttributes::default();
+        let steps = [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)];
+        for (state, attributes) in steps {
+            self.live.nic_mut().modify_qp(now, self.qp, state, &attributes).unwrap();
+        }
     }
 
     /// `psns`: of its own first packet, and of its peer's.
@@ -78,8 +105,12 @@ impl<W: Wire> Side<W> {
     }
 
     pub fn send(&mut self, id: u64, kind: SendKind, address: u64, bytes: u32) {
+        self.send_to(None, id, kind, address, bytes);
+    }
+
+    pub fn send_to(&mut self, datagram: Option<Datagram>, id: u64, kind: SendKind, address: u64, bytes: u32) {
         let local = self.local(address, bytes);
-        let request = Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram: None };
+        let request = Send { id, kind, local, signalled: true, fence: false, solicited: false, datagram };
         let now = self.live.now();
         self.live.nic_mut().post_send(now, self.qp, &request).unwrap();
     }
