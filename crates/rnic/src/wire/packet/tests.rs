@@ -144,6 +144,12 @@ fn what_is_no_packet_is_told_by_kind() {
     assert_eq!(spoil(2, 0x70), PacketError::Partition(0x70ff));
     let operation = Opcode::parse(good[0]).unwrap();
     assert_eq!(spoil(1, 0x41), PacketError::Flags { flags: 0, operation });
+    for flags in [1 << 3 | flag::PLACE, 1 << 6, flag::RDMA] {
+        let mut bytes = good.clone();
+        (bytes[1], bytes[8]) = (0x41, flags);
+        // A WRITE of one packet always has its address.
+        assert_eq!(Packet::new_checked(&bytes).unwrap_err(), PacketError::Flags { flags, operation });
+    }
     assert_eq!(Packet::new_checked(&good[..35]).unwrap_err(), PacketError::Padding { bytes: 3, padding: 0 });
     let mut empty = good[..good.len() - 4].to_vec();
     empty[1] |= 1 << 4;
