@@ -582,7 +582,13 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         let context = &mut self.contexts[i];
-        let is_expected = header.psn == context.hand.settled();
+        let ahead = header.psn.after(context.hand.settled());
+        if ahead < 0 {
+            // Late, or a copy: in order, or not at all.
+            self.counters.drop_out_of_order += 1;
+            return;
+        }
+        let is_expected = ahead == 0;
         context.hand = Hardware::new(header.psn.plus(1));
         if begins || !is_expected {
             context.inbound = Inbound::Nothing; // the receive request is kept for the next message

@@ -5,4 +5,5 @@ mod basics;
 mod drops;
 mod errors;
 mod goals;
+mod unreliable;
 mod wire;

@@ -1,0 +1,83 @@
+//! Unreliable services over a wire that loses, delays, reorders and copies: a message comes whole or not at all.
+
+use sim::{Random, Span};
+
+use super::basics::POLICIES;
+use super::wire::{Adversary, Pair};
+use crate::nic::{DATAGRAM_OFFSET_BYTES, Profile};
+use crate::verbs::{Address, CompletionStatus, Datagram, SendKind};
+use crate::wire::{Immediate, Service};
+
+const SCHEDULES: u64 = 100;
+const MESSAGES: u64 = 20;
+const ROOM_BYTES: u32 = 5000;
+
+fn pattern(id: u64, byte: usize) -> u8 {
+    (id as usize * 37 + byte * 11 + byte / 256) as u8
+}
+
+/// Sends messages of any length; gives which came, in order, after looking into each.
+fn received(service: Service, profile: Profile, seed: u64) -> Vec<u64> {
+    let mut random = Random::new(seed, "unreliable");
+    let mut pair = Pair::new(profile, seed);
+    pair.adversary = Adversary { loss: 0.05, copy: 0.05, late: 0.1, late_ns: 5000.0, mark: 0.0 };
+    let qps = pair.connect(service);
+    let most = if service == Service::Ud { 1000 } else { u64::from(ROOM_BYTES) };
+    let lengths: Vec<u32> = (0..MESSAGES).map(|_| random.below(most) as u32).collect();
+    let offset = if service == Service::Ud { DATAGRAM_OFFSET_BYTES } else { 0 };
+    for id in 0..MESSAGES {
+        let first = id * u64::from(ROOM_BYTES);
+        let memory = &mut pair.nics[0].memory_mut().0[first as usize..];
+        (0..lengths[id as usize] as usize).for_each(|byte| memory[byte] = pattern(id, byte));
+        // Copies take receive requests too, of datagrams.
+        pair.receive(1, qps[1], 2 * id, 500_000 + first, ROOM_BYTES);
+        pair.receive(1, qps[1], 2 * id + 1, 700_000 + first, ROOM_BYTES);
+        let mut request = pair.request(0, id, SendKind::Send(Some(id as u32)), first, lengths[id as usize]);
+        if service == Service::Ud {
+            request.datagram = Some(Datagram { to: Address(1), qp: qps[1], queue_key: 7 });
+        }
+        pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
+    }
+    pair.run();
+    assert_eq!(pair.completions[0].len() as u64, MESSAGES, "what left is done");
+    let look = |completion: &crate::verbs::Completion| {
+        assert_eq!(completion.status, CompletionStatus::Success);
+        let Some(Immediate::Data(id)) = completion.immediate else { panic!("{completion:?}") };
+        let base = if completion.id.is_multiple_of(2) { 500_000 } else { 700_000 };
+        let first = base + (completion.id / 2) as usize * ROOM_BYTES as usize + offset as usize;
+        let bytes = (completion.bytes - offset) as usize;
+        assert_eq!(bytes as u32, lengths[id as usize]);
+        let memory = &pair.nics[1].memory().0[first..first + bytes];
+        assert!(memory.iter().enumerate().all(|(at, byte)| *byte == pattern(id.into(), at)), "message {id} is whole");
+        u64::from(id)
+    };
+    pair.completions[1].iter().map(look).collect()
+}
+
+#[test]
+fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
+    let mut came = 0;
+    for seed in 0..SCHEDULES {
+        let profile = Profile::new(POLICIES[seed as usize % POLICIES.len()]);
+        let ids = received(Service::Uc, profile, seed);
+        assert!(ids.is_sorted_by(|before, after| before < after), "seed {seed}: {ids:?}");
+        came += ids.len() as u64;
+    }
+    let all = SCHEDULES * MESSAGES;
+    assert!(came > all / 3 && came < all * 9 / 10, "{came} of {all}");
+}
+
+#[test]
+fn datagrams_come_whole_in_any_order() {
+    let mut came = 0;
+    for seed in 0..SCHEDULES {
+        let mut profile = Profile::new(POLICIES[seed as usize % POLICIES.len()]);
+        profile.costs.dma_write = Span::from_ns(100.0);
+        let mut ids = received(Service::Ud, profile, seed);
+        ids.sort_unstable();
+        ids.dedup();
+        came += ids.len() as u64;
+    }
+    let all = SCHEDULES * MESSAGES;
+    assert!(came > all * 9 / 10 && came < all, "{came} of {all}: 5% are lost");
+}
