@@ -6,6 +6,7 @@ pub mod ideal;
 pub mod impairment;
 pub mod network;
 mod packet;
+pub mod pcap;
 pub mod rate;
 pub mod rdma;
 pub mod results;

@@ -54,15 +54,18 @@ fn a_flow_alone_takes_its_closed_form_and_a_packet_for_the_headers_at_most() {
 
 #[test]
 fn listed_losses_are_sent_again_and_nothing_else() {
-    for lost in [vec![0], vec![5], vec![3, 4, 5], vec![1, 50, 99], vec![98, 99], (10..30).collect()] {
+    let lists = [vec![0], vec![5], vec![3, 4, 5], vec![1, 50, 99], vec![98, 99], (10..30).collect()];
+    for (policy, lost) in
+        [Policy::Srnic, Policy::Irn].into_iter().flat_map(|policy| lists.clone().map(|list| (policy, list)))
+    {
         let loss = Impairments { loss: Loss::Listed(lost.clone()), ..Impairments::default() };
         let plan = plan(topology(2), vec![(0, 0, loss)]);
-        let rdma = RdmaPlan::new(Profile { mtu_bytes: 1000, ..Profile::new(Policy::Srnic) });
+        let rdma = RdmaPlan::new(Profile { mtu_bytes: 1000, ..Profile::new(policy) });
         let network = ran(&plan, rdma, vec![flow(0, 1, 100_000)]);
         let counted = network.endpoint_counters();
         assert_eq!((counted.delivered_bytes, network.counters().lost_packets), (100_000, lost.len() as u64));
         let again = counted.retransmitted_packets - counted.spurious_packets;
-        assert_eq!(again, lost.len() as u64, "{lost:?}: {counted:?}");
+        assert_eq!(again, lost.len() as u64, "{policy:?} {lost:?}: {counted:?}");
     }
 }
 

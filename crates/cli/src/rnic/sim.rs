@@ -1,14 +1,19 @@
 //! `crosslane rnic sim`: one question to the packet simulator.
 
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
 use netsim::experiments::{ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult};
+use netsim::network::Tap;
+use netsim::pcap::PcapTap;
 use netsim::scenario::{Congestion, Scenario, Transport, TransportPlan};
-use netsim::topology::Preset;
+use netsim::topology::{HostId, Preset};
 use netsim::workload::SizeDistribution;
+use rnic::wire::Header;
 use serde::Serialize;
 use sim::Span;
 
@@ -137,7 +142,34 @@ pub struct Fct {
     #[arg(long, value_name = "MS", default_value_t = 1.0)]
     duration_ms: f64,
     #[command(flatten)]
+    capture: Capture,
+    #[command(flatten)]
     common: Common,
+}
+
+/// Packets for Wireshark.
+#[derive(Args)]
+pub struct Capture {
+    /// Write the packets that hosts send to this file, as RoCEv2
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Only what this host sends and gets
+    #[arg(long, value_name = "N", requires = "pcap")]
+    pcap_host: Option<u32>,
+}
+
+impl Capture {
+    /// Runs a plan, with a tap where one is asked for.
+    fn run(&self, plan: &FctPlan) -> Result<FctResult> {
+        let Some(path) = &self.pcap else { return plan.run(None).map_err(judged) };
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let (tap, fault) = PcapTap::new(BufWriter::new(file), self.pcap_host.map(HostId));
+        let result = plan.run(tap.map(|tap| Box::new(tap) as Box<dyn Tap<Header>>)).map_err(judged)?;
+        match fault.get() {
+            Some(fault) => Err(anyhow!("writing {}: {fault}", path.display())),
+            None => Ok(result),
+        }
+    }
 }
 
 /// Which file.
@@ -145,6 +177,8 @@ pub struct Fct {
 pub struct Run {
     /// What to simulate
     file: PathBuf,
+    #[command(flatten)]
+    capture: Capture,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -282,9 +316,9 @@ fn memory_peak_bytes() -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn flows(question: &FctQuestion, plan: &FctPlan, json: bool) -> Result<()> {
+fn flows(question: &FctQuestion, plan: &FctPlan, capture: &Capture, json: bool) -> Result<()> {
     let begun = Instant::now();
-    let result = plan.run(None).map_err(judged)?;
+    let result = capture.run(plan)?;
     let wall_s = begun.elapsed().as_secs_f64();
     let events_per_s = result.events as f64 / wall_s;
     if json {
@@ -346,7 +380,7 @@ fn fct(options: &Fct) -> Result<()> {
     };
     let during = Span::from_ns(ms * 1e6);
     let plan = FctPlan::published(options.topology, sizes, options.load, transport, during, seed).map_err(judged)?;
-    flows(&question, &plan, json)
+    flows(&question, &plan, &options.capture, json)
 }
 
 fn run(options: &Run) -> Result<()> {
@@ -359,5 +393,5 @@ fn run(options: &Run) -> Result<()> {
         transport: scenario.transport,
         seed: scenario.seed,
     };
-    flows(&question, &FctPlan::of_scenario(&scenario), options.json)
+    flows(&question, &FctPlan::of_scenario(&scenario), &options.capture, options.json)
 }

@@ -1,0 +1,159 @@
+//! Packets as Wireshark reads them: Ethernet, IPv4, UDP to port 4791, and RoCEv2 with its checksum.
+//!
+//! Host n is 10.a.b.c, the bytes of n. Payload is zeros, as in the simulator's memory. Times are virtual.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::{DataLink, TsResolution};
+use rnic::wire::{Encapsulation, Header, IpAddresses, UDP_PORT};
+use sim::Time;
+
+use crate::network::{Seen, Tap};
+use crate::topology::HostId;
+
+const ETHERNET_BYTES: usize = 14;
+const IPV4_BYTES: usize = 20;
+const UDP_BYTES: usize = 8;
+const HEAD_BYTES: usize = ETHERNET_BYTES + IPV4_BYTES + UDP_BYTES;
+const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+/// Version 4, five words of header.
+const IPV4_VERSION: u8 = 0x45;
+const IPV4_DONT_FRAGMENT: u8 = 0x40;
+const IPV4_PROTOCOL_UDP: u8 = 17;
+const TIME_TO_LIVE: u8 = 64;
+/// ECN: capable of it, and congestion met (RFC 3168).
+const ECN_CAPABLE: u8 = 2;
+const ECN_CONGESTION: u8 = 3;
+/// Source ports are dynamic ones, as RoCEv2 asks for.
+const SOURCE_PORT_FIRST: u16 = 0xc000;
+const SOURCE_PORT_MASK: u32 = 0x3fff;
+const SNAP_BYTES: u32 = 65_535;
+
+/// Writes what hosts send, or all that one host sends and gets, to a file.
+pub struct PcapTap<W: Write> {
+    writer: PcapWriter<W>,
+    host: Option<HostId>,
+    frame: Vec<u8>,
+    fault: PcapFault,
+}
+
+/// Why the file is not whole, if it is not.
+#[derive(Clone, Debug, Default)]
+pub struct PcapFault(Rc<RefCell<Option<String>>>);
+
+impl PcapFault {
+    /// The first fault, in the system's words.
+    pub fn get(&self) -> Option<String> {
+        self.0.borrow().clone()
+    }
+}
+
+impl<W: Write> PcapTap<W> {
+    /// A tap, and where its fault will be told. Without a host it sees all packets as they are sent, with one all that
+    /// this host sends and gets.
+    pub fn new(writer: W, host: Option<HostId>) -> (Option<Self>, PcapFault) {
+        let header = PcapHeader {
+            datalink: DataLink::ETHERNET,
+            ts_resolution: TsResolution::NanoSecond,
+            snaplen: SNAP_BYTES,
+            ..PcapHeader::default()
+        };
+        let fault = PcapFault::default();
+        match PcapWriter::with_header(writer, header) {
+            Ok(writer) => (Some(Self { writer, host, frame: Vec::new(), fault: fault.clone() }), fault),
+            Err(error) => {
+                *fault.0.borrow_mut() = Some(error.to_string());
+                (None, fault)
+            }
+        }
+    }
+
+    fn is_meant(&self, what: Seen, (from, to): (HostId, HostId)) -> bool {
+        match self.host {
+            None => what == Seen::Sent,
+            Some(host) => what == Seen::Sent && from == host || what == Seen::Received && to == host,
+        }
+    }
+}
+
+impl<W: Write> Tap<Header> for PcapTap<W> {
+    fn packet(
+        &mut self,
+        now: Time,
+        what: Seen,
+        between: (HostId, HostId),
+        (label, is_marked): (u32, bool),
+        header: &Header,
+    ) {
+        if !self.is_meant(what, between) || self.fault.get().is_some() {
+            return;
+        }
+        let written = write_frame(&mut self.frame, between, (label, is_marked), header);
+        let at = Duration::from_nanos(now.ps() / 1000);
+        let packet = PcapPacket::new(at, self.frame.len() as u32, &self.frame);
+        let stored = written.and_then(|()| self.writer.write_packet(&packet).map_err(|error| error.to_string()));
+        if let Err(fault) = stored {
+            *self.fault.0.borrow_mut() = Some(fault);
+        }
+    }
+}
+
+fn address(host: HostId) -> Ipv4Addr {
+    let [_, a, b, c] = host.0.to_be_bytes();
+    Ipv4Addr::new(10, a, b, c)
+}
+
+/// A packet's bytes on the wire, without preamble, checksum and gap of Ethernet.
+fn write_frame(
+    frame: &mut Vec<u8>,
+    (from, to): (HostId, HostId),
+    (label, is_marked): (u32, bool),
+    header: &Header,
+) -> Result<(), String> {
+    let packet_bytes = header.packet_bytes();
+    frame.clear();
+    frame.resize(HEAD_BYTES + packet_bytes, 0);
+    let (head, packet) = frame.split_at_mut(HEAD_BYTES);
+    let source_port = SOURCE_PORT_FIRST | (label & SOURCE_PORT_MASK) as u16;
+    let addresses =
+        IpAddresses::V4 { source: address(from), destination: address(to), identification: 0, dont_fragment: true };
+    let datagram = Encapsulation { addresses, source_port, destination_port: UDP_PORT };
+    header.emit(packet).map_err(|error| error.to_string())?;
+    header.seal(packet, Some(&datagram));
+    let (ethernet, rest) = head.split_at_mut(ETHERNET_BYTES);
+    let (ip, udp) = rest.split_at_mut(IPV4_BYTES);
+    for (host, mac) in [(to, 0), (from, 6)] {
+        ethernet[mac] = 2; // locally administered
+        ethernet[mac + 2..mac + 6].copy_from_slice(&host.0.to_be_bytes());
+    }
+    ethernet[12..].copy_from_slice(&ETHERTYPE_IPV4);
+    write_ip(ip, (from, to), packet_bytes, is_marked);
+    udp[..2].copy_from_slice(&source_port.to_be_bytes());
+    udp[2..4].copy_from_slice(&UDP_PORT.to_be_bytes());
+    udp[4..6].copy_from_slice(&((UDP_BYTES + packet_bytes) as u16).to_be_bytes());
+    Ok(()) // a checksum of zero says that there is none: RoCEv2 has its own
+}
+
+fn write_ip(ip: &mut [u8], (from, to): (HostId, HostId), packet_bytes: usize, is_marked: bool) {
+    ip[0] = IPV4_VERSION;
+    ip[1] = if is_marked { ECN_CONGESTION } else { ECN_CAPABLE };
+    ip[2..4].copy_from_slice(&((IPV4_BYTES + UDP_BYTES + packet_bytes) as u16).to_be_bytes());
+    ip[6] = IPV4_DONT_FRAGMENT;
+    ip[8] = TIME_TO_LIVE;
+    ip[9] = IPV4_PROTOCOL_UDP;
+    ip[12..16].copy_from_slice(&address(from).octets());
+    ip[16..20].copy_from_slice(&address(to).octets());
+    let words = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    ip[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests;

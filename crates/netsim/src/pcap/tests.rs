@@ -1,0 +1,84 @@
+use super::*;
+use crate::endpoint::Flow;
+use crate::network::{Network, NetworkPlan};
+use crate::rdma::{Rdma, RdmaPlan};
+use crate::switch::SwitchPlan;
+use crate::topology::{Line, Node, Topology};
+use pcap_file::pcap::PcapReader;
+use rnic::nic::{Policy, Profile};
+use rnic::wire::{Operation, Packet};
+use sim::Span;
+
+/// A file in memory that outlives its writer.
+#[derive(Clone, Default)]
+struct Shared(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What two hosts on a cable say to each other while one writes so many bytes to the other.
+fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
+    let rate = crate::rate::Rate::from_gbps(100.0).unwrap();
+    let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ns(500.0) };
+    let topology = Topology::new(2, 0, vec![line]).unwrap();
+    let plan = NetworkPlan { topology, switches: SwitchPlan::default(), impairments: Vec::new(), seed: 1 };
+    let flow = Flow { start: Time::ZERO, from: HostId(0), to: HostId(1), bytes, connection: None, repeats: false };
+    let fleet = Rdma::fleet(RdmaPlan::new(Profile::modelled(policy)), 2).unwrap();
+    let mut network = Network::new(&plan, fleet, vec![flow]);
+    let file = Shared::default();
+    let (tap, fault) = PcapTap::new(file.clone(), host);
+    network.set_tap(Box::new(tap.unwrap()));
+    assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
+    assert_eq!(fault.get(), None);
+    file.0.take()
+}
+
+#[test]
+fn every_packet_reads_back_as_rocev2_with_its_checksum() {
+    for policy in [Policy::GoBackN, Policy::Srnic] {
+        let file = captured(policy, 5000, None);
+        let mut reader = PcapReader::new(file.as_slice()).unwrap();
+        assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+        let (mut payload_bytes, mut acks, mut before) = (0, 0, Duration::ZERO);
+        while let Some(packet) = reader.next_packet() {
+            let packet = packet.unwrap();
+            assert!(packet.timestamp >= before);
+            before = packet.timestamp;
+            let (head, body) = packet.data.split_at(HEAD_BYTES);
+            let parsed = Packet::new_checked(body).unwrap();
+            let ip = &head[ETHERNET_BYTES..];
+            let at = |first: usize| Ipv4Addr::new(ip[first], ip[first + 1], ip[first + 2], ip[first + 3]);
+            let (source, destination) = (at(12), at(16));
+            let addresses = IpAddresses::V4 { source, destination, identification: 0, dont_fragment: true };
+            let source_port = u16::from_be_bytes([ip[20], ip[21]]);
+            let destination_port = u16::from_be_bytes([ip[22], ip[23]]);
+            assert!(destination_port == UDP_PORT && source_port >= SOURCE_PORT_FIRST);
+            assert!(parsed.is_intact(&Encapsulation { addresses, source_port, destination_port }));
+            let sum: u32 = ip[..20].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum of IPv4");
+            payload_bytes += parsed.header().payload_bytes;
+            acks += u32::from(parsed.header().operation == Operation::Acknowledge);
+        }
+        assert!(payload_bytes == 5000 && acks > 0, "{policy:?}: {payload_bytes} {acks}");
+    }
+}
+
+#[test]
+fn one_hosts_view_is_what_it_sends_and_gets() {
+    let count = |host| {
+        let file = captured(Policy::GoBackN, 5000, host);
+        let mut reader = PcapReader::new(file.as_slice()).unwrap();
+        std::iter::from_fn(|| reader.next_packet().map(|packet| packet.unwrap().timestamp)).collect::<Vec<_>>()
+    };
+    let (all, one) = (count(None), count(Some(HostId(1))));
+    assert_eq!(all.len(), one.len());
+    assert!(one[0] > all[0], "it gets the first packet later than that is sent");
+}

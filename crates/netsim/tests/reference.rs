@@ -1,0 +1,182 @@
+//! Listed losses against models that share no code with the simulator: which packet is sent when, to the picosecond,
+//! and for the engine's go-back-N in which order.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use netsim::endpoint::Flow;
+use netsim::impairment::{Impairments, Loss};
+use netsim::network::{Network, NetworkPlan, Seen, Tap};
+use netsim::rate::Rate;
+use netsim::rdma::{Rdma, RdmaPlan};
+use netsim::switch::SwitchPlan;
+use netsim::topology::{HostId, Line, Node, Topology};
+use netsim::window::{Window, WindowHeader, WindowPlan};
+use rnic::nic::{Policy, Profile};
+use rnic::wire::{Header, Psn};
+use sim::{Random, Span, Time};
+
+/// At 100 Gb/s.
+const PS_PER_BYTE: u64 = 80;
+const DELAY_PS: u64 = 1_000_000;
+const PAYLOAD: u64 = 1000;
+/// Preamble, Ethernet, IPv4, UDP and this transport's header.
+const DATA_BYTES: u64 = PAYLOAD + 82;
+const ACK_BYTES: u64 = 84;
+const TIMEOUT_PS: u64 = 50_000_000;
+
+fn plan(lost: &[u64]) -> NetworkPlan {
+    let rate = Rate::from_gbps(100.0).unwrap();
+    let line = Line { ends: [0, 1].map(|host| Node::Host(HostId(host))), rate, delay: Span::from_ps(DELAY_PS) };
+    let loss = Impairments { loss: Loss::Listed(lost.to_vec()), ..Impairments::default() };
+    NetworkPlan {
+        topology: Topology::new(2, 0, vec![line]).unwrap(),
+        switches: SwitchPlan::default(),
+        impairments: vec![(0, 0, loss)],
+        seed: 1,
+    }
+}
+
+fn flow(packets: u64) -> Vec<Flow> {
+    let (from, to) = (HostId(0), HostId(1));
+    vec![Flow { start: Time::ZERO, from, to, bytes: packets * PAYLOAD, connection: None, repeats: false }]
+}
+
+/// What the first host sent: when, and which packet.
+#[derive(Clone, Default)]
+struct Log(Rc<RefCell<Vec<(u64, u32)>>>);
+
+impl Tap<WindowHeader> for Log {
+    fn packet(&mut self, now: Time, what: Seen, (from, _): (HostId, HostId), _: (u32, bool), header: &WindowHeader) {
+        if what == Seen::Sent && from == HostId(0) {
+            self.0.borrow_mut().push((now.ps(), header.number));
+        }
+    }
+}
+
+impl Tap<Header> for Log {
+    fn packet(&mut self, now: Time, what: Seen, (from, _): (HostId, HostId), _: (u32, bool), header: &Header) {
+        if what == Seen::Sent && from == HostId(0) && header.payload_bytes > 0 {
+            self.0.borrow_mut().push((now.ps(), header.psn.get()));
+        }
+    }
+}
+
+/// The window's sender in the plainest words: at each moment that its line is free, it looks at everything it knows.
+fn window_reference(packets: u32, window: usize, lost: &[u64]) -> Vec<(u64, u32)> {
+    let mut sends: Vec<(u64, u32)> = Vec::new();
+    // By send: when its acknowledgement comes.
+    let mut acks: Vec<Option<u64>> = Vec::new();
+    let (mut now, mut ack_line_free) = (0, 0);
+    loop {
+        let arrived = |number: u32, now: u64| {
+            sends.iter().zip(&acks).any(|((_, sent), ack)| *sent == number && ack.is_some_and(|at| at <= now))
+        };
+        if (0..packets).all(|number| arrived(number, now)) {
+            return sends;
+        }
+        let last_send = |number: u32| sends.iter().rev().find(|(_, sent)| *sent == number).map(|(at, _)| *at);
+        let first_send = |number: u32| sends.iter().find(|(_, sent)| *sent == number).map(|(at, _)| *at);
+        // Lost: three later ones arrived, looked at once; or too long under way.
+        let overtaken_at = |number: u32| {
+            let later = sends.iter().zip(&acks).filter(|((_, sent), _)| *sent >= number + 3);
+            later.filter_map(|(_, ack)| *ack).min().filter(|at| *at <= now)
+        };
+        let is_lost = |number: u32| {
+            let (Some(first), Some(last)) = (first_send(number), last_send(number)) else { return None };
+            if arrived(number, now) {
+                return None;
+            }
+            let timed_out = (last + TIMEOUT_PS <= now).then_some(last + TIMEOUT_PS);
+            let overtaken = overtaken_at(number).filter(|at| first == last && last < *at);
+            [timed_out, overtaken].into_iter().flatten().min()
+        };
+        let known_lost: Vec<(u64, u32)> =
+            (0..packets).filter_map(|number| is_lost(number).map(|at| (at, number))).collect();
+        let under_way = (0..packets)
+            .filter(|number| last_send(*number).is_some() && !arrived(*number, now) && is_lost(*number).is_none())
+            .count();
+        let new = (0..packets).find(|number| last_send(*number).is_none());
+        let next = known_lost.iter().min().map(|(_, number)| *number).or(new);
+        if let Some(number) = next.filter(|_| under_way < window) {
+            let is_gone = lost.contains(&(sends.len() as u64));
+            sends.push((now, number));
+            now += DATA_BYTES * PS_PER_BYTE;
+            let here = now + DELAY_PS;
+            acks.push((!is_gone).then(|| {
+                ack_line_free = here.max(ack_line_free) + ACK_BYTES * PS_PER_BYTE;
+                ack_line_free + DELAY_PS
+            }));
+            continue;
+        }
+        let timeouts = (0..packets).filter(|number| !arrived(*number, now)).filter_map(last_send);
+        let wakes = timeouts.map(|at| at + TIMEOUT_PS).chain(acks.iter().flatten().copied());
+        now = wakes.filter(|at| *at > now).min().expect("something is to come");
+    }
+}
+
+#[test]
+fn the_window_sends_each_packet_when_a_plain_model_says() {
+    let mut random = Random::new(5, "lists");
+    let mut lists = vec![vec![], vec![0], vec![39], vec![37, 38, 39], vec![5, 6, 7, 40], (10..20).collect()];
+    lists.extend((0..40).map(|_| {
+        let mut list: Vec<u64> = (0..random.below(12)).map(|_| random.below(70)).collect();
+        list.sort_unstable();
+        list.dedup();
+        list
+    }));
+    for (index, lost) in lists.iter().enumerate() {
+        let window = [8, 16, 64][index % 3];
+        let timeout = Span::from_ps(TIMEOUT_PS);
+        let endpoint = WindowPlan { payload_bytes: PAYLOAD as u32, window, timeout };
+        let mut network = Network::new(&plan(lost), Window::fleet(endpoint, 2), flow(40));
+        let log = Log::default();
+        network.set_tap(Box::new(log.clone()));
+        assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
+        let expected = window_reference(40, window as usize, lost);
+        assert_eq!(*log.0.borrow(), expected, "window {window}, lost {lost:?}");
+    }
+}
+
+/// Go-back-N in the plainest words: the receiver complains once about a gap, and the sender goes back when it hears so.
+fn go_back_n_reference(packets: u32, lost: &[u64], data_ps: impl Fn(u32) -> u64, ack_ps: u64) -> Vec<u32> {
+    let (mut order, mut now, mut next) = (Vec::new(), 0, 0);
+    let (mut expected, mut has_complained) = (0, false);
+    let mut complaint: Option<(u64, u32)> = None;
+    while next < packets || complaint.is_some() {
+        if let Some((at, from)) = complaint.filter(|(at, _)| *at <= now || next == packets) {
+            (now, next, complaint) = (now.max(at), from, None);
+        }
+        let is_gone = lost.contains(&(order.len() as u64));
+        order.push(next);
+        now += data_ps(next);
+        if !is_gone && next == expected {
+            (expected, has_complained) = (expected + 1, false);
+        } else if !is_gone && next > expected && !has_complained {
+            has_complained = true;
+            complaint = Some((now + DELAY_PS + ack_ps + DELAY_PS, expected));
+        }
+        next += 1;
+    }
+    order
+}
+
+#[test]
+fn the_engines_go_back_n_sends_again_what_a_plain_model_says() {
+    // The last packet of the list is followed by others, so that no time-out is needed; each loss comes after the last
+    // one was mended.
+    for lost in [vec![], vec![0], vec![7], vec![3, 90], vec![20, 21, 22], vec![10, 100, 190]] {
+        let profile = Profile { mtu_bytes: PAYLOAD as u32, ..Profile::new(Policy::GoBackN) };
+        let fleet = Rdma::fleet(RdmaPlan::new(profile), 2).unwrap();
+        let mut network = Network::new(&plan(&lost), fleet, flow(150));
+        let log = Log::default();
+        network.set_tap(Box::new(log.clone()));
+        assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
+        let sent: Vec<u32> = log.0.borrow().iter().map(|(_, psn)| *psn).collect();
+        let first = Psn::new(sent[0]);
+        let order: Vec<u32> = sent.iter().map(|psn| Psn::new(*psn).after(first) as u32).collect();
+        // RETH on a first packet; Ethernet, IPv4, UDP, BTH and checksum on all.
+        let data_ps = |number: u32| (PAYLOAD + 82 + if number == 0 { 16 } else { 0 }) * PS_PER_BYTE;
+        assert_eq!(order, go_back_n_reference(150, &lost, data_ps, 86 * PS_PER_BYTE), "lost {lost:?}");
+    }
+}
