@@ -46,7 +46,7 @@ fn a_file_is_simulated_and_a_wrong_one_is_named() {
     let pcap = tempfile::NamedTempFile::new().unwrap();
     let answer = answer(&format!("run {path} --json --pcap {} --pcap-host 1", pcap.path().display()));
     let magic = std::fs::read(pcap.path()).unwrap();
-    assert_eq!(u32::from_ne_bytes(magic[..4].try_into().unwrap()), 0xa1b2_3c4d, "a pcap file in nanoseconds");
+    assert_eq!(u32::from_be_bytes(magic[..4].try_into().unwrap()), 0xa1b2_3c4d, "a pcap file in nanoseconds");
     assert_eq!((number(&answer, "flows"), number(&answer, "flows_ended")), (4.0, 4.0));
     file.write_all(b"senders = 0\nspeed = 3\n").unwrap();
     assert_fails(&crosslane(&["rnic", "sim", "run", &path]), 2, &[&path, "line 11", "speed"]);
