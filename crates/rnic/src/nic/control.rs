@@ -445,6 +445,9 @@ impl<M: HostMemory> Nic<M> {
         if bytes.div_ceil(context.mtu().max(1)) > PACKETS_MAX {
             return fault("a message has more than 2^22 packets", "post several, or take a larger MTU");
         }
+        if request.kind.is_local() && bytes > 0 {
+            return fault("what is done here alone has no local memory", "leave it out");
+        }
         if is_asking && context.service != Service::Rc {
             return fault("READs and atomics need a reliable connection", "create a queue pair of that service");
         }

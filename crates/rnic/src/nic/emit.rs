@@ -159,7 +159,7 @@ impl<M: HostMemory> Nic<M> {
         if is_reliable && is_again && psn.after(self.contexts[i].unacked) < 0 {
             return None; // it arrived while it waited
         }
-        let mut header = self.request_header(now, i, entry, packet, psn);
+        let mut header = self.request_header(now, i, entry, packet, psn)?;
         let (local, offset) = (entry.request.local, packet * self.contexts[i].mtu());
         let to = entry.request.datagram.map_or(self.contexts[i].peer, |datagram| datagram.to);
         let is_last = packet + 1 == entry.packets;
@@ -186,7 +186,7 @@ impl<M: HostMemory> Nic<M> {
         if self.profile.policy.is_selective() { 0 } else { entry.answered }
     }
 
-    fn request_header(&self, now: Time, i: usize, entry: &SendEntry, packet: u32, psn: Psn) -> Header {
+    fn request_header(&self, now: Time, i: usize, entry: &SendEntry, packet: u32, psn: Psn) -> Option<Header> {
         let is_selective = self.profile.policy.is_selective() && self.contexts[i].service == Service::Rc;
         let part = Part::new(packet, entry.packets);
         let is_end = matches!(part, Part::Only | Part::Last);
@@ -196,6 +196,7 @@ impl<M: HostMemory> Nic<M> {
             SendKind::Read(_) => Operation::ReadRequest,
             SendKind::CompareSwap { .. } => Operation::CompareSwap,
             SendKind::FetchAdd { .. } => Operation::FetchAdd,
+            SendKind::BindWindow { .. } | SendKind::LocalInvalidate(_) => return None,
         };
         let mut header = self.header(i, operation, psn);
         let mtu = self.contexts[i].mtu();
@@ -228,19 +229,22 @@ impl<M: HostMemory> Nic<M> {
                 let (address, key) = (remote.address, remote.key);
                 header.atomic = Some(Atomic { address, key, swap_or_add: add, compare: 0 });
             }
-            SendKind::Send(_) | SendKind::SendWithInvalidate(_) => {}
+            SendKind::Send(_)
+            | SendKind::SendWithInvalidate(_)
+            | SendKind::BindWindow { .. }
+            | SendKind::LocalInvalidate(_) => {}
         }
         if let Some(datagram) = entry.request.datagram {
             header.destination = datagram.qp;
             header.datagram = Some((datagram.queue_key, self.number(i)));
         }
-        header
+        Some(header)
     }
 
     /// Asks again for some packets of an answer: the same request, a part of its range.
     fn emit_ask_again(&mut self, now: Time, i: usize, index: u32, packet: u32, packets: u32) -> Option<Outgoing> {
         let entry = self.entry(i, index).filter(|entry| !entry.is_done)?;
-        let mut header = self.request_header(now, i, entry, 0, entry.first);
+        let mut header = self.request_header(now, i, entry, 0, entry.first)?;
         let mtu = self.contexts[i].mtu();
         let skipped = packet.checked_mul(mtu)?;
         if let Some(rdma) = &mut header.rdma {

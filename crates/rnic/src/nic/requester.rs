@@ -509,5 +509,7 @@ pub(super) fn completion_kind(kind: &SendKind) -> CompletionKind {
         SendKind::Read(_) => CompletionKind::Read,
         SendKind::CompareSwap { .. } => CompletionKind::CompareSwap,
         SendKind::FetchAdd { .. } => CompletionKind::FetchAdd,
+        SendKind::BindWindow { .. } => CompletionKind::BindWindow,
+        SendKind::LocalInvalidate(_) => CompletionKind::LocalInvalidate,
     }
 }

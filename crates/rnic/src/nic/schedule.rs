@@ -12,7 +12,7 @@ use sim::{Span, Time};
 
 use super::context::{Context, Host, Reply};
 use super::{HostMemory, Nic, Policy, pop_front_if};
-use crate::verbs::{Access, CompletionStatus, QpState, SendKind};
+use crate::verbs::{Access, CompletionStatus, QpState, Requester, SendKind};
 use crate::wire::{Psn, Service};
 
 /// What a packet takes of the buffer ahead of the wire besides its payload.
@@ -377,6 +377,12 @@ impl<M: HostMemory> Nic<M> {
             self.reap(now, i);
             return None;
         }
+        if self.entry(i, index)?.request.kind.is_local() {
+            // Done as it was begun: there is nothing to send, the first time and every time.
+            self.contexts[i].send_index = index.wrapping_add(1);
+            self.reap(now, i);
+            return None;
+        }
         let is_selective = self.profile.policy.is_selective();
         let context = &mut self.contexts[i];
         let at = index.wrapping_sub(context.send_first) as usize;
@@ -405,6 +411,10 @@ impl<M: HostMemory> Nic<M> {
         let context = &mut self.contexts[i];
         let at = index.wrapping_sub(context.send_first) as usize;
         let entry = &mut self.hosts[i].sends[at];
+        if entry.request.kind.is_local() {
+            (entry.first, entry.is_started) = (context.next, true);
+            return self.begin_local(i, at);
+        }
         let is_asking = entry.is_asking();
         let access = if is_asking { Access::LOCAL_WRITE } else { Access::empty() };
         for piece in entry.request.local.iter().filter(|piece| piece.bytes > 0) {
@@ -432,6 +442,20 @@ impl<M: HostMemory> Nic<M> {
             context.send_message = context.send_message.wrapping_add(1);
         }
         Ok(())
+    }
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// Does what needs nobody else.
+    fn begin_local(&mut self, i: usize, at: usize) -> Result<(), CompletionStatus> {
+        let asker = Requester { domain: self.contexts[i].domain, qp: self.number(i) };
+        let done = match self.hosts[i].sends[at].request.kind {
+            SendKind::BindWindow { window, chosen, bind } => self.table.bind_type_2(asker, window, chosen, &bind),
+            SendKind::LocalInvalidate(key) => self.table.invalidate(asker, key),
+            _ => Ok(()),
+        };
+        self.hosts[i].sends[at].is_done = done.is_ok();
+        done.map_err(|_| CompletionStatus::MemoryWindowBind)
     }
 }
 

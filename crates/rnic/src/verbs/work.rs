@@ -1,5 +1,6 @@
 //! Work requests.
 
+use super::Bind;
 use crate::wire::{QpNumber, RKey};
 
 /// Pieces of memory in one work request, at most.
@@ -74,6 +75,24 @@ pub enum SendKind {
         /// What is added, mod 2^64.
         add: u64,
     },
+    /// Lets a window of type 2 of this side show something (`IBV_WR_BIND_MW`). Nothing is sent.
+    BindWindow {
+        /// Which window, by the key that it has.
+        window: RKey,
+        /// The key by which the peer will use it; its lowest 8 bits are free to choose.
+        chosen: RKey,
+        /// What it shows.
+        bind: Bind,
+    },
+    /// Ends what a window of type 2 of this side shows (`IBV_WR_LOCAL_INV`). Nothing is sent.
+    LocalInvalidate(RKey),
+}
+
+impl SendKind {
+    /// Whether this side's NIC does it alone.
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::BindWindow { .. } | Self::LocalInvalidate(_))
+    }
 }
 
 /// A work request of the send queue.

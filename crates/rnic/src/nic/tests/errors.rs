@@ -172,6 +172,52 @@ fn a_window_gives_what_it_shows_until_it_is_invalidated() {
 }
 
 #[test]
+fn windows_are_bound_and_invalidated_by_requests_in_order() {
+    for profile in profiles() {
+        let mut pair = Pair::new(profile, 1);
+        pair.adversary.loss = 0.1;
+        let qps = pair.connect(Service::Rc);
+        let window = pair.nics[1].allocate_window(pair.domains[1], WindowKind::Type2).unwrap();
+        let chosen = RKey(window.0 ^ 0x55);
+        let access = Access::REMOTE_WRITE;
+        let bind = Bind { region: pair.keys[1].0, address: 1000, bytes: 100, access, is_zero_based: true };
+        // The owner tells the peer of the key by a message that is sent after the bind.
+        pair.receive(0, qps[0], 9, 0, 10);
+        pair.send(1, qps[1], 1, SendKind::Send(None), 0, 10);
+        pair.send(1, qps[1], 2, SendKind::BindWindow { window, chosen, bind }, 0, 0);
+        pair.run();
+        let write = SendKind::Write(Remote { address: 0, key: chosen }, None);
+        pair.send(0, qps[0], 3, write, 0, 100);
+        pair.run();
+        pair.send(1, qps[1], 4, SendKind::LocalInvalidate(chosen), 0, 0);
+        pair.send(1, qps[1], 5, SendKind::Write(pair.remote(1, 0), None), 0, 5000);
+        pair.run();
+        pair.send(0, qps[0], 6, write, 0, 100);
+        pair.run();
+        let ok = CompletionStatus::Success;
+        let own: Vec<_> = pair.completions[1].iter().map(|completion| (completion.kind, completion.status)).collect();
+        let kinds = [CompletionKind::Send, CompletionKind::BindWindow, CompletionKind::LocalInvalidate];
+        assert_eq!(own[..3], kinds.map(|kind| (kind, ok)), "{profile:?}");
+        assert_eq!(own[3], (CompletionKind::Write, ok));
+        let expected = [(9, ok), (3, ok), (6, CompletionStatus::RemoteAccess)];
+        assert_eq!(statuses(&pair.completions[0])[..3], expected, "{profile:?}");
+    }
+}
+
+#[test]
+fn a_window_that_cannot_be_bound_fails_its_request() {
+    around(
+        |pair, qps| {
+            let access = Access::REMOTE_WRITE;
+            let bind = Bind { region: pair.keys[0].0, address: 0, bytes: 100, access, is_zero_based: false };
+            pair.send(0, qps[0], 2, SendKind::BindWindow { window: NO_KEY, chosen: NO_KEY, bind }, 0, 0);
+        },
+        CompletionStatus::MemoryWindowBind,
+        &[],
+    );
+}
+
+#[test]
 fn nobody_answers_and_retries_are_exceeded() {
     for profile in profiles() {
         let mut pair = Pair::new(profile, 1);
