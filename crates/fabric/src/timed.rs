@@ -17,7 +17,11 @@
 //! * **One process.** Window, positions and locks are memory of the process that made them: of a process and its fork
 //!   one goes on with them, and no signal handler uses them.
 //! * **Not timed**: training, scratchpads, and the way back of the journal's own credits.
+//!
+//! Programs that hold a part of a link's windows themselves fork, exec, hand it on and stop to look whenever they like:
+//! their windows are [`InPlace`], which has all its state in the shared memory and needs nobody to look.
 
+mod in_place;
 mod journal;
 mod timing;
 mod windows;
@@ -28,6 +32,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use in_place::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, Shape};
 pub use timing::{Clock, LinkTiming, Monotonic, Pace};
 pub use windows::{STALL_NS_MAX, TimedInbound, TimedOutbound, Windows};
 

@@ -6,9 +6,10 @@ mod support;
 use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::device::{Change, Device, DeviceLink, DeviceMemory, Layout, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
+use fabric::heap::HeapLink;
 use fabric::stale::{self, Habits};
-use fabric::timed::{LinkTiming, Pace, Setup, Timed};
-use fabric::{Coherence, Link, Memory, heap, shm};
+use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Setup, Shape, Timed};
+use fabric::{Coherence, Epoch, Link, LinkState, Memory, heap, shm};
 use std::fs::{File, remove_file};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -75,13 +76,82 @@ fn device_by_server(window_bytes: usize) -> (DeviceLink, DeviceLink) {
     (a.link(Slot(2)), b.link(Slot(0)))
 }
 
-/// Half a microsecond one way and 7.8 GB/s, as a bridge. The journal holds what a test stores before anybody looks.
+/// Half a microsecond one way and 7.8 GB/s, as a bridge.
+const TIMING: LinkTiming =
+    LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
+
+/// The journal holds what a test stores before anybody looks.
 fn timed<L: Link>(make: impl Fn(usize) -> (L, L), window_bytes: usize) -> (Timed<L>, Timed<L>) {
     const MEMORY_BYTES: usize = 256 << 10;
-    let timing = LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
-    let timed = |link| Timed::new(link, Setup { window_bytes, timing, pace: Pace::new() }).expect("a timed link");
+    let timed =
+        |link| Timed::new(link, Setup { window_bytes, timing: TIMING, pace: Pace::new() }).expect("a timed link");
     let (a, b) = make(MEMORY_BYTES);
     (timed(a), timed(b))
+}
+
+/// Windows that programs share, beside a link that is trained: who trains cleans its window, which the peer does not
+/// touch before.
+struct Shared {
+    link: HeapLink,
+    windows: InPlace,
+    memory: Region,
+}
+
+impl Link for Shared {
+    type Inbound = InPlaceInbound;
+    type Outbound = InPlaceOutbound;
+    type Doorbell = <HeapLink as Link>::Doorbell;
+    type Scratchpad = <HeapLink as Link>::Scratchpad;
+
+    fn inbound(&self) -> InPlaceInbound {
+        self.windows.inbound()
+    }
+
+    fn outbound(&self) -> InPlaceOutbound {
+        self.windows.outbound()
+    }
+
+    fn doorbell(&self) -> Self::Doorbell {
+        self.link.doorbell()
+    }
+
+    fn scratchpad(&self) -> Self::Scratchpad {
+        self.link.scratchpad()
+    }
+
+    fn state(&self) -> LinkState {
+        self.link.state()
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.link.epoch()
+    }
+
+    fn train(&mut self) -> LinkState {
+        if self.link.state() == LinkState::Down {
+            self.memory.write(0, &vec![0; self.memory.len_bytes()]);
+        }
+        self.link.train()
+    }
+
+    fn take_down(&mut self) {
+        self.link.take_down();
+    }
+}
+
+/// Of `words_bytes` at most as words, the rest as lines.
+fn shared(window_bytes: usize, words_bytes: usize) -> (Shared, Shared) {
+    let shape = Shape { window_bytes, words_bytes: words_bytes.min(window_bytes) };
+    let memory = [(); 2].map(|()| Region::heap(shape.memory_bytes()));
+    let paces = [Pace::new(), Pace::new()];
+    let (a, b) = heap::pair(64);
+    let end = |link, own: usize| {
+        let (pace, peers_pace) = (paces[own].clone(), paces[1 - own].clone());
+        let setup = InPlaceSetup { shape, timing: TIMING, pace, peers_pace };
+        let windows = InPlace::new(&memory[own], &memory[1 - own], setup).expect("windows");
+        Shared { link, windows, memory: memory[own].clone() }
+    };
+    (end(a, 0), end(b, 1))
 }
 
 fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (Faulty<L>, Faulty<L>) {
@@ -145,3 +215,6 @@ fabric::conformance_suite!(combining_timed_heap, |window_bytes| faulty(
 
 fabric::conformance_suite!(timed_device, |window_bytes| timed(device_in_memory, window_bytes));
 fabric::conformance_suite!(timed_device_server, |window_bytes| timed(device_by_server, window_bytes));
+
+fabric::conformance_suite!(shared_words, |window_bytes| shared(window_bytes, window_bytes));
+fabric::conformance_suite!(shared_lines, |window_bytes| shared(window_bytes, 64));

@@ -103,14 +103,24 @@ impl Clock for Monotonic {
             match left_ns {
                 0 => return,
                 1..SPIN_NS_MAX => volmem::sync::spin_hint(),
-                _ => std::thread::sleep(std::time::Duration::from_nanos(left_ns - SPIN_NS_MAX / 2)),
+                _ => sleep(left_ns - SPIN_NS_MAX / 2),
             }
         }
     }
 }
 
+/// Without a symbol of libc's, which may be a library's that stands in for it. A signal ends it early.
+fn sleep(span_ns: u64) {
+    let (seconds, rest_ns) = (span_ns / 1_000_000_000, span_ns % 1_000_000_000);
+    let request = rustix::time::Timespec { tv_sec: seconds as i64, tv_nsec: rest_ns as i64 };
+    let _ = rustix::thread::nanosleep(&request);
+}
+
+/// No honest sender has booked a link for longer than this.
+const AHEAD_TICKS_MAX: u64 = 10_000_000_000 * TICKS_PER_NS;
+
 /// When the link is free again: a word that all who write over one link from one node share, so that they share its
-/// rate, whichever windows and processes they have.
+/// rate, whichever windows and processes they have. One that is spoiled costs its link the time, and no more.
 #[derive(Debug, Clone)]
 pub struct Pace(Region);
 
@@ -120,7 +130,8 @@ impl Pace {
         Self(Region::heap(size_of::<u64>()))
     }
 
-    /// In the first word of memory that several processes of this node share, zero at first. Nobody else may write it.
+    /// In the first word of memory that several processes of this node share, zero at first. Nobody else should write
+    /// it.
     pub fn in_region(region: Region) -> Self {
         assert!(region.len_bytes() >= size_of::<u64>(), "a pace in {} bytes", region.len_bytes());
         Self(region)
@@ -131,12 +142,17 @@ impl Pace {
     pub(super) fn book(&self, now_ns: u64, busy_ticks: u64) -> u64 {
         let now_ticks = now_ns.saturating_mul(TICKS_PER_NS);
         let free_ticks = self.0.load_u64(0, Ordering::Relaxed);
-        if free_ticks < now_ticks {
-            // Whoever comes first moves it, and that is as good: nobody moves it back.
+        if free_ticks < now_ticks || free_ticks - now_ticks > AHEAD_TICKS_MAX {
+            // Whoever comes first moves it, and that is as good: nobody moves it back but from nonsense.
             let _ = self.0.compare_exchange_u64(0, free_ticks, now_ticks);
         }
         let end_ticks = self.0.add_u64(0, busy_ticks, Ordering::Relaxed).saturating_add(busy_ticks);
         end_ticks.div_ceil(TICKS_PER_NS)
+    }
+
+    /// When those who have booked the link so far have done with it.
+    pub(super) fn free_ns(&self) -> u64 {
+        self.0.load_u64(0, Ordering::Acquire).div_ceil(TICKS_PER_NS)
     }
 }
 

@@ -2,11 +2,14 @@
 
 use crate::windows::SECRET;
 use fabric::heap::{self, HeapLink};
-use fabric::timed::{Clock, LinkTiming, Pace, Setup, Timed, memory_bytes};
+use fabric::timed::{
+    Clock, InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Setup, Shape, Timed, memory_bytes,
+};
 use fabric::{Inbound, Link, Outbound, train_both};
 use lane::{Consumer, Layout, Producer};
 use std::sync::Arc;
 use std::sync::Mutex;
+use volmem::Region;
 
 const LAYOUT: Layout = Layout::packed(64, 1024);
 
@@ -40,6 +43,51 @@ fn lane(
     (producer, Consumer::new(b.inbound(), b.outbound(), LAYOUT, SECRET))
 }
 
+/// A lane that two programs share, and the memory that its receiver looks at.
+type SharedLane = (
+    Producer<InPlaceOutbound<Handed>, InPlaceInbound<Handed>>,
+    Consumer<InPlaceInbound<Handed>, InPlaceOutbound<Handed>>,
+);
+
+fn shared_lane(clock: &Handed) -> SharedLane {
+    let shape = Shape { window_bytes: LAYOUT.window_bytes(), words_bytes: 512 };
+    let memory = [(); 2].map(|()| Region::heap(shape.memory_bytes()));
+    let paces = [Pace::new(), Pace::new()];
+    let end = |own: usize| {
+        let (pace, peers_pace) = (paces[own].clone(), paces[1 - own].clone());
+        let setup = InPlaceSetup { shape, timing: TIMING, pace, peers_pace };
+        InPlace::with_clock(&memory[own], &memory[1 - own], setup, clock.clone()).expect("windows")
+    };
+    let (a, b) = (end(0), end(1));
+    let producer = Producer::new(a.outbound(), a.inbound(), LAYOUT, SECRET);
+    (producer, Consumer::new(b.inbound(), b.outbound(), LAYOUT, SECRET))
+}
+
+#[test]
+fn a_short_message_between_programs_is_one_packet_and_arrives_after_one_way() {
+    let clock = Handed::default();
+    let (mut producer, mut consumer) = shared_lane(&clock);
+    let mut bytes = [0; 8];
+    // The first one looks how much room there is.
+    assert_eq!(producer.write(b"the room"), Ok(8));
+    clock.wait_until(10_000);
+    assert_eq!(consumer.read(&mut bytes), Ok(8));
+    // SAFETY: eight bytes are readable.
+    assert!(unsafe { producer.write_short_from(b"8 bytes.".as_ptr(), 8, true) });
+    // Tag, header and two words of payload: 32 bytes, and 24 of the packet.
+    clock.wait_until(10_000 + 32 + 24 + 500 - 1);
+    assert_eq!(consumer.read(&mut bytes), Ok(0));
+    clock.wait_until(10_000 + 32 + 24 + 500);
+    assert_eq!(consumer.read(&mut bytes), Ok(8));
+    assert_eq!(&bytes, b"8 bytes.");
+}
+
+#[test]
+fn a_stream_between_programs_arrives_whole_and_at_the_rate_of_the_link() {
+    let clock = Handed::default();
+    stream(&clock, shared_lane(&clock));
+}
+
 #[test]
 fn a_short_message_is_one_packet_and_arrives_after_one_way() {
     let clock = Handed::default();
@@ -56,9 +104,15 @@ fn a_short_message_is_one_packet_and_arrives_after_one_way() {
 
 #[test]
 fn a_stream_arrives_whole_and_at_the_rate_of_the_link() {
-    const STREAM_BYTES: usize = 200_000;
     let clock = Handed::default();
-    let (mut producer, mut consumer) = lane(&clock);
+    stream(&clock, lane(&clock));
+}
+
+fn stream(
+    clock: &Handed,
+    (mut producer, mut consumer): (Producer<impl Outbound, impl Inbound>, Consumer<impl Inbound, impl Outbound>),
+) {
+    const STREAM_BYTES: usize = 200_000;
     let (mut sent_bytes, mut received_bytes) = (0, 0);
     while received_bytes < STREAM_BYTES {
         let bytes: Vec<u8> = (sent_bytes..STREAM_BYTES).take(3_000).map(|index| (index % 251) as u8).collect();
