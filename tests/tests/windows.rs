@@ -29,11 +29,16 @@ const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;
 const CONTROL_BYTES: u64 = 64 << 10;
 const DATA_BYTES: u64 = 4 << 20;
+const PAGE_BYTES: u64 = 4096;
 
-/// By way of the proxies, and by programs that store into windows themselves.
-const WAYS: [Settings; 2] =
-    [Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 0 }, DIRECT];
+/// By way of the proxies, and by programs that store into windows themselves: those of links that are as fast as their
+/// memory, and of a modelled one.
+const WAYS: [Settings; 3] =
+    [Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 0 }, DIRECT, MODELLED];
 const DIRECT: Settings = Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 8 };
+const MODELLED: Settings = Settings { timing: Some("ntb"), ..DIRECT };
+/// The delay of that model: 500 ns one way.
+const MODELLED_RTT_NS: u64 = 1_000;
 
 fn address(slot: usize) -> [u8; 4] {
     [127, 77, 0, slot as u8 + 1]
@@ -304,8 +309,13 @@ impl Node {
         let monitor = Monitor::start(channel, own, rack.path());
         let entry = |slot: usize| NodeEntry { name: NODES[slot].to_owned(), address: address(slot).into() };
         let partition = |class| Partition { class, core: None };
-        let offset_bytes = CONTROL_BYTES + DATA_BYTES;
-        let spans = Spans { offset_bytes, span_bytes: Segment::WINDOW_BYTES as u64, count: settings.spans };
+        let end_bytes = CONTROL_BYTES + DATA_BYTES;
+        let is_modelled = settings.timing.is_some();
+        let spans = Spans {
+            offset_bytes: if is_modelled { end_bytes + PAGE_BYTES } else { end_bytes },
+            span_bytes: Segment::window_bytes(is_modelled) as u64,
+            count: settings.spans,
+        };
         monitor.send(&ToProxy::Configure(Configuration {
             version: VERSION,
             own: own as u8,
@@ -392,8 +402,36 @@ fn programs_talk_by_windows_that_are_as_late_as_a_modelled_links() {
 
 #[test]
 fn programs_store_into_windows_themselves_and_the_proxies_see_no_byte() {
-    let nodes = Nodes::start_as(DIRECT);
-    talk(&nodes);
+    talk_directly(&Nodes::start_as(DIRECT));
+}
+
+/// One-sided: how long it takes is for benchmarks.
+#[test]
+fn programs_that_store_into_windows_of_a_modelled_link_are_never_quicker_than_it() {
+    let nodes = Nodes::start_as(MODELLED);
+    talk_directly(&nodes);
+    let (_server, port) = nodes.serve(ECHO);
+    let said = nodes.client(
+        r#"
+with socket.create_connection(address, timeout=20) as server:
+    server.settimeout(None)
+    least = 1 << 62
+    for turn in range(2000):
+        begun = time.monotonic_ns()
+        server.sendall(b"8 bytes.")
+        got = server.recv(8)
+        least = min(least, time.monotonic_ns() - begun)
+        assert got == b"8 bytes.", got
+say(least)
+"#,
+        port,
+    );
+    let least_ns: u64 = said.trim().parse().expect("nanoseconds");
+    assert!(least_ns >= MODELLED_RTT_NS, "{least_ns} ns");
+}
+
+fn talk_directly(nodes: &Nodes) {
+    talk(nodes);
     for own in 0..2 {
         let report = nodes.wait_for_free_spans(own, 1);
         assert_eq!((report.direct_missed, report.connections_total), (0, 1));
@@ -516,7 +554,10 @@ fn a_span_is_used_again_by_the_next_connection() {
 /// Those who sleep in every way there is, and are woken across the windows.
 #[test]
 fn sleepers_of_another_node_are_woken_for_bytes_for_room_and_for_the_end() {
-    let nodes = Nodes::start_as(DIRECT);
+    [DIRECT, MODELLED].map(Nodes::start_as).iter().for_each(wake_sleepers);
+}
+
+fn wake_sleepers(nodes: &Nodes) {
     let (_server, port) = nodes.serve(
         r#"
 listener = listen()
@@ -563,7 +604,10 @@ say(epoll.poll(20) != [], server.recv(1))
 
 #[test]
 fn a_forked_program_shares_a_connection_in_the_windows_and_its_end_comes_with_the_last() {
-    let nodes = Nodes::start_as(DIRECT);
+    [DIRECT, MODELLED].map(Nodes::start_as).iter().for_each(share_by_fork);
+}
+
+fn share_by_fork(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let said = nodes.client(
         r#"
@@ -586,7 +630,10 @@ say(os.waitpid(child, 0)[1])
 
 #[test]
 fn a_connection_in_the_windows_is_handed_on_by_exec_and_by_scm_rights() {
-    let nodes = Nodes::start_as(DIRECT);
+    [DIRECT, MODELLED].map(Nodes::start_as).iter().for_each(hand_on);
+}
+
+fn hand_on(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     let said = nodes.client(
         r#"

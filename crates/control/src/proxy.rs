@@ -260,7 +260,8 @@ pub struct Node {
     pub address: IpAddr,
 }
 
-/// Parts of each window for connections whose programs store into it themselves.
+/// Parts of each window for connections whose programs store into it themselves. Where the link is slowed down to a
+/// model, all who write into the window share its rate by the page before the first of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spans {
     /// Where in the window the first begins.

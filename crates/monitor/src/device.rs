@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use socket::segment::Segment;
 
 const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
+const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u64);
 
 /// Bytes of memory that the windows of a rack take.
 ///
@@ -109,9 +110,6 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     let caching = device.caching();
     if caching != Caching::Cached {
         return Some(format!("its memory is {caching}, and programs need it cached and coherent"));
-    }
-    if rack.link.is_some() {
-        return Some("links that are slowed down to a model need the proxies".to_owned());
     }
     let may_lend = |answer: Result<bool, Errno>| match answer {
         Ok(true) => None,

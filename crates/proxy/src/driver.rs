@@ -76,6 +76,9 @@ pub enum DriverError {
         /// Partitions asked for.
         partitions: usize,
     },
+    /// What programs and proxies share of a modelled link.
+    #[error("cannot map what programs share of a modelled link: {0}; set trust = \"proxy\"")]
+    Pace(Errno),
     /// Something that a thread needs.
     #[error("cannot start a thread: {0}")]
     Thread(Errno),
@@ -205,6 +208,12 @@ impl Shared {
         self.span_pools.get(usize::from(peer))
     }
 
+    /// What all who write over the link to a peer share of its rate.
+    fn pace(&self, peer: u8) -> Pace {
+        let of_programs = self.span_pool(peer).and_then(|pool| pool.pace());
+        of_programs.unwrap_or_else(|| self.paces[usize::from(peer)].clone())
+    }
+
     fn take_refused(&self) -> Vec<SocketAddr> {
         let _ = rustix::io::read(&self.refused_bell, &mut [0_u8; 8]);
         std::mem::take(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
@@ -257,10 +266,13 @@ impl Thread {
 }
 
 /// The spans of every link, also of those with nodes that have not joined yet.
-fn span_pools(setup: &Configuration, channel: &Arc<Channel>) -> Vec<Arc<SpanPool>> {
+fn span_pools(setup: &Configuration, channel: &Arc<Channel>, timing: Option<LinkTiming>) -> Vec<Arc<SpanPool>> {
     // What lies in windows cannot go on without them.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
-    let pool = |peer| Arc::new(SpanPool::new(Slot(peer as u8), Slot(setup.own), spans, Arc::clone(channel)));
+    let pool = |peer| {
+        let ends = (Slot(peer as u8), Slot(setup.own));
+        Arc::new(SpanPool::new(ends, spans, timing, Arc::clone(channel)))
+    };
     (0..setup.nodes.len().max(usize::from(setup.slots))).map(pool).collect()
 }
 
@@ -290,7 +302,7 @@ impl Proxy {
         let places = places_of(&setup);
         let heirs = setup.heir_socket.as_deref().map(Heirs::listen).transpose()?;
         let refused_bell = new_bell().map_err(DriverError::Thread)?;
-        let span_pools = span_pools(&setup, &channel);
+        let span_pools = span_pools(&setup, &channel, timing);
         let access = RwLock::new(setup.access.clone());
         let shared = Arc::new(Shared {
             setup,
@@ -343,6 +355,9 @@ impl Proxy {
         let holds_spans = self.shared.span_pools.iter().all(|pool| pool.fits(window_bytes));
         if !holds_model || !holds_ring || !holds_spans || self.shared.places.is_empty() {
             return Err(DriverError::Windows { window_bytes, partitions });
+        }
+        for (_, pool) in self.shared.span_pools_of_peers() {
+            pool.find_pace(&device).map_err(DriverError::Pace)?;
         }
         self.order(|| Command::Device(device.clone()));
         self.adopt_kept(&device);

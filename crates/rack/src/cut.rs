@@ -4,6 +4,7 @@
 //! ```text
 //!   0        the monitors' partition
 //!   64 KiB   data partitions, equal shares
+//!   ...      a page with the link's pace, where it is slowed down to a model (trust = "direct")
 //!   ...      spans, one a connection (trust = "direct")
 //! ```
 
@@ -11,6 +12,8 @@ use crate::{CONTROL_PARTITION_BYTES, DATA_PARTITION_BYTES_MIN, MODELLED_PARTITIO
 
 /// Bytes of a window that a connection of two programs takes.
 pub const SPAN_BYTES: u64 = 268 << 10;
+/// The same where the link is slowed down to a model: with the times at which what is stored arrives.
+pub const TIMED_SPAN_BYTES: u64 = 316 << 10;
 /// Spans of a window at most.
 pub const SPANS_MAX: u64 = 1 << 16;
 /// What a data partition has use for: more would only keep spans away.
@@ -27,7 +30,8 @@ pub struct Cut {
     pub spans: Option<Spans>,
 }
 
-/// Spans for connections whose programs write windows themselves.
+/// Spans for connections whose programs write windows themselves. Where the link is slowed down to a model, the page
+/// before the first of them is the link's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spans {
     /// Where in the window the first begins.
@@ -58,10 +62,19 @@ impl Rack {
         let used_bytes = partitions * of_each;
         let half_bytes = (rest_bytes / 2).next_multiple_of(PAGE_BYTES);
         let data_bytes = half_bytes.min(used_bytes).max(partitions * self.partition_bytes_min());
-        let count = (rest_bytes.saturating_sub(data_bytes) / SPAN_BYTES).min(SPANS_MAX);
-        let offset_bytes = CONTROL_PARTITION_BYTES + data_bytes;
-        let spans = (count > 0).then_some(Spans { offset_bytes, span_bytes: SPAN_BYTES, count });
-        Cut { data_bytes, spans }
+        let (span_bytes, pace_bytes) = (self.span_bytes(), self.pace_bytes());
+        let count = (rest_bytes.saturating_sub(data_bytes + pace_bytes) / span_bytes).min(SPANS_MAX);
+        let end_bytes = CONTROL_PARTITION_BYTES + data_bytes;
+        let spans = Spans { offset_bytes: end_bytes + pace_bytes, span_bytes, count };
+        Cut { data_bytes, spans: (count > 0).then_some(spans) }
+    }
+
+    fn span_bytes(&self) -> u64 {
+        if self.link.is_some() { TIMED_SPAN_BYTES } else { SPAN_BYTES }
+    }
+
+    fn pace_bytes(&self) -> u64 {
+        if self.link.is_some() { PAGE_BYTES } else { 0 }
     }
 
     /// Bytes that a data partition has at least.
@@ -72,7 +85,7 @@ impl Rack {
     /// Bytes of the smallest window that holds the partitions, and a span where there are any.
     pub(crate) fn window_bytes_min(&self) -> u64 {
         let data_bytes = self.data_partitions().len() as u64 * self.partition_bytes_min();
-        let span_bytes = if self.trust == Trust::Direct { SPAN_BYTES } else { 0 };
+        let span_bytes = if self.trust == Trust::Direct { self.span_bytes() + self.pace_bytes() } else { 0 };
         let rest_bytes = if span_bytes > data_bytes { 2 * span_bytes } else { data_bytes + span_bytes };
         (CONTROL_PARTITION_BYTES + rest_bytes).next_multiple_of(2 * PAGE_BYTES)
     }
@@ -81,11 +94,15 @@ impl Rack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Backend, PARTITIONS_MAX};
+    use crate::{Backend, PARTITIONS_MAX, Timing};
     use proptest::prelude::*;
 
     fn rack(window_bytes: u64, count: u16, trust: Trust) -> Rack {
-        let mut rack = Rack::example(2, Backend::Shm, None, trust);
+        rack_over(None, window_bytes, count, trust)
+    }
+
+    fn rack_over(timing: Option<Timing>, window_bytes: u64, count: u16, trust: Trust) -> Rack {
+        let mut rack = Rack::example(2, Backend::Shm, timing, trust);
         rack.partitions.truncate(1);
         rack.partitions[0].count = count;
         rack.device.window_bytes = window_bytes;
@@ -99,22 +116,29 @@ mod tests {
         fn parts_lie_apart_on_pages_and_within_the_window(
             pages in 17..1_000_000_u64,
             count in 1..=PARTITIONS_MAX as u16,
+            is_modelled: bool,
         ) {
-            let rack = rack(pages * PAGE_BYTES, count, Trust::Direct);
+            let timing = is_modelled.then_some(Timing::Gen3x16);
+            let rack = rack_over(timing, pages * PAGE_BYTES, count, Trust::Direct);
             let cut = rack.cut();
             prop_assume!(rack.device.window_bytes >= rack.window_bytes_min());
             prop_assert!(cut.data_bytes >= u64::from(count) * DATA_PARTITION_BYTES_MIN);
             let spans = cut.spans.expect("room for one");
-            prop_assert!(spans.count >= 1 && spans.offset_bytes == cut.link_bytes());
+            let pace_bytes = if is_modelled { PAGE_BYTES } else { 0 };
+            prop_assert!(spans.count >= 1 && spans.offset_bytes == cut.link_bytes() + pace_bytes);
             prop_assert_eq!((spans.offset_bytes % PAGE_BYTES, spans.span_bytes % PAGE_BYTES), (0, 0));
             prop_assert!(spans.offset_bytes + spans.count * spans.span_bytes <= rack.device.window_bytes);
         }
 
         #[test]
-        fn the_smallest_window_holds_a_span_and_a_smaller_one_does_not(count in 1..=PARTITIONS_MAX as u16) {
-            let least_bytes = rack(0, count, Trust::Direct).window_bytes_min();
-            prop_assert!(rack(least_bytes, count, Trust::Direct).cut().spans.is_some());
-            prop_assert!(rack(least_bytes - 2 * PAGE_BYTES, count, Trust::Direct).cut().spans.is_none());
+        fn the_smallest_window_holds_a_span_and_a_smaller_one_does_not(
+            count in 1..=PARTITIONS_MAX as u16,
+            is_modelled: bool,
+        ) {
+            let rack = |bytes| rack_over(is_modelled.then_some(Timing::Gen3x16), bytes, count, Trust::Direct);
+            let least_bytes = rack(0).window_bytes_min();
+            prop_assert!(rack(least_bytes).cut().spans.is_some());
+            prop_assert!(rack(least_bytes - 2 * PAGE_BYTES).cut().spans.is_none());
         }
     }
 

@@ -26,7 +26,7 @@ use serde::Deserialize;
 
 pub use access::AccessRule;
 pub use change::Change;
-pub use cut::{Cut, SPAN_BYTES, SPANS_MAX, Spans};
+pub use cut::{Cut, SPAN_BYTES, SPANS_MAX, Spans, TIMED_SPAN_BYTES};
 pub use file::{RackError, RackFile};
 pub use keys::{LEASES, is_key};
 pub use places::{NodePlaces, Places};

@@ -1,6 +1,7 @@
 //! A connected stream over two lanes.
 //!
 //! * `transfer`: send and receive.
+//! * `ends`: of lanes in plain memory, and over modelled links.
 //! * `hold`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
@@ -9,6 +10,7 @@
 //! * `splice`: between the stream and a pipe.
 //! * `share`: several processes holding one end.
 
+mod ends;
 mod hold;
 mod peer;
 mod presence;
@@ -26,6 +28,7 @@ pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
+use ends::{Receiving, Sending};
 use presence::{Occupancy, Sleepers};
 
 use crate::address::Tuple;
@@ -53,12 +56,51 @@ pub const SHUTDOWN_WRITE: u64 = 2;
 /// The lanes of a connection and the memory they are in.
 struct Lanes {
     /// Under the send lock.
-    sender: UnsafeCell<Sender>,
+    sender: UnsafeCell<Sending>,
     /// Under the receive lock.
-    receiver: UnsafeCell<Receiver>,
+    receiver: UnsafeCell<Receiving>,
     /// A second view of the incoming lane, for looking at it without a lock.
-    observer: Receiver,
+    observer: Receiving,
     segment: Segment,
+}
+
+impl Lanes {
+    fn are_plain(&self) -> bool {
+        // SAFETY: nobody else has the lanes yet; and which kind an end is of never changes.
+        unsafe { matches!((&*self.sender.get(), &*self.receiver.get()), (Sending::Plain(_), Receiving::Plain(_))) }
+    }
+}
+
+/// Lanes both whose ends are plain ones.
+#[derive(Clone, Copy)]
+struct PlainLanes<'a>(&'a Lanes);
+
+impl PlainLanes<'_> {
+    /// # Safety
+    /// Under the send lock, and only one at a time.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // The lock is what makes it unique.
+    unsafe fn sender(&self) -> &mut Sender {
+        // SAFETY: the caller's; and there are no others of this type.
+        match unsafe { &mut *self.0.sender.get() } {
+            Sending::Plain(sender) => sender,
+            // SAFETY: as above.
+            Sending::Timed(_) => unsafe { std::hint::unreachable_unchecked() },
+        }
+    }
+
+    /// # Safety
+    /// Under the receive lock, and only one at a time.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // As above.
+    unsafe fn receiver(&self) -> &mut Receiver {
+        // SAFETY: the caller's; and there are no others of this type.
+        match unsafe { &mut *self.0.receiver.get() } {
+            Receiving::Plain(receiver) => receiver,
+            // SAFETY: as above.
+            Receiving::Timed(_) => unsafe { std::hint::unreachable_unchecked() },
+        }
+    }
 }
 
 /// How a connection came to be.
@@ -85,6 +127,8 @@ pub struct Connection {
     receive_lock: Lock,
     /// Written under both locks while there is no waiter; read under either lock, or by a waiter.
     lanes: UnsafeCell<Option<Lanes>>,
+    /// Whether there are lanes and both their ends are plain ones: written and read as those are.
+    is_plain: AtomicBool,
     /// Whether the object is a connection, and which; who looks at the lanes without a lock.
     occupancy: Occupancy<AtomicU32>,
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
@@ -464,14 +508,16 @@ impl Connection {
     /// Under both locks, out of reach of signal handlers.
     fn attach_locked(&self, segment: Segment, memfd: Option<HiddenFd>) {
         let lanes = Lanes {
-            sender: UnsafeCell::new(segment.sender()),
-            receiver: UnsafeCell::new(segment.receiver()),
-            observer: segment.receiver(),
+            sender: UnsafeCell::new(Sending::of(&segment)),
+            receiver: UnsafeCell::new(Receiving::of(&segment)),
+            observer: Receiving::of(&segment),
             segment,
         };
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
+        let is_plain = lanes.are_plain();
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
+        self.is_plain.store(is_plain, Ordering::Relaxed);
         self.with_unreachable_details(|details| details.memfd = memfd);
     }
 
@@ -480,6 +526,23 @@ impl Connection {
     fn lanes(&self) -> Option<&Lanes> {
         // SAFETY: written only under both locks with no waiter, so not while the caller looks.
         unsafe { (*self.lanes.get()).as_ref() }
+    }
+
+    /// The lanes, if they are those of plain memory. As for [`Connection::lanes`].
+    #[inline(always)] // Instead of the question whether there are any: then short messages pay nothing for the other.
+    fn plain_lanes(&self) -> Option<PlainLanes<'_>> {
+        // SAFETY: written only under both locks with no waiter; a plain load is part of the comparison.
+        if !unsafe { self.is_plain.as_ptr().read() } {
+            return None;
+        }
+        // SAFETY: as for `lanes`; while the flag is set there are some, and plain ones.
+        Some(PlainLanes(unsafe { (*self.lanes.get()).as_ref().unwrap_unchecked() }))
+    }
+
+    /// Whether there may be plain lanes: a glance.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.is_plain.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -573,6 +636,7 @@ impl Connection {
                 return;
             }
             let memfd = self.with_unreachable_details(|details| std::mem::take(details).memfd);
+            self.is_plain.store(false, Ordering::Relaxed);
             // SAFETY: under both locks, and there is no waiter.
             (unsafe { (*self.lanes.get()).take() }, memfd)
         };

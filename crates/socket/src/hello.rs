@@ -4,26 +4,30 @@
 //! ```text
 //!    0  magic            "XLHELLO" and a zero
 //!    8  version          of this and of the segment's layout
-//!   12  flags            1: the connection lies in windows
+//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model
 //!   16  segment bytes    the size of the memfd, or of each end's span
 //!   24  secret           of the lane to the accepting end
 //!   32  secret           of the lane to the connecting end
 //!   40  inbound          offset of the receiver's span in the memory, zero with a memfd
 //!   48  outbound         offset of the other end's span
+//!   56  model            what a program must know of such a link
 //! ```
 //!
 //! Numbers are in the machine's own order: both ends run on it.
 
 use std::fmt;
 
+use crate::model::{MODEL_BYTES, Model};
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment};
 
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 56;
+pub const HELLO_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
+const MODEL_OFFSET: usize = 56;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
 const FLAG_WINDOWS: u32 = 1;
-const FLAGS_KNOWN: u32 = FLAG_WINDOWS;
+const FLAG_MODEL: u32 = 2;
+const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL;
 
 /// Where the spans of a connection between nodes lie, for the one who reads this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,20 @@ pub struct Place {
     pub inbound_offset: u64,
     /// Bytes from there to the other end's.
     pub outbound_offset: u64,
+    /// The link, where it is slowed down to a model.
+    pub model: Option<Model>,
+}
+
+impl Place {
+    /// Over a link that is as fast as its memory.
+    pub const fn new(inbound_offset: u64, outbound_offset: u64) -> Self {
+        Self { inbound_offset, outbound_offset, model: None }
+    }
+
+    /// Bytes of each span.
+    pub const fn span_bytes(&self) -> usize {
+        Segment::window_bytes(self.model.is_some())
+    }
 }
 
 /// What the connecting end says of the connection.
@@ -56,7 +74,7 @@ pub enum HelloError {
     Flags(u32),
     /// A segment of another size than this version's.
     SegmentBytes(u64),
-    /// A place in windows, of a connection that lies in a memfd.
+    /// A place in windows, of a connection that lies in a memfd; or a model, of a link that is slowed down to none.
     Place(Place),
 }
 
@@ -69,13 +87,14 @@ impl fmt::Display for HelloError {
             Self::Flags(flags) => write!(formatter, "hello with unknown flags {flags:#x}"),
             Self::SegmentBytes(bytes) => write!(
                 formatter,
-                "segment of {bytes} bytes, neither {} in a memfd nor {} in a window",
+                "segment of {bytes} bytes, neither {} in a memfd nor {} in a window nor {} in one of a modelled link",
                 Segment::SEGMENT_BYTES,
-                Segment::WINDOW_BYTES
+                Segment::WINDOW_BYTES,
+                Segment::TIMED_WINDOW_BYTES
             ),
             Self::Place(place) => write!(
                 formatter,
-                "a place in windows ({:#x}, {:#x}) of a connection in a memfd",
+                "a place in windows ({:#x}, {:#x}) of a connection in a memfd, or a model of a link that has none",
                 place.inbound_offset, place.outbound_offset
             ),
         }
@@ -90,19 +109,27 @@ impl Hello {
         let mut bytes = [0_u8; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
-        let flags = if self.place.is_some() { FLAG_WINDOWS } else { 0 };
-        bytes[12..16].copy_from_slice(&flags.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.flags().to_ne_bytes());
         bytes[16..24].copy_from_slice(&self.segment_bytes().to_ne_bytes());
         bytes[24..32].copy_from_slice(&self.secrets.to_acceptor.to_ne_bytes());
         bytes[32..40].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
-        let place = self.place.unwrap_or(Place { inbound_offset: 0, outbound_offset: 0 });
+        let place = self.place.unwrap_or(Place::new(0, 0));
         bytes[40..48].copy_from_slice(&place.inbound_offset.to_ne_bytes());
-        bytes[48..].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes[48..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
         bytes
     }
 
+    fn flags(&self) -> u32 {
+        match self.place {
+            None => 0,
+            Some(Place { model: None, .. }) => FLAG_WINDOWS,
+            Some(_) => FLAG_WINDOWS | FLAG_MODEL,
+        }
+    }
+
     fn segment_bytes(&self) -> u64 {
-        if self.place.is_some() { Segment::WINDOW_BYTES as u64 } else { Segment::SEGMENT_BYTES as u64 }
+        self.place.map_or(Segment::SEGMENT_BYTES, |place| place.span_bytes()) as u64
     }
 
     /// The hello in received bytes, which anybody may have sent.
@@ -123,7 +150,8 @@ impl Hello {
         if flags & !FLAGS_KNOWN != 0 {
             return Err(HelloError::Flags(flags));
         }
-        let place = Place { inbound_offset: word(bytes, 40), outbound_offset: word(bytes, 48) };
+        let model = bytes.last_chunk().and_then(Model::decode);
+        let place = Place { inbound_offset: word(bytes, 40), outbound_offset: word(bytes, 48), model };
         let hello = Self {
             secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
             place: (flags & FLAG_WINDOWS != 0).then_some(place),
@@ -154,6 +182,7 @@ fn half_word(bytes: &[u8; HELLO_BYTES], at: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fabric::timed::LinkTiming;
     use proptest::prelude::*;
 
     fn hello(to_acceptor: u64, to_connector: u64) -> Hello {
@@ -165,9 +194,13 @@ mod tests {
         fn a_hello_survives_the_way(to_acceptor: u64, to_connector: u64) {
             let hello = hello(to_acceptor, to_connector);
             prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-            let place = Some(Place { inbound_offset: to_connector, outbound_offset: to_acceptor });
-            let hello = Hello { place, ..hello };
-            prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            let place = Place::new(to_connector, to_acceptor);
+            let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
+            let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
+            for place in [place, Place { model, ..place }] {
+                let hello = Hello { place: Some(place), ..hello };
+                prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            }
         }
 
         #[test]
@@ -178,12 +211,12 @@ mod tests {
         }
 
         #[test]
-        fn hostile_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn hostile_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..150)) {
             prop_assert!(Hello::decode(&bytes).is_err());
         }
 
         #[test]
-        fn a_hello_cut_or_prolonged_is_refused(length in 0..80_usize) {
+        fn a_hello_cut_or_prolonged_is_refused(length in 0..150_usize) {
             let mut bytes = hello(3, 4).encode().to_vec();
             bytes.resize(length, 0);
             prop_assert_eq!(Hello::decode(&bytes).is_ok(), length == HELLO_BYTES);
@@ -200,7 +233,8 @@ mod tests {
         assert_eq!(changed(0), HelloError::Magic(MAGIC ^ u64::from_ne_bytes([0x40, 0, 0, 0, 0, 0, 0, 0])));
         assert_eq!(changed(8), HelloError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
         assert_eq!(changed(12), HelloError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
-        assert_eq!(changed(40), HelloError::Place(Place { inbound_offset: 0x40, outbound_offset: 0 }));
+        assert_eq!(changed(40), HelloError::Place(Place::new(0x40, 0)));
+        assert!(matches!(changed(56), HelloError::Place(Place { model: Some(_), .. })));
         assert!(matches!(changed(16), HelloError::SegmentBytes(_)));
         assert!(changed(8).to_string().contains("version"));
     }

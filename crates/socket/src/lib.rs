@@ -27,6 +27,7 @@ pub mod lifecycle;
 pub mod limit;
 pub mod loan;
 pub mod lock;
+pub mod model;
 pub mod monitor;
 pub mod multiplex;
 pub mod options;

@@ -20,8 +20,10 @@ use crate::segment::Segment;
 use crate::system::{self, call};
 
 const PAGE_BYTES: u64 = 4096;
-/// Two numbers of pages make a position, which is less than 2^63.
+/// Two numbers of pages and a bit make a position, which is less than 2^63.
 const PAGE_NUMBER_BITS: u32 = 31;
+/// In a position: the link is a modelled one.
+const MODELLED: u64 = 1 << (2 * PAGE_NUMBER_BITS);
 
 /// A descriptor of the memory for one program, of an open file description of its own.
 ///
@@ -46,23 +48,27 @@ pub fn note(descriptor: &OwnedFd, place: Place) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Whether the spans that were noted on a descriptor are those of a modelled link, whose model lies in them.
+pub fn is_modelled(descriptor: BorrowedFd<'_>) -> bool {
+    rustix::fs::seek(descriptor, SeekFrom::Current(0)).is_ok_and(|position| position & MODELLED != 0)
+}
+
 /// The spans that were noted on a descriptor, whoever made it.
 pub fn place_of(descriptor: BorrowedFd<'_>) -> Option<Place> {
     let position = rustix::fs::seek(descriptor, SeekFrom::Current(0)).ok()?;
-    let place = Place {
-        inbound_offset: (position >> PAGE_NUMBER_BITS) * PAGE_BYTES,
-        outbound_offset: (position & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES,
-    };
+    let offset = |number: u64| (number & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES;
+    let place = Place::new(offset(position >> PAGE_NUMBER_BITS), offset(position));
     (position != 0 && shm::is_sealed(descriptor)).then_some(place)
 }
 
-/// The numbers of both spans' first pages, in one.
+/// The numbers of both spans' first pages, in one, and whether the link is a modelled one.
 fn position_of(place: Place) -> Result<u64, Errno> {
     let page = |offset: u64| {
         let number = offset / PAGE_BYTES;
         if number >> PAGE_NUMBER_BITS == 0 { Ok(number) } else { Err(Errno::OVERFLOW) }
     };
-    Ok(page(place.inbound_offset)? << PAGE_NUMBER_BITS | page(place.outbound_offset)?)
+    let modelled = if place.model.is_some() { MODELLED } else { 0 };
+    Ok(modelled | page(place.inbound_offset)? << PAGE_NUMBER_BITS | page(place.outbound_offset)?)
 }
 
 /// A [`descriptor`] with a [`note`].
@@ -90,6 +96,7 @@ pub fn is_lent(memory: BorrowedFd<'_>, place: Place) -> Result<bool, Errno> {
     Ok(false)
 }
 
+/// A span that has something behind it for a modelled link is known by its beginning.
 fn span_lock(kind: i32, offset: u64) -> Result<libc::flock, Errno> {
     Ok(libc::flock {
         l_type: kind as libc::c_short,
@@ -113,8 +120,8 @@ mod tests {
     use volmem::Mapping;
 
     const SPAN_BYTES: u64 = Segment::WINDOW_BYTES as u64;
-    const ONE: Place = Place { inbound_offset: 0, outbound_offset: 2 * SPAN_BYTES };
-    const OTHER: Place = Place { inbound_offset: SPAN_BYTES, outbound_offset: 3 * SPAN_BYTES };
+    const ONE: Place = Place::new(0, 2 * SPAN_BYTES);
+    const OTHER: Place = Place::new(SPAN_BYTES, 3 * SPAN_BYTES);
 
     #[test]
     fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
@@ -124,7 +131,7 @@ mod tests {
         let own = lend(memory.as_fd(), ONE).unwrap();
         assert_eq!((place_of(own.as_fd()), place_of(memory.as_fd())), (Some(ONE), None));
         assert_eq!((is_lent(ONE), is_lent(OTHER)), (true, false));
-        let back = Place { inbound_offset: ONE.outbound_offset, outbound_offset: ONE.inbound_offset };
+        let back = Place::new(ONE.outbound_offset, ONE.inbound_offset);
         assert!(is_lent(back), "either span says so");
         let copy = rustix::io::dup(&own).unwrap();
         drop(own);

@@ -17,12 +17,14 @@
 //! call of a connect: a connection that carries little touches two.
 //!
 //! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
-//! Whatever an end loads lies in its own span, so that nothing is loaded across the link.
+//! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
+//! to a model, what belongs to that ([`fabric::timed::InPlace`]) lies behind it in the span.
 //!
 //! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
 //! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
 //! the worst a peer does by it is to garble its own connection.
 
+use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, Shape};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, Layout, Producer};
 use rustix::io::Errno;
@@ -31,13 +33,19 @@ use std::sync::Arc;
 use volmem::sync::Ordering;
 use volmem::{Mapping, Region};
 
+use crate::model::{MODEL_WORDS, Model, ModelledLink};
+
 /// The sending end of an outgoing lane.
 pub type Sender = Producer<MemoryOutbound, MemoryInbound>;
 /// The receiving end of an incoming lane.
 pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
+/// The sending end of a lane over a modelled link.
+pub type TimedSender = Producer<InPlaceOutbound, InPlaceInbound>;
+/// The receiving end of such a lane.
+pub type TimedReceiver = Consumer<InPlaceInbound, InPlaceOutbound>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
@@ -66,6 +74,8 @@ const WINDOW_LAYOUT: Layout = Layout {
     big_slots: BIG_SLOTS,
 };
 const BIG_IN_WINDOW_OFFSET: usize = (ENDPOINT_BYTES + SMALL_BYTES).next_multiple_of(PAGE_BYTES);
+/// The same over a modelled link: the endpoint is memory, and behind it lie rings.
+const TIMED_SHAPE: Shape = Shape { window_bytes: Segment::WINDOW_BYTES, words_bytes: ENDPOINT_BYTES };
 
 /// The lane to an end in a memfd. Both windows are the whole memory.
 const fn layout_to(receiver: Side) -> Layout {
@@ -136,6 +146,12 @@ pub enum Status {
     Attached = 336,
 }
 
+/// Over a modelled link, where the peer says that its last descriptor is gone: as late as what it sent before. It says
+/// so in [`Status::Closed`] too, at once, so that nobody has to look here before.
+const CLOSED_IN_TIME: usize = 344;
+/// Where the [`Model`] of the link lies in an end's own state, zeros where it is none.
+const MODEL_PLACES: [usize; MODEL_WORDS] = [232, 240, 248, 352, 360, 368];
+
 /// In [`Status::Closed`], of a connection in windows: the peer was killed, or may have left its end to others; whether
 /// that is a reset, what it has read tells.
 pub const LEFT_SILENTLY: u64 = 2;
@@ -179,6 +195,14 @@ pub struct Segment {
     secrets: Secrets,
     is_adopted: bool,
     is_in_windows: bool,
+    modelled: Option<Box<Modelled>>,
+}
+
+/// The windows of an end as a modelled link makes them.
+#[derive(Debug)]
+struct Modelled {
+    windows: InPlace,
+    model: Model,
 }
 
 impl Segment {
@@ -186,6 +210,13 @@ impl Segment {
     pub const SEGMENT_BYTES: usize = BIG_OFFSET + 2 * BUFFER_BYTES;
     /// Bytes of an end's span in its node's window, whole pages.
     pub const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BUFFER_BYTES;
+    /// The same where the link is slowed down to a model.
+    pub const TIMED_WINDOW_BYTES: usize = TIMED_SHAPE.memory_bytes().next_multiple_of(PAGE_BYTES);
+
+    /// Bytes of an end's span, over a link of that kind.
+    pub const fn window_bytes(is_modelled: bool) -> usize {
+        if is_modelled { Self::TIMED_WINDOW_BYTES } else { Self::WINDOW_BYTES }
+    }
 
     /// Makes the memory of a new connection: the connecting end's view, and the memfd for the other end. The caller
     /// calls [`Segment::set_up`].
@@ -223,15 +254,20 @@ impl Segment {
         Self::view(Arc::new(mapping), side, Secrets::default()).adopt_rest()
     }
 
-    /// As [`Segment::adopt`], of an end in windows.
+    /// As [`Segment::adopt`], of an end in windows; over a modelled link if one is given, which has to be that of
+    /// [`Segment::model`].
     ///
     /// # Errors
-    /// If nobody has set the end up.
+    /// If nobody has set the end up, or as [`Segment::in_modelled_windows`].
     ///
     /// # Panics
     /// As [`Segment::in_windows`].
-    pub fn adopt_in_windows(inbound: &Region, outbound: &Region) -> Result<Self, Errno> {
-        let mut segment = Self::in_windows(inbound, outbound, Side::Connector, Secrets::default());
+    pub fn adopt_in_windows(inbound: &Region, outbound: &Region, link: Option<ModelledLink>) -> Result<Self, Errno> {
+        let (side, secrets) = (Side::Connector, Secrets::default());
+        let mut segment = match link {
+            None => Self::in_windows(inbound, outbound, side, secrets),
+            Some(link) => Self::in_modelled_windows(inbound, outbound, link, side, secrets)?,
+        };
         segment.side = match segment.load(Own::Side) {
             1 => Side::Connector,
             2 => Side::Acceptor,
@@ -289,21 +325,35 @@ impl Segment {
     }
 
     /// The sending end of the outgoing lane.
+    ///
+    /// # Panics
+    /// Over a modelled link: see [`Segment::timed_sender`].
     pub fn sender(&self) -> Sender {
-        let secret = match self.side {
-            Side::Connector => self.secrets.to_acceptor,
-            Side::Acceptor => self.secrets.to_connector,
-        };
-        Producer::new(self.outbound.clone(), self.inbound.clone(), self.outgoing, secret)
+        assert!(self.modelled.is_none(), "a lane over a modelled link");
+        Producer::new(self.outbound.clone(), self.inbound.clone(), self.outgoing, self.outgoing_secret())
     }
 
     /// The receiving end of the incoming lane.
+    ///
+    /// # Panics
+    /// Over a modelled link: see [`Segment::timed_receiver`].
     pub fn receiver(&self) -> Receiver {
-        let secret = match self.side {
+        assert!(self.modelled.is_none(), "a lane over a modelled link");
+        Consumer::new(self.inbound.clone(), self.outbound.clone(), self.incoming, self.incoming_secret())
+    }
+
+    fn outgoing_secret(&self) -> u64 {
+        match self.side {
+            Side::Connector => self.secrets.to_acceptor,
+            Side::Acceptor => self.secrets.to_connector,
+        }
+    }
+
+    fn incoming_secret(&self) -> u64 {
+        match self.side {
             Side::Connector => self.secrets.to_connector,
             Side::Acceptor => self.secrets.to_acceptor,
-        };
-        Consumer::new(self.inbound.clone(), self.outbound.clone(), self.incoming, secret)
+        }
     }
 
     /// Loads a word of this end's own state.
@@ -346,11 +396,28 @@ impl Segment {
     /// Loads what the peer says of itself.
     #[inline]
     pub fn status(&self, word: Status) -> u64 {
-        self.own.load_u64(word as usize, Ordering::Acquire)
+        let value = self.own.load_u64(word as usize, Ordering::Acquire);
+        if value == 0 { 0 } else { self.status_in_time(word, value) }
+    }
+
+    /// Over a modelled link the peer's good-bye comes behind what it has sent; this node's proxy is not that far away.
+    /// The other words mean nothing before it.
+    #[cold]
+    #[inline(never)]
+    fn status_in_time(&self, word: Status, value: u64) -> u64 {
+        match &self.modelled {
+            Some(modelled) if word == Status::Closed && value != LEFT_SILENTLY => {
+                modelled.windows.inbound().load_u64(CLOSED_IN_TIME, Ordering::Acquire)
+            }
+            _ => value,
+        }
     }
 
     /// Tells the peer.
     pub fn tell(&self, word: Status, value: u64) {
+        if let (Some(modelled), Status::Closed) = (&self.modelled, word) {
+            modelled.windows.outbound().store_u64(CLOSED_IN_TIME, value, Ordering::Release);
+        }
         self.peers.store_u64(word as usize, value, Ordering::Release);
     }
 
@@ -379,6 +446,7 @@ impl Segment {
             secrets,
             is_adopted: false,
             is_in_windows: false,
+            modelled: None,
         }
     }
 
@@ -403,22 +471,71 @@ impl Segment {
             secrets,
             is_adopted: false,
             is_in_windows: true,
+            modelled: None,
         }
+    }
+
+    /// As [`Segment::in_windows`], over a link that is slowed down to a model: spans of
+    /// [`Segment::TIMED_WINDOW_BYTES`].
+    ///
+    /// # Errors
+    /// `INVAL` for a model that no link can have.
+    ///
+    /// # Panics
+    /// If a span is of another size.
+    pub fn in_modelled_windows(
+        inbound: &Region,
+        outbound: &Region,
+        link: ModelledLink,
+        side: Side,
+        secrets: Secrets,
+    ) -> Result<Self, Errno> {
+        for span in [inbound, outbound] {
+            assert_eq!(span.len_bytes(), Self::TIMED_WINDOW_BYTES, "a connection's span of a window");
+        }
+        let ModelledLink { model, pace, peers_pace } = link;
+        let setup = InPlaceSetup { shape: TIMED_SHAPE, timing: model.timing, pace, peers_pace };
+        let windows = InPlace::new(inbound, outbound, setup).map_err(|_| Errno::INVAL)?;
+        let [inbound, outbound] = [inbound, outbound].map(|span| span.sub(0, Self::WINDOW_BYTES));
+        let segment = Self::in_windows(&inbound, &outbound, side, secrets);
+        Ok(Self { modelled: Some(Box::new(Modelled { windows, model })), ..segment })
+    }
+
+    /// Over a modelled link, waits until what the peer has sent by now is here: a ring says that there is something,
+    /// and has another way.
+    pub fn settle(&self) {
+        if let Some(modelled) = &self.modelled {
+            modelled.windows.settle();
+        }
+    }
+
+    /// The model of the link that an end in windows goes over, as those who come to hold it find it. Whatever is
+    /// there, a peer may have written it.
+    pub fn model(&self) -> Option<Model> {
+        Model::of_words(MODEL_PLACES.map(|place| self.own.load_u64(place, Ordering::Relaxed)))
+    }
+
+    /// The sending end of the outgoing lane, where the link is slowed down to a model.
+    pub fn timed_sender(&self) -> Option<TimedSender> {
+        let windows = &self.modelled.as_ref()?.windows;
+        Some(Producer::new(windows.outbound(), windows.inbound(), self.outgoing, self.outgoing_secret()))
+    }
+
+    /// The receiving end of the incoming lane, where the link is slowed down to a model.
+    pub fn timed_receiver(&self) -> Option<TimedReceiver> {
+        let windows = &self.modelled.as_ref()?.windows;
+        Some(Consumer::new(windows.inbound(), windows.outbound(), self.incoming, self.incoming_secret()))
     }
 
     /// Makes a span of this node's window fit for a connection, while no program reaches it. Old records in the rings
     /// do not matter: the next connection has other secrets.
     pub fn clean_span(inbound: &impl Inbound) {
-        for offset in (0..ENDPOINT_BYTES).step_by(size_of::<u64>()) {
-            inbound.store_u64(offset, 0, Ordering::Relaxed);
-        }
+        clean(inbound.len_bytes(), |offset| inbound.store_u64(offset, 0, Ordering::Relaxed));
     }
 
     /// As [`Segment::clean_span`], of the other node's window.
     pub fn clean_far_span(outbound: &impl Outbound) {
-        for offset in (0..ENDPOINT_BYTES).step_by(size_of::<u64>()) {
-            outbound.store_u64(offset, 0, Ordering::Relaxed);
-        }
+        clean(outbound.len_bytes(), |offset| outbound.store_u64(offset, 0, Ordering::Relaxed));
         outbound.flush();
     }
 
@@ -436,6 +553,11 @@ impl Segment {
         self.store(Own::Holders, 1);
         self.store(Own::Users, 1);
         self.store(Own::Side, self.side as u64 + 1);
+        if let Some(modelled) = &self.modelled {
+            for (place, word) in MODEL_PLACES.into_iter().zip(modelled.model.words()) {
+                self.own.store_u64(place, word, Ordering::Relaxed);
+            }
+        }
         self.store(Own::Attached, 1);
         self.tell(Status::Attached, 1);
     }
@@ -449,7 +571,8 @@ pub struct Endpoint<I>(I);
 impl<I: Inbound> Endpoint<I> {
     /// In a span of this node's window.
     pub fn new(span: I) -> Self {
-        assert_eq!(span.len_bytes(), Segment::WINDOW_BYTES, "a connection's span of a window");
+        let is_span = [false, true].map(Segment::window_bytes).contains(&span.len_bytes());
+        assert!(is_span, "a connection's span of a window of {} bytes", span.len_bytes());
         Self(span)
     }
 
@@ -469,6 +592,13 @@ impl<I: Inbound> Endpoint<I> {
     pub fn note_reset(&self) {
         self.0.store_u64(Status::Reset as usize, 1, Ordering::Release);
         self.0.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
+    }
+}
+
+fn clean(span_bytes: usize, store_zero: impl Fn(usize)) {
+    (0..ENDPOINT_BYTES).step_by(size_of::<u64>()).for_each(&store_zero);
+    if span_bytes == Segment::TIMED_WINDOW_BYTES {
+        TIMED_SHAPE.forget_words(store_zero);
     }
 }
 

@@ -34,6 +34,12 @@ pub fn assumptions() -> Vec<Assumption> {
             "the wire: PCIe 3.0 x16, 500 ns one way, so 1.0 us a round trip; stores are held back for so long".into(),
         ),
         say(
+            "modelled",
+            "its rate: packets of at most 256 B and 24 B more, one after the other, whoever writes; a lane stores 8 B \
+             in one of them, and its credit goes back in another"
+                .into(),
+        ),
+        say(
             "measured",
             "on top of it: all software, on this machine, whose processors are not those of the paper".into(),
         ),

@@ -10,18 +10,23 @@ use crate::{Broken, Input, Local};
 use control::Channel;
 use control::proxy::{FromProxy, Kept, Spans};
 use fabric::device::{Device, DeviceInbound, Slot};
+use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
+use rustix::io::Errno;
 use socket::clock::now_ns;
 use socket::hello::Place;
 use socket::loan;
+use socket::model::{Model, map_pace};
 use socket::segment::{Endpoint, Segment};
 use socket::system;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::end::SegmentEnd;
 
+/// Bytes of the page with the pace of a modelled link.
+const PAGE_BYTES: u64 = 4096;
 /// How long a span is not proposed again that the other proxy has not taken.
 const REST_NS: u64 = 100_000_000;
 
@@ -31,6 +36,10 @@ pub(super) struct SpanPool {
     peer: Slot,
     own: Slot,
     spans: Spans,
+    /// The model that the link is slowed down to.
+    timing: Option<LinkTiming>,
+    /// What programs and proxies of this node share of its rate, from when the device is there.
+    pace: OnceLock<Pace>,
     /// To the monitor, which keeps lifelines beyond this proxy.
     channel: Arc<Channel>,
     /// One end proposes from the first on, the other from the last: so they seldom propose the same.
@@ -141,19 +150,41 @@ impl Acceptance {
 }
 
 impl SpanPool {
-    pub(super) fn new(peer: Slot, own: Slot, spans: Spans, channel: Arc<Channel>) -> Self {
+    /// Of a link between a peer and this node.
+    pub(super) fn new((peer, own): (Slot, Slot), spans: Spans, timing: Option<LinkTiming>, channel: Arc<Channel>) -> Self {
         let entries = vec![Entry::default(); usize::try_from(spans.count).unwrap_or(0)];
         let state = Mutex::new(State { entries, total: 0, missed: 0 });
-        Self { peer, own, spans, channel, from_last: own > peer, state }
+        let (pace, from_last) = (OnceLock::new(), own > peer);
+        Self { peer, own, spans, timing, pace, channel, from_last, state }
     }
 
     /// Whether the spans are what this proxy knows how to use, within windows of so many bytes.
     pub(super) fn fits(&self, window_bytes: usize) -> bool {
         let end_bytes = self.spans.span_bytes.checked_mul(self.spans.count);
         let end_bytes = end_bytes.and_then(|bytes| bytes.checked_add(self.spans.offset_bytes));
-        self.spans.span_bytes == Segment::WINDOW_BYTES as u64
+        self.spans.span_bytes == Segment::window_bytes(self.timing.is_some()) as u64
+            && (self.timing.is_none() || self.spans.offset_bytes >= PAGE_BYTES)
             && self.spans.offset_bytes.is_multiple_of(rustix::param::page_size() as u64)
             && end_bytes.is_some_and(|bytes| bytes <= window_bytes as u64)
+    }
+
+    /// Finds what the programs of this node share of the link's rate, where it is slowed down to a model: the proxies
+    /// share it too, so that what they say of a program never overtakes what that has stored.
+    ///
+    /// # Errors
+    /// If there is no such page.
+    pub(super) fn find_pace(&self, device: &Device) -> Result<(), Errno> {
+        if let Some(offset) = self.pace_offset() {
+            let (memory, [_, outbound]) = device.windows_in_memory(self.peer);
+            // One that was found before is the same.
+            let _ = self.pace.set(map_pace(memory, outbound + offset)?);
+        }
+        Ok(())
+    }
+
+    /// What [`SpanPool::find_pace`] has found.
+    pub(super) fn pace(&self) -> Option<Pace> {
+        self.pace.get().cloned()
     }
 
     /// Spans in use now, connections so far, and those that found no span.
@@ -180,7 +211,7 @@ impl SpanPool {
         let inbound = self.inbound(device, grant.index);
         // No program of either node reaches the span now: the other proxy has looked at its own.
         Segment::clean_span(&inbound);
-        Segment::clean_far_span(&device.outbound(self.peer).slice(self.offset(grant.index), Segment::WINDOW_BYTES));
+        Segment::clean_far_span(&device.outbound(self.peer).slice(self.offset(grant.index), self.span_bytes()));
         let (memory, place) = self.place(device, grant.index);
         let loan = loan::lend(memory, place).ok()?;
         Some(Acceptance { grant, place, loan, inbound })
@@ -236,16 +267,30 @@ impl SpanPool {
     fn place<'a>(&self, device: &'a Device, index: usize) -> (std::os::fd::BorrowedFd<'a>, Place) {
         let (memory, [inbound, outbound]) = device.windows_in_memory(self.peer);
         let offset = self.offset(index) as u64;
-        (memory, Place { inbound_offset: inbound + offset, outbound_offset: outbound + offset })
+        let model = self.timing.zip(self.pace_offset()).map(|(timing, pace)| Model {
+            timing,
+            inbound_pace_offset: inbound + pace,
+            outbound_pace_offset: outbound + pace,
+        });
+        (memory, Place { inbound_offset: inbound + offset, outbound_offset: outbound + offset, model })
     }
 
     fn inbound(&self, device: &Device, index: usize) -> DeviceInbound {
-        device.inbound(self.peer).slice(self.offset(index), Segment::WINDOW_BYTES)
+        device.inbound(self.peer).slice(self.offset(index), self.span_bytes())
+    }
+
+    fn span_bytes(&self) -> usize {
+        self.spans.span_bytes as usize
+    }
+
+    /// Where in a window the page is with the pace of a modelled link.
+    fn pace_offset(&self) -> Option<u64> {
+        self.timing.map(|_| self.spans.offset_bytes - PAGE_BYTES)
     }
 
     /// Where in a window a span begins.
     fn offset(&self, index: usize) -> usize {
-        self.spans.offset_bytes as usize + index * Segment::WINDOW_BYTES
+        self.spans.offset_bytes as usize + index * self.span_bytes()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -167,7 +167,7 @@ impl LinkEngine {
         windows.latency.1.store_u64(0, secret, Ordering::Release);
         windows.latency.1.flush();
         let bell = device.doorbell(Slot(peer), vector);
-        let timing = shared.timing.map(|timing| (timing, shared.paces[usize::from(peer)].clone()));
+        let timing = shared.timing.map(|timing| (timing, shared.pace(peer)));
         bell.ring();
         Self {
             peer,

@@ -87,6 +87,7 @@ impl Connection {
         if drained == Err(Errno::CONNRESET) {
             self.note_hang_up(lanes, true);
         }
+        lanes.segment.settle();
         drained == Ok(true)
     }
 

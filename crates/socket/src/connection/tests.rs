@@ -3,8 +3,10 @@
 use super::*;
 use crate::address::Tuple;
 use crate::lock::Lock;
+use crate::model::{Model, ModelledLink};
 use crate::segment::{Endpoint, Secrets, Segment, Side};
 use crate::spin::Spin;
+use fabric::timed::{LinkTiming, Pace};
 use fabric::{MemoryInbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
@@ -54,6 +56,35 @@ fn pair_in_windows(nonblocking: bool) -> (End, End) {
     ends(connector, acceptor, nonblocking)
 }
 
+/// Both ends of a connection over a link of this delay and gen3x16's rate, not set up; and what a proxy has of the
+/// first.
+fn segments_over_a_model(one_way_ns: u64) -> ([Segment; 2], Endpoint<MemoryInbound>) {
+    let timing = LinkTiming { one_way_ns, bytes_per_us: 15_754, header_bytes: 24, payload_bytes_max: 256 };
+    let model = Model { timing, inbound_pace_offset: 0, outbound_pace_offset: 0 };
+    let spans = [(); 2].map(|()| Region::heap(Segment::TIMED_WINDOW_BYTES));
+    let paces = [Pace::new(), Pace::new()];
+    for span in &spans {
+        // Times in rings are old ones, whatever was there before.
+        let size = Segment::WINDOW_BYTES + (Segment::TIMED_WINDOW_BYTES - Segment::WINDOW_BYTES) / 4;
+        (0..size).step_by(8).for_each(|offset| span.store_u64(offset, !0, Ordering::Relaxed));
+        Segment::clean_span(&MemoryInbound::new(span.clone()));
+    }
+    let segment = |own: usize, side| {
+        let link = ModelledLink { model, pace: paces[own].clone(), peers_pace: paces[1 - own].clone() };
+        let secrets = Secrets { to_acceptor: 3, to_connector: 4 };
+        Segment::in_modelled_windows(&spans[own], &spans[1 - own], link, side, secrets).unwrap()
+    };
+    let segments = [segment(0, Side::Connector), segment(1, Side::Acceptor)];
+    segments.iter().for_each(Segment::set_up);
+    (segments, Endpoint::new(MemoryInbound::new(spans[0].clone())))
+}
+
+/// As [`pair`], over a modelled link.
+fn pair_over_a_model(one_way_ns: u64, nonblocking: bool) -> (End, End) {
+    let ([connector, acceptor], _) = segments_over_a_model(one_way_ns);
+    ends(connector, acceptor, nonblocking)
+}
+
 fn ends(segment: Segment, others: Segment, nonblocking: bool) -> (End, End) {
     let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Some((segment, None)));
@@ -99,7 +130,25 @@ fn what_is_sent_is_received() {
 
 #[test]
 fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
-    let (one, two) = pair_in_windows(true);
+    carry_both_directions(pair_in_windows(true));
+}
+
+#[test]
+fn a_modelled_link_carries_both_directions_through_small_and_big_rings_to_their_ends() {
+    carry_both_directions(pair_over_a_model(500, true));
+}
+
+/// What arrives later finds a receiver that does not wait, or does.
+fn until_there(connection: &'static Connection, bytes: &mut [u8]) -> Result<usize, Errno> {
+    loop {
+        match receive(connection, bytes) {
+            Err(Errno::AGAIN) => std::hint::spin_loop(),
+            received => return received,
+        }
+    }
+}
+
+fn carry_both_directions((one, two): (End, End)) {
     let data: Vec<u8> = (0..3 * crate::segment::BUFFER_BYTES).map(|index| (index % 251) as u8).collect();
     for (from, to) in [(&one, &two), (&two, &one)] {
         let mut received = Vec::new();
@@ -107,16 +156,117 @@ fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
         let mut sent = 0;
         while received.len() < data.len() {
             sent += send(from.0, &data[sent..]).unwrap_or(0);
-            let bytes = receive(to.0, &mut buffer).unwrap();
+            let bytes = until_there(to.0, &mut buffer).unwrap();
             received.extend_from_slice(&buffer[..bytes]);
         }
         assert!(received == data);
     }
     one.0.shutdown(SHUTDOWN_WRITE).unwrap();
-    assert_eq!(receive(two.0, &mut [0; 8]), Ok(0));
+    assert_eq!(until_there(two.0, &mut [0; 8]), Ok(0));
     assert_eq!(send(two.0, b"unread"), Ok(6));
+    while one.0.unread_bytes() == 0 {}
     drop(one);
+    two.0.lanes().unwrap().segment.settle();
     assert_eq!(send(two.0, b"into nothing"), Err(Errno::CONNRESET));
+}
+
+/// One-sided: nothing here depends on how fast the machine is.
+#[test]
+fn over_a_modelled_link_nothing_comes_before_its_time() {
+    const ONE_WAY_NS: u64 = 2_000_000;
+    let (one, two) = pair_over_a_model(ONE_WAY_NS, true);
+    for size in [1, 8, 49, 5_000, 100_000] {
+        let begun_ns = crate::clock::now_ns();
+        assert_eq!(send(one.0, &vec![7; size]), Ok(size));
+        let mut bytes = vec![0; size];
+        let first = until_there(two.0, &mut bytes).unwrap();
+        assert!(crate::clock::now_ns() - begun_ns >= ONE_WAY_NS, "{size} bytes");
+        let mut rest = first;
+        while rest < size {
+            rest += until_there(two.0, &mut bytes[rest..]).unwrap();
+        }
+        assert_eq!(bytes, vec![7; size]);
+    }
+}
+
+/// Rings have another way here, and are there at once.
+#[test]
+fn sleepers_over_a_modelled_link_are_woken_for_what_arrives_after_the_ring() {
+    let (one, two) = pair_over_a_model(300_000, false);
+    std::thread::scope(|scope| {
+        let (client, server) = (one.0, two.0);
+        scope.spawn(move || {
+            let mut byte = [0];
+            for _ in 0..50 {
+                assert_eq!(receive(server, &mut byte), Ok(1));
+                assert_eq!(send(server, &byte), Ok(1));
+            }
+            // The other end sleeps for room by now.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let mut rest = 1 << 20;
+            while rest > 0 {
+                rest -= receive(server, &mut vec![0; 70_000]).unwrap();
+            }
+        });
+        for turn in 0..50 {
+            // Most likely the other end sleeps by now, and this one will.
+            std::thread::sleep(std::time::Duration::from_micros(turn * 10));
+            assert_eq!(send(client, &[turn as u8]), Ok(1));
+            let mut byte = [0];
+            assert_eq!((receive(client, &mut byte), byte[0]), (Ok(1), turn as u8));
+        }
+        assert_eq!(send(client, &vec![1; 1 << 20]), Ok(1 << 20));
+    });
+}
+
+#[test]
+fn over_a_modelled_link_the_end_comes_behind_what_was_sent() {
+    const ONE_WAY_NS: u64 = 2_000_000;
+    let ([segment, others], _) = segments_over_a_model(ONE_WAY_NS);
+    let (one, _lifeline) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let one = End(Connection::open(origin(one.into_raw_fd(), true), Some((segment, None))));
+    let begun_ns = crate::clock::now_ns();
+    let mut sender = others.timed_sender().unwrap();
+    sender.write(b"last words").unwrap();
+    sender.finish();
+    others.tell(Status::Closed, 1);
+    // It is gone before anything has arrived.
+    assert_eq!(until_there(one.0, &mut [0; 20]), Ok(10));
+    assert_eq!(until_there(one.0, &mut [0; 20]), Ok(0));
+    assert!(crate::clock::now_ns() - begun_ns >= ONE_WAY_NS);
+    assert_eq!(send(one.0, b"x"), Ok(1));
+    one.0.lanes().unwrap().segment.settle();
+    assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+}
+
+#[test]
+fn what_the_proxy_says_over_a_modelled_link_holds_at_once() {
+    let ([segment, others], endpoint) = segments_over_a_model(1_000_000_000);
+    assert_eq!(segment.status(Status::Closed), 0);
+    others.tell(Status::Closed, 1);
+    assert_eq!(segment.status(Status::Closed), 0, "under way");
+    endpoint.note_reset();
+    assert_ne!((segment.status(Status::Closed), segment.status(Status::Reset)), (0, 0));
+    let ([segment, others], endpoint) = segments_over_a_model(1_000_000_000);
+    endpoint.note_left();
+    assert_eq!((segment.status(Status::Closed), others.status(Status::Closed)), (crate::segment::LEFT_SILENTLY, 0));
+    assert_eq!(segment.model().unwrap().timing.one_way_ns, 1_000_000_000);
+}
+
+#[test]
+fn a_pipe_fills_a_lane_over_a_modelled_link() {
+    let (one, two) = pair_over_a_model(500, true);
+    let (reading, writing) = rustix::pipe::pipe().unwrap();
+    assert_eq!(rustix::io::write(&writing, &[5; 40_000]), Ok(40_000));
+    drop(writing);
+    let pipe = Pipe::of(reading.as_fd(), false, true).unwrap();
+    let mut received = 0;
+    let mut is_sent = false;
+    while received < 40_000 {
+        is_sent |= matches!(one.0.splice_from(pipe, 1 << 20), Ok(0));
+        received += receive(two.0, &mut vec![0; 70_000]).unwrap_or(0);
+    }
+    assert!(received == 40_000 && (is_sent || one.0.splice_from(pipe, 1 << 20) == Ok(0)));
 }
 
 /// One end of a connection in windows, whose lifeline ends at a proxy: what that does with its end of it.

@@ -1,5 +1,6 @@
 //! Send and receive.
 
+use super::ends::{Receiving, Sending};
 use super::wait::Deadline;
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::segment::Own;
@@ -69,7 +70,7 @@ impl Connection {
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: the caller's spans.
-        match unsafe { self.receive_short(generation, spans, flags) } {
+        match unsafe { self.receive_short_by_any(generation, spans, flags) } {
             Next::Read(bytes) => Ok(bytes),
             // Nothing else is asked before the wait: a message that is on its way would have to wait for the answers.
             // SAFETY: as above.
@@ -88,17 +89,52 @@ impl Connection {
             return Next::Other;
         }
         let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
-        let Some(lanes) = self.lanes() else { return Next::Other };
-        if self.may_be_shared(lanes) {
+        let Some(plain) = self.plain_lanes() else { return Next::Other };
+        if self.may_be_shared(plain.0) {
             return Next::Other;
         }
         // SAFETY: under the receive lock.
-        let receiver = unsafe { &mut *lanes.receiver.get() };
+        let receiver = unsafe { plain.receiver() };
         // SAFETY: the caller's span.
         let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
         let Next::Read(bytes) = next else { return next };
         let wakes_sender = receiver.take_wake_request();
         guard.let_go();
+        if wakes_sender {
+            self.ring();
+        }
+        self.count_received(bytes, flags);
+        next
+    }
+
+    /// As [`Connection::receive_short`], over a modelled link too: asked only where there was no plain lane.
+    #[inline(always)] // As that.
+    unsafe fn receive_short_by_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
+        // SAFETY: the caller's spans.
+        match unsafe { self.receive_short(generation, spans, flags) } {
+            // SAFETY: as above.
+            Next::Other if !self.is_plain() => unsafe { self.receive_short_timed(generation, spans, flags) },
+            next => next,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn receive_short_timed(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
+        let [span] = spans else { return Next::Other };
+        let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
+        if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
+            return Next::Other;
+        }
+        let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
+        let Some(lanes) = self.lanes().filter(|lanes| !self.may_be_shared(lanes)) else { return Next::Other };
+        // SAFETY: under the receive lock.
+        let Receiving::Timed(receiver) = (unsafe { &mut *lanes.receiver.get() }) else { return Next::Other };
+        // SAFETY: the caller's span.
+        let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
+        let Next::Read(bytes) = next else { return next };
+        let wakes_sender = receiver.take_wake_request();
+        drop(guard);
         if wakes_sender {
             self.ring();
         }
@@ -167,7 +203,7 @@ impl Connection {
             }
             if done == 0
                 // SAFETY: the caller's spans.
-                && let Next::Read(bytes) = unsafe { self.receive_short(generation, spans, flags) }
+                && let Next::Read(bytes) = unsafe { self.receive_short_by_any(generation, spans, flags) }
             {
                 return Ok(bytes);
             }
@@ -198,7 +234,7 @@ impl Connection {
         if threads::is_single() {
             for _ in 0..TRIES_MAX {
                 // SAFETY: the caller's spans.
-                let next = unsafe { self.receive_short(generation, spans, flags) };
+                let next = unsafe { self.receive_short_by_any(generation, spans, flags) };
                 if next != Next::Nothing || spin.turn() != Turn::Look {
                     return next;
                 }
@@ -353,9 +389,10 @@ impl Connection {
     unsafe fn send_short(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
         let [span] = spans else { return None };
         let guard = self.hold_of(generation, &self.send_lock).ok()?;
-        let lanes = self.lanes()?;
+        let plain = self.plain_lanes()?;
+        let lanes = plain.0;
         // SAFETY: under the send lock.
-        let sender = unsafe { &mut *lanes.sender.get() };
+        let sender = unsafe { plain.sender() };
         // Or a question: the peer is waiting for it.
         let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
         if !is_answer {
@@ -378,8 +415,44 @@ impl Connection {
         Some(span.iov_len)
     }
 
+    /// As [`Connection::send_short`], over a modelled link: asked only where there was no plain lane.
+    #[cold]
+    #[inline(never)]
+    unsafe fn send_short_timed(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+        let [span] = spans else { return None };
+        let guard = self.hold_of(generation, &self.send_lock).ok()?;
+        let lanes = self.lanes()?;
+        let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
+        if !is_answer {
+            self.ask_kernel_now_and_then(lanes);
+        }
+        let standing = lanes.segment.standing();
+        if standing.holders > 1 || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
+            return None;
+        }
+        // SAFETY: under the send lock.
+        let Sending::Timed(sender) = (unsafe { &mut *lanes.sender.get() }) else { return None };
+        // SAFETY: the caller's span.
+        if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
+            return None;
+        }
+        let wakes_receiver = sender.take_wake_request();
+        drop(guard);
+        if wakes_receiver {
+            self.ring();
+        }
+        self.count_sent(span.iov_len);
+        Some(span.iov_len)
+    }
+
     #[inline(never)]
     unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if !self.is_plain()
+            // SAFETY: the caller's spans.
+            && let Some(bytes) = unsafe { self.send_short_timed(generation, spans) }
+        {
+            return Ok(bytes);
+        }
         let wanted = total_bytes(spans);
         // SAFETY: the caller's spans.
         let done = unsafe { self.send_now(generation, spans, 0, wanted) }?;
@@ -563,11 +636,9 @@ impl Connection {
         }
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
-        let Some(room) = sender.reserve(len_bytes).map_err(|corrupt| self.reset_for(lanes, corrupt))? else {
+        let Some(filled) = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt))? else {
             return Ok(None);
         };
-        let filled = fill(room.pointer.as_ptr(), room.len_bytes)?.min(room.len_bytes);
-        sender.commit(filled).map_err(|corrupt| self.reset_for(lanes, corrupt))?;
         if sender.take_wake_request() {
             self.ring();
         }
@@ -626,7 +697,7 @@ fn fill_in_vain(
     fill(unsent.as_mut_ptr(), room_bytes).map(|bytes| bytes.min(room_bytes))
 }
 
-fn discard(receiver: &mut crate::segment::Receiver, wanted: usize) -> Result<usize, Corrupt> {
+fn discard(receiver: &mut Receiving, wanted: usize) -> Result<usize, Corrupt> {
     let mut done = 0;
     while done < wanted {
         let Some(chunk) = receiver.peek()? else { break };

@@ -9,9 +9,11 @@
 //!    0  magic            "XLREPLY" and a zero
 //!    8  version          of this and of the segment's layout
 //!   12  error            0, or the error number that refuses the connection
-//!   16  flags            1: the connection lies in windows, in the memory whose descriptor is attached
+//!   16  flags            1: the connection lies in windows, in the memory whose descriptor is attached; 2: of a link
+//!                        that is slowed down to a model
 //!   24  inbound          offset of the connecting end's span
 //!   32  outbound         offset of the accepting end's span
+//!   40  model            what a program must know of such a link
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
@@ -33,15 +35,18 @@ use crate::clock::now_ns;
 use crate::descriptors::close;
 use crate::hello::{Hello, Place};
 use crate::loan;
+use crate::model::{MODEL_BYTES, Model, ModelledLink};
 use crate::monitor::{self, Answer};
 use crate::rack::{ListenerName, Rack, RackLock};
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment, Side};
 use crate::spin::{Spin, Turn};
 use crate::system;
 
-const REPLY_BYTES: usize = 40;
+const REPLY_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
+const MODEL_OFFSET: usize = 40;
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLREPLY\0");
 const FLAG_WINDOWS: u64 = 1;
+const FLAG_MODEL: u64 = 2;
 /// How long a program waits for the other node's answer.
 const REPLY_WAIT_NS: u64 = 5_000_000_000;
 /// Looks at memory that take as long as one look at a socket.
@@ -75,15 +80,20 @@ impl Reply {
             Self::Taken(place) => (0, place),
             Self::Refused(errno) => (errno.raw_os_error(), None),
         };
-        let flags = if place.is_some() { FLAG_WINDOWS } else { 0 };
-        let place = place.unwrap_or(Place { inbound_offset: 0, outbound_offset: 0 });
+        let flags = match place {
+            None => 0,
+            Some(Place { model: None, .. }) => FLAG_WINDOWS,
+            Some(_) => FLAG_WINDOWS | FLAG_MODEL,
+        };
+        let place = place.unwrap_or(Place::new(0, 0));
         let mut bytes = [0_u8; REPLY_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
         bytes[12..16].copy_from_slice(&error.to_ne_bytes());
         bytes[16..24].copy_from_slice(&flags.to_ne_bytes());
         bytes[24..32].copy_from_slice(&place.inbound_offset.to_ne_bytes());
-        bytes[32..].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes[32..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
+        bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
         bytes
     }
 
@@ -91,7 +101,8 @@ impl Reply {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
-        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)? };
+        let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
+        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, model };
         let reply = match error {
             0 => Self::Taken((word(16)? != 0).then_some(place)),
             1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
@@ -222,7 +233,13 @@ fn wait_for_reply(lifeline: BorrowedFd<'_>) -> Result<(Reply, Option<OwnedFd>), 
 /// answers.
 pub(super) fn open_place(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
     let [inbound, outbound] = spans(memory, place)?;
-    let segment = Segment::in_windows(&inbound, &outbound, side, secrets);
+    let segment = match place.model {
+        None => Segment::in_windows(&inbound, &outbound, side, secrets),
+        Some(model) => {
+            let link = ModelledLink::map(memory, model)?;
+            Segment::in_modelled_windows(&inbound, &outbound, link, side, secrets)?
+        }
+    };
     segment.set_up();
     Ok(segment)
 }
@@ -230,16 +247,24 @@ pub(super) fn open_place(memory: BorrowedFd<'_>, place: Place, side: Side, secre
 /// The end of a connection in windows that another process set up, by its [loan].
 ///
 /// # Errors
-/// `INVAL` for a descriptor that is no loan, and `NOTCONN` where nobody has set the end up.
+/// `INVAL` for a descriptor that is no loan, or a model that no link can have, and `NOTCONN` where nobody has set the
+/// end up.
 pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
-    let [inbound, outbound] = spans(loan, loan::place_of(loan).ok_or(Errno::INVAL)?)?;
-    Segment::adopt_in_windows(&inbound, &outbound)
+    let place = loan::place_of(loan).ok_or(Errno::INVAL)?;
+    let [inbound, outbound] = spans(loan, place)?;
+    let segment = Segment::adopt_in_windows(&inbound, &outbound, None)?;
+    if !loan::is_modelled(loan) {
+        return Ok(segment);
+    }
+    let model = segment.model().ok_or(Errno::INVAL)?;
+    let [inbound, outbound] = spans(loan, Place { model: Some(model), ..place })?;
+    Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(loan, model)?))
 }
 
 fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
     check_place(memory, place)?;
     let span = |offset| {
-        let mapping = Mapping::at(memory, offset, Segment::WINDOW_BYTES).map_err(|_| Errno::INVAL)?;
+        let mapping = Mapping::at(memory, offset, place.span_bytes()).map_err(|_| Errno::INVAL)?;
         Ok::<_, Errno>(Region::of_mapping(Arc::new(mapping)))
     };
     Ok([span(place.inbound_offset)?, span(place.outbound_offset)?])
@@ -254,9 +279,9 @@ fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
     if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
         return Ok(()); // Only mmap knows where it ends.
     }
-    let ends_within =
-        |offset: u64| offset.checked_add(Segment::WINDOW_BYTES as u64).is_some_and(|end| end <= stat.st_size as u64);
-    let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= Segment::WINDOW_BYTES as u64;
+    let span_bytes = place.span_bytes() as u64;
+    let ends_within = |offset: u64| offset.checked_add(span_bytes).is_some_and(|end| end <= stat.st_size as u64);
+    let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= span_bytes;
     let is_inside = [place.inbound_offset, place.outbound_offset].into_iter().all(ends_within);
     if is_inside && are_apart { Ok(()) } else { Err(Errno::INVAL) }
 }
@@ -307,6 +332,7 @@ mod tests {
     use crate::address::Opener;
     use crate::rack::tests::Scratch;
     use crate::rendezvous::{accept, connect_in, listen_in, receive_hello, unix_stream};
+    use fabric::timed::LinkTiming;
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
     use std::net::Ipv4Addr;
@@ -432,13 +458,13 @@ mod tests {
         let rack = node(&scratch);
         let span_bytes = Segment::WINDOW_BYTES as u64;
         let (memory, mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
-        let place = Place { inbound_offset: span_bytes, outbound_offset: 2 * span_bytes };
+        let place = Place::new(span_bytes, 2 * span_bytes);
         let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
         let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
         let connected = connect_to(&rack).unwrap();
         assert!(connected.memfd.is_some() && connected.segment.is_in_windows());
         let secrets = taking.join().unwrap().1.secrets();
-        let back = Place { inbound_offset: place.outbound_offset, outbound_offset: place.inbound_offset };
+        let back = Place::new(place.outbound_offset, place.inbound_offset);
         let other = open_place(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
         assert_eq!(connected.segment.sender().write(b"through the window"), Ok(18));
         let mut bytes = [0; 18];
@@ -450,13 +476,46 @@ mod tests {
         );
     }
 
+    /// Two pages for paces, and two spans.
+    #[test]
+    fn who_comes_to_hold_an_end_over_a_modelled_link_finds_the_model_in_its_span() {
+        const SPAN_BYTES: u64 = Segment::TIMED_WINDOW_BYTES as u64;
+        const FIRST: u64 = 2 * 4096;
+        let (memory, _mapping) = shm::create((FIRST + 2 * SPAN_BYTES) as usize).unwrap();
+        let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
+        let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
+        let place = |own: u64| Place {
+            inbound_offset: FIRST + own * SPAN_BYTES,
+            outbound_offset: FIRST + (1 - own) * SPAN_BYTES,
+            model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
+        };
+        let open = |place, side| open_place(memory.as_fd(), place, side, secrets);
+        let one = open(place(0), Side::Connector).unwrap();
+        open(place(1), Side::Acceptor).unwrap();
+        let heir = adopt(loan::lend(memory.as_fd(), place(1)).unwrap().as_fd()).unwrap();
+        assert_eq!((heir.model(), heir.side(), heir.secrets()), (place(1).model, Side::Acceptor, secrets));
+        assert_eq!(one.timed_sender().unwrap().write(b"to the heir"), Ok(11));
+        heir.settle();
+        let mut bytes = [0; 11];
+        assert_eq!(heir.timed_receiver().unwrap().read(&mut bytes), Ok(11));
+        assert_eq!(&bytes, b"to the heir");
+        // One that is as fast as its memory is that, whatever a peer writes.
+        let plain = Place { model: None, ..place(1) };
+        assert!(adopt(loan::lend(memory.as_fd(), plain).unwrap().as_fd()).unwrap().timed_sender().is_none());
+        let beyond = |offset| {
+            let model = place(0).model.map(|model| Model { inbound_pace_offset: offset, ..model });
+            open(Place { model, ..place(0) }, Side::Connector).map(|_| ()).unwrap_err()
+        };
+        assert_eq!([FIRST + 2 * SPAN_BYTES, 1, u64::MAX].map(beyond), [Errno::INVAL; 3]);
+    }
+
     #[test]
     fn a_server_gets_its_place_in_the_windows_with_the_hello() {
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let (own, other) = (0, Segment::WINDOW_BYTES as u64);
-        let place = Place { inbound_offset: own, outbound_offset: other };
+        let place = Place::new(own, other);
         let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
         let source = address("127.77.0.1:40000");
         let request = Request { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
@@ -484,7 +543,7 @@ mod tests {
         let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let open = |memory: BorrowedFd<'_>, inbound_offset, outbound_offset| {
-            open_place(memory, Place { inbound_offset, outbound_offset }, Side::Acceptor, secrets).map(|_| ())
+            open_place(memory, Place::new(inbound_offset, outbound_offset), Side::Acceptor, secrets).map(|_| ())
         };
         assert_eq!(open(memory.as_fd(), 0, span_bytes), Ok(()));
         for (inbound, outbound) in
@@ -531,13 +590,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_bytes_are_no_replies(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        fn other_bytes_are_no_replies(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             prop_assert_eq!(Reply::decode(&bytes), None);
         }
 
         #[test]
         fn replies_survive_the_way(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
-            let place = Some(Place { inbound_offset, outbound_offset });
+            let place = Some(Place::new(inbound_offset, outbound_offset));
             let refused = Reply::Refused(Errno::from_raw_os_error(errno));
             for reply in [Reply::Taken(None), Reply::Taken(place), refused] {
                 prop_assert_eq!(Reply::decode(&reply.encode()), Some(reply));
