@@ -39,7 +39,7 @@ use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError};
 
 /// The version of these messages: monitor and proxy come from one release.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The proxy's end of the channel: its standard input, which needs no agreement with whoever starts it.
 pub const DESCRIPTOR: i32 = 0;
 /// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.

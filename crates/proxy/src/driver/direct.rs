@@ -151,7 +151,12 @@ impl Acceptance {
 
 impl SpanPool {
     /// Of a link between a peer and this node.
-    pub(super) fn new((peer, own): (Slot, Slot), spans: Spans, timing: Option<LinkTiming>, channel: Arc<Channel>) -> Self {
+    pub(super) fn new(
+        (peer, own): (Slot, Slot),
+        spans: Spans,
+        timing: Option<LinkTiming>,
+        channel: Arc<Channel>,
+    ) -> Self {
         let entries = vec![Entry::default(); usize::try_from(spans.count).unwrap_or(0)];
         let state = Mutex::new(State { entries, total: 0, missed: 0 });
         let (pace, from_last) = (OnceLock::new(), own > peer);

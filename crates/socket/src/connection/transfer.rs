@@ -232,12 +232,35 @@ impl Connection {
     #[inline(always)] // As the short path in it.
     unsafe fn receive_soon(&'static self, generation: u32, spans: &[iovec], flags: Flags, spin: &mut Spin) -> Next {
         if threads::is_single() {
+            if !self.is_plain() {
+                // SAFETY: the caller's spans.
+                return unsafe { self.receive_soon_timed(generation, spans, flags, spin) };
+            }
             for _ in 0..TRIES_MAX {
                 // SAFETY: the caller's spans.
-                let next = unsafe { self.receive_short_by_any(generation, spans, flags) };
+                let next = unsafe { self.receive_short(generation, spans, flags) };
                 if next != Next::Nothing || spin.turn() != Turn::Look {
                     return next;
                 }
+            }
+        }
+        Next::Nothing
+    }
+
+    #[cold]
+    #[inline(never)]
+    unsafe fn receive_soon_timed(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+        spin: &mut Spin,
+    ) -> Next {
+        for _ in 0..TRIES_MAX {
+            // SAFETY: the caller's spans.
+            let next = unsafe { self.receive_short_timed(generation, spans, flags) };
+            if next != Next::Nothing || spin.turn() != Turn::Look {
+                return next;
             }
         }
         Next::Nothing
