@@ -315,7 +315,8 @@ impl<M: HostMemory> Nic<M> {
         if header.psn.after(context.hand.settled()) > 0 && !context.hand.is_slow() {
             self.counters.out_of_order_packets += 1;
         }
-        let arrived = Arrived { psn: header.psn, settled, sent: context.echo, bytes: header.payload_bytes, action };
+        let arrived =
+            Arrived { psn: header.psn, packets: 1, settled, sent: context.echo, bytes: header.payload_bytes, action };
         self.queue_for_software(now, i, Entry::Arrived(arrived));
         if self.contexts[i].hand.queued(header.psn, action.is_ordered()) {
             self.counters.slow_entries += 1;

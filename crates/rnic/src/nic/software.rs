@@ -16,6 +16,8 @@ use crate::wire::{Atomic, Immediate, Psn, RKey, Selective, Syndrome};
 
 /// Headers that software takes in one turn, at most.
 const TURN_HEADERS: usize = 64;
+/// Packets in a row that one entry of the control queue tells of, at most.
+const RUN_PACKETS_MAX: u32 = 64;
 
 /// What remains to be done of a packet whose payload is placed, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +36,11 @@ pub(super) enum Action {
     Fault(Refusal),
 }
 
-/// A header for software: a packet of a request.
+/// A header for software: a packet of a request, or several in a row for which nothing is to be done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrived {
     pub psn: Psn,
+    pub packets: u32,
     /// What hardware had settled when it queued this.
     pub settled: Psn,
     pub sent: u16,
@@ -51,6 +54,16 @@ pub(super) enum Entry {
     Arrived(Arrived),
     Acknowledged(Selective),
     Content { index: u32, packet: u32, sent: u16 },
+}
+
+impl Entry {
+    /// Headers of packets that it tells of.
+    fn headers(&self) -> u64 {
+        match self {
+            Self::Arrived(arrived) => u64::from(arrived.packets),
+            Self::Acknowledged(_) | Self::Content { .. } => 1,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +120,20 @@ pub(super) struct Arrivals {
     echo: u16,
 }
 
+impl Arrived {
+    /// Takes the packet behind it into the same entry, if nothing is to be done for either.
+    fn extend(&mut self, next: &Self) -> bool {
+        let is_next = next.psn == self.psn.plus(self.packets) && self.packets < RUN_PACKETS_MAX;
+        let fits = is_next && self.action == Action::Nothing && next.action == Action::Nothing;
+        if fits {
+            self.packets += 1;
+            self.bytes += next.bytes;
+            self.sent = next.sent;
+        }
+        fits
+    }
+}
+
 impl Action {
     /// Whether it matters what was done before it.
     pub const fn is_ordered(&self) -> bool {
@@ -137,6 +164,9 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_control_queue += 1;
             return;
         }
+        if self.is_taken_along(now, i, &entry) {
+            return;
+        }
         let costs = self.software_costs();
         let wake = if self.slow.turn.is_none() { costs.software_wake } else { Span::ZERO };
         let at = self.slow.queue.back().map_or(Time::ZERO, |last| last.at).max(now + costs.dma_write + wake);
@@ -144,6 +174,18 @@ impl<M: HostMemory> Nic<M> {
         self.slow.queue.push_back(Queued { at, qp: i as u32, life, entry });
         if self.slow.turn.is_none() {
             self.begin_turn(now);
+        }
+    }
+
+    /// Hardware adds a packet to the entry that it is still writing, if it is the next of the same queue pair: software
+    /// has one entry to look at, not many.
+    fn is_taken_along(&mut self, now: Time, i: usize, entry: &Entry) -> bool {
+        let life = self.contexts[i].life;
+        let (Entry::Arrived(next), Some(last)) = (entry, self.slow.queue.back_mut()) else { return false };
+        let is_same = last.at > now && last.qp as usize == i && last.life == life;
+        match &mut last.entry {
+            Entry::Arrived(arrived) if is_same => arrived.extend(next),
+            _ => false,
         }
     }
 
@@ -178,7 +220,7 @@ impl<M: HostMemory> Nic<M> {
         let Some(turn) = self.slow.turn.take() else { return };
         for _ in 0..turn.headers {
             let Some(queued) = self.slow.queue.pop_front() else { break };
-            self.counters.slow_headers += 1;
+            self.counters.slow_headers += queued.entry.headers();
             let i = queued.qp as usize;
             if self.contexts[i].life != queued.life {
                 continue; // of a life before
@@ -201,13 +243,16 @@ impl<M: HostMemory> Nic<M> {
     fn arrived(&mut self, i: usize, arrived: &Arrived) {
         let first = || Box::new(Arrivals::new(arrived.settled));
         let arrivals = self.hosts[i].arrivals.get_or_insert_with(first);
-        if arrivals.half.take(arrived.psn, arrived.settled) {
-            self.counters.received_bytes += u64::from(arrived.bytes);
+        let numbers = (0..arrived.packets).map(|packet| arrived.psn.plus(packet));
+        let new = numbers.filter(|psn| arrivals.half.take(*psn, arrived.settled)).count() as u32;
+        if new > 0 {
             arrivals.keep(arrived.psn, arrived.action);
-        } else {
-            self.counters.duplicate_packets += 1;
         }
-        (arrivals.newest, arrivals.echo) = (arrived.psn, arrived.sent);
+        // Packets in a row are full: each has the same share of the bytes.
+        self.counters.received_bytes += u64::from(arrived.bytes / arrived.packets.max(1) * new);
+        self.counters.duplicate_packets += u64::from(arrived.packets - new);
+        let newest = arrived.psn.plus(arrived.packets.saturating_sub(1));
+        (arrivals.newest, arrivals.echo) = (newest, arrived.sent);
         if self.slow.touched.last() != Some(&(i as u32)) && !self.slow.touched.contains(&(i as u32)) {
             self.slow.touched.push(i as u32);
         }

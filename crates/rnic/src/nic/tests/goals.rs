@@ -127,7 +127,7 @@ fn the_slow_path_is_left_again_between_losses_on_a_busy_queue_pair() {
     assert!(counters.slow_returns >= 5, "{counters:?}");
     assert!(counters.slow_headers * 5 < counters.received_packets, "{counters:?}");
     let share = counters.software_busy.ns() / 2_000_000.0;
-    assert!(share < 0.1, "{share}");
+    assert!(share < 0.05, "published: 5% or less of a core: {share}");
 }
 
 /// Gb/s of messages of one packet, of each queue pair in turn.
