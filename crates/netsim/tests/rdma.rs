@@ -6,10 +6,11 @@ use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkPlan};
 use netsim::rdma::{PathPlan, Rdma, RdmaPlan, profile};
 use netsim::scenario::{Congestion, Transport, TransportPlan};
-use netsim::switch::SwitchPlan;
+use netsim::switch::{Pfc, Spreading, SwitchPlan};
 use netsim::topology::{HostId, Preset, Tiers, Topology, leaf_spine};
+use proptest::prelude::*;
 use rnic::nic::{Policy, Profile};
-use sim::{Span, Time};
+use sim::{Random, Span, Time};
 
 const POLICIES: [Policy; 3] = [Policy::Srnic, Policy::Irn, Policy::GoBackN];
 
@@ -95,4 +96,92 @@ fn goodput_by_loss_goes_srnic_irn_go_back_n() {
         eprintln!("loss {loss}: srnic {srnic:.1}, irn {irn:.1}, go-back-n {go_back_n:.1} Gb/s");
         assert!(srnic >= 0.98 * irn && irn >= go_back_n * 0.99, "{loss}: {srnic} {irn} {go_back_n}");
     }
+}
+
+/// Three leaves, two spines, twelve hosts.
+fn fabric(switches: SwitchPlan, impairments: &Impairments, seed: u64) -> NetworkPlan {
+    let tiers = Tiers { leaves: 3, hosts_per_leaf: 4, spines: 2, ..Preset::LeafSpine256.tiers() };
+    let topology = leaf_spine(&tiers).unwrap();
+    let lines = 0..topology.lines().len();
+    let impairments = lines.flat_map(|line| [0, 1].map(|end| (line, end, impairments.clone()))).collect();
+    NetworkPlan { topology, switches, impairments, seed }
+}
+
+fn flows(seed: u64, count: usize) -> Vec<Flow> {
+    let mut random = Random::new(seed, "flows");
+    let mut starts: Vec<u64> = (0..count).map(|_| random.below(20_000_000)).collect();
+    starts.sort_unstable();
+    let flow = |start| {
+        let from = random.below(12) as u32;
+        let to = (from + 1 + random.below(11) as u32) % 12;
+        Flow { start: Time::from_ps(start), ..flow(from, to, 1 + random.below(60_000)) }
+    };
+    starts.into_iter().map(flow).collect()
+}
+
+fn rdma(policy: Transport, congestion: Congestion) -> RdmaPlan {
+    let rate = topology(2).lines()[0].rate;
+    let transport = TransportPlan { policy, mtu_bytes: 1000, congestion };
+    RdmaPlan::new(profile(&transport, &PathPlan { rate, round_trip: Span::from_ns(9000.0) }))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does(
+        seed in 0..1000_u64,
+        policy in 0..4_usize,
+        congestion in 0..5_usize,
+        loss in 0.0..0.02,
+        [reorder, duplicate, corrupt] in [0.0..0.1, 0.0..0.05, 0.0..0.01],
+        (trims, sprays, pauses) in (any::<bool>(), any::<bool>(), any::<bool>()),
+    ) {
+        let impairments = Impairments {
+            reorder,
+            reorder_delay_max: Span::from_ns(5000.0),
+            duplicate,
+            corrupt,
+            ..Impairments::losing(loss)
+        };
+        let switches = SwitchPlan {
+            buffer_bytes: 2_000_000,
+            trims: trims && !pauses,
+            pfc: pauses.then(Pfc::default),
+            spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
+            ..SwitchPlan::default()
+        };
+        let policy =
+            [Transport::Srnic, Transport::Irn, Transport::GoBackN, Transport::ConnectionCache][policy];
+        let congestion = [
+            Congestion::None,
+            Congestion::BdpWindow,
+            Congestion::Dctcp,
+            Congestion::Dcqcn,
+            Congestion::Swift,
+        ][congestion];
+        let network = ran(&fabric(switches, &impairments, seed), rdma(policy, congestion), flows(seed, 40));
+        let (counted, ends) = (network.counters(), network.endpoint_counters());
+        prop_assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
+        let mut ended: Vec<u32> = network.ends().iter().map(|end| end.id.0).collect();
+        ended.sort_unstable();
+        prop_assert_eq!(ended, (0..40).collect::<Vec<u32>>());
+        let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
+        let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
+        prop_assert_eq!(ends.sent_packets + counted.doubled_packets, found);
+    }
+}
+
+#[test]
+fn spraying_costs_srnic_no_retransmission_but_probes() {
+    let switches = SwitchPlan { spreading: Spreading::Spraying, ..SwitchPlan::default() };
+    let plan = fabric(switches, &Impairments::default(), 1);
+    let network = ran(&plan, rdma(Transport::Srnic, Congestion::Dctcp), flows(3, 200));
+    let counted = network.endpoint_counters();
+    assert!(counted.slow_path_headers > 0, "packets came out of order: {counted:?}");
+    // A probe asks for an answer that is late, not for a packet that is.
+    assert_eq!(
+        (counted.retransmitted_packets, network.counters().dropped_packets),
+        (counted.timeouts, 0),
+        "{counted:?}"
+    );
 }
