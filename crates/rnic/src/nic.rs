@@ -2,7 +2,7 @@
 //!
 //! [`Nic`] has no I/O. A driver, live or simulated, posts work, hands in packets that passed their checks on the wire,
 //! asks for packets whenever the wire is free, and calls [`Nic::advance`] no later than [`Nic::deadline`]. It may call
-//! anything at any time, with times that never go back. Nothing is allocated for a packet.
+//! anything at any time, with times that never go back. Nothing is allocated for a packet that comes in order.
 //!
 //! What hardware of a real NIC would hold is in [`Context`], at most 230 bytes a queue pair; what lies in the host's
 //! memory, and the software of the slow path, is kept apart from it and reached with the delays of [`Costs`]:
