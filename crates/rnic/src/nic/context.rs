@@ -27,7 +27,7 @@ pub(super) enum Inbound {
 }
 
 /// A queue pair's context: all that hardware needs to know of it. What is only read when something went wrong, and what
-/// grows, lies in [`Host`].
+/// grows, lies in `Host`.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
     // When something is due.
