@@ -143,8 +143,11 @@ impl Pace {
         let now_ticks = now_ns.saturating_mul(TICKS_PER_NS);
         let free_ticks = self.0.load_u64(0, Ordering::Relaxed);
         if free_ticks < now_ticks || free_ticks - now_ticks > AHEAD_TICKS_MAX {
-            // Whoever comes first moves it, and that is as good: nobody moves it back but from nonsense.
-            let _ = self.0.compare_exchange_u64(0, free_ticks, now_ticks);
+            let end_ticks = now_ticks.saturating_add(busy_ticks);
+            if self.0.compare_exchange_u64(0, free_ticks, end_ticks).is_ok() {
+                return end_ticks.div_ceil(TICKS_PER_NS);
+            }
+            // Whoever was quicker has moved it, and nobody moves it back but from nonsense.
         }
         let end_ticks = self.0.add_u64(0, busy_ticks, Ordering::Relaxed).saturating_add(busy_ticks);
         end_ticks.div_ceil(TICKS_PER_NS)
