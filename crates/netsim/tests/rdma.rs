@@ -1,6 +1,7 @@
 //! The RDMA engine as an endpoint.
 
 use netsim::endpoint::{Endpoint, Flow};
+use netsim::experiments::FctPlan;
 use netsim::ideal::Ideal;
 use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkPlan};
@@ -184,4 +185,16 @@ fn spraying_costs_srnic_no_retransmission_but_probes() {
         (counted.timeouts, 0),
         "{counted:?}"
     );
+}
+
+#[test]
+#[ignore = "tens of millions of events; in ./x exam"]
+fn four_thousand_hosts_move_all_their_flows() {
+    let sizes = netsim::workload::SizeDistribution::find("cache-follower").unwrap();
+    let during = Span::from_ns(1e5);
+    let transport = TransportPlan::default();
+    let plan = FctPlan::published(Preset::ThreeTier4096, sizes, 0.5, transport, during, 1).unwrap();
+    let result = plan.run(None).unwrap();
+    assert!(result.flows > 500 && result.flows_ended == result.flows && result.failed == 0, "{result:?}");
+    assert!(result.slowdown.p50 >= 1.0 && result.memory_bytes / 4096 < 1_000_000, "{result:?}");
 }
