@@ -14,6 +14,8 @@ pub use trace::{TraceError, read_trace};
 
 /// Flows of a workload at most.
 pub const FLOWS_MAX: usize = 10_000_000;
+/// Bytes of a flow at most: one message, of no more packets than numbers tell apart.
+pub const FLOW_BYTES_MAX: u64 = 1 << 29;
 const PS_PER_S: f64 = 1e12;
 
 /// A pattern of flows.
@@ -78,6 +80,12 @@ pub enum WorkloadError {
         /// What there are.
         hosts: u32,
     },
+    /// More than a message.
+    #[error("a flow of {bytes} bytes; at most {FLOW_BYTES_MAX}: make several of it")]
+    TooLarge {
+        /// How large.
+        bytes: u64,
+    },
     /// Too many for memory.
     #[error("about {flows:.0} flows; at most {FLOWS_MAX}: take a shorter time, fewer hosts or larger flows")]
     TooMany {
@@ -98,12 +106,17 @@ impl Workload {
     pub fn flows(&self, topology: &Topology, seed: u64) -> Result<Vec<Flow>, WorkloadError> {
         let hosts = topology.hosts();
         let mut random = Random::new(seed, "workload");
-        match self {
-            Self::Permutation { bytes } => Ok(permutation(hosts, *bytes, &mut random)),
-            Self::Incast { senders, bytes } => incast(hosts, *senders, *bytes, &mut random),
-            Self::AllToAll { bytes } => all_to_all(hosts, *bytes),
-            Self::Poisson { sizes, load, during } => poisson(topology, sizes, *load, *during, seed),
-            Self::Listed(flows) => listed(hosts, flows),
+        let flows = match self {
+            Self::Permutation { bytes } => permutation(hosts, *bytes, &mut random),
+            Self::Incast { senders, bytes } => incast(hosts, *senders, *bytes, &mut random)?,
+            Self::AllToAll { bytes } => all_to_all(hosts, *bytes)?,
+            Self::Poisson { sizes, load, during } => poisson(topology, sizes, *load, *during, seed)?,
+            Self::Listed(flows) => listed(hosts, flows)?,
+        };
+        bounded(flows.len() as f64)?;
+        match flows.iter().map(|flow| flow.bytes).find(|bytes| *bytes > FLOW_BYTES_MAX) {
+            Some(bytes) => Err(WorkloadError::TooLarge { bytes }),
+            None => Ok(flows),
         }
     }
 }
@@ -224,6 +237,8 @@ mod tests {
         let topology = Preset::LeafSpine256.topology();
         let error = |workload: Workload| workload.flows(&topology, 1).unwrap_err().to_string();
         assert_eq!(error(Workload::Incast { senders: 256, bytes: 1 }), "256 senders among 256 hosts; take 1 to 255");
+        let large = vec![flow(Time::ZERO, 1, 2, 5_000_000_000)];
+        assert_eq!(error(Workload::Listed(large)), "a flow of 5000000000 bytes; at most 536870912: make several of it");
         let flows = vec![flow(Time::ZERO, 1, 1, 9)];
         assert_eq!(
             error(Workload::Listed(flows)),

@@ -9,6 +9,7 @@ use sim::Span;
 
 use crate::rate::Rate;
 use crate::scenario::{Congestion, Transport, TransportPlan};
+use crate::workload::FLOWS_MAX;
 
 /// What a NIC's window and rate depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,7 +55,9 @@ pub fn profile(plan: &TransportPlan, path: &PathPlan) -> Profile {
     // 4096 bytes: the knee at 256 and all between follow.
     let miss = costs.dma_read * CACHE_READS;
     let cache = modelled.cache.map(|cache| ContextCache { fetches: CACHE_FETCHES, miss, ..cache });
-    Profile { mtu_bytes: plan.mtu_bytes, congestion, costs, cache, ..modelled }
+    // A queue pair for each flow, should they all overlap.
+    let qps = FLOWS_MAX as u32;
+    Profile { mtu_bytes: plan.mtu_bytes, congestion, costs, cache, qps, ..modelled }
 }
 
 /// A miss reads context, request and translation, one after the other; so many misses are served at a time.
