@@ -52,6 +52,8 @@ struct Port {
     is_awaited: bool,
     /// Whether the neighbour has asked not to be sent data.
     is_paused: bool,
+    /// Packets of control since the last one of data that waited meanwhile.
+    controls_in_turn: u8,
     /// Whether the line is not perfect, this way.
     is_impaired: bool,
 }
@@ -401,6 +403,7 @@ fn ports(topology: &Topology, extras: &[PortExtra]) -> Vec<Port> {
         queued_max: 0,
         is_awaited: false,
         is_paused: false,
+        controls_in_turn: 0,
         is_impaired: extra.impaired.is_some(),
     };
     extras.iter().enumerate().map(port).collect()

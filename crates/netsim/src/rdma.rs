@@ -292,7 +292,8 @@ impl Endpoint for Rdma {
 
     fn receive(&mut self, now: Time, packet: &Incoming<'_, Header>) {
         if packet.is_trimmed {
-            return; // the engine knows no packets without their payload: this one is lost
+            self.nic.receive_head(now, Address(packet.from.0), packet.header);
+            return;
         }
         self.counters.received_packets += u64::from(packet.header.payload_bytes > 0);
         self.nic.receive(now, Address(packet.from.0), packet.header, packet.is_marked, &());

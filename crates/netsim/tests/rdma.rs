@@ -187,6 +187,25 @@ fn spraying_costs_srnic_no_retransmission_but_probes() {
     );
 }
 
+/// Eleven hosts send to one at once, through a buffer of a few packets.
+#[test]
+fn in_an_incast_that_trims_nobody_waits_for_what_is_lost() {
+    let incast = || (1..12).map(|from| flow(from, 0, 300_000)).collect();
+    let timeouts = |trims, policy| {
+        let switches = SwitchPlan { buffer_bytes: 100_000, trims, ..SwitchPlan::default() };
+        let plan = fabric(switches, &Impairments::default(), 1);
+        let network = ran(&plan, rdma(policy, Congestion::Dctcp), incast());
+        let (ends, counted) = (network.endpoint_counters(), network.counters());
+        assert_eq!(counted.trimmed_packets > 0, trims, "{counted:?}");
+        assert_eq!(ends.delivered_bytes, 11 * 300_000);
+        (ends.timeouts, ends.retransmitted_packets.abs_diff(counted.trimmed_packets + counted.dropped_packets))
+    };
+    assert_eq!(timeouts(true, Transport::Srnic), (0, 0));
+    assert!(timeouts(false, Transport::Srnic).0 > 0);
+    // Its time-out does not ask what it is that comes late.
+    assert_eq!(timeouts(true, Transport::Irn).1, 0);
+}
+
 #[test]
 #[ignore = "tens of millions of events; in ./x exam"]
 fn four_thousand_hosts_move_all_their_flows() {

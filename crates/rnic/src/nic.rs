@@ -264,6 +264,20 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
+    /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts as
+    /// a mark, and the sender of a request on a reliable connection is told at once; answers to READs are asked for again
+    /// as lost ones are.
+    pub fn receive_head(&mut self, now: Time, source: Address, header: &Header) {
+        self.counters.received_packets += 1;
+        self.counters.trimmed_packets += 1;
+        if let Some(i) = self.addressee(source, header) {
+            // Marked or not, there was no room for it.
+            self.marked(now, i, header);
+            self.request_head(i, header);
+            self.settle(now);
+        }
+    }
+
     /// The next packet for the wire, if there is one now; the caller has the wire to itself. Its payload is put into
     /// `payload`, which must have room for an MTU.
     pub fn transmit(&mut self, now: Time, payload: &mut M::Payload) -> Option<Outgoing> {

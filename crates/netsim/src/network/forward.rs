@@ -9,6 +9,10 @@ use crate::topology::SwitchId;
 
 use crate::topology::Choices;
 
+/// Packets of control that go before one of data that waits, at most: else heads of trimmed packets fill a line, and
+/// nothing arrives whole any more (NDP, SIGCOMM 2017, section 3.1).
+const CONTROLS_IN_TURN_MAX: u8 = 10;
+
 impl<E: Endpoint> Network<E> {
     /// A packet has arrived at a port.
     pub(super) fn arrive(&mut self, port: u32, packet: PacketId) {
@@ -153,11 +157,11 @@ impl<E: Endpoint> Network<E> {
         if port.free_at > self.now {
             return self.await_free(number);
         }
-        let next = match port.control.pop(&self.arena) {
-            Some(packet) => Some(packet),
-            None if port.is_paused => None,
-            None => port.data.pop(&self.arena),
-        };
+        let has_data = !port.is_paused && !port.data.is_empty();
+        let is_datas_turn = has_data && port.controls_in_turn >= CONTROLS_IN_TURN_MAX;
+        let next = if is_datas_turn { None } else { port.control.pop(&self.arena) };
+        port.controls_in_turn = if next.is_some() && has_data { port.controls_in_turn + 1 } else { 0 };
+        let next = if next.is_none() && has_data { port.data.pop(&self.arena) } else { next };
         let Some(packet) = next else { return };
         let (left, rate) = (port.data.bytes, port.rate);
         let is_more = !port.control.is_empty() || !port.data.is_empty() && !port.is_paused;

@@ -36,6 +36,8 @@ counters! {
     received_packets,
     /// Bytes of payload taken in, once each.
     received_bytes,
+    /// Packets received without the payload that they left with.
+    trimmed_packets,
     /// Packets that came before one that was sent earlier.
     out_of_order_packets,
     /// Times that a sender lost patience.

@@ -142,6 +142,10 @@ impl<M: HostMemory> Nic<M> {
                     Some(selective) => self.acknowledged_selectively(now, i, &selective),
                     None => self.acknowledged_plainly(now, i, header),
                 },
+                Syndrome::SequenceError if self.profile.policy.is_selective() => match selective {
+                    Some(told) => self.told_lost(now, i, header.psn, &told),
+                    None => self.counters.drop_unasked += 1,
+                },
                 syndrome => self.refused(now, i, header.psn, syndrome),
             },
             (Operation::Acknowledge, None, _) => self.counters.drop_malformed += 1,
@@ -246,6 +250,22 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
+    /// With selective repeat: of this one packet only the head arrived.
+    fn told_lost(&mut self, now: Time, i: usize, psn: Psn, told: &Selective) {
+        let context = &mut self.contexts[i];
+        let is_sent = |psn: Psn| psn.after(context.sent_end) < 0;
+        if psn.after(told.expected) < 0 || told.expected.after(context.unacked) < 0 || !is_sent(psn) {
+            self.counters.drop_unasked += 1;
+            return;
+        }
+        context.backoff = 0; // the peer is there
+        context.is_followed = true;
+        self.progress(now, i, told.expected, u32::from(told.marked));
+        if self.contexts[i].state != QpState::Error {
+            self.queue_for_software(now, i, Entry::Lost(psn));
+        }
+    }
+
     /// The peer says no.
     fn refused(&mut self, now: Time, i: usize, psn: Psn, syndrome: Syndrome) {
         let is_selective = self.profile.policy.is_selective();
@@ -261,7 +281,6 @@ impl<M: HostMemory> Nic<M> {
         }
         match syndrome {
             Syndrome::Ack { .. } => {}
-            Syndrome::SequenceError if is_selective => self.counters.drop_unasked += 1,
             Syndrome::SequenceError => self.go_back_once(now, i),
             Syndrome::ReceiverNotReady { timer_code } => self.not_ready(now, i, psn, timer_code),
             Syndrome::InvalidRequest => self.fail_at(now, i, psn, CompletionStatus::RemoteInvalidRequest),

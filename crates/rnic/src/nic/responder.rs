@@ -8,7 +8,7 @@ use super::hand_over::{Hardware, Verdict};
 use super::software::{Action, Arrived, Entry};
 use super::{CongestionControl, DATAGRAM_OFFSET_BYTES, Event, HostMemory, Nic, READS_MAX};
 use crate::verbs::{Access, Address, Completion, CompletionKind, CompletionStatus, QpState, Receive, Requester};
-use crate::wire::{Header, Immediate, Operation, Psn, QpNumber, RKey, Service, Syndrome};
+use crate::wire::{Header, Immediate, Operation, Psn, QpNumber, RKey, Selective, Service, Syndrome};
 
 /// Replies that wait to be sent: those that may be asked for at a time, and as many asked for again.
 const REPLIES_MAX: u8 = 2 * READS_MAX;
@@ -73,6 +73,27 @@ impl<M: HostMemory> Nic<M> {
             CongestionControl::Dcqcn(_) => {}
             _ if header.operation != Operation::Acknowledge => context.marked = context.marked.saturating_add(1),
             _ => {}
+        }
+    }
+
+    /// The head of a packet that lost its payload: what is known to be missing need not be waited for.
+    pub(super) fn request_head(&mut self, i: usize, header: &Header) {
+        let context = &mut self.contexts[i];
+        let is_request = is_send(header.operation) || is_write(header.operation);
+        if context.service != Service::Rc || context.is_refusing || !is_request {
+            return;
+        }
+        let expected = context.hand.settled();
+        let ahead = header.psn.after(expected);
+        if self.profile.policy.is_selective() {
+            let is_near = u32::try_from(ahead).is_ok_and(|ahead| ahead < self.profile.window_packets);
+            let Some(place) = header.place.filter(|_| is_near) else { return };
+            let marked = std::mem::take(&mut context.marked);
+            let told = Selective { expected, newest: header.psn, arrived: 0, marked, echo: place.sent };
+            self.push_ack(i, header.psn, Syndrome::SequenceError, Some(told));
+        } else if ahead >= 0 && !context.has_complained {
+            context.has_complained = true;
+            self.push_ack(i, expected, Syndrome::SequenceError, None);
         }
     }
 

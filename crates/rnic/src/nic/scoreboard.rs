@@ -104,6 +104,21 @@ impl Scoreboard {
         self.judge(now, told, reordering, policy)
     }
 
+    /// Of this packet only the head arrived. True when it is to be sent again, and nobody said so before.
+    pub fn cut_off(&mut self, now: Time, unacked: Psn, psn: Psn) -> bool {
+        self.advance(unacked);
+        if self.has(psn) {
+            return false;
+        }
+        match self.missing.iter_mut().find(|missing| missing.psn == psn) {
+            Some(missing) => std::mem::replace(&mut missing.state, Search::Queued) != Search::Queued,
+            None => {
+                self.missing.push(Missing { psn, since: now, state: Search::Queued });
+                true
+            }
+        }
+    }
+
     /// All before this arrived.
     fn advance(&mut self, unacked: Psn) {
         let by = unacked.after(self.base);
@@ -122,7 +137,8 @@ impl Scoreboard {
         let told_end = told.expected.plus(TOLD_PACKETS);
         let end = if end.after(told_end) > 0 { told_end } else { end };
         while end.after(self.judged_to) > 0 {
-            if !self.has(self.judged_to) {
+            let is_known = self.missing.iter().any(|missing| missing.psn == self.judged_to);
+            if !self.has(self.judged_to) && !is_known {
                 self.missing.push(Missing { psn: self.judged_to, since: now, state: Search::Waits });
             }
             self.judged_to = self.judged_to.plus(1);

@@ -53,6 +53,7 @@ pub(super) struct Arrived {
 pub(super) enum Entry {
     Arrived(Arrived),
     Acknowledged(Selective),
+    Lost(Psn),
     Content { index: u32, packet: u32, sent: u16 },
 }
 
@@ -61,7 +62,7 @@ impl Entry {
     fn headers(&self) -> u64 {
         match self {
             Self::Arrived(arrived) => u64::from(arrived.packets),
-            Self::Acknowledged(_) | Self::Content { .. } => 1,
+            Self::Acknowledged(_) | Self::Lost(_) | Self::Content { .. } => 1,
         }
     }
 }
@@ -228,6 +229,7 @@ impl<M: HostMemory> Nic<M> {
             match queued.entry {
                 Entry::Arrived(arrived) => self.arrived(i, &arrived),
                 Entry::Acknowledged(told) => self.acknowledged_by_software(ends, i, &told),
+                Entry::Lost(psn) => self.lost_by_software(ends, i, psn),
                 Entry::Content { index, packet, sent } => self.content_by_software(ends, i, index, packet, sent),
             }
         }
@@ -345,6 +347,18 @@ impl<M: HostMemory> Nic<M> {
         }
         self.arm_reordering(i);
         self.activate(now, i);
+    }
+
+    /// Software is told of a packet that is lost.
+    fn lost_by_software(&mut self, now: Time, i: usize, psn: Psn) {
+        let unacked = self.contexts[i].unacked;
+        let board = self.hosts[i].scoreboard.get_or_insert_with(|| Scoreboard::new(unacked));
+        if board.cut_off(now, unacked, psn) {
+            self.command(now, i, Command::Again(psn));
+        } else if board.is_clean() {
+            self.hosts[i].scoreboard = None;
+            self.contexts[i].is_followed = false;
+        }
     }
 
     fn arm_reordering(&mut self, i: usize) {

@@ -104,6 +104,7 @@ fn adversary_of(random: &mut Random) -> Adversary {
         late: sometimes(0.4),
         late_ns: sometimes(20_000.0),
         mark: sometimes(0.2),
+        trim: sometimes(0.1),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Lists of packets to drop, and exactly which packets are sent then.
 
+use sim::Time;
+
 use super::wire::{Adversary, Pair};
 use crate::nic::{Policy, Profile};
 use crate::verbs::{CompletionStatus, SendKind};
@@ -172,4 +174,41 @@ fn spraying_teaches_patience_and_repairs_end() {
     }
     let late: u64 = again[2..].iter().sum();
     assert!(late <= 16, "at most 2 in 1000 once it is learned: {again:?}");
+}
+
+/// What a switch cut off: the receiver says so at once, packet by packet.
+#[test]
+fn what_lost_its_payload_on_the_way_is_sent_again_and_nothing_else_is() {
+    for (policy, seed) in [Policy::Srnic, Policy::Irn].into_iter().flat_map(|policy| (1..9).map(move |s| (policy, s))) {
+        let mut pair = Pair::new(Profile::new(policy), seed);
+        pair.adversary = Adversary { trim: 0.1, ..Adversary::NONE };
+        let qps = pair.connect(Service::Rc);
+        let to = pair.remote(0, 0);
+        pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 400_000);
+        pair.run();
+        assert_eq!(pair.completions[0][0].status, CompletionStatus::Success, "{policy:?}");
+        let [sender, receiver] = [0, 1].map(|side: usize| *pair.nics[side].counters());
+        assert!(receiver.trimmed_packets > 10, "{policy:?} {receiver:?}");
+        assert_eq!(sender.sent_again_packets, receiver.trimmed_packets, "{policy:?} {seed}: {sender:?}");
+        assert_eq!((sender.timeouts, sender.probes, receiver.duplicate_packets), (0, 0, 0), "{policy:?} {seed}");
+    }
+}
+
+#[test]
+fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
+    for policy in [Policy::Srnic, Policy::Irn, Policy::GoBackN] {
+        let mut pair = Pair::new(Profile::new(policy), 1);
+        let qps = pair.connect(Service::Rc);
+        let to = pair.remote(0, 0);
+        pair.adversary.trim = 1.0;
+        pair.send(0, qps[0], 1, SendKind::Write(to, None), 0, 8);
+        while pair.nics[1].counters().trimmed_packets == 0 {
+            assert!(pair.step(Time::MAX), "{policy:?}");
+        }
+        pair.adversary.trim = 0.0;
+        pair.run();
+        assert_eq!(pair.completions[0][0].status, CompletionStatus::Success, "{policy:?}");
+        let sender = *pair.nics[0].counters();
+        assert_eq!((sender.sent_again_packets, sender.timeouts, sender.probes), (1, 0, 0), "{policy:?}");
+    }
 }

@@ -20,7 +20,7 @@ fn pattern(id: u64, byte: usize) -> u8 {
 fn received(service: Service, profile: Profile, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed, "unreliable");
     let mut pair = Pair::new(profile, seed);
-    pair.adversary = Adversary { loss: 0.05, copy: 0.05, late: 0.1, late_ns: 5000.0, mark: 0.0 };
+    pair.adversary = Adversary { loss: 0.03, copy: 0.05, late: 0.1, late_ns: 5000.0, mark: 0.0, trim: 0.02 };
     let qps = pair.connect(service);
     let most = if service == Service::Ud { 1000 } else { u64::from(ROOM_BYTES) };
     let lengths: Vec<u32> = (0..MESSAGES).map(|_| random.below(most) as u32).collect();

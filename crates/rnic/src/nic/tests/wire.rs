@@ -24,16 +24,19 @@ pub struct Adversary {
     pub late: f64,
     pub late_ns: f64,
     pub mark: f64,
+    /// How often a packet's payload is cut off on the way.
+    pub trim: f64,
 }
 
 impl Adversary {
-    pub const NONE: Self = Self { loss: 0.0, copy: 0.0, late: 0.0, late_ns: 0.0, mark: 0.0 };
+    pub const NONE: Self = Self { loss: 0.0, copy: 0.0, late: 0.0, late_ns: 0.0, mark: 0.0, trim: 0.0 };
 }
 
 struct Flight {
     to: usize,
     header: Header,
     is_marked: bool,
+    is_trimmed: bool,
     payload: Vec<u8>,
 }
 
@@ -222,8 +225,7 @@ impl Pair {
         self.now = self.now.max(next);
         while self.queue.next_time().is_some_and(|at| at <= self.now) {
             if let Some((_, Happening::Arrival(flight))) = self.queue.next_event() {
-                let source = Address(1 - flight.to as u32);
-                self.nics[flight.to].receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
+                self.arrive(&flight);
             }
         }
         for nic in &mut self.nics {
@@ -231,6 +233,15 @@ impl Pair {
         }
         self.poll();
         true
+    }
+
+    fn arrive(&mut self, flight: &Flight) {
+        let (source, nic) = (Address(1 - flight.to as u32), &mut self.nics[flight.to]);
+        if flight.is_trimmed {
+            nic.receive_head(self.now, source, &flight.header);
+        } else {
+            nic.receive(self.now, source, &flight.header, flight.is_marked, &flight.payload);
+        }
     }
 
     pub fn poll(&mut self) {
@@ -272,7 +283,9 @@ impl Pair {
                 delay += Span::from_ns(self.random.unit() * self.adversary.late_ns);
             }
             let is_marked = self.random.chance(self.adversary.mark);
-            let flight = Flight { to: 1 - side, header: outgoing.header, is_marked, payload: payload.clone() };
+            let is_trimmed = !payload.is_empty() && self.random.chance(self.adversary.trim);
+            let (header, payload) = (outgoing.header, payload.clone());
+            let flight = Flight { to: 1 - side, header, is_marked, is_trimmed, payload };
             if !is_dropped {
                 self.queue.schedule(self.now + self.packet_time + delay, Happening::Arrival(Box::new(flight)));
             }
