@@ -8,6 +8,7 @@ use netsim::switch::{Pfc, Spreading, SwitchPlan};
 use netsim::topology::{HostId, Preset, Tiers, leaf_spine};
 use netsim::window::{Window, WindowPlan};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use sim::{Random, Span, Time};
 
 const HOSTS: u32 = 12;
@@ -65,40 +66,50 @@ fn hold(network: &Network<Window>) {
     assert_eq!(ended, (0..network.flows().len() as u32).collect::<Vec<_>>());
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
-    #[test]
-    fn packets_and_bytes_are_conserved_under_every_impairment(
-        seed in 0..1000_u64,
-        loss in 0..3_usize,
-        [reorder, duplicate, corrupt] in [0.0..0.2, 0.0..0.1, 0.0..0.05],
-        (trims, sprays, pauses) in (any::<bool>(), any::<bool>(), any::<bool>()),
-        buffer_bytes in 20_000..500_000_u64,
-    ) {
-        let losses = [
-            Loss::None,
-            Loss::Uniform(0.02),
-            Loss::Bursts(Bursts { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 }),
-        ];
-        let impairments = Impairments {
-            loss: losses[loss].clone(),
-            reorder,
-            reorder_delay_max: Span::from_ns(5000.0),
-            duplicate,
-            corrupt,
-        };
-        let switches = SwitchPlan {
-            // Pauses need headroom for every port besides.
-            buffer_bytes: if pauses { 1_500_000 + buffer_bytes } else { buffer_bytes },
-            trims: trims && !pauses,
-            pfc: pauses.then(Pfc::default),
-            spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
-            ..SwitchPlan::default()
-        };
-        let network = run(&plan(switches, &impairments, seed), flows(seed, 60, 100_000));
-        hold(&network);
-        prop_assert!(!pauses || network.counters().dropped_packets == 0, "pauses lose nothing");
-    }
+/// Not by the macro, which takes PROPTEST_CASES for all: a case is a simulation.
+#[test]
+fn packets_and_bytes_are_conserved_under_every_impairment() {
+    let shares = [0.0..0.2, 0.0..0.1, 0.0..0.05];
+    let switches = (any::<bool>(), any::<bool>(), any::<bool>());
+    let strategy = (0..1000_u64, 0..3_usize, shares, switches, 20_000..500_000_u64);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(48));
+    let outcome = runner.run(&strategy, |(seed, loss, shares, switches, buffer_bytes)| {
+        conserved(seed, loss, shares, switches, buffer_bytes);
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+fn conserved(
+    seed: u64,
+    loss: usize,
+    [reorder, duplicate, corrupt]: [f64; 3],
+    (trims, sprays, pauses): (bool, bool, bool),
+    buffer_bytes: u64,
+) {
+    let losses = [
+        Loss::None,
+        Loss::Uniform(0.02),
+        Loss::Bursts(Bursts { to_bad: 0.002, to_good: 0.1, loss_good: 0.0, loss_bad: 0.5 }),
+    ];
+    let impairments = Impairments {
+        loss: losses[loss].clone(),
+        reorder,
+        reorder_delay_max: Span::from_ns(5000.0),
+        duplicate,
+        corrupt,
+    };
+    let switches = SwitchPlan {
+        // Pauses need headroom for every port besides.
+        buffer_bytes: if pauses { 1_500_000 + buffer_bytes } else { buffer_bytes },
+        trims: trims && !pauses,
+        pfc: pauses.then(Pfc::default),
+        spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
+        ..SwitchPlan::default()
+    };
+    let network = run(&plan(switches, &impairments, seed), flows(seed, 60, 100_000));
+    hold(&network);
+    assert!(!pauses || network.counters().dropped_packets == 0, "pauses lose nothing");
 }
 
 #[test]

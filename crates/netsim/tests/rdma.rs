@@ -10,6 +10,7 @@ use netsim::scenario::{Congestion, Transport, TransportPlan};
 use netsim::switch::{Pfc, Spreading, SwitchPlan};
 use netsim::topology::{HostId, Preset, Tiers, Topology, leaf_spine};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use rnic::nic::{Policy, Profile};
 use sim::{Random, Span, Time};
 
@@ -126,50 +127,49 @@ fn rdma(policy: Transport, congestion: Congestion) -> RdmaPlan {
     RdmaPlan::new(profile(&transport, &PathPlan { rate, round_trip: Span::from_ns(9000.0) }))
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
-    #[test]
-    fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does(
-        seed in 0..1000_u64,
-        policy in 0..4_usize,
-        congestion in 0..5_usize,
-        loss in 0.0..0.02,
-        [reorder, duplicate, corrupt] in [0.0..0.1, 0.0..0.05, 0.0..0.01],
-        (trims, sprays, pauses) in (any::<bool>(), any::<bool>(), any::<bool>()),
-    ) {
-        let impairments = Impairments {
-            reorder,
-            reorder_delay_max: Span::from_ns(5000.0),
-            duplicate,
-            corrupt,
-            ..Impairments::losing(loss)
-        };
-        let switches = SwitchPlan {
-            buffer_bytes: 2_000_000,
-            trims: trims && !pauses,
-            pfc: pauses.then(Pfc::default),
-            spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
-            ..SwitchPlan::default()
-        };
-        let policy =
-            [Transport::Srnic, Transport::Irn, Transport::GoBackN, Transport::ConnectionCache][policy];
-        let congestion = [
-            Congestion::None,
-            Congestion::BdpWindow,
-            Congestion::Dctcp,
-            Congestion::Dcqcn,
-            Congestion::Swift,
-        ][congestion];
-        let network = ran(&fabric(switches, &impairments, seed), rdma(policy, congestion), flows(seed, 40));
-        let (counted, ends) = (network.counters(), network.endpoint_counters());
-        prop_assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
-        let mut ended: Vec<u32> = network.ends().iter().map(|end| end.id.0).collect();
-        ended.sort_unstable();
-        prop_assert_eq!(ended, (0..40).collect::<Vec<u32>>());
-        let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
-        let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
-        prop_assert_eq!(ends.sent_packets + counted.doubled_packets, found);
-    }
+/// Not by the macro, which takes PROPTEST_CASES for all: a case is a simulation.
+#[test]
+fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() {
+    let shares = [0.0..0.1, 0.0..0.05, 0.0..0.01];
+    let switches = (any::<bool>(), any::<bool>(), any::<bool>());
+    let strategy = (0..1000_u64, (0..4_usize, 0..5_usize), 0.0..0.02, shares, switches);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(24));
+    let outcome = runner.run(&strategy, |(seed, (policy, congestion), loss, shares, switches)| {
+        let policy = [Transport::Srnic, Transport::Irn, Transport::GoBackN, Transport::ConnectionCache][policy];
+        let congestion =
+            [Congestion::None, Congestion::BdpWindow, Congestion::Dctcp, Congestion::Dcqcn, Congestion::Swift]
+                [congestion];
+        all_arrives_once(seed, rdma(policy, congestion), loss, shares, switches);
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+fn all_arrives_once(
+    seed: u64,
+    rdma: RdmaPlan,
+    loss: f64,
+    [reorder, duplicate, corrupt]: [f64; 3],
+    (trims, sprays, pauses): (bool, bool, bool),
+) {
+    let reorder_delay_max = Span::from_ns(5000.0);
+    let impairments = Impairments { reorder, reorder_delay_max, duplicate, corrupt, ..Impairments::losing(loss) };
+    let switches = SwitchPlan {
+        buffer_bytes: 2_000_000,
+        trims: trims && !pauses,
+        pfc: pauses.then(Pfc::default),
+        spreading: if sprays { Spreading::Spraying } else { Spreading::ByFlow },
+        ..SwitchPlan::default()
+    };
+    let network = ran(&fabric(switches, &impairments, seed), rdma, flows(seed, 40));
+    let (counted, ends) = (network.counters(), network.endpoint_counters());
+    assert_eq!(ends.delivered_bytes, network.flows().iter().map(|flow| flow.bytes).sum::<u64>());
+    let mut ended: Vec<u32> = network.ends().iter().map(|end| end.id.0).collect();
+    ended.sort_unstable();
+    assert_eq!(ended, (0..40).collect::<Vec<u32>>());
+    let gone = counted.lost_packets + counted.corrupt_packets + counted.dropped_packets;
+    let found = counted.delivered_packets + gone + network.packets_under_way() as u64;
+    assert_eq!(ends.sent_packets + counted.doubled_packets, found);
 }
 
 #[test]
