@@ -23,7 +23,7 @@ use crate::{device_server, down, output};
 /// How long another `up` or `down` of the same rack is waited for.
 const LOCK_LIMIT: Duration = Duration::from_secs(60);
 /// How long a process may take until it answers: it maps a device, and the machine may be busy.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of a path in an AF_UNIX address, its end included.
 const SOCKET_PATH_BYTES_MAX: usize = 108;
