@@ -264,9 +264,9 @@ impl<M: HostMemory> Nic<M> {
         }
     }
 
-    /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts as
-    /// a mark, and the sender of a request on a reliable connection is told at once; answers to READs are asked for again
-    /// as lost ones are.
+    /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts
+    /// as a mark, and the sender of a request on a reliable connection is told at once; answers to READs are asked for
+    /// again as lost ones are.
     pub fn receive_head(&mut self, now: Time, source: Address, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
