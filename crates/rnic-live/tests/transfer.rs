@@ -189,23 +189,8 @@ fn what_is_lost_or_spoilt_is_sent_again() {
 
 /// An empty SEND to this queue pair, as its peer's wire would carry it.
 fn forged(destination: QpNumber, datagram: Option<&Encapsulation>) -> Vec<u8> {
-    let header = Header {
-        service: Service::Rc,
-        operation: Operation::SendOnly,
-        destination,
-        psn: Psn::new(0),
-        ack_request: true,
-        solicited: false,
-        congestion_echo: false,
-        payload_bytes: 0,
-        rdma: None,
-        atomic: None,
-        immediate: None,
-        ack: None,
-        datagram: None,
-        place: None,
-        selective: None,
-    };
+    let bare = Header::bare(Service::Rc, Operation::SendOnly, destination, Psn::new(0));
+    let header = Header { ack_request: true, ..bare };
     let mut packet = vec![0; header.packet_bytes()];
     header.emit(&mut packet).unwrap();
     header.seal(&mut packet, datagram);

@@ -66,23 +66,7 @@ impl<M: HostMemory> Nic<M> {
     /// A header with nothing in it but who and what.
     pub(super) fn header(&self, i: usize, operation: Operation, psn: Psn) -> Header {
         let context = &self.contexts[i];
-        Header {
-            service: context.service,
-            operation,
-            destination: context.peer_qp,
-            psn,
-            ack_request: false,
-            solicited: false,
-            congestion_echo: false,
-            payload_bytes: 0,
-            rdma: None,
-            atomic: None,
-            immediate: None,
-            ack: None,
-            datagram: None,
-            place: None,
-            selective: None,
-        }
+        Header::bare(context.service, operation, context.peer_qp, psn)
     }
 
     /// Queues an acknowledgement or a refusal, before all data.

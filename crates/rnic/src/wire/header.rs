@@ -229,6 +229,29 @@ pub struct Header {
     pub selective: Option<Selective>,
 }
 
+impl Header {
+    /// Nothing but who and what.
+    pub const fn bare(service: Service, operation: Operation, destination: QpNumber, psn: Psn) -> Self {
+        Self {
+            service,
+            operation,
+            destination,
+            psn,
+            ack_request: false,
+            solicited: false,
+            congestion_echo: false,
+            payload_bytes: 0,
+            rdma: None,
+            atomic: None,
+            immediate: None,
+            ack: None,
+            datagram: None,
+            place: None,
+            selective: None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -190,21 +190,10 @@ impl Base {
     /// The header without what follows.
     fn header(&self, opcode: Opcode) -> Header {
         Header {
-            service: opcode.service,
-            operation: opcode.operation,
-            destination: self.destination,
-            psn: self.psn,
             ack_request: self.last & ACK_REQUEST != 0,
             solicited: self.second & SOLICITED != 0,
             congestion_echo: self.congestion & BECN != 0,
-            payload_bytes: 0,
-            rdma: None,
-            atomic: None,
-            immediate: None,
-            ack: None,
-            datagram: None,
-            place: None,
-            selective: None,
+            ..Header::bare(opcode.service, opcode.operation, self.destination, self.psn)
         }
     }
 }

@@ -286,23 +286,7 @@ fn an_answer_that_makes_no_sense_fails_the_request() {
 }
 
 fn bare(operation: Operation, destination: QpNumber, psn: Psn) -> Header {
-    Header {
-        service: Service::Rc,
-        operation,
-        destination,
-        psn,
-        ack_request: false,
-        solicited: false,
-        congestion_echo: false,
-        payload_bytes: 0,
-        rdma: None,
-        atomic: None,
-        immediate: None,
-        ack: None,
-        datagram: None,
-        place: None,
-        selective: None,
-    }
+    Header::bare(Service::Rc, operation, destination, psn)
 }
 
 #[test]

@@ -25,23 +25,7 @@ fn emitted(header: &Header, payload: &[u8]) -> Vec<u8> {
 }
 
 fn plain(operation: Operation, payload_bytes: u32) -> Header {
-    Header {
-        service: Service::Rc,
-        operation,
-        destination: QpNumber(0x12_3456),
-        psn: Psn::new(0x00ab_cdef),
-        ack_request: false,
-        solicited: false,
-        congestion_echo: false,
-        payload_bytes,
-        rdma: None,
-        atomic: None,
-        immediate: None,
-        ack: None,
-        datagram: None,
-        place: None,
-        selective: None,
-    }
+    Header { payload_bytes, ..Header::bare(Service::Rc, operation, QpNumber(0x12_3456), Psn::new(0x00ab_cdef)) }
 }
 
 /// Field by field as IBA 9.2 draws them.
