@@ -69,19 +69,25 @@ fn bare(total_bytes: usize) -> Vec<f64> {
     from.connect(to.local_addr().expect("a bound socket")).expect("a route on this machine");
     to.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket");
     let payload = vec![1; MTU.bytes() as usize];
+    let is_sent = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let receiver = scope.spawn(move || {
+        // As long as the sender sends, and until nothing is under way any more.
+        let receiver = scope.spawn(|| {
             let mut buffer = vec![0; MTU.bytes() as usize];
             let (mut received, mut last) = (0, Instant::now());
-            while let Ok(bytes) = to.recv(&mut buffer) {
-                (received, last) = (received + bytes, Instant::now());
+            loop {
+                match to.recv(&mut buffer) {
+                    Ok(bytes) => (received, last) = (received + bytes, Instant::now()),
+                    Err(_) if is_sent.load(Ordering::Relaxed) => return (received, last),
+                    Err(_) => {}
+                }
             }
-            (received, last)
         });
         let began = Instant::now();
         for _ in 0..total_bytes.div_ceil(payload.len()) {
             from.send(&payload).expect("room for one datagram");
         }
+        is_sent.store(true, Ordering::Relaxed);
         let (received, last) = receiver.join().expect("the receiver has no reason to panic");
         vec![received as f64 / last.duration_since(began).as_secs_f64() / 1e6]
     })
