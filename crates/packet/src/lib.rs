@@ -1,0 +1,2 @@
+//! Views and builders of what a router meets on Ethernet.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! A router node as a process.

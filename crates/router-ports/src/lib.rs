@@ -1,0 +1,1 @@
+//! What a router is plugged into.
