@@ -1,0 +1,201 @@
+//! Ethernet II frames, without preamble and frame check sequence.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::at_least;
+use crate::octets::{array_at, put, u16_at};
+use crate::{Error, vlan};
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 14;
+
+/// The shortest frame on a wire, without its frame check sequence; shorter ones are padded.
+pub const FRAME_BYTES_MIN: usize = 60;
+
+/// A hardware address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// To everybody.
+    pub const BROADCAST: MacAddress = MacAddress([0xff; 6]);
+
+    /// Of one interface: the group bit is not set.
+    #[inline]
+    pub fn is_unicast(self) -> bool {
+        self.0[0] & 1 == 0
+    }
+
+    /// Where an IPv4 multicast group's packets go (RFC 1112, section 6.4).
+    pub fn of_multicast_v4(group: std::net::Ipv4Addr) -> MacAddress {
+        let octets = group.octets();
+        MacAddress([0x01, 0x00, 0x5e, octets[1] & 0x7f, octets[2], octets[3]])
+    }
+
+    /// Where an IPv6 multicast group's packets go (RFC 2464, section 7).
+    pub fn of_multicast_v6(group: std::net::Ipv6Addr) -> MacAddress {
+        let octets = group.octets();
+        MacAddress([0x33, 0x33, octets[12], octets[13], octets[14], octets[15]])
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<MacAddress, Error> {
+        let malformed = Error::Malformed { protocol: "Ethernet", what: "address: write it like 02:00:00:00:00:01" };
+        let mut address = [0; 6];
+        let mut parts = text.split(':');
+        for octet in &mut address {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or(malformed)?;
+            *octet = u8::from_str_radix(part, 16).map_err(|_| malformed)?;
+        }
+        if parts.next().is_some() {
+            return Err(malformed);
+        }
+        Ok(MacAddress(address))
+    }
+}
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EtherType(pub u16);
+
+impl EtherType {
+    /// IPv4.
+    pub const IPV4: EtherType = EtherType(0x0800);
+    /// ARP.
+    pub const ARP: EtherType = EtherType(0x0806);
+    /// A VLAN tag (IEEE 802.1Q).
+    pub const VLAN: EtherType = EtherType(0x8100);
+    /// A service provider's VLAN tag (IEEE 802.1ad).
+    pub const SERVICE_VLAN: EtherType = EtherType(0x88a8);
+    /// IPv6.
+    pub const IPV6: EtherType = EtherType(0x86dd);
+}
+
+/// A frame that has a whole header.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<T> {
+    bytes: T,
+}
+
+/// What lies between a frame's addresses and its network packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// The outer VLAN tag, when there is one.
+    pub tag: Option<vlan::Tag>,
+    /// The type behind the tag. That of a second tag is left for whoever knows two.
+    pub ethertype: EtherType,
+    /// Where the network packet begins in the frame.
+    pub offset: usize,
+}
+
+impl<T: AsRef<[u8]>> Frame<T> {
+    /// Refuses what is shorter than a header.
+    #[inline]
+    pub fn new_checked(bytes: T) -> Result<Frame<T>, Error> {
+        at_least("Ethernet", bytes.as_ref().len(), HEADER_BYTES)?;
+        Ok(Frame { bytes })
+    }
+
+    /// The bytes, given back.
+    pub fn into_inner(self) -> T {
+        self.bytes
+    }
+
+    /// To whom.
+    #[inline]
+    pub fn destination(&self) -> MacAddress {
+        MacAddress(array_at(self.bytes.as_ref(), 0))
+    }
+
+    /// From whom.
+    #[inline]
+    pub fn source(&self) -> MacAddress {
+        MacAddress(array_at(self.bytes.as_ref(), 6))
+    }
+
+    /// The type that follows the addresses, be it a tag's.
+    #[inline]
+    pub fn ethertype(&self) -> EtherType {
+        EtherType(u16_at(self.bytes.as_ref(), 12))
+    }
+
+    /// What follows the header, be it a tag.
+    #[inline]
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes.as_ref()[HEADER_BYTES..]
+    }
+
+    /// The network packet's type and place, behind one VLAN tag or none.
+    #[inline]
+    pub fn network(&self) -> Result<Network, Error> {
+        let ethertype = self.ethertype();
+        if ethertype != EtherType::VLAN && ethertype != EtherType::SERVICE_VLAN {
+            return Ok(Network { tag: None, ethertype, offset: HEADER_BYTES });
+        }
+        let inner = vlan::Packet::new_checked(self.payload())?;
+        let offset = HEADER_BYTES + vlan::HEADER_BYTES;
+        Ok(Network { tag: Some(inner.tag()), ethertype: inner.ethertype(), offset })
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
+    /// Sets to whom.
+    #[inline]
+    pub fn set_destination(&mut self, address: MacAddress) {
+        put(self.bytes.as_mut(), 0, &address.0);
+    }
+
+    /// Sets from whom.
+    #[inline]
+    pub fn set_source(&mut self, address: MacAddress) {
+        put(self.bytes.as_mut(), 6, &address.0);
+    }
+
+    /// Sets what it carries.
+    #[inline]
+    pub fn set_ethertype(&mut self, ethertype: EtherType) {
+        put(self.bytes.as_mut(), 12, &ethertype.0.to_be_bytes());
+    }
+
+    /// What follows the header, to be changed.
+    #[inline]
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes.as_mut()[HEADER_BYTES..]
+    }
+}
+
+/// A header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr {
+    /// To whom.
+    pub destination: MacAddress,
+    /// From whom.
+    pub source: MacAddress,
+    /// What follows.
+    pub ethertype: EtherType,
+}
+
+impl Repr {
+    /// As the frame has it.
+    pub fn parse<T: AsRef<[u8]>>(frame: &Frame<T>) -> Repr {
+        Repr { destination: frame.destination(), source: frame.source(), ethertype: frame.ethertype() }
+    }
+
+    /// Writes [`HEADER_BYTES`] to the front of `bytes`; fewer are a bug of the caller's.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        put(bytes, 0, &self.destination.0);
+        put(bytes, 6, &self.source.0);
+        put(bytes, 12, &self.ethertype.0.to_be_bytes());
+    }
+}

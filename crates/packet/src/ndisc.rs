@@ -1,0 +1,263 @@
+//! Neighbour discovery for IPv6 (RFC 4861): the messages that a router sends and understands.
+//!
+//! Whoever parses one has seen to it that the packet's hop limit is 255, so that nobody sent it from beyond the link.
+
+use std::net::Ipv6Addr;
+
+use crate::Error;
+use crate::error::at_least;
+use crate::ethernet::MacAddress;
+use crate::icmpv6::{Packet, pseudo};
+use crate::octets::{array_at, put, u16_at, u32_at};
+
+/// The hop limit of every packet of neighbour discovery.
+pub const HOP_LIMIT: u8 = 255;
+
+/// The most bytes that a message of ours has.
+pub const MESSAGE_BYTES_MAX: usize = 64;
+
+/// The type of a router solicitation.
+pub const ROUTER_SOLICITATION: u8 = 133;
+/// The type of a router advertisement.
+pub const ROUTER_ADVERTISEMENT: u8 = 134;
+/// The type of a neighbour solicitation.
+pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+/// The type of a neighbour advertisement.
+pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+
+const SOURCE_MAC: u8 = 1;
+const TARGET_MAC: u8 = 2;
+const PREFIX: u8 = 3;
+const MTU: u8 = 5;
+
+/// Where everybody listens whose address ends in the same 24 bits as `address`.
+pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = address.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from(b) << 8 | u16::from(c))
+}
+
+/// A prefix that a router advertises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The prefix.
+    pub address: Ipv6Addr,
+    /// Its bits, at most 128.
+    pub bits: u8,
+    /// Whether its addresses are on the link.
+    pub on_link: bool,
+    /// Whether hosts make addresses of it.
+    pub autonomous: bool,
+    /// For how long it is true; 2^32 - 1 is for ever.
+    pub valid_s: u32,
+    /// For how long addresses of it are preferred.
+    pub preferred_s: u32,
+}
+
+/// A message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Routers, say who you are.
+    RouterSolicitation {
+        /// Who asks.
+        source_mac: Option<MacAddress>,
+    },
+    /// Here is a router.
+    RouterAdvertisement {
+        /// The hop limit that hosts should begin with; 0 says nothing.
+        hop_limit: u8,
+        /// For how long it is a default router; 0: it is none.
+        lifetime_s: u16,
+        /// Who says so.
+        source_mac: Option<MacAddress>,
+        /// What the link carries in one piece.
+        mtu: Option<u32>,
+        /// The first prefix of those that it advertises.
+        prefix: Option<Prefix>,
+    },
+    /// Who has the address?
+    NeighbourSolicitation {
+        /// The address.
+        target: Ipv6Addr,
+        /// Who asks; nobody while it asks whether it may have the address itself.
+        source_mac: Option<MacAddress>,
+    },
+    /// The sender has the address.
+    NeighbourAdvertisement {
+        /// The address.
+        target: Ipv6Addr,
+        /// Whether the sender routes.
+        is_router: bool,
+        /// Whether it was asked.
+        solicited: bool,
+        /// Whether what was known before is to be forgotten.
+        override_known: bool,
+        /// Where.
+        target_mac: Option<MacAddress>,
+    },
+}
+
+/// The options of a message that are understood.
+#[derive(Default)]
+struct Options {
+    source_mac: Option<MacAddress>,
+    target_mac: Option<MacAddress>,
+    mtu: Option<u32>,
+    prefix: Option<Prefix>,
+}
+
+impl Options {
+    fn parse(mut rest: &[u8]) -> Result<Options, Error> {
+        let mut options = Options::default();
+        // Bounded by the bytes, of which each option takes at least eight.
+        while !rest.is_empty() {
+            at_least("ND", rest.len(), 8)?;
+            let bytes = usize::from(rest[1]) * 8;
+            if bytes == 0 {
+                return Err(Error::Malformed { protocol: "ND", what: "option of no length" });
+            }
+            at_least("ND", rest.len(), bytes)?;
+            options.take(&rest[..bytes]);
+            rest = &rest[bytes..];
+        }
+        Ok(options)
+    }
+
+    fn take(&mut self, option: &[u8]) {
+        match option[0] {
+            SOURCE_MAC => self.source_mac = Some(MacAddress(array_at(option, 2))),
+            TARGET_MAC => self.target_mac = Some(MacAddress(array_at(option, 2))),
+            MTU => self.mtu = Some(u32_at(option, 4)),
+            PREFIX if option.len() == 32 && option[2] <= 128 && self.prefix.is_none() => {
+                self.prefix = Some(Prefix {
+                    address: Ipv6Addr::from(array_at::<16>(option, 16)),
+                    bits: option[2],
+                    on_link: option[3] & 0x80 != 0,
+                    autonomous: option[3] & 0x40 != 0,
+                    valid_s: u32_at(option, 4),
+                    preferred_s: u32_at(option, 8),
+                });
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Message {
+    /// As `bytes`, a message of ICMPv6, have it; checksum and code must be right.
+    pub fn parse(bytes: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Result<Message, Error> {
+        let packet = Packet::new_checked(bytes)?;
+        if !packet.checksum_is_right(source, destination) {
+            return Err(Error::Checksum { protocol: "ND" });
+        }
+        if packet.code() != 0 {
+            return Err(Error::Malformed { protocol: "ND", what: "code" });
+        }
+        match packet.kind() {
+            ROUTER_SOLICITATION => {
+                let options = Options::parse(&bytes[8..])?;
+                Ok(Message::RouterSolicitation { source_mac: options.source_mac })
+            }
+            ROUTER_ADVERTISEMENT => parse_router_advertisement(bytes),
+            NEIGHBOUR_SOLICITATION => {
+                let (target, options) = parse_neighbour(bytes)?;
+                Ok(Message::NeighbourSolicitation { target, source_mac: options.source_mac })
+            }
+            NEIGHBOUR_ADVERTISEMENT => {
+                let (target, options) = parse_neighbour(bytes)?;
+                Ok(Message::NeighbourAdvertisement {
+                    target,
+                    is_router: bytes[4] & 0x80 != 0,
+                    solicited: bytes[4] & 0x40 != 0,
+                    override_known: bytes[4] & 0x20 != 0,
+                    target_mac: options.target_mac,
+                })
+            }
+            kind => Err(Error::Kind { protocol: "ND", kind }),
+        }
+    }
+
+    /// Writes the message with its checksum to the front of `bytes`, of which there are [`MESSAGE_BYTES_MAX`], and
+    /// says how many it has.
+    pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) -> usize {
+        let length = self.emit_body(bytes);
+        let bytes = &mut bytes[..length];
+        let checksum = pseudo(source, destination, length).add(bytes).checksum();
+        put(bytes, 2, &checksum.to_be_bytes());
+        length
+    }
+
+    fn emit_body(&self, bytes: &mut [u8]) -> usize {
+        match *self {
+            Message::RouterSolicitation { source_mac } => {
+                put(bytes, 0, &[ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
+                emit_mac(bytes, 8, SOURCE_MAC, source_mac)
+            }
+            Message::RouterAdvertisement { hop_limit, lifetime_s, source_mac, mtu, prefix } => {
+                put(bytes, 0, &[ROUTER_ADVERTISEMENT, 0, 0, 0, hop_limit, 0]);
+                put(bytes, 6, &lifetime_s.to_be_bytes());
+                // Nothing is said of times that hosts use among themselves.
+                put(bytes, 8, &[0; 8]);
+                let at = emit_mac(bytes, 16, SOURCE_MAC, source_mac);
+                let at = emit_mtu(bytes, at, mtu);
+                emit_prefix(bytes, at, prefix)
+            }
+            Message::NeighbourSolicitation { target, source_mac } => {
+                put(bytes, 0, &[NEIGHBOUR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
+                put(bytes, 8, &target.octets());
+                emit_mac(bytes, 24, SOURCE_MAC, source_mac)
+            }
+            Message::NeighbourAdvertisement { target, is_router, solicited, override_known, target_mac } => {
+                let flags = u8::from(is_router) << 7 | u8::from(solicited) << 6 | u8::from(override_known) << 5;
+                put(bytes, 0, &[NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+                put(bytes, 8, &target.octets());
+                emit_mac(bytes, 24, TARGET_MAC, target_mac)
+            }
+        }
+    }
+}
+
+fn parse_router_advertisement(bytes: &[u8]) -> Result<Message, Error> {
+    at_least("ND", bytes.len(), 16)?;
+    let options = Options::parse(&bytes[16..])?;
+    Ok(Message::RouterAdvertisement {
+        hop_limit: bytes[4],
+        lifetime_s: u16_at(bytes, 6),
+        source_mac: options.source_mac,
+        mtu: options.mtu,
+        prefix: options.prefix,
+    })
+}
+
+fn parse_neighbour(bytes: &[u8]) -> Result<(Ipv6Addr, Options), Error> {
+    at_least("ND", bytes.len(), 24)?;
+    let target = Ipv6Addr::from(array_at::<16>(bytes, 8));
+    if target.is_multicast() {
+        return Err(Error::Malformed { protocol: "ND", what: "target: a multicast address" });
+    }
+    Ok((target, Options::parse(&bytes[24..])?))
+}
+
+fn emit_mac(bytes: &mut [u8], at: usize, kind: u8, mac: Option<MacAddress>) -> usize {
+    let Some(mac) = mac else { return at };
+    put(bytes, at, &[kind, 1]);
+    put(bytes, at + 2, &mac.0);
+    at + 8
+}
+
+fn emit_mtu(bytes: &mut [u8], at: usize, mtu: Option<u32>) -> usize {
+    let Some(mtu) = mtu else { return at };
+    put(bytes, at, &[MTU, 1, 0, 0]);
+    put(bytes, at + 4, &mtu.to_be_bytes());
+    at + 8
+}
+
+fn emit_prefix(bytes: &mut [u8], at: usize, prefix: Option<Prefix>) -> usize {
+    let Some(prefix) = prefix else { return at };
+    let flags = u8::from(prefix.on_link) << 7 | u8::from(prefix.autonomous) << 6;
+    put(bytes, at, &[PREFIX, 4, prefix.bits, flags]);
+    put(bytes, at + 4, &prefix.valid_s.to_be_bytes());
+    put(bytes, at + 8, &prefix.preferred_s.to_be_bytes());
+    put(bytes, at + 12, &[0; 4]);
+    put(bytes, at + 16, &prefix.address.octets());
+    at + 32
+}
