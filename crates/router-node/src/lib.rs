@@ -1,1 +1,4 @@
 //! A router node as a process.
+#![forbid(unsafe_code)]
+
+pub mod interconnect;

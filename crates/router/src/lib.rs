@@ -5,6 +5,8 @@
 //! in at; what it found, a [`Hop`], goes with it to the node that sends it.
 #![forbid(unsafe_code)]
 
+pub mod balance;
+pub mod batch;
 mod hop;
 mod pool;
 mod port;

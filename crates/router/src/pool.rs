@@ -1,6 +1,7 @@
 //! Packets in buffers of one size, taken and given back without allocation.
 
-/// A packet: a buffer of a [`Pool`], and where in it the frame lies. It is moved, never copied; [`Pool::free`] takes it.
+/// A packet: a buffer of a [`Pool`], and where in it the frame lies. It is moved, never copied; [`Pool::free`] takes
+/// it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packet {
     buffer: u32,

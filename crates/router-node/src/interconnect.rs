@@ -1,0 +1,212 @@
+//! What carries packets between the nodes of a cluster.
+//!
+//! A node has one [`Interconnect`], of one kind for all its peers. Its forwarding thread hands over parcels with
+//! [`Interconnect::send`], and gives it turns. The control threads of two nodes join them in three steps, over whatever
+//! connects them, with descriptors where the kind asks for some (`SCM_RIGHTS`):
+//!
+//! ```text
+//!   node a                                     node b
+//!   offer(b) ──── Offer: terms, descriptors ──► accept(a, offer)
+//!   finish(b, terms) ◄────── Terms ─────────────
+//! ```
+//!
+//! A node that died is taken out with [`Interconnect::leave`]; another one by the same number begins anew. None of the
+//! others ever waits for it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use fabric::timed::LinkTiming;
+use router::batch::{Parcel, Policy};
+use router::{NodeId, Pool};
+use sim::{Span, Time};
+use thiserror::Error;
+
+/// What carries packets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Rings in memory that both nodes share: nodes of one machine.
+    Lanes,
+    /// The same, as late as over a modelled link.
+    Windows(LinkTiming),
+    /// The RDMA transport (unreliable connections, SEND and RECV) over lanes.
+    RnicLanes,
+    /// The same over UDP, from this address; port 0 lets the kernel choose one.
+    RnicUdp(SocketAddr),
+}
+
+/// How an interconnect is to work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// How packets are put together.
+    pub policy: Policy,
+    /// Packets that wait for one node, at most; what comes beyond is dropped and counted.
+    pub queue_packets: usize,
+    /// Whether packets go over a third node where the direct link is hot.
+    pub balances: bool,
+    /// How long a flow must have been silent before it changes its way back.
+    pub flowlet_gap: Span,
+}
+
+/// What two ends of a connection tell each other: plain values, to be encoded as the control plane likes. Those of a
+/// peer are checked when they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Known to both ends alone.
+    pub secret: u64,
+    /// The queue pair of who says it, where there is one.
+    pub queue_pair: u32,
+    /// The number of its first packet.
+    pub packet_sequence: u32,
+    /// Where it is, over UDP.
+    pub address: Option<SocketAddr>,
+}
+
+/// What one node offers another.
+#[derive(Debug)]
+pub struct Offer {
+    /// Plain values.
+    pub terms: Terms,
+    /// What both share, in this order: at most [`DESCRIPTORS_MAX`].
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// The most descriptors of an [`Offer`].
+pub const DESCRIPTORS_MAX: usize = 3;
+
+/// Why nodes could not be joined, or an interconnect not be made.
+#[derive(Debug, Error)]
+pub enum InterconnectError {
+    /// Shared memory.
+    #[error(transparent)]
+    Memory(#[from] fabric::shm::ShmError),
+    /// A modelled link that cannot be.
+    #[error(transparent)]
+    Timing(#[from] fabric::timed::TimedError),
+    /// The RDMA transport, or its wire.
+    #[error(transparent)]
+    Nic(#[from] rnic_live::LiveError),
+    /// What a peer offered makes no sense.
+    #[error("node {node}: {what} of {found} in its offer; it must be {expected}")]
+    Terms {
+        /// Which node.
+        node: u8,
+        /// What of the offer.
+        what: &'static str,
+        /// What was found.
+        found: String,
+        /// What could be.
+        expected: &'static str,
+    },
+    /// No place for this peer.
+    #[error("node {node} {what}; {remedy}")]
+    Node {
+        /// Which node.
+        node: u8,
+        /// What is wrong.
+        what: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The kernel refused.
+    #[error("{call}: {error}")]
+    System {
+        /// What was attempted.
+        call: &'static str,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// Packets between this node and one other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that left for it.
+    pub sent_packets: u64,
+    /// Messages that they went in.
+    pub sent_messages: u64,
+    /// Packets that came from it.
+    pub received_packets: u64,
+    /// Messages that they came in.
+    pub received_messages: u64,
+    /// Packets that went to it over a third node: counted where they came in.
+    pub detoured_packets: u64,
+    /// Packets that came from it and were passed on to a third node.
+    pub relayed_packets: u64,
+    /// Packets dropped because too many waited already.
+    pub drop_full: u64,
+    /// Packets dropped because it was not there, or no more.
+    pub drop_absent: u64,
+    /// Packets dropped because they are longer than a message.
+    pub drop_long: u64,
+    /// Packets from it that found no buffer here.
+    pub drop_no_buffer: u64,
+    /// Packets that it sent and that never came.
+    pub lost_packets: u64,
+}
+
+/// Whether a node can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// Nobody joined it.
+    Absent,
+    /// An offer was made and not yet answered.
+    Offered,
+    /// Packets go and come.
+    Up,
+    /// It broke the protocol: nothing of it is heard any more. It can leave and be joined again.
+    Broken,
+}
+
+/// What carries packets between this node and its peers. One thread has it at a time, and nothing in it waits.
+pub trait Interconnect: Send {
+    /// Begins to join a node.
+    ///
+    /// # Errors
+    /// When it is joined already, or what both would share cannot be made.
+    fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError>;
+
+    /// Joins a node that made an offer; what it says goes back to it.
+    ///
+    /// # Errors
+    /// When it is joined already, or what it offers makes no sense.
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError>;
+
+    /// Joins a node that accepted an offer.
+    ///
+    /// # Errors
+    /// When there was no offer, or what it says makes no sense.
+    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<(), InterconnectError>;
+
+    /// Forgets a node, and drops what waits for it.
+    fn leave(&mut self, pool: &mut Pool, node: NodeId);
+
+    /// Whether a node can be reached.
+    fn state(&self, node: NodeId) -> PeerState;
+
+    /// Takes all of `parcels`, in their order, for another node. Those that there is no room for are dropped and
+    /// counted.
+    fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>);
+
+    /// Sends what is to go now, appends packets for this node that have come, at most `packets_max`, to `arrived`, and
+    /// passes on those for others. Says whether anything happened. What [`Hop`](router::Hop)s name here may not exist:
+    /// peers say it.
+    fn turn(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool;
+
+    /// When the next turn is to be at the latest, though nothing comes; nothing when nothing waits for time to pass.
+    fn deadline(&self) -> Option<Time>;
+
+    /// What becomes readable when there is something to do. It changes when nodes join and leave.
+    fn wakes(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Before sleeping on [`Interconnect::wakes`]: asks all peers to wake this node; false when there is something to
+    /// do already. [`Interconnect::woke`] follows in either case.
+    fn may_sleep(&mut self) -> bool;
+
+    /// After sleeping: peers need wake this node no more.
+    fn woke(&mut self);
+
+    /// What was counted of a node since it was joined first.
+    fn counters(&self, node: NodeId) -> Counters;
+}

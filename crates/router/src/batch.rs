@@ -1,0 +1,20 @@
+//! Packets for another node, put together into messages.
+//!
+//! * [`message`]: how a message stands on the wire, and its check.
+//! * [`Batcher`]: which packets go together, and when: fixed batches, as published, or adaptive ones.
+//! * [`Latency`]: what a message takes, learnt while messages go.
+
+mod batcher;
+mod latency;
+pub mod message;
+
+pub use batcher::{Batcher, Policy, PolicyError, Queued};
+pub use latency::{Latency, Sample};
+
+use crate::{Hop, Packet};
+
+/// A packet on its way to the node that sends it: from its IP header on, without a header of Ethernet.
+pub type Parcel = (Hop, Packet);
+
+/// Packets of a message, at most.
+pub const PACKETS_MAX: usize = 32;

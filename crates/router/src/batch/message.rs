@@ -1,0 +1,322 @@
+//! A message of packets, as it stands on the wire, version 1. Numbers have their little end first.
+//!
+//! ```text
+//!   0   magic 0xc5        4   sequence: packets sent before this message, mod 2^32
+//!   1   version           8   taken: packets that the sender has taken in from the receiver, mod 2^32
+//!   2   packets, 0 to 32  12  bytes of the message
+//!   3   flags             16  descriptors of 8 bytes, then the packets, in the same order, without gaps
+//!
+//!   descriptor:  0  bytes of the packet, at least 1      3  port of that node, 255 for its kernel
+//!                2  node that sends it                   4  adjacency there      6  zero
+//! ```
+//!
+//! Flag 1 asks for a message back, if only for its `taken`. Flag 2 says that what follows the header is nothing: a ring
+//! is filled up to its end with it. A message says everything about itself twice, so that one that was cut or put
+//! together wrongly is found; what packets hold is the business of who looks at them.
+
+use thiserror::Error;
+
+use super::PACKETS_MAX;
+use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PortId};
+
+/// Bytes before the descriptors.
+pub const HEADER_BYTES: usize = 16;
+/// Bytes of a descriptor.
+pub const DESCRIPTOR_BYTES: usize = 8;
+/// The one version there is.
+pub const VERSION: u8 = 1;
+
+const MAGIC: u8 = 0xc5;
+const FLAG_ASKS: u8 = 1;
+const FLAG_FILLER: u8 = 2;
+
+/// What a message says besides its packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Packets sent before this message, mod 2^32.
+    pub sequence: u32,
+    /// Packets that the sender has taken in from the receiver, mod 2^32.
+    pub taken: u32,
+    /// Whether the receiver is to say soon what it has taken in.
+    pub asks: bool,
+}
+
+/// Bytes of a peer: copied out, then looked at.
+pub trait Source {
+    /// How many there are.
+    fn bytes(&self) -> usize;
+
+    /// Copies those from `at` on, as many as `into` has: the caller stays within [`Source::bytes`].
+    fn read(&self, at: usize, into: &mut [u8]);
+}
+
+impl Source for [u8] {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn read(&self, at: usize, into: &mut [u8]) {
+        into.copy_from_slice(&self[at..at + into.len()]);
+    }
+}
+
+/// A message that makes no sense: its sender is no node of this cluster, or broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "a message with {what} of {value}; nodes of one cluster must run one version, and this one is not heard any more"
+)]
+pub struct MessageError {
+    /// What is wrong.
+    pub what: &'static str,
+    /// Its value.
+    pub value: u64,
+}
+
+/// A packet of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where it goes.
+    pub hop: Hop,
+    /// Where in the message it lies.
+    pub offset: usize,
+    /// How long it is, at least 1.
+    pub bytes: usize,
+}
+
+/// A message that was checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it says.
+    pub header: Header,
+    places: [Place; PACKETS_MAX],
+    packets: usize,
+}
+
+const NOWHERE: Place =
+    Place { hop: Hop { node: NodeId(0), port: PortId(0), adjacency: AdjacencyId(0) }, offset: 0, bytes: 0 };
+
+impl Message {
+    /// Looks at bytes of a peer: copies of them, each once.
+    ///
+    /// # Errors
+    /// What is wrong, when they are no message, or more or less than one.
+    pub fn check(source: &(impl Source + ?Sized)) -> Result<Message, MessageError> {
+        let fault = |what, value: usize| Err(MessageError { what, value: value as u64 });
+        let bytes = source.bytes();
+        if bytes < HEADER_BYTES {
+            return fault("a length", bytes);
+        }
+        let mut head = [0; HEADER_BYTES];
+        source.read(0, &mut head);
+        let [magic, version, packets, flags, ..] = head;
+        let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if magic != MAGIC {
+            return fault("a magic", usize::from(magic));
+        }
+        if version != VERSION {
+            return fault("a version", usize::from(version));
+        }
+        if flags > FLAG_ASKS | FLAG_FILLER {
+            return fault("flags", usize::from(flags));
+        }
+        if word(12) as usize != bytes {
+            return fault("a stated length", word(12) as usize);
+        }
+        let header = Header { sequence: word(4), taken: word(8), asks: flags & FLAG_ASKS != 0 };
+        let mut message = Message { header, places: [NOWHERE; PACKETS_MAX], packets: usize::from(packets) };
+        let is_filler = flags & FLAG_FILLER != 0;
+        if message.packets > PACKETS_MAX || is_filler && packets != 0 {
+            return fault("a number of packets", message.packets);
+        }
+        if !is_filler {
+            message.read_places(source)?;
+        }
+        Ok(message)
+    }
+
+    fn read_places(&mut self, source: &(impl Source + ?Sized)) -> Result<(), MessageError> {
+        let fault = |what, value: usize| Err(MessageError { what, value: value as u64 });
+        let bytes = source.bytes();
+        let mut offset = HEADER_BYTES + self.packets * DESCRIPTOR_BYTES;
+        if offset > bytes {
+            return fault("a number of packets", self.packets);
+        }
+        let mut descriptors = [0; PACKETS_MAX * DESCRIPTOR_BYTES];
+        let descriptors = &mut descriptors[..self.packets * DESCRIPTOR_BYTES];
+        source.read(HEADER_BYTES, descriptors);
+        let (descriptors, _) = descriptors.as_chunks::<DESCRIPTOR_BYTES>();
+        for (place, descriptor) in self.places.iter_mut().zip(descriptors) {
+            let [low, high, node, port, adjacency_low, adjacency_high, spare @ ..] = *descriptor;
+            if node >= NODES_MAX || spare != [0, 0] {
+                return fault("a descriptor", u64::from_le_bytes(*descriptor) as usize);
+            }
+            let adjacency = AdjacencyId(u16::from_le_bytes([adjacency_low, adjacency_high]));
+            let hop = Hop { node: NodeId(node), port: PortId(port), adjacency };
+            *place = Place { hop, offset, bytes: usize::from(u16::from_le_bytes([low, high])) };
+            if place.bytes == 0 || place.bytes > bytes - offset {
+                return fault("a packet's length", place.bytes);
+            }
+            offset += place.bytes;
+        }
+        if offset != bytes {
+            return fault("a length without its packets", bytes - offset);
+        }
+        Ok(())
+    }
+
+    /// Its packets.
+    pub fn places(&self) -> &[Place] {
+        &self.places[..self.packets]
+    }
+}
+
+/// How many of the packets with these lengths, from the first one on, go into a message of at most `bytes_max`; and the
+/// bytes of that message.
+pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, usize) {
+    let (mut packets, mut bytes) = (0, HEADER_BYTES);
+    for length in lengths.take(PACKETS_MAX) {
+        let grown = bytes + DESCRIPTOR_BYTES + length;
+        if grown > bytes_max {
+            break;
+        }
+        (packets, bytes) = (packets + 1, grown);
+    }
+    (packets, bytes)
+}
+
+/// Puts a message of these packets, 32 at most, in place of what `into` held.
+pub fn put<'a>(into: &mut Vec<u8>, header: &Header, packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone) {
+    let count = packets.len();
+    assert!(count <= PACKETS_MAX, "a message of {count} packets");
+    let flags = if header.asks { FLAG_ASKS } else { 0 };
+    into.clear();
+    put_head(into, [MAGIC, VERSION, count as u8, flags], header);
+    for (hop, bytes) in packets.clone() {
+        let [low, high] = (bytes.len() as u16).to_le_bytes();
+        let [adjacency_low, adjacency_high] = hop.adjacency.0.to_le_bytes();
+        into.extend_from_slice(&[low, high, hop.node.0, hop.port.0, adjacency_low, adjacency_high, 0, 0]);
+    }
+    for (_, bytes) in packets {
+        into.extend_from_slice(bytes);
+    }
+    state_length(into);
+}
+
+/// Puts a message of nothing, `bytes` long, in place of what `into` held: at least a header.
+pub fn put_filler(into: &mut Vec<u8>, header: &Header, bytes: usize) {
+    assert!(bytes >= HEADER_BYTES, "a filler of {bytes} B");
+    into.clear();
+    put_head(into, [MAGIC, VERSION, 0, FLAG_FILLER], header);
+    into.resize(bytes, 0);
+    state_length(into);
+}
+
+fn put_head(into: &mut Vec<u8>, first: [u8; 4], header: &Header) {
+    let mut head = [0; HEADER_BYTES];
+    head[..4].copy_from_slice(&first);
+    head[4..8].copy_from_slice(&header.sequence.to_le_bytes());
+    head[8..12].copy_from_slice(&header.taken.to_le_bytes());
+    into.extend_from_slice(&head);
+}
+
+fn state_length(message: &mut [u8]) {
+    let bytes = message.len() as u32;
+    message[12..HEADER_BYTES].copy_from_slice(&bytes.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hop(node: u8, port: u8, adjacency: u16) -> Hop {
+        Hop { node: NodeId(node), port: PortId(port), adjacency: AdjacencyId(adjacency) }
+    }
+
+    fn three() -> Vec<u8> {
+        let packets: [(Hop, &[u8]); 3] =
+            [(hop(1, 2, 3), &[7; 46]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])];
+        let mut bytes = Vec::new();
+        put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true }, packets.into_iter());
+        bytes
+    }
+
+    #[test]
+    fn what_was_put_is_found() {
+        let bytes = three();
+        let message = Message::check(bytes.as_slice()).unwrap();
+        assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true });
+        let found: Vec<(Hop, &[u8])> =
+            message.places().iter().map(|place| (place.hop, &bytes[place.offset..][..place.bytes])).collect();
+        assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);
+    }
+
+    #[test]
+    fn a_filler_is_a_message_of_no_packets() {
+        for bytes in [HEADER_BYTES, 48, 5000] {
+            let mut filler = Vec::new();
+            put_filler(&mut filler, &Header::default(), bytes);
+            assert_eq!(filler.len(), bytes);
+            assert!(Message::check(filler.as_slice()).unwrap().places().is_empty());
+        }
+    }
+
+    #[test]
+    fn packets_go_into_a_message_as_far_as_there_is_room() {
+        assert_eq!(fit(15, [1].into_iter()), (0, 16));
+        assert_eq!(fit(16 + 8 + 46, [46, 46].into_iter()), (1, 70));
+        assert_eq!(fit(100_000, [46; 40].into_iter()), (32, 16 + 32 * 54));
+    }
+
+    #[test]
+    fn each_byte_of_a_header_that_is_wrong_is_found() {
+        for (at, value, what) in [
+            (0, 0, "a magic"),
+            (1, 2, "a version"),
+            (2, 33, "a number of packets"),
+            (2, 2, "a length without its packets"),
+            (3, 4, "flags"),
+            (3, 2, "a number of packets"),
+            (12, 0, "a stated length"),
+            (16, 47, "a packet's length"),
+            (18, 8, "a descriptor"),
+            (22, 1, "a descriptor"),
+        ] {
+            let mut bytes = three();
+            bytes[at] = value;
+            let found = Message::check(bytes.as_slice());
+            let found = found.map_err(|error| error.what);
+            // One byte more of the first packet moves those behind it: the last one is cut.
+            assert_eq!(found, Err(what), "byte {at} of {value}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_peer_sends_lies_inside_of_what_it_sent(mut bytes in three_spoilt()) {
+            let length = bytes.len() as u32;
+            if bytes.len() >= HEADER_BYTES && bytes[3] & 4 == 0 {
+                bytes[12..16].copy_from_slice(&length.to_le_bytes());
+            }
+            if let Ok(message) = Message::check(bytes.as_slice()) {
+                let end = message.places().iter().map(|place| place.offset + place.bytes).max().unwrap_or(0);
+                prop_assert!(end <= bytes.len());
+                prop_assert!(message.places().iter().all(|place| place.bytes > 0 && place.hop.node.0 < NODES_MAX));
+            }
+        }
+    }
+
+    fn three_spoilt() -> impl Strategy<Value = Vec<u8>> {
+        let spoilt = proptest::collection::vec((0_usize..60, any::<u8>()), 0..4);
+        (spoilt, 0_usize..2000).prop_map(|(spoilt, length)| {
+            let mut bytes = three();
+            for (at, value) in spoilt {
+                bytes[at] = value;
+            }
+            bytes.truncate(length);
+            bytes
+        })
+    }
+}
