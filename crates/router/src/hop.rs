@@ -17,6 +17,15 @@ pub struct PortId(pub u8);
 impl PortId {
     /// The node's own kernel: the packet is for an address of the node.
     pub const KERNEL: PortId = PortId(u8::MAX);
+
+    /// Nowhere: the route says that packets end. [`Hop::BLACKHOLE`] and its like say how.
+    pub const NOWHERE: PortId = PortId(u8::MAX - 1);
+
+    /// Whether it is a port of a node, neither [`PortId::KERNEL`] nor [`PortId::NOWHERE`].
+    #[inline]
+    pub const fn is_real(self) -> bool {
+        self.0 < PORTS_MAX
+    }
 }
 
 /// Where a packet goes beyond a port, by the egress node's own numbering: a neighbour whose hardware address is known
@@ -27,6 +36,10 @@ pub struct AdjacencyId(pub u16);
 impl AdjacencyId {
     /// The destination is on the port's own network: the egress node looks at the packet's destination address.
     pub const ON_LINK: AdjacencyId = AdjacencyId(0);
+
+    /// Behind [`PortId::KERNEL`]: the address is the router's own, on a port without a kernel behind it. It answers
+    /// echo requests itself, and serves nothing else.
+    pub const ROUTER: AdjacencyId = AdjacencyId(1);
 }
 
 /// One way out of the cluster: what a lookup at the ingress node finds, and all that the egress node needs.
@@ -38,4 +51,34 @@ pub struct Hop {
     pub port: PortId,
     /// To whom.
     pub adjacency: AdjacencyId,
+}
+
+impl Hop {
+    /// Packets end here, and nobody is told.
+    pub const BLACKHOLE: Hop = Hop::nowhere(0);
+
+    /// Packets end here, and the sender is told that the host is unreachable.
+    pub const UNREACHABLE: Hop = Hop::nowhere(1);
+
+    /// Packets end here, and the sender is told that it is not allowed.
+    pub const PROHIBITED: Hop = Hop::nowhere(2);
+
+    const fn nowhere(how: u16) -> Hop {
+        Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(how) }
+    }
+
+    /// To this node's kernel.
+    pub const fn kernel(node: NodeId) -> Hop {
+        Hop { node, port: PortId::KERNEL, adjacency: AdjacencyId::ON_LINK }
+    }
+
+    /// To this node's router itself, see [`AdjacencyId::ROUTER`].
+    pub const fn router(node: NodeId) -> Hop {
+        Hop { node, port: PortId::KERNEL, adjacency: AdjacencyId::ROUTER }
+    }
+
+    /// To whoever on the port's own network has the packet's destination address.
+    pub const fn on_link(node: NodeId, port: PortId) -> Hop {
+        Hop { node, port, adjacency: AdjacencyId::ON_LINK }
+    }
 }

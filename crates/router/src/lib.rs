@@ -7,10 +7,24 @@
 
 pub mod balance;
 pub mod batch;
+mod config;
+mod counters;
 mod hop;
+mod neighbour;
+mod output;
 mod pool;
-mod port;
+pub mod port;
+mod rate;
+mod time;
+mod trace;
 
+pub use config::{Config, Limits, PortConfig, Vlan};
+pub use counters::{Counters, DropReason, Drops, PortCounters, Traffic};
 pub use hop::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};
+pub use neighbour::{Neighbour, NeighbourState};
+pub use output::{Event, Output, Parcel};
 pub use pool::{Packet, Pool};
 pub use port::Port;
+pub use rate::Rate;
+pub use time::Time;
+pub use trace::{Filter, Step, TracedStep};

@@ -1,5 +1,10 @@
 //! Packets in buffers of one size, taken and given back without allocation.
 
+use std::ops::Range;
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
 /// A packet: a buffer of a [`Pool`], and where in it the frame lies. It is moved, never copied; [`Pool::free`] takes
 /// it.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,10 +14,29 @@ pub struct Packet {
     bytes: u16,
 }
 
+impl Packet {
+    /// Bytes of the frame.
+    #[inline]
+    pub fn len(&self) -> usize {
+        usize::from(self.bytes)
+    }
+
+    /// Whether there is no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
 /// Buffers of one size. Each has room before the frame, for headers that grow.
 pub struct Pool {
     memory: Vec<u8>,
+    /// Where the first buffer begins: at a cache line.
+    begin: usize,
     buffer_bytes: usize,
+    /// From one buffer to the next: an odd number of cache lines. With a power of two, all headers would share few
+    /// sets of the caches, and drive each other out.
+    stride_bytes: usize,
     headroom_bytes: u16,
     free: Vec<u32>,
 }
@@ -21,18 +45,35 @@ impl Pool {
     /// `buffers` of `buffer_bytes` each, `headroom_bytes` of which lie before a new frame.
     pub fn new(buffers: u32, buffer_bytes: u16, headroom_bytes: u16) -> Pool {
         assert!(headroom_bytes < buffer_bytes, "headroom {headroom_bytes} B leaves nothing of {buffer_bytes} B");
-        let memory = vec![0; buffers as usize * usize::from(buffer_bytes)];
+        let buffer_bytes = usize::from(buffer_bytes);
+        let stride_bytes = (buffer_bytes.div_ceil(LINE_BYTES) | 1) * LINE_BYTES;
+        let memory = vec![0; buffers as usize * stride_bytes + LINE_BYTES];
+        let begin = memory.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES);
         let free = (0..buffers).rev().collect();
-        Pool { memory, buffer_bytes: usize::from(buffer_bytes), headroom_bytes, free }
+        Pool { memory, begin, buffer_bytes, stride_bytes, headroom_bytes, free }
     }
 
     /// An empty packet; `None` when all buffers are out.
+    #[inline]
     pub fn take(&mut self) -> Option<Packet> {
         let buffer = self.free.pop()?;
         Some(Packet { buffer, start: self.headroom_bytes, bytes: 0 })
     }
 
+    /// A packet of these bytes; `None` when all buffers are out, or `bytes` do not fit one.
+    #[inline]
+    pub fn copy_of(&mut self, bytes: &[u8]) -> Option<Packet> {
+        if bytes.len() > self.bytes_max() {
+            return None;
+        }
+        let mut packet = self.take()?;
+        packet.bytes = bytes.len() as u16;
+        self.bytes_mut(&packet).copy_from_slice(bytes);
+        Some(packet)
+    }
+
     /// Gives the packet's buffer back.
+    #[inline]
     pub fn free(&mut self, packet: Packet) {
         self.free.push(packet.buffer);
     }
@@ -43,43 +84,110 @@ impl Pool {
     }
 
     /// The frame.
+    #[inline]
     pub fn bytes(&self, packet: &Packet) -> &[u8] {
         &self.memory[self.range(packet)]
     }
 
     /// The frame, to be changed in place.
+    #[inline]
     pub fn bytes_mut(&mut self, packet: &Packet) -> &mut [u8] {
         let range = self.range(packet);
         &mut self.memory[range]
     }
 
-    fn range(&self, packet: &Packet) -> std::ops::Range<usize> {
-        let start = packet.buffer as usize * self.buffer_bytes + usize::from(packet.start);
+    /// One packet's frame to be read, while another's is changed.
+    pub fn pair(&mut self, read: &Packet, change: &Packet) -> (&[u8], &mut [u8]) {
+        let ranges = [self.range(read), self.range(change)];
+        let [read, change] = self.memory.get_disjoint_mut(ranges).expect("two packets have two buffers");
+        (read, change)
+    }
+
+    #[inline]
+    fn range(&self, packet: &Packet) -> Range<usize> {
+        let start = self.begin + packet.buffer as usize * self.stride_bytes + usize::from(packet.start);
         start..start + usize::from(packet.bytes)
     }
 
     /// The longest frame that a new packet can hold.
+    #[inline]
     pub fn bytes_max(&self) -> usize {
         self.buffer_bytes - usize::from(self.headroom_bytes)
     }
 
     /// Sets the frame's length; what is new in it is whatever the buffer held. `bytes` beyond the buffer is a bug.
+    #[inline]
     pub fn resize(&self, packet: &mut Packet, bytes: usize) {
         assert!(usize::from(packet.start) + bytes <= self.buffer_bytes, "{bytes} B do not fit a buffer");
         packet.bytes = bytes as u16;
     }
 
     /// Moves the frame's start: `bytes` are taken from its front.
+    #[inline]
     pub fn trim_front(&self, packet: &mut Packet, bytes: u16) {
         assert!(bytes <= packet.bytes, "{bytes} B from the front of {} B", packet.bytes);
         packet.start += bytes;
         packet.bytes -= bytes;
     }
 
+    /// Bytes of room before the frame.
+    #[inline]
+    pub fn headroom(&self, packet: &Packet) -> usize {
+        usize::from(packet.start)
+    }
+
     /// Moves the frame's start: room of `bytes` before it becomes part of it.
+    #[inline]
     pub fn grow_front(&self, packet: &mut Packet, bytes: u16) {
         assert!(bytes <= packet.start, "{bytes} B before a frame with {} B of room", packet.start);
         packet.start -= bytes;
         packet.bytes += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_is_what_was_put_into_it() {
+        let mut pool = Pool::new(3, 128, 32);
+        let mut a = pool.copy_of(b"hello").expect("a buffer");
+        let b = pool.copy_of(b"world").expect("a buffer");
+        pool.grow_front(&mut a, 2);
+        pool.bytes_mut(&a)[..2].copy_from_slice(b"o ");
+        assert_eq!((pool.bytes(&a), pool.bytes(&b)), (&b"o hello"[..], &b"world"[..]));
+        pool.trim_front(&mut a, 3);
+        let (read, change) = pool.pair(&a, &b);
+        change[..4].copy_from_slice(read);
+        assert_eq!(pool.bytes(&b), b"ellod");
+    }
+
+    #[test]
+    fn buffers_come_back_and_no_more_than_there_are() {
+        let mut pool = Pool::new(2, 128, 0);
+        let packets: Vec<Packet> = (0..2).filter_map(|_| pool.take()).collect();
+        assert_eq!((packets.len(), pool.take(), pool.available()), (2, None, 0));
+        packets.into_iter().for_each(|packet| pool.free(packet));
+        assert_eq!(pool.available(), 2);
+        assert!(pool.copy_of(&[0; 129]).is_none(), "more than a buffer holds");
+        assert_eq!(pool.available(), 2);
+    }
+
+    #[test]
+    fn the_longest_frame_of_every_buffer_is_its_own() {
+        let mut pool = Pool::new(5, 200, 10);
+        let packets: Vec<Packet> = (0..5).filter_map(|fill| pool.copy_of(&[fill; 190])).collect();
+        for (fill, packet) in packets.iter().enumerate() {
+            assert_eq!(pool.bytes(packet), &[fill as u8; 190]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit a buffer")]
+    fn a_frame_never_grows_beyond_its_buffer() {
+        let mut pool = Pool::new(1, 128, 28);
+        let mut packet = pool.take().expect("a buffer");
+        pool.resize(&mut packet, 101);
     }
 }

@@ -1,0 +1,88 @@
+//! What comes out of a forwarder: packets to ports, to other nodes and to the node's kernel, and news.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, PortId, TracedStep};
+
+/// An IP packet that another node sends, or this one for another.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Parcel {
+    /// By whom, through what and to whom.
+    pub hop: Hop,
+    /// The symmetric hash of its flow: packets of one flow have the same, and stay in order.
+    pub flow: u32,
+    /// From the IP header on.
+    pub packet: Packet,
+}
+
+/// What the control plane should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A neighbour on a network of the port's is known: a host route for the cluster.
+    NeighbourUp {
+        /// Through what.
+        port: PortId,
+        /// The neighbour.
+        address: IpAddr,
+        /// To be announced with the route.
+        adjacency: AdjacencyId,
+    },
+    /// It is no longer.
+    NeighbourDown {
+        /// Through what.
+        port: PortId,
+        /// The neighbour.
+        address: IpAddr,
+        /// As it was announced.
+        adjacency: AdjacencyId,
+    },
+}
+
+/// Queues that a [`crate::Forwarder`] fills and a node empties. None grows beyond its bound, and none allocates after
+/// [`Output::new`].
+#[derive(Debug)]
+pub struct Output {
+    /// Frames for each port of the node's own; those of a VLAN's port are in its parent's queue.
+    pub to_ports: Vec<VecDeque<Packet>>,
+    /// For each other node.
+    pub to_nodes: Vec<VecDeque<Parcel>>,
+    /// IP packets for the node's own kernel.
+    pub to_kernel: VecDeque<Packet>,
+    /// News, oldest first.
+    pub events: VecDeque<Event>,
+    /// News were lost, for nobody took them: look at [`crate::Forwarder::neighbours`] instead.
+    pub events_lost: bool,
+    /// What became of packets that are traced, oldest first; what does not fit is not told.
+    pub traced: VecDeque<TracedStep>,
+}
+
+/// The most news that wait.
+pub(crate) const EVENTS_MAX: usize = 1 << 13;
+
+/// The most steps of traced packets that wait.
+pub(crate) const TRACED_STEPS_MAX: usize = 1 << 10;
+
+impl Output {
+    /// Empty queues of `queue_packets_max` packets each.
+    pub fn new(queue_packets_max: usize) -> Output {
+        Output {
+            to_ports: (0..PORTS_MAX).map(|_| VecDeque::with_capacity(queue_packets_max)).collect(),
+            to_nodes: (0..NODES_MAX).map(|_| VecDeque::with_capacity(queue_packets_max)).collect(),
+            to_kernel: VecDeque::with_capacity(queue_packets_max),
+            events: VecDeque::with_capacity(EVENTS_MAX),
+            events_lost: false,
+            traced: VecDeque::with_capacity(TRACED_STEPS_MAX),
+        }
+    }
+
+    /// Frames that wait for this port.
+    pub fn to_port(&mut self, port: PortId) -> &mut VecDeque<Packet> {
+        &mut self.to_ports[usize::from(port.0)]
+    }
+
+    /// Packets that wait for this node.
+    pub fn to_node(&mut self, node: NodeId) -> &mut VecDeque<Parcel> {
+        &mut self.to_nodes[usize::from(node.0)]
+    }
+}
