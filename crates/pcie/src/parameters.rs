@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use thiserror::Error;
+use toml::de::{DeTable, DeValue};
 
 /// What is wrong in a file.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -62,6 +63,64 @@ fn place(text: &str, key: Option<String>, error: &toml::de::Error) -> String {
     let line = error.span().map(|span| format!("line {}", text[..span.start].matches('\n').count() + 1));
     let places: Vec<String> = line.into_iter().chain(key).collect();
     if places.is_empty() { "the whole of it".to_owned() } else { places.join(", ") }
+}
+
+/// The error that something is wrong with the value of `key`, such as `nodes[1].device`, in the text of a file.
+pub fn fault(file: &str, text: &str, key: &str, what: &str) -> String {
+    match line_of(text, key) {
+        Some(line) => format!("{file}, line {line}, {key}: {what}"),
+        None => format!("{file}, {key}: {what}"),
+    }
+}
+
+/// That a text says `version = VERSION`: another release's may have keys that this one does not know, so that its
+/// version is to be looked at before the rest. `example` is the command that prints a file of this release.
+///
+/// # Errors
+/// One line with file, line, key and value.
+pub fn check_version(file: &str, text: &str, version: u32, example: &str) -> Result<(), String> {
+    // What is no TOML at all is refused later, in better words.
+    let Ok(table) = DeTable::parse(text) else { return Ok(()) };
+    let example = format!("a file of this release begins as '{example}' prints it");
+    let Some(found) = table.get_ref().get("version") else {
+        return Err(format!("{file}, line 1, version: missing; write version = {version}, {example}"));
+    };
+    let shown = match found.get_ref() {
+        DeValue::Integer(integer) => integer.to_string(),
+        other => format!("a {}", other.type_str()),
+    };
+    if shown == version.to_string() {
+        return Ok(());
+    }
+    let what = format!("{shown} belongs to another release, this one reads {version}; {example}");
+    Err(fault(file, text, "version", &what))
+}
+
+/// The line that says `key`, or the nearest thing around it.
+fn line_of(text: &str, key: &str) -> Option<usize> {
+    let document = DeTable::parse(text).ok()?;
+    let mut segments = key.split(['.', '[']).map(|segment| segment.trim_end_matches(']'));
+    let (name, first) = document.get_ref().get_key_value(segments.next()?)?;
+    // A table that stands under a header begins at the header, a value at its key.
+    let (mut start, mut value) = (name.span().start.min(first.span().start), first.get_ref());
+    for segment in segments {
+        let next = match value {
+            DeValue::Table(table) => {
+                table.get_key_value(segment).map(|(name, value)| (name.span().start, value.get_ref()))
+            }
+            DeValue::Array(array) => segment
+                .parse::<usize>()
+                .ok()
+                .and_then(|index| array.get(index))
+                .map(|value| (value.span().start, value.get_ref())),
+            _ => None,
+        };
+        match next {
+            Some(next) => (start, value) = next,
+            None => break,
+        }
+    }
+    Some(1 + text[..start].matches('\n').count())
 }
 
 /// A dimension that quantities in files have: names of its units, and how many of the first each is.
@@ -268,6 +327,25 @@ mod tests {
             for word in words {
                 assert!(error.contains(word), "{word:?} in {error:?}");
             }
+        }
+    }
+
+    const TEXT: &str =
+        "version = 1\n\n[device]\nbackend = \"shm\"\n\n[[nodes]]\nname = \"a\"\n\n[[nodes]]\nname = \"b\"\n";
+
+    #[test]
+    fn a_key_is_found_in_its_line_and_a_missing_one_at_its_table() {
+        for (key, line) in [
+            ("version", Some(1)),
+            ("device", Some(3)),
+            ("device.backend", Some(4)),
+            ("device.window_bytes", Some(3)),
+            ("nodes[0].name", Some(7)),
+            ("nodes[1].name", Some(10)),
+            ("nodes[1].address", Some(9)),
+            ("link.timing", None),
+        ] {
+            assert_eq!(line_of(TEXT, key), line, "{key}");
         }
     }
 

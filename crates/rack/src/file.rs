@@ -5,7 +5,6 @@ use std::path::Path;
 use pcie::parameters::{self, ParametersError};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use toml::de::{DeTable, DeValue};
 
 use crate::check::{Fault, check};
 use crate::keys::Keys;
@@ -117,10 +116,7 @@ pub(crate) fn parse<T: DeserializeOwned>(shown: &str, text: &str) -> Result<T, R
 }
 
 pub(crate) fn fault(file: &str, text: &str, key: &str, what: &str) -> RackError {
-    match line_of(text, key) {
-        Some(line) => RackError(format!("{file}, line {line}, {key}: {what}")),
-        None => RackError(format!("{file}, {key}: {what}")),
-    }
+    RackError(parameters::fault(file, text, key, what))
 }
 
 /// Errors of the parser end at times without a remedy.
@@ -131,72 +127,12 @@ fn one_line(error: &ParametersError) -> String {
 
 /// Another release's file may have keys that this one does not know: so its version is looked at first.
 pub(crate) fn check_version(file: &str, text: &str) -> Result<(), RackError> {
-    // What is no TOML at all is refused later, in better words.
-    let Ok(table) = DeTable::parse(text) else { return Ok(()) };
-    let example = "a file of this release begins as 'crosslane rack example' prints it";
-    let Some(found) = table.get_ref().get("version") else {
-        return Err(RackError(format!("{file}, line 1, version: missing; write version = {VERSION}, {example}")));
-    };
-    let shown = match found.get_ref() {
-        DeValue::Integer(integer) => integer.to_string(),
-        other => format!("a {}", other.type_str()),
-    };
-    if shown == VERSION.to_string() {
-        return Ok(());
-    }
-    let what = format!("{shown} belongs to another release, this one reads {VERSION}; {example}");
-    Err(fault(file, text, "version", &what))
-}
-
-/// The line that says `key`, or the nearest thing around it.
-fn line_of(text: &str, key: &str) -> Option<usize> {
-    let document = DeTable::parse(text).ok()?;
-    let mut segments = key.split(['.', '[']).map(|segment| segment.trim_end_matches(']'));
-    let (name, first) = document.get_ref().get_key_value(segments.next()?)?;
-    // A table that stands under a header begins at the header, a value at its key.
-    let (mut start, mut value) = (name.span().start.min(first.span().start), first.get_ref());
-    for segment in segments {
-        let next = match value {
-            DeValue::Table(table) => {
-                table.get_key_value(segment).map(|(name, value)| (name.span().start, value.get_ref()))
-            }
-            DeValue::Array(array) => segment
-                .parse::<usize>()
-                .ok()
-                .and_then(|index| array.get(index))
-                .map(|value| (value.span().start, value.get_ref())),
-            _ => None,
-        };
-        match next {
-            Some(next) => (start, value) = next,
-            None => break,
-        }
-    }
-    Some(1 + text[..start].matches('\n').count())
+    parameters::check_version(file, text, VERSION, "crosslane rack example").map_err(RackError)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const TEXT: &str =
-        "version = 1\n\n[device]\nbackend = \"shm\"\n\n[[nodes]]\nname = \"a\"\n\n[[nodes]]\nname = \"b\"\n";
-
-    #[test]
-    fn a_key_is_found_in_its_line_and_a_missing_one_at_its_table() {
-        for (key, line) in [
-            ("version", Some(1)),
-            ("device", Some(3)),
-            ("device.backend", Some(4)),
-            ("device.window_bytes", Some(3)),
-            ("nodes[0].name", Some(7)),
-            ("nodes[1].name", Some(10)),
-            ("nodes[1].address", Some(9)),
-            ("link.timing", None),
-        ] {
-            assert_eq!(line_of(TEXT, key), line, "{key}");
-        }
-    }
 
     #[test]
     fn a_file_that_is_not_there_or_no_file_is_named_with_its_remedy() {

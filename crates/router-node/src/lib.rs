@@ -1,4 +1,6 @@
-//! A router node as a process.
+//! A router node as a process: `cluster.toml`, other nodes, interconnects, the loop that forwards.
 #![forbid(unsafe_code)]
 
+pub mod cluster;
+pub mod control;
 pub mod interconnect;

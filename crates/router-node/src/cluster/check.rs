@@ -1,0 +1,304 @@
+//! What the parts of a cluster file must be to each other.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use router::{NODES_MAX, PORTS_MAX};
+
+use super::{
+    ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, InterconnectKind, Node, PortKind, PortOfNode, ROUTES_MAX, StaticRoute,
+};
+
+/// Letters of a cluster's or node's name: names are parts of socket paths, which are short.
+const NAME_BYTES_MAX: usize = 24;
+/// Beats closer than this would be work, not news.
+const BEAT_NS_MIN: f64 = 1e6;
+const TIMEOUT_NS_MAX: f64 = 3.6e12;
+/// A beat may come late by as long again.
+const SILENCE_BEATS_MIN: f64 = 2.0;
+/// What every IPv4 network carries (RFC 791) and the most that a buffer holds.
+const MTU_BYTES_MIN: u16 = 68;
+/// What a frame of jumbo size carries.
+pub(crate) const MTU_BYTES_MAX: u16 = 9216;
+/// IPv6 wants as much (RFC 8200).
+const MTU_V6_BYTES_MIN: u16 = 1280;
+const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;
+
+/// What is wrong, and with which key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub key: String,
+    pub what: String,
+}
+
+impl Fault {
+    fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { key: key.into(), what: what.into() }
+    }
+}
+
+type Checked = Result<(), Fault>;
+
+/// Everything that can be seen without looking at a machine.
+pub(super) fn check(cluster: &Cluster) -> Checked {
+    check_name("name", &cluster.name)?;
+    check_interconnect(cluster)?;
+    check_timeouts(cluster)?;
+    check_nodes(cluster)?;
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        check_ports(index, node)?;
+        check_routes(index, node)?;
+    }
+    check_owners(cluster)?;
+    check_sockets(cluster)
+}
+
+fn check_name(key: &str, name: &str) -> Checked {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_good = name.bytes().all(is_letter) && name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    if is_good && name.len() <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    let what =
+        format!("{name:?} is no name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"edge-1\"");
+    Err(Fault::new(key, what))
+}
+
+fn check_interconnect(cluster: &Cluster) -> Checked {
+    let interconnect = &cluster.interconnect;
+    let target_ns = interconnect.latency_target_ns;
+    if !LATENCY_TARGET_NS.contains(&target_ns) {
+        let what = format!("{target_ns} ns; use 1 us to 1 s, as in \"10 us\"");
+        return Err(Fault::new("interconnect.latency_target_ns", what));
+    }
+    if let (Some(timing), true) = (&interconnect.timing, interconnect.kind != InterconnectKind::Window) {
+        let kind = interconnect.kind.word();
+        let what =
+            format!("\"{timing}\" is a model of windows, and kind is \"{kind}\"; remove it, or set kind = \"window\"");
+        return Err(Fault::new("interconnect.timing", what));
+    }
+    Ok(())
+}
+
+fn check_timeouts(cluster: &Cluster) -> Checked {
+    let all = &cluster.timeouts;
+    for (name, value) in [("beat_ns", all.beat_ns), ("silence_ns", all.silence_ns), ("up_ns", all.up_ns)] {
+        if !(BEAT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
+            return Err(Fault::new(
+                format!("timeouts.{name}"),
+                format!("{value} ns; use 1 ms to 1 h, as in \"20 ms\""),
+            ));
+        }
+    }
+    let silence_ns_min = SILENCE_BEATS_MIN * all.beat_ns;
+    if all.silence_ns < silence_ns_min {
+        let what = format!(
+            "{} ns pass between two beats of {} ns; use at least {silence_ns_min} ns, or lower timeouts.beat_ns",
+            all.silence_ns, all.beat_ns
+        );
+        return Err(Fault::new("timeouts.silence_ns", what));
+    }
+    Ok(())
+}
+
+fn check_nodes(cluster: &Cluster) -> Checked {
+    let count = cluster.nodes.len();
+    if !(2..=usize::from(NODES_MAX)).contains(&count) {
+        return Err(Fault::new("nodes", format!("{count} nodes make no cluster; describe 2 to {NODES_MAX} of them")));
+    }
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        check_name(&format!("nodes[{index}].name"), &node.name)?;
+        let before = &cluster.nodes[..index];
+        check_unlike(before, index, "name", |other| other.name == node.name, &node.name)?;
+        if let Some(namespace) = &node.namespace {
+            let is_same = |other: &Node| other.namespace.as_ref() == Some(namespace);
+            check_unlike(before, index, "namespace", is_same, &namespace.display().to_string())?;
+        }
+        if let Some(control) = node.control {
+            check_unlike(before, index, "control", |other| other.control == Some(control), &control.to_string())?;
+        }
+        if let Some(fabric) = node.fabric {
+            check_unlike(before, index, "fabric", |other| other.fabric == Some(fabric), &fabric.to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// That no earlier node has the same.
+fn check_unlike(before: &[Node], index: usize, name: &str, is_same: impl Fn(&Node) -> bool, value: &str) -> Checked {
+    let Some(other) = before.iter().position(is_same) else { return Ok(()) };
+    let what = format!("'{value}' is already that of nodes[{other}]; give each node its own");
+    Err(Fault::new(format!("nodes[{index}].{name}"), what))
+}
+
+fn check_ports(index: usize, node: &Node) -> Checked {
+    let key = format!("nodes[{index}].ports");
+    let count = node.ports.len();
+    if !(1..=usize::from(PORTS_MAX)).contains(&count) {
+        let what = format!("{count} ports of node '{}'; give it 1 to {PORTS_MAX}", node.name);
+        return Err(Fault::new(key, what));
+    }
+    for (place, port) in node.ports.iter().enumerate() {
+        let key = format!("{key}[{place}]");
+        check_device(&format!("{key}.device"), &port.device)?;
+        if let Some(other) = node.ports[..place].iter().position(|other| other.device == port.device) {
+            let what = format!(
+                "'{}' is already the device of nodes[{index}].ports[{other}]; name each device once",
+                port.device
+            );
+            return Err(Fault::new(format!("{key}.device"), what));
+        }
+        check_port(&key, port)?;
+    }
+    Ok(())
+}
+
+/// As the kernel takes names of interfaces.
+fn check_device(key: &str, device: &str) -> Checked {
+    let is_letter = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
+    let is_good = (1..=DEVICE_BYTES_MAX).contains(&device.len()) && device.bytes().all(is_letter);
+    if is_good && device != "." && device != ".." {
+        return Ok(());
+    }
+    let what = format!("{device:?} is no name of an interface; use 1 to {DEVICE_BYTES_MAX} letters, as in \"eth0\"");
+    Err(Fault::new(key, what))
+}
+
+fn check_port(key: &str, port: &PortOfNode) -> Checked {
+    let mtu_bytes = port.mtu_bytes.unwrap_or(MTU_V6_BYTES_MIN);
+    let is_v6 = port.addresses.iter().any(|address| matches!(address, IpNet::V6(_)));
+    let mtu_bytes_min = if is_v6 { MTU_V6_BYTES_MIN } else { MTU_BYTES_MIN };
+    if !(mtu_bytes_min..=MTU_BYTES_MAX).contains(&mtu_bytes) {
+        let what = format!("{mtu_bytes} bytes; use {mtu_bytes_min} to {MTU_BYTES_MAX}, as in 1500");
+        return Err(Fault::new(format!("{key}.mtu_bytes"), what));
+    }
+    let kind = port.kind.word();
+    if port.kind.has_kernel() && !port.addresses.is_empty() {
+        let what = format!(
+            "the addresses of a port of kind \"{kind}\" are the kernel's; remove them, and run 'ip address add {} \
+             dev {}'",
+            port.addresses[0], port.device
+        );
+        return Err(Fault::new(format!("{key}.addresses"), what));
+    }
+    if port.addresses.len() > ADDRESSES_MAX {
+        let what = format!("{} addresses; use at most {ADDRESSES_MAX}", port.addresses.len());
+        return Err(Fault::new(format!("{key}.addresses"), what));
+    }
+    for (name, file) in [("input", &port.input), ("output", &port.output)] {
+        match (port.kind == PortKind::Pcap, file) {
+            (false, Some(_)) => {
+                let what = format!("a port of kind \"{kind}\" has no files; remove it, or set kind = \"pcap\"");
+                return Err(Fault::new(format!("{key}.{name}"), what));
+            }
+            (true, None) => {
+                let what = format!("missing; say which file is the {name} of this pcap port, as in \"{name}.pcap\"");
+                return Err(Fault::new(format!("{key}.{name}"), what));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn check_routes(index: usize, node: &Node) -> Checked {
+    if node.routes.len() > ROUTES_MAX {
+        let what = format!("{} routes; use at most {ROUTES_MAX}, and a routing daemon for more", node.routes.len());
+        return Err(Fault::new(format!("nodes[{index}].routes"), what));
+    }
+    for (place, route) in node.routes.iter().enumerate() {
+        check_route(&format!("nodes[{index}].routes[{place}]"), node, route)?;
+    }
+    Ok(())
+}
+
+fn check_route(key: &str, node: &Node, route: &StaticRoute) -> Checked {
+    if node.port(&route.port).is_none() {
+        let devices: Vec<&str> = node.ports.iter().map(|port| port.device.as_str()).collect();
+        let devices = devices.join(", ");
+        let what = format!("'{}' is no port of node '{}'; use one of {devices}", route.port, node.name);
+        return Err(Fault::new(format!("{key}.port"), what));
+    }
+    if route.to.trunc() != route.to {
+        let what = format!("'{}' has bits beyond its length; write '{}'", route.to, route.to.trunc());
+        return Err(Fault::new(format!("{key}.to"), what));
+    }
+    if let Some(via) = route.via
+        && via.is_ipv4() != route.to.addr().is_ipv4()
+    {
+        let what = format!("'{via}' is of another version of IP than '{}'; name a router of the same", route.to);
+        return Err(Fault::new(format!("{key}.via"), what));
+    }
+    Ok(())
+}
+
+/// An address has one owner.
+fn check_owners(cluster: &Cluster) -> Checked {
+    let mut owned: BTreeSet<IpAddr> = BTreeSet::new();
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        if node.addresses.len() > ADDRESSES_MAX {
+            let what = format!("{} addresses; use at most {ADDRESSES_MAX}", node.addresses.len());
+            return Err(Fault::new(format!("nodes[{index}].addresses"), what));
+        }
+        let own = node.addresses.iter().map(|address| (format!("nodes[{index}].addresses"), *address));
+        let of_ports = node.ports.iter().enumerate().flat_map(|(place, port)| {
+            let key = format!("nodes[{index}].ports[{place}].addresses");
+            port.addresses.iter().map(move |address| (key.clone(), address.addr()))
+        });
+        for (key, address) in own.chain(of_ports) {
+            if !is_unicast(address) {
+                return Err(Fault::new(key, format!("'{address}' is no address of a host; use a unicast address")));
+            }
+            if !owned.insert(address) {
+                let what = format!("'{address}' is in this file twice; give each address to one port of one node");
+                return Err(Fault::new(key, what));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_unicast(address: IpAddr) -> bool {
+    let is_broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+    !address.is_multicast() && !address.is_unspecified() && !address.is_loopback() && !is_broadcast
+}
+
+/// Who meets by TCP needs an interconnect that leaves the machine, and the other way round an address for it.
+fn check_sockets(cluster: &Cluster) -> Checked {
+    let kind = cluster.interconnect.kind;
+    let has_control = cluster.nodes.iter().any(|node| node.control.is_some());
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        match (has_control, node.control) {
+            (true, None) => {
+                let what = "missing; other nodes have one: say where this one is reached, as in \"192.0.2.1:4700\"";
+                return Err(Fault::new(format!("nodes[{index}].control"), what));
+            }
+            (_, Some(control)) if kind != InterconnectKind::RnicUdp => {
+                let what = format!(
+                    "'{control}' is for nodes of several machines, which kind = \"{}\" cannot join; remove it, or set \
+                     kind = \"rnic-udp\"",
+                    kind.word()
+                );
+                return Err(Fault::new(format!("nodes[{index}].control"), what));
+            }
+            _ => {}
+        }
+        match (kind == InterconnectKind::RnicUdp, node.fabric) {
+            (true, None) => {
+                let what = "missing; kind = \"rnic-udp\" needs an address of each node, as in \"192.0.2.1:4791\"";
+                return Err(Fault::new(format!("nodes[{index}].fabric"), what));
+            }
+            (false, Some(fabric)) => {
+                let what = format!("'{fabric}' is of no use with kind = \"{}\"; remove it", kind.word());
+                return Err(Fault::new(format!("nodes[{index}].fabric"), what));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,206 @@
+//! `cluster.toml`: which nodes there are, what they are plugged into, and what joins them.
+//!
+//! A [`Cluster`] is what a file says, checked as far as that goes without looking at the machine. `docs/router.md`
+//! explains every key.
+
+mod check;
+mod example;
+mod file;
+mod places;
+mod words;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+use pcie::parameters::nanoseconds;
+use router::{NodeId, PortId};
+use serde::Deserialize;
+
+pub use example::example;
+pub use file::{ClusterError, ClusterFile};
+pub use places::{NodePlaces, Places};
+pub use words::{Balance, Batch, InterconnectKind, PortKind};
+
+/// The version of cluster files that this release reads.
+pub const VERSION: u32 = 1;
+/// Static routes of a node at most: what changes, or is more, is a routing daemon's to say.
+pub const ROUTES_MAX: usize = 1024;
+/// Addresses of a port or of a node itself at most.
+pub const ADDRESSES_MAX: usize = 16;
+/// Bytes of an interface's name at most, without its end.
+pub const DEVICE_BYTES_MAX: usize = 15;
+
+/// What a cluster file says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// [`VERSION`], checked before anything else is looked at.
+    pub version: u32,
+    /// Names the directory of the running cluster, with a hash of the file's path.
+    #[serde(default = "name_default")]
+    pub name: String,
+    /// What joins the nodes.
+    #[serde(default)]
+    pub interconnect: Interconnect,
+    /// How long things may take.
+    #[serde(default)]
+    pub timeouts: Timeouts,
+    /// The nodes. A node's place in this list is its [`NodeId`].
+    pub nodes: Vec<Node>,
+}
+
+/// What joins the nodes, and how packets share its messages.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Interconnect {
+    /// What carries packets between nodes.
+    pub kind: InterconnectKind,
+    /// How many packets go into one message.
+    pub batch: Batch,
+    /// How long a message may take that holds several packets, where the batch is adaptive.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub latency_target_ns: f64,
+    /// Which way packets take.
+    pub balance: Balance,
+    /// The link that windows pretend to be; as fast as the memory without it.
+    pub timing: Option<rack::Timing>,
+}
+
+/// How long things may take.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeouts {
+    /// How often a node says to each other one that it is there.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub beat_ns: f64,
+    /// Silence after which another node counts as dead.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub silence_ns: f64,
+    /// How long `crosslane router up` waits for the nodes to meet.
+    #[serde(deserialize_with = "nanoseconds")]
+    pub up_ns: f64,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// The network namespace that it works in: a name of `ip netns`, or a path; the one that it is started in without.
+    #[serde(default)]
+    pub namespace: Option<PathBuf>,
+    /// Where other nodes reach it, when the nodes are on several machines; all nodes say so, or none.
+    #[serde(default)]
+    pub control: Option<SocketAddr>,
+    /// Where it exchanges packets with others, by RoCE over UDP.
+    #[serde(default)]
+    pub fabric: Option<SocketAddr>,
+    /// Addresses of the node itself, beside those of its ports: they are reached whatever port is down.
+    #[serde(default, deserialize_with = "words::addresses")]
+    pub addresses: Vec<IpAddr>,
+    /// What it is plugged into. A port's place in this list is its [`PortId`].
+    pub ports: Vec<PortOfNode>,
+    /// Routes that no kernel and no daemon says.
+    #[serde(default)]
+    pub routes: Vec<StaticRoute>,
+}
+
+/// A port of a node.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortOfNode {
+    /// The interface's name; of a pcap port a name for it.
+    pub device: String,
+    /// How the interface is reached.
+    #[serde(default)]
+    pub kind: PortKind,
+    /// Its largest packet, IP header and all; the interface's own without it.
+    #[serde(default)]
+    pub mtu_bytes: Option<u16>,
+    /// Its addresses with the lengths of their networks, where no kernel has them: of TAP and pcap ports.
+    #[serde(default, deserialize_with = "words::networks")]
+    pub addresses: Vec<IpNet>,
+    /// The file that a pcap port receives.
+    #[serde(default)]
+    pub input: Option<PathBuf>,
+    /// The file that a pcap port sends into.
+    #[serde(default)]
+    pub output: Option<PathBuf>,
+}
+
+/// A route that is as long as the node.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StaticRoute {
+    /// Which destinations.
+    #[serde(deserialize_with = "words::network")]
+    pub to: IpNet,
+    /// The port's device.
+    pub port: String,
+    /// The next router; without it destinations are on the port's own network.
+    #[serde(default, deserialize_with = "words::address")]
+    pub via: Option<IpAddr>,
+    /// Of two routes to the same destinations the lower one is taken.
+    #[serde(default)]
+    pub metric: u32,
+}
+
+impl Default for Interconnect {
+    fn default() -> Self {
+        Self {
+            kind: InterconnectKind::Lane,
+            batch: Batch::Adaptive,
+            latency_target_ns: 10_000.0,
+            balance: Balance::Direct,
+            timing: None,
+        }
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { beat_ns: 2e7, silence_ns: 8e7, up_ns: 1e10 }
+    }
+}
+
+impl Cluster {
+    /// The node of a name.
+    pub fn node(&self, name: &str) -> Option<(NodeId, &Node)> {
+        let index = self.nodes.iter().position(|node| node.name == name)?;
+        Some((NodeId(index as u8), &self.nodes[index]))
+    }
+
+    /// The node of a number, if there is one.
+    pub fn node_of(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(usize::from(id.0))
+    }
+
+    /// All numbers of nodes.
+    pub fn ids(&self) -> impl Iterator<Item = NodeId> {
+        (0..self.nodes.len() as u8).map(NodeId)
+    }
+
+    /// The nodes' names, for people.
+    pub fn names(&self) -> String {
+        self.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What two nodes compare, to see that they are of the same cluster: a hash of everything that the file says.
+    pub fn digest(&self) -> u64 {
+        places::hash(format!("{self:?}").as_bytes())
+    }
+}
+
+impl Node {
+    /// The port of a device.
+    pub fn port(&self, device: &str) -> Option<(PortId, &PortOfNode)> {
+        let index = self.ports.iter().position(|port| port.device == device)?;
+        Some((PortId(index as u8), &self.ports[index]))
+    }
+}
+
+fn name_default() -> String {
+    "cluster".to_owned()
+}

@@ -1,0 +1,166 @@
+//! Words of cluster files.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize};
+
+/// What carries packets between nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InterconnectKind {
+    /// Lanes in shared memory: nodes of one machine.
+    #[default]
+    Lane,
+    /// Lanes in memory windows behind a modelled link: nodes of one machine.
+    Window,
+    /// The RDMA transport over lanes: nodes of one machine.
+    RnicLane,
+    /// The RDMA transport over UDP.
+    RnicUdp,
+}
+
+impl InterconnectKind {
+    /// As files say it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Lane => "lane",
+            Self::Window => "window",
+            Self::RnicLane => "rnic-lane",
+            Self::RnicUdp => "rnic-udp",
+        }
+    }
+}
+
+/// Which way packets take to another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balance {
+    /// The link to that node, always.
+    #[default]
+    Direct,
+    /// By way of a third node where that link is hot.
+    Valiant,
+}
+
+/// How a port is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PortKind {
+    /// A kernel interface by AF_XDP, or by AF_PACKET where that is not to be had.
+    #[default]
+    Auto,
+    /// A kernel interface by AF_XDP.
+    AfXdp,
+    /// A kernel interface by AF_PACKET.
+    AfPacket,
+    /// An interface that the node makes, whose other end a program or a virtual machine has.
+    Tap,
+    /// Two files of packets.
+    Pcap,
+}
+
+impl PortKind {
+    /// As files say it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::AfXdp => "af-xdp",
+            Self::AfPacket => "af-packet",
+            Self::Tap => "tap",
+            Self::Pcap => "pcap",
+        }
+    }
+
+    /// Whether the interface's addresses are a kernel's, which answers for them.
+    pub fn has_kernel(self) -> bool {
+        match self {
+            Self::Auto | Self::AfXdp | Self::AfPacket => true,
+            Self::Tap | Self::Pcap => false,
+        }
+    }
+}
+
+/// How many packets go into one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batch {
+    /// As many as wait, within a budget of latency.
+    Adaptive,
+    /// So many, or fewer after a while.
+    Fixed(u8),
+}
+
+/// The most packets of a message.
+const BATCH_MAX: u8 = 32;
+
+impl<'de> Deserialize<'de> for Batch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BatchVisitor)
+    }
+}
+
+impl fmt::Display for Batch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Adaptive => formatter.write_str("adaptive"),
+            Self::Fixed(packets) => packets.fmt(formatter),
+        }
+    }
+}
+
+struct BatchVisitor;
+
+impl BatchVisitor {
+    fn refuse<E: de::Error>(value: impl fmt::Display) -> E {
+        E::custom(format!("{value} is no batch; write \"adaptive\", or packets a message from 1 to {BATCH_MAX}"))
+    }
+}
+
+impl Visitor<'_> for BatchVisitor {
+    type Value = Batch;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "a batch; write \"adaptive\", or packets a message from 1 to {BATCH_MAX}")
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Batch, E> {
+        let packets = u8::try_from(value).ok().filter(|packets| (1..=BATCH_MAX).contains(packets));
+        packets.map(Batch::Fixed).ok_or_else(|| Self::refuse(value))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Batch, E> {
+        if value == "adaptive" { Ok(Batch::Adaptive) } else { Err(Self::refuse(format!("\"{value}\""))) }
+    }
+}
+
+fn parsed_network<E: de::Error>(text: &str) -> Result<IpNet, E> {
+    let what = "with the length of its network; write as in \"192.0.2.1/24\" or \"2001:db8::1/64\"";
+    text.parse().map_err(|_| E::custom(format!("{text:?} is no address {what}")))
+}
+
+fn parsed_address<E: de::Error>(text: &str) -> Result<IpAddr, E> {
+    let example = "write as in \"192.0.2.1\" or \"2001:db8::1\"";
+    text.parse().map_err(|_| E::custom(format!("{text:?} is no IP address; {example}")))
+}
+
+/// For serde's `deserialize_with`.
+pub(super) fn network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
+    parsed_network(&String::deserialize(deserializer)?)
+}
+
+/// For serde's `deserialize_with`.
+pub(super) fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
+    Vec::<String>::deserialize(deserializer)?.iter().map(|text| parsed_network(text)).collect()
+}
+
+/// For serde's `deserialize_with`.
+pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
+    parsed_address(&String::deserialize(deserializer)?).map(Some)
+}
+
+/// For serde's `deserialize_with`.
+pub(super) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
+    Vec::<String>::deserialize(deserializer)?.iter().map(|text| parsed_address(text)).collect()
+}

@@ -1,0 +1,197 @@
+//! What a node announces, and in which order that has changed.
+//!
+//! Each change has a number, and each destination only its latest one: whoever was told everything up to some number is
+//! told the changes after it, at its own pace, and is never told what was true in between. So there is no queue a node
+//! that grows while it does not listen.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use ipnet::IpNet;
+
+use super::words::{Announced, RouteChange};
+
+/// The announcements of one node.
+#[derive(Debug, Default)]
+pub struct Announcements {
+    table: BTreeMap<IpNet, Entry>,
+    /// The destination that each change was of; only the latest of each.
+    log: BTreeMap<u64, IpNet>,
+    /// The number of the latest change.
+    latest: u64,
+    /// How many of the table are announced and not withdrawn.
+    announced: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    change: u64,
+    /// `None` is a withdrawal that somebody may not have been told.
+    announced: Option<Announced>,
+}
+
+impl Announcements {
+    /// Announces, or announces otherwise. Whether that is a change.
+    pub fn announce(&mut self, prefix: IpNet, announced: Announced) -> bool {
+        self.set(prefix, Some(announced))
+    }
+
+    /// Withdraws. Whether it was announced.
+    pub fn withdraw(&mut self, prefix: &IpNet) -> bool {
+        let is_announced = self.table.get(prefix).is_some_and(|entry| entry.announced.is_some());
+        is_announced && self.set(*prefix, None)
+    }
+
+    fn set(&mut self, prefix: IpNet, announced: Option<Announced>) -> bool {
+        let former = self.table.get(&prefix);
+        if former.is_some_and(|entry| entry.announced == announced) {
+            return false;
+        }
+        if let Some(entry) = former {
+            self.announced -= usize::from(entry.announced.is_some());
+            self.log.remove(&entry.change);
+        }
+        self.announced += usize::from(announced.is_some());
+        self.latest += 1;
+        self.log.insert(self.latest, prefix);
+        self.table.insert(prefix, Entry { change: self.latest, announced });
+        true
+    }
+
+    /// The number of the latest change; 0 before the first.
+    pub fn latest(&self) -> u64 {
+        self.latest
+    }
+
+    /// Destinations that are announced.
+    pub fn len(&self) -> usize {
+        self.announced
+    }
+
+    /// Whether nothing is announced.
+    pub fn is_empty(&self) -> bool {
+        self.announced == 0
+    }
+
+    /// The changes after the one of that number, the oldest first, at most so many; and the number of the last of them.
+    pub fn after(&self, change: u64, changes_max: usize) -> (Vec<RouteChange>, u64) {
+        let newer = self.log.range((Bound::Excluded(change), Bound::Unbounded)).take(changes_max);
+        let mut last = change;
+        let changes = newer.map(|(number, prefix)| {
+            last = *number;
+            RouteChange { prefix: *prefix, announced: self.table[prefix].announced.clone() }
+        });
+        (changes.collect(), last)
+    }
+
+    /// Forgets withdrawals that everybody was told: `told` is the last change that the slowest was told.
+    pub fn forget_withdrawn(&mut self, told: u64) {
+        let is_old = |number: &u64| *number <= told;
+        let withdrawn = self.log.iter().take_while(|(number, _)| is_old(number));
+        let withdrawn = withdrawn.filter(|(_, prefix)| self.table[*prefix].announced.is_none());
+        for (number, prefix) in withdrawn.map(|(number, prefix)| (*number, *prefix)).collect::<Vec<_>>() {
+            self.log.remove(&number);
+            self.table.remove(&prefix);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::words::HopOfNode;
+    use proptest::prelude::*;
+
+    fn by(port: u8) -> Announced {
+        Announced { metric: 0, hops: vec![HopOfNode { port, adjacency: 0 }] }
+    }
+
+    fn prefix(number: u8) -> IpNet {
+        format!("10.{number}.0.0/16").parse().unwrap()
+    }
+
+    /// What somebody believes who was told some changes.
+    fn apply(known: &mut BTreeMap<IpNet, Announced>, changes: Vec<RouteChange>) {
+        for change in changes {
+            match change.announced {
+                Some(announced) => known.insert(change.prefix, announced),
+                None => known.remove(&change.prefix),
+            };
+        }
+    }
+
+    #[test]
+    fn what_has_not_changed_is_no_change() {
+        let mut announcements = Announcements::default();
+        assert!(!announcements.withdraw(&prefix(1)));
+        assert!(announcements.announce(prefix(1), by(0)));
+        assert!(!announcements.announce(prefix(1), by(0)));
+        assert!(announcements.announce(prefix(1), by(1)));
+        assert_eq!((announcements.latest(), announcements.len()), (2, 1));
+        let (changes, last) = announcements.after(0, 10);
+        assert_eq!((changes.len(), last), (1, 2));
+    }
+
+    #[test]
+    fn withdrawals_are_kept_until_all_were_told() {
+        let mut announcements = Announcements::default();
+        announcements.announce(prefix(1), by(0));
+        announcements.announce(prefix(2), by(0));
+        announcements.withdraw(&prefix(1));
+        announcements.forget_withdrawn(2);
+        assert_eq!(announcements.after(2, 10).0, [RouteChange { prefix: prefix(1), announced: None }]);
+        announcements.forget_withdrawn(3);
+        assert_eq!(announcements.after(0, 10).0, [RouteChange { prefix: prefix(2), announced: Some(by(0)) }]);
+        assert_eq!(announcements.table.len(), 1);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Announce(u8, u8),
+        Withdraw(u8),
+        Tell(bool, usize),
+    }
+
+    proptest! {
+        /// Two who are told at their own pace, one of whom comes late, believe in the end what is announced.
+        #[test]
+        fn whoever_was_told_all_changes_knows_what_is_announced(
+            steps in prop::collection::vec(prop_oneof![
+                (0..6u8, 0..3u8).prop_map(|(to, port)| Step::Announce(to, port)),
+                (0..6u8).prop_map(Step::Withdraw),
+                (any::<bool>(), 1..4usize).prop_map(|(who, most)| Step::Tell(who, most)),
+            ], 0..60)
+        ) {
+            let mut announcements = Announcements::default();
+            let mut truth = BTreeMap::new();
+            let mut told = [(0, BTreeMap::new()), (0, BTreeMap::new())];
+            for step in steps {
+                match step {
+                    Step::Announce(to, port) => {
+                        announcements.announce(prefix(to), by(port));
+                        truth.insert(prefix(to), by(port));
+                    }
+                    Step::Withdraw(to) => {
+                        announcements.withdraw(&prefix(to));
+                        truth.remove(&prefix(to));
+                    }
+                    Step::Tell(who, most) => {
+                        let (up_to, known) = &mut told[usize::from(who)];
+                        let (changes, last) = announcements.after(*up_to, most);
+                        prop_assert!(changes.len() <= most);
+                        *up_to = last;
+                        apply(known, changes);
+                        announcements.forget_withdrawn(told[0].0.min(told[1].0));
+                    }
+                }
+            }
+            for (up_to, known) in &mut told {
+                let (changes, last) = announcements.after(*up_to, usize::MAX);
+                prop_assert_eq!(last, announcements.latest());
+                apply(known, changes);
+                prop_assert_eq!(&*known, &truth);
+            }
+            prop_assert_eq!(announcements.len(), truth.len());
+        }
+    }
+}

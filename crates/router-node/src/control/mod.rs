@@ -1,0 +1,19 @@
+//! What the nodes of a cluster say to each other.
+//!
+//! Each node has a connection to each other one: the node with the higher number connects. On it go greetings, beats,
+//! the routes of each node, and what its interconnect needs to be wired. Nothing here does I/O but `transport`.
+//!
+//! * [`words`]: the messages.
+//! * [`announcements`]: what a node announces, with the order in which that changed, so that every other node is told
+//!   the latest and only that, whenever it can take it.
+//! * [`session`]: one connection, from the greeting to its end.
+//! * [`transport`]: packets over a unix socket or TCP.
+
+pub mod announcements;
+pub mod session;
+pub mod transport;
+pub mod words;
+
+pub use announcements::Announcements;
+pub use session::{Heard, Limits, Said, Session};
+pub use words::{Announced, ControlError, Greeting, HopOfNode, RouteChange};

@@ -1,0 +1,187 @@
+//! The messages between nodes.
+
+use ipnet::IpNet;
+use router::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The version of these messages: all nodes of a cluster have the same.
+pub const VERSION: u16 = 1;
+/// Bytes of a message at most.
+pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
+/// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.
+pub const CHANGES_MAX: usize = 512;
+/// Equal ways of a route at most.
+pub const HOPS_MAX: usize = 16;
+/// Bytes of what an interconnect says in one message at most.
+pub const WIRING_BYTES_MAX: usize = 4096;
+/// Bytes of a reason at most.
+const REASON_BYTES_MAX: usize = 256;
+
+/// Why a connection to another node has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ControlError {
+    /// What came is no message.
+    #[error("what came is no message of this release: {0}; use one release for all nodes")]
+    Senseless(String),
+    /// Another release.
+    #[error("the other node speaks version {0}, this one {VERSION}; use one release for all nodes")]
+    Version(u16),
+    /// Another cluster file.
+    #[error("the other node goes by another cluster file; give all nodes the same")]
+    OtherFile,
+    /// A node that must not be there.
+    #[error("node {found} greets where node {expected} was expected; give all nodes the same cluster file")]
+    OtherNode {
+        /// The number that it says.
+        found: u8,
+        /// What it should be.
+        expected: String,
+    },
+    /// Something came out of turn.
+    #[error("{0} came out of turn")]
+    OutOfTurn(&'static str),
+    /// A route that makes no sense.
+    #[error("route to {prefix}: {what}")]
+    Route {
+        /// Its destinations.
+        prefix: IpNet,
+        /// What is wrong.
+        what: String,
+    },
+    /// More routes than a node may announce.
+    #[error("more than {0} routes of one node")]
+    TooMany(usize),
+    /// Nothing came for too long.
+    #[error("silent for {0} ms")]
+    Silent(u64),
+    /// The other node ends.
+    #[error("it has ended: {0}")]
+    Left(String),
+    /// The connection is gone.
+    #[error("its connection ended{0}")]
+    Gone(String),
+}
+
+/// Who a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Greeting {
+    /// [`VERSION`].
+    pub version: u16,
+    /// What the cluster file says, as a number.
+    pub digest: u64,
+    /// The node's number.
+    pub node: u8,
+    /// Which of its runs this is: another one after it was started again.
+    pub incarnation: u64,
+}
+
+/// One way out, at the node that announces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HopOfNode {
+    /// Its port; [`PortId::KERNEL`] for itself.
+    pub port: u8,
+    /// Whom its port sends to.
+    pub adjacency: u16,
+}
+
+impl HopOfNode {
+    /// The same, as a hop of the cluster.
+    pub fn at(self, node: NodeId) -> Hop {
+        Hop { node, port: PortId(self.port), adjacency: AdjacencyId(self.adjacency) }
+    }
+}
+
+/// How a node reaches some destinations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announced {
+    /// Of several nodes' routes the lowest is taken.
+    pub metric: u32,
+    /// Equal ways; none for destinations that are to be answered as unreachable.
+    pub hops: Vec<HopOfNode>,
+}
+
+/// What has changed of a node's routes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteChange {
+    /// Which destinations.
+    pub prefix: IpNet,
+    /// How they are reached from now on; not at all without it.
+    pub announced: Option<Announced>,
+}
+
+impl RouteChange {
+    /// Checks what another node said.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self, ports: usize) -> Result<(), ControlError> {
+        let wrong = |what: String| Err(ControlError::Route { prefix: self.prefix, what });
+        if self.prefix.trunc() != self.prefix {
+            return wrong("bits beyond its length".to_owned());
+        }
+        let Some(announced) = &self.announced else { return Ok(()) };
+        if announced.hops.len() > HOPS_MAX {
+            return wrong(format!("{} equal ways, at most {HOPS_MAX}", announced.hops.len()));
+        }
+        assert!(ports <= usize::from(PORTS_MAX));
+        let is_known = |hop: &HopOfNode| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
+        match announced.hops.iter().find(|hop| !is_known(hop)) {
+            Some(hop) => wrong(format!("by port {}, of {ports}", hop.port)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// The first of both.
+    Greeting(Greeting),
+    /// The sender is there.
+    Beat,
+    /// Its routes have changed.
+    Routes(Vec<RouteChange>),
+    /// What its interconnect says to the other's.
+    Wiring(Vec<u8>),
+    /// It ends.
+    Bye(String),
+}
+
+impl Message {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let bytes = postcard::to_stdvec(self).unwrap_or_else(|error| panic!("a message of numbers and text: {error}"));
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX, "a message of {} bytes", bytes.len());
+        bytes
+    }
+
+    /// From bytes that another node sent.
+    pub fn decode(bytes: &[u8]) -> Result<Message, ControlError> {
+        let senseless = |what: &str| ControlError::Senseless(what.to_owned());
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(senseless("it is too long"));
+        }
+        let (message, rest) =
+            postcard::take_from_bytes::<Message>(bytes).map_err(|error| senseless(&error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(senseless("more bytes than it has"));
+        }
+        match &message {
+            Message::Routes(changes) if changes.len() > CHANGES_MAX => Err(senseless("too many routes")),
+            Message::Wiring(bytes) if bytes.len() > WIRING_BYTES_MAX => Err(senseless("too much wiring")),
+            Message::Bye(reason) if reason.len() > REASON_BYTES_MAX => Err(senseless("too long a reason")),
+            Message::Greeting(Greeting { version, .. }) if *version != VERSION => Err(ControlError::Version(*version)),
+            Message::Greeting(Greeting { node, .. }) if *node >= NODES_MAX => {
+                Err(ControlError::OtherNode { found: *node, expected: format!("0 to {}", NODES_MAX - 1) })
+            }
+            _ => Ok(message),
+        }
+    }
+
+    /// A good-bye, shortened to what it may be.
+    pub fn bye(reason: &str) -> Message {
+        let end = (0..=REASON_BYTES_MAX.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+        Message::Bye(reason[..end.unwrap_or(0)].to_owned())
+    }
+}
