@@ -24,7 +24,7 @@ pub use hop::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};
 pub use neighbour::{Neighbour, NeighbourState};
 pub use output::{Event, Output, Parcel};
 pub use pool::{Packet, Pool};
-pub use port::Port;
+pub use port::{Port, PortLosses};
 pub use rate::Rate;
 pub use time::Time;
 pub use trace::{Filter, Step, TracedStep};

@@ -22,4 +22,26 @@ pub trait Port {
     /// Before sleeping on [`Port::wakes`]: whether there is nothing to receive, looked at once more after the other
     /// side has been told to wake the sleeper.
     fn may_sleep(&mut self) -> bool;
+
+    /// Whether a kernel stands behind the port: an interface with addresses of its own, whose kernel answers for them
+    /// and has every frame that is for this node. What came through such a port is not given to the kernel again.
+    fn has_kernel(&self) -> bool {
+        false
+    }
+
+    /// What the port has lost since it was opened.
+    fn losses(&self) -> PortLosses {
+        PortLosses::default()
+    }
+}
+
+/// Frames that a port lost, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortLosses {
+    /// Came while the port's queue was full.
+    pub receive_overflows: u64,
+    /// Came, but cannot be handed on: longer than a buffer, or cut off.
+    pub receive_unusable: u64,
+    /// Were taken to be sent, and refused: the interface is down, its queue full, or the frame longer than its MTU.
+    pub transmit_refused: u64,
 }

@@ -1,0 +1,199 @@
+//! From the library's messages to the router's words. `None` is what the router has nothing to do with.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState as Nud,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteType, RouteVia,
+};
+
+use super::model::{
+    Address, Link, Neighbour, NeighbourState, PROTOCOL_CROSSLANE, Route, RouteHop, RouteKey, RouteKind,
+};
+use crate::InterfaceIndex;
+
+/// The kernel's metric of an IPv6 route that was given none.
+const METRIC_V6_DEFAULT: u32 = 1024;
+
+pub(super) fn link(message: &LinkMessage) -> Option<Link> {
+    let header = &message.header;
+    if header.interface_family != AddressFamily::Unspec {
+        return None; // what a bridge or an address family adds
+    }
+    let mut link = Link {
+        index: InterfaceIndex(header.index),
+        name: String::new(),
+        mac: None,
+        mtu_bytes: 0,
+        is_up: header.flags.contains(LinkFlags::Up),
+        has_carrier: header.flags.contains(LinkFlags::LowerUp),
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Mtu(bytes) => link.mtu_bytes = *bytes,
+            LinkAttribute::Address(mac) if header.link_layer_type == LinkLayerType::Ether => {
+                link.mac = mac.as_slice().try_into().ok();
+            }
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+pub(super) fn address(message: &AddressMessage) -> Option<Address> {
+    let (mut local, mut address) = (None, None);
+    let mut flags = AddressFlags::from_bits_retain(u32::from(message.header.flags.bits()));
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(*ip),
+            AddressAttribute::Address(ip) => address = Some(*ip),
+            AddressAttribute::Flags(all) => flags = *all,
+            _ => {}
+        }
+    }
+    let own = local.or(address)?;
+    let is_optimistic = flags.contains(AddressFlags::Optimistic);
+    let is_doubtful = flags.contains(AddressFlags::Tentative) && !is_optimistic;
+    Some(Address {
+        interface: InterfaceIndex(message.header.index),
+        network: IpNet::new(own, message.header.prefix_len).ok()?,
+        peer: address.filter(|peer| *peer != own),
+        is_usable: !is_doubtful && !flags.contains(AddressFlags::Dadfailed),
+    })
+}
+
+pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
+    let header = &message.header;
+    if header.flags.contains(NeighbourFlags::Proxy) || header.state == Nud::Noarp {
+        return None; // addresses that the kernel answers for; multicast
+    }
+    let (mut address, mut mac) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => address = Some(IpAddr::V4(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => address = Some(IpAddr::V6(*ip)),
+            NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.as_slice().try_into().ok(),
+            _ => {}
+        }
+    }
+    let state = match header.state {
+        Nud::Permanent => NeighbourState::Permanent,
+        Nud::Incomplete | Nud::Failed | Nud::None => NeighbourState::Unresolved,
+        _ => NeighbourState::Known,
+    };
+    let mac = mac.filter(|_| state != NeighbourState::Unresolved);
+    Some(Neighbour { interface: InterfaceIndex(header.ifindex), address: address?, mac, state })
+}
+
+/// A route, and the next-hop object that it was made with.
+pub(super) fn route(message: &RouteMessage) -> Option<(Route, Option<u32>)> {
+    let header = &message.header;
+    let protocol = u8::from(header.protocol);
+    let kind = kind(header.kind)?;
+    if protocol == PROTOCOL_CROSSLANE || header.tos != 0 || header.flags.contains(RouteFlags::Cloned) {
+        return None;
+    }
+    let read = Attributes::of(message);
+    if read.table != u32::from(RouteHeader::RT_TABLE_MAIN) || header.source_prefix_length != 0 {
+        return None;
+    }
+    let unspecified = match header.address_family {
+        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => return None,
+    };
+    let prefix = IpNet::new(read.destination.unwrap_or(unspecified), header.destination_prefix_length).ok()?;
+    let metric_default = if unspecified.is_ipv6() { METRIC_V6_DEFAULT } else { 0 };
+    let key = RouteKey { prefix: prefix.trunc(), metric: read.metric.unwrap_or(metric_default) };
+    let mut hops = if kind == RouteKind::Unicast { read.hops() } else { Vec::new() };
+    hops.sort_unstable();
+    Some((Route { key, protocol, kind, hops }, read.object))
+}
+
+fn kind(kind: RouteType) -> Option<RouteKind> {
+    match kind {
+        RouteType::Unicast => Some(RouteKind::Unicast),
+        RouteType::BlackHole => Some(RouteKind::Blackhole),
+        RouteType::Unreachable => Some(RouteKind::Unreachable),
+        RouteType::Prohibit => Some(RouteKind::Prohibit),
+        _ => None,
+    }
+}
+
+/// What a route's attributes say.
+struct Attributes<'a> {
+    table: u32,
+    destination: Option<IpAddr>,
+    metric: Option<u32>,
+    interface: Option<u32>,
+    gateway: Option<IpAddr>,
+    several: Option<&'a [RouteNextHop]>,
+    object: Option<u32>,
+}
+
+impl Attributes<'_> {
+    fn of(message: &RouteMessage) -> Attributes<'_> {
+        let mut read = Attributes {
+            table: u32::from(message.header.table),
+            destination: None,
+            metric: None,
+            interface: None,
+            gateway: None,
+            several: None,
+            object: None,
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Table(table) => read.table = *table,
+                RouteAttribute::Destination(to) => read.destination = ip(to),
+                RouteAttribute::Priority(metric) => read.metric = Some(*metric),
+                RouteAttribute::Oif(index) => read.interface = Some(*index),
+                RouteAttribute::MultiPath(several) => read.several = Some(several),
+                RouteAttribute::NhId(id) => read.object = Some(*id),
+                _ => read.gateway = gateway(attribute).or(read.gateway),
+            }
+        }
+        read
+    }
+
+    fn hops(&self) -> Vec<RouteHop> {
+        let single =
+            self.interface.map(|index| RouteHop { interface: InterfaceIndex(index), gateway: self.gateway, weight: 1 });
+        match self.several {
+            Some(several) => several.iter().map(hop).collect(),
+            None => single.into_iter().collect(),
+        }
+    }
+}
+
+fn hop(hop: &RouteNextHop) -> RouteHop {
+    RouteHop {
+        interface: InterfaceIndex(hop.interface_index),
+        gateway: hop.attributes.iter().find_map(gateway),
+        weight: u16::from(hop.hops) + 1,
+    }
+}
+
+fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        RouteAttribute::Via(RouteVia::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Via(RouteVia::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some(IpAddr::V4(*ip)),
+        RouteAddress::Inet6(ip) => Some(IpAddr::V6(*ip)),
+        _ => None,
+    }
+}

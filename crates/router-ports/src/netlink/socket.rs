@@ -1,0 +1,248 @@
+//! A netlink socket: requests out, answers in, both as the library's types.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use netlink_packet_core::{
+    DecodeError, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN,
+    NetlinkBuffer, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+
+/// The kernel answers in pieces of at most 32 KiB.
+const BUFFER_BYTES: usize = 64 << 10;
+/// What the kernel may hold for us: some ten thousand routes.
+const QUEUE_BYTES: usize = 32 << 20;
+/// The kernel answers at once; what takes longer than this will not come.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a dump is asked for again because the tables changed meanwhile.
+const DUMPS_MAX: u32 = 8;
+
+/// What can go wrong between us and the kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// The socket cannot be had or used.
+    #[error("netlink: {doing}: {source}")]
+    Socket {
+        /// What was being done.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel refused.
+    #[error("netlink: the kernel refuses {request}: {source}")]
+    Refused {
+        /// What was asked for.
+        request: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel said something that cannot be read.
+    #[error("netlink: {what} cannot be read: {reason}; is the kernel newer than this program?")]
+    Garbled {
+        /// What it was.
+        what: &'static str,
+        /// Where reading stopped.
+        reason: String,
+    },
+    /// Routes by next-hop objects do not say their hops.
+    #[error("net.ipv4.nexthop_compat_mode is 0: routes by next-hop objects would come without their hops; set it to 1")]
+    HopsHidden,
+}
+
+impl NetlinkError {
+    pub(super) fn socket(doing: &'static str) -> impl FnOnce(Errno) -> NetlinkError {
+        move |source| NetlinkError::Socket { doing, source: source.into() }
+    }
+}
+
+/// One message of the kernel's, its payload not yet read.
+pub(super) struct Raw<'a> {
+    pub kind: u16,
+    pub flags: u16,
+    pub sequence: u32,
+    bytes: &'a [u8],
+}
+
+impl Raw<'_> {
+    pub fn read(&self) -> Result<RouteNetlinkMessage, NetlinkError> {
+        let mut header = NetlinkHeader::default();
+        header.message_type = self.kind;
+        RouteNetlinkMessage::deserialize(&header, self.bytes)
+            .map_err(|error| NetlinkError::Garbled { what: "a message", reason: format!("{error}") })
+    }
+
+    /// Of an `NLMSG_ERROR` or `NLMSG_DONE`: the error; 0 is none.
+    pub fn error(&self) -> i32 {
+        self.bytes.first_chunk().map_or(0, |code| -i32::from_ne_bytes(*code))
+    }
+}
+
+pub(super) struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+    sequence: u32,
+}
+
+impl Socket {
+    /// `groups` are the events that it hears of, a bit each.
+    pub fn open(groups: u32) -> Result<Socket, NetlinkError> {
+        // Protocol 0 of netlink is NETLINK_ROUTE.
+        let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
+            .map_err(NetlinkError::socket("opening a socket"))?;
+        // Beyond the system's usual bound where we may; less room only means more resyncs.
+        if sockopt::set_socket_recv_buffer_size_force(&fd, QUEUE_BYTES).is_err() {
+            sockopt::set_socket_recv_buffer_size(&fd, QUEUE_BYTES)
+                .map_err(NetlinkError::socket("asking for a queue"))?;
+        }
+        sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT))
+            .map_err(NetlinkError::socket("setting a time limit"))?;
+        rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups)).map_err(NetlinkError::socket("joining groups"))?;
+        Ok(Socket { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0 })
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Appends a request to `bytes`, and says its number.
+    pub fn write(&mut self, message: RouteNetlinkMessage, flags: u16, bytes: &mut Vec<u8>) -> u32 {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut packet = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        packet.finalize();
+        let start = bytes.len();
+        bytes.resize(start + packet.buffer_len().next_multiple_of(4), 0);
+        packet.serialize(&mut bytes[start..]);
+        self.sequence
+    }
+
+    pub fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
+        let sent = rustix::net::sendto(&self.fd, bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0));
+        sent.map(|_| ()).map_err(NetlinkError::socket("sending a request"))
+    }
+
+    /// Waits (unless told not to) for messages of the kernel's, and hands them to `each`.
+    pub fn receive(
+        &mut self,
+        flags: RecvFlags,
+        mut each: impl FnMut(Raw) -> Result<(), NetlinkError>,
+    ) -> Result<(), ReceiveError> {
+        let (_, bytes) = rustix::net::recv(&self.fd, self.buffer.as_mut_slice(), flags | RecvFlags::TRUNC)?;
+        if bytes > self.buffer.len() {
+            return Err(ReceiveError::Lost);
+        }
+        let mut rest = &self.buffer[..bytes];
+        while !rest.is_empty() {
+            let message = NetlinkBuffer::new_checked(rest).map_err(garbled)?;
+            let taken = (message.length() as usize).next_multiple_of(4).min(rest.len());
+            each(Raw {
+                kind: message.message_type(),
+                flags: message.flags(),
+                sequence: message.sequence_number(),
+                bytes: message.payload(),
+            })?;
+            rest = &rest[taken..];
+        }
+        Ok(())
+    }
+
+    /// Asks for all of a table and hands each entry to `each`; from the beginning again, after `restart`, when the
+    /// table changed meanwhile.
+    pub fn dump<T>(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        table: &mut T,
+        restart: impl Fn(&mut T),
+        mut each: impl FnMut(&mut T, RouteNetlinkMessage),
+    ) -> Result<(), NetlinkError> {
+        for _ in 0..DUMPS_MAX {
+            restart(table);
+            if self.dump_once(request, &mut |message| each(table, message))? {
+                return Ok(());
+            }
+        }
+        // Still changing: the changes themselves come as events, and are applied to what we have.
+        Ok(())
+    }
+
+    /// Whether nothing changed meanwhile.
+    fn dump_once(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        each: &mut dyn FnMut(RouteNetlinkMessage),
+    ) -> Result<bool, NetlinkError> {
+        let mut bytes = Vec::new();
+        let sequence = self.write(request.clone(), NLM_F_DUMP, &mut bytes);
+        self.send(&bytes)?;
+        let (mut is_done, mut is_whole) = (false, true);
+        while !is_done {
+            let received = self.receive(RecvFlags::empty(), |raw| {
+                if raw.sequence != sequence {
+                    return Ok(());
+                }
+                is_whole &= raw.flags & NLM_F_DUMP_INTR == 0;
+                match raw.kind {
+                    NLMSG_DONE | NLMSG_ERROR if raw.error() != 0 => return Err(refused("a dump", raw.error())),
+                    NLMSG_DONE | NLMSG_ERROR => is_done = true,
+                    NLMSG_NOOP | NLMSG_OVERRUN => {}
+                    _ => each(raw.read()?),
+                }
+                Ok(())
+            });
+            received.map_err(|error| error.while_doing("waiting for a dump"))?;
+        }
+        Ok(is_whole)
+    }
+}
+
+pub(super) fn refused(request: impl Into<String>, error: i32) -> NetlinkError {
+    NetlinkError::Refused { request: request.into(), source: io::Error::from_raw_os_error(error) }
+}
+
+fn garbled(error: DecodeError) -> NetlinkError {
+    NetlinkError::Garbled { what: "a header", reason: format!("{error}") }
+}
+
+/// Why nothing was received.
+pub(super) enum ReceiveError {
+    /// Nothing is there.
+    Empty,
+    /// Something was lost.
+    Lost,
+    /// Anything else.
+    Failed(NetlinkError),
+}
+
+impl ReceiveError {
+    /// For a socket on which every message was asked for, so that neither silence nor loss is right.
+    pub fn while_doing(self, doing: &'static str) -> NetlinkError {
+        match self {
+            ReceiveError::Empty => NetlinkError::socket(doing)(Errno::TIMEDOUT),
+            ReceiveError::Lost => NetlinkError::socket(doing)(Errno::NOBUFS),
+            ReceiveError::Failed(error) => error,
+        }
+    }
+}
+
+impl From<Errno> for ReceiveError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::AGAIN | Errno::INTR => ReceiveError::Empty,
+            Errno::NOBUFS => ReceiveError::Lost,
+            _ => ReceiveError::Failed(NetlinkError::socket("receiving")(errno)),
+        }
+    }
+}
+
+impl From<NetlinkError> for ReceiveError {
+    fn from(error: NetlinkError) -> Self {
+        ReceiveError::Failed(error)
+    }
+}

@@ -1,0 +1,290 @@
+//! Against the kernel, in namespaces of the tests' own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::RouteNetlinkMessage as Message;
+use netlink_packet_route::route::{RouteAttribute, RouteNextHop, RouteProtocol, RouteScope, RouteType};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::*;
+use crate::InterfaceIndex;
+use crate::namespace::{self, Namespace};
+
+/// What changes add up to.
+#[derive(Clone, Default, Debug, PartialEq)]
+struct World {
+    links: BTreeMap<InterfaceIndex, Link>,
+    addresses: BTreeMap<(InterfaceIndex, IpNet), Address>,
+    routes: BTreeMap<RouteKey, Route>,
+    neighbours: BTreeMap<(InterfaceIndex, IpAddr), Neighbour>,
+}
+
+impl World {
+    fn apply(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Link(link) => drop(self.links.insert(link.index, link)),
+                Change::LinkGone(index) => assert!(self.links.remove(&index).is_some(), "{index} was never told"),
+                Change::Address(it) => drop(self.addresses.insert((it.interface, it.network), it)),
+                Change::AddressGone { interface, network } => drop(self.addresses.remove(&(interface, network))),
+                Change::Route(route) => drop(self.routes.insert(route.key, route)),
+                Change::RouteGone(key) => assert!(self.routes.remove(&key).is_some(), "{key:?} was never told"),
+                Change::Neighbour(it) => drop(self.neighbours.insert((it.interface, it.address), it)),
+                Change::NeighbourGone { interface, address } => {
+                    self.neighbours.remove(&(interface, address));
+                }
+            }
+        }
+    }
+
+    /// As somebody sees it who looks for the first time.
+    fn afresh() -> World {
+        let mut world = World::default();
+        world.apply(Monitor::open().unwrap().changes().unwrap());
+        world
+    }
+
+    fn named(&self, name: &str) -> InterfaceIndex {
+        self.links.values().find(|link| link.name == name).unwrap_or_else(|| panic!("no {name}")).index
+    }
+}
+
+/// The kernel takes it away when the interface goes down.
+const V6: &str = "fd00:1::1/64";
+
+/// A veth pair `a` and `b`, up, with 10.1.0.1/24 and fd00:1::1/64 on `a`.
+fn pair(requests: &mut Requests) -> World {
+    let end = |name| VethEnd { name, namespace: None, mac: None };
+    requests.add_veth(end("a"), end("b")).unwrap();
+    let world = World::afresh();
+    for name in ["a", "b"] {
+        requests.set_up(world.named(name)).unwrap();
+    }
+    requests.add_address(world.named("a"), "10.1.0.1/24".parse().unwrap()).unwrap();
+    requests.add_address(world.named("a"), V6.parse().unwrap()).unwrap();
+    World::afresh()
+}
+
+fn within(namespace: &Namespace, run: impl FnOnce() + Send) {
+    namespace.within(run).unwrap();
+}
+
+#[test]
+fn what_is_there_is_told_first_and_what_changes_after() {
+    let Some(namespace) = namespace::for_test("what_is_there_is_told_first") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        let a = pair(&mut requests).named("a");
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        let network = "10.1.0.0/24".parse().unwrap();
+        let connected = &world.routes[&RouteKey { prefix: network, metric: 0 }];
+        assert_eq!(connected.hops, [RouteHop { interface: a, gateway: None, weight: 1 }]);
+        assert!(world.links[&a].is_up && world.links[&a].has_carrier && world.links[&a].mac.is_some());
+        assert!(world.addresses[&(a, "10.1.0.1/24".parse().unwrap())].is_usable);
+
+        requests.add_neighbour(a, "10.1.0.9".parse().unwrap(), [2, 0, 0, 0, 0, 9]).unwrap();
+        requests.set_mtu(a, 1400).unwrap();
+        world.apply(monitor.changes().unwrap());
+        let neighbour = &world.neighbours[&(a, "10.1.0.9".parse().unwrap())];
+        assert_eq!((neighbour.mac, neighbour.state), (Some([2, 0, 0, 0, 0, 9]), NeighbourState::Permanent));
+        assert_eq!(world.links[&a].mtu_bytes, 1400);
+        requests.set_down(a).unwrap();
+        world.apply(monitor.changes().unwrap());
+        assert!(!world.routes.keys().any(|key| key.prefix == network), "the kernel takes them out in silence");
+        requests.remove_link(a).unwrap();
+        world.apply(monitor.changes().unwrap());
+        assert_eq!(world.links.len(), 1, "loopback is left of {:?}", world.links);
+        assert_eq!(world, World::afresh());
+    });
+}
+
+#[test]
+fn routes_of_our_own_are_installed_unseen_and_removed() {
+    let Some(namespace) = namespace::for_test("routes_of_our_own") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        let before = pair(&mut requests);
+        let interface = before.named("b");
+        let routes: Vec<RouteRequest> = (0..600u32)
+            .map(|n| RouteRequest {
+                prefix: match n % 2 {
+                    0 => format!("172.16.{}.{}/30", n / 64, n % 64 * 4).parse().unwrap(),
+                    _ => format!("fd00:99:{n:x}::/64").parse().unwrap(),
+                },
+                metric: 77,
+                interface,
+                gateway: None,
+            })
+            .collect();
+        requests.install_routes(&routes).unwrap();
+        requests.install_routes(&routes[..3]).expect("what is there already is fine");
+        assert_eq!(World::afresh().routes, before.routes, "own routes are not told");
+        requests.remove_routes(&routes[..100]).unwrap();
+        requests.remove_routes(&routes[..1]).expect("what is gone already is fine");
+        assert_eq!(requests.remove_own_routes().unwrap(), 500);
+        assert_eq!(requests.remove_own_routes().unwrap(), 0);
+        let nowhere = RouteRequest { interface: InterfaceIndex(4711), ..routes[0] };
+        let error = requests.install_routes(&[routes[1], nowhere]).unwrap_err().to_string();
+        assert!(error.contains("4711") && error.contains("No such device"), "{error}");
+    });
+}
+
+#[test]
+fn a_flood_that_loses_events_is_made_up_for() {
+    let Some(namespace) = namespace::for_test("a_flood_that_loses_events") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        let a = pair(&mut requests).named("a");
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        monitor.shrink_queue();
+        for n in 1..200u8 {
+            requests.add_neighbour(a, format!("10.1.0.{n}").parse().unwrap(), [2, 0, 0, 0, 0, n]).unwrap();
+            requests.add_address(a, format!("10.2.{n}.1/24").parse().unwrap()).unwrap();
+        }
+        world.apply(monitor.changes().unwrap());
+        assert!(monitor.resyncs() > 1, "nothing was lost");
+        assert_eq!(world, World::afresh());
+        assert!(world.addresses.contains_key(&(a, "10.2.199.1/24".parse().unwrap())));
+    });
+}
+
+/// What an administrator or a routing daemon may do to the routes of one of few prefixes.
+#[derive(Clone, Debug)]
+enum Deed {
+    Add { flags: u16, route: Shape },
+    Delete(Shape),
+    Down,
+    Up,
+    Look,
+}
+
+/// A route, of few possible ones.
+#[derive(Clone, Debug)]
+struct Shape {
+    is_v6: bool,
+    prefix: u8,
+    metric: u8,
+    protocol: u8,
+    /// A bit each for the gateways 2, 3 and 4; none is a blackhole.
+    gateways: u8,
+}
+
+impl Shape {
+    fn message(&self, interface: InterfaceIndex) -> netlink_packet_route::route::RouteMessage {
+        let text =
+            if self.is_v6 { format!("fd00:{}::/48", 50 + self.prefix) } else { format!("10.5{}.0.0/16", self.prefix) };
+        let request = RouteRequest {
+            prefix: text.parse().unwrap(),
+            metric: 10 + u32::from(self.metric),
+            interface,
+            gateway: None,
+        };
+        let mut message = requests::own_route(&request);
+        message.header.protocol = RouteProtocol::from(self.protocol);
+        message.header.scope = RouteScope::Universe;
+        let stem = if self.is_v6 { "fd00:1::" } else { "10.1.0." };
+        let gateways: Vec<IpAddr> = (0..3)
+            .filter(|bit| self.gateways & 1 << bit != 0)
+            .map(|bit| format!("{stem}{}", bit + 2).parse().unwrap())
+            .collect();
+        match gateways[..] {
+            [] => {
+                message.header.kind = RouteType::BlackHole;
+                message.attributes.retain(|attribute| !matches!(attribute, RouteAttribute::Oif(_)));
+            }
+            [one] => message.attributes.push(RouteAttribute::Gateway(one.into())),
+            _ => {
+                message.attributes.retain(|attribute| !matches!(attribute, RouteAttribute::Oif(_)));
+                message
+                    .attributes
+                    .push(RouteAttribute::MultiPath(gateways.iter().map(|gateway| hop(interface, *gateway)).collect()));
+            }
+        }
+        message
+    }
+}
+
+fn hop(interface: InterfaceIndex, gateway: IpAddr) -> RouteNextHop {
+    let mut hop = RouteNextHop::default();
+    hop.interface_index = interface.0;
+    hop.attributes.push(RouteAttribute::Gateway(gateway.into()));
+    hop
+}
+
+fn deeds() -> impl Strategy<Value = Vec<Deed>> {
+    let shape = (any::<bool>(), 0..2u8, 0..2u8, prop_oneof![Just(4u8), Just(186)], 0..8u8)
+        .prop_map(|(is_v6, prefix, metric, protocol, gateways)| Shape { is_v6, prefix, metric, protocol, gateways });
+    let flags = prop_oneof![
+        Just(NLM_F_CREATE | NLM_F_EXCL),
+        Just(NLM_F_CREATE | NLM_F_APPEND),
+        Just(NLM_F_CREATE | NLM_F_REPLACE),
+        Just(NLM_F_CREATE),
+    ];
+    let deed = prop_oneof![
+        8 => (flags, shape.clone()).prop_map(|(flags, route)| Deed::Add { flags, route }),
+        4 => shape.prop_map(Deed::Delete),
+        1 => Just(Deed::Down),
+        1 => Just(Deed::Up),
+        3 => Just(Deed::Look),
+    ];
+    proptest::collection::vec(deed, 1..60)
+}
+
+/// The interface is up and has its addresses, and nothing but the kernel made routes.
+fn begin_again(requests: &mut Requests, interface: InterfaceIndex) {
+    requests.set_up(interface).unwrap();
+    let _ = requests.add_address(interface, V6.parse().unwrap());
+    for key in World::afresh().routes.into_keys().filter(|key| [10, 11].contains(&key.metric)) {
+        let gone = RouteRequest { prefix: key.prefix, metric: key.metric, interface, gateway: None };
+        let mut message = requests::own_route(&gone);
+        message.header.protocol = RouteProtocol::Unspec;
+        message.header.scope = RouteScope::NoWhere;
+        message.header.kind = RouteType::Unspec;
+        message.attributes.retain(|attribute| !matches!(attribute, RouteAttribute::Oif(_)));
+        while requests.ask(String::new(), Message::DelRoute(message.clone()), 0).is_ok() {}
+    }
+}
+
+#[test]
+fn whatever_is_done_to_routes_the_changes_add_up_to_what_is_there() {
+    let Some(namespace) = namespace::for_test("whatever_is_done_to_routes") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        let a = pair(&mut requests).named("a");
+        let (requests, done) = (RefCell::new(requests), Cell::new(0));
+        let mut runner = TestRunner::new(Config { cases: 60, failure_persistence: None, ..Config::default() });
+        let result = runner.run(&deeds(), |deeds| {
+            let mut requests = requests.borrow_mut();
+            begin_again(&mut requests, a);
+            let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+            for deed in deeds {
+                // Many are refused: there already, not there, a gateway out of reach.
+                let accepted = match deed {
+                    Deed::Add { flags, route } => {
+                        requests.ask(String::new(), Message::NewRoute(route.message(a)), flags)
+                    }
+                    Deed::Delete(route) => requests.ask(String::new(), Message::DelRoute(route.message(a)), 0),
+                    Deed::Down => requests.set_down(a),
+                    Deed::Up => requests.set_up(a).and_then(|()| requests.add_address(a, V6.parse().unwrap())),
+                    Deed::Look => {
+                        world.apply(monitor.changes().unwrap());
+                        continue;
+                    }
+                };
+                done.set(done.get() + u32::from(accepted.is_ok()));
+            }
+            world.apply(monitor.changes().unwrap());
+            prop_assert_eq!(&world.routes, &World::afresh().routes);
+            Ok(())
+        });
+        result.unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(done.get() > 200, "only {} deeds were accepted", done.get());
+    });
+}
