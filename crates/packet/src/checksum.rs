@@ -17,7 +17,7 @@ impl Sum {
     /// With `bytes`, which begin at an even place; an odd last byte counts as if a zero followed it.
     #[inline]
     #[must_use]
-    pub fn add(self, bytes: &[u8]) -> Sum {
+    pub fn add_bytes(self, bytes: &[u8]) -> Sum {
         let mut sum = self.0;
         // Ones' complement does not care how words are grouped: 32 bits at a time, and carries at the end (RFC 1071,
         // section 2). A packet of 64 KiB has 2^14 of them, so 64 bits never overflow.
@@ -42,14 +42,20 @@ impl Sum {
     #[inline]
     #[must_use]
     pub fn add_pseudo_v4(self, source: Ipv4Addr, destination: Ipv4Addr, protocol: Protocol, bytes: u16) -> Sum {
-        self.add(&source.octets()).add(&destination.octets()).add_word(u16::from(protocol.0)).add_word(bytes)
+        self.add_bytes(&source.octets())
+            .add_bytes(&destination.octets())
+            .add_word(u16::from(protocol.0))
+            .add_word(bytes)
     }
 
     /// With the pseudo-header of a protocol over IPv6 (RFC 8200, section 8.1).
     #[inline]
     #[must_use]
     pub fn add_pseudo_v6(self, source: Ipv6Addr, destination: Ipv6Addr, protocol: Protocol, bytes: u32) -> Sum {
-        self.add(&source.octets()).add(&destination.octets()).add(&bytes.to_be_bytes()).add_word(u16::from(protocol.0))
+        self.add_bytes(&source.octets())
+            .add_bytes(&destination.octets())
+            .add_bytes(&bytes.to_be_bytes())
+            .add_word(u16::from(protocol.0))
     }
 
     /// The sum in 16 bits. Over bytes that include a right checksum it is 0xffff.
@@ -86,13 +92,13 @@ fn fold_once(sum: u64) -> u64 {
 /// The checksum of `bytes`, in which the checksum's own field is zero.
 #[inline]
 pub fn of(bytes: &[u8]) -> u16 {
-    Sum::new().add(bytes).checksum()
+    Sum::new().add_bytes(bytes).checksum()
 }
 
 /// Whether `bytes`, with the checksum in them, sum up.
 #[inline]
 pub fn is_right(bytes: &[u8]) -> bool {
-    Sum::new().add(bytes).folded() == 0xffff
+    Sum::new().add_bytes(bytes).folded() == 0xffff
 }
 
 /// The checksum after one word of what it covers has changed: RFC 1624, equation 3, which unlike RFC 1141's is right
@@ -108,7 +114,7 @@ pub fn updated(checksum: u16, old: u16, new: u16) -> u16 {
 /// pseudo-header, and everything from `start` is to be added. `None`, and nothing changed, when the field lies outside.
 pub fn complete(bytes: &mut [u8], start: usize, field_at: usize, is_udp: bool) -> Option<()> {
     let covered = bytes.get_mut(start..)?;
-    let sum = Sum::new().add(covered);
+    let sum = Sum::new().add_bytes(covered);
     let checksum = if is_udp { sum.checksum_of_udp() } else { sum.checksum() };
     let field = covered.get_mut(field_at..field_at.checked_add(2)?)?;
     field.copy_from_slice(&checksum.to_be_bytes());

@@ -66,7 +66,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// Whether the message sums up, with its addresses.
     pub fn checksum_is_right(&self, source: Ipv6Addr, destination: Ipv6Addr) -> bool {
         let bytes = self.bytes.as_ref();
-        pseudo(source, destination, bytes.len()).add(bytes).folded() == 0xffff
+        pseudo(source, destination, bytes.len()).add_bytes(bytes).folded() == 0xffff
     }
 
     /// The four bytes between checksum and data.
@@ -184,7 +184,7 @@ impl<'a> Message<'a> {
         put(bytes, 0, &[kind, code, 0, 0]);
         put(bytes, 4, &rest);
         put(bytes, HEADER_BYTES, self.data());
-        let checksum = pseudo(source, destination, bytes.len()).add(bytes).checksum();
+        let checksum = pseudo(source, destination, bytes.len()).add_bytes(bytes).checksum();
         put(bytes, 2, &checksum.to_be_bytes());
     }
 }

@@ -181,7 +181,7 @@ impl Message {
     pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) -> usize {
         let length = self.emit_body(bytes);
         let bytes = &mut bytes[..length];
-        let checksum = pseudo(source, destination, length).add(bytes).checksum();
+        let checksum = pseudo(source, destination, length).add_bytes(bytes).checksum();
         put(bytes, 2, &checksum.to_be_bytes());
         length
     }

@@ -106,7 +106,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
 
     /// Whether the segment sums up, `pseudo` being the sum of its pseudo-header.
     pub fn checksum_is_right(&self, pseudo: Sum) -> bool {
-        pseudo.add(self.bytes.as_ref()).folded() == 0xffff
+        pseudo.add_bytes(self.bytes.as_ref()).folded() == 0xffff
     }
 
     /// The options' bytes.
@@ -134,7 +134,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     /// Sets the checksum to what it must be, `pseudo` being the sum of the pseudo-header.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         put(self.bytes.as_mut(), 16, &[0, 0]);
-        let checksum = pseudo.add(self.bytes.as_ref()).checksum();
+        let checksum = pseudo.add_bytes(self.bytes.as_ref()).checksum();
         put(self.bytes.as_mut(), 16, &checksum.to_be_bytes());
     }
 }
@@ -179,7 +179,7 @@ impl Repr {
         put(bytes, 12, &[0x50, self.flags.0]);
         put(bytes, 14, &self.window.to_be_bytes());
         put(bytes, 16, &[0; 4]);
-        let checksum = pseudo.add(bytes).checksum();
+        let checksum = pseudo.add_bytes(bytes).checksum();
         put(bytes, 16, &checksum.to_be_bytes());
     }
 }

@@ -1,0 +1,211 @@
+//! Next-hop groups: equal ways to one destination, and the choice among them by a flow's hash.
+
+use std::io;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::grace::{COLLECT_AT, Domain, Waiting};
+use crate::memory::Memory;
+use crate::{Error, GROUPS_MAX, GroupId, patience};
+
+/// The most hops of a group.
+pub const HOPS_MAX: usize = 16;
+
+/// As many as there are groups, and as many again that wait for readers to leave.
+const BODIES: usize = 2 * (GROUPS_MAX as usize + 1);
+
+/// A word for each group: how many hops, then the hop itself if it is one, or the body where they are.
+const COUNT_SHIFT: u32 = 56;
+
+/// The groups, as a reader has them. A hop is anything that goes into 32 bits and comes back.
+pub struct Groups<H> {
+    heads: Memory<AtomicU64>,
+    bodies: Memory<AtomicU32>,
+    hops: PhantomData<fn() -> H>,
+}
+
+impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
+    pub(crate) fn new() -> io::Result<Groups<H>> {
+        let heads = Memory::new(usize::from(GROUPS_MAX) + 1)?;
+        Ok(Groups { heads, bodies: Memory::new(BODIES * HOPS_MAX)?, hops: PhantomData })
+    }
+
+    /// The hop of a group for a flow of that hash; `None` for a group without hops. The same hash finds the same hop
+    /// for as long as the group stays as it is.
+    #[inline]
+    pub fn select(&self, group: GroupId, hash: u32) -> Option<H> {
+        let head = self.heads[usize::from(group.get())].load(Ordering::Acquire);
+        let word = head as u32;
+        match head >> COUNT_SHIFT {
+            0 => None,
+            1 => Some(H::from(word)),
+            hops => {
+                let index = (u64::from(hash) * hops) >> 32;
+                let at = word as usize * HOPS_MAX + index as usize;
+                Some(H::from(self.bodies[at].load(Ordering::Relaxed)))
+            }
+        }
+    }
+
+    /// All hops of a group, in their order.
+    pub fn hops(&self, group: GroupId) -> Vec<H> {
+        let head = self.heads[usize::from(group.get())].load(Ordering::Acquire);
+        let word = head as u32;
+        match (head >> COUNT_SHIFT) as usize {
+            0 => Vec::new(),
+            1 => vec![H::from(word)],
+            hops => {
+                let first = word as usize * HOPS_MAX;
+                self.bodies[first..first + hops].iter().map(|hop| H::from(hop.load(Ordering::Relaxed))).collect()
+            }
+        }
+    }
+
+    fn set_head(&self, group: GroupId, hops: usize, word: u32) {
+        let head = (hops as u64) << COUNT_SHIFT | u64::from(word);
+        self.heads[usize::from(group.get())].store(head, Ordering::Release);
+    }
+
+    fn body_of(&self, group: GroupId) -> Option<u32> {
+        let head = self.heads[usize::from(group.get())].load(Ordering::Relaxed);
+        (head >> COUNT_SHIFT > 1).then_some(head as u32)
+    }
+}
+
+/// What waits for readers to leave.
+enum Unlinked {
+    Body(u32),
+    Group(GroupId),
+}
+
+/// The side that writes.
+pub(crate) struct Writer {
+    domain: Arc<Domain>,
+    waiting: Waiting<Unlinked>,
+    bodies_free: Vec<u32>,
+    groups_free: Vec<GroupId>,
+    /// By number: whether there is such a group, and how many routes lead to it.
+    routes: Vec<Option<u32>>,
+}
+
+impl Writer {
+    pub fn new(domain: Arc<Domain>) -> Writer {
+        Writer {
+            domain,
+            waiting: Waiting::new(),
+            bodies_free: (0..BODIES as u32).rev().collect(),
+            groups_free: (1..=GROUPS_MAX).rev().filter_map(GroupId::new).collect(),
+            routes: vec![None; usize::from(GROUPS_MAX) + 1],
+        }
+    }
+
+    fn collect(&mut self) {
+        let (bodies, groups) = (&mut self.bodies_free, &mut self.groups_free);
+        self.waiting.collect(&self.domain, |unlinked| match unlinked {
+            Unlinked::Body(body) => bodies.push(body),
+            Unlinked::Group(group) => groups.push(group),
+        });
+    }
+
+    pub fn add<H: Copy + From<u32> + Into<u32>>(&mut self, groups: &Groups<H>, hops: &[H]) -> Result<GroupId, Error> {
+        check_hops(hops.len())?;
+        let group = patience(|| {
+            if self.groups_free.is_empty() || self.waiting.len() >= COLLECT_AT {
+                self.collect();
+            }
+            let full = Err(Error::GroupsFull { groups_max: GROUPS_MAX });
+            self.groups_free.last().copied().map(Ok).or_else(|| self.waiting.is_empty().then_some(full))
+        })??;
+        self.publish(groups, group, hops)?;
+        self.groups_free.pop();
+        self.routes[usize::from(group.get())] = Some(0);
+        Ok(group)
+    }
+
+    pub fn set<H: Copy + From<u32> + Into<u32>>(
+        &mut self,
+        groups: &Groups<H>,
+        group: GroupId,
+        hops: &[H],
+    ) -> Result<(), Error> {
+        check_hops(hops.len())?;
+        self.routes(group)?;
+        let before = groups.body_of(group);
+        self.publish(groups, group, hops)?;
+        if let Some(body) = before {
+            self.waiting.push(&self.domain, Unlinked::Body(body));
+        }
+        Ok(())
+    }
+
+    /// Makes the hops the group's, in one store.
+    fn publish<H: Copy + From<u32> + Into<u32>>(
+        &mut self,
+        groups: &Groups<H>,
+        group: GroupId,
+        hops: &[H],
+    ) -> Result<(), Error> {
+        let word = match hops {
+            [] => 0,
+            [hop] => (*hop).into(),
+            _ => {
+                let body = patience(|| {
+                    if self.bodies_free.is_empty() || self.waiting.len() >= COLLECT_AT {
+                        self.collect();
+                    }
+                    self.bodies_free.pop()
+                })?;
+                let first = body as usize * HOPS_MAX;
+                for (at, hop) in groups.bodies[first..].iter().zip(hops) {
+                    at.store((*hop).into(), Ordering::Relaxed);
+                }
+                body
+            }
+        };
+        groups.set_head(group, hops.len(), word);
+        Ok(())
+    }
+
+    pub fn remove<H: Copy + From<u32> + Into<u32>>(&mut self, groups: &Groups<H>, group: GroupId) -> Result<(), Error> {
+        let routes = self.routes(group)?;
+        if routes > 0 {
+            return Err(Error::GroupInUse { group, routes });
+        }
+        self.routes[usize::from(group.get())] = None;
+        // The head stays as it is for readers that still have the number; whoever gets it next stores a new one, and
+        // the body is free at the same time as the number.
+        if let Some(body) = groups.body_of(group) {
+            self.waiting.push(&self.domain, Unlinked::Body(body));
+        }
+        self.waiting.push(&self.domain, Unlinked::Group(group));
+        Ok(())
+    }
+
+    /// How many routes lead to a group that there is.
+    pub fn routes(&self, group: GroupId) -> Result<u32, Error> {
+        self.routes[usize::from(group.get())].ok_or(Error::GroupUnknown { group })
+    }
+
+    /// A route to `after` takes the place of one to `before`; both groups exist.
+    pub fn count_route(&mut self, before: Option<GroupId>, after: Option<GroupId>) {
+        if let Some(routes) = after.and_then(|group| self.routes[usize::from(group.get())].as_mut()) {
+            *routes += 1;
+        }
+        if let Some(routes) = before.and_then(|group| self.routes[usize::from(group.get())].as_mut()) {
+            *routes -= 1;
+        }
+    }
+
+    /// Groups that there are.
+    pub fn len(&self) -> usize {
+        self.routes.iter().flatten().count()
+    }
+}
+
+fn check_hops(hops: usize) -> Result<(), Error> {
+    if hops > HOPS_MAX {
+        return Err(Error::HopsMany { hops, hops_max: HOPS_MAX });
+    }
+    Ok(())
+}

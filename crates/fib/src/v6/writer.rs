@@ -1,0 +1,453 @@
+//! The side that writes: the trie as it is meant, from which the readers' is made.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ipnet::Ipv6Net;
+use prefix_trie::PrefixMap;
+
+use super::{
+    BLOCK_UNITS_MAX, CHANGE_UNITS_MAX, HALF_UNITS, LEAVES_INLINE, LEVELS_MAX, NODE, NODE_UNITS_MAX, NODES_MAX,
+    ROOT_BITS, STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_CHILDREN, WORD_LEAVES, WORD_LEAVES_INLINE, WORD_STARTS,
+};
+use crate::grace::{COLLECT_AT, Domain, Waiting};
+use crate::{Error, GroupId, patience};
+
+/// Units that may lie fallow before everything moves to the other half: as many, and three times what is in use.
+const FALLOW_UNITS: usize = 1 << 16;
+
+/// What one slot of a node, or one entry of the root, leads to: a child, or a leaf with the length of its prefix.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Slot(u32);
+
+impl Slot {
+    const CHILD: u32 = 1 << 31;
+    const NONE: Slot = Slot(0);
+
+    fn leaf(entry: u16, depth: u8) -> Slot {
+        Slot(u32::from(depth) << 16 | u32::from(entry))
+    }
+
+    fn to_child(node: u32) -> Slot {
+        Slot(Slot::CHILD | node)
+    }
+
+    fn child(self) -> Option<u32> {
+        (self.0 & Slot::CHILD != 0).then_some(self.0 & !Slot::CHILD)
+    }
+
+    fn entry(self) -> u16 {
+        self.0 as u16
+    }
+
+    fn depth(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+}
+
+/// Units that are next to one another.
+#[derive(Clone, Copy, Default)]
+struct Block {
+    first: u32,
+    units: u8,
+}
+
+struct Node {
+    slots: [Slot; 64],
+    /// Prefixes that end in the node or below it; without one, it is a leaf of the node above.
+    routes: u32,
+    /// As readers have it: its children and the leaves that it has not got itself.
+    block: Block,
+    /// As readers have it: the node itself, which lies in the block of the node above.
+    words: [u64; UNIT_WORDS],
+}
+
+/// Where units are taken from: blocks of the same size that were given back, else the end.
+struct Half {
+    first: u32,
+    next: u32,
+    /// By size.
+    free: Vec<Vec<u32>>,
+}
+
+impl Half {
+    fn new(first: usize) -> Half {
+        Half { first: first as u32, next: first as u32, free: vec![Vec::new(); BLOCK_UNITS_MAX + 1] }
+    }
+
+    fn taken(&self) -> usize {
+        (self.next - self.first) as usize
+    }
+
+    fn take(&mut self, units: usize) -> u32 {
+        if let Some(first) = self.free[units].pop() {
+            return first;
+        }
+        let first = self.next;
+        self.next += units as u32;
+        assert!(self.taken() <= HALF_UNITS, "a change that took more than it had reserved");
+        first
+    }
+
+    fn clear(&mut self) {
+        self.next = self.first;
+        self.free.iter_mut().for_each(Vec::clear);
+    }
+}
+
+/// What waits for readers to leave.
+enum Unlinked {
+    Block(Block),
+    /// Everything of a half, by its index.
+    Half(usize),
+}
+
+/// The side that writes.
+pub(crate) struct Writer {
+    domain: Arc<Domain>,
+    waiting: Waiting<Unlinked>,
+    rib: PrefixMap<Ipv6Net, GroupId>,
+    root: Vec<Slot>,
+    nodes: Vec<Node>,
+    nodes_free: Vec<u32>,
+    halves: [Half; 2],
+    /// Where new blocks come from.
+    half: usize,
+    /// Whether the other half waits for readers to leave it.
+    is_other_waiting: bool,
+    /// Units in use by the newest version of the trie.
+    units_live: usize,
+}
+
+/// A change of what is in a prefix's range: of leaves up to its length, or of its length only.
+#[derive(Clone, Copy)]
+struct Change {
+    bits: u128,
+    length: u8,
+    new: Slot,
+    only_exactly: bool,
+    /// What the change does to the number of routes.
+    routes: i32,
+}
+
+impl Change {
+    fn includes(&self, slot: Slot) -> bool {
+        if self.only_exactly { slot.depth() == self.length } else { slot.depth() <= self.length }
+    }
+
+    /// The slots of a node that the prefix covers, `base` bits being decided above it; one slot if it goes on below.
+    fn slots(&self, base: u8) -> std::ops::Range<usize> {
+        let first = (self.bits << base >> (128 - STRIDE_BITS)) as usize;
+        let decided = self.length.saturating_sub(base).min(STRIDE_BITS);
+        first..first + (1 << (STRIDE_BITS - decided))
+    }
+}
+
+impl Writer {
+    pub fn new(domain: Arc<Domain>) -> Writer {
+        Writer {
+            domain,
+            waiting: Waiting::new(),
+            rib: PrefixMap::new(),
+            root: vec![Slot::NONE; 1 << ROOT_BITS],
+            nodes: Vec::new(),
+            nodes_free: Vec::new(),
+            halves: [Half::new(0), Half::new(HALF_UNITS)],
+            half: 0,
+            is_other_waiting: false,
+            units_live: 0,
+        }
+    }
+
+    pub fn rib(&self) -> &PrefixMap<Ipv6Net, GroupId> {
+        &self.rib
+    }
+
+    /// Nodes that are in use.
+    pub fn nodes_used(&self) -> usize {
+        self.nodes.len() - self.nodes_free.len()
+    }
+
+    /// What readers' nodes and leaves take, in bytes.
+    pub fn bytes_read(&self) -> usize {
+        self.units_live * UNIT_WORDS * size_of::<u64>()
+    }
+
+    /// What the writer alone has, without the routes themselves, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.nodes.capacity() * size_of::<Node>() + self.root.len() * size_of::<Slot>()
+    }
+
+    pub fn insert(&mut self, table: &Table, prefix: Ipv6Net, group: GroupId) -> Result<Option<GroupId>, Error> {
+        let before = self.rib.get(&prefix).copied();
+        if self.nodes_used() + LEVELS_MAX > NODES_MAX && before.is_none() {
+            return Err(Error::NodesFull { prefix, nodes_max: NODES_MAX });
+        }
+        self.reserve(table, prefix)?;
+        self.rib.insert(prefix, group);
+        self.apply(
+            table,
+            Change {
+                bits: prefix.network().to_bits(),
+                length: prefix.prefix_len(),
+                new: Slot::leaf(group.get(), prefix.prefix_len()),
+                only_exactly: false,
+                routes: i32::from(before.is_none()),
+            },
+        );
+        Ok(before)
+    }
+
+    pub fn remove(&mut self, table: &Table, prefix: Ipv6Net) -> Result<Option<GroupId>, Error> {
+        if self.rib.get(&prefix).is_none() {
+            return Ok(None);
+        }
+        self.reserve(table, prefix)?;
+        let before = self.rib.remove(&prefix);
+        let new = match self.rib.get_lpm(&prefix) {
+            Some((covering, group)) => Slot::leaf(group.get(), covering.prefix_len()),
+            None => Slot::NONE,
+        };
+        let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
+        self.apply(table, Change { bits, length, new, only_exactly: true, routes: -1 });
+        Ok(before)
+    }
+
+    /// Applies a change to every entry of the root that it is about.
+    fn apply(&mut self, table: &Table, change: Change) {
+        for index in root_entries(change.bits, change.length) {
+            let before = self.root[index];
+            let (after, is_changed) = self.change_slot(table, before, change, ROOT_BITS);
+            self.root[index] = after;
+            if is_changed {
+                self.publish(table, index);
+            }
+        }
+    }
+
+    /// What a slot, `base` bits being decided above what it leads to, becomes; and whether readers must be told.
+    fn change_slot(&mut self, table: &Table, slot: Slot, change: Change, base: u8) -> (Slot, bool) {
+        if let Some(node) = slot.child() {
+            return self.change_node(table, node, change, base);
+        }
+        if change.length > base {
+            let node = self.new_node(slot);
+            return self.change_node(table, node, change, base);
+        }
+        if change.includes(slot) { (change.new, slot.entry() != change.new.entry()) } else { (slot, false) }
+    }
+
+    fn change_node(&mut self, table: &Table, node: u32, change: Change, base: u8) -> (Slot, bool) {
+        // Only where the prefix ends in the node or below it is it one of the node's routes.
+        let is_inside = change.length > base;
+        let mut is_changed = false;
+        for index in if is_inside { change.slots(base) } else { 0..64 } {
+            let before = self.nodes[node as usize].slots[index];
+            let (after, is_slot_changed) = self.change_slot(table, before, change, base + STRIDE_BITS);
+            self.nodes[node as usize].slots[index] = after;
+            is_changed |= is_slot_changed;
+        }
+        let Node { routes, words, .. } = &mut self.nodes[node as usize];
+        if is_inside {
+            *routes = routes.checked_add_signed(change.routes).expect("a route that was counted");
+        }
+        if *routes == 0 {
+            return (self.remove_node(node), true);
+        }
+        // One that is new has yet to be encoded.
+        is_changed |= words[WORD_CHILDREN] | words[WORD_STARTS] == 0;
+        if is_changed {
+            let before = self.encode(table, node);
+            self.retire(before);
+        }
+        (Slot::to_child(node), is_changed)
+    }
+
+    /// A node all of whose slots are as the leaf that it takes the place of.
+    fn new_node(&mut self, slot: Slot) -> u32 {
+        let node = Node { slots: [slot; 64], routes: 0, block: Block::default(), words: [0; UNIT_WORDS] };
+        if let Some(free) = self.nodes_free.pop() {
+            self.nodes[free as usize] = node;
+            return free;
+        }
+        self.nodes.push(node);
+        self.nodes.len() as u32 - 1
+    }
+
+    /// Takes out a node without routes: all its slots are the same leaf, which it becomes.
+    fn remove_node(&mut self, node: u32) -> Slot {
+        let Node { slots, block, .. } = &mut self.nodes[node as usize];
+        let (slot, block) = (slots[0], std::mem::take(block));
+        self.nodes_free.push(node);
+        self.retire(block);
+        slot
+    }
+
+    fn retire(&mut self, block: Block) {
+        if block.units > 0 {
+            self.units_live -= usize::from(block.units);
+            self.waiting.push(&self.domain, Unlinked::Block(block));
+        }
+    }
+
+    fn take(&mut self, units: usize) -> u32 {
+        self.units_live += units;
+        self.halves[self.half].take(units)
+    }
+
+    /// Makes a node's words and a new block of what its slots are, its children having theirs. Gives back the block
+    /// that it had.
+    fn encode(&mut self, table: &Table, node: u32) -> Block {
+        let slots = self.nodes[node as usize].slots;
+        let mut words = [0; UNIT_WORDS];
+        let mut children = Vec::with_capacity(64);
+        let mut leaves = Vec::with_capacity(64);
+        for (index, slot) in slots.into_iter().enumerate() {
+            if let Some(child) = slot.child() {
+                words[WORD_CHILDREN] |= 1 << index;
+                children.push(child);
+            } else if leaves.last() != Some(&slot.entry()) {
+                words[WORD_STARTS] |= 1 << index;
+                leaves.push(slot.entry());
+            }
+        }
+        let (inside, outside) = leaves.split_at(leaves.len().min(LEAVES_INLINE));
+        words[WORD_LEAVES_INLINE] = word_of(inside);
+        let units = children.len() + outside.len().div_ceil(WORD_LEAVES * UNIT_WORDS);
+        let mut block = Block::default();
+        if units > 0 {
+            block = Block { first: self.take(units), units: units as u8 };
+            words[WORD_BLOCK] = u64::from(block.first);
+            let childrens = children.iter().flat_map(|child| self.nodes[*child as usize].words);
+            let leaves = outside.chunks(WORD_LEAVES).map(word_of);
+            let at = block.first as usize * UNIT_WORDS;
+            for (at, word) in table.units[at..].iter().zip(childrens.chain(leaves)) {
+                at.store(word, Ordering::Relaxed);
+            }
+        }
+        let node = &mut self.nodes[node as usize];
+        node.words = words;
+        std::mem::replace(&mut node.block, block)
+    }
+
+    /// Shows readers what an entry of the root has become, and takes away the unit that it had.
+    fn publish(&mut self, table: &Table, index: usize) {
+        let before = table.root[index].load(Ordering::Relaxed);
+        self.show(table, index);
+        if before & NODE != 0 {
+            self.retire(Block { first: before & !NODE, units: 1 });
+        }
+    }
+
+    fn show(&mut self, table: &Table, index: usize) {
+        let slot = self.root[index];
+        let entry = match slot.child() {
+            None => u32::from(slot.entry()),
+            Some(node) => {
+                let unit = self.take(1);
+                let at = unit as usize * UNIT_WORDS;
+                for (at, word) in table.units[at..].iter().zip(self.nodes[node as usize].words) {
+                    at.store(word, Ordering::Relaxed);
+                }
+                NODE | unit
+            }
+        };
+        // Release: what the entry leads to was stored before.
+        table.root[index].store(entry, Ordering::Release);
+    }
+
+    /// Sees to it that a change of the prefix finds room: it cannot fail half-way.
+    fn reserve(&mut self, table: &Table, prefix: Ipv6Net) -> Result<(), Error> {
+        if self.waiting.len() >= COLLECT_AT {
+            self.collect();
+        }
+        let units = CHANGE_UNITS_MAX + NODE_UNITS_MAX * self.nodes_in(prefix);
+        let taken = self.halves[self.half].taken();
+        if taken + units > HALF_UNITS || taken > 4 * self.units_live + FALLOW_UNITS {
+            self.move_to_other_half(table)?;
+        }
+        Ok(())
+    }
+
+    /// Nodes that a change of the prefix may make anew besides those on the way to it.
+    fn nodes_in(&self, prefix: Ipv6Net) -> usize {
+        let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
+        if length <= ROOT_BITS {
+            return root_entries(bits, length).map(|index| self.nodes_under(self.root[index])).sum();
+        }
+        let change = Change { bits, length, new: Slot::NONE, only_exactly: true, routes: 0 };
+        let mut slot = self.root[root_entries(bits, ROOT_BITS).start];
+        let mut base = ROOT_BITS;
+        while let Some(node) = slot.child() {
+            let slots = &self.nodes[node as usize].slots[change.slots(base)];
+            base += STRIDE_BITS;
+            if length <= base {
+                return slots.iter().map(|slot| self.nodes_under(*slot)).sum();
+            }
+            slot = slots[0];
+        }
+        0
+    }
+
+    fn nodes_under(&self, slot: Slot) -> usize {
+        let Some(node) = slot.child() else { return 0 };
+        1 + self.nodes[node as usize].slots.iter().map(|slot| self.nodes_under(*slot)).sum::<usize>()
+    }
+
+    /// Encodes everything once more, in the other half, where there is then room at the end in one piece.
+    fn move_to_other_half(&mut self, table: &Table) -> Result<(), Error> {
+        patience(|| {
+            if self.is_other_waiting {
+                self.collect();
+            }
+            (!self.is_other_waiting).then_some(())
+        })?;
+        let before = self.half;
+        self.half = 1 - before;
+        self.units_live = 0;
+        for index in 0..self.root.len() {
+            if let Some(node) = self.root[index].child() {
+                self.encode_under(table, node);
+                self.show(table, index);
+            }
+        }
+        self.is_other_waiting = true;
+        self.waiting.push(&self.domain, Unlinked::Half(before));
+        Ok(())
+    }
+
+    /// Encodes a node and everything under it; where they were before waits as a whole.
+    fn encode_under(&mut self, table: &Table, node: u32) {
+        for index in 0..64 {
+            if let Some(child) = self.nodes[node as usize].slots[index].child() {
+                self.encode_under(table, child);
+            }
+        }
+        self.encode(table, node);
+    }
+
+    fn collect(&mut self) {
+        let Writer { waiting, domain, halves, is_other_waiting, .. } = self;
+        waiting.collect(domain, |unlinked| match unlinked {
+            Unlinked::Block(block) => {
+                let half = usize::from(block.first as usize >= HALF_UNITS);
+                halves[half].free[usize::from(block.units)].push(block.first);
+            }
+            Unlinked::Half(half) => {
+                halves[half].clear();
+                *is_other_waiting = false;
+            }
+        });
+    }
+}
+
+/// The entries of the root that a prefix covers, or the one that it lies in.
+fn root_entries(bits: u128, length: u8) -> std::ops::Range<usize> {
+    let first = (bits >> (128 - ROOT_BITS)) as usize;
+    first..first + (1 << (ROOT_BITS - length.min(ROOT_BITS)))
+}
+
+/// Up to four leaves in a word, the first one lowest.
+fn word_of(leaves: &[u16]) -> u64 {
+    leaves.iter().rev().fold(0, |word, leaf| word << 16 | u64::from(*leaf))
+}

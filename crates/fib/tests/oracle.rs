@@ -1,0 +1,177 @@
+//! Tables against the plainest of all: every prefix tried, longest first. Random histories, that shrink.
+
+use std::collections::HashMap;
+
+use fib::{GroupId, Reader, Writer};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+/// Longest-prefix match by trying all lengths.
+#[derive(Default)]
+struct Oracle {
+    routes: HashMap<IpNet, GroupId>,
+}
+
+impl Oracle {
+    fn lookup_v4(&self, address: u32) -> Option<GroupId> {
+        let of = |bits| Ipv4Net::new(address.into(), bits).expect("a length").trunc();
+        (0..=32).rev().find_map(|bits| self.routes.get(&of(bits).into()).copied())
+    }
+
+    fn lookup_v6(&self, address: u128) -> Option<GroupId> {
+        let of = |bits| Ipv6Net::new(address.into(), bits).expect("a length").trunc();
+        (0..=128).rev().find_map(|bits| self.routes.get(&of(bits).into()).copied())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Insert(IpNet, usize),
+    /// By its place among those that were ever named.
+    Remove(usize),
+}
+
+/// Few values for each part of an address, so that prefixes lie in one another and beside each other.
+fn v4_prefix() -> impl Strategy<Value = IpNet> {
+    let part = prop_oneof![Just(0_u32), Just(1), Just(127), Just(128), Just(255)];
+    let bits = prop_oneof![4 => 14_u8..=32, 1 => 6_u8..14, 4 => 24_u8..=32];
+    (vec(part, 3), bits).prop_map(|(parts, bits)| {
+        let address = 10 << 24 | parts[0] << 16 | parts[1] << 8 | parts[2];
+        Ipv4Net::new(address.into(), bits).expect("a length").trunc().into()
+    })
+}
+
+fn v6_prefix() -> impl Strategy<Value = IpNet> {
+    let part = prop_oneof![Just(0_u128), Just(1), Just(0x8000), Just(0xffff), Just(0x0fff)];
+    let bits = prop_oneof![1 => 12_u8..20, 8 => 20_u8..=64, 2 => 64_u8..=128, 1 => 126_u8..=128];
+    (vec(part, 7), bits).prop_map(|(parts, bits)| {
+        let address = parts.iter().fold(0x2001, |address, part| address << 16 | part);
+        Ipv6Net::new(address.into(), bits).expect("a length").trunc().into()
+    })
+}
+
+fn changes(prefix: impl Strategy<Value = IpNet>) -> impl Strategy<Value = Vec<Change>> {
+    let insert = (prefix, 0..4_usize).prop_map(|(prefix, group)| Change::Insert(prefix, group));
+    let remove = any::<prop::sample::Index>().prop_map(|index| Change::Remove(index.index(64)));
+    vec(prop_oneof![3 => insert, 2 => remove], 1..64)
+}
+
+struct Case {
+    writer: Writer<u32>,
+    reader: Reader<u32>,
+    oracle: Oracle,
+    groups: Vec<GroupId>,
+    named: Vec<IpNet>,
+}
+
+impl Case {
+    fn new() -> Case {
+        let (mut writer, reader) = fib::tables().expect("memory");
+        let groups = (0..4).map(|hop| writer.add_group(&[hop]).expect("a number")).collect();
+        Case { writer, reader, oracle: Oracle::default(), groups, named: Vec::new() }
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match *change {
+            Change::Insert(prefix, group) => {
+                let group = self.groups[group];
+                let before = self.writer.insert(prefix, group).expect("room");
+                assert_eq!(before, self.oracle.routes.insert(prefix, group), "what {prefix} led to");
+                self.named.push(prefix);
+            }
+            Change::Remove(index) => {
+                let Some(&prefix) = self.named.get(index) else { return };
+                let before = self.writer.remove(prefix).expect("no reader stays");
+                assert_eq!(before, self.oracle.routes.remove(&prefix), "what {prefix} led to");
+            }
+        }
+    }
+
+    /// At the ends of every prefix that was ever named, and beside them.
+    fn check(&mut self) {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for prefix in &self.named {
+            match prefix {
+                IpNet::V4(prefix) => {
+                    let (first, last) = (prefix.network().to_bits(), prefix.broadcast().to_bits());
+                    v4.extend([first, last, first.wrapping_sub(1), last.wrapping_add(1)]);
+                }
+                IpNet::V6(prefix) => {
+                    let (first, last) = (prefix.network().to_bits(), prefix.broadcast().to_bits());
+                    v6.extend([first, last, first.wrapping_sub(1), last.wrapping_add(1)]);
+                }
+            }
+        }
+        let (mut found_v4, mut found_v6) = (vec![None; v4.len()], vec![None; v6.len()]);
+        self.reader.batch(|tables| {
+            tables.v4.lookup_batch(&v4, &mut found_v4);
+            tables.v6.lookup_batch(&v6, &mut found_v6);
+        });
+        for (address, found) in v4.into_iter().zip(found_v4) {
+            assert_eq!(found, self.oracle.lookup_v4(address), "{}", std::net::Ipv4Addr::from(address));
+        }
+        for (address, found) in v6.into_iter().zip(found_v6) {
+            assert_eq!(found, self.oracle.lookup_v6(address), "{}", std::net::Ipv6Addr::from(address));
+        }
+    }
+
+    fn run(changes: &[Change]) {
+        let mut case = Case::new();
+        for change in changes {
+            case.apply(change);
+            case.check();
+        }
+        case.check_writer();
+        // Without routes the tables are as they were at first.
+        for prefix in case.named.clone() {
+            case.apply(&Change::Remove(case.named.iter().position(|named| *named == prefix).expect("named")));
+        }
+        case.check();
+        assert_eq!(case.writer.routes(), (0, 0));
+        assert_eq!(case.writer.bytes().v4, (1 << 24) * 2, "blocks are left over");
+        assert_eq!(case.writer.bytes().v6, (1 << 20) * 4, "nodes are left over");
+        for group in case.groups {
+            case.writer.remove_group(group).expect("no route leads to it");
+        }
+    }
+
+    fn check_writer(&self) {
+        let mut routes: Vec<(IpNet, GroupId)> =
+            self.oracle.routes.iter().map(|(prefix, group)| (*prefix, *group)).collect();
+        routes.sort();
+        let v4 = self.writer.routes_v4().map(|(prefix, group)| (prefix.into(), group));
+        let v6 = self.writer.routes_v6().map(|(prefix, group)| (prefix.into(), group));
+        let mut written: Vec<(IpNet, GroupId)> = v4.chain(v6).collect();
+        written.sort();
+        assert_eq!(written, routes);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_history_of_ipv4_routes_is_looked_up_as_by_trying_all_prefixes(changes in changes(v4_prefix())) {
+        Case::run(&changes);
+    }
+
+    #[test]
+    fn every_history_of_ipv6_routes_is_looked_up_as_by_trying_all_prefixes(changes in changes(v6_prefix())) {
+        Case::run(&changes);
+    }
+}
+
+#[test]
+fn a_default_route_covers_what_nothing_else_does() {
+    let mut case = Case::new();
+    let prefixes = ["0.0.0.0/0", "::/0", "192.0.2.128/25", "2001:db8::/33", "0.0.0.0/1", "8000::/1"];
+    for (index, prefix) in prefixes.iter().enumerate() {
+        case.apply(&Change::Insert(prefix.parse().expect("a prefix"), index % 4));
+        case.check();
+    }
+    for index in 0..prefixes.len() {
+        case.apply(&Change::Remove(index));
+        case.check();
+    }
+}
