@@ -2,8 +2,8 @@
 //!
 //! A table maps an address to a [`GroupId`]: a *next-hop group*, the set of equal ways to one destination, which
 //! [`Groups`] has. Tables are written by one thread ([`Writer`]) and read by others at the same time ([`Reader`]),
-//! which never wait: what a reader is told was true at some moment of its lookup. Whatever a change takes out of a table is
-//! used again only after every reader that may hold it has ended its batch.
+//! which never wait: what a reader is told was true at some moment of its lookup. Whatever a change takes out of a
+//! table is used again only after every reader that may hold it has ended its batch.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
