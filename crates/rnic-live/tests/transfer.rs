@@ -73,8 +73,8 @@ fn every_operation_goes_over_lanes() {
 /// A datagram by its queue key, and one by another.
 fn datagrams_are_told_by_their_key(mut pair: Pair<impl Wire>) {
     const QUEUE_KEY: u32 = 0x1234_5678;
-    pair.a.datagrams(QUEUE_KEY);
-    pair.b.datagrams(QUEUE_KEY);
+    pair.a.datagrams(QUEUE_KEY, 0);
+    pair.b.datagrams(QUEUE_KEY, 0);
     pair.a.memory()[..300].fill(9);
     pair.b.receive(1, 1000, 2000);
     let to = Datagram { to: Address(0), qp: pair.b.qp, queue_key: QUEUE_KEY };
@@ -93,6 +93,30 @@ fn datagrams_are_told_by_their_key(mut pair: Pair<impl Wire>) {
 fn datagrams_go_over_both_wires() {
     datagrams_are_told_by_their_key(Pair::new(Policy::Srnic, lanes()));
     datagrams_are_told_by_their_key(Pair::new(Policy::GoBackN, udp()));
+}
+
+/// Messages of one packet and of many; nothing is acknowledged.
+fn unreliable_messages_arrive(mut pair: Pair<impl Wire>) {
+    let (a_before, b_before) = (0x00ff_fffe, 9);
+    pair.a.unreliable();
+    pair.b.unreliable();
+    pair.a.connect_unreliable(pair.b.qp, (a_before, b_before), Mtu::B1024);
+    pair.b.connect_unreliable(pair.a.qp, (b_before, a_before), Mtu::B1024);
+    for (id, bytes) in [(1, 1), (2, 1024), (3, 5000)] {
+        pair.a.memory()[..bytes].fill(id as u8);
+        pair.b.receive(id, 20_000, 6000);
+        pair.a.send(id, SendKind::Send(None), 0, bytes as u32);
+        let (sent, received) = pair.completed(1, 1);
+        assert_eq!((sent[0].id, received[0].id, received[0].bytes), (id, id, bytes as u32));
+        assert_eq!(pair.b.memory()[20_000..20_000 + bytes], vec![id as u8; bytes]);
+    }
+    assert_eq!(pair.b.live.nic().counters().sent_packets, 0);
+}
+
+#[test]
+fn unreliable_connections_go_over_both_wires() {
+    unreliable_messages_arrive(Pair::new(Policy::Srnic, lanes()));
+    unreliable_messages_arrive(Pair::new(Policy::GoBackN, udp()));
 }
 
 #[test]

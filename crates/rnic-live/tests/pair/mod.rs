@@ -63,7 +63,7 @@ impl<W: Wire> Side<W> {
     }
 
     /// Another queue pair, of datagrams, in the place of the one there is.
-    pub fn datagrams(&mut self, queue_key: u32) {
+    pub fn datagrams(&mut self, queue_key: u32, send_psn: u32) {
         self.qp = self.create(Service::Ud);
         let now = self.live.now();
         let init = QpAttributes {
@@ -72,7 +72,7 @@ impl<W: Wire> Side<W> {
             queue_key: Some(queue_key),
             ..QpAttributes::default()
         };
-        let send = QpAttributes { send_psn: Some(Psn::new(0)), ..QpAttributes::default() };
+        let send = QpAttributes { send_psn: Some(Psn::new(send_psn)), ..QpAttributes::default() };
         let receive = QpAttributes::default();
         let steps = [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)];
         for (state, attributes) in steps {
@@ -92,6 +92,35 @@ impl<W: Wire> Side<W> {
             ack_timer_code,
         };
         self.live.connect(self.qp, &connection).unwrap();
+    }
+
+    /// Another queue pair, of the unreliable connection, in the place of the one there is.
+    pub fn unreliable(&mut self) {
+        self.qp = self.create(Service::Uc);
+    }
+
+    /// As [`Side::connect`], without anything about answers.
+    pub fn connect_unreliable(&mut self, destination: QpNumber, psns: (u32, u32), mtu: Mtu) {
+        let now = self.live.now();
+        let init = QpAttributes {
+            partition_index: Some(0),
+            port: Some(1),
+            access: Some(Access::REMOTE_WRITE),
+            ..QpAttributes::default()
+        };
+        let receive = QpAttributes {
+            path: Some(Address(0)),
+            mtu: Some(mtu),
+            destination: Some(destination),
+            receive_psn: Some(Psn::new(psns.1)),
+            ..QpAttributes::default()
+        };
+        let send = QpAttributes { send_psn: Some(Psn::new(psns.0)), ..QpAttributes::default() };
+        for (state, attributes) in
+            [(QpState::Init, init), (QpState::ReadyToReceive, receive), (QpState::ReadyToSend, send)]
+        {
+            self.live.nic_mut().modify_qp(now, self.qp, state, &attributes).unwrap();
+        }
     }
 
     pub fn memory(&mut self) -> &mut [u8] {

@@ -1,0 +1,29 @@
+#!/bin/busybox sh
+# The first program of the guest: a network card, rdma_rxe on it, then servers and clients in the order of run.sh.
+/bin/busybox --install -s /bin
+ln -s bin /sbin
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t devtmpfs none /dev
+depmod
+for module in crc32_generic virtio_pci virtio_net rdma_rxe ib_uverbs; do modprobe $module; done
+export LD_LIBRARY_PATH=/lib/x86_64-linux-gnu
+ip link set lo up
+ip link set eth0 up
+ip addr add 10.99.0.2/24 dev eth0
+sleep 1
+rdma link add rxe0 type rxe netdev eth0
+sleep 1
+ulimit -l unlimited
+for bytes in 1 1024 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s $bytes; done
+ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 4096
+# The other side listens once it is done with what was before.
+client() { # COMMAND
+    for _ in $(seq 30); do "$@" 10.99.0.1 && return; sleep 1; done
+}
+client ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s 4096
+client ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 3000
+ibv_ud_pingpong -g 1 -d rxe0 -n 100 -s 1000
+client ibv_ud_pingpong -g 1 -d rxe0 -n 100 -s 1024
+peer rxe0 1
+poweroff -f
