@@ -24,6 +24,7 @@ use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
 mod error;
+pub mod generate;
 mod grace;
 mod groups;
 mod memory;

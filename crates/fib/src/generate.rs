@@ -1,0 +1,350 @@
+//! Routing tables as large as the Internet's, and as crowded in the same places, out of a seed.
+//!
+//! Lengths, first bits and crowding are *measured*, of what RIPE's Routing Information Service collected in 2021, in
+//! the lists of prefixes that the repository zhu849/IP-Address-Lookup-Algorithms has of it: a tenth of IPv4's prefixes,
+//! drawn at random (111,175), and all of IPv6's (92,582). Which prefix stands where is drawn at random under these
+//! rules; no prefix is anybody's.
+
+use std::collections::HashSet;
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use sim::Random;
+
+/// How many of the sample's IPv4 prefixes have each length.
+#[rustfmt::skip] // A table.
+const LENGTHS_V4: [(u8, u32); 25] = [
+    (8, 4), (9, 2), (10, 5), (11, 15), (12, 40), (13, 75), (14, 113), (15, 218), (16, 1656), (17, 1079), (18, 1798),
+    (19, 3458), (20, 5350), (21, 6557), (22, 12736), (23, 11463), (24, 62904), (25, 276), (26, 208), (27, 180),
+    (28, 198), (29, 461), (30, 412), (31, 91), (32, 1876),
+];
+
+/// How many of the sample's IPv4 prefixes begin with each of the first 224 values of eight bits, but for private ones.
+#[rustfmt::skip] // A table.
+const FIRST_OCTETS: [u32; 224] = [
+    0, 335, 278, 8, 7, 876, 7, 0, 226, 0, 0, 0, 576, 92, 446, 36, 7, 103, 15, 0, 50, 0, 0, 724, 843, 2, 0, 471, 0, 0,
+    1, 547, 54, 0, 4, 28, 231, 736, 437, 63, 53, 888, 180, 302, 34, 2714, 778, 113, 0, 319, 305, 63, 166, 1, 61, 94, 4,
+    26, 462, 332, 174, 632, 643, 679, 1398, 735, 1487, 781, 650, 965, 477, 294, 832, 9, 714, 281, 207, 712, 705, 576,
+    626, 492, 391, 321, 421, 784, 273, 473, 562, 778, 220, 1325, 416, 533, 712, 895, 261, 129, 227, 173, 35, 227, 357,
+    3109, 642, 301, 238, 314, 161, 555, 390, 380, 294, 314, 276, 465, 488, 508, 450, 375, 192, 285, 545, 535, 406, 540,
+    26, 0, 318, 300, 155, 421, 194, 77, 279, 74, 160, 212, 630, 246, 216, 241, 273, 294, 206, 103, 285, 201, 337, 266,
+    159, 272, 316, 96, 677, 251, 478, 223, 172, 338, 355, 243, 520, 169, 310, 324, 183, 375, 863, 123, 1001, 281, 313,
+    483, 240, 200, 568, 1678, 609, 663, 462, 785, 420, 225, 460, 3040, 1226, 993, 818, 1183, 2128, 497, 1708, 1424,
+    1269, 1109, 833, 494, 1210, 1199, 2071, 1429, 2171, 2255, 1072, 762, 901, 978, 1224, 1264, 1137, 671, 827, 887, 177,
+    21, 1632, 729, 322, 263, 475, 220, 384, 315,
+];
+
+/// How many of the sample's IPv6 prefixes have each length.
+#[rustfmt::skip] // A table.
+const LENGTHS_V6: [(u8, u32); 57] = [
+    (16, 1), (19, 1), (20, 13), (21, 6), (22, 7), (23, 5), (24, 28), (25, 7), (26, 14), (27, 19), (28, 108), (29, 3078),
+    (30, 598), (31, 205), (32, 14543), (33, 1850), (34, 1569), (35, 801), (36, 3891), (37, 603), (38, 1082), (39, 360),
+    (40, 4778), (41, 613), (42, 1162), (43, 401), (44, 5488), (45, 553), (46, 2314), (47, 1500), (48, 44136), (49, 143),
+    (50, 52), (51, 43), (52, 146), (53, 116), (54, 29), (55, 22), (56, 318), (58, 1), (59, 5), (60, 6), (61, 1),
+    (62, 2), (63, 3), (64, 1130), (65, 1), (80, 1), (81, 2), (112, 4), (120, 1), (122, 2), (123, 3), (125, 25),
+    (126, 410), (127, 216), (128, 165),
+];
+
+/// The first 12 bits of the sample's 540 different /20s of IPv6, and how many /20s begin with them.
+const FIRST_BITS_V6: [(u32, u32); 8] =
+    [(0x2a0, 236), (0x240, 149), (0x260, 93), (0x280, 37), (0x200, 8), (0x2a1, 8), (0x2c0, 6), (0x261, 3)];
+
+/// Of IPv4's routes, how many lie in another one: about half (APNIC's BGP reports).
+const NESTED_V4: f64 = 0.5;
+
+/// Of places with more specific IPv6 routes, how many have a route of their own; so that somewhat more than half of all
+/// routes lie in another one: 51% of the sample's, 57% in APNIC's reports of 2024.
+const SITES_WITH_ROUTE: f64 = 0.5;
+
+/// Different /32s of IPv6 that have more specific routes, for each route.
+const SITES_PER_ROUTE: f64 = 7615.0 / 92_582.0;
+
+/// Routes side by side, of one length, in the mean: IPv4's (a guess from the length of the table and what it covers),
+/// and IPv6's up to /32 and beyond, so that the trie has about as many ways as for the sample (its /48s have 2.2, and
+/// lie closer to one another than at random).
+const RUN_V4: f64 = 3.0;
+const RUN_V6: f64 = 1.5;
+const RUN_V6_LONG: f64 = 3.0;
+
+/// How often a place is drawn for a route: what is crowded has the same drawn again and again.
+const DRAWS_PER_ROUTE: usize = 64;
+
+/// The first `bits` of an address, from the highest bit on.
+type Key = (u128, u8);
+
+/// A draw by weights.
+struct Weights(Vec<f64>);
+
+impl Weights {
+    fn new(weights: impl Iterator<Item = f64>) -> Weights {
+        let sums = weights.scan(0.0, |sum, weight| {
+            *sum += weight;
+            Some(*sum)
+        });
+        Weights(sums.collect())
+    }
+
+    /// Rank `r` of `ranks` weighs 1 / (r + offset): the sample's crowding has that form.
+    fn harmonic(ranks: usize, offset: f64) -> Weights {
+        Weights::new((0..ranks).map(|rank| 1.0 / (rank as f64 + offset)))
+    }
+
+    fn draw(&self, random: &mut Random) -> usize {
+        let at = random.unit() * self.0.last().copied().unwrap_or_default();
+        self.0.partition_point(|sum| *sum <= at).min(self.0.len() - 1)
+    }
+}
+
+/// A table under way.
+struct Draft {
+    random: Random,
+    keys: Vec<Key>,
+    taken: HashSet<Key>,
+}
+
+impl Draft {
+    fn new(seed: u64, routes: usize) -> Draft {
+        let random = Random::new(seed, "routing table");
+        Draft { random, keys: Vec::with_capacity(routes), taken: HashSet::with_capacity(routes) }
+    }
+
+    /// Random bits behind the first `decided` of `bits`, up to `length`.
+    fn extended(&mut self, bits: u128, decided: u8, length: u8) -> u128 {
+        let noise = u128::from(self.random.bits()) << 64 | u128::from(self.random.bits());
+        let bits = bits & !low(128 - decided) | noise & low(128 - decided);
+        bits & !low(128 - length)
+    }
+
+    /// Adds a run of routes of one length that begins at `bits`; says how many were new.
+    fn run(&mut self, bits: u128, length: u8, mean: f64, most: usize) -> usize {
+        let step = 1_u128 << (128 - length);
+        let mut added = 0;
+        for index in 0..most as u128 {
+            let key = (bits.wrapping_add(index * step), length);
+            // A run ends with what it began in: it stays among the same 1,024.
+            if key.0 >> (128 - length) >> 10 != bits >> (128 - length) >> 10 {
+                break;
+            }
+            if self.taken.insert(key) {
+                self.keys.push(key);
+                added += 1;
+            }
+            if !self.random.chance(1.0 - 1.0 / mean) {
+                break;
+            }
+        }
+        added
+    }
+
+    /// In no order, as updates come.
+    fn shuffled(mut self) -> Vec<Key> {
+        for index in (1..self.keys.len()).rev() {
+            let other = self.random.below(index as u64 + 1) as usize;
+            self.keys.swap(index, other);
+        }
+        self.keys
+    }
+}
+
+/// The lowest `bits` set.
+fn low(bits: u8) -> u128 {
+    if bits == 0 { 0 } else { u128::MAX >> (128 - bits) }
+}
+
+/// How many of `routes` have each length, shortest first.
+fn quotas(lengths: &[(u8, u32)], routes: usize) -> Vec<(u8, usize)> {
+    let total: u64 = lengths.iter().map(|(_, count)| u64::from(*count)).sum();
+    let share = |sum: u64| (sum * routes as u64 / total) as usize;
+    let mut sum = 0;
+    let quota = |(length, count): &(u8, u32)| {
+        let before = share(sum);
+        sum += u64::from(*count);
+        (*length, share(sum) - before)
+    };
+    lengths.iter().map(quota).collect()
+}
+
+/// `routes` different IPv4 prefixes, or a few less where all places of a length are taken, in no order. The same seed
+/// makes the same table.
+pub fn v4(seed: u64, routes: usize) -> Vec<Ipv4Net> {
+    let mut draft = Draft::new(seed, routes);
+    let octets = Weights::new(FIRST_OCTETS.iter().map(|count| f64::from(*count)));
+    for (length, quota) in quotas(&LENGTHS_V4, routes) {
+        let shorter = draft.keys.len();
+        let mut missing = quota;
+        for _ in 0..quota * DRAWS_PER_ROUTE {
+            if missing == 0 {
+                break;
+            }
+            let is_nested = shorter > 0 && draft.random.chance(NESTED_V4);
+            let (bits, decided) = if is_nested {
+                let parent = draft.random.below(shorter as u64) as usize;
+                draft.keys[parent]
+            } else {
+                ((octets.draw(&mut draft.random) as u128) << 120, 8)
+            };
+            let bits = draft.extended(bits, decided, length);
+            missing -= draft.run(bits, length, RUN_V4, missing);
+        }
+    }
+    let net = |(bits, length): Key| Ipv4Net::new(((bits >> 96) as u32).into(), length).expect("a length of IPv4's");
+    draft.shuffled().into_iter().map(net).collect()
+}
+
+/// `routes` different IPv6 prefixes, or a few less where all places of a length are taken, in no order. The same seed
+/// makes the same table.
+pub fn v6(seed: u64, routes: usize) -> Vec<Ipv6Net> {
+    let mut draft = Draft::new(seed, routes);
+    let regions = regions_v6(&mut draft);
+    // Allocations are spread more evenly over /20s than what is announced of them.
+    let region_weights = Weights::harmonic(regions.len(), 20.0);
+    let (short, long): (Vec<_>, Vec<_>) =
+        quotas(&LENGTHS_V6, routes).into_iter().partition(|(length, _)| *length <= 32);
+    for (length, quota) in short {
+        draft.fill(length, quota, RUN_V6, |draft| {
+            let region = regions[region_weights.draw(&mut draft.random)];
+            draft.extended(region, length.min(20), length)
+        });
+    }
+    let sites: Vec<u128> = (0..((routes as f64 * SITES_PER_ROUTE) as usize).max(1))
+        .map(|_| {
+            let has_route = !draft.keys.is_empty() && draft.random.chance(SITES_WITH_ROUTE);
+            let (bits, decided) = if has_route {
+                let index = draft.random.below(draft.keys.len() as u64) as usize;
+                draft.keys[index]
+            } else {
+                (regions[region_weights.draw(&mut draft.random)], 20)
+            };
+            draft.extended(bits, decided, 32)
+        })
+        .collect();
+    let site_weights = Weights::harmonic(sites.len(), 4.0);
+    for (length, quota) in long {
+        draft.fill(length, quota, RUN_V6_LONG, |draft| {
+            let rank = site_weights.draw(&mut draft.random);
+            // Who announces many /48s is not who announces many shorter ones: else most /48s would lie in those.
+            let site = if length < 48 { sites[sites.len() - 1 - rank] } else { sites[rank] };
+            draft.extended(site, 32, length)
+        });
+    }
+    let net = |(bits, length): Key| Ipv6Net::new(bits.into(), length).expect("a length of IPv6's");
+    draft.shuffled().into_iter().map(net).collect()
+}
+
+/// Different /20s with the sample's first bits, in no order.
+fn regions_v6(draft: &mut Draft) -> Vec<u128> {
+    let mut regions = Vec::new();
+    for (first, count) in FIRST_BITS_V6 {
+        let mut seconds: Vec<u128> = (0..256).collect();
+        for _ in 0..count {
+            let second = seconds.swap_remove(draft.random.below(seconds.len() as u64) as usize);
+            regions.push((u128::from(first) << 8 | second) << 108);
+        }
+    }
+    for index in (1..regions.len()).rev() {
+        let other = draft.random.below(index as u64 + 1) as usize;
+        regions.swap(index, other);
+    }
+    regions
+}
+
+impl Draft {
+    /// Adds `quota` routes of a length in runs that begin where `place` says.
+    fn fill(&mut self, length: u8, quota: usize, run: f64, mut place: impl FnMut(&mut Draft) -> u128) {
+        let mut missing = quota;
+        for _ in 0..quota * DRAWS_PER_ROUTE {
+            if missing == 0 {
+                break;
+            }
+            let bits = place(self);
+            missing -= self.run(bits, length, run, missing);
+        }
+    }
+}
+
+/// `count` addresses, each a random one of a random route: what a router of that table looks up, if all routes are
+/// asked for alike.
+pub fn addresses_v4(seed: u64, routes: &[Ipv4Net], count: usize) -> Vec<u32> {
+    let mut random = Random::new(seed, "addresses");
+    let mut draw = || {
+        let route = routes[random.below(routes.len() as u64) as usize];
+        route.network().to_bits() | random.bits() as u32 & route.hostmask().to_bits()
+    };
+    (0..count).map(|_| draw()).collect()
+}
+
+/// [`addresses_v4`] of IPv6.
+pub fn addresses_v6(seed: u64, routes: &[Ipv6Net], count: usize) -> Vec<u128> {
+    let mut random = Random::new(seed, "addresses");
+    let mut draw = || {
+        let route = routes[random.below(routes.len() as u64) as usize];
+        let noise = u128::from(random.bits()) << 64 | u128::from(random.bits());
+        route.network().to_bits() | noise & route.hostmask().to_bits()
+    };
+    (0..count).map(|_| draw()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// The share of `routes` that lie in another one.
+    fn nested(keys: &BTreeSet<Key>) -> f64 {
+        let lies =
+            |&&(bits, length): &&Key| (1..length).any(|shorter| keys.contains(&(bits & !low(128 - shorter), shorter)));
+        keys.iter().filter(lies).count() as f64 / keys.len() as f64
+    }
+
+    fn check_lengths(keys: &BTreeSet<Key>, sample: &[(u8, u32)]) {
+        let total: u32 = sample.iter().map(|(_, count)| count).sum();
+        let mut counts = BTreeMap::new();
+        keys.iter().for_each(|(_, length)| *counts.entry(*length).or_insert(0.0) += 1.0);
+        for (length, count) in sample {
+            let expected = f64::from(*count) / f64::from(total) * keys.len() as f64;
+            let found = counts.get(length).copied().unwrap_or(0.0);
+            assert!((found - expected).abs() <= 2.0 + expected * 0.01, "/{length}: {found}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn ipv4_tables_have_the_samples_lengths_and_nesting() {
+        let keys: BTreeSet<Key> =
+            v4(1, 90_000).iter().map(|net| (u128::from(net.network().to_bits()) << 96, net.prefix_len())).collect();
+        assert_eq!(keys.len(), 90_000, "each prefix once");
+        check_lengths(&keys, &LENGTHS_V4);
+        let nested = nested(&keys);
+        assert!((0.40..0.65).contains(&nested), "{nested} of the routes lie in another one");
+    }
+
+    #[test]
+    fn ipv6_tables_have_the_samples_lengths_and_nesting() {
+        let keys: BTreeSet<Key> = v6(1, 92_582).iter().map(|net| (net.network().to_bits(), net.prefix_len())).collect();
+        assert!(keys.len() > 92_500, "{}", keys.len());
+        check_lengths(&keys, &LENGTHS_V6);
+        let nested = nested(&keys);
+        assert!((0.45..0.60).contains(&nested), "{nested} of the routes lie in another one, 0.51 in the sample");
+        // What makes a trie large: how many different ways there are after so many bits; by the sample 11,241 and
+        // 16,715.
+        let ways = |bits: u8| {
+            keys.iter().filter(|(_, length)| *length > bits).map(|(key, _)| key >> (128 - bits)).collect::<HashSet<_>>()
+        };
+        assert!((8_000..14_000).contains(&ways(26).len()), "{} ways of 26 bits", ways(26).len());
+        assert!((12_000..24_000).contains(&ways(44).len()), "{} ways of 44 bits", ways(44).len());
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_table_and_addresses_lie_in_it() {
+        let routes = v4(7, 2_000);
+        assert_eq!(routes, v4(7, 2_000));
+        assert_ne!(routes, v4(8, 2_000));
+        for address in addresses_v4(1, &routes, 500) {
+            assert!(routes.iter().any(|route| route.contains(&std::net::Ipv4Addr::from(address))));
+        }
+        let routes = v6(7, 1_000);
+        assert_eq!(routes, v6(7, 1_000));
+        for address in addresses_v6(1, &routes, 500) {
+            assert!(routes.iter().any(|route| route.contains(&std::net::Ipv6Addr::from(address))));
+        }
+    }
+}
