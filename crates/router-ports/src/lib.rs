@@ -4,9 +4,19 @@
 // The kernel is asked by calls and rings that only C describes: packet rings, BPF, `ioctl`.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+mod crossing;
 mod interface;
 mod namespace;
 pub mod netlink;
+mod offload;
+mod packet_socket;
+mod sysctl;
+mod system;
+mod tap;
 
-pub use interface::InterfaceIndex;
+pub use interface::{Interface, InterfaceError, InterfaceIndex, offloads_off};
 pub use namespace::Namespace;
+pub use packet_socket::PacketSocket;
+pub use sysctl::Sysctls;
+pub use tap::{Tap, TapError, Tun};

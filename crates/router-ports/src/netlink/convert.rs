@@ -13,6 +13,8 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteType, RouteVia,
 };
 
+use packet::ethernet::MacAddress;
+
 use super::model::{
     Address, Link, Neighbour, NeighbourState, PROTOCOL_CROSSLANE, Route, RouteHop, RouteKey, RouteKind,
 };
@@ -39,7 +41,7 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(bytes) => link.mtu_bytes = *bytes,
             LinkAttribute::Address(mac) if header.link_layer_type == LinkLayerType::Ether => {
-                link.mac = mac.as_slice().try_into().ok();
+                link.mac = mac.as_slice().try_into().ok().map(MacAddress);
             }
             _ => {}
         }
@@ -79,7 +81,7 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
         match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => address = Some(IpAddr::V4(*ip)),
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => address = Some(IpAddr::V6(*ip)),
-            NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.as_slice().try_into().ok(),
+            NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.as_slice().try_into().ok().map(MacAddress),
             _ => {}
         }
     }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use packet::ethernet::MacAddress;
 
 use crate::InterfaceIndex;
 
@@ -48,7 +49,7 @@ pub struct Link {
     /// The kernel's name, at most 15 bytes.
     pub name: String,
     /// Its hardware address, where that is an Ethernet one.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<MacAddress>,
     /// The longest IP packet that it carries.
     pub mtu_bytes: u32,
     /// Set up by its administrator.
@@ -125,7 +126,7 @@ pub struct Neighbour {
     /// Who.
     pub address: IpAddr,
     /// The hardware address, when it is known.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<MacAddress>,
     /// How sure the kernel is.
     pub state: NeighbourState,
 }

@@ -13,6 +13,7 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
+use packet::ethernet::MacAddress;
 use rustix::net::RecvFlags;
 
 use super::model::PROTOCOL_CROSSLANE;
@@ -48,7 +49,7 @@ pub struct VethEnd<'a> {
     /// The network namespace that it is made in; `None` is the calling thread's.
     pub namespace: Option<BorrowedFd<'a>>,
     /// Its hardware address; `None` is a random one.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<MacAddress>,
 }
 
 /// A socket for requests.
@@ -128,7 +129,7 @@ impl Requests {
         &mut self,
         interface: InterfaceIndex,
         address: IpAddr,
-        mac: [u8; 6],
+        mac: MacAddress,
     ) -> Result<(), NetlinkError> {
         let mut message = NeighbourMessage::default();
         message.header.family = family(address);
@@ -139,7 +140,7 @@ impl Requests {
             IpAddr::V6(ip) => NeighbourAddress::Inet6(ip),
         };
         message.attributes.push(NeighbourAttribute::Destination(destination));
-        message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.to_vec()));
+        message.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
         let request = format!("neighbour {address} on {interface}");
         self.ask(request, Message::NewNeighbour(message), NLM_F_CREATE | NLM_F_REPLACE)
     }
@@ -235,7 +236,7 @@ fn veth_end(end: VethEnd) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(end.name.to_string()));
     message.attributes.extend(end.namespace.map(|fd| LinkAttribute::NetNsFd(fd.as_raw_fd())));
-    message.attributes.extend(end.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
+    message.attributes.extend(end.mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
     message
 }
 

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::route::{RouteAttribute, RouteNextHop, RouteProtocol, RouteScope, RouteType};
+use packet::ethernet::MacAddress;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -88,11 +89,11 @@ fn what_is_there_is_told_first_and_what_changes_after() {
         assert!(world.links[&a].is_up && world.links[&a].has_carrier && world.links[&a].mac.is_some());
         assert!(world.addresses[&(a, "10.1.0.1/24".parse().unwrap())].is_usable);
 
-        requests.add_neighbour(a, "10.1.0.9".parse().unwrap(), [2, 0, 0, 0, 0, 9]).unwrap();
+        requests.add_neighbour(a, "10.1.0.9".parse().unwrap(), MacAddress([2, 0, 0, 0, 0, 9])).unwrap();
         requests.set_mtu(a, 1400).unwrap();
         world.apply(monitor.changes().unwrap());
         let neighbour = &world.neighbours[&(a, "10.1.0.9".parse().unwrap())];
-        assert_eq!((neighbour.mac, neighbour.state), (Some([2, 0, 0, 0, 0, 9]), NeighbourState::Permanent));
+        assert_eq!((neighbour.mac, neighbour.state), (Some(MacAddress([2, 0, 0, 0, 0, 9])), NeighbourState::Permanent));
         assert_eq!(world.links[&a].mtu_bytes, 1400);
         requests.set_down(a).unwrap();
         world.apply(monitor.changes().unwrap());
@@ -145,7 +146,7 @@ fn a_flood_that_loses_events_is_made_up_for() {
         world.apply(monitor.changes().unwrap());
         monitor.shrink_queue();
         for n in 1..200u8 {
-            requests.add_neighbour(a, format!("10.1.0.{n}").parse().unwrap(), [2, 0, 0, 0, 0, n]).unwrap();
+            requests.add_neighbour(a, format!("10.1.0.{n}").parse().unwrap(), MacAddress([2, 0, 0, 0, 0, n])).unwrap();
             requests.add_address(a, format!("10.2.{n}.1/24").parse().unwrap()).unwrap();
         }
         world.apply(monitor.changes().unwrap());

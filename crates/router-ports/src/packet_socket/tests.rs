@@ -1,0 +1,80 @@
+use std::io;
+
+use super::*;
+use crate::crossing::{Crossing, port_name};
+use crate::netlink::Requests;
+
+fn open(side: usize) -> Box<dyn Port + Send> {
+    Box::new(PacketSocket::open(&Interface::by_name(port_name(side)).unwrap()).unwrap())
+}
+
+#[test]
+fn big_packets_and_open_checksums_of_tcp_cross_as_a_wire_carries_them() {
+    let Some(crossing) = Crossing::new("big_packets_and_open_checksums", 1500) else { return };
+    let losses = crossing.while_carrying(open, || {
+        crossing.stream(false, 3_000_000);
+        crossing.stream(true, 3_000_000);
+    });
+    assert_eq!(losses.map(|losses| losses.receive_unusable), [0, 0]);
+    // Some frame that is sent may find the host's queue full; TCP sends it again.
+}
+
+#[test]
+fn datagrams_cross_and_a_sleeping_port_is_woken() {
+    let Some(crossing) = Crossing::new("datagrams_cross", 1500) else { return };
+    let losses = crossing.while_carrying(open, || {
+        for is_v6 in [false, true] {
+            let [one, other] = crossing.udp(is_v6);
+            for bytes in [0, 1, 22, 1000, 1452] {
+                let sent: Vec<u8> = (0..bytes).map(|n| n as u8).collect();
+                one.send(&sent).unwrap();
+                let mut received = [0; 2000];
+                let length = other.recv(&mut received).unwrap();
+                assert_eq!(&received[..length], &sent[..]);
+            }
+        }
+    });
+    assert_eq!(losses, [PortLosses::default(); 2]);
+}
+
+#[test]
+fn datagrams_that_the_sender_left_to_be_cut_are_cut() {
+    let Some(crossing) = Crossing::new("datagrams_that_the_sender_left_to_be_cut", 1500) else { return };
+    crossing.while_carrying(open, || {
+        for is_v6 in [false, true] {
+            let [one, other] = crossing.udp(is_v6);
+            let segment: libc::c_int = 700;
+            crate::system::set_option(&one, libc::SOL_UDP, libc::UDP_SEGMENT, &segment).unwrap();
+            let sent: Vec<u8> = (0..2000).map(|n| (n / 7) as u8).collect();
+            one.send(&sent).unwrap();
+            for piece in sent.chunks(700) {
+                let mut received = [0; 2000];
+                let length = other.recv(&mut received).unwrap();
+                assert_eq!(&received[..length], piece);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_interface_that_goes_ends_the_port_and_one_that_is_down_does_not() {
+    let Some(crossing) = Crossing::new("an_interface_that_goes", 1500) else { return };
+    let test = || {
+        let interface = Interface::by_name(port_name(0)).unwrap();
+        let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(8, 2048, 64));
+        let mut port = PacketSocket::open(&interface).unwrap();
+        requests.set_down(interface.index).unwrap();
+        assert!(port.may_sleep());
+        let mut frame = pool.take().unwrap();
+        pool.resize(&mut frame, 60);
+        let mut queue = VecDeque::from([frame]);
+        assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
+        assert_eq!((port.losses().transmit_refused, pool.available()), (1, 8));
+        assert_eq!(port.receive(&mut pool, &mut Vec::new(), 1).unwrap(), 0);
+        requests.remove_link(interface.index).unwrap();
+        assert!(!port.may_sleep());
+        let error = port.receive(&mut pool, &mut Vec::new(), 1).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    };
+    crossing.node.within(test).unwrap();
+}

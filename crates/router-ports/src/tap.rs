@@ -1,0 +1,284 @@
+//! TAP and TUN: interfaces whose other end is this process.
+//!
+//! A TAP is a line to this machine's kernel, or to a virtual machine, with Ethernet frames: a port like others. A TUN
+//! is a line to this machine's kernel without Ethernet: its packets begin with their IP header.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use router::{Packet, Pool, Port, PortLosses};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::interface::{InterfaceIndex, request};
+use crate::system::checked;
+
+/// What can go wrong with a TAP or TUN.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// Not a name.
+    #[error("interface name '{name}': not 1 to 15 letters, digits, '-', '_' or '.'; choose another")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// The kernel refuses.
+    #[error("interface '{name}': {doing}: {source}")]
+    Refused {
+        /// The name.
+        name: String,
+        /// What was asked for.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// An Ethernet interface of the kernel's whose line ends here.
+pub struct Tap(Device);
+
+/// An IP interface of the kernel's whose line ends here. Its packets have no Ethernet header.
+pub struct Tun(Device);
+
+struct Device {
+    fd: OwnedFd,
+    index: InterfaceIndex,
+    unusable: u64,
+    refused: u64,
+}
+
+impl Tap {
+    /// Makes the interface in the calling thread's network namespace, or takes a lasting one that nobody uses. It is
+    /// down, and goes with the port unless it was there before. Needs `CAP_NET_ADMIN`.
+    pub fn open(name: &str) -> Result<Tap, TapError> {
+        Device::open(name, libc::IFF_TAP).map(Tap)
+    }
+
+    /// The kernel's number of the interface.
+    pub fn interface(&self) -> InterfaceIndex {
+        self.0.index
+    }
+}
+
+impl Tun {
+    /// As [`Tap::open`].
+    pub fn open(name: &str) -> Result<Tun, TapError> {
+        Device::open(name, libc::IFF_TUN).map(Tun)
+    }
+
+    /// The kernel's number of the interface.
+    pub fn interface(&self) -> InterfaceIndex {
+        self.0.index
+    }
+}
+
+impl Device {
+    fn open(name: &str, kind: i32) -> Result<Device, TapError> {
+        let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        let is_path = matches!(name, "." | "..");
+        if !(1..libc::IFNAMSIZ).contains(&name.len()) || !name.bytes().all(is_fine) || is_path {
+            return Err(TapError::Name { name: name.to_string() });
+        }
+        let refused = |doing| move |source| TapError::Refused { name: name.to_string(), doing, source };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::open("/dev/net/tun", flags, Mode::empty())
+            .map_err(io::Error::from)
+            .map_err(refused("opening /dev/net/tun"))?;
+        let mut request = request(name);
+        request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as i16;
+        // SAFETY: `request` is an `ifreq` with a name and flags, which is what TUNSETIFF reads and writes.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) };
+        checked(result).map_err(refused("making it"))?;
+        let index = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+            .and_then(|socket| rustix::net::netdevice::name_to_index(socket, name))
+            .map_err(io::Error::from)
+            .map_err(refused("asking for its number"))?;
+        Ok(Device { fd, index: InterfaceIndex(index), unusable: 0, refused: 0 })
+    }
+
+    fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
+        let before = into.len();
+        while into.len() - before < packets_max {
+            let Some(mut packet) = pool.take() else { break };
+            pool.resize(&mut packet, pool.bytes_max());
+            match rustix::io::read(&self.fd, pool.bytes_mut(&packet)) {
+                Ok(bytes) if bytes <= packet.len() => {
+                    pool.resize(&mut packet, bytes);
+                    into.push(packet);
+                }
+                // Longer than the buffer, and cut off.
+                Ok(_) => {
+                    pool.free(packet);
+                    self.unusable += 1;
+                }
+                Err(errno) => {
+                    pool.free(packet);
+                    return match errno {
+                        Errno::AGAIN | Errno::INTR => break,
+                        errno => Err(errno.into()),
+                    };
+                }
+            }
+        }
+        Ok(into.len() - before)
+    }
+
+    fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
+        let before = from.len();
+        while let Some(packet) = from.pop_front() {
+            let written = rustix::io::write(&self.fd, pool.bytes(&packet));
+            if written == Err(Errno::AGAIN) || written == Err(Errno::INTR) {
+                from.push_front(packet);
+                break;
+            }
+            pool.free(packet);
+            match written {
+                Ok(_) => {}
+                Err(Errno::BADFD) => return Err(Errno::BADFD.into()),
+                // Down, or no packet that the kernel takes.
+                Err(_) => self.refused += 1,
+            }
+        }
+        Ok(before - from.len())
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut polled, Some(&at_once)), Ok(0))
+    }
+
+    fn losses(&self) -> PortLosses {
+        PortLosses { receive_overflows: 0, receive_unusable: self.unusable, transmit_refused: self.refused }
+    }
+}
+
+macro_rules! port_by_device {
+    ($port:ty) => {
+        impl Port for $port {
+            fn receive(&mut self, pool: &mut Pool, into: &mut Vec<Packet>, packets_max: usize) -> io::Result<usize> {
+                self.0.receive(pool, into, packets_max)
+            }
+
+            fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
+                self.0.transmit(pool, from)
+            }
+
+            fn wakes(&self) -> Option<BorrowedFd<'_>> {
+                Some(self.0.fd.as_fd())
+            }
+
+            fn may_sleep(&mut self) -> bool {
+                self.0.may_sleep()
+            }
+
+            fn losses(&self) -> PortLosses {
+                self.0.losses()
+            }
+        }
+    };
+}
+
+port_by_device!(Tap);
+port_by_device!(Tun);
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::namespace;
+    use crate::netlink::{Requests, RouteRequest};
+
+    /// A UDP packet to 10.3.0.1, port 9, with the payload "hi": what the kernel is to receive.
+    fn datagram() -> Vec<u8> {
+        let mut bytes = vec![0x45, 0, 0, 30, 0, 0, 0, 0, 64, 17, 0, 0, 10, 4, 0, 9, 10, 3, 0, 1];
+        bytes.extend([0, 9, 0, 9, 0, 10, 0, 0, b'h', b'i']);
+        packet::ipv4::Packet::new_checked(&mut bytes[..]).unwrap().fill_checksum();
+        bytes
+    }
+
+    fn next_udp(tun: &mut Tun, pool: &mut Pool) -> Vec<u8> {
+        for _ in 0..100 {
+            let mut into = Vec::new();
+            tun.receive(pool, &mut into, 1).unwrap();
+            if let Some(packet) = into.pop() {
+                let bytes = pool.bytes(&packet).to_vec();
+                pool.free(packet);
+                // The kernel also says that there is an IPv6 host.
+                if bytes[0] == 0x45 {
+                    return bytes;
+                }
+            } else if tun.may_sleep() {
+                let mut wakes = [PollFd::from_borrowed_fd(tun.wakes().unwrap(), PollFlags::IN)];
+                let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+                assert_eq!(poll(&mut wakes, Some(&limit)), Ok(1), "nothing came");
+            }
+        }
+        panic!("nothing came but IPv6");
+    }
+
+    #[test]
+    fn packets_cross_between_the_kernel_and_a_tun() {
+        let Some(namespace) = namespace::for_test("packets_cross_between_the_kernel_and_a_tun") else { return };
+        let test = || {
+            let mut tun = Tun::open("crosslane0").unwrap();
+            let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(4, 2048, 64));
+            requests.set_up(tun.interface()).unwrap();
+            requests.add_address(tun.interface(), "10.3.0.1/32".parse().unwrap()).unwrap();
+            let prefix = "10.4.0.0/16".parse().unwrap();
+            let interface = tun.interface();
+            requests.install_routes(&[RouteRequest { prefix, metric: 5, interface, gateway: None }]).unwrap();
+            let socket = UdpSocket::bind("10.3.0.1:9").unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+
+            socket.send_to(b"out", "10.4.0.9:9").unwrap();
+            let bytes = next_udp(&mut tun, &mut pool);
+            let packet = packet::ipv4::Packet::new_checked(&bytes[..]).unwrap();
+            assert!(packet.checksum_is_right() && packet.payload().ends_with(b"out"));
+
+            let mut queue = VecDeque::from([pool.copy_of(&datagram()).unwrap()]);
+            assert_eq!(tun.transmit(&mut pool, &mut queue).unwrap(), 1);
+            let mut received = [0; 9];
+            let (length, from) = socket.recv_from(&mut received).unwrap();
+            assert_eq!((&received[..length], from.to_string().as_str()), (&b"hi"[..], "10.4.0.9:9"));
+            assert_eq!((pool.available(), tun.losses()), (4, PortLosses::default()));
+
+            requests.set_down(interface).unwrap();
+            queue.push_back(pool.copy_of(&datagram()).unwrap());
+            assert_eq!(tun.transmit(&mut pool, &mut queue).unwrap(), 1);
+            assert_eq!(tun.losses().transmit_refused, 1);
+        };
+        namespace.within(test).unwrap();
+    }
+
+    #[test]
+    fn a_tap_carries_frames_and_bad_names_are_refused() {
+        let Some(namespace) = namespace::for_test("a_tap_carries_frames") else { return };
+        let test = || {
+            let mut tap = Tap::open("tap7").unwrap();
+            let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(4, 2048, 64));
+            requests.set_up(tap.interface()).unwrap();
+            requests.add_address(tap.interface(), "10.3.0.1/24".parse().unwrap()).unwrap();
+            // The kernel asks who has the neighbour's address.
+            UdpSocket::bind("10.3.0.1:9").unwrap().send_to(b"out", "10.3.0.9:9").unwrap();
+            let mut frames = Vec::new();
+            for _ in 0..4 {
+                tap.receive(&mut pool, &mut frames, 4).unwrap();
+            }
+            let is_question = |packet: &Packet| pool.bytes(packet)[12..14] == [0x08, 0x06];
+            assert!(frames.iter().any(is_question), "no ARP among {} frames", frames.len());
+            for name in ["", "tap%d", "a/b", "..", "sixteen-letters-"] {
+                let error = Tap::open(name).err().unwrap().to_string();
+                assert!(error.starts_with(&format!("interface name '{name}': not 1 to 15")), "{error}");
+            }
+            let error = Tun::open("tap7").err().unwrap().to_string();
+            assert!(error.starts_with("interface 'tap7': making it: "), "{error}");
+        };
+        namespace.within(test).unwrap();
+    }
+}
