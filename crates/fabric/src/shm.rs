@@ -232,6 +232,29 @@ fn sides(layout: &PairLayout, mapping: Mapping) -> [Side; 2] {
     layout.sides(&Region::of_mapping(Arc::new(mapping)))
 }
 
+/// Makes memory of `len_bytes` for two ends that lay out their windows in it themselves: its mapping, what wakes the
+/// peer, and what the peer needs for [`open_memory`].
+///
+/// # Errors
+/// [`ShmError::Length`], or [`ShmError::System`] with what the kernel said.
+pub fn create_memory(len_bytes: usize) -> Result<(Mapping, EventfdDoorbell, ShmParts), ShmError> {
+    let (memfd, mapping) = create(len_bytes)?;
+    let (bell_creator, bell_peer) = (new_eventfd()?, new_eventfd()?);
+    let doorbell = EventfdDoorbell::new(duplicate(&bell_creator)?, duplicate(&bell_peer)?);
+    Ok((mapping, doorbell, ShmParts { memfd, bell_creator, bell_peer }))
+}
+
+/// The peer's end of memory that its creator made with `len_bytes`.
+///
+/// # Errors
+/// What is wrong with the parts, with the values found.
+pub fn open_memory(parts: ShmParts, len_bytes: usize) -> Result<(Mapping, EventfdDoorbell), ShmError> {
+    let mapping = open(&parts.memfd, len_bytes)?;
+    check_eventfd(&parts.bell_creator)?;
+    check_eventfd(&parts.bell_peer)?;
+    Ok((mapping, EventfdDoorbell::new(parts.bell_peer, parts.bell_creator)))
+}
+
 /// Makes a link with a window of `window_bytes` each way: this end of it, and what the peer needs to [`open_link`] the
 /// other.
 ///
@@ -239,11 +262,9 @@ fn sides(layout: &PairLayout, mapping: Mapping) -> [Side; 2] {
 /// [`ShmError::WindowSize`], or [`ShmError::System`] with what the kernel said.
 pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError> {
     let layout = layout_of(window_bytes)?;
-    let (memfd, mapping) = create(layout.span_bytes())?;
-    let (bell_creator, bell_peer) = (new_eventfd()?, new_eventfd()?);
-    let doorbell = EventfdDoorbell::new(duplicate(&bell_creator)?, duplicate(&bell_peer)?);
+    let (mapping, doorbell, parts) = create_memory(layout.span_bytes())?;
     let [own, peer] = sides(&layout, mapping);
-    Ok((MemoryLink::attach(own, peer, doorbell, Before::Zeros), ShmParts { memfd, bell_creator, bell_peer }))
+    Ok((MemoryLink::attach(own, peer, doorbell, Before::Zeros), parts))
 }
 
 /// The peer's end of a link that its creator made with windows of `window_bytes`.
@@ -252,10 +273,7 @@ pub fn create_link(window_bytes: usize) -> Result<(ShmLink, ShmParts), ShmError>
 /// What is wrong with the parts, with the values found.
 pub fn open_link(parts: ShmParts, window_bytes: usize) -> Result<ShmLink, ShmError> {
     let layout = layout_of(window_bytes)?;
-    let mapping = open(&parts.memfd, layout.span_bytes())?;
-    check_eventfd(&parts.bell_creator)?;
-    check_eventfd(&parts.bell_peer)?;
-    let doorbell = EventfdDoorbell::new(parts.bell_peer, parts.bell_creator);
+    let (mapping, doorbell) = open_memory(parts, layout.span_bytes())?;
     let [peer, own] = sides(&layout, mapping);
     Ok(MemoryLink::attach(own, peer, doorbell, Before::Zeros))
 }

@@ -4,6 +4,7 @@
 //! A packet stands in the byte stream of a lane after its length (16 bits, little end first). There is no checksum: it
 //! is memory.
 
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use fabric::shm::{EventfdDoorbell, ShmLink};
@@ -29,7 +30,8 @@ pub const WINDOW_BYTES: usize = LAYOUT.window_bytes();
 /// Lanes to peers.
 #[derive(Default)]
 pub struct Lanes {
-    peers: Vec<Peer>,
+    /// By their addresses; nothing where one was removed.
+    peers: Vec<Option<Peer>>,
     /// Who is looked at next.
     turn: usize,
     strangers: u64,
@@ -162,7 +164,7 @@ impl Lanes {
         if found < WINDOW_BYTES {
             return Err(WireError::Window { found, needed: WINDOW_BYTES });
         }
-        self.peers.push(Peer {
+        let peer = Peer {
             to: Producer::new(link.outbound(), link.inbound(), LAYOUT, secret),
             from: Consumer::new(link.inbound(), link.outbound(), LAYOUT, secret),
             bell: link.doorbell(),
@@ -170,19 +172,56 @@ impl Lanes {
             rest: Vec::with_capacity(LENGTH_BYTES + PACKET_BYTES_MAX),
             is_to_be_rung: false,
             is_broken: false,
-        });
-        Ok(Address(self.peers.len() as u32 - 1))
+        };
+        let index = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
+        if index == self.peers.len() {
+            self.peers.push(None);
+        }
+        self.peers[index] = Some(peer);
+        Ok(Address(index as u32))
+    }
+
+    /// Forgets a peer and lets go of its memory. Its address may become another peer's: queue pairs that are connected
+    /// to it must be gone.
+    pub fn remove_peer(&mut self, address: Address) {
+        if let Some(peer) = self.peers.get_mut(address.0 as usize) {
+            *peer = None;
+        }
     }
 
     /// Peers whose lanes ended because they broke their protocol.
     pub fn broken(&self) -> usize {
-        self.peers.iter().filter(|peer| peer.is_broken).count()
+        self.peers.iter().flatten().filter(|peer| peer.is_broken).count()
+    }
+
+    /// What becomes readable when a peer rings.
+    pub fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.peers.iter().flatten().filter_map(|peer| peer.bell.descriptor())
+    }
+
+    /// Asks all peers to ring; false when there is something to do already. [`Lanes::woke`] follows in either case.
+    pub fn may_sleep(&mut self) -> bool {
+        let heard = self.peers.iter_mut().flatten().filter(|peer| !peer.is_broken);
+        // Each must be asked, whatever the others say.
+        let busy = heard.map(|peer| usize::from(!peer.announce())).sum::<usize>();
+        busy == 0
+    }
+
+    /// After sleeping: peers need not ring any more.
+    pub fn woke(&mut self) {
+        self.peers.iter_mut().flatten().for_each(Peer::cancel);
+    }
+
+    fn heard(&mut self, index: usize) -> Option<&mut Peer> {
+        self.peers.get_mut(index)?.as_mut().filter(|peer| !peer.is_broken)
     }
 
     /// What a peer's fault means: it is not heard any more, and others are not harmed.
     fn judge<T>(&mut self, index: usize, done: Result<T, Corrupt>) -> Option<T> {
-        if done.is_err() {
-            self.peers[index].is_broken = true;
+        if done.is_err()
+            && let Some(peer) = self.heard(index)
+        {
+            peer.is_broken = true;
             self.strangers += 1;
         }
         done.ok()
@@ -191,23 +230,21 @@ impl Lanes {
 
 impl Wire for Lanes {
     fn datagram(&self, to: Address) -> Result<Option<Encapsulation>, WireError> {
-        self.peers.get(to.0 as usize).map(|_| None).ok_or(WireError::Peer(to.0))
+        self.peers.get(to.0 as usize).and_then(Option::as_ref).map(|_| None).ok_or(WireError::Peer(to.0))
     }
 
     fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
         let index = to.0 as usize;
-        let peer = self.peers.get_mut(index).ok_or(WireError::Peer(to.0))?;
-        if peer.is_broken {
-            return Ok(true); // lost
-        }
+        self.datagram(to)?;
+        let Some(peer) = self.heard(index) else { return Ok(true) }; // lost
         let sent = peer.send(packet);
         Ok(self.judge(index, sent).unwrap_or(true))
     }
 
     fn flush(&mut self) -> Result<(), WireError> {
         for index in 0..self.peers.len() {
-            if !self.peers[index].is_broken {
-                let flushed = self.peers[index].flush();
+            if let Some(peer) = self.heard(index) {
+                let flushed = peer.flush();
                 self.judge(index, flushed);
             }
         }
@@ -217,15 +254,15 @@ impl Wire for Lanes {
     fn receive(&mut self) -> Result<Option<Arrival<'_>>, WireError> {
         for _ in 0..self.peers.len() {
             let index = self.turn % self.peers.len();
-            let next = if self.peers[index].is_broken { Ok(None) } else { self.peers[index].next() };
+            let next = self.heard(index).map_or(Ok(None), Peer::next);
             if let Some(Some(range)) = self.judge(index, next) {
-                let packet = &self.peers[index].inbox.bytes[range];
+                let peer = self.peers[index].as_ref().expect("its packet was found just now");
                 return Ok(Some(Arrival {
                     from: Address(index as u32),
                     is_marked: false,
                     datagram: None,
                     is_identified: true,
-                    packet,
+                    packet: &peer.inbox.bytes[range],
                 }));
             }
             self.turn = index + 1;
@@ -234,18 +271,13 @@ impl Wire for Lanes {
     }
 
     fn wait(&mut self, limit: Option<Duration>) -> Result<(), WireError> {
-        let may_sleep = self.peers.iter_mut().filter(|peer| !peer.is_broken).all(Peer::announce);
-        let bells: Vec<EventfdDoorbell> = self.peers.iter().map(|peer| peer.bell.clone()).collect();
-        let mut descriptors: Vec<PollFd<'_>> = bells
-            .iter()
-            .filter_map(|bell| bell.descriptor())
-            .map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN))
-            .collect();
+        let may_sleep = self.may_sleep();
+        let mut descriptors: Vec<PollFd<'_>> =
+            self.wakes().map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)).collect();
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let waited = if may_sleep { poll(&mut descriptors, limit.as_ref()) } else { Ok(0) };
-        for peer in &mut self.peers {
-            peer.cancel();
-        }
+        drop(descriptors);
+        self.woke();
         match waited {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => {
@@ -340,6 +372,23 @@ mod tests {
         a.flush().unwrap();
         assert_eq!(b.receive().unwrap().unwrap().packet, b"still here");
         assert!(matches!(b.send(Address(9), b"?"), Err(WireError::Peer(9))));
+    }
+
+    #[test]
+    fn a_peer_that_was_removed_gives_its_address_and_its_memory_to_the_next() {
+        let (mut a, mut b) = pair();
+        b.remove_peer(Address(0));
+        assert!(matches!(b.send(Address(0), b"nobody"), Err(WireError::Peer(0))));
+        assert!(b.receive().unwrap().is_none() && b.wakes().next().is_none());
+        assert!(a.send(Address(0), b"to nobody").unwrap());
+        a.flush().unwrap();
+        let (first, second) = links();
+        a.remove_peer(Address(0));
+        assert_eq!(a.add_peer(&first, SECRET).unwrap(), Address(0));
+        assert_eq!(b.add_peer(&second, SECRET).unwrap(), Address(0));
+        assert!(a.send(Address(0), b"to the next").unwrap());
+        a.flush().unwrap();
+        assert_eq!(b.receive().unwrap().unwrap().packet, b"to the next");
     }
 
     #[test]

@@ -109,6 +109,14 @@ impl<W: Wire, M: HostMemory<Payload = [u8]>> Live<W, M> {
         self.counters
     }
 
+    /// Sends what was posted, up to a bound, and looks at nothing that came. Says whether anything left.
+    ///
+    /// # Errors
+    /// When the wire is of no use any more.
+    pub fn transmit(&mut self) -> Result<bool, LiveError> {
+        self.send()
+    }
+
     /// Sends what was posted, takes in what came, does what is due, and sends what follows from that, acknowledgements
     /// above all; each up to a bound. Says whether there was anything.
     ///

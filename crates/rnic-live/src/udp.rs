@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io::{ErrorKind, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
@@ -197,6 +198,17 @@ impl Udp {
     /// By what a peer is known.
     fn known_by(&self, address: SocketAddr) -> SocketAddr {
         if self.expects_nics { SocketAddr::new(address.ip(), 0) } else { address }
+    }
+
+    /// Becomes readable when something has come.
+    pub fn wakes(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether nothing is here that a sleeper would not be woken for: datagrams that were taken from the kernel, or
+    /// that it did not take.
+    pub fn may_sleep(&self) -> bool {
+        self.inbox.buffer >= self.inbox.filled && self.outbox.to.is_none()
     }
 
     /// Datagrams that the kernel would not send; their packets are sent again when they are missed.

@@ -13,15 +13,28 @@
 //! A node that died is taken out with [`Interconnect::leave`]; another one by the same number begins anew. None of the
 //! others ever waits for it.
 
+mod carrier;
+mod memory;
+mod mesh;
+mod rnic;
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use fabric::timed::LinkTiming;
-use router::batch::{Parcel, Policy};
+use packet::{flow, ipv4, ipv6};
+use rnic_live::{Lanes, LiveError, Udp};
+use router::batch::{Parcel, Policy, PolicyError};
 use router::{NodeId, Pool};
 use sim::{Span, Time};
 use thiserror::Error;
+
+use memory::{Direct, MemoryCarrier, Modelled};
+use mesh::Mesh;
+use rnic::RnicCarrier;
 
 /// What carries packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +60,19 @@ pub struct Settings {
     pub balances: bool,
     /// How long a flow must have been silent before it changes its way back.
     pub flowlet_gap: Span,
+}
+
+impl Default for Settings {
+    /// Adaptive batches, a thousand packets in each queue, detours; a flow goes back after 20 ms of silence: a node
+    /// that passes packets on may have to wait for its processor.
+    fn default() -> Settings {
+        Settings {
+            policy: Policy::adaptive(),
+            queue_packets: 1024,
+            balances: true,
+            flowlet_gap: Span::from_ps(20_000_000_000),
+        }
+    }
 }
 
 /// What two ends of a connection tell each other: plain values, to be encoded as the control plane likes. Those of a
@@ -87,6 +113,9 @@ pub enum InterconnectError {
     /// The RDMA transport, or its wire.
     #[error(transparent)]
     Nic(#[from] rnic_live::LiveError),
+    /// A policy that cannot be.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// What a peer offered makes no sense.
     #[error("node {node}: {what} of {found} in its offer; it must be {expected}")]
     Terms {
@@ -209,4 +238,42 @@ pub trait Interconnect: Send {
 
     /// What was counted of a node since it was joined first.
     fn counters(&self, node: NodeId) -> Counters;
+}
+
+/// An interconnect of this kind, for this node, with no peers yet.
+///
+/// # Errors
+/// When there can be no such interconnect.
+pub fn open(own: NodeId, kind: Kind, settings: &Settings) -> Result<Box<dyn Interconnect>, InterconnectError> {
+    settings.policy.check()?;
+    Ok(match kind {
+        Kind::Lanes => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Direct))?),
+        Kind::Windows(timing) => Box::new(Mesh::new(own, *settings, MemoryCarrier::new(Modelled(timing)))?),
+        Kind::RnicLanes => Box::new(Mesh::new(own, *settings, RnicCarrier::new(Lanes::new())?)?),
+        Kind::RnicUdp(address) => {
+            let wire = Udp::bind(address).map_err(LiveError::from)?;
+            Box::new(Mesh::new(own, *settings, RnicCarrier::new(wire)?)?)
+        }
+    })
+}
+
+fn random_u64() -> Result<u64, InterconnectError> {
+    let mut bytes = [0; 8];
+    // So few bytes come whole, once the kernel has any.
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    filled.map_err(|errno| InterconnectError::System { call: "getrandom", error: errno.into() })?;
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+fn wrong_terms(node: NodeId, what: &'static str, found: impl ToString, expected: &'static str) -> InterconnectError {
+    InterconnectError::Terms { node: node.0, what, found: found.to_string(), expected }
+}
+
+/// The hash of a packet's flow; 0 of what is no packet.
+fn flow_hash(packet: &[u8], seed: u64) -> u32 {
+    match packet.first().map(|first| first >> 4) {
+        Some(4) => ipv4::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v4(&packet, seed)),
+        Some(6) => ipv6::Packet::new_checked(packet).map_or(0, |packet| flow::hash_v6(&packet, seed)),
+        _ => 0,
+    }
 }

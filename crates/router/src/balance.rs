@@ -156,3 +156,205 @@ impl Balancer {
         (links[usize::from(third.0)].queued < straight.queued / 2).then_some(third)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GAP_NS: u64 = 1000;
+    const HOT_PACKETS: usize = 16;
+
+    fn at(ns: u64) -> Time {
+        Time::from_ps(ns * 1000)
+    }
+
+    fn thresholds() -> Thresholds {
+        Thresholds { hot_packets: HOT_PACKETS, flowlet_gap: Span::from_ps(GAP_NS * 1000) }
+    }
+
+    fn up(queued: usize) -> LinkLoad {
+        LinkLoad { is_up: true, queued, ..LinkLoad::default() }
+    }
+
+    /// A mesh of four, seen from node 0.
+    fn links(queued: [usize; 4]) -> [LinkLoad; NODES] {
+        let mut links = [LinkLoad::default(); NODES];
+        for node in 1..4 {
+            links[node] = up(queued[node]);
+        }
+        links
+    }
+
+    const TO: NodeId = NodeId(1);
+
+    #[test]
+    fn all_go_straight_while_the_link_is_not_hot() {
+        let mut balancer = Balancer::new(NodeId(0), thresholds(), 1);
+        assert!(balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS - 1, 0, 0])));
+        assert!(!balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS, 0, 0])));
+        assert!(!balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS / 4 + 1, 0, 0])), "still hot");
+        assert!(balancer.is_straight(at(0), TO, &links([0, HOT_PACKETS / 4, 0, 0])));
+    }
+
+    #[test]
+    fn flows_of_a_hot_link_go_round_once_nothing_of_them_is_under_way() {
+        let mut balancer = Balancer::new(NodeId(0), thresholds(), 1);
+        let mut loads = links([0, 100, 0, 0]);
+        (loads[1].handed, loads[1].settled) = (500, 400);
+        assert!(!balancer.is_straight(at(0), TO, &loads));
+        assert_eq!(balancer.way(at(0), TO, 7, &loads), TO, "100 packets, perhaps its own, are under way");
+        (loads[1].handed, loads[1].settled) = (501, 500);
+        assert_eq!(balancer.way(at(1), TO, 7, &loads), TO, "its last one is");
+        (loads[1].handed, loads[1].settled) = (502, 502);
+        let third = balancer.way(at(2), TO, 7, &loads);
+        assert!(third == NodeId(2) || third == NodeId(3));
+        assert_ne!(balancer.way(at(3), TO, 8, &loads), TO);
+        // It stays there while packets follow one another, also when the link is hot no more.
+        loads[1].queued = 0;
+        assert!(!balancer.is_straight(at(900), TO, &loads));
+        assert_eq!(balancer.way(at(900), TO, 7, &loads), third);
+        assert!(!balancer.is_straight(at(1899), TO, &loads));
+        assert!(balancer.is_straight(at(1900), TO, &loads), "everything that went round is there");
+    }
+
+    #[test]
+    fn flows_spread_over_third_nodes_and_not_over_busy_or_dead_ones() {
+        let mut balancer = Balancer::new(NodeId(0), thresholds(), 3);
+        let spread = |balancer: &mut Balancer, loads: &[LinkLoad; NODES], first: u32| {
+            let mut counts = [0; NODES];
+            assert!(!balancer.is_straight(at(0), TO, loads));
+            (first..first + 60).for_each(|hash| counts[usize::from(balancer.way(at(0), TO, hash, loads).0)] += 1);
+            counts
+        };
+        let even = spread(&mut balancer, &links([0, 100, 10, 10]), 0);
+        assert!(even[2] >= 15 && even[3] >= 15 && even[2] + even[3] == 60, "{even:?}");
+        let busy = spread(&mut balancer, &links([0, 100, 60, 10]), 60);
+        assert!(busy[3] >= 30 && busy[2] == 0, "{busy:?}");
+        let mut loads = links([0, 100, 0, 0]);
+        loads[2].is_up = false;
+        assert_eq!(spread(&mut balancer, &loads, 120)[3], 60);
+        loads[3].is_up = false;
+        assert_eq!(spread(&mut balancer, &loads, 180)[1], 60, "nobody is there to go round by");
+        assert_eq!(spread(&mut balancer, &loads, 0)[1], 60, "flows of dead nodes go on at once");
+    }
+
+    /// A packet under way: of which flow, its number in it, when it arrives.
+    struct Flying {
+        flow: u32,
+        number: u64,
+        arrives: u64,
+    }
+
+    /// A mesh in which the straight link serves its queue at a rate, and detours take any time below the gap, in order.
+    struct World {
+        balancer: Balancer,
+        straight: VecDeque<Flying>,
+        straight_free: u64,
+        round: Vec<Flying>,
+        /// When the last packet arrives that goes round by each node: they keep their order on a way.
+        round_last: [u64; NODES],
+        handed: u64,
+        settled: u64,
+        sent: Vec<u64>,
+        arrived: Vec<u64>,
+        detoured: u64,
+    }
+
+    impl World {
+        fn new(seed: u64, flows: usize) -> World {
+            World {
+                balancer: Balancer::new(NodeId(0), thresholds(), seed),
+                straight: VecDeque::new(),
+                straight_free: 0,
+                round: Vec::new(),
+                round_last: [0; NODES],
+                handed: 0,
+                settled: 0,
+                sent: vec![0; flows],
+                arrived: vec![0; flows],
+                detoured: 0,
+            }
+        }
+
+        fn send(&mut self, now: u64, flow: u32, service: u64, detour: u64) {
+            let mut loads = links([0, self.straight.len(), 0, 0]);
+            (loads[1].handed, loads[1].settled) = (self.handed, self.settled);
+            let is_straight = self.balancer.is_straight(at(now), TO, &loads);
+            let way = if is_straight { TO } else { self.balancer.way(at(now), TO, flow, &loads) };
+            let number = self.sent[flow as usize];
+            self.sent[flow as usize] += 1;
+            if way == TO {
+                self.handed += 1;
+                self.straight_free = self.straight_free.max(now) + service;
+                self.straight.push_back(Flying { flow, number, arrives: self.straight_free });
+            } else {
+                self.detoured += 1;
+                let last = &mut self.round_last[usize::from(way.0)];
+                *last = (now + detour).max(*last);
+                self.round.push(Flying { flow, number, arrives: *last });
+            }
+        }
+
+        /// Everything that arrives until then, each flow in order or not.
+        fn arrive(&mut self, now: u64) -> bool {
+            let mut due: Vec<Flying> = Vec::new();
+            while let Some(flying) = self.straight.pop_front_if(|flying| flying.arrives <= now) {
+                self.settled += 1;
+                due.push(flying);
+            }
+            due.extend(self.round.extract_if(.., |flying| flying.arrives <= now));
+            due.sort_by_key(|flying| flying.arrives);
+            let mut is_in_order = true;
+            for flying in due {
+                let next = &mut self.arrived[flying.flow as usize];
+                is_in_order &= *next == flying.number;
+                *next = flying.number + 1;
+            }
+            is_in_order
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn flows_stay_in_order_whatever_way_they_take(
+            seed in any::<u64>(),
+            steps in proptest::collection::vec((0_u32..12, 0_u64..120, 1_u64..120, 0_u64..GAP_NS), 50..400),
+        ) {
+            let mut world = World::new(seed, 12);
+            let mut now = 0;
+            for (flow, pause, service, detour) in steps {
+                now += pause;
+                prop_assert!(world.arrive(now), "out of order at {now} ns");
+                // Bursts, so that the link becomes hot, and silence now and then, so that it cools down.
+                if pause == 7 {
+                    now += 3 * GAP_NS;
+                    prop_assert!(world.arrive(now), "out of order at {now} ns");
+                }
+                for packet in 0..pause % 4 {
+                    world.send(now, (flow + packet as u32 % 2) % 12, service, detour);
+                }
+            }
+            prop_assert!(world.arrive(u64::MAX));
+            prop_assert_eq!(&world.sent, &world.arrived);
+        }
+    }
+
+    #[test]
+    fn the_property_is_tried_on_detours_too() {
+        let mut random = Random::new(5, "steps");
+        let mut world = World::new(1, 12);
+        let mut now = 0;
+        for _ in 0..5000 {
+            now += random.below(60);
+            assert!(world.arrive(now));
+            world.send(now, random.below(12) as u32, 45, random.below(GAP_NS));
+        }
+        assert!(world.detoured > 200 && world.handed > 200, "{} round, {} straight", world.detoured, world.handed);
+    }
+}

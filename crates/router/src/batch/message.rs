@@ -64,7 +64,8 @@ impl Source for [u8] {
 /// A message that makes no sense: its sender is no node of this cluster, or broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "a message with {what} of {value}; nodes of one cluster must run one version, and this one is not heard any more"
+    "a message with {what} of {value}; nodes of one cluster must run one version, \
+     and this one is not heard any more"
 )]
 pub struct MessageError {
     /// What is wrong.
@@ -89,12 +90,11 @@ pub struct Place {
 pub struct Message {
     /// What it says.
     pub header: Header,
-    places: [Place; PACKETS_MAX],
+    /// As they came, and checked.
+    descriptors: [[u8; DESCRIPTOR_BYTES]; PACKETS_MAX],
     packets: usize,
+    is_filler: bool,
 }
-
-const NOWHERE: Place =
-    Place { hop: Hop { node: NodeId(0), port: PortId(0), adjacency: AdjacencyId(0) }, offset: 0, bytes: 0 };
 
 impl Message {
     /// Looks at bytes of a peer: copies of them, each once.
@@ -124,40 +124,37 @@ impl Message {
             return fault("a stated length", word(12) as usize);
         }
         let header = Header { sequence: word(4), taken: word(8), asks: flags & FLAG_ASKS != 0 };
-        let mut message = Message { header, places: [NOWHERE; PACKETS_MAX], packets: usize::from(packets) };
         let is_filler = flags & FLAG_FILLER != 0;
+        let descriptors = [[0; DESCRIPTOR_BYTES]; PACKETS_MAX];
+        let mut message = Message { header, descriptors, packets: usize::from(packets), is_filler };
         if message.packets > PACKETS_MAX || is_filler && packets != 0 {
             return fault("a number of packets", message.packets);
         }
         if !is_filler {
-            message.read_places(source)?;
+            message.read_descriptors(source)?;
         }
         Ok(message)
     }
 
-    fn read_places(&mut self, source: &(impl Source + ?Sized)) -> Result<(), MessageError> {
+    fn read_descriptors(&mut self, source: &(impl Source + ?Sized)) -> Result<(), MessageError> {
         let fault = |what, value: usize| Err(MessageError { what, value: value as u64 });
         let bytes = source.bytes();
         let mut offset = HEADER_BYTES + self.packets * DESCRIPTOR_BYTES;
         if offset > bytes {
             return fault("a number of packets", self.packets);
         }
-        let mut descriptors = [0; PACKETS_MAX * DESCRIPTOR_BYTES];
-        let descriptors = &mut descriptors[..self.packets * DESCRIPTOR_BYTES];
-        source.read(HEADER_BYTES, descriptors);
-        let (descriptors, _) = descriptors.as_chunks::<DESCRIPTOR_BYTES>();
-        for (place, descriptor) in self.places.iter_mut().zip(descriptors) {
-            let [low, high, node, port, adjacency_low, adjacency_high, spare @ ..] = *descriptor;
+        let descriptors = &mut self.descriptors[..self.packets];
+        source.read(HEADER_BYTES, descriptors.as_flattened_mut());
+        for descriptor in descriptors {
+            let [_, _, node, _, _, _, spare @ ..] = *descriptor;
             if node >= NODES_MAX || spare != [0, 0] {
                 return fault("a descriptor", u64::from_le_bytes(*descriptor) as usize);
             }
-            let adjacency = AdjacencyId(u16::from_le_bytes([adjacency_low, adjacency_high]));
-            let hop = Hop { node: NodeId(node), port: PortId(port), adjacency };
-            *place = Place { hop, offset, bytes: usize::from(u16::from_le_bytes([low, high])) };
-            if place.bytes == 0 || place.bytes > bytes - offset {
-                return fault("a packet's length", place.bytes);
+            let length = length_of(descriptor);
+            if length == 0 || length > bytes - offset {
+                return fault("a packet's length", length);
             }
-            offset += place.bytes;
+            offset += length;
         }
         if offset != bytes {
             return fault("a length without its packets", bytes - offset);
@@ -165,10 +162,34 @@ impl Message {
         Ok(())
     }
 
-    /// Its packets.
-    pub fn places(&self) -> &[Place] {
-        &self.places[..self.packets]
+    /// Whether it says nothing, its header included.
+    pub fn is_filler(&self) -> bool {
+        self.is_filler
     }
+
+    /// How many packets it has.
+    pub fn packets(&self) -> usize {
+        self.packets
+    }
+
+    /// Its packets.
+    #[inline]
+    pub fn places(&self) -> impl Iterator<Item = Place> {
+        let mut offset = HEADER_BYTES + self.packets * DESCRIPTOR_BYTES;
+        self.descriptors[..self.packets].iter().map(move |descriptor| {
+            let [_, _, node, port, low, high, ..] = *descriptor;
+            let adjacency = AdjacencyId(u16::from_le_bytes([low, high]));
+            let hop = Hop { node: NodeId(node), port: PortId(port), adjacency };
+            let place = Place { hop, offset, bytes: length_of(descriptor) };
+            offset += place.bytes;
+            place
+        })
+    }
+}
+
+#[inline]
+fn length_of(descriptor: &[u8; DESCRIPTOR_BYTES]) -> usize {
+    usize::from(u16::from_le_bytes([descriptor[0], descriptor[1]]))
 }
 
 /// How many of the packets with these lengths, from the first one on, go into a message of at most `bytes_max`; and the
@@ -185,44 +206,47 @@ pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, us
     (packets, bytes)
 }
 
-/// Puts a message of these packets, 32 at most, in place of what `into` held.
-pub fn put<'a>(into: &mut Vec<u8>, header: &Header, packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone) {
+/// Puts a message of these packets, 32 at most, at the front of `into`; says how long it is, as [`fit`] does.
+///
+/// # Panics
+/// When there are more, or `into` has no room for them.
+pub fn put<'a>(
+    into: &mut [u8],
+    header: &Header,
+    packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone,
+) -> usize {
     let count = packets.len();
     assert!(count <= PACKETS_MAX, "a message of {count} packets");
     let flags = if header.asks { FLAG_ASKS } else { 0 };
-    into.clear();
-    put_head(into, [MAGIC, VERSION, count as u8, flags], header);
-    for (hop, bytes) in packets.clone() {
-        let [low, high] = (bytes.len() as u16).to_le_bytes();
+    let (head, rest) = into.split_at_mut(HEADER_BYTES);
+    let (descriptors, mut rest) = rest.split_at_mut(count * DESCRIPTOR_BYTES);
+    let (descriptors, _) = descriptors.as_chunks_mut::<DESCRIPTOR_BYTES>();
+    let mut bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
+    for (descriptor, (hop, packet)) in descriptors.iter_mut().zip(packets) {
+        let [low, high] = (packet.len() as u16).to_le_bytes();
         let [adjacency_low, adjacency_high] = hop.adjacency.0.to_le_bytes();
-        into.extend_from_slice(&[low, high, hop.node.0, hop.port.0, adjacency_low, adjacency_high, 0, 0]);
+        *descriptor = [low, high, hop.node.0, hop.port.0, adjacency_low, adjacency_high, 0, 0];
+        let (place, behind) = rest.split_at_mut(packet.len());
+        place.copy_from_slice(packet);
+        (rest, bytes) = (behind, bytes + packet.len());
     }
-    for (_, bytes) in packets {
-        into.extend_from_slice(bytes);
-    }
-    state_length(into);
+    put_head(head, [MAGIC, VERSION, count as u8, flags], header, bytes);
+    bytes
 }
 
-/// Puts a message of nothing, `bytes` long, in place of what `into` held: at least a header.
-pub fn put_filler(into: &mut Vec<u8>, header: &Header, bytes: usize) {
-    assert!(bytes >= HEADER_BYTES, "a filler of {bytes} B");
-    into.clear();
-    put_head(into, [MAGIC, VERSION, 0, FLAG_FILLER], header);
-    into.resize(bytes, 0);
-    state_length(into);
+/// Makes all of `into` a message of nothing: at least a header.
+pub fn put_filler(into: &mut [u8]) {
+    let bytes = into.len();
+    let (head, rest) = into.split_at_mut(HEADER_BYTES);
+    put_head(head, [MAGIC, VERSION, 0, FLAG_FILLER], &Header::default(), bytes);
+    rest.fill(0);
 }
 
-fn put_head(into: &mut Vec<u8>, first: [u8; 4], header: &Header) {
-    let mut head = [0; HEADER_BYTES];
+fn put_head(head: &mut [u8], first: [u8; 4], header: &Header, bytes: usize) {
     head[..4].copy_from_slice(&first);
     head[4..8].copy_from_slice(&header.sequence.to_le_bytes());
     head[8..12].copy_from_slice(&header.taken.to_le_bytes());
-    into.extend_from_slice(&head);
-}
-
-fn state_length(message: &mut [u8]) {
-    let bytes = message.len() as u32;
-    message[12..HEADER_BYTES].copy_from_slice(&bytes.to_le_bytes());
+    head[12..16].copy_from_slice(&(bytes as u32).to_le_bytes());
 }
 
 #[cfg(test)]
@@ -238,8 +262,10 @@ mod tests {
     fn three() -> Vec<u8> {
         let packets: [(Hop, &[u8]); 3] =
             [(hop(1, 2, 3), &[7; 46]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])];
-        let mut bytes = Vec::new();
-        put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true }, packets.into_iter());
+        let mut bytes = vec![0; 2000];
+        let length = put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true }, packets.into_iter());
+        assert_eq!(fit(length, packets.iter().map(|(_, packet)| packet.len())), (3, length));
+        bytes.truncate(length);
         bytes
     }
 
@@ -249,17 +275,17 @@ mod tests {
         let message = Message::check(bytes.as_slice()).unwrap();
         assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true });
         let found: Vec<(Hop, &[u8])> =
-            message.places().iter().map(|place| (place.hop, &bytes[place.offset..][..place.bytes])).collect();
+            message.places().map(|place| (place.hop, &bytes[place.offset..][..place.bytes])).collect();
         assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);
     }
 
     #[test]
     fn a_filler_is_a_message_of_no_packets() {
         for bytes in [HEADER_BYTES, 48, 5000] {
-            let mut filler = Vec::new();
-            put_filler(&mut filler, &Header::default(), bytes);
-            assert_eq!(filler.len(), bytes);
-            assert!(Message::check(filler.as_slice()).unwrap().places().is_empty());
+            let mut filler = vec![1; bytes];
+            put_filler(&mut filler);
+            let message = Message::check(filler.as_slice()).unwrap();
+            assert!(message.is_filler() && message.places().next().is_none());
         }
     }
 
@@ -301,9 +327,9 @@ mod tests {
                 bytes[12..16].copy_from_slice(&length.to_le_bytes());
             }
             if let Ok(message) = Message::check(bytes.as_slice()) {
-                let end = message.places().iter().map(|place| place.offset + place.bytes).max().unwrap_or(0);
+                let end = message.places().map(|place| place.offset + place.bytes).max().unwrap_or(0);
                 prop_assert!(end <= bytes.len());
-                prop_assert!(message.places().iter().all(|place| place.bytes > 0 && place.hop.node.0 < NODES_MAX));
+                prop_assert!(message.places().all(|place| place.bytes > 0 && place.hop.node.0 < NODES_MAX));
             }
         }
     }

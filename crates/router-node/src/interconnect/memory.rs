@@ -1,0 +1,552 @@
+//! Messages in rings that both nodes map: lanes, on one machine or as late as over a modelled link.
+//!
+//! A message is one record of a lane, put together by the sender and copied out, packet by packet, by the receiver. A
+//! record does not go over the end of its ring: what is left there is filled. Beside the lane lies one word each way:
+//! how many packets were taken in.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::shm::{EventfdDoorbell, ShmParts, create_memory, open_memory};
+use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Shape};
+use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, Wake};
+use lane::{Consumer, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
+use router::batch::message::{self, Header, Message, Source};
+use router::{NODES_MAX, NodeId};
+use volmem::sync::Ordering;
+use volmem::{CACHE_LINE_BYTES, Mapping, Region};
+
+use super::carrier::{Carrier, Fault, Intake, Limits, Packets};
+use super::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
+
+/// 128 KiB: some hundred full messages of small packets, or three of long ones; both directions stay in a second-level
+/// cache.
+const SLOTS: u64 = 2048;
+const LAYOUT: Layout = Layout::packed(SLOTS, 0);
+/// Bytes of a record besides its message.
+const RECORD_HEADER_BYTES: usize = 16;
+/// Where a peer says what it has taken in: in a line of its own, between the lane's words and its ring.
+const TAKEN: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
+/// What is no ring.
+const WORDS_BYTES: usize = LAYOUT.small_offset;
+
+const _: () = assert!(TAKEN + CACHE_LINE_BYTES <= WORDS_BYTES);
+
+/// The two windows of a pair of nodes.
+pub(super) trait Windows: Send {
+    type Inbound: Inbound + Clone;
+    type Outbound: Outbound + Clone;
+
+    fn inbound(&self) -> Self::Inbound;
+    fn outbound(&self) -> Self::Outbound;
+    /// After a ring: waits until what was stored before it is here.
+    fn settle(&self);
+}
+
+/// How windows are made of memory that both nodes map, zero at first.
+pub(super) trait Medium: Send {
+    type Windows: Windows;
+
+    /// Bytes of memory for one window and what belongs to it.
+    fn side_bytes(&self) -> usize;
+
+    /// This node's half, then the peer's.
+    fn windows(&self, own: &Region, peer: &Region) -> Result<Self::Windows, InterconnectError>;
+
+    /// How many packets a peer may have to take in before it is behind.
+    fn behind_packets(&self) -> u32;
+}
+
+/// Memory as it is.
+pub(super) struct Direct;
+
+pub(super) struct DirectWindows {
+    inbound: MemoryInbound,
+    outbound: MemoryOutbound,
+}
+
+impl Medium for Direct {
+    type Windows = DirectWindows;
+
+    fn side_bytes(&self) -> usize {
+        LAYOUT.window_bytes()
+    }
+
+    fn windows(&self, own: &Region, peer: &Region) -> Result<DirectWindows, InterconnectError> {
+        let (inbound, outbound) = (MemoryInbound::new(own.clone()), MemoryOutbound::new(peer.clone()));
+        Ok(DirectWindows { inbound, outbound })
+    }
+
+    /// What is under way between two cores at 10 Mpps, and a little.
+    fn behind_packets(&self) -> u32 {
+        8
+    }
+}
+
+impl Windows for DirectWindows {
+    type Inbound = MemoryInbound;
+    type Outbound = MemoryOutbound;
+
+    fn inbound(&self) -> MemoryInbound {
+        self.inbound.clone()
+    }
+
+    fn outbound(&self) -> MemoryOutbound {
+        self.outbound.clone()
+    }
+
+    fn settle(&self) {}
+}
+
+/// Memory as late as over a link.
+pub(super) struct Modelled(pub LinkTiming);
+
+const SHAPE: Shape = Shape { window_bytes: LAYOUT.window_bytes(), words_bytes: WORDS_BYTES };
+/// Behind each window: when the link is free that its *owner* writes over.
+const PACE_OFFSET: usize = SHAPE.memory_bytes().next_multiple_of(CACHE_LINE_BYTES);
+
+impl Medium for Modelled {
+    type Windows = InPlace;
+
+    fn side_bytes(&self) -> usize {
+        PACE_OFFSET + CACHE_LINE_BYTES
+    }
+
+    fn windows(&self, own: &Region, peer: &Region) -> Result<InPlace, InterconnectError> {
+        let pace = |side: &Region| Pace::in_region(side.sub(PACE_OFFSET, CACHE_LINE_BYTES));
+        let setup = InPlaceSetup { shape: SHAPE, timing: self.0, pace: pace(own), peers_pace: pace(peer) };
+        Ok(InPlace::new(&own.sub(0, PACE_OFFSET), &peer.sub(0, PACE_OFFSET), setup)?)
+    }
+
+    /// What goes over the link in the time of a round trip, a small packet each 100 ns, and as much again.
+    fn behind_packets(&self) -> u32 {
+        (16 + self.0.one_way_ns * 2 / 100 * 2).min(1024) as u32
+    }
+}
+
+impl Windows for InPlace {
+    type Inbound = InPlaceInbound;
+    type Outbound = InPlaceOutbound;
+
+    fn inbound(&self) -> InPlaceInbound {
+        InPlace::inbound(self)
+    }
+
+    fn outbound(&self) -> InPlaceOutbound {
+        InPlace::outbound(self)
+    }
+
+    fn settle(&self) {
+        InPlace::settle(self);
+    }
+}
+
+struct Peer<W: Windows> {
+    to: Producer<W::Outbound, W::Inbound>,
+    from: Consumer<W::Inbound, W::Outbound>,
+    windows: W,
+    inbound: W::Inbound,
+    outbound: W::Outbound,
+    bell: EventfdDoorbell,
+    /// The last message found no room.
+    is_blocked: bool,
+    /// The creator of the memory waits for the other node to say that it has it.
+    is_offered: bool,
+}
+
+/// A span of a lane as bytes of a message.
+struct Record<'a, I>(Span<'a, I>);
+
+impl<I: Inbound> Source for Record<'_, I> {
+    fn bytes(&self) -> usize {
+        self.0.len_bytes()
+    }
+
+    #[inline]
+    fn read(&self, at: usize, into: &mut [u8]) {
+        self.0.part(at, into.len()).read(into);
+    }
+}
+
+impl<W: Windows> Peer<W> {
+    fn new(windows: W, bell: EventfdDoorbell, secret: u64, is_offered: bool) -> Self {
+        let (inbound, outbound) = (windows.inbound(), windows.outbound());
+        Self {
+            to: Producer::new(outbound.clone(), inbound.clone(), LAYOUT, secret),
+            from: Consumer::new(inbound.clone(), outbound.clone(), LAYOUT, secret),
+            windows,
+            inbound,
+            outbound,
+            bell,
+            is_blocked: false,
+            is_offered,
+        }
+    }
+
+    /// Message bytes that a record has room for before the end of the ring.
+    fn bytes_to_end(&self) -> usize {
+        let slots = SLOTS - self.to.position() % SLOTS;
+        (slots as usize * SLOT_BYTES - RECORD_HEADER_BYTES).min(RECORD_BYTES_MAX)
+    }
+
+    /// Whether the message that `buffer` holds went.
+    fn publish(&mut self, buffer: &[u8]) -> Result<bool, Fault> {
+        let draft = self.to.draft(buffer.len())?;
+        self.is_blocked = true;
+        let Some(mut draft) = draft.filter(|draft| draft.room_bytes() >= buffer.len()) else { return Ok(false) };
+        draft.append(buffer);
+        draft.publish();
+        self.is_blocked = false;
+        Ok(true)
+    }
+
+    /// Fills the ring up to its end.
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, Fault> {
+        let filler = &mut buffer[..self.bytes_to_end()];
+        message::put_filler(filler);
+        self.publish(filler)
+    }
+
+    fn receive(&mut self, node: NodeId, intake: &mut impl Intake) -> Result<bool, Fault> {
+        let Some(chunk) = self.from.peek()? else { return Ok(false) };
+        let record = Record(self.from.span(chunk));
+        let message = Message::check(&record)?;
+        intake.take(node, &message, &record)?;
+        self.from.consume(chunk.len_bytes)?;
+        if self.from.take_wake_request() {
+            self.bell.ring();
+        }
+        Ok(true)
+    }
+
+    /// Asks to be rung; false when there is something to do already.
+    fn announce(&mut self) -> bool {
+        self.from.announce_sleep();
+        if self.is_blocked {
+            self.to.announce_sleep();
+        }
+        let has_room = self.is_blocked && self.to.is_writable().unwrap_or(true);
+        !self.from.may_have_data() && !has_room
+    }
+
+    fn cancel(&mut self) {
+        self.from.cancel_sleep();
+        if self.is_blocked {
+            self.to.cancel_sleep();
+        }
+        if self.bell.wait(Some(Duration::ZERO)) == Wake::Rung {
+            self.windows.settle();
+        }
+    }
+}
+
+/// Lanes to peers.
+pub(super) struct MemoryCarrier<M: Medium> {
+    medium: M,
+    peers: [Option<Peer<M::Windows>>; NODES_MAX as usize],
+    /// Who is looked at next.
+    turn: usize,
+    buffer: Box<[u8]>,
+}
+
+impl<M: Medium> MemoryCarrier<M> {
+    pub(super) fn new(medium: M) -> Self {
+        let peers = std::array::from_fn(|_| None);
+        Self { medium, peers, turn: 0, buffer: vec![0; RECORD_BYTES_MAX].into_boxed_slice() }
+    }
+
+    /// `order`: whose half comes first, 0 for this node's.
+    fn join(
+        &self,
+        mapping: Mapping,
+        bell: EventfdDoorbell,
+        secret: u64,
+        order: usize,
+    ) -> Result<Peer<M::Windows>, InterconnectError> {
+        let (memory, side_bytes) = (Region::of_mapping(Arc::new(mapping)), self.medium.side_bytes());
+        let halves = [memory.sub(0, side_bytes), memory.sub(side_bytes, side_bytes)];
+        let windows = self.medium.windows(&halves[order], &halves[1 - order])?;
+        Ok(Peer::new(windows, bell, secret, order == 0))
+    }
+
+    fn joined(&mut self) -> impl Iterator<Item = &mut Peer<M::Windows>> {
+        self.peers.iter_mut().flatten().filter(|peer| !peer.is_offered)
+    }
+
+    fn peer(&mut self, node: NodeId) -> Option<&mut Peer<M::Windows>> {
+        joined(&mut self.peers, node)
+    }
+}
+
+/// A peer that packets go to.
+fn joined<W: Windows>(peers: &mut [Option<Peer<W>>], node: NodeId) -> Option<&mut Peer<W>> {
+    peers[usize::from(node.0)].as_mut().filter(|peer| !peer.is_offered)
+}
+
+impl<M: Medium> Carrier for MemoryCarrier<M> {
+    fn limits(&self) -> Limits {
+        Limits {
+            message_bytes_max: RECORD_BYTES_MAX,
+            behind_packets: self.medium.behind_packets(),
+            // What the ring has room for is what may be under way.
+            messages_max: SLOTS as usize,
+            bytes_max: u64::MAX,
+            tells_by_messages: false,
+        }
+    }
+
+    fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError> {
+        let (mapping, bell, parts) = create_memory(2 * self.medium.side_bytes())?;
+        let secret = random_u64()?;
+        self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 0)?);
+        let terms = Terms { secret, queue_pair: 0, packet_sequence: 0, address: None };
+        Ok(Offer { terms, descriptors: vec![parts.memfd, parts.bell_creator, parts.bell_peer] })
+    }
+
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
+        let found = offer.descriptors.len();
+        let Ok([memfd, bell_creator, bell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else {
+            return Err(wrong_terms(node, "a number of descriptors", found, "3: memory and two doorbells"));
+        };
+        let secret = offer.terms.secret;
+        if secret == 0 {
+            return Err(wrong_terms(node, "a secret", secret, "random, and not 0"));
+        }
+        let parts = ShmParts { memfd, bell_creator, bell_peer };
+        let (mapping, bell) = open_memory(parts, 2 * self.medium.side_bytes())?;
+        self.peers[usize::from(node.0)] = Some(self.join(mapping, bell, secret, 1)?);
+        Ok(Terms { secret: 0, ..offer.terms })
+    }
+
+    fn finish(&mut self, node: NodeId, _: &Terms) -> Result<(), InterconnectError> {
+        if let Some(peer) = &mut self.peers[usize::from(node.0)] {
+            peer.is_offered = false;
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, node: NodeId) {
+        self.peers[usize::from(node.0)] = None;
+    }
+
+    fn turn(&mut self) -> bool {
+        false
+    }
+
+    fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, Fault> {
+        let Some(peer) = joined(&mut self.peers, to) else { return Ok(0) };
+        send(peer, &mut self.buffer, header, packets)
+    }
+
+    fn tell(&mut self, to: NodeId, header: &Header) -> Result<bool, Fault> {
+        let Some(peer) = joined(&mut self.peers, to) else { return Ok(false) };
+        let bytes = message::put(&mut self.buffer, header, [].into_iter());
+        peer.publish(&self.buffer[..bytes])
+    }
+
+    fn flush(&mut self, to: NodeId) {
+        if let Some(peer) = self.peer(to)
+            && peer.to.take_wake_request()
+        {
+            peer.bell.ring();
+        }
+    }
+
+    fn receive(&mut self, intake: &mut impl Intake) -> Result<bool, (NodeId, Fault)> {
+        for _ in 0..NODES_MAX {
+            let node = NodeId((self.turn % usize::from(NODES_MAX)) as u8);
+            if let Some(peer) = self.peer(node)
+                && peer.receive(node, intake).map_err(|fault| (node, fault))?
+            {
+                return Ok(true);
+            }
+            self.turn += 1;
+        }
+        Ok(false)
+    }
+
+    fn taken(&mut self, node: NodeId) -> Option<u32> {
+        let peer = self.peer(node)?;
+        peer.inbound.invalidate(TAKEN, CACHE_LINE_BYTES);
+        Some(peer.inbound.load_u64(TAKEN, Ordering::Acquire) as u32)
+    }
+
+    fn say_taken(&mut self, node: NodeId, taken: u32) {
+        if let Some(peer) = self.peer(node) {
+            peer.outbound.store_u64(TAKEN, u64::from(taken), Ordering::Release);
+        }
+    }
+
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        let joined = self.peers.iter().flatten().filter(|peer| !peer.is_offered);
+        joined.filter_map(|peer| peer.bell.descriptor()).collect()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        // Each must be asked, whatever the others say.
+        let busy = self.joined().map(|peer| usize::from(!peer.announce())).sum::<usize>();
+        busy == 0
+    }
+
+    fn woke(&mut self) {
+        self.joined().for_each(Peer::cancel);
+    }
+}
+
+fn send<'a, W: Windows>(
+    peer: &mut Peer<W>,
+    buffer: &mut [u8],
+    header: &Header,
+    packets: impl Packets<'a>,
+) -> Result<usize, Fault> {
+    let lengths = || packets.clone().map(|(_, bytes)| bytes.len());
+    let (mut count, _) = message::fit(peer.bytes_to_end(), lengths());
+    if count == 0 {
+        if !peer.fill(buffer)? {
+            return Ok(0);
+        }
+        (count, _) = message::fit(peer.bytes_to_end(), lengths());
+    }
+    let bytes = message::put(buffer, header, packets.take(count));
+    Ok(if peer.publish(&buffer[..bytes])? { count } else { 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use router::batch::Parcel;
+    use router::batch::message::MessageError;
+    use router::{Hop, Pool};
+    use sim::Time;
+
+    use super::super::mesh::Mesh;
+    use super::super::{Counters, Interconnect, PeerState, Settings};
+    use super::*;
+
+    /// The other half of an offer, in the hands of somebody hostile.
+    struct Hostile {
+        peer: Peer<DirectWindows>,
+    }
+
+    impl Hostile {
+        fn of(offer: Offer) -> Hostile {
+            let Ok([memfd, bell_creator, bell_peer]) = <[OwnedFd; 3]>::try_from(offer.descriptors) else { panic!() };
+            let parts = ShmParts { memfd, bell_creator, bell_peer };
+            let (mapping, bell) = open_memory(parts, 2 * Direct.side_bytes()).unwrap();
+            let carrier = MemoryCarrier::new(Direct);
+            Hostile { peer: carrier.join(mapping, bell, offer.terms.secret, 1).unwrap() }
+        }
+    }
+
+    struct Victim {
+        mesh: Mesh<MemoryCarrier<Direct>>,
+        pool: Pool,
+    }
+
+    impl Victim {
+        fn new() -> Victim {
+            let mesh = Mesh::new(NodeId(0), Settings::default(), MemoryCarrier::new(Direct)).unwrap();
+            Victim { mesh, pool: Pool::new(256, 2048, 64) }
+        }
+
+        fn join(&mut self, node: u8) -> Hostile {
+            let offer = self.mesh.offer(NodeId(node)).unwrap();
+            let terms = offer.terms;
+            self.mesh.finish(NodeId(node), &terms).unwrap();
+            Hostile::of(offer)
+        }
+
+        fn turn(&mut self) -> usize {
+            let mut arrived: Vec<Parcel> = Vec::new();
+            self.mesh.turn(Time::ZERO, &mut self.pool, &mut arrived, 64);
+            let count = arrived.len();
+            arrived.into_iter().for_each(|(_, packet)| self.pool.free(packet));
+            count
+        }
+
+        fn states(&self) -> [PeerState; 2] {
+            [1, 2].map(|node| self.mesh.state(NodeId(node)))
+        }
+    }
+
+    fn message(sequence: u32) -> Vec<u8> {
+        let hop = Hop { node: NodeId(0), port: router::PortId(1), adjacency: router::AdjacencyId(2) };
+        let mut bytes = vec![0; 200];
+        let header = Header { sequence, ..Header::default() };
+        let length = message::put(&mut bytes, &header, [(hop, &[7; 60][..])].into_iter());
+        bytes.truncate(length);
+        bytes
+    }
+
+    #[test]
+    fn a_peer_that_sends_nonsense_is_heard_no_more_and_others_are() {
+        let spoil = |at: usize, value: u8| {
+            let mut bytes = message(1);
+            bytes[at] = value;
+            bytes
+        };
+        for nonsense in [vec![1], vec![0; 4000], spoil(2, 9), spoil(12, 1), spoil(18, 8), message(0)] {
+            let mut victim = Victim::new();
+            let (mut hostile, mut honest) = (victim.join(1), victim.join(2));
+            for bytes in [&message(0), &nonsense] {
+                assert!(hostile.peer.publish(bytes).unwrap());
+            }
+            assert!(honest.peer.publish(&message(0)).unwrap());
+            assert_eq!(victim.turn(), 2, "what came before nonsense was good");
+            assert_eq!(victim.states(), [PeerState::Broken, PeerState::Up]);
+            assert!(honest.peer.publish(&message(1)).unwrap());
+            assert_eq!(victim.turn(), 1);
+            assert_eq!(victim.pool.available(), 256);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_claims_what_it_was_not_sent_is_heard_no_more() {
+        for taken in [1, u32::MAX] {
+            let mut victim = Victim::new();
+            let (hostile, _honest) = (victim.join(1), victim.join(2));
+            hostile.peer.outbound.store_u64(TAKEN, u64::from(taken), Ordering::Release);
+            let packets = |victim: &mut Victim| {
+                let mut packet = victim.pool.take().unwrap();
+                victim.pool.resize(&mut packet, 60);
+                let hop = Hop { node: NodeId(1), port: router::PortId(0), adjacency: router::AdjacencyId(0) };
+                let mut parcels = vec![(hop, packet)];
+                victim.mesh.send(Time::ZERO, &mut victim.pool, NodeId(1), &mut parcels);
+            };
+            // It is looked at once enough is under way.
+            (0..20).for_each(|_| packets(&mut victim));
+            let is_possible = taken <= 8;
+            let state = if is_possible { PeerState::Up } else { PeerState::Broken };
+            assert_eq!(victim.states(), [state, PeerState::Up], "taken {taken}");
+        }
+    }
+
+    #[test]
+    fn whatever_a_peer_does_to_the_words_of_its_lane_each_turn_ends() {
+        let mut random = sim::Random::new(6, "words of a lane");
+        for _ in 0..300 {
+            let mut victim = Victim::new();
+            let (mut hostile, mut honest) = (victim.join(1), victim.join(2));
+            hostile.peer.publish(&message(0)).unwrap();
+            for _ in 0..8 {
+                let at = (random.below(WORDS_BYTES as u64 / 8 + 64) * 8) as usize;
+                let value = if random.chance(0.5) { random.bits() } else { random.below(5000) };
+                hostile.peer.outbound.store_u64(at, value, Ordering::Release);
+                hostile.peer.inbound.store_u64(at, value, Ordering::Release);
+                victim.turn();
+            }
+            assert!(honest.peer.publish(&message(0)).unwrap());
+            assert_eq!(victim.turn(), 1);
+            let Counters { received_packets, .. } = victim.mesh.counters(NodeId(2));
+            assert_eq!((received_packets, victim.states()[1]), (1, PeerState::Up));
+        }
+    }
+
+    #[test]
+    fn a_fault_says_what_was_wrong() {
+        let error = Fault::from(MessageError { what: "a version", value: 2 });
+        let text = "a message with a version of 2; nodes of one cluster must run one version, \
+                    and this one is not heard any more";
+        assert_eq!(error.to_string(), text);
+    }
+}

@@ -1,0 +1,563 @@
+//! An interconnect over any carrier: batches out, parcels in, detours, and what is counted.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+
+use router::balance::{Balancer, LinkLoad, Thresholds};
+use router::batch::message::{DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message, MessageError, Source};
+use router::batch::{Batcher, Parcel, Policy, Sample};
+use router::{NODES_MAX, NodeId, Pool};
+use sim::{Span, Time};
+
+use super::carrier::{Carrier, Fault, Intake, Limits};
+use super::{Counters, Interconnect, InterconnectError, Offer, PeerState, Settings, Terms, flow_hash, random_u64};
+
+const NODES: usize = NODES_MAX as usize;
+/// Taken in and not yet said, where that takes a message: then it is said.
+const UNTOLD_PACKETS_MAX: u32 = 16;
+/// The same, when it is less: a sender that has this much time is not kept from sending.
+const UNTOLD_SPAN: Span = Span::from_ps(20_000_000);
+/// Without news of what is under way for so long, a peer is asked.
+const ASK_SPAN: Span = Span::from_ps(1_000_000_000);
+/// One of so many messages that find nothing under way is timed.
+const SAMPLE_EVERY: u32 = 8;
+/// A look at what was taken in says when that was if the look before was no longer ago than this.
+const LOOKS_APART_MAX: Span = Span::from_ps(500_000);
+
+/// A message under way.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    /// Packets sent up to its end, mod 2^32.
+    end: u32,
+    /// Bytes sent up to its end.
+    bytes_end: u64,
+}
+
+/// A message that is timed.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    end: u32,
+    packets: usize,
+    bytes: usize,
+    sent: Time,
+    looked: Time,
+}
+
+/// What waits for a peer, is under way to it, and came from it.
+struct Peer {
+    state: PeerState,
+    batcher: Batcher<Parcel>,
+    counters: Counters,
+    /// Packets sent, mod 2^32.
+    sent: u32,
+    sent_bytes: u64,
+    under_way: VecDeque<UnderWay>,
+    /// Of what was sent, what the peer has taken in as far as it is known: packets mod 2^32, bytes.
+    settled: u32,
+    settled_bytes: u64,
+    settled_at: Time,
+    asked_at: Time,
+    timed: Option<Timed>,
+    until_sample: u32,
+    /// Packets taken in, mod 2^32, and those that the peer was told of.
+    taken: u32,
+    told: u32,
+    untold_since: Option<Time>,
+    is_asked: bool,
+    /// For the balancer: packets handed over, and those that are known to be past the link.
+    handed: u64,
+    past: u64,
+}
+
+impl Peer {
+    fn new(settings: &Settings) -> Peer {
+        Peer {
+            state: PeerState::Absent,
+            batcher: Batcher::new(settings.policy, settings.queue_packets),
+            counters: Counters::default(),
+            sent: 0,
+            sent_bytes: 0,
+            under_way: VecDeque::new(),
+            settled: 0,
+            settled_bytes: 0,
+            settled_at: Time::ZERO,
+            asked_at: Time::ZERO,
+            timed: None,
+            until_sample: 0,
+            taken: 0,
+            told: 0,
+            untold_since: None,
+            is_asked: false,
+            handed: 0,
+            past: 0,
+        }
+    }
+
+    /// Packets under way.
+    fn packets_under_way(&self) -> u32 {
+        self.sent.wrapping_sub(self.settled)
+    }
+
+    fn has_window(&self, limits: &Limits) -> bool {
+        self.under_way.len() < limits.messages_max && self.sent_bytes - self.settled_bytes < limits.bytes_max
+    }
+
+    /// The peer says what it has taken in. Nonsense is an error.
+    fn settle(&mut self, now: Time, taken: u32) -> Result<(), MessageError> {
+        let newly = taken.wrapping_sub(self.settled);
+        if newly == 0 {
+            return Ok(());
+        }
+        if newly > self.packets_under_way() {
+            return Err(MessageError { what: "a number of packets taken in", value: u64::from(taken) });
+        }
+        (self.settled, self.settled_at) = (taken, now);
+        self.past += u64::from(newly);
+        while let Some(oldest) = self.under_way.front().filter(|oldest| is_past(oldest.end, taken)) {
+            self.settled_bytes = oldest.bytes_end;
+            self.under_way.pop_front();
+        }
+        if let Some(timed) = self.timed.take_if(|timed| is_past(timed.end, taken))
+            && now.since(timed.looked) <= LOOKS_APART_MAX
+        {
+            let took = now.since(timed.sent);
+            self.batcher.learn(&Sample { packets: timed.packets, bytes: timed.bytes, took });
+        }
+        Ok(())
+    }
+
+    /// Notes a message that went.
+    fn note_sent(&mut self, now: Time, packets: usize, bytes: usize, is_timed: bool) {
+        let was_silent = self.under_way.is_empty();
+        if was_silent {
+            self.settled_at = now;
+        }
+        self.sent = self.sent.wrapping_add(packets as u32);
+        self.sent_bytes += bytes as u64;
+        self.under_way.push_back(UnderWay { end: self.sent, bytes_end: self.sent_bytes });
+        self.counters.sent_messages += 1;
+        self.counters.sent_packets += packets as u64;
+        if is_timed && was_silent && self.timed.is_none() {
+            self.until_sample = self.until_sample.checked_sub(1).unwrap_or(SAMPLE_EVERY - 1);
+            if self.until_sample == 0 {
+                self.timed = Some(Timed { end: self.sent, packets, bytes, sent: now, looked: now });
+            }
+        }
+    }
+
+    /// A message came.
+    fn take_in(&mut self, now: Time, header: &Header, packets: usize) -> Result<(), MessageError> {
+        let lost = header.sequence.wrapping_sub(self.taken);
+        if lost > i32::MAX as u32 {
+            return Err(MessageError { what: "a sequence", value: u64::from(header.sequence) });
+        }
+        self.is_asked |= header.asks;
+        self.taken = header.sequence.wrapping_add(packets as u32);
+        self.counters.lost_packets += u64::from(lost);
+        self.counters.received_packets += packets as u64;
+        if packets > 0 {
+            self.counters.received_messages += 1;
+            self.untold_since.get_or_insert(now);
+        }
+        Ok(())
+    }
+
+    /// The peer was told what was taken in.
+    fn note_told(&mut self) {
+        (self.told, self.untold_since) = (self.taken, None);
+    }
+
+    /// When it is to be asked what it has taken in.
+    fn asks_at(&self) -> Option<Time> {
+        if self.under_way.is_empty() {
+            return None;
+        }
+        Some(self.settled_at.max(self.asked_at) + ASK_SPAN)
+    }
+}
+
+/// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under way.
+fn is_past(end: u32, taken: u32) -> bool {
+    taken.wrapping_sub(end) as i32 >= 0
+}
+
+/// Takes in messages: parcels for this node, and those to be passed on.
+struct TakeIn<'a> {
+    own: NodeId,
+    now: Time,
+    tells_by_messages: bool,
+    pool: &'a mut Pool,
+    peers: &'a mut [Peer; NODES],
+    arrived: &'a mut Vec<Parcel>,
+    relayed: &'a mut Vec<Parcel>,
+}
+
+impl Intake for TakeIn<'_> {
+    fn take(&mut self, from: NodeId, message: &Message, source: &(impl Source + ?Sized)) -> Result<(), MessageError> {
+        if message.is_filler() {
+            return Ok(());
+        }
+        let peer = &mut self.peers[usize::from(from.0)];
+        if self.tells_by_messages {
+            peer.settle(self.now, message.header.taken)?;
+        }
+        peer.take_in(self.now, &message.header, message.packets())?;
+        for place in message.places() {
+            let is_own = place.hop.node == self.own;
+            let packet = self.pool.take().filter(|_| place.bytes <= self.pool.bytes_max());
+            let Some(mut packet) = packet else {
+                peer.counters.drop_no_buffer += 1;
+                continue;
+            };
+            self.pool.resize(&mut packet, place.bytes);
+            source.read(place.offset, self.pool.bytes_mut(&packet));
+            let parcels = if is_own { &mut *self.arrived } else { &mut *self.relayed };
+            peer.counters.relayed_packets += u64::from(!is_own);
+            parcels.push((place.hop, packet));
+        }
+        Ok(())
+    }
+}
+
+/// An interconnect over a carrier.
+pub(super) struct Mesh<C> {
+    own: NodeId,
+    settings: Settings,
+    is_adaptive: bool,
+    carrier: C,
+    limits: Limits,
+    peers: [Peer; NODES],
+    balancer: Balancer,
+    flow_seed: u64,
+    relayed: Vec<Parcel>,
+}
+
+impl<C: Carrier> Mesh<C> {
+    pub(super) fn new(own: NodeId, settings: Settings, carrier: C) -> Result<Self, InterconnectError> {
+        let flow_seed = random_u64()?;
+        let hot_packets = settings.queue_packets / 4;
+        let thresholds = Thresholds { hot_packets, flowlet_gap: settings.flowlet_gap };
+        Ok(Self {
+            own,
+            settings,
+            is_adaptive: matches!(settings.policy, Policy::Adaptive { .. }),
+            limits: carrier.limits(),
+            carrier,
+            peers: std::array::from_fn(|_| Peer::new(&settings)),
+            balancer: Balancer::new(own, thresholds, flow_seed),
+            flow_seed,
+            relayed: Vec::new(),
+        })
+    }
+
+    fn peer_mut(&mut self, node: NodeId) -> Result<&mut Peer, InterconnectError> {
+        let fault = |what, remedy| InterconnectError::Node { node: node.0, what, remedy };
+        if node == self.own {
+            return Err(fault("is this node itself", "join others"));
+        }
+        let peer = self.peers.get_mut(usize::from(node.0));
+        peer.ok_or_else(|| fault("is beyond the most nodes of a cluster", "use 0 to 7"))
+    }
+
+    fn new_peer(&mut self, node: NodeId) -> Result<(), InterconnectError> {
+        let settings = self.settings;
+        let peer = self.peer_mut(node)?;
+        if peer.state != PeerState::Absent {
+            let (what, remedy) = ("is joined already", "let it leave before");
+            return Err(InterconnectError::Node { node: node.0, what, remedy });
+        }
+        *peer = Peer { counters: peer.counters, handed: peer.handed, past: peer.handed, ..Peer::new(&settings) };
+        Ok(())
+    }
+
+    /// What a peer's fault means: nothing of it is heard any more, and others are not harmed.
+    fn broke(&mut self, pool: &mut Pool, node: NodeId) {
+        self.carrier.leave(node);
+        self.drop_waiting(pool, node);
+        self.peers[usize::from(node.0)].state = PeerState::Broken;
+    }
+
+    fn drop_waiting(&mut self, pool: &mut Pool, node: NodeId) {
+        let peer = &mut self.peers[usize::from(node.0)];
+        while let Some(queued) = peer.batcher.pop() {
+            pool.free(queued.item.1);
+            peer.counters.drop_absent += 1;
+        }
+        peer.past = peer.handed;
+    }
+
+    fn enqueue(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcel: Parcel) {
+        let bytes = pool.bytes(&parcel.1).len();
+        let fits = HEADER_BYTES + DESCRIPTOR_BYTES + bytes <= self.limits.message_bytes_max && bytes > 0;
+        let peer = &mut self.peers[usize::from(to.0)];
+        if peer.state != PeerState::Up {
+            peer.counters.drop_absent += 1;
+            return pool.free(parcel.1);
+        }
+        if !fits {
+            peer.counters.drop_long += 1;
+            return pool.free(parcel.1);
+        }
+        match peer.batcher.push(now, bytes as u16, parcel) {
+            Ok(()) => peer.handed += 1,
+            Err((_, packet)) => {
+                peer.counters.drop_full += 1;
+                pool.free(packet);
+            }
+        }
+    }
+
+    fn loads(&self) -> [LinkLoad; NODES] {
+        std::array::from_fn(|node| {
+            let peer = &self.peers[node];
+            let (queued, is_up) = (peer.batcher.len(), peer.state == PeerState::Up);
+            LinkLoad { is_up, queued, handed: peer.handed, settled: peer.past }
+        })
+    }
+
+    /// Packets for a node whose link is hot, or was.
+    fn enqueue_balanced(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>) {
+        for parcel in parcels.drain(..) {
+            let hash = flow_hash(pool.bytes(&parcel.1), self.flow_seed);
+            let loads = self.loads();
+            let way = self.balancer.way(now, to, hash, &loads);
+            self.peers[usize::from(to.0)].counters.detoured_packets += u64::from(way != to);
+            self.enqueue(now, pool, way, parcel);
+        }
+    }
+
+    /// Sends to a peer what is due. Says whether anything went.
+    fn dispatch(&mut self, now: Time, pool: &mut Pool, node: NodeId) -> bool {
+        match self.send_due(now, pool, node) {
+            Ok(true) => {
+                self.carrier.flush(node);
+                true
+            }
+            Ok(false) => false,
+            Err(_) => {
+                self.broke(pool, node);
+                true
+            }
+        }
+    }
+
+    fn send_due(&mut self, now: Time, pool: &mut Pool, node: NodeId) -> Result<bool, Fault> {
+        let mut has_sent = false;
+        // Each round sends a packet at least.
+        for _ in 0..self.settings.queue_packets {
+            let is_behind = self.is_behind(now, node)?;
+            let due = self.peers[usize::from(node.0)].batcher.due(now, is_behind);
+            if due == 0 {
+                break;
+            }
+            let sent = self.send_batch(now, pool, node, due)?;
+            has_sent |= sent > 0;
+            if sent < due {
+                break;
+            }
+        }
+        Ok(has_sent)
+    }
+
+    /// Whether a peer still has too much to take in. It is looked at only when it may have, for the line in which it
+    /// says so is one that two cores pass to and fro.
+    fn is_behind(&mut self, now: Time, node: NodeId) -> Result<bool, Fault> {
+        let (limits, is_adaptive) = (self.limits, self.is_adaptive);
+        let is_behind = |peer: &Peer| peer.packets_under_way() >= limits.behind_packets;
+        let peer = &self.peers[usize::from(node.0)];
+        let may_be = is_adaptive && !peer.batcher.is_empty() && is_behind(peer);
+        if may_be || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
+            self.look(now, node)?;
+        }
+        Ok(is_behind(&self.peers[usize::from(node.0)]))
+    }
+
+    /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
+    fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, Fault> {
+        let peer = &mut self.peers[usize::from(node.0)];
+        let mut done = 0;
+        while done < due && peer.has_window(&self.limits) {
+            let header = Header { sequence: peer.sent, taken: peer.taken, asks: false };
+            let waiting = peer.batcher.waiting().take(due - done);
+            let packets = waiting.map(|queued| (queued.item.0, pool.bytes(&queued.item.1)));
+            let sent = self.carrier.send(node, &header, packets)?;
+            if sent == 0 {
+                break;
+            }
+            peer.note_told();
+            let mut bytes = 0;
+            for queued in std::iter::from_fn(|| peer.batcher.pop()).take(sent) {
+                bytes += usize::from(queued.bytes);
+                pool.free(queued.item.1);
+            }
+            peer.note_sent(now, sent, bytes, self.is_adaptive);
+            done += sent;
+        }
+        Ok(done)
+    }
+
+    /// Says to a peer what was taken in, and asks it for the same, where that is due. Says whether a message went.
+    fn tell(&mut self, now: Time, node: NodeId) -> Result<bool, Fault> {
+        let peer = &mut self.peers[usize::from(node.0)];
+        let untold = peer.taken.wrapping_sub(peer.told);
+        let has_to_ask = peer.asks_at().is_some_and(|at| at <= now);
+        if !self.limits.tells_by_messages {
+            if untold > 0 {
+                self.carrier.say_taken(node, peer.taken);
+                peer.note_told();
+            }
+            if has_to_ask {
+                self.look(now, node)?;
+            }
+            return Ok(false);
+        }
+        let is_late = peer.untold_since.is_some_and(|since| now.since(since) >= UNTOLD_SPAN);
+        if untold < UNTOLD_PACKETS_MAX && !is_late && !peer.is_asked && !has_to_ask {
+            return Ok(false);
+        }
+        let header = Header { sequence: peer.sent, taken: peer.taken, asks: has_to_ask };
+        if !self.carrier.tell(node, &header)? {
+            return Ok(false);
+        }
+        peer.note_told();
+        peer.is_asked = false;
+        if has_to_ask {
+            peer.asked_at = now;
+        }
+        Ok(true)
+    }
+
+    /// Looks what a peer has taken in, where it does not say so in messages.
+    fn look(&mut self, now: Time, node: NodeId) -> Result<(), Fault> {
+        let Some(taken) = self.carrier.taken(node) else { return Ok(()) };
+        let peer = &mut self.peers[usize::from(node.0)];
+        peer.asked_at = now;
+        peer.settle(now, taken)?;
+        if let Some(timed) = &mut peer.timed {
+            timed.looked = now;
+        }
+        Ok(())
+    }
+
+    fn each_up(&self) -> impl Iterator<Item = NodeId> + use<C> {
+        let up: [bool; NODES] = std::array::from_fn(|node| self.peers[node].state == PeerState::Up);
+        (0..NODES_MAX).map(NodeId).filter(move |node| up[usize::from(node.0)])
+    }
+}
+
+impl<C: Carrier> Interconnect for Mesh<C> {
+    fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError> {
+        self.new_peer(node)?;
+        let offer = self.carrier.offer(node)?;
+        self.peer_mut(node)?.state = PeerState::Offered;
+        Ok(offer)
+    }
+
+    fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
+        self.new_peer(node)?;
+        let terms = self.carrier.accept(node, offer)?;
+        self.peer_mut(node)?.state = PeerState::Up;
+        Ok(terms)
+    }
+
+    fn finish(&mut self, node: NodeId, terms: &Terms) -> Result<(), InterconnectError> {
+        if self.peer_mut(node)?.state != PeerState::Offered {
+            let (what, remedy) = ("accepts what was not offered", "offer before");
+            return Err(InterconnectError::Node { node: node.0, what, remedy });
+        }
+        self.carrier.finish(node, terms)?;
+        self.peer_mut(node)?.state = PeerState::Up;
+        Ok(())
+    }
+
+    fn leave(&mut self, pool: &mut Pool, node: NodeId) {
+        if self.peer_mut(node).is_ok() {
+            self.broke(pool, node);
+            self.peers[usize::from(node.0)].state = PeerState::Absent;
+        }
+    }
+
+    fn state(&self, node: NodeId) -> PeerState {
+        self.peers.get(usize::from(node.0)).map_or(PeerState::Absent, |peer| peer.state)
+    }
+
+    fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>) {
+        if usize::from(to.0) >= NODES {
+            return parcels.drain(..).for_each(|(_, packet)| pool.free(packet));
+        }
+        if !self.settings.balances || self.balancer.is_straight(now, to, &self.loads()) {
+            for parcel in parcels.drain(..) {
+                self.enqueue(now, pool, to, parcel);
+            }
+            self.dispatch(now, pool, to);
+            return;
+        }
+        self.enqueue_balanced(now, pool, to, parcels);
+        for node in self.each_up() {
+            self.dispatch(now, pool, node);
+        }
+    }
+
+    fn turn(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool {
+        let mut is_busy = self.carrier.turn();
+        let mut relayed = std::mem::take(&mut self.relayed);
+        let before = arrived.len();
+        while arrived.len() - before + relayed.len() < packets_max {
+            let Self { own, peers, carrier, .. } = self;
+            let (pool, arrived, relayed) = (&mut *pool, &mut *arrived, &mut relayed);
+            let tells_by_messages = self.limits.tells_by_messages;
+            match carrier.receive(&mut TakeIn { own: *own, now, tells_by_messages, pool, peers, arrived, relayed }) {
+                Ok(true) => is_busy = true,
+                Ok(false) => break,
+                Err((node, _)) => {
+                    self.broke(pool, node);
+                    is_busy = true;
+                }
+            }
+        }
+        for parcel in relayed.drain(..) {
+            let to = parcel.0.node;
+            self.enqueue(now, pool, to, parcel);
+        }
+        self.relayed = relayed;
+        for node in self.each_up() {
+            match self.tell(now, node) {
+                Ok(false) => {}
+                Ok(true) => self.carrier.flush(node),
+                Err(_) => self.broke(pool, node),
+            }
+            is_busy |= self.dispatch(now, pool, node);
+        }
+        is_busy
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        let up = self.peers.iter().filter(|peer| peer.state == PeerState::Up);
+        let of = |peer: &Peer| {
+            let by_messages = self.limits.tells_by_messages;
+            let tells = peer.untold_since.map(|since| since + UNTOLD_SPAN);
+            let asks = peer.asks_at();
+            [peer.batcher.deadline(), tells.filter(|_| by_messages), asks.filter(|_| by_messages)]
+                .into_iter()
+                .flatten()
+                .min()
+        };
+        up.filter_map(of).min()
+    }
+
+    fn wakes(&self) -> Vec<BorrowedFd<'_>> {
+        self.carrier.wakes()
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        self.carrier.may_sleep()
+    }
+
+    fn woke(&mut self) {
+        self.carrier.woke();
+    }
+
+    fn counters(&self, node: NodeId) -> Counters {
+        self.peers.get(usize::from(node.0)).map_or(Counters::default(), |peer| peer.counters)
+    }
+}

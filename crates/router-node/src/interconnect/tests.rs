@@ -1,0 +1,334 @@
+//! All kinds of interconnect, between nodes in one thread and in several.
+
+use std::time::{Duration, Instant};
+
+use router::{AdjacencyId, Hop, PortId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::*;
+
+const BUFFERS: u32 = 4096;
+/// After so many turns of everybody a test has failed.
+const TURNS_MAX: usize = 1_000_000;
+const PATIENCE: Duration = Duration::from_secs(60);
+const TIMING: LinkTiming =
+    LinkTiming { one_way_ns: 500, bytes_per_us: 7_800, header_bytes: 24, payload_bytes_max: 256 };
+
+fn kinds() -> [Kind; 4] {
+    [Kind::Lanes, Kind::Windows(TIMING), Kind::RnicLanes, Kind::RnicUdp("127.0.0.1:0".parse().unwrap())]
+}
+
+struct Node {
+    interconnect: Box<dyn Interconnect>,
+    pool: Pool,
+    arrived: Vec<Parcel>,
+    began: Instant,
+}
+
+impl Node {
+    fn new(number: u8, kind: Kind, settings: &Settings) -> Node {
+        let interconnect = open(NodeId(number), kind, settings).unwrap();
+        Node { interconnect, pool: Pool::new(BUFFERS, 2048, 64), arrived: Vec::new(), began: Instant::now() }
+    }
+
+    fn now(&self) -> Time {
+        Time::from_ps(self.began.elapsed().as_nanos() as u64 * 1000)
+    }
+
+    fn parcel(&mut self, to: u8, bytes: &[u8]) -> Parcel {
+        let mut packet = self.pool.take().expect("a buffer");
+        self.pool.resize(&mut packet, bytes.len());
+        self.pool.bytes_mut(&packet).copy_from_slice(bytes);
+        (Hop { node: NodeId(to), port: PortId(3), adjacency: AdjacencyId(0x1234) }, packet)
+    }
+
+    fn send(&mut self, to: u8, packets: &[Vec<u8>]) {
+        let mut parcels: Vec<Parcel> = packets.iter().map(|bytes| self.parcel(to, bytes)).collect();
+        let now = self.now();
+        self.interconnect.send(now, &mut self.pool, NodeId(to), &mut parcels);
+        assert!(parcels.is_empty(), "all are taken");
+    }
+
+    fn turn(&mut self) -> bool {
+        let now = self.now();
+        self.interconnect.turn(now, &mut self.pool, &mut self.arrived, 256)
+    }
+
+    /// What arrived, its buffers given back.
+    fn take(&mut self) -> Vec<Vec<u8>> {
+        let pool = &mut self.pool;
+        let take = |(hop, packet): Parcel| {
+            assert_eq!((hop.port, hop.adjacency), (PortId(3), AdjacencyId(0x1234)));
+            let bytes = pool.bytes(&packet).to_vec();
+            pool.free(packet);
+            bytes
+        };
+        self.arrived.drain(..).map(take).collect()
+    }
+
+    fn leave(&mut self, node: u8) {
+        self.interconnect.leave(&mut self.pool, NodeId(node));
+    }
+
+    fn counters(&self, node: u8) -> Counters {
+        self.interconnect.counters(NodeId(node))
+    }
+
+    /// Sleeps until something is to be done.
+    fn sleep(&mut self) {
+        if self.interconnect.may_sleep() {
+            let wakes = self.interconnect.wakes();
+            let mut polled: Vec<PollFd<'_>> =
+                wakes.into_iter().map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN)).collect();
+            let limit = Timespec::try_from(PATIENCE).unwrap();
+            assert_ne!(poll(&mut polled, Some(&limit)), Ok(0), "nobody woke the sleeper");
+        }
+        self.interconnect.woke();
+    }
+}
+
+fn join(a: &mut Node, b: &mut Node, numbers: (u8, u8)) {
+    let offer = a.interconnect.offer(NodeId(numbers.1)).unwrap();
+    assert!(offer.descriptors.len() <= DESCRIPTORS_MAX);
+    assert_eq!(a.interconnect.state(NodeId(numbers.1)), PeerState::Offered);
+    let terms = b.interconnect.accept(NodeId(numbers.0), offer).unwrap();
+    a.interconnect.finish(NodeId(numbers.1), &terms).unwrap();
+    assert_eq!(a.interconnect.state(NodeId(numbers.1)), PeerState::Up);
+    assert_eq!(b.interconnect.state(NodeId(numbers.0)), PeerState::Up);
+}
+
+fn pair(kind: Kind, settings: &Settings) -> [Node; 2] {
+    let mut nodes = [0, 1].map(|number| Node::new(number, kind, settings));
+    let [a, b] = &mut nodes;
+    join(a, b, (0, 1));
+    nodes
+}
+
+fn three(kind: Kind, settings: &Settings) -> [Node; 3] {
+    let mut nodes = [0, 1, 2].map(|number| Node::new(number, kind, settings));
+    let [a, b, c] = &mut nodes;
+    join(a, b, (0, 1));
+    join(a, c, (0, 2));
+    join(c, b, (2, 1));
+    nodes
+}
+
+/// Turns of all until the last one has so many packets.
+fn collect(nodes: &mut [Node], receiver: usize, wanted: usize) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    for _ in 0..TURNS_MAX {
+        for node in nodes.iter_mut() {
+            node.turn();
+        }
+        found.extend(nodes[receiver].take());
+        if found.len() >= wanted {
+            return found;
+        }
+    }
+    panic!("{} packets of {wanted} came", found.len());
+}
+
+fn packet(number: usize) -> Vec<u8> {
+    let length = 20 + number * 97 % 1480;
+    (0..length).map(|at| (at ^ number) as u8).collect()
+}
+
+fn fixed(packets: u8) -> Settings {
+    Settings { policy: Policy::fixed(packets), ..Settings::default() }
+}
+
+#[test]
+fn packets_cross_whole_and_in_order_by_every_kind_and_policy() {
+    for kind in kinds() {
+        for settings in [Settings::default(), fixed(1), fixed(7), fixed(32)] {
+            let mut nodes = pair(kind, &settings);
+            for round in 0..40 {
+                let packets: Vec<Vec<u8>> = (round * 50..round * 50 + 50).map(packet).collect();
+                nodes[0].send(1, &packets);
+                assert_eq!(collect(&mut nodes, 1, 50), packets, "{kind:?} {settings:?}");
+            }
+            let (sent, came) = (nodes[0].counters(1), nodes[1].counters(0));
+            assert_eq!((sent.sent_packets, came.received_packets, came.lost_packets), (2000, 2000, 0));
+            assert_eq!(sent.sent_messages, came.received_messages);
+            let per_message = sent.sent_packets as f64 / sent.sent_messages as f64;
+            match settings.policy {
+                Policy::Fixed { packets: 1, .. } => assert_eq!(sent.sent_messages, 2000),
+                _ => assert!(per_message > 3.0, "{kind:?} {settings:?}: {per_message} packets a message"),
+            }
+            assert_eq!(nodes[0].pool.available(), BUFFERS as usize, "a buffer leaked");
+        }
+    }
+}
+
+#[test]
+fn both_directions_at_once_and_no_buffer_leaks() {
+    for kind in kinds() {
+        let mut nodes = pair(kind, &Settings::default());
+        let mut came = [0, 0];
+        for round in 0..200 {
+            let packets: Vec<Vec<u8>> = (0..round % 40).map(|number| packet(number + round)).collect();
+            nodes[0].send(1, &packets);
+            nodes[1].send(0, &packets);
+            for at in [0, 1] {
+                nodes[at].turn();
+                came[at] += nodes[at].take().len();
+            }
+        }
+        let all = (0..200).map(|round| round % 40).sum::<usize>();
+        for at in [0, 1] {
+            came[at] += collect(&mut nodes, at, all - came[at]).len();
+        }
+        assert_eq!(came, [all; 2], "{kind:?}");
+        assert!(nodes.iter().all(|node| node.pool.available() == BUFFERS as usize));
+    }
+}
+
+#[test]
+fn a_packet_for_another_node_is_passed_on_and_arrives_there() {
+    for kind in kinds() {
+        let mut nodes = three(kind, &fixed(1));
+        let mut parcels: Vec<Parcel> = (0..10).map(|number| nodes[0].parcel(1, &packet(number))).collect();
+        let (now, sender) = (nodes[0].now(), &mut nodes[0]);
+        // To node 2, by hops of node 1: what a detour is.
+        sender.interconnect.send(now, &mut sender.pool, NodeId(2), &mut parcels);
+        let found = collect(&mut nodes, 1, 10);
+        assert_eq!(found, (0..10).map(packet).collect::<Vec<_>>());
+        assert_eq!((nodes[2].counters(0).relayed_packets, nodes[2].counters(1).sent_packets), (10, 10));
+        assert!(nodes[2].arrived.is_empty());
+    }
+}
+
+#[test]
+fn a_sleeper_is_woken_by_a_packet_and_by_nothing_else() {
+    for kind in kinds() {
+        let [mut a, mut b] = pair(kind, &Settings::default());
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(move || {
+                let mut found = Vec::new();
+                for _ in 0..TURNS_MAX {
+                    while b.turn() {}
+                    found.extend(b.take());
+                    if found.len() == 20 {
+                        break;
+                    }
+                    b.sleep();
+                }
+                found
+            });
+            for number in 0..20 {
+                // Between two, the sleeper sleeps or is about to: both must work.
+                std::thread::sleep(Duration::from_micros(number as u64 * 37 % 400));
+                a.send(1, &[packet(number)]);
+                a.turn();
+            }
+            while !sleeper.is_finished() {
+                a.turn();
+                std::thread::yield_now();
+            }
+            assert_eq!(sleeper.join().unwrap(), (0..20).map(packet).collect::<Vec<_>>(), "{kind:?}");
+        });
+    }
+}
+
+#[test]
+fn a_node_that_died_wedges_nobody_and_its_packets_are_counted() {
+    for kind in kinds() {
+        let settings = Settings { queue_packets: 200, balances: false, ..Settings::default() };
+        let [a, b, c] = three(kind, &settings);
+        drop(b);
+        let mut nodes = [a, c];
+        let packets: Vec<Vec<u8>> = (0..100).map(packet).collect();
+        for _ in 0..30 {
+            nodes[0].send(1, &packets);
+            nodes[0].send(2, &packets);
+            assert_eq!(collect(&mut nodes, 1, 100), packets, "{kind:?}");
+        }
+        let dead = nodes[0].counters(1);
+        assert!(dead.drop_full > 0 && dead.drop_full + dead.sent_packets <= 3000, "{kind:?}: {dead:?}");
+        let [a, _] = &mut nodes;
+        a.leave(1);
+        let dead = a.counters(1);
+        assert_eq!(dead.sent_packets + dead.drop_full + dead.drop_absent, 3000, "each is accounted for");
+        assert_eq!(a.pool.available(), BUFFERS as usize, "{kind:?}: a buffer leaked");
+    }
+}
+
+#[test]
+fn a_node_that_comes_again_is_joined_again() {
+    for kind in kinds() {
+        let mut nodes = pair(kind, &Settings::default());
+        for round in 0..5 {
+            nodes[0].send(1, &[packet(round)]);
+            assert_eq!(collect(&mut nodes, 1, 1), [packet(round)]);
+            nodes[0].send(1, &[packet(99)]);
+            nodes[0].leave(1);
+            nodes[1] = Node::new(1, kind, &Settings::default());
+            let [a, b] = &mut nodes;
+            assert_eq!(a.interconnect.state(NodeId(1)), PeerState::Absent);
+            join(b, a, (1, 0));
+        }
+        nodes[0].send(1, &[packet(7)]);
+        assert_eq!(collect(&mut nodes, 1, 1), [packet(7)], "{kind:?}");
+    }
+}
+
+#[test]
+fn a_full_queue_drops_and_says_so() {
+    for kind in kinds() {
+        let settings = Settings { queue_packets: 64, ..Settings::default() };
+        let mut nodes = pair(kind, &settings);
+        let packets: Vec<Vec<u8>> = (0..3000).map(|_| vec![5; 1400]).collect();
+        nodes[0].send(1, &packets);
+        let sent = nodes[0].counters(1);
+        assert!(sent.drop_full > 0, "{kind:?}: {sent:?}");
+        let wanted = 3000 - sent.drop_full as usize;
+        assert_eq!(collect(&mut nodes, 1, wanted).len(), wanted);
+        nodes[0].send(1, &[packet(1)]);
+        assert_eq!(collect(&mut nodes, 1, 1), [packet(1)], "{kind:?}: it goes on");
+    }
+}
+
+#[test]
+fn nodes_are_joined_once_and_only_others() {
+    let mut nodes = pair(Kind::Lanes, &Settings::default());
+    let text = |result: Result<Offer, InterconnectError>| result.unwrap_err().to_string();
+    assert_eq!(text(nodes[0].interconnect.offer(NodeId(1))), "node 1 is joined already; let it leave before");
+    assert_eq!(text(nodes[0].interconnect.offer(NodeId(0))), "node 0 is this node itself; join others");
+    assert_eq!(
+        text(nodes[0].interconnect.offer(NodeId(8))),
+        "node 8 is beyond the most nodes of a cluster; use 0 to 7"
+    );
+    let terms = Terms { secret: 1, queue_pair: 0, packet_sequence: 0, address: None };
+    let error = nodes[0].interconnect.finish(NodeId(2), &terms).unwrap_err().to_string();
+    assert_eq!(error, "node 2 accepts what was not offered; offer before");
+    let mut nobody = vec![nodes[0].parcel(5, &[1; 50]), nodes[0].parcel(200, &[1; 50])];
+    let node = &mut nodes[0];
+    node.interconnect.send(Time::ZERO, &mut node.pool, NodeId(5), &mut nobody);
+    assert_eq!((node.counters(5).drop_absent, node.pool.available()), (2, BUFFERS as usize));
+}
+
+#[test]
+fn offers_that_make_no_sense_are_refused() {
+    for kind in kinds() {
+        let mut nodes = pair(kind, &Settings::default());
+        let good = |node: &mut Node| {
+            node.leave(3);
+            node.interconnect.offer(NodeId(3)).unwrap()
+        };
+        let mut offer = good(&mut nodes[0]);
+        offer.terms.queue_pair = 1 << 24;
+        let is_rnic = matches!(kind, Kind::RnicLanes | Kind::RnicUdp(_));
+        assert_eq!(nodes[1].interconnect.accept(NodeId(4), offer).is_err(), is_rnic);
+        nodes[1].leave(4);
+        let mut offer = good(&mut nodes[0]);
+        if offer.descriptors.is_empty() {
+            offer.terms.address = None;
+        } else {
+            offer.descriptors.pop();
+        }
+        assert!(nodes[1].interconnect.accept(NodeId(4), offer).is_err(), "{kind:?}");
+        assert_eq!(nodes[1].interconnect.state(NodeId(4)), PeerState::Absent);
+        let offer = good(&mut nodes[0]);
+        nodes[1].interconnect.accept(NodeId(4), offer).unwrap();
+    }
+}
