@@ -1,1 +1,3 @@
 //! Benchmarks of the router.
+
+pub mod fib;
