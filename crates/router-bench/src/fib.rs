@@ -368,8 +368,12 @@ fn churn<A: Address>(
         let reading = scope.spawn(|| {
             let start = Instant::now();
             let mut lookups = 0;
-            while !is_over.load(Ordering::Relaxed) {
+            // At least once: who is late to begin still reads.
+            loop {
                 lookups += overlapped(&mut readers.1, rotated(keys, lookups), BATCH * 16).lookups;
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
             }
             lookups as f64 / start.elapsed().as_secs_f64()
         });
