@@ -1,6 +1,7 @@
 //! Every backend passes the one suite. Names begin with `miri_` where Miri can run them: `cargo +nightly miri test
 //! miri_`.
 
+#[path = "../../fabric/tests/support/mod.rs"]
 mod support;
 
 use fabric::dax::{DaxLink, DaxMemory, End};
