@@ -104,13 +104,23 @@ pub fn offloads_off(name: &str) -> Result<(), InterfaceError> {
     Ok(())
 }
 
+/// Has a network card leave VLAN tags in received frames, where a program at the driver finds them.
+pub(crate) fn tags_in_frames(name: &str) -> Result<(), InterfaceError> {
+    let asked = Asked::open(name)?;
+    let refused = |source| InterfaceError::Refused { name: name.to_string(), doing: "keeping VLAN tags", source };
+    let mut flags = Value { command: ETHTOOL_GFLAGS, value: 0 };
+    asked.ethtool(&mut flags).map_err(refused)?;
+    let mut wanted = Value { command: ETHTOOL_SFLAGS, value: flags.value & !FLAG_RECEIVED_TAGS };
+    asked.ethtool(&mut wanted).map_err(refused)
+}
+
 /// `linux/ethtool.h`: ETHTOOL_STXCSUM, _SSG, _STSO, _SGSO, _SGRO, and _SFLAGS, which has LRO and VLAN tags.
 const OFFLOADS: [(u32, &str); 6] = [
     (0x17, "switching checksums of what is sent off"),
     (0x1f, "switching TCP segmentation off"),
     (0x24, "switching segmentation off"),
     (0x2c, "switching merging of received packets off"),
-    (0x26, "switching merging by the card and VLAN tags off"),
+    (ETHTOOL_SFLAGS, "switching merging by the card and VLAN tags off"),
     (0x19, "switching scattered frames off"),
 ];
 
@@ -146,6 +156,10 @@ struct Channels {
     combined: u32,
 }
 
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_SFLAGS: u32 = 0x26;
+/// `ETH_FLAG_RXVLAN`.
+const FLAG_RECEIVED_TAGS: u32 = 1 << 8;
 const ETHTOOL_GDRVINFO: u32 = 0x3;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 

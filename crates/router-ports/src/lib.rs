@@ -6,7 +6,9 @@
 
 #[cfg(test)]
 mod crossing;
+pub mod ethernet;
 mod interface;
+mod mapping;
 mod namespace;
 pub mod netlink;
 mod offload;
@@ -14,9 +16,11 @@ mod packet_socket;
 mod sysctl;
 mod system;
 mod tap;
+mod xdp;
 
 pub use interface::{Interface, InterfaceError, InterfaceIndex, offloads_off};
 pub use namespace::Namespace;
 pub use packet_socket::PacketSocket;
 pub use sysctl::Sysctls;
 pub use tap::{Tap, TapError, Tun};
+pub use xdp::{LocalAddresses, XdpError, XdpPort};

@@ -176,3 +176,57 @@ pub fn put_tag(frame: &[u8], tag: [u8; 4], to: &mut [u8]) -> Result<(), Unusable
     to[ADDRESSES_BYTES + vlan::HEADER_BYTES..].copy_from_slice(rest);
     Ok(())
 }
+
+/// Completes a checksum that was left open, where no note says so: the field of a TCP or UDP packet then is the sum
+/// of the pseudo-header, which a finished one is by chance once in 65,536, and the checksum is wrong, which it then is not.
+pub fn complete_unnoted(frame: &mut [u8]) {
+    let Some(UpperChecksum { start, end, field, pseudo }) = upper_checksum(frame) else { return };
+    let Some(frame) = frame.get_mut(..end) else { return };
+    let at = start + field;
+    let Some(bytes) = frame.get(at..at + 2) else { return };
+    if [bytes[0], bytes[1]] != pseudo.folded().to_be_bytes() {
+        return;
+    }
+    let covered = &frame[start..];
+    // With a finished checksum, all and the pseudo-header sum up to ones.
+    let is_finished = pseudo.add_bytes(covered).folded() == 0xffff;
+    if !is_finished {
+        let _ = checksum::complete(frame, start, field, field == 6);
+    }
+}
+
+/// What the checksum of a TCP or UDP packet covers.
+struct UpperChecksum {
+    start: usize,
+    end: usize,
+    /// Where behind the start the checksum itself is.
+    field: usize,
+    pseudo: Sum,
+}
+
+fn upper_checksum(bytes: &[u8]) -> Option<UpperChecksum> {
+    let frame = Frame::new_checked(bytes).ok()?;
+    let network = frame.network().ok()?;
+    let packet = bytes.get(network.offset..)?;
+    let (offset, total, protocol, pseudo): (usize, usize, Protocol, Sum) = if network.ethertype == EtherType::IPV4 {
+        let packet = ipv4::Packet::new_checked(packet).ok().filter(|packet| !packet.is_fragment())?;
+        let upper = packet.total_bytes() - packet.header_bytes();
+        let (source, destination) = (packet.source(), packet.destination());
+        let pseudo = Sum::new().add_pseudo_v4(source, destination, packet.protocol(), upper as u16);
+        (packet.header_bytes(), packet.total_bytes(), packet.protocol(), pseudo)
+    } else if network.ethertype == EtherType::IPV6 {
+        let packet = ipv6::Packet::new_checked(packet).ok()?;
+        let upper = packet.upper().ok().filter(|upper| upper.fragment.is_none())?;
+        let bytes = (packet.payload_bytes() - upper.offset) as u32;
+        let pseudo = Sum::new().add_pseudo_v6(packet.source(), packet.destination(), upper.protocol, bytes);
+        (ipv6::HEADER_BYTES + upper.offset, packet.total_bytes(), upper.protocol, pseudo)
+    } else {
+        return None;
+    };
+    let field = match protocol {
+        Protocol::TCP => 16,
+        Protocol::UDP => 6,
+        _ => return None,
+    };
+    Some(UpperChecksum { start: network.offset + offset, end: network.offset + total, field, pseudo })
+}

@@ -293,9 +293,12 @@ const fn filter(code: u16, then: u8, otherwise: u8, k: u32) -> libc::sock_filter
     libc::sock_filter { code, jt: then, jf: otherwise, k }
 }
 
-/// `BPF_LD | BPF_B | BPF_ABS`; `BPF_JMP | BPF_JEQ`; `BPF_RET`.
+/// `BPF_LD | BPF_B | BPF_ABS`, `_H`; `BPF_JMP | BPF_JEQ`, `_JGE`, `_JGT`; `BPF_RET`.
 const LOAD_BYTE: u16 = 0x30;
+const LOAD_HALF: u16 = 0x28;
 const IF_EQUAL: u16 = 0x15;
+const IF_AT_LEAST: u16 = 0x35;
+const IF_MORE: u16 = 0x25;
 const RETURN: u16 = 0x06;
 /// `SKF_AD_OFF + SKF_AD_PKTTYPE`.
 const PACKET_TYPE: u32 = 0xffff_f004;
@@ -305,6 +308,25 @@ const WHOLE: u32 = u32::MAX;
 const FILTER_OURS: [libc::sock_filter; 4] = [
     filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
     filter(IF_EQUAL, 1, 0, libc::PACKET_OTHERHOST as u32),
+    filter(RETURN, 0, 0, WHOLE),
+    filter(RETURN, 0, 0, 0),
+];
+
+/// ARP, and ICMPv6 of types 133 to 137: router and neighbour solicitations and advertisements, redirects. Behind one
+/// VLAN tag or none.
+pub(crate) const FILTER_NEIGHBOURS: [libc::sock_filter; 14] = [
+    filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
+    filter(IF_EQUAL, 11, 0, libc::PACKET_OTHERHOST as u32),
+    filter(IF_EQUAL, 10, 0, libc::PACKET_OUTGOING as u32),
+    filter(LOAD_HALF, 0, 0, 12),
+    filter(IF_EQUAL, 7, 0, 0x0806),
+    filter(IF_EQUAL, 0, 7, 0x86dd),
+    filter(LOAD_BYTE, 0, 0, 20),
+    filter(IF_EQUAL, 0, 5, 58),
+    filter(LOAD_BYTE, 0, 0, 54),
+    filter(IF_AT_LEAST, 0, 3, 133),
+    filter(IF_MORE, 2, 0, 137),
+    filter(RETURN, 0, 0, WHOLE),
     filter(RETURN, 0, 0, WHOLE),
     filter(RETURN, 0, 0, 0),
 ];

@@ -3,11 +3,9 @@
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-
+use crate::mapping::Mapping;
 use crate::offload::NOTE_BYTES;
 use crate::system::set_option;
 
@@ -21,13 +19,10 @@ const BLOCK_BYTES: usize = 64 << 10;
 
 /// What the kernel has received.
 pub struct Ring {
-    memory: NonNull<u8>,
+    memory: Mapping,
     slot_bytes: usize,
     at: usize,
 }
-
-// SAFETY: the memory is a mapping, which is the same for every thread; whoever has the ring reads it alone.
-unsafe impl Send for Ring {}
 
 /// A received frame, still in the ring.
 pub struct Slot<'a> {
@@ -61,18 +56,12 @@ impl Ring {
             tp_frame_nr: SLOTS as u32,
         };
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
-        let bytes = SLOTS * slot_bytes;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let memory =
-            unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, socket, 0) }?;
-        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Mapping::of_socket(socket, 0, SLOTS * slot_bytes)?;
         Ok(Ring { memory, slot_bytes, at: 0 })
     }
 
     fn slot(&self) -> *mut u8 {
-        // SAFETY: `at` is below `SLOTS`, and the mapping has `SLOTS * slot_bytes` bytes.
-        unsafe { self.memory.as_ptr().add(self.at * self.slot_bytes) }
+        self.memory.at(self.at * self.slot_bytes, self.slot_bytes)
     }
 
     fn status(&self) -> &AtomicU32 {
@@ -122,11 +111,4 @@ fn tag(status: u32, header: &libc::tpacket2_hdr) -> Option<[u8; 4]> {
     let [a, b] = if has_type { header.tp_vlan_tpid } else { libc::ETH_P_8021Q as u16 }.to_be_bytes();
     let [c, d] = header.tp_vlan_tci.to_be_bytes();
     Some([a, b, c, d])
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this ring's, and nothing borrowed from it is left.
-        let _ = unsafe { munmap(self.memory.as_ptr().cast(), SLOTS * self.slot_bytes) };
-    }
 }
