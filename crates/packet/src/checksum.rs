@@ -120,3 +120,7 @@ pub fn complete(bytes: &mut [u8], start: usize, field_at: usize, is_udp: bool) -
     field.copy_from_slice(&checksum.to_be_bytes());
     Some(())
 }
+
+#[cfg(test)]
+#[path = "checksum_tests.rs"]
+mod tests;

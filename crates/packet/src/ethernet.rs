@@ -55,7 +55,8 @@ impl FromStr for MacAddress {
         let mut address = [0; 6];
         let mut parts = text.split(':');
         for octet in &mut address {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or(malformed)?;
+            let is_octet = |part: &&str| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+            let part = parts.next().filter(is_octet).ok_or(malformed)?;
             *octet = u8::from_str_radix(part, 16).map_err(|_| malformed)?;
         }
         if parts.next().is_some() {

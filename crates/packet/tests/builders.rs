@@ -1,0 +1,381 @@
+//! What is emitted is parsed as what it was, byte for byte as the protocols have it.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use packet::checksum::Sum;
+use packet::ethernet::{EtherType, MacAddress};
+use packet::{Error, Protocol, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, ndisc, tcp, udp, vlan};
+
+const A: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
+const B: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xb]);
+const A4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const B4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
+const A6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+const B6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 3, 4, 0x1122, 0x3344);
+
+#[test]
+fn ethernet_and_vlan_come_back() {
+    let repr = ethernet::Repr { destination: B, source: A, ethertype: EtherType::VLAN };
+    let mut bytes = [0; 20];
+    repr.emit(&mut bytes);
+    let tag = vlan::Tag { priority: 5, drop_eligible: true, id: 0xabc };
+    vlan::emit(tag, EtherType::IPV6, &mut bytes[ethernet::HEADER_BYTES..]);
+    let frame = ethernet::Frame::new_checked(bytes).expect("a frame");
+    assert_eq!(ethernet::Repr::parse(&frame), repr);
+    let network = ethernet::Network { tag: Some(tag), ethertype: EtherType::IPV6, offset: 18 };
+    assert_eq!(frame.network(), Ok(network));
+    assert_eq!(bytes[14..18], [0xba, 0xbc, 0x86, 0xdd]);
+    assert!(ethernet::Frame::new_checked(&bytes[..17]).expect("a frame").network().is_err(), "a tag cut off");
+    let mut frame = ethernet::Frame::new_checked(bytes).expect("a frame");
+    frame.set_ethertype(EtherType::IPV4);
+    frame.set_source(B);
+    frame.set_destination(MacAddress::BROADCAST);
+    assert_eq!(frame.network().map(|network| (network.ethertype, network.offset)), Ok((EtherType::IPV4, 14)));
+    assert_eq!((frame.source(), frame.destination()), (B, MacAddress::BROADCAST));
+}
+
+#[test]
+fn hardware_addresses_are_read_as_they_are_written() {
+    assert_eq!("02:00:00:00:00:0a".parse(), Ok(A));
+    assert_eq!(A.to_string(), "02:00:00:00:00:0a");
+    for wrong in ["", "02:00:00:00:00", "02:00:00:00:00:0a:", "02:00:00:00:00:+a", "2:0:0:0:0:a", "02-00-00-00-00-0a"] {
+        assert!(wrong.parse::<MacAddress>().is_err(), "{wrong}");
+    }
+    assert!(A.is_unicast() && !MacAddress::BROADCAST.is_unicast());
+    let group = Ipv4Addr::new(224, 128, 0, 5);
+    assert_eq!(MacAddress::of_multicast_v4(group).to_string(), "01:00:5e:00:00:05");
+    assert_eq!(MacAddress::of_multicast_v6(ndisc::solicited_node(B6)).to_string(), "33:33:ff:22:33:44");
+    assert_eq!(ndisc::solicited_node(B6).to_string(), "ff02::1:ff22:3344");
+}
+
+#[test]
+fn arp_comes_back_and_other_hardware_is_refused() {
+    for operation in [arp::Operation::Request, arp::Operation::Reply] {
+        let repr = arp::Repr { operation, sender_mac: A, sender: A4, target_mac: B, target: B4 };
+        let mut bytes = [0; arp::PACKET_BYTES];
+        repr.emit(&mut bytes);
+        assert_eq!(arp::Packet::new_checked(bytes).map(|packet| arp::Repr::parse(&packet)), Ok(repr));
+        for (at, value) in [(1, 6), (3, 1), (4, 8), (5, 16), (7, 3), (6, 1)] {
+            let mut other = bytes;
+            other[at] = value;
+            assert!(arp::Packet::new_checked(other).is_err(), "byte {at}");
+        }
+        assert!(arp::Packet::new_checked(&bytes[..27]).is_err());
+    }
+}
+
+fn ipv4_repr() -> ipv4::Repr {
+    ipv4::Repr {
+        source: A4,
+        destination: B4,
+        protocol: Protocol::UDP,
+        ttl: 64,
+        traffic_class: 0xb8,
+        identification: 0x1234,
+        do_not_fragment: true,
+        payload_bytes: 12,
+    }
+}
+
+#[test]
+fn ipv4_comes_back_and_ages() {
+    let repr = ipv4_repr();
+    let mut bytes = [0xee; 40];
+    repr.emit(&mut bytes);
+    let mut packet = ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet");
+    assert!(packet.checksum_is_right());
+    assert_eq!(ipv4::Repr::parse(&packet), repr);
+    assert_eq!(packet.payload(), [0xee; 12], "padding is none of it");
+    for ttl in (0..64).rev() {
+        packet.decrement_ttl();
+        assert_eq!(packet.ttl(), ttl);
+        assert!(packet.checksum_is_right(), "{ttl}");
+    }
+    packet.set_fragment(false, true, 1480);
+    packet.set_total_bytes(28);
+    assert!(packet.is_fragment() && packet.more_fragments() && !packet.do_not_fragment());
+    assert_eq!((packet.fragment_offset_bytes(), packet.payload().len()), (1480, 8));
+    packet.set_ttl(9);
+    packet.set_traffic_class(1);
+    packet.set_identification(7);
+    packet.set_source(B4);
+    packet.set_destination(A4);
+    assert!(!packet.checksum_is_right());
+    packet.fill_checksum();
+    assert!(packet.checksum_is_right());
+    assert_eq!((packet.source(), packet.destination()), (B4, A4));
+    assert_eq!((packet.ttl(), packet.traffic_class(), packet.identification()), (9, 1, 7));
+}
+
+#[test]
+fn ipv4_that_does_not_hold_together_is_refused_with_the_reason() {
+    let mut good = [0; 32];
+    ipv4_repr().emit(&mut good);
+    let refused = |at: usize, value: u8| {
+        let mut bytes = good;
+        bytes[at] = value;
+        ipv4::Packet::new_checked(bytes).map(|_| ()).expect_err("refused")
+    };
+    assert_eq!(refused(0, 0x65), Error::Version { protocol: "IPv4", found: 6, expected: 4 });
+    assert_eq!(refused(0, 0x44), Error::HeaderLength { protocol: "IPv4", bytes: 16, bytes_min: 20 });
+    assert_eq!(refused(0, 0x4f), Error::TotalLength { protocol: "IPv4", bytes: 32, bytes_min: 60 });
+    assert_eq!(refused(3, 19), Error::TotalLength { protocol: "IPv4", bytes: 19, bytes_min: 20 });
+    assert_eq!(refused(3, 33), Error::Truncated { protocol: "IPv4", bytes: 32, bytes_min: 33 });
+    let short = ipv4::Packet::new_checked(&good[..19]).map(|_| ());
+    assert_eq!(short, Err(Error::Truncated { protocol: "IPv4", bytes: 19, bytes_min: 20 }));
+}
+
+#[test]
+fn ipv4_options_are_told_one_by_one_until_one_is_malformed() {
+    let mut bytes = [0; 32];
+    ipv4::Repr { payload_bytes: 12, ..ipv4_repr() }.emit(&mut bytes);
+    bytes[0] = 0x48;
+    // Padding, router alert, record route with one place, the end.
+    bytes[20..32].copy_from_slice(&[1, 148, 4, 0, 0, 7, 5, 4, 0, 0, 0, 7]);
+    let packet = ipv4::Packet::new_checked(bytes).expect("a packet");
+    assert!(packet.has_options());
+    let options: Vec<_> = packet.options().collect();
+    let alert = ipv4::Ipv4Option { kind: ipv4::Ipv4Option::ROUTER_ALERT, data: &[0, 0] };
+    let record = ipv4::Ipv4Option { kind: ipv4::Ipv4Option::RECORD_ROUTE, data: &[4, 0, 0] };
+    assert_eq!(options, [Ok(alert), Ok(record)]);
+    assert!(alert.is_copied() && !record.is_copied());
+    for length in [0, 1, 12] {
+        let mut wrong = bytes;
+        wrong[22] = length;
+        let packet = ipv4::Packet::new_checked(wrong).expect("a packet");
+        let malformed = Error::Malformed { protocol: "IPv4", what: "option" };
+        assert_eq!(packet.options().collect::<Vec<_>>().last(), Some(&Err(malformed)), "{length}");
+    }
+}
+
+fn ipv6_repr() -> ipv6::Repr {
+    ipv6::Repr {
+        source: A6,
+        destination: B6,
+        next_header: Protocol::TCP,
+        hop_limit: 2,
+        traffic_class: 0xa5,
+        flow_label: 0xf_1234,
+        payload_bytes: 24,
+    }
+}
+
+#[test]
+fn ipv6_comes_back_and_ages() {
+    let repr = ipv6_repr();
+    let mut bytes = [0; 70];
+    repr.emit(&mut bytes);
+    let mut packet = ipv6::Packet::new_checked(&mut bytes[..]).expect("a packet");
+    assert_eq!(ipv6::Repr::parse(&packet), repr);
+    assert_eq!((packet.payload().len(), packet.total_bytes()), (24, 64));
+    packet.decrement_hop_limit();
+    assert_eq!(packet.hop_limit(), 1);
+    packet.set_traffic_class(0x3c);
+    assert_eq!((packet.traffic_class(), packet.flow_label()), (0x3c, 0xf_1234), "each in its own bits");
+    packet.set_payload_bytes(30);
+    packet.set_hop_limit(255);
+    packet.set_source(B6);
+    packet.set_destination(A6);
+    assert_eq!((packet.source(), packet.destination(), packet.hop_limit()), (B6, A6, 255));
+    assert_eq!(packet.payload_mut().len(), 30);
+    assert!(ipv6::Packet::new_checked(&bytes[..69]).is_err());
+    bytes[0] = 0x4a;
+    assert!(ipv6::Packet::new_checked(&bytes[..]).is_err());
+}
+
+/// A packet with these extension headers, each of 8 bytes and named by the one before.
+fn with_extensions(headers: &[(Protocol, [u8; 6])], last: Protocol) -> Vec<u8> {
+    let mut bytes = vec![0; 40 + headers.len() * 8 + 4];
+    let first = headers.first().map_or(last, |(kind, _)| *kind);
+    let repr = ipv6::Repr { next_header: first, payload_bytes: headers.len() * 8 + 4, ..ipv6_repr() };
+    repr.emit(&mut bytes);
+    for (index, (_, rest)) in headers.iter().enumerate() {
+        let next = headers.get(index + 1).map_or(last, |(kind, _)| *kind);
+        let at = 40 + index * 8;
+        bytes[at] = next.0;
+        bytes[at + 2..at + 8].copy_from_slice(rest);
+    }
+    bytes
+}
+
+#[test]
+fn extension_headers_are_followed_to_the_payload() {
+    let routing = [0, 3, 0, 0, 0, 0];
+    let fragment = [0, 9, 0, 0, 0, 77];
+    let bytes = with_extensions(
+        &[(ipv6::HOP_BY_HOP, [0; 6]), (ipv6::ROUTING, routing), (ipv6::FRAGMENT, [0, 1, 0, 0, 0, 77])],
+        Protocol::UDP,
+    );
+    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper().expect("headers");
+    assert_eq!((upper.protocol, upper.offset), (Protocol::UDP, 24));
+    assert!(upper.has_hop_by_hop && upper.has_segments_left);
+    assert_eq!(upper.fragment, Some(ipv6::Fragment { offset_bytes: 0, more: true, identification: 77 }));
+    // Behind the header of a later fragment there is none.
+    let bytes = with_extensions(&[(ipv6::FRAGMENT, fragment), (ipv6::HOP_BY_HOP, [0; 6])], Protocol::UDP);
+    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper().expect("headers");
+    assert_eq!((upper.protocol, upper.offset), (ipv6::HOP_BY_HOP, 8));
+    assert_eq!(upper.fragment, Some(ipv6::Fragment { offset_bytes: 8, more: true, identification: 77 }));
+    // An authentication header counts its length in other units.
+    let bytes = with_extensions(&[(ipv6::AUTHENTICATION, [0; 6])], Protocol::TCP);
+    let upper = ipv6::Packet::new_checked(&bytes).expect("a packet").upper().expect("headers");
+    assert_eq!((upper.protocol, upper.offset), (Protocol::TCP, 8));
+}
+
+#[test]
+fn extension_headers_that_lead_nowhere_are_refused() {
+    let many = vec![(ipv6::DESTINATION_OPTIONS, [0; 6]); ipv6::EXTENSIONS_MAX + 1];
+    let refused = |bytes: &[u8]| ipv6::Packet::new_checked(bytes).expect("a packet").upper().expect_err("refused");
+    let bytes = with_extensions(&many, Protocol::UDP);
+    assert_eq!(refused(&bytes), Error::Headers { protocol: "IPv6", headers_max: ipv6::EXTENSIONS_MAX });
+    let bytes = with_extensions(&many[1..], Protocol::UDP);
+    assert!(ipv6::Packet::new_checked(bytes).expect("a packet").upper().is_ok());
+    let bytes = with_extensions(&[(ipv6::ROUTING, [0; 6]), (ipv6::HOP_BY_HOP, [0; 6])], Protocol::UDP);
+    assert!(matches!(refused(&bytes), Error::Malformed { .. }));
+    let mut bytes = with_extensions(&[(ipv6::ROUTING, [0; 6])], Protocol::UDP);
+    bytes[41] = 1;
+    assert!(matches!(refused(&bytes), Error::Truncated { bytes: 12, bytes_min: 16, .. }));
+    let bytes = with_extensions(&[], ipv6::FRAGMENT);
+    assert!(matches!(refused(&bytes), Error::Truncated { bytes: 4, bytes_min: 8, .. }));
+}
+
+#[test]
+fn udp_and_tcp_come_back_with_checksums_that_cover_their_addresses() {
+    let pseudo = |bytes| Sum::new().add_pseudo_v4(A4, B4, Protocol::UDP, bytes);
+    let mut bytes = *b"........payload";
+    let repr = udp::Repr { source_port: 53, destination_port: 0xf00f, payload_bytes: 7 };
+    repr.emit(&mut bytes, pseudo(15));
+    let mut packet = udp::Packet::new_checked(&mut bytes[..]).expect("a datagram");
+    assert_eq!(udp::Repr::parse(&packet), repr);
+    assert!(packet.checksum_is_right(pseudo(15)));
+    assert!(!packet.checksum_is_right(Sum::new().add_pseudo_v4(A4, A4, Protocol::UDP, 15)));
+    packet.set_total_bytes(14);
+    packet.fill_checksum(pseudo(14));
+    assert!(packet.checksum_is_right(pseudo(14)) && packet.payload() == b"payloa");
+    bytes[4..6].copy_from_slice(&7_u16.to_be_bytes());
+    assert!(udp::Packet::new_checked(bytes).is_err(), "shorter than its header");
+
+    let pseudo = Sum::new().add_pseudo_v6(A6, B6, Protocol::TCP, 27);
+    let mut bytes = *b"....................payload";
+    let repr = tcp::Repr {
+        source_port: 80,
+        destination_port: 40_000,
+        sequence: 0xdead_beef,
+        acknowledgement: 0x0102_0304,
+        flags: tcp::Flags(tcp::Flags::PSH.0 | tcp::Flags::ACK.0),
+        window: 0xfff0,
+    };
+    repr.emit(&mut bytes, pseudo);
+    let mut packet = tcp::Packet::new_checked(&mut bytes[..]).expect("a segment");
+    assert_eq!(tcp::Repr::parse(&packet), repr);
+    assert!(packet.checksum_is_right(pseudo) && packet.payload() == b"payload" && packet.options().is_empty());
+    packet.set_sequence(1);
+    packet.set_flags(packet.flags().without(tcp::Flags::PSH));
+    assert!(packet.flags().has(tcp::Flags::ACK) && !packet.flags().has(tcp::Flags::PSH));
+    assert!(!packet.checksum_is_right(pseudo));
+    packet.fill_checksum(pseudo);
+    assert!(packet.checksum_is_right(pseudo));
+    bytes[12] = 0x40;
+    assert!(tcp::Packet::new_checked(bytes).is_err(), "a header of 16 bytes");
+    bytes[12] = 0x70;
+    assert!(tcp::Packet::new_checked(bytes).is_err(), "a header beyond the segment");
+}
+
+#[test]
+fn icmp_messages_come_back() {
+    let original = &[0x45, 0, 0, 28][..];
+    let messages = [
+        icmpv4::Message::EchoRequest { identification: 1, sequence: 2, data: b"abc" },
+        icmpv4::Message::EchoReply { identification: 0xffff, sequence: 0, data: b"" },
+        icmpv4::Message::Unreachable { code: icmpv4::Unreachable::FragmentationNeeded as u8, mtu: 1400, original },
+        icmpv4::Message::Redirect { code: 1, gateway: A4.octets(), original },
+        icmpv4::Message::TimeExceeded { code: 0, original },
+        icmpv4::Message::ParameterProblem { pointer: 20, original },
+    ];
+    for message in messages {
+        let mut bytes = [0xee; 16];
+        message.emit(&mut bytes);
+        let (bytes, rest) = bytes.split_at_mut(message.bytes());
+        assert!(rest.iter().all(|byte| *byte == 0xee), "nothing is written behind it");
+        assert_eq!(icmpv4::Message::parse(bytes), Ok(message));
+        let is_error = !matches!(message, icmpv4::Message::EchoRequest { .. } | icmpv4::Message::EchoReply { .. });
+        assert_eq!(icmpv4::Packet::new_checked(&bytes).map(|packet| packet.is_error()), Ok(is_error));
+        bytes[5] ^= 1;
+        assert_eq!(icmpv4::Message::parse(bytes), Err(Error::Checksum { protocol: "ICMP" }));
+    }
+    let messages = [
+        icmpv6::Message::Unreachable { code: icmpv6::Unreachable::Address as u8, original },
+        icmpv6::Message::PacketTooBig { mtu: 1280, original },
+        icmpv6::Message::TimeExceeded { code: 0, original },
+        icmpv6::Message::ParameterProblem { code: 1, pointer: 6, original },
+        icmpv6::Message::EchoRequest { identification: 7, sequence: 8, data: b"data" },
+        icmpv6::Message::EchoReply { identification: 7, sequence: 8, data: b"data" },
+    ];
+    for message in messages {
+        let mut bytes = [0; 12];
+        message.emit(&mut bytes, A6, B6);
+        assert_eq!(icmpv6::Message::parse(&bytes, A6, B6), Ok(message));
+        assert_eq!(icmpv6::Message::parse(&bytes, A6, A6), Err(Error::Checksum { protocol: "ICMPv6" }));
+        let is_error = !matches!(message, icmpv6::Message::EchoRequest { .. } | icmpv6::Message::EchoReply { .. });
+        assert_eq!(icmpv6::Packet::new_checked(bytes).map(|packet| packet.is_error()), Ok(is_error));
+    }
+}
+
+#[test]
+fn neighbour_discovery_comes_back() {
+    let prefix =
+        ndisc::Prefix { address: B6, bits: 64, on_link: true, autonomous: false, valid_s: 86_400, preferred_s: 3_600 };
+    let messages = [
+        ndisc::Message::RouterSolicitation { source_mac: Some(A) },
+        ndisc::Message::RouterSolicitation { source_mac: None },
+        ndisc::Message::RouterAdvertisement {
+            hop_limit: 64,
+            lifetime_s: 1800,
+            source_mac: Some(A),
+            mtu: Some(1400),
+            prefix: Some(prefix),
+        },
+        ndisc::Message::NeighbourSolicitation { target: B6, source_mac: Some(A) },
+        ndisc::Message::NeighbourSolicitation { target: B6, source_mac: None },
+        ndisc::Message::NeighbourAdvertisement {
+            target: B6,
+            is_router: true,
+            solicited: false,
+            override_known: true,
+            target_mac: Some(B),
+        },
+    ];
+    for message in messages {
+        let mut bytes = [0; ndisc::MESSAGE_BYTES_MAX];
+        let length = message.emit(&mut bytes, A6, B6);
+        assert_eq!(ndisc::Message::parse(&bytes[..length], A6, B6), Ok(message));
+        assert!(ndisc::Message::parse(&bytes[..length], B6, B6).is_err(), "the checksum covers the addresses");
+    }
+}
+
+#[test]
+fn neighbour_discovery_that_is_malformed_is_refused() {
+    let sealed = |mut bytes: Vec<u8>| {
+        bytes[2..4].fill(0);
+        let checksum = icmpv6::pseudo(A6, B6, bytes.len()).add_bytes(&bytes).checksum();
+        bytes[2..4].copy_from_slice(&checksum.to_be_bytes());
+        ndisc::Message::parse(&bytes, A6, B6)
+    };
+    let mut good = vec![0; 32];
+    ndisc::Message::NeighbourSolicitation { target: B6, source_mac: Some(A) }.emit(&mut good, A6, B6);
+    assert!(sealed(good.clone()).is_ok());
+    for (at, value, what) in
+        [(25, 0, "an option of no length"), (25, 2, "an option beyond the message"), (1, 1, "a code")]
+    {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        assert!(sealed(bytes).is_err(), "{what}");
+    }
+    let mut bytes = good.clone();
+    bytes[8] = 0xff;
+    assert!(sealed(bytes).is_err(), "a multicast target");
+    assert!(sealed(good[..30].to_vec()).is_err(), "half an option");
+    assert!(sealed(good[..20].to_vec()).is_err(), "half a target");
+    let mut other = good;
+    other[0] = 200;
+    assert_eq!(sealed(other), Err(Error::Kind { protocol: "ND", kind: 200 }));
+}
