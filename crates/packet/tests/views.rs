@@ -57,7 +57,11 @@ proptest! {
     }
 
     #[test]
-    fn setters_leave_a_checked_view_right(mut bytes in vec(any::<u8>(), 60..120), words: [u16; 4], at in 0..8000_usize) {
+    fn setters_leave_a_checked_view_right(
+        mut bytes in vec(any::<u8>(), 60..120),
+        words: [u16; 4],
+        at in 0..8000_usize,
+    ) {
         bytes[0] = 0x45 + (words[0] % 5) as u8;
         bytes[2..4].copy_from_slice(&60_u16.to_be_bytes());
         let mut packet = ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet");
