@@ -178,7 +178,8 @@ pub fn put_tag(frame: &[u8], tag: [u8; 4], to: &mut [u8]) -> Result<(), Unusable
 }
 
 /// Completes a checksum that was left open, where no note says so: the field of a TCP or UDP packet then is the sum
-/// of the pseudo-header, which a finished one is by chance once in 65,536, and the checksum is wrong, which it then is not.
+/// of the pseudo-header, which a finished one is by chance once in 65,536, and the checksum is wrong, which that is
+/// not.
 pub fn complete_unnoted(frame: &mut [u8]) {
     let Some(UpperChecksum { start, end, field, pseudo }) = upper_checksum(frame) else { return };
     let Some(frame) = frame.get_mut(..end) else { return };
@@ -230,3 +231,6 @@ fn upper_checksum(bytes: &[u8]) -> Option<UpperChecksum> {
     };
     Some(UpperChecksum { start: network.offset + offset, end: network.offset + total, field, pseudo })
 }
+
+#[cfg(test)]
+mod tests;
