@@ -35,13 +35,19 @@ impl<H: Copy + From<u32> + Into<u32>> Groups<H> {
     /// for as long as the group stays as it is.
     #[inline]
     pub fn select(&self, group: GroupId, hash: u32) -> Option<H> {
+        self.select_by(group, || hash)
+    }
+
+    /// [`Groups::select`] for whoever makes a hash only where there is a choice.
+    #[inline]
+    pub fn select_by(&self, group: GroupId, hash: impl FnOnce() -> u32) -> Option<H> {
         let head = self.heads[usize::from(group.get())].load(Ordering::Acquire);
         let word = head as u32;
         match head >> COUNT_SHIFT {
             0 => None,
             1 => Some(H::from(word)),
             hops => {
-                let index = (u64::from(hash) * hops) >> 32;
+                let index = (u64::from(hash()) * hops) >> 32;
                 let at = word as usize * HOPS_MAX + index as usize;
                 Some(H::from(self.bodies[at].load(Ordering::Relaxed)))
             }

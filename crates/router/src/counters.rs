@@ -13,6 +13,20 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+impl Traffic {
+    #[inline]
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+    }
+
+    #[inline]
+    pub(crate) fn add_many(&mut self, packets: usize, bytes: usize) {
+        self.packets += packets as u64;
+        self.bytes += bytes as u64;
+    }
+}
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// Why a packet went no further.
@@ -149,6 +163,11 @@ impl Drops {
     /// All of them together.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, reason: DropReason) {
+        self.0[reason as usize] += 1;
     }
 }
 

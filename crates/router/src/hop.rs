@@ -82,3 +82,19 @@ impl Hop {
         Hop { node, port, adjacency: AdjacencyId::ON_LINK }
     }
 }
+
+/// As a forwarding table carries it: node, port and adjacency from the highest byte down.
+impl From<Hop> for u32 {
+    #[inline]
+    fn from(hop: Hop) -> u32 {
+        u32::from(hop.node.0) << 24 | u32::from(hop.port.0) << 16 | u32::from(hop.adjacency.0)
+    }
+}
+
+impl From<u32> for Hop {
+    #[inline]
+    fn from(word: u32) -> Hop {
+        let [node, port, ..] = word.to_be_bytes();
+        Hop { node: NodeId(node), port: PortId(port), adjacency: AdjacencyId(word as u16) }
+    }
+}

@@ -1,10 +1,19 @@
 //! Neighbours: who on a port's network has which hardware address, by RFC 4861's states, for IPv4 (ARP) too.
+//!
+//! The table is without I/O: what is to be done comes out as [`Action`]s. Each neighbour is an *adjacency*, whose
+//! number other nodes of the cluster know; a number that was given back rests for a while before another neighbour gets
+//! it, so that nothing under way reaches the wrong one.
+
+mod table;
+mod timing;
 
 use std::net::IpAddr;
 
 use packet::ethernet::MacAddress;
 
-use crate::{AdjacencyId, PortId};
+use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
+
+pub(crate) use table::{Link, Neighbours, Readiness};
 
 /// What is known of a neighbour (RFC 4861, section 7.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +44,10 @@ impl NeighbourState {
             NeighbourState::Failed => "failed",
         }
     }
+
+    pub(crate) const fn has_mac(self) -> bool {
+        !matches!(self, NeighbourState::Incomplete | NeighbourState::Failed)
+    }
 }
 
 /// A neighbour, as it is shown.
@@ -50,4 +63,42 @@ pub struct Neighbour {
     pub mac: Option<MacAddress>,
     /// How well it is known.
     pub state: NeighbourState,
+}
+
+/// What a message said of a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heard {
+    pub(crate) port: PortId,
+    pub(crate) address: IpAddr,
+    pub(crate) mac: MacAddress,
+    /// It answers what was asked: the way there and back works.
+    pub(crate) is_solicited: bool,
+    /// It may take the place of another hardware address.
+    pub(crate) overrides: bool,
+    /// Enough to begin an entry with: it was said to this node.
+    pub(crate) creates: bool,
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Ask who has this address: everybody, or the one that had it.
+    Ask { port: PortId, address: IpAddr, to: Option<MacAddress> },
+    /// This packet waited for a hardware address that is now known.
+    Send { adjacency: AdjacencyId, port: PortId, packet: Packet },
+    /// This packet waited in vain.
+    Undeliverable { port: PortId, packet: Packet },
+    /// This packet waits no longer, for others came.
+    Dropped { port: PortId, packet: Packet, reason: DropReason },
+    /// The neighbour is known.
+    Up { port: PortId, address: IpAddr, adjacency: AdjacencyId },
+    /// It is no longer.
+    Down { port: PortId, address: IpAddr, adjacency: AdjacencyId },
+}
+
+/// A time that was set for a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Timer {
+    at: Time,
+    adjacency: AdjacencyId,
 }

@@ -55,6 +55,7 @@ pub struct Output {
     pub events_lost: bool,
     /// What became of packets that are traced, oldest first; what does not fit is not told.
     pub traced: VecDeque<TracedStep>,
+    pub(crate) queue_packets_max: usize,
 }
 
 /// The most news that wait.
@@ -73,6 +74,7 @@ impl Output {
             events: VecDeque::with_capacity(EVENTS_MAX),
             events_lost: false,
             traced: VecDeque::with_capacity(TRACED_STEPS_MAX),
+            queue_packets_max,
         }
     }
 
@@ -84,5 +86,19 @@ impl Output {
     /// Packets that wait for this node.
     pub fn to_node(&mut self, node: NodeId) -> &mut VecDeque<Parcel> {
         &mut self.to_nodes[usize::from(node.0)]
+    }
+
+    pub(crate) fn trace(&mut self, step: TracedStep) {
+        if self.traced.len() < TRACED_STEPS_MAX {
+            self.traced.push_back(step);
+        }
+    }
+
+    pub(crate) fn tell(&mut self, event: Event) {
+        if self.events.len() < EVENTS_MAX {
+            self.events.push_back(event);
+        } else {
+            self.events_lost = true;
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! What a router needs of whatever it is plugged into.
 
+pub mod memory;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use packet::Protocol;
 use packet::flow::Flow;
+use packet::{Protocol, ipv4, ipv6};
 
 use crate::{AdjacencyId, DropReason, Hop, NodeId, PortId, Time};
 
@@ -104,6 +104,15 @@ impl fmt::Display for Step {
             Step::Reported(kind, code) => write!(f, "answered by ICMP {kind}/{code}"),
             Step::Dropped(reason) => write!(f, "dropped: {reason}"),
         }
+    }
+}
+
+/// The flow of an IP packet, when it is one.
+pub(crate) fn flow_of(bytes: &[u8]) -> Option<Flow> {
+    match bytes.first()? >> 4 {
+        4 => ipv4::Packet::new_checked(bytes).ok().map(|packet| Flow::of_v4(&packet)),
+        6 => ipv6::Packet::new_checked(bytes).ok().map(|packet| Flow::of_v6(&packet)),
+        _ => None,
     }
 }
 

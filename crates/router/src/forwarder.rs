@@ -1,0 +1,432 @@
+//! A node's forwarder: what it knows, what it is told, and the ways in.
+
+mod act;
+mod arp;
+mod deliver;
+mod discovery;
+mod fragment;
+mod options;
+mod receive;
+mod report;
+mod send;
+mod slow;
+mod stages;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use packet::ethernet::MacAddress;
+use packet::{ipv4, vlan};
+
+use crate::config::{Config, PortConfig};
+use crate::counters::{Counters, DropReason};
+use crate::neighbour::{Heard, Link, Neighbour, Neighbours};
+use crate::output::{Event, Output, Parcel};
+use crate::own::OwnAddresses;
+use crate::rate::Bucket;
+use crate::routes::Tables;
+use crate::trace::{Filter, Step, TracedStep, flow_of};
+use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
+
+use stages::Vectors;
+pub use stages::{Probe, Stage};
+
+/// The most packets that go through the stages together.
+pub const VECTOR_PACKETS_MAX: usize = 256;
+
+/// What is wrong with a port's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    /// No such number.
+    #[error("port {0}: a node has ports 0 to {last}", last = PORTS_MAX - 1)]
+    Number(u8),
+    /// Shorter than what every link must carry.
+    #[error("port {port}: an MTU of {mtu_bytes} B; IPv4 needs {min} B at least", min = ipv4::MTU_MIN)]
+    Mtu {
+        /// Which port.
+        port: u8,
+        /// What it should have.
+        mtu_bytes: u16,
+    },
+    /// A hardware address of a group.
+    #[error("port {port}: {mac} is the address of a group; a port's own has an even first byte")]
+    Mac {
+        /// Which port.
+        port: u8,
+        /// What it should have.
+        mac: MacAddress,
+    },
+    /// A VLAN that cannot be, or that another port has.
+    #[error("port {port}: VLAN {id} of port {parent}: take 1 to {}, each once, of a port without a VLAN", vlan::ID_MAX)]
+    Vlan {
+        /// Which port.
+        port: u8,
+        /// Of which port.
+        parent: u8,
+        /// The VLAN.
+        id: u16,
+    },
+}
+
+/// The table of neighbours is full of those that routes name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("port {port}: no room for neighbour {address}; raise neighbours_max", port = port.0)]
+pub struct NeighboursFull {
+    /// On whose network it is.
+    pub port: PortId,
+    /// Who found no room.
+    pub address: IpAddr,
+}
+
+/// A port, as the stages see it.
+struct PortState {
+    config: Option<PortConfig>,
+    /// The hardware address as the first six bytes of a frame, read as a little-endian number.
+    mac_word: u64,
+    /// Ports of VLANs of this one.
+    vlans: Vec<(u16, PortId)>,
+    /// Own addresses on IPv4 networks, in the order that they were given.
+    addresses: Vec<IpNet>,
+}
+
+/// Where a packet that is forwarded came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// One of the node's ports.
+    Port(PortId),
+    /// The node's own kernel.
+    Kernel,
+    /// Another node.
+    Node,
+    /// It was made here.
+    Router,
+}
+
+/// What most steps of the slow path need.
+struct Io<'a> {
+    now: Time,
+    pool: &'a mut Pool,
+    output: &'a mut Output,
+}
+
+/// Forwards the packets of one node. Time is handed in and never goes back.
+pub struct Forwarder {
+    config: Config,
+    ports: Vec<PortState>,
+    /// What each hop takes, by node and port; 0 where nothing leaves: down, not there, or no real port. All numbers
+    /// that a [`PortId`] can have are there, so that one look decides.
+    mtus: Box<[[u16; 256]; NODES_MAX as usize]>,
+    /// What nodes said of their ports, kept while they are down.
+    remote_mtus: Box<[[u16; PORTS_MAX as usize]; NODES_MAX as usize]>,
+    nodes_up: [bool; NODES_MAX as usize],
+    tables: Tables,
+    neighbours: Neighbours,
+    own: OwnAddresses,
+    counters: Counters,
+    asks: Bucket,
+    icmp_errors: Bucket,
+    answers: Bucket,
+    trace: Option<Filter>,
+    vectors: Option<Box<Vectors>>,
+    /// What distinguishes IPv4 packets that are made here.
+    identification: u16,
+}
+
+impl Forwarder {
+    /// A node without ports, with these tables.
+    pub fn new(config: Config, tables: Tables) -> Forwarder {
+        assert!(config.node.0 < NODES_MAX, "node {} of {NODES_MAX}", config.node.0);
+        let limits = config.limits;
+        let no_port = || PortState { config: None, mac_word: 0, vlans: Vec::new(), addresses: Vec::new() };
+        Forwarder {
+            config,
+            ports: (0..PORTS_MAX).map(|_| no_port()).collect(),
+            mtus: Box::new([[0; 256]; NODES_MAX as usize]),
+            remote_mtus: Box::new([[0; PORTS_MAX as usize]; NODES_MAX as usize]),
+            nodes_up: [true; NODES_MAX as usize],
+            tables,
+            neighbours: Neighbours::new(limits, config.seed),
+            own: OwnAddresses::new(),
+            counters: Counters::default(),
+            asks: Bucket::new(limits.asks, Time::ZERO),
+            icmp_errors: Bucket::new(limits.icmp_errors, Time::ZERO),
+            answers: Bucket::new(limits.answers, Time::ZERO),
+            trace: None,
+            vectors: Some(Box::new(Vectors::new())),
+            identification: config.seed as u16,
+        }
+    }
+
+    /// Says what a port is, or what it has become. Where it goes down, or its hardware address changes, its neighbours
+    /// are forgotten, and packets that wait for them are given up.
+    pub fn set_port(
+        &mut self,
+        now: Time,
+        port: PortId,
+        config: PortConfig,
+        pool: &mut Pool,
+        output: &mut Output,
+    ) -> Result<(), PortError> {
+        self.check_port(port, &config)?;
+        let former = self.ports[usize::from(port.0)].config.take();
+        let is_other = former.as_ref().is_some_and(|former| {
+            (former.mac, former.vlan) != (config.mac, config.vlan) || (former.is_up && !config.is_up)
+        });
+        self.unlink_vlan(port, former.as_ref());
+        if let Some(vlan) = config.vlan {
+            self.ports[usize::from(vlan.parent.0)].vlans.push((vlan.id, port));
+        }
+        let state = &mut self.ports[usize::from(port.0)];
+        state.mac_word = mac_word(config.mac);
+        let addresses = addresses_of(&config);
+        let networks_change = state.addresses != addresses;
+        state.addresses = addresses;
+        self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] =
+            if config.is_up { config.mtu_bytes } else { 0 };
+        state.config = Some(config);
+        if networks_change {
+            self.tell_again(port, output);
+        }
+        self.ports_changed(now, port, is_other, pool, output);
+        Ok(())
+    }
+
+    /// The port's networks are others, and so are the neighbours that routes lead to.
+    fn tell_again(&self, port: PortId, output: &mut Output) {
+        for neighbour in self.neighbours.iter().filter(|neighbour| neighbour.port == port && neighbour.mac.is_some()) {
+            let Neighbour { address, adjacency, .. } = neighbour;
+            output.tell(if self.is_on_network(port, address) {
+                Event::NeighbourUp { port, address, adjacency }
+            } else {
+                Event::NeighbourDown { port, address, adjacency }
+            });
+        }
+    }
+
+    /// The port is there no longer.
+    pub fn remove_port(&mut self, now: Time, port: PortId, pool: &mut Pool, output: &mut Output) {
+        let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return };
+        let former = state.config.take();
+        state.addresses.clear();
+        self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] = 0;
+        self.unlink_vlan(port, former.as_ref());
+        self.ports_changed(now, port, true, pool, output);
+    }
+
+    fn unlink_vlan(&mut self, port: PortId, former: Option<&PortConfig>) {
+        if let Some(vlan) = former.and_then(|former| former.vlan) {
+            self.ports[usize::from(vlan.parent.0)].vlans.retain(|(_, of)| *of != port);
+        }
+    }
+
+    fn ports_changed(&mut self, now: Time, port: PortId, forgets: bool, pool: &mut Pool, output: &mut Output) {
+        self.own.set(self.ports.iter().flat_map(|port| port.addresses.iter().map(IpNet::addr)));
+        if forgets {
+            self.neighbours.forget_port(now, port);
+            self.act(&mut Io { now, pool, output });
+        }
+    }
+
+    fn check_port(&self, port: PortId, config: &PortConfig) -> Result<(), PortError> {
+        if !port.is_real() {
+            return Err(PortError::Number(port.0));
+        }
+        if usize::from(config.mtu_bytes) < ipv4::MTU_MIN {
+            return Err(PortError::Mtu { port: port.0, mtu_bytes: config.mtu_bytes });
+        }
+        if !config.mac.is_unicast() {
+            return Err(PortError::Mac { port: port.0, mac: config.mac });
+        }
+        let Some(of) = config.vlan else { return Ok(()) };
+        let parent = self.ports.get(usize::from(of.parent.0)).and_then(|parent| parent.config.as_ref());
+        let is_taken = |parent: &PortConfig| {
+            let siblings = &self.ports[usize::from(of.parent.0)].vlans;
+            parent.vlan.is_some() || siblings.iter().any(|(id, sibling)| *id == of.id && *sibling != port)
+        };
+        if of.parent == port || !(1..=vlan::ID_MAX).contains(&of.id) || parent.is_none_or(is_taken) {
+            return Err(PortError::Vlan { port: port.0, parent: of.parent.0, id: of.id });
+        }
+        Ok(())
+    }
+
+    /// What another node said of its port; an MTU of 0: the port is down.
+    pub fn set_remote_mtu(&mut self, node: NodeId, port: PortId, mtu_bytes: u16) {
+        if node == self.config.node || node.0 >= NODES_MAX || !port.is_real() {
+            return;
+        }
+        self.remote_mtus[usize::from(node.0)][usize::from(port.0)] = mtu_bytes;
+        if self.nodes_up[usize::from(node.0)] {
+            self.mtus[usize::from(node.0)][usize::from(port.0)] = mtu_bytes;
+        }
+    }
+
+    /// Whether another node can be reached. Packets for one that cannot are answered, and dropped.
+    pub fn set_node_up(&mut self, node: NodeId, is_up: bool) {
+        if node == self.config.node || node.0 >= NODES_MAX {
+            return;
+        }
+        let index = usize::from(node.0);
+        self.nodes_up[index] = is_up;
+        let said = self.remote_mtus[index];
+        for (mtu, said) in self.mtus[index].iter_mut().zip(said) {
+            *mtu = if is_up { said } else { 0 };
+        }
+    }
+
+    /// The number of a neighbour that a route names, to be told to other nodes in [`crate::Hop`]s. It stays until
+    /// [`Forwarder::unpin_adjacency`], whether the neighbour answers or not.
+    pub fn pin_adjacency(
+        &mut self,
+        now: Time,
+        port: PortId,
+        address: IpAddr,
+        pool: &mut Pool,
+        output: &mut Output,
+    ) -> Result<AdjacencyId, NeighboursFull> {
+        let pinned = self.neighbours.pin(now, port, address);
+        self.act(&mut Io { now, pool, output });
+        pinned.ok_or(NeighboursFull { port, address })
+    }
+
+    /// A route that named the neighbour is gone.
+    pub fn unpin_adjacency(&mut self, now: Time, adjacency: AdjacencyId, pool: &mut Pool, output: &mut Output) {
+        self.neighbours.unpin(now, adjacency);
+        self.act(&mut Io { now, pool, output });
+    }
+
+    /// Somebody else, such as the node's kernel, knows this neighbour: believed until it is used.
+    pub fn hear_neighbour(
+        &mut self,
+        now: Time,
+        port: PortId,
+        address: IpAddr,
+        mac: MacAddress,
+        pool: &mut Pool,
+        output: &mut Output,
+    ) {
+        let Some(link) = self.link(port).filter(|_| mac.is_unicast() && !self.own.has(address)) else { return };
+        let heard = Heard { port, address, mac, is_solicited: false, overrides: true, creates: true };
+        self.neighbours.heard(now, &heard, &link);
+        self.act(&mut Io { now, pool, output });
+    }
+
+    /// How frames of a port that is there begin.
+    fn link(&self, port: PortId) -> Option<Link> {
+        let config = self.port_config(port)?;
+        let queue = config.vlan.map_or(port, |vlan| vlan.parent);
+        Some(Link { mac: config.mac, queue, vlan: config.vlan.map(|vlan| vlan.id) })
+    }
+
+    fn port_config(&self, port: PortId) -> Option<&PortConfig> {
+        self.ports.get(usize::from(port.0))?.config.as_ref()
+    }
+
+    /// Own addresses of a port.
+    fn addresses(&self, port: PortId) -> &[IpNet] {
+        self.ports.get(usize::from(port.0)).map_or(&[], |port| &port.addresses)
+    }
+
+    /// All neighbours.
+    pub fn neighbours(&self) -> impl Iterator<Item = Neighbour> + '_ {
+        self.neighbours.iter()
+    }
+
+    /// What was counted since the beginning.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Follows the packets that a filter matches, or none any more.
+    pub fn trace(&mut self, filter: Option<Filter>) {
+        self.trace = filter;
+    }
+
+    /// IP packets that the node's own kernel sends by the router. No hop is taken from them: kernel and router are one.
+    pub fn from_kernel(&mut self, now: Time, packets: &mut Vec<Packet>, pool: &mut Pool, output: &mut Output) {
+        let mut io = Io { now, pool, output };
+        for packet in packets.drain(..) {
+            self.counters.from_kernel.add(packet.len());
+            self.note(&mut io, &packet, Step::FromKernel);
+            self.receive_ip(&mut io, packet, Origin::Kernel);
+        }
+        self.act(&mut io);
+    }
+
+    /// Packets that other nodes looked up: this node sends them.
+    pub fn egress(&mut self, now: Time, parcels: &mut Vec<Parcel>, pool: &mut Pool, output: &mut Output) {
+        let mut io = Io { now, pool, output };
+        for parcel in parcels.drain(..) {
+            self.counters.from_nodes.add(parcel.packet.len());
+            self.egress_one(&mut io, parcel);
+        }
+        self.act(&mut io);
+    }
+
+    /// Does what is due without a packet: neighbours are asked again, or given up.
+    pub fn poll(&mut self, now: Time, pool: &mut Pool, output: &mut Output) {
+        self.neighbours.poll(now);
+        self.act(&mut Io { now, pool, output });
+    }
+
+    /// When [`Forwarder::poll`] has something to do.
+    pub fn next_timer(&self) -> Option<Time> {
+        self.neighbours.next_timer()
+    }
+
+    /// The packet goes no further.
+    fn discard(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin, reason: DropReason) {
+        self.note(io, &packet, Step::Dropped(reason));
+        let drops = match origin {
+            Origin::Port(port) => &mut self.counters.ports[usize::from(port.0)].drops,
+            Origin::Kernel | Origin::Node | Origin::Router => &mut self.counters.drops,
+        };
+        drops.add(reason);
+        io.pool.free(packet);
+    }
+
+    /// Tells a step of an IP packet, when it is followed.
+    fn note(&mut self, io: &mut Io<'_>, packet: &Packet, step: Step) {
+        if self.trace.is_some() {
+            self.note_bytes(io, packet, step);
+        }
+    }
+
+    fn note_bytes(&mut self, io: &mut Io<'_>, packet: &Packet, step: Step) {
+        let Some(filter) = self.trace.as_mut() else { return };
+        let Some(flow) = flow_of(io.pool.bytes(packet)).filter(|flow| filter.matches(flow)) else { return };
+        if matches!(step, Step::Received(_) | Step::FromKernel | Step::FromNode | Step::Made) {
+            if filter.packets_max == 0 {
+                self.trace = None;
+                return;
+            }
+            filter.packets_max -= 1;
+        }
+        io.output.trace(TracedStep { time: io.now, flow, step });
+    }
+}
+
+/// An own hardware address as the first six bytes of a frame to it, read as a little-endian number.
+fn mac_word(mac: MacAddress) -> u64 {
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+/// A port's own addresses. One without a kernel gets a link-local address by its hardware address (RFC 4291, appendix
+/// A) where none is given: neighbours must be able to ask for it.
+fn addresses_of(config: &PortConfig) -> Vec<IpNet> {
+    let mut addresses = config.addresses.clone();
+    let is_link_local = |network: &IpNet| match network.addr() {
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+        IpAddr::V4(_) => false,
+    };
+    let has_v6 = addresses.iter().any(|network| matches!(network, IpNet::V6(_)));
+    if !config.has_kernel && has_v6 && !addresses.iter().any(is_link_local) {
+        let [a, b, c, d, e, f] = config.mac.0.map(u16::from);
+        let address = std::net::Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f);
+        addresses.extend(IpNet::new(address.into(), 64));
+    }
+    addresses
+}

@@ -1,0 +1,113 @@
+//! IPv4 packets that are longer than the next link takes, in pieces (RFC 791, section 3.2; RFC 1812, section 4.2.2.7).
+
+use packet::ipv4::{self, Ipv4Option};
+
+use super::{Forwarder, Io, Origin};
+use crate::counters::DropReason;
+use crate::trace::Step;
+use crate::{Hop, Packet};
+
+/// What fragments are made with.
+struct Plan {
+    /// The first one's header, and its length.
+    header_bytes: usize,
+    /// That of all others, with the options that are copied.
+    header_later: [u8; ipv4::HEADER_BYTES_MAX],
+    header_later_bytes: usize,
+    /// Payload of each but the last.
+    piece_bytes: usize,
+    payload_bytes: usize,
+    offset_bytes: usize,
+    more_fragments: bool,
+}
+
+impl Plan {
+    /// `None` where no fragments can be made: the link takes less than IP asks of it, or the pieces would lie beyond
+    /// the longest packet.
+    fn of(packet: &ipv4::Packet<&[u8]>, mtu_bytes: usize) -> Option<Plan> {
+        let header_bytes = packet.header_bytes();
+        let payload_bytes = packet.payload().len();
+        let offset_bytes = packet.fragment_offset_bytes();
+        let piece_bytes = mtu_bytes.checked_sub(header_bytes)? & !7;
+        if mtu_bytes < ipv4::MTU_MIN || offset_bytes + payload_bytes > usize::from(u16::MAX) {
+            return None;
+        }
+        let (header_later, header_later_bytes) = header_later(packet);
+        let more_fragments = packet.more_fragments();
+        Some(Plan {
+            header_bytes,
+            header_later,
+            header_later_bytes,
+            piece_bytes,
+            payload_bytes,
+            offset_bytes,
+            more_fragments,
+        })
+    }
+
+    /// Writes the fragment that begins at `from` of the payload, into bytes that are as many as it has.
+    fn write(&self, original: &[u8], fragment: &mut [u8], from: usize) {
+        let header =
+            if from == 0 { &original[..self.header_bytes] } else { &self.header_later[..self.header_later_bytes] };
+        let payload = fragment.len() - header.len();
+        let is_last = from + payload == self.payload_bytes;
+        fragment[..header.len()].copy_from_slice(header);
+        let begin = self.header_bytes + from;
+        fragment[header.len()..].copy_from_slice(&original[begin..begin + payload]);
+        let total = (fragment.len() as u16).to_be_bytes();
+        fragment[2..4].copy_from_slice(&total);
+        if let Ok(mut view) = ipv4::Packet::new_checked(fragment) {
+            view.set_fragment(false, self.more_fragments || !is_last, self.offset_bytes + from);
+            view.fill_checksum();
+        }
+    }
+}
+
+/// The header of fragments that are not the first: without the options that are not copied.
+fn header_later(packet: &ipv4::Packet<&[u8]>) -> ([u8; ipv4::HEADER_BYTES_MAX], usize) {
+    let mut header = [0; ipv4::HEADER_BYTES_MAX];
+    header[..ipv4::HEADER_BYTES].copy_from_slice(&packet.header()[..ipv4::HEADER_BYTES]);
+    let mut bytes = ipv4::HEADER_BYTES;
+    let is_copied = |option: &Ipv4Option<'_>| option.is_copied();
+    for option in packet.options().map_while(Result::ok).filter(is_copied) {
+        let end = bytes + 2 + option.data.len();
+        header[bytes] = option.kind;
+        header[bytes + 1] = (end - bytes) as u8;
+        header[bytes + 2..end].copy_from_slice(option.data);
+        bytes = end;
+    }
+    // Zeros, which end the options, up to a whole word.
+    let bytes = bytes.next_multiple_of(4);
+    header[0] = 0x40 | (bytes / 4) as u8;
+    (header, bytes)
+}
+
+impl Forwarder {
+    /// Sends the packet, a hop of which is taken already, in pieces.
+    pub(super) fn fragment(
+        &mut self,
+        io: &mut Io<'_>,
+        packet: Packet,
+        origin: Origin,
+        (hop, flow): (Hop, u32),
+        mtu_bytes: usize,
+    ) {
+        let plan = ipv4::Packet::new_checked(io.pool.bytes(&packet)).ok().and_then(|view| Plan::of(&view, mtu_bytes));
+        let Some(plan) = plan else { return self.discard(io, packet, origin, DropReason::TooBig) };
+        let count = plan.payload_bytes.div_ceil(plan.piece_bytes);
+        self.note(io, &packet, Step::Fragmented(count as u16));
+        for from in (0..plan.payload_bytes).step_by(plan.piece_bytes) {
+            let header_bytes = if from == 0 { plan.header_bytes } else { plan.header_later_bytes };
+            let payload_bytes = plan.piece_bytes.min(plan.payload_bytes - from);
+            let Some(mut fragment) = io.pool.take() else {
+                // The receiver can do nothing with the others.
+                return self.discard(io, packet, origin, DropReason::NoBuffer);
+            };
+            io.pool.resize(&mut fragment, header_bytes + payload_bytes);
+            let (original, bytes) = io.pool.pair(&packet, &fragment);
+            plan.write(original, bytes, from);
+            self.leave(io, fragment, hop, flow);
+        }
+        io.pool.free(packet);
+    }
+}

@@ -1,0 +1,215 @@
+//! Frames and packets that the fast path left aside: taken apart slowly, and told why when they go no further.
+
+use std::net::IpAddr;
+
+use packet::ethernet::{EtherType, Frame};
+use packet::{Error, Protocol, icmpv6, ipv4, ipv6, ndisc};
+
+use super::options::{self, OptionsError};
+use super::report::Problem;
+use super::{Forwarder, Io, Origin};
+use crate::counters::DropReason;
+use crate::own::{is_martian_destination_v4, is_martian_source_v4, is_martian_v6};
+use crate::trace::Step;
+use crate::{Packet, PortId};
+
+/// What is to be done with an intact packet.
+enum Verdict {
+    /// It is forwarded, or is for this node.
+    Forward,
+    /// It has IPv4 options, which are looked at first.
+    Options,
+    /// It is neighbour discovery.
+    Discovery,
+    /// It is for a link-local address of the port's own.
+    OwnLinkLocal,
+}
+
+impl Forwarder {
+    /// A whole frame that is not usual.
+    pub(super) fn receive_frame(&mut self, io: &mut Io<'_>, mut packet: Packet, port: PortId) {
+        let origin = Origin::Port(port);
+        let Ok(frame) = Frame::new_checked(io.pool.bytes(&packet)) else {
+            return self.discard(io, packet, origin, DropReason::Truncated);
+        };
+        let Ok(network) = frame.network() else {
+            return self.discard(io, packet, origin, DropReason::Truncated);
+        };
+        let destination = frame.destination();
+        let Some(port) = self.port_of_tag(port, network.tag.map_or(0, |tag| tag.id)) else {
+            return self.discard(io, packet, origin, DropReason::Vlan);
+        };
+        let origin = Origin::Port(port);
+        let is_group = !destination.is_unicast();
+        if !is_group && self.link(port).is_none_or(|link| link.mac != destination) {
+            return self.discard(io, packet, origin, DropReason::OtherMac);
+        }
+        io.pool.trim_front(&mut packet, network.offset as u16);
+        match network.ethertype {
+            EtherType::ARP => self.receive_arp(io, packet, port),
+            EtherType::IPV4 => {
+                self.note(io, &packet, Step::Received(port));
+                let verdict = self.check_v4(io.pool.bytes(&packet), origin, is_group);
+                self.receive_checked(io, packet, origin, verdict);
+            }
+            EtherType::IPV6 => {
+                self.note(io, &packet, Step::Received(port));
+                let verdict = self.check_v6(io.pool.bytes(&packet), origin, is_group);
+                self.receive_checked(io, packet, origin, verdict);
+            }
+            EtherType::VLAN | EtherType::SERVICE_VLAN => self.discard(io, packet, origin, DropReason::Vlan),
+            _ => self.discard(io, packet, origin, DropReason::EtherType),
+        }
+    }
+
+    /// The port that frames of this VLAN are of; 0 is a tag that names none.
+    fn port_of_tag(&self, port: PortId, id: u16) -> Option<PortId> {
+        if id == 0 {
+            return Some(port);
+        }
+        let state = &self.ports[usize::from(port.0)];
+        let (_, of) = state.vlans.iter().find(|(of_id, _)| *of_id == id)?;
+        self.port_config(*of).filter(|config| config.is_up)?;
+        Some(*of)
+    }
+
+    /// An IP packet that came without a frame.
+    pub(super) fn receive_ip(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin) {
+        let bytes = io.pool.bytes(&packet);
+        let verdict = match bytes.first().map(|first| first >> 4) {
+            Some(4) => self.check_v4(bytes, origin, false),
+            Some(6) => self.check_v6(bytes, origin, false),
+            Some(_) => Err(DropReason::Version),
+            None => Err(DropReason::Truncated),
+        };
+        self.receive_checked(io, packet, origin, verdict);
+    }
+
+    fn receive_checked(
+        &mut self,
+        io: &mut Io<'_>,
+        mut packet: Packet,
+        origin: Origin,
+        verdict: Result<(Verdict, usize), DropReason>,
+    ) {
+        let verdict = match verdict {
+            Ok((verdict, bytes)) => {
+                // Without what padded the frame.
+                io.pool.resize(&mut packet, bytes);
+                verdict
+            }
+            Err(reason) => return self.discard(io, packet, origin, reason),
+        };
+        match (verdict, origin) {
+            (Verdict::Forward, _) => self.forward(io, packet, origin, None),
+            (Verdict::Options, _) => self.receive_options(io, packet, origin),
+            (Verdict::Discovery, Origin::Port(port)) => self.receive_discovery(io, packet, port),
+            (Verdict::OwnLinkLocal, Origin::Port(port)) => self.deliver_link_local(io, packet, port),
+            _ => self.discard(io, packet, origin, DropReason::LinkLocal),
+        }
+    }
+
+    /// RFC 1812, sections 4.2.2.11, 5.2.2, 5.3.4 and 5.3.7. With the packet's true length.
+    fn check_v4(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
+        let packet = ipv4::Packet::new_checked(bytes).map_err(|error| reason_of(error, bytes, ipv4::HEADER_BYTES))?;
+        if !packet.checksum_is_right() {
+            return Err(DropReason::Checksum);
+        }
+        let (source, destination) = (packet.source(), packet.destination());
+        if is_martian_source_v4(source) {
+            return Err(DropReason::MartianSource);
+        }
+        self.check_source(source.into(), origin)?;
+        if destination.is_multicast() {
+            return Err(DropReason::Multicast);
+        }
+        if destination.is_broadcast() {
+            return Err(DropReason::Broadcast);
+        }
+        if is_martian_destination_v4(destination) {
+            return Err(DropReason::MartianDestination);
+        }
+        if is_group {
+            return Err(DropReason::LinkBroadcast);
+        }
+        let verdict = if packet.has_options() { Verdict::Options } else { Verdict::Forward };
+        Ok((verdict, packet.total_bytes()))
+    }
+
+    fn check_source(&self, source: IpAddr, origin: Origin) -> Result<(), DropReason> {
+        let is_from_outside = matches!(origin, Origin::Port(_));
+        if is_from_outside && self.own.has(source) { Err(DropReason::OwnSource) } else { Ok(()) }
+    }
+
+    /// RFC 8200, section 3, and RFC 4291, section 2.
+    fn check_v6(&self, bytes: &[u8], origin: Origin, is_group: bool) -> Result<(Verdict, usize), DropReason> {
+        let packet = ipv6::Packet::new_checked(bytes).map_err(|error| reason_of(error, bytes, ipv6::HEADER_BYTES))?;
+        if packet.payload_bytes() == 0 && packet.next_header() == Protocol(0) {
+            return Err(DropReason::TotalLength);
+        }
+        let (source, destination) = (packet.source(), packet.destination());
+        let is_near = destination.is_multicast() || destination.is_unicast_link_local();
+        if source.is_multicast() || source.is_loopback() {
+            return Err(DropReason::MartianSource);
+        }
+        self.check_source(source.into(), origin)?;
+        if is_near && is_discovery(&packet) {
+            return Ok((Verdict::Discovery, packet.total_bytes()));
+        }
+        if destination.is_multicast() {
+            return Err(DropReason::Multicast);
+        }
+        if is_martian_v6(source) {
+            return Err(DropReason::MartianSource);
+        }
+        if is_martian_v6(destination) {
+            return Err(DropReason::MartianDestination);
+        }
+        if is_group {
+            return Err(DropReason::LinkBroadcast);
+        }
+        if !destination.is_unicast_link_local() {
+            return Ok((Verdict::Forward, packet.total_bytes()));
+        }
+        match origin {
+            Origin::Port(port) if self.addresses(port).iter().any(|own| own.addr() == destination) => {
+                Ok((Verdict::OwnLinkLocal, packet.total_bytes()))
+            }
+            _ => Err(DropReason::LinkLocal),
+        }
+    }
+
+    /// Options are done here, whoever is next to have the packet.
+    fn receive_options(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin) {
+        let own = self.source_v4(origin);
+        let bytes = io.pool.bytes_mut(&packet);
+        match options::process(bytes, own, io.now) {
+            Ok(()) => self.forward(io, packet, origin, None),
+            Err(OptionsError::SourceRoute) => {
+                self.report(io, &packet, origin, Problem::SourceRouteFailed);
+                self.discard(io, packet, origin, DropReason::SourceRoute);
+            }
+            Err(OptionsError::Malformed { pointer }) => {
+                self.report(io, &packet, origin, Problem::Parameter { pointer });
+                self.discard(io, packet, origin, DropReason::Options);
+            }
+        }
+    }
+}
+
+/// Whether it is a message of neighbour discovery that came over no router (RFC 4861, section 6.1 and 7.1).
+pub(super) fn is_discovery<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> bool {
+    packet.next_header() == Protocol::ICMPV6
+        && packet.hop_limit() == ndisc::HOP_LIMIT
+        && icmpv6::Packet::new_checked(packet.payload())
+            .is_ok_and(|message| (ndisc::ROUTER_SOLICITATION..=137).contains(&message.kind()))
+}
+
+fn reason_of(error: Error, bytes: &[u8], header_bytes: usize) -> DropReason {
+    match error {
+        Error::Truncated { .. } if bytes.len() < header_bytes => DropReason::Truncated,
+        Error::Version { .. } => DropReason::Version,
+        Error::HeaderLength { .. } => DropReason::HeaderLength,
+        _ => DropReason::TotalLength,
+    }
+}

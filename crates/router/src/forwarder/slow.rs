@@ -1,0 +1,165 @@
+//! One intact packet at a time: looked up, and forwarded, fragmented, delivered or answered.
+
+use std::net::IpAddr;
+
+use packet::{ipv4, ipv6};
+
+use super::report::Problem;
+use super::stages::{flow_v4, flow_v6};
+use super::{Forwarder, Io, Origin};
+use crate::counters::DropReason;
+use crate::trace::Step;
+use crate::{Hop, NODES_MAX, Packet, PortId};
+
+/// What the slow path reads of a packet's header.
+#[derive(Clone, Copy)]
+pub(super) struct Header {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    /// Hops that are left.
+    pub(super) hops_left: u8,
+    pub(super) do_not_fragment: bool,
+}
+
+impl Header {
+    /// Of an IP packet that was checked; `None` for anything else.
+    pub(super) fn of(bytes: &[u8]) -> Option<Header> {
+        match bytes.first()? >> 4 {
+            4 => {
+                let packet = ipv4::Packet::new_checked(bytes).ok()?;
+                Some(Header {
+                    source: packet.source().into(),
+                    destination: packet.destination().into(),
+                    hops_left: packet.ttl(),
+                    do_not_fragment: packet.do_not_fragment(),
+                })
+            }
+            6 => {
+                let packet = ipv6::Packet::new_checked(bytes).ok()?;
+                Some(Header {
+                    source: packet.source().into(),
+                    destination: packet.destination().into(),
+                    hops_left: packet.hop_limit(),
+                    do_not_fragment: true,
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Forwarder {
+    /// Where a checked packet goes from here. What is made here for a link-local address goes out by port `scope`.
+    pub(super) fn forward(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin, scope: Option<PortId>) {
+        let Some(header) = Header::of(io.pool.bytes(&packet)) else {
+            return self.discard(io, packet, origin, DropReason::Version);
+        };
+        let Some((hop, flow)) = self.hop_of(io, &packet, &header, scope) else {
+            self.report(io, &packet, origin, Problem::NoRoute);
+            return self.discard(io, packet, origin, DropReason::NoRoute);
+        };
+        match hop.port {
+            PortId::NOWHERE => self.end(io, packet, origin, hop),
+            PortId::KERNEL if hop.node == self.config.node => self.deliver(io, packet, origin, hop.adjacency),
+            PortId::KERNEL => self.leave(io, packet, hop, flow),
+            _ => self.forward_out(io, packet, origin, (hop, flow), &header),
+        }
+    }
+
+    /// What the tables say, and the packet's flow.
+    fn hop_of(
+        &mut self,
+        io: &mut Io<'_>,
+        packet: &Packet,
+        header: &Header,
+        scope: Option<PortId>,
+    ) -> Option<(Hop, u32)> {
+        let bytes = io.pool.bytes(packet);
+        let flow = if header.destination.is_ipv4() { flow_v4(bytes) } else { flow_v6(bytes) };
+        if let (IpAddr::V6(destination), Some(port)) = (header.destination, scope)
+            && destination.is_unicast_link_local()
+        {
+            return Some((Hop::on_link(self.config.node, port), flow));
+        }
+        let is_followed = self.trace.is_some();
+        let (hop, hops) = self.tables.read(|tables| {
+            let group = match header.destination {
+                IpAddr::V4(address) => tables.v4.lookup(address),
+                IpAddr::V6(address) => tables.v6.lookup(address),
+            }?;
+            let hops = if is_followed { tables.groups.hops(group).len() } else { 0 };
+            Some((tables.groups.select(group, flow)?, hops as u16))
+        })?;
+        self.note(io, packet, Step::LookedUp { hop, hops });
+        Some((hop, flow))
+    }
+
+    /// The route says that packets end.
+    fn end(&mut self, io: &mut Io<'_>, packet: Packet, origin: Origin, hop: Hop) {
+        let reason = match hop {
+            Hop::BLACKHOLE => DropReason::Blackhole,
+            Hop::PROHIBITED => {
+                self.report(io, &packet, origin, Problem::Prohibited);
+                DropReason::Prohibited
+            }
+            _ => {
+                self.report(io, &packet, origin, Problem::HostUnreachable);
+                DropReason::Unreachable
+            }
+        };
+        self.discard(io, packet, origin, reason);
+    }
+
+    /// By a port, of this node or another.
+    fn forward_out(
+        &mut self,
+        io: &mut Io<'_>,
+        packet: Packet,
+        origin: Origin,
+        (hop, flow): (Hop, u32),
+        header: &Header,
+    ) {
+        let is_from_outside = matches!(origin, Origin::Port(_));
+        if let IpAddr::V6(source) = header.source
+            && source.is_unicast_link_local()
+            && origin != Origin::Router
+        {
+            self.report(io, &packet, origin, Problem::BeyondScope);
+            return self.discard(io, packet, origin, DropReason::LinkLocal);
+        }
+        if is_from_outside && header.hops_left <= 1 || header.hops_left == 0 {
+            self.report(io, &packet, origin, Problem::TimeExceeded);
+            return self.discard(io, packet, origin, DropReason::TimeExceeded);
+        }
+        let mtu_bytes = usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]);
+        if mtu_bytes == 0 {
+            let is_node_up = self.nodes_up[usize::from(hop.node.0 % NODES_MAX)];
+            self.report(io, &packet, origin, Problem::HostUnreachable);
+            let reason = if is_node_up { DropReason::EgressDown } else { DropReason::NodeDown };
+            return self.discard(io, packet, origin, reason);
+        }
+        if packet.len() > mtu_bytes && header.do_not_fragment {
+            self.report(io, &packet, origin, Problem::TooBig { mtu_bytes: mtu_bytes as u16 });
+            return self.discard(io, packet, origin, DropReason::TooBig);
+        }
+        if is_from_outside {
+            take_a_hop(io.pool.bytes_mut(&packet));
+        }
+        if packet.len() > mtu_bytes {
+            self.fragment(io, packet, origin, (hop, flow), mtu_bytes);
+        } else {
+            self.leave(io, packet, hop, flow);
+        }
+    }
+}
+
+/// The packet has more than one hop left, and was checked.
+fn take_a_hop(bytes: &mut [u8]) {
+    if bytes[0] >> 4 == 4 {
+        if let Ok(mut packet) = ipv4::Packet::new_checked(bytes) {
+            packet.decrement_ttl();
+        }
+    } else if let Ok(mut packet) = ipv6::Packet::new_checked(bytes) {
+        packet.decrement_hop_limit();
+    }
+}

@@ -1,0 +1,395 @@
+//! The fast path: a vector of packets goes through one stage after the other, so that the stage's code stays in the
+//! instruction cache, and loads of one packet overlap with those of the next. Whatever is not usual leaves for the
+//! slow path.
+
+use std::vec::Drain;
+
+use packet::checksum;
+use packet::ethernet::{EtherType, HEADER_BYTES};
+use packet::flow;
+use packet::{ipv4, ipv6, vlan};
+
+use fib::GroupId;
+
+use super::{Forwarder, Io, Origin, VECTOR_PACKETS_MAX};
+use crate::counters::DropReason;
+use crate::output::Output;
+use crate::own::{OwnAddresses, is_odd_v4, is_odd_v6};
+use crate::trace::{Filter, flow_of};
+use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, Packet, Pool, PortId, Time};
+
+/// A stage of the fast path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// Frames are taken apart and checked.
+    Parse,
+    /// What is not usual is dealt with, a packet at a time.
+    Slow,
+    /// Destinations are looked up.
+    LookUp,
+    /// A hop is chosen and taken from the packets.
+    Rewrite,
+    /// Packets get their frame's header and go to their queues.
+    HandOver,
+}
+
+/// Is told when a stage ends: a clock, for who measures.
+pub trait Probe {
+    /// So many packets went through a stage, which ends now.
+    fn mark(&mut self, stage: Stage, packets: usize);
+}
+
+/// Nobody measures.
+impl Probe for () {
+    #[inline(always)]
+    fn mark(&mut self, _stage: Stage, _packets: usize) {}
+}
+
+/// What the stages hand on, by packet.
+struct Vector<A> {
+    packets: Vec<Packet>,
+    /// Where each came in.
+    ports: Vec<PortId>,
+    addresses: Vec<A>,
+    groups: Vec<Option<GroupId>>,
+    /// Where each goes; [`NOT_FAST`] sends it to the slow path.
+    hops: Vec<Hop>,
+    flows: Vec<u32>,
+}
+
+impl<A: Copy> Vector<A> {
+    fn new() -> Vector<A> {
+        Vector {
+            packets: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            ports: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            addresses: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            groups: vec![None; VECTOR_PACKETS_MAX],
+            hops: vec![NOT_FAST; VECTOR_PACKETS_MAX],
+            flows: vec![0; VECTOR_PACKETS_MAX],
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, packet: Packet, port: PortId, address: A) {
+        self.packets.push(packet);
+        self.ports.push(port);
+        self.addresses.push(address);
+    }
+}
+
+/// The slow path finds out where it goes, and why not.
+const NOT_FAST: Hop = Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(u16::MAX) };
+
+/// Room for the packets that are under way between stages.
+pub(super) struct Vectors {
+    v4: Vector<u32>,
+    v6: Vector<u128>,
+    /// Whole frames.
+    slow: Vec<Packet>,
+}
+
+impl Vectors {
+    pub(super) fn new() -> Vectors {
+        Vectors { v4: Vector::new(), v6: Vector::new(), slow: Vec::with_capacity(VECTOR_PACKETS_MAX) }
+    }
+}
+
+/// What a usual packet's headers say.
+enum Usual {
+    V4 { destination: u32, bytes: usize },
+    V6 { destination: u128, bytes: usize },
+}
+
+const TYPE_V4: u16 = EtherType::IPV4.0;
+const TYPE_V6: u16 = EtherType::IPV6.0;
+const MAC_MASK: u64 = (1 << 48) - 1;
+
+impl Forwarder {
+    /// Frames that a port received, from the front of `frames`, which is empty afterwards.
+    pub fn ingress(&mut self, now: Time, port: PortId, frames: &mut Vec<Packet>, pool: &mut Pool, output: &mut Output) {
+        self.ingress_probed(now, port, frames, pool, output, &mut ());
+    }
+
+    /// As [`Forwarder::ingress`], with a probe that is told when each stage ends.
+    pub fn ingress_probed<P: Probe>(
+        &mut self,
+        now: Time,
+        port: PortId,
+        frames: &mut Vec<Packet>,
+        pool: &mut Pool,
+        output: &mut Output,
+        probe: &mut P,
+    ) {
+        let mut io = Io { now, pool, output };
+        if self.port_config(port).is_none_or(|config| !config.is_up) {
+            for frame in frames.drain(..) {
+                self.counters.drops.add(DropReason::PortDown);
+                io.pool.free(frame);
+            }
+            return;
+        }
+        let mut vectors = self.vectors.take().expect("whoever takes them puts them back");
+        while !frames.is_empty() {
+            let count = frames.len().min(VECTOR_PACKETS_MAX);
+            self.vector(&mut io, port, frames.drain(..count), &mut vectors, probe);
+        }
+        self.vectors = Some(vectors);
+        self.act(&mut io);
+    }
+
+    /// One vector through all stages.
+    fn vector<P: Probe>(
+        &mut self,
+        io: &mut Io<'_>,
+        port: PortId,
+        frames: Drain<'_, Packet>,
+        vectors: &mut Vectors,
+        probe: &mut P,
+    ) {
+        let count = frames.len();
+        self.parse(io, port, frames, vectors);
+        probe.mark(Stage::Parse, count);
+        let slow = vectors.slow.len();
+        if slow > 0 {
+            for frame in vectors.slow.drain(..) {
+                self.receive_frame(io, frame, port);
+            }
+            self.act(io);
+            probe.mark(Stage::Slow, slow);
+        }
+        let Vectors { v4, v6, .. } = vectors;
+        if !v4.packets.is_empty() {
+            self.decide(io, v4, look_up_v4, rewrite_v4, probe);
+            self.hand_over(io, v4);
+            probe.mark(Stage::HandOver, count);
+        }
+        if !v6.packets.is_empty() {
+            self.decide(io, v6, look_up_v6, rewrite_v6, probe);
+            self.hand_over(io, v6);
+            probe.mark(Stage::HandOver, count);
+        }
+    }
+
+    /// Takes frames apart: usual ones into the vectors of their families, others aside.
+    #[inline(never)] // A name of its own, for who counts the stage's instructions.
+    fn parse(&mut self, io: &mut Io<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
+        let state = &self.ports[usize::from(port.0)];
+        let (count, mut bytes_total) = (frames.len(), 0);
+        for mut packet in frames {
+            let frame = io.pool.bytes(&packet);
+            bytes_total += frame.len();
+            match usual(frame, state.mac_word, &self.own, self.trace.as_ref()) {
+                Some((Usual::V4 { destination, bytes }, tag)) => {
+                    let Some((port, header_bytes)) = state.of_tag(port, tag) else {
+                        vectors.slow.push(packet);
+                        continue;
+                    };
+                    io.pool.trim_front(&mut packet, header_bytes);
+                    io.pool.resize(&mut packet, bytes);
+                    vectors.v4.push(packet, port, destination);
+                }
+                Some((Usual::V6 { destination, bytes }, tag)) => {
+                    let Some((port, header_bytes)) = state.of_tag(port, tag) else {
+                        vectors.slow.push(packet);
+                        continue;
+                    };
+                    io.pool.trim_front(&mut packet, header_bytes);
+                    io.pool.resize(&mut packet, bytes);
+                    vectors.v6.push(packet, port, destination);
+                }
+                None => vectors.slow.push(packet),
+            }
+        }
+        self.counters.ports[usize::from(port.0)].received.add_many(count, bytes_total);
+    }
+
+    /// Looks a vector up and takes a hop from each packet that is to leave as it is.
+    fn decide<A: Copy, P: Probe>(
+        &mut self,
+        io: &mut Io<'_>,
+        vector: &mut Vector<A>,
+        look_up: impl FnOnce(&fib::Tables<Hop>, &mut Vector<A>),
+        rewrite: impl FnOnce(&fib::Tables<Hop>, &Mtus, NodeId, &mut Pool, &mut Vector<A>),
+        probe: &mut P,
+    ) {
+        let (mtus, node, count) = (&*self.mtus, self.config.node, vector.packets.len());
+        self.tables.read(|tables| {
+            look_up(tables, vector);
+            probe.mark(Stage::LookUp, count);
+            rewrite(tables, mtus, node, io.pool, vector);
+            probe.mark(Stage::Rewrite, count);
+        });
+    }
+
+    /// Packets to their queues, in the order in which they came.
+    #[inline(never)] // As above.
+    fn hand_over<A: Copy>(&mut self, io: &mut Io<'_>, vector: &mut Vector<A>) {
+        let count = vector.packets.len();
+        let (hops, flows) = (&vector.hops[..count], &vector.flows[..count]);
+        for (((packet, port), hop), flow) in vector.packets.drain(..).zip(&vector.ports).zip(hops).zip(flows) {
+            if *hop == NOT_FAST {
+                self.forward(io, packet, Origin::Port(*port), None);
+            } else {
+                self.leave(io, packet, *hop, *flow);
+            }
+        }
+        vector.ports.clear();
+        vector.addresses.clear();
+    }
+}
+
+/// What each hop takes, by node and port.
+type Mtus = [[u16; 256]; NODES_MAX as usize];
+
+impl super::PortState {
+    /// The port that frames with this tag are of, and the bytes before their network packet.
+    #[inline]
+    fn of_tag(&self, port: PortId, tag: Option<u16>) -> Option<(PortId, u16)> {
+        let Some(tag) = tag else { return Some((port, HEADER_BYTES as u16)) };
+        let (_, of) = self.vlans.iter().find(|(id, _)| *id == tag & 0xfff)?;
+        Some((*of, (HEADER_BYTES + vlan::HEADER_BYTES) as u16))
+    }
+}
+
+/// What the frame says when all about it is usual: to this port, IP without options, intact, from and to addresses
+/// that somebody can have, and followed by nobody. With the VLAN tag's 16 bits, when it has one.
+#[inline(always)]
+fn usual(frame: &[u8], mac_word: u64, own: &OwnAddresses, trace: Option<&Filter>) -> Option<(Usual, Option<u16>)> {
+    let head: &[u8; 18] = frame.first_chunk()?;
+    let (first, _) = head.split_first_chunk::<8>()?;
+    if u64::from_le_bytes(*first) & MAC_MASK != mac_word {
+        return None;
+    }
+    let [.., a, b, tag_a, tag_b, c, d] = *head;
+    let (ethertype, tag, at) = match u16::from_be_bytes([a, b]) {
+        type_tag if type_tag == EtherType::VLAN.0 => {
+            (u16::from_be_bytes([c, d]), Some(u16::from_be_bytes([tag_a, tag_b])), HEADER_BYTES + vlan::HEADER_BYTES)
+        }
+        ethertype => (ethertype, None, HEADER_BYTES),
+    };
+    let ip = &frame[at..];
+    if trace.is_some_and(|filter| flow_of(ip).is_some_and(|flow| filter.matches(&flow))) {
+        return None;
+    }
+    let usual = match ethertype {
+        TYPE_V4 => usual_v4(ip, own)?,
+        TYPE_V6 => usual_v6(ip, own)?,
+        _ => return None,
+    };
+    Some((usual, tag))
+}
+
+#[inline(always)]
+fn usual_v4(ip: &[u8], own: &OwnAddresses) -> Option<Usual> {
+    let header: &[u8; ipv4::HEADER_BYTES] = ip.first_chunk()?;
+    let (words, _) = header.as_chunks::<4>();
+    let bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let (source, destination) = (u32::from_be_bytes(words[3]), u32::from_be_bytes(words[4]));
+    // Ones' complement does not care for the order of bytes, as long as all words have the same one.
+    let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let is_usual = header[0] == 0x45
+        && (ipv4::HEADER_BYTES..=ip.len()).contains(&bytes)
+        && sum == 0xffff
+        && !is_odd_v4(source)
+        && !is_odd_v4(destination)
+        && !own.may_have_v4(source);
+    is_usual.then_some(Usual::V4 { destination, bytes })
+}
+
+#[inline(always)]
+fn usual_v6(ip: &[u8], own: &OwnAddresses) -> Option<Usual> {
+    let header: &[u8; ipv6::HEADER_BYTES] = ip.first_chunk()?;
+    let (addresses, _) = header[8..].as_chunks::<16>();
+    let payload_bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
+    let bytes = ipv6::HEADER_BYTES + payload_bytes;
+    let (source, destination) = (u128::from_be_bytes(addresses[0]), u128::from_be_bytes(addresses[1]));
+    let is_usual = header[0] >> 4 == 6
+        && bytes <= ip.len()
+        // With options but without a length: a jumbogram (RFC 2675), or nothing.
+        && (payload_bytes > 0 || header[6] != 0)
+        && !is_odd_v6(source)
+        && !is_odd_v6(destination)
+        && !own.may_have_v6(source);
+    is_usual.then_some(Usual::V6 { destination, bytes })
+}
+
+#[inline(never)] // As above.
+fn look_up_v4(tables: &fib::Tables<Hop>, vector: &mut Vector<u32>) {
+    let count = vector.packets.len();
+    tables.v4.lookup_batch(&vector.addresses, &mut vector.groups[..count]);
+}
+
+#[inline(never)] // As above.
+fn look_up_v6(tables: &fib::Tables<Hop>, vector: &mut Vector<u128>) {
+    let count = vector.packets.len();
+    tables.v6.lookup_batch(&vector.addresses, &mut vector.groups[..count]);
+}
+
+/// One of a group's hops, by the packet's flow where there are several; with the flow, where another node wants it too.
+#[inline(always)]
+fn choose(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: impl Fn() -> u32) -> Option<(Hop, u32)> {
+    let mut known = None;
+    let hop = tables.groups.select_by(group, || *known.get_or_insert_with(&flow))?;
+    let flow = if hop.node == node { 0 } else { known.unwrap_or_else(flow) };
+    Some((hop, flow))
+}
+
+#[inline(never)] // As above.
+fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut Pool, vector: &mut Vector<u32>) {
+    let Vector { packets, groups, hops, flows, .. } = vector;
+    for (((packet, group), hop), flow) in packets.iter().zip(groups).zip(hops).zip(flows) {
+        let bytes = pool.bytes_mut(packet);
+        *hop = NOT_FAST;
+        let Some((chosen, of_flow)) = group.and_then(|group| choose(tables, group, node, || flow_v4(bytes))) else {
+            continue;
+        };
+        let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
+        let fits = bytes.len() <= usize::from(mtu_bytes);
+        let Some(header) = bytes.first_chunk_mut::<{ ipv4::HEADER_BYTES }>() else { continue };
+        if !fits || header[8] <= 1 {
+            continue;
+        }
+        let old = u16::from_be_bytes([header[8], header[9]]);
+        let sum = u16::from_be_bytes([header[10], header[11]]);
+        let sum = checksum::updated(sum, old, old - 0x100).to_be_bytes();
+        header[8] -= 1;
+        header[10..12].copy_from_slice(&sum);
+        (*hop, *flow) = (chosen, of_flow);
+    }
+}
+
+#[inline(never)] // As above.
+fn rewrite_v6(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut Pool, vector: &mut Vector<u128>) {
+    let Vector { packets, groups, hops, flows, .. } = vector;
+    for (((packet, group), hop), flow) in packets.iter().zip(groups).zip(hops).zip(flows) {
+        let bytes = pool.bytes_mut(packet);
+        *hop = NOT_FAST;
+        let Some((chosen, of_flow)) = group.and_then(|group| choose(tables, group, node, || flow_v6(bytes))) else {
+            continue;
+        };
+        let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
+        let fits = bytes.len() <= usize::from(mtu_bytes);
+        let Some(header) = bytes.first_chunk_mut::<{ ipv6::HEADER_BYTES }>() else { continue };
+        if !fits || header[7] <= 1 {
+            continue;
+        }
+        header[7] -= 1;
+        (*hop, *flow) = (chosen, of_flow);
+    }
+}
+
+/// Decides what hash flows have: the same at every node, so that both directions of one go the same way.
+const FLOW_SEED: u64 = 0;
+
+#[inline]
+pub(super) fn flow_v4(bytes: &[u8]) -> u32 {
+    ipv4::Packet::new_checked(bytes).map_or(0, |packet| flow::hash_v4(&packet, FLOW_SEED))
+}
+
+#[inline]
+pub(super) fn flow_v6(bytes: &[u8]) -> u32 {
+    ipv6::Packet::new_checked(bytes).map_or(0, |packet| flow::hash_v6(&packet, FLOW_SEED))
+}

@@ -1,0 +1,332 @@
+//! What senders are told (RFC 1812, section 4.3; RFC 4443), and what the router answers for itself.
+
+use packet::{icmpv4, icmpv6};
+
+use super::*;
+use crate::{AdjacencyId, Limits, Rate};
+
+/// The error in a frame: from whom, to whom, and the message.
+fn error_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
+    let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
+    assert!(packet.checksum_is_right() && packet.protocol() == Protocol::ICMP && packet.total_bytes() <= 576);
+    let range = HEADER_BYTES + packet.header_bytes()..HEADER_BYTES + packet.total_bytes();
+    (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a sound message"))
+}
+
+fn error_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
+    let packet = ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
+    assert!(packet.next_header() == Protocol::ICMPV6 && packet.total_bytes() <= 1280);
+    let (source, destination) = (packet.source(), packet.destination());
+    let range = HEADER_BYTES + ipv6::HEADER_BYTES..HEADER_BYTES + packet.total_bytes();
+    (source, destination, icmpv6::Message::parse(&frame[range], source, destination).expect("a sound message"))
+}
+
+#[test]
+fn a_packet_without_a_hop_left_is_answered_from_the_port_that_it_came_in_at() {
+    let mut world = World::new();
+    world.know_hosts();
+    for ttl in [0, 1] {
+        let packet = V4::with(|header| header.ttl = ttl);
+        world.receive(0, &packet.frame());
+        let frame = world.sent_one(0);
+        let (from, to, message) = error_v4(&frame);
+        assert_eq!((from, to), (own_v4(0), host_v4(0, 2)));
+        assert_eq!(message, icmpv4::Message::TimeExceeded { code: 0, original: &packet.bytes() });
+        let packet = V6::with(|header| header.hop_limit = ttl);
+        world.receive(0, &packet.frame());
+        let frame = world.sent_one(0);
+        let (from, to, message) = error_v6(&frame);
+        assert_eq!((from, to), (own_v6(0), host_v6(0, 2)));
+        assert_eq!(message, icmpv6::Message::TimeExceeded { code: 0, original: &packet.bytes() });
+    }
+    assert_eq!(world.dropped(DropReason::TimeExceeded), 4);
+    world.assert_no_leak();
+}
+
+#[test]
+fn routes_to_nowhere_say_so() {
+    let mut world = World::new();
+    world.know_hosts();
+    let ends = [
+        (Hop::BLACKHOLE, DropReason::Blackhole, None, None),
+        (Hop::UNREACHABLE, DropReason::Unreachable, Some(1), Some(3)),
+        (Hop::PROHIBITED, DropReason::Prohibited, Some(13), Some(1)),
+    ];
+    for (hop, reason, code_v4, code_v6) in ends {
+        world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
+        world.route("2001:db8:9::/48".parse().expect("a prefix"), &[hop]);
+        world.receive(0, &V4::to(Ipv4Addr::new(192, 0, 2, 9)).frame());
+        assert_eq!(world.dropped(reason), 1);
+        let told = world.sent(0).first().map(|frame| match error_v4(frame).2 {
+            icmpv4::Message::Unreachable { code, .. } => code,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(told, code_v4);
+        world.receive(0, &V6::to("2001:db8:9::9".parse().expect("an address")).frame());
+        assert_eq!(world.dropped(reason), 2);
+        let told = world.sent(0).first().map(|frame| match error_v6(frame).2 {
+            icmpv6::Message::Unreachable { code, .. } => code,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(told, code_v6);
+    }
+    world.receive(0, &V4::to(Ipv4Addr::new(203, 0, 113, 1)).frame());
+    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 0, .. }), "no route");
+    world.receive(0, &V6::to("2001:db8:8::1".parse().expect("an address")).frame());
+    assert!(matches!(error_v6(&world.sent_one(0)).2, icmpv6::Message::Unreachable { code: 0, .. }), "no route");
+    assert_eq!(world.dropped(DropReason::NoRoute), 2);
+    world.assert_no_leak();
+}
+
+#[test]
+fn what_must_not_be_cut_is_answered_with_the_next_links_mtu() {
+    let mut world = World::new();
+    world.know_hosts();
+    let narrow = PortConfig { mtu_bytes: 1300, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+    world.set_port(PORTS[1], narrow);
+    let packet = V4::with(|header| header.do_not_fragment = true).payload(vec![9; 1281]);
+    world.receive(0, &packet.frame());
+    let frame = world.sent_one(0);
+    let expected = icmpv4::Message::Unreachable { code: 4, mtu: 1300, original: &packet.bytes()[..548] };
+    assert_eq!(error_v4(&frame).2, expected);
+    let packet = V6::new().payload(vec![9; 1261]);
+    world.receive(0, &packet.frame());
+    let frame = world.sent_one(0);
+    assert_eq!(error_v6(&frame).2, icmpv6::Message::PacketTooBig { mtu: 1300, original: &packet.bytes()[..1232] });
+    assert_eq!(world.dropped(DropReason::TooBig), 2);
+    world.receive(0, &V4::with(|header| header.do_not_fragment = true).payload(vec![9; 1280]).frame());
+    world.receive(0, &V6::new().payload(vec![9; 1260]).frame());
+    assert_eq!(world.sent(1).len(), 2, "what fits, goes");
+    world.assert_no_leak();
+}
+
+#[test]
+fn nobody_is_told_about_errors_fragments_and_groups() {
+    let mut world = World::new();
+    world.know_hosts();
+    let expired = |change: &dyn Fn(&mut V4)| {
+        let mut packet = V4::with(|header| header.ttl = 1);
+        change(&mut packet);
+        packet
+    };
+    let icmp = |kind: u8| {
+        expired(&|packet| {
+            packet.header.protocol = Protocol::ICMP;
+            packet.payload = vec![kind, 0, 0, 0, 0, 0, 0, 0];
+        })
+    };
+    for kind in [3, 4, 5, 11, 12, 200] {
+        world.assert_dropped(0, &icmp(kind).frame(), DropReason::TimeExceeded);
+    }
+    world.assert_dropped(
+        0,
+        &expired(&|packet| packet.header.protocol = Protocol::ICMP).payload(vec![8]).frame(),
+        DropReason::TimeExceeded,
+    );
+    world.receive(0, &icmp(8).frame());
+    assert_eq!(world.sent(0).len(), 1, "a request is no error");
+    let mut later = V4::with(|header| header.ttl = 1).bytes();
+    ipv4::Packet::new_checked(&mut later[..]).expect("a packet").set_fragment(false, false, 8);
+    mended(&mut later);
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &later), DropReason::TimeExceeded);
+    let expired = |next_header, payload| {
+        V6::with(|header| (header.hop_limit, header.next_header) = (1, next_header)).payload(payload)
+    };
+    for kind in [1, 2, 3, 4, 100, 127, 137] {
+        let packet = expired(Protocol::ICMPV6, vec![kind, 0, 0, 0, 0, 0, 0, 0]);
+        world.assert_dropped(0, &packet.frame(), DropReason::TimeExceeded);
+    }
+    let later = expired(ipv6::FRAGMENT, vec![17, 0, 0, 8, 0, 0, 0, 1, 1, 2, 3, 4]);
+    world.assert_dropped(0, &later.frame(), DropReason::TimeExceeded);
+    assert_eq!(world.forwarder.counters().icmp_errors_sent, 1);
+}
+
+#[test]
+fn errors_are_sent_no_oftener_than_the_limit() {
+    let (rib, tables) = Rib::new().expect("memory for tables");
+    let limits = Limits { icmp_errors: Rate { per_second: 10, burst: 5 }, ..Limits::default() };
+    let mut world = World::new();
+    world.forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
+    world.rib = rib;
+    world.set_port(PORTS[0], PortConfig::new(own_mac(0), MTU_BYTES).with_addresses([network(0)]));
+    world.route(network(0), &[Hop::on_link(NODE, PORTS[0])]);
+    world.know(0, host_v4(0, 2).into(), host_mac(0, 2));
+    let storm = vec![V4::new().frame(); 100];
+    world.receive_all(0, &storm);
+    assert_eq!(world.sent(0).len(), 5);
+    world.wait(Duration::from_secs(1));
+    world.receive_all(0, &storm);
+    assert_eq!(world.sent(0).len(), 5);
+    let counters = world.forwarder.counters();
+    assert_eq!((counters.icmp_errors_sent, counters.icmp_errors_suppressed), (10, 190));
+    assert_eq!(world.dropped(DropReason::NoRoute), 200, "all are counted all the same");
+    world.assert_no_leak();
+}
+
+fn network(port: u8) -> IpNet {
+    IpNet::new(own_v4(port).into(), 24).expect("a prefix length")
+}
+
+fn echo_v4(to: Ipv4Addr, data: &[u8]) -> V4 {
+    let message = icmpv4::Message::EchoRequest { identification: 7, sequence: 3, data };
+    let mut payload = vec![0; message.bytes()];
+    message.emit(&mut payload);
+    V4::with(|header| (header.destination, header.protocol, header.ttl) = (to, Protocol::ICMP, 1)).payload(payload)
+}
+
+fn echo_v6(from: Ipv6Addr, to: Ipv6Addr, data: &[u8]) -> V6 {
+    let message = icmpv6::Message::EchoRequest { identification: 7, sequence: 3, data };
+    let mut payload = vec![0; message.bytes()];
+    message.emit(&mut payload, from, to);
+    let header = |header: &mut ipv6::Repr| {
+        (header.source, header.destination) = (from, to);
+        (header.next_header, header.hop_limit) = (Protocol::ICMPV6, 1);
+    };
+    V6::with(header).payload(payload)
+}
+
+#[test]
+fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
+    let mut world = World::new();
+    world.know_hosts();
+    for port in [0, 1] {
+        for data in [&b""[..], b"x", &[7; 1400]] {
+            world.receive(0, &echo_v4(own_v4(port), data).frame());
+            let frame = world.sent_one(0);
+            let (from, to, message) = error_reply_v4(&frame);
+            assert_eq!((from, to), (own_v4(port), host_v4(0, 2)));
+            assert_eq!(message, icmpv4::Message::EchoReply { identification: 7, sequence: 3, data });
+            world.receive(0, &echo_v6(host_v6(0, 2), own_v6(port), data).frame());
+            let frame = world.sent_one(0);
+            let (from, to, message) = error_reply_v6(&frame);
+            assert_eq!((from, to), (own_v6(port), host_v6(0, 2)));
+            assert_eq!(message, icmpv6::Message::EchoReply { identification: 7, sequence: 3, data });
+        }
+    }
+    let near: Ipv6Addr = "fe80::7".parse().expect("an address");
+    let own: Ipv6Addr = "fe80::ff:fe00:0".parse().expect("an address");
+    world.know(0, near.into(), host_mac(0, 7));
+    world.receive(0, &echo_v6(near, own, b"near").frame());
+    let frame = world.sent_one(0);
+    assert_eq!((&frame[..6], error_reply_v6(&frame).0), (&host_mac(0, 7).0[..], own));
+    world.assert_no_leak();
+}
+
+fn error_reply_v4(frame: &[u8]) -> (Ipv4Addr, Ipv4Addr, icmpv4::Message<'_>) {
+    let packet = ipv4::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
+    assert!(packet.checksum_is_right());
+    let range = HEADER_BYTES + packet.header_bytes()..HEADER_BYTES + packet.total_bytes();
+    (packet.source(), packet.destination(), icmpv4::Message::parse(&frame[range]).expect("a sound message"))
+}
+
+fn error_reply_v6(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, icmpv6::Message<'_>) {
+    let packet = ipv6::Packet::new_checked(&frame[HEADER_BYTES..]).expect("a packet");
+    let (source, destination) = (packet.source(), packet.destination());
+    let range = HEADER_BYTES + ipv6::HEADER_BYTES..HEADER_BYTES + packet.total_bytes();
+    (source, destination, icmpv6::Message::parse(&frame[range], source, destination).expect("a sound message"))
+}
+
+#[test]
+fn what_the_router_itself_does_not_serve_is_said_so() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.receive(0, &V4::to(own_v4(0)).frame());
+    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 3, .. }), "a port");
+    world.receive(0, &V4::with(|header| (header.destination, header.protocol) = (own_v4(1), Protocol::TCP)).frame());
+    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 2, .. }), "a protocol");
+    world.receive(0, &V6::to(own_v6(1)).frame());
+    assert!(matches!(error_v6(&world.sent_one(0)).2, icmpv6::Message::Unreachable { code: 4, .. }), "a port");
+    world.receive(0, &V6::with(|header| (header.destination, header.next_header) = (own_v6(1), Protocol::TCP)).frame());
+    let frame = world.sent_one(0);
+    assert!(matches!(error_v6(&frame).2, icmpv6::Message::ParameterProblem { code: 1, pointer: 6, .. }));
+    let mut spoilt = echo_v4(own_v4(0), b"data").bytes();
+    spoilt[25] ^= 1;
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &spoilt), DropReason::NoService);
+}
+
+#[test]
+fn options_are_done_and_source_routes_refused() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.receive(0, &V4::new().options(&[7, 7, 4, 0, 0, 0, 0, 0]).frame());
+    let frame = world.sent_one(1);
+    let packet = v4_of(&frame);
+    assert_eq!((packet.ttl(), &packet.header()[20..28]), (63, &[7, 7, 8, 10, 0, 0, 1, 0][..]));
+    world.receive(0, &V4::new().options(&[131, 7, 4, 10, 0, 1, 2, 0]).frame());
+    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 5, .. }));
+    world.receive(0, &V4::new().options(&[7, 40, 4, 0]).frame());
+    assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::ParameterProblem { pointer: 21, .. }));
+    assert_eq!((world.dropped(DropReason::SourceRoute), world.dropped(DropReason::Options)), (1, 1));
+    assert_eq!(world.sent(1).len(), 0);
+    world.assert_no_leak();
+}
+
+#[test]
+fn a_link_local_source_does_not_leave_its_link() {
+    let mut world = World::new();
+    world.know_hosts();
+    let near: Ipv6Addr = "fe80::7".parse().expect("an address");
+    world.know(0, near.into(), host_mac(0, 7));
+    world.receive(0, &V6::with(|header| header.source = near).frame());
+    let frame = world.sent_one(0);
+    let (from, to, message) = error_v6(&frame);
+    assert!(matches!(message, icmpv6::Message::Unreachable { code: 2, .. }));
+    assert_eq!((from, to), ("fe80::ff:fe00:0".parse().expect("an address"), near));
+    assert_eq!((world.sent(1).len(), world.dropped(DropReason::LinkLocal)), (0, 1));
+}
+
+#[test]
+fn with_a_kernel_behind_the_port_local_packets_are_its_and_others_go_there_over_the_router() {
+    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
+    world.know_hosts();
+    for port in [0, 1] {
+        world.assert_dropped(0, &echo_v4(own_v4(port), b"").frame(), DropReason::KernelHasIt);
+    }
+    // What came in at another node, or at a port without a kernel, its kernel has not seen.
+    let kernel = Hop::kernel(NODE);
+    let World { forwarder, pool, output, now, .. } = &mut world;
+    let packet = pool.copy_of(&V4::to(own_v4(0)).bytes()).expect("a buffer");
+    let mut parcels = vec![crate::Parcel { hop: kernel, flow: 1, packet }];
+    forwarder.egress(*now, &mut parcels, pool, output);
+    assert_eq!(world.taken_by_kernel(), [V4::to(own_v4(0)).bytes()]);
+    let plain = PortConfig { has_kernel: false, ..world.forwarder.port_config(PORTS[0]).expect("a port").clone() };
+    world.set_port(PORTS[0], plain);
+    world.receive(0, &V4::to(own_v4(1)).frame());
+    assert_eq!(world.taken_by_kernel(), [V4::to(own_v4(1)).bytes()]);
+    world.assert_no_leak();
+}
+
+#[test]
+fn what_the_kernel_sends_loses_no_hop_and_never_comes_back_to_it() {
+    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
+    world.know_hosts();
+    let from_kernel = |world: &mut World, bytes: &[u8]| {
+        let World { forwarder, pool, output, now, .. } = world;
+        let mut packets = vec![pool.copy_of(bytes).expect("a buffer")];
+        forwarder.from_kernel(*now, &mut packets, pool, output);
+    };
+    let sent = V4::with(|header| (header.source, header.ttl) = (own_v4(0), 1));
+    from_kernel(&mut world, &sent.bytes());
+    assert_eq!(world.sent_one(1)[HEADER_BYTES..], sent.bytes());
+    from_kernel(&mut world, &V4::with(|header| (header.source, header.destination) = (own_v4(0), own_v4(1))).bytes());
+    assert_eq!((world.taken_by_kernel().len(), world.dropped(DropReason::KernelLoop)), (0, 1));
+    let nowhere = V4::with(|header| (header.source, header.destination) = (own_v4(0), Ipv4Addr::new(192, 0, 2, 1)));
+    from_kernel(&mut world, &nowhere.bytes());
+    let told = world.taken_by_kernel();
+    assert_eq!(told.len(), 1, "the kernel is told, from an address that is not its own");
+    assert_eq!(told[0][12..20], [192, 0, 0, 8, 10, 0, 0, 1]);
+    from_kernel(&mut world, &[0x15; 40]);
+    from_kernel(&mut world, &[]);
+    assert_eq!((world.dropped(DropReason::Version), world.dropped(DropReason::Truncated)), (1, 1));
+    world.assert_no_leak();
+}
+
+#[test]
+fn an_end_of_the_table_is_no_adjacency() {
+    let mut world = World::new();
+    for adjacency in [1, 9, u16::MAX] {
+        let hop = Hop { node: NODE, port: PORTS[1], adjacency: AdjacencyId(adjacency) };
+        world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
+        world.assert_dropped(0, &V4::to(Ipv4Addr::new(192, 0, 2, 1)).frame(), DropReason::Hop);
+    }
+}

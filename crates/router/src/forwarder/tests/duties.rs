@@ -1,0 +1,355 @@
+//! What a router does with packets that are not for it (RFC 1812, section 5; RFC 8200).
+
+use packet::flow::Flow;
+use packet::{Protocol, vlan};
+
+use super::*;
+use crate::{AdjacencyId, Filter, Step, Vlan};
+
+#[test]
+fn a_packet_leaves_with_a_hop_less_and_nothing_else_changed() {
+    let mut world = World::new();
+    world.know_hosts();
+    let packet = V4::new();
+    world.receive(0, &packet.frame());
+    let frame = world.sent_one(1);
+    assert_eq!((&frame[..6], &frame[6..12]), (&host_mac(1, 2).0[..], &own_mac(1).0[..]));
+    let mut expected = packet.bytes();
+    expected[8] -= 1;
+    mended(&mut expected);
+    assert_eq!(frame[HEADER_BYTES..], expected, "and without the padding of the frame that it came in");
+    let packet = V6::new();
+    world.receive(0, &packet.frame());
+    let frame = world.sent_one(1);
+    assert_eq!((&frame[..6], &frame[6..12]), (&host_mac(1, 2).0[..], &own_mac(1).0[..]));
+    let mut expected = packet.bytes();
+    expected[7] -= 1;
+    assert_eq!(frame[HEADER_BYTES..], expected);
+    let counters = world.forwarder.counters();
+    assert_eq!((counters.ports[0].received.packets, counters.ports[1].sent.packets), (2, 2));
+    world.assert_no_leak();
+}
+
+#[test]
+fn every_hop_count_and_checksum_comes_out_right() {
+    let mut world = World::new();
+    world.know_hosts();
+    for ttl in 2..=255 {
+        // Identifications make the sums go round.
+        for identification in [0, 0x00ff, 0xfeff, 0xffff, u16::from(ttl) << 8] {
+            let packet = V4::with(|header| (header.ttl, header.identification) = (ttl, identification));
+            world.receive(0, &packet.frame());
+            let frame = world.sent_one(1);
+            assert_eq!(v4_of(&frame).ttl(), ttl - 1);
+        }
+    }
+}
+
+#[test]
+fn packets_of_a_vector_leave_in_the_order_in_which_they_came() {
+    let mut world = World::new();
+    world.know_hosts();
+    let frames: Vec<Vec<u8>> = (0..200)
+        .map(|number| {
+            let packet = V4::with(|header| header.identification = number);
+            // Some of them take the slow path: they have options, or are cut into two.
+            match number % 10 {
+                3 => packet.payload(vec![0; 1700]).frame(),
+                _ => packet.frame(),
+            }
+        })
+        .collect();
+    world.receive_all(0, &frames);
+    let sent = world.sent(1);
+    let numbers: Vec<u16> = sent.iter().map(|frame| v4_of(frame).identification()).collect();
+    assert!(numbers.is_sorted(), "{numbers:?}");
+    assert_eq!(numbers.len(), 220);
+    world.assert_no_leak();
+}
+
+#[test]
+fn headers_that_do_not_hold_together_are_dropped_by_reason() {
+    let mut world = World::new();
+    world.know_hosts();
+    let changed = |at: usize, value: u8| {
+        let mut bytes = V4::new().bytes();
+        bytes[at] = value;
+        framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes)
+    };
+    world.assert_dropped(0, &changed(0, 0x55), DropReason::Version);
+    world.assert_dropped(0, &changed(0, 0x44), DropReason::HeaderLength);
+    world.assert_dropped(0, &changed(3, 19), DropReason::TotalLength);
+    world.assert_dropped(0, &changed(2, 4), DropReason::TotalLength);
+    world.assert_dropped(0, &changed(10, 0xee), DropReason::Checksum);
+    world.assert_dropped(0, &changed(8, 63), DropReason::Checksum);
+    world.assert_dropped(0, &V4::new().frame()[..HEADER_BYTES + 19], DropReason::Truncated);
+    world.assert_dropped(0, &V4::new().frame()[..13], DropReason::Truncated);
+    world.assert_dropped(0, &[], DropReason::Truncated);
+    let mut bytes = V6::new().bytes();
+    bytes[0] = 0x50;
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV6, &bytes), DropReason::Version);
+    world.assert_dropped(0, &V6::new().frame()[..HEADER_BYTES + 39], DropReason::Truncated);
+    let long = framed(own_mac(0), host_mac(0, 2), EtherType::IPV6, &V6::new().bytes()[..50]);
+    world.assert_dropped(0, &long[..64], DropReason::TotalLength);
+    let jumbo = V6::with(|header| header.next_header = Protocol(0)).payload(Vec::new());
+    world.assert_dropped(0, &jumbo.frame(), DropReason::TotalLength);
+}
+
+#[test]
+fn martians_are_dropped() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.route("0.0.0.0/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    world.route("::/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    for source in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"] {
+        let source = source.parse().expect("an address");
+        world.assert_dropped(0, &V4::with(|header| header.source = source).frame(), DropReason::MartianSource);
+    }
+    for destination in ["0.0.0.0", "127.0.0.1", "240.0.0.1"] {
+        let packet = V4::to(destination.parse().expect("an address"));
+        world.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
+    }
+    world.assert_dropped(0, &V4::with(|header| header.source = own_v4(1)).frame(), DropReason::OwnSource);
+    world.assert_dropped(0, &V4::to("224.0.0.5".parse().expect("an address")).frame(), DropReason::Multicast);
+    world.assert_dropped(0, &V4::to("255.255.255.255".parse().expect("an address")).frame(), DropReason::Broadcast);
+    for source in ["::", "::1", "ff02::1", "::ffff:10.0.0.2"] {
+        let source = source.parse().expect("an address");
+        world.assert_dropped(0, &V6::with(|header| header.source = source).frame(), DropReason::MartianSource);
+    }
+    for destination in ["::", "::1"] {
+        let packet = V6::to(destination.parse().expect("an address"));
+        world.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
+    }
+    world.assert_dropped(0, &V6::with(|header| header.source = own_v6(1)).frame(), DropReason::OwnSource);
+    world.assert_dropped(0, &V6::to("ff0e::1".parse().expect("an address")).frame(), DropReason::Multicast);
+    world.assert_dropped(0, &V6::to("fe80::2".parse().expect("an address")).frame(), DropReason::LinkLocal);
+    assert_eq!(world.forwarder.counters().icmp_errors_sent, 0, "nobody is told of a martian");
+}
+
+#[test]
+fn frames_for_others_and_unicast_for_everybody_are_dropped() {
+    let mut world = World::new();
+    world.know_hosts();
+    let bytes = V4::new().bytes();
+    let to = |mac| framed(mac, host_mac(0, 2), EtherType::IPV4, &bytes);
+    world.assert_dropped(0, &to(host_mac(0, 7)), DropReason::OtherMac);
+    world.assert_dropped(0, &to(own_mac(1)), DropReason::OtherMac);
+    world.assert_dropped(0, &to(MacAddress::BROADCAST), DropReason::LinkBroadcast);
+    world.assert_dropped(0, &to(MacAddress([1, 0, 0x5e, 0, 0, 1])), DropReason::LinkBroadcast);
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType(0x88cc), &bytes), DropReason::EtherType);
+    world.assert_dropped(5, &to(own_mac(0)), DropReason::PortDown);
+}
+
+#[test]
+fn a_networks_broadcast_address_is_nobodys() {
+    let mut world = World::new();
+    for host in [0, 255] {
+        world.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
+    }
+}
+
+#[test]
+fn a_packet_longer_than_the_link_takes_is_cut_and_can_be_put_together() {
+    let mut world = World::new();
+    world.know_hosts();
+    let payload: Vec<u8> = (0..1477).map(|at| (at * 7 % 251) as u8).collect();
+    for mtu_bytes in [68, 100, 576, 1003, 1400, 1496] {
+        let config = PortConfig { mtu_bytes, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+        world.set_port(PORTS[1], config);
+        let options = [7, 7, 4, 0, 0, 0, 0, 1, 148, 4, 0, 0];
+        let packet = V4::new().payload(payload.clone()).options(&options);
+        world.receive(0, &packet.frame());
+        let frames = world.sent(1);
+        assert!(frames.len() > 1, "MTU {mtu_bytes}");
+        let mut whole = vec![0; payload.len()];
+        for (number, frame) in frames.iter().enumerate() {
+            let fragment = v4_of(frame);
+            assert!(fragment.total_bytes() <= usize::from(mtu_bytes));
+            assert_eq!((fragment.identification(), fragment.ttl()), (0x1234, 63));
+            assert_eq!(fragment.more_fragments(), number + 1 < frames.len());
+            let kinds: Vec<u8> = fragment.options().map(|option| option.expect("a sound option").kind).collect();
+            assert_eq!(kinds, if number == 0 { vec![7, 148] } else { vec![148] }, "options that are copied");
+            let at = fragment.fragment_offset_bytes();
+            whole[at..at + fragment.payload().len()].copy_from_slice(fragment.payload());
+        }
+        assert_eq!(whole, payload, "MTU {mtu_bytes}");
+    }
+    world.assert_no_leak();
+}
+
+#[test]
+fn a_fragment_of_a_fragment_keeps_its_place_and_what_follows_it() {
+    let mut world = World::new();
+    world.know_hosts();
+    let mut bytes = V4::new().payload(vec![5; 1600]).bytes();
+    ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet").set_fragment(false, true, 800);
+    mended(&mut bytes);
+    world.receive(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes));
+    let frames = world.sent(1);
+    let places: Vec<(usize, bool)> =
+        frames.iter().map(|frame| (v4_of(frame).fragment_offset_bytes(), v4_of(frame).more_fragments())).collect();
+    assert_eq!(places, [(800, true), (2280, true)]);
+    // One that would end beyond the longest packet, as in an old attack on hosts.
+    ipv4::Packet::new_checked(&mut bytes[..]).expect("a packet").set_fragment(false, true, 8191 * 8);
+    mended(&mut bytes);
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &bytes), DropReason::TooBig);
+}
+
+#[test]
+fn equal_ways_share_flows_and_both_directions_go_the_same_way() {
+    let mut world = World::new();
+    let hops: Vec<Hop> = (0..4)
+        .map(|host| {
+            let World { forwarder, pool, output, now, .. } = &mut world;
+            let address = host_v4(1, 10 + host).into();
+            let adjacency = forwarder.pin_adjacency(*now, PORTS[1], address, pool, output).expect("room");
+            Hop { node: NODE, port: PORTS[1], adjacency }
+        })
+        .collect();
+    for host in 0..4 {
+        world.know(1, host_v4(1, 10 + host).into(), host_mac(1, 10 + host));
+    }
+    world.route("192.0.2.0/24".parse().expect("a prefix"), &hops);
+    world.route("198.51.100.0/24".parse().expect("a prefix"), &hops);
+    let mut by_host = [0; 4];
+    for number in 0..200_u8 {
+        let (near, far) = (Ipv4Addr::new(192, 0, 2, number), Ipv4Addr::new(198, 51, 100, 7));
+        let there = V4::with(|header| (header.source, header.destination) = (near, far));
+        let mut back = V4::with(|header| (header.source, header.destination) = (far, near));
+        back.payload[..4].copy_from_slice(&[0x13, 0x89, 0x13, 0x88]);
+        let hosts = [there, back].map(|packet| {
+            world.receive(0, &packet.frame());
+            usize::from(world.sent_one(1)[5]) - 10
+        });
+        assert_eq!(hosts[0], hosts[1], "flow {number}");
+        by_host[hosts[0]] += 1;
+    }
+    assert!(by_host.iter().all(|flows| (25..80).contains(flows)), "{by_host:?}");
+}
+
+#[test]
+fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
+    let mut world = World::new();
+    world.know_hosts();
+    let network: IpNet = "10.9.0.1/24".parse().expect("a network");
+    let vlan = Some(Vlan { parent: PORTS[1], id: 77 });
+    let config = PortConfig { vlan, ..PortConfig::new(own_mac(1), MTU_BYTES).with_addresses([network]) };
+    world.set_port(PortId(2), config.clone());
+    world.route(network, &[Hop::on_link(NODE, PortId(2))]);
+    let host = Ipv4Addr::new(10, 9, 0, 2);
+    world.know(2, host.into(), host_mac(9, 2));
+    world.receive(0, &V4::to(host).frame());
+    let frame = world.sent_one(1);
+    assert_eq!((&frame[..6], &frame[12..18]), (&host_mac(9, 2).0[..], &[0x81, 0, 0, 77, 8, 0][..]));
+    let tagged = |id: u16, packet: &V4| {
+        let mut payload = vec![0; vlan::HEADER_BYTES];
+        vlan::emit(vlan::Tag { priority: 5, drop_eligible: false, id }, EtherType::IPV4, &mut payload);
+        payload.extend_from_slice(&packet.bytes());
+        framed(own_mac(1), host_mac(9, 2), EtherType::VLAN, &payload)
+    };
+    let back = V4::with(|header| (header.source, header.destination) = (host, host_v4(0, 2)));
+    world.receive(1, &tagged(77, &back));
+    assert_eq!(v4_of(&world.sent_one(0)).source(), host);
+    world.receive(1, &tagged(0, &back));
+    assert_eq!(v4_of(&world.sent_one(0)).source(), host, "a tag that names no VLAN");
+    world.assert_dropped(1, &tagged(78, &back), DropReason::Vlan);
+    // What came with the tag is answered with it.
+    world.receive(1, &tagged(77, &V4 { header: ipv4::Repr { ttl: 1, ..back.header }, ..back.clone() }));
+    assert_eq!(world.sent_one(1)[12..18], [0x81, 0, 0, 77, 8, 0]);
+    let taken = PortConfig { vlan: Some(Vlan { parent: PORTS[1], id: 77 }), ..config };
+    let World { forwarder, pool, output, now, .. } = &mut world;
+    let error = forwarder.set_port(*now, PortId(3), taken, pool, output).expect_err("the VLAN has a port");
+    assert_eq!(error.to_string(), "port 3: VLAN 77 of port 1: take 1 to 4094, each once, of a port without a VLAN");
+    forwarder.remove_port(*now, PortId(2), pool, output);
+    world.assert_dropped(1, &tagged(77, &back), DropReason::Vlan);
+}
+
+#[test]
+fn ports_that_cannot_be_are_refused_in_one_line() {
+    let mut world = World::new();
+    let World { forwarder, pool, output, now, .. } = &mut world;
+    let mut refused = |port: u8, config: PortConfig| {
+        forwarder.set_port(*now, PortId(port), config, pool, output).expect_err("refused").to_string()
+    };
+    let sound = PortConfig::new(own_mac(5), 1500);
+    assert_eq!(refused(64, sound.clone()), "port 64: a node has ports 0 to 63");
+    let short = PortConfig { mtu_bytes: 67, ..sound.clone() };
+    assert_eq!(refused(5, short), "port 5: an MTU of 67 B; IPv4 needs 68 B at least");
+    let group = PortConfig { mac: MacAddress([1, 0, 0, 0, 0, 1]), ..sound };
+    assert_eq!(
+        refused(5, group),
+        "port 5: 01:00:00:00:00:01 is the address of a group; a port's own has an even first byte"
+    );
+}
+
+#[test]
+fn a_port_that_is_down_neither_takes_nor_sends() {
+    let mut world = World::new();
+    world.know_hosts();
+    let down = PortConfig { is_up: false, ..world.forwarder.port_config(PORTS[1]).expect("a port").clone() };
+    world.set_port(PORTS[1], down);
+    world.receive(0, &V4::new().frame());
+    assert_eq!((world.sent(1).len(), world.dropped(DropReason::EgressDown)), (0, 1));
+    assert_eq!(v4_of(&world.sent_one(0)).protocol(), Protocol::ICMP, "the sender is told");
+    let frame = framed(own_mac(1), host_mac(1, 2), EtherType::IPV4, &V4::new().bytes());
+    world.assert_dropped(1, &frame, DropReason::PortDown);
+}
+
+#[test]
+fn a_full_queue_drops_and_counts() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.output = Output::new(10);
+    let frames = vec![V4::new().frame(); 25];
+    world.receive_all(0, &frames);
+    assert_eq!((world.sent(1).len(), world.dropped(DropReason::PortQueue)), (10, 15));
+    world.assert_no_leak();
+}
+
+#[test]
+fn a_packet_that_is_followed_tells_its_steps() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.forwarder.trace(Some(Filter { destination: Some(host_v4(1, 2).into_net()), ..Filter::all(1) }));
+    world.receive(0, &V6::new().frame());
+    world.receive(0, &V4::new().frame());
+    world.receive(0, &V4::new().frame());
+    assert_eq!((world.sent(1).len(), world.output.traced.len()), (3, 3), "one packet's steps and no more");
+    let steps: Vec<Step> = world.output.traced.iter().map(|step| step.step).collect();
+    let hop = Hop { node: NODE, port: PORTS[1], adjacency: AdjacencyId::ON_LINK };
+    assert_eq!(steps, [Step::Received(PORTS[0]), Step::LookedUp { hop, hops: 1 }, Step::Sent(PORTS[1])]);
+    let flow = world.output.traced[0].flow;
+    let expected = Flow {
+        source: host_v4(0, 2).into(),
+        destination: host_v4(1, 2).into(),
+        protocol: Protocol::UDP,
+        source_port: 5000,
+        destination_port: 5001,
+    };
+    assert_eq!(flow, expected);
+    world.output.traced.clear();
+    world.forwarder.trace(Some(Filter::all(9)));
+    world.receive(0, &V4::with(|header| header.ttl = 1).frame());
+    let steps: Vec<String> = world.output.traced.iter().map(|step| step.step.to_string()).collect();
+    let expected = [
+        "received at port 0",
+        "looked up: node 0, port 1, adjacency 0, of 1 equal",
+        "answered by ICMP 11/0",
+        "made here",
+        "looked up: node 0, port 0, adjacency 0, of 1 equal",
+        "sent by port 0",
+        "dropped: time to live exceeded",
+    ];
+    assert_eq!(steps, expected);
+}
+
+/// A network of one address.
+trait IntoNet {
+    fn into_net(self) -> IpNet;
+}
+
+impl IntoNet for Ipv4Addr {
+    fn into_net(self) -> IpNet {
+        IpNet::from(IpAddr::from(self))
+    }
+}

@@ -1,0 +1,491 @@
+//! The table of neighbours and its transitions.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+
+use packet::ethernet::{EtherType, HEADER_BYTES, MacAddress};
+use packet::vlan;
+use sim::Random;
+
+use super::timing::{ASKS_MAX, DELAY_FIRST_PROBE, FORGET, NUMBER_RESTS, PROBES_MAX, REACHABLE, RETRANSMIT};
+use super::{Action, Heard, Neighbour, NeighbourState, Timer};
+use crate::config::Limits;
+use crate::rate::Bucket;
+use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
+
+/// What the fast path sees of an adjacency: how to begin a frame. Fits half a cache line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Readiness {
+    /// The frame's first bytes, up to the type of what it carries.
+    header: [u8; HEADER_BYTES + vlan::HEADER_BYTES],
+    /// How many they are, with the type.
+    pub(crate) header_bytes: u8,
+    /// The port whose neighbour it is.
+    pub(crate) port: PortId,
+    /// The port whose queue frames go to: the same, or a VLAN's parent.
+    pub(crate) queue: PortId,
+    /// The neighbour's hardware address is known, and nobody wants to know when it is used.
+    pub(crate) is_ready: bool,
+}
+
+const _: () = assert!(size_of::<Readiness>() <= 32, "two to a cache line");
+
+impl Readiness {
+    const NEVER: Readiness = Readiness {
+        header: [0; HEADER_BYTES + vlan::HEADER_BYTES],
+        header_bytes: HEADER_BYTES as u8,
+        port: PortId::NOWHERE,
+        queue: PortId::NOWHERE,
+        is_ready: false,
+    };
+
+    /// Writes the header to the front of `frame`, which is as long at least.
+    #[inline]
+    pub(crate) fn write(&self, ethertype: EtherType, frame: &mut [u8]) {
+        if usize::from(self.header_bytes) == HEADER_BYTES {
+            // By far the most: one length that the compiler knows.
+            frame[..HEADER_BYTES - 2].copy_from_slice(&self.header[..HEADER_BYTES - 2]);
+            frame[HEADER_BYTES - 2..HEADER_BYTES].copy_from_slice(&ethertype.0.to_be_bytes());
+            return;
+        }
+        let type_at = usize::from(self.header_bytes) - 2;
+        frame[..type_at].copy_from_slice(&self.header[..type_at]);
+        frame[type_at..type_at + 2].copy_from_slice(&ethertype.0.to_be_bytes());
+    }
+}
+
+/// How a port's frames begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) mac: MacAddress,
+    pub(crate) queue: PortId,
+    pub(crate) vlan: Option<u16>,
+}
+
+impl Link {
+    /// A frame's header to `to`.
+    pub(crate) fn readiness(&self, port: PortId, to: MacAddress) -> Readiness {
+        let mut header = [0; HEADER_BYTES + vlan::HEADER_BYTES];
+        header[..6].copy_from_slice(&to.0);
+        header[6..12].copy_from_slice(&self.mac.0);
+        let mut header_bytes = HEADER_BYTES;
+        if let Some(id) = self.vlan {
+            header[12..14].copy_from_slice(&EtherType::VLAN.0.to_be_bytes());
+            let tag = vlan::Tag { priority: 0, drop_eligible: false, id };
+            header[14..16].copy_from_slice(&tag.bits().to_be_bytes());
+            header_bytes += vlan::HEADER_BYTES;
+        }
+        Readiness { header, header_bytes: header_bytes as u8, port, queue: self.queue, is_ready: true }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    port: PortId,
+    address: IpAddr,
+    state: NeighbourState,
+    mac: MacAddress,
+    /// Routes that name it.
+    pins: u32,
+    asks_sent: u8,
+    /// When its timer runs out; [`Time::ZERO`] without one.
+    timer: Time,
+    pending: VecDeque<Packet>,
+}
+
+/// All neighbours of a node.
+pub(crate) struct Neighbours {
+    limits: Limits,
+    random: Random,
+    /// By adjacency; the first is nobody's.
+    ready: Vec<Readiness>,
+    entries: Vec<Option<Entry>>,
+    numbers: HashMap<(PortId, IpAddr), AdjacencyId>,
+    /// Numbers to be given out, each not before its time.
+    free: VecDeque<(Time, AdjacencyId)>,
+    timers: BTreeSet<Timer>,
+    /// Neighbours that have never answered and that no route names.
+    unknown: usize,
+    pending: usize,
+    learnt: Bucket,
+    actions: VecDeque<Action>,
+}
+
+impl Neighbours {
+    pub(crate) fn new(limits: Limits, seed: u64) -> Neighbours {
+        let count = usize::from(limits.neighbours_max) + 1;
+        Neighbours {
+            limits,
+            random: Random::new(seed, "neighbours"),
+            ready: vec![Readiness::NEVER; count],
+            entries: (0..count).map(|_| None).collect(),
+            numbers: HashMap::new(),
+            free: (1..=limits.neighbours_max).map(|number| (Time::ZERO, AdjacencyId(number))).collect(),
+            timers: BTreeSet::new(),
+            unknown: 0,
+            pending: 0,
+            learnt: Bucket::new(limits.learnt, Time::ZERO),
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// How to send to this adjacency, when that is known and nothing else is to be done.
+    #[inline]
+    pub(crate) fn ready(&self, adjacency: AdjacencyId) -> Option<&Readiness> {
+        self.ready.get(usize::from(adjacency.0)).filter(|ready| ready.is_ready)
+    }
+
+    /// How to send to this adjacency, when that is known.
+    pub(crate) fn known(&self, adjacency: AdjacencyId) -> Option<&Readiness> {
+        self.entry(adjacency).filter(|entry| entry.state.has_mac())?;
+        self.ready.get(usize::from(adjacency.0))
+    }
+
+    /// The neighbour's hardware address, when it is known.
+    pub(crate) fn mac(&self, adjacency: AdjacencyId) -> Option<MacAddress> {
+        self.entry(adjacency).filter(|entry| entry.state.has_mac()).map(|entry| entry.mac)
+    }
+
+    /// What is to be done next.
+    pub(crate) fn action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When something is to be done without a message or a packet.
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|timer| timer.at)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Neighbour> + '_ {
+        self.entries.iter().enumerate().filter_map(|(number, entry)| {
+            let entry = entry.as_ref()?;
+            Some(Neighbour {
+                adjacency: AdjacencyId(number as u16),
+                port: entry.port,
+                address: entry.address,
+                mac: entry.state.has_mac().then_some(entry.mac),
+                state: entry.state,
+            })
+        })
+    }
+
+    /// The neighbour with this address, when it is in the table.
+    pub(crate) fn find(&self, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
+        self.numbers.get(&(port, address)).copied()
+    }
+
+    /// Whose adjacency it is.
+    pub(crate) fn port_of(&self, adjacency: AdjacencyId) -> Option<PortId> {
+        self.entry(adjacency).map(|entry| entry.port)
+    }
+
+    fn entry(&self, adjacency: AdjacencyId) -> Option<&Entry> {
+        self.entries.get(usize::from(adjacency.0))?.as_ref()
+    }
+
+    fn entry_mut(&mut self, adjacency: AdjacencyId) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::from(adjacency.0))?.as_mut()
+    }
+
+    /// The adjacency of this address for a route, asked for when packets come; `None` when the table is full.
+    pub(crate) fn pin(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
+        let adjacency = match self.find(port, address) {
+            Some(adjacency) => adjacency,
+            None => {
+                let adjacency = self.insert(now, port, address)?;
+                self.change(adjacency, NeighbourState::Failed);
+                adjacency
+            }
+        };
+        let entry = self.entry_mut(adjacency)?;
+        entry.pins += 1;
+        if entry.pins == 1 && entry.state == NeighbourState::Incomplete {
+            self.unknown -= 1;
+        }
+        Some(adjacency)
+    }
+
+    /// A route that named it is gone.
+    pub(crate) fn unpin(&mut self, now: Time, adjacency: AdjacencyId) {
+        let Some(entry) = self.entry_mut(adjacency) else { return };
+        entry.pins = entry.pins.saturating_sub(1);
+        if entry.pins > 0 {
+            return;
+        }
+        match entry.state {
+            NeighbourState::Failed => self.remove(now, adjacency),
+            NeighbourState::Incomplete => self.unknown += 1,
+            NeighbourState::Stale => self.set_timer(adjacency, now + FORGET),
+            _ => {}
+        }
+    }
+
+    /// A packet for this adjacency: comes back when it can be sent at once, and it is noted that the neighbour is used.
+    /// Else it waits, and the neighbour is asked for.
+    pub(crate) fn used(&mut self, now: Time, adjacency: AdjacencyId, packet: Packet) -> Option<Packet> {
+        match self.entry(adjacency).map(|entry| entry.state) {
+            Some(NeighbourState::Stale) => {
+                self.change(adjacency, NeighbourState::Delay);
+                self.set_timer(adjacency, now + DELAY_FIRST_PROBE);
+                Some(packet)
+            }
+            Some(NeighbourState::Failed) => {
+                self.wait(adjacency, packet);
+                self.begin_asking(now, adjacency);
+                None
+            }
+            Some(NeighbourState::Incomplete) => {
+                self.wait(adjacency, packet);
+                None
+            }
+            _ => Some(packet),
+        }
+    }
+
+    /// A packet for an address on the port's network that is in the table not at all.
+    pub(crate) fn unknown(&mut self, now: Time, port: PortId, address: IpAddr, packet: Packet) {
+        if self.unknown >= usize::from(self.limits.neighbours_unknown_max) {
+            let reason = DropReason::NeighbourTable;
+            self.actions.push_back(Action::Dropped { port, packet, reason });
+            return;
+        }
+        match self.insert(now, port, address) {
+            Some(adjacency) => {
+                self.wait(adjacency, packet);
+                self.begin_asking(now, adjacency);
+            }
+            None => self.actions.push_back(Action::Dropped { port, packet, reason: DropReason::NeighbourTable }),
+        }
+    }
+
+    fn begin_asking(&mut self, now: Time, adjacency: AdjacencyId) {
+        self.change(adjacency, NeighbourState::Incomplete);
+        let Some(entry) = self.entry_mut(adjacency) else { return };
+        entry.asks_sent = 1;
+        let (port, address) = (entry.port, entry.address);
+        self.set_timer(adjacency, now + RETRANSMIT);
+        self.actions.push_back(Action::Ask { port, address, to: None });
+    }
+
+    /// Keeps the packet, and for it drops the oldest where too many wait (RFC 4861, section 7.2.2).
+    fn wait(&mut self, adjacency: AdjacencyId, packet: Packet) {
+        let of_neighbour_max = self.limits.pending_packets_of_neighbour_max;
+        let is_full = self.pending >= self.limits.pending_packets_max;
+        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        let port = entry.port;
+        entry.pending.push_back(packet);
+        self.pending += 1;
+        if (is_full || entry.pending.len() > of_neighbour_max)
+            && let Some(packet) = entry.pending.pop_front()
+        {
+            self.pending -= 1;
+            self.actions.push_back(Action::Dropped { port, packet, reason: DropReason::NeighbourQueue });
+        }
+    }
+
+    /// A message said that a neighbour has this hardware address.
+    pub(crate) fn heard(&mut self, now: Time, heard: &Heard, link: &Link) {
+        let adjacency = match self.find(heard.port, heard.address) {
+            Some(adjacency) => adjacency,
+            None if heard.creates && self.learnt.take(now) => match self.insert(now, heard.port, heard.address) {
+                Some(adjacency) => adjacency,
+                None => return,
+            },
+            None => return,
+        };
+        let Some(entry) = self.entry(adjacency) else { return };
+        let is_other = !entry.state.has_mac() || entry.mac != heard.mac;
+        if entry.state.has_mac() && is_other && !heard.overrides {
+            // RFC 4861, section 7.2.5: what is known stays, but is doubted.
+            if entry.state == NeighbourState::Reachable {
+                self.change(adjacency, NeighbourState::Stale);
+                self.set_timer(adjacency, now + FORGET);
+            }
+            return;
+        }
+        if is_other {
+            self.learn(adjacency, heard.mac, link);
+        }
+        if heard.is_solicited {
+            self.confirm(now, adjacency);
+        } else if is_other {
+            self.change(adjacency, NeighbourState::Stale);
+            self.set_timer(adjacency, now + FORGET);
+        }
+        self.release(adjacency);
+    }
+
+    fn learn(&mut self, adjacency: AdjacencyId, mac: MacAddress, link: &Link) {
+        let Some(entry) = self.entry_mut(adjacency) else { return };
+        entry.mac = mac;
+        entry.asks_sent = 0;
+        let (port, address, was_known) = (entry.port, entry.address, entry.state.has_mac());
+        let is_ready = self.ready[usize::from(adjacency.0)].is_ready;
+        self.ready[usize::from(adjacency.0)] = Readiness { is_ready, ..link.readiness(port, mac) };
+        if !was_known {
+            self.actions.push_back(Action::Up { port, address, adjacency });
+        }
+    }
+
+    fn confirm(&mut self, now: Time, adjacency: AdjacencyId) {
+        self.change(adjacency, NeighbourState::Reachable);
+        let spread = 0.5 + self.random.unit();
+        self.set_timer(adjacency, now + REACHABLE.mul_f64(spread));
+    }
+
+    /// What waited for the hardware address is sent.
+    fn release(&mut self, adjacency: AdjacencyId) {
+        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        let port = entry.port;
+        while let Some(packet) = entry.pending.pop_front() {
+            self.pending -= 1;
+            self.actions.push_back(Action::Send { adjacency, port, packet });
+        }
+    }
+
+    /// Does what is due.
+    pub(crate) fn poll(&mut self, now: Time) {
+        while let Some(timer) = self.timers.first().copied().filter(|timer| timer.at <= now) {
+            self.timers.pop_first();
+            let Some(entry) = self.entry_mut(timer.adjacency) else { continue };
+            entry.timer = Time::ZERO;
+            self.due(now, timer.adjacency);
+        }
+    }
+
+    fn due(&mut self, now: Time, adjacency: AdjacencyId) {
+        let Some(entry) = self.entry_mut(adjacency) else { return };
+        let asks_max = if entry.state == NeighbourState::Incomplete { ASKS_MAX } else { PROBES_MAX };
+        match entry.state {
+            NeighbourState::Reachable => {
+                self.change(adjacency, NeighbourState::Stale);
+                self.set_timer(adjacency, now + FORGET);
+            }
+            NeighbourState::Stale if entry.pins == 0 => self.remove(now, adjacency),
+            NeighbourState::Stale | NeighbourState::Failed => {}
+            NeighbourState::Delay => {
+                entry.asks_sent = 0;
+                self.change(adjacency, NeighbourState::Probe);
+                self.ask_again(now, adjacency);
+            }
+            NeighbourState::Incomplete | NeighbourState::Probe if entry.asks_sent < asks_max => {
+                self.ask_again(now, adjacency);
+            }
+            NeighbourState::Incomplete | NeighbourState::Probe => self.fail(now, adjacency),
+        }
+    }
+
+    fn ask_again(&mut self, now: Time, adjacency: AdjacencyId) {
+        let Some(entry) = self.entry_mut(adjacency) else { return };
+        entry.asks_sent += 1;
+        let to = (entry.state == NeighbourState::Probe).then_some(entry.mac);
+        let (port, address) = (entry.port, entry.address);
+        self.set_timer(adjacency, now + RETRANSMIT);
+        self.actions.push_back(Action::Ask { port, address, to });
+    }
+
+    /// The neighbour did not answer.
+    fn fail(&mut self, now: Time, adjacency: AdjacencyId) {
+        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        let (port, address, is_pinned) = (entry.port, entry.address, entry.pins > 0);
+        let was_known = entry.state.has_mac();
+        while let Some(packet) = entry.pending.pop_front() {
+            self.pending -= 1;
+            self.actions.push_back(Action::Undeliverable { port, packet });
+        }
+        if !is_pinned {
+            self.remove(now, adjacency);
+            return;
+        }
+        self.change(adjacency, NeighbourState::Failed);
+        if was_known {
+            self.actions.push_back(Action::Down { port, address, adjacency });
+        }
+    }
+
+    /// Sets the state, and what the fast path sees of it. A failed neighbour's timer ends.
+    fn change(&mut self, adjacency: AdjacencyId, state: NeighbourState) {
+        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        if entry.pins == 0 {
+            let is_unknown = |state| usize::from(state == NeighbourState::Incomplete);
+            self.unknown = self.unknown + is_unknown(state) - is_unknown(entry.state);
+        }
+        entry.state = state;
+        self.ready[usize::from(adjacency.0)].is_ready = state.has_mac() && state != NeighbourState::Stale;
+    }
+
+    fn set_timer(&mut self, adjacency: AdjacencyId, at: Time) {
+        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        self.timers.remove(&Timer { at: entry.timer, adjacency });
+        entry.timer = at;
+        self.timers.insert(Timer { at, adjacency });
+    }
+
+    /// A new entry, which takes the place of the one that was quiet for longest where there is no room.
+    fn insert(&mut self, now: Time, port: PortId, address: IpAddr) -> Option<AdjacencyId> {
+        if self.free.is_empty() {
+            // Its number rests; whoever comes after that finds room.
+            self.evict(now);
+        }
+        self.free.front().filter(|(from, _)| *from <= now)?;
+        let (_, adjacency) = self.free.pop_front()?;
+        self.entries[usize::from(adjacency.0)] = Some(Entry {
+            port,
+            address,
+            state: NeighbourState::Failed,
+            mac: MacAddress::default(),
+            pins: 0,
+            asks_sent: 0,
+            timer: Time::ZERO,
+            pending: VecDeque::new(),
+        });
+        self.ready[usize::from(adjacency.0)] = Readiness { port, ..Readiness::NEVER };
+        self.numbers.insert((port, address), adjacency);
+        Some(adjacency)
+    }
+
+    /// Forgets the neighbour that would be forgotten first.
+    fn evict(&mut self, now: Time) {
+        let is_quiet = |entry: &Entry| entry.pins == 0 && entry.state == NeighbourState::Stale;
+        let quiet = self.timers.iter().find(|timer| self.entry(timer.adjacency).is_some_and(is_quiet));
+        if let Some(timer) = quiet.copied() {
+            self.remove(now, timer.adjacency);
+        }
+    }
+
+    fn remove(&mut self, now: Time, adjacency: AdjacencyId) {
+        let Some(mut entry) = self.entries[usize::from(adjacency.0)].take() else { return };
+        let (port, address) = (entry.port, entry.address);
+        self.timers.remove(&Timer { at: entry.timer, adjacency });
+        self.numbers.remove(&(port, address));
+        self.ready[usize::from(adjacency.0)] = Readiness::NEVER;
+        if entry.pins == 0 && entry.state == NeighbourState::Incomplete {
+            self.unknown -= 1;
+        }
+        while let Some(packet) = entry.pending.pop_front() {
+            self.pending -= 1;
+            self.actions.push_back(Action::Undeliverable { port, packet });
+        }
+        if entry.state.has_mac() {
+            self.actions.push_back(Action::Down { port, address, adjacency });
+        }
+        self.free.push_back((now + NUMBER_RESTS, adjacency));
+    }
+
+    /// Forgets what is known of a port's neighbours: the port is down, or its own hardware address is another.
+    pub(crate) fn forget_port(&mut self, now: Time, port: PortId) {
+        let of_port = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.port == port);
+        for number in 1..self.entries.len() {
+            if of_port(&self.entries[number]) {
+                self.fail(now, AdjacencyId(number as u16));
+                self.clear_timer(AdjacencyId(number as u16));
+            }
+        }
+    }
+
+    fn clear_timer(&mut self, adjacency: AdjacencyId) {
+        let Some(entry) = self.entries[usize::from(adjacency.0)].as_mut() else { return };
+        self.timers.remove(&Timer { at: entry.timer, adjacency });
+        entry.timer = Time::ZERO;
+    }
+}

@@ -1,0 +1,146 @@
+//! The node's own addresses, and what no address may be.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Bits of the filter: many more than a node has addresses, few enough to stay in the first-level cache.
+const FILTER_BITS: u32 = 1 << 12;
+
+/// Which addresses are the node's own: asked for each packet's source, so it mostly answers by one bit.
+pub(crate) struct OwnAddresses {
+    filter: [u64; FILTER_BITS as usize / 64],
+    addresses: Vec<IpAddr>,
+}
+
+fn place_v4(address: u32) -> u32 {
+    address.wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS.ilog2())
+}
+
+fn place_v6(address: u128) -> u32 {
+    let folded = (address >> 64) as u64 ^ address as u64;
+    (folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS.ilog2())) as u32
+}
+
+impl OwnAddresses {
+    pub(crate) fn new() -> OwnAddresses {
+        OwnAddresses { filter: [0; FILTER_BITS as usize / 64], addresses: Vec::new() }
+    }
+
+    /// These and no others.
+    pub(crate) fn set(&mut self, addresses: impl Iterator<Item = IpAddr>) {
+        self.filter.fill(0);
+        self.addresses.clear();
+        for address in addresses {
+            let place = match address {
+                IpAddr::V4(address) => place_v4(address.to_bits()),
+                IpAddr::V6(address) => place_v6(address.to_bits()),
+            };
+            self.filter[place as usize / 64] |= 1 << (place % 64);
+            self.addresses.push(address);
+        }
+        self.addresses.sort_unstable();
+        self.addresses.dedup();
+    }
+
+    /// Not for sure: for another address, it is so seldom.
+    #[inline]
+    pub(crate) fn may_have_v4(&self, address: u32) -> bool {
+        self.is_set(place_v4(address))
+    }
+
+    /// Not for sure.
+    #[inline]
+    pub(crate) fn may_have_v6(&self, address: u128) -> bool {
+        self.is_set(place_v6(address))
+    }
+
+    #[inline]
+    fn is_set(&self, place: u32) -> bool {
+        self.filter[(place / 64) as usize % (FILTER_BITS as usize / 64)] >> (place % 64) & 1 != 0
+    }
+
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        self.addresses.binary_search(&address).is_ok()
+    }
+}
+
+/// First octets of IPv4 addresses that no unicast packet comes from or goes to: *this network*, loopback, multicast,
+/// reserved and broadcast (RFC 1812, section 5.3.7; RFC 6890). Multicast and reserved are the last 32.
+#[inline]
+pub(crate) fn is_odd_v4(address: u32) -> bool {
+    let octet = (address >> 24) as u8;
+    // Two comparisons: from 224 on, and 0 that becomes 255.
+    octet.wrapping_sub(1) >= 223 || octet == 127
+}
+
+/// What of IPv6 is not forwarded by its address alone: all that is not 2000::/3 or unique local, seen coarsely. What
+/// it says of a usual address is no.
+#[inline]
+pub(crate) fn is_odd_v6(address: u128) -> bool {
+    let word = (address >> 112) as u16;
+    word == 0 || word >= 0xfe00
+}
+
+/// Whether nobody can be there whom a packet could come from.
+pub(crate) fn is_martian_source_v4(address: Ipv4Addr) -> bool {
+    is_odd_v4(address.to_bits())
+}
+
+/// Whether nobody can be there whom a packet could go to; a group's address is somebody's.
+pub(crate) fn is_martian_destination_v4(address: Ipv4Addr) -> bool {
+    is_odd_v4(address.to_bits()) && !address.is_multicast() && !address.is_broadcast()
+}
+
+/// Whether nobody can be there: unspecified, loopback, or an IPv4 address in disguise (RFC 6890, table 4.2; RFC 4291,
+/// section 2.5).
+pub(crate) fn is_martian_v6(address: Ipv6Addr) -> bool {
+    let bits = address.to_bits();
+    // ::/96 holds the unspecified address, the loopback and the IPv4-compatible ones, all of no use on a wire.
+    bits >> 32 == 0 || bits >> 32 == 0xffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_are_found_and_others_seldom_asked_for() {
+        let mut own = OwnAddresses::new();
+        let addresses: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "2001:db8::1", "fe80::1", "10.0.0.1"]
+            .iter()
+            .map(|text| text.parse().expect("an address"))
+            .collect();
+        own.set(addresses.iter().copied());
+        for address in &addresses {
+            assert!(own.has(*address), "{address}");
+            match address {
+                IpAddr::V4(address) => assert!(own.may_have_v4(address.to_bits())),
+                IpAddr::V6(address) => assert!(own.may_have_v6(address.to_bits())),
+            }
+        }
+        let strangers = (0..100_000_u32).filter(|number| own.may_have_v4(0x0b00_0000 + number)).count();
+        assert!(strangers < 200, "{strangers} of 100,000 strangers look like one of 5");
+        assert!(!own.has("10.0.0.2".parse().expect("an address")));
+        own.set(std::iter::empty());
+        assert!(!own.has(addresses[0]) && !own.may_have_v4(0x0a00_0001));
+    }
+
+    #[test]
+    fn martians_are_who_cannot_be_there() {
+        for text in ["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.1", "240.0.0.1", "255.255.255.255"] {
+            assert!(is_martian_source_v4(text.parse().expect("an address")), "{text}");
+        }
+        for text in ["1.1.1.1", "10.0.0.1", "126.255.255.255", "128.0.0.1", "223.255.255.255"] {
+            assert!(!is_martian_source_v4(text.parse().expect("an address")), "{text}");
+            assert!(!is_martian_destination_v4(text.parse().expect("an address")), "{text}");
+        }
+        for text in ["224.0.0.5", "255.255.255.255"] {
+            assert!(!is_martian_destination_v4(text.parse().expect("an address")), "{text} is somebody's");
+        }
+        for text in ["::", "::1", "::ffff:1.2.3.4", "::1.2.3.4"] {
+            assert!(is_martian_v6(text.parse().expect("an address")), "{text}");
+        }
+        for text in ["2001:db8::1", "fe80::1", "fd00::1", "64:ff9b::1.2.3.4", "ff02::1"] {
+            assert!(!is_martian_v6(text.parse().expect("an address")), "{text}");
+        }
+    }
+}

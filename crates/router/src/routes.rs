@@ -1,0 +1,347 @@
+//! Routes: what every node announces, merged, and written into the tables that packets are looked up in.
+
+mod error;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+
+use fib::{GROUPS_MAX, GroupId, HOPS_MAX};
+use ipnet::IpNet;
+
+use crate::{Hop, NODES_MAX, NodeId, PortId};
+
+pub use error::RouteError;
+
+/// The tables, as a forwarder reads them. Each forwarder has its own of these, all of the same tables.
+#[derive(Clone)]
+pub struct Tables {
+    reader: fib::Reader<Hop>,
+}
+
+impl Tables {
+    #[inline]
+    pub(crate) fn read<R>(&mut self, read: impl FnOnce(&fib::Tables<Hop>) -> R) -> R {
+        self.reader.batch(read)
+    }
+}
+
+/// What one node says of one prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Announcement {
+    metric: u32,
+    ways: WaysId,
+}
+
+/// A set of hops that announcements share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct WaysId(u32);
+
+/// Sets of hops, each kept once.
+#[derive(Default)]
+struct Ways {
+    sets: Vec<Box<[Hop]>>,
+    users: Vec<u32>,
+    free: Vec<u32>,
+    ids: HashMap<Box<[Hop]>, WaysId>,
+}
+
+impl Ways {
+    fn add(&mut self, hops: &[Hop]) -> WaysId {
+        if let Some(id) = self.ids.get(hops) {
+            self.users[id.0 as usize] += 1;
+            return *id;
+        }
+        let set: Box<[Hop]> = hops.into();
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.sets[id as usize] = set.clone();
+                self.users[id as usize] = 1;
+                WaysId(id)
+            }
+            None => {
+                self.sets.push(set.clone());
+                self.users.push(1);
+                WaysId(self.sets.len() as u32 - 1)
+            }
+        };
+        self.ids.insert(set, id);
+        id
+    }
+
+    fn release(&mut self, id: WaysId) {
+        let users = &mut self.users[id.0 as usize];
+        *users -= 1;
+        if *users == 0 {
+            let set = std::mem::take(&mut self.sets[id.0 as usize]);
+            self.ids.remove(&set);
+            self.free.push(id.0);
+        }
+    }
+
+    fn of(&self, id: WaysId) -> &[Hop] {
+        &self.sets[id.0 as usize]
+    }
+}
+
+/// Where routes to one prefix come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Who announces it.
+    pub node: NodeId,
+    /// How good it is there: less is better.
+    pub metric: u32,
+    /// By which hops of that node's.
+    pub hops: Vec<Hop>,
+}
+
+/// All routes of the cluster, as one node knows them. Of the announcements of a prefix those with the lowest metric
+/// win; equal ones share the traffic.
+pub struct Rib {
+    writer: fib::Writer<Hop>,
+    /// What each node announces.
+    announced: Vec<HashMap<IpNet, Announcement>>,
+    /// What nodes announced that are gone, as far as it is in the tables still.
+    leaving: Vec<(IpNet, Announcement)>,
+    ways: Ways,
+    groups: HashMap<Box<[Hop]>, GroupId>,
+    /// What each group should be, by its number: what is in the tables lacks the hops of nodes that are gone.
+    hops: Vec<Box<[Hop]>>,
+    is_gone: [bool; NODES_MAX as usize],
+    merged: Vec<Hop>,
+}
+
+impl Rib {
+    /// No routes yet, and what reads them.
+    ///
+    /// # Errors
+    /// The kernel has no memory for tables to give.
+    pub fn new() -> io::Result<(Rib, Tables)> {
+        let (writer, reader) = fib::tables()?;
+        let rib = Rib {
+            writer,
+            announced: (0..NODES_MAX).map(|_| HashMap::new()).collect(),
+            leaving: Vec::new(),
+            ways: Ways::default(),
+            groups: HashMap::new(),
+            hops: vec![Box::default(); usize::from(GROUPS_MAX) + 1],
+            is_gone: [false; NODES_MAX as usize],
+            merged: Vec::new(),
+        };
+        Ok((rib, Tables { reader }))
+    }
+
+    /// A node's route to a prefix, in place of the one that it announced before. Bits beyond the prefix's length do not
+    /// count. A hop that is given twice gets twice the share.
+    ///
+    /// # Errors
+    /// The announcement makes no sense, or the tables have no room; then everything is as it was.
+    pub fn announce(&mut self, node: NodeId, prefix: IpNet, metric: u32, hops: &[Hop]) -> Result<(), RouteError> {
+        let prefix = prefix.trunc();
+        check(node, prefix, hops)?;
+        if self.is_gone[usize::from(node.0)] {
+            // What is left of its former life must not be mixed with this one.
+            while self.work(usize::MAX)? {}
+            self.is_gone[usize::from(node.0)] = false;
+        }
+        let ways = self.ways.add(hops);
+        let former = self.announced[usize::from(node.0)].insert(prefix, Announcement { metric, ways });
+        let result = self.refresh(prefix);
+        let dropped = match (&result, former) {
+            (Ok(()), former) => former.map(|former| former.ways),
+            (Err(_), Some(former)) => {
+                self.announced[usize::from(node.0)].insert(prefix, former);
+                Some(ways)
+            }
+            (Err(_), None) => {
+                self.announced[usize::from(node.0)].remove(&prefix);
+                Some(ways)
+            }
+        };
+        if let Some(dropped) = dropped {
+            self.ways.release(dropped);
+        }
+        result
+    }
+
+    /// A node's route to a prefix is gone. Says whether there was one.
+    ///
+    /// # Errors
+    /// The tables have no room for the change.
+    pub fn withdraw(&mut self, node: NodeId, prefix: IpNet) -> Result<bool, RouteError> {
+        let prefix = prefix.trunc();
+        let announced = self.announced.get_mut(usize::from(node.0)).and_then(|announced| announced.remove(&prefix));
+        let Some(former) = announced else { return Ok(false) };
+        self.ways.release(former.ways);
+        self.refresh(prefix)?;
+        Ok(true)
+    }
+
+    /// A node is gone: from now on no packet is sent to it. What it announced is taken out by [`Rib::work`], after
+    /// which routes that were not as good as its own are used.
+    ///
+    /// # Errors
+    /// The tables have no room for the change.
+    pub fn withdraw_node(&mut self, node: NodeId) -> Result<(), RouteError> {
+        let Some(announced) = self.announced.get_mut(usize::from(node.0)) else { return Ok(()) };
+        self.leaving.extend(announced.drain());
+        if self.leaving.is_empty() {
+            return Ok(());
+        }
+        self.is_gone[usize::from(node.0)] = true;
+        for group in self.groups.values() {
+            let hops = &self.hops[usize::from(group.get())];
+            if hops.iter().any(|hop| is_of(hop, node)) {
+                let left: Vec<Hop> = hops.iter().filter(|hop| !is_lost(hop, &self.is_gone)).copied().collect();
+                self.writer.set_group(*group, &left)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out of the tables what nodes that are gone announced, at most `routes_max` routes. Says whether there are
+    /// more.
+    ///
+    /// # Errors
+    /// The tables have no room for a change; that route is left out.
+    pub fn work(&mut self, routes_max: usize) -> Result<bool, RouteError> {
+        for _ in 0..routes_max.min(self.leaving.len()) {
+            let Some((prefix, former)) = self.leaving.pop() else { break };
+            self.ways.release(former.ways);
+            self.refresh(prefix)?;
+        }
+        Ok(!self.leaving.is_empty())
+    }
+
+    /// Routes of a node.
+    pub fn routes_of(&self, node: NodeId) -> usize {
+        self.announced.get(usize::from(node.0)).map_or(0, HashMap::len)
+    }
+
+    /// How many prefixes of IPv4, and how many of IPv6.
+    pub fn routes(&self) -> (usize, usize) {
+        self.writer.routes()
+    }
+
+    /// How much memory the tables take.
+    pub fn bytes(&self) -> fib::Bytes {
+        self.writer.bytes()
+    }
+
+    /// The longest prefix that has this address, and its hops.
+    pub fn look_up(&self, address: IpAddr) -> Option<(IpNet, Vec<Hop>)> {
+        let (prefix, group) = self.writer.lookup(address.into())?;
+        Some((prefix, self.writer.hops(group).ok()?))
+    }
+
+    /// Everything that is in the tables, in the order of the prefixes.
+    pub fn iter(&self) -> impl Iterator<Item = (IpNet, Vec<Hop>)> + '_ {
+        let v4 = self.writer.routes_v4().map(|(prefix, group)| (IpNet::from(prefix), group));
+        let v6 = self.writer.routes_v6().map(|(prefix, group)| (IpNet::from(prefix), group));
+        v4.chain(v6).map(|(prefix, group)| (prefix, self.writer.hops(group).unwrap_or_default()))
+    }
+
+    /// Who announces a prefix.
+    pub fn sources(&self, prefix: IpNet) -> Vec<Source> {
+        let of = |(node, announced): (usize, &HashMap<IpNet, Announcement>)| {
+            let announcement = announced.get(&prefix.trunc())?;
+            let hops = self.ways.of(announcement.ways).to_vec();
+            Some(Source { node: NodeId(node as u8), metric: announcement.metric, hops })
+        };
+        self.announced.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Writes what nodes announce of a prefix into the tables.
+    fn refresh(&mut self, prefix: IpNet) -> Result<(), RouteError> {
+        self.merge(&prefix);
+        if self.merged.is_empty() {
+            let before = self.writer.remove(prefix)?;
+            self.release(before);
+            return Ok(());
+        }
+        let group = self.group()?;
+        let inserted = self.writer.insert(prefix, group);
+        match inserted {
+            Ok(before) if before == Some(group) => {}
+            Ok(before) => self.release(before),
+            // Made for this route, and perhaps for it alone.
+            Err(_) => self.release(Some(group)),
+        }
+        inserted?;
+        Ok(())
+    }
+
+    /// Into `merged`: the hops of the best announcements. More than a group has are left out, the same ones at all
+    /// nodes.
+    fn merge(&mut self, prefix: &IpNet) {
+        self.merged.clear();
+        let mut best = u32::MAX;
+        for announced in self.announced.iter().filter(|announced| !announced.is_empty()) {
+            let Some(announcement) = announced.get(prefix) else { continue };
+            if announcement.metric < best {
+                best = announcement.metric;
+                self.merged.clear();
+            }
+            if announcement.metric == best {
+                self.merged.extend_from_slice(self.ways.of(announcement.ways));
+            }
+        }
+        // A packet has one end: where a route says so, others that are as good do not count.
+        if let Some(end) = self.merged.iter().copied().find(|hop| hop.port == PortId::NOWHERE) {
+            self.merged.clear();
+            self.merged.push(end);
+        }
+        self.merged.sort_unstable();
+        self.merged.truncate(HOPS_MAX);
+    }
+
+    /// The group of the merged hops.
+    fn group(&mut self) -> Result<GroupId, RouteError> {
+        if let Some(group) = self.groups.get(&self.merged[..]) {
+            return Ok(*group);
+        }
+        let group = self.writer.add_group(&self.merged)?;
+        let hops: Box<[Hop]> = self.merged[..].into();
+        self.hops[usize::from(group.get())] = hops.clone();
+        self.groups.insert(hops, group);
+        Ok(group)
+    }
+
+    /// Gives a group back that no route leads to any more.
+    fn release(&mut self, group: Option<GroupId>) {
+        let Some(group) = group else { return };
+        if self.writer.remove_group(group).is_ok() {
+            let hops = std::mem::take(&mut self.hops[usize::from(group.get())]);
+            self.groups.remove(&hops);
+        }
+    }
+}
+
+/// Whether packets with this hop go to that node.
+fn is_of(hop: &Hop, node: NodeId) -> bool {
+    hop.node == node && hop.port != PortId::NOWHERE
+}
+
+fn is_lost(hop: &Hop, is_gone: &[bool]) -> bool {
+    hop.port != PortId::NOWHERE && is_gone[usize::from(hop.node.0)]
+}
+
+/// What another node says is checked before it is used.
+fn check(node: NodeId, prefix: IpNet, hops: &[Hop]) -> Result<(), RouteError> {
+    if node.0 >= NODES_MAX {
+        return Err(RouteError::Node { node: node.0 });
+    }
+    if hops.is_empty() || hops.len() > HOPS_MAX {
+        return Err(RouteError::Hops { prefix, hops: hops.len() });
+    }
+    let is_sound = |hop: &Hop| match hop.port {
+        PortId::NOWHERE => matches!(*hop, Hop::BLACKHOLE | Hop::UNREACHABLE | Hop::PROHIBITED),
+        port => hop.node == node && (port.is_real() || port == PortId::KERNEL),
+    };
+    match hops.iter().find(|hop| !is_sound(hop)) {
+        Some(hop) => Err(RouteError::Hop { prefix, node: node.0, hop: *hop }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,194 @@
+//! Routes of nodes, and what forwarders find.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{AdjacencyId, NodeId};
+
+fn hop(node: u8, port: u8) -> Hop {
+    Hop { node: NodeId(node), port: PortId(port), adjacency: AdjacencyId(7) }
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect("a prefix")
+}
+
+/// What a forwarder finds.
+fn found(tables: &mut Tables, address: &str) -> Option<Vec<Hop>> {
+    let address: IpAddr = address.parse().expect("an address");
+    tables.read(|tables| {
+        let group = match address {
+            IpAddr::V4(address) => tables.v4.lookup(address),
+            IpAddr::V6(address) => tables.v6.lookup(address),
+        }?;
+        Some(tables.groups.hops(group))
+    })
+}
+
+#[test]
+fn the_best_announcement_wins_and_equal_ones_share() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    let prefix = net("192.0.2.0/24");
+    rib.announce(NodeId(1), prefix, 20, &[hop(1, 0)]).expect("room");
+    rib.announce(NodeId(2), prefix, 10, &[hop(2, 0), hop(2, 1)]).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(2, 0), hop(2, 1)]));
+    rib.announce(NodeId(0), prefix, 10, &[hop(0, 3)]).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(0, 3), hop(2, 0), hop(2, 1)]));
+    assert_eq!(rib.sources(prefix).len(), 3);
+    rib.announce(NodeId(2), prefix, 30, &[hop(2, 0)]).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(0, 3)]), "a node's later word replaces its former one");
+    assert_eq!(rib.withdraw(NodeId(0), prefix), Ok(true));
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![hop(1, 0)]));
+    assert_eq!(rib.withdraw(NodeId(0), prefix), Ok(false));
+    rib.announce(NodeId(0), prefix, 20, &[Hop::UNREACHABLE]).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![Hop::UNREACHABLE]), "an end is no share");
+    for node in 0..3 {
+        rib.withdraw(NodeId(node), prefix).expect("room");
+    }
+    assert_eq!((found(&mut tables, "192.0.2.9"), rib.routes()), (None, (0, 0)));
+    assert!(rib.groups.is_empty() && rib.ways.ids.is_empty(), "nothing is left of them");
+}
+
+#[test]
+fn a_node_that_is_gone_gets_no_packet_from_that_moment_and_others_take_over() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    let shared = net("192.0.2.0/24");
+    let better = net("198.51.100.0/24");
+    let end = net("203.0.113.0/24");
+    rib.announce(NodeId(0), shared, 10, &[hop(0, 0)]).expect("room");
+    rib.announce(NodeId(1), shared, 10, &[hop(1, 0)]).expect("room");
+    rib.announce(NodeId(0), better, 10, &[hop(0, 0)]).expect("room");
+    rib.announce(NodeId(1), better, 20, &[hop(1, 0)]).expect("room");
+    rib.announce(NodeId(1), end, 20, &[Hop::BLACKHOLE]).expect("room");
+    for number in 0..50 {
+        rib.announce(NodeId(0), net(&format!("10.0.{number}.0/24")), 1, &[hop(0, 0)]).expect("room");
+    }
+    rib.withdraw_node(NodeId(0)).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(1, 0)]), "at once");
+    assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![]), "at once, nobody");
+    assert_eq!(found(&mut tables, "203.0.113.1"), Some(vec![Hop::BLACKHOLE]), "an end is of no node");
+    let mut slices = 0;
+    while rib.work(10).expect("room") {
+        slices += 1;
+    }
+    assert_eq!(slices, 5);
+    assert_eq!(found(&mut tables, "198.51.100.1"), Some(vec![hop(1, 0)]), "then the next best");
+    assert_eq!((rib.routes_of(NodeId(0)), rib.routes()), (0, (3, 0)));
+    rib.announce(NodeId(0), shared, 10, &[hop(0, 5)]).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(0, 5), hop(1, 0)]), "it is back");
+}
+
+#[test]
+fn a_node_that_comes_back_before_it_was_forgotten_is_what_it_says_now() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    let (kept, lost) = (net("192.0.2.0/24"), net("198.51.100.0/24"));
+    for prefix in [kept, lost] {
+        rib.announce(NodeId(0), prefix, 10, &[hop(0, 0)]).expect("room");
+    }
+    rib.withdraw_node(NodeId(0)).expect("room");
+    rib.announce(NodeId(0), kept, 10, &[hop(0, 0)]).expect("room");
+    assert_eq!(found(&mut tables, "192.0.2.1"), Some(vec![hop(0, 0)]));
+    assert_eq!(found(&mut tables, "198.51.100.1"), None);
+}
+
+#[test]
+fn announcements_that_make_no_sense_are_refused_in_one_line() {
+    let (mut rib, _tables) = Rib::new().expect("memory");
+    let prefix = net("192.0.2.0/24");
+    let mut refused =
+        |node: u8, hops: &[Hop]| rib.announce(NodeId(node), prefix, 0, hops).expect_err("refused").to_string();
+    assert_eq!(refused(8, &[hop(8, 0)]), "node 8: a cluster has nodes 0 to 7");
+    assert_eq!(refused(1, &[]), "192.0.2.0/24: a route with 0 hops; announce 1 to 16");
+    assert_eq!(refused(1, &[hop(1, 0); 17]), "192.0.2.0/24: a route with 17 hops; announce 1 to 16");
+    let foreign = "192.0.2.0/24: node 1 announces a hop by port 0 of node 2; a node announces its own ports only";
+    assert_eq!(refused(1, &[hop(1, 0), hop(2, 0)]), foreign);
+    assert!(refused(1, &[hop(1, 64)]).contains("port 64"));
+    let odd_end = Hop { adjacency: AdjacencyId(9), ..Hop::BLACKHOLE };
+    assert!(refused(1, &[odd_end]).contains("port 254"));
+    assert_eq!(rib.routes(), (0, 0));
+}
+
+#[test]
+fn a_hop_goes_through_a_table_and_comes_out_the_same() {
+    for hop in [hop(7, 63), Hop::kernel(NodeId(3)), Hop::router(NodeId(0)), Hop::PROHIBITED, Hop::BLACKHOLE] {
+        assert_eq!(Hop::from(u32::from(hop)), hop);
+    }
+}
+
+/// One step of a history.
+#[derive(Clone, Debug)]
+enum Change {
+    Announce { node: u8, prefix: u8, metric: u32, ports: Vec<u8> },
+    Withdraw { node: u8, prefix: u8 },
+    Gone { node: u8 },
+    Work { routes: usize },
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let node = 0..3_u8;
+    let prefix = 0..6_u8;
+    prop_oneof![
+        6 => (node.clone(), prefix.clone(), 1..3_u32, prop::collection::vec(0..4_u8, 1..4))
+            .prop_map(|(node, prefix, metric, ports)| Change::Announce { node, prefix, metric, ports }),
+        3 => (node.clone(), prefix).prop_map(|(node, prefix)| Change::Withdraw { node, prefix }),
+        1 => node.prop_map(|node| Change::Gone { node }),
+        1 => (0..4_usize).prop_map(|routes| Change::Work { routes }),
+    ]
+}
+
+/// What should be found, said simply.
+fn expected(announced: &HashMap<(u8, u8), (u32, Vec<u8>)>, prefix: u8) -> Option<Vec<Hop>> {
+    let of = |node: u8| announced.get(&(node, prefix));
+    let best = (0..3).filter_map(of).map(|(metric, _)| *metric).min()?;
+    let mut hops: Vec<Hop> = (0..3)
+        .flat_map(|node| of(node).filter(|(metric, _)| *metric == best).map(|(_, ports)| (node, ports)))
+        .flat_map(|(node, ports)| ports.iter().map(move |port| hop(node, *port)))
+        .collect();
+    hops.sort_unstable();
+    Some(hops)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_nodes_announce_and_withdraw_the_tables_say_the_same(changes in prop::collection::vec(change(), 1..60)) {
+        let (mut rib, mut tables) = Rib::new().expect("memory");
+        let mut announced: HashMap<(u8, u8), (u32, Vec<u8>)> = HashMap::new();
+        let prefix_of = |prefix: u8| net(&format!("10.{prefix}.0.0/16"));
+        for change in changes {
+            match change {
+                Change::Announce { node, prefix, metric, ports } => {
+                    let hops: Vec<Hop> = ports.iter().map(|port| hop(node, *port)).collect();
+                    rib.announce(NodeId(node), prefix_of(prefix), metric, &hops).expect("room");
+                    announced.insert((node, prefix), (metric, ports));
+                }
+                Change::Withdraw { node, prefix } => {
+                    rib.withdraw(NodeId(node), prefix_of(prefix)).expect("room");
+                    announced.remove(&(node, prefix));
+                }
+                Change::Gone { node } => {
+                    rib.withdraw_node(NodeId(node)).expect("room");
+                    announced.retain(|(of, _), _| *of != node);
+                }
+                Change::Work { routes } => {
+                    rib.work(routes).expect("room");
+                }
+            }
+            let is_settled = rib.leaving.is_empty();
+            for prefix in 0..6 {
+                let found = found(&mut tables, &format!("10.{prefix}.1.1"));
+                let expected = expected(&announced, prefix);
+                if is_settled {
+                    prop_assert_eq!(&found, &expected, "prefix {}", prefix);
+                }
+                let is_dead = |hop: &Hop| rib.is_gone[usize::from(hop.node.0)];
+                prop_assert!(!found.unwrap_or_default().iter().any(is_dead), "a packet for a node that is gone");
+            }
+        }
+        while rib.work(usize::MAX).expect("room") {}
+        prop_assert_eq!(rib.groups.len(), rib.writer.groups());
+    }
+}
