@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 const NODES: [&str; 2] = ["a", "b"];
 
-/// Two nodes of this machine whose programs are trusted with windows.
+/// Two nodes of this machine.
 struct Pair {
     folder: TempDir,
 }
@@ -30,13 +30,18 @@ impl Drop for Pair {
 impl Pair {
     /// Connections wait for so long for a node that has died.
     fn up(return_time: &str) -> Self {
+        Self::up_with("direct", |text| {
+            // A machine on which much goes on may keep a monitor from its processor for long.
+            let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
+            text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"))
+        })
+    }
+
+    fn up_with(trust: &str, change: impl Fn(&str) -> String) -> Self {
         let folder = tempfile::Builder::new().prefix("p-").tempdir_in("/tmp").expect("a folder");
         let mut example = Command::new(place::crosslane());
-        let example = Process::start(example.args(["rack", "example", "--nodes", "2", "--trust", "direct"]));
-        let text = example.wait(PATIENCE).must_succeed().stdout;
-        // A machine on which much goes on may keep a monitor from its processor for long.
-        let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
-        let text = text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"));
+        let example = Process::start(example.args(["rack", "example", "--nodes", "2", "--trust", trust]));
+        let text = change(&example.wait(PATIENCE).must_succeed().stdout);
         fs::write(folder.path().join("r.toml"), text).expect("a file");
         let pair = Self { folder };
         pair.finish("up", &[]).must_succeed();
@@ -133,6 +138,23 @@ fn kill(number: u64) {
     // Readable once its last thread is gone.
     let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit));
     assert_eq!(ended, Ok(1), "process {number} does not end");
+}
+
+/// A process that stands still until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn stop(number: u64) -> Self {
+        let pid = Pid::from_raw(number as i32).expect("a process");
+        kill_process(pid, Signal::STOP).expect("it runs");
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::CONT);
+    }
 }
 
 fn is_running(pid: u64) -> bool {
@@ -361,4 +383,31 @@ fn a_proxy_that_hangs_when_its_monitor_dies_is_killed_by_the_next_before_it_touc
     assert!(!is_running(proxy));
     assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
     pair.wait_for_connections(0);
+}
+
+#[test]
+fn with_failover_streams_go_on_over_kernel_tcp_when_a_monitor_hangs_and_new_ones_use_the_link_again() {
+    let pair = Pair::up_with("proxy", |text| {
+        let text = text.replace("failover = false", "failover = true");
+        text.replace("silence_ns = 3000000000", "silence_ns = 1000000000")
+    });
+    let (_server, port) = pair.serve(ECHO);
+    let client = pair.client(TALK, port, "words");
+    let [monitor, _] = pair.processes(1);
+    let hung = Stopped::stop(monitor);
+    let is_moved = |link: &Value| link["carried"]["failover_open"] == 2 && link["state"] != "up";
+    pair.wait_for_link(0, "connections over kernel TCP", is_moved);
+    let before = words(&client);
+    client.wait_until("more words", PATIENCE, |client| words(client) > before + 3);
+    drop(hung);
+    (0..2).for_each(|node| pair.wait_for_link(node, "link again", |link| link["state"] == "up"));
+    let by_window = pair.monitor(0)["links"][0]["carried"]["connections_total"].as_u64().expect("a count");
+    let next = pair.client(CLIENT, pair.serve(SERVER).1, "connected");
+    pair.wait_for_link(0, "new connection by the link", |link| {
+        link["carried"]["connections_total"].as_u64() > Some(by_window)
+    });
+    fs::write(pair.file(), "").expect("a file");
+    let said = client.wait(PATIENCE).must_succeed().stdout;
+    assert!(said.ends_with("over [True, True]\n"), "{said}");
+    drop(next);
 }
