@@ -39,10 +39,10 @@ impl Domain {
     }
 
     /// A new reader's place.
-    pub fn join(self: &Arc<Self>) -> Member {
+    pub fn join(domain: &Arc<Domain>) -> Member {
         let slot = Arc::new(Slot(AtomicU64::new(OUTSIDE)));
-        self.slots.lock().expect("a lock that nobody panics under").push(slot.clone());
-        Member { domain: self.clone(), slot }
+        domain.slots.lock().expect("a lock that nobody panics under").push(slot.clone());
+        Member { domain: domain.clone(), slot }
     }
 
     /// Begins the next epoch, and says the first epoch that a reader inside may have entered in. Only for the writer,

@@ -121,10 +121,12 @@ impl Writer {
                 self.collect();
             }
             let full = Err(Error::GroupsFull { groups_max: GROUPS_MAX });
-            self.groups_free.last().copied().map(Ok).or_else(|| self.waiting.is_empty().then_some(full))
+            self.groups_free.pop().map(Ok).or_else(|| self.waiting.is_empty().then_some(full))
         })??;
-        self.publish(groups, group, hops)?;
-        self.groups_free.pop();
+        if let Err(error) = self.publish(groups, group, hops) {
+            self.groups_free.push(group);
+            return Err(error);
+        }
         self.routes[usize::from(group.get())] = Some(0);
         Ok(group)
     }

@@ -28,7 +28,7 @@ pub struct Tables<H> {
 pub fn tables<H: Copy + From<u32> + Into<u32>>() -> io::Result<(Writer<H>, Reader<H>)> {
     let tables = Arc::new(Tables { v4: v4::Table::new()?, v6: v6::Table::new()?, groups: Groups::new()? });
     let domain = Arc::new(Domain::new());
-    let reader = Reader { tables: tables.clone(), member: domain.join() };
+    let reader = Reader { tables: tables.clone(), member: Domain::join(&domain) };
     let writer = Writer {
         tables,
         v4: v4::Writer::new(domain.clone()),
@@ -60,7 +60,7 @@ impl<H> Reader<H> {
 
 impl<H> Clone for Reader<H> {
     fn clone(&self) -> Self {
-        Reader { tables: self.tables.clone(), member: self.member.domain().join() }
+        Reader { tables: self.tables.clone(), member: Domain::join(self.member.domain()) }
     }
 }
 

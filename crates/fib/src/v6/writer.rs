@@ -7,8 +7,8 @@ use ipnet::Ipv6Net;
 use prefix_trie::PrefixMap;
 
 use super::{
-    BLOCK_UNITS_MAX, CHANGE_UNITS_MAX, HALF_UNITS, LEAVES_INLINE, LEVELS_MAX, NODE, NODE_UNITS_MAX, NODES_MAX,
-    ROOT_BITS, STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_CHILDREN, WORD_LEAVES, WORD_LEAVES_INLINE, WORD_STARTS,
+    BLOCK_UNITS_MAX, CHANGE_UNITS_MAX, HALF_UNITS, LEAVES_INLINE, NODE, NODE_UNITS_MAX, NODES_MAX, ROOT_BITS,
+    STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_CHILDREN, WORD_LEAVES, WORD_LEAVES_INLINE, WORD_STARTS,
 };
 use crate::grace::{COLLECT_AT, Domain, Waiting};
 use crate::{Error, GroupId, patience};
@@ -180,7 +180,7 @@ impl Writer {
 
     pub fn insert(&mut self, table: &Table, prefix: Ipv6Net, group: GroupId) -> Result<Option<GroupId>, Error> {
         let before = self.rib.get(&prefix).copied();
-        if self.nodes_used() + LEVELS_MAX > NODES_MAX && before.is_none() {
+        if self.nodes_used() + self.nodes_missing(prefix) > NODES_MAX {
             return Err(Error::NodesFull { prefix, nodes_max: NODES_MAX });
         }
         self.reserve(table, prefix)?;
@@ -389,6 +389,18 @@ impl Writer {
         0
     }
 
+    /// Nodes on the way to the prefix that are not there.
+    fn nodes_missing(&self, prefix: Ipv6Net) -> usize {
+        let (bits, length) = (prefix.network().to_bits(), prefix.prefix_len());
+        let mut slot = self.root[root_entries(bits, ROOT_BITS).start];
+        let mut base = ROOT_BITS;
+        while let Some(node) = slot.child().filter(|_| length > base) {
+            slot = self.nodes[node as usize].slots[(bits << base >> (128 - STRIDE_BITS)) as usize];
+            base += STRIDE_BITS;
+        }
+        usize::from(length.saturating_sub(base).div_ceil(STRIDE_BITS))
+    }
+
     fn nodes_under(&self, slot: Slot) -> usize {
         let Some(node) = slot.child() else { return 0 };
         1 + self.nodes[node as usize].slots.iter().map(|slot| self.nodes_under(*slot)).sum::<usize>()
@@ -450,4 +462,101 @@ fn root_entries(bits: u128, length: u8) -> std::ops::Range<usize> {
 /// Up to four leaves in a word, the first one lowest.
 fn word_of(leaves: &[u16]) -> u64 {
     leaves.iter().rev().fold(0, |word, leaf| word << 16 | u64::from(*leaf))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grace::Domain;
+
+    /// A table with routes of its own, and addresses of which the groups are known.
+    fn filled(routes: usize) -> (Table, Writer, Vec<u128>, Vec<Option<GroupId>>) {
+        let table = Table::new().expect("memory");
+        let mut writer = Writer::new(Arc::new(Domain::new()));
+        let nets = crate::generate::v6(5, routes);
+        for (index, net) in nets.iter().enumerate() {
+            let group = GroupId::new(1 + index as u16 % 1000).expect("a number");
+            writer.insert(&table, *net, group).expect("room");
+        }
+        let keys = crate::generate::addresses_v6(6, &nets, 4_000);
+        let covered = |key: &u128| {
+            let net = Ipv6Net::new((*key).into(), 128).expect("a length");
+            writer.rib.get_lpm(&net).map(|(_, group)| *group)
+        };
+        let groups = keys.iter().map(covered).collect();
+        (table, writer, keys, groups)
+    }
+
+    fn check(table: &Table, keys: &[u128], groups: &[Option<GroupId>]) {
+        let mut found = vec![None; keys.len()];
+        table.lookup_batch(keys, &mut found);
+        assert_eq!(found, groups);
+        for (key, group) in keys.iter().zip(groups).take(100) {
+            assert_eq!(table.lookup((*key).into()), *group);
+        }
+    }
+
+    #[test]
+    fn a_table_is_the_same_in_the_other_half_and_takes_no_more_room_than_it_needs() {
+        let (table, mut writer, keys, groups) = filled(3_000);
+        check(&table, &keys, &groups);
+        for _ in 0..3 {
+            let live = writer.units_live;
+            writer.move_to_other_half(&table).expect("no reader stays");
+            assert_eq!(writer.units_live, live);
+            assert_eq!(writer.halves[writer.half].taken(), live, "nothing lies fallow");
+            check(&table, &keys, &groups);
+            let (net, group) = writer.rib.iter().next().map(|(net, group)| (net, *group)).expect("a route");
+            assert_eq!(writer.remove(&table, net), Ok(Some(group)));
+            assert_eq!(writer.insert(&table, net, group), Ok(None));
+            check(&table, &keys, &groups);
+        }
+    }
+
+    #[test]
+    fn changes_move_a_table_by_themselves_before_it_spreads() {
+        let (table, mut writer, keys, groups) = filled(300);
+        let net: Ipv6Net = "2001:db8:1234::/48".parse().expect("a prefix");
+        let group = GroupId::new(7).expect("a number");
+        let mut member = Domain::join(&writer.domain);
+        let (mut moves, mut half) = (0, writer.half);
+        for round in 0..40_000 {
+            // A reader that is always inside when something is taken out, so that nothing comes back soon.
+            let inside = (round % 4096 != 0).then(|| member.enter());
+            writer.insert(&table, net, group).expect("room");
+            drop(inside);
+            writer.remove(&table, net).expect("room");
+            moves += usize::from(writer.half != half);
+            half = writer.half;
+        }
+        assert!(writer.halves[half].taken() <= 4 * writer.units_live + FALLOW_UNITS + CHANGE_UNITS_MAX);
+        check(&table, &keys, &groups);
+        println!("{moves} moves");
+    }
+
+    #[test]
+    fn a_reader_inside_keeps_the_half_that_it_may_look_at() {
+        let (table, mut writer, keys, groups) = filled(300);
+        let mut member = Domain::join(&writer.domain);
+        let inside = member.enter();
+        writer.move_to_other_half(&table).expect("the other half is free");
+        let error = writer.move_to_other_half(&table).expect_err("a reader may be in the other half");
+        assert!(matches!(error, Error::ReaderStays { .. }), "{error}");
+        check(&table, &keys, &groups);
+        drop(inside);
+        writer.move_to_other_half(&table).expect("the reader has left");
+        check(&table, &keys, &groups);
+    }
+
+    #[test]
+    fn leaves_are_packed_and_slots_covered_as_addresses_say() {
+        assert_eq!(word_of(&[1, 2, 3, 4]), 0x0004_0003_0002_0001);
+        assert_eq!(word_of(&[5]), 5);
+        assert_eq!(root_entries(0xfff_u128 << 116, 12), 0xfff00..0x100000);
+        assert_eq!(root_entries(u128::MAX, 128), 0xfffff..0x100000);
+        let change = Change { bits: 0x2001_0db8 << 96, length: 23, new: Slot::NONE, only_exactly: true, routes: 0 };
+        // Bits 20 to 25 are 110110; three of them decide.
+        assert_eq!(change.slots(20), 0b110110..0b110110 + 8);
+        assert_eq!(Change { length: 30, ..change }.slots(20), 0b110110..0b110110 + 1);
+    }
 }
