@@ -1,6 +1,6 @@
 //! Every interleaving of readers and a writer that uses things again, by the loom model checker, of the code in `grace`
-//! itself. Readers look into a table of one entry, the number of a block; the writer takes a block out, and spoils it as
-//! soon as it may.
+//! itself. Readers look into a table of one entry, the number of a block; the writer takes a block out, and spoils it
+//! as soon as it may.
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,8 +1,8 @@
 //! Readers beside a writer that never stops: no lookup ever finds what was not right at some moment of it.
 //!
 //! What a hop is tells for whom it was made: each route gets a group of its own, whose hops are the route's number.
-//! Groups, blocks and nodes come round again and again, so one that is used again too early leads to a hop that does not
-//! fit the address.
+//! Groups, blocks and nodes come round again and again, so one that is used again too early leads to a hop that does
+//! not fit the address.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
