@@ -1,3 +1,4 @@
 //! Benchmarks of the router.
 
+pub mod core;
 pub mod fib;

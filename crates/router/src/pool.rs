@@ -9,7 +9,8 @@ const LINE_BYTES: usize = 64;
 /// it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Packet {
-    buffer: u32,
+    /// The cache line of the pool's where the buffer begins.
+    line: u32,
     start: u16,
     bytes: u16,
 }
@@ -34,10 +35,8 @@ pub struct Pool {
     /// Where the first buffer begins: at a cache line.
     begin: usize,
     buffer_bytes: usize,
-    /// From one buffer to the next: an odd number of cache lines. With a power of two, all headers would share few
-    /// sets of the caches, and drive each other out.
-    stride_bytes: usize,
     headroom_bytes: u16,
+    /// Lines where free buffers begin. The last that was given back is the first to be taken: it is in the caches.
     free: Vec<u32>,
 }
 
@@ -46,18 +45,21 @@ impl Pool {
     pub fn new(buffers: u32, buffer_bytes: u16, headroom_bytes: u16) -> Pool {
         assert!(headroom_bytes < buffer_bytes, "headroom {headroom_bytes} B leaves nothing of {buffer_bytes} B");
         let buffer_bytes = usize::from(buffer_bytes);
-        let stride_bytes = (buffer_bytes.div_ceil(LINE_BYTES) | 1) * LINE_BYTES;
-        let memory = vec![0; buffers as usize * stride_bytes + LINE_BYTES];
+        // From one buffer to the next: an odd number of lines. With a power of two, all headers would share few sets of
+        // the caches, and drive each other out.
+        let stride_lines = buffer_bytes.div_ceil(LINE_BYTES) as u32 | 1;
+        let lines = buffers.checked_mul(stride_lines).expect("a pool of 256 GiB at most");
+        let memory = vec![0; (lines as usize + 1) * LINE_BYTES];
         let begin = memory.as_ptr().align_offset(LINE_BYTES).min(LINE_BYTES);
-        let free = (0..buffers).rev().collect();
-        Pool { memory, begin, buffer_bytes, stride_bytes, headroom_bytes, free }
+        let free = (0..buffers).rev().map(|buffer| buffer * stride_lines).collect();
+        Pool { memory, begin, buffer_bytes, headroom_bytes, free }
     }
 
     /// An empty packet; `None` when all buffers are out.
     #[inline]
     pub fn take(&mut self) -> Option<Packet> {
-        let buffer = self.free.pop()?;
-        Some(Packet { buffer, start: self.headroom_bytes, bytes: 0 })
+        let line = self.free.pop()?;
+        Some(Packet { line, start: self.headroom_bytes, bytes: 0 })
     }
 
     /// A packet of these bytes; `None` when all buffers are out, or `bytes` do not fit one.
@@ -75,7 +77,7 @@ impl Pool {
     /// Gives the packet's buffer back.
     #[inline]
     pub fn free(&mut self, packet: Packet) {
-        self.free.push(packet.buffer);
+        self.free.push(packet.line);
     }
 
     /// Buffers that can be taken.
@@ -105,7 +107,7 @@ impl Pool {
 
     #[inline]
     fn range(&self, packet: &Packet) -> Range<usize> {
-        let start = self.begin + packet.buffer as usize * self.stride_bytes + usize::from(packet.start);
+        let start = self.begin + packet.line as usize * LINE_BYTES + usize::from(packet.start);
         start..start + usize::from(packet.bytes)
     }
 
@@ -128,6 +130,29 @@ impl Pool {
         assert!(bytes <= packet.bytes, "{bytes} B from the front of {} B", packet.bytes);
         packet.start += bytes;
         packet.bytes -= bytes;
+    }
+
+    /// Takes `header_bytes` from the frame's front, and leaves `bytes` of what follows, of which there are as many.
+    #[inline]
+    pub fn cut(&self, packet: &mut Packet, header_bytes: u16, bytes: usize) {
+        assert!(usize::from(header_bytes) + bytes <= packet.len(), "{header_bytes} B and {bytes} B of a frame");
+        packet.start += header_bytes;
+        packet.bytes = bytes as u16;
+    }
+
+    /// Puts a header before the frame, when there is room; says whether there was.
+    #[inline]
+    pub fn prepend<const N: usize>(&mut self, packet: &mut Packet, header: &[u8; N]) -> bool {
+        if usize::from(packet.start) < N {
+            return false;
+        }
+        packet.start -= N as u16;
+        packet.bytes += N as u16;
+        match self.bytes_mut(packet).first_chunk_mut::<N>() {
+            Some(place) => *place = *header,
+            None => unreachable!("a frame that grew by {N} B has as many"),
+        }
+        true
     }
 
     /// Bytes of room before the frame.

@@ -5,18 +5,18 @@
 use std::vec::Drain;
 
 use packet::checksum;
-use packet::ethernet::{EtherType, HEADER_BYTES};
+use packet::ethernet::{EtherType, Frame, HEADER_BYTES};
 use packet::flow;
 use packet::{ipv4, ipv6, vlan};
 
 use fib::GroupId;
 
-use super::{Forwarder, Io, Origin, VECTOR_PACKETS_MAX};
+use super::{Forwarder, Io, Origin, PortState, VECTOR_PACKETS_MAX};
 use crate::counters::DropReason;
 use crate::output::Output;
 use crate::own::{OwnAddresses, is_odd_v4, is_odd_v6};
-use crate::trace::{Filter, flow_of};
-use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, Packet, Pool, PortId, Time};
+use crate::trace::flow_of;
+use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
 /// A stage of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,31 +49,33 @@ impl Probe for () {
 struct Vector<A> {
     packets: Vec<Packet>,
     /// Where each came in.
-    ports: Vec<PortId>,
-    addresses: Vec<A>,
-    groups: Vec<Option<GroupId>>,
+    ports: Box<[PortId; VECTOR_PACKETS_MAX]>,
+    addresses: Box<[A; VECTOR_PACKETS_MAX]>,
+    groups: Box<[Option<GroupId>; VECTOR_PACKETS_MAX]>,
     /// Where each goes; [`NOT_FAST`] sends it to the slow path.
-    hops: Vec<Hop>,
-    flows: Vec<u32>,
+    hops: Box<[Hop; VECTOR_PACKETS_MAX]>,
+    flows: Box<[u32; VECTOR_PACKETS_MAX]>,
 }
 
-impl<A: Copy> Vector<A> {
+impl<A: Copy + Default> Vector<A> {
     fn new() -> Vector<A> {
         Vector {
             packets: Vec::with_capacity(VECTOR_PACKETS_MAX),
-            ports: Vec::with_capacity(VECTOR_PACKETS_MAX),
-            addresses: Vec::with_capacity(VECTOR_PACKETS_MAX),
-            groups: vec![None; VECTOR_PACKETS_MAX],
-            hops: vec![NOT_FAST; VECTOR_PACKETS_MAX],
-            flows: vec![0; VECTOR_PACKETS_MAX],
+            ports: Box::new([PortId::NOWHERE; VECTOR_PACKETS_MAX]),
+            addresses: Box::new([A::default(); VECTOR_PACKETS_MAX]),
+            groups: Box::new([None; VECTOR_PACKETS_MAX]),
+            hops: Box::new([NOT_FAST; VECTOR_PACKETS_MAX]),
+            flows: Box::new([0; VECTOR_PACKETS_MAX]),
         }
     }
 
-    #[inline]
+    /// One more, of those that a vector has at most.
+    #[inline(always)]
     fn push(&mut self, packet: Packet, port: PortId, address: A) {
+        let at = self.packets.len() % VECTOR_PACKETS_MAX;
+        self.ports[at] = port;
+        self.addresses[at] = address;
         self.packets.push(packet);
-        self.ports.push(port);
-        self.addresses.push(address);
     }
 }
 
@@ -96,12 +98,24 @@ impl Vectors {
 
 /// What a usual packet's headers say.
 enum Usual {
-    V4 { destination: u32, bytes: usize },
-    V6 { destination: u128, bytes: usize },
+    V4 {
+        destination: u32,
+        bytes: usize,
+        /// The VLAN tag's 16 bits.
+        tag: Option<u16>,
+    },
+    V6 {
+        destination: u128,
+        bytes: usize,
+        tag: Option<u16>,
+    },
+    /// Something is not: the slow path finds out what.
+    No,
 }
 
 const TYPE_V4: u16 = EtherType::IPV4.0;
 const TYPE_V6: u16 = EtherType::IPV6.0;
+const TYPE_VLAN: u16 = EtherType::VLAN.0;
 const MAC_MASK: u64 = (1 << 48) - 1;
 
 impl Forwarder {
@@ -160,12 +174,12 @@ impl Forwarder {
         let Vectors { v4, v6, .. } = vectors;
         if !v4.packets.is_empty() {
             self.decide(io, v4, look_up_v4, rewrite_v4, probe);
-            self.hand_over(io, v4);
+            self.hand_over(io, v4, EtherType::IPV4);
             probe.mark(Stage::HandOver, count);
         }
         if !v6.packets.is_empty() {
             self.decide(io, v6, look_up_v6, rewrite_v6, probe);
-            self.hand_over(io, v6);
+            self.hand_over(io, v6, EtherType::IPV6);
             probe.mark(Stage::HandOver, count);
         }
     }
@@ -174,33 +188,43 @@ impl Forwarder {
     #[inline(never)] // A name of its own, for who counts the stage's instructions.
     fn parse(&mut self, io: &mut Io<'_>, port: PortId, frames: Drain<'_, Packet>, vectors: &mut Vectors) {
         let state = &self.ports[usize::from(port.0)];
+        let is_followed = self.trace.is_some();
         let (count, mut bytes_total) = (frames.len(), 0);
         for mut packet in frames {
             let frame = io.pool.bytes(&packet);
             bytes_total += frame.len();
-            match usual(frame, state.mac_word, &self.own, self.trace.as_ref()) {
-                Some((Usual::V4 { destination, bytes }, tag)) => {
+            if is_followed && self.follows(frame) {
+                vectors.slow.push(packet);
+                continue;
+            }
+            match usual(frame, state, &self.own) {
+                Usual::V4 { destination, bytes, tag } => {
                     let Some((port, header_bytes)) = state.of_tag(port, tag) else {
                         vectors.slow.push(packet);
                         continue;
                     };
-                    io.pool.trim_front(&mut packet, header_bytes);
-                    io.pool.resize(&mut packet, bytes);
+                    io.pool.cut(&mut packet, header_bytes, bytes);
                     vectors.v4.push(packet, port, destination);
                 }
-                Some((Usual::V6 { destination, bytes }, tag)) => {
+                Usual::V6 { destination, bytes, tag } => {
                     let Some((port, header_bytes)) = state.of_tag(port, tag) else {
                         vectors.slow.push(packet);
                         continue;
                     };
-                    io.pool.trim_front(&mut packet, header_bytes);
-                    io.pool.resize(&mut packet, bytes);
+                    io.pool.cut(&mut packet, header_bytes, bytes);
                     vectors.v6.push(packet, port, destination);
                 }
-                None => vectors.slow.push(packet),
+                Usual::No => vectors.slow.push(packet),
             }
         }
         self.counters.ports[usize::from(port.0)].received.add_many(count, bytes_total);
+    }
+
+    /// Whether the frame's packet is one of those that are followed.
+    fn follows(&self, frame: &[u8]) -> bool {
+        let Some(filter) = &self.trace else { return false };
+        let network = Frame::new_checked(frame).and_then(|frame| frame.network());
+        network.is_ok_and(|network| flow_of(&frame[network.offset..]).is_some_and(|flow| filter.matches(&flow)))
     }
 
     /// Looks a vector up and takes a hop from each packet that is to leave as it is.
@@ -223,27 +247,46 @@ impl Forwarder {
 
     /// Packets to their queues, in the order in which they came.
     #[inline(never)] // As above.
-    fn hand_over<A: Copy>(&mut self, io: &mut Io<'_>, vector: &mut Vector<A>) {
-        let count = vector.packets.len();
-        let (hops, flows) = (&vector.hops[..count], &vector.flows[..count]);
-        for (((packet, port), hop), flow) in vector.packets.drain(..).zip(&vector.ports).zip(hops).zip(flows) {
-            if *hop == NOT_FAST {
-                self.forward(io, packet, Origin::Port(*port), None);
+    fn hand_over<A: Copy>(&mut self, io: &mut Io<'_>, vector: &mut Vector<A>, ethertype: EtherType) {
+        let is_followed = self.trace.is_some();
+        for (at, mut packet) in vector.packets.drain(..).enumerate() {
+            let (hop, port) = (vector.hops[at % VECTOR_PACKETS_MAX], vector.ports[at % VECTOR_PACKETS_MAX]);
+            if hop == NOT_FAST {
+                self.forward(io, packet, Origin::Port(port), None);
+            } else if is_followed || !self.send_quickly(io, &mut packet, hop, ethertype) {
+                self.leave(io, packet, hop, vector.flows[at % VECTOR_PACKETS_MAX]);
             } else {
-                self.leave(io, packet, *hop, *flow);
+                let queue = &mut io.output.to_ports[usize::from(hop.port.0 % PORTS_MAX)];
+                queue.push_back(packet);
             }
         }
-        vector.ports.clear();
-        vector.addresses.clear();
+    }
+
+    /// Puts the frame's header before the packet when it goes, by its hop, to a neighbour that is ready, by an untagged
+    /// port of this node's whose queue has room. Says whether it did: then the queue is the caller's to fill.
+    #[inline(always)]
+    fn send_quickly(&mut self, io: &mut Io<'_>, packet: &mut Packet, hop: Hop, ethertype: EtherType) -> bool {
+        if hop.node != self.config.node {
+            return false;
+        }
+        let ready = self.neighbours.all().get(usize::from(hop.adjacency.0));
+        let Some(header) = ready.and_then(|ready| ready.untagged(hop.port, ethertype)) else { return false };
+        let port = usize::from(hop.port.0 % PORTS_MAX);
+        let has_room = io.output.to_ports[port].len() < io.output.queue_packets_max;
+        if !has_room || !io.pool.prepend(packet, &header) {
+            return false;
+        }
+        self.counters.ports[port].sent.add(packet.len());
+        true
     }
 }
 
 /// What each hop takes, by node and port.
 type Mtus = [[u16; 256]; NODES_MAX as usize];
 
-impl super::PortState {
+impl PortState {
     /// The port that frames with this tag are of, and the bytes before their network packet.
-    #[inline]
+    #[inline(always)]
     fn of_tag(&self, port: PortId, tag: Option<u16>) -> Option<(PortId, u16)> {
         let Some(tag) = tag else { return Some((port, HEADER_BYTES as u16)) };
         let (_, of) = self.vlans.iter().find(|(id, _)| *id == tag & 0xfff)?;
@@ -251,37 +294,38 @@ impl super::PortState {
     }
 }
 
-/// What the frame says when all about it is usual: to this port, IP without options, intact, from and to addresses
-/// that somebody can have, and followed by nobody. With the VLAN tag's 16 bits, when it has one.
+/// What the frame says when all about it is usual: to this port, IP without options, intact, from and to addresses that
+/// somebody can have.
 #[inline(always)]
-fn usual(frame: &[u8], mac_word: u64, own: &OwnAddresses, trace: Option<&Filter>) -> Option<(Usual, Option<u16>)> {
-    let head: &[u8; 18] = frame.first_chunk()?;
-    let (first, _) = head.split_first_chunk::<8>()?;
-    if u64::from_le_bytes(*first) & MAC_MASK != mac_word {
-        return None;
+fn usual(frame: &[u8], state: &PortState, own: &OwnAddresses) -> Usual {
+    let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return Usual::No };
+    let [a, b, c, d, e, f, g, h, ..] = *head;
+    if u64::from_le_bytes([a, b, c, d, e, f, g, h]) & MAC_MASK != state.mac_word {
+        return Usual::No;
     }
-    let [.., a, b, tag_a, tag_b, c, d] = *head;
-    let (ethertype, tag, at) = match u16::from_be_bytes([a, b]) {
-        type_tag if type_tag == EtherType::VLAN.0 => {
-            (u16::from_be_bytes([c, d]), Some(u16::from_be_bytes([tag_a, tag_b])), HEADER_BYTES + vlan::HEADER_BYTES)
-        }
-        ethertype => (ethertype, None, HEADER_BYTES),
-    };
-    let ip = &frame[at..];
-    if trace.is_some_and(|filter| flow_of(ip).is_some_and(|flow| filter.matches(&flow))) {
-        return None;
+    match u16::from_be_bytes([head[12], head[13]]) {
+        TYPE_V4 => usual_v4(&frame[HEADER_BYTES..], own, None),
+        TYPE_V6 => usual_v6(&frame[HEADER_BYTES..], own, None),
+        TYPE_VLAN if !state.vlans.is_empty() => usual_tagged(frame, own),
+        _ => Usual::No,
     }
-    let usual = match ethertype {
-        TYPE_V4 => usual_v4(ip, own)?,
-        TYPE_V6 => usual_v6(ip, own)?,
-        _ => return None,
-    };
-    Some((usual, tag))
+}
+
+/// As [`usual`], behind a tag.
+fn usual_tagged(frame: &[u8], own: &OwnAddresses) -> Usual {
+    const BYTES: usize = HEADER_BYTES + vlan::HEADER_BYTES;
+    let Some(head) = frame.first_chunk::<BYTES>() else { return Usual::No };
+    let tag = Some(u16::from_be_bytes([head[14], head[15]]));
+    match u16::from_be_bytes([head[16], head[17]]) {
+        TYPE_V4 => usual_v4(&frame[BYTES..], own, tag),
+        TYPE_V6 => usual_v6(&frame[BYTES..], own, tag),
+        _ => Usual::No,
+    }
 }
 
 #[inline(always)]
-fn usual_v4(ip: &[u8], own: &OwnAddresses) -> Option<Usual> {
-    let header: &[u8; ipv4::HEADER_BYTES] = ip.first_chunk()?;
+fn usual_v4(ip: &[u8], own: &OwnAddresses, tag: Option<u16>) -> Usual {
+    let Some(header) = ip.first_chunk::<{ ipv4::HEADER_BYTES }>() else { return Usual::No };
     let (words, _) = header.as_chunks::<4>();
     let bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let (source, destination) = (u32::from_be_bytes(words[3]), u32::from_be_bytes(words[4]));
@@ -296,12 +340,12 @@ fn usual_v4(ip: &[u8], own: &OwnAddresses) -> Option<Usual> {
         && !is_odd_v4(source)
         && !is_odd_v4(destination)
         && !own.may_have_v4(source);
-    is_usual.then_some(Usual::V4 { destination, bytes })
+    if is_usual { Usual::V4 { destination, bytes, tag } } else { Usual::No }
 }
 
 #[inline(always)]
-fn usual_v6(ip: &[u8], own: &OwnAddresses) -> Option<Usual> {
-    let header: &[u8; ipv6::HEADER_BYTES] = ip.first_chunk()?;
+fn usual_v6(ip: &[u8], own: &OwnAddresses, tag: Option<u16>) -> Usual {
+    let Some(header) = ip.first_chunk::<{ ipv6::HEADER_BYTES }>() else { return Usual::No };
     let (addresses, _) = header[8..].as_chunks::<16>();
     let payload_bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let bytes = ipv6::HEADER_BYTES + payload_bytes;
@@ -313,19 +357,19 @@ fn usual_v6(ip: &[u8], own: &OwnAddresses) -> Option<Usual> {
         && !is_odd_v6(source)
         && !is_odd_v6(destination)
         && !own.may_have_v6(source);
-    is_usual.then_some(Usual::V6 { destination, bytes })
+    if is_usual { Usual::V6 { destination, bytes, tag } } else { Usual::No }
 }
 
 #[inline(never)] // As above.
 fn look_up_v4(tables: &fib::Tables<Hop>, vector: &mut Vector<u32>) {
     let count = vector.packets.len();
-    tables.v4.lookup_batch(&vector.addresses, &mut vector.groups[..count]);
+    tables.v4.lookup_batch(&vector.addresses[..count], &mut vector.groups[..count]);
 }
 
 #[inline(never)] // As above.
 fn look_up_v6(tables: &fib::Tables<Hop>, vector: &mut Vector<u128>) {
     let count = vector.packets.len();
-    tables.v6.lookup_batch(&vector.addresses, &mut vector.groups[..count]);
+    tables.v6.lookup_batch(&vector.addresses[..count], &mut vector.groups[..count]);
 }
 
 /// One of a group's hops, by the packet's flow where there are several; with the flow, where another node wants it too.
@@ -340,7 +384,7 @@ fn choose(tables: &fib::Tables<Hop>, group: GroupId, node: NodeId, flow: impl Fn
 #[inline(never)] // As above.
 fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut Pool, vector: &mut Vector<u32>) {
     let Vector { packets, groups, hops, flows, .. } = vector;
-    for (((packet, group), hop), flow) in packets.iter().zip(groups).zip(hops).zip(flows) {
+    for (((packet, group), hop), flow) in packets.iter().zip(&groups[..]).zip(&mut hops[..]).zip(&mut flows[..]) {
         let bytes = pool.bytes_mut(packet);
         *hop = NOT_FAST;
         let Some((chosen, of_flow)) = group.and_then(|group| choose(tables, group, node, || flow_v4(bytes))) else {
@@ -364,7 +408,7 @@ fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut P
 #[inline(never)] // As above.
 fn rewrite_v6(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut Pool, vector: &mut Vector<u128>) {
     let Vector { packets, groups, hops, flows, .. } = vector;
-    for (((packet, group), hop), flow) in packets.iter().zip(groups).zip(hops).zip(flows) {
+    for (((packet, group), hop), flow) in packets.iter().zip(&groups[..]).zip(&mut hops[..]).zip(&mut flows[..]) {
         let bytes = pool.bytes_mut(packet);
         *hop = NOT_FAST;
         let Some((chosen, of_flow)) = group.and_then(|group| choose(tables, group, node, || flow_v6(bytes))) else {

@@ -13,8 +13,9 @@ use crate::config::Limits;
 use crate::rate::Bucket;
 use crate::{AdjacencyId, DropReason, Packet, PortId, Time};
 
-/// What the fast path sees of an adjacency: how to begin a frame. Fits half a cache line.
+/// What the fast path sees of an adjacency: how to begin a frame. Half a cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub(crate) struct Readiness {
     /// The frame's first bytes, up to the type of what it carries.
     header: [u8; HEADER_BYTES + vlan::HEADER_BYTES],
@@ -25,10 +26,10 @@ pub(crate) struct Readiness {
     /// The port whose queue frames go to: the same, or a VLAN's parent.
     pub(crate) queue: PortId,
     /// The neighbour's hardware address is known, and nobody wants to know when it is used.
-    pub(crate) is_ready: bool,
+    is_ready: bool,
 }
 
-const _: () = assert!(size_of::<Readiness>() <= 32, "two to a cache line");
+const _: () = assert!(size_of::<Readiness>() == 32, "two to a cache line");
 
 impl Readiness {
     const NEVER: Readiness = Readiness {
@@ -39,15 +40,17 @@ impl Readiness {
         is_ready: false,
     };
 
-    /// Writes the header to the front of `frame`, which is as long at least.
+    /// The header of an untagged frame with this type, when `port` sends such and nothing else is to be done.
     #[inline]
+    pub(crate) fn untagged(&self, port: PortId, ethertype: EtherType) -> Option<[u8; HEADER_BYTES]> {
+        let is_it = self.is_ready && self.port == port && usize::from(self.header_bytes) == HEADER_BYTES;
+        let mut header = *self.header.first_chunk::<HEADER_BYTES>()?;
+        header[HEADER_BYTES - 2..].copy_from_slice(&ethertype.0.to_be_bytes());
+        is_it.then_some(header)
+    }
+
+    /// Writes the header to the front of `frame`, which is as long at least.
     pub(crate) fn write(&self, ethertype: EtherType, frame: &mut [u8]) {
-        if usize::from(self.header_bytes) == HEADER_BYTES {
-            // By far the most: one length that the compiler knows.
-            frame[..HEADER_BYTES - 2].copy_from_slice(&self.header[..HEADER_BYTES - 2]);
-            frame[HEADER_BYTES - 2..HEADER_BYTES].copy_from_slice(&ethertype.0.to_be_bytes());
-            return;
-        }
         let type_at = usize::from(self.header_bytes) - 2;
         frame[..type_at].copy_from_slice(&self.header[..type_at]);
         frame[type_at..type_at + 2].copy_from_slice(&ethertype.0.to_be_bytes());
@@ -133,6 +136,12 @@ impl Neighbours {
     #[inline]
     pub(crate) fn ready(&self, adjacency: AdjacencyId) -> Option<&Readiness> {
         self.ready.get(usize::from(adjacency.0)).filter(|ready| ready.is_ready)
+    }
+
+    /// By adjacency: for who looks at many.
+    #[inline]
+    pub(crate) fn all(&self) -> &[Readiness] {
+        &self.ready
     }
 
     /// How to send to this adjacency, when that is known.

@@ -1,0 +1,43 @@
+//! The forwarding core on this machine: `cargo bench -p router-bench --bench core`.
+
+use router_bench::core::{Options, instructions, run, work};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [command, version, packets] = &arguments[..]
+        && command == "work"
+    {
+        let (version, packets) = (version.parse().expect("4 or 6"), packets.parse().expect("a number"));
+        work(version, packets).expect("all packets are forwarded");
+        return;
+    }
+    let options = if arguments.iter().any(|argument| argument == "full") { Options::full() } else { Options::quick() };
+    let results = run(&options).expect("all packets are forwarded");
+    println!("{} and {} routes, built in {:.0} ms", results.routes_v4, results.routes_v6, results.build_ms);
+    for case in &results.cases {
+        let stages: Vec<String> =
+            case.stages.iter().map(|stage| format!("{} {:.1}", stage.stage, stage.ns_per_packet)).collect();
+        println!(
+            "IPv{} {:>4} B, {:>7} destinations: {:6.2} Mpps (best {:6.2}), {:6.1} Gb/s; ns: {}",
+            case.version,
+            case.size,
+            case.destinations,
+            case.mpps.median,
+            case.mpps.best,
+            case.wire_gbit_per_s,
+            stages.join(", ")
+        );
+    }
+    for found in &results.zero_loss {
+        println!("zero loss {:>4} B: {:6.2} Mpps, {:6.1} Gb/s", found.size, found.mpps, found.wire_gbit_per_s);
+    }
+    let program = std::env::current_exe().expect("this program");
+    match instructions(&program, &["work"]) {
+        Ok(counts) => {
+            for count in counts {
+                println!("IPv{}: {:7.1} instructions, {}", count.version, count.per_packet, count.stage);
+            }
+        }
+        Err(error) => println!("{error}"),
+    }
+}

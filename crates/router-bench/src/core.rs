@@ -1,0 +1,315 @@
+//! The forwarding core: how many packets one core takes in, parses, checks, looks up in a full table, rewrites and
+//! hands over, with ports in memory; what each stage of that costs; and the highest rate without a loss.
+//!
+//! All times are *measured*, in the process that calls, on one thread. The ports' part is counted: taking buffers and
+//! writing headers into them as they come in, and giving them back when they have gone out. A figure is the median of
+//! its rounds, and the best round stands beside it. Sizes are those of Ethernet, with the frame check sequence of 4 B
+//! that memory does not need.
+
+mod instructions;
+mod router;
+mod zero_loss;
+
+use std::time::Instant;
+
+use ::router::port::memory::Destinations;
+use ::router::{Probe, Stage};
+use serde::Serialize;
+
+use crate::fib::Rounds;
+pub use instructions::{StageInstructions, WORK_STAGES, instructions, work};
+pub use router::{Error, Router};
+pub use zero_loss::{ZeroLoss, zero_loss};
+
+/// Bytes of a frame check sequence.
+const FCS_BYTES: usize = 4;
+
+/// Preamble, start delimiter and gap: what a frame takes of a wire besides itself.
+const WIRE_BYTES: usize = 20;
+
+/// The sizes of RFC 2544, section 9.1.
+pub const SIZES: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
+
+/// A simple mix of the Internet's sizes: seven small ones, four of 576 B and one of 1500 B of IP, as frames.
+pub const IMIX: [usize; 12] = [64, 64, 594, 64, 64, 594, 64, 1518, 64, 594, 64, 594];
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Of tables and destinations.
+    pub seed: u64,
+    /// Routes of IPv4.
+    pub routes_v4: usize,
+    /// Routes of IPv6.
+    pub routes_v6: usize,
+    /// Rounds of each figure.
+    pub rounds: usize,
+    /// Packets of a round.
+    pub packets: usize,
+    /// How long a trial of the zero-loss search is, in ms.
+    pub trial_ms: u64,
+}
+
+impl Options {
+    /// As reported.
+    pub fn full() -> Options {
+        let (routes_v4, routes_v6) = (900_000, 200_000);
+        Options { seed: 1, routes_v4, routes_v6, rounds: 51, packets: 1 << 20, trial_ms: 2_000 }
+    }
+
+    /// The same tables, fewer rounds: a few seconds.
+    pub fn quick() -> Options {
+        Options { rounds: 11, packets: 1 << 18, trial_ms: 100, ..Options::full() }
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Results {
+    /// Routes of IPv4 in the tables.
+    pub routes_v4: usize,
+    /// Routes of IPv6 in the tables.
+    pub routes_v6: usize,
+    /// To build the tables by way of announcements, in ms.
+    pub build_ms: f64,
+    /// Each kind of traffic.
+    pub cases: Vec<Case>,
+    /// The highest rate without a loss, by size.
+    pub zero_loss: Vec<ZeroLoss>,
+}
+
+impl Results {
+    /// Millions of packets a second of one core: IPv4, 64 B, full table, 4,000 destinations.
+    pub fn core_mpps_64b(&self) -> Option<f64> {
+        let is_it = |case: &&Case| case.version == 4 && case.size == "64" && case.destinations == DESTINATIONS_FEW;
+        self.cases.iter().find(is_it).map(|case| case.mpps.median)
+    }
+}
+
+/// One kind of traffic.
+#[derive(Clone, Debug, Serialize)]
+pub struct Case {
+    /// 4 or 6.
+    pub version: u8,
+    /// Bytes of a frame, or `IMIX`.
+    pub size: String,
+    /// Different random destinations, used in turn.
+    pub destinations: usize,
+    /// Millions of packets a second.
+    pub mpps: Rounds,
+    /// Of an Ethernet wire, with preambles and gaps, at the median.
+    pub wire_gbit_per_s: f64,
+    /// A packet's way by stage, the median of rounds of their own. They cost a clock's reading each vector, so their
+    /// sum is a little more than a packet takes.
+    pub stages: Vec<StageCost>,
+}
+
+/// What a stage costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct StageCost {
+    /// Which.
+    pub stage: &'static str,
+    /// Nanoseconds a packet.
+    pub ns_per_packet: f64,
+}
+
+/// Few enough for a table's places to stay in the second-level cache; what RFC 2544's successors ask for at least.
+pub const DESTINATIONS_FEW: usize = 4_000;
+
+/// More than any cache holds places of.
+pub const DESTINATIONS_MANY: usize = 1_000_000;
+
+/// Measures everything.
+///
+/// # Errors
+/// No memory for tables, or a packet that should have been forwarded was not.
+pub fn run(options: &Options) -> Result<Results, Error> {
+    let begin = Instant::now();
+    let mut router = Router::new(options.seed, options.routes_v4, options.routes_v6)?;
+    let build_ms = begin.elapsed().as_secs_f64() * 1e3;
+    let few_v4 = router.destinations_v4(options.seed, DESTINATIONS_FEW);
+    let few_v6 = router.destinations_v6(options.seed, DESTINATIONS_FEW);
+    let mut cases = Vec::new();
+    let mut measure = |sizes: &[usize], destinations: &Destinations| -> Result<(), Error> {
+        cases.push(case(&mut router, options, sizes, destinations)?);
+        Ok(())
+    };
+    for size in SIZES {
+        measure(&[size], &few_v4)?;
+    }
+    measure(&IMIX, &few_v4)?;
+    for size in [64, 1518] {
+        measure(&[size], &few_v6)?;
+    }
+    let many_v4 = router_destinations(options, 4);
+    let many_v6 = router_destinations(options, 6);
+    measure(&[64], &many_v4)?;
+    measure(&[64], &many_v6)?;
+    let searched: Vec<Vec<usize>> = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).collect();
+    let zero_loss = searched
+        .iter()
+        .map(|sizes| zero_loss(&mut router, sizes, &few_v4, options.trial_ms))
+        .collect::<Result<_, _>>()?;
+    let (routes_v4, routes_v6) = router.routes();
+    Ok(Results { routes_v4, routes_v6, build_ms, cases, zero_loss })
+}
+
+/// Many destinations: of the same routes.
+fn router_destinations(options: &Options, version: u8) -> Destinations {
+    let Options { seed, routes_v4, routes_v6, .. } = *options;
+    if version == 4 {
+        let routes = ::fib::generate::v4(seed, routes_v4);
+        Destinations::V4(::fib::generate::addresses_v4(seed, &routes, DESTINATIONS_MANY))
+    } else {
+        let routes = ::fib::generate::v6(seed, routes_v6);
+        Destinations::V6(::fib::generate::addresses_v6(seed, &routes, DESTINATIONS_MANY))
+    }
+}
+
+/// Measures one kind of traffic.
+///
+/// # Errors
+/// A packet was not forwarded.
+pub fn case(
+    router: &mut Router,
+    options: &Options,
+    sizes: &[usize],
+    destinations: &Destinations,
+) -> Result<Case, Error> {
+    let mut traffic = router.traffic(sizes, destinations.clone());
+    traffic.forward(options.packets, &mut ())?;
+    let mut rates = Vec::with_capacity(options.rounds);
+    for _ in 0..options.rounds {
+        let begin = Instant::now();
+        traffic.forward(options.packets, &mut ())?;
+        rates.push(options.packets as f64 / begin.elapsed().as_secs_f64() / 1e6);
+    }
+    let mut clock = Clock::default();
+    let mut costs: Vec<[f64; STAGES]> = Vec::with_capacity(options.rounds);
+    for _ in 0..options.rounds {
+        clock.start();
+        traffic.forward(options.packets, &mut clock)?;
+        costs.push(clock.spent_ns.map(|ns| ns / options.packets as f64));
+    }
+    let mpps = median_and_best(rates);
+    let mean_bytes = sizes.iter().sum::<usize>() as f64 / sizes.len() as f64;
+    let (version, count) = match destinations {
+        Destinations::V4(addresses) => (4, addresses.len()),
+        Destinations::V6(addresses) => (6, addresses.len()),
+    };
+    let median_of = |stage: usize| median_and_best(costs.iter().map(|costs| costs[stage]).collect()).median;
+    Ok(Case {
+        version,
+        size: name_of(sizes),
+        destinations: count,
+        mpps,
+        wire_gbit_per_s: mpps.median * (mean_bytes + WIRE_BYTES as f64) * 8.0 / 1e3,
+        stages: (0..STAGES).map(|at| StageCost { stage: STAGE_NAMES[at], ns_per_packet: median_of(at) }).collect(),
+    })
+}
+
+fn name_of(sizes: &[usize]) -> String {
+    match sizes {
+        [size] => size.to_string(),
+        _ => "IMIX".to_owned(),
+    }
+}
+
+/// The median, and the highest.
+fn median_and_best(mut values: Vec<f64>) -> Rounds {
+    values.sort_unstable_by(f64::total_cmp);
+    Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
+}
+
+const STAGES: usize = 6;
+
+/// In the order of a packet's way: by the port, four stages of the forwarder, by the port again.
+const STAGE_NAMES: [&str; STAGES] = ["receive", "parse and check", "look up", "rewrite", "hand over", "transmit"];
+
+/// Where the time goes.
+#[derive(Default)]
+struct Clock {
+    last: Option<Instant>,
+    spent_ns: [f64; STAGES],
+}
+
+impl Clock {
+    fn start(&mut self) {
+        *self = Clock { last: Some(Instant::now()), spent_ns: [0.0; STAGES] };
+    }
+
+    fn lap(&mut self, stage: usize) {
+        let now = Instant::now();
+        if let Some(last) = self.last.replace(now) {
+            self.spent_ns[stage] += now.duration_since(last).as_nanos() as f64;
+        }
+    }
+}
+
+/// Is told of the ports' stages as well.
+pub trait PortProbe: Probe {
+    /// A vector has come in.
+    fn received(&mut self) {}
+    /// All queues are empty.
+    fn transmitted(&mut self) {}
+}
+
+impl PortProbe for () {}
+
+impl PortProbe for Clock {
+    fn received(&mut self) {
+        self.lap(0);
+    }
+
+    fn transmitted(&mut self) {
+        self.lap(5);
+    }
+}
+
+impl Probe for Clock {
+    fn mark(&mut self, stage: Stage, _packets: usize) {
+        match stage {
+            Stage::Parse => self.lap(1),
+            Stage::LookUp => self.lap(2),
+            Stage::Rewrite => self.lap(3),
+            // No packet of a benchmark's takes the slow path.
+            Stage::HandOver | Stage::Slow => self.lap(4),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small tables, few packets: what is right in small is right in large, and a test measures nothing.
+    fn small() -> Options {
+        Options { seed: 3, routes_v4: 2_000, routes_v6: 500, rounds: 3, packets: 2_000, trial_ms: 2 }
+    }
+
+    #[test]
+    fn every_packet_of_every_case_is_forwarded() {
+        let options = small();
+        let mut router = Router::new(options.seed, options.routes_v4, options.routes_v6).expect("tables");
+        let cases = [(router.destinations_v4(1, 500), 64), (router.destinations_v6(1, 500), 64)];
+        for (destinations, size) in cases {
+            let case = case(&mut router, &options, &[size], &destinations).expect("all are forwarded");
+            assert_eq!((case.destinations, case.stages.len()), (500, STAGES));
+            assert!(case.mpps.best >= case.mpps.median && case.mpps.median > 0.0, "{case:?}");
+            let sum: f64 = case.stages.iter().map(|stage| stage.ns_per_packet).sum();
+            assert!(sum > 0.0 && case.stages[2].ns_per_packet > 0.0, "{case:?}");
+        }
+        let destinations = router.destinations_v4(1, 500);
+        let imix = case(&mut router, &options, &IMIX, &destinations).expect("all are forwarded");
+        assert_eq!(imix.size, "IMIX");
+    }
+
+    #[test]
+    fn a_packet_that_is_not_forwarded_is_an_error_and_no_figure() {
+        let options = small();
+        let mut router = Router::new(options.seed, options.routes_v4, options.routes_v6).expect("tables");
+        let nowhere = Destinations::V4(vec![0x7f00_0001]);
+        let error = case(&mut router, &options, &[64], &nowhere).expect_err("a martian goes nowhere");
+        assert_eq!(error.to_string(), "2000 packets went in and 0 came out: martian destination 2000");
+    }
+}

@@ -1,0 +1,210 @@
+//! A router with a full table, for traffic that does nothing but measure.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ::router::port::memory::{Destinations, Generator};
+use ::router::{
+    AdjacencyId, Config, DropReason, Forwarder, Hop, NodeId, Output, Packet, Pool, Port, PortConfig, PortId, Rib,
+    RouteError, Time, VECTOR_PACKETS_MAX,
+};
+use ipnet::IpNet;
+use packet::ethernet::{EtherType, HEADER_BYTES, MacAddress, Repr};
+use sim::Random;
+use thiserror::Error;
+
+use super::{FCS_BYTES, PortProbe};
+
+/// Why there is no figure.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The kernel has no memory for tables.
+    #[error("no memory for tables: {0}")]
+    Memory(#[from] io::Error),
+    /// The tables have no room.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// Not every packet was forwarded.
+    #[error("{packets_in} packets went in and {packets_out} came out: {drops}")]
+    Lost {
+        /// That were received.
+        packets_in: u64,
+        /// That were sent.
+        packets_out: u64,
+        /// What was counted.
+        drops: String,
+    },
+    /// Instructions were not counted.
+    #[error("instructions: {0}")]
+    Instructions(String),
+}
+
+const NODE: NodeId = NodeId(0);
+
+/// Where packets come in.
+const INGRESS: PortId = PortId(0);
+
+/// Where they go out, and by how many neighbours each: as a router at an exchange has them.
+const EGRESS_PORTS: u8 = 4;
+const NEIGHBOURS_OF_PORT: u16 = 64;
+
+const MTU_BYTES: u16 = 1500;
+
+/// Twice what is under way at most: one vector comes in while another goes out.
+const BUFFERS: u32 = 2 * VECTOR_PACKETS_MAX as u32;
+const BUFFER_BYTES: u16 = 2048;
+const HEADROOM_BYTES: u16 = 64 + 50;
+
+/// All is known and nothing expires.
+const NOW: Time = Time::from_ns(1_000_000_000);
+
+/// A node with routes to the whole Internet, by neighbours that it knows.
+pub struct Router {
+    forwarder: Forwarder,
+    rib: Rib,
+    pool: Pool,
+    output: Output,
+    routes_v4: Vec<ipnet::Ipv4Net>,
+    routes_v6: Vec<ipnet::Ipv6Net>,
+    vector: Vec<Packet>,
+}
+
+impl Router {
+    /// With so many generated routes.
+    ///
+    /// # Errors
+    /// No memory, or no room in the tables.
+    pub fn new(seed: u64, routes_v4: usize, routes_v6: usize) -> Result<Router, Error> {
+        let (rib, tables) = Rib::new()?;
+        let mut router = Router {
+            forwarder: Forwarder::new(Config::new(NODE), tables),
+            rib,
+            // An end of the header's line: Ethernet and IPv4 header lie in one.
+            pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
+            output: Output::new(VECTOR_PACKETS_MAX),
+            routes_v4: ::fib::generate::v4(seed, routes_v4),
+            routes_v6: ::fib::generate::v6(seed, routes_v6),
+            vector: Vec::with_capacity(VECTOR_PACKETS_MAX),
+        };
+        router.announce(seed)?;
+        Ok(router)
+    }
+
+    fn announce(&mut self, seed: u64) -> Result<(), Error> {
+        let hops = self.ports();
+        let mut random = Random::new(seed, "next hops");
+        let mut hop = || [hops[random.below(hops.len() as u64) as usize]];
+        for prefix in &self.routes_v4 {
+            self.rib.announce(NODE, IpNet::V4(*prefix), 0, &hop())?;
+        }
+        for prefix in &self.routes_v6 {
+            self.rib.announce(NODE, IpNet::V6(*prefix), 0, &hop())?;
+        }
+        Ok(())
+    }
+
+    /// Ports, and the hops to the neighbours of all but the first.
+    fn ports(&mut self) -> Vec<Hop> {
+        let Router { forwarder, pool, output, .. } = self;
+        let mut hops = Vec::new();
+        for port in 0..=EGRESS_PORTS {
+            let config = PortConfig::new(mac(port), MTU_BYTES);
+            forwarder.set_port(NOW, PortId(port), config, pool, output).expect("a sound port");
+        }
+        for number in 0..NEIGHBOURS_OF_PORT {
+            for port in (1..=EGRESS_PORTS).map(PortId) {
+                let [high, low] = number.to_be_bytes();
+                let address = IpAddr::V4(Ipv4Addr::new(192, 0, high, low));
+                let neighbour = MacAddress([2, 1, 0, port.0, high, low]);
+                forwarder.hear_neighbour(NOW, port, address, neighbour, pool, output);
+                let pinned = forwarder.pin_adjacency(NOW, port, address, pool, output);
+                let adjacency: AdjacencyId = pinned.expect("room for a few neighbours");
+                hops.push(Hop { node: NODE, port, adjacency });
+            }
+        }
+        hops
+    }
+
+    /// How many routes of IPv4, and how many of IPv6.
+    pub fn routes(&self) -> (usize, usize) {
+        self.rib.routes()
+    }
+
+    /// Random addresses of random routes.
+    pub fn destinations_v4(&self, seed: u64, count: usize) -> Destinations {
+        Destinations::V4(::fib::generate::addresses_v4(seed, &self.routes_v4, count))
+    }
+
+    /// Random addresses of random routes.
+    pub fn destinations_v6(&self, seed: u64, count: usize) -> Destinations {
+        Destinations::V6(::fib::generate::addresses_v6(seed, &self.routes_v6, count))
+    }
+
+    /// Frames of these sizes in turn, to these destinations in turn.
+    pub(super) fn traffic(&mut self, sizes: &[usize], destinations: Destinations) -> Traffic<'_> {
+        let ethertype = if matches!(destinations, Destinations::V4(_)) { EtherType::IPV4 } else { EtherType::IPV6 };
+        let mut ethernet = [0; HEADER_BYTES];
+        Repr { destination: mac(INGRESS.0), source: MacAddress([2, 1, 0, 0, 0, 1]), ethertype }.emit(&mut ethernet);
+        let sizes: Vec<usize> = sizes.iter().map(|size| size - FCS_BYTES).collect();
+        let generator = Generator::new(ethernet, &sizes, destinations);
+        Traffic { router: self, generator }
+    }
+
+    fn drops(&self) -> Vec<(DropReason, u64)> {
+        let counters = self.forwarder.counters();
+        DropReason::ALL.iter().map(|reason| (*reason, counters.dropped(*reason))).collect()
+    }
+}
+
+fn mac(port: u8) -> MacAddress {
+    MacAddress([2, 0, 0, 0, 0, port])
+}
+
+/// A router and what comes in at its first port. The others swallow what is sent.
+pub(super) struct Traffic<'a> {
+    router: &'a mut Router,
+    pub(super) generator: Generator,
+}
+
+impl Traffic<'_> {
+    /// The same, with a ring of so many frames into which they have to be offered.
+    pub(super) fn with_ring(self, frames_max: u64) -> Self {
+        Traffic { generator: self.generator.with_ring(frames_max), ..self }
+    }
+
+    /// Forwards so many packets, all of which must come out.
+    pub(super) fn forward(&mut self, packets: usize, probe: &mut impl PortProbe) -> Result<(), Error> {
+        let (before, drops_before) = (self.generator.swallowed().packets, self.router.drops());
+        let mut left = packets;
+        while left > 0 {
+            left -= self.turn(left.min(VECTOR_PACKETS_MAX), probe);
+        }
+        let (packets_in, packets_out) = (packets as u64, self.generator.swallowed().packets - before);
+        if packets_in == packets_out {
+            return Ok(());
+        }
+        let mut drops = String::new();
+        for ((reason, now), (_, before)) in self.router.drops().into_iter().zip(drops_before) {
+            if now > before {
+                let comma = if drops.is_empty() { "" } else { ", " };
+                let _ = write!(drops, "{comma}{reason} {}", now - before);
+            }
+        }
+        Err(Error::Lost { packets_in, packets_out, drops })
+    }
+
+    /// One turn of a node's loop: what has come in goes out. Says how many came.
+    pub(super) fn turn(&mut self, packets_max: usize, probe: &mut impl PortProbe) -> usize {
+        let Router { forwarder, pool, output, vector, .. } = &mut *self.router;
+        let generator = &mut self.generator;
+        let count = generator.receive(pool, vector, packets_max).expect("memory does not fail");
+        probe.received();
+        forwarder.ingress_probed(NOW, INGRESS, vector, pool, output, probe);
+        for port in 0..=EGRESS_PORTS {
+            generator.transmit(pool, output.to_port(PortId(port))).expect("memory does not fail");
+        }
+        probe.transmitted();
+        count
+    }
+}
