@@ -19,6 +19,8 @@ use crate::interface::Interface;
 use crate::namespace::{self, Namespace};
 use crate::netlink::{Requests, VethEnd};
 
+/// How long nothing may come before a test has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Frames that are taken at a time.
 const BURST: usize = 64;
 
@@ -82,8 +84,9 @@ impl Crossing {
                 self.node.within(carry).unwrap()
             });
             is_open.recv().expect("the ports were not opened");
+            let ends = EndsWhenDropped(is_over);
             run();
-            is_over.store(true, Ordering::Relaxed);
+            drop(ends);
             carrier.join().unwrap()
         })
     }
@@ -93,21 +96,23 @@ impl Crossing {
         let sent: Vec<u8> = (0..bytes).map(|n| (n * 31 + n / 251) as u8).collect();
         let listener = || TcpListener::bind(SocketAddr::new(host_address(1, is_v6), 7)).unwrap();
         let listener = self.hosts[1].within(listener).unwrap();
+        let connect = || TcpStream::connect_timeout(&SocketAddr::new(host_address(1, is_v6), 7), PATIENCE);
+        let mut near = self.hosts[0].within(connect).unwrap().unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        for stream in [&near, &far] {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        }
         thread::scope(|scope| {
             scope.spawn(|| {
-                let (mut stream, _) = listener.accept().unwrap();
                 let mut received = vec![0; bytes];
-                stream.read_exact(&mut received).unwrap();
+                far.read_exact(&mut received).unwrap();
                 assert!(received == sent, "bytes were changed on their way");
-                stream.write_all(&received).unwrap();
+                far.write_all(&received).unwrap();
             });
-            let connect =
-                || TcpStream::connect_timeout(&SocketAddr::new(host_address(1, is_v6), 7), Duration::from_secs(20));
-            let mut stream = self.hosts[0].within(connect).unwrap().unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            stream.write_all(&sent).unwrap();
+            near.write_all(&sent).unwrap();
             let mut received = vec![0; bytes];
-            stream.read_exact(&mut received).unwrap();
+            near.read_exact(&mut received).unwrap();
             assert!(received == sent, "bytes were changed on their way back");
         });
     }
@@ -118,7 +123,7 @@ impl Crossing {
             let connect = || {
                 let socket = UdpSocket::bind(SocketAddr::new(host_address(side, is_v6), 7)).unwrap();
                 socket.connect(SocketAddr::new(host_address(1 - side, is_v6), 7)).unwrap();
-                socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                socket.set_read_timeout(Some(PATIENCE)).unwrap();
                 socket
             };
             self.hosts[side].within(connect).unwrap()
@@ -139,6 +144,15 @@ fn set_up_host(side: usize, mtu_bytes: u32) {
         let network = ipnet::IpNet::new(host_address(side, is_v6), bits).unwrap();
         requests.add_address(host, network).unwrap();
         requests.add_neighbour(host, host_address(1 - side, is_v6), port_mac(side)).unwrap();
+    }
+}
+
+/// A test that fails does not leave its carrier running.
+struct EndsWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for EndsWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -167,4 +181,14 @@ fn carry(ports: &mut [Box<dyn Port + Send>; 2], is_over: &AtomicBool) {
             poll(&mut wakes, Some(&limit)).unwrap();
         }
     }
+}
+
+/// Whether the port may sleep, once it has nothing more to say; hosts may still say something of themselves.
+pub fn falls_asleep(port: &mut dyn Port, pool: &mut Pool) -> bool {
+    let mut packets = Vec::new();
+    (0..100).any(|_| {
+        port.receive(pool, &mut packets, BURST).unwrap();
+        packets.drain(..).for_each(|packet| pool.free(packet));
+        port.may_sleep()
+    })
 }

@@ -30,6 +30,10 @@ impl Variant {
         Route { key, protocol: self.protocol, kind: self.kind, hops: self.hops.clone() }
     }
 
+    fn has_gateways(&self) -> bool {
+        !self.hops.is_empty() && self.hops.iter().all(|hop| hop.gateway.is_some())
+    }
+
     fn is_told_as(&self, other: &Variant) -> bool {
         (self.protocol, self.kind, &self.hops) == (other.protocol, other.kind, &other.hops)
     }
@@ -159,11 +163,16 @@ impl State {
             self.is_doubtful |= variants.len() > 1;
         } else if let [only] = &mut variants[..] {
             let is_same_object = new.object.is_some() && only.object == new.object;
-            let is_grown = key.prefix.addr().is_ipv6() && only.protocol == new.protocol && is_within(only, &new);
-            match flags {
-                _ if flags & NLM_F_REPLACE != 0 || is_same_object || is_grown => *only = new,
-                _ if flags & NLM_F_APPEND != 0 && key.prefix.addr().is_ipv4() => variants.push(new),
-                _ => self.is_doubtful = true,
+            let is_v6 = key.prefix.addr().is_ipv6();
+            let is_grown = is_v6 && only.protocol == new.protocol && is_within(only, &new);
+            // Of IPv6, a route of another sort is not replaced, even when the kernel says so.
+            let is_replaced = flags & NLM_F_REPLACE != 0 && (!is_v6 || (only.has_gateways() && new.has_gateways()));
+            if is_replaced || is_same_object || is_grown {
+                *only = new;
+            } else if flags & NLM_F_APPEND != 0 && !is_v6 {
+                variants.push(new);
+            } else {
+                self.is_doubtful = true;
             }
         } else {
             self.is_doubtful = true;

@@ -1,7 +1,7 @@
 use std::io;
 
 use super::*;
-use crate::crossing::{Crossing, port_name};
+use crate::crossing::{Crossing, falls_asleep, port_name};
 use crate::netlink::Requests;
 
 fn open(side: usize) -> Box<dyn Port + Send> {
@@ -64,7 +64,7 @@ fn an_interface_that_goes_ends_the_port_and_one_that_is_down_does_not() {
         let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(8, 2048, 64));
         let mut port = PacketSocket::open(&interface).unwrap();
         requests.set_down(interface.index).unwrap();
-        assert!(port.may_sleep());
+        assert!(falls_asleep(&mut port, &mut pool));
         let mut frame = pool.take().unwrap();
         pool.resize(&mut frame, 60);
         let mut queue = VecDeque::from([frame]);
@@ -77,4 +77,39 @@ fn an_interface_that_goes_ends_the_port_and_one_that_is_down_does_not() {
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     };
     crossing.node.within(test).unwrap();
+}
+
+#[test]
+fn tags_that_the_kernel_keeps_beside_frames_are_put_back() {
+    let Some(crossing) = Crossing::new("tags_that_the_kernel_keeps", 1500) else { return };
+    let open_in = |namespace: &crate::Namespace, name: &str| {
+        namespace.within(|| PacketSocket::open(&Interface::by_name(name).unwrap()).unwrap()).unwrap()
+    };
+    let mut sender = open_in(&crossing.hosts[0], "host");
+    let mut receiver = open_in(&crossing.node, port_name(0));
+    let mut pool = Pool::new(64, 2048, 64);
+    let mac_of_port = || Interface::by_name(port_name(0)).unwrap().mac;
+    let port_mac = crossing.node.within(mac_of_port).unwrap();
+    let mut sent = Vec::new();
+    for kind in [&[][..], &[0x81, 0, 0x20, 7], &[0x88, 0xa8, 0, 9], &[0x81, 0, 0, 0]] {
+        sent.push([&port_mac.0[..], &[2; 6], kind, &[0x08, 0, 0x45], &[0xa5; 60]].concat());
+    }
+    let mut queue: VecDeque<Packet> = sent.iter().map(|frame| pool.copy_of(frame).unwrap()).collect();
+    assert_eq!(sender.transmit(&mut pool, &mut queue).unwrap(), 4);
+    // What hosts say of themselves comes too.
+    let ours = |pool: &Pool, packets: &[Packet]| -> Vec<Vec<u8>> {
+        packets.iter().map(|packet| pool.bytes(packet).to_vec()).filter(|frame| frame[6..12] == [2; 6]).collect()
+    };
+    let mut into = Vec::new();
+    for _ in 0..1000 {
+        receiver.receive(&mut pool, &mut into, 64).unwrap();
+        if ours(&pool, &into).len() == sent.len() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(ours(&pool, &into), sent);
+    into.drain(..).for_each(|packet| pool.free(packet));
+    sender.receive(&mut pool, &mut into, 64).unwrap();
+    assert!(ours(&pool, &into).is_empty(), "what was sent came back");
 }

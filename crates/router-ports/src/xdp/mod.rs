@@ -211,3 +211,6 @@ impl Port for XdpPort {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+use std::io::ErrorKind;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use super::*;
+use crate::crossing::{Crossing, falls_asleep, host_address, port_name};
+use crate::netlink::Requests;
+
+fn frames(port: &mut XdpPort, pool: &mut Pool) -> Vec<Vec<u8>> {
+    let mut into = Vec::new();
+    port.receive(pool, &mut into, 100).unwrap();
+    let copy = |packet: &Packet| pool.bytes(packet).to_vec();
+    let frames = into.iter().map(copy).collect();
+    into.into_iter().for_each(|packet| pool.free(packet));
+    frames
+}
+
+/// What comes until there is one like that; frames may be late.
+fn frames_until(port: &mut XdpPort, pool: &mut Pool, is_it: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for _ in 0..1000 {
+        all.extend(frames(port, pool));
+        if all.iter().any(|frame| is_it(frame)) {
+            return all;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it did not come: {all:02x?}");
+}
+
+#[test]
+fn what_is_for_the_node_reaches_its_kernel_and_who_is_there_the_router() {
+    let Some(crossing) = Crossing::new("what_is_for_the_node_reaches_its_kernel", 1500) else { return };
+    let test = || {
+        let (own, nobodys) = ("10.7.0.9", "10.7.0.8");
+        let interface = Interface::by_name(port_name(0)).unwrap();
+        Requests::open().unwrap().add_address(interface.index, format!("{own}/24").parse().unwrap()).unwrap();
+        let local = LocalAddresses::new();
+        let mut port = XdpPort::open(&interface, &local).unwrap();
+        // Addresses may come while the port is open.
+        local.insert(own.parse().unwrap()).unwrap();
+        assert!(port.is_copied() && port.mode() == Mode::Driver);
+        let kernels = UdpSocket::bind((own, 9)).unwrap();
+        kernels.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let hosts = crossing.hosts[0].within(|| UdpSocket::bind((host_address(0, false), 9)).unwrap()).unwrap();
+        let mut buffer = [0; 10];
+        hosts.send_to(b"in", (own, 9)).unwrap();
+        let (length, from) = kernels.recv_from(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"in");
+        kernels.send_to(b"out", from).unwrap();
+        hosts.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(hosts.recv(&mut buffer).unwrap(), 3);
+
+        let mut pool = Pool::new(64, 2048, 64);
+        let asks_for = |last: u8| move |frame: &[u8]| frame[12..14] == [8, 6] && frame[38..42] == [10, 7, 0, last];
+        let heard = frames_until(&mut port, &mut pool, asks_for(9));
+        // The host's question; the answer is the kernel's own, and not heard.
+        assert_eq!(heard.iter().filter(|frame| asks_for(9)(frame)).count(), 1, "{heard:02x?}");
+        assert!(!heard.iter().any(|frame| frame[12..14] == [0x08, 0x00]), "what is the kernel's: {heard:02x?}");
+        // An address that is nobody's is asked for, too; one that no longer is the node's is the router's.
+        local.remove(own.parse().unwrap()).unwrap();
+        hosts.send_to(b"on", (own, 9)).unwrap();
+        frames_until(&mut port, &mut pool, |frame| frame[12..14] == [8, 0] && frame.ends_with(b"on"));
+        hosts.send_to(b"on", (nobodys, 9)).unwrap();
+        frames_until(&mut port, &mut pool, asks_for(8));
+    };
+    crossing.node.within(test).unwrap();
+}
+
+#[test]
+fn an_interface_that_goes_ends_the_port_and_one_that_is_down_drops_what_is_sent() {
+    let Some(crossing) = Crossing::new("an_interface_that_goes_ends_the_xdp_port", 1500) else { return };
+    let test = || {
+        let interface = Interface::by_name(port_name(0)).unwrap();
+        let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(8, 2048, 64));
+        let mut port = XdpPort::open(&interface, &LocalAddresses::new()).unwrap();
+        let mut queue = VecDeque::from([pool.copy_of(&[2; 60]).unwrap()]);
+        assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
+        assert!(falls_asleep(&mut port, &mut pool));
+        requests.set_down(interface.index).unwrap();
+        for _ in 0..2 {
+            queue.push_back(pool.copy_of(&[2; 60]).unwrap());
+            queue.push_back(pool.copy_of(&[2; 60]).unwrap());
+            port.transmit(&mut pool, &mut queue).unwrap();
+            assert!(queue.is_empty() && pool.available() == 8);
+        }
+        assert!(port.losses().transmit_refused > 0 && falls_asleep(&mut port, &mut pool));
+        requests.set_up(interface.index).unwrap();
+        queue.push_back(pool.copy_of(&[2; 60]).unwrap());
+        assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
+        requests.remove_link(interface.index).unwrap();
+        assert!(!port.may_sleep());
+        let error = port.receive(&mut pool, &mut Vec::new(), 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound);
+    };
+    crossing.node.within(test).unwrap();
+}
