@@ -1,4 +1,5 @@
-//! Any bytes are survived by every view of a packet, and what is understood can be said again and is understood the same.
+//! Any bytes are survived by every view of a packet, and what is understood can be said again and is understood the
+//! same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -338,7 +338,8 @@ mod tests {
 
     #[test]
     fn a_list_is_read_line_by_line_and_ends_at_a_line_that_is_no_prefix() {
-        let text = "# routes\n\n192.0.2.128/24 198.51.100.1 5\r\n2001:db8::/32,2001:db8::1\n10.0.0.0/8 AS65000\nten\n1.0.0.0/8\n";
+        let text = "# routes\n\n192.0.2.128/24 198.51.100.1 5\r\n2001:db8::/32,2001:db8::1\n\
+                    10.0.0.0/8 AS65000\nten\n1.0.0.0/8\n";
         let mut routes = prefixes(text.as_bytes());
         let mut next = || routes.next();
         assert_eq!(next().and_then(Result::ok), Some(route("192.0.2.0/24", Some("198.51.100.1"))));
