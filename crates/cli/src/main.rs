@@ -18,6 +18,7 @@ mod rack_dir;
 mod rack_example;
 mod rack_store;
 mod rnic;
+mod router;
 mod run;
 mod stat;
 mod status;
@@ -80,6 +81,9 @@ enum Command {
     /// The RDMA NIC: what it keeps in memory
     #[command(subcommand)]
     Rnic(rnic::Command),
+    /// Routers that work as one: the nodes of a cluster file
+    #[command(subcommand)]
+    Router(router::Command),
 }
 
 #[derive(Subcommand)]
@@ -127,6 +131,7 @@ fn main() -> ExitCode {
         Command::Proxy(options) => proxy::main(options),
         Command::Pcie(command) => pcie::main(command),
         Command::Rnic(command) => rnic::main(command),
+        Command::Router(command) => router::main(command),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -16,9 +16,10 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::de::DeserializeOwned;
 
 /// How long a monitor may take to answer. It answers in a millisecond unless the machine is overloaded.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Asks a monitor; `None` when there is none.
 pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
@@ -37,7 +38,7 @@ pub fn ask(node: &NodePlaces, what: Ask) -> Result<Option<(Answer, Channel)>> {
     }
 }
 
-fn is_nobody(error: &io::Error) -> bool {
+pub fn is_nobody(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
@@ -51,7 +52,7 @@ pub fn status(node: &NodePlaces) -> Result<Option<Status>> {
 }
 
 /// The next message; `None` when none comes in time, or none can come any more.
-fn receive(channel: &Channel, limit: Duration) -> Result<Option<Answer>> {
+pub fn receive<M: DeserializeOwned>(channel: &Channel, limit: Duration) -> Result<Option<M>> {
     let deadline = Instant::now() + limit;
     loop {
         match channel.receive()? {

@@ -23,10 +23,10 @@ use crate::{device_server, down, output};
 /// How long another `up` or `down` of the same rack is waited for.
 const LOCK_LIMIT: Duration = Duration::from_secs(60);
 /// How long a process may take until it answers: it maps a device, and the machine may be busy.
-const START_LIMIT: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(5);
+pub const START_LIMIT: Duration = Duration::from_secs(60);
+pub const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of a path in an AF_UNIX address, its end included.
-const SOCKET_PATH_BYTES_MAX: usize = 108;
+pub const SOCKET_PATH_BYTES_MAX: usize = 108;
 
 /// What to bring up, and how.
 #[derive(clap::Args)]
@@ -128,12 +128,16 @@ fn end_monitor(rack: &LoadedRack, node: &str) -> Result<()> {
 
 /// Held by whoever brings the rack up or down.
 pub fn lock(rack: &LoadedRack) -> Result<File> {
-    let path = rack.places.lock();
-    let file = File::create(&path).with_context(|| format!("lock '{}'", path.display()))?;
+    lock_file(&rack.places.lock(), rack.shown())
+}
+
+/// Takes the lock of whoever brings `shown` up or down.
+pub fn lock_file(path: &Path, shown: &str) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("lock '{}'", path.display()))?;
     let deadline = Instant::now() + LOCK_LIMIT;
     while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         if Instant::now() >= deadline {
-            bail!("another 'up' or 'down' of {} does not end; end it, and try again", rack.shown());
+            bail!("another 'up' or 'down' of {shown} does not end; end it, and try again");
         }
         std::thread::sleep(PAUSE);
     }
@@ -212,7 +216,7 @@ impl Started {
 }
 
 /// This command, to run on when the one that starts it has ended; its log begins anew.
-fn background(log: &Path) -> Result<Command> {
+pub fn background(log: &Path) -> Result<Command> {
     let own = std::env::current_exe().context("finding this command's own place")?;
     let log_file = File::create(log).with_context(|| format!("log '{}'", log.display()))?;
     let mut command = Command::new(own);
@@ -229,7 +233,7 @@ fn start_monitor(rack: &LoadedRack, name: &str) -> Result<Child> {
 }
 
 /// That a child has not ended; what it said last if it has.
-fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
+pub fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
     let Some(status) = child.try_wait().with_context(|| format!("waiting for {what}"))? else { return Ok(()) };
     let last = last_line(log);
     let error = format!("{what} ended ({status}): {last}");
@@ -237,7 +241,7 @@ fn check_alive(child: &mut Child, what: &str, log: &Path) -> Result<()> {
 }
 
 /// What a log ends with.
-fn last_line(log: &Path) -> String {
+pub fn last_line(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
     last.strip_prefix("crosslane: ").unwrap_or(last).to_owned()

@@ -27,7 +27,6 @@ mod error;
 pub mod generate;
 mod grace;
 mod groups;
-pub mod import;
 mod memory;
 mod sync;
 mod tables;

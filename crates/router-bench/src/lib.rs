@@ -2,5 +2,3 @@
 
 pub mod core;
 pub mod fib;
-pub mod interconnect;
-pub mod statistics;

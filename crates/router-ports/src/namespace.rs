@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::thread;
 
 use rustix::fs::{Mode, OFlags};
@@ -26,8 +27,12 @@ impl Namespace {
 
     /// The calling thread's.
     pub fn of_thread() -> io::Result<Namespace> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open("/proc/thread-self/ns/net", flags, Mode::empty())?;
+        Namespace::at(Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// The one that has a name: `ip netns` keeps them in `/run/netns`.
+    pub fn at(path: &Path) -> io::Result<Namespace> {
+        let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Namespace { fd })
     }
 

@@ -20,7 +20,7 @@ const SILENCE_BEATS_MIN: f64 = 2.0;
 /// What every IPv4 network carries (RFC 791) and the most that a buffer holds.
 const MTU_BYTES_MIN: u16 = 68;
 /// What a frame of jumbo size carries.
-pub(crate) const MTU_BYTES_MAX: u16 = 9216;
+pub const MTU_BYTES_MAX: u16 = 9216;
 /// IPv6 wants as much (RFC 8200).
 const MTU_V6_BYTES_MIN: u16 = 1280;
 const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;

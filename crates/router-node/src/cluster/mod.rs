@@ -17,6 +17,7 @@ use pcie::parameters::nanoseconds;
 use router::{NodeId, PortId};
 use serde::Deserialize;
 
+pub use check::MTU_BYTES_MAX;
 pub use example::example;
 pub use file::{ClusterError, ClusterFile};
 pub use places::{NodePlaces, Places};
@@ -63,7 +64,7 @@ pub struct Interconnect {
     pub latency_target_ns: f64,
     /// Which way packets take.
     pub balance: Balance,
-    /// The link that windows pretend to be; as fast as the memory without it.
+    /// The link that windows pretend to be; `gen3x16` without it.
     pub timing: Option<rack::Timing>,
 }
 

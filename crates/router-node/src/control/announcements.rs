@@ -14,6 +14,10 @@ use super::words::{Announced, RouteChange};
 /// The announcements of one node.
 #[derive(Debug, Default)]
 pub struct Announcements {
+    /// The longest packet of each port.
+    mtus_bytes: Vec<u16>,
+    /// How often that has changed.
+    mtus_change: u64,
     table: BTreeMap<IpNet, Entry>,
     /// The destination that each change was of; only the latest of each.
     log: BTreeMap<u64, IpNet>,
@@ -31,6 +35,19 @@ struct Entry {
 }
 
 impl Announcements {
+    /// The longest packet of each port; 0 of those that are down.
+    pub fn set_mtus_bytes(&mut self, mtus_bytes: Vec<u16>) {
+        if self.mtus_bytes != mtus_bytes {
+            self.mtus_bytes = mtus_bytes;
+            self.mtus_change += 1;
+        }
+    }
+
+    /// As set last, and how often that was another than before.
+    pub fn mtus_bytes(&self) -> (&[u16], u64) {
+        (&self.mtus_bytes, self.mtus_change)
+    }
+
     /// Announces, or announces otherwise. Whether that is a change.
     pub fn announce(&mut self, prefix: IpNet, announced: Announced) -> bool {
         self.set(prefix, Some(announced))
@@ -99,11 +116,12 @@ impl Announcements {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::words::HopOfNode;
+    use crate::control::words::{HopOfNode, Origin, RouteKind};
     use proptest::prelude::*;
 
     fn by(port: u8) -> Announced {
-        Announced { metric: 0, hops: vec![HopOfNode { port, adjacency: 0 }] }
+        let hops = vec![HopOfNode { port, adjacency: 0 }];
+        Announced { metric: 0, origin: Origin::Own, kind: RouteKind::Unicast, hops }
     }
 
     fn prefix(number: u8) -> IpNet {

@@ -16,4 +16,4 @@ pub mod words;
 
 pub use announcements::Announcements;
 pub use session::{Heard, Limits, Said, Session};
-pub use words::{Announced, ControlError, Greeting, HopOfNode, RouteChange};
+pub use words::{Announced, ControlError, Greeting, HopOfNode, Origin, RouteChange, RouteKind};

@@ -37,6 +37,8 @@ pub enum Heard {
     },
     /// It is there.
     Beat,
+    /// The longest packet of each of its ports; 0 of those that are down.
+    Ports(Vec<u16>),
     /// Its routes have changed so.
     Routes(Vec<RouteChange>),
     /// What its interconnect says.
@@ -68,6 +70,8 @@ pub struct Session {
     said_at_ns: u64,
     /// The last change of this node's routes that the other one was told.
     told: u64,
+    /// The last change of this node's ports that the other one was told.
+    told_mtus: u64,
     wirings: VecDeque<Said>,
     /// What the other one announces.
     announced: BTreeSet<IpNet>,
@@ -88,6 +92,7 @@ impl Session {
             heard_at_ns: now_ns,
             said_at_ns: now_ns,
             told: 0,
+            told_mtus: 0,
             wirings: VecDeque::new(),
             announced: BTreeSet::new(),
         }
@@ -121,6 +126,7 @@ impl Session {
             _ if !self.has_greeted => Err(ControlError::OutOfTurn("a message before the greeting")),
             Message::Beat => Ok(Heard::Beat),
             Message::Wiring(bytes) => Ok(Heard::Wiring(bytes)),
+            Message::Ports(mtus_bytes) => self.take_ports(mtus_bytes),
             Message::Routes(changes) => self.take_routes(changes),
         }
     }
@@ -146,8 +152,21 @@ impl Session {
         Ok(Heard::Met { node, incarnation: greeting.incarnation })
     }
 
+    /// How many ports the other node has.
+    fn ports_of_peer(&self) -> usize {
+        self.peer.and_then(|peer| self.ports.get(usize::from(peer.0))).copied().unwrap_or(0)
+    }
+
+    fn take_ports(&mut self, mtus_bytes: Vec<u16>) -> Result<Heard, ControlError> {
+        let (found, expected) = (mtus_bytes.len(), self.ports_of_peer());
+        if found == expected {
+            return Ok(Heard::Ports(mtus_bytes));
+        }
+        Err(ControlError::Senseless(format!("{found} ports of a node with {expected}")))
+    }
+
     fn take_routes(&mut self, changes: Vec<RouteChange>) -> Result<Heard, ControlError> {
-        let ports = self.peer.and_then(|peer| self.ports.get(usize::from(peer.0))).copied().unwrap_or(0);
+        let ports = self.ports_of_peer();
         for change in &changes {
             change.check(ports)?;
             match &change.announced {
@@ -190,6 +209,11 @@ impl Session {
         }
         if !self.has_greeted {
             return None;
+        }
+        let (mtus_bytes, change) = own.mtus_bytes();
+        if self.told_mtus < change {
+            self.told_mtus = change;
+            return Some(Message::Ports(mtus_bytes.to_vec()));
         }
         if self.told < own.latest() {
             let (changes, told) = own.after(self.told, CHANGES_MAX);

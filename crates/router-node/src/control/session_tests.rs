@@ -1,5 +1,5 @@
 use super::*;
-use crate::control::words::{Announced, HOPS_MAX, HopOfNode, MESSAGE_BYTES_MAX};
+use crate::control::words::{Announced, HOPS_MAX, HopOfNode, MESSAGE_BYTES_MAX, Origin, RouteKind};
 use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { beat_ns: 20, silence_ns: 80 };
@@ -26,7 +26,8 @@ fn greeted() -> (Session, Session) {
 
 fn route(third: u16, hops: usize) -> (IpNet, Announced) {
     let prefix = format!("2001:db8:{third:x}::/48").parse().unwrap();
-    (prefix, Announced { metric: u32::MAX, hops: vec![HopOfNode { port: u8::MAX, adjacency: u16::MAX }; hops] })
+    let hops = vec![HopOfNode { port: u8::MAX, adjacency: u16::MAX }; hops];
+    (prefix, Announced { metric: u32::MAX, origin: Origin::Kernel, kind: RouteKind::Unicast, hops })
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn routes_that_make_no_sense_are_refused() {
     let good = HopOfNode { port: 2, adjacency: 3 };
     let change = |prefix: &str, hops: Vec<HopOfNode>| RouteChange {
         prefix: prefix.parse().unwrap(),
-        announced: Some(Announced { metric: 1, hops }),
+        announced: Some(Announced { metric: 1, origin: Origin::Kernel, kind: RouteKind::Unicast, hops }),
     };
     let told = |change: RouteChange| greeted().1.receive(0, &Message::Routes(vec![change]).encode());
     assert!(told(change("10.0.0.0/8", vec![good])).is_ok());
@@ -120,9 +121,23 @@ fn routes_that_make_no_sense_are_refused() {
         change("10.0.0.1/8", vec![good]),
         change("10.0.0.0/8", vec![HopOfNode { port: 3, ..good }]),
         change("10.0.0.0/8", vec![good; HOPS_MAX + 1]),
+        change("10.0.0.0/8", Vec::new()),
     ] {
         assert!(matches!(told(wrong), Err(ControlError::Route { .. })));
     }
+}
+
+#[test]
+fn ports_are_told_once_for_each_change_and_as_many_as_the_node_has() {
+    let (mut two, mut one) = greeted();
+    let mut own = Announcements::default();
+    own.set_mtus_bytes(vec![1500, 0, 9000]);
+    let packet = two.say(0, &own).unwrap().packet;
+    assert_eq!(one.receive(0, &packet), Ok(Heard::Ports(vec![1500, 0, 9000])));
+    own.set_mtus_bytes(vec![1500, 0, 9000]);
+    assert!(two.say(0, &own).is_none());
+    let too_few = Message::Ports(vec![1500]).encode();
+    assert!(matches!(one.receive(0, &too_few), Err(ControlError::Senseless(_))));
 }
 
 #[test]

@@ -92,12 +92,46 @@ impl HopOfNode {
     }
 }
 
+/// Where a node has a route from. Of routes that are equally good, the first of these is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// An address of the node's own.
+    Own,
+    /// A neighbour that has answered.
+    Neighbour,
+    /// The network of a port.
+    Connected,
+    /// The cluster file.
+    Static,
+    /// The node's kernel, from an administrator or a routing daemon.
+    Kernel,
+}
+
+/// What becomes of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouteKind {
+    /// They go one of the ways.
+    Unicast,
+    /// They are dropped.
+    Blackhole,
+    /// They are dropped, and the sender is told.
+    Unreachable,
+    /// The sender is told that it is forbidden.
+    Prohibited,
+}
+
 /// How a node reaches some destinations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announced {
     /// Of several nodes' routes the lowest is taken.
     pub metric: u32,
-    /// Equal ways; none for destinations that are to be answered as unreachable.
+    /// Where it is from.
+    pub origin: Origin,
+    /// What becomes of packets.
+    pub kind: RouteKind,
+    /// Equal ways, for those that go one.
     pub hops: Vec<HopOfNode>,
 }
 
@@ -121,8 +155,9 @@ impl RouteChange {
             return wrong("bits beyond its length".to_owned());
         }
         let Some(announced) = &self.announced else { return Ok(()) };
-        if announced.hops.len() > HOPS_MAX {
-            return wrong(format!("{} equal ways, at most {HOPS_MAX}", announced.hops.len()));
+        let (count, is_unicast) = (announced.hops.len(), announced.kind == RouteKind::Unicast);
+        if count > HOPS_MAX || is_unicast != (count > 0) {
+            return wrong(format!("{count} equal ways, at most {HOPS_MAX}, and none where packets are dropped"));
         }
         assert!(ports <= usize::from(PORTS_MAX));
         let is_known = |hop: &HopOfNode| hop.port == PortId::KERNEL.0 || usize::from(hop.port) < ports;
@@ -140,6 +175,8 @@ pub(super) enum Message {
     Greeting(Greeting),
     /// The sender is there.
     Beat,
+    /// The longest packet of each of its ports; 0 of those that are down.
+    Ports(Vec<u16>),
     /// Its routes have changed.
     Routes(Vec<RouteChange>),
     /// What its interconnect says to the other's.
@@ -169,6 +206,7 @@ impl Message {
         }
         match &message {
             Message::Routes(changes) if changes.len() > CHANGES_MAX => Err(senseless("too many routes")),
+            Message::Ports(mtus) if mtus.len() > usize::from(PORTS_MAX) => Err(senseless("too many ports")),
             Message::Wiring(bytes) if bytes.len() > WIRING_BYTES_MAX => Err(senseless("too much wiring")),
             Message::Bye(reason) if reason.len() > REASON_BYTES_MAX => Err(senseless("too long a reason")),
             Message::Greeting(Greeting { version, .. }) if *version != VERSION => Err(ControlError::Version(*version)),

@@ -7,8 +7,9 @@ use packet::ethernet::MacAddress;
 
 use crate::InterfaceIndex;
 
-/// The routing protocol number of routes that the router itself puts into the kernel.
-pub const PROTOCOL_CROSSLANE: u8 = 188;
+/// The routing protocol number of routes that the router itself puts into the kernel: none that `linux/rtnetlink.h` or
+/// a routing daemon gives a meaning to. Zebra takes routes of its own daemons' numbers, 186 to 192, for left over.
+pub const PROTOCOL_CROSSLANE: u8 = 119;
 
 /// What is different from what the last changes said.
 #[derive(Clone, Debug, PartialEq, Eq)]

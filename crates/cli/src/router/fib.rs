@@ -1,0 +1,116 @@
+//! `crosslane router fib`: what a node forwards where.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
+use router_node::ask::{Answer, Ask, FibQuery, Route, RouteHop};
+use router_node::control::RouteKind;
+use serde::Serialize;
+
+use super::ask::ask;
+use super::loaded::LoadedCluster;
+use crate::output;
+use crate::rack_control::{ANSWER_LIMIT, receive};
+use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
+
+/// What to show, and how.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The cluster file
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+    /// The node that is asked [default: the first that is up]
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+    /// An address: the route that packets to it take; or a network: the routes within it [default: all routes]
+    #[arg(value_name = "ADDRESS|NETWORK")]
+    destination: Option<String>,
+    /// Print JSON (schema crosslane-router-fib/1)
+    #[arg(long)]
+    json: bool,
+}
+
+/// The whole of `crosslane router fib --json`.
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    node: String,
+    routes: Vec<Route>,
+}
+
+/// Prints it.
+pub fn main(options: &Options) -> Result<()> {
+    let query = query(options.destination.as_deref())?;
+    let cluster = LoadedCluster::read(&options.cluster)?;
+    let mut found = None;
+    for index in cluster.chosen(options.node.as_deref())? {
+        if let Some(routes) = routes(&cluster, index, query)? {
+            found = Some(Report { schema: "crosslane-router-fib/1", node: cluster.name(index).to_owned(), routes });
+            break;
+        }
+    }
+    let Some(report) = found else {
+        let file = cluster.file.shown();
+        let node = options.node.as_ref().map_or("no node".to_owned(), |node| format!("node '{node}'"));
+        let what = if options.node.is_some() { "is not up" } else { "is up" };
+        bail!("{node} of {file} {what}; start it with 'crosslane router up --cluster {file}'");
+    };
+    if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
+}
+
+fn query(destination: Option<&str>) -> Result<FibQuery> {
+    let Some(text) = destination else { return Ok(FibQuery::default()) };
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(FibQuery { address: Some(address), ..FibQuery::default() });
+    }
+    match text.parse::<IpNet>() {
+        Ok(within) => Ok(FibQuery { within: Some(within.trunc()), ..FibQuery::default() }),
+        Err(_) => {
+            let example = "write as in 192.0.2.1, 192.0.2.0/24 or 2001:db8::/32";
+            bail!(WrongUse::of(format!("'{text}' is neither an address nor a network; {example}")))
+        }
+    }
+}
+
+/// All that a node has; `None` when it is not up.
+fn routes(cluster: &LoadedCluster, index: usize, query: FibQuery) -> Result<Option<Vec<Route>>> {
+    let name = cluster.name(index);
+    let Some((mut answer, channel)) = ask(&cluster.places.node(name), Ask::Fib(query))? else { return Ok(None) };
+    let mut all = Vec::new();
+    loop {
+        let Answer::Fib { routes, is_last } = answer else {
+            bail!("node '{name}' answers {answer:?} when asked for its routes; use one release for all")
+        };
+        all.extend(routes);
+        if is_last {
+            return Ok(Some(all));
+        }
+        answer = receive(&channel, ANSWER_LIMIT)?.with_context(|| format!("node '{name}' says no more"))?;
+    }
+}
+
+fn describe(report: &Report) -> String {
+    let mut table = Table::new(&[("TO", Align::Left), ("METRIC", Align::Right), ("BY", Align::Left)]);
+    for route in &report.routes {
+        let hops: Vec<String> = route.hops.iter().map(hop).collect();
+        let by = match route.kind {
+            RouteKind::Unicast => hops.join(", "),
+            RouteKind::Blackhole => "dropped".to_owned(),
+            RouteKind::Unreachable => "answered as unreachable".to_owned(),
+            RouteKind::Prohibited => "answered as prohibited".to_owned(),
+        };
+        table.row(vec![route.to.to_string(), route.metric.to_string(), by]);
+    }
+    format!("node {}\n{}", report.node, table.render())
+}
+
+fn hop(hop: &RouteHop) -> String {
+    let RouteHop { node, port, adjacency, .. } = hop;
+    match adjacency {
+        0 => format!("{node}:{port}"),
+        adjacency => format!("{node}:{port}#{adjacency}"),
+    }
+}

@@ -1,0 +1,60 @@
+//! What `--cluster` names, and where the files of its nodes lie.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rack::Places as RackPlaces;
+use router_node::cluster::{ClusterFile, Places};
+
+use crate::rack_dir;
+use crate::wrong_use::WrongUse;
+
+/// A cluster, and where its sockets, logs and directories lie.
+pub struct LoadedCluster {
+    /// What the file says.
+    pub file: ClusterFile,
+    /// Where everything lies.
+    pub places: Places,
+    /// The file, by an absolute path without links.
+    pub path: PathBuf,
+}
+
+impl LoadedCluster {
+    /// Reads a cluster file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let file = ClusterFile::read(path).map_err(WrongUse::of)?;
+        let canonical = std::fs::canonicalize(path)
+            .map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())))?;
+        let places = Places::new(&base(), &file.cluster, &canonical);
+        Ok(Self { file, places, path: canonical })
+    }
+
+    /// Makes the cluster's directory, where no other user can meddle with it.
+    pub fn prepare(&self) -> Result<()> {
+        rack_dir::prepare_below(&base(), &self.places.directory)
+            .with_context(|| format!("directory of {}", self.file.shown()))
+    }
+
+    /// The nodes that are asked about: the one of that name, or all.
+    pub fn chosen(&self, name: Option<&str>) -> Result<Vec<usize>> {
+        let nodes = &self.file.cluster.nodes;
+        let Some(name) = name else { return Ok((0..nodes.len()).collect()) };
+        match nodes.iter().position(|node| node.name == name) {
+            Some(index) => Ok(vec![index]),
+            None => {
+                let (shown, names) = (self.file.shown(), self.file.cluster.names());
+                bail!(WrongUse::of(format!("node '{name}' is not in {shown}; choose one of {names} with --node")))
+            }
+        }
+    }
+
+    /// The name of a node.
+    pub fn name(&self, index: usize) -> &str {
+        &self.file.cluster.nodes[index].name
+    }
+}
+
+/// The base of everything that runs.
+fn base() -> PathBuf {
+    RackPlaces::base(&rack_dir::chosen(None))
+}

@@ -1,0 +1,188 @@
+//! `crosslane router status`: how the nodes of a cluster on this machine are.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use router_node::ask::{PeerStatus, PortStatus, Status};
+use serde::Serialize;
+
+use super::ask::status;
+use super::loaded::LoadedCluster;
+use crate::output;
+use crate::table::{Align, Table};
+
+/// What to show, and how.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The cluster file
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+    /// This node only
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+    /// Print JSON (schema crosslane-router-status/1)
+    #[arg(long)]
+    json: bool,
+}
+
+/// The whole of `crosslane router status --json`.
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    file: String,
+    name: String,
+    directory: PathBuf,
+    nodes: Vec<NodeReport>,
+}
+
+#[derive(Serialize)]
+struct NodeReport {
+    node: String,
+    log: PathBuf,
+    is_up: bool,
+    /// Why a node that is there gives no state.
+    error: Option<String>,
+    status: Option<Status>,
+}
+
+/// Prints it.
+pub fn main(options: &Options) -> Result<()> {
+    let cluster = LoadedCluster::read(&options.cluster)?;
+    let nodes = cluster.chosen(options.node.as_deref())?;
+    let report = Report {
+        schema: "crosslane-router-status/1",
+        file: cluster.file.shown().to_owned(),
+        name: cluster.file.cluster.name.clone(),
+        directory: cluster.places.directory.clone(),
+        nodes: nodes.iter().map(|index| node_report(&cluster, *index)).collect(),
+    };
+    if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
+}
+
+fn node_report(cluster: &LoadedCluster, index: usize) -> NodeReport {
+    let node = cluster.name(index).to_owned();
+    let places = cluster.places.node(&node);
+    let (status, error) = match status(&places) {
+        Ok(status) => (status, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    NodeReport { node, log: places.log(), is_up: status.is_some(), error, status }
+}
+
+fn describe(report: &Report) -> String {
+    let mut text = nodes_table(report);
+    for status in report.nodes.iter().filter_map(|node| node.status.as_ref()) {
+        text += &format!("\nnode {}\n", status.node);
+        text += &ports_table(&status.ports);
+        text += "\n";
+        text += &peers_table(&status.peers);
+        let fallbacks = status.ports.iter().filter_map(|port| Some((port, port.fallback.as_ref()?)));
+        for (port, reason) in fallbacks {
+            text += &format!("port {} by {}: {reason}\n", port.device, port.kind);
+        }
+        text += &drops(status);
+    }
+    text
+}
+
+fn nodes_table(report: &Report) -> String {
+    let (left, right) = (Align::Left, Align::Right);
+    let columns = [
+        ("NODE", left),
+        ("STATE", left),
+        ("PID", right),
+        ("PORTS UP", right),
+        ("NODES UP", right),
+        ("ROUTES V4", right),
+        ("ROUTES V6", right),
+        ("BUFFERS FREE", right),
+    ];
+    let mut table = Table::new(&columns);
+    for node in &report.nodes {
+        let Some(status) = &node.status else {
+            let state = node.error.clone().unwrap_or_else(|| "down".to_owned());
+            let mut cells = vec![node.node.clone(), state];
+            cells.resize(columns.len(), "-".to_owned());
+            table.row(cells);
+            continue;
+        };
+        let ports_up = status.ports.iter().filter(|port| port.is_up).count();
+        let peers_up = status.peers.iter().filter(|peer| peer.state == "up").count();
+        table.row(vec![
+            node.node.clone(),
+            "up".to_owned(),
+            status.pid.to_string(),
+            format!("{ports_up}/{}", status.ports.len()),
+            format!("{peers_up}/{}", status.peers.len()),
+            status.routes.v4.to_string(),
+            status.routes.v6.to_string(),
+            format!("{}/{}", status.buffers_free, status.buffers),
+        ]);
+    }
+    table.render()
+}
+
+fn ports_table(ports: &[PortStatus]) -> String {
+    let (left, right) = (Align::Left, Align::Right);
+    let mut table = Table::new(&[
+        ("PORT", left),
+        ("BY", left),
+        ("STATE", left),
+        ("MTU", right),
+        ("IN PACKETS", right),
+        ("OUT PACKETS", right),
+        ("DROPPED", right),
+        ("ADDRESSES", left),
+    ]);
+    for port in ports {
+        let addresses: Vec<String> = port.addresses.iter().map(ToString::to_string).collect();
+        table.row(vec![
+            port.device.clone(),
+            port.kind.clone(),
+            if port.is_up { "up" } else { "down" }.to_owned(),
+            port.mtu_bytes.to_string(),
+            port.traffic.received_packets.to_string(),
+            port.traffic.sent_packets.to_string(),
+            port.drops.values().sum::<u64>().to_string(),
+            addresses.join(" "),
+        ]);
+    }
+    table.render()
+}
+
+fn peers_table(peers: &[PeerStatus]) -> String {
+    let (left, right) = (Align::Left, Align::Right);
+    let mut table = Table::new(&[
+        ("TO NODE", left),
+        ("STATE", left),
+        ("ROUTES", right),
+        ("OUT PACKETS", right),
+        ("OUT MESSAGES", right),
+        ("IN PACKETS", right),
+        ("DROPPED", right),
+        ("WHY NOT", left),
+    ]);
+    for peer in peers {
+        table.row(vec![
+            peer.node.clone(),
+            peer.state.clone(),
+            peer.routes.to_string(),
+            peer.traffic.sent_packets.to_string(),
+            peer.traffic.sent_messages.to_string(),
+            peer.traffic.received_packets.to_string(),
+            peer.traffic.dropped_packets.to_string(),
+            peer.reason.clone().unwrap_or_default(),
+        ]);
+    }
+    table.render()
+}
+
+/// Packets that went no further, by reason, wherever that was.
+fn drops(status: &Status) -> String {
+    let mut all = status.drops.clone();
+    for (reason, count) in status.ports.iter().flat_map(|port| &port.drops) {
+        *all.entry(reason.clone()).or_default() += count;
+    }
+    let parts: Vec<String> = all.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+    if parts.is_empty() { String::new() } else { format!("went no further: {}\n", parts.join(", ")) }
+}

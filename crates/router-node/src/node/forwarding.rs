@@ -1,0 +1,495 @@
+//! The thread that forwards: it alone has the forwarder, the buffers, the ports and the interconnect. Packets run to
+//! their end in it, a vector at a time, and it sleeps when there is nothing to do. It never waits for the other thread.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
+use std::time::Instant;
+
+use packet::ethernet::MacAddress;
+use router::batch;
+use router::{
+    AdjacencyId, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, Packet, Parcel, Pool, Port, PortConfig,
+    PortId, PortLosses, Time, TracedStep, VECTOR_PACKETS_MAX,
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::interconnect::{self, Interconnect, InterconnectError, Offer, PeerState, Terms};
+
+/// Turns without anything to do after which the thread sleeps: about as long as going to sleep and being woken takes.
+const IDLE_TURNS_MAX: u32 = 64;
+/// How long packets wait that a port had no room for, when nothing else happens.
+const RETRY_NS: u64 = 100_000;
+/// Commands taken in one turn: packets do not wait for more.
+const COMMANDS_PER_TURN: usize = 32;
+/// Reports that wait for the control thread at most; news of neighbours that do not fit are asked for later.
+pub const REPORTS_MAX: usize = 4096;
+/// Commands that wait at most: the control thread waits for room, as this one never waits for it.
+pub const COMMANDS_MAX: usize = 4096;
+
+/// What the control thread wants.
+pub enum Command {
+    /// A port is plugged in, in the place of what was there.
+    Plug(PortId, Box<dyn Port + Send>),
+    /// A port has become this.
+    Port(PortId, PortConfig),
+    /// The longest packets of another node's ports.
+    RemotePorts(NodeId, Vec<u16>),
+    /// Whether another node can be reached.
+    NodeUp(NodeId, bool),
+    /// The number of a neighbour is wanted: [`Report::Pinned`].
+    Pin(PortId, IpAddr),
+    /// No route names a neighbour any more.
+    Unpin(AdjacencyId),
+    /// Where a neighbour is.
+    Hear(PortId, IpAddr, MacAddress),
+    /// Packets are to be followed, or no more.
+    Trace(Option<Filter>),
+    /// How everything is: [`Report::Snapshot`].
+    Snapshot,
+    /// To join a node: [`Report::Offered`].
+    Offer(NodeId),
+    /// To join a node that has made an offer: [`Report::Accepted`].
+    Accept(NodeId, Offer),
+    /// To join a node that has accepted an offer.
+    Finish(NodeId, Terms),
+    /// A node is gone: [`Report::Left`].
+    Leave(NodeId),
+    /// To end.
+    Stop,
+}
+
+/// What the control thread is told.
+pub enum Report {
+    /// A neighbour's number; `None` when there is no room for it.
+    Pinned(PortId, IpAddr, Option<AdjacencyId>),
+    /// News of neighbours.
+    Neighbours(Vec<Event>),
+    /// All neighbours that are known, after news of them were lost.
+    AllNeighbours(Vec<Neighbour>),
+    /// Steps of packets that are followed.
+    Traced(Vec<TracedStep>),
+    /// How everything is.
+    Snapshot(Box<Snapshot>),
+    /// What is to be told to another node.
+    Offered(NodeId, Result<Offer, InterconnectError>),
+    /// What is to be told to another node.
+    Accepted(NodeId, Result<Terms, InterconnectError>),
+    /// Whether another node is joined.
+    Finished(NodeId, Result<(), InterconnectError>),
+    /// Another node breaks the interconnect's protocol.
+    Broken(NodeId),
+    /// No packet goes to that node any more.
+    Left(NodeId),
+    /// A port's device is gone.
+    Unplugged(PortId, io::Error),
+}
+
+/// How everything is.
+pub struct Snapshot {
+    /// The forwarder's counters.
+    pub counters: Counters,
+    /// The interconnect's, by node.
+    pub peers: Vec<interconnect::Counters>,
+    /// Losses of each port.
+    pub losses: Vec<PortLosses>,
+    /// Neighbours, at most so many as were asked for.
+    pub neighbours: Vec<Neighbour>,
+    /// Buffers that are free.
+    pub buffers_free: usize,
+}
+
+/// Wakes a thread that sleeps on it, or is about to.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A new one.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Rings.
+    pub fn ring(&self) {
+        // Full after 2^64 rings that nobody heard: it is ringing then.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Forgets rings that were heard.
+    pub fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// What the thread starts with.
+pub struct Parts {
+    /// The forwarder.
+    pub forwarder: Forwarder,
+    /// Buffers for all packets.
+    pub pool: Pool,
+    /// Queues.
+    pub output: Output,
+    /// The slow path to the node's kernel: IP packets.
+    pub kernel: Box<dyn Port + Send>,
+    /// To other nodes.
+    pub interconnect: Box<dyn Interconnect>,
+    /// Nodes of the cluster.
+    pub nodes: usize,
+    /// From the control thread.
+    pub commands: Receiver<Command>,
+    /// Rung for commands.
+    pub commands_bell: Arc<Bell>,
+    /// To the control thread.
+    pub reports: SyncSender<Report>,
+    /// Rung for reports.
+    pub reports_bell: Arc<Bell>,
+    /// The moment from which time counts.
+    pub begun: Instant,
+}
+
+/// The thread's state.
+pub struct Forwarding {
+    parts: Parts,
+    ports: Vec<Option<Box<dyn Port + Send>>>,
+    frames: Vec<Packet>,
+    parcels: Vec<batch::Parcel>,
+    came: Vec<batch::Parcel>,
+    arrived: Vec<Parcel>,
+    /// Reports that the control thread had no room for.
+    unreported: VecDeque<Report>,
+    broken: Vec<bool>,
+    is_over: bool,
+}
+
+impl Forwarding {
+    /// With no port plugged in yet.
+    pub fn new(parts: Parts) -> Self {
+        let broken = vec![false; parts.nodes];
+        Self {
+            parts,
+            ports: Vec::new(),
+            frames: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            parcels: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            came: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
+            unreported: VecDeque::new(),
+            broken,
+            is_over: false,
+        }
+    }
+
+    /// Works until it is told to stop, or the control thread is gone.
+    pub fn run(mut self) {
+        let mut idle_turns = 0;
+        while !self.is_over {
+            let was_busy = self.turn();
+            idle_turns = if was_busy { 0 } else { idle_turns + 1 };
+            if idle_turns > IDLE_TURNS_MAX {
+                self.sleep();
+                idle_turns = 0;
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::from_ns(self.parts.begun.elapsed().as_nanos() as u64)
+    }
+
+    /// Whether anything happened.
+    fn turn(&mut self) -> bool {
+        let mut is_busy = self.obey();
+        for index in 0..self.ports.len() {
+            is_busy |= self.receive(index);
+        }
+        is_busy |= self.receive_from_kernel();
+        is_busy |= self.receive_from_nodes();
+        let now = self.now();
+        if self.parts.forwarder.next_timer().is_some_and(|due| due <= now) {
+            let Parts { forwarder, pool, output, .. } = &mut self.parts;
+            forwarder.poll(now, pool, output);
+            is_busy = true;
+        }
+        is_busy |= self.transmit();
+        self.report_news();
+        is_busy
+    }
+
+    fn receive(&mut self, index: usize) -> bool {
+        let Some(port) = self.ports[index].as_mut() else { return false };
+        let id = PortId(index as u8);
+        match port.receive(&mut self.parts.pool, &mut self.frames, VECTOR_PACKETS_MAX) {
+            Ok(0) => false,
+            Ok(_) => {
+                let now = self.now();
+                let Parts { forwarder, pool, output, .. } = &mut self.parts;
+                forwarder.ingress(now, id, &mut self.frames, pool, output);
+                true
+            }
+            Err(error) => {
+                self.unplug(id, error);
+                true
+            }
+        }
+    }
+
+    /// A port whose device is gone: what waits for it goes nowhere.
+    fn unplug(&mut self, port: PortId, error: io::Error) {
+        self.ports[usize::from(port.0)] = None;
+        self.frames.drain(..).for_each(|frame| self.parts.pool.free(frame));
+        let Parts { output, pool, .. } = &mut self.parts;
+        output.to_port(port).drain(..).for_each(|frame| pool.free(frame));
+        self.report(Report::Unplugged(port, error));
+    }
+
+    fn receive_from_kernel(&mut self) -> bool {
+        let kernel = &mut self.parts.kernel;
+        // The interface of the slow path is this process' own: while the process lives, it is there.
+        let received = kernel.receive(&mut self.parts.pool, &mut self.frames, VECTOR_PACKETS_MAX).unwrap_or(0);
+        if received == 0 {
+            return false;
+        }
+        let now = self.now();
+        let Parts { forwarder, pool, output, .. } = &mut self.parts;
+        forwarder.from_kernel(now, &mut self.frames, pool, output);
+        true
+    }
+
+    fn receive_from_nodes(&mut self) -> bool {
+        let now = self.now();
+        let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
+        let is_busy = interconnect.turn(on_wire(now), pool, &mut self.came, VECTOR_PACKETS_MAX);
+        // The egress node does not tell flows apart.
+        self.arrived.extend(self.came.drain(..).map(|(hop, packet)| Parcel { hop, flow: 0, packet }));
+        if !self.arrived.is_empty() {
+            forwarder.egress(now, &mut self.arrived, pool, output);
+        }
+        is_busy
+    }
+
+    /// Whether anything left.
+    fn transmit(&mut self) -> bool {
+        let mut is_busy = false;
+        let now = self.now();
+        let Parts { pool, output, kernel, interconnect, nodes, .. } = &mut self.parts;
+        for node in (0..*nodes as u8).map(NodeId) {
+            let queue = output.to_node(node);
+            if !queue.is_empty() {
+                self.parcels.extend(queue.drain(..).map(|parcel| (parcel.hop, parcel.packet)));
+                interconnect.send(on_wire(now), pool, node, &mut self.parcels);
+                is_busy = true;
+            }
+        }
+        if !output.to_kernel.is_empty() {
+            is_busy |= kernel.transmit(pool, &mut output.to_kernel).is_ok_and(|sent| sent > 0);
+        }
+        for index in 0..self.ports.len() {
+            let (id, Parts { pool, output, .. }) = (PortId(index as u8), &mut self.parts);
+            let queue = output.to_port(id);
+            if queue.is_empty() {
+                continue;
+            }
+            let sent = match self.ports[index].as_mut() {
+                Some(port) => port.transmit(pool, queue),
+                None => {
+                    queue.drain(..).for_each(|frame| pool.free(frame));
+                    continue;
+                }
+            };
+            match sent {
+                Ok(sent) => is_busy |= sent > 0,
+                Err(error) => self.unplug(id, error),
+            }
+        }
+        is_busy
+    }
+
+    /// Whether packets wait that a port had no room for.
+    fn has_left(&mut self) -> bool {
+        let output = &self.parts.output;
+        !output.to_kernel.is_empty() || output.to_ports[..self.ports.len()].iter().any(|queue| !queue.is_empty())
+    }
+
+    fn obey(&mut self) -> bool {
+        for taken in 0..COMMANDS_PER_TURN {
+            match self.parts.commands.try_recv() {
+                Ok(command) => self.obey_one(command),
+                Err(TryRecvError::Empty) => return taken > 0,
+                Err(TryRecvError::Disconnected) => {
+                    self.is_over = true;
+                    return true;
+                }
+            }
+        }
+        true
+    }
+
+    fn obey_one(&mut self, command: Command) {
+        let now = self.now();
+        let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
+        match command {
+            Command::Plug(port, plugged) => {
+                let index = usize::from(port.0);
+                self.ports.resize_with(self.ports.len().max(index + 1), || None);
+                self.ports[index] = Some(plugged);
+            }
+            Command::Port(port, config) => {
+                let set = forwarder.set_port(now, port, config, pool, output);
+                // Whatever the kernel and the cluster file say was made into what a port can be.
+                set.unwrap_or_else(|error| panic!("{error}"));
+            }
+            Command::RemotePorts(node, mtus_bytes) => {
+                for (port, mtu_bytes) in mtus_bytes.into_iter().enumerate() {
+                    forwarder.set_remote_mtu(node, PortId(port as u8), mtu_bytes);
+                }
+            }
+            Command::NodeUp(node, is_up) => forwarder.set_node_up(node, is_up),
+            Command::Pin(port, address) => {
+                let pinned = forwarder.pin_adjacency(now, port, address, pool, output).ok();
+                self.report(Report::Pinned(port, address, pinned));
+            }
+            Command::Unpin(adjacency) => forwarder.unpin_adjacency(now, adjacency, pool, output),
+            Command::Hear(port, address, mac) => forwarder.hear_neighbour(now, port, address, mac, pool, output),
+            Command::Trace(filter) => forwarder.trace(filter),
+            Command::Snapshot => self.snapshot(),
+            Command::Offer(node) => {
+                let offered = interconnect.offer(node);
+                self.report(Report::Offered(node, offered));
+            }
+            Command::Accept(node, offer) => {
+                let accepted = interconnect.accept(node, offer);
+                self.report(Report::Accepted(node, accepted));
+            }
+            Command::Finish(node, terms) => {
+                let finished = interconnect.finish(node, &terms);
+                self.report(Report::Finished(node, finished));
+            }
+            Command::Leave(node) => {
+                forwarder.set_node_up(node, false);
+                output.to_node(node).drain(..).for_each(|parcel| pool.free(parcel.packet));
+                interconnect.leave(pool, node);
+                self.broken[usize::from(node.0)] = false;
+                self.report(Report::Left(node));
+            }
+            Command::Stop => self.is_over = true,
+        }
+    }
+
+    fn snapshot(&mut self) {
+        let Parts { forwarder, pool, interconnect, nodes, .. } = &self.parts;
+        let losses = |port: &Option<Box<dyn Port + Send>>| port.as_ref().map(|port| port.losses()).unwrap_or_default();
+        let snapshot = Snapshot {
+            counters: forwarder.counters().clone(),
+            peers: (0..*nodes as u8).map(|node| interconnect.counters(NodeId(node))).collect(),
+            losses: self.ports.iter().map(losses).collect(),
+            neighbours: forwarder.neighbours().take(crate::ask::NEIGHBOURS_SHOWN_MAX).collect(),
+            buffers_free: pool.available(),
+        };
+        self.report(Report::Snapshot(Box::new(snapshot)));
+    }
+
+    /// Tells the control thread, or keeps for later what it has no room for.
+    fn report(&mut self, report: Report) {
+        if self.unreported.is_empty() {
+            match self.parts.reports.try_send(report) {
+                Ok(()) => self.parts.reports_bell.ring(),
+                Err(TrySendError::Full(report)) => self.unreported.push_back(report),
+                Err(TrySendError::Disconnected(_)) => self.is_over = true,
+            }
+        } else {
+            // Answers only: as many as commands, of which the control thread gives no more before it has looked.
+            self.unreported.push_back(report);
+        }
+    }
+
+    fn report_news(&mut self) {
+        while let Some(report) = self.unreported.pop_front() {
+            if let Err(TrySendError::Full(report)) = self.parts.reports.try_send(report) {
+                self.unreported.push_front(report);
+                return;
+            }
+            self.parts.reports_bell.ring();
+        }
+        let output = &mut self.parts.output;
+        if output.events_lost {
+            output.events_lost = false;
+            output.events.clear();
+            let all = self.parts.forwarder.neighbours().collect();
+            self.report(Report::AllNeighbours(all));
+        } else if !output.events.is_empty() {
+            let events = output.events.drain(..).collect();
+            self.report(Report::Neighbours(events));
+        }
+        if !self.parts.output.traced.is_empty() {
+            let steps = self.parts.output.traced.drain(..).collect();
+            self.report(Report::Traced(steps));
+        }
+        for node in 0..self.parts.nodes {
+            let is_broken = self.parts.interconnect.state(NodeId(node as u8)) == PeerState::Broken;
+            if is_broken && !self.broken[node] {
+                self.report(Report::Broken(NodeId(node as u8)));
+            }
+            self.broken[node] = is_broken;
+        }
+    }
+
+    /// Until something can be done. Everybody who could wake is told first, and looked at once more after that.
+    fn sleep(&mut self) {
+        let may_sleep = self.may_sleep();
+        if may_sleep {
+            let limit = self.limit();
+            let mut polled = vec![PollFd::new(&*self.parts.commands_bell, PollFlags::IN)];
+            let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+            polled.extend(self.parts.kernel.wakes().map(readable));
+            polled.extend(self.ports.iter().flatten().filter_map(|port| port.wakes()).map(readable));
+            polled.extend(self.parts.interconnect.wakes().into_iter().map(readable));
+            // Interrupted or late: the next turn looks at everything anyway.
+            let _ = poll(&mut polled, limit.as_ref());
+            if !polled[0].revents().is_empty() {
+                drop(polled);
+                self.parts.commands_bell.clear();
+            }
+        }
+        self.parts.interconnect.woke();
+    }
+
+    fn may_sleep(&mut self) -> bool {
+        // Each has to be asked, for that arms its bell.
+        let mut may_sleep = self.parts.interconnect.may_sleep();
+        may_sleep &= self.parts.kernel.may_sleep();
+        for port in self.ports.iter_mut().flatten() {
+            may_sleep &= port.may_sleep();
+        }
+        may_sleep
+    }
+
+    /// How long to sleep at most; without an end when nothing is due.
+    fn limit(&mut self) -> Option<Timespec> {
+        let now_ns = self.now().ns();
+        let retry_ns = self.has_left().then_some(now_ns + RETRY_NS);
+        let dues = [
+            self.parts.forwarder.next_timer().map(Time::ns),
+            self.parts.interconnect.deadline().map(|due| due.ps().div_ceil(1000)),
+            retry_ns,
+        ];
+        let due_ns = dues.into_iter().flatten().min()?;
+        let left_ns = due_ns.saturating_sub(now_ns);
+        Some(Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 })
+    }
+}
+
+/// The same moment, as interconnects count: in picoseconds, which last for 213 days.
+fn on_wire(now: Time) -> sim::Time {
+    sim::Time::from_ps(now.ns().saturating_mul(1000))
+}

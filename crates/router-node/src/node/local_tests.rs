@@ -1,0 +1,225 @@
+use super::*;
+use router_ports::netlink::{Neighbour as KernelNeighbour, RouteHop};
+
+const ETH0: InterfaceIndex = InterfaceIndex(10);
+const ETH1: InterfaceIndex = InterfaceIndex(11);
+const MANAGEMENT: InterfaceIndex = InterfaceIndex(12);
+const LO: InterfaceIndex = InterfaceIndex(1);
+const SLOW: InterfaceIndex = InterfaceIndex(20);
+const KERNEL_HOP: HopOfNode = HopOfNode { port: u8::MAX, adjacency: 0 };
+
+fn link(index: InterfaceIndex, name: &str, is_up: bool) -> Change {
+    let mac = Some(MacAddress([2, 0, 0, 0, 0, index.0 as u8]));
+    Change::Link(Link { index, name: name.to_owned(), mac, mtu_bytes: 1500, is_up, has_carrier: is_up })
+}
+
+fn port_of_file(device: &str) -> PortOfNode {
+    let text = format!("version = 1\n[[nodes]]\nname = \"a\"\n[[nodes.ports]]\ndevice = \"{device}\"\n");
+    let text = text + "[[nodes]]\nname = \"b\"\n[[nodes.ports]]\ndevice = \"x\"\n";
+    crate::cluster::ClusterFile::parse("c", text.as_bytes()).unwrap().cluster.nodes[0].ports[0].clone()
+}
+
+/// Two ports, both up.
+fn local() -> Local {
+    let mut local = Local::new(Some(SLOW));
+    for (interface, device) in [(ETH0, "eth0"), (ETH1, "eth1")] {
+        let mut config = PortConfig::new(MacAddress([2, 0, 0, 0, 0, interface.0 as u8]), 1500);
+        config.has_kernel = true;
+        local.add_port(Some(interface), config, &port_of_file(device));
+        local.kernel(link(interface, device, true));
+    }
+    for (interface, name) in [(LO, "lo"), (MANAGEMENT, "mgmt0"), (SLOW, "crosslane0")] {
+        local.kernel(link(interface, name, true));
+    }
+    local.settle();
+    local.take_effects();
+    local
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+fn address(interface: InterfaceIndex, network: &str) -> Change {
+    Change::Address(Address { interface, network: net(network), peer: None, is_usable: true })
+}
+
+fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Option<&str>)]) -> Change {
+    let hop = |(interface, gateway): &(InterfaceIndex, Option<&str>)| RouteHop {
+        interface: *interface,
+        gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+        weight: 1,
+    };
+    let hops = hops.iter().map(hop).collect();
+    Change::Route(Route { key: RouteKey { prefix: net(prefix), metric }, protocol, kind: KernelKind::Unicast, hops })
+}
+
+/// What is announced of a prefix to the own table and to others.
+fn told(local: &mut Local, prefix: &str) -> (Option<Announced>, Option<Announced>) {
+    let own =
+        local.settle().into_iter().rfind(|change| change.prefix == net(prefix)).and_then(|change| change.announced);
+    let (all, _) = local.announcements().after(0, usize::MAX);
+    (own, all.into_iter().find(|change| change.prefix == net(prefix)).and_then(|change| change.announced))
+}
+
+fn hops(announced: Option<Announced>) -> Vec<(u8, u16)> {
+    announced.map_or_else(Vec::new, |found| found.hops.iter().map(|hop| (hop.port, hop.adjacency)).collect())
+}
+
+#[test]
+fn a_network_of_a_port_is_announced_and_its_address_is_the_node_itself() {
+    let mut local = local();
+    local.kernel(address(ETH0, "10.1.0.1/24"));
+    local.kernel(route("10.1.0.0/24", 0, PROTOCOL_KERNEL, &[(ETH0, None)]));
+    let (own, announced) = told(&mut local, "10.1.0.0/24");
+    assert_eq!(own, announced);
+    assert_eq!(announced.as_ref().map(|found| found.origin), Some(Origin::Connected));
+    assert_eq!(hops(announced), [(0, 0)]);
+    local.kernel(address(ETH0, "10.1.0.1/24"));
+    local.dirty.insert(net("10.1.0.1/32"));
+    assert_eq!(told(&mut local, "10.1.0.1/32").0.unwrap().hops, [KERNEL_HOP]);
+    let effects = local.take_effects();
+    assert!(effects.contains(&Effect::Own("10.1.0.1".parse().unwrap())));
+    assert!(matches!(&effects[1], Effect::Port(PortId(0), config) if config.addresses == [net("10.1.0.1/24")]));
+    local.kernel(Change::AddressGone { interface: ETH0, network: net("10.1.0.1/24") });
+    assert_eq!(told(&mut local, "10.1.0.1/32"), (None, None));
+}
+
+#[test]
+fn a_router_is_asked_for_before_its_routes_are_announced_and_given_back_after() {
+    let mut local = local();
+    local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
+    local.kernel(route("198.51.100.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
+    let gateway: IpAddr = "10.1.0.2".parse().unwrap();
+    assert_eq!(local.take_effects(), [Effect::Pin(PortId(0), gateway)]);
+    assert_eq!(told(&mut local, "192.0.2.0/24").1, None);
+    local.pinned(PortId(0), gateway, Some(AdjacencyId(5)));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
+    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
+    assert_eq!(told(&mut local, "192.0.2.0/24"), (None, None));
+    assert_eq!(local.take_effects(), []);
+    local.kernel(Change::RouteGone(RouteKey { prefix: net("198.51.100.0/24"), metric: 20 }));
+    assert_eq!(local.take_effects(), [Effect::Unpin(AdjacencyId(5))]);
+    assert!(local.gateways.is_empty() && local.ports[0].prefixes.is_empty());
+}
+
+#[test]
+fn a_router_that_was_given_up_before_the_answer_is_given_back_with_it() {
+    let mut local = local();
+    let gateway: IpAddr = "10.1.0.2".parse().unwrap();
+    local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2"))]));
+    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
+    local.take_effects();
+    local.pinned(PortId(0), gateway, Some(AdjacencyId(5)));
+    assert_eq!(local.take_effects(), [Effect::Unpin(AdjacencyId(5))]);
+    assert!(local.gateways.is_empty());
+}
+
+#[test]
+fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_own() {
+    let mut local = local();
+    local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));
+    local.pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
+    local.pinned(PortId(1), "10.2.0.2".parse().unwrap(), Some(AdjacencyId(6)));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5), (1, 6)]);
+    local.kernel(link(ETH0, "eth0", false));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(1, 6)]);
+    assert_eq!(local.announcements().mtus_bytes().0, [0, 1500]);
+    local.kernel(Change::LinkGone(ETH1));
+    assert_eq!(told(&mut local, "192.0.2.0/24"), (None, None));
+    local.kernel(link(ETH0, "eth0", true));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
+}
+
+#[test]
+fn the_lowest_metric_is_announced_and_the_next_when_that_is_gone() {
+    let mut local = local();
+    local.kernel(route("192.0.2.0/24", 100, 4, &[(ETH1, None)]));
+    local.kernel(route("192.0.2.0/24", 20, 4, &[(ETH0, None)]));
+    let (_, announced) = told(&mut local, "192.0.2.0/24");
+    assert_eq!((announced.clone().unwrap().metric, hops(announced)), (20, vec![(0, 0)]));
+    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.0.2.0/24"), metric: 20 }));
+    let (_, announced) = told(&mut local, "192.0.2.0/24");
+    assert_eq!((announced.clone().unwrap().metric, hops(announced)), (100, vec![(1, 0)]));
+}
+
+#[test]
+fn neighbours_are_host_routes_and_lost_news_are_made_good() {
+    let mut local = local();
+    let (one, other): (IpAddr, IpAddr) = ("10.1.0.9".parse().unwrap(), "fd00::9".parse().unwrap());
+    local.neighbour_up(PortId(0), one, AdjacencyId(3));
+    local.neighbour_up(PortId(1), other, AdjacencyId(4));
+    local.neighbour_up(PortId(1), "fe80::9".parse().unwrap(), AdjacencyId(7));
+    assert_eq!(hops(told(&mut local, "10.1.0.9/32").1), [(0, 3)]);
+    local.dirty.insert(net("fd00::9/128"));
+    assert_eq!(hops(told(&mut local, "fd00::9/128").1), [(1, 4)]);
+    assert_eq!(local.candidates.len(), 2, "link-local neighbours are nobody else's business");
+    local.neighbours([(PortId(0), one, AdjacencyId(8))]);
+    assert_eq!(told(&mut local, "fd00::9/128"), (None, None));
+    local.neighbour_down(PortId(0), one);
+    assert_eq!(told(&mut local, "10.1.0.9/32"), (None, None));
+    assert!(local.candidates.is_empty());
+}
+
+#[test]
+fn what_is_no_port_is_nobody_elses_business() {
+    let mut local = local();
+    local.kernel(address(MANAGEMENT, "192.168.0.7/24"));
+    local.kernel(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
+    local.kernel(route("0.0.0.0/0", 0, 4, &[(MANAGEMENT, Some("192.168.0.1"))]));
+    local.kernel(address(LO, "10.255.0.1/32"));
+    local.kernel(address(LO, "127.0.0.1/8"));
+    local.kernel(address(SLOW, "10.255.0.2/32"));
+    let own: Vec<IpNet> = local.settle().iter().map(|change| change.prefix).collect();
+    assert_eq!(own, [net("10.255.0.1/32"), net("10.255.0.2/32"), net("192.168.0.7/32")]);
+    let (announced, _) = local.announcements().after(0, usize::MAX);
+    assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), own[..2]);
+}
+
+#[test]
+fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
+    let mut local = local();
+    let reject = |prefix: &str, protocol| {
+        let key = RouteKey { prefix: net(prefix), metric: 5 };
+        Change::Route(Route { key, protocol, kind: KernelKind::Blackhole, hops: Vec::new() })
+    };
+    local.kernel(reject("198.51.100.0/24", 4));
+    local.kernel(reject("::/0", PROTOCOL_KERNEL));
+    assert_eq!(local.settle().len(), 1);
+    let (announced, _) = local.announcements().after(0, usize::MAX);
+    assert_eq!(announced[0].announced.as_ref().unwrap().kind, RouteKind::Blackhole);
+}
+
+#[test]
+fn a_permanent_neighbour_of_the_kernel_is_told_to_the_forwarder() {
+    let mut local = local();
+    let neighbour = |interface, state| {
+        let address = "10.1.0.9".parse().unwrap();
+        Change::Neighbour(KernelNeighbour { interface, address, mac: Some(MacAddress([2; 6])), state })
+    };
+    local.kernel(neighbour(ETH0, NeighbourState::Known));
+    local.kernel(neighbour(MANAGEMENT, NeighbourState::Permanent));
+    assert_eq!(local.take_effects(), []);
+    local.kernel(neighbour(ETH0, NeighbourState::Permanent));
+    assert!(matches!(local.take_effects()[..], [Effect::Hear(PortId(0), _, MacAddress([2, 2, 2, 2, 2, 2]))]));
+}
+
+#[test]
+fn a_port_without_a_kernel_has_what_the_cluster_file_says() {
+    let mut local = Local::new(None);
+    let mut of_file = port_of_file("tap0");
+    of_file.addresses = vec![net("10.9.0.1/24")];
+    of_file.mtu_bytes = Some(1400);
+    let port = local.add_port(None, PortConfig::new(MacAddress([2; 6]), 9000), &of_file);
+    let via = Some("10.9.0.2".parse().unwrap());
+    local.add_static(0, port, &StaticRoute { to: net("10.8.0.0/16"), port: "tap0".to_owned(), via, metric: 0 });
+    local.pinned(port, "10.9.0.2".parse().unwrap(), Some(AdjacencyId(1)));
+    let announced: Vec<(String, Origin)> = local
+        .settle()
+        .into_iter()
+        .map(|change| (change.prefix.to_string(), change.announced.unwrap().origin))
+        .collect();
+    let expected = [("10.8.0.0/16", Origin::Static), ("10.9.0.0/24", Origin::Connected), ("10.9.0.1/32", Origin::Own)];
+    assert_eq!(announced, expected.map(|(prefix, origin)| (prefix.to_owned(), origin)));
+    assert_eq!((local.port(port).mtu_bytes, local.announcements().mtus_bytes().0), (1400, &[1400][..]));
+}

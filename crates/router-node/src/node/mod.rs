@@ -1,0 +1,716 @@
+//! A node's process: a thread that forwards, and this one, which talks: to other nodes, to the kernel, to commands.
+
+mod clients;
+mod forwarding;
+mod local;
+mod peers;
+mod plugs;
+mod status;
+mod table;
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use router::routes::Rib;
+use router::{Config, Event, Filter, Forwarder, NODES_MAX, NodeId, Output, Pool, PortId};
+use router_ports::netlink::{Change, Monitor, NetlinkError, Requests};
+use router_ports::{LocalAddresses, Sysctls};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FlockOperation;
+use thiserror::Error;
+use tracing::{error, info, warn};
+
+use crate::ask::{Answer, Ask, FibQuery, ROUTES_MAX, Route, RouteHop, RoutesStatus, STEPS_MAX, Status, TraceQuery};
+use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places};
+use crate::control::Limits;
+use crate::control::transport::{Listener, Place};
+use crate::control::words::{Greeting, RouteKind, VERSION};
+use crate::interconnect::InterconnectError;
+
+use clients::Clients;
+use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot};
+use local::{Effect, Local};
+use peers::{News, Peers};
+use table::Table;
+
+/// Buffers of a node, for all packets that are in it at a time.
+const BUFFERS: u32 = 16_384;
+/// Bytes of a buffer: the longest packet, its frame's header and room before it.
+const BUFFER_BYTES: u16 = 10_240;
+/// Room before a frame, for headers that grow.
+const HEADROOM_BYTES: u16 = 128;
+/// Packets that wait for one port, node or kernel.
+const QUEUE_PACKETS_MAX: usize = 4096;
+/// This thread goes before others that want to run: it has little to do, and other nodes count on its beats.
+const NICENESS: i32 = -10;
+/// How often everything is looked at that tells nobody when it changes.
+const LOOK_NS: u64 = 1_000_000_000;
+/// The first descriptor that is of other nodes, of those that are polled.
+const PEERS_AT: usize = 3;
+/// How long a port whose device is gone waits for one of the same name.
+const REPLUG_NS: u64 = 500_000_000;
+
+/// How often, and how far apart, the node's lock is asked for.
+const TAKES_MAX: u32 = 200;
+const TAKE_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why a node cannot start, or has to end.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The node runs already.
+    #[error("node '{node}' is up already (process {pid}); end it with 'crosslane router down'")]
+    Taken {
+        /// The node.
+        node: String,
+        /// Its process, as far as known.
+        pid: String,
+    },
+    /// The kernel refused.
+    #[error("{what}: {error}")]
+    System {
+        /// What was attempted.
+        what: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// No such namespace.
+    #[error("'{shown}' cannot be entered: {error}; make it with 'ip netns add', and run as root")]
+    Namespace {
+        /// Its path.
+        shown: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// A port cannot be opened.
+    #[error("{error}")]
+    Port {
+        /// Its place among the node's.
+        place: usize,
+        /// Why.
+        error: String,
+    },
+    /// The interface to the node's own kernel.
+    #[error("interface crosslane0: {0}; it takes root, and each node a network namespace of its own")]
+    SlowPath(String),
+    /// What joins nodes.
+    #[error(transparent)]
+    Interconnect(#[from] InterconnectError),
+    /// A modelled link that is none.
+    #[error("interconnect.timing: {0}")]
+    Timing(String),
+    /// A key that this kind of interconnect needs.
+    #[error("{0} is missing for this node; add it to the cluster file")]
+    Missing(&'static str),
+    /// The kernel's routes.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The thread that forwards has ended by itself.
+    #[error("the thread that forwards has ended by itself; its last words are in the log")]
+    ForwardingEnded,
+}
+
+impl NodeError {
+    /// The key of the cluster file that it is about, for the node of that place.
+    pub fn key(&self, node: usize) -> Option<String> {
+        match self {
+            Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),
+            Self::Port { place, .. } => Some(format!("nodes[{node}].ports[{place}].device")),
+            _ => None,
+        }
+    }
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
+    move |error| NodeError::System { what: what.into(), error }
+}
+
+/// What a node is of.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// The node's place in it.
+    pub node: usize,
+    /// Where the cluster's files lie.
+    pub places: Places,
+}
+
+impl Settings {
+    fn id(&self) -> NodeId {
+        NodeId(self.node as u8)
+    }
+
+    fn node(&self) -> &NodeOfFile {
+        &self.cluster.nodes[self.node]
+    }
+
+    fn node_places(&self) -> NodePlaces {
+        self.places.node(&self.node().name)
+    }
+
+    /// Where a node is reached by others.
+    fn place(&self, node: &NodeOfFile) -> Place {
+        match node.control {
+            Some(control) => Place::Address(control),
+            None => Place::Path(self.places.node(&node.name).peers_socket()),
+        }
+    }
+}
+
+/// What is remembered of a port.
+struct PortMemory {
+    kind: &'static str,
+    fallback: Option<String>,
+    /// When to look for its device again, once that is gone.
+    replug_at_ns: Option<u64>,
+}
+
+/// A node of a cluster.
+pub struct Node {
+    settings: Settings,
+    begun: Instant,
+    started_at_ns: u64,
+    peers: Peers,
+    clients: Clients,
+    kernel: Monitor,
+    local: Local,
+    table: Table,
+    ports: Vec<PortMemory>,
+    local_addresses: LocalAddresses,
+    commands: SyncSender<Command>,
+    commands_bell: Arc<Bell>,
+    reports: Receiver<Report>,
+    reports_bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+    netlink_resyncs: u64,
+    has_kernel_news: bool,
+    looked_at_ns: u64,
+    is_tracing: bool,
+    is_stopping: bool,
+    /// Put back when the node ends.
+    sysctls: Sysctls,
+    /// Locked as long as this node lives.
+    _pid: File,
+}
+
+impl Node {
+    /// Takes the node: its lock, its sockets, its namespace, its ports.
+    ///
+    /// # Errors
+    /// What keeps it from that.
+    pub fn new(settings: Settings) -> Result<Self, NodeError> {
+        let begun = Instant::now();
+        let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let (id, node, places) = (settings.id(), settings.node().clone(), settings.node_places());
+        let pid = take_pid(&places, &node.name)?;
+        // Sockets to other nodes are of the namespace that all nodes of a machine are started in.
+        let peers = meet(&settings, started_at_ns)?;
+        let interconnect = plugs::open_interconnect(&settings.cluster, id)?;
+        let socket = places.socket();
+        let clients = Clients::listen(&socket).map_err(|error| system(socket.display().to_string())(error.into()))?;
+        plugs::enter_namespace(&node)?;
+        let mut sysctls = Sysctls::new();
+        let mut requests = Requests::open()?;
+        let tun = plugs::open_slow_path(&node, &mut sysctls, &mut requests)?;
+        let slow_path = tun.interface();
+        let (rib, tables) = Rib::new().map_err(system("memory for the tables"))?;
+        let (commands, to_obey) = sync_channel(COMMANDS_MAX);
+        let (to_report, reports) = sync_channel(REPORTS_MAX);
+        let bells = [Bell::new(), Bell::new()].map(|bell| bell.map(Arc::new));
+        let [commands_bell, reports_bell] = bells;
+        let (commands_bell, reports_bell) =
+            (commands_bell.map_err(system("eventfd"))?, reports_bell.map_err(system("eventfd"))?);
+        let parts = Parts {
+            forwarder: Forwarder::new(Config { seed: started_at_ns, ..Config::new(id) }, tables),
+            pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
+            output: Output::new(QUEUE_PACKETS_MAX),
+            kernel: Box::new(tun),
+            interconnect,
+            nodes: settings.cluster.nodes.len(),
+            commands: to_obey,
+            commands_bell: Arc::clone(&commands_bell),
+            reports: to_report,
+            reports_bell: Arc::clone(&reports_bell),
+            begun,
+        };
+        let nodes = settings.cluster.nodes.len();
+        let mut taken = Self {
+            settings,
+            begun,
+            started_at_ns,
+            peers,
+            clients,
+            kernel: Monitor::open()?,
+            local: Local::new(Some(slow_path)),
+            table: Table::new(rib, id, nodes, slow_path, requests),
+            ports: Vec::new(),
+            local_addresses: LocalAddresses::new(),
+            commands,
+            commands_bell,
+            reports,
+            reports_bell,
+            thread: None,
+            netlink_resyncs: 0,
+            has_kernel_news: true,
+            looked_at_ns: 0,
+            is_tracing: false,
+            is_stopping: false,
+            sysctls,
+            _pid: pid,
+        };
+        taken.thread = Some(start(parts)?);
+        taken.plug_all()?;
+        Ok(taken)
+    }
+
+    fn plug_all(&mut self) -> Result<(), NodeError> {
+        let node = self.settings.node().clone();
+        for (place, of_file) in node.ports.iter().enumerate() {
+            let plug = plugs::open_port(of_file, place, self.seed(place), &self.local_addresses, &mut self.sysctls)?;
+            let port = self.local.add_port(plug.interface, plug.config, of_file);
+            self.tell(Command::Plug(port, plug.port));
+            if let Some(reason) = &plug.fallback {
+                warn!(port = of_file.device, "by {}: {reason}", plug.kind);
+            }
+            info!(port = of_file.device, "plugged in by {}", plug.kind);
+            self.ports.push(PortMemory { kind: plug.kind, fallback: plug.fallback, replug_at_ns: None });
+        }
+        for (which, route) in node.routes.iter().enumerate() {
+            if let Some((port, _)) = node.port(&route.port) {
+                self.local.add_static(which, port, route);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the hardware address of a port that has none.
+    fn seed(&self, place: usize) -> u64 {
+        let which = (self.settings.node as u64) << 8 | place as u64;
+        self.settings.cluster.digest().wrapping_add(which.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// Works until it is told to stop, or `stop` is readable.
+    ///
+    /// # Errors
+    /// When it cannot go on.
+    pub fn run(mut self, stop: BorrowedFd<'_>) -> Result<(), NodeError> {
+        // Where that is not allowed, beats may be late on a busy machine.
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+        let name = &self.settings.node().name;
+        info!(node = name, cluster = self.settings.cluster.name, "node started");
+        let mut done = Ok(());
+        while !self.is_stopping && done.is_ok() {
+            let has_more = self.turn();
+            done = self.check_thread();
+            if !self.is_stopping && done.is_ok() {
+                self.sleep(stop, has_more);
+            }
+        }
+        self.end();
+        done
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.begun.elapsed().as_nanos() as u64
+    }
+
+    /// Tells the forwarding thread. There is room: it never waits for this one.
+    fn tell(&self, command: Command) {
+        // Whether it has ended is looked at in each turn.
+        let _ = self.commands.send(command);
+        self.commands_bell.ring();
+    }
+
+    fn check_thread(&self) -> Result<(), NodeError> {
+        let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        if has_ended { Err(NodeError::ForwardingEnded) } else { Ok(()) }
+    }
+
+    /// Whether there is more to do at once.
+    fn turn(&mut self) -> bool {
+        let now_ns = self.now_ns();
+        self.peers.turn(now_ns, self.local.announcements());
+        self.handle_news();
+        self.hear_reports(now_ns);
+        self.hear_kernel();
+        self.replug(now_ns);
+        self.settle();
+        let has_more = self.table.turn() | self.peers.has_more();
+        self.peers.speak(now_ns, self.local.announcements());
+        self.handle_news();
+        if let Some(told) = self.peers.told_to_all() {
+            self.local.announcements_mut().forget_withdrawn(told);
+        }
+        self.serve_clients();
+        has_more
+    }
+
+    fn handle_news(&mut self) {
+        for news in self.peers.take_news() {
+            match news {
+                // Of two nodes the one with the lower number makes the offer.
+                News::Met(node) if node > self.settings.id() => self.tell(Command::Offer(node)),
+                News::Met(_) => {}
+                News::Lost(node) => {
+                    self.tell(Command::Leave(node));
+                    self.table.withdraw_node(node);
+                }
+                News::Ports(node, mtus_bytes) => self.tell(Command::RemotePorts(node, mtus_bytes)),
+                News::Routes(node, changes) => self.table.change(node, changes),
+                News::Offer(node, offer) => self.tell(Command::Accept(node, offer)),
+                News::Terms(node, terms) => self.tell(Command::Finish(node, terms)),
+            }
+        }
+    }
+
+    fn hear_reports(&mut self, now_ns: u64) {
+        self.reports_bell.clear();
+        for _ in 0..REPORTS_MAX {
+            let Ok(report) = self.reports.try_recv() else { return };
+            match report {
+                Report::Pinned(port, address, adjacency) => {
+                    if adjacency.is_none() {
+                        warn!(port = self.device(port), %address, "no room for this router among the neighbours");
+                    }
+                    self.local.pinned(port, address, adjacency);
+                }
+                Report::Neighbours(events) => events.into_iter().for_each(|event| self.neighbour(event)),
+                Report::AllNeighbours(all) => {
+                    let known = all.iter().filter(|neighbour| neighbour.mac.is_some());
+                    self.local.neighbours(known.map(|known| (known.port, known.address, known.adjacency)));
+                }
+                Report::Traced(steps) => {
+                    for some in steps.chunks(STEPS_MAX) {
+                        self.clients.tell_steps(&Answer::Traced(some.iter().map(status::step).collect()));
+                    }
+                }
+                Report::Snapshot(snapshot) => {
+                    let status = self.status(&snapshot);
+                    self.clients.tell_status(&Answer::Status(Box::new(status)));
+                }
+                Report::Left(node) => self.peers.left(node, now_ns),
+                Report::Broken(node) => self.peers.lose(node, "it broke the interconnect's protocol", now_ns),
+                Report::Unplugged(port, error) => self.unplugged(port, &error, now_ns),
+                Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => self.joined(report, now_ns),
+            }
+        }
+    }
+
+    /// How far the interconnect has come with another node.
+    fn joined(&mut self, report: Report, now_ns: u64) {
+        let (Report::Offered(node, _) | Report::Accepted(node, _) | Report::Finished(node, _)) = &report else {
+            return;
+        };
+        let node = *node;
+        // What is said of a connection that is gone is nobody's business any more.
+        if !self.peers.peer(node).is_some_and(|peer| peer.is_current()) {
+            return;
+        }
+        let done = match report {
+            Report::Offered(_, Ok(offer)) => {
+                self.peers.offer(node, offer, now_ns);
+                return;
+            }
+            Report::Accepted(_, Ok(terms)) => {
+                self.peers.accept_offer(node, terms, now_ns);
+                Ok(())
+            }
+            Report::Finished(_, done) => done,
+            Report::Offered(_, Err(error)) | Report::Accepted(_, Err(error)) => Err(error),
+            _ => return,
+        };
+        match done {
+            Ok(()) => {
+                if let Some(peer) = self.peers.peer(node) {
+                    info!(node = peer.name, "joined");
+                    peer.is_joined = true;
+                }
+                self.tell(Command::NodeUp(node, true));
+            }
+            Err(error) => self.peers.lose(node, &format!("not joined: {error}"), now_ns),
+        }
+    }
+
+    fn neighbour(&mut self, event: Event) {
+        match event {
+            Event::NeighbourUp { port, address, adjacency } => self.local.neighbour_up(port, address, adjacency),
+            Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
+        }
+    }
+
+    fn device(&self, port: PortId) -> &str {
+        self.settings.node().ports.get(usize::from(port.0)).map_or("kernel", |port| &port.device)
+    }
+
+    fn unplugged(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
+        warn!(port = self.device(port), "its device is gone: {error}");
+        self.local.set_interface(port, None);
+        self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns + REPLUG_NS);
+    }
+
+    /// A device may be there again.
+    fn replug(&mut self, now_ns: u64) {
+        for place in 0..self.ports.len() {
+            if self.ports[place].replug_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
+                continue;
+            }
+            let of_file = self.settings.node().ports[place].clone();
+            let seed = self.seed(place);
+            match plugs::open_port(&of_file, place, seed, &self.local_addresses, &mut self.sysctls) {
+                Ok(plug) => {
+                    let port = PortId(place as u8);
+                    info!(port = of_file.device, "plugged in again by {}", plug.kind);
+                    self.ports[place] = PortMemory { kind: plug.kind, fallback: plug.fallback, replug_at_ns: None };
+                    self.tell(Command::Plug(port, plug.port));
+                    self.local.set_interface(port, plug.interface);
+                }
+                Err(_) => self.ports[place].replug_at_ns = Some(now_ns + REPLUG_NS),
+            }
+        }
+    }
+
+    fn hear_kernel(&mut self) {
+        if !std::mem::take(&mut self.has_kernel_news) {
+            return;
+        }
+        match self.kernel.changes() {
+            Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.kernel(change)),
+            Err(error) => error!("the kernel's news: {error}"),
+        }
+        self.netlink_resyncs = self.kernel.resyncs();
+    }
+
+    /// Does what follows from the news.
+    fn settle(&mut self) {
+        for effect in self.local.take_effects() {
+            match effect {
+                Effect::Port(port, config) => self.tell(Command::Port(port, config)),
+                Effect::Pin(port, address) => self.tell(Command::Pin(port, address)),
+                Effect::Unpin(adjacency) => self.tell(Command::Unpin(adjacency)),
+                Effect::Hear(port, address, mac) => self.tell(Command::Hear(port, address, mac)),
+                Effect::Own(address) => {
+                    if let Err(error) = self.local_addresses.insert(address) {
+                        warn!(%address, "the ports are not told of this address: {error}");
+                    }
+                }
+                Effect::Disowned(address) => {
+                    if let Err(error) = self.local_addresses.remove(address) {
+                        warn!(%address, "the ports are not told that this address is gone: {error}");
+                    }
+                }
+            }
+        }
+        let changes = self.local.settle();
+        self.table.change(self.settings.id(), changes);
+    }
+
+    fn serve_clients(&mut self) {
+        for (number, ask) in self.clients.asked() {
+            match ask {
+                Ask::Status => {
+                    if !self.clients.is_status_wanted() {
+                        self.tell(Command::Snapshot);
+                    }
+                    self.clients.wants_status(number);
+                }
+                Ask::Fib(query) => self.clients.stream_routes(number, prefixes(&self.table, query)),
+                Ask::Trace(query) => self.trace(number, query),
+                Ask::Stop => {
+                    self.clients.answer(number, &Answer::Stopping);
+                    self.is_stopping = true;
+                }
+            }
+        }
+        let (table, settings) = (&self.table, &self.settings);
+        self.clients.continue_streams(ROUTES_MAX, |prefixes, is_last| {
+            let routes = prefixes.iter().filter_map(|prefix| route(table, settings, *prefix)).collect();
+            Answer::Fib { routes, is_last }
+        });
+        if self.is_tracing && !self.clients.is_tracing() {
+            self.is_tracing = false;
+            self.tell(Command::Trace(None));
+        }
+    }
+
+    fn trace(&mut self, number: u64, query: TraceQuery) {
+        if !self.clients.trace(number) {
+            let reason = "another command follows packets here; end it, or wait for its end".to_owned();
+            return self.clients.answer(number, &Answer::Refused { reason });
+        }
+        let TraceQuery { source, destination, protocol, port, packets_max } = query;
+        let protocol = protocol.map(packet::Protocol);
+        let filter = Filter { source, destination, protocol, transport_port: port, packets_max };
+        self.tell(Command::Trace(Some(filter)));
+        self.is_tracing = true;
+        self.clients.answer(number, &Answer::Traced(Vec::new()));
+    }
+
+    fn status(&self, snapshot: &Snapshot) -> Status {
+        let (node, cluster) = (self.settings.node(), &self.settings.cluster);
+        let port = |(place, of_file): (usize, &crate::cluster::PortOfNode)| {
+            let memory = &self.ports[place];
+            let config = self.local.port(PortId(place as u8));
+            status::port(&of_file.device, memory.kind, memory.fallback.as_deref(), config, place, snapshot)
+        };
+        let (v4, v6) = self.table.routes();
+        let counters = &snapshot.counters;
+        Status {
+            node: node.name.clone(),
+            pid: process::id(),
+            started_at_ns: self.started_at_ns,
+            interconnect: cluster.interconnect.kind.word().to_owned(),
+            batch: cluster.interconnect.batch.to_string(),
+            ports: node.ports.iter().enumerate().map(port).collect(),
+            peers: self.peers.iter().map(|(id, peer)| status::peer(peer, &snapshot.peers[usize::from(id.0)])).collect(),
+            routes: RoutesStatus {
+                v4: v4 as u64,
+                v6: v6 as u64,
+                announced: self.local.announcements().len() as u64,
+                installed: self.table.installed() as u64,
+            },
+            neighbours: snapshot
+                .neighbours
+                .iter()
+                .map(|neighbour| status::neighbour(self.device(neighbour.port), neighbour))
+                .collect(),
+            drops: status::drops(&counters.drops),
+            kernel: status::traffic(counters.from_kernel, counters.to_kernel),
+            icmp_errors_sent: counters.icmp_errors_sent,
+            icmp_errors_suppressed: counters.icmp_errors_suppressed,
+            buffers_free: snapshot.buffers_free as u64,
+            buffers: u64::from(BUFFERS),
+            netlink_resyncs: self.netlink_resyncs,
+        }
+    }
+
+    /// Until something happens or is due.
+    fn sleep(&mut self, stop: BorrowedFd<'_>, has_more: bool) {
+        let now_ns = self.now_ns();
+        let replug = self.ports.iter().filter_map(|port| port.replug_at_ns).min().unwrap_or(u64::MAX);
+        let due_ns = self.peers.due_ns().min(replug).min(now_ns + LOOK_NS);
+        let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
+        let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_bell.as_fd(), PollFlags::IN)];
+        descriptors.push((self.kernel.wakes(), PollFlags::IN));
+        descriptors.extend(self.peers.descriptors());
+        let clients_at = descriptors.len();
+        descriptors.extend(self.clients.descriptors());
+        let mut polled: Vec<PollFd<'_>> =
+            descriptors.into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)).collect();
+        let limit = Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
+        // Interrupted: as if time were over.
+        let _ = poll(&mut polled, Some(&limit));
+        let readable: Vec<bool> = polled.iter().map(|fd| !fd.revents().difference(PollFlags::OUT).is_empty()).collect();
+        self.is_stopping |= readable[0];
+        // An event that was lost is missed at the next one at the latest; where there is none, now and then.
+        self.has_kernel_news = readable[2] || self.looked_at_ns + LOOK_NS <= now_ns;
+        if self.has_kernel_news {
+            self.looked_at_ns = now_ns;
+        }
+        self.peers.note_readable(&readable[PEERS_AT..clients_at]);
+        if readable[clients_at..].contains(&true) {
+            self.clients.note_readable();
+        }
+    }
+
+    /// Leaves nothing behind.
+    fn end(&mut self) {
+        self.peers.bye("told to end");
+        self.tell(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            // A thread that has panicked has said so.
+            let _ = thread.join();
+        }
+        self.table.clean_up();
+        let places = self.settings.node_places();
+        for path in [places.socket(), places.peers_socket()] {
+            let _ = std::fs::remove_file(path);
+        }
+        info!("node ended");
+    }
+}
+
+/// The connections to other nodes, none of which is there yet.
+fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
+    let cluster = &settings.cluster;
+    let own =
+        Greeting { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
+    let timeouts = &cluster.timeouts;
+    let limits = Limits { beat_ns: timeouts.beat_ns as u64, silence_ns: timeouts.silence_ns as u64 };
+    let place = settings.place(settings.node());
+    let listener = Listener::bind(&place).map_err(|error| match &place {
+        Place::Path(path) => system(path.display().to_string())(error),
+        Place::Address(address) => system(format!("control address {address}"))(error),
+    })?;
+    assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
+    let places = cluster.nodes.iter().map(|node| (node.name.clone(), settings.place(node), node.ports.len()));
+    Ok(Peers::new(own, limits, listener, places.collect()))
+}
+
+fn start(parts: Parts) -> Result<JoinHandle<()>, NodeError> {
+    let bell = Arc::clone(&parts.reports_bell);
+    let run = move || {
+        // However it ends, the other thread is woken to see that.
+        let _ring = RingAtEnd(bell);
+        Forwarding::new(parts).run();
+    };
+    std::thread::Builder::new().name("forward".to_owned()).spawn(run).map_err(system("a thread"))
+}
+
+struct RingAtEnd(Arc<Bell>);
+
+impl Drop for RingAtEnd {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
+fn prefixes(table: &Table, query: FibQuery) -> Vec<ipnet::IpNet> {
+    match query.address {
+        Some(address) => table.prefix_of(address).into_iter().collect(),
+        None => table.prefixes(query.within),
+    }
+}
+
+/// A route, for people.
+fn route(table: &Table, settings: &Settings, prefix: ipnet::IpNet) -> Option<Route> {
+    let (metric, hops) = table.route(prefix)?;
+    let kind = match hops.first().copied() {
+        Some(router::Hop::BLACKHOLE) => RouteKind::Blackhole,
+        Some(router::Hop::UNREACHABLE) => RouteKind::Unreachable,
+        Some(router::Hop::PROHIBITED) => RouteKind::Prohibited,
+        _ => RouteKind::Unicast,
+    };
+    let hops = hops.iter().filter(|_| kind == RouteKind::Unicast).filter_map(|hop| {
+        let node = settings.cluster.node_of(hop.node)?;
+        let port = match hop.port {
+            PortId::KERNEL => "kernel".to_owned(),
+            PortId(port) => node.ports.get(usize::from(port))?.device.clone(),
+        };
+        Some(RouteHop { node: node.name.clone(), port, adjacency: hop.adjacency.0 })
+    });
+    Some(Route { to: prefix, metric, kind, hops: hops.collect() })
+}
+
+/// Takes the node's lock, and says in it who has it.
+fn take_pid(places: &NodePlaces, node: &str) -> Result<File, NodeError> {
+    let path = places.pid();
+    let refused = |error: io::Error| system(path.display().to_string())(error);
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(refused)?;
+    // A command that looks who holds the lock takes it for a moment; a node that was killed has it until it is gone.
+    for _ in 0..TAKES_MAX {
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            file.set_len(0).map_err(refused)?;
+            file.write_all(process::id().to_string().as_bytes()).map_err(refused)?;
+            return Ok(file);
+        }
+        std::thread::sleep(TAKE_PAUSE);
+    }
+    let pid = io::read_to_string(&file).map(|text| text.trim().to_owned()).unwrap_or_default();
+    Err(NodeError::Taken { node: node.to_owned(), pid })
+}

@@ -1,0 +1,166 @@
+//! What a node is plugged into: its ports, its slow path and its interconnect, opened as the cluster file says.
+
+use std::io;
+use std::path::Path;
+
+use fabric::timed::LinkTiming;
+use packet::ethernet::MacAddress;
+use pcie::host::path::Path as LinkPath;
+use router::batch::Policy;
+use router::{NodeId, Port, PortConfig};
+use router_ports::ethernet::{self, Backend};
+use router_ports::netlink::Requests;
+use router_ports::{InterfaceIndex, LocalAddresses, Namespace, PcapPort, Sysctls, Tap, Tun};
+use sim::Span;
+
+use super::NodeError;
+use crate::cluster::{Balance, Batch, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode};
+use crate::interconnect::{self, Interconnect, Kind};
+
+/// The interface between a node and its own kernel.
+pub const SLOW_PATH: &str = "crosslane0";
+/// Where `ip netns` keeps namespaces.
+const NAMESPACES: &str = "/run/netns";
+/// How long a fixed batch waits to be filled.
+const BATCH_WAIT: Span = Span::from_ps(10_000_000);
+
+/// Bytes of a PCIe packet besides its payload, with a header of 64-bit addresses.
+const PACKET_HEADER_BYTES: u64 = 24;
+
+/// A port that was opened.
+pub struct Plug {
+    /// The port.
+    pub port: Box<dyn Port + Send>,
+    /// What it is, as far as the device says.
+    pub config: PortConfig,
+    /// Its interface, where a kernel has addresses there.
+    pub interface: Option<InterfaceIndex>,
+    /// What it is reached by, in a word.
+    pub kind: &'static str,
+    /// Why it is not reached by what was asked for first.
+    pub fallback: Option<String>,
+}
+
+/// The model of a link.
+fn timing(timing: Option<rack::Timing>) -> Result<LinkTiming, NodeError> {
+    let path = LinkPath::named(timing.unwrap_or(rack::Timing::Gen3x16).word())
+        .map_err(|error| NodeError::Timing(error.to_string()))?;
+    Ok(LinkTiming {
+        one_way_ns: path.write(0).ns().round() as u64,
+        bytes_per_us: (path.packet_gbps() * 125.0).round() as u64,
+        header_bytes: PACKET_HEADER_BYTES,
+        payload_bytes_max: u64::from(path.link().mps_bytes.bytes()),
+    })
+}
+
+/// Moves the calling thread, and those that it starts, into the node's network namespace.
+pub fn enter_namespace(node: &Node) -> Result<(), NodeError> {
+    let Some(given) = &node.namespace else { return Ok(()) };
+    let path = Path::new(NAMESPACES).join(given);
+    let entered = Namespace::at(&path).and_then(|namespace| namespace.enter());
+    entered.map_err(|error| NodeError::Namespace { shown: path.display().to_string(), error })
+}
+
+/// Opens a port.
+pub fn open_port(
+    of_file: &PortOfNode,
+    place: usize,
+    seed: u64,
+    local: &LocalAddresses,
+    sysctls: &mut Sysctls,
+) -> Result<Plug, NodeError> {
+    let failed = |error: String| NodeError::Port { place, error };
+    match of_file.kind {
+        PortKind::Auto => open_ethernet(of_file, None, local, sysctls).map_err(failed),
+        PortKind::AfXdp => open_ethernet(of_file, Some(Backend::Xdp), local, sysctls).map_err(failed),
+        PortKind::AfPacket => open_ethernet(of_file, Some(Backend::PacketSocket), local, sysctls).map_err(failed),
+        PortKind::Tap => open_tap(of_file, seed).map_err(failed),
+        PortKind::Pcap => open_pcap(of_file, seed).map_err(failed),
+    }
+}
+
+fn open_ethernet(
+    of_file: &PortOfNode,
+    backend: Option<Backend>,
+    local: &LocalAddresses,
+    sysctls: &mut Sysctls,
+) -> Result<Plug, String> {
+    let device = &of_file.device;
+    let opened = ethernet::open(device, backend, false, local).map_err(|error| error.to_string())?;
+    sysctls.for_port(device).map_err(|error| format!("interface '{device}': {error}"))?;
+    let interface = opened.interface;
+    let kind = match opened.backend {
+        Backend::Xdp => PortKind::AfXdp,
+        Backend::PacketSocket => PortKind::AfPacket,
+    };
+    let mtu_bytes = u16::try_from(interface.mtu_bytes).unwrap_or(u16::MAX).min(MTU_BYTES_MAX);
+    let mut config = PortConfig::new(interface.mac, mtu_bytes);
+    config.has_kernel = true;
+    Ok(Plug {
+        port: opened.port,
+        config,
+        interface: Some(interface.index),
+        kind: kind.word(),
+        fallback: opened.fallback_reason,
+    })
+}
+
+fn open_tap(of_file: &PortOfNode, seed: u64) -> Result<Plug, String> {
+    let tap = Tap::open(&of_file.device).map_err(|error| error.to_string())?;
+    let mut requests = Requests::open().map_err(|error| error.to_string())?;
+    let mtu_bytes = of_file.mtu_bytes.unwrap_or(1500);
+    requests.set_mtu(tap.interface(), u32::from(mtu_bytes)).map_err(|error| error.to_string())?;
+    requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
+    let config = PortConfig::new(own_mac(seed), mtu_bytes);
+    Ok(Plug { port: Box::new(tap), config, interface: None, kind: PortKind::Tap.word(), fallback: None })
+}
+
+fn open_pcap(of_file: &PortOfNode, seed: u64) -> Result<Plug, String> {
+    let (input, output) = (of_file.input.as_deref(), of_file.output.as_deref());
+    let port = PcapPort::open(input, output).map_err(|error| error.to_string())?;
+    let config = PortConfig::new(own_mac(seed), of_file.mtu_bytes.unwrap_or(1500));
+    Ok(Plug { port: Box::new(port), config, interface: None, kind: PortKind::Pcap.word(), fallback: None })
+}
+
+/// A locally administered address, the same whenever the node is started.
+fn own_mac(seed: u64) -> MacAddress {
+    let [a, b, c, d, e, ..] = seed.to_le_bytes();
+    MacAddress([2, a, b, c, d, e])
+}
+
+/// Opens the slow path, which is up then and has the node's own addresses.
+pub fn open_slow_path(node: &Node, sysctls: &mut Sysctls, requests: &mut Requests) -> Result<Tun, NodeError> {
+    let failed = |error: &dyn std::fmt::Display| NodeError::SlowPath(error.to_string());
+    let tun = Tun::open(SLOW_PATH).map_err(|error| failed(&error))?;
+    let interface = tun.interface();
+    let system = |error: io::Error| failed(&error);
+    sysctls.for_tun(SLOW_PATH).map_err(system)?;
+    requests.remove_own_routes().map_err(|error| failed(&error))?;
+    requests.set_mtu(interface, u32::from(MTU_BYTES_MAX)).map_err(|error| failed(&error))?;
+    requests.set_up(interface).map_err(|error| failed(&error))?;
+    for address in &node.addresses {
+        requests.add_address(interface, (*address).into()).map_err(|error| failed(&error))?;
+    }
+    Ok(tun)
+}
+
+/// Opens what joins the node to others.
+pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Interconnect>, NodeError> {
+    let asked = &cluster.interconnect;
+    let kind = match asked.kind {
+        InterconnectKind::Lane => Kind::Lanes,
+        InterconnectKind::Window => Kind::Windows(timing(asked.timing)?),
+        InterconnectKind::RnicLane => Kind::RnicLanes,
+        InterconnectKind::RnicUdp => match cluster.node_of(own).and_then(|node| node.fabric) {
+            Some(address) => Kind::RnicUdp(address),
+            None => return Err(NodeError::Missing("fabric")),
+        },
+    };
+    let policy = match asked.batch {
+        Batch::Adaptive => Policy::Adaptive { target: Span::from_ns(asked.latency_target_ns) },
+        Batch::Fixed(packets) => Policy::Fixed { packets, wait: BATCH_WAIT },
+    };
+    let balances = asked.balance == Balance::Valiant;
+    let settings = interconnect::Settings { policy, balances, ..interconnect::Settings::default() };
+    Ok(interconnect::open(own, kind, &settings)?)
+}

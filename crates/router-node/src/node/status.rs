@@ -1,0 +1,98 @@
+//! A node's state, as commands are told it.
+
+use std::collections::BTreeMap;
+
+use router::{Drops, Neighbour, PortConfig, Traffic as Counted};
+
+use super::forwarding::Snapshot;
+use super::peers::Peer;
+use crate::ask::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
+use crate::interconnect::Counters;
+
+/// A port, for people.
+pub fn port(
+    device: &str,
+    kind: &str,
+    fallback: Option<&str>,
+    config: &PortConfig,
+    place: usize,
+    snapshot: &Snapshot,
+) -> PortStatus {
+    let counters = &snapshot.counters.ports[place];
+    let losses = snapshot.losses.get(place).copied().unwrap_or_default();
+    PortStatus {
+        device: device.to_owned(),
+        kind: kind.to_owned(),
+        fallback: fallback.map(str::to_owned),
+        is_up: config.is_up,
+        mac: config.mac.to_string(),
+        mtu_bytes: config.mtu_bytes,
+        addresses: config.addresses.clone(),
+        traffic: traffic(counters.received, counters.sent),
+        drops: drops(&counters.drops),
+        receive_overflows: losses.receive_overflows,
+        receive_unusable: losses.receive_unusable,
+        transmit_refused: losses.transmit_refused,
+    }
+}
+
+/// Packets in both directions.
+pub fn traffic(received: Counted, sent: Counted) -> Traffic {
+    Traffic {
+        received_packets: received.packets,
+        received_bytes: received.bytes,
+        sent_packets: sent.packets,
+        sent_bytes: sent.bytes,
+    }
+}
+
+/// Packets that went no further, by reason.
+pub fn drops(drops: &Drops) -> BTreeMap<String, u64> {
+    drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
+}
+
+/// Another node, for people.
+pub fn peer(peer: &Peer, counters: &Counters) -> PeerStatus {
+    let Counters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
+    PeerStatus {
+        node: peer.name.clone(),
+        state: peer.state().to_owned(),
+        reason: peer.reason.clone(),
+        routes: peer.routes() as u64,
+        traffic: PeerTraffic {
+            sent_packets: counters.sent_packets,
+            sent_messages: counters.sent_messages,
+            received_packets: counters.received_packets,
+            received_messages: counters.received_messages,
+            detoured_packets: counters.detoured_packets,
+            relayed_packets: counters.relayed_packets,
+            dropped_packets: drop_full + drop_absent + drop_long + drop_no_buffer + lost_packets,
+        },
+        losses: peer.losses,
+        withdrawn_us: peer.withdrawn_ns.map(|ns| ns.div_ceil(1000)),
+    }
+}
+
+/// A neighbour, for people.
+pub fn neighbour(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
+    NeighbourStatus {
+        port: device.to_owned(),
+        address: neighbour.address,
+        mac: neighbour.mac.map(|mac| mac.to_string()),
+        state: neighbour.state.name().to_owned(),
+    }
+}
+
+/// A step, for people.
+pub fn step(step: &router::TracedStep) -> TracedStep {
+    let flow = step.flow;
+    TracedStep {
+        time_ns: step.time.ns(),
+        source: flow.source,
+        destination: flow.destination,
+        protocol: flow.protocol.0,
+        source_port: flow.source_port,
+        destination_port: flow.destination_port,
+        step: step.step.to_string(),
+    }
+}

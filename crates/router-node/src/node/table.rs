@@ -1,0 +1,204 @@
+//! The routes of all nodes: written into the tables that the forwarder reads, and those to other nodes into the kernel,
+//! so that the node's own programs reach them.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use router::routes::{Rib, RouteError};
+use router::{Hop, NodeId};
+use router_ports::InterfaceIndex;
+use router_ports::netlink::{Requests, RouteRequest};
+use tracing::warn;
+
+use crate::control::words::{Announced, Origin, RouteChange, RouteKind};
+
+/// The metric of routes in the kernel that lead to other nodes: whoever has a route of their own there prefers that.
+const METRIC: u32 = 30_000;
+/// Routes to other nodes in the kernel at most: a full table is for the forwarder, and the kernel's own packets to what
+/// is left out need a default route.
+const INSTALLED_MAX: usize = 1 << 16;
+/// Routes that are written into the kernel in one turn.
+const INSTALLS_PER_TURN: usize = 1024;
+/// Routes of a node that is gone that are taken out in one turn.
+const WORK_PER_TURN: usize = 4096;
+
+/// The routes of all nodes.
+pub struct Table {
+    rib: Rib,
+    own: NodeId,
+    slow_path: InterfaceIndex,
+    requests: Requests,
+    /// By node: neighbours, whose network is in the kernel as a whole.
+    hosts: Vec<HashSet<IpNet>>,
+    installed: BTreeSet<IpNet>,
+    dirty: BTreeSet<IpNet>,
+    has_work: bool,
+    is_full: bool,
+    refused: u64,
+}
+
+impl Table {
+    /// No routes yet.
+    pub fn new(rib: Rib, own: NodeId, nodes: usize, slow_path: InterfaceIndex, requests: Requests) -> Self {
+        Self {
+            rib,
+            own,
+            slow_path,
+            requests,
+            hosts: vec![HashSet::new(); nodes],
+            installed: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            has_work: false,
+            is_full: false,
+            refused: 0,
+        }
+    }
+
+    /// A node's routes have changed. What the tables have no room for is said, and left out.
+    pub fn change(&mut self, node: NodeId, changes: Vec<RouteChange>) {
+        for RouteChange { prefix, announced } in changes {
+            let hosts = &mut self.hosts[usize::from(node.0)];
+            let is_host = announced.as_ref().is_some_and(|announced| announced.origin == Origin::Neighbour);
+            if is_host {
+                hosts.insert(prefix);
+            } else {
+                hosts.remove(&prefix);
+            }
+            let done = match announced {
+                Some(announced) => {
+                    let hops = hops_of(node, &announced);
+                    self.rib.announce(node, prefix, announced.metric, &hops)
+                }
+                None => self.rib.withdraw(node, prefix).map(|_| ()),
+            };
+            self.say(done);
+            self.dirty.insert(prefix);
+        }
+    }
+
+    /// A node is gone.
+    pub fn withdraw_node(&mut self, node: NodeId) {
+        let done = self.rib.withdraw_node(node);
+        self.say(done);
+        self.hosts[usize::from(node.0)].clear();
+        self.dirty.extend(self.installed.iter());
+        self.has_work = true;
+    }
+
+    fn say(&mut self, done: Result<(), RouteError>) {
+        if let Err(error) = done {
+            self.refused += 1;
+            // The first of a flood tells as much as all of them.
+            if self.refused.is_power_of_two() {
+                warn!(refused = self.refused, "a route is left out: {error}");
+            }
+        }
+    }
+
+    /// Does some of what is left to be done. Whether there is more.
+    pub fn turn(&mut self) -> bool {
+        if self.has_work {
+            match self.rib.work(WORK_PER_TURN) {
+                Ok(has_more) => self.has_work = has_more,
+                Err(error) => self.say(Err(error)),
+            }
+        }
+        self.install();
+        self.has_work || !self.dirty.is_empty()
+    }
+
+    fn install(&mut self) {
+        let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
+        for _ in 0..INSTALLS_PER_TURN {
+            let Some(prefix) = self.dirty.pop_first() else { break };
+            match (self.is_wanted(prefix), self.installed.contains(&prefix)) {
+                (true, false) if self.installed.len() < INSTALLED_MAX => {
+                    self.installed.insert(prefix);
+                    wanted.push(self.request(prefix));
+                }
+                (true, false) if !self.is_full => {
+                    self.is_full = true;
+                    warn!(
+                        "the kernel gets no more than {INSTALLED_MAX} routes: give it a default route dev crosslane0 \
+                         for its own packets to others"
+                    );
+                }
+                (false, true) => {
+                    self.installed.remove(&prefix);
+                    unwanted.push(self.request(prefix));
+                }
+                _ => {}
+            }
+        }
+        if !unwanted.is_empty()
+            && let Err(error) = self.requests.remove_routes(&unwanted)
+        {
+            warn!("routes of the kernel: {error}");
+        }
+        if !wanted.is_empty()
+            && let Err(error) = self.requests.install_routes(&wanted)
+        {
+            warn!("routes of the kernel: {error}");
+        }
+    }
+
+    fn request(&self, prefix: IpNet) -> RouteRequest {
+        RouteRequest { prefix, metric: METRIC, interface: self.slow_path, gateway: None }
+    }
+
+    /// Whether the node's own programs reach a destination by way of other nodes.
+    fn is_wanted(&self, prefix: IpNet) -> bool {
+        let sources = self.rib.sources(prefix);
+        let Some(best) = sources.iter().map(|source| source.metric).min() else { return false };
+        let mut winners = sources.iter().filter(|source| source.metric == best).peekable();
+        let is_elsewhere = winners.clone().all(|source| source.node != self.own);
+        is_elsewhere && winners.any(|source| !self.hosts[usize::from(source.node.0)].contains(&prefix))
+    }
+
+    /// Takes out of the kernel what was put there.
+    pub fn clean_up(&mut self) {
+        if let Err(error) = self.requests.remove_own_routes() {
+            warn!("routes of the kernel: {error}");
+        }
+        self.installed.clear();
+    }
+
+    /// Destinations of IPv4 and of IPv6 that packets are forwarded to.
+    pub fn routes(&self) -> (usize, usize) {
+        self.rib.routes()
+    }
+
+    /// Routes that the kernel has from here.
+    pub fn installed(&self) -> usize {
+        self.installed.len()
+    }
+
+    /// The prefix that packets to an address match.
+    pub fn prefix_of(&self, address: IpAddr) -> Option<IpNet> {
+        self.rib.look_up(address).map(|(prefix, _)| prefix)
+    }
+
+    /// All prefixes within a network, in their order.
+    pub fn prefixes(&self, within: Option<IpNet>) -> Vec<IpNet> {
+        let is_asked = |prefix: &IpNet| within.is_none_or(|within| within.contains(prefix));
+        self.rib.iter().map(|(prefix, _)| prefix).filter(is_asked).collect()
+    }
+
+    /// How packets to a prefix are forwarded: the metric and the hops.
+    pub fn route(&self, prefix: IpNet) -> Option<(u32, Vec<Hop>)> {
+        let sources = self.rib.sources(prefix);
+        let metric = sources.iter().map(|source| source.metric).min()?;
+        let best = sources.into_iter().filter(|source| source.metric == metric);
+        Some((metric, best.flat_map(|source| source.hops).collect()))
+    }
+}
+
+fn hops_of(node: NodeId, announced: &Announced) -> Vec<Hop> {
+    match announced.kind {
+        RouteKind::Unicast => announced.hops.iter().map(|hop| hop.at(node)).collect(),
+        RouteKind::Blackhole => vec![Hop::BLACKHOLE],
+        RouteKind::Unreachable => vec![Hop::UNREACHABLE],
+        RouteKind::Prohibited => vec![Hop::PROHIBITED],
+    }
+}
