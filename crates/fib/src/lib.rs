@@ -27,6 +27,7 @@ mod error;
 pub mod generate;
 mod grace;
 mod groups;
+pub mod import;
 mod memory;
 mod sync;
 mod tables;

@@ -2,3 +2,5 @@
 
 pub mod core;
 pub mod fib;
+pub mod interconnect;
+pub mod statistics;

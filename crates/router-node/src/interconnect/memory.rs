@@ -24,6 +24,8 @@ use super::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
 /// cache.
 const SLOTS: u64 = 2048;
 const LAYOUT: Layout = Layout::packed(SLOTS, 0);
+/// A message with no longer packets is put together beforehand and copied as one.
+const GATHERED_BYTES_MAX: usize = 256;
 /// Bytes of a record besides its message.
 const RECORD_HEADER_BYTES: usize = 16;
 /// Where a peer says what it has taken in: in a line of its own, between the lane's words and its ring.
@@ -196,6 +198,25 @@ impl<W: Windows> Peer<W> {
         self.is_blocked = true;
         let Some(mut draft) = draft.filter(|draft| draft.room_bytes() >= buffer.len()) else { return Ok(false) };
         draft.append(buffer);
+        draft.publish();
+        self.is_blocked = false;
+        Ok(true)
+    }
+
+    /// As [`Peer::publish`], for packets that are long: they are copied once, each by itself.
+    fn publish_packets<'a>(
+        &mut self,
+        buffer: &mut [u8],
+        header: &Header,
+        packets: impl Packets<'a>,
+    ) -> Result<bool, Fault> {
+        let front_bytes = message::put_front(buffer, header, packets.clone());
+        let bytes = front_bytes + packets.clone().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        let draft = self.to.draft(bytes)?;
+        self.is_blocked = true;
+        let Some(mut draft) = draft.filter(|draft| draft.room_bytes() >= bytes) else { return Ok(false) };
+        draft.append(&buffer[..front_bytes]);
+        packets.for_each(|(_, bytes)| draft.append(bytes));
         draft.publish();
         self.is_blocked = false;
         Ok(true)
@@ -408,8 +429,15 @@ fn send<'a, W: Windows>(
         }
         (count, _) = message::fit(peer.bytes_to_end(), lengths());
     }
-    let bytes = message::put(buffer, header, packets.take(count));
-    Ok(if peer.publish(&buffer[..bytes])? { count } else { 0 })
+    let packets = packets.take(count);
+    let bytes_each = packets.clone().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
+    let has_gone = if bytes_each > GATHERED_BYTES_MAX {
+        peer.publish_packets(buffer, header, packets)?
+    } else {
+        let bytes = message::put(buffer, header, packets);
+        peer.publish(&buffer[..bytes])?
+    };
+    Ok(if has_gone { count } else { 0 })
 }
 
 #[cfg(test)]

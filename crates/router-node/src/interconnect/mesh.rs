@@ -20,7 +20,7 @@ const UNTOLD_SPAN: Span = Span::from_ps(20_000_000);
 /// Without news of what is under way for so long, a peer is asked.
 const ASK_SPAN: Span = Span::from_ps(1_000_000_000);
 /// One of so many messages that find nothing under way is timed.
-const SAMPLE_EVERY: u32 = 8;
+const SAMPLE_EVERY: u32 = 4;
 /// A look at what was taken in says when that was if the look before was no longer ago than this.
 const LOOKS_APART_MAX: Span = Span::from_ps(500_000);
 

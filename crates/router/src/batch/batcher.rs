@@ -4,8 +4,9 @@
 //! An adaptive one never waits to be filled: what is there goes, so that packets go together exactly when they come
 //! faster than they leave. Three things bound it:
 //!
-//! * **A budget of bytes.** A message that takes longer than the target is not begun while nothing is late: its first
-//!   packet would wait for its last. What messages take is learnt ([`Latency`]).
+//! * **A budget of bytes.** The first packet of a message waits for its last, and the other node begins when it has all
+//!   of it. So while nothing presses, a message takes at most half as long again as its first packet would alone: many
+//!   short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
 //! * **A peer that is behind.** If more packets than it may have to take in are under way, further small messages
 //!   would queue up there, each at the price of a message. What comes meanwhile is kept together here, where it costs
@@ -75,6 +76,9 @@ impl Policy {
         if (least..=most).contains(&value) { Ok(()) } else { Err(PolicyError { what, value, least, most }) }
     }
 }
+
+/// What a message takes at most, while nothing presses, of what its first packet would take alone.
+const GROWN: f64 = 1.5;
 
 /// A packet that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,17 +156,20 @@ impl<T> Batcher<T> {
                 if waited.ps() >= target.ps() / 2 {
                     return queued;
                 }
-                let within = self.within(queued, target);
+                let alone_ns = self.latency.expected_ns(1, usize::from(oldest.bytes));
+                if !is_behind {
+                    return self.within(queued, target.ns().min(GROWN * alone_ns));
+                }
+                let within = self.within(queued, target.ns());
                 let is_full = within == PACKETS_MAX || within < queued;
-                if is_behind && !is_full { 0 } else { within }
+                if is_full { within } else { 0 }
             }
         }
     }
 
-    /// How many of the first `queued` packets a message takes within the target; one always goes.
+    /// How many of the first `queued` packets a message takes within a time; one always goes.
     #[inline]
-    fn within(&self, queued: usize, target: Span) -> usize {
-        let target_ns = target.ns();
+    fn within(&self, queued: usize, target_ns: f64) -> usize {
         // All that wait are at least as many bytes as those that would go.
         if self.latency.expected_ns(queued, self.queue_bytes) <= target_ns {
             return queued;
@@ -242,9 +249,10 @@ mod tests {
 
     #[test]
     fn an_adaptive_one_takes_what_is_there() {
-        for (queued, goes) in [(0, 0), (1, 1), (5, 5), (32, 32), (90, 32)] {
+        for (queued, goes) in [(0, 0), (1, 1), (5, 5), (13, 13)] {
             assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), false), goes);
         }
+        assert_eq!(with(Policy::adaptive(), 90, 64).due(at(0.0), true), 32);
     }
 
     #[test]
@@ -256,11 +264,19 @@ mod tests {
     }
 
     #[test]
+    fn while_nothing_presses_the_first_packet_waits_little_for_the_last() {
+        // By what is published: 1,764 ns for the first of 64 B and 64 for each more, 2,071 and 372 for 1500 B.
+        for (bytes, goes) in [(64, 14), (1500, 3)] {
+            assert_eq!(with(Policy::adaptive(), 40, bytes).due(at(0.0), false), goes);
+        }
+    }
+
+    #[test]
     fn a_message_takes_no_longer_than_its_target_unless_it_is_late() {
         let mut batcher = with(Policy::adaptive(), 40, 1500);
         teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 0.5 * bytes as f64);
         // 1,800 + 9 x 800 ns are below 10 us, 10 x 800 are below, 11 are not.
-        assert_eq!((batcher.due(at(0.0), false), batcher.due(at(0.0), true)), (10, 10));
+        assert_eq!((batcher.due(at(0.0), false), batcher.due(at(0.0), true)), (2, 10));
         assert_eq!(batcher.due(at(5.0), false), 32);
         teach(&mut batcher, |_, _| 50_000.0);
         assert_eq!(batcher.due(at(0.0), false), 1, "one always goes");

@@ -215,23 +215,42 @@ pub fn put<'a>(
     header: &Header,
     packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])> + Clone,
 ) -> usize {
+    let mut bytes = put_front(into, header, packets.clone());
+    for (_, packet) in packets {
+        into[bytes..bytes + packet.len()].copy_from_slice(packet);
+        bytes += packet.len();
+    }
+    bytes
+}
+
+/// The longest that [`put_front`] puts.
+pub const FRONT_BYTES_MAX: usize = HEADER_BYTES + PACKETS_MAX * DESCRIPTOR_BYTES;
+
+/// Puts what stands before the packets of such a message: for who has a better way for the packets themselves. Says how
+/// long it is.
+///
+/// # Panics
+/// As [`put`].
+pub fn put_front<'a>(
+    into: &mut [u8],
+    header: &Header,
+    packets: impl ExactSizeIterator<Item = (Hop, &'a [u8])>,
+) -> usize {
     let count = packets.len();
     assert!(count <= PACKETS_MAX, "a message of {count} packets");
     let flags = if header.asks { FLAG_ASKS } else { 0 };
-    let (head, rest) = into.split_at_mut(HEADER_BYTES);
-    let (descriptors, mut rest) = rest.split_at_mut(count * DESCRIPTOR_BYTES);
-    let (descriptors, _) = descriptors.as_chunks_mut::<DESCRIPTOR_BYTES>();
-    let mut bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
+    let (head, descriptors) = into.split_at_mut(HEADER_BYTES);
+    let (descriptors, _) = descriptors[..count * DESCRIPTOR_BYTES].as_chunks_mut::<DESCRIPTOR_BYTES>();
+    let front_bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
+    let mut bytes = front_bytes;
     for (descriptor, (hop, packet)) in descriptors.iter_mut().zip(packets) {
         let [low, high] = (packet.len() as u16).to_le_bytes();
         let [adjacency_low, adjacency_high] = hop.adjacency.0.to_le_bytes();
         *descriptor = [low, high, hop.node.0, hop.port.0, adjacency_low, adjacency_high, 0, 0];
-        let (place, behind) = rest.split_at_mut(packet.len());
-        place.copy_from_slice(packet);
-        (rest, bytes) = (behind, bytes + packet.len());
+        bytes += packet.len();
     }
     put_head(head, [MAGIC, VERSION, count as u8, flags], header, bytes);
-    bytes
+    front_bytes
 }
 
 /// Makes all of `into` a message of nothing: at least a header.

@@ -1,0 +1,357 @@
+//! Routing tables from files: MRT's dumps as collectors publish them, unpacked, and plain lists of prefixes.
+//!
+//! Both are read a record or line at a time. Whatever a file says is checked: a broken one ends in one error that says
+//! where.
+
+use std::io::{self, BufRead, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use thiserror::Error;
+
+/// The longest record of a dump that is read: a route seen by a thousand peers takes a tenth of it.
+const RECORD_BYTES_MAX: usize = 4 << 20;
+
+/// The longest line of a list.
+const LINE_BYTES_MAX: u64 = 4096;
+
+const RECORD_HEADER_BYTES: usize = 12;
+
+/// MRT's type of tables (RFC 6396, section 4.3), and its subtypes; those with several paths are of RFC 8050.
+const TABLE_DUMP_V2: u16 = 13;
+const RIB_IPV4_UNICAST: u16 = 2;
+const RIB_IPV6_UNICAST: u16 = 4;
+const RIB_IPV4_UNICAST_ADD_PATH: u16 = 8;
+const RIB_IPV6_UNICAST_ADD_PATH: u16 = 10;
+
+/// Attributes of a path.
+const NEXT_HOP: u8 = 3;
+const MP_REACH: u8 = 14;
+/// The attribute's length takes two bytes.
+const LONG: u8 = 0x10;
+
+/// A route of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Bits beyond its length are zero.
+    pub prefix: IpNet,
+    /// Of a dump, the first of the paths' that it has.
+    pub next_hop: Option<IpAddr>,
+}
+
+/// Why a file is not read further.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// A line is no prefix.
+    #[error("line {line}: '{text}' is not a prefix; write one like 192.0.2.0/24, with a next hop behind it or none")]
+    Line {
+        /// From 1 on.
+        line: usize,
+        /// What stands there.
+        text: String,
+    },
+    /// A record of a dump does not hold together.
+    #[error("record {record}: {what}; is this an MRT dump, unpacked and whole?")]
+    Record {
+        /// From 1 on.
+        record: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
+}
+
+/// The routes of a plain list: a prefix a line, and whatever else behind it, of which an address in second place is the
+/// next hop. Empty lines and those that begin with `#` do not count.
+pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, Error>> {
+    let mut line = 0;
+    let mut is_over = false;
+    std::iter::from_fn(move || {
+        // Each turn reads a line, and a file ends.
+        while !is_over {
+            let mut bytes = Vec::new();
+            line += 1;
+            let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
+            let text = String::from_utf8_lossy(&bytes);
+            let text = text.trim();
+            match read {
+                Ok(0) => return None,
+                Ok(_) if text.is_empty() || text.starts_with('#') => continue,
+                Ok(_) => {
+                    let route = route_of(text).ok_or_else(|| Error::Line { line, text: shortened(text) });
+                    is_over = route.is_err();
+                    return Some(route);
+                }
+                Err(error) => {
+                    is_over = true;
+                    return Some(Err(error.into()));
+                }
+            }
+        }
+        None
+    })
+}
+
+fn route_of(text: &str) -> Option<Route> {
+    let mut words = text.split(|c: char| c.is_whitespace() || c == ',' || c == '|').filter(|word| !word.is_empty());
+    let prefix: IpNet = words.next()?.parse().ok()?;
+    let next_hop = words.next().and_then(|word| word.parse().ok());
+    Some(Route { prefix: prefix.trunc(), next_hop })
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
+/// The routes of an MRT dump of tables (TABLE_DUMP_V2) as it is unpacked; records of other kinds are passed over.
+pub fn mrt(mut reader: impl Read) -> impl Iterator<Item = Result<Route, Error>> {
+    let mut record = 0;
+    let mut is_over = false;
+    std::iter::from_fn(move || {
+        // Each turn reads a record, and a file ends.
+        while !is_over {
+            record += 1;
+            match next_record(&mut reader, record) {
+                Ok(None) => return None,
+                Ok(Some(found)) => match parse_rib(found.subtype, &found.body) {
+                    Ok(None) => continue,
+                    Ok(Some(route)) => return Some(Ok(route)),
+                    Err(what) => {
+                        is_over = true;
+                        return Some(Err(Error::Record { record, what }));
+                    }
+                },
+                Err(error) => {
+                    is_over = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+        None
+    })
+}
+
+/// What a dump is made of.
+struct Record {
+    /// `None` for types that are no tables.
+    subtype: Option<u16>,
+    body: Vec<u8>,
+}
+
+/// The next record; `None` at the end.
+fn next_record(reader: &mut impl Read, record: usize) -> Result<Option<Record>, Error> {
+    let mut header = Vec::with_capacity(RECORD_HEADER_BYTES);
+    reader.by_ref().take(RECORD_HEADER_BYTES as u64).read_to_end(&mut header)?;
+    if header.is_empty() {
+        return Ok(None);
+    }
+    let broken = |what| Error::Record { record, what };
+    let mut rest = &header[..];
+    let (_time, kind) = take_u32(&mut rest).zip(take_u16(&mut rest)).ok_or(broken("a header that is cut off"))?;
+    let (subtype, bytes) = take_u16(&mut rest).zip(take_u32(&mut rest)).ok_or(broken("a header that is cut off"))?;
+    if bytes as usize > RECORD_BYTES_MAX {
+        return Err(broken("a length beyond 4 MiB"));
+    }
+    let mut body = Vec::new();
+    reader.by_ref().take(u64::from(bytes)).read_to_end(&mut body)?;
+    if body.len() < bytes as usize {
+        return Err(broken("a body that is cut off"));
+    }
+    Ok(Some(Record { subtype: (kind == TABLE_DUMP_V2).then_some(subtype), body }))
+}
+
+/// A record's route; `None` for a record that has none.
+fn parse_rib(subtype: Option<u16>, mut body: &[u8]) -> Result<Option<Route>, &'static str> {
+    let (width, has_path_id) = match subtype {
+        Some(RIB_IPV4_UNICAST) => (32, false),
+        Some(RIB_IPV6_UNICAST) => (128, false),
+        Some(RIB_IPV4_UNICAST_ADD_PATH) => (32, true),
+        Some(RIB_IPV6_UNICAST_ADD_PATH) => (128, true),
+        _ => return Ok(None),
+    };
+    let rest = &mut body;
+    take_u32(rest).ok_or("no sequence number")?;
+    let prefix = take_prefix(rest, width)?;
+    let entries = take_u16(rest).ok_or("no count of paths")?;
+    if entries == 0 {
+        return Ok(None);
+    }
+    // Which peer, and since when.
+    take(rest, if has_path_id { 10 } else { 6 }).ok_or("a path that is cut off")?;
+    let attributes = take_u16(rest).ok_or("a path that is cut off")?;
+    let attributes = take(rest, usize::from(attributes)).ok_or("attributes that are cut off")?;
+    Ok(Some(Route { prefix, next_hop: next_hop(attributes)? }))
+}
+
+fn take_prefix(rest: &mut &[u8], width: u8) -> Result<IpNet, &'static str> {
+    let [bits] = *take(rest, 1).ok_or("no prefix")? else { return Err("no prefix") };
+    if bits > width {
+        return Err("a prefix longer than an address");
+    }
+    let octets = take(rest, usize::from(bits).div_ceil(8)).ok_or("a prefix that is cut off")?;
+    let mut address = [0; 16];
+    address[..octets.len()].copy_from_slice(octets);
+    let bits_of = u128::from_be_bytes(address);
+    let net: Option<IpNet> = if width == 32 {
+        Ipv4Net::new(Ipv4Addr::from_bits((bits_of >> 96) as u32), bits).ok().map(IpNet::V4)
+    } else {
+        Ipv6Net::new(Ipv6Addr::from_bits(bits_of), bits).ok().map(IpNet::V6)
+    };
+    net.map(|net| net.trunc()).ok_or("a prefix longer than an address")
+}
+
+/// The next hop that a path's attributes name.
+fn next_hop(mut attributes: &[u8]) -> Result<Option<IpAddr>, &'static str> {
+    let rest = &mut attributes;
+    // Bounded by the attributes, of which each takes three bytes at least.
+    while !rest.is_empty() {
+        let [flags, kind] = *take(rest, 2).ok_or("an attribute that is cut off")? else { break };
+        let bytes = match flags & LONG {
+            0 => take(rest, 1).map(|bytes| usize::from(bytes[0])),
+            _ => take_u16(rest).map(usize::from),
+        };
+        let value = bytes.and_then(|bytes| take(rest, bytes)).ok_or("an attribute that is cut off")?;
+        match kind {
+            NEXT_HOP => {
+                let octets: [u8; 4] = value.try_into().map_err(|_| "a next hop that is no address")?;
+                return Ok(Some(octets.into()));
+            }
+            MP_REACH => return next_hop_reached(value).map(Some),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+/// The next hop of MP_REACH, which dumps shorten to a length and the next hop (RFC 6396, section 4.3.4), and some do
+/// not. Behind a global address there may be one of the link.
+fn next_hop_reached(value: &[u8]) -> Result<IpAddr, &'static str> {
+    let mut rest = value;
+    if value.first() == Some(&0) {
+        // The address family's number, whose first byte is zero, where a length cannot be.
+        take(&mut rest, 3).ok_or("a next hop that is cut off")?;
+    }
+    let bytes = take(&mut rest, 1).ok_or("a next hop that is cut off")?[0];
+    let octets = take(&mut rest, usize::from(bytes)).ok_or("a next hop that is cut off")?;
+    match octets.len() {
+        4 => Ok(<[u8; 4]>::try_from(octets).expect("four").into()),
+        16 | 32 => Ok(<[u8; 16]>::try_from(&octets[..16]).expect("sixteen").into()),
+        _ => Err("a next hop that is no address"),
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8], bytes: usize) -> Option<&'a [u8]> {
+    let (taken, others) = rest.split_at_checked(bytes)?;
+    *rest = others;
+    Some(taken)
+}
+
+fn take_u16(rest: &mut &[u8]) -> Option<u16> {
+    take(rest, 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
+}
+
+fn take_u32(rest: &mut &[u8]) -> Option<u32> {
+    take(rest, 4).map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A record of a dump.
+    fn record(kind: u16, subtype: u16, body: &[u8]) -> Vec<u8> {
+        let header = [&[0; 4][..], &kind.to_be_bytes(), &subtype.to_be_bytes(), &(body.len() as u32).to_be_bytes()];
+        [&header.concat()[..], body].concat()
+    }
+
+    /// A body with a prefix, and one path of these attributes.
+    fn rib(prefix: &[u8], path_id: &[u8], attributes: &[u8]) -> Vec<u8> {
+        let length = (attributes.len() as u16).to_be_bytes();
+        [&[0, 0, 0, 9][..], prefix, &[0, 1], &[0, 3], &[1, 2, 3, 4], path_id, &length, attributes].concat()
+    }
+
+    const ORIGIN: [u8; 4] = [0x40, 1, 1, 0];
+    const VIA: [u8; 7] = [0x40, 3, 4, 203, 0, 113, 1];
+
+    fn dump() -> Vec<u8> {
+        let via_long = [&[0x90, 14, 0, 17, 16][..], &Ipv6Addr::LOCALHOST.octets()].concat();
+        let via_full = [&[0x80, 14, 38, 0, 2, 1, 32][..], &[0x20; 16], &[0xfe; 16], &[0, 0]].concat();
+        [
+            record(13, 1, b"an index of peers"),
+            record(13, RIB_IPV4_UNICAST, &rib(&[20, 10, 1, 0xff], &[], &[&ORIGIN[..], &VIA].concat())),
+            record(16, 4, b"an update of a peer"),
+            record(13, RIB_IPV6_UNICAST, &rib(&[29, 0x2a, 0, 0x14, 0x57], &[], &via_long)),
+            record(13, RIB_IPV4_UNICAST_ADD_PATH, &rib(&[0], &[0, 0, 0, 7], &ORIGIN)),
+            record(13, RIB_IPV6_UNICAST_ADD_PATH, &rib(&[8, 0x20], &[0, 0, 0, 7], &via_full)),
+        ]
+        .concat()
+    }
+
+    fn route(prefix: &str, next_hop: Option<&str>) -> Route {
+        let next_hop = next_hop.map(|address| address.parse().expect("an address"));
+        Route { prefix: prefix.parse().expect("a prefix"), next_hop }
+    }
+
+    #[test]
+    fn a_dump_of_tables_is_read_record_by_record() {
+        let routes: Vec<Route> = mrt(&dump()[..]).map(|route| route.expect("a whole dump")).collect();
+        let expected = [
+            route("10.1.240.0/20", Some("203.0.113.1")),
+            route("2a00:1450::/29", Some("::1")),
+            route("0.0.0.0/0", None),
+            route("2000::/8", Some("2020:2020:2020:2020:2020:2020:2020:2020")),
+        ];
+        assert_eq!(routes, expected);
+    }
+
+    #[test]
+    fn a_dump_that_is_cut_off_or_broken_ends_with_the_record_at_fault() {
+        let dump = dump();
+        let mut whole = 0;
+        for length in 0..dump.len() {
+            let last = mrt(&dump[..length]).last();
+            // Between records it simply ends.
+            match last {
+                Some(Err(Error::Record { record, .. })) => assert!((1..=6).contains(&record)),
+                Some(Ok(_)) | None => whole += 1,
+                Some(Err(error)) => panic!("{error}"),
+            }
+        }
+        assert_eq!(whole, 6, "before each record");
+        let broken = |subtype, body: &[u8]| {
+            let bytes = record(13, subtype, body);
+            let mut routes = mrt(&bytes[..]);
+            let error = routes.next().expect("an error").expect_err("an error");
+            assert!(routes.next().is_none(), "nothing is read behind it");
+            error.to_string()
+        };
+        let message = broken(RIB_IPV4_UNICAST, &rib(&[33, 1, 2, 3, 4, 5], &[], &[]));
+        assert_eq!(message, "record 1: a prefix longer than an address; is this an MRT dump, unpacked and whole?");
+        assert!(broken(RIB_IPV4_UNICAST, &rib(&[8, 10], &[], &[0x40, 3, 3, 1, 2, 3])).contains("no address"));
+        assert!(broken(RIB_IPV4_UNICAST, &rib(&[8, 10], &[], &[0x50, 3, 1])).contains("cut off"));
+        assert!(broken(RIB_IPV6_UNICAST, &rib(&[8, 10], &[], &[0x80, 14, 2, 16, 1])).contains("cut off"));
+        let long = [&[0; 4][..], &[0, 13, 0, 2], &[0xff; 4]].concat();
+        assert!(matches!(mrt(&long[..]).next(), Some(Err(Error::Record { record: 1, what: "a length beyond 4 MiB" }))));
+    }
+
+    #[test]
+    fn a_list_is_read_line_by_line_and_ends_at_a_line_that_is_no_prefix() {
+        let text = "# routes\n\n192.0.2.128/24 198.51.100.1 5\r\n2001:db8::/32,2001:db8::1\n\
+                    10.0.0.0/8 AS65000\nten\n1.0.0.0/8\n";
+        let mut routes = prefixes(text.as_bytes());
+        let mut next = || routes.next();
+        assert_eq!(next().and_then(Result::ok), Some(route("192.0.2.0/24", Some("198.51.100.1"))));
+        assert_eq!(next().and_then(Result::ok), Some(route("2001:db8::/32", Some("2001:db8::1"))));
+        assert_eq!(next().and_then(Result::ok), Some(route("10.0.0.0/8", None)));
+        let error = next().expect("a line").expect_err("no prefix").to_string();
+        assert!(error.starts_with("line 6: 'ten' is not a prefix; "), "{error}");
+        assert!(next().is_none());
+        let endless = "x".repeat(10_000);
+        assert!(
+            matches!(prefixes(endless.as_bytes()).next(), Some(Err(Error::Line { line: 1, text })) if text.len() == 40)
+        );
+        assert!(matches!(prefixes(&b"10.0.0.0/33\n"[..]).next(), Some(Err(Error::Line { .. }))));
+    }
+}

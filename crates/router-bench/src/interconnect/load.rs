@@ -1,0 +1,186 @@
+//! What latency at what load.
+
+use router_node::interconnect::Kind;
+use serde::Serialize;
+
+use super::nodes::{Cores, Offered, Trial, TrialSetup, run};
+use super::{Batching, BenchError, Effort, name};
+use crate::statistics::{Quantiles, median};
+
+/// A trial with fewer undisturbed packets says nothing of them.
+const SAMPLES_MIN: usize = 300;
+
+/// Latency under one load with one policy. *Measured*, medians over rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LoadRow {
+    /// Over which interconnect.
+    pub interconnect: &'static str,
+    /// Bytes of a frame.
+    pub frame_bytes: usize,
+    /// Million packets a second that were offered.
+    pub load_mpps: f64,
+    /// How packets are put together.
+    pub batching: Batching,
+    /// Median latency of the packets that no stall of the machine had anything to do with.
+    pub p50_us: f64,
+    /// 99% of those took at most this.
+    pub p99_us: f64,
+    /// What share of all packets those are.
+    pub undisturbed_share: f64,
+    /// 99% of all packets took at most this.
+    pub p99_all_us: f64,
+    /// Million packets a second that arrived: less than offered beyond what the policy carries.
+    pub delivered_mpps: f64,
+    /// Packets a message.
+    pub packets_per_message: f64,
+}
+
+impl LoadRow {
+    /// Whether what was offered arrived: beyond that, latency is the length of a queue.
+    pub fn is_carried(&self) -> bool {
+        self.delivered_mpps >= 0.97 * self.load_mpps
+    }
+}
+
+/// Latencies of all policies under each of these loads, in alternating rounds.
+///
+/// # Errors
+/// When the nodes could not be made.
+pub fn loads(
+    kind: Kind,
+    frame_bytes: usize,
+    loads_mpps: &[f64],
+    effort: &Effort,
+    cores: Cores,
+) -> Result<Vec<LoadRow>, BenchError> {
+    let mut rows = Vec::new();
+    for load_mpps in loads_mpps {
+        rows.extend(load(kind, frame_bytes, *load_mpps, effort, cores)?);
+    }
+    Ok(rows)
+}
+
+fn load(
+    kind: Kind,
+    frame_bytes: usize,
+    load_mpps: f64,
+    effort: &Effort,
+    cores: Cores,
+) -> Result<Vec<LoadRow>, BenchError> {
+    let policies: Vec<Batching> = Batching::all().collect();
+    let mut trials = vec![Vec::new(); policies.len()];
+    for round in 0..effort.rounds {
+        for at in 0..policies.len() {
+            // Nobody is always the first.
+            let at = (at + round) % policies.len();
+            let setup = TrialSetup {
+                kind,
+                batching: policies[at],
+                frame_bytes,
+                offered: Offered::Mpps(load_mpps),
+                trial: effort.trial,
+                warm_up: effort.warm_up,
+                // All policies of a round see the same packets at the same moments.
+                seed: round as u64,
+            };
+            trials[at].push(run(&setup, cores)?);
+        }
+    }
+    let row = |(batching, trials): (Batching, Vec<Trial>)| {
+        let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
+        let quiet = || trials.iter().map(|trial| trial.undisturbed).filter(|quiet| quiet.samples >= SAMPLES_MIN);
+        let of_quiet = |value: fn(Quantiles) -> f64| median(quiet().map(value));
+        LoadRow {
+            interconnect: name(kind),
+            frame_bytes,
+            load_mpps,
+            batching,
+            p50_us: of_quiet(|quiet| quiet.p50_us).unwrap_or_else(|| of(|trial| trial.latency.p50_us)),
+            p99_us: of_quiet(|quiet| quiet.p99_us).unwrap_or_else(|| of(|trial| trial.latency.p99_us)),
+            undisturbed_share: of(|trial| trial.undisturbed.samples as f64 / trial.latency.samples.max(1) as f64),
+            p99_all_us: of(|trial| trial.latency.p99_us),
+            delivered_mpps: of(|trial| trial.delivered_mpps),
+            packets_per_message: of(|trial| trial.packets_per_message),
+        }
+    };
+    Ok(policies.into_iter().zip(trials).map(row).collect())
+}
+
+/// The adaptive policy beside the best fixed batch at one load.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AdaptiveRow {
+    /// Bytes of a frame.
+    pub size_bytes: usize,
+    /// Million packets a second that were offered.
+    pub load_mpps: f64,
+    /// Adaptive: median latency.
+    pub p50_us: f64,
+    /// Adaptive: 99% took at most this.
+    pub p99_us: f64,
+    /// The fixed batch with the least p99 of those that carry the load.
+    pub best_fixed_batch: u8,
+    /// That p99.
+    pub best_fixed_p99_us: f64,
+}
+
+/// The adaptive rows of what [`loads`] found; loads that no fixed batch carries are left out.
+pub fn adaptive_rows(rows: &[LoadRow]) -> Vec<AdaptiveRow> {
+    let adaptive = rows.iter().filter(|row| row.batching == Batching::Adaptive);
+    let beside = |row: &LoadRow| {
+        let same = rows.iter().filter(|other| {
+            (other.frame_bytes, other.load_mpps, other.interconnect)
+                == (row.frame_bytes, row.load_mpps, row.interconnect)
+        });
+        let fixed = same.filter(|other| other.is_carried()).filter_map(|other| match other.batching {
+            Batching::Fixed(batch) => Some((batch, other.p99_us)),
+            Batching::Adaptive => None,
+        });
+        let (best_fixed_batch, best_fixed_p99_us) = fixed.min_by(|one, other| one.1.total_cmp(&other.1))?;
+        Some(AdaptiveRow {
+            size_bytes: row.frame_bytes,
+            load_mpps: row.load_mpps,
+            p50_us: row.p50_us,
+            p99_us: row.p99_us,
+            best_fixed_batch,
+            best_fixed_p99_us,
+        })
+    };
+    adaptive.filter_map(beside).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(batching: Batching, load_mpps: f64, delivered_mpps: f64, p99_us: f64) -> LoadRow {
+        LoadRow {
+            interconnect: "lanes",
+            frame_bytes: 64,
+            load_mpps,
+            batching,
+            p50_us: p99_us / 2.0,
+            p99_us,
+            undisturbed_share: 1.0,
+            p99_all_us: p99_us,
+            delivered_mpps,
+            packets_per_message: 1.0,
+        }
+    }
+
+    #[test]
+    fn adaptive_stands_beside_the_best_batch_that_carries_the_load() {
+        let rows = [
+            row(Batching::Fixed(1), 1.0, 1.0, 2.0),
+            row(Batching::Fixed(8), 1.0, 0.99, 9.0),
+            row(Batching::Adaptive, 1.0, 1.0, 1.5),
+            row(Batching::Fixed(1), 9.0, 3.0, 0.5),
+            row(Batching::Fixed(8), 9.0, 9.0, 5.0),
+            row(Batching::Adaptive, 9.0, 9.0, 4.0),
+            row(Batching::Fixed(1), 99.0, 3.0, 0.5),
+            row(Batching::Adaptive, 99.0, 10.0, 4.0),
+        ];
+        let found = adaptive_rows(&rows);
+        let found: Vec<_> = found.iter().map(|row| (row.load_mpps, row.p99_us, row.best_fixed_batch)).collect();
+        assert_eq!(found, [(1.0, 1.5, 1), (9.0, 4.0, 8)]);
+    }
+}

@@ -1,0 +1,387 @@
+//! Two nodes, a core each, for as long as a trial lasts.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, OnceLock};
+use std::time::Instant;
+
+use router::batch::Parcel;
+use router::{AdjacencyId, Hop, NodeId, Pool, PortId};
+use router_node::interconnect::{Counters, Interconnect, Kind, Settings, open};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use sim::{Random, Span, Time};
+
+use super::stalls::{Stall, Stalls, Watch};
+use super::{Batching, BenchError, ETHERNET_BYTES};
+use crate::statistics::Quantiles;
+
+/// Buffers of a node: what waits for the other one and what is on its way fit.
+const BUFFERS: u32 = 16_384;
+/// A flood keeps so many packets in the making: whatever batch there is finds enough.
+const BUFFERS_FLOOD: u32 = 512;
+const BUFFER_BYTES: u16 = 2048;
+const HEADROOM_BYTES: u16 = 64;
+/// Packets that wait for the other node, at most.
+const QUEUE_PACKETS: usize = 8192;
+/// As a port's vector.
+const VECTOR_PACKETS: usize = 256;
+/// Packets that come together, on average: ports bring vectors, not single packets.
+const BURST_PACKETS_MEAN: f64 = 4.0;
+/// After the last packet was sent, how long the receiver waits for what may be lost.
+const QUIET_NS_MAX: u64 = 20_000_000;
+/// How long the sender tries to send what waits.
+const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// The cores of the sender and of the receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cores {
+    /// Of node 0.
+    pub sender: usize,
+    /// Of node 1.
+    pub receiver: usize,
+}
+
+impl Cores {
+    /// The first two that this process may use.
+    ///
+    /// # Errors
+    /// When there is one only.
+    pub fn find() -> Result<Cores, BenchError> {
+        let failed = |errno: rustix::io::Errno| BenchError::System { call: "sched_getaffinity", error: errno.into() };
+        let allowed = sched_getaffinity(None).map_err(failed)?;
+        let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+        match (cores.next(), cores.next()) {
+            (Some(sender), Some(receiver)) => Ok(Cores { sender, receiver }),
+            (first, _) => Err(BenchError::Cores { found: usize::from(first.is_some()) }),
+        }
+    }
+}
+
+/// Keeps the calling thread on one core.
+pub(super) fn pin(core: usize) -> Result<(), BenchError> {
+    let mut only = CpuSet::new();
+    only.set(core);
+    let failed = |errno: rustix::io::Errno| BenchError::System { call: "sched_setaffinity", error: errno.into() };
+    sched_setaffinity(None, &only).map_err(failed)
+}
+
+/// What load there is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Offered {
+    /// So many million packets a second, in bursts at random moments.
+    Mpps(f64),
+    /// As many as the sender can make while the interconnect takes them.
+    Flood,
+}
+
+/// What is tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrialSetup {
+    /// Over which interconnect.
+    pub kind: Kind,
+    /// How packets are put together.
+    pub batching: Batching,
+    /// Bytes of a frame, 64 to 1518.
+    pub frame_bytes: usize,
+    /// What load.
+    pub offered: Offered,
+    /// How long.
+    pub trial: Span,
+    /// What of that is left out at the beginning.
+    pub warm_up: Span,
+    /// Of the moments at which packets come.
+    pub seed: u64,
+}
+
+/// What came of it. *Measured.*
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Million packets a second that arrived.
+    pub delivered_mpps: f64,
+    /// Packets that were offered, the warm-up included.
+    pub offered_packets: u64,
+    /// Of those, how many did not arrive.
+    pub lost_packets: u64,
+    /// Packets a message, on average.
+    pub packets_per_message: f64,
+    /// From the moment when a packet came to the moment when the other node had it.
+    pub latency: Quantiles,
+    /// The same of the packets that no stall of the machine had anything to do with.
+    pub undisturbed: Quantiles,
+}
+
+/// One of two nodes.
+pub(super) struct Node {
+    pub interconnect: Box<dyn Interconnect>,
+    pub pool: Pool,
+    pub parcels: Vec<Parcel>,
+    pub arrived: Vec<Parcel>,
+    peer: NodeId,
+    /// Packets that found no buffer, and are lost.
+    without_buffer: u64,
+}
+
+impl Node {
+    /// Hands over what was made ready.
+    pub fn send(&mut self, now_ns: u64) {
+        self.interconnect.send(time(now_ns), &mut self.pool, self.peer, &mut self.parcels);
+    }
+
+    pub fn turn(&mut self, now_ns: u64) -> bool {
+        self.interconnect.turn(time(now_ns), &mut self.pool, &mut self.arrived, VECTOR_PACKETS)
+    }
+
+    /// Makes a packet ready that says when it came; false without a buffer.
+    pub fn make(&mut self, bytes: usize, came_ns: u64) -> bool {
+        let Some(mut packet) = self.pool.take() else { return false };
+        self.pool.resize(&mut packet, bytes);
+        self.pool.bytes_mut(&packet)[..8].copy_from_slice(&came_ns.to_le_bytes());
+        self.parcels.push((Hop { node: self.peer, port: PortId(0), adjacency: AdjacencyId(1) }, packet));
+        true
+    }
+
+    /// What the packets that arrived say, their buffers given back.
+    pub fn take(&mut self, mut each: impl FnMut(u64)) {
+        for (_, packet) in self.arrived.drain(..) {
+            let (stamp, _) = self.pool.bytes(&packet).split_first_chunk().expect("a packet of 46 bytes at least");
+            each(u64::from_le_bytes(*stamp));
+            self.pool.free(packet);
+        }
+    }
+
+    pub fn counters(&self) -> Counters {
+        self.interconnect.counters(self.peer)
+    }
+}
+
+fn time(ns: u64) -> Time {
+    Time::from_ps(ns * 1000)
+}
+
+/// Bytes of the IP packet in a frame.
+pub(super) fn packet_bytes(frame_bytes: usize) -> usize {
+    frame_bytes - ETHERNET_BYTES
+}
+
+/// Two nodes that are joined.
+pub(super) fn pair(kind: Kind, batching: Batching, buffers: u32) -> Result<[Node; 2], BenchError> {
+    let settings =
+        Settings { policy: batching.policy(), queue_packets: QUEUE_PACKETS, balances: false, ..Settings::default() };
+    let node = |own: u8| -> Result<Node, BenchError> {
+        Ok(Node {
+            interconnect: open(NodeId(own), kind, &settings)?,
+            pool: Pool::new(buffers, BUFFER_BYTES, HEADROOM_BYTES),
+            parcels: Vec::with_capacity(VECTOR_PACKETS),
+            arrived: Vec::with_capacity(2 * VECTOR_PACKETS),
+            peer: NodeId(1 - own),
+            without_buffer: 0,
+        })
+    };
+    let [mut first, mut second] = [node(0)?, node(1)?];
+    let offer = first.interconnect.offer(NodeId(1))?;
+    let terms = second.interconnect.accept(NodeId(0), offer)?;
+    first.interconnect.finish(NodeId(1), &terms)?;
+    Ok([first, second])
+}
+
+/// When packets come.
+struct Arrivals {
+    random: Random,
+    /// Between bursts, on average.
+    gap_ns: f64,
+    next_ns: f64,
+    left_in_burst: u64,
+}
+
+impl Arrivals {
+    fn new(mpps: f64, seed: u64) -> Arrivals {
+        let gap_ns = BURST_PACKETS_MEAN * 1000.0 / mpps;
+        Arrivals { random: Random::new(seed, "arrivals"), gap_ns, next_ns: 0.0, left_in_burst: 0 }
+    }
+
+    /// When the next packet comes.
+    fn next_ns(&self) -> u64 {
+        self.next_ns as u64
+    }
+
+    fn step(&mut self) {
+        if self.left_in_burst > 0 {
+            self.left_in_burst -= 1;
+            return;
+        }
+        // Bursts of 1 to 2 x mean - 1 packets, exponential pauses.
+        self.left_in_burst = self.random.below(2 * BURST_PACKETS_MEAN as u64 - 1);
+        self.next_ns -= self.gap_ns * (1.0 - self.random.unit()).ln();
+    }
+}
+
+struct Shared {
+    ready: Barrier,
+    began: OnceLock<Instant>,
+    /// All that will ever leave has left.
+    has_sent: AtomicBool,
+    has_received: AtomicBool,
+    offered: AtomicU64,
+    sent: AtomicU64,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared {
+            ready: Barrier::new(2),
+            began: OnceLock::new(),
+            has_sent: AtomicBool::new(false),
+            has_received: AtomicBool::new(false),
+            offered: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until both nodes run: then time begins.
+    fn begin(&self) {
+        self.ready.wait();
+        self.began.get_or_init(Instant::now);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.began.get().map_or(0, |began| began.elapsed().as_nanos() as u64)
+    }
+}
+
+/// Runs one trial.
+///
+/// # Errors
+/// When the nodes could not be made or pinned.
+pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
+    let buffers = if setup.offered == Offered::Flood { BUFFERS_FLOOD } else { BUFFERS };
+    let [mut sender, mut receiver] = pair(setup.kind, setup.batching, buffers)?;
+    let shared = Shared::new();
+    let (sent, came) = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let pinned = pin(cores.sender);
+            shared.begin();
+            let sent = pinned.map(|()| send(setup, &mut sender, &shared));
+            drain(&mut sender, &shared);
+            sent
+        });
+        let receiving = scope.spawn(|| {
+            let pinned = pin(cores.receiver);
+            shared.begin();
+            let came = pinned.map(|()| receive(setup, &mut receiver, &shared));
+            shared.has_received.store(true, Ordering::Release);
+            came
+        });
+        (sending.join().expect("the sender"), receiving.join().expect("the receiver"))
+    });
+    let came = came?;
+    let stalls = Stalls::merged(sent?, &came.stalls);
+    let (counters, offered_packets) = (sender.counters(), shared.offered.load(Ordering::Acquire));
+    let measured_us = (setup.trial.ns() - setup.warm_up.ns()) / 1000.0;
+    Ok(Trial {
+        delivered_mpps: came.in_time as f64 / measured_us,
+        offered_packets,
+        lost_packets: offered_packets.saturating_sub(came.all),
+        packets_per_message: counters.sent_packets as f64 / counters.sent_messages.max(1) as f64,
+        latency: Quantiles::of(&mut came.latencies(|_| true)),
+        undisturbed: Quantiles::of(&mut came.latencies(|came_ns| !stalls.has_disturbed(came_ns))),
+    })
+}
+
+/// Offers load until the trial is over.
+fn send(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Vec<Stall> {
+    let bytes = packet_bytes(setup.frame_bytes);
+    let until_ns = setup.trial.ns() as u64;
+    let mut arrivals = match setup.offered {
+        Offered::Mpps(mpps) => Some(Arrivals::new(mpps, setup.seed)),
+        Offered::Flood => None,
+    };
+    let (mut offered, mut sent_before) = (0, 0);
+    let (mut watch, mut stalls) = (Watch::new(setup.kind, shared.now_ns()), Vec::new());
+    loop {
+        let now_ns = shared.now_ns();
+        // Late or not: what was to come in the trial comes.
+        if now_ns >= until_ns && arrivals.as_ref().map_or(offered > 0, |arrivals| arrivals.next_ns() >= until_ns) {
+            break;
+        }
+        let sent = node.counters().sent_packets;
+        stalls.extend(watch.look(now_ns, sent - sent_before));
+        sent_before = sent;
+        for _ in 0..VECTOR_PACKETS {
+            let came_ns = arrivals.as_ref().map_or(now_ns, Arrivals::next_ns);
+            if came_ns > now_ns.min(until_ns - 1) || arrivals.is_none() && node.pool.available() == 0 {
+                break;
+            }
+            node.without_buffer += u64::from(!node.make(bytes, came_ns));
+            offered += 1;
+            arrivals.iter_mut().for_each(Arrivals::step);
+        }
+        if !node.parcels.is_empty() {
+            node.send(now_ns);
+        }
+        node.turn(now_ns);
+        node.arrived.clear();
+    }
+    shared.offered.store(offered, Ordering::Release);
+    stalls
+}
+
+/// Sends what waits, and goes on until the receiver has all: that may need answers.
+fn drain(node: &mut Node, shared: &Shared) {
+    let (offered, until_ns) = (shared.offered.load(Ordering::Acquire), shared.now_ns() + PATIENCE_NS);
+    while !shared.has_received.load(Ordering::Acquire) {
+        let now_ns = shared.now_ns();
+        node.turn(now_ns);
+        node.arrived.clear();
+        let Counters { sent_packets, drop_full, .. } = node.counters();
+        let has_sent = sent_packets + drop_full + node.without_buffer >= offered || now_ns > until_ns;
+        shared.sent.store(sent_packets, Ordering::Release);
+        shared.has_sent.store(has_sent, Ordering::Release);
+    }
+}
+
+struct Came {
+    all: u64,
+    /// After the warm-up, and before the end.
+    in_time: u64,
+    /// When a packet came, and what it took.
+    packets: Vec<(u64, u32)>,
+    stalls: Vec<Stall>,
+}
+
+impl Came {
+    /// Of the packets that came at moments that are wanted.
+    fn latencies(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<u64> {
+        let wanted = self.packets.iter().filter(|(came_ns, _)| is_wanted(*came_ns));
+        wanted.map(|(_, latency_ns)| u64::from(*latency_ns)).collect()
+    }
+}
+
+fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Came {
+    let (from_ns, until_ns) = (setup.warm_up.ns() as u64, setup.trial.ns() as u64);
+    let mut came = Came { all: 0, in_time: 0, packets: Vec::with_capacity(1 << 20), stalls: Vec::new() };
+    let (mut watch, mut quiet_since_ns) = (Watch::new(setup.kind, shared.now_ns()), None);
+    loop {
+        let has_sent = shared.has_sent.load(Ordering::Acquire);
+        node.turn(shared.now_ns());
+        let now_ns = shared.now_ns();
+        came.stalls.extend(watch.look(now_ns, node.arrived.len() as u64));
+        if node.arrived.is_empty() {
+            let has_all = came.all >= shared.sent.load(Ordering::Acquire);
+            let quiet_ns = now_ns - *quiet_since_ns.get_or_insert(now_ns);
+            if has_sent && (has_all || quiet_ns > QUIET_NS_MAX) {
+                return came;
+            }
+            continue;
+        }
+        quiet_since_ns = None;
+        came.all += node.arrived.len() as u64;
+        if (from_ns..until_ns).contains(&now_ns) {
+            came.in_time += node.arrived.len() as u64;
+        }
+        node.take(|stamp_ns| {
+            if (from_ns..until_ns).contains(&stamp_ns) {
+                let latency_ns = now_ns.saturating_sub(stamp_ns).min(u64::from(u32::MAX));
+                came.packets.push((stamp_ns, latency_ns as u32));
+            }
+        });
+    }
+}

@@ -1,0 +1,165 @@
+//! What rate an interconnect carries.
+
+use router_node::interconnect::Kind;
+use serde::Serialize;
+
+use super::nodes::{Cores, Offered, TrialSetup, run};
+use super::{BATCHES, Batching, BenchError, Effort, name};
+use crate::statistics::median;
+
+/// A rate without loss is held by one trial of so many: a processor that is taken away for a moment loses packets, and
+/// says nothing of the interconnect.
+const TRIES: usize = 3;
+/// No search goes beyond the flood's rate by more.
+const ABOVE_FLOOD: f64 = 1.25;
+
+/// What one policy carries. *Measured*, medians over rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RateRow {
+    /// Over which interconnect.
+    pub interconnect: &'static str,
+    /// Bytes of a frame.
+    pub frame_bytes: usize,
+    /// How packets are put together.
+    pub batching: Batching,
+    /// The highest load, in bursts at random moments, of which nothing was lost (RFC 2544, with shorter trials).
+    pub zero_loss_mpps: f64,
+    /// What arrives when the sender makes as many as it can.
+    pub flood_mpps: f64,
+    /// Packets a message in the flood.
+    pub packets_per_message: f64,
+}
+
+/// The rates of all policies with frames of one size, in alternating rounds.
+///
+/// # Errors
+/// When the nodes could not be made.
+pub fn rates(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores) -> Result<Vec<RateRow>, BenchError> {
+    let policies: Vec<Batching> = Batching::all().collect();
+    let mut found = vec![Found::default(); policies.len()];
+    for round in 0..effort.rounds {
+        for (batching, found) in policies.iter().zip(&mut found) {
+            let search = Search { kind, batching: *batching, frame_bytes, effort, cores, seed: round as u64 };
+            let (flood_mpps, packets_per_message) = search.flood()?;
+            found.zero_loss_mpps.push(search.zero_loss(flood_mpps)?);
+            found.flood_mpps.push(flood_mpps);
+            found.packets_per_message.push(packets_per_message);
+        }
+    }
+    let row = |(batching, found): (Batching, Found)| RateRow {
+        interconnect: name(kind),
+        frame_bytes,
+        batching,
+        zero_loss_mpps: median(found.zero_loss_mpps).unwrap_or(0.0),
+        flood_mpps: median(found.flood_mpps).unwrap_or(0.0),
+        packets_per_message: median(found.packets_per_message).unwrap_or(0.0),
+    };
+    Ok(policies.into_iter().zip(found).map(row).collect())
+}
+
+/// Of one policy, by rounds.
+#[derive(Clone, Default)]
+struct Found {
+    zero_loss_mpps: Vec<f64>,
+    flood_mpps: Vec<f64>,
+    packets_per_message: Vec<f64>,
+}
+
+struct Search<'a> {
+    kind: Kind,
+    batching: Batching,
+    frame_bytes: usize,
+    effort: &'a Effort,
+    cores: Cores,
+    seed: u64,
+}
+
+impl Search<'_> {
+    fn setup(&self, offered: Offered) -> TrialSetup {
+        TrialSetup {
+            kind: self.kind,
+            batching: self.batching,
+            frame_bytes: self.frame_bytes,
+            offered,
+            trial: self.effort.trial,
+            warm_up: self.effort.warm_up,
+            seed: self.seed,
+        }
+    }
+
+    fn flood(&self) -> Result<(f64, f64), BenchError> {
+        let trial = run(&self.setup(Offered::Flood), self.cores)?;
+        Ok((trial.delivered_mpps, trial.packets_per_message))
+    }
+
+    fn is_without_loss(&self, mpps: f64) -> Result<bool, BenchError> {
+        for _ in 0..TRIES {
+            let trial = run(&self.setup(Offered::Mpps(mpps)), self.cores)?;
+            // What comes late all the same is a queue that grows: carried is what leaves as fast as it comes.
+            if trial.lost_packets == 0 && trial.delivered_mpps >= 0.98 * mpps {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn zero_loss(&self, flood_mpps: f64) -> Result<f64, BenchError> {
+        let (mut carried, mut lost) = (0.0, ABOVE_FLOOD * flood_mpps);
+        for _ in 0..self.effort.search_steps {
+            let middle = if carried == 0.0 { lost * 0.75 } else { (carried + lost) / 2.0 };
+            if self.is_without_loss(middle)? {
+                carried = middle;
+            } else {
+                lost = middle;
+            }
+        }
+        Ok(carried)
+    }
+}
+
+/// What putting packets together gains over one packet a message. *Measured*; ratios within each round, their median.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BatchGain {
+    /// Over which interconnect.
+    pub interconnect: &'static str,
+    /// Bytes of a frame.
+    pub frame_bytes: usize,
+    /// What arrives in a flood with one packet a message.
+    pub single_mpps: f64,
+    /// The best fixed batch.
+    pub best_batch: u8,
+    /// What arrives with that.
+    pub best_mpps: f64,
+    /// How many times as many.
+    pub gain: f64,
+    /// How many times as many with adaptive batches.
+    pub gain_adaptive: f64,
+}
+
+/// The gain of each batch over single packets, in floods, in alternating rounds.
+///
+/// # Errors
+/// When the nodes could not be made.
+pub fn batch_gain(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores) -> Result<BatchGain, BenchError> {
+    let policies: Vec<Batching> = Batching::all().collect();
+    let mut rounds: Vec<Vec<f64>> = Vec::new();
+    for round in 0..effort.rounds {
+        let flood = |batching: &Batching| {
+            let search = Search { kind, batching: *batching, frame_bytes, effort, cores, seed: round as u64 };
+            Ok(search.flood()?.0)
+        };
+        rounds.push(policies.iter().map(flood).collect::<Result<_, BenchError>>()?);
+    }
+    let rate = |at: usize| median(rounds.iter().map(|round| round[at])).unwrap_or(0.0);
+    let gain = |at: usize| median(rounds.iter().map(|round| round[at] / round[0])).unwrap_or(0.0);
+    let best = (0..BATCHES.len()).max_by(|one, other| gain(*one).total_cmp(&gain(*other))).unwrap_or(0);
+    Ok(BatchGain {
+        interconnect: name(kind),
+        frame_bytes,
+        single_mpps: rate(0),
+        best_batch: BATCHES[best],
+        best_mpps: rate(best),
+        gain: gain(best),
+        gain_adaptive: gain(BATCHES.len()),
+    })
+}

@@ -1,0 +1,105 @@
+//! When the machine did something else.
+//!
+//! Both nodes look at the clock all the time, and see when they could not: an interrupt, another process, a hypervisor
+//! that gave the processor to somebody else. On a virtual machine that is some percent of the time, in pieces of 3 to
+//! 60 us: 99% of latencies would tell of that and of nothing else. So packets that came while a node stood still, or in
+//! the time that it takes to catch up, are told apart. What counts as a stall grows with the work that was done
+//! meanwhile, by a generous amount a packet: no way of sending packets can pass off its own slowness as the machine's.
+
+use router_node::interconnect::Kind;
+
+/// Before a stall: packets that are under way when it begins.
+const BEFORE_NS: u64 = 20_000;
+/// After it: what came meanwhile is made up for, at a load of four fifths, within four times its length.
+const AFTER_NS: u64 = 20_000;
+const AFTER_TIMES: u64 = 4;
+
+/// A time in which a node did not look at the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stall {
+    from_ns: u64,
+    to_ns: u64,
+}
+
+/// Looks for stalls of one node.
+pub(super) struct Watch {
+    looked_ns: u64,
+    idle_ns_max: u64,
+    packet_ns_max: u64,
+}
+
+impl Watch {
+    /// What a look takes at most, without packets and for each: several times what it takes.
+    pub fn new(kind: Kind, now_ns: u64) -> Watch {
+        let (idle_ns_max, packet_ns_max) = match kind {
+            Kind::Lanes => (1500, 1000),
+            Kind::Windows(_) => (2000, 1500),
+            Kind::RnicLanes => (4000, 3000),
+            Kind::RnicUdp(_) => (20_000, 10_000),
+        };
+        Watch { looked_ns: now_ns, idle_ns_max, packet_ns_max }
+    }
+
+    /// To be called with each look at the clock: the stall that this one ends, if there was one.
+    pub fn look(&mut self, now_ns: u64, packets: u64) -> Option<Stall> {
+        let stall = Stall { from_ns: self.looked_ns, to_ns: now_ns };
+        self.looked_ns = now_ns;
+        (now_ns - stall.from_ns > self.idle_ns_max + packets * self.packet_ns_max).then_some(stall)
+    }
+}
+
+/// When packets were disturbed.
+#[derive(Debug, Default)]
+pub(super) struct Stalls(Vec<Stall>);
+
+impl Stalls {
+    /// Of both nodes.
+    pub fn merged(mut sender: Vec<Stall>, receiver: &[Stall]) -> Stalls {
+        sender.extend_from_slice(receiver);
+        let disturbed = |Stall { from_ns, to_ns }: Stall| Stall {
+            from_ns: from_ns.saturating_sub(BEFORE_NS),
+            to_ns: to_ns + AFTER_TIMES * (to_ns - from_ns) + AFTER_NS,
+        };
+        let mut times: Vec<Stall> = sender.into_iter().map(disturbed).collect();
+        times.sort_unstable_by_key(|time| time.from_ns);
+        let mut merged: Vec<Stall> = Vec::new();
+        for time in times {
+            match merged.last_mut().filter(|last| time.from_ns <= last.to_ns) {
+                Some(last) => last.to_ns = last.to_ns.max(time.to_ns),
+                None => merged.push(time),
+            }
+        }
+        Stalls(merged)
+    }
+
+    /// Whether a stall may have had to do with a packet that came then.
+    pub fn has_disturbed(&self, came_ns: u64) -> bool {
+        let before = self.0.partition_point(|time| time.from_ns <= came_ns);
+        before > 0 && came_ns < self.0[before - 1].to_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stall_is_a_look_that_took_too_long_for_what_was_done() {
+        let mut watch = Watch::new(Kind::Lanes, 0);
+        assert_eq!(watch.look(1500, 0), None);
+        assert_eq!(watch.look(35_000, 32), None, "32 packets may take this long");
+        assert_eq!(watch.look(36_501, 0), Some(Stall { from_ns: 35_000, to_ns: 36_501 }));
+        assert_eq!(watch.look(40_000, 2), None);
+    }
+
+    #[test]
+    fn packets_are_disturbed_from_before_a_stall_until_it_is_made_up_for() {
+        let sender = vec![Stall { from_ns: 100_000, to_ns: 110_000 }, Stall { from_ns: 900_000, to_ns: 903_000 }];
+        let stalls = Stalls::merged(sender, &[Stall { from_ns: 150_000, to_ns: 152_000 }]);
+        let disturbed = [80_000, 169_999, 170_000, 179_999, 900_000, 934_999].map(|ns| stalls.has_disturbed(ns));
+        assert_eq!(disturbed, [true; 6]);
+        let quiet = [0, 79_999, 180_000, 879_999, 935_000, 5_000_000].map(|ns| stalls.has_disturbed(ns));
+        assert_eq!(quiet, [false; 6]);
+        assert!(!Stalls::default().has_disturbed(7));
+    }
+}

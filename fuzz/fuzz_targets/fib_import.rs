@@ -1,0 +1,22 @@
+//! Any bytes are survived as a dump of routing tables and as a list of prefixes: what is read are prefixes without bits
+//! beyond their length, and behind an error there is nothing.
+#![no_main]
+
+use fib::import::{Error, Route, mrt, prefixes};
+use libfuzzer_sys::fuzz_target;
+
+fn check(routes: impl Iterator<Item = Result<Route, Error>>, bytes: usize) {
+    let mut has_ended = false;
+    for (index, route) in routes.enumerate() {
+        assert!(!has_ended && index <= bytes, "what is broken is not read further");
+        match route {
+            Ok(route) => assert_eq!(route.prefix, route.prefix.trunc()),
+            Err(error) => has_ended = !error.to_string().is_empty(),
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    check(mrt(bytes), bytes.len());
+    check(prefixes(bytes), bytes.len());
+});

@@ -1,0 +1,10 @@
+//! Any bytes are survived by every view of a packet, and what is understood can be said again and is understood the
+//! same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../crates/packet/tests/look/mod.rs"]
+mod look;
+
+fuzz_target!(|bytes: &[u8]| look::look_at(bytes));
