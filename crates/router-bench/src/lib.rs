@@ -3,4 +3,5 @@
 pub mod core;
 pub mod fib;
 pub mod interconnect;
+pub mod published;
 pub mod statistics;
