@@ -183,7 +183,7 @@ pub struct PortCounters {
 }
 
 /// All counters of a forwarder. They only grow.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
     /// By port.
     pub ports: Vec<PortCounters>,

@@ -4,7 +4,7 @@
 use sim::Random;
 
 use super::*;
-use crate::{AdjacencyId, Parcel};
+use crate::{AdjacencyId, Filter, Parcel};
 
 /// Sound packets of all kinds, some bytes of which are changed.
 fn spoilt(random: &mut Random) -> Vec<u8> {
@@ -84,6 +84,43 @@ fn storm(seed: u64, rounds: usize) {
         world.taken_by_kernel();
     }
     world.assert_no_leak();
+}
+
+/// The same frame to two routers, one of which follows all packets, and so sends them the slow way.
+#[test]
+fn the_fast_path_and_the_slow_one_do_the_same() {
+    let new = || {
+        let mut world = World::new();
+        world.know_hosts();
+        world.forwarder.set_remote_mtu(NodeId(3), PortId(1), 600);
+        world.route("192.0.0.0/3".parse().expect("a prefix"), &[Hop::on_link(NodeId(3), PortId(1))]);
+        world
+    };
+    let (mut fast, mut slow) = (new(), new());
+    slow.forwarder.trace(Some(Filter::all(u32::MAX)));
+    let mut random = Random::new(9, "both paths");
+    let taken = |world: &mut World| {
+        let World { pool, output, .. } = world;
+        let mut taken = Vec::new();
+        for parcel in output.to_node(NodeId(3)).drain(..) {
+            taken.push((parcel.hop, parcel.flow, pool.bytes(&parcel.packet).to_vec()));
+            pool.free(parcel.packet);
+        }
+        taken
+    };
+    for _ in 0..20_000 {
+        let frame = spoilt(&mut random);
+        let waits = Duration::from_millis(random.below(20));
+        for world in [&mut fast, &mut slow] {
+            world.receive(0, &frame);
+            world.wait(waits);
+            world.output.traced.clear();
+        }
+        assert_eq!((fast.sent(0), fast.sent(1)), (slow.sent(0), slow.sent(1)), "{frame:02x?}");
+        assert_eq!(taken(&mut fast), taken(&mut slow), "{frame:02x?}");
+    }
+    assert_eq!(fast.forwarder.counters(), slow.forwarder.counters());
+    assert!(fast.forwarder.counters().ports[1].sent.packets > 1000, "some went through");
 }
 
 #[test]

@@ -1,0 +1,306 @@
+//! Whatever comes to a router, at its ports, from its kernel or from other nodes: nothing panics, no buffer is lost,
+//! what leaves has a sound header and fits its link. The fast path and the slow one, which all packets take that are
+//! followed, do the same.
+#![no_main]
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use arbitrary::Arbitrary;
+use ipnet::IpNet;
+use libfuzzer_sys::fuzz_target;
+use packet::ethernet::{HEADER_BYTES, MacAddress};
+use packet::ipv4;
+use router::{
+    AdjacencyId, Config, Counters, Filter, Forwarder, Hop, Limits, NodeId, Output, Packet, Parcel, Pool, PortConfig,
+    PortId, Rate, Rib, Tables, Time, Vlan,
+};
+
+const NODE: NodeId = NodeId(0);
+const FAR: NodeId = NodeId(1);
+const BUFFERS: u32 = 64;
+const BUFFER_BYTES: u16 = 2048;
+const HEADROOM_BYTES: u16 = 128;
+const STEPS_MAX: usize = 16;
+
+#[derive(Arbitrary, Debug)]
+enum Step<'a> {
+    /// A frame, as it is.
+    Frame {
+        port: u8,
+        bytes: &'a [u8],
+    },
+    /// What follows a frame's header that is for the router.
+    Packet {
+        port: u8,
+        is_v6: bool,
+        tag: Option<u16>,
+        mend: bool,
+        bytes: &'a [u8],
+    },
+    Kernel {
+        mend: bool,
+        bytes: &'a [u8],
+    },
+    Egress {
+        node: u8,
+        port: u8,
+        adjacency: u16,
+        bytes: &'a [u8],
+    },
+    Neighbour {
+        port: u8,
+        is_v6: bool,
+        host: u8,
+        mac: [u8; 6],
+    },
+    Pin {
+        port: u8,
+        is_v6: bool,
+        host: u8,
+    },
+    Unpin {
+        adjacency: u16,
+    },
+    Port {
+        port: u8,
+        mtu_bytes: u16,
+        is_up: bool,
+        has_kernel: bool,
+    },
+    Remote {
+        port: u8,
+        mtu_bytes: u16,
+        is_up: bool,
+    },
+    Wait {
+        ms: u16,
+    },
+}
+
+thread_local! {
+    /// Tables take long to make, and no step writes them.
+    static TABLES: RefCell<(Rib, Tables)> = RefCell::new(tables());
+}
+
+fn network(port: u8) -> [IpNet; 2] {
+    [format!("10.0.{port}.1/24"), format!("2001:db8:{port}::1/64")].map(|text| text.parse().expect("a network"))
+}
+
+fn host(port: u8, is_v6: bool, host: u8) -> IpAddr {
+    let text = if is_v6 { format!("2001:db8:{port}::{host:x}") } else { format!("10.0.{port}.{host}") };
+    text.parse().expect("an address")
+}
+
+fn mac(port: u8) -> MacAddress {
+    MacAddress([2, 0, 0, 0, 0, port])
+}
+
+fn tables() -> (Rib, Tables) {
+    let (mut rib, tables) = Rib::new().expect("memory for tables");
+    let mut route = |prefix: IpNet, hops: &[Hop]| rib.announce(hops[0].node, prefix, 0, hops).expect("room");
+    for port in 0..3 {
+        for network in network(port) {
+            route(network, &[Hop::on_link(NODE, PortId(port))]);
+            let own = if port == 0 { Hop::router(NODE) } else { Hop::kernel(NODE) };
+            route(network.addr().into(), &[own]);
+        }
+    }
+    let hop = |node, adjacency| Hop { node, port: PortId(1), adjacency: AdjacencyId(adjacency) };
+    for (prefix, hops) in [
+        ("11.0.0.0/8", vec![hop(NODE, 1), hop(NODE, 2), hop(NODE, 3)]),
+        ("12.0.0.0/8", vec![hop(FAR, 1)]),
+        ("2001:db8:12::/48", vec![hop(FAR, 1)]),
+        ("13.0.0.0/8", vec![Hop::BLACKHOLE]),
+        ("14.0.0.0/8", vec![Hop::PROHIBITED]),
+        ("2001:db8:15::/48", vec![Hop::kernel(FAR)]),
+    ] {
+        let node = hops[0].node;
+        rib.announce(node, prefix.parse().expect("a prefix"), 0, &hops).expect("room");
+    }
+    (rib, tables)
+}
+
+struct Node {
+    forwarder: Forwarder,
+    pool: Pool,
+    output: Output,
+    now: Time,
+    /// Frames that came from other nodes need not be sound.
+    is_sound: bool,
+}
+
+/// What one step brought forth: frames by port, packets by node and for the kernel.
+type Out = Vec<(u16, Vec<u8>)>;
+
+impl Node {
+    fn new(tables: Tables, filter: Option<Filter>) -> Node {
+        let rate = Rate { per_second: 100, burst: 8 };
+        let limits = Limits {
+            neighbours_max: 12,
+            neighbours_unknown_max: 4,
+            pending_packets_of_neighbour_max: 3,
+            pending_packets_max: 6,
+            asks: rate,
+            learnt: rate,
+            icmp_errors: rate,
+            answers: rate,
+        };
+        let forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
+        let pool = Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES);
+        let now = Time::from_ns(1_000_000_000);
+        let mut node = Node { forwarder, pool, output: Output::new(8), now, is_sound: true };
+        for port in 0..3 {
+            node.set_port(port, 1500, true, port != 0);
+        }
+        node.forwarder.set_remote_mtu(FAR, PortId(1), 1000);
+        node.forwarder.trace(filter);
+        node
+    }
+
+    fn set_port(&mut self, port: u8, mtu_bytes: u16, is_up: bool, has_kernel: bool) {
+        // The third is a VLAN of the second.
+        let vlan = (port == 2).then_some(Vlan { parent: PortId(1), id: 5 });
+        let config = PortConfig { is_up, has_kernel, vlan, ..PortConfig::new(mac(port.min(1)), mtu_bytes) };
+        let config = config.with_addresses(network(port));
+        let Node { forwarder, pool, output, now, .. } = self;
+        let _ = forwarder.set_port(*now, PortId(port), config, pool, output);
+    }
+
+    fn packet(&mut self, bytes: &[u8]) -> Vec<Packet> {
+        let bytes_max = self.pool.bytes_max();
+        self.pool.copy_of(&bytes[..bytes.len().min(bytes_max)]).into_iter().collect()
+    }
+
+    fn take(&mut self, step: &Step<'_>) {
+        match *step {
+            Step::Frame { port, bytes } => {
+                let mut frames = self.packet(bytes);
+                let Node { forwarder, pool, output, now, .. } = self;
+                forwarder.ingress(*now, PortId(port % 3), &mut frames, pool, output);
+            }
+            Step::Packet { port, is_v6, tag, mend, bytes } => {
+                let mut frames = self.packet(&framed(port % 2, is_v6, tag, mend, bytes));
+                let Node { forwarder, pool, output, now, .. } = self;
+                forwarder.ingress(*now, PortId(port % 2), &mut frames, pool, output);
+            }
+            Step::Kernel { mend, bytes } => {
+                let mut packets = self.packet(&mended(bytes, mend));
+                let Node { forwarder, pool, output, now, .. } = self;
+                forwarder.from_kernel(*now, &mut packets, pool, output);
+            }
+            Step::Egress { node, port, adjacency, bytes } => {
+                self.is_sound = false;
+                let hop = Hop { node: NodeId(node % 9), port: PortId(port), adjacency: AdjacencyId(adjacency) };
+                let parcel = |packet| Parcel { hop, flow: 0, packet };
+                let mut parcels: Vec<Parcel> = self.packet(bytes).into_iter().map(parcel).collect();
+                let Node { forwarder, pool, output, now, .. } = self;
+                forwarder.egress(*now, &mut parcels, pool, output);
+            }
+            _ => self.control(step),
+        }
+    }
+
+    fn control(&mut self, step: &Step<'_>) {
+        if let Step::Port { port, mtu_bytes, is_up, has_kernel } = *step {
+            return self.set_port(port % 3, mtu_bytes, is_up, has_kernel);
+        }
+        let Node { forwarder, pool, output, now, .. } = self;
+        match *step {
+            Step::Neighbour { port, is_v6, host: number, mac } => {
+                let address = host(port % 3, is_v6, number);
+                forwarder.hear_neighbour(*now, PortId(port % 3), address, MacAddress(mac), pool, output);
+            }
+            Step::Pin { port, is_v6, host: number } => {
+                let _ = forwarder.pin_adjacency(*now, PortId(port % 3), host(port % 3, is_v6, number), pool, output);
+            }
+            Step::Unpin { adjacency } => forwarder.unpin_adjacency(*now, AdjacencyId(adjacency % 16), pool, output),
+            Step::Remote { port, mtu_bytes, is_up } => {
+                forwarder.set_remote_mtu(FAR, PortId(port % 3), mtu_bytes);
+                forwarder.set_node_up(FAR, is_up);
+            }
+            Step::Wait { ms } => {
+                *now = *now + Duration::from_millis(u64::from(ms));
+                forwarder.poll(*now, pool, output);
+            }
+            _ => {}
+        }
+    }
+
+    fn out(&mut self) -> Out {
+        let Node { pool, output, .. } = self;
+        let mut out = Out::new();
+        let mut take = |from: u16, packet: Packet| {
+            out.push((from, pool.bytes(&packet).to_vec()));
+            pool.free(packet);
+        };
+        for (port, queue) in output.to_ports.iter_mut().enumerate() {
+            queue.drain(..).for_each(|packet| take(port as u16, packet));
+        }
+        for (node, queue) in output.to_nodes.iter_mut().enumerate() {
+            queue.drain(..).for_each(|parcel| take(0x100 + node as u16, parcel.packet));
+        }
+        output.to_kernel.drain(..).for_each(|packet| take(0x200, packet));
+        output.events.clear();
+        output.traced.clear();
+        out
+    }
+
+    /// All that waits is given up when all ports are gone.
+    fn end(mut self) -> Counters {
+        for port in 0..3 {
+            let Node { forwarder, pool, output, now, .. } = &mut self;
+            forwarder.remove_port(*now, PortId(port), pool, output);
+        }
+        self.out();
+        assert_eq!(self.pool.available(), BUFFERS as usize, "a buffer was lost");
+        self.forwarder.counters().clone()
+    }
+}
+
+fn mended(bytes: &[u8], mend: bool) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    if mend && let Ok(mut packet) = ipv4::Packet::new_checked(&mut bytes[..]) {
+        packet.fill_checksum();
+    }
+    bytes
+}
+
+fn framed(port: u8, is_v6: bool, tag: Option<u16>, mend: bool, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = mac(port).0.to_vec();
+    frame.extend([2, 1, 0, 0, 0, 1]);
+    if let Some(tag) = tag {
+        frame.extend([0x81, 0]);
+        frame.extend(tag.to_be_bytes());
+    }
+    frame.extend(if is_v6 { [0x86, 0xdd] } else { [0x08, 0x00] });
+    frame.extend(mended(bytes, mend));
+    frame
+}
+
+fn check(out: &Out, is_sound: bool) {
+    for (to, bytes) in out.iter().filter(|(to, _)| *to < 0x100) {
+        assert!(bytes.len() > HEADER_BYTES && bytes[6..12] == mac(*to as u8).0, "{bytes:02x?}");
+        let offset = if bytes[12..14] == [0x81, 0] { HEADER_BYTES + 4 } else { HEADER_BYTES };
+        if is_sound && bytes[offset - 2..offset] == [0x08, 0x00] {
+            let packet = ipv4::Packet::new_checked(&bytes[offset..]).expect("a sound header");
+            assert!(packet.checksum_is_right() && packet.ttl() > 0, "{bytes:02x?}");
+        }
+    }
+}
+
+fuzz_target!(|steps: Vec<Step<'_>>| {
+    TABLES.with_borrow(|(_, tables)| {
+        let mut fast = Node::new(tables.clone(), None);
+        let mut slow = Node::new(tables.clone(), Some(Filter::all(u32::MAX)));
+        for step in steps.iter().take(STEPS_MAX) {
+            fast.take(step);
+            slow.take(step);
+            let out = fast.out();
+            check(&out, fast.is_sound);
+            assert_eq!(out, slow.out(), "{step:02x?}");
+        }
+        assert_eq!(fast.end(), slow.end());
+    });
+});
