@@ -171,7 +171,7 @@ impl Drops {
     }
 }
 
-/// Of one port.
+/// Of one port. A VLAN's frames are its port's and its parent's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
     /// Frames that came in.

@@ -86,7 +86,7 @@ struct PortState {
     config: Option<PortConfig>,
     /// The hardware address as the first six bytes of a frame, read as a little-endian number.
     mac_word: u64,
-    /// Ports of VLANs of this one.
+    /// VLANs of this one, and their ports that are up.
     vlans: Vec<(u16, PortId)>,
     /// Own addresses on IPv4 networks, in the order that they were given.
     addresses: Vec<IpNet>,
@@ -175,18 +175,13 @@ impl Forwarder {
         let is_other = former.as_ref().is_some_and(|former| {
             (former.mac, former.vlan) != (config.mac, config.vlan) || (former.is_up && !config.is_up)
         });
-        self.unlink_vlan(port, former.as_ref());
-        if let Some(vlan) = config.vlan {
-            self.ports[usize::from(vlan.parent.0)].vlans.push((vlan.id, port));
-        }
         let state = &mut self.ports[usize::from(port.0)];
         state.mac_word = mac_word(config.mac);
         let addresses = addresses_of(&config);
         let networks_change = state.addresses != addresses;
         state.addresses = addresses;
-        self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] =
-            if config.is_up { config.mtu_bytes } else { 0 };
         state.config = Some(config);
+        self.link_ports();
         if networks_change {
             self.tell_again(port, output);
         }
@@ -209,16 +204,28 @@ impl Forwarder {
     /// The port is there no longer.
     pub fn remove_port(&mut self, now: Time, port: PortId, pool: &mut Pool, output: &mut Output) {
         let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return };
-        let former = state.config.take();
+        state.config = None;
         state.addresses.clear();
-        self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] = 0;
-        self.unlink_vlan(port, former.as_ref());
+        self.link_ports();
         self.ports_changed(now, port, true, pool, output);
     }
 
-    fn unlink_vlan(&mut self, port: PortId, former: Option<&PortConfig>) {
-        if let Some(vlan) = former.and_then(|former| former.vlan) {
-            self.ports[usize::from(vlan.parent.0)].vlans.retain(|(_, of)| *of != port);
+    /// What ports take, and whose VLANs they are: a VLAN's port is up when its parent is, too.
+    fn link_ports(&mut self) {
+        let is_up = |port: &PortState| port.config.as_ref().is_some_and(|config| config.is_up);
+        let parents_up: Vec<bool> = self.ports.iter().map(is_up).collect();
+        self.ports.iter_mut().for_each(|port| port.vlans.clear());
+        for number in 0..self.ports.len() {
+            let Some(config) = &self.ports[number].config else {
+                self.mtus[usize::from(self.config.node.0)][number] = 0;
+                continue;
+            };
+            let has_parent = config.vlan.is_none_or(|vlan| parents_up[usize::from(vlan.parent.0)]);
+            let is_up = config.is_up && has_parent;
+            self.mtus[usize::from(self.config.node.0)][number] = if is_up { config.mtu_bytes } else { 0 };
+            if let Some(vlan) = config.vlan.filter(|_| is_up) {
+                self.ports[usize::from(vlan.parent.0)].vlans.push((vlan.id, PortId(number as u8)));
+            }
         }
     }
 
@@ -242,10 +249,10 @@ impl Forwarder {
         }
         let Some(of) = config.vlan else { return Ok(()) };
         let parent = self.ports.get(usize::from(of.parent.0)).and_then(|parent| parent.config.as_ref());
-        let is_taken = |parent: &PortConfig| {
-            let siblings = &self.ports[usize::from(of.parent.0)].vlans;
-            parent.vlan.is_some() || siblings.iter().any(|(id, sibling)| *id == of.id && *sibling != port)
+        let is_same = |(number, sibling): (usize, &PortState)| {
+            number != usize::from(port.0) && sibling.config.as_ref().is_some_and(|sibling| sibling.vlan == Some(of))
         };
+        let is_taken = |parent: &PortConfig| parent.vlan.is_some() || self.ports.iter().enumerate().any(is_same);
         if of.parent == port || !(1..=vlan::ID_MAX).contains(&of.id) || parent.is_none_or(is_taken) {
             return Err(PortError::Vlan { port: port.0, parent: of.parent.0, id: of.id });
         }

@@ -36,9 +36,13 @@ impl Forwarder {
             return self.discard(io, packet, origin, DropReason::Truncated);
         };
         let destination = frame.destination();
-        let Some(port) = self.port_of_tag(port, network.tag.map_or(0, |tag| tag.id)) else {
+        let Some(of) = self.port_of_tag(port, network.tag.map_or(0, |tag| tag.id)) else {
             return self.discard(io, packet, origin, DropReason::Vlan);
         };
+        if of != port {
+            self.counters.ports[usize::from(of.0)].received.add(packet.len());
+        }
+        let port = of;
         let origin = Origin::Port(port);
         let is_group = !destination.is_unicast();
         if !is_group && self.link(port).is_none_or(|link| link.mac != destination) {
@@ -69,7 +73,6 @@ impl Forwarder {
         }
         let state = &self.ports[usize::from(port.0)];
         let (_, of) = state.vlans.iter().find(|(of_id, _)| *of_id == id)?;
-        self.port_config(*of).filter(|config| config.is_up)?;
         Some(*of)
     }
 

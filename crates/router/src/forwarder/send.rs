@@ -91,6 +91,9 @@ impl Forwarder {
         io.pool.grow_front(&mut packet, u16::from(header.header_bytes));
         header.write(ethertype, io.pool.bytes_mut(&packet));
         self.counters.ports[usize::from(header.port.0 % PORTS_MAX)].sent.add(packet.len());
+        if header.queue != header.port {
+            self.counters.ports[usize::from(header.queue.0 % PORTS_MAX)].sent.add(packet.len());
+        }
         queue.push_back(packet);
     }
 

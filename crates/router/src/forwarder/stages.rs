@@ -199,20 +199,26 @@ impl Forwarder {
             }
             match usual(frame, state, &self.own) {
                 Usual::V4 { destination, bytes, tag } => {
-                    let Some((port, header_bytes)) = state.of_tag(port, tag) else {
+                    let Some((of, header_bytes)) = state.of_tag(port, tag) else {
                         vectors.slow.push(packet);
                         continue;
                     };
+                    if of != port {
+                        self.counters.ports[usize::from(of.0)].received.add(frame.len());
+                    }
                     io.pool.cut(&mut packet, header_bytes, bytes);
-                    vectors.v4.push(packet, port, destination);
+                    vectors.v4.push(packet, of, destination);
                 }
                 Usual::V6 { destination, bytes, tag } => {
-                    let Some((port, header_bytes)) = state.of_tag(port, tag) else {
+                    let Some((of, header_bytes)) = state.of_tag(port, tag) else {
                         vectors.slow.push(packet);
                         continue;
                     };
+                    if of != port {
+                        self.counters.ports[usize::from(of.0)].received.add(frame.len());
+                    }
                     io.pool.cut(&mut packet, header_bytes, bytes);
-                    vectors.v6.push(packet, port, destination);
+                    vectors.v6.push(packet, of, destination);
                 }
                 Usual::No => vectors.slow.push(packet),
             }

@@ -256,12 +256,34 @@ fn a_vlans_port_sees_the_frames_with_its_tag_and_tags_what_it_sends() {
     // What came with the tag is answered with it.
     world.receive(1, &tagged(77, &V4 { header: ipv4::Repr { ttl: 1, ..back.header }, ..back.clone() }));
     assert_eq!(world.sent_one(1)[12..18], [0x81, 0, 0, 77, 8, 0]);
+    let traffic = |world: &World, port: usize| {
+        let counters = &world.forwarder.counters().ports[port];
+        (counters.received.packets, counters.sent.packets)
+    };
+    assert_eq!((traffic(&world, 2), traffic(&world, 1)), ((2, 2), (4, 2)), "the parent's are its own and the VLAN's");
+    let parent = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    for (port, whole) in [(PortId(2), &config), (PORTS[1], &parent)] {
+        world.set_port(port, PortConfig { is_up: false, ..whole.clone() });
+        world.receive(0, &V4::to(host).frame());
+        assert_eq!((world.sent(1).len(), world.dropped(DropReason::EgressDown)), (0, u64::from(3 - port.0)));
+        let reason = if port == PORTS[1] { DropReason::PortDown } else { DropReason::Vlan };
+        world.sent(0);
+        world.assert_dropped(1, &tagged(77, &back), reason);
+        world.set_port(port, whole.clone());
+    }
     let taken = PortConfig { vlan: Some(Vlan { parent: PORTS[1], id: 77 }), ..config };
     let World { forwarder, pool, output, now, .. } = &mut world;
     let error = forwarder.set_port(*now, PortId(3), taken, pool, output).expect_err("the VLAN has a port");
     assert_eq!(error.to_string(), "port 3: VLAN 77 of port 1: take 1 to 4094, each once, of a port without a VLAN");
     forwarder.remove_port(*now, PortId(2), pool, output);
     world.assert_dropped(1, &tagged(77, &back), DropReason::Vlan);
+}
+
+#[test]
+fn a_forwarder_goes_to_the_thread_that_it_works_in() {
+    let world = World::new();
+    let thread = std::thread::spawn(move || world.forwarder.next_timer());
+    assert_eq!(thread.join().expect("no panic"), None);
 }
 
 #[test]
