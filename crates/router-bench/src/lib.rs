@@ -1,6 +1,7 @@
 //! Benchmarks of the router.
 
 pub mod core;
+pub mod ethernet;
 pub mod fib;
 pub mod interconnect;
 pub mod published;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::thread;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// A network namespace. It goes, with its interfaces, when the last thread, socket and descriptor in it are gone.
@@ -40,6 +41,19 @@ impl Namespace {
     pub fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> io::Result<T> {
         on_a_thread(|| {
             self.enter()?;
+            Ok(run())
+        })
+    }
+
+    /// As [`Namespace::within`], with a `/sys` that shows the namespace's interfaces, for this thread alone.
+    pub fn within_with_sysfs<T: Send>(&self, run: impl FnOnce() -> T + Send) -> io::Result<T> {
+        on_a_thread(|| {
+            self.enter()?;
+            // SAFETY: the thread is new and runs nothing but this; what it unshares is its view of file systems and of
+            // its own directory and mask, which nobody else counts on.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+            mount("sysfs", "/sys", "sysfs", MountFlags::empty(), None)?;
             Ok(run())
         })
     }

@@ -4,7 +4,8 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-/// Settings that were changed, and what they were before. Dropping it puts them back, the last one first.
+/// Settings that were changed, and what they were before. Dropping it puts them back, the last one first: in the
+/// network namespace of the thread that drops it, which is to be the one that they were changed in.
 #[derive(Debug, Default)]
 pub struct Sysctls {
     before: Vec<(PathBuf, String)>,
@@ -27,6 +28,11 @@ impl Sysctls {
             self.before.push((path, before));
         }
         Ok(())
+    }
+
+    /// What was changed stays: its namespace is not kept either.
+    pub fn keep(mut self) {
+        self.before.clear();
     }
 
     /// What a port's interface needs: the kernel behind it is a host there, not a second router. It forwards nothing

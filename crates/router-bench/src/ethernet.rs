@@ -1,0 +1,241 @@
+//! Forwarding between two virtual Ethernet interfaces: the router by AF_XDP and by AF_PACKET, beside the Linux kernel's
+//! own forwarding between interfaces of the same kind, with the same routes, in the same run.
+//!
+//! ```text
+//!   source ── veth ── node: one of the subjects ── veth ── sink
+//! ```
+//!
+//! All figures are *measured*. The source sends as fast as it can from the first processor; each of the router's
+//! subjects forwards on the second. The kernel forwards a packet wherever it is received, which for virtual Ethernet is
+//! in the sender's call: so it is measured like that, on one processor, and with packets steered to the second (RPS).
+//! The sink is a kernel that has no route for what comes: dropping it is a part of every figure. What is reported is
+//! what arrives while more is offered than can be forwarded, not a zero-loss rate.
+
+mod bed;
+mod subject;
+mod traffic;
+
+use std::io;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::fib::Rounds;
+use bed::Bed;
+use router_ports::netlink::NetlinkError;
+use router_ports::{InterfaceError, ethernet::OpenError};
+
+/// Bytes of a frame check sequence, which virtual Ethernet has not.
+const FCS_BYTES: usize = 4;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Of destinations.
+    pub seed: u64,
+    /// Sizes of frames, check sequence included.
+    pub sizes: Vec<usize>,
+    /// Rounds of each figure; subjects take turns.
+    pub rounds: usize,
+    /// How long a round is.
+    pub round: Duration,
+    /// Frames of each latency's distribution.
+    pub probes: usize,
+    /// Routes, each with a destination.
+    pub destinations: usize,
+}
+
+impl Options {
+    /// As reported: some minutes.
+    pub fn full() -> Options {
+        Options {
+            seed: 1,
+            sizes: vec![64, 128, 256, 512, 1024, 1280, 1518],
+            rounds: 7,
+            round: Duration::from_millis(500),
+            probes: 4000,
+            destinations: 4000,
+        }
+    }
+
+    /// The smallest and the largest frames, fewer rounds: some seconds.
+    pub fn quick() -> Options {
+        let round = Duration::from_millis(100);
+        Options { sizes: vec![64, 1518], rounds: 3, round, probes: 500, ..Options::full() }
+    }
+}
+
+/// Who forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    /// The Linux kernel, where packets are received: in the sender's call.
+    Kernel,
+    /// The Linux kernel, with packets steered to the second processor.
+    KernelSteered,
+    /// The router, by AF_XDP.
+    Xdp,
+    /// The router, by AF_PACKET.
+    PacketSocket,
+}
+
+impl Subject {
+    /// All, in the order of their turns.
+    pub const ALL: [Subject; 4] = [Subject::Kernel, Subject::KernelSteered, Subject::Xdp, Subject::PacketSocket];
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Results {
+    /// Routes in the tables.
+    pub destinations: usize,
+    /// Processors that the source and the subjects had: with one, all share it.
+    pub processors: usize,
+    /// Each subject by size.
+    pub cases: Vec<Case>,
+}
+
+/// One subject and size.
+#[derive(Clone, Debug, Serialize)]
+pub struct Case {
+    /// Who.
+    pub subject: Subject,
+    /// Of a frame, check sequence included.
+    pub size_bytes: usize,
+    /// What arrived, in millions of frames a second.
+    pub mpps: Rounds,
+    /// What was offered meanwhile, in the median round.
+    pub offered_mpps: f64,
+    /// From the call that sends one frame until it is received, with nothing else under way.
+    pub latency: Latency,
+}
+
+/// A distribution of times, in us.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Latency {
+    /// The median.
+    pub p50_us: f64,
+    /// The 99th percentile.
+    pub p99_us: f64,
+    /// The longest.
+    pub max_us: f64,
+    /// Frames that did not arrive.
+    pub lost: usize,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not without privileges.
+    #[error("no network namespaces of its own: {0}; run it as root")]
+    Namespace(io::Error),
+    /// The system refuses something else.
+    #[error("{doing}: {source}")]
+    System {
+        /// What was asked for.
+        doing: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel refuses interfaces, addresses or routes.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// An interface is not as expected.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// A port cannot be opened.
+    #[error(transparent)]
+    Port(#[from] OpenError),
+    /// The router's tables refuse.
+    #[error(transparent)]
+    Route(#[from] router::RouteError),
+    /// Nothing comes through.
+    #[error("{subject:?} forwards nothing: {sent} frames were sent, and none arrived")]
+    Silent {
+        /// Who.
+        subject: Subject,
+        /// How many in vain.
+        sent: usize,
+    },
+}
+
+fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::System { doing, source }
+}
+
+/// Measures all subjects.
+pub fn measure(options: &Options) -> Result<Results, Error> {
+    let processors = bed::processors();
+    let mut beds = Vec::new();
+    for subject in Subject::ALL {
+        beds.push(Bed::new(subject, options)?);
+    }
+    let mut cases = Vec::new();
+    for &size_bytes in &options.sizes {
+        let frame_bytes = size_bytes - FCS_BYTES;
+        let mut arrived = vec![Vec::new(); beds.len()];
+        let mut offered = vec![Vec::new(); beds.len()];
+        for _ in 0..options.rounds {
+            for (number, bed) in beds.iter_mut().enumerate() {
+                let round = bed.overload(frame_bytes, options.round)?;
+                arrived[number].push(round.arrived_mpps);
+                offered[number].push(round.offered_mpps);
+            }
+        }
+        for (number, bed) in beds.iter_mut().enumerate() {
+            cases.push(Case {
+                subject: bed.subject(),
+                size_bytes,
+                mpps: rounds(std::mem::take(&mut arrived[number])),
+                offered_mpps: rounds(std::mem::take(&mut offered[number])).median,
+                latency: latency(bed.probe(frame_bytes, options.probes)?),
+            });
+        }
+    }
+    Ok(Results { destinations: options.destinations, processors, cases })
+}
+
+fn rounds(mut values: Vec<f64>) -> Rounds {
+    values.sort_unstable_by(f64::total_cmp);
+    Rounds { median: values[values.len() / 2], best: values[values.len() - 1] }
+}
+
+/// Of times that frames took; `None` is a frame that did not arrive.
+fn latency(times: Vec<Option<Duration>>) -> Latency {
+    let mut us: Vec<f64> = times.iter().flatten().map(|time| time.as_secs_f64() * 1e6).collect();
+    us.sort_unstable_by(f64::total_cmp);
+    let at = |share: f64| us.get(((us.len() as f64 * share) as usize).min(us.len().saturating_sub(1))).copied();
+    let value = |share| at(share).unwrap_or(f64::NAN);
+    Latency { p50_us: value(0.5), p99_us: value(0.99), max_us: value(1.0), lost: times.len() - us.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_forwards_between_virtual_ethernet() {
+        let options = Options {
+            sizes: vec![64, 1518],
+            rounds: 1,
+            round: Duration::from_millis(20),
+            probes: 20,
+            destinations: 100,
+            ..Options::quick()
+        };
+        match measure(&options) {
+            Err(Error::Namespace(error)) => {
+                println!(
+                    "every_subject_forwards is skipped: no network namespaces of its own ({error}); run it as root"
+                );
+            }
+            Err(error) => panic!("{error}"),
+            Ok(results) => {
+                assert_eq!(results.cases.len(), 8);
+                for case in &results.cases {
+                    assert!(case.mpps.median > 0.0 && case.latency.lost < 20, "{case:?}");
+                }
+            }
+        }
+    }
+}
