@@ -31,6 +31,12 @@ fn main() {
     for found in &results.zero_loss {
         println!("zero loss {:>4} B: {:6.2} Mpps, {:6.1} Gb/s", found.size, found.mpps, found.wire_gbit_per_s);
     }
+    for churn in &results.churn {
+        println!(
+            "{:>9.0} changes of routes a second: {:6.2} Mpps (best {:6.2})",
+            churn.changes_per_s, churn.mpps.median, churn.mpps.best
+        );
+    }
     let program = std::env::current_exe().expect("this program");
     match instructions(&program, &["work"]) {
         Ok(counts) => {

@@ -6,6 +6,7 @@
 //! its rounds, and the best round stands beside it. Sizes are those of Ethernet, with the frame check sequence of 4 B
 //! that memory does not need.
 
+mod churn;
 mod instructions;
 mod router;
 mod zero_loss;
@@ -17,6 +18,7 @@ use ::router::{Probe, Stage};
 use serde::Serialize;
 
 use crate::fib::Rounds;
+pub use churn::{Churn, churn};
 pub use instructions::{StageInstructions, WORK_STAGES, instructions, work};
 pub use router::{Error, Router};
 pub use zero_loss::{ZeroLoss, zero_loss};
@@ -76,6 +78,8 @@ pub struct Results {
     pub cases: Vec<Case>,
     /// The highest rate without a loss, by size.
     pub zero_loss: Vec<ZeroLoss>,
+    /// Forwarding while routes change.
+    pub churn: Vec<Churn>,
 }
 
 impl Results {
@@ -150,8 +154,12 @@ pub fn run(options: &Options) -> Result<Results, Error> {
         .iter()
         .map(|sizes| zero_loss(&mut router, sizes, &few_v4, options.trial_ms))
         .collect::<Result<_, _>>()?;
+    let churn = churn::RATES_PER_S
+        .iter()
+        .map(|changes_per_s| churn(&mut router, options, &few_v4, *changes_per_s))
+        .collect::<Result<_, _>>()?;
     let (routes_v4, routes_v6) = router.routes();
-    Ok(Results { routes_v4, routes_v6, build_ms, cases, zero_loss })
+    Ok(Results { routes_v4, routes_v6, build_ms, cases, zero_loss, churn })
 }
 
 /// Many destinations: of the same routes.

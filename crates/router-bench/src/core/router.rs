@@ -62,12 +62,40 @@ const NOW: Time = Time::from_ns(1_000_000_000);
 /// A node with routes to the whole Internet, by neighbours that it knows.
 pub struct Router {
     forwarder: Forwarder,
-    rib: Rib,
+    routes: Routes,
     pool: Pool,
     output: Output,
-    routes_v4: Vec<ipnet::Ipv4Net>,
-    routes_v6: Vec<ipnet::Ipv6Net>,
     vector: Vec<Packet>,
+}
+
+/// The side that writes the tables; a thread of its own may have it.
+pub(super) struct Routes {
+    rib: Rib,
+    v4: Vec<ipnet::Ipv4Net>,
+    v6: Vec<ipnet::Ipv6Net>,
+    hops: Vec<Hop>,
+}
+
+impl Routes {
+    /// Every route by one of the hops.
+    fn announce(&mut self, random: &mut Random) -> Result<(), Error> {
+        let Routes { rib, v4, v6, hops } = self;
+        let mut hop = || [hops[random.below(hops.len() as u64) as usize]];
+        for prefix in v4 {
+            rib.announce(NODE, IpNet::V4(*prefix), 0, &hop())?;
+        }
+        for prefix in v6 {
+            rib.announce(NODE, IpNet::V6(*prefix), 0, &hop())?;
+        }
+        Ok(())
+    }
+
+    /// A random IPv4 route goes another way from now on.
+    pub(super) fn change(&mut self, random: &mut Random) -> Result<(), Error> {
+        let prefix = self.v4[random.below(self.v4.len() as u64) as usize];
+        let hop = self.hops[random.below(self.hops.len() as u64) as usize];
+        Ok(self.rib.announce(NODE, IpNet::V4(prefix), 0, &[hop])?)
+    }
 }
 
 impl Router {
@@ -77,31 +105,18 @@ impl Router {
     /// No memory, or no room in the tables.
     pub fn new(seed: u64, routes_v4: usize, routes_v6: usize) -> Result<Router, Error> {
         let (rib, tables) = Rib::new()?;
+        let (v4, v6) = (::fib::generate::v4(seed, routes_v4), ::fib::generate::v6(seed, routes_v6));
         let mut router = Router {
             forwarder: Forwarder::new(Config::new(NODE), tables),
-            rib,
+            routes: Routes { rib, v4, v6, hops: Vec::new() },
             // An end of the header's line: Ethernet and IPv4 header lie in one.
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
             output: Output::new(VECTOR_PACKETS_MAX),
-            routes_v4: ::fib::generate::v4(seed, routes_v4),
-            routes_v6: ::fib::generate::v6(seed, routes_v6),
             vector: Vec::with_capacity(VECTOR_PACKETS_MAX),
         };
-        router.announce(seed)?;
+        router.routes.hops = router.ports();
+        router.routes.announce(&mut Random::new(seed, "next hops"))?;
         Ok(router)
-    }
-
-    fn announce(&mut self, seed: u64) -> Result<(), Error> {
-        let hops = self.ports();
-        let mut random = Random::new(seed, "next hops");
-        let mut hop = || [hops[random.below(hops.len() as u64) as usize]];
-        for prefix in &self.routes_v4 {
-            self.rib.announce(NODE, IpNet::V4(*prefix), 0, &hop())?;
-        }
-        for prefix in &self.routes_v6 {
-            self.rib.announce(NODE, IpNet::V6(*prefix), 0, &hop())?;
-        }
-        Ok(())
     }
 
     /// Ports, and the hops to the neighbours of all but the first.
@@ -128,32 +143,37 @@ impl Router {
 
     /// How many routes of IPv4, and how many of IPv6.
     pub fn routes(&self) -> (usize, usize) {
-        self.rib.routes()
+        self.routes.rib.routes()
     }
 
     /// Random addresses of random routes.
     pub fn destinations_v4(&self, seed: u64, count: usize) -> Destinations {
-        Destinations::V4(::fib::generate::addresses_v4(seed, &self.routes_v4, count))
+        Destinations::V4(::fib::generate::addresses_v4(seed, &self.routes.v4, count))
     }
 
     /// Random addresses of random routes.
     pub fn destinations_v6(&self, seed: u64, count: usize) -> Destinations {
-        Destinations::V6(::fib::generate::addresses_v6(seed, &self.routes_v6, count))
+        Destinations::V6(::fib::generate::addresses_v6(seed, &self.routes.v6, count))
     }
 
     /// Frames of these sizes in turn, to these destinations in turn.
-    pub(super) fn traffic(&mut self, sizes: &[usize], destinations: Destinations) -> Traffic<'_> {
+    pub(super) fn traffic_and_routes(
+        &mut self,
+        sizes: &[usize],
+        destinations: Destinations,
+    ) -> (Traffic<'_>, &mut Routes) {
         let ethertype = if matches!(destinations, Destinations::V4(_)) { EtherType::IPV4 } else { EtherType::IPV6 };
         let mut ethernet = [0; HEADER_BYTES];
         Repr { destination: mac(INGRESS.0), source: MacAddress([2, 1, 0, 0, 0, 1]), ethertype }.emit(&mut ethernet);
         let sizes: Vec<usize> = sizes.iter().map(|size| size - FCS_BYTES).collect();
         let generator = Generator::new(ethernet, &sizes, destinations);
-        Traffic { router: self, generator }
+        let Router { forwarder, routes, pool, output, vector } = self;
+        (Traffic { forwarder, pool, output, vector, generator }, routes)
     }
 
-    fn drops(&self) -> Vec<(DropReason, u64)> {
-        let counters = self.forwarder.counters();
-        DropReason::ALL.iter().map(|reason| (*reason, counters.dropped(*reason))).collect()
+    /// [`Router::traffic_and_routes`], where nobody changes routes.
+    pub(super) fn traffic(&mut self, sizes: &[usize], destinations: Destinations) -> Traffic<'_> {
+        self.traffic_and_routes(sizes, destinations).0
     }
 }
 
@@ -163,11 +183,19 @@ fn mac(port: u8) -> MacAddress {
 
 /// A router and what comes in at its first port. The others swallow what is sent.
 pub(super) struct Traffic<'a> {
-    router: &'a mut Router,
+    forwarder: &'a mut Forwarder,
+    pool: &'a mut Pool,
+    output: &'a mut Output,
+    vector: &'a mut Vec<Packet>,
     pub(super) generator: Generator,
 }
 
 impl Traffic<'_> {
+    fn drops(&self) -> Vec<(DropReason, u64)> {
+        let counters = self.forwarder.counters();
+        DropReason::ALL.iter().map(|reason| (*reason, counters.dropped(*reason))).collect()
+    }
+
     /// The same, with a ring of so many frames into which they have to be offered.
     pub(super) fn with_ring(self, frames_max: u64) -> Self {
         Traffic { generator: self.generator.with_ring(frames_max), ..self }
@@ -175,7 +203,7 @@ impl Traffic<'_> {
 
     /// Forwards so many packets, all of which must come out.
     pub(super) fn forward(&mut self, packets: usize, probe: &mut impl PortProbe) -> Result<(), Error> {
-        let (before, drops_before) = (self.generator.swallowed().packets, self.router.drops());
+        let (before, drops_before) = (self.generator.swallowed().packets, self.drops());
         let mut left = packets;
         while left > 0 {
             left -= self.turn(left.min(VECTOR_PACKETS_MAX), probe);
@@ -185,7 +213,7 @@ impl Traffic<'_> {
             return Ok(());
         }
         let mut drops = String::new();
-        for ((reason, now), (_, before)) in self.router.drops().into_iter().zip(drops_before) {
+        for ((reason, now), (_, before)) in self.drops().into_iter().zip(drops_before) {
             if now > before {
                 let comma = if drops.is_empty() { "" } else { ", " };
                 let _ = write!(drops, "{comma}{reason} {}", now - before);
@@ -196,8 +224,7 @@ impl Traffic<'_> {
 
     /// One turn of a node's loop: what has come in goes out. Says how many came.
     pub(super) fn turn(&mut self, packets_max: usize, probe: &mut impl PortProbe) -> usize {
-        let Router { forwarder, pool, output, vector, .. } = &mut *self.router;
-        let generator = &mut self.generator;
+        let Traffic { forwarder, pool, output, vector, generator } = self;
         let count = generator.receive(pool, vector, packets_max).expect("memory does not fail");
         probe.received();
         forwarder.ingress_probed(NOW, INGRESS, vector, pool, output, probe);
