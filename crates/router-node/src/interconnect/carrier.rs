@@ -23,14 +23,16 @@ pub(super) enum Fault {
 }
 
 /// How much may be under way to one peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
     /// Bytes of a message.
     pub message_bytes_max: usize,
-    /// A peer that has more packets to take in is behind.
-    pub behind_packets: u32,
+    /// So many packets may be under way, and not yet said to be taken in, of a peer that is not behind.
+    pub ahead_packets: u32,
     /// Messages under way.
     pub messages_max: usize,
+    /// What messages take before it is learnt, see [`router::batch::Latency::new`].
+    pub latency_ns: [f64; 3],
     /// Bytes under way.
     pub bytes_max: u64,
     /// What a peer has taken in is said in its messages; else [`Carrier::taken`] knows.

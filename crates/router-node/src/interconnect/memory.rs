@@ -26,6 +26,8 @@ const SLOTS: u64 = 2048;
 const LAYOUT: Layout = Layout::packed(SLOTS, 0);
 /// A message with no longer packets is put together beforehand and copied as one.
 const GATHERED_BYTES_MAX: usize = 256;
+/// What messages take between two cores of a server: *measured*, about.
+const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
 /// Bytes of a record besides its message.
 const RECORD_HEADER_BYTES: usize = 16;
 /// Where a peer says what it has taken in: in a line of its own, between the lane's words and its ring.
@@ -56,8 +58,11 @@ pub(super) trait Medium: Send {
     /// This node's half, then the peer's.
     fn windows(&self, own: &Region, peer: &Region) -> Result<Self::Windows, InterconnectError>;
 
-    /// How many packets a peer may have to take in before it is behind.
-    fn behind_packets(&self) -> u32;
+    /// How many packets are under way to a peer that is not behind.
+    fn ahead_packets(&self) -> u32;
+
+    /// How late everything is.
+    fn one_way_ns(&self) -> f64;
 }
 
 /// Memory as it is.
@@ -80,9 +85,13 @@ impl Medium for Direct {
         Ok(DirectWindows { inbound, outbound })
     }
 
-    /// What is under way between two cores at 10 Mpps, and a little.
-    fn behind_packets(&self) -> u32 {
-        8
+    /// None: what two cores pass on takes less than a message.
+    fn ahead_packets(&self) -> u32 {
+        0
+    }
+
+    fn one_way_ns(&self) -> f64 {
+        0.0
     }
 }
 
@@ -121,9 +130,13 @@ impl Medium for Modelled {
         Ok(InPlace::new(&own.sub(0, PACE_OFFSET), &peer.sub(0, PACE_OFFSET), setup)?)
     }
 
-    /// What goes over the link in the time of a round trip, a small packet each 100 ns, and as much again.
-    fn behind_packets(&self) -> u32 {
-        (16 + self.0.one_way_ns * 2 / 100 * 2).min(1024) as u32
+    /// What goes over the link in the time of a round trip, a small packet each 100 ns.
+    fn ahead_packets(&self) -> u32 {
+        (self.0.one_way_ns * 2 / 100).min(1024) as u32
+    }
+
+    fn one_way_ns(&self) -> f64 {
+        self.0.one_way_ns as f64
     }
 }
 
@@ -309,9 +322,10 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
     fn limits(&self) -> Limits {
         Limits {
             message_bytes_max: RECORD_BYTES_MAX,
-            behind_packets: self.medium.behind_packets(),
+            ahead_packets: self.medium.ahead_packets(),
             // What the ring has room for is what may be under way.
             messages_max: SLOTS as usize,
+            latency_ns: [LATENCY_NS[0] + 2.0 * self.medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
             bytes_max: u64::MAX,
             tells_by_messages: false,
         }

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use router::balance::{Balancer, LinkLoad, Thresholds};
 use router::batch::message::{DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message, MessageError, Source};
-use router::batch::{Batcher, Parcel, Policy, Sample};
+use router::batch::{Batcher, Latency, Parcel, Policy, Sample};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
@@ -19,8 +19,12 @@ const UNTOLD_PACKETS_MAX: u32 = 16;
 const UNTOLD_SPAN: Span = Span::from_ps(20_000_000);
 /// Without news of what is under way for so long, a peer is asked.
 const ASK_SPAN: Span = Span::from_ps(1_000_000_000);
+/// Adaptive batches are so large that about so many messages are under way.
+const MESSAGES_UNDER_WAY: u32 = 8;
 /// One of so many messages that find nothing under way is timed.
 const SAMPLE_EVERY: u32 = 4;
+/// At first all are timed, so many.
+const SAMPLES_FIRST: u32 = 64;
 /// A look at what was taken in says when that was if the look before was no longer ago than this.
 const LOOKS_APART_MAX: Span = Span::from_ps(500_000);
 
@@ -59,6 +63,8 @@ struct Peer {
     asked_at: Time,
     timed: Option<Timed>,
     until_sample: u32,
+    /// Messages that were timed, counted until there are enough.
+    samples: u32,
     /// Packets taken in, mod 2^32, and those that the peer was told of.
     taken: u32,
     told: u32,
@@ -70,10 +76,11 @@ struct Peer {
 }
 
 impl Peer {
-    fn new(settings: &Settings) -> Peer {
+    fn new(settings: &Settings, limits: &Limits) -> Peer {
+        let latency = Latency::new(limits.latency_ns);
         Peer {
             state: PeerState::Absent,
-            batcher: Batcher::new(settings.policy, settings.queue_packets),
+            batcher: Batcher::new(settings.policy, settings.queue_packets, latency),
             counters: Counters::default(),
             sent: 0,
             sent_bytes: 0,
@@ -84,6 +91,7 @@ impl Peer {
             asked_at: Time::ZERO,
             timed: None,
             until_sample: 0,
+            samples: 0,
             taken: 0,
             told: 0,
             untold_since: None,
@@ -121,6 +129,7 @@ impl Peer {
             && now.since(timed.looked) <= LOOKS_APART_MAX
         {
             let took = now.since(timed.sent);
+            self.samples = (self.samples + 1).min(SAMPLES_FIRST);
             self.batcher.learn(&Sample { packets: timed.packets, bytes: timed.bytes, took });
         }
         Ok(())
@@ -139,7 +148,7 @@ impl Peer {
         self.counters.sent_packets += packets as u64;
         if is_timed && was_silent && self.timed.is_none() {
             self.until_sample = self.until_sample.checked_sub(1).unwrap_or(SAMPLE_EVERY - 1);
-            if self.until_sample == 0 {
+            if self.until_sample == 0 || self.samples < SAMPLES_FIRST {
                 self.timed = Some(Timed { end: self.sent, packets, bytes, sent: now, looked: now });
             }
         }
@@ -235,15 +244,15 @@ pub(super) struct Mesh<C> {
 impl<C: Carrier> Mesh<C> {
     pub(super) fn new(own: NodeId, settings: Settings, carrier: C) -> Result<Self, InterconnectError> {
         let flow_seed = random_u64()?;
-        let hot_packets = settings.queue_packets / 4;
+        let (limits, hot_packets) = (carrier.limits(), settings.queue_packets / 4);
         let thresholds = Thresholds { hot_packets, flowlet_gap: settings.flowlet_gap };
         Ok(Self {
             own,
             settings,
             is_adaptive: matches!(settings.policy, Policy::Adaptive { .. }),
-            limits: carrier.limits(),
+            limits,
             carrier,
-            peers: std::array::from_fn(|_| Peer::new(&settings)),
+            peers: std::array::from_fn(|_| Peer::new(&settings, &limits)),
             balancer: Balancer::new(own, thresholds, flow_seed),
             flow_seed,
             relayed: Vec::new(),
@@ -260,13 +269,14 @@ impl<C: Carrier> Mesh<C> {
     }
 
     fn new_peer(&mut self, node: NodeId) -> Result<(), InterconnectError> {
-        let settings = self.settings;
+        let (settings, limits) = (self.settings, self.limits);
         let peer = self.peer_mut(node)?;
         if peer.state != PeerState::Absent {
             let (what, remedy) = ("is joined already", "let it leave before");
             return Err(InterconnectError::Node { node: node.0, what, remedy });
         }
-        *peer = Peer { counters: peer.counters, handed: peer.handed, past: peer.handed, ..Peer::new(&settings) };
+        *peer =
+            Peer { counters: peer.counters, handed: peer.handed, past: peer.handed, ..Peer::new(&settings, &limits) };
         Ok(())
     }
 
@@ -345,8 +355,8 @@ impl<C: Carrier> Mesh<C> {
         let mut has_sent = false;
         // Each round sends a packet at least.
         for _ in 0..self.settings.queue_packets {
-            let is_behind = self.is_behind(now, node)?;
-            let due = self.peers[usize::from(node.0)].batcher.due(now, is_behind);
+            let least = self.least(now, node)?;
+            let due = self.peers[usize::from(node.0)].batcher.due(now, least);
             if due == 0 {
                 break;
             }
@@ -359,17 +369,18 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// Whether a peer still has too much to take in. It is looked at only when it may have, for the line in which it
-    /// says so is one that two cores pass to and fro.
-    fn is_behind(&mut self, now: Time, node: NodeId) -> Result<bool, Fault> {
+    /// How many packets are worth a message, by what is under way. What a peer has taken in is looked at only when that
+    /// may matter, for the line in which it says so is one that two cores pass to and fro.
+    fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
         let (limits, is_adaptive) = (self.limits, self.is_adaptive);
-        let is_behind = |peer: &Peer| peer.packets_under_way() >= limits.behind_packets;
+        let least = |peer: &Peer| peer.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY;
         let peer = &self.peers[usize::from(node.0)];
-        let may_be = is_adaptive && !peer.batcher.is_empty() && is_behind(peer);
-        if may_be || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
+        let may_matter = is_adaptive && !peer.batcher.is_empty() && least(peer) > 1;
+        let learns = is_adaptive && peer.samples < SAMPLES_FIRST && !peer.under_way.is_empty();
+        if may_matter || learns || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
             self.look(now, node)?;
         }
-        Ok(is_behind(&self.peers[usize::from(node.0)]))
+        Ok(least(&self.peers[usize::from(node.0)]) as usize)
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.

@@ -16,8 +16,8 @@ use rnic::verbs::{
 };
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{Lanes, Live, LiveError, Udp, WINDOW_BYTES, Wire};
-use router::batch::PACKETS_MAX;
 use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message};
+use router::batch::{Latency, PACKETS_MAX};
 use router::{NODES_MAX, NodeId};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Packets};
@@ -33,8 +33,8 @@ const TURN_PACKETS: usize = 64;
 /// Bytes under way to one peer: half of what a lane of the wire holds, and of what a socket is given.
 const WINDOW_BYTES_MAX: u64 = 96 << 10;
 const WINDOW_MESSAGES_MAX: usize = 48;
-/// The peer says what it has taken in for each 16 packets; two of those, and what goes meanwhile.
-const BEHIND_PACKETS: u32 = 48;
+/// The peer says what it has taken in for each 16 packets, and takes its time for fewer; and what goes meanwhile.
+const AHEAD_PACKETS: u32 = 32;
 const PSN_MASK: u64 = 0xff_ffff;
 const QP_NUMBER_MAX: u32 = 0xff_ffff;
 
@@ -397,8 +397,9 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn limits(&self) -> Limits {
         Limits {
             message_bytes_max: SLOT_BYTES,
-            behind_packets: BEHIND_PACKETS,
+            ahead_packets: AHEAD_PACKETS,
             messages_max: WINDOW_MESSAGES_MAX,
+            latency_ns: Latency::PUBLISHED,
             bytes_max: WINDOW_BYTES_MAX,
             tells_by_messages: true,
         }

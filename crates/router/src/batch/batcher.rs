@@ -5,12 +5,13 @@
 //! faster than they leave. Three things bound it:
 //!
 //! * **A budget of bytes.** The first packet of a message waits for its last, and the other node begins when it has all
-//!   of it. So while nothing presses, a message takes at most half as long again as its first packet would alone: many
+//!   of it. So while nothing presses, a message takes at most a quarter longer than its first packet would alone: many
 //!   short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
-//! * **A peer that is behind.** If more packets than it may have to take in are under way, further small messages
-//!   would queue up there, each at the price of a message. What comes meanwhile is kept together here, where it costs
-//!   nothing, until the peer has caught up, the message is full, or its oldest packet has used half the target.
+//! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
+//!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
+//!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
+//!   peer has caught up, there are enough, or the oldest packet has used half the target.
 
 use std::collections::VecDeque;
 
@@ -78,7 +79,7 @@ impl Policy {
 }
 
 /// What a message takes at most, while nothing presses, of what its first packet would take alone.
-const GROWN: f64 = 1.5;
+const GROWN: f64 = 1.25;
 
 /// A packet that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,18 +103,18 @@ pub struct Batcher<T> {
 }
 
 impl<T> Batcher<T> {
-    /// With room for so many packets.
+    /// With room for so many packets. `latency`: what messages take, as far as it is known.
     ///
     /// # Panics
     /// On a policy that cannot be, see [`Policy::check`], or no room.
-    pub fn new(policy: Policy, queue_packets_max: usize) -> Batcher<T> {
+    pub fn new(policy: Policy, queue_packets_max: usize, latency: Latency) -> Batcher<T> {
         assert!(policy.check().is_ok() && queue_packets_max > 0, "{policy:?} with room for {queue_packets_max}");
         Batcher {
             policy,
             queue: VecDeque::with_capacity(queue_packets_max),
             queue_packets_max,
             queue_bytes: 0,
-            latency: Latency::new(),
+            latency,
         }
     }
 
@@ -141,9 +142,10 @@ impl<T> Batcher<T> {
         Ok(())
     }
 
-    /// How many packets are to go now. `is_behind`: the peer still has more to take in than it should.
+    /// How many packets are to go now. `least`: fewer are not worth a message, for the peer has as many to take in yet
+    /// as make a few messages of so many.
     #[inline]
-    pub fn due(&self, now: Time, is_behind: bool) -> usize {
+    pub fn due(&self, now: Time, least: usize) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
         let waited = now.since(oldest.since);
         match self.policy {
@@ -157,12 +159,13 @@ impl<T> Batcher<T> {
                     return queued;
                 }
                 let alone_ns = self.latency.expected_ns(1, usize::from(oldest.bytes));
-                if !is_behind {
-                    return self.within(queued, target.ns().min(GROWN * alone_ns));
+                let small = self.within(queued, target.ns().min(GROWN * alone_ns));
+                if small >= least {
+                    return small;
                 }
                 let within = self.within(queued, target.ns());
                 let is_full = within == PACKETS_MAX || within < queued;
-                if is_full { within } else { 0 }
+                if is_full || within >= least { within } else { 0 }
             }
         }
     }
@@ -224,7 +227,7 @@ mod tests {
     }
 
     fn with(policy: Policy, packets: usize, bytes: u16) -> Batcher<usize> {
-        let mut batcher = Batcher::new(policy, 100);
+        let mut batcher = Batcher::new(policy, 100, Latency::default());
         (0..packets).for_each(|item| batcher.push(at(0.0), bytes, item).unwrap());
         batcher
     }
@@ -241,33 +244,34 @@ mod tests {
     fn a_fixed_batch_goes_when_it_is_full_or_its_oldest_packet_has_waited() {
         let batcher = with(Policy::fixed(8), 7, 64);
         assert_eq!(batcher.deadline(), Some(at(10.0)));
-        assert_eq!((batcher.due(at(9.9), false), batcher.due(at(10.0), false)), (0, 7));
-        assert_eq!(with(Policy::fixed(8), 8, 64).due(at(0.0), true), 8);
-        assert_eq!(with(Policy::fixed(8), 20, 64).due(at(0.0), false), 8);
-        assert_eq!(with(Policy::fixed(1), 0, 64).due(at(99.0), false), 0);
+        assert_eq!((batcher.due(at(9.9), 0), batcher.due(at(10.0), 0)), (0, 7));
+        assert_eq!(with(Policy::fixed(8), 8, 64).due(at(0.0), 32), 8);
+        assert_eq!(with(Policy::fixed(8), 20, 64).due(at(0.0), 0), 8);
+        assert_eq!(with(Policy::fixed(1), 0, 64).due(at(99.0), 0), 0);
     }
 
     #[test]
     fn an_adaptive_one_takes_what_is_there() {
-        for (queued, goes) in [(0, 0), (1, 1), (5, 5), (13, 13)] {
-            assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), false), goes);
+        for (queued, goes) in [(0, 0), (1, 1), (5, 5), (7, 7)] {
+            assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), 0), goes);
         }
-        assert_eq!(with(Policy::adaptive(), 90, 64).due(at(0.0), true), 32);
+        assert_eq!(with(Policy::adaptive(), 90, 64).due(at(0.0), 15), 32);
     }
 
     #[test]
     fn while_the_peer_is_behind_small_messages_wait_for_it_but_not_for_ever() {
         let batcher = with(Policy::adaptive(), 5, 64);
-        assert_eq!((batcher.due(at(4.9), true), batcher.due(at(4.9), false)), (0, 5));
-        assert_eq!((batcher.due(at(5.0), true), batcher.deadline()), (5, Some(at(5.0))));
-        assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), true), 32, "a full one costs the peer least");
+        let due = [(4.9, 6), (4.9, 5), (4.9, 0)].map(|(us, least)| batcher.due(at(us), least));
+        assert_eq!(due, [0, 5, 5]);
+        assert_eq!((batcher.due(at(5.0), 32), batcher.deadline()), (5, Some(at(5.0))));
+        assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), 99), 32, "a full one costs the peer least");
     }
 
     #[test]
     fn while_nothing_presses_the_first_packet_waits_little_for_the_last() {
         // By what is published: 1,764 ns for the first of 64 B and 64 for each more, 2,071 and 372 for 1500 B.
-        for (bytes, goes) in [(64, 14), (1500, 3)] {
-            assert_eq!(with(Policy::adaptive(), 40, bytes).due(at(0.0), false), goes);
+        for (bytes, goes) in [(64, 7), (1500, 2)] {
+            assert_eq!(with(Policy::adaptive(), 40, bytes).due(at(0.0), 0), goes);
         }
     }
 
@@ -276,10 +280,10 @@ mod tests {
         let mut batcher = with(Policy::adaptive(), 40, 1500);
         teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 0.5 * bytes as f64);
         // 1,800 + 9 x 800 ns are below 10 us, 10 x 800 are below, 11 are not.
-        assert_eq!((batcher.due(at(0.0), false), batcher.due(at(0.0), true)), (2, 10));
-        assert_eq!(batcher.due(at(5.0), false), 32);
+        assert_eq!((batcher.due(at(0.0), 0), batcher.due(at(0.0), 11)), (1, 10));
+        assert_eq!(batcher.due(at(5.0), 0), 32);
         teach(&mut batcher, |_, _| 50_000.0);
-        assert_eq!(batcher.due(at(0.0), false), 1, "one always goes");
+        assert_eq!(batcher.due(at(0.0), 0), 1, "one always goes");
     }
 
     #[test]
