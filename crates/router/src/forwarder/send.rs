@@ -52,7 +52,12 @@ impl Forwarder {
         } else if hop.port == PortId::KERNEL {
             self.deliver(io, packet, Origin::Node, hop.adjacency);
         } else {
-            self.send(io, packet, hop);
+            // The ingress node saw to it, by what it knew of the port; it may not know the latest.
+            match usize::from(self.mtus[usize::from(hop.node.0 % NODES_MAX)][usize::from(hop.port.0)]) {
+                0 => self.discard(io, packet, Origin::Node, DropReason::EgressDown),
+                mtu_bytes if packet.len() > mtu_bytes => self.discard(io, packet, Origin::Node, DropReason::TooBig),
+                _ => self.send(io, packet, hop),
+            }
         }
     }
 
