@@ -35,6 +35,9 @@ pub struct Options {
     /// What joins the nodes: lane, window, rnic-lane or rnic-udp
     #[arg(long, value_name = "KIND", default_value = "lane", value_parser = INTERCONNECTS)]
     interconnect: String,
+    /// Let iperf3 carry little
+    #[arg(long)]
+    quick: bool,
     /// Leave everything up, until a signal comes
     #[arg(long)]
     stay: bool,
@@ -74,7 +77,7 @@ pub fn main(options: &Options) -> Result<()> {
         output::print(&lab.picture())?;
     }
     let mut show = |step: &Step| if options.json { Ok(()) } else { output::print(&line(step)) };
-    let steps = steps::all(&lab, &mut show)?;
+    let steps = steps::all(&lab, options.quick, &mut show)?;
     let is_fine = steps.iter().all(|step| step.is_fine);
     if options.json {
         let report = Report {

@@ -83,7 +83,8 @@ fn check_interconnect(cluster: &Cluster) -> Checked {
 
 fn check_timeouts(cluster: &Cluster) -> Checked {
     let all = &cluster.timeouts;
-    for (name, value) in [("beat_ns", all.beat_ns), ("silence_ns", all.silence_ns), ("up_ns", all.up_ns)] {
+    let (beat_ns, silence_ns) = (cluster.beat_ns(), cluster.silence_ns());
+    for (name, value) in [("beat_ns", beat_ns), ("silence_ns", silence_ns), ("up_ns", all.up_ns)] {
         if !(BEAT_NS_MIN..=TIMEOUT_NS_MAX).contains(&value) {
             return Err(Fault::new(
                 format!("timeouts.{name}"),
@@ -91,11 +92,11 @@ fn check_timeouts(cluster: &Cluster) -> Checked {
             ));
         }
     }
-    let silence_ns_min = SILENCE_BEATS_MIN * all.beat_ns;
-    if all.silence_ns < silence_ns_min {
+    let silence_ns_min = SILENCE_BEATS_MIN * beat_ns;
+    if silence_ns < silence_ns_min {
         let what = format!(
-            "{} ns pass between two beats of {} ns; use at least {silence_ns_min} ns, or lower timeouts.beat_ns",
-            all.silence_ns, all.beat_ns
+            "{silence_ns} ns pass between two beats of {beat_ns} ns; use at least {silence_ns_min} ns, or lower \
+             timeouts.beat_ns"
         );
         return Err(Fault::new("timeouts.silence_ns", what));
     }

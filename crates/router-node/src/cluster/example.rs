@@ -24,8 +24,4 @@ kind = \"lane\"                  # lane, window, rnic-lane, rnic-udp
 batch = \"adaptive\"             # or packets a message, 1 to 32
 latency_target_ns = \"10 us\"
 balance = \"direct\"             # or valiant: by way of a third node where a link is hot
-
-[timeouts]
-beat_ns = \"20 ms\"
-silence_ns = \"80 ms\"
 ";

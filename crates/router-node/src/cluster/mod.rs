@@ -72,12 +72,12 @@ pub struct Interconnect {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
-    /// How often a node says to each other one that it is there.
-    #[serde(deserialize_with = "nanoseconds")]
-    pub beat_ns: f64,
-    /// Silence after which another node counts as dead.
-    #[serde(deserialize_with = "nanoseconds")]
-    pub silence_ns: f64,
+    /// How often a node says to each other one that it is there: see [`Cluster::beat_ns`].
+    #[serde(deserialize_with = "words::some_nanoseconds")]
+    pub beat_ns: Option<f64>,
+    /// Silence after which another node counts as dead: see [`Cluster::silence_ns`].
+    #[serde(deserialize_with = "words::some_nanoseconds")]
+    pub silence_ns: Option<f64>,
     /// How long `crosslane router up` waits for the nodes to meet.
     #[serde(deserialize_with = "nanoseconds")]
     pub up_ns: f64,
@@ -162,7 +162,7 @@ impl Default for Interconnect {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { beat_ns: 2e7, silence_ns: 8e7, up_ns: 1e10 }
+        Self { beat_ns: None, silence_ns: None, up_ns: 1e10 }
     }
 }
 
@@ -178,9 +178,20 @@ impl Cluster {
         self.nodes.get(usize::from(id.0))
     }
 
-    /// All numbers of nodes.
-    pub fn ids(&self) -> impl Iterator<Item = NodeId> {
-        (0..self.nodes.len() as u8).map(NodeId)
+    /// Whether the nodes are on several machines. On one, the kernel says at once when a node has died, and one that is
+    /// silent waits for a processor.
+    fn is_far(&self) -> bool {
+        self.nodes.iter().any(|node| node.control.is_some())
+    }
+
+    /// Nanoseconds from one beat of a node to the next: 20 ms between machines, 500 ms on one, if nothing else is said.
+    pub fn beat_ns(&self) -> f64 {
+        self.timeouts.beat_ns.unwrap_or(if self.is_far() { 2e7 } else { 5e8 })
+    }
+
+    /// Nanoseconds of silence after which another node counts as dead: four beats, if nothing else is said.
+    pub fn silence_ns(&self) -> f64 {
+        self.timeouts.silence_ns.unwrap_or(4.0 * self.beat_ns())
     }
 
     /// The nodes' names, for people.

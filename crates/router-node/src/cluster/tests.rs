@@ -101,7 +101,7 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
         ("\n[[nodes]]", "\n[interconnect]\nkind = \"rnic-udp\"\n[[nodes]]", &["nodes[0].fabric", "missing", "4791"]),
         ("\n[[nodes]]", "\n[interconnect]\ntiming = \"ntb\"\n[[nodes]]", &["interconnect.timing", "ntb", "window"]),
         ("\n[[nodes]]", "\n[timeouts]\nsilence_ns = 100\n[[nodes]]", &["timeouts.silence_ns", "100", "1 ms"]),
-        ("\n[[nodes]]", "\n[timeouts]\nbeat_ns = \"60 ms\"\n[[nodes]]", &["timeouts.silence_ns", "120000000"]),
+        ("\n[[nodes]]", "\n[timeouts]\nsilence_ns = \"60 ms\"\n[[nodes]]", &["timeouts.silence_ns", "1000000000"]),
     ];
     for (found, replaced, words) in cases {
         let error = parse(&TWO.replacen(found, replaced, 1)).expect_err(replaced);

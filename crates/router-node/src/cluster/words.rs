@@ -164,3 +164,8 @@ pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
 pub(super) fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
     Vec::<String>::deserialize(deserializer)?.iter().map(|text| parsed_address(text)).collect()
 }
+
+/// For serde's `deserialize_with`.
+pub(super) fn some_nanoseconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    pcie::parameters::nanoseconds(deserializer).map(Some)
+}

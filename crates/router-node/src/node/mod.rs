@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use router::routes::Rib;
-use router::{Config, Event, Filter, Forwarder, NODES_MAX, NodeId, Output, Pool, PortId};
+use router::{Config, Event, Filter, Forwarder, NODES_MAX, NodeId, Output, Pool, PortId, TracedStep};
 use router_ports::netlink::{Change, Monitor, NetlinkError, Requests};
 use router_ports::{LocalAddresses, Sysctls};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -385,11 +385,7 @@ impl Node {
                     let known = all.iter().filter(|neighbour| neighbour.mac.is_some());
                     self.local.neighbours(known.map(|known| (known.port, known.address, known.adjacency)));
                 }
-                Report::Traced(steps) => {
-                    for some in steps.chunks(STEPS_MAX) {
-                        self.clients.tell_steps(&Answer::Traced(some.iter().map(status::step).collect()));
-                    }
-                }
+                Report::Traced(steps) => self.tell_steps(&steps),
                 Report::Snapshot(snapshot) => {
                     let status = self.status(&snapshot);
                     self.clients.tell_status(&Answer::Status(Box::new(status)));
@@ -399,6 +395,15 @@ impl Node {
                 Report::Unplugged(port, error) => self.unplugged(port, &error, now_ns),
                 Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => self.joined(report, now_ns),
             }
+        }
+    }
+
+    fn tell_steps(&mut self, steps: &[TracedStep]) {
+        let names: Vec<&str> = self.settings.cluster.nodes.iter().map(|node| node.name.as_str()).collect();
+        for some in steps.chunks(STEPS_MAX) {
+            let step = |step| status::step(step, &names, |port| self.device(port).to_owned());
+            let answer = Answer::Traced(some.iter().map(step).collect());
+            self.clients.tell_steps(&answer);
         }
     }
 
@@ -640,8 +645,7 @@ fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
     let own =
         Greeting { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
-    let timeouts = &cluster.timeouts;
-    let limits = Limits { beat_ns: timeouts.beat_ns as u64, silence_ns: timeouts.silence_ns as u64 };
+    let limits = Limits { beat_ns: cluster.beat_ns() as u64, silence_ns: cluster.silence_ns() as u64 };
     let place = settings.place(settings.node());
     let listener = Listener::bind(&place).map_err(|error| match &place {
         Place::Path(path) => system(path.display().to_string())(error),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use router::{Drops, Neighbour, PortConfig, Traffic as Counted};
+use router::{Drops, Neighbour, NodeId, PortConfig, PortId, Step, Traffic as Counted};
 
 use super::forwarding::Snapshot;
 use super::peers::Peer;
@@ -83,8 +83,8 @@ pub fn neighbour(device: &str, neighbour: &Neighbour) -> NeighbourStatus {
     }
 }
 
-/// A step, for people.
-pub fn step(step: &router::TracedStep) -> TracedStep {
+/// A step, for people. `names` are the nodes'.
+pub fn step(step: &router::TracedStep, names: &[&str], device: impl Fn(PortId) -> String) -> TracedStep {
     let flow = step.flow;
     TracedStep {
         time_ns: step.time.ns(),
@@ -93,6 +93,23 @@ pub fn step(step: &router::TracedStep) -> TracedStep {
         protocol: flow.protocol.0,
         source_port: flow.source_port,
         destination_port: flow.destination_port,
-        step: step.step.to_string(),
+        step: step_text(&step.step, names, device),
+    }
+}
+
+/// With the names of nodes, and of this node's ports.
+fn step_text(step: &Step, names: &[&str], device: impl Fn(PortId) -> String) -> String {
+    let name = |node: NodeId| names.get(usize::from(node.0)).copied().unwrap_or("?");
+    match step {
+        Step::Received(port) => format!("received at {}", device(*port)),
+        Step::LookedUp { hop, hops } => {
+            let (node, adjacency) = (name(hop.node), hop.adjacency.0);
+            let port = if hop.port == PortId::KERNEL { "kernel".to_owned() } else { format!("port {}", hop.port.0) };
+            format!("looked up: node {node}, {port}, adjacency {adjacency}, one of {hops} equal ways")
+        }
+        Step::ToNode(node) => format!("to node {}", name(*node)),
+        Step::Sent(port) => format!("sent by {}", device(*port)),
+        Step::Waits(port, _) => format!("waits for a neighbour's hardware address at {}", device(*port)),
+        other => other.to_string(),
     }
 }

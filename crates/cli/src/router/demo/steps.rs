@@ -11,11 +11,12 @@ use super::lab::{Lab, Said};
 /// How long a node may take to be seen dead, or alive again, before that counts as failure.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Seconds that iperf3 sends.
-const IPERF_SECONDS: &str = "2";
+/// How much iperf3 sends: for so long, or so many bytes.
+const IPERF_LOAD: [&str; 2] = ["-t", "2"];
+const IPERF_LOAD_QUICK: [&str; 2] = ["-n", "8M"];
 
 /// All steps, each shown when it is done.
-pub fn all(lab: &Lab<'_>, show: &mut dyn FnMut(&Step) -> Result<()>) -> Result<Vec<Step>> {
+pub fn all(lab: &Lab<'_>, is_quick: bool, show: &mut dyn FnMut(&Step) -> Result<()>) -> Result<Vec<Step>> {
     let mut steps = Vec::new();
     let mut done = |step: Step| -> Result<()> {
         show(&step)?;
@@ -38,7 +39,7 @@ pub fn all(lab: &Lab<'_>, show: &mut dyn FnMut(&Step) -> Result<()>) -> Result<V
         done(curl(lab, address)?)?;
     }
     for address in ["10.77.1.2", "fd77:1::2"] {
-        done(iperf(lab, address)?)?;
+        done(iperf(lab, address, if is_quick { IPERF_LOAD_QUICK } else { IPERF_LOAD })?)?;
     }
     done(death(lab)?)?;
     done(return_of_the_dead(lab)?)?;
@@ -87,13 +88,14 @@ fn curl(lab: &Lab<'_>, address: &str) -> Result<Step> {
     Ok(step(format!("curl h1 -> h3, {address}"), &said, is_fine, result))
 }
 
-fn iperf(lab: &Lab<'_>, address: &str) -> Result<Step> {
+fn iperf(lab: &Lab<'_>, address: &str, load: [&str; 2]) -> Result<Step> {
     let mut server = lab.start_at("h1", &["iperf3", "-s", "-1"])?;
     let deadline = Instant::now() + PATIENCE;
     // The server needs a moment until it listens.
     let said = loop {
-        let said =
-            lab.run_at("h2", &["iperf3", "-c", address, "-t", IPERF_SECONDS, "-f", "m", "--connect-timeout", "2000"]);
+        let words =
+            ["timeout", "20", "iperf3", "-c", address, "-f", "m", "--connect-timeout", "2000", load[0], load[1]];
+        let said = lab.run_at("h2", &words);
         let has_failed = said.as_ref().is_ok_and(|said| !said.status.success());
         if !has_failed || Instant::now() >= deadline {
             break said;
@@ -110,7 +112,7 @@ fn iperf(lab: &Lab<'_>, address: &str) -> Result<Step> {
         words.get(unit.checked_sub(1)?).copied()
     });
     let result = match rate {
-        Some(rate) => format!("{rate} Mbit/s of TCP for {IPERF_SECONDS} s, measured here and now"),
+        Some(rate) => format!("{rate} Mbit/s of TCP, measured here and now"),
         None => last_line(&said),
     };
     Ok(step(format!("iperf3 h2 -> h1, {address}"), &said, said.status.success() && rate.is_some(), result))

@@ -1,0 +1,324 @@
+//! Clusters of routers in network namespaces: programs that nobody changed cross them, a routing daemon speaks through
+//! them, nodes die and come back, and nothing is left behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use system_tests::{Finished, PATIENCE, Process, place};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const NODES: [&str; 3] = ["a", "b", "c"];
+/// Lines of the demo that say `ok` when all is well.
+const STEPS: usize = 13;
+
+/// Whether network namespaces can be made here; a line says so where not.
+fn can_make_namespaces(test: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("{test} is skipped: network namespaces take root; run it as root");
+    }
+    is_root
+}
+
+/// A demo that stays.
+struct Demo {
+    process: Option<Process>,
+    name: String,
+    folder: PathBuf,
+}
+
+impl Drop for Demo {
+    /// Nothing of a failed test goes on running: the demo cleans up when it is told to end.
+    fn drop(&mut self) {
+        if let Some(process) = self.process.take() {
+            drop(process.stop(PATIENCE));
+        }
+    }
+}
+
+impl Demo {
+    /// All its steps have been taken.
+    fn stay() -> Self {
+        let demo = Self::start(&["--quick", "--stay"]);
+        demo.process().wait_until("the end of its steps", PATIENCE, |demo| demo.stdout().contains("it stays until"));
+        demo
+    }
+
+    fn start(arguments: &[&str]) -> Self {
+        let mut command = Command::new(place::crosslane());
+        let process = Process::start(command.args(["router", "demo"]).args(arguments).env("TMPDIR", "/tmp"));
+        let name = format!("crosslane-demo-{}", process.pid());
+        let folder = Path::new("/tmp").join(&name);
+        Self { process: Some(process), name, folder }
+    }
+
+    fn process(&self) -> &Process {
+        self.process.as_ref().expect("it was not ended")
+    }
+
+    /// Interrupts it as a keyboard does, and waits for its end.
+    fn interrupt(mut self) -> Finished {
+        let process = self.process.take().expect("it was not ended");
+        let pid = Pid::from_raw(process.pid() as i32).expect("a process");
+        kill_process(pid, Signal::INT).expect("it runs");
+        process.wait(PATIENCE)
+    }
+
+    fn command(&self, subcommand: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(place::crosslane());
+        command.env("CROSSLANE_RACK", &self.folder).args(["router", subcommand, "--cluster"]);
+        command.arg(self.folder.join("cluster.toml")).args(arguments);
+        command
+    }
+
+    fn json(&self, subcommand: &str, arguments: &[&str]) -> Value {
+        let mut command = self.command(subcommand, &["--json"]);
+        let finished = Process::start(command.args(arguments)).wait(PATIENCE).must_succeed();
+        serde_json::from_str(&finished.stdout).expect("JSON")
+    }
+
+    fn node(&self, index: usize) -> Value {
+        self.json("status", &[])["nodes"][index]["status"].clone()
+    }
+
+    /// A program where a node or host is.
+    fn at(&self, at: &str, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(place::tool("ip"));
+        command.args(["netns", "exec", &format!("{}-{at}", self.name)]).arg(program.as_ref());
+        command
+    }
+
+    fn ping(&self, from: &str, to: &str) -> Finished {
+        let mut command = self.at(from, place::tool("ping"));
+        Process::start(command.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", to])).wait(PATIENCE)
+    }
+
+    fn ip(&self, at: &str, words: &[&str]) {
+        let mut command = self.at(at, place::tool("ip"));
+        Process::start(command.args(words)).wait(PATIENCE).must_succeed();
+    }
+
+    /// The routes that packets to an address take from node c.
+    fn routes_from_c(&self, address: &str) -> Vec<Value> {
+        self.json("fib", &["--node", "c", address])["routes"].as_array().expect("routes").clone()
+    }
+
+    /// Waits until an address is reached from node c by way of node a, or not at all.
+    #[track_caller]
+    fn wait_for_route(&self, address: &str, is_there: bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let routes = self.routes_from_c(address);
+            let is_so = match routes.first() {
+                Some(route) => is_there && route["hops"][0]["node"] == "a",
+                None => !is_there,
+            };
+            if is_so {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{address}: {routes:?}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// That nothing of it is there any more.
+    #[track_caller]
+    fn assert_gone(name: &str, folder: &Path) {
+        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let left: Vec<_> = namespaces.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(!folder.exists(), "{}", folder.display());
+        let shown = folder.to_string_lossy().into_owned();
+        let commands = fs::read_dir("/proc").expect("processes").flatten();
+        let commands = commands.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
+        let left: Vec<String> = commands.filter(|command| command.contains(&shown)).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// Hundredths of a second of processor that a process has taken.
+fn ticks(pid: u64) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let rest = stat.rsplit(") ").next().expect("its state");
+    rest.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
+    if !can_make_namespaces("a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing") {
+        return;
+    }
+    let demo = Demo::stay();
+    let said = demo.process().stdout();
+    let fine = said.lines().filter(|line| line.starts_with("ok ")).count();
+    assert!(fine == STEPS && !said.contains("FAILED"), "{said}");
+    a_death_was_counted(&demo);
+    an_idle_node_uses_no_processor(&demo);
+    routes_of_the_kernel_are_the_clusters(&demo);
+    packets_are_followed_through_all_nodes(&demo);
+    let (name, folder) = (demo.name.clone(), demo.folder.clone());
+    demo.interrupt().must_succeed();
+    Demo::assert_gone(&name, &folder);
+}
+
+/// The demo has killed node c.
+fn a_death_was_counted(demo: &Demo) {
+    let status = demo.node(0);
+    let peer = &status["peers"][1];
+    assert_eq!(peer["node"], "c", "{status:#}");
+    assert_eq!((&peer["state"], peer["losses"].as_u64()), (&Value::from("up"), Some(1)), "{status:#}");
+    // From where that is known it is a matter of microseconds; the rest is the kernel's to tell.
+    assert!(peer["withdrawn_us"].is_u64(), "{status:#}");
+    assert_eq!(status["buffers_free"], status["buffers"], "no buffer is lost: {status:#}");
+}
+
+fn an_idle_node_uses_no_processor(demo: &Demo) {
+    const SPAN: Duration = Duration::from_secs(2);
+    // Beats of 20 ms to two nodes: far from the 200 hundredths that a node that looks on would take.
+    const TICKS_MAX: u64 = 20;
+    let pids: Vec<u64> = (0..NODES.len()).map(|node| demo.node(node)["pid"].as_u64().expect("up")).collect();
+    let before: Vec<u64> = pids.iter().map(|pid| ticks(*pid)).collect();
+    std::thread::sleep(SPAN);
+    for (pid, before) in pids.iter().zip(before) {
+        let taken = ticks(*pid) - before;
+        assert!(taken <= TICKS_MAX, "process {pid} took {taken} hundredths of a second in {SPAN:?}");
+    }
+}
+
+fn routes_of_the_kernel_are_the_clusters(demo: &Demo) {
+    let route = ["198.51.100.0/24", "via", "10.77.1.2"];
+    demo.ip("a", &[&["route", "add"][..], &route].concat());
+    demo.wait_for_route("198.51.100.7", true);
+    demo.ip("a", &[&["route", "del"][..], &route].concat());
+    demo.wait_for_route("198.51.100.7", false);
+    demo.ip("a", &["address", "add", "10.255.0.1/32", "dev", "lo"]);
+    demo.wait_for_route("10.255.0.1", true);
+    demo.ping("h3", "10.255.0.1").must_succeed();
+}
+
+fn packets_are_followed_through_all_nodes(demo: &Demo) {
+    let mut command = demo.command("trace", &["--to", "10.77.1.2", "--protocol", "icmp", "--count", "1", "--json"]);
+    let trace = Process::start(command.args(["--seconds", "30"]));
+    trace.wait_until("its beginning", PATIENCE, |trace| trace.stderr().contains("following packets"));
+    demo.ping("h3", "10.77.1.2").must_succeed();
+    let sent = |line: &str| line.contains(r#""node":"a""#) && line.contains("sent by");
+    trace.wait_until("the packet's end", PATIENCE, |trace| trace.stdout().lines().any(sent));
+    let steps = trace.stdout();
+    let at = |node: &str, what: &str| {
+        let node = format!(r#""node":"{node}""#);
+        steps.lines().any(|line| line.contains(&node) && line.contains(what))
+    };
+    assert!(at("c", "received") && at("c", "looked up") && at("c", "to node a") && at("a", "from another"), "{steps}");
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing() {
+    if !can_make_namespaces("an_interrupted_demo_leaves_nothing") {
+        return;
+    }
+    let demo = Demo::start(&["--quick"]);
+    demo.process().wait_until("a first step", PATIENCE, |demo| demo.stdout().contains("ok "));
+    let (name, folder) = (demo.name.clone(), demo.folder.clone());
+    let finished = demo.interrupt().must_exit_with(1);
+    assert!(finished.stderr.contains("interrupted"), "{finished}");
+    Demo::assert_gone(&name, &folder);
+}
+
+/// A routing daemon of FRR's, where a node or host is. It ends with its guard.
+struct Daemons {
+    _zebra: Process,
+    bgpd: Process,
+}
+
+impl Daemons {
+    fn start(demo: &Demo, folder: &Path, at: &str, bgp: &str) -> Self {
+        let folder = folder.join(at);
+        fs::create_dir(&folder).expect("a folder");
+        fs::write(folder.join("zebra.conf"), "").expect("a file");
+        fs::write(folder.join("bgpd.conf"), bgp).expect("a file");
+        // The daemons give root up.
+        let mut chown = Command::new(place::tool("chown"));
+        Process::start(chown.args(["-R", "frr:frr"]).arg(&folder)).wait(PATIENCE).must_succeed();
+        let start = |daemon: &str| {
+            let file = |ending: &str| folder.join(format!("{daemon}.{ending}"));
+            let mut command = demo.at(at, Path::new("/usr/lib/frr").join(daemon));
+            command.arg("-f").arg(file("conf")).arg("-i").arg(file("pid")).arg("-z").arg(folder.join("zserv.api"));
+            Process::start(command.arg("--vty_socket").arg(&folder).args(["-P", "0"]))
+        };
+        let zebra = start("zebra");
+        let socket = folder.join("zserv.api");
+        zebra.wait_until("its socket", PATIENCE, |_| socket.exists());
+        Self { _zebra: zebra, bgpd: start("bgpd") }
+    }
+}
+
+#[test]
+fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
+    if !can_make_namespaces("routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn") {
+        return;
+    }
+    let demo = Demo::stay();
+    let folder = tempfile::Builder::new().prefix("frr-").tempdir_in("/tmp").expect("a folder");
+    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
+    // Host h1 is a router of somebody else's, with a network behind it.
+    demo.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
+    let bgp = |own: (&str, u32), other: (&str, u32), what: &str| {
+        let ((own, own_as), (other, other_as)) = (own, other);
+        format!(
+            "router bgp {own_as}\n bgp router-id {own}\n no bgp ebgp-requires-policy\n neighbor {other} remote-as \
+             {other_as}\n neighbor {other} timers 1 3\n neighbor {other} timers connect 1\n address-family ipv4 \
+             unicast\n  {what}\n exit-address-family\n"
+        )
+    };
+    let (node, host) = (("10.77.1.1", 65000), ("10.77.1.2", 65001));
+    let _of_node = Daemons::start(&demo, folder.path(), "a", &bgp(node, host, "redistribute kernel"));
+    let of_host = Daemons::start(&demo, folder.path(), "h1", &bgp(host, node, "network 203.0.113.0/24"));
+    demo.wait_for_route("203.0.113.1", true);
+    demo.ping("h3", "203.0.113.1").must_succeed();
+    // The other router knows the cluster's networks from node a alone.
+    let mut routes = demo.at("h1", place::tool("ip"));
+    let routes = Process::start(routes.args(["route", "show", "proto", "bgp"])).wait(PATIENCE).must_succeed();
+    assert!(routes.stdout.contains("10.77.3.0/24"), "{routes}");
+    drop(of_host.bgpd);
+    demo.wait_for_route("203.0.113.1", false);
+    let finished = demo.ping("h3", "203.0.113.1");
+    assert!(!finished.status.success() && finished.stdout.contains("Unreachable"), "{finished}");
+}
+
+/// What is wrong with a cluster file is said in one line, with what to do, before anything is touched.
+#[test]
+fn a_bad_cluster_file_is_one_line() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut example = Command::new(place::crosslane());
+    let example = Process::start(example.args(["router", "example"])).wait(PATIENCE).must_succeed().stdout;
+    let port = "[[nodes.ports]]\ndevice = \"eth0\"\nkind = \"auto\"\n";
+    let up = |text: &str, arguments: &[&str]| {
+        fs::write(folder.path().join("c.toml"), text).expect("a file");
+        let mut command = Command::new(place::crosslane());
+        command.args(["router", "up", "--cluster", "c.toml"]).args(arguments).current_dir(folder.path());
+        Process::start(command.env("CROSSLANE_RACK", folder.path().join("base"))).wait(PATIENCE)
+    };
+    let cases: [(String, &[&str], &[&str]); 6] = [
+        (example.replacen(port, &(port.to_owned() + port), 1), &[], &["ports[1].device", "'eth0'", "once"]),
+        (example.replace("\"b\"", "\"a\""), &[], &["nodes[1].name", "'a'", "own"]),
+        (example[..example.find("name = \"b\"").expect("b") - 10].to_owned(), &[], &["1 nodes make no cluster"]),
+        (example.clone(), &["--node", "z"], &["node 'z' is not in c.toml", "a, b, c"]),
+        (example.replace("lane\"  ", "lanes\" "), &[], &["interconnect.kind", "lanes", "rnic-udp"]),
+        (
+            example.replace("namespace = \"b\"", "namespace = \"no-such\""),
+            &["--node", "b"],
+            &["nodes[1].namespace", "no-such"],
+        ),
+    ];
+    for (text, arguments, words) in cases {
+        let finished = up(&text, arguments).must_exit_with(2);
+        assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+        for word in words {
+            assert!(finished.stderr.contains(word), "{word:?} is not in {finished}");
+        }
+    }
+}
