@@ -46,7 +46,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// As reported: minutes less than one.
+    /// As reported: half a minute.
     pub fn full() -> Options {
         Options { seed: 1, routes_v4: 900_000, routes_v6: 200_000, rounds: 101, lookups: 1 << 20, updates: 1_000_000 }
     }
