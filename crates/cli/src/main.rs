@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 fine, 1 failed, 2 wrong use. Errors are one line that names the thing, the value and the remedy.
 
+mod bench_router;
 mod device_server;
 mod doctor;
 mod down;
@@ -102,6 +103,8 @@ enum Bench {
     Sockets(crosslane_bench::sockets::Options),
     /// Two nodes joined by windows, beside kernel TCP and the floors; with --sim, the proxy's engine in virtual time
     Windows(windows::Options),
+    /// The router: forwarding core, tables, and two nodes over each interconnect
+    Router(bench_router::Options),
 }
 
 const EXIT_FAILED: u8 = 1;
@@ -127,6 +130,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => crosslane_bench::demo::main(options),
         Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
         Command::Bench(Bench::Windows(options)) => windows::main(options),
+        Command::Bench(Bench::Router(options)) => bench_router::main(options),
         Command::DeviceServer(options) => device_server::main(options),
         Command::Proxy(options) => proxy::main(options),
         Command::Pcie(command) => pcie::main(command),

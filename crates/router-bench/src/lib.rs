@@ -5,4 +5,5 @@ pub mod ethernet;
 pub mod fib;
 pub mod interconnect;
 pub mod published;
+pub mod report;
 pub mod statistics;

@@ -1,0 +1,180 @@
+//! Everything of `crosslane bench router`, in one report.
+
+use std::io;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::interconnect::{
+    AdaptiveRow, BatchGain, Batching, BenchError, Cores, Effort, Hop, LoadRow, RateRow, adaptive_rows, batch_gain,
+    hops, kinds, loads, name, rates,
+};
+use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
+use crate::{core, ethernet, fib};
+
+/// Frames whose latency by load is measured, in bytes.
+const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
+/// Loads, as shares of the best rate that a fixed batch carries without a loss.
+const LOADS: [f64; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
+const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
+/// The interconnect of the paper, without a network card: what the comparison of batches is about.
+pub const PUBLISHED_KIND: &str = "rnic_lanes";
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Shorter trials, fewer points: a minute or two.
+    pub is_quick: bool,
+    /// Of tables, destinations and moments.
+    pub seed: u64,
+}
+
+/// Why there is no report.
+#[derive(Debug, Error)]
+pub enum ReportError {
+    /// No tables.
+    #[error("tables: {0}")]
+    Fib(#[from] io::Error),
+    /// No forwarding core.
+    #[error(transparent)]
+    Core(#[from] core::Error),
+    /// No interconnect.
+    #[error(transparent)]
+    Interconnect(#[from] BenchError),
+    /// No model of what was published.
+    #[error(transparent)]
+    Modelled(#[from] ModelledError),
+}
+
+/// All figures are *measured* on this machine. The first four are what scripts read.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Of this report's shape.
+    pub schema: &'static str,
+    /// Of all figures but those that say another.
+    pub provenance: &'static str,
+    /// Of tables, destinations and moments.
+    pub seed: u64,
+    /// Million packets a second of one core: 64 B, full table, 4,000 random destinations.
+    pub core_mpps_64b: f64,
+    /// Million lookups a second of one core, overlapped, random covered addresses.
+    pub fib_v4_mlookups_per_s: f64,
+    /// How many times the packets of 64 B go over the RDMA transport in lanes with the best batch, to one a message.
+    pub rnic_batch_gain_64b: f64,
+    /// The adaptive policy beside the best fixed batch, by size and load, over the RDMA transport in lanes.
+    pub adaptive: Vec<AdaptiveRow>,
+    /// Tables.
+    pub fib: fib::Results,
+    /// The forwarding core.
+    pub core: core::Results,
+    /// What batches gain, by interconnect, at 64 B.
+    pub gains: Vec<BatchGain>,
+    /// One hop, by interconnect, size and batch.
+    pub hops: Vec<Hop>,
+    /// Rates by interconnect, size and policy.
+    pub rates: Vec<RateRow>,
+    /// Latency by size, load and policy.
+    pub loads: Vec<LoadRow>,
+    /// Forwarding between virtual Ethernet beside the kernel's own; nothing without the right to make namespaces.
+    pub ethernet: Option<ethernet::Results>,
+    /// Why parts are missing.
+    pub missing: Vec<String>,
+    /// One-hop latency by size and batch: published, modelled and measured.
+    pub published_latency: Vec<Cell>,
+    /// One-hop latency of Ethernet's batches, and of long messages: published, modelled and measured.
+    pub published_batches: Vec<Cell>,
+}
+
+/// How often [`run`] says that something begins.
+pub fn steps(is_quick: bool) -> u64 {
+    let (kinds, measured) = (kinds().len(), if is_quick { 1 } else { kinds().len() });
+    (3 + kinds + LOAD_FRAME_BYTES.len() * (measured + 1)) as u64
+}
+
+/// Measures everything; `step` hears what begins.
+///
+/// # Errors
+/// When something cannot be measured at all: too few cores, no memory.
+pub fn run(options: &Options, mut step: impl FnMut(&str)) -> Result<Report, ReportError> {
+    let Options { is_quick, seed } = *options;
+    step("forwarding tables");
+    let fib_options = if is_quick { fib::Options::quick() } else { fib::Options::full() };
+    let fib = fib::run(&fib::Options { seed, ..fib_options })?;
+    step("forwarding core");
+    let core_options = if is_quick { core::Options::quick() } else { core::Options::full() };
+    let core = core::run(&core::Options { seed, ..core_options })?;
+    step("virtual Ethernet beside the kernel");
+    let ethernet_options = if is_quick { ethernet::Options::quick() } else { ethernet::Options::full() };
+    let ethernet = ethernet::measure(&ethernet::Options { seed, ..ethernet_options });
+    let between = between_nodes(is_quick, &mut step)?;
+    let published = between.gains.iter().find(|gain| gain.interconnect == PUBLISHED_KIND);
+    let cluster = Cluster::new()?;
+    let published_latency = latency_table(&cluster, &between.hops)?;
+    let published_batches = batch_table(&cluster, &between.hops)?;
+    Ok(Report {
+        schema: "crosslane.bench.router/1",
+        provenance: "measured",
+        seed,
+        core_mpps_64b: core.core_mpps_64b().unwrap_or_default(),
+        fib_v4_mlookups_per_s: fib.v4.mlookups_per_s.median,
+        rnic_batch_gain_64b: published.map(|gain| gain.gain).unwrap_or_default(),
+        adaptive: adaptive_rows(&between.loads),
+        fib,
+        core,
+        gains: between.gains,
+        hops: between.hops,
+        rates: between.rates,
+        loads: between.loads,
+        missing: ethernet.as_ref().err().map(|error| format!("virtual Ethernet: {error}")).into_iter().collect(),
+        ethernet: ethernet.ok(),
+        published_latency,
+        published_batches,
+    })
+}
+
+#[derive(Default)]
+struct BetweenNodes {
+    gains: Vec<BatchGain>,
+    hops: Vec<Hop>,
+    rates: Vec<RateRow>,
+    loads: Vec<LoadRow>,
+}
+
+fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenNodes, BenchError> {
+    let effort = if is_quick { Effort::quick() } else { Effort::full() };
+    let (sizes, batches): (&[usize], &[u8]) = if is_quick {
+        (&LOAD_FRAME_BYTES, &[1, 16])
+    } else {
+        (&crate::interconnect::FRAME_BYTES, &crate::interconnect::BATCHES)
+    };
+    let cores = Cores::find()?;
+    let mut found = BetweenNodes::default();
+    for kind in kinds() {
+        step(&format!("{}: one hop, gain of batches", name(kind)));
+        found.hops.extend(hops(kind, sizes, batches, &effort, cores)?);
+        found.gains.push(batch_gain(kind, LOAD_FRAME_BYTES[0], &effort, cores)?);
+        // Quick: latency by load over the paper's interconnect alone.
+        if is_quick && name(kind) != PUBLISHED_KIND {
+            continue;
+        }
+        for frame_bytes in LOAD_FRAME_BYTES {
+            step(&format!("{}: rates without a loss, {frame_bytes} B", name(kind)));
+            let rows = rates(kind, frame_bytes, &effort, cores)?;
+            let best_mpps = best_fixed_mpps(&rows);
+            found.rates.extend(rows);
+            if name(kind) == PUBLISHED_KIND {
+                step(&format!("{}: latency by load, {frame_bytes} B", name(kind)));
+                let shares: &[f64] = if is_quick { &LOADS_QUICK } else { &LOADS };
+                let mpps: Vec<f64> = shares.iter().map(|share| share * best_mpps).collect();
+                found.loads.extend(loads(kind, frame_bytes, &mpps, &effort, cores)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The best rate that a fixed batch carries without a loss.
+pub fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
+    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
+    fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max)
+}
