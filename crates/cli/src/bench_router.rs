@@ -65,7 +65,7 @@ fn render(printed: &Printed) -> String {
     let Printed { report, machine } = printed;
     let mut text = format!("measured, seed {}; {}\n", report.seed, machine.words());
     text += &format!(
-        "forwarding core {:.1} Mpps at 64 B; {:.0} M lookups/s of IPv4; batches carry {:.1} x of single packets (rnic)\n",
+        "forwarding core {:.1} Mpps at 64 B; {:.0} M lookups/s of IPv4; batches carry {:.1} x single packets (rnic)\n",
         report.core_mpps_64b, report.fib_v4_mlookups_per_s, report.rnic_batch_gain_64b
     );
     text += "\nTables: lookups of random covered addresses beside loads at random places of as much memory, one core\n";
@@ -110,7 +110,7 @@ fn tables(report: &Report) -> String {
     let mut text = table.render();
     for updates in &report.fib.updates {
         text += &format!(
-            "IPv{}: {:.2} M updates/s alone, {:.2} M/s while a reader makes {:.1} M lookups/s ({:.1} without updates)\n",
+            "IPv{}: {:.2} M updates/s alone, {:.2} M/s beside a reader of {:.1} M lookups/s ({:.1} without updates)\n",
             updates.version,
             updates.alone_per_s / 1e6,
             updates.per_s / 1e6,
