@@ -24,6 +24,6 @@ fn the_benchmark_of_the_router_answers_with_the_keys_that_scripts_read() {
 
 #[test]
 fn what_it_does_not_know_is_named() {
-    assert_fails(&crosslane(&["bench", "router", "--seed", "-1"]), 2, &["--seed"]);
+    assert_fails(&crosslane(&["bench", "router", "--seed", "x"]), 2, &["--seed"]);
     assert_fails(&crosslane(&["bench", "router", "--links", "3"]), 2, &["--links"]);
 }
