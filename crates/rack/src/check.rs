@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use crate::access::ANY_NODE;
+use crate::fault::{Checked, Fault, check_name};
 use crate::{
     ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList, Rack,
     Trust, WINDOW_BYTES_MAX,
 };
 
-/// Letters of a rack's or node's name: names are parts of socket paths, which are short.
-const NAME_BYTES_MAX: usize = 24;
+const EXAMPLE_NAME: &str = "host-1";
 /// The longest delay that a link can be asked for.
 const ONE_WAY_NS_MAX: f64 = 1e9;
 /// Time-outs below a millisecond would pass on a machine that is merely busy.
@@ -23,24 +23,9 @@ const SLICE_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a PCI function's address as sysfs writes it, and where its separators are.
 const PCI_ADDRESS_FORM: &[u8] = b"xxxx:xx:xx.x";
 
-/// What is wrong, and with which key.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub key: String,
-    pub what: String,
-}
-
-impl Fault {
-    fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { key: key.into(), what: what.into() }
-    }
-}
-
-type Checked = Result<(), Fault>;
-
 /// Everything that can be seen without looking at a machine.
 pub(crate) fn check(rack: &Rack) -> Checked {
-    check_name("name", &rack.name)?;
+    check_name("name", &rack.name, EXAMPLE_NAME)?;
     check_partitions(rack)?;
     check_window(rack)?;
     check_link(rack)?;
@@ -50,17 +35,6 @@ pub(crate) fn check(rack: &Rack) -> Checked {
     check_nodes(rack)?;
     check_device(rack)?;
     check_access(rack)
-}
-
-fn check_name(key: &str, name: &str) -> Checked {
-    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_good = name.bytes().all(is_letter) && name.starts_with(|first: char| first.is_ascii_alphanumeric());
-    if is_good && name.len() <= NAME_BYTES_MAX {
-        return Ok(());
-    }
-    let what =
-        format!("{name:?} is no name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"host-1\"");
-    Err(Fault::new(key, what))
 }
 
 fn check_partitions(rack: &Rack) -> Checked {
@@ -192,7 +166,7 @@ fn check_nodes(rack: &Rack) -> Checked {
         return Err(Fault::new("device.slots", what));
     }
     for (index, node) in rack.nodes.iter().enumerate() {
-        check_name(&format!("nodes[{index}].name"), &node.name)?;
+        check_name(&format!("nodes[{index}].name"), &node.name, EXAMPLE_NAME)?;
         let before = &rack.nodes[..index];
         check_unlike(before, index, "name", |other| other.name == node.name, &node.name)?;
         check_unlike(before, index, "address", |other| other.address == node.address, &node.address.to_string())?;

@@ -6,7 +6,8 @@ use pcie::parameters::{self, ParametersError};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::check::{Fault, check};
+use crate::check::check;
+use crate::fault::Fault;
 use crate::keys::Keys;
 use crate::{Rack, VERSION};
 

@@ -117,6 +117,18 @@ impl Crossing {
         });
     }
 
+    /// Sends datagrams by UDP from host 0 to host 1, from empty to as long as an MTU of 1500 B lets them be.
+    pub fn datagrams(&self, is_v6: bool) {
+        let [one, other] = self.udp(is_v6);
+        for bytes in [0, 1, 22, 1000, 1452] {
+            let sent: Vec<u8> = (0..bytes).map(|n| n as u8).collect();
+            one.send(&sent).unwrap();
+            let mut received = [0; 2000];
+            let length = other.recv(&mut received).unwrap();
+            assert_eq!(&received[..length], &sent[..]);
+        }
+    }
+
     /// UDP sockets of both hosts, connected to each other.
     pub fn udp(&self, is_v6: bool) -> [UdpSocket; 2] {
         [0, 1].map(|side| {

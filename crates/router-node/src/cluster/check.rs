@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use rack::{Checked, Fault, check_name};
 use router::{NODES_MAX, PORTS_MAX};
 
 use super::{
     ADDRESSES_MAX, Cluster, DEVICE_BYTES_MAX, InterconnectKind, Node, PortKind, PortOfNode, ROUTES_MAX, StaticRoute,
 };
 
-/// Letters of a cluster's or node's name: names are parts of socket paths, which are short.
-const NAME_BYTES_MAX: usize = 24;
+const EXAMPLE_NAME: &str = "edge-1";
 /// Beats closer than this would be work, not news.
 const BEAT_NS_MIN: f64 = 1e6;
 const TIMEOUT_NS_MAX: f64 = 3.6e12;
@@ -25,24 +25,9 @@ pub const MTU_BYTES_MAX: u16 = 9216;
 const MTU_V6_BYTES_MIN: u16 = 1280;
 const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;
 
-/// What is wrong, and with which key.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Fault {
-    pub key: String,
-    pub what: String,
-}
-
-impl Fault {
-    fn new(key: impl Into<String>, what: impl Into<String>) -> Self {
-        Self { key: key.into(), what: what.into() }
-    }
-}
-
-type Checked = Result<(), Fault>;
-
 /// Everything that can be seen without looking at a machine.
 pub(super) fn check(cluster: &Cluster) -> Checked {
-    check_name("name", &cluster.name)?;
+    check_name("name", &cluster.name, EXAMPLE_NAME)?;
     check_interconnect(cluster)?;
     check_timeouts(cluster)?;
     check_nodes(cluster)?;
@@ -52,17 +37,6 @@ pub(super) fn check(cluster: &Cluster) -> Checked {
     }
     check_owners(cluster)?;
     check_sockets(cluster)
-}
-
-fn check_name(key: &str, name: &str) -> Checked {
-    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_good = name.bytes().all(is_letter) && name.starts_with(|first: char| first.is_ascii_alphanumeric());
-    if is_good && name.len() <= NAME_BYTES_MAX {
-        return Ok(());
-    }
-    let what =
-        format!("{name:?} is no name; use 1 to {NAME_BYTES_MAX} of a to z, 0 to 9 and -, as in \"a\" or \"edge-1\"");
-    Err(Fault::new(key, what))
 }
 
 fn check_interconnect(cluster: &Cluster) -> Checked {
@@ -109,7 +83,7 @@ fn check_nodes(cluster: &Cluster) -> Checked {
         return Err(Fault::new("nodes", format!("{count} nodes make no cluster; describe 2 to {NODES_MAX} of them")));
     }
     for (index, node) in cluster.nodes.iter().enumerate() {
-        check_name(&format!("nodes[{index}].name"), &node.name)?;
+        check_name(&format!("nodes[{index}].name"), &node.name, EXAMPLE_NAME)?;
         let before = &cluster.nodes[..index];
         check_unlike(before, index, "name", |other| other.name == node.name, &node.name)?;
         if let Some(namespace) = &node.namespace {

@@ -6,8 +6,9 @@ use std::path::Path;
 use pcie::parameters;
 use thiserror::Error;
 
-use super::check::{Fault, check};
+use super::check::check;
 use super::{Cluster, VERSION};
+use rack::Fault;
 
 /// Bytes of a cluster file at most.
 const FILE_BYTES_MAX: u64 = 1 << 20;
