@@ -3,13 +3,16 @@
 //! * [`message`]: how a message stands on the wire, and its check.
 //! * [`Batcher`]: which packets go together, and when: fixed batches, as published, or adaptive ones.
 //! * [`Latency`]: what a message takes, learnt while messages go.
+//! * [`Occupancy`]: how busy a node is, and with it how many packets are worth a message.
 
 mod batcher;
 mod latency;
 pub mod message;
+mod occupancy;
 
 pub use batcher::{Batcher, Policy, PolicyError, Queued};
 pub use latency::{Latency, Sample};
+pub use occupancy::Occupancy;
 
 use crate::{Hop, Packet};
 

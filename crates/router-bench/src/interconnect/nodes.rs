@@ -294,17 +294,16 @@ fn send(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Vec<Stall> {
         Offered::Mpps(mpps) => Some(Arrivals::new(mpps, setup.seed)),
         Offered::Flood => None,
     };
-    let (mut offered, mut sent_before) = (0, 0);
-    let (mut watch, mut stalls) = (Watch::new(setup.kind, shared.now_ns()), Vec::new());
+    let mut offered = 0;
+    let (mut watch, mut stalls) = (Watch::new(setup.kind, bytes, shared.now_ns()), Vec::new());
     loop {
         let now_ns = shared.now_ns();
         // Late or not: what was to come in the trial comes.
         if now_ns >= until_ns && arrivals.as_ref().map_or(offered > 0, |arrivals| arrivals.next_ns() >= until_ns) {
             break;
         }
-        let sent = node.counters().sent_packets;
-        stalls.extend(watch.look(now_ns, sent - sent_before));
-        sent_before = sent;
+        let counters = node.counters();
+        stalls.extend(watch.look(now_ns, counters.sent_messages, counters.sent_packets));
         for _ in 0..VECTOR_PACKETS {
             let came_ns = arrivals.as_ref().map_or(now_ns, Arrivals::next_ns);
             if came_ns > now_ns.min(until_ns - 1) || arrivals.is_none() && node.pool.available() == 0 {
@@ -358,12 +357,14 @@ impl Came {
 fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Came {
     let (from_ns, until_ns) = (setup.warm_up.ns() as u64, setup.trial.ns() as u64);
     let mut came = Came { all: 0, in_time: 0, packets: Vec::with_capacity(1 << 20), stalls: Vec::new() };
-    let (mut watch, mut quiet_since_ns) = (Watch::new(setup.kind, shared.now_ns()), None);
+    let mut watch = Watch::new(setup.kind, packet_bytes(setup.frame_bytes), shared.now_ns());
+    let mut quiet_since_ns = None;
     loop {
         let has_sent = shared.has_sent.load(Ordering::Acquire);
         node.turn(shared.now_ns());
         let now_ns = shared.now_ns();
-        came.stalls.extend(watch.look(now_ns, node.arrived.len() as u64));
+        let counters = node.counters();
+        came.stalls.extend(watch.look(now_ns, counters.received_messages, counters.received_packets));
         if node.arrived.is_empty() {
             let has_all = came.all >= shared.sent.load(Ordering::Acquire);
             let quiet_ns = now_ns - *quiet_since_ns.get_or_insert(now_ns);

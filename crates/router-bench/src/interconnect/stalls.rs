@@ -21,30 +21,52 @@ pub(super) struct Stall {
     to_ns: u64,
 }
 
+/// What a look takes at most: some three times what it was measured to take, by kind.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    idle_ns: u64,
+    message_ns: u64,
+    packet_ns: u64,
+    /// Of 1000 bytes.
+    kilobyte_ns: u64,
+}
+
+impl Costs {
+    const fn of(kind: Kind) -> Costs {
+        match kind {
+            Kind::Lanes => Costs { idle_ns: 1500, message_ns: 300, packet_ns: 100, kilobyte_ns: 400 },
+            Kind::Windows(_) => Costs { idle_ns: 2000, message_ns: 650, packet_ns: 120, kilobyte_ns: 600 },
+            Kind::RnicLanes => Costs { idle_ns: 4000, message_ns: 1200, packet_ns: 100, kilobyte_ns: 1500 },
+            Kind::RnicUdp(_) => Costs { idle_ns: 20_000, message_ns: 6000, packet_ns: 300, kilobyte_ns: 3000 },
+        }
+    }
+}
+
 /// Looks for stalls of one node.
 pub(super) struct Watch {
     looked_ns: u64,
-    idle_ns_max: u64,
-    packet_ns_max: u64,
+    costs: Costs,
+    packet_ns: u64,
+    messages: u64,
+    packets: u64,
 }
 
 impl Watch {
-    /// What a look takes at most, without packets and for each: several times what it takes.
-    pub fn new(kind: Kind, now_ns: u64) -> Watch {
-        let (idle_ns_max, packet_ns_max) = match kind {
-            Kind::Lanes => (1500, 1000),
-            Kind::Windows(_) => (2000, 1500),
-            Kind::RnicLanes => (4000, 3000),
-            Kind::RnicUdp(_) => (20_000, 10_000),
-        };
-        Watch { looked_ns: now_ns, idle_ns_max, packet_ns_max }
+    /// Begins at a look. Packets have so many bytes.
+    pub fn new(kind: Kind, packet_bytes: usize, now_ns: u64) -> Watch {
+        let costs = Costs::of(kind);
+        let packet_ns = costs.packet_ns + costs.kilobyte_ns * packet_bytes as u64 / 1000;
+        Watch { looked_ns: now_ns, costs, packet_ns, messages: 0, packets: 0 }
     }
 
-    /// To be called with each look at the clock: the stall that this one ends, if there was one.
-    pub fn look(&mut self, now_ns: u64, packets: u64) -> Option<Stall> {
+    /// To be called with each look at the clock, and with all the messages and packets so far: the stall that this look
+    /// ends, if there was one.
+    pub fn look(&mut self, now_ns: u64, messages: u64, packets: u64) -> Option<Stall> {
         let stall = Stall { from_ns: self.looked_ns, to_ns: now_ns };
-        self.looked_ns = now_ns;
-        (now_ns - stall.from_ns > self.idle_ns_max + packets * self.packet_ns_max).then_some(stall)
+        let (done_messages, done_packets) = (messages - self.messages, packets - self.packets);
+        (self.looked_ns, self.messages, self.packets) = (now_ns, messages, packets);
+        let ns_max = self.costs.idle_ns + done_messages * self.costs.message_ns + done_packets * self.packet_ns;
+        (now_ns - stall.from_ns > ns_max).then_some(stall)
     }
 }
 
@@ -85,11 +107,11 @@ mod tests {
 
     #[test]
     fn a_stall_is_a_look_that_took_too_long_for_what_was_done() {
-        let mut watch = Watch::new(Kind::Lanes, 0);
-        assert_eq!(watch.look(1500, 0), None);
-        assert_eq!(watch.look(35_000, 32), None, "32 packets may take this long");
-        assert_eq!(watch.look(36_501, 0), Some(Stall { from_ns: 35_000, to_ns: 36_501 }));
-        assert_eq!(watch.look(40_000, 2), None);
+        let mut watch = Watch::new(Kind::Lanes, 500, 0);
+        assert_eq!(watch.look(1500, 0, 0), None);
+        assert_eq!(watch.look(13_000, 2, 32), None, "32 packets in 2 messages may take this long");
+        assert_eq!(watch.look(14_501, 2, 32), Some(Stall { from_ns: 13_000, to_ns: 14_501 }));
+        assert_eq!(watch.look(17_000, 4, 34), None);
     }
 
     #[test]

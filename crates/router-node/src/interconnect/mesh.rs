@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use router::balance::{Balancer, LinkLoad, Thresholds};
 use router::batch::message::{DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message, MessageError, Source};
-use router::batch::{Batcher, Latency, Parcel, Policy, Sample};
+use router::batch::{Batcher, Latency, Occupancy, Parcel, Policy, Sample};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
@@ -233,6 +233,7 @@ pub(super) struct Mesh<C> {
     own: NodeId,
     settings: Settings,
     is_adaptive: bool,
+    occupancy: Occupancy,
     carrier: C,
     limits: Limits,
     peers: [Peer; NODES],
@@ -250,6 +251,7 @@ impl<C: Carrier> Mesh<C> {
             own,
             settings,
             is_adaptive: matches!(settings.policy, Policy::Adaptive { .. }),
+            occupancy: Occupancy::new(),
             limits,
             carrier,
             peers: std::array::from_fn(|_| Peer::new(&settings, &limits)),
@@ -369,7 +371,7 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// How many packets are worth a message, by what is under way. What a peer has taken in is looked at only when that
+    /// How many packets are worth a message, by what is under way and by how busy this node is. What a peer has taken in is looked at only when that
     /// may matter, for the line in which it says so is one that two cores pass to and fro.
     fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
         let (limits, is_adaptive) = (self.limits, self.is_adaptive);
@@ -380,7 +382,8 @@ impl<C: Carrier> Mesh<C> {
         if may_matter || learns || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
             self.look(now, node)?;
         }
-        Ok(least(&self.peers[usize::from(node.0)]) as usize)
+        let peers_least = least(&self.peers[usize::from(node.0)]) as usize;
+        Ok(peers_least.max(self.occupancy.least_packets()))
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
@@ -500,16 +503,21 @@ impl<C: Carrier> Interconnect for Mesh<C> {
             for parcel in parcels.drain(..) {
                 self.enqueue(now, pool, to, parcel);
             }
-            self.dispatch(now, pool, to);
+            if self.dispatch(now, pool, to) {
+                self.occupancy.note_work();
+            }
             return;
         }
         self.enqueue_balanced(now, pool, to, parcels);
         for node in self.each_up() {
-            self.dispatch(now, pool, node);
+            if self.dispatch(now, pool, node) {
+                self.occupancy.note_work();
+            }
         }
     }
 
     fn turn(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool {
+        self.occupancy.begin_round(now);
         let mut is_busy = self.carrier.turn();
         let mut relayed = std::mem::take(&mut self.relayed);
         let before = arrived.len();
@@ -538,6 +546,9 @@ impl<C: Carrier> Interconnect for Mesh<C> {
                 Err(_) => self.broke(pool, node),
             }
             is_busy |= self.dispatch(now, pool, node);
+        }
+        if is_busy {
+            self.occupancy.note_work();
         }
         is_busy
     }

@@ -1,13 +1,15 @@
 //! Which packets go together, and when.
 //!
 //! A fixed batch waits until it is full, or until its oldest packet has waited for so long. That is right at one load.
-//! An adaptive one never waits to be filled: what is there goes, so that packets go together exactly when they come
-//! faster than they leave. Three things bound it:
+//! An adaptive one takes what is there, so that packets go together exactly when they come faster than they leave. It
+//! does not wait to be filled unless somebody is short of time. Four things bound it:
 //!
 //! * **A budget of bytes.** The first packet of a message waits for its last, and the other node begins when it has all
 //!   of it. So while nothing presses, a message takes at most a quarter longer than its first packet would alone: many
 //!   short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
+//! * **A node that is nearly busy.** Beyond three quarters of its time, more packets are worth a message
+//!   ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half the target.
 //! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
 //!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
 //!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
@@ -142,8 +144,8 @@ impl<T> Batcher<T> {
         Ok(())
     }
 
-    /// How many packets are to go now. `least`: fewer are not worth a message, for the peer has as many to take in yet
-    /// as make a few messages of so many.
+    /// How many packets are to go now. `least`: fewer are not worth a message, for this node is nearly busy, or the peer
+    /// has as many to take in yet as make a few messages of so many.
     #[inline]
     pub fn due(&self, now: Time, least: usize) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
@@ -158,10 +160,13 @@ impl<T> Batcher<T> {
                 if waited.ps() >= target.ps() / 2 {
                     return queued;
                 }
-                let alone_ns = self.latency.expected_ns(1, usize::from(oldest.bytes));
-                let small = self.within(queued, target.ns().min(GROWN * alone_ns));
-                if small >= least {
-                    return small;
+                if least <= 1 {
+                    // Nothing presses.
+                    let alone_ns = self.latency.expected_ns(1, usize::from(oldest.bytes));
+                    return self.within(queued, target.ns().min(GROWN * alone_ns));
+                }
+                if queued < least.min(PACKETS_MAX) {
+                    return 0;
                 }
                 let within = self.within(queued, target.ns());
                 let is_full = within == PACKETS_MAX || within < queued;
