@@ -48,7 +48,7 @@ impl Occupancy {
     /// A round begins.
     pub fn begin_round(&mut self, now: Time) {
         if self.has_worked {
-            self.worked = self.worked + now.since(self.looked).min(ROUND_MAX);
+            self.worked += now.since(self.looked).min(ROUND_MAX);
         }
         (self.looked, self.has_worked) = (now, false);
         let period = now.since(self.since);

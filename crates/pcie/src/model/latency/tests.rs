@@ -141,6 +141,16 @@ fn the_example_of_the_documentation_is_a_path() {
     assert_eq!(Path::parse("docs", &text).unwrap().links.len(), 2);
 }
 
+/// Found by the property below: completions reach the second link at the very moment when it is free.
+#[test]
+fn rounding_costs_nobody_a_flit() {
+    let path = path(None).with_switches(2, &Switch { forward_ns: 188.058505537679, cut_through: false });
+    let model = model(7, 1);
+    let read = path.read_latency(&model, 241, 1072).unwrap();
+    let both = path.write_read_latency(&model, 241, 1072).unwrap();
+    assert!(both.latency_ns > read.latency_ns, "{} and {}", both.latency_ns, read.latency_ns);
+}
+
 proptest! {
     #[test]
     fn parts_add_up_and_nothing_is_faster_than_its_bytes(
