@@ -1,4 +1,4 @@
-//! Events a second with the full RDMA endpoint: `cargo bench -p netsim --bench fct`.
+//! Events a second with the full RDMA endpoint: `cargo bench -p netsim --bench fct [-- TOPOLOGY MILLISECONDS]`.
 
 use std::time::Instant;
 
@@ -10,8 +10,18 @@ use netsim::topology::Preset;
 use netsim::workload::{SizeDistribution, Workload};
 use sim::{Span, Time};
 
+/// What is asked for, or what there is to know.
+fn asked() -> Vec<(Preset, f64)> {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let [name, ms] = &words[..] else {
+        return vec![(Preset::LeafSpine256, 1e6), (Preset::ThreeTier1024, 5e5)];
+    };
+    let preset = Preset::ALL.into_iter().find(|preset| preset.name() == name).expect("the name of a topology");
+    vec![(preset, ms.parse::<f64>().expect("milliseconds") * 1e6)]
+}
+
 fn main() {
-    for (preset, during) in [(Preset::LeafSpine256, 1e6), (Preset::ThreeTier1024, 5e5)] {
+    for (preset, during_ns) in asked() {
         let plan = NetworkPlan {
             topology: preset.topology(),
             switches: SwitchPlan::default(),
@@ -19,7 +29,7 @@ fn main() {
             seed: 1,
         };
         let sizes = SizeDistribution::find("cache-follower").expect("it comes with the program");
-        let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(during) };
+        let workload = Workload::Poisson { sizes, load: 0.5, during: Span::from_ns(during_ns) };
         let flows = workload.flows(&plan.topology, 1).expect("a possible load");
         let path = PathPlan { rate: plan.topology.lines()[0].rate, round_trip: Span::from_ns(9000.0) };
         let rdma = RdmaPlan::new(profile(&TransportPlan::default(), &path));

@@ -8,7 +8,7 @@ use sim::{EventQueue, Random, Span, Time};
 
 use crate::endpoint::{Endpoint, EndpointCounters, Flow, FlowId, Incoming, Outgoing};
 use crate::impairment::{Impaired, Impairments};
-use crate::packet::{Arena, Fifo, Frame, PacketId};
+use crate::packet::{Arena, Fifo, Frame, FrameExtra, Mark, PacketId};
 use crate::rate::Rate;
 use crate::switch::{Pfc, Switch, SwitchPlan};
 use crate::topology::{HostId, Line, Node, Routes, Topology};
@@ -20,7 +20,7 @@ pub use tap::{Seen, Tap};
 pub const PACKET_BYTES_MAX: u32 = 9_238;
 
 /// What happens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// A packet arrives at a port.
     Arrive { port: u32, packet: PacketId },
@@ -34,6 +34,43 @@ enum Event {
     Pause { port: u32, is_on: bool },
     /// The run is over.
     Stop,
+}
+
+/// An event in 8 bytes, for a hundred thousand of them wait: its kind in the highest bits, then port or host, then the
+/// packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scheduled(u32, u32);
+
+/// Bits of a port's or a host's number.
+const NUMBER_BITS: u32 = 29;
+const NUMBERS_MAX: usize = 1 << NUMBER_BITS;
+
+impl From<Event> for Scheduled {
+    fn from(event: Event) -> Self {
+        let (kind, number, packet) = match event {
+            Event::Arrive { port, packet } => (0, port, packet.0),
+            Event::Free { port } => (1, port, 0),
+            Event::Wake { host } => (2, host, 0),
+            Event::Start => (3, 0, 0),
+            Event::Pause { port, is_on } => (4, port, is_on.into()),
+            Event::Stop => (5, 0, 0),
+        };
+        Self(kind << NUMBER_BITS | number, packet)
+    }
+}
+
+impl From<Scheduled> for Event {
+    fn from(Scheduled(kind_and_number, packet): Scheduled) -> Self {
+        let number = kind_and_number % NUMBERS_MAX as u32;
+        match kind_and_number >> NUMBER_BITS {
+            0 => Self::Arrive { port: number, packet: PacketId(packet) },
+            1 => Self::Free { port: number },
+            2 => Self::Wake { host: number },
+            3 => Self::Start,
+            4 => Self::Pause { port: number, is_on: packet != 0 },
+            _ => Self::Stop,
+        }
+    }
 }
 
 /// One end of a line: what every packet that leaves by it touches, in one cache line. Its other end has the number that
@@ -92,7 +129,7 @@ pub struct NetworkPlan {
 
 /// Hosts' endpoints and all that is between them.
 pub struct Network<E: Endpoint> {
-    queue: EventQueue<Event>,
+    queue: EventQueue<Scheduled>,
     now: Time,
     arena: Arena<E::Header>,
     ports: Vec<Port>,
@@ -132,6 +169,7 @@ impl<E: Endpoint> Network<E> {
         let is_possible = |flow: &Flow| flow.from != flow.to && flow.from.0.max(flow.to.0) < topology.hosts();
         assert!(flows.iter().all(is_possible), "flows between two hosts that there are");
         let (owners, extras) = (owners(topology), extras(plan));
+        assert!(owners.len() <= NUMBERS_MAX, "{} ports; at most {NUMBERS_MAX}", owners.len());
         let mut host_ports = vec![0; endpoints.len()];
         for (number, owner) in owners.iter().enumerate() {
             if let Owner::Host(host) = owner {
@@ -140,12 +178,12 @@ impl<E: Endpoint> Network<E> {
         }
         let mut queue = EventQueue::new();
         if let Some(first) = flows.first() {
-            queue.schedule(first.start, Event::Start);
+            queue.schedule(first.start, Event::Start.into());
         }
         Self {
             queue,
             now: Time::ZERO,
-            arena: Arena::new(),
+            arena: Arena::new(plan.switches.pfc.is_some() || plan.switches.trims),
             switches: switches(plan, &owners, &extras),
             ports: ports(topology, &extras),
             owners,
@@ -177,10 +215,11 @@ impl<E: Endpoint> Network<E> {
 
     /// Runs until this time; stops earlier when nothing is left to happen. Returns whether something is.
     pub fn run_until(&mut self, end: Time) -> bool {
-        self.queue.schedule(end, Event::Stop);
+        self.queue.schedule(end, Event::Stop.into());
         while let Some((now, event)) = self.queue.next_event() {
             self.now = now;
-            if let Event::Stop = event {
+            let event = Event::from(event);
+            if event == Event::Stop {
                 if now >= end {
                     break;
                 }
@@ -194,11 +233,12 @@ impl<E: Endpoint> Network<E> {
 
     /// Runs until all flows have ended, or this time has come. Returns whether they have.
     pub fn run_flows(&mut self, end: Time) -> bool {
-        self.queue.schedule(end, Event::Stop);
+        self.queue.schedule(end, Event::Stop.into());
         while self.ends.len() < self.flows.len() {
             let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
-            if let Event::Stop = event {
+            let event = Event::from(event);
+            if event == Event::Stop {
                 if now >= end {
                     return false;
                 }
@@ -217,7 +257,7 @@ impl<E: Endpoint> Network<E> {
             let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
             self.counters.events += 1;
-            self.handle(event);
+            self.handle(event.into());
         }
         true
     }
@@ -281,7 +321,7 @@ impl<E: Endpoint> Network<E> {
     fn start(&mut self) {
         while let Some(flow) = self.flows.get(self.begun).copied() {
             if flow.start > self.now {
-                self.queue.schedule(flow.start, Event::Start);
+                self.queue.schedule(flow.start, Event::Start.into());
                 return;
             }
             self.begin(FlowId(self.begun as u32), &flow);
@@ -307,15 +347,14 @@ impl<E: Endpoint> Network<E> {
     /// A packet has come to a host.
     fn deliver(&mut self, host: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
-        if frame.is_corrupt {
+        if frame.is(Mark::Corrupt) {
             self.counters.corrupt_packets += 1;
         } else {
-            let header = self.arena.header(packet);
+            let (header, from, is_marked) = (self.arena.header(packet), frame.from(), frame.is(Mark::Congestion));
             if let Some(tap) = &mut self.tap {
-                tap.packet(self.now, Seen::Received, (frame.from, frame.to), (frame.label, frame.is_marked), header);
+                tap.packet(self.now, Seen::Received, (from, frame.to()), (frame.label, is_marked), header);
             }
-            let incoming =
-                Incoming { from: frame.from, header, is_marked: frame.is_marked, is_trimmed: frame.is_trimmed };
+            let incoming = Incoming { from, header, is_marked, is_trimmed: frame.is(Mark::Trimmed) };
             self.counters.delivered_packets += 1;
             self.endpoints[host as usize].receive(self.now, &incoming);
         }
@@ -334,7 +373,7 @@ impl<E: Endpoint> Network<E> {
         if deadline < self.wakes[host as usize] {
             let at = deadline.max(self.now);
             self.wakes[host as usize] = at;
-            self.queue.schedule(at, Event::Wake { host });
+            self.queue.schedule(at, Event::Wake { host }.into());
         }
     }
 
@@ -360,12 +399,12 @@ impl<E: Endpoint> Network<E> {
         }
         let Some(outgoing) = self.endpoints[host as usize].transmit(self.now) else { return };
         let Outgoing { to, bytes, trimmed_bytes, label, class, header } = outgoing;
-        debug_assert!(bytes <= PACKET_BYTES_MAX);
-        let frame = Frame::new(bytes, HostId(host), to, label, class, trimmed_bytes);
+        assert!(bytes <= PACKET_BYTES_MAX, "a packet of {bytes} B on a line that takes {PACKET_BYTES_MAX}");
+        let frame = Frame::new(bytes as u16, HostId(host), to, label, class);
         if let Some(tap) = &mut self.tap {
-            tap.packet(self.now, Seen::Sent, (frame.from, frame.to), (frame.label, frame.is_marked), &header);
+            tap.packet(self.now, Seen::Sent, (HostId(host), to), (label, false), &header);
         }
-        let packet = self.arena.add(frame, header);
+        let packet = self.arena.add(frame, FrameExtra { ingress: 0, trimmed_bytes }, header);
         self.launch(number, packet);
         self.await_free(number);
     }
@@ -423,3 +462,4 @@ fn switches(plan: &NetworkPlan, owners: &[Owner], extras: &[PortExtra]) -> Vec<S
 }
 
 const _: () = assert!(size_of::<Port>() == 64, "a port is more than a cache line");
+const _: () = assert!(size_of::<Scheduled>() == 8, "an event and its time are more than a quarter of a cache line");

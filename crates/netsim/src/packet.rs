@@ -1,36 +1,50 @@
 //! Packets under way: one place for all of them, and nothing is allocated for one.
 
-use crate::topology::HostId;
+use crate::network::PACKET_BYTES_MAX;
+use crate::topology::{HOSTS_MAX, HostId};
 
 /// No packet: the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// The place of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PacketId(u32);
+pub(crate) struct PacketId(pub u32);
 
-/// What the network knows of a packet; what it says to its receiver lies elsewhere, and is touched at the ends only.
+/// What every switch asks of a packet, four of them in a cache line; what it says to its receiver lies elsewhere, and
+/// is touched at the ends only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    /// On the wire, with everything: headers, checksums, preamble and gap.
-    pub bytes: u32,
-    pub from: HostId,
-    pub to: HostId,
     /// What path selection by flow looks at.
     pub label: u32,
-    /// By which port it came into the switch that holds it.
-    pub ingress: u32,
     /// The packet behind it in its queue, or the next free place.
     next: u32,
+    /// On the wire, with everything: headers, checksums, preamble and gap.
+    pub bytes: u16,
+    from: u16,
+    to: u16,
+    pub class: Class,
+    marks: u8,
+}
+
+/// What only some networks ask of a packet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FrameExtra {
+    /// By which port it came into the switch that holds it.
+    pub ingress: u32,
     /// Bytes that are left when it is trimmed.
     pub trimmed_bytes: u16,
-    pub class: Class,
+}
+
+/// Something that happened to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Mark {
     /// Congestion was met.
-    pub is_marked: bool,
+    Congestion = 1,
     /// The payload was cut off.
-    pub is_trimmed: bool,
+    Trimmed = 1 << 1,
     /// Its checksum is wrong.
-    pub is_corrupt: bool,
+    Corrupt = 1 << 2,
 }
 
 /// Which of a port's queues a packet takes.
@@ -47,33 +61,55 @@ pub enum Class {
 pub(crate) struct Arena<Header> {
     frames: Vec<Frame>,
     headers: Vec<Header>,
+    /// Empty where nobody asks for them.
+    extras: Vec<FrameExtra>,
+    has_extras: bool,
     free: u32,
     in_use: usize,
     pub in_use_max: usize,
 }
 
 impl<Header: Copy> Arena<Header> {
-    pub fn new() -> Self {
-        Self { frames: Vec::new(), headers: Vec::new(), free: NONE, in_use: 0, in_use_max: 0 }
+    /// Room for packets; whether something is asked of them that only some networks ask.
+    pub fn new(has_extras: bool) -> Self {
+        let (frames, headers, extras) = (Vec::new(), Vec::new(), Vec::new());
+        Self { frames, headers, extras, has_extras, free: NONE, in_use: 0, in_use_max: 0 }
     }
 
-    pub fn add(&mut self, frame: Frame, header: Header) -> PacketId {
+    pub fn add(&mut self, frame: Frame, extra: FrameExtra, header: Header) -> PacketId {
         self.in_use += 1;
         if self.free == NONE {
             self.in_use_max = self.in_use;
             self.frames.push(frame);
             self.headers.push(header);
+            if self.has_extras {
+                self.extras.push(extra);
+            }
             return PacketId(u32::try_from(self.frames.len() - 1).expect("fewer than 2^32 packets are under way"));
         }
         let id = PacketId(self.free);
         self.free = self.frames[id.0 as usize].next;
         self.frames[id.0 as usize] = frame;
         self.headers[id.0 as usize] = header;
+        if self.has_extras {
+            self.extras[id.0 as usize] = extra;
+        }
         id
     }
 
     pub fn copy(&mut self, id: PacketId) -> PacketId {
-        self.add(*self.frame(id), *self.header(id))
+        self.add(*self.frame(id), self.extra(id), *self.header(id))
+    }
+
+    /// Nothing where nobody asks for it.
+    pub fn extra(&self, id: PacketId) -> FrameExtra {
+        self.extras.get(id.0 as usize).copied().unwrap_or_default()
+    }
+
+    pub fn set_ingress(&mut self, id: PacketId, ingress: u32) {
+        if let Some(extra) = self.extras.get_mut(id.0 as usize) {
+            extra.ingress = ingress;
+        }
     }
 
     pub fn remove(&mut self, id: PacketId) {
@@ -100,25 +136,34 @@ impl<Header: Copy> Arena<Header> {
     }
 
     pub fn memory_bytes(&self) -> usize {
-        self.frames.capacity() * size_of::<Frame>() + self.headers.capacity() * size_of::<Header>()
+        self.frames.capacity() * size_of::<Frame>()
+            + self.headers.capacity() * size_of::<Header>()
+            + self.extras.capacity() * size_of::<FrameExtra>()
     }
 }
 
+// Numbers of hosts and lengths of packets fit 16 bits.
+const _: () = assert!(HOSTS_MAX <= 1 << u16::BITS && PACKET_BYTES_MAX <= u16::MAX as u32);
+
 impl Frame {
-    pub fn new(bytes: u32, from: HostId, to: HostId, label: u32, class: Class, trimmed_bytes: u16) -> Self {
-        Self {
-            bytes,
-            from,
-            to,
-            label,
-            ingress: NONE,
-            next: NONE,
-            trimmed_bytes,
-            class,
-            is_marked: false,
-            is_trimmed: false,
-            is_corrupt: false,
-        }
+    pub fn new(bytes: u16, from: HostId, to: HostId, label: u32, class: Class) -> Self {
+        Self { bytes, from: from.0 as u16, to: to.0 as u16, label, next: NONE, class, marks: 0 }
+    }
+
+    pub fn from(&self) -> HostId {
+        HostId(self.from.into())
+    }
+
+    pub fn to(&self) -> HostId {
+        HostId(self.to.into())
+    }
+
+    pub fn is(&self, mark: Mark) -> bool {
+        self.marks & mark as u8 != 0
+    }
+
+    pub fn mark(&mut self, mark: Mark) {
+        self.marks |= mark as u8;
     }
 }
 
@@ -166,12 +211,12 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_queues_keep_their_order() {
-        let mut arena: Arena<u64> = Arena::new();
-        let frame = |bytes| Frame::new(bytes, HostId(0), HostId(1), 0, Class::Data, 64);
+        let mut arena: Arena<u64> = Arena::new(false);
+        let frame = |bytes| Frame::new(bytes, HostId(0), HostId(1), 0, Class::Data);
         let mut fifo = Fifo::EMPTY;
         for round in 0..3_u64 {
             for index in 0..10 {
-                let id = arena.add(frame(100 + index as u32), round * 10 + index);
+                let id = arena.add(frame(100 + index as u16), FrameExtra::default(), round * 10 + index);
                 fifo.push(&mut arena, id);
             }
             assert_eq!(fifo.bytes, 1045);
@@ -186,7 +231,21 @@ mod tests {
     }
 
     #[test]
-    fn what_the_network_knows_of_a_packet_fits_half_a_cache_line() {
-        assert!(size_of::<Frame>() <= 32, "{}", size_of::<Frame>());
+    fn what_switches_ask_of_a_packet_fits_a_quarter_of_a_cache_line() {
+        assert!(size_of::<Frame>() <= 16, "{}", size_of::<Frame>());
+    }
+
+    #[test]
+    fn a_packet_is_what_it_was_made_and_what_happened_to_it() {
+        let mut arena: Arena<()> = Arena::new(true);
+        let frame = Frame::new(9_238, HostId(HOSTS_MAX - 1), HostId(7), 3, Class::Data);
+        let id = arena.add(frame, FrameExtra { ingress: 0, trimmed_bytes: 100 }, ());
+        arena.set_ingress(id, 70_000);
+        arena.frame_mut(id).mark(Mark::Trimmed);
+        let copy = arena.copy(id);
+        let (frame, extra) = (*arena.frame(copy), arena.extra(copy));
+        assert_eq!((frame.bytes, frame.from(), frame.to()), (9_238, HostId(HOSTS_MAX - 1), HostId(7)));
+        assert_eq!([Mark::Congestion, Mark::Trimmed, Mark::Corrupt].map(|mark| frame.is(mark)), [false, true, false]);
+        assert_eq!((extra.ingress, extra.trimmed_bytes), (70_000, 100));
     }
 }

@@ -7,19 +7,21 @@
 mod profile;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use rnic::nic::{CqNumber, Nic, NoMemory, Profile, ProfileError, QpInit};
 use rnic::verbs::{
     Access, Address, Completion, CompletionKind, CompletionStatus, LKey, Mtu, ProtectionDomain, QpAttributes, QpState,
     Receive, Registration, Remote, SGES_MAX, Send, SendKind, Sge,
 };
-use rnic::wire::{Header, Operation, Psn, QpNumber, RKey, Service};
+use rnic::wire::{Header, Operation, Packed, Psn, QpNumber, RKey, Service};
 use sim::Time;
 
 use crate::endpoint::{
     ETHERNET_BYTES, ETHERNET_BYTES_MIN, Endpoint, EndpointCounters, Flow, FlowId, Framing, IP_UDP_BYTES, Incoming,
     Outgoing,
 };
+use crate::network::{Seen, Tap};
 use crate::packet::Class;
 use crate::topology::HostId;
 
@@ -87,7 +89,7 @@ struct Connection {
 /// A host with an RDMA NIC.
 #[derive(Debug)]
 pub struct Rdma {
-    plan: RdmaPlan,
+    plan: Arc<RdmaPlan>,
     host: HostId,
     nic: Nic<NoMemory>,
     cq: CqNumber,
@@ -114,11 +116,12 @@ impl Rdma {
     /// # Panics
     /// If the engine refuses what every NIC has: a queue, a domain, a region.
     pub fn fleet(plan: RdmaPlan, hosts: u32) -> Result<Vec<Self>, ProfileError> {
-        (0..hosts).map(|host| Self::new(plan, HostId(host))).collect()
+        let (plan, profile) = (Arc::new(plan), Arc::new(plan.profile));
+        (0..hosts).map(|host| Self::new(&plan, &profile, HostId(host))).collect()
     }
 
-    fn new(plan: RdmaPlan, host: HostId) -> Result<Self, ProfileError> {
-        let mut nic = Nic::new(plan.profile, NoMemory, plan.seed ^ u64::from(host.0) << 32)?;
+    fn new(plan: &Arc<RdmaPlan>, profile: &Arc<Profile>, host: HostId) -> Result<Self, ProfileError> {
+        let mut nic = Nic::new(Arc::clone(profile), NoMemory, plan.seed ^ u64::from(host.0) << 32)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let cq = nic.create_cq(COMPLETIONS_MAX).expect("a NIC has completion queues");
         let domain = nic.allocate_domain().expect("a NIC has protection domains");
@@ -126,7 +129,7 @@ impl Rdma {
         let keys = nic.register(&registration).expect("a NIC has memory regions");
         let empty = Completion::new(NOBODY, QpNumber(0), CompletionStatus::Success, CompletionKind::Send);
         Ok(Self {
-            plan,
+            plan: Arc::clone(plan),
             host,
             nic,
             cq,
@@ -269,13 +272,34 @@ impl Rdma {
     }
 }
 
+/// Shows a tap what packets say.
+struct Unpacking(Box<dyn Tap<Header>>);
+
+impl Tap<Packed> for Unpacking {
+    fn packet(
+        &mut self,
+        now: Time,
+        what: Seen,
+        between: (HostId, HostId),
+        label_and_mark: (u32, bool),
+        header: &Packed,
+    ) {
+        self.0.packet(now, what, between, label_and_mark, &header.header());
+    }
+}
+
+/// What a network of these endpoints shows to somebody who sees headers.
+pub fn tap(of_headers: Box<dyn Tap<Header>>) -> Box<dyn Tap<Packed>> {
+    Box::new(Unpacking(of_headers))
+}
+
 /// A number that tells connections apart for the choice of paths.
 fn label(host: HostId, header: &Header) -> u32 {
     (host.0 << 20 ^ header.destination.0).wrapping_mul(0x9e37_79b9)
 }
 
 impl Endpoint for Rdma {
-    type Header = Header;
+    type Header = Packed;
 
     fn start(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
         let connection = Self::connect(fleet, now, id, flow);
@@ -290,22 +314,23 @@ impl Endpoint for Rdma {
         sender.post(now, connection.qp, u64::from(id.0), bytes, kind);
     }
 
-    fn receive(&mut self, now: Time, packet: &Incoming<'_, Header>) {
+    fn receive(&mut self, now: Time, packet: &Incoming<'_, Packed>) {
+        let header = packet.header.header();
         if packet.is_trimmed {
-            self.nic.receive_head(now, Address(packet.from.0), packet.header);
+            self.nic.receive_head(now, Address(packet.from.0), &header);
             return;
         }
-        self.counters.received_packets += u64::from(packet.header.payload_bytes > 0);
-        self.nic.receive(now, Address(packet.from.0), packet.header, packet.is_marked, &());
+        self.counters.received_packets += u64::from(header.payload_bytes > 0);
+        self.nic.receive(now, Address(packet.from.0), &header, packet.is_marked, &());
     }
 
-    fn transmit(&mut self, now: Time) -> Option<Outgoing<Header>> {
+    fn transmit(&mut self, now: Time) -> Option<Outgoing<Packed>> {
         let rnic::nic::Outgoing { to, header } = self.nic.transmit(now, &mut ())?;
         let packet_bytes = header.packet_bytes() as u32;
         let bytes = (ETHERNET_BYTES + IP_UDP_BYTES + packet_bytes).max(ETHERNET_BYTES_MIN);
         let trimmed = if header.payload_bytes > 0 { bytes.min(HEADERS_BYTES_MAX) } else { bytes };
         let class = if header.operation == Operation::CongestionNotification { Class::Control } else { Class::Data };
-        let label = label(self.host, &header);
+        let (label, header) = (label(self.host, &header), Packed::new(&header));
         Some(Outgoing { to: HostId(to.0), bytes, trimmed_bytes: trimmed as u16, label, class, header })
     }
 

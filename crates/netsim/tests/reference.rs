@@ -170,7 +170,7 @@ fn the_engines_go_back_n_sends_again_what_a_plain_model_says() {
         let fleet = Rdma::fleet(RdmaPlan::new(profile), 2).unwrap();
         let mut network = Network::new(&plan(&lost), fleet, flow(150));
         let log = Log::default();
-        network.set_tap(Box::new(log.clone()));
+        network.set_tap(netsim::rdma::tap(Box::new(log.clone())));
         assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
         let sent: Vec<u32> = log.0.borrow().iter().map(|(_, psn)| *psn).collect();
         let first = Psn::new(sent[0]);

@@ -43,6 +43,7 @@ mod tests;
 mod timers;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use sim::Time;
 use thiserror::Error;
@@ -182,7 +183,7 @@ pub struct Outgoing {
 /// A NIC and the memory of its host.
 #[derive(Debug)]
 pub struct Nic<M> {
-    profile: Profile,
+    profile: Arc<Profile>,
     memory: M,
     table: MemoryTable,
     cqs: Vec<Option<CompletionQueue>>,
@@ -203,14 +204,15 @@ pub struct Nic<M> {
 }
 
 impl<M: HostMemory> Nic<M> {
-    /// A NIC without queues. `seed`: of what it draws by chance (which context a cache gives up).
+    /// A NIC without queues. `profile`: a thousand NICs of a kind can have one. `seed`: of what it draws by chance
+    /// (which context a cache gives up).
     ///
     /// # Errors
     /// When there can be no such NIC.
-    pub fn new(profile: Profile, memory: M, seed: u64) -> Result<Self, ProfileError> {
+    pub fn new(profile: impl Into<Arc<Profile>>, memory: M, seed: u64) -> Result<Self, ProfileError> {
+        let profile = profile.into();
         profile.check()?;
         Ok(Self {
-            profile,
             memory,
             table: MemoryTable::new(profile.memory_entries as usize),
             cqs: Vec::new(),
@@ -226,6 +228,7 @@ impl<M: HostMemory> Nic<M> {
             landing: VecDeque::new(),
             slow: software::SlowPath::default(),
             cache: profile.cache.map(|cache| cache::Cache::new(&cache, seed)),
+            profile,
         })
     }
 

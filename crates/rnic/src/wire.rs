@@ -8,6 +8,7 @@ mod error;
 mod header;
 mod icrc;
 mod opcode;
+mod packed;
 mod packet;
 
 pub use error::{HeaderError, PacketError};
@@ -17,6 +18,7 @@ pub use header::{
 };
 pub use icrc::{Encapsulation, IpAddresses, UDP_PORT};
 pub use opcode::Opcode;
+pub use packed::Packed;
 pub use packet::{
     ACK_BYTES, ATOMIC_ACK_BYTES, ATOMIC_BYTES, BTH_BYTES, DATAGRAM_BYTES, HEADER_BYTES_MAX, ICRC_BYTES,
     IMMEDIATE_BYTES, NOTIFICATION_BYTES, PACKET_BYTES_MAX, PAYLOAD_BYTES_MAX, PLACE_BYTES, Packet, RETH_BYTES,

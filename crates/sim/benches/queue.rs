@@ -10,7 +10,7 @@ use std::time::Instant;
 use sim::{EventQueue, Random, Time};
 
 /// As large as an event of the network simulator.
-type Event = (u32, u32, u32);
+type Event = (u32, u32);
 
 const STEPS: usize = 2_000_000;
 const ROUNDS: usize = 3;
@@ -33,7 +33,7 @@ impl Queue for Heap {
     }
 
     fn next(&mut self) -> (u64, Event) {
-        self.heap.pop().map_or((0, (0, 0, 0)), |Reverse((at, _, event))| (at, event))
+        self.heap.pop().map_or((0, (0, 0)), |Reverse((at, _, event))| (at, event))
     }
 }
 
@@ -46,7 +46,7 @@ impl Queue for Wheels {
     }
 
     fn next(&mut self) -> (u64, Event) {
-        self.0.next_event().map_or((0, (0, 0, 0)), |(at, event)| (at.ps(), event))
+        self.0.next_event().map_or((0, (0, 0)), |(at, event)| (at.ps(), event))
     }
 }
 
@@ -69,7 +69,7 @@ fn ns_per_step<Q: Queue>(held: usize, delta: Delta) -> (f64, u64) {
     let mut best = (f64::INFINITY, 0);
     for _ in 0..ROUNDS {
         let (mut queue, mut random) = (Q::default(), Random::new(1, "queue"));
-        (0..held).for_each(|index| queue.schedule(delta(&mut random), (index as u32, 0, 0)));
+        (0..held).for_each(|index| queue.schedule(delta(&mut random), (index as u32, 0)));
         let (begun, mut check) = (Instant::now(), 0_u64);
         for _ in 0..STEPS {
             let (at, event) = queue.next();

@@ -7,9 +7,11 @@
 //! the simulation's pace: each event is moved a few times in all, and compared with a few others. As long as there are
 //! few events at all, everything is in the list, and no wheel is ever made.
 //!
+//! Events of the same time need no number to keep their order: they are always in the same slot, every slot and the
+//! list take new ones at their end, and whatever is moved or sorted keeps the order that it had.
+//!
 //! `cargo bench -p sim` compares it with a binary heap on mixes of events.
 
-use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use crate::Time;
@@ -44,24 +46,12 @@ pub struct EventQueue<E> {
     far: usize,
     /// An empty list with room in it, for spreading without allocation.
     spare: Vec<Entry<E>>,
-    scheduled: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Entry<E> {
     at: Time,
-    number: u64,
     event: E,
-}
-
-impl<E> Entry<E> {
-    fn key(&self) -> (Time, u64) {
-        (self.at, self.number)
-    }
-
-    fn order(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
 }
 
 impl<E> Default for EventQueue<E> {
@@ -75,7 +65,6 @@ impl<E> Default for EventQueue<E> {
             occupied: [0; LEVELS as usize],
             far: 0,
             spare: Vec::new(),
-            scheduled: 0,
         }
     }
 }
@@ -102,8 +91,7 @@ impl<E> EventQueue<E> {
 
     /// Lets `event` happen at `at`.
     pub fn schedule(&mut self, at: Time, event: E) {
-        let entry = Entry { at, number: self.scheduled, event };
-        self.scheduled += 1;
+        let entry = Entry { at, event };
         if at.ps() > self.near_last {
             self.put_far(entry);
         } else {
@@ -115,7 +103,7 @@ impl<E> EventQueue<E> {
     pub fn peek(&self) -> Option<(Time, &E)> {
         let entry = match self.near.front() {
             Some(entry) => Some(entry),
-            None => self.earliest_slot().and_then(|slot| self.slots[slot].iter().min_by(|a, b| a.order(b))),
+            None => self.earliest_slot().and_then(|slot| self.slots[slot].iter().min_by_key(|entry| entry.at)),
         };
         entry.map(|entry| (entry.at, &entry.event))
     }
@@ -204,13 +192,14 @@ impl<E> EventQueue<E> {
         }
         self.open_at(first & !mask_below(level), level);
         let kept = self.near.partition_point(|entry| entry.at.ps() <= self.near_last);
-        while self.near.len() > kept {
-            let entry = self.near.pop_back();
-            entry.into_iter().for_each(|entry| self.put_far(entry));
-        }
+        let mut later = std::mem::take(&mut self.spare);
+        later.extend(self.near.drain(kept..));
+        later.drain(..).for_each(|entry| self.put_far(entry));
+        self.spare = later;
     }
 
-    /// Nothing is near: sorts the earliest slot into the list, after spreading it as far as it takes.
+    /// Nothing is near: sorts the earliest slot into the list, after spreading it as far as it takes, and those behind
+    /// it while they fit.
     fn open_next(&mut self) {
         if self.far <= SORTED_MAX {
             return self.open_all();
@@ -220,14 +209,39 @@ impl<E> EventQueue<E> {
             let (level, slot) = ((index / SLOTS) as u32, (index % SLOTS) as u64);
             let above = self.base & !mask_below(level + 1);
             self.open_at(above | slot << (level * LEVEL_BITS), level);
+            if level == 0 || self.slots[index].len() <= SORTED_MAX {
+                self.near.clear(); // its memory is used from the beginning
+                return self.open_slots(level, slot);
+            }
             self.occupied[level as usize] &= !(1 << slot);
             self.far -= self.slots[index].len();
-            if level == 0 || self.slots[index].len() <= SORTED_MAX {
-                self.near.extend(self.slots[index].drain(..));
-                return self.near.make_contiguous().sort_unstable_by(Entry::order);
-            }
             self.spread(index, level - 1);
         }
+    }
+
+    /// Sorts this slot into the list, and as many behind it as fit.
+    fn open_slots(&mut self, level: u32, mut slot: u64) {
+        loop {
+            self.sort_in(level as usize * SLOTS + slot as usize);
+            let behind = self.occupied[level as usize];
+            if behind == 0 {
+                return;
+            }
+            slot = u64::from(behind.trailing_zeros());
+            if self.near.len() + self.slots[level as usize * SLOTS + slot as usize].len() > SORTED_MAX {
+                return;
+            }
+            self.open_at(self.base & !mask_below(level + 1) | slot << (level * LEVEL_BITS), level);
+        }
+    }
+
+    /// Moves a slot's events to the end of the list, in order.
+    fn sort_in(&mut self, index: usize) {
+        let begin = self.near.len();
+        self.near.extend(self.slots[index].drain(..));
+        self.occupied[index / SLOTS] &= !(1 << (index % SLOTS));
+        self.far -= self.near.len() - begin;
+        self.near.make_contiguous()[begin..].sort_by_key(|entry| entry.at);
     }
 
     /// Few events are left: all of them come into the list, and all of time is near.
@@ -238,7 +252,7 @@ impl<E> EventQueue<E> {
         }
         self.far = 0;
         self.open_at(0, LEVELS);
-        self.near.make_contiguous().sort_unstable_by(Entry::order);
+        self.near.make_contiguous().sort_by_key(|entry| entry.at);
     }
 
     /// Spreads the events of a slot, whose beginning is the base, over the level below.

@@ -7,7 +7,7 @@ use super::{ExperimentError, Provenance};
 use crate::endpoint::{EndpointCounters, Flow};
 use crate::ideal::Ideal;
 use crate::network::{Network, NetworkCounters, NetworkPlan, Tap};
-use crate::rdma::{PathPlan, Rdma, RdmaPlan, profile};
+use crate::rdma::{self, PathPlan, Rdma, RdmaPlan, profile};
 use crate::results::{Bin, Slowdown, bins, ended};
 use crate::scenario::{Scenario, TransportPlan};
 use crate::switch::SwitchPlan;
@@ -98,7 +98,7 @@ impl FctPlan {
         let fleet = Rdma::fleet(rdma, topology.hosts())?;
         let mut network = Network::new(&self.network, fleet, self.flows.clone());
         if let Some(tap) = tap {
-            network.set_tap(tap);
+            network.set_tap(rdma::tap(tap));
         }
         network.run_flows(self.until);
         let ended = ended(&network, &Ideal::new(topology, rdma.framing()));

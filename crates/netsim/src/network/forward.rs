@@ -4,7 +4,7 @@ use sim::Time;
 
 use super::{Event, Network, Owner};
 use crate::endpoint::{ETHERNET_BYTES_MIN, Endpoint};
-use crate::packet::{Class, PacketId};
+use crate::packet::{Class, Mark, PacketId};
 use crate::topology::SwitchId;
 
 use crate::topology::Choices;
@@ -19,7 +19,7 @@ impl<E: Endpoint> Network<E> {
         match self.owners[port as usize] {
             Owner::Host(host) => self.deliver(host, packet),
             Owner::Switch(switch) => {
-                if self.arena.frame(packet).is_corrupt {
+                if self.arena.frame(packet).is(Mark::Corrupt) {
                     self.counters.corrupt_packets += 1;
                     self.arena.remove(packet);
                     return;
@@ -32,7 +32,7 @@ impl<E: Endpoint> Network<E> {
     fn forward(&mut self, number: u32, ingress: u32, packet: PacketId) {
         let frame = *self.arena.frame(packet);
         let switch = &mut self.switches[number as usize];
-        let out = match self.routes.towards(SwitchId(number), frame.to) {
+        let out = match self.routes.towards(SwitchId(number), frame.to()) {
             Choices::One(port) => port,
             Choices::Many([only]) => *only,
             Choices::Many(ports) => ports[switch.choose(self.plan.spreading, frame.label, ports.len())],
@@ -47,15 +47,15 @@ impl<E: Endpoint> Network<E> {
             switch.take(bytes);
             return self.enqueue(ingress, out, packet);
         }
-        let is_trimmable =
-            self.plan.trims && frame.class == Class::Data && u32::from(frame.trimmed_bytes) < frame.bytes;
-        if is_trimmable {
-            let trimmed = u64::from(frame.trimmed_bytes).max(ETHERNET_BYTES_MIN.into());
+        let trimmed_bytes = self.arena.extra(packet).trimmed_bytes;
+        if self.plan.trims && frame.class == Class::Data && trimmed_bytes < frame.bytes {
+            let trimmed = u64::from(trimmed_bytes).max(ETHERNET_BYTES_MIN.into());
             let switch = &mut self.switches[number as usize];
             if switch.admits(self.ports[out as usize].control.bytes, trimmed) {
                 switch.take(trimmed);
                 let frame = self.arena.frame_mut(packet);
-                (frame.bytes, frame.class, frame.is_trimmed) = (trimmed as u32, Class::Control, true);
+                (frame.bytes, frame.class) = (trimmed as u16, Class::Control);
+                frame.mark(Mark::Trimmed);
                 self.counters.trimmed_packets += 1;
                 return self.enqueue(ingress, out, packet);
             }
@@ -97,9 +97,8 @@ impl<E: Endpoint> Network<E> {
     }
 
     fn enqueue(&mut self, ingress: u32, out: u32, packet: PacketId) {
-        let frame = self.arena.frame_mut(packet);
-        frame.ingress = ingress;
-        let class = frame.class;
+        let class = self.arena.frame(packet).class;
+        self.arena.set_ingress(packet, ingress);
         let port = &mut self.ports[out as usize];
         match class {
             Class::Control => port.control.push(&mut self.arena, packet),
@@ -125,7 +124,7 @@ impl<E: Endpoint> Network<E> {
         let port = &self.ports[number as usize];
         let begin = port.free_at.max(self.now);
         let at = begin + port.rate.span(ETHERNET_BYTES_MIN.into()) + port.delay;
-        self.queue.schedule(at, Event::Pause { port: number ^ 1, is_on });
+        self.queue.schedule(at, Event::Pause { port: number ^ 1, is_on }.into());
     }
 
     pub(super) fn pause(&mut self, number: u32, is_on: bool) {
@@ -167,15 +166,15 @@ impl<E: Endpoint> Network<E> {
         let is_more = !port.control.is_empty() || !port.data.is_empty() && !port.is_paused;
         let Owner::Switch(switch) = self.owners[number as usize] else { return };
         let frame = self.arena.frame_mut(packet);
-        let (bytes, class, ingress) = (u64::from(frame.bytes), frame.class, frame.ingress);
+        let (bytes, class) = (u64::from(frame.bytes), frame.class);
         if let (Some(ecn), Class::Data) = (&self.plan.ecn, class)
             && self.switches[switch as usize].marks(ecn, rate, left)
         {
-            frame.is_marked = true;
+            frame.mark(Mark::Congestion);
             self.counters.marked_packets += 1;
         }
         if self.plan.pfc.is_some() && class == Class::Data {
-            self.let_go(switch, ingress, bytes);
+            self.let_go(switch, self.arena.extra(packet).ingress, bytes);
         } else {
             self.switches[switch as usize].free(bytes);
         }
@@ -189,7 +188,7 @@ impl<E: Endpoint> Network<E> {
     pub(super) fn await_free(&mut self, number: u32) {
         let port = &mut self.ports[number as usize];
         port.is_awaited = true;
-        self.queue.schedule(port.free_at, Event::Free { port: number });
+        self.queue.schedule(port.free_at, Event::Free { port: number }.into());
     }
 
     /// Puts a packet on the line.
@@ -200,7 +199,7 @@ impl<E: Endpoint> Network<E> {
         self.counters.sent_packets += 1;
         let (arrives, peer) = (port.free_at + port.delay, number ^ 1);
         if !port.is_impaired {
-            return self.queue.schedule(arrives, Event::Arrive { port: peer, packet });
+            return self.queue.schedule(arrives, Event::Arrive { port: peer, packet }.into());
         }
         if let Some(line) = &mut self.extras[number as usize].impaired {
             let fate = line.fate();
@@ -214,13 +213,15 @@ impl<E: Endpoint> Network<E> {
             self.arena.remove(packet);
             return;
         }
-        self.arena.frame_mut(packet).is_corrupt |= fate.is_corrupt;
+        if fate.is_corrupt {
+            self.arena.frame_mut(packet).mark(Mark::Corrupt);
+        }
         if fate.is_doubled {
             self.counters.doubled_packets += 1;
             let copy = self.arena.copy(packet);
-            self.queue.schedule(arrives, Event::Arrive { port: peer, packet: copy });
+            self.queue.schedule(arrives, Event::Arrive { port: peer, packet: copy }.into());
         }
         self.counters.late_packets += u64::from(fate.late.ps() > 0);
-        self.queue.schedule(arrives + fate.late, Event::Arrive { port: peer, packet });
+        self.queue.schedule(arrives + fate.late, Event::Arrive { port: peer, packet }.into());
     }
 }

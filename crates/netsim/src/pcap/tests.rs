@@ -35,7 +35,7 @@ fn captured(policy: Policy, bytes: u64, host: Option<HostId>) -> Vec<u8> {
     let mut network = Network::new(&plan, fleet, vec![flow]);
     let file = Shared::default();
     let (tap, fault) = PcapTap::new(file.clone(), host);
-    network.set_tap(Box::new(tap.unwrap()));
+    network.set_tap(crate::rdma::tap(Box::new(tap.unwrap())));
     assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
     assert_eq!(fault.get(), None);
     file.0.take()

@@ -415,7 +415,11 @@ impl<M: HostMemory> Nic<M> {
             self.complete(now, cq, completion);
             return Ok(());
         }
-        self.hosts[i].sends.push_back(SendEntry {
+        let host = &mut self.hosts[i];
+        if host.sends.capacity() == 0 {
+            host.sends.reserve_exact(1); // most queue pairs have one request at a time
+        }
+        host.sends.push_back(SendEntry {
             request: *request,
             bytes,
             packets: 0,

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 
 use super::context::{Context, Host, Reply};
-use super::{HostMemory, Nic, Policy, pop_front_if};
+use super::{HostMemory, MTU_BYTES_MAX, Nic, Policy, pop_front_if};
 use crate::verbs::{Access, CompletionStatus, QpState, Requester, SendKind};
 use crate::wire::{Psn, Service};
 
@@ -38,6 +38,27 @@ pub(super) struct Staged {
     pub bytes: u32,
     pub item: Item,
 }
+
+/// A staged packet as it waits: half a cache line, for a ring of them is walked through. Replies wait beside it.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    at: Time,
+    qp: u32,
+    /// Of payload: an MTU at most.
+    bytes: u16,
+    epoch: u8,
+    life: u8,
+    item: WaitingItem,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WaitingItem {
+    Request { index: u32, packet: u32, is_again: bool },
+    AskAgain { index: u32, packet: u32, packets: u32 },
+    Reply,
+}
+
+const _: () = assert!(size_of::<Waiting>() <= 32, "a staged packet is more than half a cache line");
 
 /// Which packet.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +93,9 @@ pub(super) struct Pipeline {
     /// The schedule queue.
     ready: VecDeque<u32>,
     decisions: VecDeque<Decision>,
-    staged: VecDeque<Staged>,
+    staged: VecDeque<Waiting>,
+    /// Those of the staged packets that are replies.
+    staged_replies: VecDeque<Reply>,
     /// Bytes reserved and staged.
     ahead_bytes: u32,
     /// When the link to the host's memory has carried what was asked for.
@@ -88,7 +111,37 @@ impl Pipeline {
         let staged = self.staged.front().map(|staged| staged.at).filter(|at| *at > self.seen_at);
         [doorbell, decision, staged].into_iter().flatten().min()
     }
+
+    fn push(&mut self, staged: &Staged) {
+        let Staged { at, qp, epoch, life, bytes, item } = *staged;
+        let item = match item {
+            Item::Request { index, packet, is_again } => WaitingItem::Request { index, packet, is_again },
+            Item::AskAgain { index, packet, packets } => WaitingItem::AskAgain { index, packet, packets },
+            Item::Reply(reply) => {
+                self.staged_replies.push_back(reply);
+                WaitingItem::Reply
+            }
+        };
+        self.ahead_bytes += bytes + PACKET_BYTES;
+        self.staged.push_back(Waiting { at, qp, bytes: bytes as u16, epoch, life, item });
+    }
+
+    /// The next packet whose data is there.
+    fn pop(&mut self, now: Time) -> Option<Staged> {
+        let Waiting { at, qp, bytes, epoch, life, item } = pop_front_if(&mut self.staged, |staged| staged.at <= now)?;
+        let item = match item {
+            WaitingItem::Request { index, packet, is_again } => Item::Request { index, packet, is_again },
+            WaitingItem::AskAgain { index, packet, packets } => Item::AskAgain { index, packet, packets },
+            WaitingItem::Reply => Item::Reply(self.staged_replies.pop_front().expect("each has its reply beside it")),
+        };
+        let bytes = u32::from(bytes);
+        self.ahead_bytes -= bytes + PACKET_BYTES;
+        Some(Staged { at, qp, epoch, life, bytes, item })
+    }
 }
+
+// The payload of a staged packet is counted in 16 bits.
+const _: () = assert!(MTU_BYTES_MAX <= u16::MAX as u32);
 
 /// Whether a queue pair can do something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -275,9 +328,8 @@ impl<M: HostMemory> Nic<M> {
         }
         // Packets keep their order, with data or without.
         let at = pipeline.staged.back().map_or(at, |last| last.at.max(at));
-        pipeline.ahead_bytes += bytes + PACKET_BYTES;
         let Context { epoch, life, .. } = self.contexts[i];
-        pipeline.staged.push_back(Staged { at, qp: i as u32, epoch, life, bytes, item });
+        pipeline.push(&Staged { at, qp: i as u32, epoch, life, bytes, item });
     }
 
     /// The next packet whose data is there.
@@ -285,8 +337,7 @@ impl<M: HostMemory> Nic<M> {
         if self.pipeline.staged.is_empty() {
             self.schedule(now);
         }
-        let staged = pop_front_if(&mut self.pipeline.staged, |staged| staged.at <= now)?;
-        self.pipeline.ahead_bytes -= staged.bytes + PACKET_BYTES;
+        let staged = self.pipeline.pop(now)?;
         if self.is_timed() {
             self.schedule(now);
         }

@@ -1,0 +1,90 @@
+//! A run of 64 hosts, to the byte: what was made faster or smaller must not change what it computes. Whoever changes
+//! what a NIC or a switch does changes a digest with it, and says so.
+
+use netsim::endpoint::Flow;
+use netsim::impairment::Impairments;
+use netsim::network::{Network, NetworkPlan};
+use netsim::rdma::{PathPlan, Rdma, RdmaPlan, profile};
+use netsim::scenario::{Congestion, Transport, TransportPlan};
+use netsim::switch::{Pfc, Spreading, SwitchPlan};
+use netsim::topology::{HostId, Preset, Tiers, leaf_spine};
+use sim::{Random, Span, Time};
+
+const HOSTS: u64 = 64;
+const FLOWS: usize = 600;
+
+/// Whole numbers alone, so that every machine has the same.
+fn flows() -> Vec<Flow> {
+    let mut random = Random::new(1, "flows");
+    let mut starts: Vec<u64> = (0..FLOWS).map(|_| random.below(60_000_000)).collect();
+    starts.sort_unstable();
+    let mut flow = |start| {
+        let from = random.below(HOSTS) as u32;
+        let to = (from + 1 + random.below(HOSTS - 1) as u32) % HOSTS as u32;
+        let most = [300, 8_000, 120_000][random.below(3) as usize];
+        let bytes = 1 + random.below(most);
+        Flow {
+            start: Time::from_ps(start),
+            from: HostId(from),
+            to: HostId(to),
+            bytes,
+            connection: None,
+            repeats: false,
+        }
+    };
+    starts.into_iter().map(&mut flow).collect()
+}
+
+/// FNV-1a of 64 bits, word by word.
+fn digest(words: impl IntoIterator<Item = u64>) -> u64 {
+    let bytes = words.into_iter().flat_map(u64::to_le_bytes);
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn run(policy: Transport, congestion: Congestion, switches: SwitchPlan, impairments: &Impairments) -> u64 {
+    let tiers = Tiers { leaves: 4, hosts_per_leaf: 16, spines: 4, ..Preset::LeafSpine256.tiers() };
+    let topology = leaf_spine(&tiers).unwrap();
+    let path = PathPlan { rate: topology.lines()[0].rate, round_trip: Span::from_ps(9_000_000) };
+    let rdma = RdmaPlan::new(profile(&TransportPlan { policy, mtu_bytes: 1000, congestion }, &path));
+    let lines = 0..topology.lines().len();
+    let impairments = lines.flat_map(|line| [0, 1].map(|end| (line, end, impairments.clone()))).collect();
+    let plan = NetworkPlan { topology, switches, impairments, seed: 1 };
+    let mut network = Network::new(&plan, Rdma::fleet(rdma, HOSTS as u32).unwrap(), flows());
+    assert!(network.run_flows(Time::from_ps(1_000_000_000_000)));
+    let (counted, ends) = (network.counters(), network.endpoint_counters());
+    let of_network = [counted.events, counted.sent_packets, counted.delivered_packets, counted.lost_packets];
+    let of_switches = [counted.dropped_packets, counted.trimmed_packets, counted.marked_packets, counted.pauses];
+    let of_ends = [ends.sent_packets, ends.retransmitted_packets, ends.spurious_packets, ends.timeouts];
+    let of_software = [ends.slow_path_headers, ends.software_ps, counted.queue_max_bytes, counted.buffer_max_bytes];
+    let ended = network.ends().iter().flat_map(|end| [u64::from(end.id.0), end.at.ps()]);
+    digest(ended.chain([of_network, of_switches, of_ends, of_software].concat()))
+}
+
+fn rough() -> Impairments {
+    Impairments { reorder: 0.01, reorder_delay_max: Span::from_ps(4_000_000), ..Impairments::losing(0.002) }
+}
+
+#[test]
+fn a_run_of_64_hosts_is_the_same_to_the_byte_as_ever() {
+    let small = SwitchPlan { buffer_bytes: 600_000, ..SwitchPlan::default() };
+    let pausing = SwitchPlan { buffer_bytes: 2_000_000, pfc: Some(Pfc::default()), ..SwitchPlan::default() };
+    let trimming = SwitchPlan { trims: true, spreading: Spreading::Spraying, ..small.clone() };
+    let (none, rough, plain) = (Impairments::default(), rough(), SwitchPlan::default());
+    let runs = [
+        ("srnic", run(Transport::Srnic, Congestion::Dctcp, plain.clone(), &none)),
+        ("irn", run(Transport::Irn, Congestion::BdpWindow, plain.clone(), &rough)),
+        ("go-back-n", run(Transport::GoBackN, Congestion::Dcqcn, pausing, &rough)),
+        ("connection-cache", run(Transport::ConnectionCache, Congestion::None, small, &none)),
+        ("srnic, rough", run(Transport::Srnic, Congestion::Swift, plain, &rough)),
+        ("srnic, trimmed", run(Transport::Srnic, Congestion::None, trimming, &none)),
+    ];
+    let expected: [(&str, u64); 6] = [
+        ("srnic", 0xc8ee_f6ca_d72f_56ea),
+        ("irn", 0x5ca8_f676_b487_169b),
+        ("go-back-n", 0xa6b7_e8f8_7657_13d4),
+        ("connection-cache", 0x5e09_935d_809d_1ca9),
+        ("srnic, rough", 0x2f71_0c64_4928_3267),
+        ("srnic, trimmed", 0xbce5_2d18_2c8f_d64b),
+    ];
+    assert_eq!(format!("{runs:x?}"), format!("{expected:x?}"));
+}

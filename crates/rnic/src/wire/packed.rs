@@ -1,0 +1,234 @@
+//! A header in one cache line, for where many wait: a simulation has a hundred thousand packets under way, and each of
+//! them is looked at once, long after it was written.
+
+use super::{
+    AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
+    Syndrome,
+};
+
+/// Words of the one long part that a header has: RETH, AtomicETH, DETH or a selective acknowledgement.
+const LONG_WORDS: usize = 7;
+
+/// What a [`Header`] says, in 64 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(64))]
+pub struct Packed {
+    destination: QpNumber,
+    psn: Psn,
+    payload_bytes: u32,
+    operation: Operation,
+    service: Service,
+    /// Of AETH.
+    syndrome: Syndrome,
+    parts: Parts,
+    /// Of *place*.
+    sent: u16,
+    /// What `parts.long` says.
+    long: [u32; LONG_WORDS],
+    immediate: u32,
+    /// Of AETH.
+    messages: u32,
+    /// Of *place*.
+    message: u32,
+    packet: u32,
+}
+
+const _: () = assert!(size_of::<Packed>() == 64, "a packed header is more than a cache line");
+
+/// Which parts there are. Each takes some bits of one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Parts(u16);
+
+impl Parts {
+    const ACK_REQUEST: u16 = 1;
+    const SOLICITED: u16 = 1 << 1;
+    const CONGESTION_ECHO: u16 = 1 << 2;
+    const ACK: u16 = 1 << 3;
+    const PLACE: u16 = 1 << 4;
+    const DATA: u16 = 1 << 5;
+    const INVALIDATE: u16 = 1 << 6;
+    const RDMA: u16 = 1 << 7;
+    const ATOMIC: u16 = 1 << 8;
+    const DATAGRAM: u16 = 1 << 9;
+    const SELECTIVE: u16 = 1 << 10;
+    const LONG: u16 = Self::RDMA | Self::ATOMIC | Self::DATAGRAM | Self::SELECTIVE;
+
+    fn has(self, part: u16) -> bool {
+        self.0 & part != 0
+    }
+
+    fn set(&mut self, part: u16, is_there: bool) {
+        self.0 |= if is_there { part } else { 0 };
+    }
+}
+
+const fn halves(value: u64) -> [u32; 2] {
+    [value as u32, (value >> u32::BITS) as u32]
+}
+
+const fn joined(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << u32::BITS
+}
+
+impl Packed {
+    /// What this header says.
+    ///
+    /// # Panics
+    /// If it has two of RETH, AtomicETH, DETH and a selective acknowledgement, which no packet has.
+    pub fn new(header: &Header) -> Self {
+        let mut parts = Parts::default();
+        parts.set(Parts::ACK_REQUEST, header.ack_request);
+        parts.set(Parts::SOLICITED, header.solicited);
+        parts.set(Parts::CONGESTION_ECHO, header.congestion_echo);
+        parts.set(Parts::ACK, header.ack.is_some());
+        parts.set(Parts::PLACE, header.place.is_some());
+        parts.set(Parts::RDMA, header.rdma.is_some());
+        parts.set(Parts::ATOMIC, header.atomic.is_some());
+        parts.set(Parts::DATAGRAM, header.datagram.is_some());
+        parts.set(Parts::SELECTIVE, header.selective.is_some());
+        assert!((parts.0 & Parts::LONG).count_ones() <= 1, "no packet has these headers together: {header:?}");
+        let immediate = match header.immediate {
+            None => 0,
+            Some(Immediate::Data(data)) => {
+                parts.set(Parts::DATA, true);
+                data
+            }
+            Some(Immediate::Invalidate(RKey(key))) => {
+                parts.set(Parts::INVALIDATE, true);
+                key
+            }
+        };
+        let none = AckExtended { syndrome: Syndrome::InvalidRequest, messages: 0 };
+        let AckExtended { syndrome, messages } = header.ack.unwrap_or(none);
+        let Place { message, packet, sent } = header.place.unwrap_or(Place { message: 0, packet: 0, sent: 0 });
+        Self {
+            destination: header.destination,
+            psn: header.psn,
+            payload_bytes: header.payload_bytes,
+            operation: header.operation,
+            service: header.service,
+            syndrome,
+            parts,
+            sent,
+            long: long(header),
+            immediate,
+            messages,
+            message,
+            packet,
+        }
+    }
+
+    /// The header that it was made of.
+    pub fn header(&self) -> Header {
+        let parts = self.parts;
+        let mut header = Header::bare(self.service, self.operation, self.destination, self.psn);
+        header.payload_bytes = self.payload_bytes;
+        header.ack_request = parts.has(Parts::ACK_REQUEST);
+        header.solicited = parts.has(Parts::SOLICITED);
+        header.congestion_echo = parts.has(Parts::CONGESTION_ECHO);
+        if parts.has(Parts::ACK) {
+            header.ack = Some(AckExtended { syndrome: self.syndrome, messages: self.messages });
+        }
+        if parts.has(Parts::PLACE) {
+            header.place = Some(Place { message: self.message, packet: self.packet, sent: self.sent });
+        }
+        if parts.has(Parts::DATA) {
+            header.immediate = Some(Immediate::Data(self.immediate));
+        } else if parts.has(Parts::INVALIDATE) {
+            header.immediate = Some(Immediate::Invalidate(RKey(self.immediate)));
+        }
+        let [a, b, c, d, e, f, g] = self.long;
+        if parts.has(Parts::RDMA) {
+            header.rdma = Some(RdmaExtended { address: joined(a, b), key: RKey(c), bytes: d });
+        } else if parts.has(Parts::SELECTIVE) {
+            let arrived = u128::from(joined(c, d)) | u128::from(joined(e, f)) << u64::BITS;
+            let (expected, newest) = (Psn::new(a), Psn::new(b));
+            header.selective =
+                Some(Selective { expected, newest, arrived, marked: g as u16, echo: (g >> u16::BITS) as u16 });
+        } else if parts.has(Parts::ATOMIC) {
+            let (address, swap_or_add, compare) = (joined(a, b), joined(d, e), joined(f, g));
+            header.atomic = Some(Atomic { address, key: RKey(c), swap_or_add, compare });
+        } else if parts.has(Parts::DATAGRAM) {
+            header.datagram = Some((a, QpNumber(b)));
+        }
+        header
+    }
+}
+
+/// The words of the one long part.
+fn long(header: &Header) -> [u32; LONG_WORDS] {
+    if let Some(RdmaExtended { address, key, bytes }) = header.rdma {
+        let [low, high] = halves(address);
+        [low, high, key.0, bytes, 0, 0, 0]
+    } else if let Some(told) = header.selective {
+        let ([a, b], [c, d]) = (halves(told.arrived as u64), halves((told.arrived >> u64::BITS) as u64));
+        let last = u32::from(told.marked) | u32::from(told.echo) << u16::BITS;
+        [told.expected.get(), told.newest.get(), a, b, c, d, last]
+    } else if let Some(Atomic { address, key, swap_or_add, compare }) = header.atomic {
+        let ([a, b], [d, e], [f, g]) = (halves(address), halves(swap_or_add), halves(compare));
+        [a, b, key.0, d, e, f, g]
+    } else if let Some((queue_key, QpNumber(qp))) = header.datagram {
+        [queue_key, qp, 0, 0, 0, 0, 0]
+    } else {
+        [0; LONG_WORDS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn long_part(which: u8, words: (u64, u64, u64, u128), small: (u32, u16, u16)) -> Header {
+        let mut header = Header::bare(Service::Rc, Operation::WriteMiddle, QpNumber(small.0), Psn::new(small.0));
+        let (key, psn) = (RKey(words.2 as u32), |word: u64| Psn::new(word as u32));
+        match which {
+            0 => header.rdma = Some(RdmaExtended { address: words.0, key, bytes: words.1 as u32 }),
+            1 => header.atomic = Some(Atomic { address: words.0, key, swap_or_add: words.1, compare: words.3 as u64 }),
+            2 => header.datagram = Some((words.0 as u32, QpNumber(words.1 as u32))),
+            3 => {
+                let (expected, newest) = (psn(words.0), psn(words.1));
+                let (arrived, marked, echo) = (words.3, small.1, small.2);
+                header.selective = Some(Selective { expected, newest, arrived, marked, echo });
+            }
+            _ => {}
+        }
+        header
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_comes_out_of_its_line_as_it_went_in(
+            which in 0..5_u8,
+            words: (u64, u64, u64, u128),
+            small: (u32, u16, u16),
+            has: [bool; 5],
+            immediate in 0..3_u8,
+            service in 0..3_usize,
+        ) {
+            let mut header = long_part(which, words, small);
+            header.service = [Service::Rc, Service::Uc, Service::Ud][service];
+            (header.ack_request, header.solicited, header.congestion_echo) = (has[0], has[1], has[2]);
+            header.payload_bytes = small.0;
+            let syndromes = [Syndrome::Ack { credit_code: 7 }, Syndrome::ReceiverNotReady { timer_code: 9 }];
+            let syndrome = syndromes[usize::from(has[0])];
+            header.ack = has[3].then_some(AckExtended { syndrome, messages: words.1 as u32 });
+            let (message, packet, sent) = (words.0 as u32, words.2 as u32, small.2);
+            header.place = has[4].then_some(Place { message, packet, sent });
+            header.immediate = match immediate {
+                0 => None,
+                1 => Some(Immediate::Data(small.0)),
+                _ => Some(Immediate::Invalidate(RKey(small.0))),
+            };
+            prop_assert_eq!(Packed::new(&header).header(), header);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no packet has these headers together")]
+    fn what_no_packet_has_together_does_not_fit() {
+        let words = (1, 2, 3, 4);
+        let datagram = long_part(2, words, (0, 0, 0)).datagram;
+        let _ = Packed::new(&Header { datagram, ..long_part(0, words, (0, 0, 0)) });
+    }
+}
