@@ -48,9 +48,11 @@ fn a_file_is_simulated_and_a_wrong_one_is_named() {
     let magic = std::fs::read(pcap.path()).unwrap();
     assert_eq!(u32::from_be_bytes(magic[..4].try_into().unwrap()), 0xa1b2_3c4d, "a pcap file in nanoseconds");
     assert_eq!((number(&answer, "flows"), number(&answer, "flows_ended")), (4.0, 4.0));
+    let names = [&answer["file"], &answer["topology"], &answer["workload"], &answer["load"]];
+    assert_eq!(names, [&Value::from(path.as_str()), &"dumbbell-4".into(), &"permutation".into(), &Value::Null]);
     file.write_all(b"senders = 0\nspeed = 3\n").unwrap();
     assert_fails(&crosslane(&["rnic", "sim", "run", &path]), 2, &[&path, "line 11", "speed"]);
-    assert_fails(&crosslane(&["rnic", "sim", "qps", "--qps", "0"]), 2, &["qps 0; take 1 to 65536"]);
+    assert_fails(&crosslane(&["rnic", "sim", "qps", "--qps", "0"]), 2, &["qps 0; take 1 to 1048576"]);
     assert_fails(&crosslane(&["rnic", "sim", "fct", "--workload", "cache"]), 2, &["cache-follower"]);
     assert_fails(&crosslane(&["rnic", "sim", "fct", "--load", "1.5"]), 2, &["a load of 1.5; take more than 0"]);
 }

@@ -12,7 +12,7 @@ use crate::workload::WorkloadError;
 
 pub use fct::{FctPlan, FctResult};
 pub use latency::{LatencyPlan, LatencyResult};
-pub use stream::{StreamPlan, StreamResult};
+pub use stream::{StreamPlan, StreamResult, Turns};
 
 /// What a figure is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

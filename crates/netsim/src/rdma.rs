@@ -33,7 +33,7 @@ const MEMORY_BYTES: u64 = 1 << 46;
 const COMPLETIONS_MAX: usize = 1 << 16;
 const COMPLETIONS_AT_A_TIME: usize = 16;
 /// Requests of a queue pair at a time.
-const REQUESTS_MAX: u32 = 256;
+pub(crate) const REQUESTS_MAX: u32 = rnic::nic::QUEUE_REQUESTS_MAX;
 /// Receive requests of a queue pair whose messages are echoed.
 const RECEIVES: u32 = 32;
 /// The number of requests that nobody waits for.

@@ -28,6 +28,8 @@ const UNTIL_NS_DEFAULT: f64 = 1e9;
 pub struct Scenario {
     /// Of everything random.
     pub seed: u64,
+    /// The topology's name: a preset's, or kind and hosts.
+    pub topology_name: String,
     /// The network.
     pub network: NetworkPlan,
     /// Who sends what to whom.
@@ -87,7 +89,8 @@ impl Scenario {
     pub fn parse(file: &str, text: &str) -> Result<Self, ParametersError> {
         let parsed: File = parameters::parse(file, text)?;
         debug_assert_eq!(parsed.version, VERSION);
-        let (topology, workload) = (parsed.topology.0, parsed.workload.0);
+        let topology::Part { topology, name: topology_name } = parsed.topology;
+        let workload = parsed.workload.0;
         // The parts make sense each; these are the ones that must fit each other.
         let of_part = |part: &str, what: String| {
             let line = text.lines().position(|line| line.trim() == format!("[{part}]"));
@@ -100,6 +103,7 @@ impl Scenario {
         let impairments = parsed.lines.impairments(&topology);
         Ok(Self {
             seed: parsed.seed,
+            topology_name,
             network: NetworkPlan { topology, switches, impairments, seed: parsed.seed },
             workload,
             flows,

@@ -99,6 +99,25 @@ fn flow(start: Time, from: u32, to: u32, bytes: u64) -> Flow {
 }
 
 impl Workload {
+    /// Its kind, or of Poisson arrivals the name of their sizes.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Permutation { .. } => "permutation",
+            Self::Incast { .. } => "incast",
+            Self::AllToAll { .. } => "all-to-all",
+            Self::Poisson { sizes, .. } => &sizes.name,
+            Self::Listed(_) => "trace",
+        }
+    }
+
+    /// The share of hosts' rate that it asks for, if it says.
+    pub fn load(&self) -> Option<f64> {
+        match self {
+            Self::Poisson { load, .. } => Some(*load),
+            _ => None,
+        }
+    }
+
     /// The flows of a run with this seed, in order of their start.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::nic::{Bits, Policy, Profile, Sizes};
+use crate::nic::{Bits, ContextPool, Policy, Profile, Sizes};
 use crate::verbs::{CompletionQueue, MemoryTable};
 
 /// Regions and windows that a NIC has room for on chip. A region is one piece of the host's address space, however
@@ -39,6 +39,8 @@ pub enum Role {
     QpContext,
     /// Which queue pair sends next: event mux, schedule queue, timers.
     SqScheduler,
+    /// Where the contexts lie that are not all on chip, and what else is there of each queue pair.
+    Directory,
     /// Keys of memory, and where it lies.
     Mtt,
     /// Received bytes that wait for PCIe.
@@ -63,6 +65,7 @@ impl Role {
         match self {
             Self::QpContext => "QP contexts",
             Self::SqScheduler => "SQ scheduler",
+            Self::Directory => "context directory",
             Self::Mtt => "memory translation table",
             Self::RxBuffer => "receive buffer",
             Self::TxBuffer => "transmit buffer",
@@ -147,11 +150,14 @@ impl Ledger {
 
     fn on_chip(&mut self, profile: &Profile, sizes: &Sizes) {
         let chip = Place::Chip;
-        // A cache holds a part of the contexts, whatever their number.
-        let contexts = profile.cache.map_or(self.qps, |cache| self.qps.min(cache.contexts.into()));
-        let origin = if profile.cache.is_some() { Origin::Modelled } else { Origin::Measured };
+        // A cache or a pool holds a part of the contexts, whatever their number.
+        let contexts = on_chip_contexts(profile).map_or(self.qps, |most| self.qps.min(most));
+        let origin = if contexts < self.qps { Origin::Modelled } else { Origin::Measured };
         self.add(Role::QpContext, chip, origin, sizes.context, contexts);
-        self.add(Role::SqScheduler, chip, Origin::Measured, sizes.scheduler, contexts);
+        match &profile.pool {
+            Some(pool) => self.pool(pool, sizes, contexts),
+            None => self.add(Role::SqScheduler, chip, Origin::Measured, sizes.scheduler, contexts),
+        }
         self.add(Role::Mtt, chip, Origin::Modelled, MemoryTable::entry_bytes(), MTT_ENTRIES);
         self.add(Role::RxBuffer, chip, Origin::Published, 1, RX_BUFFER_BYTES);
         self.add(Role::TxBuffer, chip, Origin::Modelled, 1, profile.scheduling.ahead_bytes.into());
@@ -164,15 +170,24 @@ impl Ledger {
         }
     }
 
+    /// The schedule queue goes through the directory, which has coarse timers too; exact ones are those of the pool.
+    fn pool(&mut self, pool: &ContextPool, sizes: &Sizes, contexts: u64) {
+        let chip = Place::Chip;
+        self.add(Role::Directory, chip, Origin::Measured, sizes.entry, self.qps);
+        self.add(Role::SqScheduler, chip, Origin::Modelled, sizes.slot, contexts);
+        self.add(Role::Directory, chip, Origin::Modelled, sizes.fetch, pool.fetches.into());
+        self.add(Role::RxBuffer, chip, Origin::Modelled, sizes.parked_link, pool.parked_packets.into());
+    }
+
     fn in_host(&mut self, profile: &Profile, sizes: &Sizes) {
         let host = Place::Host;
         self.add(Role::Requests, host, Origin::Measured, sizes.host, self.qps);
         let requests = self.qps * self.depth;
         self.add(Role::Requests, host, Origin::Measured, sizes.send + sizes.receive, requests);
-        if profile.cache.is_some() {
+        if on_chip_contexts(profile).is_some() {
             self.add(Role::QpContext, host, Origin::Measured, sizes.context, self.qps);
         }
-        if profile.policy == Policy::Srnic {
+        if profile.policy.has_slow_path() {
             self.add(Role::SlowPath, host, Origin::Measured, sizes.slow_path, self.qps);
             self.add(Role::SlowPath, host, Origin::Measured, sizes.control_entry, profile.control_queue.into());
         }
@@ -188,6 +203,12 @@ impl Ledger {
     pub fn total(&self, place: Place) -> u64 {
         self.structures.iter().filter(|structure| structure.place == place).map(Structure::bytes).sum()
     }
+}
+
+/// Contexts that there is room for on chip, where there is not room for all.
+fn on_chip_contexts(profile: &Profile) -> Option<u64> {
+    let cache = profile.cache.map(|cache| cache.contexts);
+    cache.or(profile.pool.map(|pool| pool.contexts)).map(u64::from)
 }
 
 /// What was published of SRNIC at 10,000 queue pairs, on chip, in bytes; and its total.
@@ -231,6 +252,20 @@ mod tests {
         let (srnic, irn, go_back_n) =
             (chip(Policy::Srnic, 10_000), chip(Policy::Irn, 10_000), chip(Policy::GoBackN, 10_000));
         assert!(srnic < go_back_n && go_back_n < irn, "{srnic} {go_back_n} {irn}");
+    }
+
+    #[test]
+    fn a_pool_has_ten_times_the_queue_pairs_in_the_memory_that_srnic_needs() {
+        let srnic = chip(Policy::Srnic, PUBLISHED_QPS);
+        let paged = Ledger::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS, DEPTH);
+        assert!(paged.total(Place::Chip) <= srnic, "{srnic}: {paged:#?}");
+        assert!(paged.total(Place::Chip) <= PUBLISHED_TOTAL_BYTES, "{paged:#?}");
+        assert_eq!(paged.bytes(Place::Chip, Role::WqeCache) + paged.bytes(Place::Chip, Role::Bitmaps), 0);
+        // A queue pair more is an entry of the directory on chip, and its context is in the host's memory.
+        let more = Ledger::new(Policy::SrnicPaged, 10 * PUBLISHED_QPS + 1, DEPTH);
+        assert_eq!(more.total(Place::Chip) - paged.total(Place::Chip), 8);
+        let contexts = paged.bytes(Place::Host, Role::QpContext);
+        assert_eq!(contexts, 100_000 * size_of::<crate::nic::Context>() as u64);
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! | `hand_over`, `software`, `scoreboard`, `bits` | the slow path: who has a queue pair, what software decides |
 //! | `sizes` | how large all this is |
 //! | `timers`, `cache` | what is due; contexts on chip and their misses |
+//! | `pool`, `paging` | contexts in the host's memory, fetched before they are needed |
 
 mod answers;
 mod bits;
@@ -31,6 +32,8 @@ mod counters;
 mod emit;
 pub mod hand_over;
 mod memory;
+mod paging;
+mod pool;
 mod profile;
 mod requester;
 mod responder;
@@ -55,7 +58,7 @@ pub use control::{QpInit, QpStatus};
 pub use counters::Counters;
 pub use memory::{ByteMemory, HostMemory, MemoryFault, NoMemory};
 pub use profile::{
-    ContextCache, Costs, MTU_BYTES_MAX, MTU_BYTES_MIN, Patience, Policy, Profile, ProfileError, Scheduling,
+    ContextCache, ContextPool, Costs, MTU_BYTES_MAX, MTU_BYTES_MIN, Patience, Policy, Profile, ProfileError, Scheduling,
     WINDOW_PACKETS_MAX,
 };
 pub use sizes::Sizes;
@@ -188,7 +191,7 @@ pub struct Nic<M> {
     table: MemoryTable,
     cqs: Vec<Option<CompletionQueue>>,
     srqs: Vec<Option<SharedReceiveQueue>>,
-    contexts: Vec<Context>,
+    contexts: paging::Contexts,
     hosts: Vec<Host>,
     free_qps: VecDeque<u32>,
     counters: Counters,
@@ -201,6 +204,8 @@ pub struct Nic<M> {
     landing: VecDeque<(Time, CqNumber, Completion)>,
     slow: software::SlowPath,
     cache: Option<cache::Cache>,
+    /// Where contexts come and go.
+    pool: Option<pool::Pool>,
 }
 
 impl<M: HostMemory> Nic<M> {
@@ -217,7 +222,7 @@ impl<M: HostMemory> Nic<M> {
             table: MemoryTable::new(profile.memory_entries as usize),
             cqs: Vec::new(),
             srqs: Vec::new(),
-            contexts: Vec::new(),
+            contexts: paging::Contexts::default(),
             hosts: Vec::new(),
             free_qps: VecDeque::new(),
             counters: Counters::default(),
@@ -228,6 +233,7 @@ impl<M: HostMemory> Nic<M> {
             landing: VecDeque::new(),
             slow: software::SlowPath::default(),
             cache: profile.cache.map(|cache| cache::Cache::new(&cache, seed)),
+            pool: profile.pool.map(|pool| pool::Pool::new(&pool)),
             profile,
         })
     }
@@ -261,9 +267,15 @@ impl<M: HostMemory> Nic<M> {
     /// (ECN-CE); `payload` has [`Header::payload_bytes`]. What makes no sense is dropped and counted.
     pub fn receive(&mut self, now: Time, source: Address, header: &Header, marked: bool, payload: &M::Payload) {
         self.counters.received_packets += 1;
+        if !self.is_parked(now, source, header, marked, Some(payload)) {
+            self.take_in(now, source, header, marked, payload);
+        }
+        self.settle(now);
+    }
+
+    fn take_in(&mut self, now: Time, source: Address, header: &Header, marked: bool, payload: &M::Payload) {
         if let Some(i) = self.addressee(source, header) {
             self.received_by(now, i, source, header, marked, payload);
-            self.settle(now);
         }
     }
 
@@ -273,11 +285,18 @@ impl<M: HostMemory> Nic<M> {
     pub fn receive_head(&mut self, now: Time, source: Address, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
+        if !self.is_parked(now, source, header, true, None) {
+            self.take_head_in(now, source, header);
+        }
+        self.settle(now);
+    }
+
+    fn take_head_in(&mut self, now: Time, source: Address, header: &Header) {
         if let Some(i) = self.addressee(source, header) {
+            self.context_used(i);
             // Marked or not, there was no room for it.
             self.marked(now, i, header);
             self.request_head(i, header);
-            self.settle(now);
         }
     }
 
@@ -289,8 +308,15 @@ impl<M: HostMemory> Nic<M> {
                 self.counters.sent_packets += 1;
                 return Some(Outgoing { to, header });
             }
-            let staged = self.next_staged(now)?;
-            if let Some(outgoing) = self.emit(now, &staged, payload) {
+            let Some(staged) = self.next_staged(now) else {
+                if self.contexts_due(now) {
+                    continue;
+                }
+                return None;
+            };
+            let outgoing = self.emit(now, &staged, payload);
+            self.unpin(now, staged.qp as usize);
+            if let Some(outgoing) = outgoing {
                 self.counters.sent_packets += 1;
                 self.counters.sent_bytes += u64::from(outgoing.header.payload_bytes);
                 return Some(outgoing);
@@ -302,7 +328,8 @@ impl<M: HostMemory> Nic<M> {
     /// nothing when nothing waits for time to pass.
     pub fn deadline(&self) -> Option<Time> {
         let landing = self.landing.front().map(|(at, ..)| *at);
-        let all = [landing, self.pipeline.deadline(), self.slow.deadline(), self.timers.deadline()];
+        let contexts = self.pool.as_ref().and_then(pool::Pool::deadline);
+        let all = [landing, self.pipeline.deadline(), self.slow.deadline(), self.timers.deadline(), contexts];
         all.into_iter().flatten().min()
     }
 
@@ -322,6 +349,7 @@ impl<M: HostMemory> Nic<M> {
     fn settle(&mut self, now: Time) {
         self.pipeline.seen_at = now;
         self.slow_path_due(now);
+        self.contexts_due(now);
         self.fetched_due(now);
         if self.is_timed() {
             self.schedule(now);
@@ -363,6 +391,8 @@ impl<M: HostMemory> Nic<M> {
         marked: bool,
         payload: &M::Payload,
     ) {
+        self.context_used(i);
+        self.payload_written(now, header.payload_bytes);
         if let Some(cache) = &mut self.cache {
             // The context is needed to take the packet in: a miss keeps the port from fetching for others.
             cache.touch(now, i as u32, &self.profile, &mut self.counters);

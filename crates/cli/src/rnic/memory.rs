@@ -36,6 +36,8 @@ pub struct Options {
 enum Kind {
     /// No cache of work requests, no bitmaps: what is rare is the host's
     Srnic,
+    /// The same with its contexts in the host's memory, and a pool of them on chip
+    SrnicPaged,
     /// Selective repeat with its bitmaps on chip
     Irn,
     /// Standard RoCEv2 with all contexts on chip
@@ -48,6 +50,7 @@ impl Kind {
     fn policy(self) -> Policy {
         match self {
             Self::Srnic => Policy::Srnic,
+            Self::SrnicPaged => Policy::SrnicPaged,
             Self::Irn => Policy::Irn,
             Self::GoBackN => Policy::GoBackN,
             Self::ConnectionCache => Policy::ConnectionCache,
@@ -66,6 +69,7 @@ struct Answer {
     depth: u64,
     qpc_bytes: u64,
     sq_scheduler_bytes: u64,
+    directory_bytes: u64,
     mtt_bytes: u64,
     rx_buffer_bytes: u64,
     tx_buffer_bytes: u64,
@@ -138,6 +142,7 @@ impl Answer {
             depth: ledger.depth,
             qpc_bytes: chip(Role::QpContext),
             sq_scheduler_bytes: chip(Role::SqScheduler),
+            directory_bytes: chip(Role::Directory),
             mtt_bytes: chip(Role::Mtt),
             rx_buffer_bytes: chip(Role::RxBuffer),
             tx_buffer_bytes: chip(Role::TxBuffer),
@@ -147,7 +152,7 @@ impl Answer {
             total_bytes: ledger.total(Place::Chip),
             host_bytes: ledger.total(Place::Host),
             structures: ledger.structures.iter().map(Row::of).collect(),
-            published: matches!(kind, Kind::Srnic).then(published),
+            published: matches!(kind, Kind::Srnic | Kind::SrnicPaged).then(published),
         }
     }
 }
@@ -178,7 +183,7 @@ fn print_table(answer: &Answer) -> Result<()> {
         table.row(vec!["all".to_owned(), place.to_owned(), blank(), blank(), bytes.to_string(), blank()]);
     }
     let published = answer.published.as_ref().map(|published| {
-        format!("\nPublished for {} queue pairs: {} bytes on chip.\n", published.qps, published.total_bytes)
+        format!("\nPublished of SRNIC for {} queue pairs: {} bytes on chip.\n", published.qps, published.total_bytes)
     });
     output::print(&format!(
         "{} with {} queue pairs, {} work requests in each direction of each.\n\

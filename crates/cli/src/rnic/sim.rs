@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
-use netsim::experiments::{ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult};
+use netsim::experiments::{ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult, Turns};
 use netsim::network::Tap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::{Congestion, Scenario, Transport, TransportPlan};
@@ -41,6 +41,8 @@ pub enum Command {
 pub enum Kind {
     /// Selective repeat whose state lies in the host's memory
     Srnic,
+    /// The same, with contexts in the host's memory and a pool of them on chip
+    SrnicPaged,
     /// Selective repeat with bitmaps on chip
     Irn,
     /// Standard RoCEv2
@@ -54,6 +56,7 @@ impl Kind {
     pub fn transport(self) -> Transport {
         match self {
             Self::Srnic => Transport::Srnic,
+            Self::SrnicPaged => Transport::SrnicPaged,
             Self::Irn => Transport::Irn,
             Self::GoBackN => Transport::GoBackN,
             Self::ConnectionCache => Transport::ConnectionCache,
@@ -84,8 +87,23 @@ pub struct Qps {
     /// The line's rate
     #[arg(long, value_name = "GBPS", default_value_t = 100.0)]
     gbps: f64,
+    /// Bytes of each message
+    #[arg(long, value_name = "BYTES", default_value_t = 4096)]
+    size: u32,
+    /// Which queue pair sends next
+    #[arg(long, value_enum, default_value = "turn")]
+    turns: TurnsKind,
     #[command(flatten)]
     common: Common,
+}
+
+/// Orders of queue pairs by their names on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TurnsKind {
+    /// One after the other, each with a message under way at any time
+    Turn,
+    /// Drawn by chance for each message
+    Chance,
 }
 
 /// Which loss.
@@ -220,6 +238,7 @@ struct StreamQuestion {
     gbps: f64,
     mtu_bytes: u32,
     message_bytes: u32,
+    turns: &'static str,
     seed: u64,
 }
 
@@ -228,7 +247,8 @@ fn stream(plan: StreamPlan, json: bool) -> Result<()> {
     if json {
         let StreamPlan { transport, qps, loss, gbps, message_bytes, seed, .. } = plan;
         let (transport, mtu_bytes) = (transport.policy, transport.mtu_bytes);
-        let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, seed };
+        let turns = if plan.turns == Turns::InTurn { "turn" } else { "chance" };
+        let question = StreamQuestion { transport, qps, loss, gbps, mtu_bytes, message_bytes, turns, seed };
         return output::print_json(&Answer { question, result });
     }
     output::print(&stream_table(&result))
@@ -244,6 +264,10 @@ fn stream_table(result: &StreamResult) -> String {
         ("headers that went to software", percent(result.slow_path_share)),
         ("a core's time in the slow path", percent(result.slow_path_core_share)),
         ("contexts that were not on chip", percent(result.context_miss_share)),
+        ("packets that waited for a context", percent(result.parked_share)),
+        ("packets dropped, for too many waited", result.parking_drops.to_string()),
+        ("PCIe for contexts that came", format!("{:.2} Gb/s", result.context_read_gbps)),
+        ("PCIe for contexts written back", format!("{:.2} Gb/s", result.context_write_gbps)),
         ("time-outs", result.timeouts.to_string()),
     ] {
         table.row(vec![what.to_owned(), value]);
@@ -253,7 +277,12 @@ fn stream_table(result: &StreamResult) -> String {
 
 fn qps(options: &Qps) -> Result<()> {
     let Common { seed, json } = options.common;
-    stream(StreamPlan::by_qps(options.nic.transport(), options.qps, options.gbps, seed), json)
+    let plan = StreamPlan::by_qps(options.nic.transport(), options.qps, options.gbps, seed);
+    let turns = match options.turns {
+        TurnsKind::Turn => Turns::InTurn,
+        TurnsKind::Chance => Turns::ByChance,
+    };
+    stream(StreamPlan { message_bytes: options.size, turns, ..plan }, json)
 }
 
 fn loss(options: &Loss) -> Result<()> {
@@ -288,6 +317,9 @@ fn latency(options: &Latency) -> Result<()> {
 
 #[derive(Serialize)]
 struct FctQuestion {
+    /// Of a simulation from a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     topology: String,
     workload: String,
     load: Option<f64>,
@@ -372,6 +404,7 @@ fn fct(options: &Fct) -> Result<()> {
     let transport =
         TransportPlan { policy: options.transport.transport(), mtu_bytes: 1000, congestion: Congestion::Dctcp };
     let question = FctQuestion {
+        file: None,
         topology: options.topology.name().to_owned(),
         workload: sizes.name.clone(),
         load: Some(options.load),
@@ -385,11 +418,11 @@ fn fct(options: &Fct) -> Result<()> {
 
 fn run(options: &Run) -> Result<()> {
     let scenario = Scenario::read(&options.file).map_err(WrongUse::of)?;
-    let name = options.file.file_name().context("the file has a name")?.to_string_lossy().into_owned();
     let question = FctQuestion {
-        topology: name.clone(),
-        workload: name,
-        load: None,
+        file: Some(options.file.display().to_string()),
+        topology: scenario.topology_name.clone(),
+        workload: scenario.workload.name().to_owned(),
+        load: scenario.workload.load(),
         transport: scenario.transport,
         seed: scenario.seed,
     };

@@ -1,24 +1,42 @@
 //! Many queue pairs of two hosts that send without end.
 
+use rnic::nic::Counters;
 use serde::Serialize;
-use sim::{Span, Time};
+use sim::{Random, Span, Time};
 
 use super::{ExperimentError, Provenance, in_range};
-use crate::endpoint::{Endpoint, EndpointCounters, Flow};
+use crate::endpoint::{ETHERNET_BYTES, Endpoint, EndpointCounters, Flow, IP_UDP_BYTES};
 use crate::impairment::Impairments;
 use crate::network::{Network, NetworkPlan};
 use crate::rate::Rate;
-use crate::rdma::{PathPlan, Rdma, RdmaPlan, profile};
+use crate::rdma::{PathPlan, REQUESTS_MAX, Rdma, RdmaPlan, profile};
 use crate::scenario::{Congestion, Transport, TransportPlan};
 use crate::switch::SwitchPlan;
 use crate::topology::{HostId, Tiers, leaf_spine};
 
-/// Queue pairs at most: as many as numbers of 16 bits tell apart.
-const QPS_MAX: u32 = 65_536;
+/// Queue pairs at most: a run with so many takes a minute.
+const QPS_MAX: u32 = 1 << 20;
 /// Messages under way of all queue pairs together, at least; each has one at least.
 const MESSAGES_MIN: u32 = 512;
 /// Messages under way of one queue pair, at most.
 const MESSAGES_OF_QP_MAX: u32 = 64;
+/// Of messages by chance, the share of the line that they are offered at.
+const OFFERED_SHARE: f64 = 0.99;
+/// Bytes of a WRITE's packet on the line besides its payload: Ethernet's, IP's, UDP's, and RoCEv2's with the selective
+/// extension.
+const LINE_HEADERS_BYTES: u64 = (ETHERNET_BYTES + IP_UDP_BYTES) as u64 + 12 + 16 + 8 + 4;
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turns {
+    /// Each queue pair has a message under way at any time, and all take turns.
+    InTurn,
+    /// A message of a queue pair drawn by chance whenever the line has room for one: what comes next is nobody's guess.
+    ByChance,
+}
+
+/// Bytes of a message, at most.
+const MESSAGE_BYTES_MAX: f64 = (1 << 30) as f64;
 
 /// Two hosts on one switch; one writes to the other by many queue pairs in turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +49,8 @@ pub struct StreamPlan {
     pub loss: f64,
     /// Queue pairs.
     pub qps: u32,
+    /// Which of them sends next.
+    pub turns: Turns,
     /// Bytes of each message.
     pub message_bytes: u32,
     /// Of each line.
@@ -62,6 +82,14 @@ pub struct StreamResult {
     pub timeouts: u64,
     /// Uses of a context that did not lie on chip, of all; 0 where none lies elsewhere.
     pub context_miss_share: f64,
+    /// What reading contexts took of the link from the host's memory, the busier NIC's; 0 where all are on chip.
+    pub context_read_gbps: f64,
+    /// What writing them back took of the link there, the busier NIC's.
+    pub context_write_gbps: f64,
+    /// Of packets that arrived, the share that waited for a context.
+    pub parked_share: f64,
+    /// Packets dropped because too many waited.
+    pub parking_drops: u64,
     /// Things that happened in the simulation.
     pub events: u64,
 }
@@ -74,6 +102,7 @@ impl StreamPlan {
             gbps,
             loss: 0.0,
             qps,
+            turns: Turns::InTurn,
             message_bytes: 4096,
             delay: Span::from_ns(1000.0),
             warm: Span::from_ns(5e6),
@@ -94,34 +123,48 @@ impl StreamPlan {
     /// # Errors
     /// When a number makes no sense, or requests fail.
     pub fn run(&self) -> Result<StreamResult, ExperimentError> {
-        in_range("qps", self.qps.into(), 1.0, QPS_MAX.into())?;
         in_range("loss", self.loss, 0.0, 0.5)?;
         in_range("gbps", self.gbps, 1.0, 1600.0)?;
+        in_range("size", self.message_bytes.into(), 1.0, MESSAGE_BYTES_MAX)?;
         let rate = Rate::from_gbps(self.gbps).expect("a rate in range");
+        // Should the NIC not keep up, queue pairs have room for all that is sent by chance, and twice that.
+        let least = match self.turns {
+            Turns::InTurn => 1,
+            Turns::ByChance => self.messages(rate).div_ceil(REQUESTS_MAX.into()) * 2,
+        };
+        in_range("qps", self.qps.into(), least as f64, QPS_MAX.into())?;
         let mut network = self.network(rate)?;
         let (begin, end) = (Time::ZERO + self.warm, Time::ZERO + self.warm + self.during);
         network.run_until(begin);
-        let before: Vec<EndpointCounters> = network.endpoints().iter().map(Endpoint::counters).collect();
+        let before = counted(&network);
         network.run_until(end);
         let failed = network.endpoints().iter().map(Rdma::failed).sum();
         if failed > 0 {
             return Err(ExperimentError::Failed { failed, flows: network.flows().len() });
         }
-        let counted = |host: usize| network.endpoints()[host].counters().since(before[host]);
-        let (sent, received) = (counted(0), counted(1));
+        let after = counted(&network);
+        let [sent, received] = [0, 1].map(|host| after[host].0.since(before[host].0));
+        let since = |of: fn(&Counters) -> u64| [0, 1].map(|host| of(&after[host].1) - of(&before[host].1));
+        let most = |of| since(of).into_iter().max().unwrap_or(0);
+        let both = |of| since(of).iter().sum::<u64>();
         let share = |part: u64, of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
-        let nics = network.endpoints().iter().map(|endpoint| *endpoint.nic().counters());
-        let (hits, misses) =
-            nics.fold((0, 0), |(hits, misses), nic| (hits + nic.cache_hits, misses + nic.cache_misses));
+        let gbps = |bytes: u64| bytes as f64 * 8.0 / self.during.ns();
+        let misses = both(|nic| nic.cache_misses);
+        let pool = network.endpoints()[0].nic().profile().pool;
+        let (read_bytes, write_bytes) = pool.map_or((0, 0), |pool| (pool.read_bytes.into(), pool.write_bytes.into()));
         Ok(StreamResult {
             provenance: Provenance::Modelled,
-            goodput_gbps: received.delivered_bytes as f64 * 8.0 / self.during.ns(),
+            goodput_gbps: gbps(received.delivered_bytes),
             slow_path_share: share(received.slow_path_headers, received.received_packets).min(1.0),
             slow_path_core_share: received.software_ps as f64 / self.during.ps() as f64,
             retransmitted_share: share(sent.retransmitted_packets, sent.sent_packets),
             spurious_share: share(received.spurious_packets, received.received_packets),
             timeouts: sent.timeouts,
-            context_miss_share: share(misses, hits + misses),
+            context_miss_share: share(misses, misses + both(|nic| nic.cache_hits)),
+            context_read_gbps: gbps(most(|nic| nic.contexts_fetched) * read_bytes),
+            context_write_gbps: gbps(most(|nic| nic.contexts_written_back) * write_bytes),
+            parked_share: share(since(|nic| nic.parked_packets)[1], received.received_packets),
+            parking_drops: both(|nic| nic.drop_parking),
             events: network.counters().events,
         })
     }
@@ -145,16 +188,43 @@ impl StreamPlan {
         let round_trip = self.delay * 4 + rate.span(u64::from(self.transport.mtu_bytes) * 2);
         let rdma =
             RdmaPlan { seed: self.seed, ..RdmaPlan::new(profile(&self.transport, &PathPlan { rate, round_trip })) };
-        let of_qp = MESSAGES_MIN.div_ceil(self.qps).clamp(1, MESSAGES_OF_QP_MAX);
-        // Each queue pair once, then each once more: the order in which they stay.
-        let flow = |number| Flow {
-            start: Time::ZERO,
+        Ok(Network::new(&plan, Rdma::fleet(rdma, 2)?, self.flows(rate)))
+    }
+
+    fn flows(&self, rate: Rate) -> Vec<Flow> {
+        let flow = |start, connection| Flow {
+            start,
             from: HostId(0),
             to: HostId(1),
             bytes: self.message_bytes.into(),
-            connection: Some(number % self.qps),
-            repeats: true,
+            connection: Some(connection),
+            repeats: self.turns == Turns::InTurn,
         };
-        Ok(Network::new(&plan, Rdma::fleet(rdma, 2)?, (0..self.qps * of_qp).map(flow).collect()))
+        if self.turns == Turns::InTurn {
+            let of_qp = MESSAGES_MIN.div_ceil(self.qps).clamp(1, MESSAGES_OF_QP_MAX);
+            // Each queue pair once, then each once more: the order in which they stay.
+            return (0..self.qps * of_qp).map(|number| flow(Time::ZERO, number % self.qps)).collect();
+        }
+        let mut random = Random::new(self.seed, "turns");
+        let every_ps = self.every_ps(rate);
+        let start = |message: u64| Time::from_ps((message as f64 * every_ps) as u64);
+        (0..self.messages(rate)).map(|message| flow(start(message), random.below(self.qps.into()) as u32)).collect()
     }
+
+    /// How far messages by chance are apart: with all its headers each takes a little less of the line.
+    fn every_ps(&self, rate: Rate) -> f64 {
+        let packets = self.message_bytes.div_ceil(self.transport.mtu_bytes).max(1);
+        let line_bytes = u64::from(self.message_bytes) + u64::from(packets) * LINE_HEADERS_BYTES;
+        rate.span(line_bytes).ps() as f64 / OFFERED_SHARE
+    }
+
+    /// How many messages by chance there are.
+    fn messages(&self, rate: Rate) -> u64 {
+        ((self.warm + self.during).ps() as f64 / self.every_ps(rate)) as u64
+    }
+}
+
+/// Both hosts' counters.
+fn counted(network: &Network<Rdma>) -> Vec<(EndpointCounters, Counters)> {
+    network.endpoints().iter().map(|endpoint| (endpoint.counters(), *endpoint.nic().counters())).collect()
 }

@@ -53,7 +53,7 @@ fn a_run_of_flows_is_the_same_for_the_same_seed() {
 #[test]
 fn questions_without_sense_are_refused() {
     let error = |plan: StreamPlan| plan.run().unwrap_err().to_string();
-    assert_eq!(error(StreamPlan::by_qps(Transport::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 65536");
+    assert_eq!(error(StreamPlan::by_qps(Transport::Srnic, 0, 100.0, 1)), "qps 0; take 1 to 1048576");
     assert_eq!(error(StreamPlan::by_loss(Transport::Srnic, 0.9, 100.0, 1)), "loss 0.9; take 0 to 0.5");
     assert_eq!(error(StreamPlan::by_qps(Transport::Irn, 1, f64::NAN, 1)), "gbps NaN; take 1 to 1600");
     let plan = StreamPlan::by_qps(Transport::Irn, 1, 100.0, 1);

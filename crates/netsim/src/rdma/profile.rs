@@ -3,8 +3,10 @@
 use std::sync::OnceLock;
 
 use pcie::host::System;
+use pcie::link::{Lanes, Link};
+use pcie::model::{Access, Completions, Mode, Model};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
-use rnic::nic::{CongestionControl, ContextCache, Costs, Dcqcn, Policy, Profile};
+use rnic::nic::{CongestionControl, Context, ContextCache, ContextPool, Costs, Dcqcn, Policy, Profile};
 use sim::Span;
 
 use crate::rate::Rate;
@@ -31,6 +33,7 @@ impl PathPlan {
 pub fn profile(plan: &TransportPlan, path: &PathPlan) -> Profile {
     let policy = match plan.policy {
         Transport::Srnic => Policy::Srnic,
+        Transport::SrnicPaged => Policy::SrnicPaged,
         Transport::Irn => Policy::Irn,
         Transport::GoBackN => Policy::GoBackN,
         Transport::ConnectionCache => Policy::ConnectionCache,
@@ -57,7 +60,20 @@ pub fn profile(plan: &TransportPlan, path: &PathPlan) -> Profile {
     let cache = modelled.cache.map(|cache| ContextCache { fetches: CACHE_FETCHES, miss, ..cache });
     // A queue pair for each flow, should they all overlap.
     let qps = FLOWS_MAX as u32;
-    Profile { mtu_bytes: plan.mtu_bytes, congestion, costs, cache, qps, ..modelled }
+    let pool = modelled.pool.map(with_link_bytes);
+    Profile { mtu_bytes: plan.mtu_bytes, congestion, costs, cache, pool, qps, ..modelled }
+}
+
+/// What a context's way there and back takes of PCIe of generation 3, as the `pcie` crate counts it.
+fn with_link_bytes(pool: ContextPool) -> ContextPool {
+    let lanes = Lanes::new(16).expect("such links exist");
+    let link = Link { lanes, ..Link::PUBLISHED };
+    let model = Model::new(Mode::Corrected, link, Completions::Mps).expect("this mode knows every link");
+    // One lies in 256 bytes of its own.
+    let span = model.span(size_of::<Context>() as u64, 0).expect("a context is a transfer");
+    let read_bytes = model.traffic(Access::Read, span).received_bytes as u32;
+    let write_bytes = model.traffic(Access::Write, span).sent_bytes as u32;
+    ContextPool { read_bytes, write_bytes, ..pool }
 }
 
 /// A miss reads context, request and translation, one after the other; so many misses are served at a time.
@@ -101,6 +117,12 @@ fn commercial_costs() -> Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_context_takes_of_the_link_what_its_packets_take() {
+        let pool = ContextPool::modelled();
+        assert_eq!(with_link_bytes(pool), pool);
+    }
 
     #[test]
     fn a_commercial_nic_reads_its_hosts_memory_in_half_a_microsecond() {

@@ -189,6 +189,8 @@ pub enum Transport {
     /// Selective repeat whose bitmaps lie in the host's memory.
     #[default]
     Srnic,
+    /// The same, with contexts in the host's memory and a pool of them on chip.
+    SrnicPaged,
     /// Selective repeat with bitmaps on chip.
     Irn,
     /// Standard RoCEv2.

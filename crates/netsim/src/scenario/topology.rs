@@ -10,7 +10,11 @@ use crate::topology::{HostId, Line, Node, Preset, SwitchId, Tiers, Topology, dum
 /// A topology, checked while it is read, so that an error knows its line.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "TopologyFile")]
-pub(super) struct Part(pub Topology);
+pub(super) struct Part {
+    pub topology: Topology,
+    /// The preset's name; of others, kind and hosts in the same way.
+    pub name: String,
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +50,20 @@ enum Kind {
     Graph,
 }
 
+impl Kind {
+    /// As files say it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Preset => "preset",
+            Self::Dumbbell => "dumbbell",
+            Self::LeafSpine => "leaf-spine",
+            Self::ThreeTier => "three-tier",
+            Self::FatTree => "fat-tree",
+            Self::Graph => "graph",
+        }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LineFile {
@@ -73,12 +91,13 @@ impl TryFrom<TopologyFile> for Part {
     type Error = String;
 
     fn try_from(file: TopologyFile) -> Result<Self, String> {
-        let delay = Span::from_ns(file.delay);
-        let built = match file.kind {
+        let (delay, kind) = (Span::from_ns(file.delay), file.kind);
+        let built = match kind {
             Kind::Preset => {
-                return needed(file.preset, "preset")?.parse::<Preset>().map(|preset| Self(preset.topology()));
+                let preset: Preset = needed(file.preset, "preset")?.parse()?;
+                return Ok(Self { topology: preset.topology(), name: preset.name().to_owned() });
             }
-            Kind::Graph => return file.graph().map(Self),
+            Kind::Graph => return file.graph().map(|topology| Self::named(kind, topology)),
             Kind::Dumbbell => {
                 let (host, middle) = (rate(file.host_gbps, "host_gbps")?, rate(file.middle_gbps, "middle_gbps")?);
                 dumbbell(needed(file.hosts_per_side, "hosts_per_side")?, host, middle, delay)
@@ -87,7 +106,13 @@ impl TryFrom<TopologyFile> for Part {
             Kind::LeafSpine => three_tier(&Tiers { pods: 1, cores_per_spine: 0, ..file.tiers(false)? }),
             Kind::ThreeTier => three_tier(&file.tiers(true)?),
         };
-        built.map(Self).map_err(|error| error.to_string())
+        built.map(|topology| Self::named(kind, topology)).map_err(|error| error.to_string())
+    }
+}
+
+impl Part {
+    fn named(kind: Kind, topology: Topology) -> Self {
+        Self { name: format!("{}-{}", kind.name(), topology.hosts()), topology }
     }
 }
 

@@ -129,7 +129,7 @@ impl<M: HostMemory> Nic<M> {
         bind: &Bind,
     ) -> Result<RKey, NicError> {
         let i = self.find(qp)?;
-        let asker = Requester { domain: self.contexts[i].domain, qp };
+        let asker = Requester { domain: self.contexts.known(i).domain, qp };
         match chosen {
             None => Ok(self.table.bind_type_1(asker, window, bind)?),
             Some(chosen) => {
@@ -265,13 +265,18 @@ impl<M: HostMemory> Nic<M> {
             ..Host::default()
         };
         if i == self.contexts.len() {
-            self.contexts.push(context);
+            self.contexts.push(context, self.pool.is_some());
             self.hosts.push(host);
+            if let Some(pool) = &mut self.pool {
+                pool.add();
+            }
         } else {
             // What was prepared for the queue pair that had this number before is worthless.
-            context.life = self.contexts[i].life.wrapping_add(1);
-            context.is_queued = self.contexts[i].is_queued;
-            (self.contexts[i], self.hosts[i]) = (context, host);
+            let old = self.contexts.known(i);
+            context.life = old.life.wrapping_add(1);
+            context.is_queued = old.is_queued;
+            self.by_driver(Time::ZERO, i, |nic| nic.contexts[i] = context);
+            self.hosts[i] = host;
         }
         Ok(self.number(i))
     }
@@ -282,9 +287,12 @@ impl<M: HostMemory> Nic<M> {
     /// When there is none.
     pub fn destroy_qp(&mut self, qp: QpNumber) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        self.begin_again(i);
-        self.table.release_domain(self.contexts[i].domain);
-        self.contexts[i].is_there = false;
+        // Nothing is waited for any more: the time does not matter.
+        self.by_driver(Time::ZERO, i, |nic| {
+            nic.begin_again(i);
+            nic.table.release_domain(nic.contexts[i].domain);
+            nic.contexts[i].is_there = false;
+        });
         self.free_qps.push_back(i as u32);
         Ok(())
     }
@@ -295,7 +303,7 @@ impl<M: HostMemory> Nic<M> {
     /// When there is none.
     pub fn query_qp(&self, qp: QpNumber) -> Result<QpStatus, NicError> {
         let i = self.find(qp)?;
-        let (context, host) = (&self.contexts[i], &self.hosts[i]);
+        let (context, host) = (self.contexts.known(i), &self.hosts[i]);
         let mut attributes = host.attributes;
         attributes.send_psn = attributes.send_psn.map(|_| context.next);
         attributes.receive_psn = attributes.receive_psn.map(|_| context.hand.settled());
@@ -321,8 +329,13 @@ impl<M: HostMemory> Nic<M> {
         attributes: &QpAttributes,
     ) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        let context = &self.contexts[i];
+        let context = self.contexts.known(i);
         check_transition(qp, context.service, context.state, to, attributes, READS_MAX)?;
+        self.by_driver(now, i, |nic| nic.go_to(now, i, to, attributes));
+        Ok(())
+    }
+
+    fn go_to(&mut self, now: Time, i: usize, to: QpState, attributes: &QpAttributes) {
         match to {
             QpState::Reset => self.begin_again(i),
             QpState::Error => self.enter_error(now, i),
@@ -336,7 +349,6 @@ impl<M: HostMemory> Nic<M> {
                 self.activate(now, i);
             }
         }
-        Ok(())
     }
 
     fn set_attributes(&mut self, i: usize, given: &QpAttributes) {
@@ -402,16 +414,16 @@ impl<M: HostMemory> Nic<M> {
     /// When the state does not allow it, the queue is full, or this kind of queue pair cannot do it.
     pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &Send) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        self.contexts[i].state.check_post_send(qp)?;
+        self.contexts.known(i).state.check_post_send(qp)?;
         let bytes = self.check_send(i, request)?;
         let host = &self.hosts[i];
         if host.sends.len() >= host.sends_max {
             return Err(NicError::Full { qp: qp.0, queue: "send", requests: host.sends_max as u32 });
         }
-        if matches!(self.contexts[i].state, QpState::Error | QpState::SendQueueError) {
+        if matches!(self.contexts.known(i).state, QpState::Error | QpState::SendQueueError) {
             let kind = completion_kind(&request.kind);
             let completion = Completion::new(request.id, qp, CompletionStatus::Flushed, kind);
-            let cq = self.contexts[i].send_cq;
+            let cq = self.contexts.known(i).send_cq;
             self.complete(now, cq, completion);
             return Ok(());
         }
@@ -438,7 +450,7 @@ impl<M: HostMemory> Nic<M> {
 
     /// Whether this queue pair can do it at all; how long it is.
     fn check_send(&self, i: usize, request: &Send) -> Result<u32, NicError> {
-        let context = &self.contexts[i];
+        let context = self.contexts.known(i);
         let fault = |what, remedy| Err(NicError::Request { qp: i as u32 + QP_NUMBER_FIRST, what, remedy });
         let bytes = match u32::try_from(request.bytes()) {
             Ok(bytes) if bytes <= MESSAGE_BYTES_MAX => bytes,
@@ -480,7 +492,7 @@ impl<M: HostMemory> Nic<M> {
     /// When the state does not allow it, the queue is full, or the queue pair takes from a shared one.
     pub fn post_recv(&mut self, now: Time, qp: QpNumber, request: &Receive) -> Result<(), NicError> {
         let i = self.find(qp)?;
-        self.contexts[i].state.check_post_receive(qp)?;
+        self.contexts.known(i).state.check_post_receive(qp)?;
         let host = &mut self.hosts[i];
         if host.shared.is_some() {
             let (what, remedy) = ("it takes its receive requests from a shared queue", "post them there");
@@ -489,7 +501,7 @@ impl<M: HostMemory> Nic<M> {
         if host.receives.len() + host.open.len() >= host.receives_max {
             return Err(NicError::Full { qp: qp.0, queue: "receive", requests: host.receives_max as u32 });
         }
-        if self.contexts[i].state == QpState::Error {
+        if self.contexts.known(i).state == QpState::Error {
             self.flush_receive(now, i, request);
         } else {
             host.receives.push_back(*request);
@@ -508,7 +520,7 @@ impl<M: HostMemory> Nic<M> {
     fn flush_receive(&mut self, now: Time, i: usize, request: &Receive) {
         let completion =
             Completion::new(request.id, self.number(i), CompletionStatus::Flushed, CompletionKind::Receive);
-        let cq = self.contexts[i].receive_cq;
+        let cq = self.contexts.known(i).receive_cq;
         self.complete(now, cq, completion);
     }
 
@@ -573,16 +585,17 @@ impl<M: HostMemory> Nic<M> {
             let is_live = context.is_there && !matches!(context.state, QpState::Error | QpState::Reset);
             is_live && (context.send_cq == cq || context.receive_cq == cq)
         };
-        let users: Vec<usize> = (0..self.contexts.len()).filter(|i| uses(&self.contexts[*i])).collect();
+        let users: Vec<usize> = (0..self.contexts.len()).filter(|i| uses(self.contexts.known(*i))).collect();
         if users.is_empty() {
             return;
         }
         self.events.push_back(Event::CompletionQueueError(cq));
-        for i in &users {
-            self.contexts[*i].state = QpState::Error; // before flushing, which overflows again
+        for i in users.iter().copied() {
+            // Before flushing, which overflows again.
+            self.by_driver(now, i, |nic| nic.contexts[i].state = QpState::Error);
         }
         for i in users {
-            self.enter_error(now, i);
+            self.by_driver(now, i, |nic| nic.enter_error(now, i));
         }
     }
 }

@@ -84,6 +84,14 @@ counters! {
     wqes_fetched,
     /// Work requests fetched in vain.
     wqes_dropped,
+    /// Drops: no room for a packet whose context is away.
+    drop_parking,
+    /// Packets that waited for their context in the receive buffer.
+    parked_packets,
+    /// Contexts read from the host's memory into the pool.
+    contexts_fetched,
+    /// Contexts written back to the host's memory.
+    contexts_written_back,
     /// Uses of a context that lay on chip.
     cache_hits,
     /// Uses of a context that did not.

@@ -18,6 +18,12 @@ pub trait HostMemory {
     /// What a packet carries: bytes (`[u8]`) where real ones move, `()` where only lengths matter.
     type Payload: ?Sized;
 
+    /// A payload's first bytes, for as long as a NIC keeps the packet: nothing where only lengths matter.
+    fn kept(payload: &Self::Payload, bytes: u32) -> Vec<u8>;
+
+    /// The payload that was kept.
+    fn payload_of(kept: &[u8]) -> &Self::Payload;
+
     /// Copies memory into a payload, from the payload's byte `at` on.
     ///
     /// # Errors
@@ -55,6 +61,14 @@ pub struct NoMemory;
 
 impl HostMemory for NoMemory {
     type Payload = ();
+
+    fn kept((): &(), _: u32) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn payload_of(_: &[u8]) -> &() {
+        &()
+    }
 
     fn gather(&mut self, _: u64, _: u32, (): &mut (), _: u32) -> Result<(), MemoryFault> {
         Ok(())
@@ -102,6 +116,14 @@ impl ByteMemory {
 
 impl HostMemory for ByteMemory {
     type Payload = [u8];
+
+    fn kept(payload: &[u8], bytes: u32) -> Vec<u8> {
+        payload[..payload.len().min(bytes as usize)].to_vec()
+    }
+
+    fn payload_of(kept: &[u8]) -> &[u8] {
+        kept
+    }
 
     fn gather(&mut self, address: u64, bytes: u32, payload: &mut [u8], at: u32) -> Result<(), MemoryFault> {
         let fault = MemoryFault { address, bytes: u64::from(bytes) };

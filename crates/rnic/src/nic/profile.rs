@@ -12,12 +12,18 @@ pub const MTU_BYTES_MAX: u32 = 4096;
 /// Packets of one queue pair that may be on their way, at most: the bits of a bitmap (srnic.md: 500 a queue pair).
 pub const WINDOW_PACKETS_MAX: u32 = 512;
 
+/// Queue pairs of a NIC that pages contexts, at most: it numbers them by 24 bits.
+const QPS_PAGED_MAX: u32 = super::pool::NOBODY - 1;
+
 /// How a NIC finds what is lost, and where it keeps what it must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Selective repeat without state on chip: hardware takes what comes in order, software of the host the rest; no
     /// cache of work requests ("SRNIC", NSDI 2023).
     Srnic,
+    /// The same with contexts in the host's memory, a few of them on chip: fetched before a queue pair's turn, and
+    /// while what came for it waits. This project's own.
+    SrnicPaged,
     /// Selective repeat with bitmaps on chip ("IRN", SIGCOMM 2018).
     Irn,
     /// Standard RoCEv2: whatever comes out of order is dropped and sent again.
@@ -29,7 +35,12 @@ pub enum Policy {
 impl Policy {
     /// Whether what comes out of order is kept, and only what is lost sent again.
     pub const fn is_selective(self) -> bool {
-        matches!(self, Self::Srnic | Self::Irn)
+        matches!(self, Self::Srnic | Self::SrnicPaged | Self::Irn)
+    }
+
+    /// Whether what comes out of order is left to the host's software.
+    pub const fn has_slow_path(self) -> bool {
+        matches!(self, Self::Srnic | Self::SrnicPaged)
     }
 }
 
@@ -80,6 +91,13 @@ impl Costs {
     }
 }
 
+impl Costs {
+    /// How long the link to the host's memory carries so many bytes.
+    pub(super) fn dma_bytes(&self, bytes: u32) -> Span {
+        Span::from_ps(self.dma_byte_ps) * u64::from(bytes)
+    }
+}
+
 /// How packets come to the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheduling {
@@ -104,6 +122,65 @@ pub struct ContextCache {
     pub fetches: u32,
     /// What a miss costs, where costs count at all: reads of the host's memory for context, work request, translation.
     pub miss: Span,
+}
+
+/// A pool of contexts on chip; all of them lie in the host's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextPool {
+    /// Contexts that it holds, at most: 2 to 65,535.
+    pub contexts: u32,
+    /// How many of the schedule queue's first have their contexts fetched and kept: half of the pool at most, so that
+    /// those that wait for their turn never keep the first one's context out.
+    pub ahead: u32,
+    /// Contexts that are wanted at the same time, at most.
+    pub fetches: u32,
+    /// Reads of them under way at the same time, at most.
+    pub reads: u32,
+    /// Packets that wait for a context in the receive buffer, at most.
+    pub parked_packets: u32,
+    /// Bytes of them, at most.
+    pub parked_bytes: u32,
+    /// Bytes that a context's read takes of the link from the host's memory, headers included.
+    pub read_bytes: u32,
+    /// Bytes that its write takes of the link there.
+    pub write_bytes: u32,
+}
+
+impl ContextPool {
+    /// *Modelled*: as large as fits, with what is on chip of each of 100,000 queue pairs, into what SRNIC takes for
+    /// 10,000. Half of the receive buffer holds 24 us of 100 Gb/s, and 64 reads at a round trip of 1 us bring 64 M
+    /// contexts a second. Bytes on the link are those of PCIe of generation 3 (`pcie::model`): 24 around a write, and
+    /// 20 around the answer to a read.
+    pub const fn modelled() -> Self {
+        let context_bytes = size_of::<super::Context>() as u32;
+        Self {
+            contexts: 6144,
+            ahead: 64,
+            fetches: 1024,
+            reads: 64,
+            parked_packets: 4096,
+            parked_bytes: 300_000,
+            read_bytes: context_bytes + 20,
+            write_bytes: context_bytes + 24,
+        }
+    }
+
+    fn check(&self) -> Result<(), ProfileError> {
+        let most = u32::from(u16::MAX);
+        let half = self.contexts / 2;
+        let ranges = [
+            ("pool.contexts", self.contexts, 2, most, "choose 2 to 65535"),
+            ("pool.ahead", self.ahead, 1, half, "choose at least 1, and half of the pool at most"),
+            ("pool.fetches", self.fetches, 1, most, "choose 1 to 65535"),
+            ("pool.reads", self.reads, 1, u32::MAX, "choose at least 1"),
+            ("pool.parked_packets", self.parked_packets, 1, most, "choose 1 to 65535"),
+            ("pool.parked_bytes", self.parked_bytes, 8192, u32::MAX, "leave room for a packet: 8192 at least"),
+        ];
+        let wrong = ranges.into_iter().find(|(_, value, least, most, _)| value < least || value > most);
+        wrong.map_or(Ok(()), |(field, value, _, _, remedy)| {
+            Err(ProfileError { field, value: u64::from(value), remedy })
+        })
+    }
 }
 
 /// When a sender stops waiting for an answer.
@@ -151,6 +228,8 @@ pub struct Profile {
     pub patience: Patience,
     /// Of [`Policy::ConnectionCache`].
     pub cache: Option<ContextCache>,
+    /// Of [`Policy::SrnicPaged`].
+    pub pool: Option<ContextPool>,
     /// Headers that the control queue holds; what comes beyond is lost, and sent again.
     pub control_queue: u32,
     /// Queue pairs, at most.
@@ -180,7 +259,7 @@ impl Profile {
             Policy::Irn => {
                 Patience::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
             }
-            Policy::Srnic => Patience::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) },
+            Policy::Srnic | Policy::SrnicPaged => Patience::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) },
         };
         // *Modelled*: 8.8 M misses a second, so that all misses at one packet of 1 KiB a turn are the published 52 Gb/s
         // of 16,384 queue pairs; 256 contexts are where the published collapse begins.
@@ -198,10 +277,11 @@ impl Profile {
                 ahead_bytes: 65_536,
                 batch_wqes: 16,
                 decisions: 64,
-                fetches_wqes: policy == Policy::Srnic,
+                fetches_wqes: policy.has_slow_path(),
             },
             patience,
             cache: (policy == Policy::ConnectionCache).then_some(cache),
+            pool: (policy == Policy::SrnicPaged).then_some(ContextPool::modelled()),
             control_queue: 16_384,
             qps: 65_536,
             memory_entries: 65_536,
@@ -247,7 +327,12 @@ impl Profile {
             Some(ContextCache { contexts: 0, .. }) => fault("cache.contexts", 0, "choose at least 1"),
             Some(ContextCache { fetches: 0, .. }) => fault("cache.fetches", 0, "choose at least 1"),
             None if self.policy == Policy::ConnectionCache => fault("cache", 0, "give this policy a cache"),
-            _ => Ok(()),
+            _ => match self.pool {
+                None if self.policy == Policy::SrnicPaged => fault("pool", 0, "give this policy a pool"),
+                Some(_) if self.qps > QPS_PAGED_MAX => fault("qps", self.qps, "choose 16777214 at most"),
+                Some(pool) => pool.check(),
+                None => Ok(()),
+            },
         }
     }
 }

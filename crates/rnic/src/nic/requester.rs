@@ -8,7 +8,7 @@ use super::emit::MESSAGE_BITS;
 use super::profile::Patience;
 use super::schedule::Again;
 use super::software::Entry;
-use super::{Event, HostMemory, Nic, Policy};
+use super::{Event, HostMemory, Nic};
 use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, SendKind};
 use crate::wire::{Header, Operation, Psn, Selective, Service, Syndrome};
 
@@ -413,7 +413,7 @@ impl<M: HostMemory> Nic<M> {
             self.ask_again_for_all(i);
             return;
         }
-        let is_srnic = self.profile.policy == Policy::Srnic;
+        let is_srnic = self.profile.policy.has_slow_path();
         match &mut self.hosts[i].scoreboard {
             Some(scoreboard) if !is_srnic || scoreboard.has(last) => {
                 // IRN: all that is missing. SRNIC: the first; its acknowledgement finds the others.

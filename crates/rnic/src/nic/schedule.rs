@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 
 use super::context::{Context, Host, Reply};
-use super::{HostMemory, MTU_BYTES_MAX, Nic, Policy, pop_front_if};
+use super::{Costs, HostMemory, MTU_BYTES_MAX, Nic, pop_front_if};
 use crate::verbs::{Access, CompletionStatus, QpState, Requester, SendKind};
 use crate::wire::{Psn, Service};
 
@@ -91,7 +91,7 @@ struct Decision {
 pub(super) struct Pipeline {
     doorbells: VecDeque<(Time, u32)>,
     /// The schedule queue.
-    ready: VecDeque<u32>,
+    pub ready: VecDeque<u32>,
     decisions: VecDeque<Decision>,
     staged: VecDeque<Waiting>,
     /// Those of the staged packets that are replies.
@@ -138,6 +138,12 @@ impl Pipeline {
         self.ahead_bytes -= bytes + PACKET_BYTES;
         Some(Staged { at, qp, epoch, life, bytes, item })
     }
+
+    /// When the link from the host's memory has carried so many bytes more.
+    pub fn carried(&mut self, now: Time, costs: &Costs, bytes: u32) -> Time {
+        self.dma_free_at = self.dma_free_at.max(now) + costs.dma_bytes(bytes);
+        self.dma_free_at
+    }
 }
 
 // The payload of a staged packet is counted in 16 bits.
@@ -171,14 +177,16 @@ impl<M: HostMemory> Nic<M> {
 
     /// Something changed: puts the queue pair into the schedule queue if it has work.
     pub(super) fn activate(&mut self, now: Time, i: usize) {
-        if self.contexts[i].is_queued {
+        if self.is_queued(i) {
+            return;
+        }
+        if self.contexts.is_away(i) {
+            // What there is to do is seen when its context has come.
+            self.push_ready(i);
             return;
         }
         match self.work(now, i) {
-            Work::Now => {
-                self.contexts[i].is_queued = true;
-                self.pipeline.ready.push_back(i as u32);
-            }
+            Work::Now => self.push_ready(i),
             Work::At(at) => self.arm(i, at),
             Work::Nothing => {}
         }
@@ -229,7 +237,7 @@ impl<M: HostMemory> Nic<M> {
     pub(super) fn in_flight(&self, context: &Context, host: &Host) -> u32 {
         let all = context.next.after(context.unacked).max(0).cast_unsigned();
         match &host.scoreboard {
-            Some(scoreboard) if self.profile.policy == Policy::Srnic => all.saturating_sub(scoreboard.arrived()),
+            Some(scoreboard) if self.profile.policy.has_slow_path() => all.saturating_sub(scoreboard.arrived()),
             _ => all,
         }
     }
@@ -241,11 +249,9 @@ impl<M: HostMemory> Nic<M> {
             && self.pipeline.decisions.len() < limits.decisions as usize
             && (self.is_timed() || self.pipeline.staged.is_empty())
         {
-            let Some(i) = self.pipeline.ready.pop_front() else { return };
-            let i = i as usize;
+            let Some(i) = self.pop_ready(now) else { return };
             if self.work(now, i) != Work::Now {
-                self.contexts[i].is_queued = false;
-                self.activate(now, i);
+                self.turn_ends(now, i);
                 continue;
             }
             self.decide(now, i);
@@ -297,10 +303,9 @@ impl<M: HostMemory> Nic<M> {
             used += bytes + PACKET_BYTES;
         }
         self.count_fetched(i, index);
-        let context = &mut self.contexts[i];
-        context.turn_bytes_64 = u16::try_from(used.div_ceil(64)).unwrap_or(u16::MAX);
-        context.is_queued = false;
-        self.activate(now, i);
+        self.context_used(i);
+        self.contexts[i].turn_bytes_64 = u16::try_from(used.div_ceil(64)).unwrap_or(u16::MAX);
+        self.turn_ends(now, i);
     }
 
     /// Counts the work requests that a decision fetched, and those that it did not get to.
@@ -322,14 +327,13 @@ impl<M: HostMemory> Nic<M> {
         let pipeline = &mut self.pipeline;
         let mut at = now;
         if bytes > 0 {
-            let bytes_end = pipeline.dma_free_at.max(now) + Span::from_ps(costs.dma_byte_ps) * u64::from(bytes);
-            pipeline.dma_free_at = bytes_end;
-            at = bytes_end + costs.dma_read;
+            at = pipeline.carried(now, costs, bytes) + costs.dma_read;
         }
         // Packets keep their order, with data or without.
         let at = pipeline.staged.back().map_or(at, |last| last.at.max(at));
         let Context { epoch, life, .. } = self.contexts[i];
         pipeline.push(&Staged { at, qp: i as u32, epoch, life, bytes, item });
+        self.pin(i);
     }
 
     /// The next packet whose data is there.

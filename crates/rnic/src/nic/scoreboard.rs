@@ -168,7 +168,7 @@ impl Scoreboard {
                         found.repaired += 1;
                     }
                 }
-                Search::Sent(tick) if policy == Policy::Srnic => {
+                Search::Sent(tick) if policy.has_slow_path() => {
                     let is_told = told.expected.plus(TOLD_PACKETS).after(missing.psn) > 0;
                     if is_told && i64::from(after(told.echo, tick)) > patience_ticks as i64 {
                         missing.state = Search::Queued;

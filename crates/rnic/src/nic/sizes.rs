@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use sim::Time;
 
 use super::context::{Context, Host, SendEntry};
+use super::pool::{Entry, Fetch, PARKED_LINK_BYTES, Slot};
 use super::scoreboard::Scoreboard;
 use super::software::{Arrivals, Queued};
 use crate::verbs::Receive;
@@ -27,6 +28,14 @@ pub struct Sizes {
     pub slow_path: usize,
     /// A header in the control queue.
     pub control_entry: usize,
+    /// Where contexts come and go: what is on chip of every queue pair, be its context there or not.
+    pub entry: usize,
+    /// There: a place for a context, besides the context itself; its exact timer with it.
+    pub slot: usize,
+    /// There: a context that is wanted.
+    pub fetch: usize,
+    /// There: what a packet that waits in the receive buffer takes besides itself.
+    pub parked_link: usize,
 }
 
 impl Sizes {
@@ -40,6 +49,10 @@ impl Sizes {
             receive: size_of::<Receive>(),
             slow_path: size_of::<Arrivals>() + size_of::<Scoreboard>(),
             control_entry: size_of::<Queued>(),
+            entry: size_of::<Entry>(),
+            slot: size_of::<Slot>() + size_of::<Reverse<(Time, u32)>>(),
+            fetch: size_of::<Fetch>(),
+            parked_link: PARKED_LINK_BYTES,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::hand_over::Software;
 use super::responder::Refusal;
 use super::schedule::Again;
 use super::scoreboard::Scoreboard;
-use super::{Costs, HostMemory, Nic, Policy, pop_front_if};
+use super::{Costs, HostMemory, Nic, pop_front_if};
 use crate::wire::{Atomic, Immediate, Psn, RKey, Selective, Syndrome};
 
 /// Headers that software takes in one turn, at most.
@@ -109,6 +109,8 @@ pub(super) struct SlowPath {
     commands: VecDeque<Issued>,
     /// Queue pairs whose receiving side changed in this turn.
     touched: Vec<u32>,
+    /// Queue pairs whose headers were taken in this turn, once for each.
+    taken: Vec<u32>,
 }
 
 /// What software knows of a queue pair's receiving side.
@@ -152,7 +154,7 @@ impl SlowPath {
 impl<M: HostMemory> Nic<M> {
     /// What software costs; IRN has none.
     fn software_costs(&self) -> Costs {
-        if self.profile.policy == Policy::Srnic { self.profile.costs } else { Costs::ZERO }
+        if self.profile.policy.has_slow_path() { self.profile.costs } else { Costs::ZERO }
     }
 
     pub(super) fn has_room_for_software(&self) -> bool {
@@ -173,6 +175,7 @@ impl<M: HostMemory> Nic<M> {
         let at = self.slow.queue.back().map_or(Time::ZERO, |last| last.at).max(now + costs.dma_write + wake);
         let life = self.contexts[i].life;
         self.slow.queue.push_back(Queued { at, qp: i as u32, life, entry });
+        self.pin(i);
         if self.slow.turn.is_none() {
             self.begin_turn(now);
         }
@@ -210,6 +213,7 @@ impl<M: HostMemory> Nic<M> {
             if command_at <= turn_ends {
                 if let Some(issued) = self.slow.commands.pop_front() {
                     self.obey(now, &issued);
+                    self.unpin(now, issued.qp as usize);
                 }
             } else {
                 self.end_turn(turn_ends);
@@ -222,6 +226,7 @@ impl<M: HostMemory> Nic<M> {
         for _ in 0..turn.headers {
             let Some(queued) = self.slow.queue.pop_front() else { break };
             self.counters.slow_headers += queued.entry.headers();
+            self.slow.taken.push(queued.qp);
             let i = queued.qp as usize;
             if self.contexts[i].life != queued.life {
                 continue; // of a life before
@@ -238,6 +243,11 @@ impl<M: HostMemory> Nic<M> {
             self.command_progress(ends, i as usize);
         }
         self.slow.touched = touched;
+        let mut taken = std::mem::take(&mut self.slow.taken);
+        for i in taken.drain(..) {
+            self.unpin(ends, i as usize);
+        }
+        self.slow.taken = taken;
         self.begin_turn(ends);
     }
 
@@ -277,6 +287,7 @@ impl<M: HostMemory> Nic<M> {
         let at = now + self.software_costs().doorbell;
         let life = self.contexts[i].life;
         self.slow.commands.push_back(Issued { at, qp: i as u32, life, command });
+        self.pin(i);
     }
 
     /// Hardware carries out a command.
@@ -285,6 +296,7 @@ impl<M: HostMemory> Nic<M> {
         if self.contexts[i].life != issued.life {
             return;
         }
+        self.context_used(i);
         match issued.command {
             Command::Progress { told, is_whole } => self.obey_progress(now, i, &told, is_whole),
             Command::Again(psn) => {
@@ -339,7 +351,7 @@ impl<M: HostMemory> Nic<M> {
         }
         host.reordering = found.forget(reordering);
         self.counters.spurious_packets += found.spurious;
-        if let Some(lateness) = found.lateness.filter(|_| policy == Policy::Srnic) {
+        if let Some(lateness) = found.lateness.filter(|_| policy.has_slow_path()) {
             self.learn_reordering(i, lateness);
         }
         for psn in found.lost {

@@ -18,6 +18,11 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
+    /// Looks at a queue pair at this time.
+    pub fn look_at(&mut self, at: Time, i: usize) {
+        self.heap.push(Reverse((at, i as u32)));
+    }
+
     pub fn next_due(&mut self, now: Time) -> Option<usize> {
         let Reverse((at, _)) = self.heap.peek()?;
         if *at > now {
@@ -33,16 +38,17 @@ impl<M: HostMemory> Nic<M> {
         let context = &mut self.contexts[i];
         if at < context.armed_at {
             context.armed_at = at;
-            self.timers.heap.push(Reverse((at, i as u32)));
+            self.timers.look_at(at, i);
         }
     }
 
     /// An entry of this queue pair is due; perhaps another one replaced it.
     pub(super) fn timer_due(&mut self, now: Time, i: usize) {
-        let context = &mut self.contexts[i];
-        if context.armed_at > now {
+        if self.is_time_for_away(now, i) || self.contexts[i].armed_at > now {
             return;
         }
+        self.context_used(i);
+        let context = &mut self.contexts[i];
         context.armed_at = Time::MAX;
         if context.retransmit_at <= now {
             self.patience_ends(now, i);

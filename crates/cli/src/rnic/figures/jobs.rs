@@ -1,6 +1,6 @@
 //! The questions, each with the figures that it answers.
 
-use netsim::experiments::{ExperimentError, FctPlan, LatencyPlan, Provenance, StreamPlan};
+use netsim::experiments::{ExperimentError, FctPlan, LatencyPlan, Provenance, StreamPlan, Turns};
 use netsim::scenario::{Congestion, Transport, TransportPlan};
 use netsim::topology::Preset;
 use netsim::workload::SizeDistribution;
@@ -30,6 +30,7 @@ pub type Answer = (&'static str, Row);
 fn name(transport: Transport) -> &'static str {
     match transport {
         Transport::Srnic => "srnic",
+        Transport::SrnicPaged => "srnic-paged",
         Transport::Irn => "irn",
         Transport::GoBackN => "go-back-n",
         Transport::ConnectionCache => "connection-cache",
@@ -45,8 +46,15 @@ impl Job {
     pub fn run(&self) -> Result<Vec<Answer>, ExperimentError> {
         match self {
             Self::ByQps(plan) => {
-                let (series, x) = (name(plan.transport.policy), f64::from(plan.qps));
-                Ok(vec![("goodput-by-qps", modelled(series, x, plan.run()?.goodput_gbps))])
+                let by_chance = if plan.turns == Turns::ByChance { ", by chance" } else { "" };
+                let (series, x) = (name(plan.transport.policy).to_owned() + by_chance, f64::from(plan.qps));
+                let (result, qps) = (plan.run()?, "goodput-by-qps");
+                let mut answers = vec![(qps, modelled(series.clone(), x, result.goodput_gbps))];
+                if plan.transport.policy == Transport::SrnicPaged {
+                    let gbps = result.context_read_gbps + result.context_write_gbps;
+                    answers.push(("contexts-by-qps", modelled(series, x, gbps)));
+                }
+                Ok(answers)
             }
             Self::ByLoss(plan) => {
                 let (result, series, x) = (plan.run()?, name(plan.transport.policy), plan.loss * 100.0);
@@ -64,7 +72,13 @@ impl Job {
             }
             Self::Memory(policy, qps) => {
                 let bytes = Ledger::new(*policy, *qps, DEPTH).total(Place::Chip);
-                let series = if *policy == Policy::Srnic { "srnic" } else { "irn" };
+                let series = match policy {
+                    Policy::Srnic => "srnic",
+                    Policy::SrnicPaged => "srnic-paged",
+                    Policy::Irn => "irn",
+                    Policy::GoBackN => "go-back-n",
+                    Policy::ConnectionCache => "connection-cache",
+                };
                 Ok(vec![("memory-by-qps", modelled(series, f64::from(*qps), bytes as f64 / BYTES_PER_MB))])
             }
             Self::Flows { preset, load, transport, during, seed } => flows(*preset, *load, *transport, *during, *seed),
@@ -109,14 +123,22 @@ pub fn all(depth: Depth, seed: u64) -> Vec<Job> {
     } else {
         &[1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 10_000, 16_384]
     };
-    for nic in [Transport::Srnic, Transport::ConnectionCache] {
+    for nic in [Transport::Srnic, Transport::ConnectionCache, Transport::SrnicPaged] {
         jobs.extend(qps.iter().map(|qps| Job::ByQps(StreamPlan::by_qps(nic, *qps, 100.0, seed))));
+    }
+    let many: &[u32] = if is_quick { &[100_000] } else { &[10_000, 30_000, 100_000] };
+    for qps in many {
+        let plan = StreamPlan::by_qps(Transport::SrnicPaged, *qps, 100.0, seed);
+        if *qps > 16_384 {
+            jobs.push(Job::ByQps(plan));
+        }
+        jobs.push(Job::ByQps(StreamPlan { turns: Turns::ByChance, ..plan }));
     }
     let sizes: &[u32] = if is_quick { &[64, 4096] } else { &[8, 64, 256, 1024, 4096, 16_384, 65_536] };
     for nic in [Transport::Srnic, Transport::Irn, Transport::ConnectionCache] {
         jobs.extend(sizes.iter().map(|size| Job::Latency(LatencyPlan::new(nic, *size, seed))));
     }
-    for policy in [Policy::Srnic, Policy::Irn] {
+    for policy in [Policy::Srnic, Policy::Irn, Policy::SrnicPaged] {
         jobs.extend([100, 1000, 10_000, 100_000].map(|qps| Job::Memory(policy, qps)));
     }
     jobs

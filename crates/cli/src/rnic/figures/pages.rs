@@ -33,13 +33,20 @@ macro_rules! slowdown {
     };
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 12] = [
     Kind {
         name: "goodput-by-qps",
         title: "Goodput of queue pairs that take turns, 100 Gb/s",
         x: "queue pairs",
         y: "Gb/s",
         axes: (Axis::Decades("queue pairs"), Axis::Linear("goodput (Gb/s)")),
+    },
+    Kind {
+        name: "contexts-by-qps",
+        title: "PCIe that contexts on their way there and back take of one NIC, 100 Gb/s",
+        x: "queue pairs",
+        y: "Gb/s",
+        axes: (Axis::Decades("queue pairs"), Axis::Linear("both directions together (Gb/s)")),
     },
     Kind {
         name: "memory-by-qps",

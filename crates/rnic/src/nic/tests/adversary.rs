@@ -12,6 +12,8 @@ use crate::verbs::{Completion, CompletionKind, CompletionStatus, QpState, Receiv
 use crate::wire::{Immediate, QpNumber, Service};
 
 const MEMORY_BYTES: usize = 1 << 18;
+/// More queue pairs need more.
+const MEMORY_BYTES_PAGED: usize = 1 << 20;
 /// What a program writes over memory that it has back.
 const SPOILED: u8 = 0xEE;
 /// Schedules of each policy in CI; `./x exam` runs a million in all.
@@ -85,6 +87,14 @@ fn profile_of(policy: Policy, random: &mut Random) -> Profile {
     profile.ack_packets = [1, 4, 16][random.below(3) as usize];
     profile.control_queue = [3, 64, 16_384][random.below(3) as usize];
     profile.scheduling.quantum_bytes = [1, 1000, 16_384][random.below(3) as usize];
+    if let Some(pool) = &mut profile.pool {
+        // Room for fewer contexts than there are queue pairs, and for few packets that wait for one.
+        pool.contexts = [2, 3, 5][random.below(3) as usize];
+        pool.ahead = 1 + random.below(u64::from(pool.contexts / 2)) as u32;
+        pool.fetches = [1, 2, 8][random.below(3) as usize];
+        pool.reads = [1, 4][random.below(2) as usize];
+        pool.parked_packets = [1, 4, 64][random.below(3) as usize];
+    }
     let (first_bytes, most_bytes) = (5000, 100_000);
     profile.congestion = match random.below(6) {
         0 => CongestionControl::BdpWindow { bytes: 4000 },
@@ -112,13 +122,15 @@ impl Schedule {
     fn new(policy: Policy, seed: u64) -> Self {
         let mut random = Random::new(seed, "schedule");
         let profile = profile_of(policy, &mut random);
-        let mut wire = Pair::with_memory(profile, seed, MEMORY_BYTES);
+        let is_paged = profile.pool.is_some();
+        let memory_bytes = if is_paged { MEMORY_BYTES_PAGED } else { MEMORY_BYTES };
+        let mut wire = Pair::with_memory(profile, seed, memory_bytes);
         wire.adversary = adversary_of(&mut random);
         let mut srqs = [None; 2];
         for (srq, nic) in srqs.iter_mut().zip(&mut wire.nics) {
             *srq = random.chance(0.3).then(|| nic.create_srq(4096).unwrap());
         }
-        let pairs = 1 + random.below(2) as usize;
+        let pairs = 1 + random.below(if is_paged { 8 } else { 2 }) as usize;
         let qps = (0..pairs).map(|_| {
             let inits = [0, 1].map(|side: usize| {
                 let mut init = wire.qp_init(side, Service::Rc);
@@ -152,7 +164,7 @@ impl Schedule {
     fn take(&mut self, side: usize, bytes: usize) -> usize {
         let first = self.free[side].next_multiple_of(8);
         self.free[side] = first + bytes;
-        assert!(self.free[side] <= MEMORY_BYTES, "the plan needs more memory than there is");
+        assert!(self.free[side] <= self.wire.nics[side].memory().0.len(), "the plan needs more memory than there is");
         first
     }
 
@@ -161,7 +173,8 @@ impl Schedule {
         let mut stream = Stream { side, pair, ..Stream::default() };
         stream.atomic_address = self.take(1 - side, 16);
         let mut at = Time::ZERO;
-        for id in 0..self.random.below(24) {
+        let most = if self.qps.len() > 2 { 10 } else { 24 };
+        for id in 0..self.random.below(most) {
             if self.random.chance(0.2) {
                 at += Span::from_ns(self.random.unit() * 30_000.0);
             }
@@ -403,17 +416,26 @@ impl Drop for Named {
 fn run_schedules(policy: Policy, schedules: u64) {
     let alone: Option<u64> = std::env::var("RNIC_SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = alone.map_or(0..schedules, |seed| seed..seed + 1);
+    let mut fetched = 0;
     for seed in seeds {
         let _named = Named(policy, seed);
         let mut schedule = Schedule::new(policy, seed);
         schedule.wire.traces = alone.is_some();
         schedule.run();
+        fetched += schedule.wire.nics.iter().map(|nic| nic.counters().contexts_fetched).sum::<u64>();
     }
+    let is_paged = policy == Policy::SrnicPaged;
+    assert!(if is_paged { fetched > 20 * schedules } else { fetched == 0 }, "{policy:?}: {fetched} contexts fetched");
 }
 
 #[test]
 fn srnic_delivers_every_message_once_intact_and_in_order() {
     run_schedules(Policy::Srnic, SCHEDULES);
+}
+
+#[test]
+fn srnic_with_a_pool_of_contexts_delivers_every_message_once_intact_and_in_order() {
+    run_schedules(Policy::SrnicPaged, SCHEDULES);
 }
 
 #[test]

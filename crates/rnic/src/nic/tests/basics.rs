@@ -5,7 +5,8 @@ use crate::nic::{DATAGRAM_OFFSET_BYTES, Policy, Profile};
 use crate::verbs::{Address, Completion, CompletionKind, CompletionStatus, Datagram, SendKind};
 use crate::wire::{Immediate, Service};
 
-pub const POLICIES: [Policy; 4] = [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache];
+pub const POLICIES: [Policy; 5] =
+    [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache, Policy::SrnicPaged];
 
 /// Each policy, free of cost and as modelled.
 pub fn profiles() -> impl Iterator<Item = Profile> {

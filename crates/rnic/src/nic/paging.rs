@@ -1,0 +1,295 @@
+//! Contexts that come and go: what the engine does with [`Pool`].
+//!
+//! | who needs a context | what happens when it is away |
+//! |---|---|
+//! | a turn | it is fetched while those before it in the schedule queue have theirs; the first waits for its own |
+//! | a packet from the wire | it waits in the receive buffer, and those behind it of the same queue pair with it |
+//! | a time-out | a coarse one on chip has it fetched |
+//! | the slow path | a queue pair with a header on its way to software, or a command from there, stays |
+//!
+//! A victim that was changed is written back; a write that is posted before a read of the same context is seen by it,
+//! for PCIe lets no read overtake a write. Verbs that make and change queue pairs are the driver's: they reach a context
+//! wherever it lies, and their time is not modelled.
+
+use std::ops::{Index, IndexMut};
+
+use sim::Time;
+
+use super::context::Context;
+use super::pool::{NOWHERE, Parked, Pool};
+use super::{HostMemory, Nic};
+use crate::verbs::Address;
+use crate::wire::{Header, QpNumber};
+
+/// All contexts, in the host's memory or on chip. To look at one that is away is a bug, and in builds with debug
+/// assertions a panic: hardware has only what it fetched.
+#[derive(Debug, Default)]
+pub(super) struct Contexts {
+    all: Vec<Context>,
+    /// Which are away; empty where all are on chip for ever.
+    away: Vec<bool>,
+}
+
+impl Contexts {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn push(&mut self, context: Context, is_away: bool) {
+        self.all.push(context);
+        if is_away {
+            self.away.push(true);
+        }
+    }
+
+    /// As the driver sees it, wherever it lies.
+    pub fn known(&self, i: usize) -> &Context {
+        &self.all[i]
+    }
+
+    /// The same, if there is one.
+    pub fn get(&self, i: usize) -> Option<&Context> {
+        self.all.get(i)
+    }
+
+    /// As the driver sees them, wherever they lie.
+    pub fn iter(&self) -> impl Iterator<Item = &Context> {
+        self.all.iter()
+    }
+
+    pub fn is_away(&self, i: usize) -> bool {
+        self.away.get(i).copied().unwrap_or(false)
+    }
+
+    fn set_away(&mut self, i: usize, is_away: bool) {
+        if let Some(away) = self.away.get_mut(i) {
+            *away = is_away;
+        }
+    }
+}
+
+impl Index<usize> for Contexts {
+    type Output = Context;
+
+    fn index(&self, i: usize) -> &Context {
+        debug_assert!(!self.is_away(i), "the context of queue pair {i} is in the host's memory");
+        &self.all[i]
+    }
+}
+
+impl IndexMut<usize> for Contexts {
+    fn index_mut(&mut self, i: usize) -> &mut Context {
+        debug_assert!(!self.is_away(i), "the context of queue pair {i} is in the host's memory");
+        &mut self.all[i]
+    }
+}
+
+impl<M: HostMemory> Nic<M> {
+    /// The driver works on a context, wherever it lies.
+    pub(super) fn by_driver<R>(&mut self, now: Time, i: usize, work: impl FnOnce(&mut Self) -> R) -> R {
+        let was_away = self.contexts.is_away(i);
+        self.contexts.set_away(i, false);
+        let result = work(self);
+        if was_away {
+            self.leave_time(now, i);
+            self.contexts.set_away(i, true);
+        }
+        result
+    }
+
+    /// Parks a packet whose context is away; false when that is there. Nothing of `payload`: only the head came.
+    pub(super) fn is_parked(
+        &mut self,
+        now: Time,
+        source: Address,
+        header: &Header,
+        is_marked: bool,
+        payload: Option<&M::Payload>,
+    ) -> bool {
+        let Some(i) = self.index_away(header.destination) else {
+            self.counters.cache_hits += u64::from(self.pool.is_some());
+            return false;
+        };
+        self.counters.cache_misses += 1;
+        let kept = payload.map(|payload| M::kept(payload, header.payload_bytes));
+        let parked = Parked::new(source, header, is_marked, kept);
+        let has_room = self.pool.as_mut().is_some_and(|pool| pool.park(i, parked));
+        if has_room {
+            self.counters.parked_packets += 1;
+            self.begin_reads(now);
+        } else {
+            self.counters.drop_parking += 1;
+        }
+        true
+    }
+
+    fn index_away(&self, qp: QpNumber) -> Option<usize> {
+        let pool = self.pool.as_ref()?;
+        self.index(qp).filter(|i| !pool.is_here(*i))
+    }
+
+    /// A context that is on chip is used.
+    pub(super) fn context_used(&mut self, i: usize) {
+        if let Some(pool) = &mut self.pool {
+            pool.used(i);
+        }
+    }
+
+    /// Bytes of a packet go to the host's memory, by the link that contexts are written back on.
+    pub(super) fn payload_written(&mut self, now: Time, bytes: u32) {
+        if let Some(pool) = &mut self.pool {
+            pool.write_free_at = pool.write_free_at.max(now) + self.profile.costs.dma_bytes(bytes);
+        }
+    }
+
+    /// Keeps a context on chip until [`Self::unpin`].
+    pub(super) fn pin(&mut self, i: usize) {
+        if let Some(pool) = &mut self.pool {
+            pool.pin(i);
+        }
+    }
+
+    pub(super) fn unpin(&mut self, now: Time, i: usize) {
+        if let Some(pool) = &mut self.pool {
+            pool.unpin(i);
+            self.begin_reads(now);
+        }
+    }
+
+    // --- the schedule queue ---
+
+    pub(super) fn is_queued(&self, i: usize) -> bool {
+        self.pool.as_ref().map_or_else(|| self.contexts[i].is_queued, |pool| pool.is_queued(i))
+    }
+
+    /// Puts a queue pair last into the schedule queue.
+    pub(super) fn push_ready(&mut self, i: usize) {
+        if let Some(pool) = &mut self.pool {
+            pool.push_ready(i);
+        } else {
+            self.contexts[i].is_queued = true;
+            self.pipeline.ready.push_back(i as u32);
+        }
+    }
+
+    /// Takes the first of the schedule queue whose turn can be.
+    pub(super) fn pop_ready(&mut self, now: Time) -> Option<usize> {
+        if self.pool.is_none() {
+            return self.pipeline.ready.pop_front().map(|i| i as usize);
+        }
+        self.look_ahead(now);
+        self.pool.as_mut()?.pop_ready()
+    }
+
+    /// A queue pair's turn is over; it stands last if it has more to do.
+    pub(super) fn turn_ends(&mut self, now: Time, i: usize) {
+        match &mut self.pool {
+            Some(pool) => pool.turn_ends(i),
+            None => self.contexts[i].is_queued = false,
+        }
+        self.activate(now, i);
+        self.unpin(now, i);
+    }
+
+    /// Asks for the contexts of those whose turns come soon.
+    fn look_ahead(&mut self, now: Time) {
+        let Some(pool) = &mut self.pool else { return };
+        while let Some(i) = pool.look_ahead() {
+            let is_here = pool.is_here(i);
+            if !is_here && !pool.want(i) {
+                break;
+            }
+            self.counters.cache_hits += u64::from(is_here);
+            self.counters.cache_misses += u64::from(!is_here);
+            pool.looked_ahead(i);
+        }
+        self.begin_reads(now);
+    }
+
+    // --- fetches ---
+
+    /// Begins the reads that can begin: each takes a slot, and whose slot it was leaves.
+    fn begin_reads(&mut self, now: Time) {
+        while let Some(read) = self.pool.as_mut().and_then(Pool::next_read) {
+            if let Some(victim) = read.victim {
+                self.leave_time(now, victim);
+                self.contexts.set_away(victim, true);
+            }
+            let costs = self.profile.costs;
+            let Some(pool) = &mut self.pool else { return };
+            let constants = *pool.constants();
+            let mut at = self.pipeline.carried(now, &costs, constants.read_bytes) + costs.dma_read;
+            if read.victim.is_some() && read.is_changed {
+                self.counters.contexts_written_back += 1;
+                pool.write_free_at = pool.write_free_at.max(now) + costs.dma_bytes(constants.write_bytes);
+                at = at.max(pool.write_free_at); // the slot is free when its content has left
+            }
+            self.counters.contexts_fetched += 1;
+            pool.begin_read(read.fetch, at);
+        }
+    }
+
+    /// A context leaves, or stays away: what it waits for is kept by a coarse time on chip.
+    fn leave_time(&mut self, now: Time, i: usize) {
+        let (context, host) = (&self.contexts.all[i], &self.hosts[i]);
+        let is_repairing = host.scoreboard.is_some() || context.reads_open > 0;
+        let is_held = context.not_ready_until > now || context.pace_at > now;
+        let waits = context.retransmit_at < Time::MAX || is_repairing || is_held;
+        let at = if waits { context.armed_at } else { Time::MAX };
+        self.contexts.all[i].armed_at = at;
+        let Some(pool) = &mut self.pool else { return };
+        if at < Time::MAX {
+            let coarse = pool.set_deadline(i, now, at);
+            self.timers.look_at(coarse, i);
+        } else {
+            pool.clear_deadline(i);
+        }
+    }
+
+    /// A time has come for a queue pair whose context is away. False when that is there.
+    pub(super) fn is_time_for_away(&mut self, now: Time, i: usize) -> bool {
+        let Some(pool) = self.pool.as_mut().filter(|pool| !pool.is_here(i)) else { return false };
+        if pool.is_due(i, now) {
+            if pool.want(i) {
+                pool.clear_deadline(i);
+            } else {
+                let coarse = pool.set_deadline(i, now, now);
+                self.timers.look_at(coarse, i);
+            }
+            self.begin_reads(now);
+        }
+        true
+    }
+
+    /// Takes in contexts that have come, and does what waited for them. True when one had.
+    pub(super) fn contexts_due(&mut self, now: Time) -> bool {
+        let mut has_any = false;
+        while let Some((i, parked)) = self.pool.as_mut().and_then(|pool| pool.next_arrival(now)) {
+            has_any = true;
+            self.contexts.set_away(i, false);
+            self.context_came(now, i, parked);
+            self.begin_reads(now);
+        }
+        has_any
+    }
+
+    /// What a context was missed for, in order; then its times, which are exact again.
+    fn context_came(&mut self, now: Time, i: usize, mut parked: u16) {
+        while parked != NOWHERE {
+            let Some((packet, next)) = self.pool.as_mut().and_then(|pool| pool.unpark(parked)) else { break };
+            parked = next;
+            let Parked { source, header, is_marked, payload, .. } = packet;
+            match payload {
+                Some(kept) => self.take_in(now, source, &header, is_marked, M::payload_of(&kept)),
+                None => self.take_head_in(now, source, &header),
+            }
+        }
+        let at = std::mem::replace(&mut self.contexts[i].armed_at, Time::MAX);
+        if at <= now {
+            self.contexts[i].armed_at = at;
+            self.timer_due(now, i);
+        } else if at < Time::MAX {
+            self.arm(i, at);
+        }
+    }
+}

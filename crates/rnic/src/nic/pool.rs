@@ -1,0 +1,550 @@
+//! Contexts on chip for a part of the queue pairs: what is on chip of all of them, which contexts are there or on their
+//! way, and who waits for them.
+//!
+//! Of every queue pair there is an [`Entry`] of 8 bytes: where its context lies, its place in the schedule queue, and a
+//! coarse time at which it wants to be looked at. Contexts lie in the host's memory; a pool on chip holds those that
+//! are used. Because the schedule queue says who sends next, contexts are fetched before their turn; what was received
+//! for a context that is not there stays in the receive buffer until it is.
+
+use std::collections::VecDeque;
+
+use sim::Time;
+
+use super::profile::ContextPool;
+use crate::verbs::Address;
+use crate::wire::Header;
+
+/// Fetches, slots and parked packets are numbered by 16 bits, without this one.
+pub(super) const NOWHERE: u16 = u16::MAX;
+/// Queue pairs are numbered by 24 bits, without this one.
+pub(super) const NOBODY: u32 = (1 << 24) - 1;
+/// Unit of coarse times: 2^24 ps (16.8 us), mod 2^16; a sweep over all entries takes no longer.
+const TICK_SHIFT: u32 = 24;
+/// The farthest that a coarse time can be ahead: it is looked at then, and put off again.
+const TICKS_AHEAD_MAX: u64 = (1 << 15) - 1;
+
+bitflags::bitflags! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Flags: u8 {
+        /// The context is in the pool; `place` is its slot.
+        const HERE = 1;
+        /// It is being fetched, or waits for that; `place` is the fetch.
+        const COMING = 1 << 1;
+        /// In the schedule queue, or being decided on.
+        const QUEUED = 1 << 2;
+        /// `deadline` counts.
+        const TIMED = 1 << 3;
+    }
+}
+
+/// A number of a queue pair in 3 bytes, or nobody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link([u8; 3]);
+
+impl Link {
+    const NONE: Self = Self([0xFF; 3]);
+
+    fn of(i: usize) -> Self {
+        let [low, middle, high, _] = (i as u32).to_le_bytes();
+        Self([low, middle, high])
+    }
+
+    fn index(self) -> Option<usize> {
+        let [low, middle, high] = self.0;
+        (self != Self::NONE).then(|| u32::from_le_bytes([low, middle, high, 0]) as usize)
+    }
+}
+
+/// What is on chip of each queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    place: u16,
+    /// When it is to be looked at while its context is away, in coarse ticks.
+    deadline: u16,
+    /// Who is behind it in the schedule queue.
+    next: Link,
+    flags: Flags,
+}
+
+const _: () = assert!(size_of::<Entry>() == 8, "a queue pair costs 8 bytes on chip");
+
+/// A place in the pool, besides the context itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    qp: u32,
+    /// Turns, packets and headers of the slow path that need the context soon.
+    pins: u32,
+    /// Used since the search for a victim last came by.
+    is_used: bool,
+    /// Differs from what lies in the host's memory.
+    is_changed: bool,
+}
+
+const _: () = assert!(size_of::<Slot>() <= 12);
+
+/// A context that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fetch {
+    qp: u32,
+    /// Turns that need it.
+    pins: u32,
+    slot: u16,
+    /// Packets that wait for it, in the receive buffer.
+    parked_first: u16,
+    parked_last: u16,
+}
+
+const _: () = assert!(size_of::<Fetch>() <= 16);
+
+/// A packet in the receive buffer whose context is not there; `next` is what the buffer needs besides the packet.
+#[derive(Debug)]
+pub(super) struct Parked {
+    next: u16,
+    pub source: Address,
+    pub header: Header,
+    pub is_marked: bool,
+    /// Nothing of a packet of which only the head came.
+    pub payload: Option<Vec<u8>>,
+}
+
+impl Parked {
+    pub fn new(source: Address, header: &Header, is_marked: bool, payload: Option<Vec<u8>>) -> Self {
+        Self { next: NOWHERE, source, header: *header, is_marked, payload }
+    }
+
+    fn bytes(&self) -> u32 {
+        self.header.packet_bytes() as u32
+    }
+}
+
+/// Bytes that the list of packets in the receive buffer takes for each.
+pub(super) const PARKED_LINK_BYTES: usize = size_of::<u16>();
+
+/// The schedule queue: a list through the entries.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    first: Link,
+    last: Link,
+    /// The first whose context was not asked for yet.
+    cursor: Link,
+    /// How many before that.
+    ahead: u32,
+}
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct Pool {
+    constants: ContextPool,
+    entries: Vec<Entry>,
+    slots: Vec<Slot>,
+    /// Slots with pins.
+    pinned: usize,
+    /// Where the search for a victim goes on.
+    hand: usize,
+    ready: Ready,
+    fetches: Vec<Fetch>,
+    fetches_free: Vec<u16>,
+    /// Fetches that wait for a slot or for a read that ends, in order.
+    wanted: VecDeque<u16>,
+    /// Reads under way and when they end, in order.
+    reading: VecDeque<(Time, u16)>,
+    parked: Vec<Option<Parked>>,
+    parked_free: Vec<u16>,
+    parked_bytes: u32,
+    /// When the link to the host's memory has carried what was written.
+    pub write_free_at: Time,
+}
+
+impl Pool {
+    pub fn new(constants: &ContextPool) -> Self {
+        Self {
+            constants: *constants,
+            entries: Vec::new(),
+            slots: Vec::new(),
+            pinned: 0,
+            hand: 0,
+            ready: Ready { first: Link::NONE, last: Link::NONE, cursor: Link::NONE, ahead: 0 },
+            fetches: Vec::new(),
+            fetches_free: Vec::new(),
+            wanted: VecDeque::new(),
+            reading: VecDeque::new(),
+            parked: Vec::new(),
+            parked_free: Vec::new(),
+            parked_bytes: 0,
+            write_free_at: Time::ZERO,
+        }
+    }
+
+    pub const fn constants(&self) -> &ContextPool {
+        &self.constants
+    }
+
+    /// A new queue pair, whose context lies in the host's memory.
+    pub fn add(&mut self) {
+        self.entries.push(Entry { place: NOWHERE, deadline: 0, next: Link::NONE, flags: Flags::empty() });
+    }
+
+    pub fn is_here(&self, i: usize) -> bool {
+        self.entries[i].flags.contains(Flags::HERE)
+    }
+
+    /// When the next context comes.
+    pub fn deadline(&self) -> Option<Time> {
+        self.reading.front().map(|(at, _)| *at)
+    }
+
+    // --- the schedule queue ---
+
+    pub fn is_queued(&self, i: usize) -> bool {
+        self.entries[i].flags.contains(Flags::QUEUED)
+    }
+
+    /// A queue pair's turn is over, or was none.
+    pub fn turn_ends(&mut self, i: usize) {
+        self.entries[i].flags.remove(Flags::QUEUED);
+    }
+
+    /// Puts a queue pair last.
+    pub fn push_ready(&mut self, i: usize) {
+        let link = Link::of(i);
+        self.entries[i].flags.insert(Flags::QUEUED);
+        self.entries[i].next = Link::NONE;
+        match self.ready.last.index() {
+            Some(last) => self.entries[last].next = link,
+            None => self.ready.first = link,
+        }
+        self.ready.last = link;
+        if self.ready.cursor == Link::NONE {
+            self.ready.cursor = link;
+        }
+    }
+
+    /// Takes the first, if its context is there; it stays pinned.
+    pub fn pop_ready(&mut self) -> Option<usize> {
+        let i = self.ready.first.index().filter(|i| self.ready.ahead > 0 && self.is_here(*i))?;
+        self.ready.first = self.entries[i].next;
+        if self.ready.first == Link::NONE {
+            self.ready.last = Link::NONE;
+        }
+        self.ready.ahead -= 1;
+        Some(i)
+    }
+
+    /// Whose context is to be asked for next, if it is time for that.
+    pub fn look_ahead(&self) -> Option<usize> {
+        self.ready.cursor.index().filter(|_| self.ready.ahead < self.constants.ahead)
+    }
+
+    /// That one is pinned now.
+    pub fn looked_ahead(&mut self, i: usize) {
+        self.pin(i);
+        self.ready.cursor = self.entries[i].next;
+        self.ready.ahead += 1;
+    }
+
+    // --- slots ---
+
+    /// Keeps a context that is there, or comes, until it is unpinned.
+    pub fn pin(&mut self, i: usize) {
+        let Entry { place, flags, .. } = self.entries[i];
+        if flags.contains(Flags::HERE) {
+            let slot = &mut self.slots[usize::from(place)];
+            self.pinned += usize::from(slot.pins == 0);
+            slot.pins += 1;
+        } else if flags.contains(Flags::COMING) {
+            self.fetches[usize::from(place)].pins += 1;
+        }
+    }
+
+    pub fn unpin(&mut self, i: usize) {
+        assert!(self.is_here(i), "what is pinned is there");
+        let slot = &mut self.slots[usize::from(self.entries[i].place)];
+        slot.pins -= 1;
+        self.pinned -= usize::from(slot.pins == 0);
+    }
+
+    /// A context is used, and changed.
+    pub fn used(&mut self, i: usize) {
+        let slot = &mut self.slots[usize::from(self.entries[i].place)];
+        (slot.is_used, slot.is_changed) = (true, true);
+    }
+
+    /// A slot that nobody needs soon: an empty one, or one that was not used for long (second chance).
+    fn find_slot(&mut self) -> Option<u16> {
+        let slots = self.slots.len();
+        if slots < self.constants.contexts as usize {
+            self.slots.push(Slot { qp: NOBODY, pins: 0, is_used: false, is_changed: false });
+            return Some(slots as u16);
+        }
+        if self.pinned == slots {
+            return None;
+        }
+        // The first time round takes chances away; the second time, one without is found.
+        for _ in 0..2 * slots {
+            let at = self.hand;
+            self.hand = (at + 1) % slots;
+            let slot = &mut self.slots[at];
+            if slot.pins == 0 && !std::mem::take(&mut slot.is_used) {
+                return Some(at as u16);
+            }
+        }
+        None
+    }
+
+    // --- fetches ---
+
+    /// Whether a context comes, or is asked for now; false when there are too many.
+    pub fn want(&mut self, i: usize) -> bool {
+        if self.entries[i].flags.contains(Flags::COMING) {
+            return true;
+        }
+        let fetch = Fetch { qp: i as u32, pins: 0, slot: NOWHERE, parked_first: NOWHERE, parked_last: NOWHERE };
+        let Some(place) = insert(&mut self.fetches, &mut self.fetches_free, self.constants.fetches, fetch) else {
+            return false;
+        };
+        let entry = &mut self.entries[i];
+        entry.flags.insert(Flags::COMING);
+        entry.place = place;
+        self.wanted.push_back(place);
+        true
+    }
+
+    /// The next read that can begin: its fetch, and the slot that it gets with the queue pair that must leave that.
+    pub fn next_read(&mut self) -> Option<NextRead> {
+        let fetch = *self.wanted.front()?;
+        if self.reading.len() >= self.constants.reads as usize {
+            return None;
+        }
+        let slot = self.find_slot()?;
+        self.wanted.pop_front();
+        let Slot { qp, is_changed, .. } = self.slots[usize::from(slot)];
+        let victim = (qp != NOBODY).then_some(qp as usize);
+        self.pinned += 1;
+        let qp = self.fetches[usize::from(fetch)].qp;
+        self.slots[usize::from(slot)] = Slot { qp, pins: 1, is_used: true, is_changed: false };
+        self.fetches[usize::from(fetch)].slot = slot;
+        if let Some(victim) = victim {
+            let entry = &mut self.entries[victim];
+            entry.flags.remove(Flags::HERE);
+            entry.place = NOWHERE;
+        }
+        Some(NextRead { fetch, victim, is_changed })
+    }
+
+    /// When the read of a fetch ends: not before those that began before it.
+    pub fn begin_read(&mut self, fetch: u16, at: Time) {
+        let at = self.reading.back().map_or(at, |(last, _)| at.max(*last));
+        self.reading.push_back((at, fetch));
+    }
+
+    /// A context that has come, and the first packet that waited for it.
+    pub fn next_arrival(&mut self, now: Time) -> Option<(usize, u16)> {
+        let fetch = super::pop_front_if(&mut self.reading, |(at, _)| *at <= now)?.1;
+        self.fetches_free.push(fetch);
+        let Fetch { qp, pins, slot, parked_first, .. } = self.fetches[usize::from(fetch)];
+        let entry = &mut self.entries[qp as usize];
+        entry.flags.remove(Flags::COMING | Flags::TIMED);
+        entry.flags.insert(Flags::HERE);
+        entry.place = slot;
+        let slot = &mut self.slots[usize::from(slot)];
+        slot.pins = pins;
+        self.pinned -= usize::from(pins == 0);
+        Some((qp as usize, parked_first))
+    }
+
+    // --- packets that wait ---
+
+    /// Keeps a packet until its context comes; false when there is no room.
+    pub fn park(&mut self, i: usize, parked: Parked) -> bool {
+        let bytes = self.parked_bytes.saturating_add(parked.bytes());
+        if bytes > self.constants.parked_bytes || !self.want(i) {
+            return false;
+        }
+        let most = self.constants.parked_packets;
+        let Some(at) = insert(&mut self.parked, &mut self.parked_free, most, Some(parked)) else { return false };
+        self.parked_bytes = bytes;
+        let fetch = &mut self.fetches[usize::from(self.entries[i].place)];
+        let before = std::mem::replace(&mut fetch.parked_last, at);
+        match self.parked.get_mut(usize::from(before)) {
+            Some(Some(before)) => before.next = at,
+            _ => fetch.parked_first = at,
+        }
+        true
+    }
+
+    /// Gives a packet back, and who came after it.
+    pub fn unpark(&mut self, at: u16) -> Option<(Parked, u16)> {
+        let parked = self.parked.get_mut(usize::from(at))?.take()?;
+        self.parked_free.push(at);
+        self.parked_bytes -= parked.bytes();
+        let next = parked.next;
+        Some((parked, next))
+    }
+
+    // --- coarse times ---
+
+    /// A queue pair whose context is away is to be looked at then; gives the coarse time.
+    pub fn set_deadline(&mut self, i: usize, now: Time, at: Time) -> Time {
+        let soonest = now.ps() >> TICK_SHIFT;
+        let tick = at.ps().div_ceil(1 << TICK_SHIFT).clamp(soonest + 1, soonest + TICKS_AHEAD_MAX);
+        let entry = &mut self.entries[i];
+        entry.deadline = tick as u16;
+        entry.flags.insert(Flags::TIMED);
+        Time::from_ps(tick << TICK_SHIFT)
+    }
+
+    pub fn clear_deadline(&mut self, i: usize) {
+        self.entries[i].flags.remove(Flags::TIMED);
+    }
+
+    /// Whether the coarse time of a queue pair has come.
+    pub fn is_due(&self, i: usize, now: Time) -> bool {
+        let Entry { deadline, flags, .. } = self.entries[i];
+        let tick = (now.ps() >> TICK_SHIFT) as u16;
+        flags.contains(Flags::TIMED) && tick.wrapping_sub(deadline).cast_signed() >= 0
+    }
+}
+
+/// A read that can begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NextRead {
+    pub fetch: u16,
+    pub victim: Option<usize>,
+    /// Whether the victim's context is to be written back.
+    pub is_changed: bool,
+}
+
+/// Puts a thing on a free place, if there is one.
+fn insert<T>(places: &mut Vec<T>, free: &mut Vec<u16>, most: u32, thing: T) -> Option<u16> {
+    if let Some(at) = free.pop() {
+        places[usize::from(at)] = thing;
+        return Some(at);
+    }
+    let at = places.len();
+    if at >= most as usize {
+        return None;
+    }
+    places.push(thing);
+    Some(at as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONSTANTS: ContextPool = ContextPool {
+        contexts: 4,
+        ahead: 2,
+        fetches: 3,
+        reads: 2,
+        parked_packets: 2,
+        parked_bytes: 1000,
+        read_bytes: 1,
+        write_bytes: 1,
+    };
+
+    fn pool(qps: usize) -> Pool {
+        let mut pool = Pool::new(&CONSTANTS);
+        (0..qps).for_each(|_| pool.add());
+        pool
+    }
+
+    /// Lets whoever is wanted come.
+    fn come(pool: &mut Pool) -> Vec<usize> {
+        let mut came = Vec::new();
+        while let Some(read) = pool.next_read() {
+            pool.begin_read(read.fetch, Time::ZERO);
+            came.extend(pool.next_arrival(Time::ZERO).map(|(i, _)| i));
+        }
+        came
+    }
+
+    #[test]
+    fn a_context_that_is_pinned_stays_and_one_that_was_used_goes_last() {
+        let mut pool = pool(9);
+        for i in 0..4 {
+            assert!(pool.want(i));
+            assert_eq!(come(&mut pool), [i]);
+        }
+        pool.pin(1);
+        assert!(pool.want(7));
+        let first = pool.next_read().unwrap();
+        assert_eq!((first.victim, first.is_changed), (Some(0), false), "all were used: the first one");
+        pool.begin_read(first.fetch, Time::ZERO);
+        assert_eq!(pool.next_arrival(Time::ZERO), Some((7, NOWHERE)));
+        pool.used(2);
+        assert!(pool.want(8));
+        let second = pool.next_read().unwrap();
+        assert_eq!((second.victim, second.is_changed), (Some(3), false), "1 is pinned, 2 was used again");
+        assert!(pool.is_here(1) && pool.is_here(2) && !pool.is_here(0) && !pool.is_here(8));
+        pool.unpin(1);
+    }
+
+    #[test]
+    fn where_all_are_pinned_a_fetch_waits() {
+        let mut pool = pool(9);
+        for i in 0..4 {
+            assert!(pool.want(i));
+            pool.pin(i);
+            assert_eq!(come(&mut pool), [i]);
+        }
+        assert!(pool.want(5));
+        assert!(pool.next_read().is_none());
+        pool.unpin(2);
+        assert_eq!(pool.next_read().unwrap().victim, Some(2));
+    }
+
+    #[test]
+    fn turns_are_taken_in_order_and_only_with_a_context() {
+        let mut pool = pool(9);
+        [3, 5, 6].into_iter().for_each(|i| pool.push_ready(i));
+        assert_eq!(pool.pop_ready(), None);
+        for i in [3, 5] {
+            assert_eq!(pool.look_ahead(), Some(i));
+            assert!(pool.want(i));
+            pool.looked_ahead(i);
+        }
+        assert_eq!(pool.look_ahead(), None, "as far as it looks");
+        assert_eq!(come(&mut pool), [3, 5]);
+        assert_eq!((pool.pop_ready(), pool.look_ahead()), (Some(3), Some(6)));
+        assert!(pool.is_queued(3));
+        pool.turn_ends(3);
+        pool.push_ready(3);
+        assert_eq!(pool.pop_ready(), Some(5));
+        assert_eq!(pool.pop_ready(), None, "nobody asked for the context of 6 yet");
+    }
+
+    #[test]
+    fn packets_wait_in_order_and_no_more_than_there_is_room_for() {
+        use crate::wire::{Operation, Psn, QpNumber, Service};
+        let mut pool = pool(2);
+        let header = |psn| Header::bare(Service::Rc, Operation::WriteOnly, QpNumber(2), Psn::new(psn));
+        let parked = |psn| Parked::new(Address(0), &header(psn), false, None);
+        assert!(pool.park(1, parked(1)) && pool.park(1, parked(2)) && !pool.park(1, parked(3)));
+        let read = pool.next_read().unwrap();
+        pool.begin_read(read.fetch, Time::ZERO);
+        let (i, first) = pool.next_arrival(Time::ZERO).unwrap();
+        assert_eq!(i, 1);
+        let (one, next) = pool.unpark(first).unwrap();
+        let (two, end) = pool.unpark(next).unwrap();
+        assert_eq!((one.header.psn.get(), two.header.psn.get(), end), (1, 2, NOWHERE));
+        assert_eq!(pool.parked_bytes, 0);
+        let large = Header { payload_bytes: 1000, ..header(4) };
+        assert!(!pool.park(0, Parked::new(Address(0), &large, false, None)), "more bytes than there may be");
+    }
+
+    #[test]
+    fn a_coarse_time_is_never_early_and_wraps() {
+        let mut pool = pool(1);
+        for now in [0, 5 << 40, 0xFFFF_u64 << TICK_SHIFT] {
+            let (now, at) = (Time::from_ps(now), Time::from_ps(now + 123_456_789));
+            let coarse = pool.set_deadline(0, now, at);
+            assert!(coarse >= at && coarse.ps() - at.ps() < 1 << TICK_SHIFT);
+            assert!(!pool.is_due(0, now) && pool.is_due(0, coarse));
+        }
+        let far = pool.set_deadline(0, Time::ZERO, Time::MAX);
+        assert_eq!(far.ps() >> TICK_SHIFT, TICKS_AHEAD_MAX);
+        pool.clear_deadline(0);
+        assert!(!pool.is_due(0, far));
+    }
+}
