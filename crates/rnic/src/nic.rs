@@ -280,8 +280,8 @@ impl<M: HostMemory> Nic<M> {
     }
 
     /// Takes in what a switch left of a packet whose payload it cut off for want of room (packet trimming). That counts
-    /// as a mark, and the sender of a request on a reliable connection is told at once; answers to READs are asked for
-    /// again as lost ones are.
+    /// as a mark; on a reliable connection the sender of a request is told at once, and an answer to a READ is asked
+    /// for again at once.
     pub fn receive_head(&mut self, now: Time, source: Address, header: &Header) {
         self.counters.received_packets += 1;
         self.counters.trimmed_packets += 1;
@@ -296,7 +296,13 @@ impl<M: HostMemory> Nic<M> {
             self.context_used(i);
             // Marked or not, there was no room for it.
             self.marked(now, i, header);
-            self.request_head(i, header);
+            match header.operation {
+                Operation::ReadResponseFirst
+                | Operation::ReadResponseMiddle
+                | Operation::ReadResponseLast
+                | Operation::ReadResponseOnly => self.answer_head(now, i, header),
+                _ => self.request_head(i, header),
+            }
         }
     }
 

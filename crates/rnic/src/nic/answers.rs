@@ -7,9 +7,10 @@ use super::emit::{parts, tick};
 use super::profile::WINDOW_PACKETS_MAX;
 use super::schedule::{Again, piece_bytes};
 use super::software::Entry;
+use super::context::SendEntry;
 use super::{HostMemory, Nic};
-use crate::verbs::{Access, CompletionStatus, SGES_MAX, SendKind, Sge};
-use crate::wire::{Header, Operation};
+use crate::verbs::{Access, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
+use crate::wire::{Header, Operation, Psn, Service};
 
 /// What came of an answer out of order: in the host's memory.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub(super) struct Answers {
     asked_tick: Option<u16>,
     /// A later answer came: what is missing up to the end was overtaken.
     is_overtaken: bool,
+    /// Bit i: of packet `answered + i` only the head came, and it was asked for again by itself.
+    cut_off: Bits,
 }
 
 /// Why content cannot be taken.
@@ -130,13 +133,89 @@ impl<M: HostMemory> Nic<M> {
         if self.contexts[i].reads_open > 1 {
             self.overtaken_by(now, i, index, place.sent);
         }
-        // Requests are done in order: this one's answer tells that all before it arrived.
+        self.answer_heard(now, i, first);
+        self.reap(now, i);
+    }
+
+    /// Requests are done in order: the answer to this one, were it only a head, tells that all before it arrived.
+    fn answer_heard(&mut self, now: Time, i: usize, first: Psn) {
         if first.plus(1).after(self.contexts[i].unacked) > 0 {
             self.progress(now, i, first.plus(1), 0);
         } else {
             self.news(now, i);
         }
+    }
+
+    /// The head of an answer that lost its payload: the requester asks again at once.
+    pub(super) fn answer_head(&mut self, now: Time, i: usize, header: &Header) {
+        let is_sending = matches!(self.contexts[i].state, QpState::ReadyToSend | QpState::SendQueueDrain);
+        if self.contexts[i].service != Service::Rc || !is_sending {
+            self.counters.drop_service += 1;
+        } else if self.profile.policy.is_selective() {
+            self.head_selective(now, i, header);
+        } else {
+            self.head_in_order(now, i, header);
+        }
+    }
+
+    /// Without selective repeat: nothing behind what is missing will be taken.
+    fn head_in_order(&mut self, now: Time, i: usize, header: &Header) {
+        let index = self.index_of(i, header.psn);
+        let asking = |entry: &&SendEntry| entry.is_asking() && !entry.is_done;
+        let Some(entry) = index.and_then(|index| self.entry(i, index)).filter(asking) else {
+            self.counters.drop_unasked += 1;
+            return;
+        };
+        let expected = entry.first.plus(entry.answered);
+        if header.psn.after(expected) >= 0 {
+            self.progress(now, i, expected, 0);
+            self.go_back_once(now, i);
+        }
+    }
+
+    fn head_selective(&mut self, now: Time, i: usize, header: &Header) {
+        let index = header.place.and_then(|place| self.asking(i, place.message));
+        let (Some(place), Some(index)) = (header.place, index) else {
+            self.counters.drop_unasked += 1;
+            return;
+        };
+        let mtu = self.contexts[i].mtu();
+        let Some(entry) = self.entry_mut(i, index) else { return };
+        let is_within = place.packet < entry.bytes.div_ceil(mtu).max(1);
+        if place.packet < entry.answered || !is_within {
+            return;
+        }
+        if place.packet - entry.answered >= WINDOW_PACKETS_MAX {
+            self.counters.drop_beyond_window += 1;
+            return;
+        }
+        // What follows is software's: there is a gap now.
+        entry.late.get_or_insert_with(|| Answers::new(place.sent));
+        let first = entry.first;
+        self.queue_for_software(now, i, Entry::ContentCut { index, packet: place.packet });
+        self.answer_heard(now, i, first);
         self.reap(now, i);
+    }
+
+    /// Software has a packet of an answer asked for again of which only the head came.
+    pub(super) fn content_cut_off(&mut self, now: Time, i: usize, index: u32, packet: u32) {
+        let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
+        let answered = entry.answered;
+        let Some(late) = entry.late.as_mut().filter(|_| packet >= answered) else { return };
+        if late.arrived.has(packet - answered) {
+            return;
+        }
+        late.cut_off.set(packet - answered);
+        let host = &mut self.hosts[i];
+        match host.again.back_mut() {
+            Some(Again::Answer { index: last, packet: first, packets })
+                if *last == index && *first + *packets == packet =>
+            {
+                *packets += 1;
+            }
+            _ => host.again.push_back(Again::Answer { index, packet, packets: 1 }),
+        }
+        self.activate(now, i);
     }
 
     /// Places content if it is what was asked for; else the request fails or the packet is dropped.
@@ -211,10 +290,11 @@ impl<M: HostMemory> Nic<M> {
         let lateness = late.gap_since.map(|since| now.since(since));
         let there = late.arrived.leading();
         late.arrived.advance(there);
+        late.cut_off.advance(there);
         if there > 0 {
             late.gap_since = None;
         }
-        if late.arrived.is_empty() {
+        if late.arrived.is_empty() && late.cut_off.is_empty() {
             entry.late = None;
         }
         if is_spurious {
@@ -243,6 +323,7 @@ impl<M: HostMemory> Nic<M> {
             let is_lost_again = late.asked_tick.is_some_and(|asked| sent.wrapping_sub(asked).cast_signed() > 0);
             if is_lost_again {
                 late.asked_to = 0;
+                late.cut_off = Bits::EMPTY;
             }
             if is_lost_again || !late.is_overtaken {
                 late.is_overtaken = true;
@@ -289,7 +370,10 @@ impl<M: HostMemory> Nic<M> {
         let (index, answered) = (first.wrapping_add(at), entry.answered);
         let packets = entry.bytes.div_ceil(mtu).max(1);
         let whole = || vec![(answered, packets - answered)];
-        let gaps = entry.late.as_ref().map_or_else(whole, |late| late.gaps(answered, answered, packets));
+        let gaps = entry.late.as_mut().map_or_else(whole, |late| {
+            late.cut_off = Bits::EMPTY;
+            late.gaps(answered, answered, packets)
+        });
         let again = gaps.into_iter().map(|(packet, packets)| Again::Answer { index, packet, packets });
         self.hosts[i].again.extend(again);
     }
@@ -312,15 +396,17 @@ impl Answers {
             first_sent,
             asked_tick: None,
             is_overtaken: false,
+            cut_off: Bits::EMPTY,
         })
     }
 
-    /// First packet and length of each gap from one packet to another.
+    /// First packet and length of each gap from one packet to another, without what was asked for by itself.
     fn gaps(&self, answered: u32, from: u32, to: u32) -> Vec<(u32, u32)> {
         let mut gaps: Vec<(u32, u32)> = Vec::new();
-        // What is beyond the bitmap did not come.
-        let known_to = to.min(answered + self.arrived.end());
-        for packet in (from..known_to).filter(|packet| !self.arrived.has(packet - answered)) {
+        // What is beyond the bitmaps did not come.
+        let known_to = to.min(answered + self.arrived.end().max(self.cut_off.end()));
+        let is_gap = |packet: &u32| !self.arrived.has(packet - answered) && !self.cut_off.has(packet - answered);
+        for packet in (from..known_to).filter(is_gap) {
             match gaps.last_mut() {
                 Some((first, packets)) if *first + *packets == packet => *packets += 1,
                 _ => gaps.push((packet, 1)),

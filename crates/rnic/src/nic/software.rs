@@ -55,6 +55,8 @@ pub(super) enum Entry {
     Acknowledged(Selective),
     Lost(Psn),
     Content { index: u32, packet: u32, sent: u16 },
+    /// Of this packet of an answer only the head came.
+    ContentCut { index: u32, packet: u32 },
 }
 
 impl Entry {
@@ -62,7 +64,7 @@ impl Entry {
     fn headers(&self) -> u64 {
         match self {
             Self::Arrived(arrived) => u64::from(arrived.packets),
-            Self::Acknowledged(_) | Self::Lost(_) | Self::Content { .. } => 1,
+            Self::Acknowledged(_) | Self::Lost(_) | Self::Content { .. } | Self::ContentCut { .. } => 1,
         }
     }
 }
@@ -236,6 +238,7 @@ impl<M: HostMemory> Nic<M> {
                 Entry::Acknowledged(told) => self.acknowledged_by_software(ends, i, &told),
                 Entry::Lost(psn) => self.lost_by_software(ends, i, psn),
                 Entry::Content { index, packet, sent } => self.content_by_software(ends, i, index, packet, sent),
+                Entry::ContentCut { index, packet } => self.content_cut_off(ends, i, index, packet),
             }
         }
         let mut touched = std::mem::take(&mut self.slow.touched);
