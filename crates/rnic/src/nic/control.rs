@@ -7,14 +7,10 @@ use super::hand_over::Hardware;
 use super::requester::completion_kind;
 use super::{CqNumber, Event, HostMemory, Nic, NicError, QP_NUMBER_FIRST, QUEUE_REQUESTS_MAX, READS_MAX, SrqNumber};
 use crate::verbs::{
-    Bind, Completion, CompletionKind, CompletionQueue, CompletionStatus, LKey, MESSAGE_BYTES_MAX, Notify,
-    ProtectionDomain, QpAttributes, QpState, Receive, RegionKeys, Registration, Requester, Send, SendKind,
-    SharedReceiveQueue, WindowKind, check_transition,
+    Bind, Completion, CompletionKind, CompletionQueue, CompletionStatus, LKey, Notify, ProtectionDomain, QpAttributes,
+    QpState, Receive, RegionKeys, Registration, Requester, Send, SharedReceiveQueue, WindowKind, check_transition,
 };
 use crate::wire::{Psn, QpNumber, RKey, Service};
-
-/// Packets that a message of an in-order policy may have: half of what numbers tell apart, and half of that.
-const PACKETS_MAX: u32 = 1 << 22;
 
 /// What a queue pair is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -408,14 +404,13 @@ impl<M: HostMemory> Nic<M> {
         self.table.queue_pair_gone(qp);
     }
 
-    /// Posts a send request.
+    /// Posts a send request. One that this queue pair cannot do is completed with an error, in its turn.
     ///
     /// # Errors
-    /// When the state does not allow it, the queue is full, or this kind of queue pair cannot do it.
+    /// When the state does not allow it, or the queue is full.
     pub fn post_send(&mut self, now: Time, qp: QpNumber, request: &Send) -> Result<(), NicError> {
         let i = self.find(qp)?;
         self.contexts.known(i).state.check_post_send(qp)?;
-        let bytes = self.check_send(i, request)?;
         let host = &self.hosts[i];
         if host.sends.len() >= host.sends_max {
             return Err(NicError::Full { qp: qp.0, queue: "send", requests: host.sends_max as u32 });
@@ -433,7 +428,8 @@ impl<M: HostMemory> Nic<M> {
         }
         host.sends.push_back(SendEntry {
             request: *request,
-            bytes,
+            // More than fits is more than a message may have: it fails in its turn.
+            bytes: u32::try_from(request.bytes()).unwrap_or(u32::MAX),
             packets: 0,
             psns: 0,
             first: Psn::new(0),
@@ -446,44 +442,6 @@ impl<M: HostMemory> Nic<M> {
         });
         self.doorbell(now, i);
         Ok(())
-    }
-
-    /// Whether this queue pair can do it at all; how long it is.
-    fn check_send(&self, i: usize, request: &Send) -> Result<u32, NicError> {
-        let context = self.contexts.known(i);
-        let fault = |what, remedy| Err(NicError::Request { qp: i as u32 + QP_NUMBER_FIRST, what, remedy });
-        let bytes = match u32::try_from(request.bytes()) {
-            Ok(bytes) if bytes <= MESSAGE_BYTES_MAX => bytes,
-            _ => return fault("a message is longer than 2^31 bytes", "post several"),
-        };
-        let is_asking =
-            matches!(request.kind, SendKind::Read(_) | SendKind::CompareSwap { .. } | SendKind::FetchAdd { .. });
-        if bytes.div_ceil(context.mtu().max(1)) > PACKETS_MAX {
-            return fault("a message has more than 2^22 packets", "post several, or take a larger MTU");
-        }
-        if request.kind.is_local() && bytes > 0 {
-            return fault("what is done here alone has no local memory", "leave it out");
-        }
-        if is_asking && context.service != Service::Rc {
-            return fault("READs and atomics need a reliable connection", "create a queue pair of that service");
-        }
-        if is_asking && context.reads_max == 0 {
-            return fault("READs and atomics need initiator reads", "set initiator_reads_max above 0");
-        }
-        let is_read = matches!(request.kind, SendKind::Read(_));
-        if is_asking && !is_read && bytes != 8 {
-            return fault("an atomic operation needs 8 bytes of local memory", "give one piece of 8");
-        }
-        let is_send = matches!(request.kind, SendKind::Send(_));
-        match (context.service, request.datagram) {
-            (Service::Ud, None) => fault("a datagram needs a destination", "give one"),
-            (Service::Ud, Some(_)) if !is_send => fault("datagrams can only be sent", "use SEND"),
-            (Service::Ud, Some(_)) if bytes > context.mtu() => {
-                fault("a datagram is longer than the MTU", "post several")
-            }
-            (Service::Rc | Service::Uc, Some(_)) => fault("a connection has its destination", "leave it out"),
-            _ => Ok(bytes),
-        }
     }
 
     /// Posts a receive request.

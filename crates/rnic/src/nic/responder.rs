@@ -194,7 +194,8 @@ impl<M: HostMemory> Nic<M> {
         let (begins, ends) = span(header.operation);
         if begins {
             let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
-            let address = self.remote(i, rdma.key, rdma.address, rdma.bytes, Access::REMOTE_WRITE)?;
+            let found = self.remote(i, rdma.key, rdma.address, rdma.bytes, Access::REMOTE_WRITE);
+            let address = found.map_err(|refusal| self.write_fault(i, header, refusal))?;
             let context = &mut self.contexts[i];
             (context.inbound_address, context.inbound_left, context.inbound_done) = (address, rdma.bytes, rdma.bytes);
         }
@@ -207,9 +208,8 @@ impl<M: HostMemory> Nic<M> {
         }
         let address = self.contexts[i].inbound_address;
         if header.payload_bytes > 0 {
-            self.memory
-                .place(address, header.payload_bytes, payload, 0)
-                .map_err(|_| Refusal::Nak(Syndrome::RemoteOperation))?;
+            let placed = self.memory.place(address, header.payload_bytes, payload, 0);
+            placed.map_err(|_| self.write_fault(i, header, Refusal::Nak(Syndrome::RemoteOperation)))?;
         }
         let context = &mut self.contexts[i];
         context.inbound_address = address.wrapping_add(u64::from(header.payload_bytes));
@@ -385,12 +385,26 @@ impl<M: HostMemory> Nic<M> {
     fn place_write(&mut self, i: usize, header: &Header, payload: &M::Payload) -> Result<(), Refusal> {
         let rdma = header.rdma.ok_or(Refusal::Nak(Syndrome::InvalidRequest))?;
         // What this packet fills; a message of no bytes is checked for nothing (IBA 9.7.4.1.3).
-        let address = self.remote(i, rdma.key, rdma.address, header.payload_bytes, Access::REMOTE_WRITE)?;
+        let found = self.remote(i, rdma.key, rdma.address, header.payload_bytes, Access::REMOTE_WRITE);
+        let address = found.map_err(|refusal| self.write_fault(i, header, refusal))?;
         if header.payload_bytes == 0 {
             return Ok(());
         }
         let placed = self.memory.place(address, header.payload_bytes, payload, 0);
-        placed.map_err(|_| Refusal::Nak(Syndrome::RemoteOperation))
+        placed.map_err(|_| self.write_fault(i, header, Refusal::Nak(Syndrome::RemoteOperation)))
+    }
+
+    /// Memory that a WRITE names is not there or not for it. With immediate data the program here hears of it by the
+    /// receive request that the WRITE would have completed: a local access error.
+    fn write_fault(&mut self, i: usize, header: &Header, refusal: Refusal) -> Refusal {
+        let Refusal::Nak(syndrome @ (Syndrome::RemoteAccess | Syndrome::RemoteOperation)) = refusal else {
+            return refusal;
+        };
+        let has_data = matches!(header.immediate, Some(Immediate::Data(_)));
+        if has_data && self.open_receives(i, 1) {
+            return Refusal::Receive(CompletionStatus::LocalAccess, syndrome);
+        }
+        refusal
     }
 
     /// Sees to it that a message has its receive request, and all before it have theirs.
@@ -622,7 +636,8 @@ impl<M: HostMemory> Nic<M> {
         }
         match self.admit(now, i, header, payload) {
             Ok(()) => {}
-            Err(Refusal::Receive(status, syndrome)) => {
+            // A peer that names memory that is not for it harms nobody but itself.
+            Err(Refusal::Receive(status, syndrome)) if status != CompletionStatus::LocalAccess => {
                 self.refuse_as(now, i, header.psn, Refusal::Receive(status, syndrome));
             }
             Err(refusal) => {

@@ -10,13 +10,16 @@ use std::collections::VecDeque;
 
 use sim::{Span, Time};
 
-use super::context::{Context, Host, Reply};
+use super::context::{Context, Host, Reply, SendEntry};
 use super::{Costs, HostMemory, MTU_BYTES_MAX, Nic, pop_front_if};
-use crate::verbs::{Access, CompletionStatus, QpState, Requester, SendKind};
+use crate::verbs::{Access, CompletionStatus, MESSAGE_BYTES_MAX, QpState, Requester, SendKind};
 use crate::wire::{Psn, Service};
 
 /// What a packet takes of the buffer ahead of the wire besides its payload.
 const PACKET_BYTES: u32 = 64;
+
+/// Packets that a message of an in-order policy may have: half of what numbers tell apart, and half of that.
+const PACKETS_MAX: u32 = 1 << 22;
 
 /// What is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,7 +226,9 @@ impl<M: HostMemory> Nic<M> {
         }
         if !entry.is_started {
             let waits = entry.request.fence && context.reads_open > 0;
-            if waits || entry.is_asking() && context.reads_open >= context.reads_max {
+            // Without any there may be, it is not waited for one: it fails.
+            let has_room = context.reads_open < context.reads_max || context.reads_max == 0;
+            if waits || entry.is_asking() && !has_room {
                 return false;
             }
         }
@@ -460,11 +465,40 @@ impl<M: HostMemory> Nic<M> {
         Some((Item::Request { index, packet, is_again }, bytes))
     }
 
+    /// Whether hardware finds a request that this queue pair cannot do, and what its completion says then.
+    ///
+    /// An operation that the service does not have, or that lacks what it needs, is a *local QP operation error*, as
+    /// rdma_rxe and mlx5 have it ("an opcode which isn't supported by the transport type of the QP"; READs without
+    /// initiator reads). A message longer than a NIC's port sends, or an atomic operation of other than 8 bytes, is a
+    /// *local length error* (ibv_poll_cq's statuses; IBA 11.6.2).
+    fn flaw(&self, context: &Context, entry: &SendEntry) -> Option<CompletionStatus> {
+        let (kind, datagram) = (&entry.request.kind, entry.request.datagram);
+        let is_connected = context.service != Service::Ud;
+        let is_plain_send = matches!(kind, SendKind::Send(_));
+        let is_wrong_kind = match context.service {
+            Service::Rc => entry.is_asking() && context.reads_max == 0,
+            Service::Uc => entry.is_asking() || matches!(kind, SendKind::SendWithInvalidate(_)),
+            Service::Ud => !is_plain_send,
+        };
+        let has_memory_for_nothing = kind.is_local() && entry.bytes > 0;
+        if is_wrong_kind || has_memory_for_nothing || is_connected == datagram.is_some() {
+            return Some(CompletionStatus::LocalQpOperation);
+        }
+        let is_read = matches!(kind, SendKind::Read(_));
+        let is_wrong_atomic = entry.is_asking() && !is_read && entry.bytes != 8;
+        let packets = entry.bytes.div_ceil(context.mtu().max(1));
+        let is_long = entry.bytes > MESSAGE_BYTES_MAX || packets > PACKETS_MAX || !is_connected && packets > 1;
+        (is_wrong_atomic || is_long).then_some(CompletionStatus::LocalLength)
+    }
+
     /// Gives a request its numbers, once; checks the local memory that it names.
     fn begin(&mut self, i: usize, index: u32) -> Result<(), CompletionStatus> {
         let is_selective = self.profile.policy.is_selective();
+        let at = index.wrapping_sub(self.contexts[i].send_first) as usize;
+        if let Some(status) = self.flaw(&self.contexts[i], &self.hosts[i].sends[at]) {
+            return Err(status);
+        }
         let context = &mut self.contexts[i];
-        let at = index.wrapping_sub(context.send_first) as usize;
         let entry = &mut self.hosts[i].sends[at];
         if entry.request.kind.is_local() {
             (entry.first, entry.is_started) = (context.next, true);

@@ -7,9 +7,9 @@ use crate::wire::{Immediate, QpNumber};
 pub enum CompletionStatus {
     /// Well.
     Success,
-    /// A message did not fit into its receive request.
+    /// A message did not fit into its receive request, or is longer than the NIC sends.
     LocalLength,
-    /// The queue pair cannot do this.
+    /// The queue pair cannot do this: an operation that its service does not have, or that lacks what it needs.
     LocalQpOperation,
     /// A local key, its bounds or its rights are wrong.
     LocalProtection,
@@ -19,7 +19,7 @@ pub enum CompletionStatus {
     MemoryWindowBind,
     /// The responder's answer makes no sense.
     BadResponse,
-    /// The message could not be taken in: no room at the responder's side.
+    /// A WRITE with immediate data named memory that is not there or not for it; of the receive request that it took.
     LocalAccess,
     /// The responder says: this request cannot be.
     RemoteInvalidRequest,

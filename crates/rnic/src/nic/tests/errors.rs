@@ -6,7 +6,7 @@ use super::basics::{POLICIES, profiles};
 use super::wire::{MEMORY_BYTES, Pair, attributes};
 use crate::nic::{Event, NicError, Profile};
 use crate::verbs::{
-    Access, Address, Bind, Completion, CompletionKind, CompletionStatus, LKey, QpAttributes, QpState, Receive, Remote,
+    Access, Address, Bind, Completion, CompletionKind, CompletionStatus, Datagram, LKey, QpAttributes, QpState, Receive, Remote,
     SendKind, WindowKind,
 };
 use crate::wire::{
@@ -312,11 +312,116 @@ fn requests_are_posted_where_the_state_and_the_service_allow_it() {
     assert_eq!(unknown, Err(NicError::Unknown { what: "queue pair", number: 99 }));
     let again = pair.nics[0].modify_qp(pair.now, qp, QpState::Init, &steps[0]);
     assert!(matches!(again, Err(NicError::Transition(_))), "{again:?}");
-    let connected = pair.connect(Service::Uc);
-    let read = pair.request(0, 1, SendKind::Read(Remote::default()), 0, 10);
-    let refused = pair.nics[0].post_send(pair.now, connected[0], &read).unwrap_err();
-    let text = "queue pair 3: READs and atomics need a reliable connection; create a queue pair of that service";
+    let mut init = pair.qp_init(0, Service::Rc);
+    init.shared_receive = Some(pair.nics[0].create_srq(8).unwrap());
+    let shared = pair.nics[0].create_qp(&init).unwrap();
+    pair.nics[0].modify_qp(pair.now, shared, QpState::Init, &steps[0]).unwrap();
+    let refused = pair.nics[0].post_recv(pair.now, shared, &receive).unwrap_err();
+    let text = "queue pair 3: it takes its receive requests from a shared queue; post them there";
     assert_eq!(refused.to_string(), text);
+}
+
+/// What rdma_rxe and mlx5 complete as IBV_WC_LOC_QP_OP_ERR: what the transport does not have, READs without initiator
+/// reads; and as IBV_WC_LOC_LEN_ERR: atomic operations of other than 8 bytes, messages longer than the port sends.
+#[test]
+fn a_request_that_the_queue_pair_cannot_do_is_completed_as_such_and_the_rest_is_flushed() {
+    let (operation, length) = (CompletionStatus::LocalQpOperation, CompletionStatus::LocalLength);
+    let somewhere = Remote { address: 0, key: NO_KEY };
+    let datagram = Datagram { to: Address(1), qp: QpNumber(2), queue_key: 7 };
+    let add = SendKind::FetchAdd { remote: somewhere, add: 1 };
+    let local = SendKind::LocalInvalidate(NO_KEY);
+    let send = SendKind::Send(None);
+    let cases = [
+        (Service::Rc, SendKind::Read(somewhere), 10, None, operation),
+        (Service::Rc, add, 8, None, operation),
+        (Service::Rc, local, 8, None, operation),
+        (Service::Rc, send, 8, Some(datagram), operation),
+        (Service::Uc, SendKind::Read(somewhere), 10, None, operation),
+        (Service::Uc, SendKind::SendWithInvalidate(NO_KEY), 10, None, operation),
+        (Service::Ud, SendKind::Write(somewhere, None), 10, Some(datagram), operation),
+        (Service::Ud, add, 8, Some(datagram), operation),
+        (Service::Ud, send, 10, None, operation),
+        (Service::Ud, send, 1025, Some(datagram), length),
+        (Service::Rc, send, (1 << 31) + 1, None, length),
+    ];
+    for profile in profiles() {
+        for (service, kind, bytes, datagram, status) in cases {
+            let mut pair = Pair::new(profile, 1);
+            let inits = [0, 1].map(|side| pair.qp_init(side, service));
+            let qps = [0, 1].map(|side: usize| pair.nics[side].create_qp(&inits[side]).unwrap());
+            for side in 0..2 {
+                // No initiator reads.
+                let none = |steps: &mut [QpAttributes; 3]| {
+                    steps[2].initiator_reads_max = steps[2].initiator_reads_max.map(|_| 0);
+                };
+                pair.bring_up_with(side, [qps[side], qps[1 - side]], service, none);
+            }
+            let mut request = pair.request(0, 1, kind, 0, bytes);
+            request.datagram = datagram;
+            pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
+            let fine = pair.request(0, 2, SendKind::Send(None), 0, 8);
+            pair.nics[0].post_send(pair.now, qps[0], &fine).unwrap();
+            pair.run();
+            let expected = [(1, status), (2, CompletionStatus::Flushed)];
+            assert_eq!(statuses(&pair.completions[0]), expected, "{service:?} {kind:?} {bytes} {profile:?}");
+            let state = if service == Service::Rc { QpState::Error } else { QpState::SendQueueError };
+            assert_eq!(pair.nics[0].query_qp(qps[0]).unwrap().state, state);
+            assert_eq!(pair.nics[1].counters().received_packets, 0, "the peer hears nothing");
+        }
+    }
+}
+
+#[test]
+fn an_atomic_operation_of_other_than_8_bytes_is_a_local_length_error() {
+    for bytes in [0, 7, 16] {
+        around(
+            |pair, qps| {
+                let remote = pair.remote(0, 0);
+                pair.send(0, qps[0], 2, SendKind::FetchAdd { remote, add: 1 }, 0, bytes);
+            },
+            CompletionStatus::LocalLength,
+            &[],
+        );
+    }
+}
+
+/// As published tests of NICs have it: the sender hears of remote access, and the receiver's request completes as
+/// IBV_WC_LOC_ACCESS_ERR. A WRITE without immediate data leaves receive requests to be flushed.
+#[test]
+fn a_write_with_immediate_data_into_memory_that_is_not_for_it_fails_at_both_ends() {
+    let (access, flushed) = (CompletionStatus::LocalAccess, CompletionStatus::Flushed);
+    let post = |pair: &mut Pair, qp| (7..9).for_each(|id| pair.receive(1, qp, id, 0, 100));
+    for (data, heard) in [(Some(5), [access, flushed]), (None, [flushed, flushed])] {
+        around(
+            |pair, qps| {
+                post(pair, qps[1]);
+                let kind = SendKind::Write(Remote { address: 0, key: NO_KEY }, data);
+                pair.send(0, qps[0], 2, kind, 0, 100);
+            },
+            CompletionStatus::RemoteAccess,
+            &heard,
+        );
+    }
+    let no_receive = |pair: &mut Pair, qps: [QpNumber; 2]| {
+        let kind = SendKind::Write(Remote { address: 0, key: NO_KEY }, Some(5));
+        pair.receive(1, qps[1], 7, 0, 100);
+        pair.send(0, qps[0], 2, kind, 0, 5000);
+    };
+    // The first of many packets is refused: nobody knows yet that the last has data.
+    around(no_receive, CompletionStatus::RemoteAccess, &[flushed]);
+}
+
+#[test]
+fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
+    let mut pair = Pair::new(Profile::new(POLICIES[2]), 1);
+    let qps = pair.connect(Service::Uc);
+    pair.receive(1, qps[1], 7, 0, 100);
+    let (wrong, right) = (Remote { address: 0, key: NO_KEY }, pair.remote(0, 0));
+    pair.send(0, qps[0], 1, SendKind::Write(wrong, Some(5)), 0, 100);
+    pair.send(0, qps[0], 2, SendKind::Write(right, Some(6)), 0, 100);
+    pair.run();
+    assert_eq!(statuses(&pair.completions[1]), [(7, CompletionStatus::Success)]);
+    assert_eq!(pair.completions[1][0].immediate, Some(Immediate::Data(6)));
 }
 
 #[test]
