@@ -1,4 +1,4 @@
-//! The RDMA NIC as an endpoint: every flow is a WRITE (or a SEND that is echoed) of the engine that carries real
+//! The RDMA NIC as an endpoint: every flow is a WRITE (or a READ, or a SEND that is echoed) of the engine that carries real
 //! programs' verbs, with memory in which only lengths matter.
 //!
 //! Two hosts' flows without a connection of their own take an idle queue pair of the two, or a new one: as programs do
@@ -46,6 +46,8 @@ const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IP_UDP_BYTES + rnic::wire::HEADE
 pub enum Verb {
     /// WRITE into the other host's memory.
     Write,
+    /// READ out of the other host's memory, by the host that gets the flow.
+    Read,
     /// SEND; the other host's program sends as much back, and the flow ends when that has come.
     Echo,
 }
@@ -253,7 +255,7 @@ impl Rdma {
                 Some(id) => self.end(id, done),
                 None => self.post(now, completion.qp, NOBODY, completion.bytes, SendKind::Send(None)),
             }
-        } else if self.plan.verb == Verb::Write && completion.id != NOBODY {
+        } else if self.plan.verb != Verb::Echo && completion.id != NOBODY {
             self.end(FlowId(completion.id as u32), done);
         }
     }
@@ -302,6 +304,9 @@ impl Endpoint for Rdma {
     type Header = Packed;
 
     fn start(fleet: &mut [Self], now: Time, id: FlowId, flow: &Flow) {
+        let is_read = fleet[flow.from.0 as usize].plan.verb == Verb::Read;
+        let asked_by_receiver = Flow { from: flow.to, to: flow.from, ..*flow };
+        let flow = if is_read { &asked_by_receiver } else { flow };
         let connection = Self::connect(fleet, now, id, flow);
         let key = fleet[flow.to.0 as usize].keys.1;
         let sender = &mut fleet[flow.from.0 as usize];
@@ -309,6 +314,7 @@ impl Endpoint for Rdma {
         let bytes = u32::try_from(flow.bytes).expect("workloads have flows of one message at most");
         let kind = match sender.plan.verb {
             Verb::Write => SendKind::Write(Remote { address: 0, key }, None),
+            Verb::Read => SendKind::Read(Remote { address: 0, key }),
             Verb::Echo => SendKind::Send(None),
         };
         sender.post(now, connection.qp, u64::from(id.0), bytes, kind);

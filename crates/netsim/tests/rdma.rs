@@ -5,7 +5,7 @@ use netsim::experiments::FctPlan;
 use netsim::ideal::Ideal;
 use netsim::impairment::{Impairments, Loss};
 use netsim::network::{Network, NetworkPlan};
-use netsim::rdma::{PathPlan, Rdma, RdmaPlan, profile};
+use netsim::rdma::{PathPlan, Rdma, RdmaPlan, Verb, profile};
 use netsim::scenario::{Congestion, Transport, TransportPlan};
 use netsim::switch::{Pfc, Spreading, SwitchPlan};
 use netsim::topology::{HostId, Preset, Tiers, Topology, leaf_spine};
@@ -132,10 +132,17 @@ fn rdma(policy: Transport, congestion: Congestion) -> RdmaPlan {
 fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() {
     let shares = [0.0..0.1, 0.0..0.05, 0.0..0.01];
     let switches = (any::<bool>(), any::<bool>(), any::<bool>());
-    let strategy = (0..1000_u64, (0..4_usize, 0..5_usize), 0.0..0.02, shares, switches);
+    let strategy = (0..1000_u64, (0..5_usize, 0..5_usize), 0.0..0.02, shares, switches);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(24));
     let outcome = runner.run(&strategy, |(seed, (policy, congestion), loss, shares, switches)| {
-        let policy = [Transport::Srnic, Transport::Irn, Transport::GoBackN, Transport::ConnectionCache][policy];
+        let policies = [
+            Transport::Srnic,
+            Transport::SrnicPaged,
+            Transport::Irn,
+            Transport::GoBackN,
+            Transport::ConnectionCache,
+        ];
+        let policy = policies[policy];
         let congestion =
             [Congestion::None, Congestion::BdpWindow, Congestion::Dctcp, Congestion::Dcqcn, Congestion::Swift]
                 [congestion];
@@ -204,6 +211,27 @@ fn in_an_incast_that_trims_nobody_waits_for_what_is_lost() {
     assert!(timeouts(false, Transport::Srnic).0 > 0);
     // Its time-out does not ask what it is that comes late.
     assert_eq!(timeouts(true, Transport::Irn).1, 0);
+}
+
+/// One host reads from eleven others at once, through a buffer of a few packets.
+#[test]
+fn what_is_trimmed_of_answers_to_reads_is_asked_for_again_at_once() {
+    let asked = || (1..12).map(|from| flow(from, 0, 300_000)).collect();
+    let ran = |trims, policy| {
+        let switches = SwitchPlan { buffer_bytes: 100_000, trims, ..SwitchPlan::default() };
+        let plan = fabric(switches, &Impairments::default(), 1);
+        let network = ran(&plan, RdmaPlan { verb: Verb::Read, ..rdma(policy, Congestion::BdpWindow) }, asked());
+        let (ends, counted) = (network.endpoint_counters(), network.counters());
+        assert_eq!(counted.trimmed_packets > 0, trims, "{counted:?}");
+        assert_eq!(ends.delivered_bytes, 11 * 300_000);
+        (ends.timeouts, network.now())
+    };
+    for policy in [Transport::Srnic, Transport::SrnicPaged, Transport::Irn] {
+        let (timeouts, took) = ran(true, policy);
+        let (without, longer) = ran(false, policy);
+        assert_eq!(timeouts, 0, "{policy:?}");
+        assert!(without > 0 && took < longer, "{policy:?}: {without} {took:?} {longer:?}");
+    }
 }
 
 #[test]

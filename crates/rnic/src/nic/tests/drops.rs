@@ -5,7 +5,7 @@ use sim::Time;
 use super::wire::{Adversary, Pair};
 use crate::nic::{Policy, Profile};
 use crate::verbs::{CompletionStatus, SendKind};
-use crate::wire::{Operation, QpNumber, Service};
+use crate::wire::{Header, Operation, QpNumber, Service};
 
 /// A pair whose side 0 drops these of its packets, counted from 0.
 pub fn pair_that_drops(profile: Profile, drops: &'static [u64]) -> (Pair, [QpNumber; 2]) {
@@ -211,4 +211,47 @@ fn the_last_packet_without_its_payload_needs_no_patience_whatever_the_policy() {
         let sender = *pair.nics[0].counters();
         assert_eq!((sender.sent_again_packets, sender.timeouts, sender.probes), (1, 0, 0), "{policy:?}");
     }
+}
+
+/// A READ of 5 packets of which some come without their payload: what is asked for besides all, in packets of the
+/// answer; and how long it took in round trips.
+fn asked_when_trimmed(policy: Policy, trimmed: &'static [u64]) -> (Vec<u32>, f64) {
+    let (mut pair, qps) = pair_that_drops(Profile::new(policy), &[]);
+    pair.trims = Box::new(move |side, number, _| side == 1 && trimmed.contains(&number));
+    pair.nics[1].memory_mut().0[..5000].fill(7);
+    let from = pair.remote(0, 0);
+    pair.send(0, qps[0], 1, SendKind::Read(from), 100_000, 4096 + 900);
+    while pair.completions[0].is_empty() && pair.step(Time::MAX) {}
+    assert_eq!(pair.completions[0][0].status, CompletionStatus::Success);
+    assert!(pair.nics[0].memory().0[100_000..104_996].iter().all(|byte| *byte == 7));
+    assert_eq!(pair.nics[0].counters().timeouts, 0, "{policy:?} {trimmed:?}");
+    let round_trips = pair.now.ps() as f64 / (2 * (pair.delay.ps() + pair.packet_time.ps())) as f64;
+    let requests = pair.log.iter().filter(|logged| logged.from == 0).skip(1);
+    let first = pair.log[0].header.psn;
+    let packet = |header: &Header| match header.place {
+        Some(place) => place.packet,
+        None => header.psn.after(first).cast_unsigned(),
+    };
+    (requests.map(|logged| packet(&logged.header)).collect(), round_trips)
+}
+
+#[test]
+fn an_answer_of_which_only_the_head_came_is_asked_for_again_at_once_and_alone() {
+    for policy in [Policy::Srnic, Policy::SrnicPaged, Policy::Irn] {
+        for trimmed in [&[][..], &[0], &[2], &[4], &[1, 2], &[0, 3, 4], &[0, 1, 2, 3, 4], &[2, 5], &[4, 5, 6]] {
+            let (asked, round_trips) = asked_when_trimmed(policy, trimmed);
+            let expected: Vec<u32> = match trimmed {
+                [2, 5] => vec![2, 2],
+                [4, 5, 6] => vec![4, 4, 4],
+                _ => trimmed.iter().map(|packet| *packet as u32).collect(),
+            };
+            assert_eq!(asked, expected, "{policy:?}");
+            let rounds = 1 + usize::from(!trimmed.is_empty()) + trimmed.iter().filter(|number| **number >= 5).count();
+            assert!(round_trips < rounds as f64 + 0.5, "{policy:?} {trimmed:?}: {round_trips}");
+        }
+    }
+    // In order, all from there on is asked for again.
+    assert_eq!(asked_when_trimmed(Policy::GoBackN, &[2]).0, [2]);
+    let (asked, round_trips) = asked_when_trimmed(Policy::GoBackN, &[4]);
+    assert!(asked == [4] && round_trips < 2.5, "{asked:?} {round_trips}");
 }

@@ -52,7 +52,7 @@ pub struct Logged {
     pub header: Header,
 }
 
-/// By side, count of that side's packets from 0, and header: whether to drop one.
+/// By side, count of that side's packets from 0, and header: whether it happens to one.
 pub type Drops = dyn FnMut(usize, u64, &Header) -> bool;
 
 pub struct Pair {
@@ -69,6 +69,8 @@ pub struct Pair {
     pub adversary: Adversary,
     /// Says which packets to drop, by side and count from 0 of that side's packets.
     pub drops: Box<Drops>,
+    /// Says which packets lose their payload on the way, in the same way.
+    pub trims: Box<Drops>,
     pub delay: Span,
     pub packet_time: Span,
     random: Random,
@@ -109,6 +111,7 @@ impl Pair {
             traces: false,
             adversary: Adversary::NONE,
             drops: Box::new(|_, _, _| false),
+            trims: Box::new(|_, _, _| false),
             delay: Span::from_ns(1000.0),
             packet_time: Span::from_ns(80.0),
             random: Random::new(seed, "wire"),
@@ -283,7 +286,8 @@ impl Pair {
                 delay += Span::from_ns(self.random.unit() * self.adversary.late_ns);
             }
             let is_marked = self.random.chance(self.adversary.mark);
-            let is_trimmed = !payload.is_empty() && self.random.chance(self.adversary.trim);
+            let is_listed = (self.trims)(side, number, &outgoing.header);
+            let is_trimmed = !payload.is_empty() && (self.random.chance(self.adversary.trim) || is_listed);
             let (header, payload) = (outgoing.header, payload.clone());
             let flight = Flight { to: 1 - side, header, is_marked, is_trimmed, payload };
             if !is_dropped {
