@@ -144,7 +144,7 @@ fn local(address: u16, bytes: u16, key: LKey) -> [Sge; SGES_MAX] {
 
 impl Victim {
     fn new(input: &Input) -> Self {
-        let policies = [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache];
+        let policies = [Policy::Srnic, Policy::Irn, Policy::GoBackN, Policy::ConnectionCache, Policy::SrnicPaged];
         let policy = policies[usize::from(input.policy) % policies.len()];
         let profile = if input.is_slow { Profile::modelled(policy) } else { Profile::new(policy) };
         let mut nic = Nic::new(profile, ByteMemory::new(MEMORY_BYTES as usize), 1).expect("a NIC of a known kind");

@@ -38,8 +38,18 @@ fn srnic_with_10000_queue_pairs_fits_into_what_was_published() {
 }
 
 #[test]
+fn a_pool_of_contexts_has_100000_queue_pairs_in_the_memory_that_srnic_has_for_10000() {
+    let total = |nic, qps| json(&["--nic", nic, "--qps", qps])["total_bytes"].as_u64().unwrap();
+    let (paged, srnic) = (total("srnic-paged", "100000"), total("srnic", "10000"));
+    assert!(paged <= srnic && srnic <= 4_400_000, "{paged} {srnic}");
+    let answer = json(&["--nic", "srnic-paged", "--qps", "100000"]);
+    let parts = ["qpc_bytes", "sq_scheduler_bytes", "directory_bytes", "mtt_bytes", "rx_buffer_bytes"];
+    assert!(parts.iter().all(|key| answer[key].as_u64().unwrap() > 0), "{answer}");
+}
+
+#[test]
 fn every_kind_has_a_ledger_and_a_table_of_it() {
-    for nic in ["srnic", "irn", "go-back-n", "connection-cache"] {
+    for nic in ["srnic", "srnic-paged", "irn", "go-back-n", "connection-cache"] {
         let answer = json(&["--nic", nic, "--qps", "100"]);
         assert_eq!((&answer["nic"], &answer["qps"]), (&Value::from(nic), &Value::from(100)));
         let text = stdout(&crosslane(&["rnic", "memory", "--nic", nic, "--qps", "100"]));

@@ -23,6 +23,8 @@ fn number(answer: &Value, key: &str) -> f64 {
 fn every_question_answers_with_its_numbers() {
     let qps = answer("qps --nic connection-cache --qps 300 --gbps 100 --seed 1 --json");
     assert!((50.0..98.0).contains(&number(&qps, "goodput_gbps")) && qps["provenance"] == "modelled");
+    let chance = answer("qps --nic srnic-paged --qps 300 --turns chance --size 1024 --gbps 10 --json");
+    assert!(number(&chance, "goodput_gbps") > 8.0 && number(&chance, "context_read_gbps") >= 0.0, "{chance}");
     let loss = answer("loss --transport srnic --loss 0.01 --gbps 10 --seed 1 --json");
     assert!(number(&loss, "goodput_gbps") > 8.0 && (0.0..=1.0).contains(&number(&loss, "slow_path_share")));
     let latency = answer("latency --nic srnic --size 64 --json");

@@ -135,13 +135,8 @@ fn every_flow_ends_once_and_every_byte_arrives_once_whatever_the_network_does() 
     let strategy = (0..1000_u64, (0..5_usize, 0..5_usize), 0.0..0.02, shares, switches);
     let mut runner = TestRunner::new(ProptestConfig::with_cases(24));
     let outcome = runner.run(&strategy, |(seed, (policy, congestion), loss, shares, switches)| {
-        let policies = [
-            Transport::Srnic,
-            Transport::SrnicPaged,
-            Transport::Irn,
-            Transport::GoBackN,
-            Transport::ConnectionCache,
-        ];
+        let policies =
+            [Transport::Srnic, Transport::SrnicPaged, Transport::Irn, Transport::GoBackN, Transport::ConnectionCache];
         let policy = policies[policy];
         let congestion =
             [Congestion::None, Congestion::BdpWindow, Congestion::Dctcp, Congestion::Dcqcn, Congestion::Swift]

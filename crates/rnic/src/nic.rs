@@ -58,8 +58,8 @@ pub use control::{QpInit, QpStatus};
 pub use counters::Counters;
 pub use memory::{ByteMemory, HostMemory, MemoryFault, NoMemory};
 pub use profile::{
-    ContextCache, ContextPool, Costs, MTU_BYTES_MAX, MTU_BYTES_MIN, Patience, Policy, Profile, ProfileError, Scheduling,
-    WINDOW_PACKETS_MAX,
+    ContextCache, ContextPool, Costs, MTU_BYTES_MAX, MTU_BYTES_MIN, Patience, Policy, Profile, ProfileError,
+    Scheduling, WINDOW_PACKETS_MAX,
 };
 pub use sizes::Sizes;
 

@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, Subcommand, ValueEnum};
-use netsim::experiments::{ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult, Turns};
+use netsim::experiments::{
+    ExperimentError, FctPlan, FctResult, LatencyPlan, LatencyResult, StreamPlan, StreamResult, Turns,
+};
 use netsim::network::Tap;
 use netsim::pcap::PcapTap;
 use netsim::scenario::{Congestion, Scenario, Transport, TransportPlan};

@@ -16,6 +16,24 @@ fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
     assert!(goodput(Transport::ConnectionCache, 4000) < 70.0);
 }
 
+/// Ten times the queue pairs of SRNIC in its memory: no context is on chip when it is needed, neither for a turn nor for
+/// a packet that comes.
+#[test]
+fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
+    for turns in [Turns::InTurn, Turns::ByChance] {
+        // Long enough for each NIC's pool to be full, so that each context that comes sends one away.
+        let plan = StreamPlan { turns, ..StreamPlan::by_qps(Transport::SrnicPaged, 100_000, 100.0, 1) };
+        let plan = StreamPlan { warm: Span::from_ns(3e6), during: Span::from_ns(1e6), ..plan };
+        let result = plan.run().unwrap();
+        assert!(result.goodput_gbps > 95.0, "{turns:?} {result:?}");
+        assert!(result.parked_share > 0.8 && result.parking_drops == 0, "{turns:?} {result:?}");
+        assert!(result.retransmitted_share < 0.001, "{turns:?} {result:?}");
+        // A context of 244 bytes for a packet of 4096, each way.
+        let share = (result.context_read_gbps / result.goodput_gbps, result.context_write_gbps / result.goodput_gbps);
+        assert!((0.03..0.13).contains(&share.0) && (0.03..0.13).contains(&share.1), "{turns:?} {result:?}");
+    }
+}
+
 #[test]
 fn loss_is_srnics_slow_path_and_costs_it_little() {
     // Time-outs are rare and long: what waits for them is watched for longer.

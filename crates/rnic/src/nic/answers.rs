@@ -3,11 +3,11 @@
 use sim::{Span, Time};
 
 use super::bits::Bits;
+use super::context::SendEntry;
 use super::emit::{parts, tick};
 use super::profile::WINDOW_PACKETS_MAX;
 use super::schedule::{Again, piece_bytes};
 use super::software::Entry;
-use super::context::SendEntry;
 use super::{HostMemory, Nic};
 use crate::verbs::{Access, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
 use crate::wire::{Header, Operation, Psn, Service};

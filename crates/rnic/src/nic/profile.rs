@@ -177,9 +177,8 @@ impl ContextPool {
             ("pool.parked_bytes", self.parked_bytes, 8192, u32::MAX, "leave room for a packet: 8192 at least"),
         ];
         let wrong = ranges.into_iter().find(|(_, value, least, most, _)| value < least || value > most);
-        wrong.map_or(Ok(()), |(field, value, _, _, remedy)| {
-            Err(ProfileError { field, value: u64::from(value), remedy })
-        })
+        wrong
+            .map_or(Ok(()), |(field, value, _, _, remedy)| Err(ProfileError { field, value: u64::from(value), remedy }))
     }
 }
 
@@ -259,7 +258,9 @@ impl Profile {
             Policy::Irn => {
                 Patience::LowHigh { low: Span::from_ns(100_000.0), high: Span::from_ns(320_000.0), packets: 3 }
             }
-            Policy::Srnic | Policy::SrnicPaged => Patience::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) },
+            Policy::Srnic | Policy::SrnicPaged => {
+                Patience::Probe { least: Span::from_ns(5_000.0), first: Span::from_ns(100_000.0) }
+            }
         };
         // *Modelled*: 8.8 M misses a second, so that all misses at one packet of 1 KiB a turn are the published 52 Gb/s
         // of 16,384 queue pairs; 256 contexts are where the published collapse begins.

@@ -54,9 +54,16 @@ pub(super) enum Entry {
     Arrived(Arrived),
     Acknowledged(Selective),
     Lost(Psn),
-    Content { index: u32, packet: u32, sent: u16 },
+    Content {
+        index: u32,
+        packet: u32,
+        sent: u16,
+    },
     /// Of this packet of an answer only the head came.
-    ContentCut { index: u32, packet: u32 },
+    ContentCut {
+        index: u32,
+        packet: u32,
+    },
 }
 
 impl Entry {

@@ -6,8 +6,8 @@ use super::basics::{POLICIES, profiles};
 use super::wire::{MEMORY_BYTES, Pair, attributes};
 use crate::nic::{Event, NicError, Profile};
 use crate::verbs::{
-    Access, Address, Bind, Completion, CompletionKind, CompletionStatus, Datagram, LKey, QpAttributes, QpState, Receive, Remote,
-    SendKind, WindowKind,
+    Access, Address, Bind, Completion, CompletionKind, CompletionStatus, Datagram, LKey, QpAttributes, QpState,
+    Receive, Remote, SendKind, WindowKind,
 };
 use crate::wire::{
     AckExtended, Atomic, Header, Immediate, Operation, Place, Psn, QpNumber, RKey, RdmaExtended, Selective, Service,
