@@ -1,5 +1,5 @@
-//! The RDMA NIC as an endpoint: every flow is a WRITE (or a READ, or a SEND that is echoed) of the engine that carries real
-//! programs' verbs, with memory in which only lengths matter.
+//! The RDMA NIC as an endpoint: every flow is a WRITE (or a READ, or a SEND that is echoed) of the engine that carries
+//! real programs' verbs, with memory in which only lengths matter.
 //!
 //! Two hosts' flows without a connection of their own take an idle queue pair of the two, or a new one: as programs do
 //! that keep their connections. A flow ends with its completion.

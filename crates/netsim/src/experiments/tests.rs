@@ -16,8 +16,8 @@ fn srnic_keeps_its_goodput_where_a_cache_of_contexts_collapses() {
     assert!(goodput(Transport::ConnectionCache, 4000) < 70.0);
 }
 
-/// Ten times the queue pairs of SRNIC in its memory: no context is on chip when it is needed, neither for a turn nor for
-/// a packet that comes.
+/// Ten times the queue pairs of SRNIC in its memory: no context is on chip when it is needed, neither for a turn nor
+/// for a packet that comes.
 #[test]
 fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
     for turns in [Turns::InTurn, Turns::ByChance] {

@@ -8,7 +8,7 @@ use super::emit::{parts, tick};
 use super::profile::WINDOW_PACKETS_MAX;
 use super::schedule::{Again, piece_bytes};
 use super::software::Entry;
-use super::{HostMemory, Nic};
+use super::{HostMemory, Nic, READS_MAX};
 use crate::verbs::{Access, CompletionStatus, QpState, SGES_MAX, SendKind, Sge};
 use crate::wire::{Header, Operation, Psn, Service};
 
@@ -27,8 +27,12 @@ pub(super) struct Answers {
     asked_tick: Option<u16>,
     /// A later answer came: what is missing up to the end was overtaken.
     is_overtaken: bool,
-    /// Bit i: of packet `answered + i` only the head came, and it was asked for again by itself.
+    /// Bit i: of packet `answered + i` only the head came, and it is asked for again by itself.
     cut_off: Bits,
+    /// Of those, bit i: not yet.
+    to_ask: Bits,
+    /// What was asked for again by itself: the first packet, how many, and how many of them nothing was heard of.
+    repairs: Vec<(u32, u32, u32)>,
 }
 
 /// Why content cannot be taken.
@@ -89,6 +93,7 @@ impl<M: HostMemory> Nic<M> {
         }
         let packet = self.entry(i, index).map_or(0, |entry| entry.answered);
         if self.take_content(now, i, index, packet, header, payload) {
+            self.counters.received_bytes += u64::from(header.payload_bytes);
             self.answered(now, i, index, packet + 1);
             self.progress(now, i, expected.plus(1), 0);
         }
@@ -128,6 +133,7 @@ impl<M: HostMemory> Nic<M> {
             }
             self.queue_for_software(now, i, Entry::Content { index, packet: place.packet, sent: place.sent });
         } else if self.take_content(now, i, index, answered, header, payload) {
+            self.counters.received_bytes += u64::from(header.payload_bytes);
             self.answered(now, i, index, answered + 1);
         }
         if self.contexts[i].reads_open > 1 {
@@ -205,17 +211,29 @@ impl<M: HostMemory> Nic<M> {
         if late.arrived.has(packet - answered) {
             return;
         }
+        late.heard(packet);
         late.cut_off.set(packet - answered);
-        let host = &mut self.hosts[i];
-        match host.again.back_mut() {
-            Some(Again::Answer { index: last, packet: first, packets })
-                if *last == index && *first + *packets == packet =>
-            {
-                *packets += 1;
-            }
-            _ => host.again.push_back(Again::Answer { index, packet, packets: 1 }),
+        late.to_ask.set(packet - answered);
+        self.ask_for_cut(now, i, index);
+    }
+
+    /// Asks again for packets of which only the heads came: no more requests at a time than the peer has room for, so
+    /// that those which wait become fewer and longer.
+    fn ask_for_cut(&mut self, now: Time, i: usize, index: u32) {
+        let most = usize::from(READS_MAX / self.contexts[i].reads_open.max(1)).max(1);
+        let Some(entry) = self.entry_mut(i, index) else { return };
+        let answered = entry.answered;
+        let Some(late) = &mut entry.late else { return };
+        let mut asked = Vec::new();
+        while late.repairs.len() < most && !late.to_ask.is_empty() {
+            let (first, packets) = late.to_ask.take_run();
+            late.repairs.push((answered + first, packets, packets));
+            asked.push(Again::Answer { index, packet: answered + first, packets });
         }
-        self.activate(now, i);
+        if !asked.is_empty() {
+            self.hosts[i].again.extend(asked);
+            self.activate(now, i);
+        }
     }
 
     /// Places content if it is what was asked for; else the request fails or the packet is dropped.
@@ -250,7 +268,6 @@ impl<M: HostMemory> Nic<M> {
             self.fail(now, i, index, CompletionStatus::LocalProtection);
             return false;
         }
-        self.counters.received_bytes += u64::from(bytes);
         true
     }
 
@@ -278,11 +295,14 @@ impl<M: HostMemory> Nic<M> {
 
     /// Software takes in where a late packet of an answer belongs.
     pub(super) fn content_by_software(&mut self, now: Time, i: usize, index: u32, packet: u32, sent: u16) {
-        let reordering = self.hosts[i].reordering;
+        let (reordering, mtu) = (self.hosts[i].reordering, self.contexts[i].mtu());
         let Some(entry) = self.entry_mut(i, index).filter(|entry| !entry.is_done) else { return };
         let answered = entry.answered;
+        let is_read = matches!(entry.request.kind, SendKind::Read(_));
+        let bytes = if is_read { piece_bytes(entry.bytes, packet, mtu) } else { 0 };
         let late = entry.late.get_or_insert_with(|| Answers::new(sent));
         if packet < answered || !late.arrived.set(packet - answered) {
+            self.counters.duplicate_packets += 1;
             return;
         }
         // An answer to the first request, though it was asked for again: it was late, and not lost.
@@ -291,12 +311,15 @@ impl<M: HostMemory> Nic<M> {
         let there = late.arrived.leading();
         late.arrived.advance(there);
         late.cut_off.advance(there);
+        late.to_ask.advance(there);
+        late.heard(packet);
         if there > 0 {
             late.gap_since = None;
         }
         if late.arrived.is_empty() && late.cut_off.is_empty() {
             entry.late = None;
         }
+        self.counters.received_bytes += u64::from(bytes);
         if is_spurious {
             self.counters.spurious_packets += 1;
             self.learn_reordering(i, lateness.unwrap_or(reordering));
@@ -305,6 +328,7 @@ impl<M: HostMemory> Nic<M> {
             self.answered(now, i, index, answered + there);
             self.reap(now, i);
         }
+        self.ask_for_cut(now, i, index);
         self.ask_for_gaps(now, i, index);
     }
 
@@ -323,7 +347,7 @@ impl<M: HostMemory> Nic<M> {
             let is_lost_again = late.asked_tick.is_some_and(|asked| sent.wrapping_sub(asked).cast_signed() > 0);
             if is_lost_again {
                 late.asked_to = 0;
-                late.cut_off = Bits::EMPTY;
+                late.forget_repairs();
             }
             if is_lost_again || !late.is_overtaken {
                 late.is_overtaken = true;
@@ -371,7 +395,7 @@ impl<M: HostMemory> Nic<M> {
         let packets = entry.bytes.div_ceil(mtu).max(1);
         let whole = || vec![(answered, packets - answered)];
         let gaps = entry.late.as_mut().map_or_else(whole, |late| {
-            late.cut_off = Bits::EMPTY;
+            late.forget_repairs();
             late.gaps(answered, answered, packets)
         });
         let again = gaps.into_iter().map(|(packet, packets)| Again::Answer { index, packet, packets });
@@ -397,7 +421,26 @@ impl Answers {
             asked_tick: None,
             is_overtaken: false,
             cut_off: Bits::EMPTY,
+            to_ask: Bits::EMPTY,
+            repairs: Vec::new(),
         })
+    }
+
+    /// Something of a packet came, were it only its head.
+    fn heard(&mut self, packet: u32) {
+        let is_in = |first: u32, packets: u32| packet.checked_sub(first).is_some_and(|offset| offset < packets);
+        if let Some(at) = self.repairs.iter().position(|(first, packets, _)| is_in(*first, *packets)) {
+            self.repairs[at].2 -= 1;
+            if self.repairs[at].2 == 0 {
+                self.repairs.swap_remove(at);
+            }
+        }
+    }
+
+    /// Nothing more is waited for by itself.
+    fn forget_repairs(&mut self) {
+        (self.cut_off, self.to_ask) = (Bits::EMPTY, Bits::EMPTY);
+        self.repairs.clear();
     }
 
     /// First packet and length of each gap from one packet to another, without what was asked for by itself.

@@ -51,6 +51,16 @@ impl Bits {
         last.map_or(0, |index| (index as u32 + 1) * WORD_BITS - self.words[index].leading_zeros())
     }
 
+    /// Takes the first bits in a row that are set: which is the first, and how many.
+    pub fn take_run(&mut self) -> (u32, u32) {
+        let first = (0..WINDOW_PACKETS_MAX).find(|bit| self.has(*bit)).unwrap_or(WINDOW_PACKETS_MAX);
+        let bits = (first..WINDOW_PACKETS_MAX).take_while(|bit| self.has(*bit)).count() as u32;
+        for bit in first..first + bits {
+            self.words[(bit / WORD_BITS) as usize] &= !(1 << (bit % WORD_BITS));
+        }
+        (first, bits)
+    }
+
     /// Forgets the first `bits` bits: what was bit `bits` is bit 0.
     pub fn advance(&mut self, bits: u32) {
         let (words, shift) = ((bits / WORD_BITS) as usize, bits % WORD_BITS);
@@ -114,6 +124,13 @@ mod tests {
             prop_assert_eq!(bits.leading() as usize, leading);
             let window = (0..128).filter(|bit| set.contains(&(by + bit))).fold(0_u128, |sum, bit| sum | 1 << bit);
             prop_assert_eq!(bits.window(by), window);
+            let (mut rest, mut runs) = (bits.clone(), Vec::new());
+            while !rest.is_empty() {
+                let (first, length) = rest.take_run();
+                runs.extend(first..first + length);
+                prop_assert!(!bits.has(first + length));
+            }
+            prop_assert_eq!(&runs, &list);
             bits.advance(by);
             let moved: Vec<u32> = list.iter().filter_map(|bit| bit.checked_sub(by)).collect();
             prop_assert_eq!(all(&bits), moved);

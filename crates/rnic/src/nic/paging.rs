@@ -8,8 +8,8 @@
 //! | the slow path | a queue pair with a header on its way to software, or a command from there, stays |
 //!
 //! A victim that was changed is written back; a write that is posted before a read of the same context is seen by it,
-//! for PCIe lets no read overtake a write. Verbs that make and change queue pairs are the driver's: they reach a context
-//! wherever it lies, and their time is not modelled.
+//! for PCIe lets no read overtake a write. Verbs that make and change queue pairs are the driver's: they reach a
+//! context wherever it lies, and their time is not modelled.
 
 use std::ops::{Index, IndexMut};
 
