@@ -56,6 +56,8 @@ struct ProxyReport {
     /// Copies of each byte that this node makes, its programs' included.
     copies_per_byte_sent: Option<f64>,
     copies_per_byte_received: Option<f64>,
+    /// How many frames were shown to the peer at once.
+    frames_per_publish: Option<f64>,
 }
 
 impl Proxies {
@@ -71,6 +73,7 @@ impl Proxies {
                     carried: link.carried,
                     copies_per_byte_sent: (link.carried.bytes_sent > 0).then_some(PeerReport::COPIES_PER_BYTE_SENT),
                     copies_per_byte_received: link.carried.copies_per_byte_received(),
+                    frames_per_publish: link.carried.frames_per_publish(),
                 })),
                 Err(error) => proxies.silent.push((node.name.clone(), format!("{error:#}"))),
             }
@@ -88,23 +91,25 @@ impl Proxies {
             ("RECEIVED", right),
             ("COPIES/B", right),
             ("FRAMES", right),
+            ("A PUBLISH", right),
             ("STALLS", right),
             ("FULL", right),
             ("WOKEN", right),
             ("RANG PEER", right),
             ("RANG PROGRAMS", right),
         ]);
-        let copies = |copies: Option<f64>| copies.map_or_else(|| "-".to_owned(), |copies| format!("{copies:.2}"));
+        let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
         for link in &self.links {
             let carried = &link.carried;
             table.row(vec![
                 link.node.clone(),
                 link.peer.clone(),
                 units::bytes(carried.bytes_sent),
-                copies(link.copies_per_byte_sent),
+                ratio(link.copies_per_byte_sent),
                 units::bytes(carried.bytes_received),
-                copies(link.copies_per_byte_received),
+                ratio(link.copies_per_byte_received),
                 (carried.frames_sent + carried.frames_received).to_string(),
+                ratio(link.frames_per_publish),
                 carried.stalls.to_string(),
                 carried.partitions_full.to_string(),
                 carried.wakes.to_string(),

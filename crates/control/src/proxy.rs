@@ -335,6 +335,10 @@ pub struct PeerReport {
     pub bytes_copied: u64,
     /// Records in windows, to the peer.
     pub frames_sent: u64,
+    /// Times that records were shown to the peer, all of a partition that were ready: each a fence at most.
+    pub publishes: u64,
+    /// Waits of the proxy until its stores had arrived: before it sleeps.
+    pub flushes: u64,
     /// Records in windows, from the peer.
     pub frames_received: u64,
     /// Times that a connection had bytes to send and its receiver took none.
@@ -373,6 +377,11 @@ impl PeerReport {
         let copied = self.bytes_copied.checked_sub(self.bytes_sent)?;
         (self.bytes_received > 0).then(|| 1.0 + copied as f64 / self.bytes_received as f64)
     }
+
+    /// Records that the peer was shown at once. `None` before the first.
+    pub fn frames_per_publish(&self) -> Option<f64> {
+        (self.publishes > 0).then(|| self.frames_sent as f64 / self.publishes as f64)
+    }
 }
 
 impl std::ops::AddAssign for PeerReport {
@@ -384,6 +393,8 @@ impl std::ops::AddAssign for PeerReport {
         self.moves += more.moves;
         self.bytes_copied += more.bytes_copied;
         self.frames_sent += more.frames_sent;
+        self.publishes += more.publishes;
+        self.flushes += more.flushes;
         self.frames_received += more.frames_received;
         self.stalls += more.stalls;
         self.partitions_full += more.partitions_full;

@@ -27,6 +27,8 @@
 #[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 #[cfg(not(loom))]
+pub mod counted;
+#[cfg(not(loom))]
 pub mod dax;
 #[cfg(not(loom))]
 pub mod device;

@@ -225,6 +225,15 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
         self.0.write_back(offset, size_of_val(words));
     }
 
+    /// Stores that gather are ordered by the barrier within the line; lines on their way back wait for one before it.
+    #[inline(always)]
+    fn store_line_behind(&self, offset: usize, words: &[u64]) {
+        if self.0.coherence() == Coherence::NonCoherent {
+            self.0.barrier();
+        }
+        self.store_line(offset, words);
+    }
+
     #[inline]
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         // SAFETY: the caller's.

@@ -60,6 +60,12 @@ pub trait Outbound: Send {
     /// as if there were a fence between: a short record in one packet, where the mapping can. Orders nothing else.
     #[inline]
     fn store_line(&self, offset: usize, words: &[u64]) {
+        self.store_line_behind(offset, words);
+    }
+    /// As [`Outbound::store_line`], and the peer sees the first word only with all that was stored before, too: one
+    /// fence for whatever that word publishes.
+    #[inline]
+    fn store_line_behind(&self, offset: usize, words: &[u64]) {
         assert_one_line(offset, words);
         for (index, word) in words.iter().enumerate().skip(1) {
             self.store_u64(offset + index * size_of::<u64>(), *word, Ordering::Relaxed);

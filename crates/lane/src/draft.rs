@@ -1,9 +1,11 @@
 //! Records that are put together in place, from several pieces: a header, then bytes that lie in another window.
 
+use crate::batch::LINE_WORDS;
 use crate::producer::Cursor;
+use crate::record::{HEADER_BYTES, INLINE_BYTES, SLOT_BYTES};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX};
 use crate::{Chunk, Consumer, Corrupt, Producer};
-use fabric::{Inbound, Outbound};
+use fabric::{Coherence, Inbound, Outbound};
 
 /// Bytes in a window that a peer may write while they are looked at: they can be copied, and nothing else.
 #[derive(Debug)]
@@ -60,6 +62,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
 /// A record that is being put together in the receiver's window. Nobody sees it before [`Draft::publish`]; one that is
 /// dropped was never there.
+///
+/// Where a store is more than a store to a cache, a record of one line is put together here, and stored as that line.
 #[derive(Debug)]
 pub struct Draft<'a, O, I> {
     producer: &'a mut Producer<O, I>,
@@ -67,6 +71,8 @@ pub struct Draft<'a, O, I> {
     start: usize,
     room_bytes: usize,
     len_bytes: usize,
+    line: [u8; SLOT_BYTES],
+    is_one_line: bool,
 }
 
 impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
@@ -80,13 +86,19 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
     /// # Panics
     /// If there is no room for them.
     pub fn append(&mut self, bytes: &[u8]) {
-        let at = self.claim(bytes.len());
-        if bytes.len() <= WORDWISE_BYTES_MAX && at.is_multiple_of(WORD_BYTES) {
+        let skip_bytes = self.claim(bytes.len());
+        let (at, outbound) = (self.start + skip_bytes, self.producer.outbound());
+        if self.is_one_line {
+            self.line[HEADER_BYTES + skip_bytes..][..bytes.len()].copy_from_slice(bytes);
+        } else if bytes.len() <= WORDWISE_BYTES_MAX
+            && at.is_multiple_of(WORD_BYTES)
+            && outbound.coherence() == Coherence::Coherent
+        {
             // SAFETY: a slice is readable. The last word may reach beyond it, but not beyond its slot, where nothing of
             // this record has been put yet.
             unsafe { self.producer.copy_words(at, bytes.as_ptr(), bytes.len()) };
         } else {
-            self.producer.outbound().write(at, bytes);
+            outbound.write(at, bytes);
         }
     }
 
@@ -98,7 +110,11 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
         if span.len_bytes == 0 {
             return;
         }
-        let at = self.claim(span.len_bytes);
+        let skip_bytes = self.claim(span.len_bytes);
+        if self.is_one_line {
+            return span.read(&mut self.line[HEADER_BYTES + skip_bytes..][..span.len_bytes]);
+        }
+        let at = self.start + skip_bytes;
         let source = span.inbound.pointer(span.offset, span.len_bytes);
         if let Some(destination) = self.producer.outbound().pointer(at, span.len_bytes) {
             let apart = source.addr().get().abs_diff(destination.addr().get()) >= span.len_bytes;
@@ -108,18 +124,36 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
         unsafe { self.producer.outbound().write_from(at, source.as_ptr(), span.len_bytes) };
     }
 
-    /// Makes the record visible; an empty one is given up.
+    /// Makes the record visible, and with it those that were staged before; an empty one is given up.
     pub fn publish(mut self) {
-        if self.len_bytes > 0 {
-            self.producer.publish(&mut self.cursor, self.len_bytes);
+        if self.put_in_place() {
+            self.producer.publish_staged();
         }
     }
 
+    /// Puts the record in its place, where the receiver finds it once [`Producer::publish_staged`] shows it; an empty
+    /// one is given up.
+    pub fn stage(mut self) {
+        self.put_in_place();
+    }
+
+    fn put_in_place(&mut self) -> bool {
+        if self.len_bytes == 0 {
+            return false;
+        }
+        let (words, _) = self.line.as_chunks();
+        let mut line: [u64; LINE_WORDS] = std::array::from_fn(|index| u64::from_ne_bytes(words[index]));
+        let head_bytes = HEADER_BYTES + if self.is_one_line { self.len_bytes } else { 0 };
+        let head = &mut line[..head_bytes.div_ceil(WORD_BYTES)];
+        self.producer.stage(self.cursor, head, self.len_bytes, self.is_one_line);
+        true
+    }
+
+    /// Takes room; answers how many bytes come before.
     fn claim(&mut self, len_bytes: usize) -> usize {
         assert!(len_bytes <= self.room_bytes(), "{len_bytes} bytes for a record with room for {}", self.room_bytes());
-        let at = self.start + self.len_bytes;
         self.len_bytes += len_bytes;
-        at
+        self.len_bytes - len_bytes
     }
 }
 
@@ -134,7 +168,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if room_bytes == 0 {
             return Ok(None);
         }
-        Ok(Some(Draft { producer: self, cursor, start, room_bytes, len_bytes: 0 }))
+        let is_one_line = room_bytes <= INLINE_BYTES && self.outbound().coherence() != Coherence::Coherent;
+        let line = [0; SLOT_BYTES];
+        Ok(Some(Draft { producer: self, cursor, start, room_bytes, len_bytes: 0, line, is_one_line }))
     }
 
     /// Sends as much of a span as there is room for; returns how much that was.

@@ -18,7 +18,8 @@
 //! **Record.** A record is 1 to [`RECORD_BYTES_MAX`] bytes in contiguous slots. Its first slot starts with two words:
 //! the *tag* (position and the lane's secret, so neither stale nor payload bytes pass for one) and the length with the
 //! kind. The first 48 bytes of payload share that cache line, so a small message moves in exactly one line and the
-//! receiver polls the line that carries the data. The tag is stored last.
+//! receiver polls the line that carries the data. The tag is stored last. Records that are ready together are put in
+//! place behind the first, tags and all, and the first one's tag is stored last: one fence for all of them.
 //!
 //! **Rings.** A lane starts in a small ring and moves to a big one, for good, the first time it carries bulk: an idle
 //! or chatty connection touches little memory.
@@ -36,6 +37,7 @@
 //! | what | first end | other end |
 //! |---|---|---|
 //! | publish | payload, header; [`fence`](fabric::Outbound::fence); tag, *release* | tag, *acquire*; header, payload |
+//! | publish several | all records but the first tag; `fence`; first tag, *release* | first tag, *acquire*; the rest |
 //! | credit | payload loads; credit, *release* | credit, *acquire*; stores to those slots |
 //! | end | last tag; fence; fin, *release* | fin, *acquire*; then no tag means no record |
 //! | sleep | flag; `flush`; *SC fence*; tag or credit | tag or credit; *SC fence*; flag |
@@ -64,6 +66,7 @@
 
 #![allow(unsafe_code)] // Raw spans of caller memory cross this interface.
 
+mod batch;
 mod consumer;
 mod draft;
 mod layout;

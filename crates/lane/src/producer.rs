@@ -1,5 +1,6 @@
 //! The sending end.
 
+use crate::batch::Batch;
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
@@ -32,6 +33,7 @@ pub struct Producer<O, I> {
     layout: Layout,
     secret: u64,
     reserved: Option<Reserved>,
+    batch: Batch,
 }
 
 /// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any
@@ -71,7 +73,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// If the layout does not fit the windows.
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
         layout.check(outbound.len_bytes(), inbound.len_bytes());
-        Self { outbound, inbound, layout, secret, reserved: None }
+        Self { outbound, inbound, layout, secret, reserved: None, batch: Batch::default() }
     }
 
     /// Sends as much of the `len_bytes` at `source` as there is room for; returns how much that was.
@@ -234,8 +236,24 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.set_inbound_word(CAPACITY, bytes as u64);
     }
 
+    /// Shows the receiver all records that were [staged](crate::Draft::stage), in one go; `false`: there were none.
+    /// Whoever stages records does so before it asks for [`Producer::take_wake_request`], waits, or lets anybody else
+    /// use this end: what others send behind them is not seen before.
+    #[inline]
+    pub fn publish_staged(&mut self) -> bool {
+        self.batch.show(&self.outbound, false)
+    }
+
+    /// As [`Producer::publish_staged`]; and whoever sees these records sees what this node has shown before in other
+    /// lanes of the link, too.
+    #[inline]
+    pub fn publish_staged_behind(&mut self) -> bool {
+        self.batch.show(&self.outbound, true)
+    }
+
     /// Says that nothing follows. Idempotent; needs no room.
     pub fn finish(&mut self) {
+        self.publish_staged();
         self.outbound.fence();
         self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
     }
@@ -304,6 +322,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
     #[inline(always)] // A fence and a load.
     pub fn take_wake_request(&mut self) -> bool {
+        debug_assert!(self.batch.is_empty(), "who looks for sleepers has shown everything");
         let taken = self.layout.producer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
     }
@@ -381,9 +400,26 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Makes a record visible. The payload is in place.
     #[inline(always)] // The compiler would share it with the cold callers, through memory.
-    pub(crate) fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
+    fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         self.show(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
         self.step_over(cursor, len_bytes);
+    }
+
+    /// Adds a record to those that are shown together: its payload is in place, but for `line`, whose first two words
+    /// are filled in here. `is_whole`: all of the record is in the first of its words.
+    pub(crate) fn stage(&mut self, cursor: Cursor, line: &mut [u64], len_bytes: usize, is_whole: bool) {
+        if cursor.switch_is_due {
+            // The receiver comes by it before the record.
+            let position = cursor.tail.wrapping_sub(1);
+            let switch = [tag(self.secret, position), Record::Switch.encode()];
+            let slot = Ring::of(&self.layout, false).slot_offset(position);
+            self.batch.add(&self.outbound, slot, &switch, true);
+            self.set_inbound_word(IN_BIG_RING, 1);
+        }
+        line[0] = tag(self.secret, cursor.tail);
+        line[1] = Record::Data(len_bytes).encode();
+        self.batch.add(&self.outbound, self.ring(&cursor).slot_offset(cursor.tail), line, is_whole);
+        self.set_inbound_word(TAIL, cursor.tail.wrapping_add(slots_of(len_bytes)));
     }
 
     /// A short record as the one line that it is: stored as such, it crosses in one packet.

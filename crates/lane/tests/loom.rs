@@ -179,6 +179,49 @@ fn payload_is_not_visible_with_its_tag_when_stores_have_no_order() {
     publish(Flaw::Unordered);
 }
 
+/// Two records that are shown together: seen both or not at all, and whole. A receiver that sleeps is rung once.
+fn publish_together(forward: Flaw) {
+    explore(move || {
+        let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        let sender = thread::spawn(move || {
+            for number in 1..3 {
+                let mut draft = producer.draft(MESSAGE_BYTES).unwrap().unwrap();
+                draft.append(&message(number));
+                draft.stage();
+            }
+            assert!(producer.publish_staged());
+            if producer.take_wake_request() {
+                senders_bell.ring();
+            }
+        });
+        let mut bytes = [0; 2 * MESSAGE_BYTES];
+        while consumer.read(&mut bytes).unwrap() != bytes.len() {
+            assert_eq!(bytes, [0; 2 * MESSAGE_BYTES], "one without the other");
+            consumer.announce_sleep();
+            if consumer.may_have_data() {
+                consumer.cancel_sleep();
+            } else {
+                bell.wait();
+            }
+        }
+        assert_eq!(bytes, [message(1), message(2)].concat()[..], "torn");
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn records_that_are_shown_together_are_seen_together() {
+    publish_together(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "record header")]
+fn records_that_are_shown_together_are_not_seen_so_when_stores_have_no_order() {
+    publish_together(Flaw::Unordered);
+}
+
 /// A full ring, a receiver that reads two messages, a sender that writes on as soon as it may.
 fn credit(back: Flaw) {
     explore(move || {

@@ -117,9 +117,11 @@ fn listen_at(address: SocketAddr) -> Result<TcpListener, String> {
 type OfLink = fn(&control::monitor::Link) -> u64;
 
 /// What a proxy counts of its own work on a link.
-const PROXY_COUNTERS: [(&str, &str, OfLink); 8] = [
+const PROXY_COUNTERS: [(&str, &str, OfLink); 10] = [
     ("crosslane_copied_bytes_total", "Copies that the proxy made, in bytes.", |link| link.carried.bytes_copied),
     ("crosslane_frames_sent_total", "Records in windows, sent.", |link| link.carried.frames_sent),
+    ("crosslane_publishes_total", "Times that records were shown, some at once.", |link| link.carried.publishes),
+    ("crosslane_flushes_total", "Waits until stores had arrived, before a sleep.", |link| link.carried.flushes),
     ("crosslane_frames_received_total", "Records in windows, received.", |link| link.carried.frames_received),
     ("crosslane_stalls_total", "Times that a connection's receiver took nothing.", |link| link.carried.stalls),
     ("crosslane_partitions_full_total", "Times that a partition was full.", |link| link.carried.partitions_full),

@@ -5,6 +5,10 @@
 pub struct Counters {
     /// Frames published, of every kind.
     pub frames_sent: u64,
+    /// Times that frames were shown to the peer, all of a partition that were ready: each a fence at most.
+    pub publishes: u64,
+    /// Waits until what was stored has arrived: before this node sleeps.
+    pub flushes: u64,
     /// Frames taken, of every kind.
     pub frames_received: u64,
     /// Payload bytes copied from programs' rings to windows, each byte once.
@@ -40,6 +44,8 @@ pub struct Counters {
 impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, more: Self) {
         self.frames_sent += more.frames_sent;
+        self.publishes += more.publishes;
+        self.flushes += more.flushes;
         self.frames_received += more.frames_received;
         self.bytes_sent += more.bytes_sent;
         self.bytes_received += more.bytes_received;

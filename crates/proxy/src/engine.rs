@@ -21,12 +21,16 @@ use crate::table::Table;
 use crate::{Class, Counters, Key, Local, Placement, Tuple};
 use fabric::{Inbound, Outbound};
 use lane::{Consumer, Corrupt, Producer};
+use send::Shown;
 use std::collections::VecDeque;
 use thiserror::Error;
 
 /// Frames without a connection that wait for room: refusals of what a full table cannot take.
 const ORPHANS_MAX: usize = 256;
 
+/// Connections that are looked at while the peer is not shown what was said before: no more than take as long as a
+/// fence.
+const LOOKS_UNPUBLISHED_MAX: usize = 16;
 /// Turns in which a crowded engine does not ring: what a program's buffer of 64 KiB takes, in slices.
 const TURNS_UNRUNG_MAX: u32 = 32;
 /// How many times as long as ever a crowded engine looks at a connection: the others have their turns meanwhile.
@@ -188,6 +192,7 @@ pub struct Engine<I, O, L> {
     orphans: VecDeque<Header>,
     events: VecDeque<Event<L>>,
     counters: Counters,
+    shown: Shown,
     now_ns: u64,
     /// A partition is being emptied because another one is ahead of it.
     is_catching_up: bool,
@@ -215,6 +220,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             orphans: VecDeque::new(),
             events: VecDeque::new(),
             counters: Counters::default(),
+            shown: Shown::default(),
             now_ns: 0,
             is_catching_up: false,
             is_crowded: false,
@@ -305,11 +311,15 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             progressed |= self.receive(port)?;
         }
         progressed |= self.send_due()?;
+        if self.polled.len() > LOOKS_UNPUBLISHED_MAX {
+            self.publish();
+        }
         self.look_at_polled();
         for port in 0..self.ports.len() {
             progressed |= self.serve(port, self.settings.backlog_bytes)?;
         }
         progressed |= self.send_due()?;
+        self.publish();
         if self.is_crowded && progressed && self.turns_unrung < TURNS_UNRUNG_MAX {
             self.turns_unrung += 1;
             return Ok(Turn { progressed, ring: false });

@@ -74,12 +74,17 @@ impl Region {
     }
 
     pub fn write(&self, offset: usize, source: &[u8]) {
-        for (index, byte) in source.iter().enumerate() {
-            let at = offset + index;
-            let word_at = at / WORD_BYTES * WORD_BYTES;
-            let mut bytes = self.load_u64(word_at, Ordering::Relaxed).to_ne_bytes();
-            bytes[at % WORD_BYTES] = *byte;
+        let mut at = offset;
+        while at < offset + source.len() {
+            let (word_at, skip_bytes) = (at / WORD_BYTES * WORD_BYTES, at % WORD_BYTES);
+            let piece_bytes = (WORD_BYTES - skip_bytes).min(offset + source.len() - at);
+            // What is not overwritten stays.
+            let is_whole = piece_bytes == WORD_BYTES;
+            let before = if is_whole { 0 } else { self.load_u64(word_at, Ordering::Relaxed) };
+            let mut bytes = before.to_ne_bytes();
+            bytes[skip_bytes..skip_bytes + piece_bytes].copy_from_slice(&source[at - offset..][..piece_bytes]);
             self.store_u64(word_at, u64::from_ne_bytes(bytes), Ordering::Relaxed);
+            at += piece_bytes;
         }
     }
 

@@ -146,6 +146,9 @@ pub struct Counts {
     pub copies_per_byte_received: Option<f64>,
     /// Frames sent.
     pub frames_sent: u64,
+    /// How many of them the peer was shown at once.
+    #[serde(default)]
+    pub frames_per_publish: Option<f64>,
     /// Times that the peer was rung.
     pub rings_peer: u64,
     /// Times without credit.

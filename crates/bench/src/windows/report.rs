@@ -100,6 +100,7 @@ pub struct Copies {
     pub copies_per_byte_sent: Option<f64>,
     pub copies_per_byte_received: Option<f64>,
     pub frames_per_kib: Option<f64>,
+    pub frames_per_publish: Option<f64>,
     pub frames_per_ring: Option<f64>,
     pub stalls: u64,
 }
@@ -287,6 +288,7 @@ impl Copies {
             copies_per_byte_sent: counts.copies_per_byte_sent,
             copies_per_byte_received: counts.copies_per_byte_received,
             frames_per_kib: per(counts.frames_sent, counts.bytes_sent as f64 / 1024.0),
+            frames_per_publish: counts.frames_per_publish,
             frames_per_ring: per(counts.frames_sent, counts.rings_peer as f64),
             stalls: counts.stalls,
         }
@@ -455,11 +457,12 @@ impl Report {
             "\nCopies of each byte that crossed by proxies (measured; a program's own among them)\n\n".to_owned();
         for copies in &self.copies {
             text += &format!(
-                "node {}: {} sent, {} received; frames sent a KiB {}, a ring of the peer {}; stalls {}\n",
+                "node {}: {} sent, {} received; frames sent a KiB {}, a publish {}, a ring of the peer {}; stalls {}\n",
                 copies.node,
                 number(copies.copies_per_byte_sent),
                 number(copies.copies_per_byte_received),
                 number(copies.frames_per_kib),
+                number(copies.frames_per_publish),
                 number(copies.frames_per_ring),
                 copies.stalls
             );

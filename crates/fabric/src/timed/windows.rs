@@ -424,6 +424,11 @@ impl<L: Parts, C: Clock> Outbound for TimedOutbound<L, C> {
         unsafe { self.shared.store(at, words.as_ptr().cast(), size_of_val(words)) };
     }
 
+    /// The same: stores keep their order.
+    fn store_line_behind(&self, offset: usize, words: &[u64]) {
+        self.store_line(offset, words);
+    }
+
     unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
         let at = self.checked(offset, len_bytes);
         // SAFETY: the caller's.

@@ -61,6 +61,10 @@ pub enum Act {
     Reserve(u16),
     /// The victim commits of what it reserved.
     Commit(u16),
+    /// The victim puts a record in place, to be shown later.
+    Stage(u16),
+    /// The victim shows what it has put in place.
+    PublishStaged,
     /// The victim finishes.
     Finish,
     /// The victim is about to sleep, at both ends.
@@ -123,6 +127,8 @@ impl Victim {
             Act::WriteShort(len_bytes) => self.write_short((*len_bytes).into()),
             Act::Reserve(len_bytes) => self.reserve((*len_bytes).into()),
             Act::Commit(len_bytes) => self.commit((*len_bytes).into()),
+            Act::Stage(len_bytes) => self.stage((*len_bytes).into()),
+            Act::PublishStaged => _ = self.producer.publish_staged(),
             Act::Finish => self.producer.finish(),
             Act::Sleep => {
                 self.producer.announce_sleep();
@@ -221,6 +227,7 @@ impl Victim {
         let _ = self.producer.is_writable();
         let _ = self.producer.is_drained();
         let _ = self.producer.position();
+        self.producer.publish_staged();
         let _ = self.producer.take_wake_request();
         self.producer.cancel_sleep();
     }
@@ -252,5 +259,16 @@ impl Victim {
         let len_bytes = len_bytes.min(self.reserved_bytes);
         self.reserved_bytes = 0;
         let _ = self.producer.commit(len_bytes);
+    }
+
+    fn stage(&mut self, len_bytes: usize) {
+        self.reserved_bytes = 0;
+        if let Ok(Some(mut draft)) = self.producer.draft(len_bytes) {
+            let room_bytes = draft.room_bytes();
+            assert!(room_bytes <= len_bytes);
+            draft.append(&vec![0xC3; room_bytes / 2]);
+            draft.append(&vec![0xC4; room_bytes - room_bytes / 2]);
+            draft.stage();
+        }
     }
 }

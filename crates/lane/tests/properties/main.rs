@@ -40,6 +40,8 @@ fn op() -> impl Strategy<Value = Op> {
         120 => size().prop_map(Op::WriteShort),
         60 => (size(), size())
             .prop_map(|(reserve_bytes, commit_bytes)| Op::InPlaceWrite { reserve_bytes, commit_bytes }),
+        120 => size().prop_map(Op::Stage),
+        80 => Just(Op::PublishStaged),
         120 => size().prop_map(Op::Read),
         120 => size().prop_map(Op::ReadShort),
         40 => (size(), size()).prop_map(|(skip_bytes, len_bytes)| Op::PeekTo { skip_bytes, len_bytes }),
@@ -86,6 +88,8 @@ fn act() -> impl Strategy<Value = Act> {
         4 => size().prop_map(Act::WriteShort),
         2 => size().prop_map(Act::Reserve),
         2 => size().prop_map(Act::Commit),
+        3 => size().prop_map(Act::Stage),
+        2 => Just(Act::PublishStaged),
         1 => Just(Act::Finish),
         1 => Just(Act::Sleep),
     ]

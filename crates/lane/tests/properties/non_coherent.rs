@@ -4,12 +4,13 @@
 //! it must not: else the drop would be for nothing, or the fact show nothing.
 
 use crate::windows::SECRET;
+use fabric::counted::{Counted, Counts};
 use fabric::stale::{Habits, Omission, StaleMemory};
-use fabric::{Inbound, MemoryInbound, MemoryOutbound};
+use fabric::{Coherence, Inbound, Memory, MemoryInbound, MemoryOutbound};
 use lane::{Consumer, Layout, Producer, SLOT_BYTES};
 use std::ptr::NonNull;
-use volmem::CACHE_LINE_BYTES;
 use volmem::sync::Ordering;
+use volmem::{CACHE_LINE_BYTES, Region};
 
 const RING: Layout = Layout::packed(8, 0);
 const BOTH_RINGS: Layout = Layout::packed(8, 64);
@@ -216,4 +217,78 @@ fn nothing_is_written_in_place_and_short_messages_take_one_line() {
         assert_eq!(consumer.read(&mut read), Ok(bytes.len()));
         assert_eq!(read, bytes);
     }
+}
+
+/// Stages records of these lengths, shows them, and reads them; what that took of the sender's stores.
+fn show_together(windows: [(impl Memory, impl Memory); 2], coherence: Coherence, lens_bytes: &[usize]) -> Counts {
+    let [(senders_own, receivers_peer), (receivers_own, senders_peer)] = windows;
+    let memory = Counted::as_if(receivers_peer, coherence);
+    let (senders_own, back) = (MemoryInbound::new(senders_own), MemoryOutbound::new(senders_peer));
+    let mut producer = Producer::new(MemoryOutbound::new(memory.clone()), senders_own, BOTH_RINGS, SECRET);
+    let mut consumer = Consumer::new(MemoryInbound::new(receivers_own), back, BOTH_RINGS, SECRET);
+    let bytes: Vec<u8> = (0..lens_bytes.iter().sum::<usize>()).map(|index| index as u8).collect();
+    let (mut read, mut rest) = (vec![0; bytes.len()], &bytes[..]);
+    for len_bytes in lens_bytes {
+        let mut draft = producer.draft(*len_bytes).expect("an honest receiver").expect("room");
+        draft.append(&rest[..*len_bytes]);
+        draft.stage();
+        rest = &rest[*len_bytes..];
+        assert_eq!(consumer.read(&mut read), Ok(0), "it is seen before it is shown");
+    }
+    assert_eq!(memory.counts().barriers, 0, "who puts something in place waits for nothing");
+    assert!(producer.publish_staged() && !producer.publish_staged());
+    assert_eq!(consumer.read(&mut read), Ok(bytes.len()));
+    assert_eq!(read, bytes);
+    memory.counts()
+}
+
+fn stale_windows() -> [(StaleMemory, StaleMemory); 2] {
+    StaleMemory::windows(BOTH_RINGS.window_bytes(), Habits::quiet())
+}
+
+fn plain_windows() -> [(Region, Region); 2] {
+    let [a, b] = [(); 2].map(|()| Region::heap(BOTH_RINGS.window_bytes()));
+    [(a.clone(), b.clone()), (b, a)]
+}
+
+/// Short ones, long ones, and such that move to the big ring: first, in the middle, last.
+const TOGETHER: [&[usize]; 5] =
+    [&[8, 8, 8, 8], &[48, 49, 200, 1], &[1000, 8, 8], &[8, 8, 1000, 8], &[8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8]];
+
+#[test]
+fn records_that_are_shown_together_wait_for_one_barrier() {
+    for lens_bytes in TOGETHER {
+        let stale = show_together(stale_windows(), Coherence::NonCoherent, lens_bytes);
+        let combined = show_together(plain_windows(), Coherence::WriteCombined, lens_bytes);
+        assert_eq!((stale.barriers, combined.barriers), (1, 1), "{lens_bytes:?}");
+    }
+}
+
+#[test]
+fn a_short_record_alone_is_one_line_that_waits_for_nothing_else() {
+    let stale = show_together(stale_windows(), Coherence::NonCoherent, &[48]);
+    assert_eq!((stale.barriers, stale.write_backs), (0, 1));
+    assert_eq!(show_together(plain_windows(), Coherence::WriteCombined, &[48]).barriers, 1);
+    assert_eq!(show_together(stale_windows(), Coherence::NonCoherent, &[49]).barriers, 1, "two lines, in order");
+}
+
+#[test]
+fn records_that_are_shown_together_are_torn_when_their_lines_are_not_waited_for() {
+    let torn = |habits: Habits| {
+        let (mut producer, mut consumer) = lane(RING, habits, nothing);
+        (1..20_u8).any(|round| {
+            for _ in 0..2 {
+                let mut draft = producer.draft(100).expect("an honest receiver").expect("room");
+                draft.append(&[round; 100]);
+                draft.stage();
+            }
+            assert!(producer.publish_staged());
+            let mut bytes = [0; 200];
+            let read = (0..1000).map(|_| consumer.read(&mut bytes)).find(|read| *read != Ok(0));
+            bytes != [round; 200] || read.expect("a tag gets there by itself") != Ok(200)
+        })
+    };
+    let count = |omits| (0..20).filter(|&seed| torn(Habits { omits, ..Habits::restless(seed) })).count();
+    assert!(count(Some(Omission::Barrier)) > 5);
+    assert_eq!(count(None), 0);
 }

@@ -22,6 +22,10 @@ pub enum Op {
         /// Bytes committed, at most what was got.
         commit_bytes: u16,
     },
+    /// Put a record in place, to be shown later.
+    Stage(u16),
+    /// Show what was put in place.
+    PublishStaged,
     /// Read into a buffer of so many bytes.
     Read(u16),
     /// Read a short record into a buffer of so many bytes.
@@ -76,6 +80,7 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
         harness.step(*op);
         harness.check_now();
     }
+    harness.publish_staged();
     harness.check_rest();
 }
 
@@ -95,6 +100,7 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
         }
         harness.step(*op);
     }
+    harness.publish_staged();
     forward.drain();
     back.drain();
     harness.check_rest();
@@ -122,6 +128,7 @@ pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: Habits) {
             harness.check_now();
         }
     }
+    harness.publish_staged();
     forward.barrier();
     back.barrier();
     harness.check_rest();
@@ -141,6 +148,8 @@ struct Harness<O: Outbound, I: Inbound> {
     producer: Producer<O, I>,
     consumer: Consumer<I, O>,
     unread: VecDeque<u8>,
+    /// Bytes that are in place and not shown: in records that were staged, or behind them.
+    staged: Option<Vec<u8>>,
     written_bytes: u64,
     is_finished: bool,
     visibility: Visibility,
@@ -156,6 +165,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             producer,
             consumer,
             unread: VecDeque::new(),
+            staged: None,
             written_bytes: 0,
             is_finished: false,
             visibility,
@@ -177,6 +187,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             Op::InPlaceWrite { reserve_bytes, commit_bytes } => {
                 self.write_in_place(reserve_bytes.into(), commit_bytes.into());
             }
+            Op::Stage(len_bytes) => self.stage(len_bytes.into()),
+            Op::PublishStaged => self.publish_staged(),
             Op::Read(len_bytes) => self.read(len_bytes.into()),
             Op::ReadShort(len_bytes) => self.read_short(len_bytes.into()),
             Op::PeekTo { skip_bytes, len_bytes } => self.peek_to(skip_bytes.into(), len_bytes.into()),
@@ -186,7 +198,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             Op::Finish => {
                 self.producer.finish();
                 self.is_finished = true;
-                self.ring_consumer();
+                let staged = self.staged.take().unwrap_or_default();
+                self.shown(&staged);
             }
             Op::Drain(_) => {}
         }
@@ -229,6 +242,30 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         self.sent(&bytes);
     }
 
+    fn stage(&mut self, len_bytes: usize) {
+        if self.is_finished {
+            return;
+        }
+        let bytes = self.next_bytes(len_bytes);
+        let Some(mut draft) = self.producer.draft(len_bytes).expect("an honest receiver") else { return };
+        // In two pieces, as whoever has a header.
+        let bytes = &bytes[..draft.room_bytes()];
+        let (first, second) = bytes.split_at(bytes.len().min(16));
+        draft.append(first);
+        draft.append(second);
+        draft.stage();
+        if !bytes.is_empty() {
+            self.staged.get_or_insert_default();
+        }
+        self.sent(bytes);
+    }
+
+    fn publish_staged(&mut self) {
+        assert_eq!(self.producer.publish_staged(), self.staged.is_some());
+        let staged = self.staged.take().unwrap_or_default();
+        self.shown(&staged);
+    }
+
     /// The bytes that come next in the stream: no two parts of it look alike.
     fn next_bytes(&self, len_bytes: usize) -> Vec<u8> {
         (self.written_bytes..).take(len_bytes).map(|index| Random(index).next() as u8).collect()
@@ -236,6 +273,13 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     fn sent(&mut self, bytes: &[u8]) {
         self.written_bytes += bytes.len() as u64;
+        match &mut self.staged {
+            Some(staged) => staged.extend_from_slice(bytes),
+            None => self.shown(bytes),
+        }
+    }
+
+    fn shown(&mut self, bytes: &[u8]) {
         self.unread.extend(bytes);
         self.has_arrived |= !bytes.is_empty();
         self.ring_consumer();
@@ -351,6 +395,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
 
     /// What must hold once every store is through: nothing is lost, and the end is the end.
     fn check_rest(&mut self) {
+        assert!(self.staged.is_none(), "shown before");
         assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
         self.read(self.unread.len() + 1);
         assert!(self.unread.is_empty());

@@ -103,6 +103,27 @@ fn a_short_message_is_one_packet_and_arrives_after_one_way() {
 }
 
 #[test]
+fn messages_that_are_shown_together_are_a_packet_each_and_arrive_with_the_last() {
+    let clock = Handed::default();
+    let (mut producer, mut consumer) = lane(&clock);
+    for message in [b"first 8.", b"second 8", b"third 8."] {
+        let mut draft = producer.draft(8).expect("an honest receiver").expect("room");
+        draft.append(message);
+        draft.stage();
+    }
+    clock.wait_until(10_000);
+    let mut bytes = [0; 32];
+    assert_eq!(consumer.read(&mut bytes), Ok(0));
+    assert!(producer.publish_staged());
+    // The line that is stored last is the only one that was not there long since.
+    clock.wait_until(10_000 + 24 + 24 + 500 - 1);
+    assert_eq!(consumer.read(&mut bytes), Ok(0));
+    clock.wait_until(10_000 + 24 + 24 + 500);
+    assert_eq!(consumer.read(&mut bytes), Ok(24));
+    assert_eq!(&bytes[..24], b"first 8.second 8third 8.");
+}
+
+#[test]
 fn a_stream_arrives_whole_and_at_the_rate_of_the_link() {
     let clock = Handed::default();
     stream(&clock, lane(&clock));

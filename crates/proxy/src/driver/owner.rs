@@ -711,6 +711,8 @@ fn report_of(counters: &Counters) -> PeerReport {
         moves: counters.moves,
         bytes_copied: counters.bytes_sent + counters.bytes_received + counters.bytes_held,
         frames_sent: counters.frames_sent,
+        publishes: counters.publishes,
+        flushes: counters.flushes,
         frames_received: counters.frames_received,
         stalls: counters.stalls,
         partitions_full: counters.partitions_full,

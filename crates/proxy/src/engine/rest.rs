@@ -38,6 +38,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         for port in 0..self.ports.len() {
             progressed |= self.serve(port, usize::MAX)?;
         }
+        self.publish();
         // Whatever was published just now, control frames too: the peer is rung for it in the next turn.
         progressed |= self.ports.iter().any(|port| port.has_sent);
         if progressed || !self.polled.is_empty() {
@@ -48,6 +49,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             let waits_for_room = self.ports[port].has_queued() || (port == 0 && !self.orphans.is_empty());
             let state = &mut self.ports[port];
             state.from.announce_sleep();
+            self.counters.flushes += 1 + u64::from(waits_for_room);
             let mut has_something = state.from.may_have_data();
             if waits_for_room {
                 state.to.announce_sleep();

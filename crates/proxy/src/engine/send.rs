@@ -1,9 +1,13 @@
 //! Frames to the peer, and whose turn it is.
+//!
+//! A turn puts all frames that are ready into the partitions, and then shows those of a partition together: one fence
+//! and one store, where each frame would cost as much. Nothing waits for more to come. What is there already is shown
+//! before anything that takes long: the copy of a long frame, or looks at many connections.
 
-use super::{Engine, Fault};
+use super::{Engine, Fault, Port};
 use crate::connection::{self, Connection, Due, Phase, Place};
 use crate::frame::{HEADER_BYTES, Header, Kind, PAYLOAD_BYTES_MAX};
-use crate::{Input, Key, Local, Tuple};
+use crate::{Counters, Input, Key, Local, Tuple};
 use fabric::{Inbound, Outbound};
 
 /// Connections that send in a turn, by class: then what has arrived meanwhile is looked at.
@@ -12,6 +16,8 @@ const VISITS_MAX: [usize; 2] = [16, 2];
 const FRESH_RUN_MAX: u32 = 8;
 /// Frames of a slice at most: short ones cost by their number.
 const FRAMES_PER_SLICE_MAX: u64 = 16;
+/// Before a frame with so many bytes is copied, the peer is shown what is there: the copy takes longer than the fence.
+const LONG_FRAME_BYTES: usize = 1 << 10;
 /// With slicing off, a connection with less to say than this has little to say.
 const SPARSE_BYTES_MAX: usize = 4096;
 
@@ -73,6 +79,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
                 return Ok(Said::Full);
             }
             self.note_said(key, due);
+            if due == Due::MOVE {
+                self.publish();
+            }
         }
     }
 
@@ -100,8 +109,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         };
         draft.append(&header.encode());
         draft.append(payload);
-        draft.publish();
-        state.has_sent = true;
+        draft.stage();
         self.counters.frames_sent += 1;
         Ok(true)
     }
@@ -193,6 +201,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             return Ok(Err(End::NoCredit));
         }
         let wanted_bytes = input_bytes.min(credit_bytes).min(left_bytes).min(PAYLOAD_BYTES_MAX);
+        if wanted_bytes >= LONG_FRAME_BYTES {
+            self.shown.publish(&mut self.ports, &mut self.counters);
+        }
         let state = &mut self.ports[port];
         let draft = state.to.draft(HEADER_BYTES + wanted_bytes);
         let draft = draft.map_err(|corrupt| Fault::Lane { partition: port, corrupt })?;
@@ -206,17 +217,16 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let consumed = match &mut connection.local {
             Some(local) if !self.settings.is_failover => {
                 local.copy_input(&mut draft, len_bytes);
-                draft.publish();
+                draft.stage();
                 local.consume(len_bytes)
             }
             _ => {
                 let retained = connection.retain(len_bytes);
                 connection.retained.from(connection.sent, len_bytes).iter().for_each(|piece| draft.append(piece));
-                draft.publish();
+                draft.stage();
                 retained
             }
         };
-        state.has_sent = true;
         connection.sent += len_bytes as u64;
         self.counters.frames_sent += 1;
         self.counters.bytes_sent += len_bytes as u64;
@@ -293,6 +303,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         push(if is_sparse { &mut state.fresh } else { &mut state.stale }, key);
     }
 
+    /// Shows the peer what this turn has put into the partitions so far.
+    pub(super) fn publish(&mut self) {
+        self.shown.publish(&mut self.ports, &mut self.counters);
+    }
+
     /// Wakes the peer for what was published and taken since the last time; answers whether it sleeps.
     pub(super) fn take_peers_ring(&mut self) -> bool {
         let mut ring = false;
@@ -304,6 +319,31 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         self.counters.rings_peer += u64::from(ring);
         ring
+    }
+}
+
+/// Which partition the peer was last shown something in.
+///
+/// A frame may mean nothing without one in the other partition: bytes in the bulk partition come behind the `Open` in
+/// the first one, and behind a `Move` in that which their connection has left. The first is shown before the others,
+/// and a `Move` at once; so a partition that follows another one is shown behind it, and no frame overtakes one that
+/// was said before.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    port_last: usize,
+}
+
+impl Shown {
+    fn publish<I: Inbound, O: Outbound>(&mut self, ports: &mut [Port<I, O>], counters: &mut Counters) {
+        for (index, port) in ports.iter_mut().enumerate() {
+            let follows_itself = index == self.port_last;
+            let is_shown = if follows_itself { port.to.publish_staged() } else { port.to.publish_staged_behind() };
+            if is_shown {
+                self.port_last = index;
+                port.has_sent = true;
+                counters.publishes += 1;
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Random histories of many connections over the partitions of one link, against an oracle: every program reads the
 //! bytes that were sent to it, in order, all of them, then the end; and a connection that nobody reads stops no other.
 
+mod batches;
 mod flood;
 mod hostile;
 mod losses;

@@ -1,0 +1,174 @@
+//! Memory that counts what orders the stores to it: what a protocol costs where barriers are dear. And that lets its
+//! owner look after every single store: what a protocol shows when.
+
+use crate::{Coherence, Memory};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use volmem::sync::Ordering;
+
+/// What was asked of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Barriers: a fence of an outbound window, and one within a line that publishes.
+    pub barriers: u64,
+    /// Waits until everything has arrived: a flush of an outbound window.
+    pub settles: u64,
+    /// Spans that were written back.
+    pub write_backs: u64,
+}
+
+/// What an owner does after a store.
+pub type Look = Box<dyn FnMut() + Send>;
+
+/// Other memory, and how often it was asked for order. Clones and parts count together.
+#[derive(Clone)]
+pub struct Counted<M> {
+    memory: M,
+    coherence: Coherence,
+    tally: Arc<Tally>,
+    look: Option<Arc<Mutex<Look>>>,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    barriers: AtomicU64,
+    settles: AtomicU64,
+    write_backs: AtomicU64,
+}
+
+impl<M: Memory> Counted<M> {
+    /// Counts from here on.
+    pub fn new(memory: M) -> Self {
+        let coherence = memory.coherence();
+        Self::as_if(memory, coherence)
+    }
+
+    /// As [`Counted::new`], of memory that asks of its users what another mapping would.
+    pub fn as_if(memory: M, coherence: Coherence) -> Self {
+        Self { memory, coherence, tally: Arc::default(), look: None }
+    }
+
+    /// The same, where somebody looks after every store, who stores elsewhere.
+    #[must_use]
+    pub fn watched(self, look: Look) -> Self {
+        Self { look: Some(Arc::new(Mutex::new(look))), ..self }
+    }
+
+    /// Looks as after a store.
+    pub fn look(&self) {
+        if let Some(look) = &self.look {
+            // A panic in an earlier look is that test's failure.
+            (look.lock().unwrap_or_else(PoisonError::into_inner))();
+        }
+    }
+
+    /// How often, so far.
+    pub fn counts(&self) -> Counts {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Tally { barriers, settles, write_backs } = &*self.tally;
+        Counts { barriers: load(barriers), settles: load(settles), write_backs: load(write_backs) }
+    }
+}
+
+impl<M: fmt::Debug> fmt::Debug for Counted<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Counted({:?}, {:?}, {:?})", self.memory, self.coherence, self.tally)
+    }
+}
+
+fn count(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}
+
+impl<M: Memory> Memory for Counted<M> {
+    fn coherence(&self) -> Coherence {
+        self.coherence
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.memory.len_bytes()
+    }
+
+    fn part(&self, offset: usize, len_bytes: usize) -> Self {
+        Self { memory: self.memory.part(offset, len_bytes), ..self.clone() }
+    }
+
+    fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        self.memory.load_u64(offset, order)
+    }
+
+    fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.memory.store_u64(offset, value, order);
+        self.look();
+    }
+
+    unsafe fn read_to(&self, offset: usize, destination: *mut u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.memory.read_to(offset, destination, len_bytes) }
+    }
+
+    unsafe fn write_from(&self, offset: usize, source: *const u8, len_bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.memory.write_from(offset, source, len_bytes) };
+        self.look();
+    }
+
+    fn pointer(&self, offset: usize, len_bytes: usize) -> NonNull<u8> {
+        self.memory.pointer(offset, len_bytes)
+    }
+
+    fn write_back(&self, offset: usize, len_bytes: usize) {
+        count(&self.tally.write_backs);
+        self.memory.write_back(offset, len_bytes);
+    }
+
+    fn drop_lines(&self, offset: usize, len_bytes: usize) {
+        self.memory.drop_lines(offset, len_bytes);
+    }
+
+    fn barrier(&self) {
+        count(&self.tally.barriers);
+        self.memory.barrier();
+    }
+
+    fn settle(&self) {
+        count(&self.tally.settles);
+        self.memory.settle();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryOutbound, Outbound, Slice};
+    use volmem::Region;
+
+    #[test]
+    fn what_a_window_asks_of_its_memory_is_counted_for_all_its_parts() {
+        let memory = Counted::as_if(Region::heap(256), Coherence::WriteCombined);
+        let window = MemoryOutbound::new(memory.clone());
+        let part = window.slice(64, 128);
+        assert_eq!(part.coherence(), Coherence::WriteCombined);
+        window.write(0, &[1; 8]);
+        assert_eq!(memory.counts().barriers, 0);
+        part.store_line(0, &[1, 2]);
+        part.store_line_behind(64, &[3, 4]);
+        window.fence();
+        part.flush();
+        assert_eq!(memory.counts(), Counts { barriers: 3, settles: 1, write_backs: 3 });
+        assert_eq!((memory.load_u64(64, Ordering::Relaxed), memory.load_u64(136, Ordering::Relaxed)), (1, 4));
+    }
+
+    #[test]
+    fn its_owner_looks_after_each_store_and_sees_it() {
+        let region = Region::heap(128);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (own, told) = (region.clone(), seen.clone());
+        let look = move || told.lock().unwrap().push(own.load_u64(0, Ordering::Relaxed));
+        let memory = Counted::new(region).watched(Box::new(look));
+        MemoryOutbound::new(memory).store_line_behind(0, &[5, 6]);
+        assert_eq!(*seen.lock().unwrap(), [0, 5]);
+    }
+}

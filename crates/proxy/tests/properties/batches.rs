@@ -1,0 +1,308 @@
+//! What it takes to show frames to the peer, where barriers are dear: memory that gathers stores, and memory whose
+//! caches hold stale lines until they are told. Nothing of it is a matter of time: turns are taken by hand.
+
+use crate::program::End;
+use crate::world::SECRET;
+use fabric::counted::Counted;
+use fabric::stale::{Habits, StaleMemory};
+use fabric::{Coherence, Memory, MemoryInbound, MemoryOutbound, Outbound, Slice};
+use lane::{Consumer, Layout, Producer};
+use proxy::frame::Side;
+use proxy::{Class, Counters, Engine, Event, Key, Placement, Port, Settings, Tuple};
+use std::sync::{Arc, Mutex};
+use volmem::Region;
+
+const LAYOUT: Layout = Layout::packed(512, 0);
+const PARTITION_BYTES: usize = LAYOUT.window_bytes().next_multiple_of(64);
+/// More than any message here: what the programs hold unread.
+const INPUT_BYTES_MAX: usize = 64 << 10;
+
+type Proxy<M> = Engine<MemoryInbound<M>, MemoryOutbound<Counted<M>>, End>;
+
+/// Two engines with a partition of each class, connections between them, and what the first one's stores cost.
+struct Pair<M> {
+    from: Proxy<M>,
+    to: Proxy<M>,
+    memory: Counted<M>,
+    senders: Vec<End>,
+    receivers: Vec<End>,
+}
+
+/// What has happened since the last time somebody asked.
+#[derive(Debug, PartialEq, Eq)]
+struct Cost {
+    frames: u64,
+    publishes: u64,
+    barriers: u64,
+}
+
+impl<M: Memory + 'static> Pair<M> {
+    fn new([(own_a, peer_a), (own_b, peer_b)]: [(M, M); 2], coherence: Coherence, settings: Settings) -> Self {
+        let (memory, back) = (Counted::as_if(peer_a, coherence), Counted::as_if(peer_b, coherence));
+        let engine = |side, own: &M, peer: &Counted<M>| {
+            let port = |index: usize| {
+                let inbound = MemoryInbound::new(own.part(index * PARTITION_BYTES, PARTITION_BYTES));
+                let outbound = MemoryOutbound::new(peer.part(index * PARTITION_BYTES, PARTITION_BYTES));
+                let to = Producer::new(outbound.clone(), inbound.clone(), LAYOUT, SECRET);
+                Port::new(to, Consumer::new(inbound, outbound, LAYOUT, SECRET))
+            };
+            Engine::new(Settings { side, ..settings }, (0..Class::ALL.len()).map(port).collect())
+        };
+        let (from, to) = (engine(Side::Lower, &own_a, &memory), engine(Side::Higher, &own_b, &back));
+        Self { from, to, memory, senders: Vec::new(), receivers: Vec::new() }
+    }
+
+    /// Opens so many connections, and lets them come to rest.
+    fn connect(&mut self, connections: usize) {
+        for index in 0..connections {
+            let end = End::new(INPUT_BYTES_MAX);
+            self.senders.push(end.clone());
+            let tuple = Tuple::new(&[index as u8]).expect("a byte");
+            self.from.open(tuple, |_: Key| end).expect("room for a connection");
+        }
+        (0..8).for_each(|_| self.turns());
+        assert_eq!(self.receivers.len(), connections);
+    }
+
+    fn turns(&mut self) {
+        self.from.turn(0).expect("an honest peer");
+        self.to.turn(0).expect("an honest peer");
+        while let Some(event) = self.to.next_event() {
+            let Event::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
+            let end = End::new(INPUT_BYTES_MAX);
+            self.receivers.push(end.clone());
+            self.to.answer(key, Ok(end));
+        }
+    }
+
+    /// One turn of the first engine, and what it cost.
+    fn turn(&mut self) -> Cost {
+        let (before, barriers) = (*self.from.counters(), self.memory.counts().barriers);
+        self.from.turn(0).expect("an honest peer");
+        let Counters { frames_sent, publishes, .. } = *self.from.counters();
+        let barriers = self.memory.counts().barriers - barriers;
+        Cost { frames: frames_sent - before.frames_sent, publishes: publishes - before.publishes, barriers }
+    }
+
+    /// What the receivers have got, which is forgotten.
+    fn received(&mut self) -> Vec<Vec<u8>> {
+        self.to.turn(0).expect("an honest peer");
+        self.receivers.iter().map(|end| end.read(INPUT_BYTES_MAX)).collect()
+    }
+}
+
+/// Latency only where nothing else is asked for: no turn moves a connection.
+fn settings() -> Settings {
+    Settings { secret: 7, placement: None, ..Settings::new(Side::Lower) }
+}
+
+fn stale(habits: Habits) -> Pair<StaleMemory> {
+    let windows = StaleMemory::windows(Class::ALL.len() * PARTITION_BYTES, habits);
+    Pair::new(windows, Coherence::NonCoherent, settings())
+}
+
+fn write_combined() -> Pair<Region> {
+    let [a, b] = [(); 2].map(|()| Region::heap(Class::ALL.len() * PARTITION_BYTES));
+    Pair::new([(a.clone(), b.clone()), (b, a)], Coherence::WriteCombined, settings())
+}
+
+/// A message of each connection, all ready when the turn begins.
+fn messages(connections: usize, len_bytes: usize) -> Vec<Vec<u8>> {
+    (0..connections).map(|index| vec![index as u8 + 1; len_bytes]).collect()
+}
+
+fn ready_together<M: Memory + 'static>(mut pair: Pair<M>, connections: usize, len_bytes: usize) -> Cost {
+    pair.connect(connections);
+    let messages = messages(connections, len_bytes);
+    pair.senders.iter().zip(&messages).for_each(|(end, bytes)| end.send(bytes.iter().copied()));
+    let cost = pair.turn();
+    assert_eq!(pair.received(), messages);
+    cost
+}
+
+#[test]
+fn frames_that_are_ready_together_are_shown_by_one_store_behind_one_barrier() {
+    for (connections, len_bytes) in [(2, 8), (16, 8), (16, 32), (9, 100), (3, 900)] {
+        let one = Cost { frames: connections as u64, publishes: 1, barriers: 1 };
+        assert_eq!(ready_together(stale(Habits::quiet()), connections, len_bytes), one, "stale, {len_bytes} bytes");
+        assert_eq!(ready_together(write_combined(), connections, len_bytes), one, "combined, {len_bytes} bytes");
+    }
+}
+
+/// It is shown in the turn in which it is ready, though nothing else comes, and alone: on memory that is written back
+/// by the line, behind no barrier at all.
+#[test]
+fn a_frame_alone_waits_for_no_other() {
+    for len_bytes in [1, 8, 32] {
+        let one = |barriers| Cost { frames: 1, publishes: 1, barriers };
+        assert_eq!(ready_together(stale(Habits::quiet()), 1, len_bytes), one(0));
+        assert_eq!(ready_together(write_combined(), 1, len_bytes), one(1));
+    }
+}
+
+#[test]
+fn a_turn_with_nothing_to_say_stores_nothing() {
+    let mut pair = write_combined();
+    pair.connect(3);
+    assert_eq!(pair.turn(), Cost { frames: 0, publishes: 0, barriers: 0 });
+}
+
+/// The copy of a long frame takes longer than a fence: what is ready before it does not wait for it.
+#[test]
+fn short_frames_are_shown_before_a_long_one_is_copied() {
+    let mut pair = write_combined();
+    pair.connect(3);
+    pair.senders[0].send([1; 8].into_iter());
+    pair.senders[1].send([2; 8].into_iter());
+    pair.senders[2].send([3; 1500].into_iter());
+    assert_eq!(pair.turn(), Cost { frames: 3, publishes: 2, barriers: 2 });
+    assert_eq!(pair.received(), [vec![1; 8], vec![2; 8], vec![3; 1500]]);
+}
+
+/// A connection at the end of its credit keeps no other one's frame back, and no turn waits for its credit.
+#[test]
+fn a_frame_is_shown_beside_a_connection_without_credit() {
+    let mut pair = write_combined();
+    pair.connect(2);
+    pair.senders[0].send((0..400 << 10).map(|at| at as u8));
+    (0..400).for_each(|_| pair.turns());
+    assert!(pair.from.counters().stalls > 0, "{:?}", pair.from.counters());
+    pair.senders[1].send([9; 8].into_iter());
+    assert_eq!(pair.turn(), Cost { frames: 1, publishes: 1, barriers: 1 });
+    assert_eq!(pair.received()[1], [9; 8]);
+}
+
+/// Frames that find no room are no reason to keep those back that did.
+#[test]
+fn what_fits_a_full_partition_is_shown() {
+    let mut pair = write_combined();
+    pair.connect(1);
+    pair.senders[0].send((0..200 << 10).map(|at| at as u8));
+    // Nobody takes anything at the other end.
+    let costs: Vec<Cost> = (0..100).map(|_| pair.turn()).collect();
+    assert!(pair.from.counters().partitions_full > 0, "{:?}", pair.from.counters());
+    let shown: u64 = costs.iter().map(|cost| cost.frames).sum();
+    (0..20).for_each(|_| _ = pair.to.turn(0).expect("an honest peer"));
+    assert_eq!(pair.to.counters().frames_received - pair.receivers.len() as u64, shown);
+}
+
+/// Caches whose lines come and go unasked: frames that were shown together are all there, in order, or none is.
+#[test]
+fn bytes_arrive_in_order_however_lines_move() {
+    for seed in 0..20 {
+        let mut pair = stale(Habits::restless(seed));
+        pair.connect(12);
+        let mut sent = vec![Vec::new(); 12];
+        let mut read = vec![Vec::new(); 12];
+        for round in 0..30_usize {
+            for (index, end) in pair.senders.iter().enumerate().filter(|(index, _)| (index + round) % 3 != 0) {
+                let bytes: Vec<u8> =
+                    (0..1 + (index * 37 + round * 11) % 400).map(|at| (at * 7 + round) as u8).collect();
+                end.send(bytes.iter().copied());
+                sent[index].extend(bytes);
+            }
+            pair.turns();
+            for (index, end) in pair.receivers.iter().enumerate() {
+                read[index].extend(end.read(INPUT_BYTES_MAX));
+            }
+        }
+        for _ in 0..200 {
+            pair.turns();
+            for (index, end) in pair.receivers.iter().enumerate() {
+                read[index].extend(end.read(INPUT_BYTES_MAX));
+            }
+        }
+        assert_eq!(read, sent, "seed {seed}");
+        let counters = pair.from.counters();
+        assert!(counters.frames_sent > counters.publishes * 3 / 2, "{counters:?}");
+    }
+}
+
+/// Small rings and quick moves: partitions are often full just when a connection leaves them.
+const TIGHT: Layout = Layout::packed(16, 0);
+
+fn tight(side: Side) -> Settings {
+    let placement = Placement { burst_bytes: 3000, interval_bytes: 4000, interval_ns: 500, calm_intervals: 2 };
+    // Nobody is put to sleep: there is nobody to ring.
+    let awake_ns = 1 << 40;
+    Settings { side, slice_bytes: 400, backlog_bytes: 2048, placement: Some(placement), awake_ns, ..settings() }
+}
+
+/// Two partitions, of which `own` holds what comes and `to` takes what goes.
+fn tight_ports<O: Outbound>(own: &Region, to: impl Fn(usize, usize) -> O) -> Vec<Port<MemoryInbound, O>> {
+    let bytes = TIGHT.window_bytes().next_multiple_of(64);
+    let port = |index: usize| {
+        let inbound = || MemoryInbound::new(own.sub(index * bytes, bytes));
+        let producer = Producer::new(to(index * bytes, bytes), inbound(), TIGHT, SECRET);
+        Port::new(producer, Consumer::new(inbound(), to(index * bytes, bytes), TIGHT, SECRET))
+    };
+    (0..Class::ALL.len()).map(port).collect()
+}
+
+/// Whoever looks between two stores of a turn finds no frame before one that it rests on: bytes behind the `Open` of
+/// their connection and behind the `Move` that brought it to their partition.
+#[test]
+fn a_peer_that_looks_after_every_store_finds_frames_in_the_order_of_their_connections() {
+    for seed in 1..20_u64 {
+        let [own_a, own_b] = [(); 2].map(|()| Region::heap(2 * TIGHT.window_bytes().next_multiple_of(64)));
+        let back = |offset, bytes| MemoryOutbound::new(own_a.sub(offset, bytes));
+        let mut to = Engine::new(tight(Side::Higher), tight_ports(&own_b, back));
+        let received = Arc::new(Mutex::new((Vec::<End>::new(), true, 0_u64)));
+        let seen = received.clone();
+        let look = Box::new(move || {
+            let (receivers, looks, now_ns) = &mut *seen.lock().expect("no test panics with it");
+            if !*looks {
+                return;
+            }
+            to.turn(*now_ns).expect("an honest peer");
+            while let Some(event) = to.next_event() {
+                let Event::Open { key, .. } = event else { panic!("an honest peer: {event:?}") };
+                receivers.push(End::new(INPUT_BYTES_MAX));
+                to.answer(key, Ok(receivers[receivers.len() - 1].clone()));
+            }
+        });
+        let memory = Counted::as_if(own_b.clone(), Coherence::WriteCombined).watched(look);
+        let window = MemoryOutbound::new(memory.clone());
+        let mut from = Engine::new(tight(Side::Lower), tight_ports(&own_a, |at, bytes| window.slice(at, bytes)));
+        let mut random = seed;
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            (random >> 33) % limit
+        };
+        let (mut senders, mut sent) = (Vec::new(), vec![Vec::new(); 4]);
+        for round in 0..4000_u64 {
+            if senders.len() < sent.len() && below(50) == 0 {
+                let end = End::new(INPUT_BYTES_MAX);
+                senders.push(end.clone());
+                from.open(Tuple::new(&[1]).expect("a byte"), |_: Key| end).expect("room for a connection");
+            }
+            if !senders.is_empty() {
+                let index = below(senders.len() as u64);
+                // In turns: the stream of one fills the partition that another one leaves.
+                let has_bursts = (round / 200 + index) % 2 == 0;
+                let bytes = vec![round as u8; below(if has_bursts { 1500 } else { 20 }) as usize + 1];
+                senders[index as usize].send(bytes.iter().copied());
+                sent[index as usize].extend(bytes);
+            }
+            let now_ns = {
+                let (_, looks, now_ns) = &mut *received.lock().expect("no look panics");
+                *looks = below(3) > 0;
+                *now_ns += below(200);
+                *now_ns
+            };
+            from.turn(now_ns).expect("an honest peer");
+            memory.look();
+        }
+        received.lock().expect("no look panics").1 = true;
+        let mut read = vec![Vec::new(); sent.len()];
+        for _ in 0..3000 {
+            memory.look();
+            from.turn(1 << 30).expect("an honest peer");
+            for (index, end) in received.lock().expect("no look panics").0.iter().enumerate() {
+                read[index].extend(end.read(INPUT_BYTES_MAX));
+            }
+        }
+        assert_eq!(read, sent, "seed {seed}");
+        assert!(from.counters().moves > 10, "{:?}", from.counters());
+    }
+}
