@@ -1,4 +1,33 @@
-//! Waiting that is bounded and yields.
+//! Waiting that is bounded and yields: who looks, who yields, who sleeps, and when.
+//!
+//! All who wait do it by the same policy: programs at lanes in shared memory and in windows, calls that wait for many
+//! connections at once, and the threads of proxies. A wait ([`Spin`]) has three stages:
+//!
+//! 1. it looks at full speed, for about 10 us;
+//! 2. it looks and yields in turn, and asks the kernel every 5 us, until it has been awake for 50 us, not counting
+//!    short turns that others had in its yields, and for 300 us at most;
+//! 3. it sleeps, until it is rung.
+//!
+//! With processors to spare that is all there is to it. Nobody can know whether somebody else needs the processor from
+//! which he looks. But four things can be measured, and each of them changes the waits to come:
+//!
+//! * **What others did in a yield**, by each wait that yields, for the process. They had a turn of 0.7 to 100 us: they
+//!   need the processor for a moment, and one of them may be who is waited for. They had none, or kept it for longer:
+//!   there is nobody, or somebody who computes. Where most yields of a wait brought short turns, and it ended well, the
+//!   next 2048 waits begin with the second stage; else none do.
+//! * **How many threads want to run**, by the kernel, asked every 4 ms, for the machine. With more of them than
+//!   processors, who is awake is run last when it matters, and who sleeps at once. Waits leave out the second stage
+//!   then, but for those whose yields bring short turns. One in 1024 tries what yields bring.
+//! * **Waits in a row that ended in a long sleep**, at one place ([`Patience::new`]). What is waited for there does not
+//!   come within 50 us: after 8 of them, waits leave out both stages. One in 32 does not, and while that brings
+//!   something, none does.
+//! * **The time between two looks** of a thread that many wait for ([`Patience::of_server`]). After more than 1 ms
+//!   somebody computes on its processor, and will again: 1000 waits leave out both stages.
+//!
+//! They are four because none says what another does. Yields cost a waiter its turn, so they are not tried where the
+//! kernel says that somebody computes. The kernel's count does not tell who gives a turn back, nor is it as quick as
+//! the one who was late. And what is waited for may never come, on the idlest machine. They are one policy because each
+//! wait is decided in one place when it begins (`Manner::of`), and in one after each look (`Spin::next_step`).
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::crowd;
@@ -29,30 +58,92 @@ const VAIN_WAITS: u32 = 8;
 const HOPE_EVERY: u32 = 32;
 /// A sleep that ended sooner, with its wake-up, is one that being awake would have saved.
 const SHORT_SLEEP_MICROSECONDS: u64 = AWAKE_MICROSECONDS;
+/// Between two looks of a server there is less than this, unless a program computes: it keeps the processor for the
+/// kernel's slice. Those who wait, or copy a message, take less.
+const LATE_LOOK_NS: u64 = 1_000_000;
+/// So many waits of a server sleep at once after a look that was late.
+const LATE_WAITS: u32 = 1000;
 
-static YIELDING_WAITS_LEFT: AtomicU32 = AtomicU32::new(0);
-static CROWDED_WAITS: AtomicU32 = AtomicU32::new(0);
+/// What the waits of a process have taught about the processors.
+#[derive(Debug)]
+struct Lessons {
+    yielding_waits_left: AtomicU32,
+    /// Waits that began in a crowd.
+    crowded_waits: AtomicU32,
+    /// Whether there is a crowd; by the clock's ticks.
+    is_crowd_there: fn(u64) -> bool,
+}
+
+static LESSONS: Lessons = Lessons::new(crowd::is_there);
+
+impl Lessons {
+    const fn new(is_crowd_there: fn(u64) -> bool) -> Self {
+        Self { yielding_waits_left: AtomicU32::new(0), crowded_waits: AtomicU32::new(0), is_crowd_there }
+    }
+
+    #[inline]
+    fn take_yielding_wait(&self) -> bool {
+        take_one(&self.yielding_waits_left)
+    }
+
+    /// At the end of a wait that has yielded.
+    #[cold]
+    fn learn(&self, yields: &Yields, ends_in_sleep: bool) {
+        let has_helped = yields.give_turns() && !ends_in_sleep;
+        self.yielding_waits_left.store(if has_helped { YIELDING_WAITS } else { 0 }, Ordering::Relaxed);
+    }
+}
+
+/// Counts down; `false`: none was left. Two threads may count as one.
+#[inline]
+fn take_one(left: &AtomicU32) -> bool {
+    let count = left.load(Ordering::Relaxed);
+    if count > 0 {
+        left.store(count - 1, Ordering::Relaxed);
+    }
+    count > 0
+}
 
 /// What the waits at one place have taught: whether being awake brings what they wait for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Patience {
+    is_of_server: bool,
     /// Waits in a row that slept long.
     vain_waits: AtomicU32,
     /// Waits that slept.
     sleeps: AtomicU32,
     /// Clock ticks when the last of them began to.
     asleep_since: AtomicU64,
+    /// Waits of a server that sleep at once.
+    late_waits_left: AtomicU32,
 }
 
 impl Patience {
     /// That has learned nothing.
     pub const fn new() -> Self {
-        Self { vain_waits: AtomicU32::new(0), sleeps: AtomicU32::new(0), asleep_since: AtomicU64::new(0) }
+        Self {
+            is_of_server: false,
+            vain_waits: AtomicU32::new(0),
+            sleeps: AtomicU32::new(0),
+            asleep_since: AtomicU64::new(0),
+            late_waits_left: AtomicU32::new(0),
+        }
+    }
+
+    /// Of a thread that many wait for: it learns by looks that come late ([`Spin::note_look`]) instead of vain waits,
+    /// for what it waits for comes from anybody.
+    pub const fn of_server() -> Self {
+        Self { is_of_server: true, ..Self::new() }
     }
 
     /// Forgets what it has learned.
     pub fn forget(&self) {
         self.vain_waits.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether there are, as far as a server has found, fewer processors than parties that need one.
+    pub fn is_crowded(&self) -> bool {
+        [&self.late_waits_left, &LESSONS.yielding_waits_left].iter().any(|left| left.load(Ordering::Relaxed) > 0)
     }
 
     #[inline]
@@ -62,11 +153,14 @@ impl Patience {
 
     #[inline]
     fn has_hope(&self) -> bool {
-        self.sleeps.load(Ordering::Relaxed).is_multiple_of(HOPE_EVERY)
+        !self.is_of_server && self.sleeps.load(Ordering::Relaxed).is_multiple_of(HOPE_EVERY)
     }
 
     #[cold]
     fn note_sleep(&self, now: u64) {
+        if self.is_of_server {
+            return;
+        }
         // Two threads may count as one.
         let vain_waits = self.vain_waits.load(Ordering::Relaxed);
         self.vain_waits.store(vain_waits.saturating_add(1), Ordering::Relaxed);
@@ -85,6 +179,43 @@ impl Patience {
             self.forget();
         }
     }
+
+    fn note_late_look(&self) {
+        self.late_waits_left.store(if self.is_of_server { LATE_WAITS } else { 0 }, Ordering::Relaxed);
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// With which stage a wait begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// It looks at full speed.
+    Looks,
+    /// It yields from its first look on.
+    Yields,
+    /// It sleeps after its first look.
+    Sleeps,
+}
+
+impl Manner {
+    /// What earlier waits have taught a new one, and whether it is to hope in spite of a crowd.
+    #[inline]
+    fn of(lessons: &Lessons, patience: Option<&Patience>) -> (Self, bool) {
+        if patience.is_some_and(|patience| take_one(&patience.late_waits_left)) {
+            return (Self::Sleeps, false);
+        }
+        let awake = if lessons.take_yielding_wait() { Self::Yields } else { Self::Looks };
+        match patience {
+            Some(patience) if patience.has_hope() => (awake, true),
+            Some(patience) if patience.is_lost() => (Self::Sleeps, false),
+            _ => (awake, false),
+        }
+    }
 }
 
 /// What a waiter should do next.
@@ -98,90 +229,105 @@ pub enum Turn {
     Sleep,
 }
 
-/// One wait: call [`Spin::turn`] after every look that found nothing.
-///
-/// A process cannot know whether its peer needs the processor that it looks from. Looking without yielding keeps such a
-/// peer from answering; yielding is slow where the peer runs elsewhere. A wait looks, and learns: where others had
-/// short turns in most of its yields, and that brought what all looks before had not, the waits to come begin so.
-/// They do no longer once yields come back at once, or late, or bring nothing: nobody short of the processor is there,
-/// or somebody who keeps it.
-///
-/// Where more programs want to run than there are processors, and do not give each other turns like that, being awake
-/// is worse than being asleep: the kernel runs at once who wakes, and last who has used its share. What is not there at
-/// full speed is slept for then.
+/// What a wait does before its next look, once full speed has brought nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Sleep,
+    AskKernel,
+    Yield,
+    Nothing,
+}
+
+/// What others did in the yields of a wait.
+#[derive(Debug, Clone, Copy, Default)]
+struct Yields {
+    count: u32,
+    /// Those in which others had a short turn.
+    turns: u32,
+    /// Ticks of those turns.
+    turns_ticks: u64,
+}
+
+impl Yields {
+    fn note(&mut self, ticks: u64) {
+        self.count = self.count.saturating_add(1);
+        if (SWITCH_TICKS..TURN_MICROSECONDS * TICKS_PER_MICROSECOND).contains(&ticks) {
+            self.turns = self.turns.saturating_add(1);
+            self.turns_ticks += ticks;
+        }
+    }
+
+    /// Whether others had a short turn in most of them.
+    fn give_turns(&self) -> bool {
+        2 * u64::from(self.turns) > u64::from(self.count)
+    }
+}
+
+/// One wait: call [`Spin::turn`] after every look that found nothing. See the module for what it does when.
 #[derive(Debug)]
 pub struct Spin {
     looks: u32,
     /// When looking became slow.
     started: u64,
     asked: u64,
-    yields: u32,
-    /// Yields in which others had a short turn.
-    turns: u32,
-    /// Ticks of those turns.
-    turns_ticks: u64,
-    begins_by_yielding: bool,
-    ends_in_sleep: bool,
-    yielding_waits_left: &'static AtomicU32,
-    /// What earlier waits at this place have learned.
-    patience: Option<&'static Patience>,
-    sleeps_at_once: bool,
-    minds_crowd: bool,
+    yields: Yields,
+    manner: Manner,
     /// It stays awake in a crowd too, and does not yield there.
     has_hope: bool,
+    /// It is the one that finds out what yields bring in a crowd.
     tries_turns: bool,
-}
-
-/// Whether waits of this process begin by yielding: there are fewer processors than parties that need one.
-pub fn is_crowded() -> bool {
-    YIELDING_WAITS_LEFT.load(Ordering::Relaxed) > 0
+    ends_in_sleep: bool,
+    lessons: &'static Lessons,
+    patience: Option<&'static Patience>,
+    /// When it last looked, where it was told.
+    looked_ns: u64,
 }
 
 impl Spin {
     /// A wait that starts now.
     #[inline]
     pub fn new() -> Self {
-        let mut spin = Self::on(&YIELDING_WAITS_LEFT);
-        spin.minds_crowd = true;
-        spin
+        Self::by(&LESSONS, None)
     }
 
     /// As [`Spin::new`], at a place where waits learn from each other. A sleep that it ends with is told to
     /// [`Patience::note_awake`].
     #[inline]
     pub fn with(patience: &'static Patience) -> Self {
-        let mut spin = Self::new();
-        spin.patience = Some(patience);
-        if patience.has_hope() {
-            spin.has_hope = true;
-        } else if patience.is_lost() {
-            spin.sleeps_at_once = true;
-            spin.looks = LOOKS_AT_FULL_SPEED;
-        }
-        spin
+        Self::by(&LESSONS, Some(patience))
     }
 
     #[inline]
-    fn on(yielding_waits_left: &'static AtomicU32) -> Self {
-        let left = yielding_waits_left.load(Ordering::Relaxed);
-        if left > 0 {
-            yielding_waits_left.store(left - 1, Ordering::Relaxed);
-        }
+    fn by(lessons: &'static Lessons, patience: Option<&'static Patience>) -> Self {
+        let (manner, has_hope) = Manner::of(lessons, patience);
         Self {
-            looks: if left > 0 { LOOKS_AT_FULL_SPEED } else { 0 },
+            looks: if manner == Manner::Looks { 0 } else { LOOKS_AT_FULL_SPEED },
             started: 0,
             asked: 0,
-            yields: 0,
-            turns: 0,
-            turns_ticks: 0,
-            begins_by_yielding: left > 0,
-            ends_in_sleep: false,
-            yielding_waits_left,
-            patience: None,
-            sleeps_at_once: false,
-            minds_crowd: false,
-            has_hope: false,
+            yields: Yields::default(),
+            manner,
+            has_hope,
             tries_turns: false,
+            ends_in_sleep: false,
+            lessons,
+            patience,
+            looked_ns: 0,
+        }
+    }
+
+    /// Whether its first turn says to sleep: whoever looks at many may spare itself the look.
+    pub fn sleeps_at_once(&self) -> bool {
+        self.manner == Manner::Sleeps
+    }
+
+    /// A server looks now, for the first time in this wait or again. In nanoseconds of any clock.
+    pub fn note_look(&mut self, now_ns: u64) {
+        let before_ns = std::mem::replace(&mut self.looked_ns, now_ns);
+        if before_ns != 0
+            && now_ns.saturating_sub(before_ns) > LATE_LOOK_NS
+            && let Some(patience) = self.patience
+        {
+            patience.note_late_look();
         }
     }
 
@@ -201,36 +347,52 @@ impl Spin {
     #[cold]
     fn slow_turn(&mut self) -> Turn {
         let now = ticks();
-        let is_crowded = self.is_in_crowd(now);
-        if self.sleeps_at_once || self.is_over(now) || (is_crowded && !self.has_hope) {
-            if let Some(patience) = self.patience.take() {
-                patience.note_sleep(now);
+        match self.next_step(now) {
+            Step::Sleep => {
+                if let Some(patience) = self.patience.take() {
+                    patience.note_sleep(now);
+                }
+                self.ends_in_sleep = true;
+                Turn::Sleep
             }
-            self.ends_in_sleep = true;
-            return Turn::Sleep;
+            Step::AskKernel => {
+                self.asked = now;
+                Turn::AskKernel
+            }
+            Step::Yield => {
+                rustix::thread::sched_yield();
+                self.yields.note(ticks().wrapping_sub(now));
+                Turn::Look
+            }
+            Step::Nothing => Turn::Look,
+        }
+    }
+
+    /// What comes now, in the second stage.
+    fn next_step(&mut self, now: u64) -> Step {
+        if self.manner == Manner::Sleeps || self.is_over(now) {
+            return Step::Sleep;
+        }
+        let is_crowded = self.is_in_crowd(now);
+        if is_crowded && !self.has_hope {
+            return Step::Sleep;
         }
         if self.started == 0 {
-            self.started = now;
-            self.asked = now;
-            if !self.begins_by_yielding {
-                return Turn::AskKernel;
+            (self.started, self.asked) = (now, now);
+            if self.manner == Manner::Looks {
+                return Step::AskKernel;
             }
         }
-        if now.wrapping_sub(self.asked) > LIFELINE_MICROSECONDS * TICKS_PER_MICROSECOND {
-            self.asked = ticks();
-            return Turn::AskKernel;
+        match () {
+            () if now.wrapping_sub(self.asked) > LIFELINE_MICROSECONDS * TICKS_PER_MICROSECOND => Step::AskKernel,
+            () if is_crowded => Step::Nothing,
+            () => Step::Yield,
         }
-        if is_crowded {
-            return Turn::Look;
-        }
-        rustix::thread::sched_yield();
-        self.note_yield(ticks().wrapping_sub(now));
-        Turn::Look
     }
 
     /// Whether it has been awake for long enough.
     fn is_over(&self, now: u64) -> bool {
-        let limit_ticks = AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND + self.turns_ticks;
+        let limit_ticks = AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND + self.yields.turns_ticks;
         let limit_ticks = limit_ticks.min(AWAKE_BESIDE_OTHERS_MICROSECONDS * TICKS_PER_MICROSECOND);
         self.started != 0 && now.wrapping_sub(self.started) > limit_ticks
     }
@@ -238,47 +400,29 @@ impl Spin {
     /// Whether others want the processor who do not only take short turns, as far as is known: what a yield would bring
     /// is only tried now and then.
     fn is_in_crowd(&mut self, now: u64) -> bool {
-        if self.begins_by_yielding || self.tries_turns {
-            return self.minds_crowd && self.yields > 0 && !self.gives_turns() && crowd::is_there(now);
+        let is_there = self.lessons.is_crowd_there;
+        if self.manner == Manner::Yields || self.tries_turns {
+            return self.yields.count > 0 && !self.yields.give_turns() && is_there(now);
         }
-        if !self.minds_crowd || !crowd::is_there(now) {
+        if !is_there(now) {
             return false;
         }
-        self.tries_turns = CROWDED_WAITS.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNS_TRIED_EVERY);
+        let waits = self.lessons.crowded_waits.fetch_add(1, Ordering::Relaxed);
+        self.tries_turns = waits.is_multiple_of(TURNS_TRIED_EVERY);
         !self.tries_turns
-    }
-
-    fn note_yield(&mut self, ticks: u64) {
-        self.yields = self.yields.saturating_add(1);
-        if (SWITCH_TICKS..TURN_MICROSECONDS * TICKS_PER_MICROSECOND).contains(&ticks) {
-            self.turns = self.turns.saturating_add(1);
-            self.turns_ticks += ticks;
-        }
-    }
-
-    /// Whether others had a short turn in most of the yields.
-    fn gives_turns(&self) -> bool {
-        2 * u64::from(self.turns) > u64::from(self.yields)
-    }
-
-    /// At the end of a wait that has yielded.
-    #[cold]
-    fn learn(&self) {
-        let has_helped = self.gives_turns() && !self.ends_in_sleep;
-        self.yielding_waits_left.store(if has_helped { YIELDING_WAITS } else { 0 }, Ordering::Relaxed);
     }
 }
 
 impl Drop for Spin {
     #[inline]
     fn drop(&mut self) {
-        if self.yields > 0 {
-            self.learn();
+        if self.yields.count > 0 {
+            self.lessons.learn(&self.yields, self.ends_in_sleep);
         }
         // What was there before the first look says nothing of waits.
         if let Some(patience) = self.patience
             && self.looks != 0
-            && !self.sleeps_at_once
+            && !self.sleeps_at_once()
             && patience.vain_waits.load(Ordering::Relaxed) != 0
         {
             patience.forget();
@@ -300,13 +444,22 @@ mod tests {
     const AT_ONCE_TICKS: u64 = SWITCH_TICKS - 1;
     const LATE_TICKS: u64 = TURN_MICROSECONDS * TICKS_PER_MICROSECOND;
 
+    /// Lessons of a test, on a machine with processors to spare.
+    const fn quiet() -> Lessons {
+        Lessons::new(|_| false)
+    }
+
+    fn wait_on(lessons: &'static Lessons) -> Spin {
+        Spin::by(lessons, None)
+    }
+
     /// Whether a wait looks before it does anything slower.
     fn looks_first(spin: &mut Spin) -> bool {
         (1..LOOKS_AT_FULL_SPEED).all(|_| spin.turn() == Turn::Look && spin.started == 0)
     }
 
     fn end_after_yields(mut spin: Spin, yields: &[u64]) {
-        yields.iter().for_each(|&ticks| spin.note_yield(ticks));
+        yields.iter().for_each(|&ticks| spin.yields.note(ticks));
     }
 
     /// Waits to the end.
@@ -320,12 +473,12 @@ mod tests {
     fn waits_that_never_bring_anything_sleep_at_once_and_now_and_then_one_does_not() {
         static PATIENCE: Patience = Patience::new();
         for _ in 0..VAIN_WAITS {
-            assert!(!Spin::with(&PATIENCE).sleeps_at_once);
+            assert!(!Spin::with(&PATIENCE).sleeps_at_once());
             PATIENCE.note_sleep(0);
         }
         let sleeps_at_once = |_| {
             let mut spin = Spin::with(&PATIENCE);
-            let sleeps_at_once = spin.sleeps_at_once;
+            let sleeps_at_once = spin.sleeps_at_once();
             assert_ne!(sleeps_at_once, spin.has_hope);
             if sleeps_at_once {
                 assert_eq!(spin.turn(), Turn::Sleep);
@@ -348,7 +501,7 @@ mod tests {
         drop(Spin::with(&PATIENCE));
         assert!(PATIENCE.is_lost());
         let mut spin = Spin::with(&PATIENCE);
-        spin.sleeps_at_once = false;
+        spin.manner = Manner::Looks;
         drop(spin);
         assert!(!PATIENCE.is_lost());
     }
@@ -359,7 +512,7 @@ mod tests {
         (0..HOPE_EVERY).for_each(|_| PATIENCE.note_sleep(0));
         for _ in 0..3 {
             let mut spin = Spin::with(&PATIENCE);
-            assert!(spin.has_hope && !spin.sleeps_at_once && spin.turn() == Turn::Look);
+            assert!(spin.has_hope && !spin.sleeps_at_once() && spin.turn() == Turn::Look);
         }
         wait_in_vain(&PATIENCE);
         assert!(!Spin::with(&PATIENCE).has_hope);
@@ -377,61 +530,106 @@ mod tests {
 
     #[test]
     fn waits_yield_first_once_turns_of_others_have_brought_what_looks_had_not() {
-        static LEFT: AtomicU32 = AtomicU32::new(0);
-        end_after_yields(Spin::on(&LEFT), &[TURN_TICKS, TURN_TICKS]);
+        static LESSONS: Lessons = quiet();
+        end_after_yields(wait_on(&LESSONS), &[TURN_TICKS, TURN_TICKS]);
         for _ in 0..3 {
-            let mut spin = Spin::on(&LEFT);
-            assert!(!looks_first(&mut spin) && spin.yields > 0);
-            (spin.yields, spin.turns) = (0, 0);
+            let mut spin = wait_on(&LESSONS);
+            assert!(!looks_first(&mut spin) && spin.yields.count > 0);
+            spin.yields = Yields::default();
             end_after_yields(spin, &[TURN_TICKS]);
         }
         // Where nothing is waited for, nothing is learned.
-        (0..YIELDING_WAITS).for_each(|_| drop(Spin::on(&LEFT)));
-        assert!(looks_first(&mut Spin::on(&LEFT)));
+        (0..YIELDING_WAITS).for_each(|_| drop(wait_on(&LESSONS)));
+        assert!(looks_first(&mut wait_on(&LESSONS)));
     }
 
     #[test]
     fn waits_look_first_where_others_kept_the_processor_or_did_not_want_it() {
         for yields in [&[LATE_TICKS][..], &[AT_ONCE_TICKS], &[TURN_TICKS, AT_ONCE_TICKS], &[TURN_TICKS, LATE_TICKS]] {
-            static LEFT: AtomicU32 = AtomicU32::new(0);
-            end_after_yields(Spin::on(&LEFT), yields);
-            assert!(looks_first(&mut Spin::on(&LEFT)), "{yields:?}");
-            LEFT.store(YIELDING_WAITS, Ordering::Relaxed);
-            end_after_yields(Spin::on(&LEFT), yields);
-            assert!(looks_first(&mut Spin::on(&LEFT)), "again after {yields:?}");
+            static LESSONS: Lessons = quiet();
+            end_after_yields(wait_on(&LESSONS), yields);
+            assert!(looks_first(&mut wait_on(&LESSONS)), "{yields:?}");
+            LESSONS.yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
+            end_after_yields(wait_on(&LESSONS), yields);
+            assert!(looks_first(&mut wait_on(&LESSONS)), "again after {yields:?}");
         }
     }
 
     #[test]
     fn waits_look_first_while_that_finds_what_they_wait_for() {
-        static LEFT: AtomicU32 = AtomicU32::new(0);
+        static LESSONS: Lessons = quiet();
         for _ in 0..3 {
-            assert!(looks_first(&mut Spin::on(&LEFT)));
+            assert!(looks_first(&mut wait_on(&LESSONS)));
         }
     }
 
     #[test]
     fn waits_look_first_after_one_that_ended_in_sleep() {
         for left in [0, YIELDING_WAITS] {
-            static LEFT: AtomicU32 = AtomicU32::new(0);
-            LEFT.store(left, Ordering::Relaxed);
-            let mut spin = Spin::on(&LEFT);
+            static LESSONS: Lessons = quiet();
+            LESSONS.yielding_waits_left.store(left, Ordering::Relaxed);
+            let mut spin = wait_on(&LESSONS);
             spin.ends_in_sleep = true;
             end_after_yields(spin, &[TURN_TICKS]);
-            assert!(looks_first(&mut Spin::on(&LEFT)));
+            assert!(looks_first(&mut wait_on(&LESSONS)));
         }
     }
 
     #[test]
     fn turns_of_others_do_not_count_as_being_awake_but_there_is_an_end() {
-        static LEFT: AtomicU32 = AtomicU32::new(0);
-        let mut spin = Spin::on(&LEFT);
+        static LESSONS: Lessons = quiet();
+        let mut spin = wait_on(&LESSONS);
         spin.looks = LOOKS_AT_FULL_SPEED;
         assert_eq!(spin.turn(), Turn::AskKernel);
-        spin.turns_ticks = u64::MAX / 2;
+        spin.yields.turns_ticks = u64::MAX / 2;
         spin.started = spin.started.wrapping_sub(2 * AWAKE_MICROSECONDS * TICKS_PER_MICROSECOND);
         assert_ne!(spin.turn(), Turn::Sleep);
         spin.started = spin.started.wrapping_sub(AWAKE_BESIDE_OTHERS_MICROSECONDS * TICKS_PER_MICROSECOND);
         assert_eq!(spin.turn(), Turn::Sleep);
+    }
+
+    #[test]
+    fn waits_in_a_crowd_sleep_after_full_speed_and_one_of_many_tries_to_yield() {
+        static LESSONS: Lessons = Lessons::new(|_| true);
+        let sleeps_after_full_speed = |_| {
+            let mut spin = wait_on(&LESSONS);
+            assert!(looks_first(&mut spin));
+            spin.turn() == Turn::Sleep
+        };
+        assert_eq!((0..TURNS_TRIED_EVERY).filter(|&wait| !sleeps_after_full_speed(wait)).count(), 1);
+    }
+
+    #[test]
+    fn a_wait_in_a_crowd_goes_on_while_its_yields_bring_short_turns() {
+        static LESSONS: Lessons = Lessons::new(|_| true);
+        LESSONS.yielding_waits_left.store(2, Ordering::Relaxed);
+        for (yields, step) in [(TURN_TICKS, Step::Yield), (LATE_TICKS, Step::Sleep)] {
+            let mut spin = wait_on(&LESSONS);
+            spin.yields.note(yields);
+            assert_eq!(spin.next_step(ticks()), step);
+            spin.yields = Yields::default();
+        }
+    }
+
+    #[test]
+    fn a_server_that_looked_late_sleeps_at_once_for_a_while_and_no_longer() {
+        static PATIENCE: Patience = Patience::of_server();
+        let mut spin = Spin::with(&PATIENCE);
+        for now_ns in [5, 5 + LATE_LOOK_NS] {
+            spin.note_look(now_ns);
+        }
+        assert!(!Spin::with(&PATIENCE).sleeps_at_once());
+        spin.note_look(7 + 2 * LATE_LOOK_NS);
+        for _ in 0..LATE_WAITS {
+            assert!(PATIENCE.is_crowded() && Spin::with(&PATIENCE).turn() == Turn::Sleep);
+        }
+        assert!(!Spin::with(&PATIENCE).sleeps_at_once());
+    }
+
+    #[test]
+    fn a_server_does_not_learn_from_waits_that_nobody_ended() {
+        static PATIENCE: Patience = Patience::of_server();
+        (0..2 * VAIN_WAITS).for_each(|_| wait_in_vain(&PATIENCE));
+        assert!(!Spin::with(&PATIENCE).sleeps_at_once());
     }
 }

@@ -19,7 +19,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use socket::clock::now_ns;
 use socket::rendezvous::{Accepted, LaneListener};
-use socket::spin::{self, Spin, Turn};
+use socket::spin::{Patience, Spin, Turn};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,11 +31,6 @@ const TURNS_PER_LOOK: u32 = 64;
 const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
-/// Between two looks there is less than this, unless a program computes: it keeps the processor for the kernel's slice.
-/// Those who wait, or copy a message, take less.
-const CROWDED_NS: u64 = 1_000_000;
-/// So many waits sleep at once after a look that took longer.
-const CROWDED_WAITS: u32 = 1000;
 /// Sleep where nothing rings for the peers.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// How often a sleeper that is rung for everything looks whether its peers are still there.
@@ -178,8 +173,8 @@ pub(super) struct Owner {
     /// What engines have counted that are gone, by peer.
     past: HashMap<u8, Counters>,
     offences_said: u32,
-    /// Waits that sleep at once, because a look has shown that there are too few processors.
-    crowded_waits: u32,
+    /// What its waits have taught.
+    patience: &'static Patience,
     is_over: bool,
 }
 
@@ -210,7 +205,8 @@ impl Owner {
             turns: 0,
             past: HashMap::new(),
             offences_said: 0,
-            crowded_waits: 0,
+            // One a thread, for as long as the process.
+            patience: Box::leak(Box::new(Patience::of_server())),
             is_over: false,
         };
         owner.watch(owner.orders_bell.as_fd(), Token::Orders, EventFlags::IN)?;
@@ -250,15 +246,14 @@ impl Owner {
 
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
     fn look_on(&mut self, events: &mut Vec<epoll::Event>) -> bool {
-        if self.crowded_waits > 0 {
+        let mut spin = Spin::with(self.patience);
+        if spin.sleeps_at_once() {
             // Others need the processor, and those who hold it back are served last: sleepers come first.
-            self.crowded_waits -= 1;
             self.engines.iter_mut().flatten().for_each(LinkEngine::park_all);
             self.relays.park_all();
             return false;
         }
-        let mut spin = Spin::new();
-        let mut looked_ns = now_ns();
+        spin.note_look(now_ns());
         // An idle turn looks at a handful of words of each engine.
         let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
         loop {
@@ -271,11 +266,7 @@ impl Owner {
                 }
                 Turn::Sleep => return false,
             }
-            let now_ns = now_ns();
-            if now_ns.saturating_sub(looked_ns) > CROWDED_NS {
-                self.crowded_waits = CROWDED_WAITS;
-            }
-            looked_ns = now_ns;
+            spin.note_look(now_ns());
             if self.turn() {
                 return true;
             }
@@ -285,7 +276,7 @@ impl Owner {
     /// One turn of every engine; whether any had something to do.
     fn turn(&mut self) -> bool {
         let now_ns = now_ns();
-        let is_crowded = self.crowded_waits > 0 || spin::is_crowded();
+        let is_crowded = self.patience.is_crowded();
         let mut progressed = false;
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };
