@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::net::IpAddr;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
@@ -80,17 +81,25 @@ enum Step<'a> {
 }
 
 thread_local! {
-    /// Tables take long to make, and no step writes them.
-    static TABLES: RefCell<(Rib, Tables)> = RefCell::new(tables());
+    /// Nodes take long to make, so that the same two take all inputs, reset before each; the tables are written by no
+    /// step.
+    static NODES: RefCell<Nodes> = RefCell::new(Nodes::new());
 }
 
+static NETWORKS: LazyLock<[[IpNet; 2]; 3]> = LazyLock::new(|| {
+    let parsed = |text: String| text.parse().expect("a network");
+    [0, 1, 2].map(|port| [format!("10.0.{port}.1/24"), format!("2001:db8:{port}::1/64")].map(parsed))
+});
+
 fn network(port: u8) -> [IpNet; 2] {
-    [format!("10.0.{port}.1/24"), format!("2001:db8:{port}::1/64")].map(|text| text.parse().expect("a network"))
+    NETWORKS[usize::from(port)]
 }
 
 fn host(port: u8, is_v6: bool, host: u8) -> IpAddr {
-    let text = if is_v6 { format!("2001:db8:{port}::{host:x}") } else { format!("10.0.{port}.{host}") };
-    text.parse().expect("an address")
+    match is_v6 {
+        true => IpAddr::from([0x2001, 0xdb8, u16::from(port), 0, 0, 0, 0, u16::from(host)]),
+        false => IpAddr::from([10, 0, port, host]),
+    }
 }
 
 fn mac(port: u8) -> MacAddress {
@@ -135,7 +144,7 @@ struct Node {
 type Out = Vec<(u16, Vec<u8>)>;
 
 impl Node {
-    fn new(tables: Tables, filter: Option<Filter>) -> Node {
+    fn new(tables: Tables) -> Node {
         let rate = Rate { per_second: 100, burst: 8 };
         let limits = Limits {
             neighbours_max: 12,
@@ -149,14 +158,20 @@ impl Node {
         };
         let forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);
         let pool = Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES);
-        let now = Time::from_ns(1_000_000_000);
-        let mut node = Node { forwarder, pool, output: Output::new(8), now, is_sound: true };
+        Node { forwarder, pool, output: Output::new(8), now: Time::ZERO, is_sound: true }
+    }
+
+    /// As new: each input is followed from the same beginning, and does by itself what it did among others.
+    fn reset(&mut self, filter: Option<Filter>) {
+        self.forwarder.reset();
+        (self.now, self.is_sound) = (Time::from_ns(1_000_000_000), true);
+        self.output.events_lost = false;
         for port in 0..3 {
-            node.set_port(port, 1500, true, port != 0);
+            self.set_port(port, 1500, true, port != 0);
         }
-        node.forwarder.set_remote_mtu(FAR, PortId(1), 1000);
-        node.forwarder.trace(filter);
-        node
+        self.forwarder.set_remote_mtu(FAR, PortId(1), 1000);
+        self.forwarder.trace(filter);
+        self.output.events.clear();
     }
 
     fn set_port(&mut self, port: u8, mtu_bytes: u16, is_up: bool, has_kernel: bool) {
@@ -248,14 +263,28 @@ impl Node {
     }
 
     /// All that waits is given up when all ports are gone.
-    fn end(mut self) -> Counters {
+    fn end(&mut self) -> Counters {
         for port in 0..3 {
-            let Node { forwarder, pool, output, now, .. } = &mut self;
+            let Node { forwarder, pool, output, now, .. } = self;
             forwarder.remove_port(*now, PortId(port), pool, output);
         }
         self.out();
         assert_eq!(self.pool.available(), BUFFERS as usize, "a buffer was lost");
         self.forwarder.counters().clone()
+    }
+}
+
+struct Nodes {
+    fast: Node,
+    slow: Node,
+    /// Whoever has tables has this.
+    _rib: Rib,
+}
+
+impl Nodes {
+    fn new() -> Nodes {
+        let (rib, tables) = tables();
+        Nodes { fast: Node::new(tables.clone()), slow: Node::new(tables), _rib: rib }
     }
 }
 
@@ -291,9 +320,9 @@ fn check(out: &Out, is_sound: bool) {
 }
 
 fuzz_target!(|steps: Vec<Step<'_>>| {
-    TABLES.with_borrow(|(_, tables)| {
-        let mut fast = Node::new(tables.clone(), None);
-        let mut slow = Node::new(tables.clone(), Some(Filter::all(u32::MAX)));
+    NODES.with_borrow_mut(|Nodes { fast, slow, .. }| {
+        fast.reset(None);
+        slow.reset(Some(Filter::all(u32::MAX)));
         for step in steps.iter().take(STEPS_MAX) {
             fast.take(step);
             slow.take(step);

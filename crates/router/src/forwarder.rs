@@ -138,6 +138,11 @@ pub struct Forwarder {
 impl Forwarder {
     /// A node without ports, with these tables.
     pub fn new(config: Config, tables: Tables) -> Forwarder {
+        Forwarder { vectors: Some(Box::new(Vectors::new())), ..Forwarder::blank(config, tables) }
+    }
+
+    /// Without room for packets under way.
+    fn blank(config: Config, tables: Tables) -> Forwarder {
         assert!(config.node.0 < NODES_MAX, "node {} of {NODES_MAX}", config.node.0);
         let limits = config.limits;
         let no_port = || PortState { config: None, mac_word: 0, vlans: Vec::new(), addresses: Vec::new() };
@@ -155,9 +160,16 @@ impl Forwarder {
             icmp_errors: Bucket::new(limits.icmp_errors, Time::ZERO),
             answers: Bucket::new(limits.answers, Time::ZERO),
             trace: None,
-            vectors: Some(Box::new(Vectors::new())),
+            vectors: None,
             identification: config.seed as u16,
         }
+    }
+
+    /// Forgets everything, as if it were new, but keeps the memory that takes longest to get. Nothing may wait in it:
+    /// ports go by [`Forwarder::remove_port`] before.
+    pub fn reset(&mut self) {
+        let vectors = self.vectors.take();
+        *self = Forwarder { vectors, ..Forwarder::blank(self.config, self.tables.clone()) };
     }
 
     /// Says what a port is, or what it has become. Where it goes down, or its hardware address changes, its neighbours

@@ -375,3 +375,40 @@ impl IntoNet for Ipv4Addr {
         IpNet::from(IpAddr::from(self))
     }
 }
+
+#[test]
+fn a_forwarder_that_was_reset_does_what_a_new_one_does() {
+    let story = |world: &mut World| {
+        world.know_hosts();
+        let unknown = V4::to(host_v4(1, 99)).frame();
+        let expired = V4::with(|header| header.ttl = 1).frame();
+        let mut sent = Vec::new();
+        for frame in [V4::new().frame(), expired.clone(), unknown, V6::new().frame(), expired] {
+            world.receive(0, &frame);
+            world.wait(Duration::from_millis(1));
+            sent.extend([world.sent(0), world.sent(1)]);
+        }
+        // The neighbour that nobody knows is given up.
+        world.wait(Duration::from_secs(10));
+        sent.extend([world.sent(0), world.sent(1)]);
+        (sent, world.events(), world.forwarder.counters().clone(), world.forwarder.neighbours().count())
+    };
+    let mut world = World::new();
+    let began = world.now;
+    let first = story(&mut world);
+    for port in PORTS {
+        let World { forwarder, pool, output, now, .. } = &mut world;
+        forwarder.remove_port(*now, port, pool, output);
+    }
+    world.assert_no_leak();
+    world.output.events.clear();
+    world.forwarder.reset();
+    assert_eq!((world.forwarder.neighbours().count(), world.drops()), (0, Vec::new()));
+    world.now = began;
+    for port in PORTS {
+        let networks = [IpNet::new(own_v4(port.0).into(), 24), IpNet::new(own_v6(port.0).into(), 64)];
+        let networks = networks.map(|network| network.expect("a prefix length"));
+        world.set_port(port, PortConfig::new(own_mac(port.0), MTU_BYTES).with_addresses(networks));
+    }
+    assert_eq!(story(&mut world), first);
+}
