@@ -74,6 +74,17 @@ impl<W: Wire, M: HostMemory<Payload = [u8]>> Live<W, M> {
         })
     }
 
+    /// Begins anew with another NIC, of which nobody knows anything yet, on the same wire. Time is 0 again, and lasts
+    /// for 213 days.
+    ///
+    /// # Errors
+    /// When there can be no such NIC; it goes on with the one that it had.
+    pub fn renew(&mut self, profile: Profile, memory: M, seed: u64) -> Result<(), LiveError> {
+        self.nic = Nic::new(profile, memory, seed)?;
+        (self.began, self.unsent) = (Instant::now(), None);
+        Ok(())
+    }
+
     /// Sets how long waiting looks on before it sleeps; nothing at all is fine.
     pub fn set_spin(&mut self, spin: Duration) {
         self.spin = spin;
@@ -340,3 +351,26 @@ impl Connection {
 }
 
 const _: () = assert!(PACKET_BYTES_MAX == HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX + ICRC_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use rnic::nic::{ByteMemory, Policy};
+
+    use super::*;
+    use crate::Udp;
+
+    #[test]
+    fn time_that_has_ended_begins_anew_with_another_nic() {
+        const YEAR: Duration = Duration::from_secs(365 * 86_400);
+        let profile = || Profile::new(Policy::GoBackN);
+        let wire = Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut live = Live::new(profile(), ByteMemory::new(4096), wire, 1).unwrap();
+        live.began = live.began.checked_sub(YEAR).unwrap();
+        assert_eq!(live.now(), Time::MAX);
+        let domain = live.nic_mut().allocate_domain().unwrap();
+        live.renew(profile(), ByteMemory::new(4096), 2).unwrap();
+        assert!(live.now() < time(YEAR / 2));
+        assert_eq!(live.nic_mut().allocate_domain().unwrap(), domain, "of the one before nothing is left");
+        assert!(!live.turn().unwrap());
+    }
+}

@@ -79,7 +79,7 @@ impl Default for Settings {
 /// peer are checked when they are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Known to both ends alone.
+    /// Known to both ends alone. Over UDP it is what the other end has to put after each message.
     pub secret: u64,
     /// The queue pair of who says it, where there is one.
     pub queue_pair: u32,
@@ -173,6 +173,8 @@ pub struct Counters {
     pub drop_no_buffer: u64,
     /// Packets that it sent and that never came.
     pub lost_packets: u64,
+    /// Messages that pretended to be its own, since it was joined last.
+    pub forged_messages: u64,
 }
 
 /// Whether a node can be reached.
@@ -210,6 +212,13 @@ pub trait Interconnect: Send {
 
     /// Forgets a node, and drops what waits for it.
     fn leave(&mut self, pool: &mut Pool, node: NodeId);
+
+    /// Leaves all nodes and begins anew, as does the time that it is given from now on: 64 bits of picoseconds last for
+    /// 213 days.
+    ///
+    /// # Errors
+    /// When it cannot be made once more.
+    fn renew(&mut self, pool: &mut Pool) -> Result<(), InterconnectError>;
 
     /// Whether a node can be reached.
     fn state(&self, node: NodeId) -> PeerState;

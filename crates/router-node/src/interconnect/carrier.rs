@@ -66,6 +66,9 @@ pub(super) trait Carrier: Send {
     /// Forgets a peer.
     fn leave(&mut self, node: NodeId);
 
+    /// Begins anew, without peers.
+    fn renew(&mut self) -> Result<(), InterconnectError>;
+
     /// Does what is to be done from time to time. Says whether there was anything.
     fn turn(&mut self) -> bool;
 
@@ -81,6 +84,12 @@ pub(super) trait Carrier: Send {
 
     /// The next message that came; says whether there was one. A fault says whose.
     fn receive(&mut self, intake: &mut impl Intake) -> Result<bool, (NodeId, Fault)>;
+
+    /// Messages that pretended to be a peer's, since it was joined.
+    fn forged(&self, node: NodeId) -> u64 {
+        let _ = node;
+        0
+    }
 
     /// What a peer says that it has taken in, where it need not send a message to say so.
     fn taken(&mut self, node: NodeId) -> Option<u32>;

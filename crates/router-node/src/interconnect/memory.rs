@@ -365,6 +365,11 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         self.peers[usize::from(node.0)] = None;
     }
 
+    fn renew(&mut self) -> Result<(), InterconnectError> {
+        self.peers.fill_with(|| None);
+        Ok(())
+    }
+
     fn turn(&mut self) -> bool {
         false
     }

@@ -228,6 +228,11 @@ impl Intake for TakeIn<'_> {
     }
 }
 
+fn balancer(own: NodeId, settings: &Settings, flow_seed: u64) -> Balancer {
+    let thresholds = Thresholds { hot_packets: settings.queue_packets / 4, flowlet_gap: settings.flowlet_gap };
+    Balancer::new(own, thresholds, flow_seed)
+}
+
 /// An interconnect over a carrier.
 pub(super) struct Mesh<C> {
     own: NodeId,
@@ -245,8 +250,7 @@ pub(super) struct Mesh<C> {
 impl<C: Carrier> Mesh<C> {
     pub(super) fn new(own: NodeId, settings: Settings, carrier: C) -> Result<Self, InterconnectError> {
         let flow_seed = random_u64()?;
-        let (limits, hot_packets) = (carrier.limits(), settings.queue_packets / 4);
-        let thresholds = Thresholds { hot_packets, flowlet_gap: settings.flowlet_gap };
+        let limits = carrier.limits();
         Ok(Self {
             own,
             settings,
@@ -255,7 +259,7 @@ impl<C: Carrier> Mesh<C> {
             limits,
             carrier,
             peers: std::array::from_fn(|_| Peer::new(&settings, &limits)),
-            balancer: Balancer::new(own, thresholds, flow_seed),
+            balancer: balancer(own, &settings, flow_seed),
             flow_seed,
             relayed: Vec::new(),
         })
@@ -491,6 +495,12 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         }
     }
 
+    fn renew(&mut self, pool: &mut Pool) -> Result<(), InterconnectError> {
+        (0..NODES_MAX).for_each(|node| self.leave(pool, NodeId(node)));
+        self.balancer = balancer(self.own, &self.settings, self.flow_seed);
+        self.carrier.renew()
+    }
+
     fn state(&self, node: NodeId) -> PeerState {
         self.peers.get(usize::from(node.0)).map_or(PeerState::Absent, |peer| peer.state)
     }
@@ -580,6 +590,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     }
 
     fn counters(&self, node: NodeId) -> Counters {
-        self.peers.get(usize::from(node.0)).map_or(Counters::default(), |peer| peer.counters)
+        let Some(peer) = self.peers.get(usize::from(node.0)) else { return Counters::default() };
+        Counters { forged_messages: self.carrier.forged(node), ..peer.counters }
     }
 }

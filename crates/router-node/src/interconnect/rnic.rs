@@ -3,6 +3,10 @@
 //!
 //! A message lies in a slot of the NIC's memory while it leaves, and another one is there for each that may come: peers
 //! keep to a window, and say what they have taken in. What the wire loses is lost: routers do not send again.
+//!
+//! Over UDP anybody can write the address of a peer into a datagram. So each message ends with a token there: a random
+//! number that the receiver has told this peer alone, over the connection of the control plane. What ends otherwise is
+//! dropped and counted. That keeps out who cannot see what nodes send to each other, and nobody else.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -38,11 +42,17 @@ const AHEAD_PACKETS: u32 = 32;
 const PSN_MASK: u64 = 0xff_ffff;
 const QP_NUMBER_MAX: u32 = 0xff_ffff;
 
-const _: () = assert!(HEADER_BYTES + PACKETS_MAX * (DESCRIPTOR_BYTES + PACKET_BYTES_USUAL) <= SLOT_BYTES);
+const _: () = assert!(
+    HEADER_BYTES + PACKETS_MAX * (DESCRIPTOR_BYTES + PACKET_BYTES_USUAL) + size_of::<u64>() <= SLOT_BYTES,
+    "with its token"
+);
 const _: () = assert!(WINDOW_MESSAGES_MAX < TURN_PACKETS && SENDS <= WINDOW_PACKETS_MAX as usize);
 
 /// A wire, and how peers meet on it.
 pub(super) trait PeerWire: Wire + std::marker::Send {
+    /// Bytes of the token after each message: none where nobody else can write.
+    const TOKEN_BYTES: usize;
+
     /// What the transport's packets hold, at most.
     fn mtu(&self) -> Mtu;
 
@@ -78,6 +88,8 @@ pub(super) struct Offered {
 }
 
 impl PeerWire for Lanes {
+    const TOKEN_BYTES: usize = 0;
+
     fn mtu(&self) -> Mtu {
         Mtu::B4096
     }
@@ -127,6 +139,8 @@ impl PeerWire for Lanes {
 }
 
 impl PeerWire for Udp {
+    const TOKEN_BYTES: usize = size_of::<u64>();
+
     /// On one machine the longest; between machines what Ethernet carries.
     fn mtu(&self) -> Mtu {
         if self.local().ip().is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
@@ -167,7 +181,12 @@ impl PeerWire for Udp {
 struct Peer {
     qp: QpNumber,
     psn: Psn,
+    /// What this end has told the peer: the token of messages from it.
     secret: u64,
+    /// The token of messages to it.
+    token: u64,
+    /// Messages that pretended to be the peer's.
+    forged: u64,
     address: Option<Address>,
     /// Packets go and come.
     is_up: bool,
@@ -180,14 +199,51 @@ struct Received {
     bytes: usize,
 }
 
-/// Queue pairs to peers.
-pub(super) struct RnicCarrier<W> {
-    live: Live<W, ByteMemory>,
+/// What all queue pairs share.
+struct Queues {
     key: LKey,
     domain: ProtectionDomain,
     send_cq: CqNumber,
     receive_cq: CqNumber,
     srq: SrqNumber,
+}
+
+/// A slot for each message that may leave, and for each that may come.
+const MEMORY_BYTES: usize = (SENDS + RECEIVES) * SLOT_BYTES;
+
+impl Queues {
+    fn new(nic: &mut Nic<ByteMemory>) -> Result<Self, NicError> {
+        let domain = nic.allocate_domain()?;
+        let access = Access::LOCAL_WRITE;
+        let registration = Registration { domain, host_address: 0, address: 0, bytes: MEMORY_BYTES as u64, access };
+        let queues = Self {
+            key: nic.register(&registration)?.local,
+            domain,
+            send_cq: nic.create_cq(SENDS * usize::from(NODES_MAX))?,
+            receive_cq: nic.create_cq(2 * RECEIVES)?,
+            srq: nic.create_srq(RECEIVES)?,
+        };
+        for slot in SENDS as u64..(SENDS + RECEIVES) as u64 {
+            nic.post_srq_recv(queues.srq, &queues.receive(slot))?;
+        }
+        Ok(queues)
+    }
+
+    fn local(&self, slot: u64, bytes: usize) -> [Sge; SGES_MAX] {
+        let mut local = [Sge::default(); SGES_MAX];
+        local[0] = Sge { address: slot_address(slot), bytes: bytes as u32, key: self.key };
+        local
+    }
+
+    fn receive(&self, slot: u64) -> Receive {
+        Receive { id: slot, local: self.local(slot, SLOT_BYTES) }
+    }
+}
+
+/// Queue pairs to peers.
+pub(super) struct RnicCarrier<W> {
+    live: Live<W, ByteMemory>,
+    queues: Queues,
     peers: [Option<Peer>; NODES_MAX as usize],
     /// Slots in which no message leaves, and who sends from the others.
     free: Vec<u64>,
@@ -207,64 +263,47 @@ fn nic(error: NicError) -> InterconnectError {
 
 impl<W: PeerWire> RnicCarrier<W> {
     pub(super) fn new(wire: W) -> Result<Self, InterconnectError> {
-        let slots = SENDS + RECEIVES;
-        let bytes = slots * SLOT_BYTES;
-        // Standard RoCEv2: unreliable connections need nothing of what the others add.
-        let profile = Profile { mtu_bytes: wire.mtu().bytes(), ..Profile::new(Policy::GoBackN) };
-        let mut live = Live::new(profile, ByteMemory::new(bytes), wire, random_u64()?)?;
-        let on = live.nic_mut();
-        let domain = on.allocate_domain().map_err(nic)?;
-        let access = Access::LOCAL_WRITE;
-        let registration = Registration { domain, host_address: 0, address: 0, bytes: bytes as u64, access };
-        let key = on.register(&registration).map_err(nic)?.local;
-        let send_cq = on.create_cq(SENDS * usize::from(NODES_MAX)).map_err(nic)?;
-        let receive_cq = on.create_cq(2 * RECEIVES).map_err(nic)?;
-        let srq = on.create_srq(RECEIVES).map_err(nic)?;
-        let mut carrier = Self {
+        let mut live = Live::new(Self::profile(&wire), ByteMemory::new(MEMORY_BYTES), wire, random_u64()?)?;
+        let queues = Queues::new(live.nic_mut()).map_err(nic)?;
+        Ok(Self {
             live,
-            key,
-            domain,
-            send_cq,
-            receive_cq,
-            srq,
+            queues,
             peers: std::array::from_fn(|_| None),
             free: (0..SENDS as u64).collect(),
             senders: [None; SENDS],
             received: VecDeque::with_capacity(RECEIVES),
             failed: None,
-        };
-        for slot in SENDS as u64..slots as u64 {
-            carrier.post_receive(slot).map_err(nic)?;
-        }
-        Ok(carrier)
+        })
     }
 
-    fn local(&self, slot: u64, bytes: usize) -> [Sge; SGES_MAX] {
-        let mut local = [Sge::default(); SGES_MAX];
-        local[0] = Sge { address: slot_address(slot), bytes: bytes as u32, key: self.key };
-        local
-    }
-
-    fn post_receive(&mut self, slot: u64) -> Result<(), NicError> {
-        let request = Receive { id: slot, local: self.local(slot, SLOT_BYTES) };
-        self.live.nic_mut().post_srq_recv(self.srq, &request)
+    /// Standard RoCEv2: unreliable connections need nothing of what the others add.
+    fn profile(wire: &W) -> Profile {
+        Profile { mtu_bytes: wire.mtu().bytes(), ..Profile::new(Policy::GoBackN) }
     }
 
     /// A queue pair for a peer, not yet connected.
     fn create(&mut self, node: NodeId, secret: u64) -> Result<&mut Peer, InterconnectError> {
         let init = QpInit {
             service: Service::Uc,
-            domain: self.domain,
-            send_cq: self.send_cq,
-            receive_cq: self.receive_cq,
-            shared_receive: Some(self.srq),
+            domain: self.queues.domain,
+            send_cq: self.queues.send_cq,
+            receive_cq: self.queues.receive_cq,
+            shared_receive: Some(self.queues.srq),
             sends_max: SENDS as u32,
             receives_max: 1,
             signals_all: true,
         };
         let qp = self.live.nic_mut().create_qp(&init).map_err(nic)?;
         let psn = Psn::new((random_u64()? & PSN_MASK) as u32);
-        Ok(self.peers[usize::from(node.0)].insert(Peer { qp, psn, secret, address: None, is_up: false }))
+        Ok(self.peers[usize::from(node.0)].insert(Peer {
+            qp,
+            psn,
+            secret,
+            token: 0,
+            forged: 0,
+            address: None,
+            is_up: false,
+        }))
     }
 
     fn terms(&self, node: NodeId) -> Option<Terms> {
@@ -284,6 +323,9 @@ impl<W: PeerWire> RnicCarrier<W> {
         }
         if u64::from(terms.packet_sequence) > PSN_MASK {
             return Err(wrong_terms(node, "a packet sequence", terms.packet_sequence, "a number of 24 bits"));
+        }
+        if W::TOKEN_BYTES > 0 && terms.secret == 0 {
+            return Err(wrong_terms(node, "a secret", 0, "random, and not 0"));
         }
         let (now, mtu) = (self.live.now(), self.live.wire().mtu());
         let Some(peer) = &mut self.peers[usize::from(node.0)] else {
@@ -307,7 +349,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         for (state, attributes) in steps {
             self.live.nic_mut().modify_qp(now, peer.qp, state, &attributes).map_err(nic)?;
         }
-        (peer.address, peer.is_up) = (Some(address), true);
+        (peer.address, peer.token, peer.is_up) = (Some(address), terms.secret, true);
         Ok(())
     }
 
@@ -319,7 +361,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     /// Gives the slots of messages that left back.
     fn reap_sends(&mut self) {
         let mut done = [Completion::default(); SENDS];
-        let count = self.live.nic_mut().poll_cq(self.send_cq, &mut done).unwrap_or(0);
+        let count = self.live.nic_mut().poll_cq(self.queues.send_cq, &mut done).unwrap_or(0);
         for completion in &done[..count] {
             if self.senders[completion.id as usize].take().is_some() {
                 self.free.push(completion.id);
@@ -331,7 +373,7 @@ impl<W: PeerWire> RnicCarrier<W> {
     fn reap_receives(&mut self) {
         let mut done = [Completion::default(); TURN_PACKETS];
         loop {
-            let count = self.live.nic_mut().poll_cq(self.receive_cq, &mut done).unwrap_or(0);
+            let count = self.live.nic_mut().poll_cq(self.queues.receive_cq, &mut done).unwrap_or(0);
             for Completion { id: slot, qp, status, bytes, .. } in &done[..count] {
                 match self.node_of(*qp).filter(|_| *status == CompletionStatus::Success) {
                     Some(from) => self.received.push_back(Received { from, slot: *slot, bytes: *bytes as usize }),
@@ -346,7 +388,9 @@ impl<W: PeerWire> RnicCarrier<W> {
 
     /// Lets the next message come into a slot.
     fn give_back(&mut self, slot: u64) {
-        self.post_receive(slot).expect("the queue has room for each slot that there is");
+        let (srq, request) = (self.queues.srq, self.queues.receive(slot));
+        let posted = self.live.nic_mut().post_srq_recv(srq, &request);
+        posted.expect("the queue has room for each slot that there is");
     }
 
     fn reap_events(&mut self) {
@@ -361,6 +405,21 @@ impl<W: PeerWire> RnicCarrier<W> {
         self.live.nic_mut()
     }
 
+    /// Puts the token after a message; says how long both are.
+    fn put_token(&mut self, to: NodeId, slot: u64, bytes: usize) -> usize {
+        let token = self.peers[usize::from(to.0)].as_ref().map_or(0, |peer| peer.token).to_le_bytes();
+        self.slot_mut(slot)[bytes..][..W::TOKEN_BYTES].copy_from_slice(&token[..W::TOKEN_BYTES]);
+        bytes + W::TOKEN_BYTES
+    }
+
+    /// The message before the token; nothing where that is not the one that the peer was told.
+    fn message(&self, from: NodeId, slot: u64, bytes: usize) -> Option<&[u8]> {
+        let memory = &self.live.nic().memory().0[slot as usize * SLOT_BYTES..][..bytes];
+        let (message, token) = memory.split_at_checked(bytes.checked_sub(W::TOKEN_BYTES)?)?;
+        let secret = self.peers[usize::from(from.0)].as_ref()?.secret.to_le_bytes();
+        (token == &secret[..W::TOKEN_BYTES]).then_some(message)
+    }
+
     /// Posts the message that lies in a slot.
     fn post(&mut self, to: NodeId, slot: u64, bytes: usize) -> Result<(), Fault> {
         let Some(peer) = &self.peers[usize::from(to.0)] else { return Ok(()) };
@@ -368,7 +427,7 @@ impl<W: PeerWire> RnicCarrier<W> {
         let request = Send {
             id: slot,
             kind: SendKind::Send(None),
-            local: self.local(slot, bytes),
+            local: self.queues.local(slot, bytes),
             signalled: true,
             fence: false,
             solicited: false,
@@ -396,7 +455,7 @@ impl<W: PeerWire> RnicCarrier<W> {
 impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn limits(&self) -> Limits {
         Limits {
-            message_bytes_max: SLOT_BYTES,
+            message_bytes_max: SLOT_BYTES - W::TOKEN_BYTES,
             ahead_packets: AHEAD_PACKETS,
             messages_max: WINDOW_MESSAGES_MAX,
             latency_ns: Latency::PUBLISHED,
@@ -416,7 +475,8 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn accept(&mut self, node: NodeId, offer: Offer) -> Result<Terms, InterconnectError> {
         let terms = offer.terms;
         let address = self.live.wire_mut().accept(node, offer)?;
-        self.create(node, 0)?.address = Some(address);
+        let secret = if W::TOKEN_BYTES > 0 { random_u64()? } else { 0 };
+        self.create(node, secret)?.address = Some(address);
         self.connect(node, address, &terms).inspect_err(|_| self.leave(node))?;
         Ok(self.terms(node).expect("it was created just now"))
     }
@@ -445,6 +505,16 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         self.failed.take_if(|failed| *failed == node);
     }
 
+    fn renew(&mut self) -> Result<(), InterconnectError> {
+        let profile = Self::profile(self.live.wire());
+        self.live.renew(profile, ByteMemory::new(MEMORY_BYTES), random_u64()?)?;
+        self.queues = Queues::new(self.live.nic_mut()).map_err(nic)?;
+        self.peers.fill_with(|| None);
+        (self.free, self.senders, self.failed) = ((0..SENDS as u64).collect(), [None; SENDS], None);
+        self.received.clear();
+        Ok(())
+    }
+
     fn turn(&mut self) -> bool {
         // Each message that a turn may bring finds a slot.
         let turned =
@@ -457,9 +527,10 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     }
 
     fn send<'a>(&mut self, to: NodeId, header: &Header, packets: impl Packets<'a>) -> Result<usize, Fault> {
-        let (count, _) = message::fit(SLOT_BYTES, packets.clone().map(|(_, bytes)| bytes.len()));
+        let (count, _) = message::fit(SLOT_BYTES - W::TOKEN_BYTES, packets.clone().map(|(_, bytes)| bytes.len()));
         let Some(slot) = self.take_slot(to) else { return Ok(0) };
         let bytes = message::put(self.slot_mut(slot), header, packets.take(count));
+        let bytes = self.put_token(to, slot, bytes);
         self.post(to, slot, bytes)?;
         Ok(count)
     }
@@ -467,6 +538,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn tell(&mut self, to: NodeId, header: &Header) -> Result<bool, Fault> {
         let Some(slot) = self.take_slot(to) else { return Ok(false) };
         let bytes = message::put(self.slot_mut(slot), header, [].into_iter());
+        let bytes = self.put_token(to, slot, bytes);
         self.post(to, slot, bytes)?;
         Ok(true)
     }
@@ -481,11 +553,21 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
             return Err((node, Fault::Transport(format!("the queue pair of node {} failed", node.0))));
         }
         let Some(Received { from, slot, bytes }) = self.received.pop_front() else { return Ok(false) };
-        let memory = &self.live.nic().memory().0[slot as usize * SLOT_BYTES..][..bytes];
+        let Some(memory) = self.message(from, slot, bytes) else {
+            if let Some(peer) = &mut self.peers[usize::from(from.0)] {
+                peer.forged += 1;
+            }
+            self.give_back(slot);
+            return Ok(true);
+        };
         let taken = Message::check(memory).and_then(|message| intake.take(from, &message, memory));
         self.give_back(slot);
         taken.map_err(|error| (from, error.into()))?;
         Ok(true)
+    }
+
+    fn forged(&self, node: NodeId) -> u64 {
+        self.peers[usize::from(node.0)].as_ref().map_or(0, |peer| peer.forged)
     }
 
     fn taken(&mut self, _: NodeId) -> Option<u32> {
@@ -504,5 +586,76 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn woke(&mut self) {
         self.live.wire_mut().woke();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use router::batch::message::{MessageError, Source};
+    use router::{AdjacencyId, Hop, PortId};
+
+    use super::*;
+
+    /// Counts packets.
+    struct Count(usize);
+
+    impl Intake for Count {
+        fn take(&mut self, _: NodeId, message: &Message, _: &(impl Source + ?Sized)) -> Result<(), MessageError> {
+            self.0 += message.packets();
+            Ok(())
+        }
+    }
+
+    fn carrier() -> RnicCarrier<Udp> {
+        RnicCarrier::new(Udp::bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap()
+    }
+
+    fn send(carrier: &mut RnicCarrier<Udp>) {
+        let hop = Hop { node: NodeId(1), port: PortId(0), adjacency: AdjacencyId(0) };
+        let packets = [(hop, &[7; 60][..])];
+        assert_eq!(carrier.send(NodeId(1), &Header::default(), packets.into_iter()).unwrap(), 1);
+        carrier.flush(NodeId(1));
+    }
+
+    /// Packets of the next message.
+    fn next(carrier: &mut RnicCarrier<Udp>) -> usize {
+        let (mut count, began) = (Count(0), Instant::now());
+        while began.elapsed() < Duration::from_secs(30) {
+            carrier.turn();
+            if carrier.receive(&mut count).unwrap() {
+                return count.0;
+            }
+        }
+        panic!("nothing came");
+    }
+
+    #[test]
+    fn a_message_without_the_token_is_dropped_and_harms_nobody() {
+        let (mut one, mut other) = (carrier(), carrier());
+        let offer = one.offer(NodeId(1)).unwrap();
+        let secret = offer.terms.secret;
+        let terms = other.accept(NodeId(0), offer).unwrap();
+        one.finish(NodeId(1), &terms).unwrap();
+        assert!(terms.secret != 0 && terms.secret != secret, "each direction has a token of its own");
+        send(&mut one);
+        assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 0));
+        let token = |carrier: &mut RnicCarrier<Udp>, token| carrier.peers[1].as_mut().unwrap().token = token;
+        token(&mut one, terms.secret ^ 1 << 63);
+        send(&mut one);
+        assert_eq!((next(&mut other), other.forged(NodeId(0))), (0, 1));
+        token(&mut one, terms.secret);
+        send(&mut one);
+        assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 1));
+    }
+
+    #[test]
+    fn who_offers_no_token_is_not_joined() {
+        let (mut one, mut other) = (carrier(), carrier());
+        let mut offer = one.offer(NodeId(1)).unwrap();
+        offer.terms.secret = 0;
+        let error = other.accept(NodeId(0), offer).unwrap_err().to_string();
+        assert!(error.contains("a secret of 0"), "{error}");
     }
 }

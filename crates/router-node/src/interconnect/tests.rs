@@ -23,16 +23,24 @@ struct Node {
     pool: Pool,
     arrived: Vec<Parcel>,
     began: Instant,
+    /// Picoseconds that have passed before that.
+    passed_ps: u64,
 }
 
 impl Node {
     fn new(number: u8, kind: Kind, settings: &Settings) -> Node {
         let interconnect = open(NodeId(number), kind, settings).unwrap();
-        Node { interconnect, pool: Pool::new(BUFFERS, 2048, 64), arrived: Vec::new(), began: Instant::now() }
+        Node {
+            interconnect,
+            pool: Pool::new(BUFFERS, 2048, 64),
+            arrived: Vec::new(),
+            began: Instant::now(),
+            passed_ps: 0,
+        }
     }
 
     fn now(&self) -> Time {
-        Time::from_ps(self.began.elapsed().as_nanos() as u64 * 1000)
+        Time::from_ps((self.began.elapsed().as_nanos() as u64 * 1000).saturating_add(self.passed_ps))
     }
 
     fn parcel(&mut self, to: u8, bytes: &[u8]) -> Parcel {
@@ -135,6 +143,34 @@ fn packet(number: usize) -> Vec<u8> {
 
 fn fixed(packets: u8) -> Settings {
     Settings { policy: Policy::fixed(packets), ..Settings::default() }
+}
+
+/// Three of a batch of 32 go when time has passed, which it does not do at its end.
+#[test]
+fn time_ends_and_begins_anew() {
+    for kind in kinds() {
+        let mut nodes = pair(kind, &fixed(32));
+        let sent: Vec<Vec<u8>> = (0..3).map(packet).collect();
+        nodes.iter_mut().for_each(|node| node.passed_ps = u64::MAX - 1_000_000_000_000);
+        nodes[0].send(1, &sent);
+        assert_eq!(collect(&mut nodes, 1, 3), sent, "{kind:?}: a second before its end");
+        nodes.iter_mut().for_each(|node| node.passed_ps = u64::MAX - 20_000_000);
+        std::thread::sleep(Duration::from_millis(1));
+        nodes[0].send(1, &sent);
+        (0..1000).for_each(|_| nodes.iter_mut().for_each(|node| _ = node.turn()));
+        assert!(nodes[1].take().is_empty(), "{kind:?}: it stands still");
+        for node in &mut nodes {
+            node.interconnect.renew(&mut node.pool).unwrap();
+            (node.began, node.passed_ps) = (Instant::now(), 0);
+            assert_eq!(node.pool.available(), BUFFERS as usize, "what waited is dropped");
+        }
+        let [a, b] = &mut nodes;
+        join(a, b, (0, 1));
+        nodes[0].send(1, &sent);
+        assert_eq!(collect(&mut nodes, 1, 3), sent, "{kind:?}: anew");
+        nodes[1].send(0, &sent);
+        assert_eq!(collect(&mut nodes, 0, 3), sent, "{kind:?}: anew, and back");
+    }
 }
 
 #[test]
