@@ -160,6 +160,7 @@ fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
     an_idle_node_uses_no_processor(&demo);
     routes_of_the_kernel_are_the_clusters(&demo);
     packets_are_followed_through_all_nodes(&demo);
+    a_stopped_node_is_left_while_it_is_and_met_again(&demo);
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     demo.interrupt().must_succeed();
     Demo::assert_gone(&name, &folder);
@@ -213,6 +214,74 @@ fn packets_are_followed_through_all_nodes(demo: &Demo) {
         steps.lines().any(|line| line.contains(&node) && line.contains(what))
     };
     assert!(at("c", "received") && at("c", "looked up") && at("c", "to node a") && at("a", "from another"), "{steps}");
+}
+
+/// Whether a process is stopped, as the kernel has it.
+fn is_stopped(pid: u64) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    stat.rsplit(") ").next().expect("its state").starts_with('T')
+}
+
+/// What a node says of another one. One that is stopped cannot be asked.
+fn peer(demo: &Demo, of: usize, name: &str) -> Value {
+    let status = demo.json("status", &["--node", NODES[of]])["nodes"][0]["status"].clone();
+    let peers = status["peers"].as_array().expect("peers");
+    peers.iter().find(|peer| peer["node"] == name).unwrap_or_else(|| panic!("{status:#}")).clone()
+}
+
+#[track_caller]
+fn wait_for_peer(demo: &Demo, of: usize, name: &str, state: &str) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let peer = peer(demo, of, name);
+        if peer["state"] == state {
+            return peer;
+        }
+        assert!(Instant::now() < deadline, "{peer:#}");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// On a machine with more to do than processors: who waits for one is not taken for dead, and who is stopped is, long
+/// before its silence would tell, and is met again when it goes on. What lay there meanwhile goes nowhere.
+fn a_stopped_node_is_left_while_it_is_and_met_again(demo: &Demo) {
+    /// Longer than packets are kept by a node that was away.
+    const STOP: Duration = Duration::from_millis(1500);
+    let busy = || Process::start(Command::new(place::tool("sh")).args(["-c", "while :; do :; done"]));
+    let mut load: Vec<Process> = (0..3).map(|_| busy()).collect();
+    let traffic = |from: &str, to: &str| {
+        let mut ping = demo.at(from, place::tool("ping"));
+        Process::start(ping.args(["-n", "-q", "-i", "0.01", "-s", "1000", to]))
+    };
+    let _traffic = [traffic("h1", "10.77.3.2"), traffic("h3", "10.77.1.2"), traffic("h2", "10.77.1.2")];
+    for (stopped, others) in [(2, [0, 1]), (0, [1, 2])] {
+        let (name, pid) = (NODES[stopped], demo.node(stopped)["pid"].as_u64().expect("up"));
+        let process = Pid::from_raw(pid as i32).expect("a process");
+        let losses = || others.map(|of| peer(demo, of, name)["losses"].as_u64().expect("a number"));
+        let before = losses();
+        kill_process(process, Signal::STOP).expect("it runs");
+        let began = Instant::now();
+        for of in others {
+            let peer = wait_for_peer(demo, of, name, "down");
+            assert!(is_stopped(pid) && peer["reason"] == "its process is stopped", "{peer:#}");
+        }
+        let host = |node: usize| format!("10.77.{}.2", node + 1);
+        let [one, other] = others;
+        demo.ping(&format!("h{}", one + 1), &host(other)).must_succeed();
+        let finished = demo.ping(&format!("h{}", one + 1), &host(stopped));
+        assert!(!finished.status.success(), "{finished}");
+        std::thread::sleep(STOP.saturating_sub(began.elapsed()));
+        assert_eq!(losses(), before.map(|losses| losses + 1), "who is stopped is not tried again and again");
+        kill_process(process, Signal::CONT).expect("it is stopped");
+        for of in others {
+            wait_for_peer(demo, of, name, "up");
+        }
+        demo.ping(&format!("h{}", one + 1), &host(stopped)).must_succeed();
+        assert_eq!(losses(), before.map(|losses| losses + 1), "it has come once");
+        load.clear();
+        let status = demo.node(stopped);
+        assert!(status["drops"]["stale"].as_u64().is_some_and(|packets| packets > 0), "{status:#}");
+    }
 }
 
 #[test]

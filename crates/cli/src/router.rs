@@ -5,6 +5,7 @@ mod demo;
 mod down;
 mod example;
 mod fib;
+mod key;
 mod loaded;
 mod node;
 mod status;
@@ -30,6 +31,8 @@ pub enum Command {
     Demo(demo::Options),
     /// Print a cluster file with nodes a, b, ... in network namespaces of their names
     Example(example::Options),
+    /// Make the key by which nodes of several machines know each other, in a new file
+    Key(key::Options),
     /// One node's process, which 'up' starts
     #[command(hide = true)]
     Node(node::Options),
@@ -45,6 +48,7 @@ pub fn main(command: &Command) -> Result<()> {
         Command::Trace(options) => trace::main(options),
         Command::Demo(options) => demo::main(options),
         Command::Example(options) => example::main(options),
+        Command::Key(options) => key::main(options),
         Command::Node(options) => node::main(options),
     }
 }

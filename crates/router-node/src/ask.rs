@@ -210,6 +210,9 @@ pub struct PeerTraffic {
     pub relayed_packets: u64,
     /// Packets dropped on the way, for whatever reason.
     pub dropped_packets: u64,
+    /// Messages that pretended to be its own, and were not heard.
+    #[serde(default)]
+    pub forged_messages: u64,
 }
 
 /// How many routes there are.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::path::Path;
 
 use ipnet::IpNet;
 use rack::{Checked, Fault, check_name};
@@ -271,7 +272,27 @@ fn check_sockets(cluster: &Cluster) -> Checked {
             _ => {}
         }
     }
-    Ok(())
+    check_key(cluster.key.as_deref(), has_control)
+}
+
+/// Who meets by TCP knows the others by a key.
+fn check_key(key: Option<&Path>, has_control: bool) -> Checked {
+    let what = match (key, has_control) {
+        (None, true) => {
+            "missing; nodes with a 'control' address know each other by a key: make one with 'crosslane router key \
+             FILE', copy it to all machines, and name it here by its whole path"
+                .to_owned()
+        }
+        (Some(key), false) => {
+            let key = key.display();
+            format!("'{key}' is of no use without 'control' addresses: nodes of one machine know each other; remove it")
+        }
+        (Some(key), true) if !key.is_absolute() => {
+            format!("'{}' is no whole path; write as in \"/etc/crosslane/office.key\"", key.display())
+        }
+        _ => return Ok(()),
+    };
+    Err(Fault::new("key", what))
 }
 
 #[cfg(test)]

@@ -44,6 +44,9 @@ pub struct Cluster {
     /// What joins the nodes.
     #[serde(default)]
     pub interconnect: Interconnect,
+    /// The file with the key by which nodes of several machines know each other.
+    #[serde(default)]
+    pub key: Option<PathBuf>,
     /// How long things may take.
     #[serde(default)]
     pub timeouts: Timeouts,
@@ -199,9 +202,11 @@ impl Cluster {
         self.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// What two nodes compare, to see that they are of the same cluster: a hash of everything that the file says.
+    /// What two nodes compare, to see that they are of the same cluster: a hash of everything that the file says, but
+    /// for where a machine keeps the key.
     pub fn digest(&self) -> u64 {
-        places::hash(format!("{self:?}").as_bytes())
+        let shared = Self { key: None, ..self.clone() };
+        places::hash(format!("{shared:?}").as_bytes())
     }
 }
 

@@ -100,6 +100,7 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
         ("\n[[nodes]]", "\n[interconnect]\nbatch = 33\n[[nodes]]", &["line 4", "interconnect.batch", "33", "1 to 32"]),
         ("\n[[nodes]]", "\n[interconnect]\nkind = \"rnic-udp\"\n[[nodes]]", &["nodes[0].fabric", "missing", "4791"]),
         ("\n[[nodes]]", "\n[interconnect]\ntiming = \"ntb\"\n[[nodes]]", &["interconnect.timing", "ntb", "window"]),
+        ("\n[[nodes]]", "key = \"/k\"\n[[nodes]]", &["line 2, key", "'/k'", "control", "remove"]),
         ("\n[[nodes]]", "\n[timeouts]\nsilence_ns = 100\n[[nodes]]", &["timeouts.silence_ns", "100", "1 ms"]),
         ("\n[[nodes]]", "\n[timeouts]\nsilence_ns = \"60 ms\"\n[[nodes]]", &["timeouts.silence_ns", "1000000000"]),
     ];
@@ -110,6 +111,42 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
             assert!(error.contains(word), "{word:?} is not in {error:?}");
         }
     }
+}
+
+/// Two nodes of two machines.
+const FAR: &str = r#"version = 1
+key = "/etc/crosslane/office.key"
+
+[interconnect]
+kind = "rnic-udp"
+
+[[nodes]]
+name = "a"
+control = "192.0.2.1:4700"
+fabric = "192.0.2.1:4791"
+
+[[nodes.ports]]
+device = "eth1"
+
+[[nodes]]
+name = "b"
+control = "192.0.2.2:4700"
+fabric = "192.0.2.2:4791"
+
+[[nodes.ports]]
+device = "eth1"
+"#;
+
+#[test]
+fn nodes_of_several_machines_need_a_key_wherever_each_keeps_it() {
+    let cluster = parse(FAR).unwrap();
+    assert_eq!(cluster.key.as_deref(), Some(Path::new("/etc/crosslane/office.key")));
+    assert_eq!(cluster.digest(), parse(&FAR.replace("/etc/", "/root/")).unwrap().digest());
+    assert_ne!(cluster.digest(), parse(&FAR.replace("eth1", "eth2")).unwrap().digest());
+    let error = parse(&FAR.replace("key = \"/etc/crosslane/office.key\"\n", "")).unwrap_err();
+    assert!(error.contains("key: missing") && error.contains("crosslane router key FILE"), "{error}");
+    let error = parse(&FAR.replace("/etc/crosslane/", "")).unwrap_err();
+    assert!(error.contains("line 2, key") && error.contains("'office.key'") && error.contains("whole path"), "{error}");
 }
 
 #[test]

@@ -7,13 +7,16 @@
 //! * [`announcements`]: what a node announces, with the order in which that changed, so that every other node is told
 //!   the latest and only that, whenever it can take it.
 //! * [`session`]: one connection, from the greeting to its end.
+//! * [`seal`]: how nodes of several machines know each other.
 //! * [`transport`]: packets over a unix socket or TCP.
 
 pub mod announcements;
+pub mod seal;
 pub mod session;
 pub mod transport;
 pub mod words;
 
 pub use announcements::Announcements;
+pub use seal::{Key, KeyError};
 pub use session::{Heard, Limits, Said, Session};
 pub use words::{Announced, ControlError, Greeting, HopOfNode, Origin, RouteChange, RouteKind};

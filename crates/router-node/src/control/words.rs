@@ -38,6 +38,15 @@ pub enum ControlError {
         /// What it should be.
         expected: String,
     },
+    /// What came first on a connection between machines is not what such a node says.
+    #[error("the other end does not seal what it says; use one release, and the same key file, for all nodes")]
+    Unsealed,
+    /// Another key.
+    #[error("the other end has another key; give all nodes the same key file")]
+    OtherKey,
+    /// A message is not the one that the other end sealed next.
+    #[error("a message was changed, lost or repeated on the way; look who else is on the network between the nodes")]
+    Changed,
     /// Something came out of turn.
     #[error("{0} came out of turn")]
     OutOfTurn(&'static str),

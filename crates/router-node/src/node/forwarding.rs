@@ -17,12 +17,20 @@ use router::{
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::watch::Pulse;
 use crate::interconnect::{self, Interconnect, InterconnectError, Offer, PeerState, Terms};
 
 /// Turns without anything to do after which the thread sleeps: about as long as going to sleep and being woken takes.
 const IDLE_TURNS_MAX: u32 = 64;
 /// How long packets wait that a port had no room for, when nothing else happens.
 const RETRY_NS: u64 = 100_000;
+/// How long the thread sleeps at most, so that it knows when it was away for longer.
+const NAP_NS_MAX: u64 = 250_000_000;
+/// Packets that waited here for so long, because the process was stopped, are nobody's any more: senders have given
+/// them up, and a packet's time to live is in seconds (RFC 791).
+const AWAY_NS_MIN: u64 = 1_000_000_000;
+/// Looks for packets to be dropped after that, for each place where some may wait.
+const AWAY_LOOKS_MAX: usize = 4096;
 /// Commands taken in one turn: packets do not wait for more.
 const COMMANDS_PER_TURN: usize = 32;
 /// Reports that wait for the control thread at most; news of neighbours that do not fit are asked for later.
@@ -58,6 +66,8 @@ pub enum Command {
     Finish(NodeId, Terms),
     /// A node is gone: [`Report::Left`].
     Leave(NodeId),
+    /// The interconnect begins anew: [`Report::Renewed`].
+    Renew,
     /// To end.
     Stop,
 }
@@ -84,8 +94,12 @@ pub enum Report {
     Broken(NodeId),
     /// No packet goes to that node any more.
     Left(NodeId),
-    /// A port's device is gone.
-    Unplugged(PortId, io::Error),
+    /// A port's device is gone. To close what is left of it may take the kernel long.
+    Unplugged(PortId, io::Error, Box<dyn Port + Send>),
+    /// Whether the interconnect has begun anew.
+    Renewed(Result<(), InterconnectError>),
+    /// The thread was away for so many nanoseconds, and has dropped so many packets that came meanwhile.
+    Away(u64, usize),
 }
 
 /// How everything is.
@@ -155,6 +169,8 @@ pub struct Parts {
     pub reports: SyncSender<Report>,
     /// Rung for reports.
     pub reports_bell: Arc<Bell>,
+    /// How far the thread has come.
+    pub pulse: Arc<Pulse>,
     /// The moment from which time counts.
     pub begun: Instant,
 }
@@ -170,6 +186,9 @@ pub struct Forwarding {
     /// Reports that the control thread had no room for.
     unreported: VecDeque<Report>,
     broken: Vec<bool>,
+    wire_clock: WireClock,
+    /// When the last turn began.
+    turned_at: Time,
     is_over: bool,
 }
 
@@ -186,6 +205,8 @@ impl Forwarding {
             arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
             unreported: VecDeque::new(),
             broken,
+            wire_clock: WireClock::default(),
+            turned_at: Time::ZERO,
             is_over: false,
         }
     }
@@ -193,7 +214,11 @@ impl Forwarding {
     /// Works until it is told to stop, or the control thread is gone.
     pub fn run(mut self) {
         let mut idle_turns = 0;
+        self.parts.pulse.begin();
+        self.turned_at = self.now();
         while !self.is_over {
+            self.parts.pulse.turn();
+            self.notice_absence();
             let was_busy = self.turn();
             idle_turns = if was_busy { 0 } else { idle_turns + 1 };
             if idle_turns > IDLE_TURNS_MAX {
@@ -201,6 +226,49 @@ impl Forwarding {
                 idle_turns = 0;
             }
         }
+    }
+
+    /// A process that was stopped goes on with what lay there when it was, as if nothing had been.
+    fn notice_absence(&mut self) {
+        let now = self.now();
+        let away_ns = now.ns().saturating_sub(std::mem::replace(&mut self.turned_at, now).ns());
+        if away_ns >= AWAY_NS_MIN + NAP_NS_MAX {
+            let dropped = self.drop_stale();
+            self.report(Report::Away(away_ns, dropped));
+        }
+    }
+
+    /// Drops all packets that wait: in ports, in the kernel's interface, in the interconnect and in queues. Says how
+    /// many.
+    fn drop_stale(&mut self) -> usize {
+        let now = self.wire_clock.time(self.now());
+        let Parts { pool, output, kernel, interconnect, .. } = &mut self.parts;
+        let mut dropped = 0;
+        for port in self.ports.iter_mut().flatten().chain([&mut *kernel]) {
+            for _ in 0..AWAY_LOOKS_MAX {
+                // An error shows in the next turn too.
+                let received = port.receive(pool, &mut self.frames, VECTOR_PACKETS_MAX).unwrap_or(0);
+                self.frames.drain(..).for_each(|frame| pool.free(frame));
+                dropped += received;
+                if received == 0 {
+                    break;
+                }
+            }
+        }
+        for _ in 0..AWAY_LOOKS_MAX {
+            let is_busy = interconnect.turn(now, pool, &mut self.came, VECTOR_PACKETS_MAX);
+            dropped += self.came.len();
+            self.came.drain(..).for_each(|(_, packet)| pool.free(packet));
+            if !is_busy {
+                break;
+            }
+        }
+        let parcels = output.to_nodes.iter_mut().flat_map(|queue| queue.drain(..)).map(|parcel| parcel.packet);
+        let frames = output.to_ports.iter_mut().chain([&mut output.to_kernel]).flat_map(|queue| queue.drain(..));
+        parcels.chain(frames).fold(dropped, |dropped, packet| {
+            pool.free(packet);
+            dropped + 1
+        })
     }
 
     fn now(&self) -> Time {
@@ -246,11 +314,13 @@ impl Forwarding {
 
     /// A port whose device is gone: what waits for it goes nowhere.
     fn unplug(&mut self, port: PortId, error: io::Error) {
-        self.ports[usize::from(port.0)] = None;
+        let closed = self.ports[usize::from(port.0)].take();
         self.frames.drain(..).for_each(|frame| self.parts.pool.free(frame));
         let Parts { output, pool, .. } = &mut self.parts;
         output.to_port(port).drain(..).for_each(|frame| pool.free(frame));
-        self.report(Report::Unplugged(port, error));
+        if let Some(closed) = closed {
+            self.report(Report::Unplugged(port, error, closed));
+        }
     }
 
     fn receive_from_kernel(&mut self) -> bool {
@@ -268,8 +338,9 @@ impl Forwarding {
 
     fn receive_from_nodes(&mut self) -> bool {
         let now = self.now();
+        let on_wire = self.wire_clock.time(now);
         let Parts { forwarder, pool, output, interconnect, .. } = &mut self.parts;
-        let is_busy = interconnect.turn(on_wire(now), pool, &mut self.came, VECTOR_PACKETS_MAX);
+        let is_busy = interconnect.turn(on_wire, pool, &mut self.came, VECTOR_PACKETS_MAX);
         // The egress node does not tell flows apart.
         self.arrived.extend(self.came.drain(..).map(|(hop, packet)| Parcel { hop, flow: 0, packet }));
         if !self.arrived.is_empty() {
@@ -281,13 +352,13 @@ impl Forwarding {
     /// Whether anything left.
     fn transmit(&mut self) -> bool {
         let mut is_busy = false;
-        let now = self.now();
+        let on_wire = self.wire_clock.time(self.now());
         let Parts { pool, output, kernel, interconnect, nodes, .. } = &mut self.parts;
         for node in (0..*nodes as u8).map(NodeId) {
             let queue = output.to_node(node);
             if !queue.is_empty() {
                 self.parcels.extend(queue.drain(..).map(|parcel| (parcel.hop, parcel.packet)));
-                interconnect.send(on_wire(now), pool, node, &mut self.parcels);
+                interconnect.send(on_wire, pool, node, &mut self.parcels);
                 is_busy = true;
             }
         }
@@ -382,6 +453,11 @@ impl Forwarding {
                 self.broken[usize::from(node.0)] = false;
                 self.report(Report::Left(node));
             }
+            Command::Renew => {
+                let renewed = interconnect.renew(pool);
+                self.wire_clock.renew(now);
+                self.report(Report::Renewed(renewed));
+            }
             Command::Stop => self.is_over = true,
         }
     }
@@ -454,8 +530,9 @@ impl Forwarding {
             polled.extend(self.parts.kernel.wakes().map(readable));
             polled.extend(self.ports.iter().flatten().filter_map(|port| port.wakes()).map(readable));
             polled.extend(self.parts.interconnect.wakes().into_iter().map(readable));
+            self.parts.pulse.sleep();
             // Interrupted or late: the next turn looks at everything anyway.
-            let _ = poll(&mut polled, limit.as_ref());
+            let _ = poll(&mut polled, Some(&limit));
             if !polled[0].revents().is_empty() {
                 drop(polled);
                 self.parts.commands_bell.clear();
@@ -474,22 +551,64 @@ impl Forwarding {
         may_sleep
     }
 
-    /// How long to sleep at most; without an end when nothing is due.
-    fn limit(&mut self) -> Option<Timespec> {
+    /// How long to sleep at most.
+    fn limit(&mut self) -> Timespec {
         let now_ns = self.now().ns();
         let retry_ns = self.has_left().then_some(now_ns + RETRY_NS);
         let dues = [
             self.parts.forwarder.next_timer().map(Time::ns),
-            self.parts.interconnect.deadline().map(|due| due.ps().div_ceil(1000)),
+            self.parts.interconnect.deadline().map(|due| self.wire_clock.ns(due)),
             retry_ns,
         ];
-        let due_ns = dues.into_iter().flatten().min()?;
-        let left_ns = due_ns.saturating_sub(now_ns);
-        Some(Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 })
+        let due_ns = dues.into_iter().flatten().min().unwrap_or(u64::MAX);
+        let left_ns = due_ns.saturating_sub(now_ns).min(NAP_NS_MAX);
+        Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 }
     }
 }
 
-/// The same moment, as interconnects count: in picoseconds, which last for 213 days.
-fn on_wire(now: Time) -> sim::Time {
-    sim::Time::from_ps(now.ns().saturating_mul(1000))
+/// The same moments as interconnects count them: in picoseconds since they began, which last for 213 days.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WireClock {
+    began: Time,
+}
+
+impl WireClock {
+    /// How long, in nanoseconds, it may be used before an interconnect is to begin anew: half of what it can say.
+    pub const NS_MAX: u64 = u64::MAX / 2000;
+
+    fn renew(&mut self, now: Time) {
+        self.began = now;
+    }
+
+    fn time(&self, now: Time) -> sim::Time {
+        sim::Time::from_ps((now.ns() - self.began.ns()).saturating_mul(1000))
+    }
+
+    /// The first nanosecond that is not before that moment.
+    fn ns(&self, time: sim::Time) -> u64 {
+        self.began.ns().saturating_add(time.ps().div_ceil(1000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_of_an_interconnect_goes_on_after_its_end() {
+        const HOUR_NS: u64 = 3_600_000_000_000;
+        let mut clock = WireClock::default();
+        let end = Time::from_ns(u64::MAX / 1000);
+        let later = Time::from_ns(end.ns() + HOUR_NS);
+        assert!(clock.time(end) < sim::Time::MAX && clock.time(later) == sim::Time::MAX, "it stands still");
+        let renewed = Time::from_ns(WireClock::NS_MAX);
+        assert!(clock.time(renewed).ps() <= u64::MAX / 2, "long before its end it begins anew");
+        clock.renew(renewed);
+        assert_eq!(clock.time(renewed), sim::Time::ZERO);
+        for now_ns in [renewed.ns(), renewed.ns() + 1, end.ns(), later.ns()] {
+            let time = clock.time(Time::from_ns(now_ns));
+            assert_eq!((time.ps(), clock.ns(time)), ((now_ns - renewed.ns()) * 1000, now_ns));
+        }
+        assert_eq!(clock.ns(sim::Time::from_ps(1001)), renewed.ns() + 2);
+    }
 }

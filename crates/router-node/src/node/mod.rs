@@ -7,6 +7,7 @@ mod peers;
 mod plugs;
 mod status;
 mod table;
+mod watch;
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -28,16 +29,17 @@ use tracing::{error, info, warn};
 
 use crate::ask::{Answer, Ask, FibQuery, ROUTES_MAX, Route, RouteHop, RoutesStatus, STEPS_MAX, Status, TraceQuery};
 use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places};
-use crate::control::Limits;
-use crate::control::transport::{Listener, Place};
+use crate::control::transport::{FarPlace, Listener, Place};
 use crate::control::words::{Greeting, RouteKind, VERSION};
+use crate::control::{Key, KeyError, Limits};
 use crate::interconnect::InterconnectError;
 
 use clients::Clients;
-use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot};
+use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot, WireClock};
 use local::{Effect, Local};
 use peers::{News, Peers};
 use table::Table;
+use watch::{HangNews, HangWatch, Pulse};
 
 /// Buffers of a node, for all packets that are in it at a time.
 const BUFFERS: u32 = 16_384;
@@ -55,6 +57,9 @@ const LOOK_NS: u64 = 1_000_000_000;
 const PEERS_AT: usize = 3;
 /// How long a port whose device is gone waits for one of the same name.
 const REPLUG_NS: u64 = 500_000_000;
+
+/// How long the forwarding thread may hang before the node ends: it will not come back.
+const HANG_NS_MAX: u64 = 10_000_000_000;
 
 /// How often, and how far apart, the node's lock is asked for.
 const TAKES_MAX: u32 = 200;
@@ -107,12 +112,18 @@ pub enum NodeError {
     /// A key that this kind of interconnect needs.
     #[error("{0} is missing for this node; add it to the cluster file")]
     Missing(&'static str),
+    /// The key of the cluster.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// The kernel's routes.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
     /// The thread that forwards has ended by itself.
     #[error("the thread that forwards has ended by itself; its last words are in the log")]
     ForwardingEnded,
+    /// The thread that forwards hangs.
+    #[error("the thread that forwards has hung for {0} s; start the node again, and report what stands in its log")]
+    ForwardingHung(u64),
 }
 
 impl NodeError {
@@ -120,6 +131,7 @@ impl NodeError {
     pub fn key(&self, node: usize) -> Option<String> {
         match self {
             Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),
+            Self::Key(_) => Some("key".to_owned()),
             Self::Port { place, .. } => Some(format!("nodes[{node}].ports[{place}].device")),
             _ => None,
         }
@@ -154,12 +166,14 @@ impl Settings {
         self.places.node(&self.node().name)
     }
 
-    /// Where a node is reached by others.
-    fn place(&self, node: &NodeOfFile) -> Place {
-        match node.control {
-            Some(control) => Place::Address(control),
-            None => Place::Path(self.places.node(&node.name).peers_socket()),
-        }
+    /// Where a node is reached by this one.
+    fn place(&self, node: &NodeOfFile, key: Option<&Key>) -> Result<Place, NodeError> {
+        let Some(address) = node.control else {
+            return Ok(Place::Path(self.places.node(&node.name).peers_socket()));
+        };
+        let from = self.node().control.ok_or(NodeError::Missing("control"))?.ip();
+        let key = key.cloned().ok_or(NodeError::Missing("key"))?;
+        Ok(Place::Far(FarPlace { address, from, key }))
     }
 }
 
@@ -188,6 +202,13 @@ pub struct Node {
     reports: Receiver<Report>,
     reports_bell: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
+    hang: HangWatch,
+    /// When the interconnect is to begin anew.
+    renew_at_ns: u64,
+    /// Why this node has to end.
+    fault: Option<NodeError>,
+    /// Packets that were dropped because the process had been stopped.
+    stale_packets: u64,
     netlink_resyncs: u64,
     has_kernel_news: bool,
     looked_at_ns: u64,
@@ -226,6 +247,7 @@ impl Node {
         let [commands_bell, reports_bell] = bells;
         let (commands_bell, reports_bell) =
             (commands_bell.map_err(system("eventfd"))?, reports_bell.map_err(system("eventfd"))?);
+        let pulse = Arc::new(Pulse::default());
         let parts = Parts {
             forwarder: Forwarder::new(Config { seed: started_at_ns, ..Config::new(id) }, tables),
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
@@ -237,6 +259,7 @@ impl Node {
             commands_bell: Arc::clone(&commands_bell),
             reports: to_report,
             reports_bell: Arc::clone(&reports_bell),
+            pulse: Arc::clone(&pulse),
             begun,
         };
         let nodes = settings.cluster.nodes.len();
@@ -256,6 +279,10 @@ impl Node {
             reports,
             reports_bell,
             thread: None,
+            hang: HangWatch::new(pulse),
+            renew_at_ns: WireClock::NS_MAX,
+            fault: None,
+            stale_packets: 0,
             netlink_resyncs: 0,
             has_kernel_news: true,
             looked_at_ns: 0,
@@ -327,14 +354,51 @@ impl Node {
         self.commands_bell.ring();
     }
 
-    fn check_thread(&self) -> Result<(), NodeError> {
-        let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-        if has_ended { Err(NodeError::ForwardingEnded) } else { Ok(()) }
+    fn check_thread(&mut self) -> Result<(), NodeError> {
+        if let Some(fault) = self.fault.take() {
+            return Err(fault);
+        }
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(NodeError::ForwardingEnded);
+        }
+        let hung_ns = self.hang.hung_ns(self.now_ns()).unwrap_or(0);
+        if hung_ns < HANG_NS_MAX { Ok(()) } else { Err(NodeError::ForwardingHung(hung_ns / 1_000_000_000)) }
+    }
+
+    /// A node that does not forward keeps away from the others, which would send to it, until it does.
+    fn watch(&mut self, now_ns: u64) {
+        match self.hang.look(now_ns) {
+            Some(HangNews::Hangs) => {
+                error!("the thread that forwards hangs: this node takes leave of the others until it goes on");
+                self.peers.hold("its forwarding thread hangs", now_ns);
+            }
+            Some(HangNews::GoesOn(hung_ns)) => {
+                let hung_ms = hung_ns / 1_000_000;
+                warn!("the thread that forwards goes on, after {hung_ms} ms: this node meets the others again");
+                self.peers.release();
+            }
+            None => {}
+        }
+    }
+
+    /// The interconnect's time is up: it begins anew, and the others are met again. That takes some milliseconds, each
+    /// 106 days.
+    fn renew(&mut self, now_ns: u64) {
+        if now_ns < self.renew_at_ns || self.hang.hung_ns(now_ns).is_some() {
+            return;
+        }
+        self.renew_at_ns = now_ns + WireClock::NS_MAX;
+        self.peers.hold("its interconnect begins anew", now_ns);
+        self.handle_news();
+        self.tell(Command::Renew);
+        self.peers.release();
     }
 
     /// Whether there is more to do at once.
     fn turn(&mut self) -> bool {
         let now_ns = self.now_ns();
+        self.watch(now_ns);
+        self.renew(now_ns);
         self.peers.turn(now_ns, self.local.announcements());
         self.handle_news();
         self.hear_reports(now_ns);
@@ -392,7 +456,17 @@ impl Node {
                 }
                 Report::Left(node) => self.peers.left(node, now_ns),
                 Report::Broken(node) => self.peers.lose(node, "it broke the interconnect's protocol", now_ns),
-                Report::Unplugged(port, error) => self.unplugged(port, &error, now_ns),
+                Report::Unplugged(port, error, closed) => {
+                    drop(closed);
+                    self.unplugged(port, &error, now_ns);
+                }
+                Report::Renewed(Ok(())) => info!("the interconnect has begun anew"),
+                Report::Renewed(Err(error)) => self.fault = Some(error.into()),
+                Report::Away(away_ns, packets) => {
+                    let away_ms = away_ns / 1_000_000;
+                    warn!("was stopped for {away_ms} ms: {packets} packets that came meanwhile are dropped");
+                    self.stale_packets += packets as u64;
+                }
                 Report::Offered(..) | Report::Accepted(..) | Report::Finished(..) => self.joined(report, now_ns),
             }
         }
@@ -584,7 +658,7 @@ impl Node {
                 .iter()
                 .map(|neighbour| status::neighbour(self.device(neighbour.port), neighbour))
                 .collect(),
-            drops: status::drops(&counters.drops),
+            drops: status::drops_of_node(&counters.drops, self.stale_packets),
             kernel: status::traffic(counters.from_kernel, counters.to_kernel),
             icmp_errors_sent: counters.icmp_errors_sent,
             icmp_errors_suppressed: counters.icmp_errors_suppressed,
@@ -598,7 +672,8 @@ impl Node {
     fn sleep(&mut self, stop: BorrowedFd<'_>, has_more: bool) {
         let now_ns = self.now_ns();
         let replug = self.ports.iter().filter_map(|port| port.replug_at_ns).min().unwrap_or(u64::MAX);
-        let due_ns = self.peers.due_ns().min(replug).min(now_ns + LOOK_NS);
+        let due_ns =
+            self.peers.due_ns().min(replug).min(now_ns + LOOK_NS).min(self.hang.due_ns()).min(self.renew_at_ns);
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
         let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_bell.as_fd(), PollFlags::IN)];
         descriptors.push((self.kernel.wakes(), PollFlags::IN));
@@ -626,8 +701,12 @@ impl Node {
     /// Leaves nothing behind.
     fn end(&mut self) {
         self.peers.bye("told to end");
-        self.tell(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        let is_hung = self.hang.hung_ns(self.now_ns()).is_some();
+        if !is_hung {
+            self.tell(Command::Stop);
+        }
+        // One that hangs ends with the process.
+        if let Some(thread) = self.thread.take_if(|_| !is_hung) {
             // A thread that has panicked has said so.
             let _ = thread.join();
         }
@@ -646,14 +725,19 @@ fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let own =
         Greeting { version: VERSION, digest: cluster.digest(), node: settings.id().0, incarnation: started_at_ns };
     let limits = Limits { beat_ns: cluster.beat_ns() as u64, silence_ns: cluster.silence_ns() as u64 };
-    let place = settings.place(settings.node());
-    let listener = Listener::bind(&place).map_err(|error| match &place {
+    let key = cluster.key.as_deref().map(Key::read).transpose()?;
+    let place = settings.place(settings.node(), key.as_ref())?;
+    let known = cluster.nodes.iter().filter_map(|node| Some(node.control?.ip())).collect();
+    let listener = Listener::bind(&place, known).map_err(|error| match &place {
         Place::Path(path) => system(path.display().to_string())(error),
-        Place::Address(address) => system(format!("control address {address}"))(error),
+        Place::Far(FarPlace { address, .. }) => system(format!("control address {address}"))(error),
     })?;
     assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
-    let places = cluster.nodes.iter().map(|node| (node.name.clone(), settings.place(node), node.ports.len()));
-    Ok(Peers::new(own, limits, listener, places.collect()))
+    let place = |node: &NodeOfFile| {
+        settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, node.ports.len()))
+    };
+    let places = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
+    Ok(Peers::new(own, limits, listener, places))
 }
 
 fn start(parts: Parts) -> Result<JoinHandle<()>, NodeError> {

@@ -7,7 +7,8 @@ use rustix::event::PollFlags;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use crate::control::transport::{Listener, Place, Transport};
+use super::watch::{LOOK_NS, StopWatch};
+use crate::control::transport::{Listener, Place, Transport, Visitor};
 use crate::control::{Announcements, ControlError, Greeting, Heard, Limits, RouteChange, Said, Session};
 use crate::interconnect::{Offer, Terms};
 
@@ -16,6 +17,8 @@ const RETRY_NS_MIN: u64 = 10_000_000;
 const RETRY_NS_MAX: u64 = 320_000_000;
 /// Connections that have not said who they are.
 const NEWCOMERS_MAX: usize = 16;
+/// How long a reason is not said again, when a connection is refused for the same one.
+const REFUSED_AGAIN_NS: u64 = 60_000_000_000;
 /// Packets of one connection that are taken, and sent, in one turn.
 const PACKETS_PER_TURN: usize = 64;
 
@@ -114,6 +117,8 @@ pub struct Peer {
     pub name: String,
     place: Place,
     connection: Option<Connection>,
+    /// Its process, where that is of this machine.
+    watch: Option<StopWatch>,
     /// Whether it has greeted on this connection.
     is_met: bool,
     /// Whether the interconnect carries packets to it.
@@ -165,6 +170,11 @@ pub struct Peers {
     newcomers: Vec<Connection>,
     /// Whether somebody may have come.
     has_visitors: bool,
+    /// This node keeps away from all others.
+    is_held: bool,
+    watched_at_ns: u64,
+    /// Why a connection was refused last, and when that was said.
+    refused: Option<(String, u64)>,
     news: Vec<News>,
 }
 
@@ -177,6 +187,7 @@ impl Peers {
                 name,
                 place,
                 connection: None,
+                watch: None,
                 is_met: false,
                 is_joined: false,
                 reason: None,
@@ -190,7 +201,19 @@ impl Peers {
             (node != usize::from(own.node)).then_some(peer)
         };
         let peers = places.into_iter().enumerate().map(peer).collect();
-        Self { own, limits, ports, listener, peers, newcomers: Vec::new(), has_visitors: true, news: Vec::new() }
+        Self {
+            own,
+            limits,
+            ports,
+            listener,
+            peers,
+            newcomers: Vec::new(),
+            has_visitors: true,
+            is_held: false,
+            watched_at_ns: 0,
+            refused: None,
+            news: Vec::new(),
+        }
     }
 
     /// Another node.
@@ -219,7 +242,8 @@ impl Peers {
         let connections = self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref());
         let connections = connections.chain(&self.newcomers);
         let connections = connections.map(|connection| (connection.transport.as_fd(), connection.flags()));
-        std::iter::once((self.listener.as_fd(), PollFlags::IN)).chain(connections).collect()
+        let wanted = if self.is_held { PollFlags::empty() } else { PollFlags::IN };
+        std::iter::once((self.listener.as_fd(), wanted)).chain(connections).collect()
     }
 
     /// Which of [`Peers::descriptors`] have something to be read, in their order.
@@ -242,6 +266,9 @@ impl Peers {
         let peers = self.peers.iter().enumerate().filter_map(|(node, peer)| {
             let peer = peer.as_ref()?;
             match &peer.connection {
+                Some(connection) if peer.watch.is_some() => {
+                    Some(connection.session.due_ns().min(self.watched_at_ns + LOOK_NS))
+                }
                 Some(connection) => Some(connection.session.due_ns()),
                 None => self.connects_to(node).then_some(peer.retry_at_ns),
             }
@@ -252,11 +279,12 @@ impl Peers {
 
     /// Of two nodes the one with the higher number connects.
     fn connects_to(&self, node: usize) -> bool {
-        node < usize::from(self.own.node)
+        !self.is_held && node < usize::from(self.own.node)
     }
 
     /// Takes what has come, and makes connections.
     pub fn turn(&mut self, now_ns: u64, own: &Announcements) {
+        self.watch(now_ns);
         self.accept(now_ns);
         self.hear_newcomers(now_ns, own);
         for node in 0..self.peers.len() {
@@ -271,22 +299,71 @@ impl Peers {
     }
 
     fn accept(&mut self, now_ns: u64) {
-        while self.has_visitors
-            && self.newcomers.len() < NEWCOMERS_MAX
-            && let Some(transport) = self.listener.accept()
-        {
-            let session = Session::new(self.own, None, self.ports.clone(), self.limits, now_ns);
-            self.newcomers.push(Connection { session, transport, pending: None, is_readable: true });
+        for _ in 0..NEWCOMERS_MAX {
+            if !self.has_visitors || self.is_held || self.newcomers.len() >= NEWCOMERS_MAX {
+                return;
+            }
+            match self.listener.accept() {
+                Some(Visitor::Node(transport)) => {
+                    let session = Session::new(self.own, None, self.ports.clone(), self.limits, now_ns);
+                    self.newcomers.push(Connection { session, transport, pending: None, is_readable: true });
+                }
+                Some(Visitor::Stranger(from)) => {
+                    self.refused(format!("from {from}, which no node of the cluster file has as 'control'"), now_ns);
+                }
+                Some(Visitor::Nobody) => {}
+                None => return,
+            }
         }
+    }
+
+    /// Says why a connection was refused, and not again when who was refused tries again.
+    fn refused(&mut self, reason: String, now_ns: u64) {
+        let is_again = |(before, said_at_ns): &(String, u64)| {
+            *before == reason && now_ns.saturating_sub(*said_at_ns) < REFUSED_AGAIN_NS
+        };
+        if self.refused.as_ref().is_some_and(is_again) {
+            return;
+        }
+        warn!("a connection was refused: {reason}");
+        self.refused = Some((reason, now_ns));
     }
 
     fn hear_newcomers(&mut self, now_ns: u64, own: &Announcements) {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             let heard = newcomer.speak(now_ns, own).and_then(|()| newcomer.hear(now_ns));
             match heard {
-                Ok(Some((Heard::Met { node, .. }, _))) => self.meet(node, newcomer, now_ns),
+                Ok(Some((Heard::Met { node, .. }, _))) => self.meet_newcomer(node, newcomer, now_ns),
                 Ok(_) => self.newcomers.push(newcomer),
-                Err(error) => warn!("a connection was refused: {error}"),
+                Err(error) => self.refused(error.to_string(), now_ns),
+            }
+        }
+    }
+
+    /// While this node was stopped, another one may have come and gone again more than once.
+    fn meet_newcomer(&mut self, node: NodeId, mut newcomer: Connection, now_ns: u64) {
+        match newcomer.hear(now_ns) {
+            Ok(heard) => {
+                self.meet(node, newcomer, now_ns);
+                if let Some((heard, descriptors)) = heard {
+                    self.heard(node, heard, descriptors, now_ns);
+                }
+            }
+            Err(error) => info!("a connection came and is gone: {error}"),
+        }
+    }
+
+    /// A process that is stopped says nothing, and its connection does not end.
+    fn watch(&mut self, now_ns: u64) {
+        if now_ns < self.watched_at_ns + LOOK_NS {
+            return;
+        }
+        self.watched_at_ns = now_ns;
+        for node in 0..self.peers.len() {
+            let peer = self.peers[node].as_mut().filter(|peer| peer.connection.is_some());
+            let watch = peer.and_then(|peer| peer.watch.as_mut());
+            if watch.is_some_and(StopWatch::is_stopped) {
+                self.lose(NodeId(node as u8), "its process is stopped", now_ns);
             }
         }
     }
@@ -298,6 +375,7 @@ impl Peers {
         }
         let Some(peer) = self.peer(node) else { return };
         info!(node = peer.name, "met");
+        peer.watch = connection.transport.process().and_then(StopWatch::of);
         (peer.connection, peer.is_met, peer.reason) = (Some(connection), true, None);
         peer.retry_ns = RETRY_NS_MIN;
         self.news.push(News::Met(node));
@@ -310,6 +388,11 @@ impl Peers {
         let session = Session::new(self.own, Some(NodeId(node as u8)), self.ports.clone(), self.limits, now_ns);
         let Some(peer) = self.peers[node].as_mut().filter(|peer| peer.connection.is_none()) else { return };
         if now_ns < peer.retry_at_ns {
+            return;
+        }
+        // Its socket takes connections, of which it would find one after the other when it goes on.
+        if peer.watch.as_mut().is_some_and(StopWatch::is_stopped) {
+            peer.retry_at_ns = now_ns + LOOK_NS;
             return;
         }
         peer.connection = Transport::connect(&peer.place).map(|transport| Connection {
@@ -378,6 +461,19 @@ impl Peers {
         }
     }
 
+    /// Takes leave of all others, and keeps away from them until [`Peers::release`].
+    pub fn hold(&mut self, reason: &str, now_ns: u64) {
+        self.bye(reason);
+        (0..self.peers.len()).for_each(|node| self.lose(NodeId(node as u8), reason, now_ns));
+        self.newcomers.clear();
+        self.is_held = true;
+    }
+
+    /// Meets others again.
+    pub fn release(&mut self) {
+        (self.is_held, self.has_visitors) = (false, true);
+    }
+
     /// No packet goes to that node any more.
     pub fn left(&mut self, node: NodeId, now_ns: u64) {
         if let Some(peer) = self.peer(node) {
@@ -412,3 +508,7 @@ impl Peers {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "peers_tests.rs"]
+mod tests;

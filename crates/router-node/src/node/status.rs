@@ -51,6 +51,15 @@ pub fn drops(drops: &Drops) -> BTreeMap<String, u64> {
     drops.iter().map(|(reason, count)| (reason.name().to_owned(), count)).collect()
 }
 
+/// The same of a node: what waited in it while its process was stopped is counted there.
+pub fn drops_of_node(counted: &Drops, stale_packets: u64) -> BTreeMap<String, u64> {
+    let mut counted = drops(counted);
+    if stale_packets > 0 {
+        counted.insert("stale".to_owned(), stale_packets);
+    }
+    counted
+}
+
 /// Another node, for people.
 pub fn peer(peer: &Peer, counters: &Counters) -> PeerStatus {
     let Counters { drop_full, drop_absent, drop_long, drop_no_buffer, lost_packets, .. } = *counters;
@@ -67,6 +76,7 @@ pub fn peer(peer: &Peer, counters: &Counters) -> PeerStatus {
             detoured_packets: counters.detoured_packets,
             relayed_packets: counters.relayed_packets,
             dropped_packets: drop_full + drop_absent + drop_long + drop_no_buffer + lost_packets,
+            forged_messages: counters.forged_messages,
         },
         losses: peer.losses,
         withdrawn_us: peer.withdrawn_ns.map(|ns| ns.div_ceil(1000)),

@@ -1,0 +1,432 @@
+//! How nodes of several machines know each other: by a key that they alone have.
+//!
+//! Both ends of a connection begin with a *hello*, a nonce of 256 random bits. From the key and both nonces follow two
+//! keys, one each way, and every message from then on carries its HMAC-SHA256 over its number and its bytes. So:
+//!
+//! * who does not have the key says nothing that is heard, and hears nothing that it could use elsewhere;
+//! * what was said on another connection, or on this one before, or by this end itself, is refused: nonces, numbers or
+//!   directions are others;
+//! * there is nothing to be negotiated, so nothing can be talked down. Without a key there are no such connections.
+//!
+//! What is said is not hidden, and packets between nodes are neither hidden nor sealed: that is for what lies below.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use thiserror::Error;
+
+use super::words::ControlError;
+
+/// Bytes of a key.
+const KEY_BYTES: usize = 32;
+/// Bytes of a nonce.
+pub const NONCE_BYTES: usize = 32;
+/// The first bytes of a hello; the last one is the version of all this.
+const MAGIC: &[u8; 8] = b"crosslR\x01";
+/// What separates these keys from whatever else may be made of the cluster's.
+const LABEL: &[u8] = b"crosslane router control 1";
+/// Bytes that a message is longer when it is sealed: half of an HMAC, as in RFC 4868.
+pub const TAG_BYTES: usize = 16;
+/// Who can read or write the file, besides its owner.
+const MODE_OTHERS: u32 = 0o077;
+/// What a key file may be at most, in bytes.
+const FILE_BYTES_MAX: u64 = 4096;
+
+/// What is wrong with a key file.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// It cannot be read.
+    #[error("key file '{path}': {error}; make one with 'crosslane router key FILE', and give all nodes the same")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// It cannot be made.
+    #[error("key file '{path}': {error}; name a new file in a folder of yours")]
+    Unwritable {
+        /// The file.
+        path: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+    /// Others can read it.
+    #[error("key file '{path}' has mode {mode:03o}: others could know the key; run 'chmod 600 {path}'")]
+    Mode {
+        /// The file.
+        path: String,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Somebody else's.
+    #[error("key file '{path}' is of user {uid}, who could change it; run 'chown {own} {path}'")]
+    Owner {
+        /// The file.
+        path: String,
+        /// Whose it is.
+        uid: u32,
+        /// Whose it should be.
+        own: u32,
+    },
+    /// No key.
+    #[error(
+        "key file '{path}' holds no key, which is 64 hexadecimal digits; make one with 'crosslane router key FILE'"
+    )]
+    Senseless {
+        /// The file.
+        path: String,
+    },
+}
+
+/// The key of a cluster.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key(Arc<[u8; KEY_BYTES]>);
+
+impl fmt::Debug for Key {
+    /// A key is in no log.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Key")
+    }
+}
+
+impl Key {
+    /// The key in a file that is this user's, or root's, and nobody else's to read.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn read(path: &Path) -> Result<Self, KeyError> {
+        let shown = || path.display().to_string();
+        let unreadable = |error| KeyError::Unreadable { path: shown(), error };
+        // What is looked at is what is read, whatever the name means by then.
+        let mut file = File::open(path).map_err(unreadable)?;
+        let found = file.metadata().map_err(unreadable)?;
+        if !found.is_file() {
+            return Err(unreadable(io::Error::other("no file")));
+        }
+        let own = rustix::process::geteuid().as_raw();
+        if found.uid() != own && found.uid() != 0 {
+            return Err(KeyError::Owner { path: shown(), uid: found.uid(), own });
+        }
+        let mode = found.mode() & 0o777;
+        if mode & MODE_OTHERS != 0 {
+            return Err(KeyError::Mode { path: shown(), mode });
+        }
+        let mut text = String::new();
+        let senseless = |_| KeyError::Senseless { path: shown() };
+        (&mut file).take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(senseless)?;
+        Self::parse(text.trim()).ok_or_else(|| KeyError::Senseless { path: shown() })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+        let byte = |pair: &[u8; 2]| {
+            let digits =
+                std::str::from_utf8(pair).ok().filter(|pair| pair.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
+            u8::from_str_radix(digits, 16).ok()
+        };
+        let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+        Some(Self(Arc::new(bytes?.try_into().ok()?)))
+    }
+
+    /// Writes a new key into a new file, which nobody else can read.
+    ///
+    /// # Errors
+    /// When there is such a file, or none can be made.
+    pub fn create(path: &Path) -> Result<(), KeyError> {
+        let unwritable = |error| KeyError::Unwritable { path: path.display().to_string(), error };
+        let key: [u8; KEY_BYTES] = random().map_err(unwritable)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(unwritable)?;
+        let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        file.write_all((digits + "\n").as_bytes()).map_err(unwritable)
+    }
+
+    /// The key of one direction of one connection.
+    fn derive(&self, direction: &[u8], nonces: [&[u8; NONCE_BYTES]; 2]) -> Hmac<Sha256> {
+        let mut mac = mac(&self.0[..]);
+        [LABEL, direction, nonces[0], nonces[1]].into_iter().for_each(|part| mac.update(part));
+        self::mac(&mac.finalize().into_bytes())
+    }
+}
+
+fn mac(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).unwrap_or_else(|_| unreachable!("an HMAC takes keys of any length"))
+}
+
+/// Random bytes of the kernel's.
+///
+/// # Errors
+/// What the kernel says.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // So few come whole, once the kernel has any.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+/// Which end of a connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It has connected.
+    Connecting,
+    /// It was connected to.
+    Accepting,
+}
+
+impl End {
+    const fn direction(self) -> &'static [u8] {
+        match self {
+            Self::Connecting => b" from the connecting end ",
+            Self::Accepting => b" from the accepting end ",
+        }
+    }
+
+    const fn other(self) -> Self {
+        match self {
+            Self::Connecting => Self::Accepting,
+            Self::Accepting => Self::Connecting,
+        }
+    }
+}
+
+/// One direction.
+struct Direction {
+    mac: Hmac<Sha256>,
+    /// Messages that went.
+    count: u64,
+}
+
+impl Direction {
+    /// For the next message.
+    fn next(&mut self, message: &[u8]) -> Hmac<Sha256> {
+        let mut mac = self.mac.clone();
+        mac.update(&self.count.to_le_bytes());
+        mac.update(message);
+        self.count += 1;
+        mac
+    }
+}
+
+/// One end of a sealed connection, without I/O.
+pub struct Seal {
+    key: Key,
+    end: End,
+    nonce: [u8; NONCE_BYTES],
+    /// From here, and to here.
+    directions: Option<[Direction; 2]>,
+}
+
+impl fmt::Debug for Seal {
+    /// Keys are in no log.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Seal").field("end", &self.end).finish_non_exhaustive()
+    }
+}
+
+impl Seal {
+    /// For a new connection, with a nonce that was never used before.
+    pub fn new(key: Key, end: End, nonce: [u8; NONCE_BYTES]) -> Self {
+        Self { key, end, nonce, directions: None }
+    }
+
+    /// What this end says first.
+    pub fn hello(&self) -> Vec<u8> {
+        [&MAGIC[..], &self.nonce].concat()
+    }
+
+    /// Whether the other end has said its hello.
+    pub fn is_begun(&self) -> bool {
+        self.directions.is_some()
+    }
+
+    /// Whether the other end has shown that it has the key.
+    pub fn is_known(&self) -> bool {
+        self.directions.as_ref().is_some_and(|[_, from]| from.count > 0)
+    }
+
+    /// Takes the other end's hello.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn begin(&mut self, hello: &[u8]) -> Result<(), ControlError> {
+        let theirs = hello.strip_prefix(MAGIC).and_then(|nonce| <&[u8; NONCE_BYTES]>::try_from(nonce).ok());
+        let Some(theirs) = theirs.filter(|theirs| **theirs != self.nonce) else { return Err(ControlError::Unsealed) };
+        let nonces = match self.end {
+            End::Connecting => [&self.nonce, theirs],
+            End::Accepting => [theirs, &self.nonce],
+        };
+        let direction = |end: End| Direction { mac: self.key.derive(end.direction(), nonces), count: 0 };
+        self.directions = Some([direction(self.end), direction(self.end.other())]);
+        Ok(())
+    }
+
+    /// Seals the next message; `None` before the other end's hello.
+    pub fn seal(&mut self, message: &[u8]) -> Option<Vec<u8>> {
+        let [to, _] = self.directions.as_mut()?;
+        let tag = to.next(message).finalize().into_bytes();
+        Some([message, &tag[..TAG_BYTES]].concat())
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// When it is not the other end's next one.
+    pub fn open<'a>(&mut self, sealed: &'a [u8]) -> Result<&'a [u8], ControlError> {
+        let Some([_, from]) = self.directions.as_mut() else { return Err(ControlError::Unsealed) };
+        let Some((message, tag)) = sealed.split_last_chunk::<TAG_BYTES>() else { return Err(ControlError::Unsealed) };
+        let is_first = from.count == 0;
+        match from.next(message).verify_truncated_left(tag) {
+            Ok(()) => Ok(message),
+            Err(_) if is_first => {
+                from.count = 0;
+                Err(ControlError::OtherKey)
+            }
+            Err(_) => Err(ControlError::Changed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn key(byte: u8) -> Key {
+        Key(Arc::new([byte; KEY_BYTES]))
+    }
+
+    /// Both ends, with the other one's hello.
+    fn pair(keys: [Key; 2], nonces: [u8; 2]) -> [Seal; 2] {
+        let [one, other] = keys;
+        let mut connecting = Seal::new(one, End::Connecting, [nonces[0]; NONCE_BYTES]);
+        let mut accepting = Seal::new(other, End::Accepting, [nonces[1]; NONCE_BYTES]);
+        connecting.begin(&accepting.hello()).unwrap();
+        accepting.begin(&connecting.hello()).unwrap();
+        [connecting, accepting]
+    }
+
+    fn sound() -> [Seal; 2] {
+        pair([key(1), key(1)], [2, 3])
+    }
+
+    #[test]
+    fn what_one_end_seals_the_other_opens_in_order() {
+        let mut ends = sound();
+        for message in [&b"a"[..], b"", &[7; 60_000]] {
+            for _ in 0..2 {
+                ends.reverse();
+                let [from, to] = &mut ends;
+                let sealed = from.seal(message).unwrap();
+                assert_eq!((to.open(&sealed), sealed.len()), (Ok(message), message.len() + TAG_BYTES));
+                assert!(to.is_known());
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_another_key_is_told_from_who_changes_what_was_said() {
+        let [mut one, mut other] = pair([key(1), key(2)], [2, 3]);
+        assert_eq!(other.open(&one.seal(b"hello").unwrap()), Err(ControlError::OtherKey));
+        assert_eq!(one.open(&other.seal(b"hello").unwrap()), Err(ControlError::OtherKey));
+        assert!(!one.is_known() && !other.is_known());
+        let text = ControlError::OtherKey.to_string();
+        assert!(text.contains("another key") && text.contains("same key file"), "{text}");
+        let [mut one, mut other] = sound();
+        other.open(&one.seal(b"first").unwrap()).unwrap();
+        let mut sealed = one.seal(b"second").unwrap();
+        sealed[0] ^= 1;
+        assert_eq!(other.open(&sealed), Err(ControlError::Changed));
+    }
+
+    #[test]
+    fn every_bit_of_a_sealed_message_counts() {
+        let sealed = sound()[0].seal(b"message").unwrap();
+        for bit in 0..8 * sealed.len() {
+            let mut spoilt = sealed.clone();
+            spoilt[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(sound()[1].open(&spoilt), Err(ControlError::OtherKey), "bit {bit}");
+        }
+        assert_eq!(sound()[1].open(&sealed), Ok(&b"message"[..]));
+    }
+
+    #[test]
+    fn nothing_that_was_said_before_is_heard_again() {
+        let [mut one, mut other] = sound();
+        let [first, second] = [b"first", b"other"].map(|message| one.seal(message).unwrap());
+        // Out of its place on this connection, or twice.
+        assert_eq!(other.open(&second), Err(ControlError::OtherKey));
+        let [_, mut other] = sound();
+        other.open(&first).unwrap();
+        assert_eq!(other.open(&first), Err(ControlError::Changed));
+        // To who said it.
+        assert_eq!(one.open(&first), Err(ControlError::OtherKey));
+        // On another connection between the same two, of which either has another nonce.
+        for nonces in [[2, 4], [4, 3], [3, 2]] {
+            let [_, mut later] = pair([key(1), key(1)], nonces);
+            assert_eq!(later.open(&first), Err(ControlError::OtherKey), "{nonces:?}");
+        }
+    }
+
+    #[test]
+    fn a_hello_is_a_nonce_of_the_other_ends_and_nothing_is_said_before() {
+        let mut one = Seal::new(key(1), End::Connecting, [2; NONCE_BYTES]);
+        assert!(one.seal(b"early").is_none());
+        assert_eq!(one.open(&[0; 40]), Err(ControlError::Unsealed));
+        let own = one.hello();
+        for hello in [&own[..], &own[..39], b"", &[9; 40], &[&own[..], &[1]].concat()] {
+            assert_eq!(one.begin(hello), Err(ControlError::Unsealed), "{hello:?}");
+        }
+        // The version before there were keys began with a greeting.
+        let text = ControlError::Unsealed.to_string();
+        assert!(text.contains("one release") && text.contains("key"), "{text}");
+    }
+
+    #[test]
+    fn a_key_file_is_written_once_read_back_and_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        Key::create(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let read = Key::read(&path).unwrap();
+        assert_eq!(format!("{read:?}"), "Key");
+        assert!(matches!(Key::create(&path), Err(KeyError::Unwritable { .. })));
+        Key::create(&folder.path().join("other")).unwrap();
+        assert_ne!(read, Key::read(&folder.path().join("other")).unwrap());
+        for mode in [0o640, 0o604, 0o620] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let error = Key::read(&path).unwrap_err().to_string();
+            assert!(error.contains(&format!("mode {mode:o}")) && error.contains("chmod 600"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_with_the_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        let good = "0123456789abcdefABCDEF0123456789".repeat(2);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        file.write_all(b"x").unwrap();
+        let read = |text: &str| {
+            fs::write(&path, text).unwrap();
+            Key::read(&path)
+        };
+        assert!(read(&good).is_ok() && read(&format!(" {good}\n\n")).is_ok());
+        for text in
+            ["", &good[1..], &good[2..], &(good.clone() + "00"), &good.replace('a', "g"), &good.replace('1', "+")]
+        {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains("64 hexadecimal digits") && error.contains("router key"), "{error}");
+        }
+        for path in [folder.path(), &folder.path().join("none")] {
+            assert!(matches!(Key::read(path), Err(KeyError::Unreadable { .. })));
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Who hangs, and who only waits for a processor.
+//!
+//! Silence tells them apart late: on a loaded machine a healthy thread may have to wait for longer than anybody would
+//! bear silence. The kernel knows. Of each thread it says whether it could run, and how long it has run: a clock that
+//! goes on only while the thread does. So nobody here is given up for being slow.
+//!
+//! * A **process** that was stopped (SIGSTOP, a debugger) is stopped in two looks, and has not run in between.
+//! * A **forwarding thread** that is in one turn for long hangs when it has run for most of that (it goes round and
+//!   round), or not at all although it could not (it is blocked). That it waits in the kernel for a lock of this
+//!   process, whose holder waits for a processor, cannot be: the only other thread is the one that looks.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How often to look: a stop is seen by the third look at the latest, a hang by the fifth.
+pub const LOOK_NS: u64 = 20_000_000;
+/// How long one turn of the forwarding thread may take before it is looked into: a thousand times its usual length.
+const TURN_NS_MAX: u64 = 40_000_000;
+/// How long it may run in one turn.
+const TURN_RUN_NS_MAX: u64 = 30_000_000;
+/// Bytes of the kernel's line on a thread, and more.
+const LINE_BYTES_MAX: usize = 1024;
+
+/// What a thread does, in the kernel's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It runs, or waits for a processor.
+    Runnable,
+    /// It waits for something else.
+    Waiting,
+    /// It was stopped: by SIGSTOP, or by a debugger.
+    Stopped,
+    /// It is gone.
+    Ended,
+}
+
+/// What a thread does, and its own clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Doing {
+    /// What it does.
+    pub state: State,
+    /// Nanoseconds that it has run.
+    pub ran_ns: u64,
+}
+
+/// A thread of this machine, as the kernel shows it. That of a process that has ended stays that one, whoever has its
+/// number now.
+#[derive(Debug)]
+pub struct Thread {
+    stat: File,
+    schedule: File,
+}
+
+impl Thread {
+    /// The first thread of a process; `None` where this kernel does not show it.
+    pub fn first_of(process: u32) -> Option<Self> {
+        Self::at(&Path::new("/proc").join(format!("{process}/task/{process}")))
+    }
+
+    /// A thread of this process.
+    pub fn own(thread: u32) -> Option<Self> {
+        Self::at(&Path::new("/proc/self/task").join(thread.to_string()))
+    }
+
+    fn at(folder: &Path) -> Option<Self> {
+        let open = |name: &str| File::open(folder.join(name)).ok();
+        Some(Self { stat: open("stat")?, schedule: open("schedstat")? })
+    }
+
+    /// What it does.
+    pub fn doing(&self) -> Doing {
+        // Neither is there any more when the thread is gone.
+        let state = line(&self.stat).map_or(State::Ended, |line| state(&line));
+        let ran_ns = line(&self.schedule).and_then(|line| line.split(' ').next()?.parse().ok());
+        Doing { state, ran_ns: ran_ns.unwrap_or(0) }
+    }
+}
+
+/// What stands in such a file now.
+fn line(file: &File) -> Option<String> {
+    let mut bytes = [0; LINE_BYTES_MAX];
+    let count = file.read_at(&mut bytes, 0).ok()?;
+    Some(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
+/// The third word; the second one is the thread's name in brackets, with anything in it.
+fn state(line: &str) -> State {
+    match line.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+        Some('R') => State::Runnable,
+        Some('T' | 't') => State::Stopped,
+        Some('Z' | 'X') | None => State::Ended,
+        Some(_) => State::Waiting,
+    }
+}
+
+/// Looks whether another node's process is stopped.
+#[derive(Debug)]
+pub struct StopWatch {
+    thread: Thread,
+    was_stopped: Option<Doing>,
+}
+
+impl StopWatch {
+    /// Watches a process of this machine, where the kernel shows it.
+    pub fn of(process: u32) -> Option<Self> {
+        Some(Self { thread: Thread::first_of(process)?, was_stopped: None })
+    }
+
+    /// Whether it is stopped, and was when it was looked at before.
+    pub fn is_stopped(&mut self) -> bool {
+        let doing = self.thread.doing();
+        is_stopped(&mut self.was_stopped, doing)
+    }
+}
+
+/// A thread that is traced stops at each of its system calls, and goes on.
+fn is_stopped(before: &mut Option<Doing>, doing: Doing) -> bool {
+    let stopped = Some(doing).filter(|doing| doing.state == State::Stopped);
+    std::mem::replace(before, stopped) == stopped && stopped.is_some()
+}
+
+/// How far the forwarding thread has come: said by it alone, in a word that costs it nothing.
+#[derive(Debug, Default)]
+pub struct Pulse {
+    /// Twice the number of its turn; one more while it sleeps.
+    count: AtomicU64,
+    /// Its number in the kernel, 0 before it runs.
+    thread: AtomicU32,
+}
+
+impl Pulse {
+    /// The thread that calls is the one that forwards.
+    pub fn begin(&self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.thread.store(thread.unsigned_abs(), Ordering::Release);
+    }
+
+    /// A turn begins.
+    pub fn turn(&self) {
+        let count = self.count.load(Ordering::Relaxed);
+        self.count.store((count | 1).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// The thread sleeps, until the next turn.
+    pub fn sleep(&self) {
+        let count = self.count.load(Ordering::Relaxed);
+        self.count.store(count | 1, Ordering::Relaxed);
+    }
+}
+
+/// What has become of the forwarding thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangNews {
+    /// It hangs.
+    Hangs,
+    /// It goes on, after so many nanoseconds.
+    GoesOn(u64),
+}
+
+/// Looks whether the forwarding thread hangs.
+#[derive(Debug)]
+pub struct HangWatch {
+    pulse: Arc<Pulse>,
+    thread: Option<Thread>,
+    turn: Turn,
+    looked_at_ns: u64,
+    hung_since_ns: Option<u64>,
+}
+
+impl HangWatch {
+    /// Watches the thread that has this pulse.
+    pub fn new(pulse: Arc<Pulse>) -> Self {
+        Self { pulse, thread: None, turn: Turn::default(), looked_at_ns: 0, hung_since_ns: None }
+    }
+
+    /// When to look next.
+    pub fn due_ns(&self) -> u64 {
+        self.looked_at_ns + LOOK_NS
+    }
+
+    /// For how long it has hung by now, if it does.
+    pub fn hung_ns(&self, now_ns: u64) -> Option<u64> {
+        self.hung_since_ns.map(|since_ns| now_ns.saturating_sub(since_ns))
+    }
+
+    /// Looks, where that is due. Says what has changed.
+    pub fn look(&mut self, now_ns: u64) -> Option<HangNews> {
+        if now_ns < self.due_ns() {
+            return None;
+        }
+        self.looked_at_ns = now_ns;
+        match (self.is_hung(now_ns), self.hung_ns(now_ns)) {
+            (true, None) => {
+                self.hung_since_ns = Some(now_ns);
+                Some(HangNews::Hangs)
+            }
+            (false, Some(hung_ns)) => {
+                self.hung_since_ns = None;
+                Some(HangNews::GoesOn(hung_ns))
+            }
+            _ => None,
+        }
+    }
+
+    fn is_hung(&mut self, now_ns: u64) -> bool {
+        let count = self.pulse.count.load(Ordering::Relaxed);
+        let thread = self.pulse.thread.load(Ordering::Acquire);
+        if self.thread.is_none() && thread != 0 {
+            self.thread = Thread::own(thread);
+        }
+        let thread = &self.thread;
+        self.turn.is_endless(now_ns, count, || thread.as_ref().map(Thread::doing))
+    }
+}
+
+/// One turn of the forwarding thread.
+#[derive(Debug, Default)]
+struct Turn {
+    count: u64,
+    /// What it did when it was seen in this turn for the second time, and when that was.
+    begun: Option<(u64, Doing)>,
+    /// It could have run at some look.
+    was_runnable: bool,
+}
+
+impl Turn {
+    fn is_endless(&mut self, now_ns: u64, count: u64, doing: impl FnOnce() -> Option<Doing>) -> bool {
+        let sleeps = count % 2 == 1;
+        if sleeps || count != self.count {
+            *self = Self { count, ..Self::default() };
+            return false;
+        }
+        let Some(doing) = doing() else { return false };
+        let (begun_ns, begun) = *self.begun.get_or_insert((now_ns, doing));
+        self.was_runnable |= doing.state == State::Runnable;
+        let ran_ns = doing.ran_ns.saturating_sub(begun.ran_ns);
+        let is_blocked = ran_ns == 0 && !self.was_runnable;
+        now_ns.saturating_sub(begun_ns) >= TURN_NS_MAX && (ran_ns >= TURN_RUN_NS_MAX || is_blocked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn doing(state: State, ran_ms: u64) -> Option<Doing> {
+        Some(Doing { state, ran_ns: ran_ms * MS })
+    }
+
+    /// What a watch says of looks 20 ms apart, at a thread that does not leave its turn.
+    fn looks(count: u64, seen: &[Option<Doing>]) -> Vec<bool> {
+        let mut turn = Turn::default();
+        turn.is_endless(0, count, || panic!("nothing is known of this turn"));
+        seen.iter().zip(1..).map(|(doing, look)| turn.is_endless(look * LOOK_NS, count, || *doing)).collect()
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_a_processor_does_not_hang_however_long() {
+        assert_eq!(looks(4, &[doing(State::Runnable, 5); 100]), [false; 100]);
+        // Nor one that waited at some time in between, and for something else when it was looked at.
+        let seen: Vec<_> = (0..100).map(|look| doing(State::Waiting, look / 20)).collect();
+        let mut seen_before = seen.clone();
+        seen_before[0] = doing(State::Runnable, 0);
+        assert!(!looks(4, &seen_before).contains(&true));
+    }
+
+    #[test]
+    fn a_thread_that_goes_round_and_round_hangs_by_its_own_clock() {
+        let seen: Vec<_> = (0..5).map(|look| doing(State::Runnable, 20 * look)).collect();
+        assert_eq!(looks(4, &seen), [false, false, true, true, true]);
+        let slowly: Vec<_> = (0..20).map(|look| doing(State::Runnable, 2 * look)).collect();
+        assert_eq!(looks(4, &slowly).iter().position(|is_hung| *is_hung), Some(15), "of ten parts it has one");
+    }
+
+    #[test]
+    fn a_blocked_thread_hangs_and_one_that_sleeps_or_moves_does_not() {
+        assert_eq!(looks(4, &[doing(State::Waiting, 7); 3]), [false, false, true]);
+        assert_eq!(looks(5, &[None; 9]), [false; 9], "an odd count: it sleeps, and nobody asks what it does");
+        let mut turn = Turn::default();
+        let moves = |count: u64| turn.is_endless(count * LOOK_NS, 2 * count, || doing(State::Waiting, 7));
+        assert!(!(0..100).any(moves));
+    }
+
+    #[test]
+    fn without_the_kernels_word_nobody_hangs() {
+        assert_eq!(looks(4, &[None; 9]), [false; 9]);
+    }
+
+    #[test]
+    fn a_pulse_tells_turns_and_sleep() {
+        let pulse = Pulse::default();
+        let count = || pulse.count.load(Ordering::Relaxed);
+        pulse.turn();
+        assert_eq!(count(), 2);
+        pulse.sleep();
+        pulse.sleep();
+        assert_eq!(count(), 3);
+        pulse.turn();
+        pulse.turn();
+        assert_eq!(count(), 6);
+    }
+
+    #[test]
+    fn the_kernels_line_is_read_whatever_the_threads_name_is() {
+        for (line, expected) in [
+            ("7 (a) R 1 2", State::Runnable),
+            ("7 (b) R) S 1", State::Waiting),
+            ("7 (c) T 1", State::Stopped),
+            ("7 (c) t 1", State::Stopped),
+            ("7 (d) Z 1", State::Ended),
+            ("nonsense", State::Ended),
+        ] {
+            assert_eq!(state(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_traced_thread_that_goes_on_between_looks_is_not_stopped() {
+        let mut before = None;
+        let mut look = |state, ran_ns| is_stopped(&mut before, Doing { state, ran_ns });
+        assert!(!look(State::Stopped, 1));
+        assert!(!look(State::Stopped, 2));
+        assert!(look(State::Stopped, 2));
+        assert!(!look(State::Waiting, 2));
+        assert!(!look(State::Stopped, 2));
+    }
+
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn signal(&self, signal: Signal) {
+            kill_process(Pid::from_child(&self.0), signal).unwrap();
+        }
+
+        /// Signals take effect when the process is run next.
+        fn wait_for(&self, watch: &mut StopWatch, is_stopped: bool) {
+            let is_so = (0..5000).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                watch.is_stopped() == is_stopped
+            });
+            assert!(is_so, "{:?}, and not stopped: {is_stopped}", watch.thread.doing());
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn a_process_is_stopped_from_its_stop_until_it_goes_on_and_never_before() {
+        let sleeper = Sleeper(Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap());
+        let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
+        assert!(!(0..20).any(|_| watch.is_stopped()));
+        sleeper.signal(Signal::STOP);
+        sleeper.wait_for(&mut watch, true);
+        sleeper.signal(Signal::CONT);
+        sleeper.wait_for(&mut watch, false);
+        drop(sleeper);
+        assert_eq!((watch.is_stopped(), watch.thread.doing().state), (false, State::Ended));
+    }
+
+    #[test]
+    fn a_thread_that_goes_round_is_found_out_and_while_it_turns_it_is_not() {
+        use std::sync::atomic::AtomicBool;
+        let (pulse, turns, ends) = (Arc::new(Pulse::default()), AtomicBool::new(true), AtomicBool::new(false));
+        let (mut watch, begun) = (HangWatch::new(Arc::clone(&pulse)), std::time::Instant::now());
+        let mut look = || {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            watch.look(begun.elapsed().as_nanos() as u64)
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pulse.begin();
+                while !ends.load(Ordering::Relaxed) {
+                    if turns.load(Ordering::Relaxed) {
+                        pulse.turn();
+                    }
+                }
+            });
+            let before: Vec<_> = (0..20).filter_map(|_| look()).collect();
+            turns.store(false, Ordering::Relaxed);
+            let hangs = (0..6000).find_map(|_| look());
+            turns.store(true, Ordering::Relaxed);
+            let goes_on = (0..6000).find_map(|_| look());
+            ends.store(true, Ordering::Relaxed);
+            assert_eq!((before, hangs), (Vec::new(), Some(HangNews::Hangs)));
+            assert!(matches!(goes_on, Some(HangNews::GoesOn(hung_ns)) if hung_ns > 0), "{goes_on:?}");
+        });
+    }
+}
