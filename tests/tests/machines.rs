@@ -1,0 +1,284 @@
+//! A cluster over several machines, as far as one can show them: each has its own network, its own shared
+//! memory and its own folder for what runs, and nothing but Ethernet leads from one to another. Control is by
+//! TCP, packets go by RoCE over UDP.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use system_tests::{Finished, PATIENCE, Process, place};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const NODES: [&str; 3] = ["a", "b", "c"];
+
+/// Three machines, a host behind each, and the two switches between them: one for control, one for packets.
+struct Lab {
+    name: String,
+    folder: tempfile::TempDir,
+    machines: [Option<Process>; 3],
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Each brings its node down.
+        self.machines.iter_mut().filter_map(Option::take).for_each(|machine| drop(machine.stop(PATIENCE)));
+        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        for namespace in namespaces.filter_map(|entry| entry.file_name().into_string().ok()) {
+            if namespace.starts_with(&self.name) {
+                let _ = Command::new(place::tool("ip")).args(["netns", "del", &namespace]).status();
+            }
+        }
+    }
+}
+
+impl Lab {
+    fn new() -> Self {
+        let name = format!("crosslane-far-{}", std::process::id());
+        let folder = tempfile::Builder::new().prefix("far-").tempdir_in("/tmp").expect("a folder");
+        let lab = Self { name, folder, machines: [const { None }; 3] };
+        for switch in ["control", "fabric"] {
+            lab.add_namespace(switch);
+            lab.ip(&["-n", &lab.namespace(switch), "link", "add", "switch", "type", "bridge"]);
+            lab.ip(&["-n", &lab.namespace(switch), "link", "set", "dev", "switch", "up"]);
+        }
+        for (index, node) in NODES.iter().enumerate() {
+            let number = index + 1;
+            lab.add_namespace(node);
+            lab.add_namespace(&format!("h{number}"));
+            lab.line(node, ("control", &format!("10.66.0.{number}/24")), "control");
+            lab.line(node, ("fabric", &format!("10.67.0.{number}/24")), "fabric");
+            lab.line(node, ("eth0", &format!("10.78.{number}.1/24")), &format!("h{number}"));
+            let host = lab.namespace(&format!("h{number}"));
+            lab.ip(&["-n", &host, "address", "add", &format!("10.78.{number}.2/24"), "dev", node]);
+            lab.ip(&["-n", &host, "route", "add", "default", "via", &format!("10.78.{number}.1")]);
+        }
+        crosslane(&["router", "key"], &lab.folder.path().join("key")).must_succeed();
+        for node in NODES {
+            fs::create_dir(lab.place(node)).expect("a folder");
+            fs::write(lab.place(node).join("cluster.toml"), lab.cluster(node)).expect("a file");
+            lab.give_key(node, &lab.folder.path().join("key"));
+        }
+        lab
+    }
+
+    fn namespace(&self, of: &str) -> String {
+        format!("{}-{of}", self.name)
+    }
+
+    fn add_namespace(&self, of: &str) {
+        self.ip(&["netns", "add", &self.namespace(of)]);
+        self.ip(&["-n", &self.namespace(of), "link", "set", "lo", "up"]);
+    }
+
+    /// From a machine's interface with that address to a switch or a host, where it has the machine's name.
+    fn line(&self, node: &str, interface: (&str, &str), to: &str) {
+        let (here, there) = (self.namespace(node), self.namespace(to));
+        let (device, address) = interface;
+        let peer = ["peer", "name", node, "netns", &there];
+        self.ip(&[&["link", "add", device, "netns", &here, "type", "veth"][..], &peer].concat());
+        self.ip(&["-n", &here, "address", "add", address, "dev", device]);
+        self.ip(&["-n", &here, "link", "set", "dev", device, "up"]);
+        if device == to {
+            self.ip(&["-n", &there, "link", "set", "dev", node, "master", "switch"]);
+        }
+        self.ip(&["-n", &there, "link", "set", "dev", node, "up"]);
+    }
+
+    #[track_caller]
+    fn ip(&self, words: &[&str]) {
+        Process::start(Command::new(place::tool("ip")).args(words)).wait(PATIENCE).must_succeed();
+    }
+
+    /// The folder of a machine.
+    fn place(&self, node: &str) -> PathBuf {
+        self.folder.path().join(node)
+    }
+
+    /// A machine's cluster file: all say the same, but for where the key lies.
+    fn cluster(&self, node: &str) -> String {
+        let key = self.place(node).join("key");
+        // Beats are slow, for these machines have two processors together.
+        let mut text = format!(
+            "version = 1\nname = \"far\"\nkey = \"{}\"\n\n[interconnect]\nkind = \"rnic-udp\"\n\n[timeouts]\nbeat_ns = \
+             \"200 ms\"\nsilence_ns = \"2 s\"\nup_ns = \"1 ms\"\n",
+            key.display()
+        );
+        for (index, name) in NODES.iter().enumerate() {
+            let number = index + 1;
+            text += &format!(
+                "\n[[nodes]]\nname = \"{name}\"\ncontrol = \"10.66.0.{number}:4700\"\nfabric = \
+                 \"10.67.0.{number}:4791\"\n\n[[nodes.ports]]\ndevice = \"eth0\"\nkind = \"af-packet\"\n"
+            );
+        }
+        text
+    }
+
+    fn give_key(&self, node: &str, key: &Path) {
+        let to = self.place(node).join("key");
+        fs::copy(key, &to).expect("a file");
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o600)).expect("a file");
+    }
+
+    /// The command that brings a node up, on its machine.
+    fn up(&self, node: &str) -> Command {
+        let mut command = Command::new(place::tool("ip"));
+        command.args(["netns", "exec", &self.namespace(node)]).arg(place::tool("unshare"));
+        // Other mounts and other System V memory.
+        command.args(["--mount", "--ipc", "--"]);
+        command.args(["sh", "-c", "mount -t tmpfs none /dev/shm && exec \"$@\"", "sh"]);
+        command.arg(place::crosslane()).args(["router", "up", "--foreground", "--node", node, "--cluster"]);
+        command.arg(self.place(node).join("cluster.toml")).env("CROSSLANE_RACK", self.place(node));
+        command
+    }
+
+    fn start(&mut self, node: &str) {
+        let index = NODES.iter().position(|name| *name == node).expect("a node");
+        self.machines[index] = Some(Process::start(&mut self.up(node)));
+    }
+
+    /// Kills a node, as a crash would.
+    fn kill(&mut self, node: &str) {
+        let pid = self.status(node)["nodes"][0]["status"]["pid"].as_u64().expect("it is up");
+        kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::KILL).expect("it runs");
+        let index = NODES.iter().position(|name| *name == node).expect("a node");
+        let machine = self.machines[index].take().expect("it is up");
+        let finished = machine.wait(PATIENCE).must_exit_with(1);
+        assert!(finished.stderr.contains("has ended by itself"), "{finished}");
+    }
+
+    fn status(&self, node: &str) -> Value {
+        let mut command = Command::new(place::crosslane());
+        command.args(["router", "status", "--json", "--node", node, "--cluster"]);
+        command.arg(self.place(node).join("cluster.toml")).env("CROSSLANE_RACK", self.place(node));
+        let finished = Process::start(&mut command).wait(PATIENCE);
+        serde_json::from_str(&finished.stdout).unwrap_or(Value::Null)
+    }
+
+    /// Waits until a node says this of another one.
+    #[track_caller]
+    fn wait_for(&self, node: &str, other: &str, what: &str, is_so: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status(node);
+            let peers = status["nodes"][0]["status"]["peers"].as_array();
+            if peers.into_iter().flatten().any(|peer| peer["node"] == other && is_so(peer)) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "waited for {what} of {other} at {node}: {status:#}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    #[track_caller]
+    fn wait_until_all_are_up(&self) {
+        for (node, other) in [("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b")] {
+            self.wait_for(node, other, "up", |peer| peer["state"] == "up");
+        }
+    }
+
+    #[track_caller]
+    fn wait_until_down(&self, node: &str, other: &str) {
+        self.wait_for(node, other, "down", |peer| peer["state"] == "down");
+    }
+
+    /// A program at a host.
+    fn at(&self, host: usize, program: &str) -> Command {
+        let mut command = Command::new(place::tool("ip"));
+        command.args(["netns", "exec", &self.namespace(&format!("h{host}"))]).arg(place::tool(program));
+        command
+    }
+
+    fn ping(&self, from: usize, to: usize) -> Finished {
+        let mut command = self.at(from, "ping");
+        command.args(["-n", "-c", "2", "-i", "0.2", "-W", "2", &format!("10.78.{to}.2")]);
+        Process::start(&mut command).wait(PATIENCE)
+    }
+
+    #[track_caller]
+    fn reaches(&self, from: usize, to: usize) {
+        self.ping(from, to).must_succeed();
+    }
+
+    #[track_caller]
+    fn is_told_that_it_cannot_reach(&self, from: usize, to: usize) {
+        let finished = self.ping(from, to);
+        assert!(!finished.status.success() && finished.stdout.contains("Unreachable"), "{finished}");
+    }
+}
+
+/// The command, with a file as its last argument.
+fn crosslane(words: &[&str], file: &Path) -> Finished {
+    Process::start(Command::new(place::crosslane()).args(words).arg(file)).wait(PATIENCE)
+}
+
+#[test]
+fn machines_joined_by_ethernet_are_one_router_and_heal() {
+    if !rustix::process::geteuid().is_root() {
+        println!("machines_joined_by_ethernet_are_one_router_and_heal is skipped: it takes root; run it as root");
+        return;
+    }
+    let mut lab = Lab::new();
+    NODES.iter().for_each(|node| lab.start(node));
+    lab.wait_until_all_are_up();
+    for (from, to) in [(1, 2), (2, 3), (3, 1)] {
+        lab.reaches(from, to);
+    }
+    a_stream_crosses(&lab);
+    a_partition_of_control_is_healed(&lab);
+    a_node_dies_and_comes_back(&mut lab);
+}
+
+fn a_stream_crosses(lab: &Lab) {
+    let mut server = lab.at(2, "iperf3");
+    let server = Process::start(server.args(["-s", "-1", "--forceflush"]));
+    server.wait_until("a server", PATIENCE, |server| server.stdout().contains("listening"));
+    let mut client = lab.at(1, "iperf3");
+    Process::start(client.args(["-c", "10.78.2.2", "-n", "4M"])).wait(PATIENCE).must_succeed();
+    server.wait(PATIENCE).must_succeed();
+}
+
+/// The control network is cut at node c, and the other one is not: routes are nobody's any more, so nothing is sent.
+fn a_partition_of_control_is_healed(lab: &Lab) {
+    let switch = lab.namespace("control");
+    lab.ip(&["-n", &switch, "link", "set", "dev", "c", "down"]);
+    for (node, other) in [("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")] {
+        lab.wait_until_down(node, other);
+    }
+    lab.is_told_that_it_cannot_reach(1, 3);
+    lab.is_told_that_it_cannot_reach(3, 2);
+    lab.reaches(1, 2);
+    lab.ip(&["-n", &switch, "link", "set", "dev", "c", "up"]);
+    lab.wait_until_all_are_up();
+    lab.reaches(1, 3);
+    lab.reaches(3, 2);
+}
+
+fn a_node_dies_and_comes_back(lab: &mut Lab) {
+    lab.kill("b");
+    lab.wait_until_down("a", "b");
+    lab.wait_until_down("c", "b");
+    lab.is_told_that_it_cannot_reach(1, 2);
+    lab.reaches(1, 3);
+    // It comes back with a key that others can read, then with another one: neither is heard.
+    let key = lab.place("b").join("key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).expect("a file");
+    let finished = Process::start(&mut lab.up("b")).wait(PATIENCE).must_exit_with(2);
+    assert!(finished.stderr.contains("chmod 600") && finished.stderr.lines().count() == 1, "{finished}");
+    fs::remove_file(&key).expect("a file");
+    crosslane(&["router", "key"], &key).must_succeed();
+    lab.start("b");
+    let is_refused = |peer: &Value| peer["reason"].as_str().is_some_and(|reason| reason.contains("another key"));
+    lab.wait_for("b", "a", "refusal", is_refused);
+    lab.wait_until_down("c", "b");
+    lab.is_told_that_it_cannot_reach(1, 2);
+    lab.kill("b");
+    lab.give_key("b", &lab.folder.path().join("key"));
+    lab.start("b");
+    lab.wait_until_all_are_up();
+    lab.reaches(1, 2);
+    lab.reaches(3, 2);
+}
