@@ -34,6 +34,16 @@ fn a_pool_of_contexts_carries_100000_queue_pairs_in_turn_and_by_chance() {
     }
 }
 
+/// A queue pair's turn comes after 6 ms here, longer than its sender is to try.
+#[test]
+fn who_waits_for_a_turn_to_send_again_gives_nothing_up() {
+    for nic in [Transport::Srnic, Transport::SrnicPaged] {
+        let plan = StreamPlan { loss: 0.001, ..StreamPlan::by_qps(nic, 20_000, 100.0, 1) };
+        let result = StreamPlan { warm: Span::from_ns(1e6), during: Span::from_ns(9e6), ..plan }.run().unwrap();
+        assert!(result.goodput_gbps > 95.0 && result.retransmitted_share > 0.0, "{result:?}");
+    }
+}
+
 #[test]
 fn loss_is_srnics_slow_path_and_costs_it_little() {
     // Time-outs are rare and long: what waits for them is watched for longer.

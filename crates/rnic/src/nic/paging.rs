@@ -235,7 +235,9 @@ impl<M: HostMemory> Nic<M> {
         let is_repairing = host.scoreboard.is_some() || context.reads_open > 0;
         let is_held = context.not_ready_until > now || context.pace_at > now;
         let waits = context.retransmit_at < Time::MAX || is_repairing || is_held;
-        let at = if waits { context.armed_at } else { Time::MAX };
+        // Whose turn comes for what is to be sent again need not be looked at before.
+        let has_turn = !host.again.is_empty() && self.is_queued(i);
+        let at = if waits && !has_turn { context.armed_at } else { Time::MAX };
         self.contexts.all[i].armed_at = at;
         let Some(pool) = &mut self.pool else { return };
         if at < Time::MAX {
@@ -284,7 +286,8 @@ impl<M: HostMemory> Nic<M> {
                 None => self.take_head_in(now, source, &header),
             }
         }
-        let at = std::mem::replace(&mut self.contexts[i].armed_at, Time::MAX);
+        let context = &mut self.contexts[i];
+        let at = std::mem::replace(&mut context.armed_at, Time::MAX).min(context.retransmit_at);
         if at <= now {
             self.contexts[i].armed_at = at;
             self.timer_due(now, i);

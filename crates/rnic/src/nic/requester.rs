@@ -369,6 +369,12 @@ impl<M: HostMemory> Nic<M> {
         if !is_waiting || !matches!(context.state, QpState::ReadyToSend | QpState::SendQueueDrain) {
             return;
         }
+        if !self.hosts[i].again.is_empty() {
+            // What is to be sent again waits for its turn among many: nobody was asked since.
+            self.set_patience(now, i);
+            self.activate(now, i);
+            return;
+        }
         self.counters.timeouts += 1;
         if self.is_over(now, i) {
             let first = self.contexts[i].send_first;
