@@ -63,17 +63,19 @@ impl<A: Atomic> Deref for Memory<A> {
     }
 }
 
-/// Asks for the cache line of `what`, without waiting for it.
+/// Asks for the cache line of what `slice` has at `index`, without waiting for it; of anything that it has not, for no
+/// line that matters.
 #[inline(always)]
-pub(crate) fn prefetch<T>(what: &T) {
+pub(crate) fn prefetch<T>(slice: &[T], index: usize) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults and changes nothing that a program can see; every x86-64 has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(what).cast()) }
+        // SAFETY: a prefetch of any address never faults and changes nothing that a program can see; every x86-64 has
+        // it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(slice.as_ptr().wrapping_add(index).cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = what;
+    let _ = (slice, index);
 }
 
 #[cfg(test)]
@@ -90,7 +92,8 @@ mod tests {
             assert!(memory.iter().all(|word| word.load(Ordering::Relaxed) == 0));
             memory[len - 1].store(7, Ordering::Relaxed);
             assert_eq!(memory[len - 1].load(Ordering::Relaxed), 7);
-            prefetch(&memory[len - 1]);
+            prefetch(&memory, len - 1);
+            prefetch(&memory, usize::MAX);
         }
     }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // One call of the same code, compiled for processors that count bits.
 
 use std::net::Ipv6Addr;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::{
     LEAVES_INLINE, LEVELS_MAX, NODE, ROOT_BITS, STRIDE_BITS, Table, UNIT_WORDS, WORD_BLOCK, WORD_CHILDREN, WORD_LEAVES,
@@ -14,21 +14,32 @@ use crate::memory::prefetch;
 /// Lookups in flight at a time.
 const LANES: usize = 32;
 
+/// The high half of an address, and levels that find all their bits in it: those of nearly all routes.
+const HALF_BITS: u8 = 64;
+const LEVELS_HIGH: usize = ((HALF_BITS - ROOT_BITS) / STRIDE_BITS) as usize;
+
+/// Where nodes and leaves are: a unit is a node, or room for 16 leaves.
+type Unit = [AtomicU64; UNIT_WORDS];
+
 /// A lookup under way.
 #[derive(Clone, Copy, Default)]
 struct Lane {
-    /// What of the address is not yet decided, from the highest bit on.
-    bits: u128,
     /// The node that decides next.
     unit: u32,
-    /// Whose it is.
-    index: u32,
+    /// Whose it is: below [`LANES`].
+    owner: u32,
 }
 
-/// What a node decides.
-enum Step {
-    Child(u32),
-    Leaf(u16),
+/// Lookups that began together. All of them are at the same level, so which bits decide is the same for all.
+struct Flight<'a> {
+    units: &'a [Unit],
+    addresses: &'a [u128],
+    /// The high halves of the addresses.
+    high: [u64; LANES],
+    /// Those that are not decided, in front.
+    lanes: [Lane; LANES],
+    /// What was found.
+    entries: [u16; LANES],
 }
 
 impl Table {
@@ -60,86 +71,107 @@ impl Table {
 
     #[inline(always)]
     fn lookup_batch_any(&self, addresses: &[u128], groups: &mut [Option<GroupId>]) {
+        let (units, _) = self.units.as_chunks::<UNIT_WORDS>();
+        // A length that the compiler knows: then no index needs a check.
+        let root: &[AtomicU32; 1 << ROOT_BITS] = self.root[..].try_into().expect("the root's length");
+        let (lanes, entries) = ([Lane::default(); LANES], [0; LANES]);
+        let mut flight = Flight { units, addresses, high: [0; LANES], lanes, entries };
         for (addresses, groups) in addresses.chunks(LANES).zip(groups.chunks_mut(LANES)) {
-            let mut lanes = [Lane::default(); LANES];
-            let mut active = self.begin(addresses, groups, &mut lanes);
-            // Each round looks at a node of every lookup that is under way, and asks for its next one: by the time that
-            // comes around, it is there.
-            for _ in 0..LEVELS_MAX {
-                if active == 0 {
-                    break;
-                }
-                active = self.round(&mut lanes, active, groups);
-            }
-            assert!(active == 0, "a trie of more levels than an address has bits for");
+            flight.addresses = addresses;
+            flight.fly(root);
             // What a group is was stored before a route to it was.
             fence(Ordering::Acquire);
+            for (group, entry) in groups.iter_mut().zip(&flight.entries).take(addresses.len()) {
+                *group = GroupId::from_entry(*entry);
+            }
         }
+    }
+}
+
+impl Flight<'_> {
+    /// Each round looks at a node of every lookup that is under way, and asks for its next one: by the time that comes
+    /// around, it is there.
+    #[inline(always)]
+    fn fly(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) {
+        let mut active = self.begin(root);
+        for level in 0..LEVELS_HIGH {
+            if active == 0 {
+                return;
+            }
+            let shift = HALF_BITS - ROOT_BITS - STRIDE_BITS * (level as u8 + 1);
+            active = self.round(active, |flight, owner| (flight.high[owner] >> shift) as u32 & 63);
+        }
+        for level in LEVELS_HIGH..LEVELS_MAX {
+            if active == 0 {
+                return;
+            }
+            let decided = ROOT_BITS + STRIDE_BITS * level as u8;
+            let slot = |flight: &Self, owner: usize| (flight.addresses[owner] << decided >> (128 - STRIDE_BITS)) as u32;
+            active = self.round(active, slot);
+        }
+        assert!(active == 0, "a trie of more levels than an address has bits for");
     }
 
     /// Looks at the root; lanes are what is not decided by it. Says how many those are.
     #[inline(always)]
-    fn begin(&self, addresses: &[u128], groups: &mut [Option<GroupId>], lanes: &mut [Lane; LANES]) -> usize {
-        let mut entries = [0; LANES];
-        for (entry, address) in entries.iter_mut().zip(addresses) {
-            *entry = self.root[(address >> (128 - ROOT_BITS)) as usize].load(Ordering::Relaxed);
+    fn begin(&mut self, root: &[AtomicU32; 1 << ROOT_BITS]) -> usize {
+        let mut found = [0; LANES];
+        // Loads that do not wait for one another.
+        for ((found, high), address) in found.iter_mut().zip(&mut self.high).zip(self.addresses) {
+            *high = (address >> HALF_BITS) as u64;
+            *found = root[(*high >> (HALF_BITS - ROOT_BITS)) as usize].load(Ordering::Relaxed);
         }
         // Nodes were stored before the root's entry was.
         fence(Ordering::Acquire);
         let mut active = 0;
-        for (index, ((entry, address), group)) in entries.iter().zip(addresses).zip(groups).enumerate() {
-            if entry & NODE == 0 {
-                *group = GroupId::from_entry(*entry as u16);
-                continue;
-            }
-            let unit = entry & !NODE;
-            prefetch(&self.units[unit as usize * UNIT_WORDS]);
-            lanes[active] = Lane { bits: address << ROOT_BITS, unit, index: index as u32 };
-            active += 1;
+        for (owner, found) in found.into_iter().enumerate().take(self.addresses.len()) {
+            // A group for now; whatever it is where a node decides, that overwrites it.
+            self.entries[owner] = found as u16;
+            let unit = found & !NODE;
+            prefetch(self.units, unit as usize);
+            self.lanes[active % LANES] = Lane { unit, owner: owner as u32 };
+            active += usize::from(found & NODE != 0);
         }
         active
     }
 
-    /// One node further in the first `active` lanes; those that are still under way come to the front.
+    /// One node further in the first `active` lanes; those that are still under way come to the front. `slot` says
+    /// which of a node's 64 an address chooses at this level.
     #[inline(always)]
-    fn round(&self, lanes: &mut [Lane; LANES], active: usize, groups: &mut [Option<GroupId>]) -> usize {
+    fn round(&mut self, active: usize, slot: impl Fn(&Self, usize) -> u32) -> usize {
         let mut kept = 0;
-        for at in 0..active {
-            let mut lane = lanes[at];
-            match self.step(lane.unit, (lane.bits >> (128 - STRIDE_BITS)) as u32) {
-                Step::Child(unit) => {
-                    prefetch(&self.units[unit as usize * UNIT_WORDS]);
-                    lane.unit = unit;
-                    lane.bits <<= STRIDE_BITS;
-                    lanes[kept] = lane;
-                    kept += 1;
-                }
-                Step::Leaf(entry) => groups[lane.index as usize] = GroupId::from_entry(entry),
+        for at in 0..active.min(LANES) {
+            let Lane { unit, owner } = self.lanes[at];
+            let slot = slot(self, owner as usize % LANES);
+            let node = &self.units[unit as usize];
+            let children = node[WORD_CHILDREN].load(Ordering::Relaxed);
+            // Slots up to this one, and it.
+            let up_to = u64::MAX >> (63 - slot);
+            if children >> slot & 1 != 0 {
+                let block = node[WORD_BLOCK].load(Ordering::Relaxed) as u32;
+                let unit = block.wrapping_add((children & up_to).count_ones()).wrapping_sub(1);
+                prefetch(self.units, unit as usize);
+                self.lanes[kept % LANES] = Lane { unit, owner };
+                kept += 1;
+            } else {
+                self.entries[owner as usize % LANES] = self.leaf(node, children, up_to);
             }
         }
         kept
     }
 
-    /// What the node at `unit` decides for `slot`, 0 to 63.
+    /// The leaf of a node's last slot of `up_to`, which has no child.
     #[inline(always)]
-    fn step(&self, unit: u32, slot: u32) -> Step {
-        let at = unit as usize * UNIT_WORDS;
-        let node = &self.units[at..at + UNIT_WORDS];
+    fn leaf(&self, node: &Unit, children: u64, up_to: u64) -> u16 {
         let word = |index: usize| node[index].load(Ordering::Relaxed);
-        let children = word(WORD_CHILDREN);
-        // Slots up to this one, and it.
-        let up_to = u64::MAX >> (63 - slot);
-        let before = (children & up_to).count_ones();
-        if children >> slot & 1 != 0 {
-            return Step::Child(word(WORD_BLOCK) as u32 + before - 1);
-        }
         let leaf = (word(WORD_STARTS) & up_to).count_ones() as usize - 1;
         if leaf < LEAVES_INLINE {
-            return Step::Leaf((word(WORD_LEAVES_INLINE) >> (16 * leaf)) as u16);
+            return (word(WORD_LEAVES_INLINE) >> (16 * leaf)) as u16;
         }
         let leaf = leaf - LEAVES_INLINE;
-        let block = (word(WORD_BLOCK) as usize + children.count_ones() as usize) * UNIT_WORDS;
-        let leaves = self.units[block + leaf / WORD_LEAVES].load(Ordering::Relaxed);
-        Step::Leaf((leaves >> (16 * (leaf % WORD_LEAVES))) as u16)
+        let block = word(WORD_BLOCK) as usize + children.count_ones() as usize;
+        let leaves = &self.units[block + leaf / (WORD_LEAVES * UNIT_WORDS)];
+        let leaves = leaves[leaf / WORD_LEAVES % UNIT_WORDS].load(Ordering::Relaxed);
+        (leaves >> (16 * (leaf % WORD_LEAVES))) as u16
     }
 }
