@@ -1,20 +1,24 @@
 //! `crosslane bench router`: the forwarding core, the tables, and two nodes over each interconnect.
 
-use std::path::PathBuf;
+mod plots;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use crosslane_bench::{Machine, Progress};
-use plot::{Axis, Figure, Series, Style};
 use router_bench::core::{Case, ZeroLoss};
 use router_bench::ethernet;
-use router_bench::fib::Family;
+use router_bench::fib::{Family, Updates};
 use router_bench::interconnect::{Batching, LoadRow, RateRow};
 use router_bench::published::{Cell, Transport};
-use router_bench::report::{self, Report};
+use router_bench::report::{self, Brought, Report};
+use router_bench::search::Verdict;
+use router_bench::table::{self, Format};
 use serde::Serialize;
 
 use crate::output;
 use crate::table::{Align, Table};
+use crate::wrong_use::WrongUse;
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -31,6 +35,25 @@ pub struct Options {
     /// Decides everything that is random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Measure tables and core with the routes of this MRT dump (TABLE_DUMP_V2, unpacked) too
+    #[arg(long, value_name = "FILE", conflicts_with = "prefixes")]
+    pub mrt: Option<PathBuf>,
+    /// The same with a list: a prefix a line, a next hop behind it or none
+    #[arg(long, value_name = "FILE")]
+    pub prefixes: Option<PathBuf>,
+}
+
+impl Options {
+    /// The file with routes, and its routes.
+    fn table(&self) -> Result<Option<(&Path, table::Table)>> {
+        let (file, format) = match (&self.mrt, &self.prefixes) {
+            (Some(file), _) => (file, Format::Mrt),
+            (_, Some(file)) => (file, Format::Prefixes),
+            (None, None) => return Ok(None),
+        };
+        let table = table::Table::read(file, format).map_err(WrongUse::of)?;
+        Ok(Some((file, table)))
+    }
 }
 
 /// The report, and what it was measured on.
@@ -43,15 +66,18 @@ struct Printed {
 
 /// Measures and prints.
 pub fn main(options: &Options) -> Result<()> {
-    let mut progress = Progress::new(report::steps(options.quick));
-    let measured = report::run(&report::Options { is_quick: options.quick, seed: options.seed }, |what| {
+    // Read first: a file that is no good is no reason to wait.
+    let table = options.table()?;
+    let table = table.as_ref().map(|(file, table)| (*file, table));
+    let mut progress = Progress::new(report::steps(options.quick, table.is_some()));
+    let measured = report::run(&report::Options { is_quick: options.quick, seed: options.seed }, table, |what| {
         progress.step("router", what);
     });
     drop(progress);
     let printed = Printed { report: measured?, machine: Machine::describe(None) };
     if let Some(directory) = &options.plot {
         std::fs::create_dir_all(directory)?;
-        for path in plot::write_svgs(directory, &plots(&printed.report))? {
+        for path in plot::write_svgs(directory, &plots::figures(&printed.report))? {
             eprintln!("{}", path.display());
         }
     }
@@ -69,13 +95,17 @@ fn render(printed: &Printed) -> String {
         report.core_mpps_64b, report.fib_v4_mlookups_per_s, report.rnic_batch_gain_64b
     );
     text += "\nTables: lookups of random covered addresses beside loads at random places of as much memory, one core\n";
-    text += &tables(report);
+    text += &tables([Some(&report.fib.v4), Some(&report.fib.v6)], &report.fib.updates);
     text += "\nForwarding core, ports in memory: one core, full table; ns a packet by stage\n";
     text += &cases(&report.core.cases);
-    text += "\nThe highest rate without a loss (RFC 2544)\n";
+    text +=
+        "\nThe highest rate without a loss (RFC 2544): raw, and without the time in which this machine stood still\n";
     text += &zero_loss(&report.core.zero_loss);
+    text += &report.brought.as_ref().map(brought).unwrap_or_default();
     text += "\nForwarding between virtual Ethernet, in turns: Mpps that arrive, latency in us\n";
     text += &report.ethernet.as_ref().map(ethernet_cases).unwrap_or_default();
+    text += "\nThe highest rate without a loss between virtual Ethernet (RFC 2544): Mpps, raw and undisturbed\n";
+    text += &report.ethernet.as_ref().map(ethernet_zero_loss).unwrap_or_default();
     report.missing.iter().for_each(|missing| text += &format!("missing: {missing}\n"));
     text += "\nOne hop between two nodes, ((T4-T1)-(T3-T2))/2, us\n";
     text += &hops(report);
@@ -83,6 +113,8 @@ fn render(printed: &Printed) -> String {
     text += &rates(&report.rates);
     text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n";
     text += &loads(&report.loads);
+    text += "\nLatency by size at one load, us\n";
+    text += &loads(&report.loads_by_size);
     text += "\nPublished (KAIST, HiPINEB 2016), modelled (its 40 Gb/s cards) and measured here: one hop, us\n";
     text += &published(&report.published_latency);
     text += "\nThe same: Ethernet's batches of 1500 B, and messages of RoCE by their length\n";
@@ -90,11 +122,12 @@ fn render(printed: &Printed) -> String {
     text
 }
 
-fn tables(report: &Report) -> String {
+fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
     let head =
         [("", LEFT), ("ROUTES", RIGHT), ("MIB", RIGHT), ("BUILD MS", RIGHT), ("M/S", RIGHT), ("LOADS M/S", RIGHT)];
     let mut table = Table::new(&[&head[..], &[("DEPENDENT NS", RIGHT), ("A LOAD NS", RIGHT)]].concat());
-    for (name, family) in [("IPv4", &report.fib.v4), ("IPv6", &report.fib.v6)] {
+    for (name, family) in ["IPv4", "IPv6"].into_iter().zip(families) {
+        let Some(family) = family else { continue };
         let Family { routes, bytes, build_ms, mlookups_per_s, floor_mloads_per_s, .. } = family;
         table.row(vec![
             name.to_owned(),
@@ -108,7 +141,7 @@ fn tables(report: &Report) -> String {
         ]);
     }
     let mut text = table.render();
-    for updates in &report.fib.updates {
+    for updates in updates {
         text += &format!(
             "IPv{}: {:.2} M updates/s alone, {:.2} M/s beside a reader of {:.1} M lookups/s ({:.1} without updates)\n",
             updates.version,
@@ -118,6 +151,16 @@ fn tables(report: &Report) -> String {
             updates.mlookups_per_s_before
         );
     }
+    text
+}
+
+/// The same of the table that was brought.
+fn brought(brought: &Brought) -> String {
+    let Brought { file, next_hops, fib, core, .. } = brought;
+    let mut text = format!("\nThe same with the routes of {} ({next_hops} next hops)\n", file.display());
+    text += &tables([fib.v4.as_ref(), fib.v6.as_ref()], &fib.updates);
+    text += &cases(&core.cases);
+    text += &zero_loss(&core.zero_loss);
     text
 }
 
@@ -142,31 +185,71 @@ fn cases(cases: &[Case]) -> String {
 }
 
 fn zero_loss(rows: &[ZeroLoss]) -> String {
-    let mut table = Table::new(&[("BYTES", RIGHT), ("MPPS", RIGHT), ("GB/S", RIGHT), ("TRIAL MS", RIGHT)]);
+    let columns = [("IP", RIGHT), ("BYTES", RIGHT), ("RAW MPPS", RIGHT), ("GB/S", RIGHT), ("UNDISTURBED", RIGHT)];
+    let stalls = [("STOOD STILL", RIGHT), ("AT MOST US", RIGHT), ("TRIAL MS", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &stalls].concat());
     for row in rows {
-        let rate = format!("{:.2}", row.mpps);
-        table.row(vec![row.size.clone(), rate, format!("{:.1}", row.wire_gbit_per_s), row.trial_ms.to_string()]);
+        table.row(vec![
+            row.version.to_string(),
+            row.size.clone(),
+            format!("{:.2}", row.mpps),
+            format!("{:.1}", row.wire_gbit_per_s),
+            format!("{:.2}", row.mpps_undisturbed),
+            format!("{:.1}%", 100.0 * row.stalled_share),
+            format!("{:.0}", row.stall_us_max),
+            row.trial_ms.to_string(),
+        ]);
     }
     table.render()
 }
 
+fn name_of(subject: ethernet::Subject) -> String {
+    let name = match subject {
+        ethernet::Subject::Kernel => "kernel",
+        ethernet::Subject::KernelSteered => "kernel, steered",
+        ethernet::Subject::Xdp => "AF_XDP",
+        ethernet::Subject::PacketSocket => "AF_PACKET",
+    };
+    name.to_owned()
+}
+
 fn ethernet_cases(results: &ethernet::Results) -> String {
-    let columns = [("BY", LEFT), ("BYTES", RIGHT), ("MPPS", RIGHT), ("OFFERED", RIGHT), ("P50", RIGHT), ("P99", RIGHT)];
-    let mut table = Table::new(&columns);
+    let columns = [("BY", LEFT), ("IP", RIGHT), ("BYTES", RIGHT), ("MPPS", RIGHT), ("OFFERED", RIGHT), ("P50", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &[("P99", RIGHT)]].concat());
     for case in &results.cases {
-        let by = match case.subject {
-            ethernet::Subject::Kernel => "kernel",
-            ethernet::Subject::KernelSteered => "kernel, steered",
-            ethernet::Subject::Xdp => "AF_XDP",
-            ethernet::Subject::PacketSocket => "AF_PACKET",
-        };
         table.row(vec![
-            by.to_owned(),
+            name_of(case.subject),
+            case.version.to_string(),
             case.size_bytes.to_string(),
             format!("{:.3}", case.mpps.median),
             format!("{:.3}", case.offered_mpps),
             format!("{:.1}", case.latency.p50_us),
             format!("{:.1}", case.latency.p99_us),
+        ]);
+    }
+    table.render()
+}
+
+fn ethernet_zero_loss(results: &ethernet::Results) -> String {
+    let columns = [("BY", LEFT), ("IP", RIGHT), ("BYTES", RIGHT), ("RAW", RIGHT), ("UNDISTURBED", RIGHT)];
+    let search = [("MORE", LEFT), ("TRIALS", RIGHT), ("DISTURBED", RIGHT), ("TRIAL MS", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &search].concat());
+    for row in &results.zero_loss {
+        let more = match row.ended_by {
+            Verdict::Behind => "cannot be sent",
+            Verdict::Disturbed => "was always disturbed",
+            Verdict::Lost | Verdict::Carried => "is lost",
+        };
+        table.row(vec![
+            name_of(row.subject),
+            row.version.to_string(),
+            row.size.clone(),
+            format!("{:.3}", row.mpps),
+            format!("{:.3}", row.mpps_undisturbed),
+            more.to_owned(),
+            row.trials.to_string(),
+            row.trials_disturbed.to_string(),
+            row.trial_ms.to_string(),
         ]);
     }
     table.render()
@@ -252,49 +335,6 @@ fn loads(rows: &[LoadRow]) -> String {
         ]);
     }
     table.render()
-}
-
-fn plots(report: &Report) -> Vec<(&'static str, Figure)> {
-    let by_load = |frame_bytes: usize, title: &str| Figure {
-        title: title.to_owned(),
-        x: Axis::Linear("load (Mpps)"),
-        y: Axis::Decades("p99 (µs)"),
-        series: lines_by_load(report, frame_bytes),
-    };
-    let by_size = Figure {
-        title: "One hop over the RDMA transport in lanes: p50".to_owned(),
-        x: Axis::Bytes("frame"),
-        y: Axis::Decades("one hop (µs)"),
-        series: lines_by_size(report),
-    };
-    vec![
-        ("router-p99-by-load-64.svg", by_load(64, "Latency by load, 64 B: p99 of each batch")),
-        ("router-p99-by-load-1500.svg", by_load(1500, "Latency by load, 1500 B: p99 of each batch")),
-        ("router-hop-by-size.svg", by_size),
-    ]
-}
-
-/// A line for each policy, as far as it carries the load.
-fn lines_by_load(report: &Report, frame_bytes: usize) -> Vec<Series> {
-    let line = |(index, batching): (usize, Batching)| {
-        let is_it = |row: &&LoadRow| row.frame_bytes == frame_bytes && row.batching == batching && row.is_carried();
-        let points = report.loads.iter().filter(is_it).map(|row| (row.load_mpps, row.p99_us)).collect();
-        Series { title: word(batching), style: Style::of_index(index), points }
-    };
-    Batching::all().enumerate().map(line).collect()
-}
-
-/// A line for each batch.
-fn lines_by_size(report: &Report) -> Vec<Series> {
-    let of_rnic = || report.hops.iter().filter(|hop| hop.interconnect == report::PUBLISHED_KIND);
-    let mut batches: Vec<u8> = of_rnic().map(|hop| hop.batch).collect();
-    batches.dedup();
-    let line = |(index, batch): (usize, &u8)| {
-        let points = of_rnic().filter(|hop| hop.batch == *batch);
-        let points = points.map(|hop| (hop.frame_bytes as f64, hop.latency.p50_us)).collect();
-        Series { title: format!("{batch} a message"), style: Style::of_index(index), points }
-    };
-    batches.iter().enumerate().map(line).collect()
 }
 
 fn published(cells: &[Cell]) -> String {

@@ -43,8 +43,8 @@ pub struct Figure {
 ///
 /// # Errors
 /// Names the file that cannot be written.
-pub fn write_svgs(directory: &Path, figures: &[(&str, Figure)]) -> Result<Vec<PathBuf>> {
-    let write = |(name, figure): &(&str, Figure)| {
+pub fn write_svgs(directory: &Path, figures: &[(impl AsRef<Path>, Figure)]) -> Result<Vec<PathBuf>> {
+    let write = |(name, figure): &(_, Figure)| {
         let path = directory.join(name);
         figure.write_svg(&path)?;
         Ok(path)

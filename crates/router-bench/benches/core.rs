@@ -29,7 +29,15 @@ fn main() {
         );
     }
     for found in &results.zero_loss {
-        println!("zero loss {:>4} B: {:6.2} Mpps, {:6.1} Gb/s", found.size, found.mpps, found.wire_gbit_per_s);
+        println!(
+            "zero loss, IPv{} {:>4} B: {:6.2} Mpps raw, {:6.2} undisturbed; stalled {:.2}%, {:.0} us at most",
+            found.version,
+            found.size,
+            found.mpps,
+            found.mpps_undisturbed,
+            100.0 * found.stalled_share,
+            found.stall_us_max
+        );
     }
     for churn in &results.churn {
         println!(

@@ -16,7 +16,8 @@ fn main() {
     for case in &results.cases {
         let latency = case.latency;
         println!(
-            "{:>4} B {:<14} {:.3} Mpps (best {:5.3}), {:5.3} offered; us: p50 {:5.1}, p99 {:5.1}, most {:6.1}; lost {}",
+            "IPv{} {:>4} B {:<14} {:.3} Mpps (best {:.3}), {:.3} offered; us p50 {:.1}, p99 {:.1}, most {:.1}; lost {}",
+            case.version,
             case.size_bytes,
             format!("{:?}", case.subject),
             case.mpps.median,
@@ -26,6 +27,19 @@ fn main() {
             latency.p99_us,
             latency.max_us,
             latency.lost
+        );
+    }
+    for row in &results.zero_loss {
+        println!(
+            "IPv{} {:>4} B {:<14} no loss: {:.3} Mpps raw, {:.3} undisturbed, ended by {:?}; {} of {} trials disturbed",
+            row.version,
+            row.size,
+            format!("{:?}", row.subject),
+            row.mpps,
+            row.mpps_undisturbed,
+            row.ended_by,
+            row.trials_disturbed,
+            row.trials
         );
     }
 }

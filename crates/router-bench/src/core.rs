@@ -18,6 +18,7 @@ use ::router::{Probe, Stage};
 use serde::Serialize;
 
 use crate::fib::Rounds;
+use crate::table::Table;
 pub use churn::{Churn, churn};
 pub use instructions::{StageInstructions, WORK_STAGES, instructions, work};
 pub use router::{Error, Router};
@@ -123,7 +124,18 @@ pub const DESTINATIONS_FEW: usize = 4_000;
 /// More than any cache holds places of.
 pub const DESTINATIONS_MANY: usize = 1_000_000;
 
-/// Measures everything.
+/// What was measured with a table that a user brought.
+#[derive(Clone, Debug, Serialize)]
+pub struct OfTable {
+    /// To build the tables by way of announcements, in ms.
+    pub build_ms: f64,
+    /// Packets of 64 B, by family and number of destinations.
+    pub cases: Vec<Case>,
+    /// The highest rates without a loss, by family.
+    pub zero_loss: Vec<ZeroLoss>,
+}
+
+/// Measures everything, with generated tables.
 ///
 /// # Errors
 /// No memory for tables, or a packet that should have been forwarded was not.
@@ -145,14 +157,15 @@ pub fn run(options: &Options) -> Result<Results, Error> {
     for size in [64, 1518] {
         measure(&[size], &few_v6)?;
     }
-    let many_v4 = router_destinations(options, 4);
-    let many_v6 = router_destinations(options, 6);
-    measure(&[64], &many_v4)?;
-    measure(&[64], &many_v6)?;
-    let searched: Vec<Vec<usize>> = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).collect();
-    let zero_loss = searched
-        .iter()
-        .map(|sizes| zero_loss(&mut router, sizes, &few_v4, options.trial_ms))
+    for version in [4, 6] {
+        let many = destinations(&router, options.seed, version, DESTINATIONS_MANY)?;
+        cases.push(case(&mut router, options, &[64], &many)?);
+    }
+    let of_v4 = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).map(|sizes| (sizes, &few_v4));
+    let of_v6 = [vec![64], IMIX.to_vec()].into_iter().map(|sizes| (sizes, &few_v6));
+    let zero_loss = of_v4
+        .chain(of_v6)
+        .map(|(sizes, few)| zero_loss(&mut router, &sizes, few, options.trial_ms))
         .collect::<Result<_, _>>()?;
     let churn = churn::RATES_PER_S
         .iter()
@@ -162,16 +175,35 @@ pub fn run(options: &Options) -> Result<Results, Error> {
     Ok(Results { routes_v4, routes_v6, build_ms, cases, zero_loss, churn })
 }
 
-/// Many destinations: of the same routes.
-fn router_destinations(options: &Options, version: u8) -> Destinations {
-    let Options { seed, routes_v4, routes_v6, .. } = *options;
-    if version == 4 {
-        let routes = ::fib::generate::v4(seed, routes_v4);
-        Destinations::V4(::fib::generate::addresses_v4(seed, &routes, DESTINATIONS_MANY))
-    } else {
-        let routes = ::fib::generate::v6(seed, routes_v6);
-        Destinations::V6(::fib::generate::addresses_v6(seed, &routes, DESTINATIONS_MANY))
+/// Measures packets of 64 B with this table.
+///
+/// # Errors
+/// No room in the tables, or a packet that should have been forwarded was not.
+pub fn of_table(options: &Options, table: &Table) -> Result<OfTable, Error> {
+    let begin = Instant::now();
+    let mut router = Router::with_table(options.seed, table.clone())?;
+    let mut found = OfTable { build_ms: begin.elapsed().as_secs_f64() * 1e3, cases: Vec::new(), zero_loss: Vec::new() };
+    let versions: Vec<u8> =
+        [4, 6].into_iter().zip(router.has()).filter_map(|(version, has)| has.then_some(version)).collect();
+    for version in versions {
+        let few = destinations(&router, options.seed, version, DESTINATIONS_FEW)?;
+        let many = destinations(&router, options.seed, version, DESTINATIONS_MANY)?;
+        for destinations in [&few, &many] {
+            found.cases.push(case(&mut router, options, &[64], destinations)?);
+        }
+        found.zero_loss.push(zero_loss(&mut router, &[64], &few, options.trial_ms)?);
     }
+    Ok(found)
+}
+
+/// Random addresses that packets can go to.
+fn destinations(router: &Router, seed: u64, version: u8, count: usize) -> Result<Destinations, Error> {
+    let found = if version == 4 { router.destinations_v4(seed, count) } else { router.destinations_v6(seed, count) };
+    let is_empty = match &found {
+        Destinations::V4(addresses) => addresses.is_empty(),
+        Destinations::V6(addresses) => addresses.is_empty(),
+    };
+    if is_empty { Err(Error::Nowhere(version)) } else { Ok(found) }
 }
 
 /// Measures one kind of traffic.
@@ -201,13 +233,13 @@ pub fn case(
     }
     let mpps = median_and_best(rates);
     let mean_bytes = sizes.iter().sum::<usize>() as f64 / sizes.len() as f64;
-    let (version, count) = match destinations {
-        Destinations::V4(addresses) => (4, addresses.len()),
-        Destinations::V6(addresses) => (6, addresses.len()),
+    let count = match destinations {
+        Destinations::V4(addresses) => addresses.len(),
+        Destinations::V6(addresses) => addresses.len(),
     };
     let median_of = |stage: usize| median_and_best(costs.iter().map(|costs| costs[stage]).collect()).median;
     Ok(Case {
-        version,
+        version: version_of(destinations),
         size: name_of(sizes),
         destinations: count,
         mpps,
@@ -216,7 +248,11 @@ pub fn case(
     })
 }
 
-fn name_of(sizes: &[usize]) -> String {
+fn version_of(destinations: &Destinations) -> u8 {
+    if matches!(destinations, Destinations::V4(_)) { 4 } else { 6 }
+}
+
+pub(crate) fn name_of(sizes: &[usize]) -> String {
     match sizes {
         [size] => size.to_string(),
         _ => "IMIX".to_owned(),
@@ -310,6 +346,18 @@ mod tests {
         let destinations = router.destinations_v4(1, 500);
         let imix = case(&mut router, &options, &IMIX, &destinations).expect("all are forwarded");
         assert_eq!(imix.size, "IMIX");
+    }
+
+    #[test]
+    fn a_table_that_somebody_brings_is_measured_by_the_families_that_it_has() {
+        let options = Options { routes_v4: 0, routes_v6: 300, packets: 500, trial_ms: 1, ..small() };
+        let found = of_table(&options, &Table::generated(3, 0, 300)).expect("all are forwarded");
+        assert!(found.cases.iter().all(|case| case.version == 6 && case.mpps.median > 0.0), "{found:?}");
+        assert_eq!((found.cases.len(), found.zero_loss.len()), (2, 1));
+        let mut multicast = Table::default();
+        multicast.v4.push("224.0.0.0/4".parse().expect("a prefix"));
+        let error = of_table(&options, &multicast).expect_err("nowhere to go").to_string();
+        assert_eq!(error, "no route of IPv4 leads to addresses that a router forwards to; bring others");
     }
 
     #[test]

@@ -9,59 +9,108 @@
 //! subjects forwards on the second. The kernel forwards a packet wherever it is received, which for virtual Ethernet is
 //! in the sender's call: so it is measured like that, on one processor, and with packets steered to the second (RPS).
 //! The sink is a kernel that has no route for what comes: dropping it is a part of every figure. What is reported is
-//! what arrives while more is offered than can be forwarded, not a zero-loss rate.
+//! what arrives while more is offered than can be forwarded, and the highest rate at which nothing is lost; of IPv4 and
+//! of IPv6.
 
 mod bed;
 mod subject;
 mod traffic;
+mod zero_loss;
 
 use std::io;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::fib::Rounds;
-use bed::Bed;
 use router_ports::netlink::NetlinkError;
 use router_ports::{InterfaceError, ethernet::OpenError};
 
+use crate::core::{IMIX, SIZES, name_of};
+use crate::fib::Rounds;
+use bed::Bed;
+use traffic::Load;
+pub use zero_loss::ZeroLoss;
+
 /// Bytes of a frame check sequence, which virtual Ethernet has not.
 const FCS_BYTES: usize = 4;
+
+/// The shortest frame there, in bytes.
+const FRAME_BYTES_MIN: usize = 64 - FCS_BYTES;
+
+/// The two families, in the order in which everything of them is kept.
+const VERSIONS: [Version; 2] = [Version::V4, Version::V6];
+
+/// Which family packets are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Version {
+    /// 4 or 6.
+    pub fn number(self) -> u8 {
+        match self {
+            Version::V4 => 4,
+            Version::V6 => 6,
+        }
+    }
+}
 
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Of destinations.
     pub seed: u64,
-    /// Sizes of frames, check sequence included.
-    pub sizes: Vec<usize>,
+    /// Sizes of frames, check sequence included, of IPv4 and of IPv6.
+    pub sizes: [Vec<usize>; 2],
+    /// What is searched for the highest rate without a loss: sizes that frames have in turn.
+    pub searched: [Vec<Vec<usize>>; 2],
     /// Rounds of each figure; subjects take turns.
     pub rounds: usize,
     /// How long a round is.
     pub round: Duration,
     /// Frames of each latency's distribution.
     pub probes: usize,
-    /// Routes, each with a destination.
+    /// How long a trial of a search is.
+    pub trial: Duration,
+    /// The part to which a search knows a rate.
+    pub precision: f64,
+    /// Routes of each family, each with a destination.
     pub destinations: usize,
 }
 
 impl Options {
     /// As reported: some minutes.
     pub fn full() -> Options {
+        let searched: Vec<Vec<usize>> = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).collect();
         Options {
             seed: 1,
-            sizes: vec![64, 128, 256, 512, 1024, 1280, 1518],
-            rounds: 7,
-            round: Duration::from_millis(500),
+            sizes: [SIZES.to_vec(), SIZES.to_vec()],
+            searched: [searched.clone(), searched],
+            rounds: 5,
+            round: Duration::from_millis(300),
             probes: 4000,
+            trial: Duration::from_millis(250),
+            precision: 0.02,
             destinations: 4000,
         }
     }
 
     /// The smallest and the largest frames, fewer rounds: some seconds.
     pub fn quick() -> Options {
-        let round = Duration::from_millis(100);
-        Options { sizes: vec![64, 1518], rounds: 3, round, probes: 500, ..Options::full() }
+        Options {
+            sizes: [vec![64, 1518], vec![64]],
+            searched: [vec![vec![64], IMIX.to_vec()], vec![vec![64]]],
+            rounds: 3,
+            round: Duration::from_millis(100),
+            probes: 500,
+            trial: Duration::from_millis(30),
+            precision: 0.05,
+            ..Options::full()
+        }
     }
 }
 
@@ -87,12 +136,14 @@ impl Subject {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
-    /// Routes in the tables.
+    /// Routes of each family in the tables.
     pub destinations: usize,
     /// Processors that the source and the subjects had: with one, all share it.
     pub processors: usize,
-    /// Each subject by size.
+    /// Each subject by family and size.
     pub cases: Vec<Case>,
+    /// The highest rates without a loss.
+    pub zero_loss: Vec<ZeroLoss>,
 }
 
 /// One subject and size.
@@ -100,6 +151,8 @@ pub struct Results {
 pub struct Case {
     /// Who.
     pub subject: Subject,
+    /// 4 or 6.
+    pub version: u8,
     /// Of a frame, check sequence included.
     pub size_bytes: usize,
     /// What arrived, in millions of frames a second.
@@ -150,10 +203,12 @@ pub enum Error {
     #[error(transparent)]
     Route(#[from] router::RouteError),
     /// Nothing comes through.
-    #[error("{subject:?} forwards nothing: {sent} frames were sent, and none arrived")]
+    #[error("{subject:?} forwards nothing of IPv{}: {sent} frames were sent, and none arrived", version.number())]
     Silent {
         /// Who.
         subject: Subject,
+        /// Of which family.
+        version: Version,
         /// How many in vain.
         sent: usize,
     },
@@ -170,29 +225,45 @@ pub fn measure(options: &Options) -> Result<Results, Error> {
     for subject in Subject::ALL {
         beds.push(Bed::new(subject, options)?);
     }
-    let mut cases = Vec::new();
-    for &size_bytes in &options.sizes {
-        let frame_bytes = size_bytes - FCS_BYTES;
-        let mut arrived = vec![Vec::new(); beds.len()];
-        let mut offered = vec![Vec::new(); beds.len()];
-        for _ in 0..options.rounds {
-            for (number, bed) in beds.iter_mut().enumerate() {
-                let round = bed.overload(frame_bytes, options.round)?;
-                arrived[number].push(round.arrived_mpps);
-                offered[number].push(round.offered_mpps);
+    let (mut cases, mut zero_loss) = (Vec::new(), Vec::new());
+    for (version, (sizes, searched)) in VERSIONS.into_iter().zip(options.sizes.iter().zip(&options.searched)) {
+        for size_bytes in sizes {
+            cases.extend(of_size(&mut beds, version, *size_bytes, options)?);
+        }
+        for sizes in searched {
+            let frame_bytes: Vec<usize> = sizes.iter().map(|size| size - FCS_BYTES).collect();
+            let load = Load { version, frame_bytes: &frame_bytes };
+            for bed in &mut beds {
+                zero_loss.push(zero_loss::search(bed, load, name_of(sizes), options)?);
             }
         }
+    }
+    Ok(Results { destinations: options.destinations, processors, cases, zero_loss })
+}
+
+/// All subjects in turns, with frames of one size.
+fn of_size(beds: &mut [Bed], version: Version, size_bytes: usize, options: &Options) -> Result<Vec<Case>, Error> {
+    let load = Load { version, frame_bytes: &[size_bytes - FCS_BYTES] };
+    let mut arrived = vec![Vec::new(); beds.len()];
+    let mut offered = vec![Vec::new(); beds.len()];
+    for _ in 0..options.rounds {
         for (number, bed) in beds.iter_mut().enumerate() {
-            cases.push(Case {
-                subject: bed.subject(),
-                size_bytes,
-                mpps: rounds(std::mem::take(&mut arrived[number])),
-                offered_mpps: rounds(std::mem::take(&mut offered[number])).median,
-                latency: latency(bed.probe(frame_bytes, options.probes)?),
-            });
+            let round = bed.overload(load, options.round)?;
+            arrived[number].push(round.arrived_mpps);
+            offered[number].push(round.offered_mpps);
         }
     }
-    Ok(Results { destinations: options.destinations, processors, cases })
+    let case = |((bed, arrived), offered): ((&mut Bed, Vec<f64>), Vec<f64>)| {
+        Ok(Case {
+            subject: bed.subject(),
+            version: version.number(),
+            size_bytes,
+            mpps: rounds(arrived),
+            offered_mpps: rounds(offered).median,
+            latency: latency(bed.probe(load, options.probes)?),
+        })
+    };
+    beds.iter_mut().zip(arrived).zip(offered).map(case).collect()
 }
 
 fn rounds(mut values: Vec<f64>) -> Rounds {
@@ -216,10 +287,13 @@ mod tests {
     #[test]
     fn every_subject_forwards_between_virtual_ethernet() {
         let options = Options {
-            sizes: vec![64, 1518],
+            sizes: [vec![64, 1518], vec![64]],
+            searched: [vec![IMIX.to_vec()], vec![vec![64]]],
             rounds: 1,
             round: Duration::from_millis(20),
             probes: 20,
+            trial: Duration::from_millis(5),
+            precision: 0.5,
             destinations: 100,
             ..Options::quick()
         };
@@ -232,8 +306,11 @@ mod tests {
             Err(error) => panic!("{error}"),
             Ok(results) => {
                 // That each forwards was seen before anything was measured; how fast, on a busy machine, is no matter.
-                assert_eq!(results.cases.len(), 8);
+                assert_eq!(results.cases.len(), 12);
                 assert!(results.cases.iter().all(|case| case.offered_mpps > 0.0), "{:?}", results.cases);
+                let searched: Vec<_> = results.zero_loss.iter().map(|row| (row.version, row.size.as_str())).collect();
+                assert_eq!(searched, [[(4, "IMIX"); 4], [(6, "64"); 4]].concat());
+                assert!(results.zero_loss.iter().all(|row| row.trials > 0 && row.mpps <= row.mpps_undisturbed));
             }
         }
     }

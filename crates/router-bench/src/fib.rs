@@ -16,6 +16,8 @@ use memmap2::{Advice, MmapMut};
 use serde::Serialize;
 use sim::Random;
 
+use crate::table::Table;
+
 /// Next-hop groups that routes lead to: as many as a router at an exchange has neighbours.
 const GROUPS: u32 = 256;
 
@@ -116,51 +118,65 @@ pub struct Updates {
     pub mlookups_per_s_before: f64,
 }
 
-/// Measures everything.
+/// What was measured of a table that may have routes of one family only.
+#[derive(Clone, Debug, Serialize)]
+pub struct OfTable {
+    /// IPv4, if there are routes of it.
+    pub v4: Option<Family>,
+    /// IPv6, if there are routes of it.
+    pub v6: Option<Family>,
+    /// Changes while one reader looks up without a pause, of each family that there is.
+    pub updates: Vec<Updates>,
+    /// What the writer alone needs, without the routes themselves, in bytes.
+    pub writer_bytes: usize,
+}
+
+/// Measures everything, of a generated table with routes of both families.
 ///
 /// # Errors
 /// When there is no memory for tables.
 pub fn run(options: &Options) -> io::Result<Results> {
+    let table = Table::generated(options.seed, options.routes_v4, options.routes_v6);
+    let OfTable { v4, v6, updates, writer_bytes } = of_table(options, &table)?;
+    let (v4, v6) = v4.zip(v6).ok_or_else(|| io::Error::other("no routes of one family: ask for some of both"))?;
+    Ok(Results { v4, v6, updates, writer_bytes })
+}
+
+/// Measures everything, of this table. Routes lead to as many groups as the table has next hops, or to [`GROUPS`].
+///
+/// # Errors
+/// When there is no memory for tables, or no room in them.
+pub fn of_table(options: &Options, table: &Table) -> io::Result<OfTable> {
     let (mut writer, mut reader) = fib::tables::<u32>()?;
     let groups: Vec<GroupId> =
         (0..GROUPS).map(|hop| writer.add_group(&[hop]).map_err(io::Error::other)).collect::<io::Result<_>>()?;
-    let v4 = fib::generate::v4(options.seed, options.routes_v4);
-    let v6 = fib::generate::v6(options.seed, options.routes_v6);
-    let nets_v4: Vec<IpNet> = v4.iter().copied().map(IpNet::V4).collect();
-    let nets_v6: Vec<IpNet> = v6.iter().copied().map(IpNet::V6).collect();
-    let build_v4_ms = build(&mut writer, &nets_v4, &groups)?;
-    let build_v6_ms = build(&mut writer, &nets_v6, &groups)?;
-    let keys_v4 = fib::generate::addresses_v4(options.seed, &v4, KEYS);
-    let keys_v6 = fib::generate::addresses_v6(options.seed, &v6, KEYS);
+    let group =
+        |(at, (prefix, way)): (usize, (IpNet, Option<usize>))| (prefix, groups[way.unwrap_or(at) % groups.len()]);
+    let (routes_v4, routes_v6): (Vec<_>, Vec<_>) =
+        table.routes().enumerate().map(group).partition(|(prefix, _)| matches!(prefix, IpNet::V4(_)));
+    let builds_ms = [build(&mut writer, &routes_v4)?, build(&mut writer, &routes_v6)?];
     let bytes = writer.bytes();
-    let described = |routes, build_ms, bytes, rates: Rates| Family {
-        routes,
-        build_ms,
-        bytes,
-        mlookups_per_s: rates.lookups,
-        floor_mloads_per_s: rates.floor,
-        dependent_ns: rates.dependent,
-        floor_dependent_ns: rates.floor_dependent,
-        found: rates.found,
-    };
-    let v4_rates = Lookups { options, bytes: bytes.v4, keys: &keys_v4 }.measure(&mut reader)?;
-    let v6_rates = Lookups { options, bytes: bytes.v6, keys: &keys_v6 }.measure(&mut reader)?;
-    let updates = vec![
-        churn(options, &mut writer, &reader, &nets_v4, &keys_v4, &groups)?,
-        churn(options, &mut writer, &reader, &nets_v6, &keys_v6, &groups)?,
-    ];
-    Ok(Results {
-        v4: described(v4.len(), build_v4_ms, bytes.v4, v4_rates),
-        v6: described(v6.len(), build_v6_ms, bytes.v6, v6_rates),
-        updates,
-        writer_bytes: bytes.writer,
-    })
+    let (mut found, mut updates) = ([None, None], Vec::new());
+    if !table.v4.is_empty() {
+        let keys = fib::generate::addresses_v4(options.seed, &table.v4, KEYS);
+        let lookups = Lookups { options, bytes: bytes.v4, keys: &keys };
+        found[0] = Some(lookups.measure(&mut reader)?.of_family(routes_v4.len(), builds_ms[0], bytes.v4));
+        updates.push(churn(options, &mut writer, &reader, &routes_v4, &keys, &groups)?);
+    }
+    if !table.v6.is_empty() {
+        let keys = fib::generate::addresses_v6(options.seed, &table.v6, KEYS);
+        let lookups = Lookups { options, bytes: bytes.v6, keys: &keys };
+        found[1] = Some(lookups.measure(&mut reader)?.of_family(routes_v6.len(), builds_ms[1], bytes.v6));
+        updates.push(churn(options, &mut writer, &reader, &routes_v6, &keys, &groups)?);
+    }
+    let [v4, v6] = found;
+    Ok(OfTable { v4, v6, updates, writer_bytes: bytes.writer })
 }
 
 /// Inserts all routes, and says how many milliseconds that took.
-fn build(writer: &mut Writer<u32>, routes: &[IpNet], groups: &[GroupId]) -> io::Result<f64> {
+fn build(writer: &mut Writer<u32>, routes: &[(IpNet, GroupId)]) -> io::Result<f64> {
     let start = Instant::now();
-    for (route, group) in routes.iter().zip(groups.iter().cycle()) {
+    for (route, group) in routes {
         writer.insert(*route, *group).map_err(io::Error::other)?;
     }
     Ok(start.elapsed().as_secs_f64() * 1e3)
@@ -206,6 +222,21 @@ struct Rates {
     dependent: Rounds,
     floor_dependent: Rounds,
     found: f64,
+}
+
+impl Rates {
+    fn of_family(self, routes: usize, build_ms: f64, bytes: usize) -> Family {
+        Family {
+            routes,
+            build_ms,
+            bytes,
+            mlookups_per_s: self.lookups,
+            floor_mloads_per_s: self.floor,
+            dependent_ns: self.dependent,
+            floor_dependent_ns: self.floor_dependent,
+            found: self.found,
+        }
+    }
 }
 
 /// One table's lookups.
@@ -356,7 +387,7 @@ fn churn<A: Address>(
     options: &Options,
     writer: &mut Writer<u32>,
     reader: &Reader<u32>,
-    routes: &[IpNet],
+    routes: &[(IpNet, GroupId)],
     keys: &[A],
     groups: &[GroupId],
 ) -> io::Result<Updates> {
@@ -391,11 +422,16 @@ fn churn<A: Address>(
 }
 
 /// Changes a second: a route removed, and inserted again, to another group than it led to.
-fn change(options: &Options, writer: &mut Writer<u32>, routes: &[IpNet], groups: &[GroupId]) -> io::Result<f64> {
+fn change(
+    options: &Options,
+    writer: &mut Writer<u32>,
+    routes: &[(IpNet, GroupId)],
+    groups: &[GroupId],
+) -> io::Result<f64> {
     let mut random = Random::new(options.seed, "updates");
     let start = Instant::now();
     for _ in 0..options.updates / 2 {
-        let route = routes[random.below(routes.len() as u64) as usize];
+        let (route, _) = routes[random.below(routes.len() as u64) as usize];
         let group = groups[random.below(groups.len() as u64) as usize];
         writer.remove(route).map_err(io::Error::other)?;
         writer.insert(route, group).map_err(io::Error::other)?;
@@ -417,5 +453,15 @@ mod tests {
             assert!(figures.iter().all(|figure| figure.median > 0.0), "{family:?}");
         }
         assert!(results.updates.iter().all(|updates| updates.per_s > 0.0 && updates.mlookups_per_s > 0.0));
+    }
+
+    #[test]
+    fn a_table_of_one_family_has_figures_of_that_one_only() {
+        let options = Options { seed: 3, routes_v4: 0, routes_v6: 0, rounds: 1, lookups: 1 << 12, updates: 20 };
+        let found = of_table(&options, &Table::generated(3, 0, 200)).expect("memory");
+        assert!(found.v4.is_none() && found.v6.is_some_and(|family| family.found == 1.0));
+        assert_eq!(found.updates.iter().map(|updates| updates.version).collect::<Vec<_>>(), [6]);
+        let error = run(&options).expect_err("nothing to measure");
+        assert_eq!(error.to_string(), "no routes of one family: ask for some of both");
     }
 }

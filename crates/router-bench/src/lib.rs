@@ -1,9 +1,12 @@
 //! Benchmarks of the router.
 
+mod clock;
 pub mod core;
 pub mod ethernet;
 pub mod fib;
 pub mod interconnect;
 pub mod published;
 pub mod report;
+pub mod search;
 pub mod statistics;
+pub mod table;

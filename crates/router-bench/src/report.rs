@@ -1,6 +1,7 @@
 //! Everything of `crosslane bench router`, in one report.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use thiserror::Error;
@@ -10,6 +11,7 @@ use crate::interconnect::{
     hops, kinds, loads, name, rates,
 };
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
+use crate::table::Table;
 use crate::{core, ethernet, fib};
 
 /// Frames whose latency by load is measured, in bytes.
@@ -17,6 +19,10 @@ const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
 /// Loads, as shares of the best rate that a fixed batch carries without a loss.
 const LOADS: [f64; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
 const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
+/// Latency by size is measured at this share of what the longest frames' best fixed batch carries: at as many packets a
+/// second for each size, which all sizes carry.
+const SIZE_LOAD: f64 = 0.5;
+const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
 /// The interconnect of the paper, without a network card: what the comparison of batches is about.
 pub const PUBLISHED_KIND: &str = "rnic_lanes";
 
@@ -38,6 +44,14 @@ pub enum ReportError {
     /// No forwarding core.
     #[error(transparent)]
     Core(#[from] core::Error),
+    /// Not with the table that was brought.
+    #[error("{}: {error}", file.display())]
+    Brought {
+        /// Which.
+        file: PathBuf,
+        /// Why not.
+        error: Box<ReportError>,
+    },
     /// No interconnect.
     #[error(transparent)]
     Interconnect(#[from] BenchError),
@@ -73,8 +87,12 @@ pub struct Report {
     pub hops: Vec<Hop>,
     /// Rates by interconnect, size and policy.
     pub rates: Vec<RateRow>,
-    /// Latency by size, load and policy.
+    /// Latency by interconnect, size, load and policy.
     pub loads: Vec<LoadRow>,
+    /// Latency by interconnect, size and policy, at one load for all sizes.
+    pub loads_by_size: Vec<LoadRow>,
+    /// Tables and forwarding core with the routes of a file, if one was brought.
+    pub brought: Option<Brought>,
     /// Forwarding between virtual Ethernet beside the kernel's own; nothing without the right to make namespaces.
     pub ethernet: Option<ethernet::Results>,
     /// Why parts are missing.
@@ -85,24 +103,54 @@ pub struct Report {
     pub published_batches: Vec<Cell>,
 }
 
-/// How often [`run`] says that something begins.
-pub fn steps(is_quick: bool) -> u64 {
-    let (kinds, measured) = (kinds().len(), if is_quick { 1 } else { kinds().len() });
-    (3 + kinds + LOAD_FRAME_BYTES.len() * (measured + 1)) as u64
+/// What was measured with the routes of a file.
+#[derive(Clone, Debug, Serialize)]
+pub struct Brought {
+    /// Its name.
+    pub file: PathBuf,
+    /// Routes of IPv4, each prefix once.
+    pub routes_v4: usize,
+    /// Routes of IPv6, each prefix once.
+    pub routes_v6: usize,
+    /// Different next hops in it.
+    pub next_hops: usize,
+    /// Tables.
+    pub fib: fib::OfTable,
+    /// The forwarding core.
+    pub core: core::OfTable,
 }
 
-/// Measures everything; `step` hears what begins.
+/// How often [`run`] says that something begins.
+pub fn steps(is_quick: bool, has_table: bool) -> u64 {
+    let (kinds, measured) = (kinds().len(), if is_quick { 1 } else { kinds().len() });
+    (3 + usize::from(has_table) + kinds + (2 * LOAD_FRAME_BYTES.len() + 1) * measured) as u64
+}
+
+/// Measures everything, tables and forwarding core with the routes of a file too if there is one; `step` hears what
+/// begins.
 ///
 /// # Errors
-/// When something cannot be measured at all: too few cores, no memory.
-pub fn run(options: &Options, mut step: impl FnMut(&str)) -> Result<Report, ReportError> {
+/// When something cannot be measured at all: too few cores, no memory, routes that find no room.
+pub fn run(
+    options: &Options,
+    table: Option<(&Path, &Table)>,
+    mut step: impl FnMut(&str),
+) -> Result<Report, ReportError> {
     let Options { is_quick, seed } = *options;
-    step("forwarding tables");
     let fib_options = if is_quick { fib::Options::quick() } else { fib::Options::full() };
-    let fib = fib::run(&fib::Options { seed, ..fib_options })?;
-    step("forwarding core");
     let core_options = if is_quick { core::Options::quick() } else { core::Options::full() };
-    let core = core::run(&core::Options { seed, ..core_options })?;
+    let (fib_options, core_options) = (fib::Options { seed, ..fib_options }, core::Options { seed, ..core_options });
+    // First, for a file may be no good.
+    let brought = table.map(|(file, table)| {
+        step("the table that was brought");
+        let measured = brought(file, table, &fib_options, &core_options);
+        measured.map_err(|error| ReportError::Brought { file: file.to_owned(), error: Box::new(error) })
+    });
+    let brought = brought.transpose()?;
+    step("forwarding tables");
+    let fib = fib::run(&fib_options)?;
+    step("forwarding core");
+    let core = core::run(&core_options)?;
     step("virtual Ethernet beside the kernel");
     let ethernet_options = if is_quick { ethernet::Options::quick() } else { ethernet::Options::full() };
     let ethernet = ethernet::measure(&ethernet::Options { seed, ..ethernet_options });
@@ -118,17 +166,35 @@ pub fn run(options: &Options, mut step: impl FnMut(&str)) -> Result<Report, Repo
         core_mpps_64b: core.core_mpps_64b().unwrap_or_default(),
         fib_v4_mlookups_per_s: fib.v4.mlookups_per_s.median,
         rnic_batch_gain_64b: published.map(|gain| gain.gain).unwrap_or_default(),
-        adaptive: adaptive_rows(&between.loads),
+        adaptive: adaptive_rows(&between.of_published()),
         fib,
         core,
         gains: between.gains,
         hops: between.hops,
         rates: between.rates,
         loads: between.loads,
+        loads_by_size: between.loads_by_size,
+        brought,
         missing: ethernet.as_ref().err().map(|error| format!("virtual Ethernet: {error}")).into_iter().collect(),
         ethernet: ethernet.ok(),
         published_latency,
         published_batches,
+    })
+}
+
+fn brought(
+    file: &Path,
+    table: &Table,
+    fib_options: &fib::Options,
+    core_options: &core::Options,
+) -> Result<Brought, ReportError> {
+    Ok(Brought {
+        file: file.to_owned(),
+        routes_v4: table.v4.len(),
+        routes_v6: table.v6.len(),
+        next_hops: table.next_hops(),
+        fib: fib::of_table(fib_options, table)?,
+        core: core::of_table(core_options, table)?,
     })
 }
 
@@ -138,6 +204,14 @@ struct BetweenNodes {
     hops: Vec<Hop>,
     rates: Vec<RateRow>,
     loads: Vec<LoadRow>,
+    loads_by_size: Vec<LoadRow>,
+}
+
+impl BetweenNodes {
+    /// Latency by load over the interconnect of the paper.
+    fn of_published(&self) -> Vec<LoadRow> {
+        self.loads.iter().filter(|row| row.interconnect == PUBLISHED_KIND).copied().collect()
+    }
 }
 
 fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenNodes, BenchError> {
@@ -153,21 +227,25 @@ fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenN
         step(&format!("{}: one hop, gain of batches", name(kind)));
         found.hops.extend(hops(kind, sizes, batches, &effort, cores)?);
         found.gains.push(batch_gain(kind, LOAD_FRAME_BYTES[0], &effort, cores)?);
-        // Quick: latency by load over the paper's interconnect alone.
+        // Quick: latency over the paper's interconnect alone.
         if is_quick && name(kind) != PUBLISHED_KIND {
             continue;
         }
+        let (shares, sizes): (&[f64], &[usize]) =
+            if is_quick { (&LOADS_QUICK, &SIZES_QUICK) } else { (&LOADS, &crate::interconnect::FRAME_BYTES) };
+        let mut carried_mpps = 0.0;
         for frame_bytes in LOAD_FRAME_BYTES {
             step(&format!("{}: rates without a loss, {frame_bytes} B", name(kind)));
             let rows = rates(kind, frame_bytes, &effort, cores)?;
-            let best_mpps = best_fixed_mpps(&rows);
+            carried_mpps = best_fixed_mpps(&rows);
             found.rates.extend(rows);
-            if name(kind) == PUBLISHED_KIND {
-                step(&format!("{}: latency by load, {frame_bytes} B", name(kind)));
-                let shares: &[f64] = if is_quick { &LOADS_QUICK } else { &LOADS };
-                let mpps: Vec<f64> = shares.iter().map(|share| share * best_mpps).collect();
-                found.loads.extend(loads(kind, frame_bytes, &mpps, &effort, cores)?);
-            }
+            step(&format!("{}: latency by load, {frame_bytes} B", name(kind)));
+            let mpps: Vec<f64> = shares.iter().map(|share| share * carried_mpps).collect();
+            found.loads.extend(loads(kind, frame_bytes, &mpps, &effort, cores)?);
+        }
+        step(&format!("{}: latency by size", name(kind)));
+        for frame_bytes in sizes {
+            found.loads_by_size.extend(loads(kind, *frame_bytes, &[SIZE_LOAD * carried_mpps], &effort, cores)?);
         }
     }
     Ok(found)

@@ -15,6 +15,7 @@ use sim::Random;
 use thiserror::Error;
 
 use super::{FCS_BYTES, PortProbe};
+use crate::table::Table;
 
 /// Why there is no figure.
 #[derive(Debug, Error)]
@@ -35,6 +36,9 @@ pub enum Error {
         /// What was counted.
         drops: String,
     },
+    /// Packets have nowhere to go.
+    #[error("no route of IPv{0} leads to addresses that a router forwards to; bring others")]
+    Nowhere(u8),
     /// Instructions were not counted.
     #[error("instructions: {0}")]
     Instructions(String),
@@ -71,28 +75,24 @@ pub struct Router {
 /// The side that writes the tables; a thread of its own may have it.
 pub(super) struct Routes {
     rib: Rib,
-    v4: Vec<ipnet::Ipv4Net>,
-    v6: Vec<ipnet::Ipv6Net>,
+    table: Table,
     hops: Vec<Hop>,
 }
 
 impl Routes {
-    /// Every route by one of the hops.
+    /// Every route by the hop that its next hop stands for, or by a random one.
     fn announce(&mut self, random: &mut Random) -> Result<(), Error> {
-        let Routes { rib, v4, v6, hops } = self;
-        let mut hop = || [hops[random.below(hops.len() as u64) as usize]];
-        for prefix in v4 {
-            rib.announce(NODE, IpNet::V4(*prefix), 0, &hop())?;
-        }
-        for prefix in v6 {
-            rib.announce(NODE, IpNet::V6(*prefix), 0, &hop())?;
+        let Routes { rib, table, hops } = self;
+        for (prefix, way) in table.routes() {
+            let hop = way.unwrap_or_else(|| random.below(hops.len() as u64) as usize) % hops.len();
+            rib.announce(NODE, prefix, 0, &[hops[hop]])?;
         }
         Ok(())
     }
 
     /// A random IPv4 route goes another way from now on.
     pub(super) fn change(&mut self, random: &mut Random) -> Result<(), Error> {
-        let prefix = self.v4[random.below(self.v4.len() as u64) as usize];
+        let prefix = self.table.v4[random.below(self.table.v4.len() as u64) as usize];
         let hop = self.hops[random.below(self.hops.len() as u64) as usize];
         Ok(self.rib.announce(NODE, IpNet::V4(prefix), 0, &[hop])?)
     }
@@ -104,11 +104,18 @@ impl Router {
     /// # Errors
     /// No memory, or no room in the tables.
     pub fn new(seed: u64, routes_v4: usize, routes_v6: usize) -> Result<Router, Error> {
+        Router::with_table(seed, Table::generated(seed, routes_v4, routes_v6))
+    }
+
+    /// With the routes of a table.
+    ///
+    /// # Errors
+    /// No memory, or no room in the tables.
+    pub fn with_table(seed: u64, table: Table) -> Result<Router, Error> {
         let (rib, tables) = Rib::new()?;
-        let (v4, v6) = (::fib::generate::v4(seed, routes_v4), ::fib::generate::v6(seed, routes_v6));
         let mut router = Router {
             forwarder: Forwarder::new(Config::new(NODE), tables),
-            routes: Routes { rib, v4, v6, hops: Vec::new() },
+            routes: Routes { rib, table, hops: Vec::new() },
             // An end of the header's line: Ethernet and IPv4 header lie in one.
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
             output: Output::new(VECTOR_PACKETS_MAX),
@@ -146,14 +153,24 @@ impl Router {
         self.routes.rib.routes()
     }
 
-    /// Random addresses of random routes.
+    /// Random addresses of random routes; without those that no router forwards to, which a table may cover all the
+    /// same, by its default route or by mistake.
     pub fn destinations_v4(&self, seed: u64, count: usize) -> Destinations {
-        Destinations::V4(::fib::generate::addresses_v4(seed, &self.routes.v4, count))
+        let mut addresses = ::fib::generate::addresses_v4(seed, &self.routes.table.v4, count);
+        addresses.retain(|address| matches!(address >> 24, 1..=126 | 128..=223));
+        Destinations::V4(addresses)
     }
 
-    /// Random addresses of random routes.
+    /// [`Router::destinations_v4`] of IPv6: of global and of unique local addresses.
     pub fn destinations_v6(&self, seed: u64, count: usize) -> Destinations {
-        Destinations::V6(::fib::generate::addresses_v6(seed, &self.routes.v6, count))
+        let mut addresses = ::fib::generate::addresses_v6(seed, &self.routes.table.v6, count);
+        addresses.retain(|address| (1..0xfe00).contains(&(address >> 112)));
+        Destinations::V6(addresses)
+    }
+
+    /// The families that the table has routes of.
+    pub(super) fn has(&self) -> [bool; 2] {
+        [!self.routes.table.v4.is_empty(), !self.routes.table.v6.is_empty()]
     }
 
     /// Frames of these sizes in turn, to these destinations in turn.

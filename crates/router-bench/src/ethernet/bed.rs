@@ -1,12 +1,13 @@
 //! Three namespaces in a row, and what is sent through them.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use packet::ethernet::MacAddress;
 use router_ports::netlink::{Requests, RouteRequest, VethEnd};
 use router_ports::{Interface, Namespace, Sysctls};
@@ -14,16 +15,24 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::Random;
 
 use super::subject::Forwarding;
-use super::traffic::{Round, Sink, Source};
-use super::{Error, Options, Subject, system};
+use super::traffic::{Load, Pace, Paced, Round, Sink, Source};
+use super::{Error, FRAME_BYTES_MIN, Options, Subject, VERSIONS, system};
 
 /// The node's interfaces, in its namespace; the others' ends have these names in theirs.
 pub const PORTS: [&str; 2] = ["bench0", "bench1"];
-/// The node's own addresses, and its neighbours': the source, and the sink.
-pub const NODE: [Ipv4Net; 2] =
-    [Ipv4Net::new_assert(Ipv4Addr::new(10, 8, 0, 1), 24), Ipv4Net::new_assert(Ipv4Addr::new(10, 9, 0, 1), 24)];
-pub const HOSTS: [Ipv4Net; 2] =
-    [Ipv4Net::new_assert(Ipv4Addr::new(10, 8, 0, 2), 24), Ipv4Net::new_assert(Ipv4Addr::new(10, 9, 0, 2), 24)];
+/// The node's own addresses, by side and family, and its neighbours': the source, and the sink.
+pub const NODE: [[IpNet; 2]; 2] = [networks(8, 1), networks(9, 1)];
+pub const HOSTS: [[IpNet; 2]; 2] = [networks(8, 2), networks(9, 2)];
+
+/// An address of each family, in a network of the side.
+const fn networks(side: u8, host: u8) -> [IpNet; 2] {
+    let v4 = Ipv4Addr::new(10, side, 0, host);
+    let v6 = Ipv6Addr::new(0xfd00, side as u16, 0, 0, 0, 0, 0, host as u16);
+    [IpNet::V4(Ipv4Net::new_assert(v4, 24)), IpNet::V6(Ipv6Net::new_assert(v6, 64))]
+}
+
+/// A route's network, and an address in it that packets go to.
+pub type Destination = (IpNet, IpAddr);
 
 /// A subject between a source and a sink.
 pub struct Bed {
@@ -90,25 +99,43 @@ impl Bed {
     /// Neighbours ask for each other first, and what waits for them may be dropped.
     fn warm_up(&mut self) -> Result<(), Error> {
         let tries = 100;
-        for _ in 0..tries {
-            let times = self.probe(60, 1)?;
-            if times[0].is_some() {
-                return Ok(());
+        for version in VERSIONS {
+            let load = Load { version, frame_bytes: &[FRAME_BYTES_MIN] };
+            let mut has_come = false;
+            for _ in 0..tries {
+                has_come = has_come || self.probe(load, 1)?[0].is_some();
+            }
+            if !has_come {
+                return Err(Error::Silent { subject: self.subject, version, sent: tries });
             }
         }
-        Err(Error::Silent { subject: self.subject, sent: tries })
+        Ok(())
     }
 
     /// Sends as fast as it goes.
-    pub fn overload(&mut self, frame_bytes: usize, duration: Duration) -> Result<Round, Error> {
+    pub fn overload(&mut self, load: Load, duration: Duration) -> Result<Round, Error> {
         let _running = self.forwarding.as_ref().map(Forwarding::run);
-        self.source.overload(frame_bytes, duration, &self.sink)
+        self.source.overload(load, duration, &self.sink)
+    }
+
+    /// Sends at a rate. What the machine took of the router's thread meanwhile counts as taken of the trial.
+    pub fn pace(&mut self, load: Load, pace: Pace) -> Result<Paced, Error> {
+        let stall_ns_max =
+            |forwarding: &Option<Forwarding>| forwarding.as_ref().map_or(0, Forwarding::take_stall_ns_max);
+        // What it was in whatever ran before is no matter.
+        stall_ns_max(&self.forwarding);
+        let running = self.forwarding.as_ref().map(Forwarding::run);
+        let mut paced = self.source.pace(load, pace, &self.sink)?;
+        drop(running);
+        let stall_ns = stall_ns_max(&self.forwarding);
+        paced.stall_ns_max = paced.stall_ns_max.max(stall_ns);
+        Ok(paced)
     }
 
     /// Sends frames one by one. How long each took.
-    pub fn probe(&mut self, frame_bytes: usize, count: usize) -> Result<Vec<Option<Duration>>, Error> {
+    pub fn probe(&mut self, load: Load, count: usize) -> Result<Vec<Option<Duration>>, Error> {
         let _running = self.forwarding.as_ref().map(Forwarding::run);
-        self.source.probe(frame_bytes, count, &self.sink)
+        self.source.probe(load, count, &self.sink)
     }
 }
 
@@ -130,30 +157,37 @@ fn connect(hosts: &[&Namespace; 2]) -> Result<(), Error> {
     Ok(())
 }
 
-fn set_up(interface: &str, network: Ipv4Net) -> Result<(), Error> {
+fn set_up(interface: &str, networks: [IpNet; 2]) -> Result<(), Error> {
     let mut requests = Requests::open()?;
     let index = Interface::by_name(interface)?.index;
     requests.set_up(index)?;
-    requests.add_address(index, IpNet::V4(network))?;
-    Ok(())
+    Ok(networks.into_iter().try_for_each(|network| requests.add_address(index, network))?)
 }
 
-/// Random networks of 256 addresses in 16.0.0.0/4, which is nobody's here, each once; and an address in each.
-fn destinations(options: &Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
+/// As many random networks of each family, each once, and an address in each: of 256 addresses in 16.0.0.0/4, which is
+/// nobody's here, and of 48 bits in 3fff::/20, which is nobody's anywhere (RFC 9637).
+fn destinations(options: &Options) -> Vec<Destination> {
     let mut random = Random::new(options.seed, "destinations");
-    let mut taken = std::collections::BTreeSet::new();
-    while taken.len() < options.destinations {
-        taken.insert(0x10_0000 | random.below(1 << 20) as u32);
-    }
-    let address = |bits: u32| Ipv4Addr::from(bits);
-    taken
-        .into_iter()
-        .map(|network| (Ipv4Net::new_assert(address(network << 8), 24), address(network << 8 | 9)))
-        .collect()
+    let mut drawn = |bits: u32| {
+        let mut taken = BTreeSet::new();
+        while taken.len() < options.destinations {
+            taken.insert(random.below(1 << bits));
+        }
+        taken
+    };
+    let v4 = drawn(20).into_iter().map(|number| {
+        let network = 0x1000_0000 | (number as u32) << 8;
+        (IpNet::V4(Ipv4Net::new_assert(network.into(), 24)), IpAddr::V4((network | 9).into()))
+    });
+    let v6 = drawn(28).into_iter().map(|number| {
+        let network = 0x3fff << 112 | u128::from(number) << 80;
+        (IpNet::V6(Ipv6Net::new_assert(network.into(), 48)), IpAddr::V6((network | 9).into()))
+    });
+    v4.chain(v6).collect()
 }
 
 /// The kernel forwards by these routes, or nothing.
-fn prepare_kernel(subject: Subject, destinations: &[(Ipv4Net, Ipv4Addr)], sysctls: &mut Sysctls) -> Result<(), Error> {
+fn prepare_kernel(subject: Subject, destinations: &[Destination], sysctls: &mut Sysctls) -> Result<(), Error> {
     let is_kernel = matches!(subject, Subject::Kernel | Subject::KernelSteered);
     for port in PORTS {
         if is_kernel {
@@ -164,13 +198,20 @@ fn prepare_kernel(subject: Subject, destinations: &[(Ipv4Net, Ipv4Addr)], sysctl
         }
     }
     if is_kernel {
+        sysctls.set("net/ipv6/conf/all/forwarding", "1").map_err(system("switching forwarding on"))?;
         let interface = Interface::by_name(PORTS[1])?.index;
-        let gateway = Some(IpAddr::V4(HOSTS[1].addr()));
-        let request =
-            |(network, _): &(Ipv4Net, _)| RouteRequest { prefix: IpNet::V4(*network), metric: 0, interface, gateway };
+        let request = |(prefix, address): &Destination| {
+            let gateway = Some(gateway(*address));
+            RouteRequest { prefix: *prefix, metric: 0, interface, gateway }
+        };
         Requests::open()?.install_routes(&destinations.iter().map(request).collect::<Vec<_>>())?;
     }
     Ok(())
+}
+
+/// The sink's address of the family of a destination's.
+pub fn gateway(destination: IpAddr) -> IpAddr {
+    HOSTS[1][usize::from(destination.is_ipv6())].addr()
 }
 
 fn steer_to_second(interface: &str) -> std::io::Result<()> {

@@ -1,19 +1,20 @@
 //! The router between two of its ports, on a thread of its own.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use router::{Config, Forwarder, Hop, NodeId, Output, Pool, Port, PortConfig, PortId, Rib, Time, VECTOR_PACKETS_MAX};
 use router_ports::ethernet::{Backend, open};
 use router_ports::{LocalAddresses, Namespace};
 
-use super::bed::{HOSTS, NODE, PORTS, pin};
+use super::bed::{Destination, HOSTS, NODE, PORTS, gateway, pin};
 use super::{Error, Subject, system};
+use crate::clock::Allowance;
 
 const BUFFERS: u32 = 4096;
 const BUFFER_BYTES: u16 = 2048;
@@ -22,12 +23,16 @@ const HEADROOM_BYTES: u16 = 64;
 const QUEUE_PACKETS_MAX: usize = 1024;
 /// Timers are looked at each so many turns.
 const TURNS_BETWEEN_TIMERS: u32 = 256;
+/// What a turn takes at most: several times what the kernel needs to bring a frame in and to take it out.
+const ALLOWANCE: Allowance = Allowance { turn_ns: 20_000, packet_ns: 10_000 };
 
 /// What the thread is to do.
 #[derive(Default)]
 struct Orders {
     runs: AtomicBool,
     ends: AtomicBool,
+    /// The longest time, in ns, that the thread was told to run and was not let.
+    stall_ns_max: AtomicU64,
 }
 
 /// A router's thread. It sleeps unless it is told to run, and ends with this.
@@ -50,7 +55,7 @@ impl Forwarding {
     pub fn start(
         subject: Subject,
         node: Arc<Namespace>,
-        destinations: &[(Ipv4Net, Ipv4Addr)],
+        destinations: &[Destination],
     ) -> Result<Option<Forwarding>, Error> {
         let backend = match subject {
             Subject::Kernel | Subject::KernelSteered => return Ok(None),
@@ -58,12 +63,12 @@ impl Forwarding {
             Subject::PacketSocket => Backend::PacketSocket,
         };
         let orders = Arc::new(Orders::default());
-        let (told, prefixes) = (orders.clone(), destinations.iter().map(|(network, _)| *network).collect::<Vec<_>>());
+        let (told, destinations) = (orders.clone(), destinations.to_vec());
         let (report, reported) = mpsc::channel();
         let thread = thread::spawn(move || {
             pin(true);
             let entered = node.enter().map_err(system("entering a network namespace"));
-            match entered.and_then(|()| Router::new(backend, &prefixes)) {
+            match entered.and_then(|()| Router::new(backend, &destinations)) {
                 Ok(mut router) => {
                     let _ = report.send(Ok(()));
                     router.obey(&told);
@@ -85,6 +90,11 @@ impl Forwarding {
             thread.thread().unpark();
         }
         Running(self)
+    }
+
+    /// The longest stall since this was last asked, in ns.
+    pub fn take_stall_ns_max(&self) -> u64 {
+        self.orders.stall_ns_max.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -109,10 +119,10 @@ struct Router {
 }
 
 impl Router {
-    fn new(backend: Backend, prefixes: &[Ipv4Net]) -> Result<Router, Error> {
+    fn new(backend: Backend, destinations: &[Destination]) -> Result<Router, Error> {
         let local = LocalAddresses::new();
-        for address in NODE {
-            local.insert(IpAddr::V4(address.addr())).map_err(system("telling an address"))?;
+        for address in NODE.as_flattened() {
+            local.insert(address.addr()).map_err(system("telling an address"))?;
         }
         let opened = [open(PORTS[0], Some(backend), false, &local)?, open(PORTS[1], Some(backend), false, &local)?];
         let (mut rib, tables) = Rib::new().map_err(system("memory for tables"))?;
@@ -120,42 +130,59 @@ impl Router {
         let mut pool = Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES);
         let mut output = Output::new(QUEUE_PACKETS_MAX);
         for (side, port) in opened.iter().enumerate() {
-            let mut config = PortConfig::new(port.interface.mac, port.interface.mtu_bytes as u16)
-                .with_addresses([IpNet::V4(NODE[side])]);
+            let mut config =
+                PortConfig::new(port.interface.mac, port.interface.mtu_bytes as u16).with_addresses(NODE[side]);
             config.has_kernel = port.port.has_kernel();
             let set = forwarder.set_port(Time::ZERO, PortId(side as u8), config, &mut pool, &mut output);
             set.map_err(|error| system("setting a port")(std::io::Error::other(error)))?;
         }
-        let gateway = IpAddr::V4(HOSTS[1].addr());
-        let adjacency = forwarder
-            .pin_adjacency(Time::ZERO, PortId(1), gateway, &mut pool, &mut output)
-            .map_err(|error| system("a neighbour")(std::io::Error::other(error)))?;
-        for prefix in prefixes {
-            let hop = Hop { node: NodeId(0), port: PortId(1), adjacency };
-            rib.announce(NodeId(0), IpNet::V4(*prefix), 1, &[hop])?;
+        let mut hop = |gateway: IpAddr| {
+            let pinned = forwarder.pin_adjacency(Time::ZERO, PortId(1), gateway, &mut pool, &mut output);
+            let adjacency = pinned.map_err(|error| system("a neighbour")(std::io::Error::other(error)))?;
+            Ok::<_, Error>(Hop { node: NodeId(0), port: PortId(1), adjacency })
+        };
+        let hops = [hop(HOSTS[1][0].addr())?, hop(HOSTS[1][1].addr())?];
+        // What IPv6's neighbours answer comes to these.
+        for own in NODE.as_flattened() {
+            rib.announce(NodeId(0), IpNet::from(own.addr()), 0, &[Hop::kernel(NodeId(0))])?;
+        }
+        for (prefix, address) in destinations {
+            let hop = hops[usize::from(gateway(*address).is_ipv6())];
+            rib.announce(NodeId(0), *prefix, 1, &[hop])?;
         }
         let ports = opened.map(|opened| opened.port);
         Ok(Router { ports, forwarder, _rib: rib, pool, output, begun: Instant::now() })
     }
 
     fn obey(&mut self, orders: &Orders) {
+        let mut looked_ns = None;
         while !orders.ends.load(Ordering::Relaxed) {
             if orders.runs.load(Ordering::Relaxed) {
-                self.turns();
+                let stall_ns = self.turns(&mut looked_ns);
+                orders.stall_ns_max.fetch_max(stall_ns, Ordering::Relaxed);
             } else {
                 thread::park();
+                // Nobody was to run meanwhile.
+                looked_ns = None;
             }
         }
     }
 
-    /// Some turns without looking at the orders.
-    fn turns(&mut self) {
+    /// Some turns without looking at the orders; `looked_ns` is when the turn before began, if there was one. The
+    /// longest stall, in ns.
+    fn turns(&mut self, looked_ns: &mut Option<u64>) -> u64 {
         let mut frames = Vec::with_capacity(VECTOR_PACKETS_MAX);
+        let (mut received, mut stall_ns_max) = (0, 0);
         for _ in 0..TURNS_BETWEEN_TIMERS {
-            let now = self.now();
+            let now_ns = self.now_ns();
+            let now = Time::from_ns(now_ns);
+            let turn_ns = now_ns - looked_ns.replace(now_ns).unwrap_or(now_ns);
+            stall_ns_max = stall_ns_max.max(ALLOWANCE.stall_ns(turn_ns, received));
+            received = 0;
             for side in [0, 1] {
                 // A port that fails forwards nothing, and the figures say so.
                 let _ = self.ports[side].receive(&mut self.pool, &mut frames, VECTOR_PACKETS_MAX);
+                received += frames.len() as u64;
                 if !frames.is_empty() {
                     let (pool, output) = (&mut self.pool, &mut self.output);
                     self.forwarder.ingress(now, PortId(side as u8), &mut frames, pool, output);
@@ -163,11 +190,12 @@ impl Router {
             }
             self.transmit();
         }
-        let now = self.now();
+        let now = Time::from_ns(self.now_ns());
         self.forwarder.poll(now, &mut self.pool, &mut self.output);
         self.transmit();
         self.output.events.clear();
         self.output.to_kernel.drain(..).for_each(|packet| self.pool.free(packet));
+        stall_ns_max
     }
 
     fn transmit(&mut self) {
@@ -178,7 +206,7 @@ impl Router {
         }
     }
 
-    fn now(&self) -> Time {
-        Time::from_ns(self.begun.elapsed().as_nanos() as u64)
+    fn now_ns(&self) -> u64 {
+        self.begun.elapsed().as_nanos() as u64
     }
 }

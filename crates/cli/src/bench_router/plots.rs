@@ -1,0 +1,161 @@
+//! The plots: for each interconnect, latency by load and by size, p50 and p99, a line for each way to put packets
+//! together.
+
+use plot::{Axis, Color, Figure, Series, Style};
+use router_bench::interconnect::{Batching, Hop, LoadRow};
+use router_bench::report::Report;
+use router_bench::statistics::Quantiles;
+
+use super::word;
+
+/// A quantile: its name, and where a row and a hop have it.
+struct Quantile {
+    name: &'static str,
+    of_row: fn(&LoadRow) -> f64,
+    of_hop: fn(&Quantiles) -> f64,
+}
+
+const QUANTILES: [Quantile; 2] = [
+    Quantile { name: "p50", of_row: |row| row.p50_us, of_hop: |hop| hop.p50_us },
+    Quantile { name: "p99", of_row: |row| row.p99_us, of_hop: |hop| hop.p99_us },
+];
+
+/// All plots, each with the name of its file.
+pub fn figures(report: &Report) -> Vec<(String, Figure)> {
+    let mut kinds: Vec<&'static str> = report.hops.iter().map(|hop| hop.interconnect).collect();
+    kinds.dedup();
+    kinds.iter().flat_map(|kind| QUANTILES.iter().flat_map(|quantile| of_kind(report, kind, quantile))).collect()
+}
+
+fn of_kind(report: &Report, kind: &'static str, quantile: &Quantile) -> Vec<(String, Figure)> {
+    let of_kind = |rows: &[LoadRow]| rows.iter().filter(|row| row.interconnect == kind).copied().collect::<Vec<_>>();
+    let (loads, by_size) = (of_kind(&report.loads), of_kind(&report.loads_by_size));
+    let mut sizes: Vec<usize> = loads.iter().map(|row| row.frame_bytes).collect();
+    sizes.dedup();
+    let mut figures: Vec<(String, Figure)> = sizes
+        .into_iter()
+        .map(|bytes| {
+            let name = format!("router-{kind}-{}-by-load-{bytes}.svg", quantile.name);
+            let rows: Vec<LoadRow> = loads.iter().filter(|row| row.frame_bytes == bytes).copied().collect();
+            (name, by_load(kind, bytes, &rows, quantile))
+        })
+        .collect();
+    if let Some(load_mpps) = by_size.first().map(|row| row.load_mpps) {
+        let name = format!("router-{kind}-{}-by-size.svg", quantile.name);
+        figures.push((name, by_size_at(kind, load_mpps, &by_size, quantile)));
+    }
+    let hops: Vec<&Hop> = report.hops.iter().filter(|hop| hop.interconnect == kind).collect();
+    figures.push((format!("router-{kind}-{}-hop.svg", quantile.name), hop(kind, &hops, quantile)));
+    figures
+}
+
+/// An interconnect in a title.
+fn title_of(kind: &str) -> &'static str {
+    match kind {
+        "lanes" => "lanes",
+        "windows" => "windows (500 ns one way)",
+        "rnic_lanes" => "the RDMA transport in lanes",
+        _ => "the RDMA transport over UDP",
+    }
+}
+
+fn by_load(kind: &str, bytes: usize, rows: &[LoadRow], quantile: &Quantile) -> Figure {
+    Figure {
+        title: format!(
+            "{} by load, frames of {bytes} B over {}\nas far as a way carries the load; without packets that a stall \
+             of the machine touched",
+            quantile.name,
+            title_of(kind)
+        ),
+        x: Axis::Linear("load (Mpps)"),
+        y: Axis::Decades("latency (µs)"),
+        series: by_batching(rows, |row| row.load_mpps, quantile),
+    }
+}
+
+fn by_size_at(kind: &str, load_mpps: f64, rows: &[LoadRow], quantile: &Quantile) -> Figure {
+    Figure {
+        title: format!(
+            "{} by size at {load_mpps:.2} Mpps over {}\nas far as a way carries the load; without packets that a stall \
+             of the machine touched",
+            quantile.name,
+            title_of(kind)
+        ),
+        x: Axis::Bytes("frame"),
+        y: Axis::Decades("latency (µs)"),
+        series: by_batching(rows, |row| row.frame_bytes as f64, quantile),
+    }
+}
+
+/// A line for each policy, as far as it carries the load; the adaptive one is to be seen first.
+fn by_batching(rows: &[LoadRow], x: fn(&LoadRow) -> f64, quantile: &Quantile) -> Vec<Series> {
+    let line = |(index, batching): (usize, Batching)| {
+        let is_it = |row: &&LoadRow| row.batching == batching && row.is_carried();
+        let points = rows.iter().filter(is_it).map(|row| (x(row), (quantile.of_row)(row))).collect();
+        let style = match batching {
+            Batching::Fixed(_) => Style::of_index(index),
+            Batching::Adaptive => Style::line(Color::Black).wide(),
+        };
+        Series { title: word(batching), style, points }
+    };
+    Batching::all().enumerate().map(line).collect()
+}
+
+/// A line for each batch.
+fn hop(kind: &str, hops: &[&Hop], quantile: &Quantile) -> Figure {
+    let mut batches: Vec<u8> = hops.iter().map(|hop| hop.batch).collect();
+    batches.dedup();
+    let line = |(index, batch): (usize, &u8)| {
+        let points = hops.iter().filter(|hop| hop.batch == *batch);
+        let points = points.map(|hop| (hop.frame_bytes as f64, (quantile.of_hop)(&hop.latency))).collect();
+        let packets = if *batch == 1 { "packet" } else { "packets" };
+        Series { title: format!("{batch} {packets} together"), style: Style::of_index(index), points }
+    };
+    Figure {
+        title: format!("{} of one hop over {}, nothing else under way", quantile.name, title_of(kind)),
+        x: Axis::Bytes("frame"),
+        y: Axis::Decades("((T4 - T1) - (T3 - T2)) / 2 (µs)"),
+        series: batches.iter().enumerate().map(line).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(batching: Batching, load_mpps: f64, delivered_mpps: f64) -> LoadRow {
+        LoadRow {
+            interconnect: "lanes",
+            frame_bytes: 64,
+            load_mpps,
+            batching,
+            p50_us: 2.0,
+            p99_us: 9.0,
+            undisturbed_share: 1.0,
+            p99_all_us: 9.0,
+            delivered_mpps,
+            packets_per_message: 1.0,
+        }
+    }
+
+    #[test]
+    fn each_way_has_a_line_of_its_quantile_as_far_as_it_carries_the_load() {
+        let rows = [
+            row(Batching::Fixed(1), 1.0, 1.0),
+            row(Batching::Fixed(1), 8.0, 3.0),
+            row(Batching::Adaptive, 1.0, 1.0),
+            row(Batching::Adaptive, 8.0, 8.0),
+        ];
+        let figure = by_load("lanes", 64, &rows, &QUANTILES[1]);
+        let points = |title: &str| {
+            let line = figure.series.iter().find(|series| series.title == title).expect("a line");
+            line.points.clone()
+        };
+        assert_eq!(points("fixed 1"), [(1.0, 9.0)]);
+        assert_eq!(points("adaptive"), [(1.0, 9.0), (8.0, 9.0)]);
+        assert_eq!(points("fixed 32"), []);
+        assert_eq!(figure.series.last().map(|series| series.title.as_str()), Some("adaptive"), "on top");
+        let by_size = by_size_at("lanes", 1.0, &rows[..1], &QUANTILES[0]);
+        assert_eq!(by_size.series[0].points, [(64.0, 2.0)]);
+    }
+}
