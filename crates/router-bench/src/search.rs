@@ -62,8 +62,8 @@ pub struct Found {
 /// Rates that are tried, at most: halving alone takes seven to know one to a hundredth.
 const RATES_MAX: u32 = 16;
 
-/// Searches below `ceiling`, a rate that nobody can offer or that is not carried, and begins with `first`. Where what is
-/// found fails its confirmation, the search goes on from what was found before it.
+/// Searches below `ceiling`, a rate that nobody can offer or that is not carried, and begins with `first`. Where what
+/// is found fails its confirmation, the search goes on from what was found before it.
 ///
 /// # Errors
 /// Those of `trial`.
