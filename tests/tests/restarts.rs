@@ -1,5 +1,5 @@
-//! Monitors and proxies die and come back, and programs that store into windows themselves go on: the same connections,
-//! the same descriptors, no byte lost.
+//! Racks as `crosslane up` brings them up. Monitors and proxies die and come back, and programs go on: the same
+//! connections, the same descriptors, no byte lost.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use serde_json::{Value, json};
+use serde_json::Value;
 use system_tests::{Finished, PATIENCE, Process, place, port};
 use tempfile::TempDir;
 
@@ -30,7 +30,11 @@ impl Drop for Pair {
 impl Pair {
     /// Connections wait for so long for a node that has died.
     fn up(return_time: &str) -> Self {
-        Self::up_with("direct", |text| {
+        Self::up_for("direct", return_time)
+    }
+
+    fn up_for(trust: &str, return_time: &str) -> Self {
+        Self::up_with(trust, |text| {
             // A machine on which much goes on may keep a monitor from its processor for long.
             let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
             text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"))
@@ -86,6 +90,13 @@ impl Pair {
         (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
     }
 
+    /// As [`Pair::wait_for_connections`], of any.
+    #[track_caller]
+    fn wait_for_open(&self, count: u64) {
+        let has_all = |link: &Value| link["state"] == "up" && link["carried"]["connections_open"] == count;
+        (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
+    }
+
     /// Waits until a node's link is as it should be.
     #[track_caller]
     fn wait_for_link(&self, node: usize, what: &str, is_so: impl Fn(&Value) -> bool) {
@@ -100,9 +111,14 @@ impl Pair {
         }
     }
 
+    /// A program of a node, which must not use the kernel's TCP.
+    fn run(&self, node: usize) -> Command {
+        self.command(&["run", "--rack", "r.toml", "--node", NODES[node], "--require-lane", "--"])
+    }
+
     /// A program of a node, in Python, with an address of node b and a file to talk about.
     fn python(&self, node: usize, script: &str, port: u16) -> Process {
-        let mut command = self.command(&["run", "--rack", "r.toml", "--node", NODES[node], "--require-lane", "--"]);
+        let mut command = self.run(node);
         let script = format!("{COMMON}\n{script}");
         let python = command.arg(place::python()).args(["-c", &script, "127.77.0.2"]).arg(port.to_string());
         Process::start(python.arg(self.file()))
@@ -316,19 +332,93 @@ fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have
     let (here, there) = (pair.client(CLIENT, port, "connected"), pair.client(CLIENT, port, "connected"));
     pair.wait_for_connections(3);
     kill(pair.processes(0)[0]);
-    pair.wait_for_link(1, "connections without a link", |link| {
-        (&link["carried"]["direct_open"], &link["carried"]["direct_held"]) == (&json!(3), &json!(3))
-    });
     drop((here, deaf));
-    pair.finish("up", &[]).must_succeed();
     server.wait_until("the end of a client", PATIENCE, |server| server.stdout() == "listening\nend\n");
     assert_eq!(unread.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    pair.finish("up", &[]).must_succeed();
     pair.wait_for_connections(1);
     kill(pair.processes(1)[0]);
     drop(server);
-    pair.finish("up", &[]).must_succeed();
     assert_eq!(there.wait(PATIENCE).must_succeed().stdout, "connected\nend\n");
+    pair.finish("up", &[]).must_succeed();
     pair.wait_for_connections(0);
+}
+
+/// As long as a monitor is dead, its proxy goes on, also with connections that other nodes' programs begin.
+#[test]
+fn proxied_connections_stream_on_through_the_deaths_of_monitors_with_the_same_proxies() {
+    let pair = Pair::up_for("proxy", "60 s");
+    let (_server, port) = pair.serve(ECHO);
+    let client = pair.client(TALK, port, "words");
+    let proxies = [0, 1].map(|node| pair.processes(node)[1]);
+    let epoch = || pair.monitor(0)["links"][0]["epoch"].as_u64().expect("a number");
+    for victims in [&[1][..], &[0], &[0, 1]] {
+        let (before, epoch_before) = (words(&client), epoch());
+        victims.iter().map(|node| pair.processes(*node)[0]).collect::<Vec<_>>().into_iter().for_each(kill);
+        client.wait_until("words without a monitor", PATIENCE, |client| words(client) > before + 3);
+        if !victims.contains(&0) {
+            pair.client(CLIENT, port, "connected");
+        }
+        pair.finish("up", &[]).must_succeed();
+        pair.wait_for_open(2);
+        assert!(epoch() > epoch_before, "the link was trained again");
+        let before = words(&client);
+        client.wait_until("words over the next link", PATIENCE, |client| words(client) > before + 3);
+        assert!(!client.stdout().contains("rror"), "after {victims:?}: {}", client.stdout());
+    }
+    assert_eq!([0, 1].map(|node| pair.processes(node)[1]), proxies);
+    fs::write(pair.file(), "").expect("a file");
+    let said = client.wait(PATIENCE).must_succeed().stdout;
+    assert!(said.ends_with("over [True, True]\n"), "{said}");
+    pair.wait_for_open(0);
+}
+
+#[test]
+fn proxied_connections_of_a_monitor_that_does_not_come_back_are_reset_or_go_on_over_kernel_tcp() {
+    for is_failover in [false, true] {
+        let pair = Pair::up_with("proxy", |text| {
+            let text = text.replace("failover = false", &format!("failover = {is_failover}"));
+            text.replace("[timeouts]\n", "[timeouts]\nreturn_ns = \"500 ms\"\n")
+        });
+        let (server, port) = pair.serve(if is_failover { ECHO } else { SERVER });
+        let client = pair.client(if is_failover { TALK } else { CLIENT }, port, "");
+        pair.wait_for_open(if is_failover { 2 } else { 1 });
+        let [monitor, proxy] = pair.processes(1);
+        kill(monitor);
+        if !is_failover {
+            assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+            server.wait_until("the reset", PATIENCE, |server| server.stdout() == "listening\nreset\n");
+            pair.finish("up", &[]).must_succeed();
+            continue;
+        }
+        pair.wait_for_link(0, "connections over kernel TCP", |link| link["carried"]["failover_open"] == 2);
+        let before = words(&client);
+        client.wait_until("words over kernel TCP", PATIENCE, |client| words(client) > before + 3);
+        // The next monitor finds them there.
+        pair.finish("up", &[]).must_succeed();
+        assert_eq!(pair.processes(1)[1], proxy);
+        pair.wait_for_link(1, "connections over kernel TCP", |link| link["carried"]["failover_open"] == 2);
+        fs::write(pair.file(), "").expect("a file");
+        let said = client.wait(PATIENCE).must_succeed().stdout;
+        assert!(said.ends_with("over [True, True]\n"), "{said}");
+    }
+}
+
+/// What a proxy has is in its memory only: without it, and nobody who has the lifelines, programs are told at once.
+#[test]
+fn where_monitor_and_proxy_die_at_once_proxied_connections_are_reset_at_both_ends_also_with_failover() {
+    for is_failover in [false, true] {
+        let pair =
+            Pair::up_with("proxy", |text| text.replace("failover = false", &format!("failover = {is_failover}")));
+        let (server, port) = pair.serve(SERVER);
+        let client = pair.client(CLIENT, port, "connected");
+        pair.wait_for_open(1);
+        pair.processes(1).into_iter().for_each(kill);
+        assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+        server.wait_until("the reset", PATIENCE, |server| server.stdout() == "listening\nreset\n");
+        pair.finish("up", &[]).must_succeed();
+        pair.client(CLIENT, port, "connected");
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use control::proxy::{
-    Access, Class, Configuration, FromProxy, Node as NodeEntry, Partition, PeerReport, Report, Spans, Timing, ToProxy,
-    VERSION, send_device,
+    Access, Class, Configuration, Fate, FromProxy, Node as NodeEntry, Partition, PeerReport, Report, Spans, Timing,
+    ToProxy, VERSION, send_device,
 };
 use control::{Channel, Received};
 use fabric::device::{Device, DeviceLink, Seat, Slot};
@@ -33,9 +33,16 @@ const PAGE_BYTES: u64 = 4096;
 
 /// By way of the proxies, and by programs that store into windows themselves: those of links that are as fast as their
 /// memory, and of a modelled one.
-const WAYS: [Settings; 3] =
-    [Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 0 }, DIRECT, MODELLED];
-const DIRECT: Settings = Settings { timing: None, is_failover: false, failover_port: None, denies: false, spans: 8 };
+const WAYS: [Settings; 3] = [BY_PROXIES, DIRECT, MODELLED];
+const BY_PROXIES: Settings = Settings {
+    timing: None,
+    is_failover: false,
+    failover_port: None,
+    denies: false,
+    spans: 0,
+    trains_partitions: false,
+};
+const DIRECT: Settings = Settings { spans: 8, ..BY_PROXIES };
 const MODELLED: Settings = Settings { timing: Some("ntb"), ..DIRECT };
 /// The delay of that model: 500 ns one way.
 const MODELLED_RTT_NS: u64 = 1_000;
@@ -174,6 +181,8 @@ struct Settings {
     denies: bool,
     /// Spans of each window for programs that store into it themselves.
     spans: u64,
+    /// Training cleans the data partitions, as where memory is not coherent.
+    trains_partitions: bool,
 }
 
 /// Two nodes joined by a link that is up.
@@ -196,7 +205,8 @@ impl Nodes {
         command.args(["device-server", "--size", "32M", "--vectors"]).arg(VECTORS.to_string());
         let server = Process::start(command.arg("--socket").arg(&socket));
         let device = |own| {
-            let link_bytes = Some((CONTROL_BYTES + DATA_BYTES) as usize);
+            let data_bytes = if settings.trains_partitions { DATA_BYTES } else { 0 };
+            let link_bytes = Some((CONTROL_BYTES + data_bytes) as usize);
             let seat = Seat { vectors: VECTORS as usize, link_bytes, ..Seat::new(Slot(own), 2) };
             // The server's name is there a moment before it listens.
             server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &seat).is_ok());
@@ -227,7 +237,7 @@ impl Nodes {
     fn link_down(&mut self) {
         for (own, node) in self.nodes.iter_mut().enumerate() {
             let (peer, epoch) = (1 - own as u8, node.link.epoch().0);
-            node.monitor.send(&ToProxy::LinkDown { peer, epoch, may_return: false });
+            node.monitor.send(&ToProxy::LinkDown { peer, epoch, fate: Fate::Over });
             node.monitor.wait_for("stop", |message| *message == FromProxy::Stopped { peer, epoch });
             node.link.take_down();
         }
@@ -289,6 +299,12 @@ impl Nodes {
         Process::start(&mut self.python(0, &script, port)).wait(PATIENCE).must_succeed().stdout
     }
 
+    /// A connection that comes and goes: both proxies have begun.
+    fn serve_once(&self) {
+        let (_server, port) = self.serve(ECHO);
+        assert_eq!(self.client(&READER.replace("say(outcome(server))", "pass"), port), "connected\n");
+    }
+
     /// Starts a client on node a, and waits until it has said something.
     fn start_client(&self, script: &str, port: u16, said: &str) -> Process {
         let script = format!("{COMMON}\n{script}");
@@ -329,6 +345,7 @@ impl Node {
             spans: (settings.spans > 0).then_some(spans),
             return_ns: 0,
             heir_socket: None,
+            keeps_partitions: !settings.trains_partitions,
             is_failover: settings.is_failover,
             failover_port: settings.failover_port,
             timing: settings.timing.map(|name| Timing { name: name.to_owned(), one_way_ns: None }),
@@ -343,7 +360,7 @@ impl Node {
 
     /// The other node has ended.
     fn link_down_for_good(&self) -> ToProxy {
-        ToProxy::LinkDown { peer: 1, epoch: self.link.epoch().0, may_return: false }
+        ToProxy::LinkDown { peer: 1, epoch: self.link.epoch().0, fate: Fate::Over }
     }
 
     fn hand_over(&self) {
@@ -766,7 +783,8 @@ say(outcome(connection))
 
 #[test]
 fn a_link_that_goes_down_resets_and_carries_new_connections_once_it_is_up_again() {
-    WAYS.map(Nodes::start_as).iter_mut().for_each(lose_link);
+    let trained = Settings { trains_partitions: true, ..BY_PROXIES };
+    WAYS.into_iter().chain([trained]).map(Nodes::start_as).for_each(|mut nodes| lose_link(&mut nodes));
 }
 
 fn lose_link(nodes: &mut Nodes) {
@@ -804,11 +822,18 @@ except ConnectionRefusedError:
 
 #[test]
 fn a_link_that_nothing_goes_over_any_more_is_told_to_the_monitor() {
-    let mut nodes = Nodes::start();
-    let epoch = nodes.nodes[1].link.epoch().0;
-    nodes.nodes[1].link.take_down();
-    let is_told = |message: &FromProxy| matches!(message, FromProxy::Broken { peer: 1, epoch: of, .. } if *of == epoch);
-    nodes.nodes[0].monitor.wait_for("loss", is_told);
+    for trains_partitions in [true, false] {
+        let mut nodes = Nodes::start_as(Settings { trains_partitions, ..BY_PROXIES });
+        nodes.serve_once();
+        let epoch = nodes.nodes[1].link.epoch().0;
+        nodes.nodes[1].link.take_down();
+        let is_told = |message: &FromProxy| match message {
+            FromProxy::Broken { peer: 1, epoch: of, .. } => trains_partitions && *of == epoch,
+            FromProxy::Left { peer: 1, epoch: of } => !trains_partitions && *of == epoch,
+            _ => false,
+        };
+        nodes.nodes[0].monitor.wait_for("loss", is_told);
+    }
 }
 
 /// A client with streams both ways that go on until a file is there, and some more; it tells whether all came back.

@@ -22,6 +22,9 @@ pub struct Options {
     /// The node
     #[arg(long, value_name = "NODE")]
     node: String,
+    /// Do not go on with the proxy of a monitor that has died
+    #[arg(long)]
+    replace_proxy: bool,
 }
 
 /// Works until a signal or a command says to end. What it says goes to standard error.
@@ -37,7 +40,8 @@ pub fn main(options: &Options) -> Result<()> {
     say_when_memory_goes(file.fault(&device_key(&file.rack, slot), gone).to_string(), &places.node(&options.node))
         .context("signals cannot be taken; start the monitor again")?;
     let command = std::env::current_exe().context("finding this command's own place")?;
-    let settings = Settings { rack: file.rack.clone(), slot, places, command, etcd };
+    let (rack, replaces_proxy) = (file.rack.clone(), options.replace_proxy);
+    let settings = Settings { rack, slot, places, command, etcd, replaces_proxy };
     let sorted = |error: MonitorError| match &error {
         MonitorError::Device(_) => WrongUse::of(file.fault(&device_key(&file.rack, slot), &error)).into(),
         _ => anyhow::Error::from(error),

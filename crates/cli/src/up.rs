@@ -24,6 +24,9 @@ use crate::{device_server, down, output};
 const LOCK_LIMIT: Duration = Duration::from_secs(60);
 /// How long a process may take until it answers: it maps a device, and the machine may be busy.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
+/// Deaths of monitors after which `up --foreground` gives up, and within which time.
+const DEATHS_MAX: usize = 5;
+const DEATHS_WITHIN: Duration = Duration::from_secs(60);
 pub const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of a path in an AF_UNIX address, its end included.
 pub const SOCKET_PATH_BYTES_MAX: usize = 108;
@@ -41,7 +44,7 @@ pub struct Options {
     /// there goes on; other connections are reset
     #[arg(long)]
     restart: bool,
-    /// Stay, and end the nodes with this command: for init systems
+    /// Stay, start monitors that die again, and end the nodes with this command: for init systems
     #[arg(long)]
     foreground: bool,
 }
@@ -58,7 +61,7 @@ pub fn main(options: &Options) -> Result<()> {
         slots.iter().try_for_each(|slot| end_monitor(&rack, &rack.file.rack.nodes[*slot].name))?;
     }
     let mut started = Started::default();
-    let links = match started.bring_up(&rack, &slots) {
+    let links = match started.bring_up(&rack, &slots, options.restart) {
         Ok(links) => links,
         Err(error) => {
             started.undo(&rack);
@@ -70,7 +73,7 @@ pub fn main(options: &Options) -> Result<()> {
         eprintln!("crosslane: {obstacle}");
     }
     output::print(&describe(&rack, &slots, &links))?;
-    if options.foreground { stay(&rack, &slots, signals.as_fd()) } else { Ok(()) }
+    if options.foreground { stay(&rack, &slots, &mut started, signals.as_fd()) } else { Ok(()) }
 }
 
 /// The nodes of this machine.
@@ -153,7 +156,7 @@ struct Started {
 
 impl Started {
     /// The links that are not up yet, with why: to nodes of other machines only.
-    fn bring_up(&mut self, rack: &LoadedRack, slots: &[usize]) -> Result<Vec<String>> {
+    fn bring_up(&mut self, rack: &LoadedRack, slots: &[usize], replaces_proxies: bool) -> Result<Vec<String>> {
         let nodes = &rack.file.rack.nodes;
         if slots.iter().any(|slot| rack.file.rack.backend_of(&nodes[*slot]) == Backend::Shm) {
             self.start_server(rack)?;
@@ -161,7 +164,7 @@ impl Started {
         for slot in slots {
             let name = &nodes[*slot].name;
             if rack_control::status(&rack.places.node(name))?.is_none() {
-                let child = start_monitor(rack, name)?;
+                let child = start_monitor(rack, name, replaces_proxies)?;
                 self.monitors.push((name.clone(), child));
             }
         }
@@ -169,6 +172,12 @@ impl Started {
             wait_for_monitor(rack, name, child)?;
         }
         wait_for_links(rack, slots)
+    }
+
+    /// After a monitor has died.
+    fn bring_up_again(&mut self, rack: &LoadedRack, slots: &[usize]) -> Result<()> {
+        self.monitors.retain_mut(|(_, child)| !matches!(child.try_wait(), Ok(Some(_))));
+        self.bring_up(rack, slots, false).map(drop)
     }
 
     fn start_server(&mut self, rack: &LoadedRack) -> Result<()> {
@@ -225,10 +234,11 @@ pub fn background(log: &Path) -> Result<Command> {
     Ok(command)
 }
 
-fn start_monitor(rack: &LoadedRack, name: &str) -> Result<Child> {
+fn start_monitor(rack: &LoadedRack, name: &str, replaces_proxy: bool) -> Result<Child> {
     let file = rack.argument()?;
     let mut command = background(&rack.places.node(name).monitor_log())?;
     command.arg("monitor").arg("--rack").arg(file).arg("--node").arg(name);
+    command.args(replaces_proxy.then_some("--replace-proxy"));
     command.spawn().with_context(|| format!("starting the monitor of node '{name}'"))
 }
 
@@ -314,19 +324,34 @@ fn describe(rack: &LoadedRack, slots: &[usize], links: &[String]) -> String {
     text
 }
 
-/// Until a signal comes or a monitor ends.
-fn stay(rack: &LoadedRack, slots: &[usize], signals: std::os::fd::BorrowedFd<'_>) -> Result<()> {
-    let names = slots.iter().map(|slot| rack.file.rack.nodes[*slot].name.as_str());
-    let monitors: Vec<(&str, Process)> = names
-        .filter_map(|name| {
-            let socket = rack.places.node(name).monitor_socket();
-            Process::behind(&socket, SocketType::SEQPACKET).map(|process| (name, process))
-        })
-        .collect();
-    let ended = rack_control::first_of(signals, monitors.iter().map(|(_, process)| process));
-    let done = down::bring_down(rack);
-    match ended {
-        None => done,
-        Some(index) => bail!("the monitor of node '{}' has ended by itself; the rack is down", monitors[index].0),
+/// Until a signal comes or a monitor is told to end. One that dies is started again, and goes on with its proxy.
+fn stay(rack: &LoadedRack, slots: &[usize], started: &mut Started, signals: std::os::fd::BorrowedFd<'_>) -> Result<()> {
+    let names: Vec<&str> = slots.iter().map(|slot| rack.file.rack.nodes[*slot].name.as_str()).collect();
+    let socket = |name: &str| rack.places.node(name).monitor_socket();
+    let mut deaths: Vec<Instant> = Vec::new();
+    loop {
+        let monitors: Vec<(&str, Process)> = names
+            .iter()
+            .filter_map(|name| Some((*name, Process::behind(&socket(name), SocketType::SEQPACKET)?)))
+            .collect();
+        let Some(index) = rack_control::first_of(signals, monitors.iter().map(|(_, process)| process)) else {
+            return down::bring_down(rack);
+        };
+        let name = monitors[index].0;
+        deaths.retain(|death| death.elapsed() < DEATHS_WITHIN);
+        deaths.push(Instant::now());
+        // Whoever brings the rack down has the lock. One that ends in order takes its socket with it.
+        let lock = lock(rack)?;
+        let again = if socket(name).exists() && deaths.len() <= DEATHS_MAX {
+            eprintln!("crosslane: the monitor of node '{name}' has died; it is started again");
+            started.bring_up_again(rack, slots)
+        } else {
+            Err(anyhow!("the monitor of node '{name}' has ended by itself; the rack is down"))
+        };
+        drop(lock);
+        if let Err(error) = again {
+            down::bring_down(rack)?;
+            return Err(error);
+        }
     }
 }

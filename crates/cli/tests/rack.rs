@@ -363,7 +363,14 @@ fn in_the_foreground_the_nodes_end_with_the_command_and_it_with_them() {
     place.wait_for_link(0, "up");
     place.wait_for_link(1, "up");
     // Only once it watches the nodes does it notice: before, it would fail for another reason, and end alike.
-    kill(&place.monitor(1)["pid"]);
+    let killed = place.monitor(1)["pid"].clone();
+    kill(&killed);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while place.monitor(1)["pid"] == killed || place.monitor(1)["pid"].is_null() {
+        assert!(Instant::now() < deadline, "nobody starts the monitor again");
+    }
+    place.wait_for_link(1, "up");
+    assert!(place.output(&["down", "--rack", "r.toml"]).status.success());
     assert_eq!(left.wait().unwrap().code(), Some(1));
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }

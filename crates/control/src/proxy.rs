@@ -10,9 +10,12 @@
 //!   LinkUp{peer, epoch} ──────────────────────────────────►   carries connections of that epoch
 //!   Mirror{peer, address} ────────────────────────────────►
 //!                                  ◄──────────────────────── Mirrored{address} or NotMirrored{address, reason}
-//!   LinkDown{peer, epoch, may_return} ────────────────────►   connections with that peer are reset, or move to TCP;
-//!                                                             what lies in the windows waits, if the peer may return
+//!   LinkDown{peer, epoch, fate} ──────────────────────────►   connections with that peer are reset, or move to TCP, or
+//!                                                             wait, as `fate` says
 //!                                  ◄──────────────────────── Stopped{peer, epoch}: no window of it is touched any more
+//!                                                             that training cleans
+//!   Gone{peer} ───────────────────────────────────────────►   monitor and proxy of that peer have died
+//!                                  ◄──────────────────────── Left{peer, epoch}: the peer is not in it any more
 //!   device again, when a peer's bells have changed ───────►   renews what it has
 //!   Change{nodes, access} ────────────────────────────────►   nodes that have joined, rules for new connections
 //!                                  ◄──────────────────────── Deposit{kept}, with a descriptor: kept beyond the proxy
@@ -26,8 +29,17 @@
 //!
 //! Connections whose programs store into the windows themselves outlive either. Of each, the monitor has a duplicate of
 //! the lifeline's far end, which it gives to the next proxy ([`ToProxy::Kept`]). When the channel ends without a
-//! `Stop`, the monitor is dead: the proxy lets go of the windows, waits at [`Configuration::heir_socket`] for the next
-//! monitor, gives it what it has ([`HandOver`]), and ends.
+//! `Stop`, the monitor is dead. The proxy goes on, as long as it has connections that can, and waits at
+//! [`Configuration::heir_socket`] for the next monitor:
+//!
+//! ```text
+//!   next monitor                                               proxy
+//!                                  ◄──────────────────────── HandOver{configuration}: what it works by
+//!   Adopt, Change, device ────────────────────────────────►   the channel is the one between them from now on
+//!                                  ◄──────────────────────── Deposit{kept}..., Ready
+//!   or Part ──────────────────────────────────────────────►   lets go of the windows
+//!                                  ◄──────────────────────── HandOver{kept}..., and ends
+//! ```
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,7 +51,7 @@ use crate::channel::DESCRIPTORS_MAX;
 use crate::{Channel, ChannelError};
 
 /// The version of these messages: monitor and proxy come from one release.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The proxy's end of the channel: its standard input, which needs no agreement with whoever starts it.
 pub const DESCRIPTOR: i32 = 0;
 /// Descriptors of a device at most: memory, registers, and a bell for each vector of each client.
@@ -80,9 +92,18 @@ pub enum ToProxy {
         peer: u8,
         /// The epoch that ends.
         epoch: u32,
-        /// The peer has not left for good: what programs have in windows themselves waits for it.
-        may_return: bool,
+        /// What becomes of its connections.
+        fate: Fate,
     },
+    /// Monitor and proxy of a peer have died: none of its connections goes on by windows.
+    Gone {
+        /// The peer's slot.
+        peer: u8,
+    },
+    /// From the next monitor, after [`HandOver`]: go on for it.
+    Adopt,
+    /// From the next monitor, after [`HandOver`]: give what can be kept, and end.
+    Part,
     /// Listen in the place of another node, at an address of its.
     Mirror {
         /// The peer's slot.
@@ -142,10 +163,19 @@ pub enum FromProxy {
         /// What was found.
         what: String,
     },
+    /// The peer is not in the epoch any more, and connections wait for it.
+    Left {
+        /// The peer's slot.
+        peer: u8,
+        /// The epoch.
+        epoch: u32,
+    },
     /// What the proxy has done.
     Report(Report),
     /// Keep the descriptor that comes with this for the next proxy.
     Deposit(Kept),
+    /// As [`FromProxy::Deposit`], several, with a descriptor each in the same order: to another monitor.
+    Deposits(Vec<Kept>),
     /// Keep it no more.
     Withdraw {
         /// The peer's slot.
@@ -153,6 +183,17 @@ pub enum FromProxy {
         /// As in [`Kept::span`].
         span: u32,
     },
+}
+
+/// What becomes of the connections of a link that goes down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Fate {
+    /// The peer has left for good: none goes on by windows.
+    Over,
+    /// The peer's proxy may be another one next time: only what programs have in windows themselves waits for it.
+    DirectWait,
+    /// The peer's monitor is another one, and its proxy may be the same: all wait for it.
+    AllWait,
 }
 
 /// A connection whose programs store into the windows themselves: all that another proxy needs to go on with it,
@@ -167,12 +208,15 @@ pub struct Kept {
     pub number: u32,
 }
 
-/// From a proxy whose monitor has died to the next monitor: some connections, each with a descriptor, in the same
-/// order. The last packet is followed by the end of the channel.
+/// From a proxy whose monitor has died to the next monitor: first what it works by, then, if it is to part, some
+/// connections, each with a descriptor, in the same order. The last packet is followed by the end of the channel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HandOver {
     /// [`VERSION`].
     pub version: u32,
+    /// In the first packet.
+    #[serde(default)]
+    pub configuration: Option<Box<Configuration>>,
     /// The connections.
     pub kept: Vec<Kept>,
 }
@@ -200,10 +244,13 @@ pub struct Configuration {
     pub slice_bytes: Option<u64>,
     /// Where programs get parts of windows, if they do.
     pub spans: Option<Spans>,
-    /// How long connections there wait for a link that was lost.
+    /// How long connections wait for a link that was lost, and this proxy for another monitor.
     pub return_ns: u64,
     /// Where a proxy whose monitor has died waits for the next one; without it, it ends at once.
     pub heir_socket: Option<PathBuf>,
+    /// Training leaves the data partitions alone, in all nodes: proxies clean them, and go on over the next link with
+    /// what they have there.
+    pub keeps_partitions: bool,
     /// Connections of a lost link move to kernel TCP.
     pub is_failover: bool,
     /// Where the proxy's first thread listens for the proxies of other nodes that have lost a link, and the others at
@@ -213,6 +260,14 @@ pub struct Configuration {
     pub timing: Option<Timing>,
     /// Who may connect to programs of this node.
     pub access: Access,
+}
+
+impl Configuration {
+    /// Whether a proxy that works by this one can go on by `next`, once it is told of [`ToProxy::Change`].
+    pub fn can_become(&self, next: &Self) -> bool {
+        let changed = Self { nodes: next.nodes.clone(), access: next.access.clone(), ..self.clone() };
+        changed == *next && next.nodes.starts_with(&self.nodes)
+    }
 }
 
 /// The access rules that speak of this node. The monitor answers questions by them; the proxy holds peers to them that

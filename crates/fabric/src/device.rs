@@ -28,7 +28,7 @@
 //! takes down its own links and no other: nothing there is an offset, a length or a pointer to anybody.
 //!
 //! **Who holds what.** A node's monitor opens the device, trains its links, beats ([`Device::beat`]) and looks
-//! ([`Device::look`]). Its proxy takes the device over ([`Device::hand_over`]) and uses windows and bells of an epoch
+//! ([`Device::look`]). Its proxy, which beats while there is no monitor, takes the device over ([`Device::hand_over`]) and uses windows and bells of an epoch
 //! that the monitor names, while [`Device::is_peer_in`] says that the peer is in it too.
 
 mod bell;
@@ -58,7 +58,7 @@ use memory::Block;
 use server::{Client, News};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 use volmem::{Mapping, Region};
@@ -77,6 +77,9 @@ pub struct Seat {
     pub link_bytes: Option<usize>,
     /// Bells that this node must have, where the device has any.
     pub vectors: usize,
+    /// Whether who takes the device over also keeps this node's place at the server, where there is one: the node then
+    /// counts as gone only when both processes are.
+    pub shares_place: bool,
     /// Whether to lay the device out anew whatever it holds. Only when no node of the rack is up.
     pub overwrites: bool,
 }
@@ -84,7 +87,7 @@ pub struct Seat {
 impl Seat {
     /// A place in a rack, windows as large as there is room for, one bell.
     pub fn new(own: Slot, nodes: u8) -> Self {
-        Self { own, nodes, window_bytes: None, link_bytes: None, vectors: 1, overwrites: false }
+        Self { own, nodes, window_bytes: None, link_bytes: None, vectors: 1, shares_place: false, overwrites: false }
     }
 
     fn layout(&self, device_bytes: u64) -> Result<Layout, Problem> {
@@ -154,6 +157,8 @@ struct Inner {
     kicks: Kicks,
     registers: Option<(OwnedFd, u64)>,
     server: Option<(Arc<OwnedFd>, Mutex<Client>)>,
+    /// As in [`Seat::shares_place`].
+    shares_place: AtomicBool,
     beats: AtomicU64,
     /// Held for their `Drop`.
     _keepers: Vec<OwnedFd>,
@@ -208,6 +213,7 @@ impl Device {
 
     fn attach(found: Found, seat: &Seat) -> Result<Self, Problem> {
         let device = Self::map(found, seat.own, seat.link_bytes, |len_bytes| seat.layout(len_bytes))?;
+        device.inner().shares_place.store(seat.shares_place, Ordering::Relaxed);
         let inner = device.inner();
         inner.header.settle(seat.overwrites)?;
         for peer in inner.peers() {
@@ -262,6 +268,7 @@ impl Device {
             kicks: found.kicks,
             registers: found.registers,
             server: found.server.map(|client| (client.stream(), Mutex::new(client))),
+            shares_place: AtomicBool::new(false),
             beats: AtomicU64::new(0),
             _keepers: found.keepers,
         })))
@@ -367,17 +374,27 @@ impl Device {
 
     /// Tells all peers that this node is alive.
     pub fn beat(&self) {
-        let inner = self.inner();
-        let beat = inner.beats.fetch_add(1, Ordering::Relaxed) + 1;
-        inner.peers().for_each(|peer| inner.block_out(peer).publish_beat(beat));
+        self.publish_beat(0);
     }
 
-    /// A number that changes with each [`Device::beat`] of `peer`.
+    /// Tells all peers that nobody trains this node's links just now, and that its windows are used as ever.
+    pub fn beat_alone(&self) {
+        self.publish_beat(ALONE);
+    }
+
+    fn publish_beat(&self, mark: u64) {
+        let inner = self.inner();
+        let beat = inner.beats.fetch_add(1, Ordering::Relaxed) + 1;
+        inner.peers().for_each(|peer| inner.block_out(peer).publish_beat(beat | mark));
+    }
+
+    /// A number that changes with each [`Device::beat`] of `peer`, and whether it was a [`Device::beat_alone`].
     ///
     /// # Panics
     /// If `peer` is this node, or none of the rack.
-    pub fn beat_of(&self, peer: Slot) -> u64 {
-        self.inner().block_in(peer).beat()
+    pub fn beat_of(&self, peer: Slot) -> (u64, bool) {
+        let beat = self.inner().block_in(peer).beat();
+        (beat & !ALONE, beat & ALONE != 0)
     }
 
     /// Polls readable when there is something new to [`Device::look`] at, where there is a server. After
@@ -429,6 +446,9 @@ impl Bells {
         Self { taken: std::array::from_fn(|vector| AtomicU64::new(last(vector))), owed: AtomicU32::new(0) }
     }
 }
+
+/// In a beat: of who uses windows while nobody trains them.
+const ALONE: u64 = 1 << 63;
 
 /// Nanoseconds of the clock on the wall.
 fn now_ns() -> u64 {

@@ -126,10 +126,12 @@ fn a_node_that_comes_again_finds_nothing_of_what_it_had_said() {
     let (a, b) = (open(&path, A), open(&path, B));
     a.link(B).scratchpad().write(3, 7);
     a.beat();
-    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (7, 1));
+    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (7, (1, false)));
+    a.beat_alone();
+    assert_eq!(b.beat_of(A), (2, true));
     drop(a);
     let _heir = open(&path, A);
-    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (0, 0));
+    assert_eq!((b.link(A).scratchpad().read(3), b.beat_of(A)), (0, (0, false)));
 }
 
 #[test]
@@ -138,7 +140,7 @@ fn a_beat_is_seen_by_all_peers_and_grows() {
     let [a, b, c] = [A, B, C].map(|own| open(&path, own));
     for beat in 1..4 {
         a.beat();
-        assert_eq!((b.beat_of(A), c.beat_of(A), a.beat_of(B)), (beat, beat, 0));
+        assert_eq!([b.beat_of(A), c.beat_of(A), a.beat_of(B)], [(beat, false), (beat, false), (0, false)]);
     }
 }
 
@@ -452,6 +454,23 @@ fn who_took_a_device_over_learns_of_new_bells_and_rings_what_it_owes_them() {
 }
 
 #[test]
+fn a_node_that_shares_its_place_is_gone_once_both_processes_are() {
+    let server = Server::start(layout().bytes(), 2);
+    let a = Device::connect_server(&server.path(), &Seat { shares_place: true, ..seat(A) }).expect("a device");
+    let b = connect(&server, B);
+    let (bytes, descriptors) = a.hand_over().expect("a copy");
+    let proxy = Device::take_over(&bytes, descriptors).expect("a device");
+    drop(a);
+    // One that comes and goes: whatever the server had to say of others was said before.
+    drop(connect(&server, C));
+    wait_until("the end of c", || b.look().expect("fine").contains(&Change::Gone(vec![C])));
+    proxy.beat_alone();
+    assert_eq!(b.beat_of(A), (1, true));
+    drop(proxy);
+    wait_until("the end of a", || b.look().expect("fine").contains(&Change::Gone(vec![A])));
+}
+
+#[test]
 fn a_hand_over_that_makes_no_sense_is_refused() {
     let (_folder, path) = file();
     let a = open(&path, A);
@@ -459,14 +478,15 @@ fn a_hand_over_that_makes_no_sense_is_refused() {
     let text = String::from_utf8(bytes).expect("text");
     let spoil = |from: &str, to: &str| text.replacen(from, to, 1).into_bytes();
     let changed = [
-        spoil("device-1", "device-2"),
+        spoil("device-2", "device-3"),
         spoil("\n0 3", "\n3 3"),
         spoil("0 3 8192", "0 3 99999936"),
         spoil("cached", "warm"),
-        spoil("- 0 0", "- 1 0"),
-        spoil("- 0 0", "0 0 0"),
-        spoil("- 0 0", "- 0 1"),
-        spoil("- 0 0", "- -1 0"),
+        spoil("- 0 0 0", "- 0 1 0"),
+        spoil("- 0 0 0", "0 0 0 0"),
+        spoil("- 0 0 0", "- 0 0 1"),
+        spoil("- 0 0 0", "- 1 0 0"),
+        spoil("- 0 0 0", "- 0 -1 0"),
         b"\xff".to_vec(),
         Vec::new(),
     ];

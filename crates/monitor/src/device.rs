@@ -78,7 +78,10 @@ pub(crate) fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, 
     let device = node.device.as_deref().unwrap_or_default();
     let mut seat = Seat::new(Slot(slot as u8), rack.slots() as u8);
     seat.window_bytes = Some(rack.device.window_bytes as usize);
-    seat.link_bytes = Some(rack.cut().link_bytes() as usize);
+    // What training cleans.
+    let link_bytes = if rack.is_coherent() { rack::CONTROL_PARTITION_BYTES } else { rack.cut().link_bytes() };
+    seat.link_bytes = Some(link_bytes as usize);
+    seat.shares_place = rack.is_coherent();
     seat.vectors = vectors(rack);
     match rack.backend_of(node) {
         Backend::Shm => Device::connect_server(&places.device_socket(), &seat),

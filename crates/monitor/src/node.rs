@@ -91,6 +91,8 @@ pub struct Settings {
     pub command: PathBuf,
     /// Where the rack lies, unless it is a file.
     pub etcd: Option<InEtcd>,
+    /// The last monitor's proxy is to be replaced, as after an upgrade.
+    pub replaces_proxy: bool,
 }
 
 impl Settings {
@@ -100,6 +102,13 @@ impl Settings {
 
     fn node_places(&self) -> NodePlaces {
         self.places.node(&self.node().name)
+    }
+
+    /// Whether a proxy may have the device while another monitor opens it. A device bound to `vfio-pci` is opened by
+    /// one at a time.
+    fn may_outlive(&self) -> bool {
+        let is_pci = self.rack.backend_of(self.node()) == rack::Backend::Pci;
+        !(is_pci && self.rack.device.mode == Some(rack::PciMode::Vfio))
     }
 
     /// `direct_obstacle` is what keeps programs from windows.
@@ -129,7 +138,8 @@ impl Settings {
             data_bytes: cut.data_bytes,
             spans: cut.spans.filter(|_| direct_obstacle.is_none()).map(spans),
             return_ns: rack.timeouts.return_ns as u64,
-            heir_socket: Some(self.node_places().heir_socket()),
+            heir_socket: self.may_outlive().then(|| self.node_places().heir_socket()),
+            keeps_partitions: rack.is_coherent(),
             partitions: rack.data_partitions().into_iter().map(partition).collect(),
             slice_bytes: rack.proxy.slice_bytes,
             is_failover: rack.failover,
@@ -162,6 +172,8 @@ struct Neighbour {
     told: Option<Epoch>,
     /// When the proxy must have let go.
     stop_deadline_ns: Option<u64>,
+    /// The last beat, and when it came.
+    beat: (u64, u64),
 }
 
 /// A node's monitor.
@@ -208,16 +220,17 @@ impl Monitor {
         let started_at_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let description = Description::take(&settings, started_at_ns)?;
         let device = device::open(&settings.rack, settings.slot, &settings.places)?;
-        // Before any link is trained: until then that proxy may touch windows.
-        let store = Store::inherit(&places.heir_socket());
+        let direct_obstacle = device::direct_obstacle(&settings.rack, &device);
+        let configuration = settings.configuration(direct_obstacle.as_deref());
+        // Before any link is trained: a proxy that is to be replaced may touch windows until then.
+        let wanted = Some(&configuration).filter(|_| !settings.replaces_proxy);
+        let inherited = Store::inherit(&places.heir_socket(), wanted);
         let socket = places.monitor_socket();
         let clients = Clients::listen(&socket).map_err(system(socket.display().to_string()))?;
         let metrics = Metrics::listen(&places.metrics_socket(), node.metrics).map_err(MonitorError::Metrics)?;
         let neighbours = (0..settings.rack.nodes.len()).filter(|slot| *slot != settings.slot);
         let neighbours = neighbours.map(|slot| neighbour(&settings, &device, slot)).collect();
-        let direct_obstacle = device::direct_obstacle(&settings.rack, &device);
-        let configuration = settings.configuration(direct_obstacle.as_deref());
-        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), configuration, store);
+        let proxy = ProxyChild::new(settings.command.clone(), places.proxy_log(), configuration, inherited);
         if let Some(obstacle) = &direct_obstacle {
             warn!("programs go by the proxies: {obstacle}");
         }
@@ -277,6 +290,7 @@ impl Monitor {
         self.hear_proxy(now_ns);
         self.hear_etcd(now_ns);
         for index in 0..self.neighbours.len() {
+            self.note_beat(index, now_ns);
             self.neighbours[index].peer.step(now_ns);
             self.handle_events(index, now_ns);
         }
@@ -287,6 +301,20 @@ impl Monitor {
         self.answer_status(now_ns);
         self.serve_metrics(now_ns);
         self.look_now_and_then(now_ns);
+    }
+
+    /// A silent monitor is dead and not late where its proxy says that it waits for another.
+    fn note_beat(&mut self, index: usize, now_ns: u64) {
+        if !self.settings.rack.is_coherent() {
+            return;
+        }
+        let neighbour = &mut self.neighbours[index];
+        let (beat, is_alone) = self.device.beat_of(Slot(neighbour.slot as u8));
+        if beat != neighbour.beat.0 {
+            neighbour.beat = (beat, now_ns);
+        }
+        let silence_ns = self.settings.rack.timeouts.silence_ns as u64;
+        neighbour.peer.set_kept(is_alone && now_ns.saturating_sub(neighbour.beat.1) <= silence_ns);
     }
 
     /// Until something happens or is due.
@@ -341,7 +369,8 @@ impl Monitor {
                 }
                 Change::Gone(slots) => {
                     for slot in slots {
-                        self.lose(slot.0.into(), "its monitor has ended", now_ns);
+                        self.proxy.tell(&ToProxy::Gone { peer: slot.0 });
+                        self.lose(slot.0.into(), "its monitor and its proxy have ended", now_ns);
                     }
                 }
             }
@@ -381,8 +410,8 @@ impl Monitor {
         if neighbour.told == Some(epoch) {
             neighbour.peer.hold(true);
             neighbour.stop_deadline_ns = Some(now_ns + STOP_NS_MAX);
-            let may_return = neighbour.peer.may_return();
-            if !self.proxy.tell(&ToProxy::LinkDown { peer: slot as u8, epoch: epoch.0, may_return }) {
+            let fate = neighbour.peer.fate();
+            if !self.proxy.tell(&ToProxy::LinkDown { peer: slot as u8, epoch: epoch.0, fate }) {
                 self.end_proxy("killed, for it did not take a message", now_ns);
             }
         }
@@ -496,8 +525,10 @@ impl Monitor {
                 self.questions.not_made(address)
             }
             FromProxy::Refused { address } => self.questions.refused(address),
-            // Taken by whoever has heard it.
-            FromProxy::Deposit(_) | FromProxy::Withdraw { .. } => Vec::new(),
+            // Taken by whoever has heard it. The link itself is looked at in each turn.
+            FromProxy::Deposit(_) | FromProxy::Deposits(_) | FromProxy::Withdraw { .. } | FromProxy::Left { .. } => {
+                Vec::new()
+            }
         };
         self.perform(actions);
     }
@@ -765,7 +796,7 @@ fn raise_descriptor_limit() {
 
 fn neighbour(settings: &Settings, device: &Device, slot: usize) -> Neighbour {
     let peer = Peer::new(device.link(Slot(slot as u8)), session_settings(settings, slot));
-    Neighbour { slot, peer, told: None, stop_deadline_ns: None }
+    Neighbour { slot, peer, told: None, stop_deadline_ns: None, beat: (0, 0) }
 }
 
 fn session_settings(settings: &Settings, slot: usize) -> session::Settings {
@@ -806,7 +837,7 @@ mod tests {
         let text = Rack::example(3, Backend::Shm, None, rack::Trust::Proxy).to_string() + rules;
         let rack = RackFile::parse(Path::new("r.toml"), text.as_bytes()).unwrap().rack;
         let places = Places::new(Path::new("/base"), &rack, Path::new("/r.toml"));
-        Settings { rack, slot: 1, places, command: PathBuf::new(), etcd: None }
+        Settings { rack, slot: 1, places, command: PathBuf::new(), etcd: None, replaces_proxy: false }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use control::proxy::Fate;
 use fabric::{Doorbell, Epoch, Link, LinkState, Slice};
 use lane::{Consumer, Layout, Producer};
 
@@ -25,6 +26,8 @@ const TRAINING_PAUSE_SELDOM_NS: u64 = 50_000_000;
 /// How long a link rests after it was lost, the first time and at most.
 const PAUSE_NS_MIN: u64 = 5_000_000;
 const PAUSE_NS_MAX: u64 = 1_000_000_000;
+/// How often a link is looked at whose other monitor is dead.
+const KEPT_PAUSE_NS: u64 = 50_000_000;
 /// While there is something to send and no room, the lane is looked at this often.
 const ROOM_PAUSE_NS: u64 = 1_000_000;
 
@@ -64,8 +67,12 @@ pub struct Peer<L: Link> {
     is_held: bool,
     pause_ns: u64,
     reason: Option<String>,
-    /// It was lost in a way from which an honest peer may return to what it had.
-    may_return: bool,
+    /// What becomes of what it carried, since it was lost last.
+    fate: Fate,
+    /// While the peer's monitor is silent: its proxy says that it waits for another one.
+    is_kept: bool,
+    /// Until when nothing has to be done for one that is kept.
+    rests_until_ns: u64,
     ups: u64,
     events: VecDeque<Event>,
 }
@@ -76,7 +83,19 @@ impl<L: Link> Peer<L> {
         let phase = Phase::Waiting { until_ns: 0 };
         let pause_ns = PAUSE_NS_MIN;
         let (reason, events) = (None, VecDeque::new());
-        Self { link, settings, phase, is_held: false, pause_ns, reason, may_return: false, ups: 0, events }
+        Self {
+            link,
+            settings,
+            phase,
+            is_held: false,
+            pause_ns,
+            reason,
+            fate: Fate::Over,
+            is_kept: false,
+            rests_until_ns: 0,
+            ups: 0,
+            events,
+        }
     }
 
     /// The state in a word.
@@ -98,9 +117,14 @@ impl<L: Link> Peer<L> {
         self.reason.as_deref().filter(|_| !self.is_open())
     }
 
-    /// Whether the peer, when the link was lost last, was not known to have left for good.
-    pub fn may_return(&self) -> bool {
-        self.may_return
+    /// What becomes of the connections that the link had when it was lost last.
+    pub fn fate(&self) -> Fate {
+        self.fate
+    }
+
+    /// Says whether the peer's proxy keeps its end of the link while its monitor is dead.
+    pub fn set_kept(&mut self, is_kept: bool) {
+        self.is_kept = is_kept;
     }
 
     /// The epoch it is in, or was in last.
@@ -164,7 +188,7 @@ impl<L: Link> Peer<L> {
             Phase::Waiting { until_ns } => *until_ns,
             Phase::Training { next_ns, .. } => *next_ns,
             Phase::Up(lanes) if lanes.has_more => 0,
-            Phase::Up(lanes) => lanes.session.due_ns(),
+            Phase::Up(lanes) => lanes.session.due_ns().max(self.rests_until_ns),
         }
     }
 
@@ -183,19 +207,19 @@ impl<L: Link> Peer<L> {
 
     /// Takes the link down, and says why to the peer where it still listens. Both may come back to what they had.
     pub fn lose(&mut self, reason: &str, now_ns: u64) {
-        self.leave(reason, true, now_ns);
+        self.leave(reason, Fate::DirectWait, now_ns);
     }
 
     /// As [`Peer::lose`], for good.
     pub fn end(&mut self, reason: &str, now_ns: u64) {
-        self.leave(reason, false, now_ns);
+        self.leave(reason, Fate::Over, now_ns);
     }
 
-    fn leave(&mut self, reason: &str, may_return: bool, now_ns: u64) {
+    fn leave(&mut self, reason: &str, fate: Fate, now_ns: u64) {
         let was_open = self.is_open();
-        self.may_return = may_return;
+        self.fate = fate;
         if let Phase::Up(lanes) = &mut self.phase {
-            lanes.session.bye(reason, !may_return);
+            lanes.session.bye(reason, fate == Fate::Over);
             let _ = send(&mut lanes.producer, &mut lanes.session);
             self.link.doorbell().ring();
         }
@@ -254,11 +278,16 @@ impl<L: Link> Peer<L> {
         }
         self.events.extend(said.into_iter().filter(|said| *said != Said::Hello).map(Event::Said));
         match talked {
-            Ok(_) if is_left => self.lose("the peer left the link", now_ns),
+            Ok(_) if is_left => self.leave("the peer left the link", Fate::AllWait, now_ns),
             Ok(true) => self.link.doorbell().ring(),
             Ok(false) => {}
+            // Nobody is there to speak. Its proxy waits for another monitor, and not for ever.
+            Err(SessionError::Silent { .. } | SessionError::Deaf { .. }) if self.is_kept => {
+                self.rests_until_ns = now_ns.saturating_add(KEPT_PAUSE_NS);
+            }
             Err(error) => {
-                self.leave(&format!("node {}: {error}", self.settings.peer), error.may_return(), now_ns);
+                let fate = if error.may_return() { Fate::DirectWait } else { Fate::Over };
+                self.leave(&format!("node {}: {error}", self.settings.peer), fate, now_ns);
             }
         }
     }
@@ -396,6 +425,37 @@ mod tests {
         assert_eq!((peers[0].state(), peers[0].reason()), ("down", Some("a test")));
         peers[0].hold(false);
         assert!(settle(&mut peers, &mut now_ns)[0].iter().any(|event| matches!(event, Event::Up(_))));
+    }
+
+    #[test]
+    fn a_link_whose_other_monitor_is_dead_is_kept_as_long_as_its_proxy_is_there_and_then_lost() {
+        let (mut peers, mut now_ns) = (pair(), 0);
+        settle(&mut peers, &mut now_ns);
+        let [own, _dead] = &mut peers;
+        own.set_kept(true);
+        now_ns += 2 * own.settings.silence_ns;
+        own.step(now_ns);
+        assert_eq!((own.state(), own.take_event()), ("up", None));
+        assert!(own.due_ns() > now_ns, "nobody spins for the dead");
+        own.set_kept(false);
+        own.step(now_ns);
+        assert_eq!((own.take_event(), own.fate()), (Some(Event::Down(Epoch(1))), Fate::DirectWait));
+    }
+
+    #[test]
+    fn all_wait_for_a_peer_that_begins_anew_without_a_word_and_none_for_one_that_has_ended() {
+        for (is_in_order, fate) in [(false, Fate::AllWait), (true, Fate::Over)] {
+            let (mut peers, mut now_ns) = (pair(), 0);
+            settle(&mut peers, &mut now_ns);
+            let [own, other] = &mut peers;
+            if is_in_order {
+                other.end("a test", now_ns);
+            } else {
+                other.link.take_down();
+            }
+            own.step(now_ns);
+            assert_eq!((own.take_event(), own.fate()), (Some(Event::Down(Epoch(1))), fate));
+        }
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! The proxy: a child that is started again whenever it ends.
 
+use std::error::Error;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use control::proxy::{Configuration, FromProxy, Report, ToProxy, VERSION, send_device};
 use control::{Channel, Received};
 use fabric::device::Device;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing::{info, warn};
 
 use crate::store::Store;
@@ -17,6 +21,9 @@ const PAUSE_NS_MIN: u64 = 50_000_000;
 const PAUSE_NS_MAX: u64 = 5_000_000_000;
 /// A proxy that lived this long did not fail at the start.
 const LIVED_NS: u64 = 10_000_000_000;
+
+/// How long the kernel may take to end a killed proxy.
+const END_LIMIT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
 /// How long a proxy may take to report: all its threads have to answer for that, on a machine that may be busy.
 const REPORT_NS_MAX: u64 = 10_000_000_000;
@@ -32,14 +39,69 @@ pub struct ProxyChild {
     starts: u64,
     /// What the next proxy goes on with.
     store: Store,
+    /// The last monitor's, which goes on for this one.
+    adopted: Option<AdoptedProxy>,
     /// Since when there has been no proxy that works.
     lost_at_ns: Option<u64>,
     /// What it last reported.
     pub report: Report,
 }
 
+/// A proxy that has outlived the monitor that started it.
+pub struct AdoptedProxy {
+    pid: Pid,
+    /// Readable once it has ended.
+    process: OwnedFd,
+    channel: Channel,
+}
+
+impl AdoptedProxy {
+    /// Whoever listens at the other end.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn behind(channel: Channel) -> Result<Self, Errno> {
+        let pid = rustix::net::sockopt::socket_peercred(&channel)?.pid;
+        Ok(Self { pid, process: pidfd_open(pid, PidfdFlags::empty())?, channel })
+    }
+}
+
+/// A proxy's process.
+enum Process {
+    /// This monitor has started it.
+    Own(Child),
+    /// Another one has; who waits for it there is not this monitor's business.
+    Adopted(Pid, OwnedFd),
+}
+
+impl Process {
+    fn id(&self) -> u32 {
+        match self {
+            Self::Own(child) => child.id(),
+            Self::Adopted(pid, _) => pid.as_raw_nonzero().get() as u32,
+        }
+    }
+
+    /// It may have ended by itself; the kernel keeps its number until it was waited for. How it has ended, as far as is
+    /// known.
+    fn end(&mut self) -> std::io::Result<String> {
+        match self {
+            Self::Own(child) => {
+                let _ = child.kill();
+                child.wait().map(|status| status.to_string())
+            }
+            Self::Adopted(_, process) => {
+                let _ = pidfd_send_signal(&*process, Signal::KILL);
+                let ended = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&END_LIMIT))?;
+                let late = || std::io::Error::other("a killed process that does not end");
+                (ended > 0).then(|| "adopted".to_owned()).ok_or_else(late)
+            }
+        }
+    }
+}
+
 struct Running {
-    child: Child,
+    process: Process,
     channel: Channel,
     is_ready: bool,
     started_at_ns: u64,
@@ -49,7 +111,13 @@ struct Running {
 
 impl ProxyChild {
     /// A proxy that is to be started: `COMMAND proxy`, which writes to `log`, and goes on with what is in `store`.
-    pub fn new(command: PathBuf, log: PathBuf, configuration: Configuration, store: Store) -> Self {
+    /// Instead of starting one, it first goes on with what `store` has `adopted`.
+    pub fn new(
+        command: PathBuf,
+        log: PathBuf,
+        configuration: Configuration,
+        (store, adopted): (Store, Option<AdoptedProxy>),
+    ) -> Self {
         Self {
             command,
             log,
@@ -59,6 +127,7 @@ impl ProxyChild {
             pause_ns: PAUSE_NS_MIN,
             starts: 0,
             store,
+            adopted,
             lost_at_ns: Some(0),
             report: Report::default(),
         }
@@ -66,7 +135,7 @@ impl ProxyChild {
 
     /// Its process, and whether it has the device.
     pub fn process(&self) -> Option<(u32, bool)> {
-        self.running.as_ref().map(|running| (running.child.id(), running.is_ready))
+        self.running.as_ref().map(|running| (running.process.id(), running.is_ready))
     }
 
     /// Whether it can be told of links and listeners.
@@ -96,16 +165,33 @@ impl ProxyChild {
             return;
         }
         self.starts += 1;
-        match self.spawn(device, now_ns) {
+        let adopted = self.adopted.take();
+        let (what, begun) = match adopted {
+            Some(adopted) => ("the last monitor's proxy goes on", self.go_on(adopted, device, now_ns)),
+            None => ("proxy started", self.spawn(device, now_ns)),
+        };
+        match begun {
             Ok(running) => {
-                info!(pid = running.child.id(), starts = self.starts, "proxy started");
+                info!(pid = running.process.id(), starts = self.starts, "{what}");
                 self.running = Some(running);
             }
             Err(error) => {
-                warn!("the proxy cannot be started: {error}");
+                warn!("no proxy yet: {error}");
                 self.rest(now_ns);
             }
         }
+    }
+
+    /// With another monitor's proxy. What it is told before the device changes nothing of what it has.
+    fn go_on(&self, adopted: AdoptedProxy, device: &Device, now_ns: u64) -> Result<Running, Box<dyn Error>> {
+        let AdoptedProxy { pid, process, channel } = adopted;
+        let process = Process::Adopted(pid, process);
+        let running = Running { process, channel, is_ready: false, started_at_ns: now_ns, asked_at_ns: None };
+        let Configuration { nodes, access, .. } = self.configuration.clone();
+        running.channel.send(&ToProxy::Change { nodes, access }, &[])?;
+        let (bytes, descriptors) = device.hand_over()?;
+        send_device(&running.channel, bytes, &descriptors)?;
+        Ok(running)
     }
 
     /// What was kept for a proxy that does not come is not kept for ever.
@@ -117,7 +203,7 @@ impl ProxyChild {
         }
     }
 
-    fn spawn(&self, device: &Device, now_ns: u64) -> Result<Running, Box<dyn std::error::Error>> {
+    fn spawn(&self, device: &Device, now_ns: u64) -> Result<Running, Box<dyn Error>> {
         let (own, childs) = Channel::pair()?;
         // One log a monitor: what its earlier proxies said stays in it.
         let is_first = self.starts == 1;
@@ -126,8 +212,8 @@ impl ProxyChild {
         // The channel is the proxy's standard input: a descriptor that needs no agreement on its number.
         command.arg("proxy").stdin(childs.into_descriptor()).stdout(Stdio::null()).stderr(log);
         command.env("CROSSLANE_RACK", &self.configuration.rack_directory);
-        let child = command.spawn()?;
-        let running = Running { child, channel: own, is_ready: false, started_at_ns: now_ns, asked_at_ns: None };
+        let process = Process::Own(command.spawn()?);
+        let running = Running { process, channel: own, is_ready: false, started_at_ns: now_ns, asked_at_ns: None };
         running.channel.send(&ToProxy::Configure(self.configuration.clone()), &[])?;
         self.store.give(&running.channel)?;
         let (bytes, descriptors) = device.hand_over()?;
@@ -207,6 +293,10 @@ impl ProxyChild {
                     FromProxy::Deposit(kept) => {
                         descriptors.into_iter().for_each(|lifeline| self.store.deposit(*kept, lifeline));
                     }
+                    FromProxy::Deposits(all) => {
+                        let all = all.iter().zip(descriptors);
+                        all.for_each(|(kept, lifeline)| self.store.deposit(*kept, lifeline));
+                    }
                     FromProxy::Withdraw { peer, span } => self.store.withdraw(*peer, *span),
                     _ => {}
                 }
@@ -221,7 +311,7 @@ impl ProxyChild {
     /// Ends it for good, so that it touches nothing any more. It is started again after a pause.
     pub fn end(&mut self, reason: &str, now_ns: u64) {
         let Some(running) = &mut self.running else { return };
-        match running.end() {
+        match running.process.end() {
             Ok(status) => warn!(%status, "the proxy has ended: {reason}; its log is {}", self.log.display()),
             Err(error) => warn!("waiting for the proxy: {error}"),
         }
@@ -238,19 +328,11 @@ impl ProxyChild {
     }
 }
 
-impl Running {
-    /// It may have ended by itself; the kernel keeps its number until it was waited for.
-    fn end(&mut self) -> std::io::Result<ExitStatus> {
-        let _ = self.child.kill();
-        self.child.wait()
-    }
-}
-
 /// Also one that could not be told what to do is ended and waited for.
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.channel.send(&ToProxy::Stop, &[]);
-        let _ = self.end();
+        let _ = self.process.end();
     }
 }
 
@@ -264,7 +346,7 @@ mod tests {
         let child = Command::new("sleep").arg("600").stdin(childs.into_descriptor()).spawn().unwrap();
         let process = std::path::Path::new("/proc").join(child.id().to_string());
         assert!(process.exists());
-        drop(Running { child, channel, is_ready: false, started_at_ns: 0, asked_at_ns: None });
+        drop(Running { process: Process::Own(child), channel, is_ready: false, started_at_ns: 0, asked_at_ns: None });
         assert!(!process.exists(), "a process that nobody has waited for is still there");
     }
 }

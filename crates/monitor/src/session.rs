@@ -25,7 +25,7 @@ use std::net::SocketAddr;
 use thiserror::Error;
 
 /// The version of this exchange.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const HEADER_BYTES: usize = 8;
 const PAYLOAD_BYTES_MAX: usize = 512;

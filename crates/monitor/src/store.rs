@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use control::proxy::{HandOver, Kept, ToProxy, VERSION, send_kept};
+use control::proxy::{Configuration, HandOver, Kept, ToProxy, VERSION, send_kept};
 use control::{Channel, ChannelError, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
+
+use crate::proxy_child::AdoptedProxy;
 
 /// Connections at most: far more than the windows of a rack have spans.
 const KEPT_MAX: usize = 16_384;
@@ -23,35 +25,53 @@ pub struct Store {
 }
 
 impl Store {
-    /// What the proxy of a monitor that has died gives to its heir. When this returns, that proxy touches no window any
-    /// more: it has let go of them, or is dead.
-    pub fn inherit(socket: &Path) -> Self {
+    /// What the proxy of a monitor that has died gives to its heir: itself, where it works as `wanted`, else what it
+    /// has kept; it then has let go of all windows, or is dead.
+    pub fn inherit(socket: &Path, wanted: Option<&Configuration>) -> (Self, Option<AdoptedProxy>) {
         let mut store = Self::default();
         // Nobody listens: no proxy has outlived its monitor.
-        let Ok(channel) = Channel::connect(socket) else { return store };
-        match store.take_over(&channel, HAND_OVER_LIMIT) {
-            Ok(()) if store.kept.is_empty() => {}
-            Ok(()) => info!(connections = store.kept.len(), "took over what the last monitor's proxy has kept"),
+        let Ok(channel) = Channel::connect(socket) else { return (store, None) };
+        match store.take_over(&channel, wanted, HAND_OVER_LIMIT) {
+            Ok(true) => match AdoptedProxy::behind(channel) {
+                Ok(adopted) => return (store, Some(adopted)),
+                Err(error) => warn!("the last monitor's proxy is gone: {error}"),
+            },
+            Ok(false) if store.kept.is_empty() => {}
+            Ok(false) => info!(connections = store.kept.len(), "took over what the last monitor's proxy has kept"),
             Err(reason) => {
                 warn!("the last monitor's proxy is killed, and what it has kept is lost: {reason}");
                 store.clear();
                 end_behind(&channel);
             }
         }
-        store
+        (store, None)
     }
 
-    fn take_over(&mut self, channel: &Channel, limit: Duration) -> Result<(), String> {
+    /// Whether the proxy goes on for this monitor. If not, all that it has kept is here.
+    fn take_over(
+        &mut self,
+        channel: &Channel,
+        wanted: Option<&Configuration>,
+        limit: Duration,
+    ) -> Result<bool, String> {
         let deadline = Instant::now() + limit;
         loop {
             match channel.receive::<HandOver>().map_err(|error| error.to_string())? {
-                Received::Message(HandOver { version: VERSION, kept }, descriptors) => {
+                Received::Message(HandOver { version: VERSION, configuration: Some(own), .. }, _) => {
+                    let is_adopted = wanted.is_some_and(|wanted| own.can_become(wanted));
+                    let wish = if is_adopted { ToProxy::Adopt } else { ToProxy::Part };
+                    channel.send(&wish, &[]).map_err(|error| error.to_string())?;
+                    if is_adopted {
+                        return Ok(true);
+                    }
+                }
+                Received::Message(HandOver { version: VERSION, kept, .. }, descriptors) => {
                     kept.into_iter().zip(descriptors).for_each(|(kept, lifeline)| self.deposit(kept, lifeline));
                 }
                 Received::Message(HandOver { version, .. }, _) => {
                     return Err(format!("it is of another release (version {version}, here {VERSION})"));
                 }
-                Received::Ended => return Ok(()),
+                Received::Ended => return Ok(false),
                 Received::Nothing => {
                     let left = deadline.checked_duration_since(Instant::now()).ok_or("it says nothing")?;
                     let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -152,18 +172,19 @@ mod tests {
     fn an_heir_takes_what_is_handed_over_and_nothing_of_another_release() {
         let (program, far) = lifeline();
         let (one, other) = Channel::pair().unwrap();
-        send_kept(&one, &[(kept(3), far.as_fd())], |kept| HandOver { version: VERSION, kept }).unwrap();
+        let hand_over = |kept| HandOver { version: VERSION, configuration: None, kept };
+        send_kept(&one, &[(kept(3), far.as_fd())], hand_over).unwrap();
         drop((one, far));
         let mut store = Store::default();
-        store.take_over(&other, HAND_OVER_LIMIT).unwrap();
+        assert_eq!(store.take_over(&other, None, HAND_OVER_LIMIT), Ok(false));
         assert_eq!(store.len(), 1);
         program.set_nonblocking(true).unwrap();
         assert!((&program).read(&mut [0]).is_err(), "not at its end");
 
         let (one, other) = Channel::pair().unwrap();
-        one.send(&HandOver { version: VERSION + 1, kept: Vec::new() }, &[]).unwrap();
-        let refused = Store::default().take_over(&other, HAND_OVER_LIMIT).unwrap_err();
+        one.send(&HandOver { version: VERSION + 1, ..hand_over(Vec::new()) }, &[]).unwrap();
+        let refused = Store::default().take_over(&other, None, HAND_OVER_LIMIT).unwrap_err();
         assert!(refused.contains("another release"), "{refused}");
-        assert!(Store::default().take_over(&other, Duration::ZERO).unwrap_err().contains("says nothing"));
+        assert!(Store::default().take_over(&other, None, Duration::ZERO).unwrap_err().contains("says nothing"));
     }
 }

@@ -1,8 +1,8 @@
 //! The live proxy: engines over the partitions of a device, driven by one thread a core, under a monitor.
 //!
 //! Threads share the device, the listeners' sockets and the socket to the monitor; connections, engines and partitions
-//! are one thread's alone. The monitor gives the orders ([`control::proxy`]); when it goes, the proxy goes, and its
-//! connections are reset, but for those that lie in the windows.
+//! are one thread's alone. The monitor gives the orders ([`control::proxy`]); when it dies, the proxy goes on with what
+//! it has until another one comes for it.
 //!
 //! * `end`: the proxy's end of a program's segment.
 //! * `direct`: the proxy's end where programs store into the windows themselves, and the spans for that.
@@ -10,6 +10,7 @@
 //! * `owner`: a thread, its loop, and when it sleeps.
 //! * `links`: the engines of a thread, one a link and place in the plan.
 //! * `relay`: connections that outlive their link, over kernel TCP.
+//! * `to_monitor`: the way to the monitor.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
 
 mod direct;
@@ -19,6 +20,7 @@ mod held;
 mod links;
 mod owner;
 mod relay;
+mod to_monitor;
 
 use crate::frame::Number;
 use crate::{Class, Held};
@@ -27,10 +29,10 @@ use control::{Channel, ChannelError, Received};
 use direct::{ProgramEnd, SpanPool};
 use fabric::device::{Device, Slot};
 use fabric::timed::{LinkTiming, Pace};
-use held::{Heirs, HeldEnd};
+use held::{Heirs, HeldEnd, Wish};
 use owner::{Command, Owner};
 use pcie::host::path::Path;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use socket::clock::now_ns;
@@ -42,6 +44,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread::JoinHandle;
 use thiserror::Error;
+use to_monitor::ToMonitor;
 
 /// Connections that wait at a listener for the proxy.
 const BACKLOG: i32 = 4096;
@@ -84,23 +87,33 @@ pub enum DriverError {
     Thread(Errno),
 }
 
-/// Runs a proxy until the monitor at the other end of `channel` goes.
+/// Runs a proxy until its monitor tells it to end, or until the last one has died and none comes.
 ///
 /// # Errors
 /// What keeps it from running.
 pub fn run(channel: Channel) -> Result<(), DriverError> {
     raise_descriptor_limit();
-    let channel = Arc::new(channel);
+    let monitor = Arc::new(ToMonitor::new(channel));
     let mut proxy: Option<Proxy> = None;
+    while serve(&monitor, &mut proxy)? {
+        proxy = proxy.and_then(Proxy::outlive_monitor);
+        if proxy.is_none() {
+            return Ok(());
+        }
+    }
+    proxy.map(Proxy::stop).unwrap_or_default();
+    Ok(())
+}
+
+/// Obeys a monitor; whether it has died, and not told the proxy to end.
+fn serve(monitor: &Arc<ToMonitor>, proxy: &mut Option<Proxy>) -> Result<bool, DriverError> {
+    let channel = monitor.channel();
     let mut parts = DeviceParts::default();
-    while let Some((message, descriptors)) = wait(&channel, &mut proxy)? {
-        match (message, &mut proxy) {
-            (ToProxy::Configure(setup), None) => proxy = Some(Proxy::start(setup, Arc::clone(&channel))?),
+    while let Some((message, descriptors)) = wait(&channel, proxy)? {
+        match (message, &mut *proxy) {
+            (ToProxy::Configure(setup), None) => *proxy = Some(Proxy::start(setup, Arc::clone(monitor))?),
             (ToProxy::Configure(_), Some(_)) => return Err(DriverError::Order("a second configuration")),
-            (ToProxy::Stop, proxy) => {
-                proxy.take().map(Proxy::stop).unwrap_or_default();
-                return Ok(());
-            }
+            (ToProxy::Stop, _) => return Ok(false),
             (ToProxy::Descriptors, _) => parts.add(descriptors),
             (_, None) => return Err(DriverError::Order("an order before the configuration")),
             (ToProxy::Kept(kept), Some(proxy)) => proxy.kept.extend(kept.into_iter().zip(descriptors)),
@@ -108,8 +121,7 @@ pub fn run(channel: Channel) -> Result<(), DriverError> {
             (message, Some(proxy)) => proxy.obey(message),
         }
     }
-    proxy.map(Proxy::outlive_monitor).unwrap_or_default();
-    Ok(())
+    Ok(true)
 }
 
 /// The next message of the monitor; `None` once it is gone. Meanwhile, does what the threads ask for.
@@ -121,7 +133,7 @@ fn wait(channel: &Channel, proxy: &mut Option<Proxy>) -> Result<Option<(ToProxy,
             Received::Nothing => {}
         }
         match proxy {
-            Some(proxy) => proxy.wait_for_threads(),
+            Some(proxy) => proxy.wait_for_threads(channel),
             None => _ = poll(&mut [PollFd::new(channel, PollFlags::IN)], None),
         }
     }
@@ -182,7 +194,7 @@ struct Shared {
     /// What this node's threads share of each link's rate, by peer.
     paces: Vec<Pace>,
     rack: Arc<Rack>,
-    channel: Arc<Channel>,
+    monitor: Arc<ToMonitor>,
     /// Spans for programs, by peer; none where programs are not trusted with windows.
     span_pools: Vec<Arc<SpanPool>>,
     /// Listeners that the other node has none for.
@@ -246,7 +258,7 @@ impl Shared {
 
     /// Tells the monitor. One that is gone will be noticed by whoever reads from it.
     fn tell(&self, message: &FromProxy) {
-        let _ = self.channel.send(message, &[]);
+        let _ = self.monitor.send(message, &[]);
     }
 }
 
@@ -266,12 +278,12 @@ impl Thread {
 }
 
 /// The spans of every link, also of those with nodes that have not joined yet.
-fn span_pools(setup: &Configuration, channel: &Arc<Channel>, timing: Option<LinkTiming>) -> Vec<Arc<SpanPool>> {
+fn span_pools(setup: &Configuration, monitor: &Arc<ToMonitor>, timing: Option<LinkTiming>) -> Vec<Arc<SpanPool>> {
     // What lies in windows cannot go on without them.
     let Some(spans) = setup.spans.filter(|_| !setup.is_failover) else { return Vec::new() };
     let pool = |peer| {
         let ends = (Slot(peer as u8), Slot(setup.own));
-        Arc::new(SpanPool::new(ends, spans, timing, Arc::clone(channel)))
+        Arc::new(SpanPool::new(ends, spans, timing, Arc::clone(monitor)))
     };
     (0..setup.nodes.len().max(usize::from(setup.slots))).map(pool).collect()
 }
@@ -285,10 +297,12 @@ struct Proxy {
     /// Connections of an earlier proxy, until the device is there.
     kept: Vec<(Kept, OwnedFd)>,
     heirs: Option<Heirs>,
+    /// Another monitor has come, and brings a device of its own.
+    is_adopted: bool,
 }
 
 impl Proxy {
-    fn start(setup: Configuration, channel: Arc<Channel>) -> Result<Self, DriverError> {
+    fn start(setup: Configuration, monitor: Arc<ToMonitor>) -> Result<Self, DriverError> {
         if setup.version != VERSION {
             return Err(DriverError::Order("a configuration of another version"));
         }
@@ -302,7 +316,7 @@ impl Proxy {
         let places = places_of(&setup);
         let heirs = setup.heir_socket.as_deref().map(Heirs::listen).transpose()?;
         let refused_bell = new_bell().map_err(DriverError::Thread)?;
-        let span_pools = span_pools(&setup, &channel, timing);
+        let span_pools = span_pools(&setup, &monitor, timing);
         let access = RwLock::new(setup.access.clone());
         let shared = Arc::new(Shared {
             setup,
@@ -312,7 +326,7 @@ impl Proxy {
             timing,
             paces,
             rack,
-            channel,
+            monitor,
             span_pools,
             refused: Mutex::default(),
             refused_bell,
@@ -323,7 +337,8 @@ impl Proxy {
             .map(|(index, (core, places))| Self::start_thread(&shared, index, core, places))
             .collect::<Result<_, _>>()
             .map_err(DriverError::Thread)?;
-        Ok(Self { shared, threads, device: None, listeners: HashMap::new(), kept: Vec::new(), heirs })
+        let listeners = HashMap::new();
+        Ok(Self { shared, threads, device: None, listeners, kept: Vec::new(), heirs, is_adopted: false })
     }
 
     fn start_thread(
@@ -344,7 +359,7 @@ impl Proxy {
     }
 
     fn take_device(&mut self, text: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), DriverError> {
-        if let Some(device) = &self.device {
+        if let Some(device) = self.device.as_ref().filter(|_| !self.is_adopted) {
             return Ok(device.renew(text, descriptors)?);
         }
         let device = Device::take_over(text, descriptors)?;
@@ -361,10 +376,16 @@ impl Proxy {
         }
         self.order(|| Command::Device(device.clone()));
         self.adopt_kept(&device);
+        let is_first = self.device.replace(device.clone()).is_none();
+        let is_heirs = std::mem::take(&mut self.is_adopted);
         for (_, pool) in self.shared.span_pools_of_peers() {
-            pool.reset_orphans(&device);
+            if is_heirs {
+                pool.deposit_all()?;
+            }
+            if is_first {
+                pool.reset_orphans(&device);
+            }
         }
-        self.device = Some(device);
         self.shared.tell(&FromProxy::Ready { version: VERSION });
         Ok(())
     }
@@ -393,19 +414,22 @@ impl Proxy {
     fn obey(&mut self, message: ToProxy) {
         match message {
             ToProxy::LinkUp { peer, epoch } => self.order(|| Command::LinkUp { peer, epoch }),
-            ToProxy::LinkDown { peer, epoch, may_return } => {
-                self.wait_for_all(|done| Command::LinkDown { peer, may_return, done });
+            ToProxy::LinkDown { peer, epoch, fate } => {
+                self.wait_for_all(|done| Command::LinkDown { peer, fate, done });
                 self.shared.tell(&FromProxy::Stopped { peer, epoch });
             }
+            ToProxy::Gone { peer } => self.order(|| Command::Gone { peer }),
             ToProxy::Change { nodes, access } => self.shared.change(&nodes, access),
             ToProxy::Mirror { peer, address } => self.mirror(peer, address),
             ToProxy::Unmirror { address } => self.unmirror(address),
-            ToProxy::Report => self.report(),
+            ToProxy::Report => self.shared.tell(&FromProxy::Report(self.report())),
             // Taken before.
             ToProxy::Configure(_)
             | ToProxy::Kept(_)
             | ToProxy::Descriptors
             | ToProxy::Device { .. }
+            | ToProxy::Adopt
+            | ToProxy::Part
             | ToProxy::Stop => {}
         }
     }
@@ -434,12 +458,10 @@ impl Proxy {
     }
 
     /// Waits for the monitor; meanwhile, stops standing in for listeners that the other node does not have.
-    fn wait_for_threads(&mut self) {
+    fn wait_for_threads(&mut self, channel: &Channel) {
         let shared = Arc::clone(&self.shared);
-        let _ = poll(
-            &mut [PollFd::new(&*shared.channel, PollFlags::IN), PollFd::new(&shared.refused_bell, PollFlags::IN)],
-            None,
-        );
+        let _ =
+            poll(&mut [PollFd::new(channel, PollFlags::IN), PollFd::new(&shared.refused_bell, PollFlags::IN)], None);
         for address in shared.take_refused() {
             if self.listeners.contains_key(&address) {
                 self.unmirror(address);
@@ -448,7 +470,7 @@ impl Proxy {
         }
     }
 
-    fn report(&self) {
+    fn report(&self) -> Report {
         let mut peers = vec![PeerReport::default(); self.shared.addresses.len()];
         for (peer, more) in self.wait_for_all(|done| Command::Report { done }).into_iter().flatten() {
             if let Some(sum) = peers.get_mut(usize::from(peer)) {
@@ -458,7 +480,7 @@ impl Proxy {
         for (peer, pool) in self.shared.span_pools_of_peers() {
             (peers[peer].direct_open, peers[peer].direct_total, peers[peer].direct_missed) = pool.counts();
         }
-        self.shared.tell(&FromProxy::Report(Report { peers }));
+        Report { peers }
     }
 
     fn order(&self, command: impl Fn() -> Command) {
@@ -478,19 +500,69 @@ impl Proxy {
         self.threads.into_iter().for_each(|thread| drop(thread.handle.join()));
     }
 
-    /// The monitor has died. No window is touched any more; what programs have in windows themselves waits for the next
-    /// monitor, which has the same links trained again.
-    fn outlive_monitor(mut self) {
+    /// The monitor has died. What goes on without it does so until another monitor comes. `None`: this proxy ends.
+    fn outlive_monitor(mut self) -> Option<Self> {
+        let Some(heirs) = self.heirs.take() else { return self.leave(None) };
+        let until_ns = now_ns().saturating_add(self.shared.setup.return_ns);
+        let mut is_in_windows = self.shared.setup.keeps_partitions;
+        if !is_in_windows {
+            self.part();
+        }
+        // In failover, what has lost its windows needs no monitor.
+        while self.has_connections() && (now_ns() < until_ns || self.shared.setup.is_failover) {
+            if now_ns() >= until_ns && std::mem::take(&mut is_in_windows) {
+                self.part();
+            }
+            if let Some(device) = self.device.as_ref().filter(|_| is_in_windows) {
+                device.beat_alone();
+            }
+            match heirs.next(HEIR_PAUSE, &self.shared.setup) {
+                None => {}
+                Some((heir, Wish::Part)) => return self.leave(Some(&heir)),
+                Some((heir, Wish::Adopt)) => {
+                    self.heirs = Some(heirs);
+                    self.adopt(heir);
+                    return Some(self);
+                }
+            }
+        }
+        self.leave(None)
+    }
+
+    /// Whether there is anything that another monitor could want to go on.
+    fn has_connections(&self) -> bool {
+        let report = self.report();
+        !self.kept.is_empty() || report.peers.iter().any(|peer| peer.connections_open + peer.failover_open > 0)
+    }
+
+    /// Goes on for another monitor, which knows of no listener of this proxy.
+    fn adopt(&mut self, heir: Channel) {
+        self.shared.monitor.replace(heir);
+        self.is_adopted = true;
+        let addresses: Vec<SocketAddr> = self.listeners.keys().copied().collect();
+        addresses.into_iter().for_each(|address| self.unmirror(address));
+        self.shared.take_refused();
+    }
+
+    /// No window is touched any more.
+    fn part(&self) {
+        self.wait_for_all(|done| Command::Part { done });
+    }
+
+    /// Ends, and gives to an heir what programs have in windows themselves.
+    fn leave(mut self, heir: Option<&Channel>) -> Option<Self> {
         let mut kept: Vec<_> = self.wait_for_all(|done| Command::Leave { done }).into_iter().flatten().collect();
         // Of an earlier proxy, where this one never had the device.
         kept.append(&mut self.kept);
         self.threads.into_iter().for_each(|thread| drop(thread.handle.join()));
         self.listeners.clear();
-        if let Some(heirs) = self.heirs.filter(|_| !kept.is_empty()) {
-            heirs.serve(&kept, self.shared.setup.return_ns);
-        }
+        heir.map(|heir| held::hand_over(heir, &kept)).unwrap_or_default();
+        None
     }
 }
+
+/// How long to wait for another monitor between two beats.
+const HEIR_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 fn new_bell() -> Result<OwnedFd, Errno> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -539,6 +611,7 @@ mod tests {
             spans: None,
             return_ns: 0,
             heir_socket: None,
+            keeps_partitions: true,
             is_failover: false,
             failover_port: None,
             timing: None,

@@ -299,6 +299,11 @@ impl Rack {
         node.backend.unwrap_or(self.device.backend)
     }
 
+    /// Whether what a node stores is seen by the others without their dropping what they have cached of it.
+    pub fn is_coherent(&self) -> bool {
+        self.device.coherence != Some(Coherence::NonCoherent)
+    }
+
     /// The data partitions of every window, in order.
     pub fn data_partitions(&self) -> Vec<Partition> {
         let of = |some: &Partitions| {

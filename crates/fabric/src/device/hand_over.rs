@@ -11,8 +11,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
-const TITLE: &str = "crosslane-device-1";
+const TITLE: &str = "crosslane-device-2";
 
 impl Device {
     /// What another process on this machine needs to [`Device::take_over`] the device, or to
@@ -26,9 +27,11 @@ impl Device {
         let failed = |errno: Errno| Problem::system("fcntl F_DUPFD_CLOEXEC")(errno).of(&inner.name);
         let peers = inner.kicks.peers.read().unwrap_or_else(PoisonError::into_inner);
         let registers = inner.registers.as_ref();
+        let place = inner.server.as_ref().filter(|_| inner.shares_place.load(Ordering::Relaxed));
+        let place = place.map(|(stream, _)| &**stream);
         let layout = inner.layout;
         let mut text = format!(
-            "{TITLE}\n{} {} {}\n{} {} {}\n{} {} {}\n",
+            "{TITLE}\n{} {} {}\n{} {} {}\n{} {} {} {}\n",
             inner.own,
             layout.nodes(),
             layout.window_bytes(),
@@ -36,6 +39,7 @@ impl Device {
             inner.offset_bytes,
             inner.len_bytes,
             registers.map_or("-".to_owned(), |(_, offset_bytes)| offset_bytes.to_string()),
+            u8::from(place.is_some()),
             inner.kicks.own.len(),
             peers.len(),
         );
@@ -43,7 +47,7 @@ impl Device {
             text.push_str(&format!("{identity} {}\n", bells.len()));
         }
         text.push_str(&inner.name);
-        let descriptors = [&inner.descriptor].into_iter().chain(registers.map(|(file, _)| file));
+        let descriptors = [&inner.descriptor].into_iter().chain(registers.map(|(file, _)| file)).chain(place);
         let descriptors = duplicates(descriptors.chain(&inner.kicks.own).chain(peers.values().flatten()));
         Ok((text.into_bytes(), descriptors.map_err(failed)?))
     }
@@ -140,10 +144,12 @@ impl Parts {
             "-" => None,
             number => Some(number.parse().map_err(|_| nonsense("without registers"))?),
         };
+        let places: u8 = counts.number()?;
         let (own_bells, peers): (usize, usize) = (counts.number()?, counts.number()?);
         let mut descriptors = Descriptors(descriptors.into());
         let descriptor = descriptors.one()?;
         let registers = registers_offset.map(|offset| descriptors.one().map(|file| (file, offset))).transpose()?;
+        let keepers = descriptors.several(usize::from(places != 0))?;
         let mut kicks = Kicks { own: descriptors.several(own_bells)?, ..Kicks::default() };
         let mut bells = BTreeMap::<Identity, Vec<OwnedFd>>::new();
         for _ in 0..peers {
@@ -156,8 +162,8 @@ impl Parts {
             return Err(nonsense("not of one piece"));
         }
         let name = rest.to_owned();
-        let (server, keepers) = (None, Vec::new());
-        let found = Found { name, caching, descriptor, offset_bytes, len_bytes, kicks, registers, server, keepers };
+        let found =
+            Found { name, caching, descriptor, offset_bytes, len_bytes, kicks, registers, server: None, keepers };
         Ok(Self { own, layout, found })
     }
 }

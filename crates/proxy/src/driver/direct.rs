@@ -7,8 +7,8 @@
 
 use crate::frame::{Number, Side};
 use crate::{Broken, Input, Local};
-use control::Channel;
-use control::proxy::{FromProxy, Kept, Spans};
+use control::ChannelError;
+use control::proxy::{FromProxy, Kept, Spans, send_kept};
 use fabric::device::{Device, DeviceInbound, Slot};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
@@ -20,10 +20,11 @@ use socket::loan;
 use socket::model::{Model, map_pace};
 use socket::segment::{Endpoint, Segment};
 use socket::system;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::end::SegmentEnd;
+use super::to_monitor::ToMonitor;
 
 /// Bytes of the page with the pace of a modelled link.
 const PAGE_BYTES: u64 = 4096;
@@ -41,7 +42,7 @@ pub(super) struct SpanPool {
     /// What programs and proxies of this node share of its rate, from when the device is there.
     pace: OnceLock<Pace>,
     /// To the monitor, which keeps lifelines beyond this proxy.
-    channel: Arc<Channel>,
+    monitor: Arc<ToMonitor>,
     /// One end proposes from the first on, the other from the last: so they seldom propose the same.
     from_last: bool,
     state: Mutex<State>,
@@ -54,10 +55,12 @@ struct State {
     missed: u64,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Entry {
     is_taken: bool,
     rests_until_ns: u64,
+    /// What the monitor keeps of it.
+    deposited: Option<(Kept, Arc<OwnedFd>)>,
 }
 
 /// A span that this proxy has taken for a connection.
@@ -65,19 +68,17 @@ struct Entry {
 pub(super) struct Grant {
     pool: Arc<SpanPool>,
     index: usize,
-    /// The monitor keeps the lifeline.
-    is_deposited: bool,
 }
 
 impl Grant {
     /// Has the lifeline's end kept beyond this proxy.
-    fn deposit(&mut self, number: Number, lifeline: &OwnedFd) {
-        let message = FromProxy::Deposit(self.kept(number));
-        match self.pool.channel.send(&message, &[lifeline.as_fd()]) {
-            Ok(()) => self.is_deposited = true,
-            Err(error) => {
-                eprintln!("crosslane proxy: {message:?} is lost with this proxy: the monitor's socket: {error}")
-            }
+    fn deposit(&mut self, number: Number, lifeline: &Arc<OwnedFd>) {
+        let kept = self.kept(number);
+        let mut state = self.pool.lock();
+        state.entries[self.index].deposited = Some((kept, Arc::clone(lifeline)));
+        // Locked: what is told of a span is told in order, also to another monitor.
+        if let Err(error) = self.pool.monitor.send(&FromProxy::Deposit(kept), &[lifeline.as_fd()]) {
+            eprintln!("crosslane proxy: {kept:?} is lost with this proxy: the monitor's socket: {error}");
         }
     }
 
@@ -88,13 +89,15 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        if self.is_deposited {
+        let mut state = self.pool.lock();
+        let entry = &mut state.entries[self.index];
+        entry.is_taken = false;
+        if entry.deposited.take().is_some() {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
             // Before another connection can have the span, which another thread deposits. A monitor that is gone keeps
             // nothing.
-            let _ = self.pool.channel.send(&FromProxy::Withdraw { peer, span }, &[]);
+            let _ = self.pool.monitor.send(&FromProxy::Withdraw { peer, span }, &[]);
         }
-        self.pool.lock().entries[self.index].is_taken = false;
     }
 }
 
@@ -155,12 +158,12 @@ impl SpanPool {
         (peer, own): (Slot, Slot),
         spans: Spans,
         timing: Option<LinkTiming>,
-        channel: Arc<Channel>,
+        monitor: Arc<ToMonitor>,
     ) -> Self {
         let entries = vec![Entry::default(); usize::try_from(spans.count).unwrap_or(0)];
         let state = Mutex::new(State { entries, total: 0, missed: 0 });
         let (pace, from_last) = (OnceLock::new(), own > peer);
-        Self { peer, own, spans, timing, pace, channel, from_last, state }
+        Self { peer, own, spans, timing, pace, monitor, from_last, state }
     }
 
     /// Whether the spans are what this proxy knows how to use, within windows of so many bytes.
@@ -227,13 +230,25 @@ impl SpanPool {
         let index = usize::try_from(kept.span).ok()?;
         let mut state = self.lock();
         let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken)?;
-        entry.is_taken = true;
+        let lifeline = Arc::new(lifeline);
+        (entry.is_taken, entry.deposited) = (true, Some((kept, Arc::clone(&lifeline))));
         state.total += 1;
         drop(state);
-        let grant = Grant { pool: Arc::clone(self), index, is_deposited: true };
+        let grant = Grant { pool: Arc::clone(self), index };
         let own = if self.own < self.peer { Side::Lower } else { Side::Higher };
         let is_opener = Number(kept.number).opener() == own;
-        Some(DirectEnd::new(self.inbound(device, index), Arc::new(lifeline), grant, is_opener))
+        Some(DirectEnd::new(self.inbound(device, index), lifeline, grant, is_opener))
+    }
+
+    /// Has everything kept by another monitor, which knows of nothing yet.
+    ///
+    /// # Errors
+    /// It does not take it.
+    pub(super) fn deposit_all(&self) -> Result<(), ChannelError> {
+        let state = self.lock();
+        let all: Vec<(Kept, BorrowedFd<'_>)> =
+            state.entries.iter().filter_map(|it| it.deposited.as_ref()).map(|(kept, it)| (*kept, it.as_fd())).collect();
+        send_kept(&self.monitor.channel(), &all, FromProxy::Deposits)
     }
 
     /// Resets what programs of this node still have of an earlier proxy and this one has not.
@@ -260,7 +275,7 @@ impl SpanPool {
         }
         entry.is_taken = true;
         drop(state);
-        Some(Grant { pool: Arc::clone(self), index, is_deposited: false })
+        Some(Grant { pool: Arc::clone(self), index })
     }
 
     /// A span of which the kernel does not tell counts as lent.

@@ -4,24 +4,25 @@
 //! |---|---|---|
 //! | the link | the thread that had the connection | it is up again, or `return_ns` are over |
 //! | the proxy | the monitor, a duplicate ([`control::proxy::FromProxy::Deposit`]) | the next proxy runs |
-//! | the monitor | the proxy, which touches no window any more | the next monitor has taken it ([`Heirs`]) |
+//! | the monitor | the proxy, which goes on | another monitor has come for the proxy ([`Heirs`]), or `return_ns` are over |
 //!
 //! When proxy and monitor end at once, the lifelines do too, and the programs see a reset.
 
 use super::DriverError;
 use super::direct::ProgramEnd;
 use crate::{Held, Local};
-use control::proxy::{HandOver, Kept, VERSION, send_kept};
-use control::{Channel, peer_uid};
+use control::proxy::{Configuration, HandOver, Kept, ToProxy, VERSION, send_kept};
+use control::{Channel, Received, peer_uid};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
-use socket::clock::now_ns;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Monitors that wait to be served; more than one only where one has died.
 const BACKLOG: i32 = 16;
+/// How long a monitor that has come may take to say what it wants.
+const ANSWER_LIMIT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// A connection that waits for a link.
 #[derive(Debug)]
@@ -98,20 +99,33 @@ impl Heirs {
         Ok(Self { listener: listener().map_err(failed)?, path: path.to_owned() })
     }
 
-    /// Gives the next monitor all that is kept, if one comes within `limit_ns`.
-    pub(super) fn serve(&self, kept: &[(Kept, OwnedFd)], limit_ns: u64) {
-        let kept: Vec<(Kept, BorrowedFd<'_>)> = kept.iter().map(|(kept, lifeline)| (*kept, lifeline.as_fd())).collect();
-        let until_ns = now_ns().saturating_add(limit_ns);
-        while let Some(left_ns) = until_ns.checked_sub(now_ns()) {
-            let limit =
-                Timespec { tv_sec: (left_ns / 1_000_000_000) as i64, tv_nsec: (left_ns % 1_000_000_000) as i64 };
-            let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&limit));
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let Ok(heir) = accept_with(&self.listener, flags) else { continue };
-            if is_own_user(&heir) && hand_over(&Channel::new(heir), &kept) {
-                return;
-            }
-        }
+    /// A monitor that comes within `limit`, and what it wants, after it was told what this proxy works by.
+    pub(super) fn next(&self, limit: Timespec, configuration: &Configuration) -> Option<(Channel, Wish)> {
+        let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&limit));
+        let heir = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        let heir = is_own_user(&heir).then(|| Channel::new(heir))?;
+        let configuration = Some(Box::new(configuration.clone()));
+        let told = heir.send(&HandOver { version: VERSION, configuration, kept: Vec::new() }, &[]);
+        // One that only looked who listens here is gone already.
+        told.ok().and_then(|()| wish_of(&heir)).map(|wish| (heir, wish))
+    }
+}
+
+/// What a monitor that has come wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// That this proxy goes on for it.
+    Adopt,
+    /// That it gives what it has, and ends.
+    Part,
+}
+
+fn wish_of(heir: &Channel) -> Option<Wish> {
+    let _ = poll(&mut [PollFd::new(heir, PollFlags::IN)], Some(&ANSWER_LIMIT));
+    match heir.receive::<ToProxy>() {
+        Ok(Received::Message(ToProxy::Adopt, _)) => Some(Wish::Adopt),
+        Ok(Received::Message(ToProxy::Part, _)) => Some(Wish::Part),
+        _ => None,
     }
 }
 
@@ -127,11 +141,11 @@ fn is_own_user(heir: &OwnedFd) -> bool {
     peer_uid(heir).is_ok_and(|uid| uid == own_uid || uid == 0)
 }
 
-/// Whether an heir has taken everything: one that only looked who listens here is gone already.
-fn hand_over(heir: &Channel, kept: &[(Kept, BorrowedFd<'_>)]) -> bool {
-    let sent = send_kept(heir, kept, |kept| HandOver { version: VERSION, kept });
+/// Gives everything to a monitor. What it does not take ends with this proxy.
+pub(super) fn hand_over(heir: &Channel, kept: &[(Kept, OwnedFd)]) {
+    let kept: Vec<(Kept, BorrowedFd<'_>)> = kept.iter().map(|(kept, lifeline)| (*kept, lifeline.as_fd())).collect();
+    let sent = send_kept(heir, &kept, |kept| HandOver { version: VERSION, configuration: None, kept });
     if let Err(error) = &sent {
         eprintln!("crosslane proxy: who came for what is kept did not take it: {error}");
     }
-    sent.is_ok()
 }

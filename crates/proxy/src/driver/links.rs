@@ -1,4 +1,18 @@
 //! The engines of a thread.
+//!
+//! How both ends of a partition begin, and begin anew, by the words of the line before its lanes ("greeting"):
+//!
+//! ```text
+//!   one end                                       the other, which does the same
+//!   secret: of the lanes to this end ───────────►   nothing of this end's earlier lanes is stored any more:
+//!                                                   cleans its window
+//!                                    ◄───────────── cleaned for: that secret
+//!   stores, once that is there and it has cleaned its own window too
+//! ```
+//!
+//! Where training cleans the partitions, a secret is enough. Where it leaves them alone, an engine that is there goes on
+//! over the next link as if nothing had happened, as long as the peer's secret is what it was: only who begins anew, or
+//! ends, changes that.
 
 use super::direct::ProgramEnd;
 use super::relay::{Lost, Rescue, Token, Which};
@@ -15,6 +29,10 @@ use volmem::sync::Ordering;
 
 /// Bytes before the lanes of a partition: the line with the secret.
 const GREETING_BYTES: usize = CACHE_LINE_BYTES;
+/// Where in that line the secret of the lanes to who wrote it is; 0 while there are none.
+const SECRET: usize = 0;
+/// Where it says for which secret of the reader the writer has cleaned its window. Between them is the [`Rescue`].
+const CLEANED_FOR: usize = 32;
 /// Slots of a ring at least: enough for the longest frame.
 const SLOTS_MIN: u64 = 512;
 /// Slots of a latency partition's ring at most: what waits there keeps a short message waiting.
@@ -28,7 +46,16 @@ const BULK_SLOTS_MAX: u64 = 8192;
 /// peer's latency partition: programs, which do not map the windows, cannot make payload that passes for a record.
 pub(super) struct LinkEngine {
     pub(super) peer: u8,
+    /// The one in which it began: both ends call it by that, whichever they are in by now.
+    born: u32,
+    /// The one in which it is used, or was used last.
     pub(super) epoch: u32,
+    /// Since when there has been no epoch to use it in.
+    adrift_since_ns: Option<u64>,
+    /// Training leaves the partitions alone.
+    keeps_partitions: bool,
+    /// The peer's secret that the window is clean for, or that the engine uses.
+    theirs: u64,
     engine: Option<Box<dyn Carrier>>,
     timed: Vec<TimedWindows>,
     timing: Option<(LinkTiming, Pace)>,
@@ -41,6 +68,17 @@ pub(super) struct LinkEngine {
     /// What each end has told the other for the time after the link.
     rescue: Option<Rescue>,
     their_rescue: Option<Rescue>,
+}
+
+/// Whether an engine can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It can.
+    Good,
+    /// The peer has just left the epoch, and may come back to it in another.
+    Left,
+    /// Never again: why.
+    Lost(&'static str),
 }
 
 /// An engine, whichever windows it is over.
@@ -164,14 +202,18 @@ impl LinkEngine {
         if let Some(rescue) = &rescue {
             rescue.store(&windows.latency.1);
         }
-        windows.latency.1.store_u64(0, secret, Ordering::Release);
+        windows.latency.1.store_u64(SECRET, secret, Ordering::Release);
         windows.latency.1.flush();
         let bell = device.doorbell(Slot(peer), vector);
         let timing = shared.timing.map(|timing| (timing, shared.pace(peer)));
         bell.ring();
         Self {
             peer,
+            born: epoch,
             epoch,
+            adrift_since_ns: None,
+            keeps_partitions: setup.keeps_partitions,
+            theirs: 0,
             engine: None,
             timed: Vec::new(),
             timing,
@@ -198,9 +240,22 @@ impl LinkEngine {
 
     /// Begins once the peer's secret is there.
     fn greet(&mut self) -> bool {
-        let theirs = self.windows.latency.0.load_u64(0, Ordering::Acquire);
+        let theirs = self.windows.latency.0.load_u64(SECRET, Ordering::Acquire);
         if theirs == 0 {
             return false;
+        }
+        let is_news = std::mem::replace(&mut self.theirs, theirs) != theirs;
+        if self.keeps_partitions {
+            if is_news {
+                self.windows.clean();
+                self.windows.latency.1.fence();
+                self.windows.latency.1.store_u64(CLEANED_FOR, theirs, Ordering::Release);
+                self.windows.latency.1.flush();
+                self.bell.ring();
+            }
+            if self.windows.latency.0.load_u64(CLEANED_FOR, Ordering::Acquire) != self.secret {
+                return is_news;
+            }
         }
         self.their_rescue = Rescue::load(&self.windows.latency.0);
         self.engine = Some(match self.timing.clone() {
@@ -217,16 +272,47 @@ impl LinkEngine {
         self.engine.is_none()
     }
 
-    /// Whether the peer is still in the epoch.
-    pub(super) fn is_up(&self) -> bool {
-        let is_lost = self.timed.iter().any(TimedWindows::is_lost);
-        !is_lost && self.device.is_peer_in(Slot(self.peer), Epoch(self.epoch))
+    /// Whether the engine can still be used, which it cannot be for longer than `return_ns` without an epoch. Costs two
+    /// loads of this node's own window.
+    pub(super) fn standing(&self, now_ns: u64, return_ns: u64) -> Standing {
+        if self.timed.iter().any(TimedWindows::is_lost) {
+            return Standing::Lost("takes nothing from the modelled link, or spoiled it");
+        }
+        let has_begun = self.keeps_partitions && self.engine.is_some();
+        if has_begun && self.windows.latency.0.load_u64(SECRET, Ordering::Acquire) != self.theirs {
+            return Standing::Lost("has another proxy by now, or none");
+        }
+        if let Some(since_ns) = self.adrift_since_ns {
+            let is_late = now_ns.saturating_sub(since_ns) > return_ns;
+            return if is_late { Standing::Lost("did not come back in time") } else { Standing::Good };
+        }
+        match self.device.is_peer_in(Slot(self.peer), Epoch(self.epoch)) {
+            true => Standing::Good,
+            false if has_begun => Standing::Left,
+            false => Standing::Lost("left the epoch of the link"),
+        }
     }
 
-    /// Why it is not up any more.
-    pub(super) fn loss(&self) -> &'static str {
-        let is_lost = self.timed.iter().any(TimedWindows::is_lost);
-        if is_lost { "takes nothing from the modelled link, or spoiled it" } else { "left the epoch of the link" }
+    /// Goes on without an epoch; `false`: it cannot.
+    pub(super) fn drift(&mut self, now_ns: u64) -> bool {
+        let can = self.keeps_partitions && self.engine.is_some();
+        if can {
+            self.adrift_since_ns.get_or_insert(now_ns);
+        }
+        can
+    }
+
+    /// The link is up again. Rings may have been lost.
+    pub(super) fn come_back(&mut self, epoch: u32) {
+        (self.epoch, self.adrift_since_ns) = (epoch, None);
+        self.bell.ring();
+    }
+
+    /// This node's device is another one, with the same memory and other bells.
+    pub(super) fn renew(&mut self, device: &Device, vector: Vector) {
+        self.bell = device.doorbell(Slot(self.peer), vector);
+        self.device = device.clone();
+        self.bell.ring();
     }
 
     pub(super) fn wake(&mut self, key: Key) {
@@ -302,7 +388,7 @@ impl LinkEngine {
 
     /// Which engine of which link it is.
     pub(super) fn which(&self) -> Which {
-        Which { peer: self.peer, epoch: self.epoch, place: self.place }
+        Which { peer: self.peer, epoch: self.born, place: self.place }
     }
 
     /// By what the peer's proxy is known that comes by TCP.
@@ -312,6 +398,7 @@ impl LinkEngine {
 
     /// Leaves the link, which is lost. `None`: nothing was agreed for that case, and all connections are reset.
     pub(super) fn detach(mut self) -> Option<Lost> {
+        self.say_good_bye();
         let which = self.which();
         match (self.rescue, self.their_rescue, self.engine.take()) {
             (Some(own), Some(theirs), Some(engine)) => {
@@ -329,8 +416,18 @@ impl LinkEngine {
     }
 
     pub(super) fn take_down(&mut self) {
+        self.say_good_bye();
         if let Some(engine) = &mut self.engine {
             engine.take_down();
+        }
+    }
+
+    /// Where training does not clean the partitions: the peer is not to take what is left there for a proxy.
+    fn say_good_bye(&self) {
+        if self.keeps_partitions {
+            self.windows.latency.1.store_u64(SECRET, 0, Ordering::Release);
+            self.windows.latency.1.flush();
+            self.bell.ring();
         }
     }
 
@@ -353,6 +450,15 @@ impl Windows {
             (device.inbound(peer).slice(offset, bytes), device.outbound(peer).slice(offset, bytes))
         };
         Self { slots, latency: partition(place.latency), bulk: place.bulk.map(partition) }
+    }
+
+    /// Zeroes what the peer stores into, but for its greeting: before this end says so, the peer stores nothing more.
+    fn clean(&self) {
+        for (inbound, _) in std::iter::once(&self.latency).chain(&self.bulk) {
+            for offset in (GREETING_BYTES..inbound.len_bytes()).step_by(size_of::<u64>()) {
+                inbound.store_u64(offset, 0, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Lanes with the secret of this end to this end, and of the other to the other.

@@ -8,10 +8,10 @@ use super::direct::{ProgramEnd, Proposal};
 use super::doors;
 use super::end::SegmentEnd;
 use super::held::{HeldEnd, HeldEnds};
-use super::links::LinkEngine;
+use super::links::{LinkEngine, Standing};
 use super::relay::{Relays, Which};
 use crate::{Counters, Event, Fault, Key, Tuple};
-use control::proxy::{FromProxy, Kept, PeerReport};
+use control::proxy::{Fate, FromProxy, Kept, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -53,12 +53,20 @@ pub(super) enum Command {
     },
     LinkDown {
         peer: u8,
-        may_return: bool,
+        fate: Fate,
         done: mpsc::Sender<()>,
+    },
+    /// Monitor and proxy of a peer have died.
+    Gone {
+        peer: u8,
     },
     /// Connections of an earlier proxy.
     Hold(Vec<HeldEnd>),
-    /// The monitor is gone: end, and touch no window any more.
+    /// The monitor is gone for good: touch no window any more.
+    Part {
+        done: mpsc::Sender<()>,
+    },
+    /// As [`Command::Part`], and end.
     Leave {
         done: mpsc::Sender<Vec<(Kept, OwnedFd)>>,
     },
@@ -361,12 +369,16 @@ impl Owner {
             match command {
                 Command::Device(device) => self.take_device(device),
                 Command::LinkUp { peer, epoch } => self.begin(peer, epoch),
-                Command::LinkDown { peer, may_return, done } => {
-                    self.end(peer);
-                    self.held.reset(|end| end.peer == peer && !may_return);
+                Command::LinkDown { peer, fate, done } => {
+                    self.link_down(peer, fate);
                     let _ = done.send(());
                 }
+                Command::Gone { peer } => self.link_down(peer, Fate::Over),
                 Command::Hold(ends) => self.held.extend(ends),
+                Command::Part { done } => {
+                    (0..self.engines.len()).for_each(|index| self.drop_engine(index));
+                    let _ = done.send(());
+                }
                 Command::Leave { done } => _ = done.send(self.leave_all()),
                 Command::Mirror { peer, address, listener } => self.add_door(peer, address, listener),
                 Command::Unmirror { address, done } => {
@@ -379,7 +391,12 @@ impl Owner {
         }
     }
 
+    /// The first, or, from another monitor, the same with other bells.
     fn take_device(&mut self, device: Device) {
+        if let Some(descriptor) = self.device.as_ref().and_then(|(_, bell)| bell.descriptor()) {
+            let _ = epoll::delete(&self.epoll, descriptor);
+        }
+        self.engines.iter_mut().flatten().for_each(|link| link.renew(&device, self.vector));
         let bell = device.bell(self.vector);
         if let Some(descriptor) = bell.descriptor() {
             let _ = self.watch(descriptor, Token::Bell, EventFlags::IN);
@@ -387,10 +404,26 @@ impl Owner {
         self.device = Some((device, bell));
     }
 
+    fn link_down(&mut self, peer: u8, fate: Fate) {
+        let now_ns = now_ns();
+        for index in 0..self.engines.len() {
+            let link = self.engines[index].as_mut().filter(|link| link.peer == peer);
+            if link.is_some_and(|link| fate != Fate::AllWait || !link.drift(now_ns)) {
+                self.drop_engine(index);
+            }
+        }
+        self.held.reset(|end| end.peer == peer && fate == Fate::Over);
+    }
+
     fn begin(&mut self, peer: u8, epoch: u32) {
-        self.end(peer);
+        let back = self.come_back(peer, epoch);
+        for index in 0..self.engines.len() {
+            if self.engines[index].as_ref().is_some_and(|link| link.peer == peer && !back.contains(&link.place)) {
+                self.drop_engine(index);
+            }
+        }
         let Some((device, _)) = &self.device else { return };
-        for &place in &self.places {
+        for &place in self.places.iter().filter(|place| !back.contains(place)) {
             let rescue = if self.shared.setup.is_failover { self.relays.new_rescue() } else { None };
             let engine = LinkEngine::new(&self.shared, device, (peer, epoch), place, self.vector, rescue);
             if self.engines.len() >= ENGINES_MAX
@@ -407,11 +440,25 @@ impl Owner {
         }
     }
 
+    /// Engines that go on over the next link: their places.
+    fn come_back(&mut self, peer: u8, epoch: u32) -> Vec<usize> {
+        let (now_ns, return_ns) = (now_ns(), self.shared.setup.return_ns);
+        let mut places = Vec::new();
+        for link in self.engines.iter_mut().flatten().filter(|link| link.peer == peer) {
+            if link.drift(now_ns) && link.standing(now_ns, return_ns) == Standing::Good {
+                link.come_back(epoch);
+                places.push(link.place);
+            }
+        }
+        places
+    }
+
     /// A number that neither an engine nor its connections after a lost link have.
     fn free_index(&self) -> Option<usize> {
         (0..self.engines.len()).find(|&index| self.engines[index].is_none() && !self.relays.has(index))
     }
 
+    /// Whatever becomes of its connections.
     fn end(&mut self, peer: u8) {
         for index in 0..self.engines.len() {
             if self.engines[index].as_ref().is_some_and(|link| link.peer == peer) {
@@ -493,14 +540,24 @@ impl Owner {
         self.shared.tell(&FromProxy::Broken { peer, epoch, what: format!("wrote nonsense: {fault}") });
     }
 
-    /// Links whose peer has left the epoch are not used any more, whatever the monitor knows by now.
+    /// Links whose peer has left the epoch are not used any more, whatever the monitor knows by now, unless it may be
+    /// the same peer that comes back.
     fn check_peers(&mut self) {
+        let now_ns = now_ns();
         for index in 0..self.engines.len() {
-            if let Some(link) = self.engines[index].as_ref().filter(|link| !link.is_up()) {
-                // Nothing goes over it any more, though the peer may be back before the monitor looks.
-                let (peer, epoch, what) = (link.peer, link.epoch, link.loss().to_owned());
-                self.drop_engine(index);
-                self.shared.tell(&FromProxy::Broken { peer, epoch, what });
+            let Some(link) = self.engines[index].as_mut() else { continue };
+            let (peer, epoch) = (link.peer, link.epoch);
+            match link.standing(now_ns, self.shared.setup.return_ns) {
+                Standing::Good => {}
+                Standing::Left => {
+                    link.drift(now_ns);
+                    self.shared.tell(&FromProxy::Left { peer, epoch });
+                }
+                Standing::Lost(what) => {
+                    // Nothing goes over it any more, though the peer may be back before the monitor looks.
+                    self.drop_engine(index);
+                    self.shared.tell(&FromProxy::Broken { peer, epoch, what: what.to_owned() });
+                }
             }
         }
         self.relays.tick();
