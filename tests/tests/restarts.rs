@@ -501,3 +501,43 @@ fn with_failover_streams_go_on_over_kernel_tcp_when_a_monitor_hangs_and_new_ones
     assert!(said.ends_with("over [True, True]\n"), "{said}");
     drop(next);
 }
+
+/// A server that takes both families, as most do.
+const DUAL_SERVER: &str = r#"
+listener = socket.create_server(("::", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
+say("listening")
+while True:
+    connection, peer = listener.accept()
+    with connection:
+        connection.sendall(" ".join([peer[0], connection.getsockname()[0], connection.getpeername()[0]]).encode())
+"#;
+
+#[test]
+fn nodes_with_ipv6_addresses_talk_as_others_do() {
+    for trust in ["proxy", "direct"] {
+        let pair = Pair::up_with(trust, |text| text.replace("127.77.0.", "fd00:77::"));
+        let (_server, port) = pair.serve(DUAL_SERVER);
+        let script = r#"
+with socket.create_connection(("fd00:77::2", address[1])) as server:
+    say(server.getpeername()[0], server.getsockname()[0], server.recv(100).decode())
+"#;
+        let said = [0, 1].map(|node| pair.python(node, script, port).wait(PATIENCE).must_succeed().stdout);
+        assert_eq!(said[0], "fd00:77::2 fd00:77::1 fd00:77::1 fd00:77::2 fd00:77::1\n", "from another node");
+        assert_eq!(said[1], "fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2 fd00:77::2\n", "from the same");
+        let carried = pair.monitor(0)["links"][0]["carried"].clone();
+        assert_eq!(
+            (&carried["connections_total"], &carried["direct_total"]),
+            (&1.into(), &u8::from(trust == "direct").into())
+        );
+
+        let port = port::free_port().to_string();
+        let mut redis = pair.run(1);
+        let save = ["--save", "", "--appendonly", "no", "--protected-mode", "no"];
+        redis.arg(place::tool("redis-server")).args(["--bind", "::", "--port", &port]).args(save);
+        let redis = Process::start(&mut redis);
+        redis.wait_until("redis", PATIENCE, |redis| redis.stdout().contains("Ready to accept"));
+        let mut client = pair.run(0);
+        client.arg(place::tool("redis-cli")).args(["-h", "fd00:77::2", "-p", &port, "ping"]);
+        assert_eq!(Process::start(&mut client).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+    }
+}

@@ -16,10 +16,10 @@ pub(crate) fn ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D
         let what = format!("'{text}' is the address of no single node; write one as in \"127.77.0.1\"");
         return Err(D::Error::custom(what));
     }
-    if address.is_ipv6() {
-        let what = format!("'{text}' is an IPv6 address, and windows carry IPv4");
-        let remedy = "write an IPv4 address: programs reach it by ::ffff:A.B.C.D too";
-        return Err(D::Error::custom(format!("{what}; {remedy}")));
+    if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
+        let what =
+            format!("'{text}' means another node on each interface; write one that is unique, as in \"fd00::1\"");
+        return Err(D::Error::custom(what));
     }
     Ok(address)
 }

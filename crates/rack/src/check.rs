@@ -170,6 +170,11 @@ fn check_nodes(rack: &Rack) -> Checked {
         let before = &rack.nodes[..index];
         check_unlike(before, index, "name", |other| other.name == node.name, &node.name)?;
         check_unlike(before, index, "address", |other| other.address == node.address, &node.address.to_string())?;
+        let first = rack.nodes[0].address;
+        if first.is_ipv4() != node.address.is_ipv4() {
+            let what = format!("'{}' is of another family than '{first}' of nodes[0]; use one for all", node.address);
+            return Err(Fault::new(format!("nodes[{index}].address"), what));
+        }
         if let Some(metrics) = node.metrics {
             let is_same = |other: &Node| other.metrics == Some(metrics) && rack.backend_of(other) == Backend::Shm;
             check_unlike(before, index, "metrics", is_same, &metrics.to_string())?;

@@ -92,7 +92,18 @@ fn each_wrong_value_is_named_with_its_line_and_what_would_be_right() {
         (Shm, "query_ns = 1000000000", "query_ns = 10", &["timeouts.query_ns", "10 ns", "1 ms"]),
         (Shm, "address = \"127.77.0.2\"", "address = \"127.77.0\"", &["nodes[1].address", "'127.77.0'", "127.77.0.1"]),
         (Shm, "address = \"127.77.0.2\"", "address = \"::\"", &["nodes[1].address", "'::'", "no single node"]),
-        (Shm, "address = \"127.77.0.2\"", "address = \"fd00::1\"", &["nodes[1].address", "::ffff:A.B.C.D"]),
+        (
+            Shm,
+            "address = \"127.77.0.2\"",
+            "address = \"fe80::2\"",
+            &["nodes[1].address", "'fe80::2'", "each interface"],
+        ),
+        (
+            Shm,
+            "address = \"127.77.0.2\"",
+            "address = \"fd00::2\"",
+            &["nodes[1].address", "'fd00::2'", "another family"],
+        ),
         (Shm, "name = \"c\"", "name = \"C d\"", &["nodes[2].name", "\"C d\"", "a to z"]),
         (Shm, "address = \"127.77.0.2\"", "adress = \"127.77.0.2\"", &["nodes[1]", "adress", "`address`"]),
         (

@@ -15,7 +15,7 @@ pub use far::{Reply, answer, connect_in_windows, leads_far, listen_for_far, may_
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -199,7 +199,7 @@ pub struct Request {
     /// What its socket is bound to; an unspecified address or port 0 is free to be chosen.
     pub source: Option<SocketAddr>,
     /// Its node, the source of unbound connections to other nodes.
-    pub node: Option<Ipv4Addr>,
+    pub node: Option<IpAddr>,
     /// Who asks.
     pub opener: Opener,
 }
@@ -217,27 +217,38 @@ impl Request {
     fn route(&self) -> Result<Route, NoLane> {
         let destination = destination(self.destination);
         let scope = if let SocketAddr::V6(v6) = destination { v6.scope_id() } else { 0 };
-        let default = match local_source(destination.ip(), scope) {
+        let bound = self.source.map(canonical);
+        // A node's own address is its own even where the machine, which is several nodes, does not have it.
+        let known = match (self.opener, bound) {
+            (Opener::Proxy, Some(bound)) => Some(bound.ip()),
+            _ => self.node.filter(|node| *node == destination.ip()),
+        };
+        let default = match known.map_or_else(|| local_source(destination.ip(), scope), |known| Ok(Some(known))) {
             Ok(Some(_)) if destination.port() == 0 => return Err(NoLane::because(FallbackReason::NoListener)),
             Ok(Some(source)) => source,
             Ok(None) => return Err(NoLane::because(FallbackReason::RemoteAddress)),
             Err(errno) => return Err(NoLane::ran_out_or(FallbackReason::RemoteAddress)(errno)),
         };
-        let bound = self.source.map(canonical);
         let source = match bound.map(|bound| bound.ip()).filter(|ip| !ip.is_unspecified()) {
             Some(ip) if ip.is_ipv4() != destination.is_ipv4() => {
                 return Err(NoLane::because(FallbackReason::UnsupportedCall));
             }
             Some(ip) => ip,
-            None => self.node.filter(|_| is_node(destination.ip())).map_or(default, IpAddr::V4),
+            None => {
+                let is_alike = |node: &IpAddr| is_node(destination.ip()) && node.is_ipv4() == destination.is_ipv4();
+                self.node.filter(is_alike).unwrap_or(default)
+            }
         };
         Ok(Route { destination, source, port: bound.map_or(0, |bound| bound.port()) })
     }
 }
 
-/// Whether the address is one of the nodes on this machine, 127.77.0.0/16.
+/// Whether the address is one of several nodes on one machine: of 127.77.0.0/16, or of fd00:77::/32.
 fn is_node(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V4(v4) if v4.octets()[..2] == [127, 77])
+    match ip {
+        IpAddr::V4(v4) => v4.octets()[..2] == [127, 77],
+        IpAddr::V6(v6) => v6.segments()[..2] == [0xfd00, 0x77],
+    }
 }
 
 impl Route {
@@ -735,7 +746,7 @@ mod tests {
     fn a_node_is_the_source_towards_other_nodes_only() {
         let meeting = Meeting::new();
         let _listener = meeting.listen("0.0.0.0:80");
-        let node = Some(Ipv4Addr::new(127, 77, 0, 2));
+        let node = Some(IpAddr::from([127, 77, 0, 2]));
         let local = |to: &str, source: Option<&str>| {
             let request =
                 Request { destination: address(to), source: source.map(address), node, opener: Opener::Program };

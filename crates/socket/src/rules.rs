@@ -1,7 +1,7 @@
 //! What the environment asks of the library: read once, when it is loaded.
 
 use std::ffi::OsString;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 /// Ranges a list of ports may have; a longer one is unusable.
@@ -80,8 +80,8 @@ fn parse_range(entry: &str) -> Result<RangeInclusive<u16>, PortListError> {
 pub struct Settings {
     /// Everything is passed through.
     pub off: bool,
-    /// The source address of outgoing connections into 127.77.0.0/16.
-    pub node: Option<Ipv4Addr>,
+    /// The source address of outgoing connections to other nodes.
+    pub node: Option<IpAddr>,
     /// Only these server ports take lanes.
     pub only: Option<PortList>,
     /// These server ports take none.
@@ -118,9 +118,10 @@ impl Settings {
 }
 
 /// A node of this machine, or, where a rack file names them, the address of a machine.
-fn parse_node(text: &str) -> Option<Ipv4Addr> {
-    let of_machine = |ip: &Ipv4Addr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
-    ledger::node_address(text).or_else(|| text.parse().ok().filter(of_machine))
+fn parse_node(text: &str) -> Option<IpAddr> {
+    let of_machine = |ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
+    let address = || text.parse().ok().map(|ip: IpAddr| ip.to_canonical()).filter(of_machine);
+    ledger::node_address(text).map(IpAddr::V4).or_else(address)
 }
 
 /// The value of a variable, if it is set, not empty, and makes sense.
@@ -179,7 +180,10 @@ mod tests {
     #[test]
     fn switches_nodes_and_empty_values_are_read() {
         let all = settings(&[("CROSSLANE_OFF", "1"), ("CROSSLANE_REQUIRE_LANE", "1"), ("CROSSLANE_NODE", "b")]);
-        assert_eq!((all.off, all.require_lane, all.node), (true, true, Some(Ipv4Addr::new(127, 77, 0, 2))));
+        assert_eq!((all.off, all.require_lane, all.node), (true, true, Some(IpAddr::from([127, 77, 0, 2]))));
+        let node = |text| settings(&[("CROSSLANE_NODE", text)]).node;
+        assert_eq!(node("fd00:77::2"), "fd00:77::2".parse().ok());
+        assert_eq!([node("::1"), node("ff02::1"), node("127.0.0.1")], [None; 3]);
         assert!(!all.applies_to(80));
         let empty = settings(&[("CROSSLANE_OFF", ""), ("CROSSLANE_ONLY", ""), ("CROSSLANE_REQUIRE_LANE", "0")]);
         assert_eq!(empty, Settings::default());

@@ -11,14 +11,19 @@ use rustix::io::Errno;
 use socket::address;
 use socket::rendezvous::{self, Accepted, LaneListener, NoLane, Request};
 use socket::segment::Secrets;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 
 /// Bytes of two IPv4 addresses with their ports.
 const TUPLE_BYTES: usize = 12;
-/// Bytes of these, of the secrets of both lanes, and of a span's index.
-const PROPOSAL_BYTES: usize = TUPLE_BYTES + 16 + 4;
-const _: () = assert!(PROPOSAL_BYTES <= crate::frame::TUPLE_BYTES_MAX);
+/// Bytes of two ports, and a byte before them that says so: two IPv6 addresses would take an `Open` a second line, and
+/// can only be those of the two nodes.
+const PORTS_BYTES: usize = 5;
+/// That byte.
+const PORTS_OF_NODES: u8 = 6;
+/// Bytes of the secrets of both lanes, and of a span's index, which may follow.
+const OFFER_BYTES: usize = 16 + 4;
+const _: () = assert!(TUPLE_BYTES + OFFER_BYTES <= crate::frame::TUPLE_BYTES_MAX);
 
 /// A span of the windows for a connection, and what its records are told by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,35 +33,55 @@ pub(super) struct Offer {
 }
 
 /// The addresses of a connection as the frames carry them, who connects and to what; and the place proposed for it.
-pub(super) fn encode(tuple: &address::Tuple, offer: Option<Offer>) -> Option<Tuple> {
-    let (SocketAddr::V4(from), SocketAddr::V4(to)) = (tuple.local, tuple.peer) else { return None };
-    let mut bytes = [0; PROPOSAL_BYTES];
-    for (half, address) in bytes.chunks_exact_mut(TUPLE_BYTES / 2).zip([from, to]) {
-        half[..4].copy_from_slice(&address.ip().octets());
-        half[4..].copy_from_slice(&address.port().to_be_bytes());
+/// `nodes` are the addresses of the two nodes, in that order. `None` for IPv6 addresses that are not those.
+pub(super) fn encode(tuple: &address::Tuple, nodes: [Option<IpAddr>; 2], offer: Option<Offer>) -> Option<Tuple> {
+    let mut bytes = Vec::with_capacity(TUPLE_BYTES + OFFER_BYTES);
+    match (tuple.local, tuple.peer) {
+        (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+            for end in [from, to] {
+                bytes.extend(end.ip().octets());
+                bytes.extend(end.port().to_be_bytes());
+            }
+        }
+        (from, to) if [Some(from.ip()), Some(to.ip())] == nodes => {
+            bytes.push(PORTS_OF_NODES);
+            [from, to].iter().for_each(|end| bytes.extend(end.port().to_be_bytes()));
+        }
+        _ => return None,
     }
-    let Some(Offer { index, secrets }) = offer else { return Tuple::new(&bytes[..TUPLE_BYTES]) };
-    bytes[12..20].copy_from_slice(&secrets.to_acceptor.to_le_bytes());
-    bytes[20..28].copy_from_slice(&secrets.to_connector.to_le_bytes());
-    bytes[28..].copy_from_slice(&index.to_le_bytes());
+    if let Some(Offer { index, secrets }) = offer {
+        bytes.extend(secrets.to_acceptor.to_le_bytes());
+        bytes.extend(secrets.to_connector.to_le_bytes());
+        bytes.extend(index.to_le_bytes());
+    }
     Tuple::new(&bytes)
 }
 
+/// An address without an IP is the node's.
+type End = (Option<Ipv4Addr>, u16);
+
 /// As the other node says: hostile.
-fn decode(tuple: &Tuple) -> Option<([SocketAddrV4; 2], Option<Offer>)> {
-    let (bytes, offer) = tuple.bytes().split_first_chunk::<TUPLE_BYTES>()?;
-    let offer = match offer {
-        [] => None,
-        offer => Some(decode_offer(offer.try_into().ok()?)),
+fn decode(tuple: &Tuple) -> Option<([End; 2], Option<Offer>)> {
+    let bytes = tuple.bytes();
+    let is_of = |ends_bytes: &usize| [*ends_bytes, *ends_bytes + OFFER_BYTES].contains(&bytes.len());
+    let (ends, offer) = bytes.split_at([TUPLE_BYTES, PORTS_BYTES].into_iter().find(is_of)?);
+    let port = |at: usize| u16::from_be_bytes([ends[at], ends[at + 1]]);
+    let ip = |at: usize| Some(Ipv4Addr::new(ends[at], ends[at + 1], ends[at + 2], ends[at + 3]));
+    let ends = match (ends.len(), ends[0]) {
+        (TUPLE_BYTES, _) => [(ip(0), port(4)), (ip(6), port(10))],
+        (_, PORTS_OF_NODES) => [(None, port(1)), (None, port(3))],
+        _ => return None,
     };
-    let half = |at: usize| {
-        let ip = Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
-        SocketAddrV4::new(ip, u16::from_be_bytes([bytes[at + 4], bytes[at + 5]]))
-    };
-    Some(([half(0), half(6)], offer))
+    Some((ends, <&[u8; OFFER_BYTES]>::try_from(offer).ok().map(decode_offer)))
 }
 
-fn decode_offer(bytes: &[u8; PROPOSAL_BYTES - TUPLE_BYTES]) -> Offer {
+/// The address of an end, which has to be that of its node.
+fn address_of((ip, port): End, node: Option<IpAddr>) -> Option<SocketAddr> {
+    let node = node.filter(|node| ip.map_or(node.is_ipv6(), |ip| *node == IpAddr::V4(ip)))?;
+    Some(SocketAddr::new(node, port))
+}
+
+fn decode_offer(bytes: &[u8; OFFER_BYTES]) -> Offer {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
     let index = u32::from_le_bytes(std::array::from_fn(|index| bytes[16 + index]));
     Offer { index, secrets: Secrets { to_acceptor: word(0), to_connector: word(8) } }
@@ -70,7 +95,7 @@ pub(super) fn accept(listener: &LaneListener) -> Result<Accepted, Errno> {
 /// Whether the rules of this node let a program of `peer` connect there. An honest node has asked before: its monitor
 /// was told the same.
 pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &Tuple) -> bool {
-    decode(tuple).is_none_or(|([_, to], _)| access.admits(peer, to.port()))
+    decode(tuple).is_none_or(|([_, (_, port)], _)| access.admits(peer, port))
 }
 
 /// Connects to a server of this node on behalf of a program of `peer`, in the windows if their place is free.
@@ -79,12 +104,9 @@ pub(super) fn is_admitted(access: &Access, peer: u8, tuple: &Tuple) -> bool {
 /// What the refusal says.
 pub(super) fn connect(shared: &Shared, device: &Device, peer: u8, tuple: &Tuple) -> Result<ProgramEnd, Errno> {
     let ([from, to], offer) = decode(tuple).ok_or(Errno::PROTO)?;
-    let is_of = |slot, ip: &Ipv4Addr| shared.address(slot) == Some(IpAddr::V4(*ip));
-    if !is_of(peer, from.ip()) || !is_of(shared.setup.own, to.ip()) || from.port() == 0 {
-        return Err(Errno::ACCESS);
-    }
-    let request =
-        Request { destination: to.into(), source: Some(from.into()), node: None, opener: address::Opener::Proxy };
+    let from = address_of(from, shared.address(peer)).filter(|from| from.port() != 0).ok_or(Errno::ACCESS)?;
+    let to = address_of(to, shared.address(shared.setup.own)).ok_or(Errno::ACCESS)?;
+    let request = Request { destination: to, source: Some(from), node: None, opener: address::Opener::Proxy };
     let refused = |no_lane| errno_of(&no_lane);
     let pool = shared.span_pool(peer);
     if let Some((offer, pool)) = offer.zip(pool)
@@ -122,17 +144,25 @@ mod tests {
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {
-        let tuple =
-            address::Tuple { local: "127.77.0.1:40000".parse().unwrap(), peer: "127.77.0.2:6379".parse().unwrap() };
+        let at = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let tuple = |local: &str, peer: &str| address::Tuple { local: at(local), peer: at(peer) };
+        let tuples = [tuple("127.77.0.1:40000", "127.77.0.2:6379"), tuple("[fd00:77::1]:40000", "[2001:db8::2]:6379")];
         let secrets = Secrets { to_acceptor: 1 << 63 | 2, to_connector: 3 << 56 };
-        for offer in [None, Some(Offer { index: 0x0102_0304, secrets })] {
-            let encoded = encode(&tuple, offer).expect("IPv4");
-            let ([from, to], found) = decode(&encoded).expect("its own");
-            assert_eq!((SocketAddr::from(from), SocketAddr::from(to)), (tuple.local, tuple.peer));
-            assert_eq!(found, offer);
-            for bytes in [&encoded.bytes()[..11], &[0; 13], &[1], &[0; PROPOSAL_BYTES - 1]] {
-                assert_eq!(decode(&Tuple::new(bytes).expect("short")), None);
+        for tuple in tuples {
+            let nodes = [tuple.local, tuple.peer].map(|end| Some(end.ip()));
+            for offer in [None, Some(Offer { index: 0x0102_0304, secrets })] {
+                let encoded = encode(&tuple, nodes, offer).expect("the nodes' addresses");
+                let ([from, to], found) = decode(&encoded).expect("its own");
+                let ends = [address_of(from, nodes[0]), address_of(to, nodes[1])];
+                assert_eq!((ends, found), ([Some(tuple.local), Some(tuple.peer)], offer));
+                let strange = [Some(IpAddr::from([127, 77, 0, 9])), None];
+                assert_eq!(strange.map(|node| address_of(from, node)), [None; 2]);
+                for bytes in [&encoded.bytes()[..encoded.bytes().len() - 1], &[0; 13], &[1], &[0; 5], &[0; 31]] {
+                    assert_eq!(decode(&Tuple::new(bytes).expect("short")), None, "{} bytes", bytes.len());
+                }
             }
+            let others = address::Tuple { local: at("[fd00:77::9]:1"), ..tuple };
+            assert_eq!(encode(&others, nodes, None), None);
         }
     }
 
@@ -142,7 +172,7 @@ mod tests {
         let access = Access { rules, allows_others: true };
         let to = |port: u16| {
             let peer = SocketAddr::from(([127, 77, 0, 1], port));
-            encode(&address::Tuple { local: "127.77.0.3:40000".parse().unwrap(), peer }, None).expect("IPv4")
+            encode(&address::Tuple { local: "127.77.0.3:40000".parse().unwrap(), peer }, [None; 2], None).expect("IPv4")
         };
         assert_eq!([79, 80, 90, 91].map(|port| is_admitted(&access, 2, &to(port))), [true, false, false, true]);
         assert!(is_admitted(&access, 1, &to(80)));

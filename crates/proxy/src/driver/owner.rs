@@ -717,7 +717,8 @@ impl Owner {
         let Some(engine) = self.next_engine(newcomer.peer) else { return end.refuse(Errno::NETUNREACH) };
         let proposal = self.propose(newcomer.peer);
         let offer = proposal.as_ref().map(|proposal| doors::Offer { index: proposal.index(), secrets });
-        let Some(tuple) = doors::encode(&tuple, offer) else { return end.refuse(Errno::AFNOSUPPORT) };
+        let nodes = [self.shared.setup.own, newcomer.peer].map(|slot| self.shared.address(slot));
+        let Some(tuple) = doors::encode(&tuple, nodes, offer) else { return end.refuse(Errno::AFNOSUPPORT) };
         let Some(link) = &mut self.engines[engine] else { return };
         let epoll = &self.epoll;
         let mut end = Some(end.proposing(proposal));

@@ -126,7 +126,7 @@ impl Request {
     pub(super) fn may_be_far(&self, route: &Result<Route, NoLane>) -> bool {
         let Some(node) = self.node else { return false };
         match route {
-            Ok(route) => super::is_node(route.destination.ip()) && route.destination.ip() != IpAddr::V4(node),
+            Ok(route) => super::is_node(route.destination.ip()) && route.destination.ip() != node,
             Err(no_lane) => no_lane.reason == FallbackReason::RemoteAddress,
         }
     }
@@ -149,7 +149,7 @@ pub(super) fn connect(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Resu
     let destination = destination(request.destination);
     let name = ListenerName::far(destination);
     // A node has one address; only for a destination of the other family it must be asked for.
-    let known = request.node.map(IpAddr::V4).filter(|node| node.is_ipv4() == destination.is_ipv4());
+    let known = request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
     let node = match known {
         Some(node) if rack.is_live(&name) == Ok(true) => node,
         _ => match monitor::ask(rack, destination) {
@@ -335,7 +335,6 @@ mod tests {
     use fabric::timed::LinkTiming;
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
-    use std::net::Ipv4Addr;
     use std::thread::JoinHandle;
 
     const SERVER: &str = "127.77.0.2:6379";
@@ -345,7 +344,7 @@ mod tests {
     }
 
     fn request() -> Request {
-        let node = Some(Ipv4Addr::new(127, 77, 0, 1));
+        let node = Some(IpAddr::from([127, 77, 0, 1]));
         Request { destination: address(SERVER), source: None, node, opener: Opener::Program }
     }
 
