@@ -118,6 +118,12 @@ fn a_killed_guest_resets_its_connections_and_serves_again_when_it_is_back() {
 }
 
 #[test]
+#[ignore = "streams for a minute; in ./x exam"]
+fn a_stream_between_guests_outlives_its_link_over_a_network() {
+    committed("failover.sh").run().unwrap().must_succeed();
+}
+
+#[test]
 #[ignore = "boots eight guests: two minutes"]
 fn every_device_carries_words_and_links() {
     for device in [Device::Plain, Device::Doorbell, Device::Dax] {

@@ -25,18 +25,22 @@ wait_for() {
 }
 
 # Writes the rack file of the guests, the same in each, and brings up this guest's node:
-# rack_up [proxy|direct [SILENCE]]. A guest that waits for a processor is silent for long without having failed.
+# rack_up [proxy|direct [SILENCE [failover]]]. A guest that waits for a processor is silent for long without having
+# failed. With failover, nodes have the addresses of the network, else such as no network has.
 rack_up() {
     case $DEVICE_KIND in
     dax) _device='backend = "dax"\ncoherence = "coherent"' ;;
     vfio) _device='backend = "pci"\nmode = "vfio"' ;;
     *) _device='backend = "pci"\nmode = "sysfs"' ;;
     esac
-    printf "version = 1\nname = \"lab\"\ntrust = \"%s\"\n\n[device]\n$_device\n" "${1:-proxy}" >"$RACK"
+    _failover=false _network=127.77.0
+    [ "${3:-}" != failover ] || _failover=true _network=10.77.0
+    printf "version = 1\nname = \"lab\"\ntrust = \"%s\"\nfailover = %s\n\n" "${1:-proxy}" $_failover >"$RACK"
+    printf '[device]\n%b\n' "$_device" >>"$RACK"
     _number=0
     for _node in $(echo "$NODES" | tr , ' '); do
         _number=$((_number + 1))
-        printf '\n[[nodes]]\nname = "%s"\naddress = "127.77.0.%d"\n' "$_node" $_number >>"$RACK"
+        printf '\n[[nodes]]\nname = "%s"\naddress = "%s.%d"\n' "$_node" $_network $_number >>"$RACK"
         printf 'device = "%s"\n' "$DEVICE" >>"$RACK"
     done
     printf '\n[timeouts]\nquery_ns = "2500 ms"\nsilence_ns = "%s"\nup_ns = "60 s"\n' "${2:-30 s}" >>"$RACK"

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The first program of a guest: makes a system out of the image, sets up the device, runs the script, says how it ended.
-# NODE, NODES, DEVICE_KIND and MODULES come with the kernel's command line, whose unknown words are our environment.
+# NODE, NODES, DEVICE_KIND, NETWORK and MODULES come with the kernel's command line, whose unknown words are our environment.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/run /var/log /var/lib
 /bin/busybox --install -s /bin
@@ -70,6 +70,10 @@ for module in $(echo "$MODULES" | tr , ' '); do
     insmod "/lib/modules/$module" || fail "module $module"
 done
 
+if [ -n "${NETWORK:=}" ]; then
+    ip link set eth0 up || fail "no network device"
+    ip address add "$NETWORK/24" dev eth0 || fail "address $NETWORK"
+fi
 case $DEVICE_KIND in
 plain | doorbell)
     DEVICE=$(find_ivshmem)
@@ -89,7 +93,7 @@ dax)
     ;;
 esac
 RACK=/tmp/rack.toml
-export NODE NODES DEVICE DEVICE_KIND MEMORY MEMORY_BYTES RACK
+export NODE NODES DEVICE DEVICE_KIND MEMORY MEMORY_BYTES NETWORK RACK
 
 sh -eu -c '. /lab/functions; . /lab/script' lab
 end $?

@@ -32,6 +32,9 @@ pub struct Options {
     /// Each guest's own memory
     #[arg(long, value_name = "BYTES", default_value = "512M", value_parser = parse_size)]
     ram: u64,
+    /// Give two guests a network device each, on a line between them
+    #[arg(long)]
+    network: bool,
     /// A program of this machine to take along, with its libraries (may be given again)
     #[arg(long = "program", value_name = "NAME")]
     programs: Vec<String>,
@@ -63,6 +66,9 @@ impl Options {
         let mut lab = Lab::new().guests(self.guests).device(self.device).script(script);
         lab = lab.memory_bytes(self.memory).vectors(self.vectors).ram_bytes(self.ram);
         lab = lab.limit(Duration::from_secs(self.timeout));
+        if self.network {
+            lab = lab.network();
+        }
         for program in &self.programs {
             lab = lab.program(program);
         }

@@ -43,6 +43,8 @@ pub struct Running {
     memory: OwnedFd,
     image: OwnedFd,
     served: Option<Served>,
+    /// With the sockets of the line between two guests.
+    line: Option<TempDir>,
     modules: Vec<Module>,
     kernel: Kernel,
     lab: Lab,
@@ -73,7 +75,7 @@ impl Running {
     pub(crate) fn start(lab: Lab) -> Result<Self> {
         program::find(QEMU).context("guests need qemu-system-x86 of Debian")?;
         let kernel = Kernel::find()?;
-        let modules = kernel.modules(lab.device.modules())?;
+        let modules = kernel.modules(&lab.modules())?;
         let image = lab.image(&modules)?;
         let (events_to, events) = channel();
         let served = if lab.device.is_served() { Some(Served::start(&lab, &events_to)?) } else { None };
@@ -82,6 +84,7 @@ impl Running {
             None => device_server::create_memory(lab.size_bytes)?,
         };
         let deadline = Instant::now() + lab.limit;
+        let line = if lab.has_network { Some(folder()?) } else { None };
         let mut running = Self {
             seats: BTreeMap::new(),
             trouble: None,
@@ -92,6 +95,7 @@ impl Running {
             memory,
             image,
             served,
+            line,
             modules,
             kernel,
             lab,
@@ -121,6 +125,7 @@ impl Running {
         let mut arguments = self.lab.arguments(node, &self.kernel, &image, &self.modules);
         let socket = self.served.as_ref().map_or(Path::new(""), |served| &served.socket);
         arguments.extend(self.lab.device.arguments(&self.memory, self.lab.size_bytes, socket, self.lab.vectors));
+        arguments.extend(self.line.iter().flat_map(|line| Lab::network_words(node, line.path())));
         seat.guest = Some(Guest::boot(boot, &arguments, &self.events_to)?);
         (seat.waits, seat.code) = (None, None);
         seat.boots += 1;
@@ -291,10 +296,7 @@ impl Running {
 
 impl Served {
     fn start(lab: &Lab, events: &Sender<Event>) -> Result<Self> {
-        sweep(Path::new(FOLDERS));
-        let owner_only = Permissions::from_mode(0o700);
-        let prefix = format!("{FOLDER_PREFIX}{}-", std::process::id());
-        let folder = tempfile::Builder::new().prefix(&prefix).permissions(owner_only).tempdir_in(FOLDERS)?;
+        let folder = folder()?;
         let socket = folder.path().join(SOCKET);
         let options = device_server::Options::new(&socket, lab.size_bytes, lab.vectors)?;
         let server = device_server::Server::bind(&options)?;
@@ -307,6 +309,14 @@ impl Served {
         };
         Ok(Self { _server: server.start(on_event)?, memory, socket, _folder: folder })
     }
+}
+
+/// A folder for sockets, after those of labs that were killed are gone.
+fn folder() -> Result<TempDir> {
+    sweep(Path::new(FOLDERS));
+    let owner_only = Permissions::from_mode(0o700);
+    let prefix = format!("{FOLDER_PREFIX}{}-", std::process::id());
+    Ok(tempfile::Builder::new().prefix(&prefix).permissions(owner_only).tempdir_in(FOLDERS)?)
 }
 
 /// Removes the folders of labs that were killed: their process is gone, and nobody listens at their sockets.

@@ -51,6 +51,7 @@ pub struct Lab {
     pub(crate) vectors: u32,
     pub(crate) ram_bytes: u64,
     pub(crate) memory_nodes: u8,
+    pub(crate) has_network: bool,
     pub(crate) limit: Duration,
     pub(crate) echo: bool,
     pub(crate) interrupt: Arc<AtomicBool>,
@@ -76,6 +77,7 @@ impl Lab {
             vectors: 4,
             ram_bytes: 512 << 20,
             memory_nodes: 1,
+            has_network: false,
             limit: LIMIT,
             echo: false,
             interrupt: Arc::default(),
@@ -119,6 +121,12 @@ impl Lab {
     /// Nodes that a guest's own memory is divided into, two cores each. Unless said there is one, with one core.
     pub fn memory_nodes(mut self, nodes: u8) -> Self {
         self.memory_nodes = nodes;
+        self
+    }
+
+    /// Gives the two guests a network device each, on a line between them: 10.77.0.1 and 10.77.0.2.
+    pub fn network(mut self) -> Self {
+        self.has_network = true;
         self
     }
 
@@ -180,6 +188,9 @@ impl Lab {
         if !(1..=GUESTS_MAX).contains(&self.guests) {
             bail!("{} guests: 1 to {GUESTS_MAX} are possible; try --guests 2", self.guests);
         }
+        if self.has_network && self.guests != 2 {
+            bail!("{} guests: a line joins two; leave --network out, or try --guests 2", self.guests);
+        }
         Running::start(self)
     }
 
@@ -227,6 +238,7 @@ impl Lab {
             "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable".to_owned(),
             self.device.kernel_words().to_owned(),
             format!("NODE={node} NODES={} DEVICE_KIND={}", nodes.join(","), self.device.name()),
+            if self.has_network { format!("NETWORK=10.77.0.{}", node.0 + 1) } else { String::new() },
             format!("MODULES={}", modules.join(",")),
         ];
         let ram = format!("{}M{}", self.ram_bytes >> 20, self.device.memory_words(self.ram_bytes, self.size_bytes));
@@ -237,6 +249,26 @@ impl Lab {
         let chosen =
             ["-machine", self.device.machine(), "-m", &ram, "-kernel", &kernel, "-initrd", &image, "-append", &words];
         fixed.into_iter().chain(chosen).map(str::to_owned).chain(self.memory_words()).collect()
+    }
+
+    /// Kernel modules that a guest needs, those they depend on not named.
+    pub(crate) fn modules(&self) -> Vec<&'static str> {
+        let network: &[&str] = if self.has_network { &["virtio_net"] } else { &[] };
+        self.device.modules().iter().chain(network).copied().collect()
+    }
+
+    /// QEMU's words for a network device: what it sends are datagrams between two sockets in a folder.
+    pub(crate) fn network_words(node: Node, folder: &Path) -> [String; 4] {
+        let socket = |node: u8| folder.join(format!("line-{node}")).display().to_string();
+        let (own, other) = (socket(node.0), socket(1 - node.0));
+        let ends = format!("local.type=unix,local.path={own},remote.type=unix,remote.path={other}");
+        let line = format!("dgram,id=line,{ends}");
+        [
+            "-netdev".to_owned(),
+            line,
+            "-device".to_owned(),
+            format!("virtio-net-pci,netdev=line,mac=52:54:00:77:00:0{}", node.0 + 1),
+        ]
     }
 
     /// QEMU's words for several nodes of memory.
