@@ -15,6 +15,7 @@ sleep 1
 rdma link add rxe0 type rxe netdev eth0
 sleep 1
 ulimit -l unlimited
+echo 'rxe: there'
 for bytes in 1 1024 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s $bytes; done
 ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 4096
 # The other side listens once it is done with what was before.
@@ -25,5 +26,13 @@ client ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s 4096
 client ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 3000
 ibv_ud_pingpong -g 1 -d rxe0 -n 100 -s 1000
 client ibv_ud_pingpong -g 1 -d rxe0 -n 100 -s 1024
-peer rxe0 1
+peer rxe0 1 1
+# From here on packets are lost on their way, both ways.
+for bytes in 1024 4096 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 300 -s $bytes; done
+client ibv_rc_pingpong -g 1 -d rxe0 -n 300 -s 4096
+peer rxe0 1 20
+cd /sys/class/infiniband/rxe0/ports/1/hw_counters || exit
+for counter in duplicate_request out_of_seq_request rcvd_seq_err completer_retry_err retry_exceeded_err; do
+    echo "rxe: $counter $(cat $counter)"
+done
 poweroff -f

@@ -1,7 +1,9 @@
 //! WRITE, WRITE with immediate, READ, compare-and-swap and fetch-and-add with a verbs device, both ways: the other end
 //! of `tests/rxe/peer.c`, which runs on a NIC or on Linux' `rdma_rxe`.
 //!
-//! `cargo run --release -p rnic-live --example rnic-one-sided -- OWN_IP PEER_IP`
+//! `cargo run --release -p rnic-live --example rnic-one-sided -- OWN_IP PEER_IP [ROUNDS [PERCENT_LOST [SEED]]]`
+//!
+//! Each round is all of it, both ways, as often as `peer.c` was told; packets are lost on purpose both ways.
 
 #[path = "../tests/pair/mod.rs"]
 #[allow(dead_code)] // The tests use the rest.
@@ -9,14 +11,16 @@ mod pair;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use pair::Side;
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{CompletionKind, CompletionStatus, Mtu, Remote, SendKind};
 use rnic::wire::{Immediate, QpNumber, RKey};
-use rnic_live::Udp;
+use rnic_live::{Faults, Faulty, Udp};
 
-const USAGE: &str = "give an address of this machine and the peer's";
+const USAGE: &str = "give an address of this machine, the peer's, rounds, \
+    how many percent of the packets are to be lost each way, and a seed";
 const ROCE_PORT: u16 = 4791;
 /// Where `peer.c` waits.
 const MEETING_PORT: u16 = 18_516;
@@ -35,7 +39,7 @@ fn pattern() -> Vec<u8> {
     (0..PATTERN_BYTES).map(|at| (at * 7 + 1) as u8).collect()
 }
 
-fn word(side: &mut Side<Udp>, at: usize) -> u64 {
+fn word(side: &mut Side<Faulty<Udp>>, at: usize) -> u64 {
     u64::from_ne_bytes(side.memory()[at..at + 8].try_into().expect("eight bytes"))
 }
 
@@ -64,19 +68,19 @@ impl Peer {
     }
 }
 
-fn request(side: &mut Side<Udp>, kind: SendKind, at: usize, bytes: usize) {
+fn request(side: &mut Side<Faulty<Udp>>, kind: SendKind, at: usize, bytes: usize) {
     side.send(1, kind, at as u64, bytes as u32);
     let done = side.completions(1)[0];
     assert_eq!(done.status, CompletionStatus::Success, "{kind:?}");
 }
 
-fn atomic(side: &mut Side<Udp>, kind: SendKind) -> u64 {
+fn atomic(side: &mut Side<Faulty<Udp>>, kind: SendKind) -> u64 {
     request(side, kind, WORD_BEFORE_AT, 8);
     word(side, WORD_BEFORE_AT)
 }
 
 /// What `ask` does in `peer.c`, the other way.
-fn ask(side: &mut Side<Udp>, peer: &Peer) {
+fn ask(side: &mut Side<Faulty<Udp>>, peer: &Peer) {
     let pattern = pattern();
     side.memory()[COPY_AT..][..PATTERN_BYTES].copy_from_slice(&pattern);
     request(side, SendKind::Write(peer.remote(0), None), COPY_AT, PATTERN_BYTES);
@@ -90,8 +94,8 @@ fn ask(side: &mut Side<Udp>, peer: &Peer) {
     assert_eq!(atomic(side, SendKind::FetchAdd { remote, add: 3 }), 9);
 }
 
-/// Gives the peer what it needs until it has written so many lines, and looks at what it did.
-fn answer(side: &mut Side<Udp>) {
+/// The peer's WRITE with immediate has come.
+fn answer(side: &mut Side<Faulty<Udp>>) {
     let done = side.completions(1)[0];
     assert_eq!(
         (done.status, done.kind),
@@ -101,50 +105,87 @@ fn answer(side: &mut Side<Udp>) {
     assert_eq!(done.immediate, Some(Immediate::Data(IMMEDIATE)));
 }
 
-fn look(side: &mut Side<Udp>) {
+/// Looks at what the peer did.
+fn look(side: &mut Side<Faulty<Udp>>) {
     let pattern = pattern();
     assert_eq!(side.memory()[..PATTERN_BYTES], pattern, "WRITE");
     assert_eq!(side.memory()[IMMEDIATE_AT..][..IMMEDIATE_BYTES], pattern[..IMMEDIATE_BYTES], "WRITE with immediate");
     assert_eq!(word(side, WORD_AT), 12, "atomics");
 }
 
-fn main() {
+/// Everything as it is before a round, but for the receive request.
+fn prepare(side: &mut Side<Faulty<Udp>>) {
+    side.memory().fill(0);
+    side.memory()[WORD_AT..][..8].copy_from_slice(&5_u64.to_ne_bytes());
+}
+
+/// The next line of the peer, which needs turns until it has written it.
+fn line(side: &mut Side<Faulty<Udp>>, stream: &mut BufReader<TcpStream>) -> String {
+    let (mut text, mut said) = (String::new(), [0; 1]);
+    stream.get_ref().set_nonblocking(true).expect("a socket");
+    while stream.buffer().is_empty() && stream.get_ref().peek(&mut said).is_err() {
+        side.linger(Duration::from_millis(20));
+    }
+    stream.get_ref().set_nonblocking(false).expect("a socket");
+    stream.read_line(&mut text).expect("a socket");
+    text.trim_end().to_owned()
+}
+
+struct Plan {
+    own: IpAddr,
+    peer: IpAddr,
+    rounds: u64,
+    faults: Faults,
+    seed: u64,
+}
+
+fn plan() -> Option<Plan> {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let addresses: Vec<IpAddr> = words.iter().filter_map(|word| word.parse().ok()).collect();
-    let [own, peers] = addresses[..] else {
+    let [own, peer, rest @ ..] = &words[..] else { return None };
+    let number = |at: usize| rest.get(at).map_or(Some(1), |word| word.parse().ok());
+    let loss = rest.get(1).map_or(Some(0.0), |word| word.parse::<f64>().ok())? / 100.0;
+    let faults = Faults { loss, loss_sent: loss, ..Faults::default() };
+    let plan = Plan { own: own.parse().ok()?, peer: peer.parse().ok()?, rounds: number(0)?, faults, seed: number(2)? };
+    (rest.len() <= 3).then_some(plan)
+}
+
+fn main() {
+    let Some(plan) = plan() else {
         eprintln!("{USAGE}");
         std::process::exit(2);
     };
-    let mut wire = Udp::bind(SocketAddr::new(own, ROCE_PORT)).expect("an address of this machine");
+    let mut wire = Udp::bind(SocketAddr::new(plan.own, ROCE_PORT)).expect("an address of this machine");
     wire.expect_nics();
+    let wire = Faulty::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        std::process::exit(2);
+    });
     let mut side = Side::new(Profile::new(Policy::GoBackN), wire, 1);
-    side.memory()[WORD_AT..][..8].copy_from_slice(&5_u64.to_ne_bytes());
-    let mut stream = TcpStream::connect((peers, MEETING_PORT)).expect("the peer waits at its port");
-    let gid = match own {
+    prepare(&mut side);
+    let mut stream = TcpStream::connect((plan.peer, MEETING_PORT)).expect("the peer waits at its port");
+    let gid = match plan.own {
         IpAddr::V4(own) => own.to_ipv6_mapped(),
         IpAddr::V6(own) => own,
     };
     writeln!(stream, "{:x} {OWN_PSN:x} {gid} {:x} 0", side.qp.0, side.keys.remote.0).expect("the peer listens");
-    let mut lines = BufReader::new(stream.try_clone().expect("a descriptor")).lines();
-    let mut line = || lines.next().and_then(Result::ok).unwrap_or_default();
-    let peer = Peer::parse(&line()).expect("the words of peer.c");
-    side.live.wire_mut().add_peer(SocketAddr::new(peer.address, ROCE_PORT)).expect("a peer of this family");
+    let mut lines = BufReader::new(stream.try_clone().expect("a descriptor"));
+    let peer = Peer::parse(&line(&mut side, &mut lines)).expect("the words of peer.c");
+    let address = SocketAddr::new(peer.address, ROCE_PORT);
+    side.live.wire_mut().wire_mut().add_peer(address).expect("a peer of this family");
     side.connect(QpNumber(peer.qp), (OWN_PSN, peer.psn), Mtu::B1024, ACK_TIMER_CODE);
-    side.receive(1, 0, 0);
-    answer(&mut side);
-    stream.set_nonblocking(true).expect("a socket");
-    let mut said = [0; 2];
-    while stream.peek(&mut said).is_err() {
-        side.linger(std::time::Duration::from_millis(20));
+    for _ in 0..plan.rounds {
+        side.receive(1, 0, 0);
+        // The peer asks once it knows that there is a receive request.
+        writeln!(stream, "0").expect("the peer listens");
+        answer(&mut side);
+        assert_eq!(line(&mut side, &mut lines), "1");
+        look(&mut side);
+        prepare(&mut side);
+        ask(&mut side, &peer);
+        writeln!(stream, "1").expect("the peer listens");
     }
-    stream.set_nonblocking(false).expect("a socket");
-    assert_eq!(line(), "1");
-    look(&mut side);
     println!("from the device: WRITE, WRITE with immediate, READ, compare-and-swap, fetch-and-add");
-    ask(&mut side, &peer);
-    println!("to the device: the same");
-    writeln!(stream, "1").expect("the peer listens");
-    side.linger(std::time::Duration::from_secs(2));
-    assert_eq!(line(), "2", "the peer was not refused");
+    println!("to the device: the same; {} rounds, {:?}", plan.rounds, side.live.wire().struck());
+    assert_eq!(line(&mut side, &mut lines), "2", "the peer was not refused");
     println!("a key that never was: refused");
 }

@@ -1,10 +1,11 @@
 //! The other end of rdma-core's `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`: against a NIC, or against
 //! Linux' `rdma_rxe`.
 //!
-//! `cargo run --release -p rnic-live --example rnic-pingpong -- rc|uc|ud OWN_IP PEER_IP|- [BYTES [ROUND_TRIPS]]`
+//! `cargo run --release -p rnic-live --example rnic-pingpong -- \
+//!     rc|uc|ud OWN_IP PEER_IP|- [BYTES [ROUND_TRIPS [PERCENT_LOST [SEED]]]]`
 //!
 //! With a peer it goes there as the client of `ibv_rc_pingpong -g INDEX -s BYTES -n ROUND_TRIPS`, and compares what
-//! comes back with what it sent; with `-` it waits for such a client.
+//! comes back with what it sent; with `-` it waits for such a client. Packets are lost on purpose both ways.
 
 #[path = "../tests/pair/mod.rs"]
 #[allow(dead_code)] // The tests use the rest.
@@ -12,16 +13,16 @@ mod pair;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pair::Side;
 use rnic::nic::{Policy, Profile};
 use rnic::verbs::{Address, CompletionKind, CompletionStatus, Datagram, Mtu, SendKind};
 use rnic::wire::{QpNumber, Service};
-use rnic_live::Udp;
+use rnic_live::{Faults, Faulty, Udp};
 
-const USAGE: &str =
-    "give rc, uc or ud, an address of this machine, the peer's or -, bytes (up to 65536) and round trips";
+const USAGE: &str = "give rc, uc or ud, an address of this machine, the peer's or -, bytes (up to 65536), round trips, \
+    how many percent of the packets are to be lost each way, and a seed";
 /// Where RoCEv2's packets go: IBA annex 17.
 const ROCE_PORT: u16 = 4791;
 /// Where rdma-core's examples meet.
@@ -36,6 +37,9 @@ const OWN_PSN: u32 = 0x00ff_ffc0;
 const ACK_TIMER_CODE: u8 = 14;
 /// Theirs.
 const QUEUE_KEY: u32 = 0x1111_1111;
+/// For a peer that did not hear of its last message's arrival: some of its time-outs, where packets are lost.
+const LINGERS: Duration = Duration::from_millis(200);
+const LINGERS_LOSSY: Duration = Duration::from_secs(2);
 /// What verbs leave before a datagram, for a global routing header.
 const ROUTING_HEADER_BYTES: u32 = 40;
 
@@ -77,6 +81,8 @@ struct Plan {
     peer: Option<IpAddr>,
     bytes: u32,
     trips: u64,
+    faults: Faults,
+    seed: u64,
 }
 
 fn plan() -> Option<Plan> {
@@ -91,8 +97,17 @@ fn plan() -> Option<Plan> {
     let peer = if peer == "-" { None } else { Some(peer.parse().ok()?) };
     let number = |at: usize, default: u64| rest.get(at).map_or(Some(default), |word| word.parse().ok());
     let bytes = number(0, 4096)?;
-    let is_fine = (1..=BYTES_MAX).contains(&bytes) && rest.len() <= 2;
-    is_fine.then_some(Plan { service, own: own.parse().ok()?, peer, bytes: bytes as u32, trips: number(1, 1000)? })
+    let loss = rest.get(2).map_or(Some(0.0), |word| word.parse::<f64>().ok())? / 100.0;
+    let is_fine = (1..=BYTES_MAX).contains(&bytes) && rest.len() <= 4;
+    is_fine.then_some(Plan {
+        service,
+        own: own.parse().ok()?,
+        peer,
+        bytes: bytes as u32,
+        trips: number(1, 1000)?,
+        faults: Faults { loss, loss_sent: loss, ..Faults::default() },
+        seed: number(3, 1)?,
+    })
 }
 
 fn meet(plan: &Plan, own: &Words) -> std::io::Result<Words> {
@@ -118,7 +133,7 @@ fn fill(outbox: &mut [u8], trip: u64) {
 }
 
 /// Waits for the message of this trip and for the end of the own send.
-fn next(side: &mut Side<Udp>, mut wanted: usize) {
+fn next(side: &mut Side<Faulty<Udp>>, mut wanted: usize) {
     while wanted > 0 {
         for done in side.completions(1) {
             assert_eq!(done.status, CompletionStatus::Success, "{done:?}");
@@ -137,12 +152,12 @@ impl Plan {
         INBOX + u64::from(self.header_bytes())
     }
 
-    fn receive(&self, side: &mut Side<Udp>, id: u64) {
+    fn receive(&self, side: &mut Side<Faulty<Udp>>, id: u64) {
         side.receive(id, INBOX, self.bytes + self.header_bytes());
     }
 }
 
-fn client(side: &mut Side<Udp>, plan: &Plan, to: Option<Datagram>) -> u64 {
+fn client(side: &mut Side<Faulty<Udp>>, plan: &Plan, to: Option<Datagram>) -> u64 {
     let mut different = 0;
     for trip in 0..plan.trips {
         fill(&mut side.memory()[..plan.bytes as usize], trip);
@@ -156,7 +171,7 @@ fn client(side: &mut Side<Udp>, plan: &Plan, to: Option<Datagram>) -> u64 {
     different
 }
 
-fn server(side: &mut Side<Udp>, plan: &Plan, to: Option<Datagram>) {
+fn server(side: &mut Side<Faulty<Udp>>, plan: &Plan, to: Option<Datagram>) {
     let mut received = 0;
     let mut sent = 0;
     while received < plan.trips || sent < plan.trips {
@@ -183,6 +198,10 @@ fn main() {
         std::process::exit(1);
     });
     wire.expect_nics();
+    let wire = Faulty::new(wire, plan.faults, plan.seed).unwrap_or_else(|error| {
+        eprintln!("{error}");
+        std::process::exit(2);
+    });
     let mut side = Side::new(Profile::new(Policy::GoBackN), wire, 1);
     match plan.service {
         Service::Rc => {}
@@ -199,13 +218,14 @@ fn main() {
     });
     let different = play(&mut side, &plan, &theirs);
     println!("{:?}", side.live.counters());
+    println!("{:?}", side.live.wire().struck());
     std::process::exit(i32::from(different > 0));
 }
 
 /// How many messages came back as something else.
-fn play(side: &mut Side<Udp>, plan: &Plan, theirs: &Words) -> u64 {
+fn play(side: &mut Side<Faulty<Udp>>, plan: &Plan, theirs: &Words) -> u64 {
     let (peer, qp) = (SocketAddr::new(theirs.address(), ROCE_PORT), QpNumber(theirs.qp));
-    side.live.wire_mut().add_peer(peer).expect("a peer of this family");
+    side.live.wire_mut().wire_mut().add_peer(peer).expect("a peer of this family");
     match plan.service {
         Service::Rc => side.connect(qp, (OWN_PSN, theirs.psn), Mtu::B1024, ACK_TIMER_CODE),
         Service::Uc => side.connect_unreliable(qp, (OWN_PSN, theirs.psn), Mtu::B1024),
@@ -221,7 +241,7 @@ fn play(side: &mut Side<Udp>, plan: &Plan, theirs: &Words) -> u64 {
         0
     };
     let each_us = began.elapsed().as_secs_f64() * 1e6 / plan.trips.max(1) as f64;
-    side.linger(std::time::Duration::from_millis(200));
+    side.linger(if plan.faults == Faults::default() { LINGERS } else { LINGERS_LOSSY });
     println!("{} round trips of {} bytes, {each_us:.1} us each, {different} of them changed", plan.trips, plan.bytes);
     different
 }

@@ -12,11 +12,13 @@ use crate::wire::{Arrival, Wire, WireError};
 /// By how many later packets a late one is overtaken, at most.
 const OVERTAKES_MAX: u64 = 16;
 
-/// How likely it is that a packet which comes is struck.
+/// How likely it is that a packet which comes is struck; and one that goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// It is lost.
     pub loss: f64,
+    /// One that is sent is lost: for a peer whose wire is not [`Faulty`] itself.
+    pub loss_sent: f64,
     /// It comes twice.
     pub duplication: f64,
     /// Up to 16 packets that were sent later overtake it.
@@ -30,6 +32,8 @@ pub struct Faults {
 pub struct Struck {
     /// Lost.
     pub lost: u64,
+    /// Lost of those that were sent.
+    pub lost_sent: u64,
     /// Delivered twice.
     pub duplicated: u64,
     /// Delivered late.
@@ -48,7 +52,8 @@ struct Held {
     overtakes: u64,
 }
 
-/// A wire whose arriving packets are struck by chance. The same seed and the same packets give the same faults.
+/// A wire whose packets are struck by chance, mostly those that arrive. The same seed and the same packets give the
+/// same faults.
 pub struct Faulty<W> {
     wire: W,
     faults: Faults,
@@ -67,9 +72,14 @@ impl<W: Wire> Faulty<W> {
     /// # Errors
     /// When something is no probability.
     pub fn new(wire: W, faults: Faults, seed: u64) -> Result<Self, WireError> {
-        let Faults { loss, duplication, reordering, corruption } = faults;
-        let named =
-            [("loss", loss), ("duplication", duplication), ("reordering", reordering), ("corruption", corruption)];
+        let Faults { loss, loss_sent, duplication, reordering, corruption } = faults;
+        let named = [
+            ("loss", loss),
+            ("loss_sent", loss_sent),
+            ("duplication", duplication),
+            ("reordering", reordering),
+            ("corruption", corruption),
+        ];
         if let Some((what, value)) = named.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
             return Err(WireError::Probability { what, value });
         }
@@ -162,6 +172,10 @@ impl<W: Wire> Wire for Faulty<W> {
     }
 
     fn send(&mut self, to: Address, packet: &[u8]) -> Result<bool, WireError> {
+        if self.random.chance(self.faults.loss_sent) {
+            self.struck.lost_sent += 1;
+            return Ok(true); // who sent it cannot know
+        }
         self.wire.send(to, packet)
     }
 
@@ -203,6 +217,13 @@ mod tests {
         next: u32,
         count: u32,
         packet: [u8; 4],
+        sent: u64,
+    }
+
+    impl Counting {
+        fn new(count: u32) -> Self {
+            Self { next: 0, count, packet: [0; 4], sent: 0 }
+        }
     }
 
     impl Wire for Counting {
@@ -211,6 +232,7 @@ mod tests {
         }
 
         fn send(&mut self, _: Address, _: &[u8]) -> Result<bool, WireError> {
+            self.sent += 1;
             Ok(true)
         }
 
@@ -243,8 +265,7 @@ mod tests {
     }
 
     fn received(faults: Faults, seed: u64) -> (Vec<u32>, Struck) {
-        let wire = Counting { next: 0, count: 10_000, packet: [0; 4] };
-        let mut wire = Faulty::new(wire, faults, seed).unwrap();
+        let mut wire = Faulty::new(Counting::new(10_000), faults, seed).unwrap();
         let mut received = Vec::new();
         for quiet in 0..3 {
             while let Some(arrival) = wire.receive().unwrap() {
@@ -265,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_seed_repeats_its_faults_and_another_makes_others() {
-        let faults = Faults { loss: 0.1, duplication: 0.05, reordering: 0.2, corruption: 0.0 };
+        let faults = Faults { loss: 0.1, duplication: 0.05, reordering: 0.2, ..Faults::default() };
         assert_eq!(received(faults, 1), received(faults, 1));
         assert_ne!(received(faults, 1), received(faults, 2));
     }
@@ -291,9 +312,17 @@ mod tests {
     }
 
     #[test]
+    fn of_what_is_sent_the_share_asked_for_is_lost_and_nobody_is_told() {
+        let faults = Faults { loss_sent: 0.1, ..Faults::default() };
+        let mut wire = Faulty::new(Counting::new(0), faults, 3).unwrap();
+        assert!((0..10_000).all(|_| wire.send(Address(0), &[]).unwrap()));
+        let lost = wire.struck().lost_sent;
+        assert!((800..1200).contains(&lost) && wire.wire().sent == 10_000 - lost, "{lost}");
+    }
+
+    #[test]
     fn what_is_no_probability_is_refused() {
-        let wire = Counting { next: 0, count: 0, packet: [0; 4] };
-        let error = Faulty::new(wire, Faults { loss: 1.5, ..Faults::default() }, 0).err().unwrap();
+        let error = Faulty::new(Counting::new(0), Faults { loss: 1.5, ..Faults::default() }, 0).err().unwrap();
         assert_eq!(error.to_string(), "loss of 1.5 is no probability; choose 0 to 1");
     }
 }

@@ -163,7 +163,7 @@ fn messages_arrive(pair: &mut Pair<impl Wire>, messages: usize) {
     }
 }
 
-const FAULTS: Faults = Faults { loss: 0.03, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
+const FAULTS: Faults = Faults { loss: 0.03, loss_sent: 0.0, duplication: 0.02, reordering: 0.05, corruption: 0.02 };
 
 #[test]
 fn messages_arrive_once_in_order_and_whole_through_faults_of_udp() {
