@@ -79,12 +79,12 @@ fn a_run_of_64_hosts_is_the_same_to_the_byte_as_ever() {
         ("srnic, trimmed", run(Transport::Srnic, Congestion::None, trimming, &none)),
     ];
     let expected: [(&str, u64); 6] = [
-        ("srnic", 0xc8ee_f6ca_d72f_56ea),
+        ("srnic", 0x4415_e50e_5da3_307b),
         ("irn", 0x5ca8_f676_b487_169b),
         ("go-back-n", 0xa6b7_e8f8_7657_13d4),
         ("connection-cache", 0x5e09_935d_809d_1ca9),
-        ("srnic, rough", 0x2f71_0c64_4928_3267),
-        ("srnic, trimmed", 0xbce5_2d18_2c8f_d64b),
+        ("srnic, rough", 0x9524_5459_60c8_3f0b),
+        ("srnic, trimmed", 0x58aa_68df_1681_4927),
     ];
     assert_eq!(format!("{runs:x?}"), format!("{expected:x?}"));
 }

@@ -285,7 +285,7 @@ impl<M: HostMemory> Nic<M> {
             self.stage(now, i, 0);
             return;
         }
-        // What the last turn needed is the best guess of what this one will.
+        // What the last turn needed, or its share, is the best guess of what this one will.
         let guess = u32::from(self.contexts[i].turn_bytes_64) * 64;
         let reserved = guess.clamp(PACKET_BYTES, self.profile.scheduling.quantum_bytes.max(PACKET_BYTES));
         self.pipeline.ahead_bytes += reserved;
@@ -319,8 +319,19 @@ impl<M: HostMemory> Nic<M> {
         }
         self.count_fetched(i, index);
         self.context_used(i);
-        self.contexts[i].turn_bytes_64 = u16::try_from(used.div_ceil(64)).unwrap_or(u16::MAX);
+        let needs = if self.work(now, i) == Work::Now { self.share_of_a_turn(i) } else { used };
+        self.contexts[i].turn_bytes_64 = u16::try_from(needs.div_ceil(64)).unwrap_or(u16::MAX);
         self.turn_ends(now, i);
+    }
+
+    /// What is kept of the buffer for a queue pair that has more to send: as much as for any other one that waits, for
+    /// alone it needs a whole turn to keep the wire busy while its work requests come, and with others a part of that.
+    /// By its last turn alone one that began when the buffer was full would get a packet more each time, and long
+    /// messages before it whole turns.
+    fn share_of_a_turn(&self, i: usize) -> u32 {
+        let waiting = (self.pipeline.ready.len() + self.pipeline.decisions.len()) as u32;
+        let packet = self.contexts[i].mtu() + PACKET_BYTES;
+        (self.profile.scheduling.quantum_bytes / (1 + waiting)).max(packet)
     }
 
     /// Counts the work requests that a decision fetched, and those that it did not get to.
