@@ -224,8 +224,8 @@ struct Wire {
     burst_bytes: u64,
 }
 
-/// Sums of the same times in another order differ by less. A packet that is ready when the one before has left begins no
-/// burst of its own: in flit mode that would cost it a flit, by rounding alone.
+/// Sums of the same times in another order differ by less. A packet that is ready when the one before has left begins
+/// no burst of its own: in flit mode that would cost it a flit, by rounding alone.
 const SAME_MOMENT_NS: f64 = 1e-6;
 
 impl Wire {

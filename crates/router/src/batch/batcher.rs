@@ -144,8 +144,8 @@ impl<T> Batcher<T> {
         Ok(())
     }
 
-    /// How many packets are to go now. `least`: fewer are not worth a message, for this node is nearly busy, or the peer
-    /// has as many to take in yet as make a few messages of so many.
+    /// How many packets are to go now. `least`: fewer are not worth a message, for this node is nearly busy, or the
+    /// peer has as many to take in yet as make a few messages of so many.
     #[inline]
     pub fn due(&self, now: Time, least: usize) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
