@@ -108,8 +108,8 @@ fn hop(kind: &str, hops: &[&Hop], quantile: &Quantile) -> Figure {
     let line = |(index, batch): (usize, &u8)| {
         let points = hops.iter().filter(|hop| hop.batch == *batch);
         let points = points.map(|hop| (hop.frame_bytes as f64, (quantile.of_hop)(&hop.latency))).collect();
-        let packets = if *batch == 1 { "packet" } else { "packets" };
-        Series { title: format!("{batch} {packets} together"), style: Style::of_index(index), points }
+        let title = if *batch == 1 { "1 packet".to_owned() } else { format!("{batch} packets together") };
+        Series { title, style: Style::of_index(index), points }
     };
     Figure {
         title: format!("{} of one hop over {}, nothing else under way", quantile.name, title_of(kind)),
