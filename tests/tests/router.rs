@@ -2,7 +2,8 @@
 //! them, nodes die and come back, and nothing is left behind.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -10,25 +11,29 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use system_tests::{Finished, PATIENCE, Process, place};
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+use cluster::{Cluster, LOOK_EVERY, can_make_namespaces};
+
+#[path = "router/bird.rs"]
+mod bird;
+#[path = "router/cluster.rs"]
+mod cluster;
+
 const NODES: [&str; 3] = ["a", "b", "c"];
 /// Lines of the demo that say `ok` when all is well.
 const STEPS: usize = 13;
 
-/// Whether network namespaces can be made here; a line says so where not.
-fn can_make_namespaces(test: &str) -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("{test} is skipped: network namespaces take root; run it as root");
-    }
-    is_root
-}
-
 /// A demo that stays.
 struct Demo {
     process: Option<Process>,
-    name: String,
-    folder: PathBuf,
+    cluster: Cluster,
+}
+
+impl Deref for Demo {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
 }
 
 impl Drop for Demo {
@@ -53,7 +58,7 @@ impl Demo {
         let process = Process::start(command.args(["router", "demo"]).args(arguments).env("TMPDIR", "/tmp"));
         let name = format!("crosslane-demo-{}", process.pid());
         let folder = Path::new("/tmp").join(&name);
-        Self { process: Some(process), name, folder }
+        Self { process: Some(process), cluster: Cluster { name, folder } }
     }
 
     fn process(&self) -> &Process {
@@ -66,77 +71,6 @@ impl Demo {
         let pid = Pid::from_raw(process.pid() as i32).expect("a process");
         kill_process(pid, Signal::INT).expect("it runs");
         process.wait(PATIENCE)
-    }
-
-    fn command(&self, subcommand: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(place::crosslane());
-        command.env("CROSSLANE_RACK", &self.folder).args(["router", subcommand, "--cluster"]);
-        command.arg(self.folder.join("cluster.toml")).args(arguments);
-        command
-    }
-
-    fn json(&self, subcommand: &str, arguments: &[&str]) -> Value {
-        let mut command = self.command(subcommand, &["--json"]);
-        let finished = Process::start(command.args(arguments)).wait(PATIENCE).must_succeed();
-        serde_json::from_str(&finished.stdout).expect("JSON")
-    }
-
-    fn node(&self, index: usize) -> Value {
-        self.json("status", &[])["nodes"][index]["status"].clone()
-    }
-
-    /// A program where a node or host is.
-    fn at(&self, at: &str, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new(place::tool("ip"));
-        command.args(["netns", "exec", &format!("{}-{at}", self.name)]).arg(program.as_ref());
-        command
-    }
-
-    fn ping(&self, from: &str, to: &str) -> Finished {
-        let mut command = self.at(from, place::tool("ping"));
-        Process::start(command.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", to])).wait(PATIENCE)
-    }
-
-    fn ip(&self, at: &str, words: &[&str]) {
-        let mut command = self.at(at, place::tool("ip"));
-        Process::start(command.args(words)).wait(PATIENCE).must_succeed();
-    }
-
-    /// The routes that packets to an address take from node c.
-    fn routes_from_c(&self, address: &str) -> Vec<Value> {
-        self.json("fib", &["--node", "c", address])["routes"].as_array().expect("routes").clone()
-    }
-
-    /// Waits until an address is reached from node c by way of node a, or not at all.
-    #[track_caller]
-    fn wait_for_route(&self, address: &str, is_there: bool) {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let routes = self.routes_from_c(address);
-            let is_so = match routes.first() {
-                Some(route) => is_there && route["hops"][0]["node"] == "a",
-                None => !is_there,
-            };
-            if is_so {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{address}: {routes:?}");
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-
-    /// That nothing of it is there any more.
-    #[track_caller]
-    fn assert_gone(name: &str, folder: &Path) {
-        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-        let left: Vec<_> = namespaces.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).collect();
-        assert!(left.is_empty(), "{left:?}");
-        assert!(!folder.exists(), "{}", folder.display());
-        let shown = folder.to_string_lossy().into_owned();
-        let commands = fs::read_dir("/proc").expect("processes").flatten();
-        let commands = commands.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
-        let left: Vec<String> = commands.filter(|command| command.contains(&shown)).collect();
-        assert!(left.is_empty(), "{left:?}");
     }
 }
 
@@ -163,7 +97,7 @@ fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
     a_stopped_node_is_left_while_it_is_and_met_again(&demo);
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     demo.interrupt().must_succeed();
-    Demo::assert_gone(&name, &folder);
+    Cluster::assert_gone(&name, &folder);
 }
 
 /// The demo has killed node c.
@@ -193,11 +127,11 @@ fn an_idle_node_uses_no_processor(demo: &Demo) {
 fn routes_of_the_kernel_are_the_clusters(demo: &Demo) {
     let route = ["198.51.100.0/24", "via", "10.77.1.2"];
     demo.ip("a", &[&["route", "add"][..], &route].concat());
-    demo.wait_for_route("198.51.100.7", true);
+    demo.wait_for_route("c", "198.51.100.7", Some("a"));
     demo.ip("a", &[&["route", "del"][..], &route].concat());
-    demo.wait_for_route("198.51.100.7", false);
+    demo.wait_for_route("c", "198.51.100.7", None);
     demo.ip("a", &["address", "add", "10.255.0.1/32", "dev", "lo"]);
-    demo.wait_for_route("10.255.0.1", true);
+    demo.wait_for_route("c", "10.255.0.1", Some("a"));
     demo.ping("h3", "10.255.0.1").must_succeed();
 }
 
@@ -294,7 +228,7 @@ fn an_interrupted_demo_leaves_nothing() {
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     let finished = demo.interrupt().must_exit_with(1);
     assert!(finished.stderr.contains("interrupted"), "{finished}");
-    Demo::assert_gone(&name, &folder);
+    Cluster::assert_gone(&name, &folder);
 }
 
 /// A routing daemon of FRR's, where a node or host is. It ends with its guard.
@@ -346,14 +280,14 @@ fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
     let (node, host) = (("10.77.1.1", 65000), ("10.77.1.2", 65001));
     let _of_node = Daemons::start(&demo, folder.path(), "a", &bgp(node, host, "redistribute kernel"));
     let of_host = Daemons::start(&demo, folder.path(), "h1", &bgp(host, node, "network 203.0.113.0/24"));
-    demo.wait_for_route("203.0.113.1", true);
+    demo.wait_for_route("c", "203.0.113.1", Some("a"));
     demo.ping("h3", "203.0.113.1").must_succeed();
     // The other router knows the cluster's networks from node a alone.
     let mut routes = demo.at("h1", place::tool("ip"));
     let routes = Process::start(routes.args(["route", "show", "proto", "bgp"])).wait(PATIENCE).must_succeed();
     assert!(routes.stdout.contains("10.77.3.0/24"), "{routes}");
     drop(of_host.bgpd);
-    demo.wait_for_route("203.0.113.1", false);
+    demo.wait_for_route("c", "203.0.113.1", None);
     let finished = demo.ping("h3", "203.0.113.1");
     assert!(!finished.status.success() && finished.stdout.contains("Unreachable"), "{finished}");
 }

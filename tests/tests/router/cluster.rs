@@ -1,0 +1,197 @@
+//! Clusters in network namespaces, and what tests ask of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use system_tests::{Finished, PATIENCE, Process, place};
+use tempfile::TempDir;
+
+pub const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Whether network namespaces can be made here; a line says so where not.
+pub fn can_make_namespaces(test: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("{test} is skipped: network namespaces take root; run it as root");
+    }
+    is_root
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} does not come");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// A cluster whose namespaces are named by it and by what is in them, and whose file lies in a folder of its own.
+pub struct Cluster {
+    pub name: String,
+    pub folder: PathBuf,
+}
+
+impl Cluster {
+    pub fn command(&self, subcommand: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(place::crosslane());
+        command.env("CROSSLANE_RACK", &self.folder).args(["router", subcommand, "--cluster"]);
+        command.arg(self.file()).args(arguments);
+        command
+    }
+
+    /// The cluster file.
+    pub fn file(&self) -> PathBuf {
+        self.folder.join("cluster.toml")
+    }
+
+    pub fn json(&self, subcommand: &str, arguments: &[&str]) -> Value {
+        let mut command = self.command(subcommand, &["--json"]);
+        let finished = Process::start(command.args(arguments)).wait(PATIENCE).must_succeed();
+        serde_json::from_str(&finished.stdout).expect("JSON")
+    }
+
+    /// The state of a node, by its place in the file.
+    pub fn node(&self, index: usize) -> Value {
+        self.json("status", &[])["nodes"][index]["status"].clone()
+    }
+
+    /// The namespace of a node or host.
+    pub fn namespace(&self, at: &str) -> String {
+        format!("{}-{at}", self.name)
+    }
+
+    /// A program where a node or host is.
+    pub fn at(&self, at: &str, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(place::tool("ip"));
+        command.args(["netns", "exec", &self.namespace(at)]).arg(program.as_ref());
+        command
+    }
+
+    pub fn ping(&self, from: &str, to: &str) -> Finished {
+        let mut command = self.at(from, place::tool("ping"));
+        Process::start(command.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", to])).wait(PATIENCE)
+    }
+
+    pub fn ip(&self, at: &str, words: &[&str]) -> String {
+        let mut command = self.at(at, place::tool("ip"));
+        Process::start(command.args(words)).wait(PATIENCE).must_succeed().stdout
+    }
+
+    /// The routes that packets to an address take from a node.
+    pub fn routes(&self, node: &str, address: &str) -> Vec<Value> {
+        self.json("fib", &["--node", node, address])["routes"].as_array().expect("routes").clone()
+    }
+
+    /// Waits until an address is reached from node `from` by way of node `by`, or not at all.
+    #[track_caller]
+    pub fn wait_for_route(&self, from: &str, address: &str, by: Option<&str>) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let routes = self.routes(from, address);
+            let is_so = match (routes.first(), by) {
+                (Some(route), Some(by)) => route["hops"][0]["node"] == by,
+                (route, by) => route.is_none() && by.is_none(),
+            };
+            if is_so {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{address}: {routes:?}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// That nothing of it is there any more.
+    #[track_caller]
+    pub fn assert_gone(name: &str, folder: &Path) {
+        let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let left: Vec<_> = namespaces.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).collect();
+        assert!(left.is_empty(), "{left:?}");
+        assert!(!folder.exists(), "{}", folder.display());
+        let shown = folder.to_string_lossy().into_owned();
+        let commands = fs::read_dir("/proc").expect("processes").flatten();
+        let commands = commands.filter_map(|entry| fs::read_to_string(entry.path().join("cmdline")).ok());
+        let left: Vec<String> = commands.filter(|command| command.contains(&shown)).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// A cluster of the test's own making. It ends with its guard.
+pub struct Lab {
+    cluster: Cluster,
+    _folder: TempDir,
+}
+
+impl std::ops::Deref for Lab {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if self.file().exists() {
+            drop(Process::start(&mut self.command("down", &[])).wait(PATIENCE));
+        }
+        let names = fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let names = names.filter_map(|name| name.into_string().ok());
+        for name in names.filter(|name| name.starts_with(&format!("{}-", self.name))) {
+            drop(Process::start(Command::new(place::tool("ip")).args(["netns", "del", &name])).wait(PATIENCE));
+        }
+    }
+}
+
+impl Lab {
+    /// With namespaces of these names; `None`, and a line that says why, where there cannot be any.
+    pub fn new(test: &str, namespaces: &[&str]) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        if !can_make_namespaces(test) {
+            return None;
+        }
+        let name = format!("crosslane-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        // Sockets lie there, whose paths are short.
+        let folder = tempfile::Builder::new().prefix("router-").tempdir_in("/tmp").expect("a folder");
+        let lab = Self { cluster: Cluster { name, folder: folder.path().to_owned() }, _folder: folder };
+        for at in namespaces {
+            let mut command = Command::new(place::tool("ip"));
+            Process::start(command.args(["netns", "add", &lab.namespace(at)])).wait(PATIENCE).must_succeed();
+            lab.ip(at, &["link", "set", "lo", "up"]);
+        }
+        Some(lab)
+    }
+
+    /// A line between a node and a host, whose networks have this number: 10.77.N.0/24 and fd77:N::/64. The node is 1
+    /// there and the host 2, which sends everything to the node.
+    pub fn join(&self, (node, device): (&str, &str), (host, host_device): (&str, &str), number: u8) {
+        let there = self.namespace(host);
+        let peer = ["type", "veth", "peer", "name", host_device, "netns", &there];
+        self.ip(node, &[&["link", "add", device][..], &peer].concat());
+        for (at, device, last) in [(node, device, 1), (host, host_device, 2)] {
+            self.ip(at, &["address", "add", &format!("10.77.{number}.{last}/24"), "dev", device]);
+            self.ip(at, &["address", "add", &format!("fd77:{number}::{last}/64"), "dev", device, "nodad"]);
+            self.ip(at, &["link", "set", device, "up"]);
+        }
+        let metric = number.to_string();
+        self.ip(host, &["route", "add", "default", "via", &format!("10.77.{number}.1"), "metric", &metric]);
+        self.ip(host, &["-6", "route", "add", "default", "via", &format!("fd77:{number}::1"), "metric", &metric]);
+    }
+
+    /// Writes the cluster file: `NAMESPACE` stands for the beginning of all namespaces' names, and `FOLDER` for the
+    /// folder.
+    pub fn write(&self, text: &str) {
+        let folder = self.folder.display().to_string();
+        let text = text.replace("NAMESPACE", &self.name).replace("FOLDER", &folder);
+        fs::write(self.file(), text).expect("a file");
+    }
+
+    pub fn up(&self) {
+        Process::start(&mut self.command("up", &[])).wait(PATIENCE).must_succeed();
+    }
+}
