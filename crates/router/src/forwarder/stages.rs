@@ -116,6 +116,8 @@ enum Usual {
 const TYPE_V4: u16 = EtherType::IPV4.0;
 const TYPE_V6: u16 = EtherType::IPV6.0;
 const TYPE_VLAN: u16 = EtherType::VLAN.0;
+/// Version 4, without options.
+const USUAL_V4: u8 = 0x45;
 const MAC_MASK: u64 = (1 << 48) - 1;
 
 impl Forwarder {
@@ -258,13 +260,23 @@ impl Forwarder {
         for (at, mut packet) in vector.packets.drain(..).enumerate() {
             let (hop, port) = (vector.hops[at % VECTOR_PACKETS_MAX], vector.ports[at % VECTOR_PACKETS_MAX]);
             if hop == NOT_FAST {
-                self.forward(io, packet, Origin::Port(port), None);
+                self.go_on_slowly(io, packet, port);
             } else if is_followed || !self.send_quickly(io, &mut packet, hop, ethertype) {
                 self.leave(io, packet, hop, vector.flows[at % VECTOR_PACKETS_MAX]);
             } else {
                 let queue = &mut io.output.to_ports[usize::from(hop.port.0 % PORTS_MAX)];
                 queue.push_back(packet);
             }
+        }
+    }
+
+    /// A packet that is not to leave as it is; one with options was not even checked.
+    fn go_on_slowly(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
+        let first = io.pool.bytes(&packet).first();
+        if first.is_some_and(|first| first >> 4 == 4 && *first != USUAL_V4) {
+            self.receive_ip(io, packet, Origin::Port(port));
+        } else {
+            self.forward(io, packet, Origin::Port(port), None);
         }
     }
 
@@ -300,8 +312,8 @@ impl PortState {
     }
 }
 
-/// What the frame says when all about it is usual: to this port, IP without options, intact, from and to addresses that
-/// somebody can have.
+/// What the frame says when all about it is usual: to this port, IP, intact, from and to addresses that somebody can
+/// have. Of IPv4 with options only the lengths are looked at.
 #[inline(always)]
 fn usual(frame: &[u8], state: &PortState, own: &OwnAddresses) -> Usual {
     let Some(head) = frame.first_chunk::<{ HEADER_BYTES + vlan::HEADER_BYTES }>() else { return Usual::No };
@@ -340,13 +352,18 @@ fn usual_v4(ip: &[u8], own: &OwnAddresses, tag: Option<u16>) -> Usual {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
     let sum = (sum & 0xffff) + (sum >> 16);
-    let is_usual = header[0] == 0x45
+    let is_usual = header[0] == USUAL_V4
         && (ipv4::HEADER_BYTES..=ip.len()).contains(&bytes)
         && sum == 0xffff
         && !is_odd_v4(source)
         && !is_odd_v4(destination)
         && !own.may_have_v4(source);
-    if is_usual { Usual::V4 { destination, bytes, tag } } else { Usual::No }
+    // One with options is slow, but keeps its place among its flow's; what is wrong with it is found out there.
+    let has_options = || {
+        let header_bytes = usize::from(header[0] & 0xf) * 4;
+        (0x46..=0x4f).contains(&header[0]) && (header_bytes..=ip.len()).contains(&bytes)
+    };
+    if is_usual || has_options() { Usual::V4 { destination, bytes, tag } } else { Usual::No }
 }
 
 #[inline(always)]
@@ -399,7 +416,7 @@ fn rewrite_v4(tables: &fib::Tables<Hop>, mtus: &Mtus, node: NodeId, pool: &mut P
         let mtu_bytes = mtus[usize::from(chosen.node.0 % NODES_MAX)][usize::from(chosen.port.0)];
         let fits = bytes.len() <= usize::from(mtu_bytes);
         let Some(header) = bytes.first_chunk_mut::<{ ipv4::HEADER_BYTES }>() else { continue };
-        if !fits || header[8] <= 1 {
+        if !fits || header[8] <= 1 || header[0] != USUAL_V4 {
             continue;
         }
         let old = u16::from_be_bytes([header[8], header[9]]);

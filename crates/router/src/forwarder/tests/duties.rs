@@ -55,6 +55,7 @@ fn packets_of_a_vector_leave_in_the_order_in_which_they_came() {
             // Some of them take the slow path: they have options, or are cut into two.
             match number % 10 {
                 3 => packet.payload(vec![0; 1700]).frame(),
+                6 => packet.options(&[7, 7, 4, 0, 0, 0, 0, 0]).frame(),
                 _ => packet.frame(),
             }
         })
