@@ -1,6 +1,7 @@
 //! Routes: what every node announces, merged, and written into the tables that packets are looked up in.
 
 mod error;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -10,6 +11,8 @@ use std::net::IpAddr;
 
 use fib::{GROUPS_MAX, GroupId, HOPS_MAX};
 use ipnet::IpNet;
+
+use shares::shares;
 
 use crate::{Hop, NODES_MAX, NodeId, PortId};
 
@@ -273,8 +276,8 @@ impl Rib {
         Ok(())
     }
 
-    /// Into `merged`: the hops of the best announcements. More than a group has are left out, the same ones at all
-    /// nodes.
+    /// Into `merged`: the hops of the best announcements. What is more than a group has is brought into proportion, in
+    /// the same way at all nodes.
     fn merge(&mut self, prefix: &IpNet) {
         self.merged.clear();
         let mut best = u32::MAX;
@@ -294,7 +297,12 @@ impl Rib {
             self.merged.push(end);
         }
         self.merged.sort_unstable();
-        self.merged.truncate(HOPS_MAX);
+        if self.merged.len() > HOPS_MAX {
+            let counted = self.merged.chunk_by(|one, other| one == other);
+            let counted: Vec<(Hop, u32)> = counted.map(|equal| (equal[0], equal.len() as u32)).collect();
+            self.merged.clear();
+            self.merged.extend(spread(&counted));
+        }
     }
 
     /// The group of the merged hops.
@@ -317,6 +325,13 @@ impl Rib {
             self.groups.remove(&hops);
         }
     }
+}
+
+/// Hops with weights as a group has them: a hop of twice the weight stands there twice as often.
+pub fn spread<T: Copy>(weighted: &[(T, u32)]) -> impl Iterator<Item = T> {
+    let weights: Vec<u32> = weighted.iter().map(|(_, weight)| *weight).collect();
+    let parts = shares(&weights, HOPS_MAX);
+    weighted.iter().zip(parts).flat_map(|((hop, _), parts)| std::iter::repeat_n(*hop, parts))
 }
 
 /// Whether packets with this hop go to that node.

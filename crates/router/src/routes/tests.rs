@@ -52,6 +52,19 @@ fn the_best_announcement_wins_and_equal_ones_share() {
 }
 
 #[test]
+fn shares_of_several_nodes_that_are_more_than_a_group_has_are_brought_into_proportion() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    let prefix = net("192.0.2.0/24");
+    rib.announce(NodeId(1), prefix, 10, &[[hop(1, 0); 12], [hop(1, 1); 12]].concat()[4..20]).expect("room");
+    rib.announce(NodeId(2), prefix, 10, &[hop(2, 0); 16]).expect("room");
+    rib.announce(NodeId(3), prefix, 10, &[hop(3, 0)]).expect("room");
+    let hops = found(&mut tables, "192.0.2.9").expect("a route");
+    let count = |of: Hop| hops.iter().filter(|hop| **hop == of).count();
+    assert_eq!(hops.len(), HOPS_MAX);
+    assert_eq!([hop(1, 0), hop(1, 1), hop(2, 0), hop(3, 0)].map(count), [4, 4, 7, 1]);
+}
+
+#[test]
 fn a_node_that_is_gone_gets_no_packet_from_that_moment_and_others_take_over() {
     let (mut rib, mut tables) = Rib::new().expect("memory");
     let shared = net("192.0.2.0/24");
