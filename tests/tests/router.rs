@@ -17,6 +17,8 @@ use cluster::{Cluster, LOOK_EVERY, can_make_namespaces};
 mod bird;
 #[path = "router/cluster.rs"]
 mod cluster;
+#[path = "router/ports.rs"]
+mod ports;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 /// Lines of the demo that say `ok` when all is well.

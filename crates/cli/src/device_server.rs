@@ -49,8 +49,13 @@ fn say(text: &str) {
 
 /// Readable when the server is to end.
 pub fn signals() -> std::io::Result<PipeReader> {
+    pipe_of(&[SIGHUP, SIGINT, SIGTERM])
+}
+
+/// Readable after one of these signals.
+pub fn pipe_of(signals: &[i32]) -> std::io::Result<PipeReader> {
     let (reader, writer) = std::io::pipe()?;
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
+    for signal in signals.iter().copied() {
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
     }
     Ok(reader)

@@ -8,6 +8,7 @@ mod fib;
 mod key;
 mod loaded;
 mod node;
+mod reload;
 mod status;
 mod trace;
 mod up;
@@ -21,6 +22,8 @@ pub enum Command {
     Up(up::Options),
     /// Bring down the nodes of a cluster file on this machine
     Down(down::Options),
+    /// Have the nodes that are up read the cluster file again, and become what it says
+    Reload(reload::Options),
     /// How the nodes of a cluster file are: ports, other nodes, neighbours, routes, drops
     Status(status::Options),
     /// What a node forwards where: all its routes, or the one of an address
@@ -43,6 +46,7 @@ pub fn main(command: &Command) -> Result<()> {
     match command {
         Command::Up(options) => up::main(options),
         Command::Down(options) => down::main(options),
+        Command::Reload(options) => reload::main(options),
         Command::Status(options) => status::main(options),
         Command::Fib(options) => fib::main(options),
         Command::Trace(options) => trace::main(options),

@@ -14,6 +14,8 @@ pub const VERSION: u32 = 1;
 pub const ROUTES_MAX: usize = 128;
 /// Neighbours that a state names at most.
 pub const NEIGHBOURS_SHOWN_MAX: usize = 128;
+/// Differences that a reload names at most.
+pub const CHANGES_SHOWN_MAX: usize = 64;
 /// Steps of traced packets in one answer at most.
 pub const STEPS_MAX: usize = 64;
 
@@ -36,6 +38,11 @@ pub enum Ask {
     Fib(FibQuery),
     /// To tell what becomes of packets, until the channel ends.
     Trace(TraceQuery),
+    /// To read the cluster file again, and become what it says.
+    Reload {
+        /// Only to say whether that could be.
+        is_trial: bool,
+    },
     /// To end.
     Stop,
 }
@@ -86,6 +93,16 @@ pub enum Answer {
     },
     /// Steps of packets that are followed; the first answer has none and says that packets are followed from now on.
     Traced(Vec<TracedStep>),
+    /// What is different in the cluster file, a line each; it has become so, but in a trial.
+    Reloaded {
+        /// At most [`CHANGES_SHOWN_MAX`], and how many more.
+        changes: Vec<String>,
+    },
+    /// Nothing has changed, for this is wrong with the cluster file.
+    Unfit {
+        /// File, line, key, value and remedy.
+        fault: String,
+    },
     /// It ends; the channel ends when it has.
     Stopping,
     /// It does not understand, or does not trust, whoever asks.
@@ -263,6 +280,8 @@ pub struct RouteHop {
     pub port: String,
     /// Whom it sends to, by that node's numbering; 0 for whoever has the address.
     pub adjacency: u16,
+    /// How many parts of the flows go there, beside those of the other ways.
+    pub weight: u16,
 }
 
 /// What became of a packet at one place.

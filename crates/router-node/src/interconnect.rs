@@ -223,6 +223,12 @@ pub trait Interconnect: Send {
     /// Whether a node can be reached.
     fn state(&self, node: NodeId) -> PeerState;
 
+    /// Packets are put together so from now on, those that wait too.
+    ///
+    /// # Panics
+    /// On a policy that cannot be.
+    fn set_policy(&mut self, policy: Policy);
+
     /// Takes all of `parcels`, in their order, for another node. Those that there is no room for are dropped and
     /// counted.
     fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>);

@@ -66,17 +66,18 @@ pub enum OpenError {
 }
 
 /// Opens the interface of that name in the calling thread's network namespace. Without `backend`, AF_XDP is tried
-/// first. `has_vlans` says that tagged frames are wanted. `local` are this node's addresses on whatever interface.
+/// first. Frames with the tag of one of `vlans` are wanted too. `local` are this node's addresses on whatever
+/// interface.
 pub fn open(
     name: &str,
     backend: Option<Backend>,
-    has_vlans: bool,
+    vlans: &[u16],
     local: &LocalAddresses,
 ) -> Result<Ethernet, OpenError> {
     let interface = Interface::by_name(name)?;
     let mut fallback_reason = None;
     if backend != Some(Backend::PacketSocket) {
-        match open_xdp(&interface, has_vlans, local) {
+        match open_xdp(&interface, vlans, local) {
             Ok(port) => return Ok(by_xdp(port, interface)),
             Err(reason) if backend.is_none() => fallback_reason = Some(format!("no AF_XDP: {reason}")),
             Err(reason) => return Err(OpenError::Xdp { name: name.to_string(), reason }),
@@ -88,14 +89,14 @@ pub fn open(
     Ok(Ethernet { port: Box::new(port), interface, backend: Backend::PacketSocket, details, fallback_reason })
 }
 
-fn open_xdp(interface: &Interface, has_vlans: bool, local: &LocalAddresses) -> Result<XdpPort, String> {
-    if has_vlans && interface.driver == "veth" {
+fn open_xdp(interface: &Interface, vlans: &[u16], local: &LocalAddresses) -> Result<XdpPort, String> {
+    if !vlans.is_empty() && interface.driver == "veth" {
         return Err("virtual Ethernet keeps VLAN tags beside the frame, where the program does not see them".into());
     }
-    if has_vlans {
+    if !vlans.is_empty() {
         crate::interface::tags_in_frames(&interface.name).map_err(|error| error.to_string())?;
     }
-    XdpPort::open(interface, local).map_err(|error: XdpError| error.to_string())
+    XdpPort::open(interface, vlans, local).map_err(|error: XdpError| error.to_string())
 }
 
 fn by_xdp(port: XdpPort, interface: Interface) -> Ethernet {
@@ -116,12 +117,12 @@ mod tests {
     use crate::netlink::Requests;
 
     fn by_xdp(side: usize) -> Box<dyn Port + Send> {
-        open(port_name(side), Some(Backend::Xdp), false, &LocalAddresses::new()).unwrap().port
+        open(port_name(side), Some(Backend::Xdp), &[], &LocalAddresses::new()).unwrap().port
     }
 
     fn by_both(side: usize) -> Box<dyn Port + Send> {
         let backend = [Backend::Xdp, Backend::PacketSocket][side];
-        open(port_name(side), Some(backend), false, &LocalAddresses::new()).unwrap().port
+        open(port_name(side), Some(backend), &[], &LocalAddresses::new()).unwrap().port
     }
 
     #[test]
@@ -147,25 +148,21 @@ mod tests {
         let Some(crossing) = Crossing::new("what_does_not_go_by_xdp", 1500) else { return };
         let test = || {
             let local = LocalAddresses::new();
-            let first = open(port_name(0), None, false, &local).unwrap();
+            let first = open(port_name(0), None, &[], &local).unwrap();
             assert_eq!((first.backend, first.details.as_str()), (Backend::Xdp, "in the driver, copied"));
-            let reason = |has_vlans| {
-                let second = open(port_name(0), None, has_vlans, &local).unwrap();
+            let reason = |vlans: &[u16]| {
+                let second = open(port_name(0), None, vlans, &local).unwrap();
                 assert_eq!(second.backend, Backend::PacketSocket);
                 second.fallback_reason.unwrap()
             };
-            assert!(
-                reason(false).starts_with("no AF_XDP: an AF_XDP socket: Device or resource busy"),
-                "{}",
-                reason(false)
-            );
-            assert!(reason(true).contains("VLAN tags"), "{}", reason(true));
+            assert!(reason(&[]).starts_with("no AF_XDP: an AF_XDP socket: Device or resource busy"), "{}", reason(&[]));
+            assert!(reason(&[7]).contains("VLAN tags"), "{}", reason(&[7]));
             drop(first);
             let other = Interface::by_name(port_name(1)).unwrap();
             Requests::open().unwrap().set_mtu(other.index, 9000).unwrap();
-            let error = open(port_name(1), Some(Backend::Xdp), false, &local).err().unwrap().to_string();
+            let error = open(port_name(1), Some(Backend::Xdp), &[], &local).err().unwrap().to_string();
             assert!(error.starts_with("interface 'port1': no AF_XDP: its MTU of 9000 B is beyond "), "{error}");
-            let error = open("none", None, false, &local).err().unwrap().to_string();
+            let error = open("none", None, &[], &local).err().unwrap().to_string();
             assert!(error.starts_with("interface 'none': not in this network namespace"), "{error}");
         };
         crossing.node.within(test).unwrap();

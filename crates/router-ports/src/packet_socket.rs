@@ -264,6 +264,18 @@ impl Port for PacketSocket {
     }
 }
 
+/// The VLAN tag that the kernel keeps beside a frame, as it stands in one: by the frame's status, the tag's type and
+/// what is in it.
+pub(crate) fn tag(status: u32, tag_type: u16, control: u16) -> Option<[u8; 4]> {
+    if status & libc::TP_STATUS_VLAN_VALID == 0 {
+        return None;
+    }
+    let has_type = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+    let [a, b] = if has_type { tag_type } else { libc::ETH_P_8021Q as u16 }.to_be_bytes();
+    let [c, d] = control.to_be_bytes();
+    Some([a, b, c, d])
+}
+
 pub(crate) fn gone(interface: InterfaceIndex) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("{interface} is gone"))
 }

@@ -50,6 +50,15 @@ impl PcapPort {
         Ok(PcapPort { received, held: None, transmitted, unusable: 0 })
     }
 
+    /// The same, with what is sent appended to this file, which is made anew.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn with_output(mut self, transmitted: Option<&Path>) -> Result<PcapPort, PcapError> {
+        self.transmitted = transmitted.map(open_to_write).transpose()?;
+        Ok(self)
+    }
+
     /// The next frame; a file that ends within one has no more.
     fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         if let Some(held) = self.held.take() {

@@ -30,6 +30,11 @@ impl Sysctls {
         Ok(())
     }
 
+    /// What another one changed is put back by this one.
+    pub fn adopt(&mut self, mut other: Sysctls) {
+        self.before.append(&mut other.before);
+    }
+
     /// What was changed stays: its namespace is not kept either.
     pub fn keep(mut self) {
         self.before.clear();

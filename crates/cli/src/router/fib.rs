@@ -108,9 +108,10 @@ fn describe(report: &Report) -> String {
 }
 
 fn hop(hop: &RouteHop) -> String {
-    let RouteHop { node, port, adjacency, .. } = hop;
+    let RouteHop { node, port, adjacency, weight } = hop;
+    let weight = if *weight > 1 { format!(" weight {weight}") } else { String::new() };
     match adjacency {
-        0 => format!("{node}:{port}"),
-        adjacency => format!("{node}:{port}#{adjacency}"),
+        0 => format!("{node}:{port}{weight}"),
+        adjacency => format!("{node}:{port}#{adjacency}{weight}"),
     }
 }

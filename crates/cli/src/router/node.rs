@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use router_node::{Node, NodeError, Settings};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::loaded::LoadedCluster;
-use crate::device_server::signals;
+use crate::device_server::pipe_of;
 use crate::wrong_use::WrongUse;
 
 /// Which node.
@@ -21,18 +22,20 @@ pub struct Options {
     node: String,
 }
 
-/// Works until a signal or a command says to end. What it says goes to standard error.
+/// Works until a signal or a command says to end; SIGHUP has it read the cluster file again. What it says goes to
+/// standard error.
 pub fn main(options: &Options) -> Result<()> {
-    let signals = signals().context("signals cannot be taken; start the node again")?;
+    let taken = |signals: &[i32]| pipe_of(signals).context("signals cannot be taken; start the node again");
+    let (signals, hangups) = (taken(&[SIGINT, SIGTERM])?, taken(&[SIGHUP])?);
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_target(false).init();
     let cluster = LoadedCluster::read(&options.cluster)?;
     let index = cluster.chosen(Some(&options.node))?[0];
     cluster.prepare()?;
-    let LoadedCluster { file, places, .. } = cluster;
-    let settings = Settings { cluster: file.cluster.clone(), node: index, places };
+    let LoadedCluster { file, places, path } = cluster;
+    let settings = Settings { cluster: file.cluster.clone(), node: index, places, file: path };
     let sorted = |error: NodeError| match error.key(index) {
         Some(key) => WrongUse::of(file.fault(&key, &error)).into(),
         None => anyhow::Error::from(error),
     };
-    Node::new(settings).map_err(sorted)?.run(signals.as_fd()).map_err(sorted)
+    Node::new(settings).map_err(sorted)?.run(signals.as_fd(), hangups.as_fd()).map_err(sorted)
 }

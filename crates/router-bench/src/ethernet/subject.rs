@@ -124,7 +124,7 @@ impl Router {
         for address in NODE.as_flattened() {
             local.insert(address.addr()).map_err(system("telling an address"))?;
         }
-        let opened = [open(PORTS[0], Some(backend), false, &local)?, open(PORTS[1], Some(backend), false, &local)?];
+        let opened = [open(PORTS[0], Some(backend), &[], &local)?, open(PORTS[1], Some(backend), &[], &local)?];
         let (mut rib, tables) = Rib::new().map_err(system("memory for tables"))?;
         let mut forwarder = Forwarder::new(Config::new(NodeId(0)), tables);
         let mut pool = Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES);

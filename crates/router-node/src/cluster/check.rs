@@ -24,6 +24,8 @@ const MTU_BYTES_MIN: u16 = 68;
 pub const MTU_BYTES_MAX: u16 = 9216;
 /// IPv6 wants as much (RFC 8200).
 const MTU_V6_BYTES_MIN: u16 = 1280;
+/// The last number that a VLAN can have (IEEE 802.1Q).
+const VLAN_MAX: u16 = 4094;
 const LATENCY_TARGET_NS: std::ops::RangeInclusive<f64> = 1e3..=1e9;
 
 /// Everything that can be seen without looking at a machine.
@@ -126,6 +128,38 @@ fn check_ports(index: usize, node: &Node) -> Checked {
             return Err(Fault::new(format!("{key}.device"), what));
         }
         check_port(&key, port)?;
+        check_vlan(&key, &node.ports[..place], port)?;
+    }
+    Ok(())
+}
+
+/// A VLAN is on a port that stands before it, which is no VLAN itself.
+fn check_vlan(key: &str, before: &[PortOfNode], port: &PortOfNode) -> Checked {
+    let is_vlan = port.kind == PortKind::Vlan;
+    let given = [("parent", port.parent.clone()), ("vlan", port.vlan.map(|id| id.to_string()))];
+    let examples = ["say on which port it is, as in \"eth0\"", "say its number, as in 7"];
+    for ((name, value), example) in given.iter().zip(examples) {
+        let what = match (is_vlan, value) {
+            (true, None) => format!("missing; a port of kind \"vlan\" needs it: {example}"),
+            (false, Some(value)) => {
+                let kind = port.kind.word();
+                format!("{value} is of no use with kind = \"{kind}\"; remove it, or set kind = \"vlan\"")
+            }
+            _ => continue,
+        };
+        return Err(Fault::new(format!("{key}.{name}"), what));
+    }
+    let (Some(parent), Some(id)) = (&port.parent, port.vlan) else { return Ok(()) };
+    if !(1..=VLAN_MAX).contains(&id) {
+        return Err(Fault::new(format!("{key}.vlan"), format!("{id} is no VLAN; use 1 to {VLAN_MAX}")));
+    }
+    if !before.iter().any(|other| other.device == *parent && other.kind != PortKind::Vlan) {
+        let what = format!("'{parent}' is no port before this one that could have VLANs; put its own entry first");
+        return Err(Fault::new(format!("{key}.parent"), what));
+    }
+    if let Some(other) = before.iter().find(|other| (&other.parent, other.vlan) == (&port.parent, port.vlan)) {
+        let what = format!("{id} of '{parent}' is already '{}'; give each VLAN one port", other.device);
+        return Err(Fault::new(format!("{key}.vlan"), what));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! A [`Cluster`] is what a file says, checked as far as that goes without looking at the machine. `docs/router.md`
 //! explains every key.
 
+mod changes;
 mod check;
 mod example;
 mod file;
@@ -14,12 +15,14 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 use pcie::parameters::nanoseconds;
-use router::{NodeId, PortId};
+use router::{NodeId, PortId, Vlan};
 use serde::Deserialize;
 
+pub use changes::{Changes, batching_of, changes};
 pub use check::MTU_BYTES_MAX;
 pub use example::example;
 pub use file::{ClusterError, ClusterFile};
+pub(crate) use places::hash;
 pub use places::{NodePlaces, Places};
 pub use words::{Balance, Batch, InterconnectKind, PortKind};
 
@@ -115,7 +118,7 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortOfNode {
-    /// The interface's name; of a pcap port a name for it.
+    /// The interface's name; of a pcap port or a VLAN a name for it.
     pub device: String,
     /// How the interface is reached.
     #[serde(default)]
@@ -123,7 +126,7 @@ pub struct PortOfNode {
     /// Its largest packet, IP header and all; the interface's own without it.
     #[serde(default)]
     pub mtu_bytes: Option<u16>,
-    /// Its addresses with the lengths of their networks, where no kernel has them: of TAP and pcap ports.
+    /// Its addresses with the lengths of their networks, where no kernel has them: of TAP and pcap ports and VLANs.
     #[serde(default, deserialize_with = "words::networks")]
     pub addresses: Vec<IpNet>,
     /// The file that a pcap port receives.
@@ -132,6 +135,12 @@ pub struct PortOfNode {
     /// The file that a pcap port sends into.
     #[serde(default)]
     pub output: Option<PathBuf>,
+    /// The device of the port that a VLAN is on; it stands before it.
+    #[serde(default)]
+    pub parent: Option<String>,
+    /// A VLAN's number, which is in the tag.
+    #[serde(default)]
+    pub vlan: Option<u16>,
 }
 
 /// A route that is as long as the node.
@@ -211,6 +220,26 @@ impl Cluster {
 }
 
 impl Node {
+    /// The port that a VLAN is on, and its number there.
+    pub fn vlan(&self, port: &PortOfNode) -> Option<Vlan> {
+        let (parent, _) = self.port(port.parent.as_deref()?)?;
+        Some(Vlan { parent, id: port.vlan? })
+    }
+
+    /// Ports without a kernel, whose networks no kernel knows.
+    pub fn kernelless(&self) -> Vec<PortId> {
+        let without = |(_, port): &(usize, &PortOfNode)| !port.kind.has_kernel();
+        self.ports.iter().enumerate().filter(without).map(|(place, _)| PortId(place as u8)).collect()
+    }
+
+    /// The numbers of the VLANs on a port, in their order.
+    pub fn vlans_of(&self, device: &str) -> Vec<u16> {
+        let of_port = self.ports.iter().filter(|port| port.parent.as_deref() == Some(device));
+        let mut numbers: Vec<u16> = of_port.filter_map(|port| port.vlan).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
     /// The port of a device.
     pub fn port(&self, device: &str) -> Option<(PortId, &PortOfNode)> {
         let index = self.ports.iter().position(|port| port.device == device)?;

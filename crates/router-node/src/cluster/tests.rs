@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use router::{NodeId, PortId};
+use router::{NodeId, PortId, Vlan};
 
 use crate::cluster::{Balance, Batch, Cluster, ClusterFile, InterconnectKind, Places, PortKind, example};
 
@@ -31,6 +31,13 @@ name = "b"
 device = "eth0"
 kind = "af-packet"
 mtu_bytes = 9000
+
+[[nodes.ports]]
+device = "eth0.7"
+kind = "vlan"
+parent = "eth0"
+vlan = 7
+addresses = ["10.7.0.1/24"]
 "#;
 
 fn parse(text: &str) -> Result<Cluster, String> {
@@ -44,7 +51,10 @@ fn a_cluster_says_what_stands_in_it() {
     assert_eq!((id, a.port("tap0").unwrap().0), (NodeId(0), PortId(1)));
     assert_eq!(a.ports[1].kind, PortKind::Tap);
     assert_eq!(a.routes[0].via, Some("10.9.0.2".parse().unwrap()));
-    assert_eq!(cluster.nodes[1].ports[0].mtu_bytes, Some(9000));
+    let b = &cluster.nodes[1];
+    assert_eq!(b.ports[0].mtu_bytes, Some(9000));
+    assert_eq!(b.vlan(&b.ports[1]), Some(Vlan { parent: PortId(0), id: 7 }));
+    assert_eq!((b.vlan(&b.ports[0]), b.vlans_of("eth0"), a.vlans_of("eth0")), (None, vec![7], vec![]));
     assert_eq!(cluster.interconnect.kind, InterconnectKind::Lane);
     assert_eq!((cluster.interconnect.batch, cluster.interconnect.balance), (Batch::Adaptive, Balance::Direct));
     assert_eq!(cluster.node("c"), None);
@@ -94,6 +104,20 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
         ("\"10.255.0.1\"", "\"224.0.0.1\"", &["nodes[0].addresses", "224.0.0.1", "unicast"]),
         ("\"10.255.0.1\"", "\"10.255\"", &["line 6", "nodes[0].addresses", "10.255", "192.0.2.1"]),
         ("name = \"b\"", "name = \"b\"\nnamespace = \"a\"", &["nodes[1].namespace", "'a'", "nodes[0]"]),
+        ("vlan = 7", "vlan = 4095", &["line 33", "nodes[1].ports[1].vlan", "4095", "1 to 4094"]),
+        ("vlan = 7\n", "", &["nodes[1].ports[1].vlan", "missing", "as in 7"]),
+        ("parent = \"eth0\"", "parent = \"eth1\"", &["line 32", "nodes[1].ports[1].parent", "'eth1'", "first"]),
+        ("kind = \"tap\"", "kind = \"tap\"\nvlan = 3", &["nodes[0].ports[1].vlan", "3", "remove it", "\"vlan\""]),
+        (
+            "vlan = 7\n",
+            "vlan = 7\n[[nodes.ports]]\ndevice = \"x\"\nkind = \"vlan\"\nparent = \"eth0\"\nvlan = 7\n",
+            &["nodes[1].ports[2].vlan", "7 of 'eth0'", "'eth0.7'", "one port"],
+        ),
+        (
+            "vlan = 7\n",
+            "vlan = 7\n[[nodes.ports]]\ndevice = \"x\"\nkind = \"vlan\"\nparent = \"eth0.7\"\nvlan = 7\n",
+            &["nodes[1].ports[2].parent", "'eth0.7'", "no port before"],
+        ),
         ("name = \"b\"", "name = \"b\"\nspeed = 3", &["line 23", "speed", "namespace"]),
         ("name = \"b\"", "name = \"b\"\ncontrol = \"192.0.2.1:1\"", &["nodes[0].control", "missing"]),
         ("name = \"b\"", "name = \"b\"\nfabric = \"192.0.2.1:1\"", &["nodes[1].fabric", "\"lane\"", "remove"]),

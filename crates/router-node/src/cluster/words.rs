@@ -45,6 +45,16 @@ pub enum Balance {
     Valiant,
 }
 
+impl Balance {
+    /// As files say it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Valiant => "valiant",
+        }
+    }
+}
+
 /// How a port is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -60,6 +70,8 @@ pub enum PortKind {
     Tap,
     /// Two files of packets.
     Pcap,
+    /// A VLAN of another port: its frames come and go through that, with a tag.
+    Vlan,
 }
 
 impl PortKind {
@@ -71,6 +83,7 @@ impl PortKind {
             Self::AfPacket => "af-packet",
             Self::Tap => "tap",
             Self::Pcap => "pcap",
+            Self::Vlan => "vlan",
         }
     }
 
@@ -78,7 +91,7 @@ impl PortKind {
     pub fn has_kernel(self) -> bool {
         match self {
             Self::Auto | Self::AfXdp | Self::AfPacket => true,
-            Self::Tap | Self::Pcap => false,
+            Self::Tap | Self::Pcap | Self::Vlan => false,
         }
     }
 }

@@ -61,7 +61,7 @@ pub struct Session {
     limits: Limits,
     /// Who is at the other end: known from the start to the one who connects.
     peer: Option<NodeId>,
-    /// How many ports each node has.
+    /// How many ports each node has at most: how many changes while it is up.
     ports: Vec<usize>,
     is_greeted: bool,
     has_greeted: bool,
@@ -78,8 +78,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// A connection that begins now. `ports` says how many ports each node has; `peer` is whom this node has connected
-    /// to, nobody where it was connected to.
+    /// A connection that begins now. `ports` says how many ports each node has at most; `peer` is whom this node has
+    /// connected to, nobody where it was connected to.
     pub fn new(own: Greeting, peer: Option<NodeId>, ports: Vec<usize>, limits: Limits, now_ns: u64) -> Self {
         Self {
             own,
@@ -152,17 +152,17 @@ impl Session {
         Ok(Heard::Met { node, incarnation: greeting.incarnation })
     }
 
-    /// How many ports the other node has.
+    /// How many ports the other node has at most.
     fn ports_of_peer(&self) -> usize {
         self.peer.and_then(|peer| self.ports.get(usize::from(peer.0))).copied().unwrap_or(0)
     }
 
     fn take_ports(&mut self, mtus_bytes: Vec<u16>) -> Result<Heard, ControlError> {
         let (found, expected) = (mtus_bytes.len(), self.ports_of_peer());
-        if found == expected {
+        if found <= expected {
             return Ok(Heard::Ports(mtus_bytes));
         }
-        Err(ControlError::Senseless(format!("{found} ports of a node with {expected}")))
+        Err(ControlError::Senseless(format!("{found} ports of a node with {expected} at most")))
     }
 
     fn take_routes(&mut self, changes: Vec<RouteChange>) -> Result<Heard, ControlError> {

@@ -501,6 +501,12 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         self.carrier.renew()
     }
 
+    fn set_policy(&mut self, policy: Policy) {
+        self.settings.policy = policy;
+        self.is_adaptive = matches!(policy, Policy::Adaptive { .. });
+        self.peers.iter_mut().for_each(|peer| peer.batcher.set_policy(policy));
+    }
+
     fn state(&self, node: NodeId) -> PeerState {
         self.peers.get(usize::from(node.0)).map_or(PeerState::Absent, |peer| peer.state)
     }

@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError};
 use std::time::Instant;
 
 use packet::ethernet::MacAddress;
-use router::batch;
+use router::batch::{self, Policy};
 use router::{
-    AdjacencyId, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, Packet, Parcel, Pool, Port, PortConfig,
-    PortId, PortLosses, Time, TracedStep, VECTOR_PACKETS_MAX,
+    AdjacencyId, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, PORTS_MAX, Packet, Parcel, Pool, Port,
+    PortConfig, PortId, PortLosses, Time, TracedStep, VECTOR_PACKETS_MAX,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -44,6 +44,10 @@ pub enum Command {
     Plug(PortId, Box<dyn Port + Send>),
     /// A port has become this.
     Port(PortId, PortConfig),
+    /// These ports are there no longer. What stays plugged in gets these numbers: by number, which it had before.
+    Rearrange(Vec<PortId>, Vec<Option<PortId>>),
+    /// Packets go together so from now on.
+    Batching(Policy),
     /// The longest packets of another node's ports.
     RemotePorts(NodeId, Vec<u16>),
     /// Whether another node can be reached.
@@ -94,8 +98,9 @@ pub enum Report {
     Broken(NodeId),
     /// No packet goes to that node any more.
     Left(NodeId),
-    /// A port's device is gone. To close what is left of it may take the kernel long.
-    Unplugged(PortId, io::Error, Box<dyn Port + Send>),
+    /// A port's device is gone, of those that there were after so many rearrangements. To close what is left of it may
+    /// take the kernel long.
+    Unplugged(PortId, io::Error, Box<dyn Port + Send>, u64),
     /// Whether the interconnect has begun anew.
     Renewed(Result<(), InterconnectError>),
     /// The thread was away for so many nanoseconds, and has dropped so many packets that came meanwhile.
@@ -185,6 +190,7 @@ pub struct Forwarding {
     arrived: Vec<Parcel>,
     /// Reports that the control thread had no room for.
     unreported: VecDeque<Report>,
+    rearrangements: u64,
     broken: Vec<bool>,
     wire_clock: WireClock,
     /// When the last turn began.
@@ -204,6 +210,7 @@ impl Forwarding {
             came: Vec::with_capacity(VECTOR_PACKETS_MAX),
             arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
             unreported: VecDeque::new(),
+            rearrangements: 0,
             broken,
             wire_clock: WireClock::default(),
             turned_at: Time::ZERO,
@@ -319,7 +326,7 @@ impl Forwarding {
         let Parts { output, pool, .. } = &mut self.parts;
         output.to_port(port).drain(..).for_each(|frame| pool.free(frame));
         if let Some(closed) = closed {
-            self.report(Report::Unplugged(port, error, closed));
+            self.report(Report::Unplugged(port, error, closed, self.rearrangements));
         }
     }
 
@@ -420,9 +427,12 @@ impl Forwarding {
                 // Whatever the kernel and the cluster file say was made into what a port can be.
                 set.unwrap_or_else(|error| panic!("{error}"));
             }
+            Command::Rearrange(gone, stays) => self.rearrange(&gone, &stays),
+            Command::Batching(policy) => interconnect.set_policy(policy),
             Command::RemotePorts(node, mtus_bytes) => {
-                for (port, mtu_bytes) in mtus_bytes.into_iter().enumerate() {
-                    forwarder.set_remote_mtu(node, PortId(port as u8), mtu_bytes);
+                for port in 0..PORTS_MAX {
+                    let mtu_bytes = mtus_bytes.get(usize::from(port)).copied().unwrap_or(0);
+                    forwarder.set_remote_mtu(node, PortId(port), mtu_bytes);
                 }
             }
             Command::NodeUp(node, is_up) => forwarder.set_node_up(node, is_up),
@@ -460,6 +470,19 @@ impl Forwarding {
             }
             Command::Stop => self.is_over = true,
         }
+    }
+
+    fn rearrange(&mut self, gone: &[PortId], stays: &[Option<PortId>]) {
+        let now = self.now();
+        let Parts { forwarder, pool, output, .. } = &mut self.parts;
+        for port in gone {
+            forwarder.remove_port(now, *port, pool, output);
+            output.to_port(*port).drain(..).for_each(|frame| pool.free(frame));
+        }
+        let mut former = std::mem::take(&mut self.ports);
+        let mut taken = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
+        self.ports = stays.iter().map(&mut taken).collect();
+        self.rearrangements += 1;
     }
 
     fn snapshot(&mut self) {

@@ -6,13 +6,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
+use router::routes::spread;
 use router::{AdjacencyId, PortConfig, PortId};
 use router_ports::InterfaceIndex;
 use router_ports::netlink::{Address, Change, Link, NeighbourState, Route, RouteKey, RouteKind as KernelKind};
 
-use crate::cluster::{MTU_BYTES_MAX, PortOfNode, StaticRoute};
+use super::plugs::MTU_BYTES_UNSAID;
+use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
-use crate::control::words::{Announced, HOPS_MAX, HopOfNode, Origin, RouteChange, RouteKind};
+use crate::control::words::{Announced, HopOfNode, Origin, RouteChange, RouteKind};
 
 /// The routing protocol number of what the kernel does by itself (`RTPROT_KERNEL`).
 const PROTOCOL_KERNEL: u8 = 2;
@@ -39,8 +41,10 @@ pub enum Effect {
 /// One way of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
-    /// The node itself.
+    /// The node's kernel.
     Kernel,
+    /// The router itself, at ports without a kernel.
+    Router,
     /// Whoever has the destination, on the port's network.
     OnLink(PortId),
     /// A neighbour whose number is known.
@@ -52,7 +56,7 @@ enum Way {
 impl Way {
     fn port(self) -> Option<PortId> {
         match self {
-            Way::Kernel => None,
+            Way::Kernel | Way::Router => None,
             Way::OnLink(port) | Way::Adjacent(port, _) | Way::Via(port, _) => Some(port),
         }
     }
@@ -70,7 +74,8 @@ struct Rank {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     kind: RouteKind,
-    ways: Vec<Way>,
+    /// With what each has of the flows beside the others.
+    ways: Vec<(Way, u16)>,
 }
 
 /// A router that routes name.
@@ -87,9 +92,20 @@ struct Gateway {
 struct LocalPort {
     interface: Option<InterfaceIndex>,
     config: PortConfig,
+    /// What a device carries that no kernel has: a VLAN's is its port's.
+    mtu_bytes_opened: u16,
     mtu_bytes_max: u16,
     /// Destinations with a route by it.
     prefixes: BTreeSet<IpNet>,
+}
+
+/// A port, as it was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The interface of one whose kernel has addresses.
+    pub interface: Option<InterfaceIndex>,
+    /// What it is, as far as its device says.
+    pub config: PortConfig,
 }
 
 /// What this node can reach by itself.
@@ -107,6 +123,9 @@ pub struct Local {
     announcements: Announcements,
     /// Own addresses that are not announced: those of interfaces that are no ports.
     private: BTreeSet<IpNet>,
+    /// Routes of the cluster file, and how often they were set.
+    statics: Vec<(IpNet, Rank)>,
+    statics_set: u16,
     dirty: BTreeSet<IpNet>,
     effects: Vec<Effect>,
 }
@@ -118,27 +137,111 @@ impl Local {
     }
 
     /// Adds the next port: as it was opened, with the interface of those whose kernel has addresses.
-    pub fn add_port(&mut self, interface: Option<InterfaceIndex>, config: PortConfig, of_file: &PortOfNode) -> PortId {
+    pub fn add_port(&mut self, opened: Opened, of_file: &PortOfNode) -> PortId {
         let port = PortId(self.ports.len() as u8);
-        let mtu_bytes_max = of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX);
-        let mut config = PortConfig { mtu_bytes: config.mtu_bytes.min(mtu_bytes_max), ..config };
-        if !config.has_kernel {
-            config.addresses = of_file.addresses.clone();
+        let Opened { interface, config } = opened;
+        let mtu_bytes_opened = config.mtu_bytes;
+        self.ports.push(LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() });
+        self.set_of_file(port, of_file);
+        if !self.port(port).has_kernel {
+            self.refresh(port);
         }
-        for network in config.addresses.clone() {
-            self.own(network.addr(), false);
-            self.set(network.trunc(), connected(0), Some(unicast(vec![Way::OnLink(port)])));
-        }
-        self.effects.push(Effect::Port(port, config.clone()));
-        self.ports.push(LocalPort { interface, config, mtu_bytes_max, prefixes: BTreeSet::new() });
+        self.effects.push(Effect::Port(port, self.port(port).clone()));
         port
     }
 
-    /// Adds a route of the cluster file.
-    pub fn add_static(&mut self, which: usize, port: PortId, route: &StaticRoute) {
-        let way = route.via.map_or(Way::OnLink(port), |via| Way::Via(port, via));
-        let rank = Rank { metric: route.metric, origin: Origin::Static, which: which as u32 };
-        self.set(route.to, rank, Some(unicast(vec![way])));
+    /// What the cluster file says of a port, now.
+    fn set_of_file(&mut self, port: PortId, of_file: &PortOfNode) {
+        let state = &mut self.ports[usize::from(port.0)];
+        state.mtu_bytes_max = of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX);
+        if state.config.has_kernel {
+            return;
+        }
+        state.mtu_bytes_opened = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
+        let mut config = state.config.clone();
+        config.addresses.clone_from(&of_file.addresses);
+        let former = std::mem::replace(&mut state.config, config.clone());
+        let is_other = |network: &&IpNet, others: &[IpNet]| !others.contains(network);
+        for network in former.addresses.iter().filter(|network| is_other(network, &config.addresses)) {
+            self.set(network.addr().into(), OWN, None);
+            self.set(network.trunc(), on_port(port), None);
+        }
+        // All of them again: two addresses may be of one network. What is for the router is left to no kernel.
+        for network in config.addresses.iter().filter(|network| is_routed(network)) {
+            self.set(network.addr().into(), OWN, Some(unicast(Way::Router)));
+            self.set(network.trunc(), on_port(port), Some(unicast(Way::OnLink(port))));
+        }
+    }
+
+    /// The routes of the cluster file, in the place of those that were there.
+    pub fn set_static(&mut self, node: &Node) {
+        // New ones come before old ones go, so that nothing is given up that stays.
+        self.statics_set = self.statics_set.wrapping_add(1);
+        let mut set = Vec::new();
+        for (which, route) in node.routes.iter().enumerate() {
+            let Some((port, _)) = node.port(&route.port) else { continue };
+            let way = route.via.map_or(Way::OnLink(port), |via| Way::Via(port, via));
+            let which = u32::from(self.statics_set) << 16 | which as u32;
+            let rank = Rank { metric: route.metric, origin: Origin::Static, which };
+            self.set(route.to, rank, Some(unicast(way)));
+            set.push((route.to, rank));
+        }
+        for (prefix, rank) in std::mem::replace(&mut self.statics, set) {
+            self.set(prefix, rank, None);
+        }
+    }
+
+    /// The ports that the node has from now on, in the place of those that it had: one that stays, by its former
+    /// number, or one that was opened. Which numbers mean no port any more, or another one. The kernel's links,
+    /// addresses, routes and neighbours are to be told again, all of them.
+    pub fn rearrange(&mut self, node: &Node, opened: Vec<Result<PortId, Opened>>) -> Vec<PortId> {
+        assert_eq!(node.ports.len(), opened.len());
+        let stays = |place: usize| {
+            let is_kept = |at: usize| matches!(opened.get(at), Some(Ok(from)) if usize::from(from.0) == at);
+            let parent = self.ports[place].config.vlan.map(|vlan| usize::from(vlan.parent.0));
+            is_kept(place) && parent.is_none_or(is_kept)
+        };
+        let others: Vec<usize> = (0..self.ports.len()).filter(|place| !stays(*place)).collect();
+        others.iter().for_each(|place| self.take_out(PortId(*place as u8)));
+        let mut former: Vec<Option<LocalPort>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
+        for (place, (from, of_file)) in opened.into_iter().zip(&node.ports).enumerate() {
+            let port = PortId(place as u8);
+            let mut taken = match from {
+                Ok(from) => former[usize::from(from.0)].take().expect("each port stays once"),
+                Err(Opened { interface, config }) => {
+                    let mtu_bytes_opened = config.mtu_bytes;
+                    LocalPort { interface, config, mtu_bytes_opened, mtu_bytes_max: 0, prefixes: BTreeSet::new() }
+                }
+            };
+            taken.config.vlan = node.vlan(of_file);
+            let told = taken.config.clone();
+            self.ports.push(taken);
+            self.set_of_file(port, of_file);
+            self.refresh(port);
+            if others.contains(&place) || place >= former.len() || *self.port(port) != told {
+                self.effects.push(Effect::Port(port, self.port(port).clone()));
+            }
+        }
+        others.into_iter().map(|place| PortId(place as u8)).collect()
+    }
+
+    /// Nothing leads to a port any more, and its addresses are nobody's.
+    fn take_out(&mut self, port: PortId) {
+        let addresses = match &mut self.ports[usize::from(port.0)].config {
+            config if config.has_kernel => Vec::new(),
+            config => std::mem::take(&mut config.addresses),
+        };
+        for network in addresses {
+            self.set(network.addr().into(), OWN, None);
+        }
+        for prefix in self.ports[usize::from(port.0)].prefixes.clone() {
+            let of_prefix = self.candidates.get(&prefix).cloned().unwrap_or_default();
+            for (rank, mut candidate) in of_prefix {
+                candidate.ways.retain(|(way, _)| way.port() != Some(port));
+                let is_left = candidate.kind != RouteKind::Unicast || !candidate.ways.is_empty();
+                self.set(prefix, rank, is_left.then_some(candidate));
+            }
+        }
     }
 
     /// A device is there no longer, or there again.
@@ -240,7 +343,7 @@ impl Local {
         } else {
             self.private.remove(&prefix);
         }
-        self.set(prefix, OWN, Some(unicast(vec![Way::Kernel])));
+        self.set(prefix, OWN, Some(unicast(Way::Kernel)));
         // Whether it is private may have changed, and nothing else.
         self.dirty.insert(prefix);
     }
@@ -252,14 +355,14 @@ impl Local {
 
     fn route(&mut self, route: Route) {
         let Route { key: RouteKey { prefix, metric }, protocol, kind, hops } = route;
-        let ways: Vec<Way> = hops
+        let ways: Vec<(Way, u16)> = hops
             .iter()
             .filter_map(|hop| {
                 let port = self.port_of(hop.interface)?;
-                Some(hop.gateway.map_or(Way::OnLink(port), |gateway| Way::Via(port, gateway)))
+                Some((hop.gateway.map_or(Way::OnLink(port), |gateway| Way::Via(port, gateway)), hop.weight))
             })
             .collect();
-        let is_connected = protocol == PROTOCOL_KERNEL && !ways.iter().any(|way| matches!(way, Way::Via(..)));
+        let is_connected = protocol == PROTOCOL_KERNEL && !ways.iter().any(|(way, _)| matches!(way, Way::Via(..)));
         let origin = if is_connected { Origin::Connected } else { Origin::Kernel };
         let kind = match kind {
             KernelKind::Unicast => RouteKind::Unicast,
@@ -279,7 +382,7 @@ impl Local {
     pub fn neighbour_up(&mut self, port: PortId, address: IpAddr, adjacency: AdjacencyId) {
         let prefix = IpNet::from(address);
         if is_routed(&prefix) {
-            self.set(prefix, neighbour(port), Some(unicast(vec![Way::Adjacent(port, adjacency)])));
+            self.set(prefix, neighbour(port), Some(unicast(Way::Adjacent(port, adjacency))));
         }
     }
 
@@ -392,29 +495,43 @@ impl Local {
         }
     }
 
-    /// What a port has become, by its link and addresses.
+    /// What a port has become, by its link and addresses, and its VLANs by that.
     fn refresh(&mut self, port: PortId) {
-        let state = &mut self.ports[usize::from(port.0)];
-        if !state.config.has_kernel {
-            return;
+        self.refresh_one(port);
+        for place in 0..self.ports.len() {
+            if self.ports[place].config.vlan.is_some_and(|vlan| vlan.parent == port) {
+                self.refresh_one(PortId(place as u8));
+            }
         }
-        let link = state.interface.and_then(|interface| self.links.get(&interface));
+    }
+
+    fn refresh_one(&mut self, port: PortId) {
+        let state = &self.ports[usize::from(port.0)];
         let mut config = state.config.clone();
-        config.is_up = link.is_some_and(|link| link.is_up && link.has_carrier);
-        if let Some(link) = link {
-            let mtu_bytes = link.mtu_bytes.min(u32::from(state.mtu_bytes_max));
-            config.mtu_bytes = u16::try_from(mtu_bytes).unwrap_or(state.mtu_bytes_max);
-            config.mac = link.mac.unwrap_or(config.mac);
+        if config.has_kernel {
+            let link = state.interface.and_then(|interface| self.links.get(&interface));
+            config.is_up = link.is_some_and(|link| link.is_up && link.has_carrier);
+            if let Some(link) = link {
+                let mtu_bytes = link.mtu_bytes.min(u32::from(state.mtu_bytes_max));
+                config.mtu_bytes = u16::try_from(mtu_bytes).unwrap_or(state.mtu_bytes_max);
+                config.mac = link.mac.unwrap_or(config.mac);
+            }
+            let of_port = self.addresses.iter().filter(|(on, _)| Some(*on) == state.interface);
+            config.addresses = of_port.map(|(_, network)| *network).collect();
+        } else if let Some(vlan) = config.vlan {
+            let parent = &self.ports[usize::from(vlan.parent.0)].config;
+            (config.mac, config.is_up) = (parent.mac, parent.is_up);
+            config.mtu_bytes = parent.mtu_bytes.min(state.mtu_bytes_max);
+        } else {
+            config.mtu_bytes = state.mtu_bytes_opened.min(state.mtu_bytes_max);
         }
-        let of_port = self.addresses.iter().filter(|(on, _)| Some(*on) == state.interface);
-        config.addresses = of_port.map(|(_, network)| *network).collect();
         if config == state.config {
             return;
         }
         if config.is_up != state.config.is_up {
             self.dirty.extend(state.prefixes.iter());
         }
-        state.config = config.clone();
+        self.ports[usize::from(port.0)].config = config.clone();
         self.effects.push(Effect::Port(port, config));
     }
 
@@ -454,14 +571,24 @@ impl Local {
     fn hops(&self, candidate: &Candidate) -> Vec<HopOfNode> {
         let hop = |port: PortId, adjacency: AdjacencyId| HopOfNode { port: port.0, adjacency: adjacency.0 };
         let is_up = |way: &Way| way.port().is_none_or(|port| self.ports[usize::from(port.0)].config.is_up);
-        let hops = candidate.ways.iter().filter(|way| is_up(way)).filter_map(|way| match *way {
-            Way::Kernel => Some(hop(PortId::KERNEL, AdjacencyId::ON_LINK)),
-            Way::OnLink(port) => Some(hop(port, AdjacencyId::ON_LINK)),
-            Way::Adjacent(port, adjacency) => Some(hop(port, adjacency)),
-            Way::Via(port, address) => Some(hop(port, self.gateways.get(&(port, address))?.adjacency?)),
-        });
-        let hops: BTreeSet<HopOfNode> = hops.collect();
-        hops.into_iter().take(HOPS_MAX).collect()
+        let mut weights: BTreeMap<HopOfNode, u32> = BTreeMap::new();
+        for (way, weight) in candidate.ways.iter().filter(|(way, _)| is_up(way)) {
+            let found = match *way {
+                Way::Kernel => Some(hop(PortId::KERNEL, AdjacencyId::ON_LINK)),
+                Way::Router => Some(hop(PortId::KERNEL, AdjacencyId::ROUTER)),
+                Way::OnLink(port) => Some(hop(port, AdjacencyId::ON_LINK)),
+                Way::Adjacent(port, adjacency) => Some(hop(port, adjacency)),
+                Way::Via(port, address) => self.gateways.get(&(port, address)).and_then(|gateway| {
+                    let adjacency = gateway.adjacency?;
+                    Some(hop(port, adjacency))
+                }),
+            };
+            if let Some(found) = found {
+                *weights.entry(found).or_default() += u32::from(*weight);
+            }
+        }
+        let weights: Vec<(HopOfNode, u32)> = weights.into_iter().collect();
+        spread(&weights).collect()
     }
 }
 
@@ -471,16 +598,17 @@ fn neighbour(port: PortId) -> Rank {
     Rank { metric: 0, origin: Origin::Neighbour, which: u32::from(port.0) }
 }
 
-fn connected(metric: u32) -> Rank {
-    Rank { metric, origin: Origin::Connected, which: 0 }
+/// The network of a port without a kernel.
+fn on_port(port: PortId) -> Rank {
+    Rank { metric: 0, origin: Origin::Connected, which: 1 + u32::from(port.0) }
 }
 
-fn unicast(ways: Vec<Way>) -> Candidate {
-    Candidate { kind: RouteKind::Unicast, ways }
+fn unicast(way: Way) -> Candidate {
+    Candidate { kind: RouteKind::Unicast, ways: vec![(way, 1)] }
 }
 
 fn ways_of(candidates: &BTreeMap<Rank, Candidate>) -> BTreeSet<Way> {
-    candidates.values().flat_map(|candidate| candidate.ways.iter().copied()).collect()
+    candidates.values().flat_map(|candidate| candidate.ways.iter().map(|(way, _)| *way)).collect()
 }
 
 /// What stays on its link or in its node is not routed.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cluster::Node;
 use router_ports::netlink::{Neighbour as KernelNeighbour, RouteHop};
 
 const ETH0: InterfaceIndex = InterfaceIndex(10);
@@ -25,7 +26,7 @@ fn local() -> Local {
     for (interface, device) in [(ETH0, "eth0"), (ETH1, "eth1")] {
         let mut config = PortConfig::new(MacAddress([2, 0, 0, 0, 0, interface.0 as u8]), 1500);
         config.has_kernel = true;
-        local.add_port(Some(interface), config, &port_of_file(device));
+        local.add_port(Opened { interface: Some(interface), config }, &port_of_file(device));
         local.kernel(link(interface, device, true));
     }
     for (interface, name) in [(LO, "lo"), (MANAGEMENT, "mgmt0"), (SLOW, "crosslane0")] {
@@ -132,6 +133,26 @@ fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_o
 }
 
 #[test]
+fn weights_of_ways_are_parts_of_what_is_announced_as_far_as_they_are_up() {
+    let mut local = local();
+    let weighted = |weights: [u16; 2]| {
+        let mut change = route("192.0.2.0/24", 20, 4, &[(ETH0, Some("10.1.0.2")), (ETH1, None)]);
+        if let Change::Route(route) = &mut change {
+            route.hops.iter_mut().zip(weights).for_each(|(hop, weight)| hop.weight = weight);
+        }
+        change
+    };
+    local.kernel(weighted([30, 10]));
+    local.pinned(PortId(0), "10.1.0.2".parse().unwrap(), Some(AdjacencyId(5)));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5), (0, 5), (0, 5), (1, 0)]);
+    local.kernel(weighted([256, 1]));
+    let announced = hops(told(&mut local, "192.0.2.0/24").1);
+    assert_eq!(announced, [&[(0, 5); 15][..], &[(1, 0)]].concat());
+    local.kernel(link(ETH1, "eth1", false));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 5)]);
+}
+
+#[test]
 fn the_lowest_metric_is_announced_and_the_next_when_that_is_gone() {
     let mut local = local();
     local.kernel(route("192.0.2.0/24", 100, 4, &[(ETH1, None)]));
@@ -204,22 +225,132 @@ fn a_permanent_neighbour_of_the_kernel_is_told_to_the_forwarder() {
     assert!(matches!(local.take_effects()[..], [Effect::Hear(PortId(0), _, MacAddress([2, 2, 2, 2, 2, 2]))]));
 }
 
-#[test]
-fn a_port_without_a_kernel_has_what_the_cluster_file_says() {
+/// A node of a cluster file, by what stands behind its name.
+fn node_of_file(rest: &str) -> Node {
+    let text = format!("version = 1\n[[nodes]]\nname = \"a\"\n{rest}\n[[nodes]]\nname = \"b\"\n");
+    let text = text + "[[nodes.ports]]\ndevice = \"x\"\n";
+    crate::cluster::ClusterFile::parse("c", text.as_bytes()).unwrap().cluster.nodes[0].clone()
+}
+
+const TAP: &str =
+    "[[nodes.ports]]\ndevice = \"tap0\"\nkind = \"tap\"\nmtu_bytes = 1400\naddresses = [\"10.9.0.1/24\"]\n";
+const VLAN: &str = "[[nodes.ports]]\ndevice = \"tap0.7\"\nkind = \"vlan\"\nparent = \"tap0\"\nvlan = 7\naddresses = \
+                    [\"10.7.0.1/24\"]\n";
+const STATIC: &str = "[[nodes.routes]]\nto = \"10.8.0.0/16\"\nvia = \"10.9.0.2\"\nport = \"tap0\"\n";
+const ROUTER_HOP: HopOfNode = HopOfNode { port: u8::MAX, adjacency: AdjacencyId::ROUTER.0 };
+
+fn opened(mac: u8) -> Opened {
+    Opened { interface: None, config: PortConfig::new(MacAddress([mac; 6]), 1400) }
+}
+
+/// As a node of that file begins.
+fn local_of(node: &Node) -> Local {
     let mut local = Local::new(None);
-    let mut of_file = port_of_file("tap0");
-    of_file.addresses = vec![net("10.9.0.1/24")];
-    of_file.mtu_bytes = Some(1400);
-    let port = local.add_port(None, PortConfig::new(MacAddress([2; 6]), 9000), &of_file);
-    let via = Some("10.9.0.2".parse().unwrap());
-    local.add_static(0, port, &StaticRoute { to: net("10.8.0.0/16"), port: "tap0".to_owned(), via, metric: 0 });
-    local.pinned(port, "10.9.0.2".parse().unwrap(), Some(AdjacencyId(1)));
-    let announced: Vec<(String, Origin)> = local
-        .settle()
-        .into_iter()
-        .map(|change| (change.prefix.to_string(), change.announced.unwrap().origin))
-        .collect();
-    let expected = [("10.8.0.0/16", Origin::Static), ("10.9.0.0/24", Origin::Connected), ("10.9.0.1/32", Origin::Own)];
-    assert_eq!(announced, expected.map(|(prefix, origin)| (prefix.to_owned(), origin)));
-    assert_eq!((local.port(port).mtu_bytes, local.announcements().mtus_bytes().0), (1400, &[1400][..]));
+    for (place, port) in node.ports.iter().enumerate() {
+        let mut opened = opened(2 + 2 * place as u8);
+        opened.config.vlan = node.vlan(port);
+        local.add_port(opened, port);
+    }
+    local.set_static(node);
+    local
+}
+
+/// What is announced now, with the hops.
+fn all(local: &mut Local) -> Vec<(String, Vec<(u8, u16)>)> {
+    local.settle();
+    let (all, _) = local.announcements().after(0, usize::MAX);
+    let announced = all.into_iter().filter(|change| change.announced.is_some());
+    let mut announced: Vec<_> = announced.map(|change| (change.prefix.to_string(), hops(change.announced))).collect();
+    announced.sort();
+    announced
+}
+
+#[test]
+fn a_port_without_a_kernel_and_its_vlan_have_what_the_cluster_file_says() {
+    let mut local = local_of(&node_of_file(&[TAP, VLAN, STATIC].concat()));
+    local.pinned(PortId(0), "10.9.0.2".parse().unwrap(), Some(AdjacencyId(3)));
+    let router = (ROUTER_HOP.port, ROUTER_HOP.adjacency);
+    let expected = [
+        ("10.7.0.0/24", vec![(1, 0)]),
+        ("10.7.0.1/32", vec![router]),
+        ("10.8.0.0/16", vec![(0, 3)]),
+        ("10.9.0.0/24", vec![(0, 0)]),
+        ("10.9.0.1/32", vec![router]),
+    ];
+    assert_eq!(all(&mut local), expected.map(|(prefix, hops)| (prefix.to_owned(), hops)));
+    assert_eq!(local.announcements().mtus_bytes().0, [1400, 1400]);
+    let vlan = local.port(PortId(1));
+    assert_eq!((vlan.mac, vlan.vlan.map(|vlan| vlan.id)), (MacAddress([2; 6]), Some(7)), "it has its port's address");
+    let effects = local.take_effects();
+    let is_own = |effect: &Effect| matches!(effect, Effect::Own(_));
+    assert!(!effects.iter().any(is_own), "what is for the router is left to no kernel: {effects:?}");
+}
+
+#[test]
+fn a_vlan_follows_its_port() {
+    let node =
+        node_of_file(&("[[nodes.ports]]\ndevice = \"eth0\"\n".to_owned() + &VLAN.replace("\"tap0\"", "\"eth0\"")));
+    let mut local = Local::new(None);
+    let mut eth0 = Opened { interface: Some(ETH0), ..opened(4) };
+    eth0.config.has_kernel = true;
+    local.add_port(eth0, &node.ports[0]);
+    let mut vlan = opened(6);
+    vlan.config.vlan = node.vlan(&node.ports[1]);
+    local.add_port(vlan, &node.ports[1]);
+    local.kernel(link(ETH0, "eth0", false));
+    assert_eq!(all(&mut local), [("10.7.0.1/32".to_owned(), vec![(ROUTER_HOP.port, ROUTER_HOP.adjacency)])]);
+    local.kernel(link(ETH0, "eth0", true));
+    assert_eq!(all(&mut local).len(), 2);
+    let vlan = local.port(PortId(1));
+    assert_eq!((vlan.is_up, vlan.mtu_bytes, vlan.mac), (true, 1500, local.port(PortId(0)).mac));
+}
+
+/// Whatever a file becomes, in however many steps, is as if the node had begun with it.
+#[test]
+fn a_node_that_is_rearranged_is_as_one_that_begins_so() {
+    let other = "[[nodes.ports]]\ndevice = \"tap1\"\nkind = \"tap\"\naddresses = [\"10.6.0.1/24\", \"10.6.0.2/24\"]\n";
+    let other_address = TAP.replace("10.9.0.1", "10.9.0.7");
+    let files = [
+        [TAP, VLAN, STATIC].concat(),
+        [TAP, STATIC].concat(),
+        [other, TAP, VLAN, STATIC].concat(),
+        [other_address.as_str(), VLAN].concat(),
+        [other.replace("\"10.6.0.1/24\", ", "").as_str(), TAP].concat(),
+        other.to_owned(),
+    ]
+    .map(|text| node_of_file(&text));
+    let gateway: IpAddr = "10.9.0.2".parse().unwrap();
+    let settled = |local: &mut Local| {
+        // The forwarder numbers whomever it is asked for.
+        for effect in local.take_effects() {
+            if let Effect::Pin(port, address) = effect {
+                assert_eq!(address, gateway);
+                local.pinned(port, address, Some(AdjacencyId(3)));
+            }
+        }
+        let found = all(local);
+        (found, local.announcements().mtus_bytes().0.to_vec(), local.gateways.len())
+    };
+    for (from, to) in files.iter().flat_map(|from| files.iter().map(move |to| (from, to))) {
+        let mut local = local_of(from);
+        settled(&mut local);
+        local.neighbour_up(PortId(0), "10.9.0.9".parse().unwrap(), AdjacencyId(9));
+        let opened = to.ports.iter().enumerate().map(|(place, port)| {
+            let former = from.ports.iter().position(|former| former.device == port.device);
+            former.map(|place| PortId(place as u8)).ok_or_else(|| opened(20 + place as u8 * 2))
+        });
+        let opened: Vec<_> = opened.collect();
+        let first_stays = opened[0] == Ok(PortId(0));
+        let gone = local.rearrange(to, opened);
+        assert_eq!(gone.contains(&PortId(0)), !first_stays);
+        local.set_static(to);
+        let (mut found, mtus, gateways) = settled(&mut local);
+        assert_eq!(found.iter().any(|(prefix, _)| prefix == "10.9.0.9/32"), first_stays, "what stays is not disturbed");
+        found.retain(|(prefix, _)| prefix != "10.9.0.9/32");
+        assert_eq!((found, mtus, gateways), settled(&mut local_of(to)), "from {from:?} to {to:?}");
+        for (place, port) in local.ports.iter().enumerate() {
+            let stays = port.prefixes.iter().all(|prefix| local.candidates.contains_key(prefix));
+            assert!(stays, "port {place} leads to {:?}", port.prefixes);
+        }
+    }
 }

@@ -5,6 +5,7 @@ mod forwarding;
 mod local;
 mod peers;
 mod plugs;
+mod reload;
 mod status;
 mod table;
 mod watch;
@@ -12,6 +13,7 @@ mod watch;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,16 +21,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use router::routes::Rib;
-use router::{Config, Event, Filter, Forwarder, NODES_MAX, NodeId, Output, Pool, PortId, TracedStep};
+use router::{Config, Event, Filter, Forwarder, NODES_MAX, NodeId, Output, PORTS_MAX, Pool, Port, PortId, TracedStep};
 use router_ports::netlink::{Change, Monitor, NetlinkError, Requests};
-use router_ports::{LocalAddresses, Sysctls};
+use router_ports::{InterfaceIndex, LocalAddresses, Sysctls};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::ask::{Answer, Ask, FibQuery, ROUTES_MAX, Route, RouteHop, RoutesStatus, STEPS_MAX, Status, TraceQuery};
-use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places};
+use crate::ask::{
+    Answer, Ask, CHANGES_SHOWN_MAX, FibQuery, ROUTES_MAX, Route, RouteHop, RoutesStatus, STEPS_MAX, Status, TraceQuery,
+};
+use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places, PortKind, PortOfNode};
 use crate::control::transport::{FarPlace, Listener, Place};
 use crate::control::words::{Greeting, RouteKind, VERSION};
 use crate::control::{Key, KeyError, Limits};
@@ -36,7 +40,7 @@ use crate::interconnect::InterconnectError;
 
 use clients::Clients;
 use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot, WireClock};
-use local::{Effect, Local};
+use local::{Effect, Local, Opened};
 use peers::{News, Peers};
 use table::Table;
 use watch::{HangNews, HangWatch, Pulse};
@@ -54,7 +58,9 @@ const NICENESS: i32 = -10;
 /// How often everything is looked at that tells nobody when it changes.
 const LOOK_NS: u64 = 1_000_000_000;
 /// The first descriptor that is of other nodes, of those that are polled.
-const PEERS_AT: usize = 3;
+const PEERS_AT: usize = 4;
+/// The one that asks for the cluster file to be read again.
+const RELOAD_AT: usize = 3;
 /// How long a port whose device is gone waits for one of the same name.
 const REPLUG_NS: u64 = 500_000_000;
 
@@ -100,6 +106,16 @@ pub enum NodeError {
         /// Why.
         error: String,
     },
+    /// A file of a port cannot be opened.
+    #[error("{error}")]
+    PortFile {
+        /// The port's place among the node's.
+        place: usize,
+        /// Which of its files.
+        key: &'static str,
+        /// Why.
+        error: String,
+    },
     /// The interface to the node's own kernel.
     #[error("interface crosslane0: {0}; it takes root, and each node a network namespace of its own")]
     SlowPath(String),
@@ -133,6 +149,7 @@ impl NodeError {
             Self::Namespace { .. } => Some(format!("nodes[{node}].namespace")),
             Self::Key(_) => Some("key".to_owned()),
             Self::Port { place, .. } => Some(format!("nodes[{node}].ports[{place}].device")),
+            Self::PortFile { place, key, .. } => Some(format!("nodes[{node}].ports[{place}].{key}")),
             _ => None,
         }
     }
@@ -151,6 +168,8 @@ pub struct Settings {
     pub node: usize,
     /// Where the cluster's files lie.
     pub places: Places,
+    /// The cluster file, by an absolute path: it is read again when the node is told to.
+    pub file: PathBuf,
 }
 
 impl Settings {
@@ -160,6 +179,11 @@ impl Settings {
 
     fn node(&self) -> &NodeOfFile {
         &self.cluster.nodes[self.node]
+    }
+
+    /// Makes the hardware address of a port that has none: the same whenever the node is started.
+    fn seed(&self, device: &str) -> u64 {
+        crate::cluster::hash(format!("{}/{}/{device}", self.cluster.name, self.node().name).as_bytes())
     }
 
     fn node_places(&self) -> NodePlaces {
@@ -183,7 +207,11 @@ struct PortMemory {
     fallback: Option<String>,
     /// When to look for its device again, once that is gone.
     replug_at_ns: Option<u64>,
+    /// Files of packets begin when all nodes have met, or at this moment.
+    waiting: Option<(BoxedPort, u64)>,
 }
+
+type BoxedPort = Box<dyn Port + Send>;
 
 /// A node of a cluster.
 pub struct Node {
@@ -196,6 +224,9 @@ pub struct Node {
     local: Local,
     table: Table,
     ports: Vec<PortMemory>,
+    /// How often ports were rearranged.
+    rearrangements: u64,
+    slow_path: InterfaceIndex,
     local_addresses: LocalAddresses,
     commands: SyncSender<Command>,
     commands_bell: Arc<Bell>,
@@ -243,10 +274,7 @@ impl Node {
         let (rib, tables) = Rib::new().map_err(system("memory for the tables"))?;
         let (commands, to_obey) = sync_channel(COMMANDS_MAX);
         let (to_report, reports) = sync_channel(REPORTS_MAX);
-        let bells = [Bell::new(), Bell::new()].map(|bell| bell.map(Arc::new));
-        let [commands_bell, reports_bell] = bells;
-        let (commands_bell, reports_bell) =
-            (commands_bell.map_err(system("eventfd"))?, reports_bell.map_err(system("eventfd"))?);
+        let (commands_bell, reports_bell) = (bell()?, bell()?);
         let pulse = Arc::new(Pulse::default());
         let parts = Parts {
             forwarder: Forwarder::new(Config { seed: started_at_ns, ..Config::new(id) }, tables),
@@ -273,6 +301,8 @@ impl Node {
             local: Local::new(Some(slow_path)),
             table: Table::new(rib, id, nodes, slow_path, requests),
             ports: Vec::new(),
+            rearrangements: 0,
+            slow_path,
             local_addresses: LocalAddresses::new(),
             commands,
             commands_bell,
@@ -298,35 +328,75 @@ impl Node {
 
     fn plug_all(&mut self) -> Result<(), NodeError> {
         let node = self.settings.node().clone();
+        let mut plugged = Vec::new();
         for (place, of_file) in node.ports.iter().enumerate() {
-            let plug = plugs::open_port(of_file, place, self.seed(place), &self.local_addresses, &mut self.sysctls)?;
-            let port = self.local.add_port(plug.interface, plug.config, of_file);
-            self.tell(Command::Plug(port, plug.port));
-            if let Some(reason) = &plug.fallback {
-                warn!(port = of_file.device, "by {}: {reason}", plug.kind);
+            let plugs::Plug { port, config, interface, kind, fallback } = self.open(place)?;
+            self.local.add_port(Opened { interface, config }, of_file);
+            if let Some(reason) = &fallback {
+                warn!(port = of_file.device, "by {kind}: {reason}");
             }
-            info!(port = of_file.device, "plugged in by {}", plug.kind);
-            self.ports.push(PortMemory { kind: plug.kind, fallback: plug.fallback, replug_at_ns: None });
+            info!(port = of_file.device, "plugged in by {kind}");
+            let (port, waiting) = self.port_and_waiting(of_file, port);
+            self.ports.push(PortMemory { kind, fallback, replug_at_ns: None, waiting });
+            plugged.extend(port.map(|port| (place, port)));
         }
-        for (which, route) in node.routes.iter().enumerate() {
-            if let Some((port, _)) = node.port(&route.port) {
-                self.local.add_static(which, port, route);
-            }
-        }
+        self.local.set_static(&node);
+        self.table.set_kernelless(node.kernelless());
+        // What comes in finds its port and the node's routes there.
+        self.settle();
+        self.plug(plugged);
         Ok(())
     }
 
-    /// Makes the hardware address of a port that has none.
-    fn seed(&self, place: usize) -> u64 {
-        let which = (self.settings.node as u64) << 8 | place as u64;
-        self.settings.cluster.digest().wrapping_add(which.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    /// Packets come and go by these ports from now on.
+    fn plug(&self, ports: Vec<(usize, BoxedPort)>) {
+        for (place, port) in ports {
+            self.tell(Command::Plug(PortId(place as u8), port));
+        }
     }
 
-    /// Works until it is told to stop, or `stop` is readable.
+    fn open(&mut self, place: usize) -> Result<plugs::Plug, NodeError> {
+        let settings = &self.settings;
+        let node = settings.node();
+        let opening = plugs::Opening {
+            node,
+            place,
+            seed: settings.seed(&node.ports[place].device),
+            folder: settings.folder(),
+            local: &self.local_addresses,
+        };
+        plugs::open_port(&opening, &mut self.sysctls)
+    }
+
+    /// A file of packets waits until packets from it can go anywhere; other ports do not.
+    fn port_and_waiting(
+        &self,
+        of_file: &PortOfNode,
+        port: Option<BoxedPort>,
+    ) -> (Option<BoxedPort>, Option<(BoxedPort, u64)>) {
+        let until_ns = self.now_ns() + self.settings.cluster.timeouts.up_ns as u64;
+        match port {
+            Some(port) if of_file.kind == PortKind::Pcap => (None, Some((port, until_ns))),
+            port => (port, None),
+        }
+    }
+
+    /// Begins to receive from files of packets, once all nodes have met or it is time.
+    fn begin_files(&mut self, now_ns: u64) {
+        let have_met = self.peers.iter().all(|(_, peer)| peer.is_joined);
+        for place in 0..self.ports.len() {
+            let is_due = |waiting: &mut (BoxedPort, u64)| have_met || waiting.1 <= now_ns;
+            if let Some((port, _)) = self.ports[place].waiting.take_if(is_due) {
+                self.tell(Command::Plug(PortId(place as u8), port));
+            }
+        }
+    }
+
+    /// Works until it is told to stop, or `stop` is readable. Reads the cluster file again whenever `reload` is.
     ///
     /// # Errors
     /// When it cannot go on.
-    pub fn run(mut self, stop: BorrowedFd<'_>) -> Result<(), NodeError> {
+    pub fn run(mut self, stop: BorrowedFd<'_>, reload: BorrowedFd<'_>) -> Result<(), NodeError> {
         // Where that is not allowed, beats may be late on a busy machine.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
         let name = &self.settings.node().name;
@@ -336,7 +406,7 @@ impl Node {
             let has_more = self.turn();
             done = self.check_thread();
             if !self.is_stopping && done.is_ok() {
-                self.sleep(stop, has_more);
+                self.sleep([stop, reload], has_more);
             }
         }
         self.end();
@@ -404,6 +474,7 @@ impl Node {
         self.hear_reports(now_ns);
         self.hear_kernel();
         self.replug(now_ns);
+        self.begin_files(now_ns);
         self.settle();
         let has_more = self.table.turn() | self.peers.has_more();
         self.peers.speak(now_ns, self.local.announcements());
@@ -456,9 +527,12 @@ impl Node {
                 }
                 Report::Left(node) => self.peers.left(node, now_ns),
                 Report::Broken(node) => self.peers.lose(node, "it broke the interconnect's protocol", now_ns),
-                Report::Unplugged(port, error, closed) => {
+                Report::Unplugged(port, error, closed, after) => {
                     drop(closed);
-                    self.unplugged(port, &error, now_ns);
+                    // Of ports that were rearranged since, nothing is known by that number.
+                    if after == self.rearrangements {
+                        self.unplugged(port, &error, now_ns);
+                    }
                 }
                 Report::Renewed(Ok(())) => info!("the interconnect has begun anew"),
                 Report::Renewed(Err(error)) => self.fault = Some(error.into()),
@@ -528,6 +602,11 @@ impl Node {
     }
 
     fn unplugged(&mut self, port: PortId, error: &io::Error, now_ns: u64) {
+        if self.settings.node().ports[usize::from(port.0)].kind == PortKind::Pcap {
+            // Opened again, it would be read from its beginning.
+            warn!(port = self.device(port), "no more of its files: {error}");
+            return;
+        }
         warn!(port = self.device(port), "its device is gone: {error}");
         self.local.set_interface(port, None);
         self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns + REPLUG_NS);
@@ -539,15 +618,14 @@ impl Node {
             if self.ports[place].replug_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
                 continue;
             }
-            let of_file = self.settings.node().ports[place].clone();
-            let seed = self.seed(place);
-            match plugs::open_port(&of_file, place, seed, &self.local_addresses, &mut self.sysctls) {
-                Ok(plug) => {
-                    let port = PortId(place as u8);
-                    info!(port = of_file.device, "plugged in again by {}", plug.kind);
-                    self.ports[place] = PortMemory { kind: plug.kind, fallback: plug.fallback, replug_at_ns: None };
-                    self.tell(Command::Plug(port, plug.port));
-                    self.local.set_interface(port, plug.interface);
+            match self.open(place) {
+                Ok(plugs::Plug { port, interface, kind, fallback, .. }) => {
+                    info!(port = self.device(PortId(place as u8)), "plugged in again by {kind}");
+                    self.ports[place] = PortMemory { kind, fallback, replug_at_ns: None, waiting: None };
+                    if let Some(port) = port {
+                        self.tell(Command::Plug(PortId(place as u8), port));
+                    }
+                    self.local.set_interface(PortId(place as u8), interface);
                 }
                 Err(_) => self.ports[place].replug_at_ns = Some(now_ns + REPLUG_NS),
             }
@@ -600,6 +678,13 @@ impl Node {
                 }
                 Ask::Fib(query) => self.clients.stream_routes(number, prefixes(&self.table, query)),
                 Ask::Trace(query) => self.trace(number, query),
+                Ask::Reload { is_trial } => {
+                    let answer = match self.reload(is_trial) {
+                        Ok(changes) => Answer::Reloaded { changes: shortened(changes) },
+                        Err(fault) => Answer::Unfit { fault },
+                    };
+                    self.clients.answer(number, &answer);
+                }
                 Ask::Stop => {
                     self.clients.answer(number, &Answer::Stopping);
                     self.is_stopping = true;
@@ -669,14 +754,16 @@ impl Node {
     }
 
     /// Until something happens or is due.
-    fn sleep(&mut self, stop: BorrowedFd<'_>, has_more: bool) {
+    fn sleep(&mut self, [stop, reload]: [BorrowedFd<'_>; 2], has_more: bool) {
         let now_ns = self.now_ns();
         let replug = self.ports.iter().filter_map(|port| port.replug_at_ns).min().unwrap_or(u64::MAX);
-        let due_ns =
-            self.peers.due_ns().min(replug).min(now_ns + LOOK_NS).min(self.hang.due_ns()).min(self.renew_at_ns);
+        let files = self.ports.iter().filter_map(|port| port.waiting.as_ref()).map(|(_, at_ns)| *at_ns).min();
+        let due_ns = self.peers.due_ns().min(replug).min(files.unwrap_or(u64::MAX)).min(now_ns + LOOK_NS);
+        let due_ns = due_ns.min(self.hang.due_ns()).min(self.renew_at_ns);
         let left_ns = if has_more { 0 } else { due_ns.saturating_sub(now_ns) };
         let mut descriptors = vec![(stop, PollFlags::IN), (self.reports_bell.as_fd(), PollFlags::IN)];
         descriptors.push((self.kernel.wakes(), PollFlags::IN));
+        descriptors.push((reload, PollFlags::IN));
         descriptors.extend(self.peers.descriptors());
         let clients_at = descriptors.len();
         descriptors.extend(self.clients.descriptors());
@@ -695,6 +782,11 @@ impl Node {
         self.peers.note_readable(&readable[PEERS_AT..clients_at]);
         if readable[clients_at..].contains(&true) {
             self.clients.note_readable();
+        }
+        if readable[RELOAD_AT] && !self.is_stopping {
+            // Signals that came together ask for one look.
+            let _ = rustix::io::read(reload, &mut [0; 64]);
+            self.reload_by_signal();
         }
     }
 
@@ -719,6 +811,16 @@ impl Node {
     }
 }
 
+/// As many as an answer has room for.
+fn shortened(mut changes: Vec<String>) -> Vec<String> {
+    let count = changes.len();
+    if count > CHANGES_SHOWN_MAX {
+        changes.truncate(CHANGES_SHOWN_MAX);
+        changes.push(format!("and {} more, which the log has", count - CHANGES_SHOWN_MAX));
+    }
+    changes
+}
+
 /// The connections to other nodes, none of which is there yet.
 fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
     let cluster = &settings.cluster;
@@ -733,11 +835,16 @@ fn meet(settings: &Settings, started_at_ns: u64) -> Result<Peers, NodeError> {
         Place::Far(FarPlace { address, .. }) => system(format!("control address {address}"))(error),
     })?;
     assert!(cluster.nodes.len() <= usize::from(NODES_MAX));
+    // How many ports each has may change while it is up.
     let place = |node: &NodeOfFile| {
-        settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, node.ports.len()))
+        settings.place(node, key.as_ref()).map(|place| (node.name.clone(), place, usize::from(PORTS_MAX)))
     };
     let places = cluster.nodes.iter().map(place).collect::<Result<_, _>>()?;
     Ok(Peers::new(own, limits, listener, places))
+}
+
+fn bell() -> Result<Arc<Bell>, NodeError> {
+    Bell::new().map(Arc::new).map_err(system("eventfd"))
 }
 
 fn start(parts: Parts) -> Result<JoinHandle<()>, NodeError> {
@@ -774,13 +881,15 @@ fn route(table: &Table, settings: &Settings, prefix: ipnet::IpNet) -> Option<Rou
         Some(router::Hop::PROHIBITED) => RouteKind::Prohibited,
         _ => RouteKind::Unicast,
     };
-    let hops = hops.iter().filter(|_| kind == RouteKind::Unicast).filter_map(|hop| {
+    let ways = hops.chunk_by(|one, other| one == other).filter(|_| kind == RouteKind::Unicast);
+    let hops = ways.filter_map(|equal| {
+        let hop = equal[0];
         let node = settings.cluster.node_of(hop.node)?;
         let port = match hop.port {
             PortId::KERNEL => "kernel".to_owned(),
             PortId(port) => node.ports.get(usize::from(port))?.device.clone(),
         };
-        Some(RouteHop { node: node.name.clone(), port, adjacency: hop.adjacency.0 })
+        Some(RouteHop { node: node.name.clone(), port, adjacency: hop.adjacency.0, weight: equal.len() as u16 })
     });
     Some(Route { to: prefix, metric, kind, hops: hops.collect() })
 }

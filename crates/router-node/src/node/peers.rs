@@ -162,7 +162,7 @@ impl Peer {
 pub struct Peers {
     own: Greeting,
     limits: Limits,
-    /// How many ports each node has.
+    /// How many ports each node has at most.
     ports: Vec<usize>,
     listener: Listener,
     /// By node; `None` for this one.
@@ -179,7 +179,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody is there yet. `places` has each node's name, where it is reached, and how many ports it has.
+    /// Nobody is there yet. `places` has each node's name, where it is reached, and how many ports it has at most.
     pub fn new(own: Greeting, limits: Limits, listener: Listener, places: Vec<(String, Place, usize)>) -> Self {
         let ports = places.iter().map(|(_, _, ports)| *ports).collect();
         let peer = |(node, (name, place, _)): (usize, (String, Place, usize))| {
@@ -214,6 +214,11 @@ impl Peers {
             refused: None,
             news: Vec::new(),
         }
+    }
+
+    /// The cluster file is another one, for nodes that are met from now on.
+    pub fn set_digest(&mut self, digest: u64) {
+        self.own.digest = digest;
     }
 
     /// Another node.

@@ -1,36 +1,31 @@
 //! What a node is plugged into: its ports, its slow path and its interconnect, opened as the cluster file says.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fabric::timed::LinkTiming;
 use packet::ethernet::MacAddress;
 use pcie::host::path::Path as LinkPath;
-use router::batch::Policy;
 use router::{NodeId, Port, PortConfig};
 use router_ports::ethernet::{self, Backend};
 use router_ports::netlink::Requests;
-use router_ports::{InterfaceIndex, LocalAddresses, Namespace, PcapPort, Sysctls, Tap, Tun};
-use sim::Span;
+use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, Tap, Tun};
 
 use super::NodeError;
-use crate::cluster::{Balance, Batch, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode};
+use crate::cluster::{Balance, Cluster, InterconnectKind, MTU_BYTES_MAX, Node, PortKind, PortOfNode, batching_of};
 use crate::interconnect::{self, Interconnect, Kind};
 
 /// The interface between a node and its own kernel.
 pub const SLOW_PATH: &str = "crosslane0";
 /// Where `ip netns` keeps namespaces.
 const NAMESPACES: &str = "/run/netns";
-/// How long a fixed batch waits to be filled.
-const BATCH_WAIT: Span = Span::from_ps(10_000_000);
-
 /// Bytes of a PCIe packet besides its payload, with a header of 64-bit addresses.
 const PACKET_HEADER_BYTES: u64 = 24;
 
 /// A port that was opened.
 pub struct Plug {
-    /// The port.
-    pub port: Box<dyn Port + Send>,
+    /// The port; none of its own for a VLAN.
+    pub port: Option<Box<dyn Port + Send>>,
     /// What it is, as far as the device says.
     pub config: PortConfig,
     /// Its interface, where a kernel has addresses there.
@@ -39,6 +34,20 @@ pub struct Plug {
     pub kind: &'static str,
     /// Why it is not reached by what was asked for first.
     pub fallback: Option<String>,
+}
+
+/// What opening a port takes.
+pub struct Opening<'a> {
+    /// The node, as the file says.
+    pub node: &'a Node,
+    /// Which of its ports.
+    pub place: usize,
+    /// Makes the hardware address of a port that has none.
+    pub seed: u64,
+    /// Where files of packets lie whose paths are relative.
+    pub folder: &'a Path,
+    /// The node's addresses.
+    pub local: &'a LocalAddresses,
 }
 
 /// The model of a link.
@@ -61,32 +70,38 @@ pub fn enter_namespace(node: &Node) -> Result<(), NodeError> {
     entered.map_err(|error| NodeError::Namespace { shown: path.display().to_string(), error })
 }
 
-/// Opens a port.
-pub fn open_port(
-    of_file: &PortOfNode,
-    place: usize,
-    seed: u64,
-    local: &LocalAddresses,
-    sysctls: &mut Sysctls,
-) -> Result<Plug, NodeError> {
+/// Opens a port; for a VLAN, whose port there is already, it only says what it is.
+pub fn open_port(opening: &Opening<'_>, sysctls: &mut Sysctls) -> Result<Plug, NodeError> {
+    let place = opening.place;
     let failed = |error: String| NodeError::Port { place, error };
-    match of_file.kind {
-        PortKind::Auto => open_ethernet(of_file, None, local, sysctls).map_err(failed),
-        PortKind::AfXdp => open_ethernet(of_file, Some(Backend::Xdp), local, sysctls).map_err(failed),
-        PortKind::AfPacket => open_ethernet(of_file, Some(Backend::PacketSocket), local, sysctls).map_err(failed),
-        PortKind::Tap => open_tap(of_file, seed).map_err(failed),
-        PortKind::Pcap => open_pcap(of_file, seed).map_err(failed),
+    match opening.of_file().kind {
+        PortKind::Auto => open_ethernet(opening, None, sysctls).map_err(failed),
+        PortKind::AfXdp => open_ethernet(opening, Some(Backend::Xdp), sysctls).map_err(failed),
+        PortKind::AfPacket => open_ethernet(opening, Some(Backend::PacketSocket), sysctls).map_err(failed),
+        PortKind::Tap => open_tap(opening).map_err(failed),
+        PortKind::Pcap => open_pcap(opening),
+        PortKind::Vlan => Ok(vlan(opening)),
     }
 }
 
-fn open_ethernet(
-    of_file: &PortOfNode,
-    backend: Option<Backend>,
-    local: &LocalAddresses,
-    sysctls: &mut Sysctls,
-) -> Result<Plug, String> {
-    let device = &of_file.device;
-    let opened = ethernet::open(device, backend, false, local).map_err(|error| error.to_string())?;
+impl Opening<'_> {
+    fn of_file(&self) -> &PortOfNode {
+        &self.node.ports[self.place]
+    }
+}
+
+/// What the port is on it knows by that: the hardware address, and the MTU where the file says none.
+fn vlan(opening: &Opening<'_>) -> Plug {
+    let of_file = opening.of_file();
+    let mut config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
+    config.vlan = opening.node.vlan(of_file);
+    Plug { port: None, config, interface: None, kind: PortKind::Vlan.word(), fallback: None }
+}
+
+fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut Sysctls) -> Result<Plug, String> {
+    let device = &opening.of_file().device;
+    let vlans = opening.node.vlans_of(device);
+    let opened = ethernet::open(device, backend, &vlans, opening.local).map_err(|error| error.to_string())?;
     sysctls.for_port(device).map_err(|error| format!("interface '{device}': {error}"))?;
     let interface = opened.interface;
     let kind = match opened.backend {
@@ -97,7 +112,7 @@ fn open_ethernet(
     let mut config = PortConfig::new(interface.mac, mtu_bytes);
     config.has_kernel = true;
     Ok(Plug {
-        port: opened.port,
+        port: Some(opened.port),
         config,
         interface: Some(interface.index),
         kind: kind.word(),
@@ -105,21 +120,39 @@ fn open_ethernet(
     })
 }
 
-fn open_tap(of_file: &PortOfNode, seed: u64) -> Result<Plug, String> {
+/// The MTU of a TAP or pcap port for which the file says none.
+pub const MTU_BYTES_UNSAID: u16 = 1500;
+
+fn open_tap(opening: &Opening<'_>) -> Result<Plug, String> {
+    let of_file = opening.of_file();
     let tap = Tap::open(&of_file.device).map_err(|error| error.to_string())?;
     let mut requests = Requests::open().map_err(|error| error.to_string())?;
-    let mtu_bytes = of_file.mtu_bytes.unwrap_or(1500);
+    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
     requests.set_mtu(tap.interface(), u32::from(mtu_bytes)).map_err(|error| error.to_string())?;
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
-    let config = PortConfig::new(own_mac(seed), mtu_bytes);
-    Ok(Plug { port: Box::new(tap), config, interface: None, kind: PortKind::Tap.word(), fallback: None })
+    let config = PortConfig::new(own_mac(opening.seed), mtu_bytes);
+    Ok(Plug { port: Some(Box::new(tap)), config, interface: None, kind: PortKind::Tap.word(), fallback: None })
 }
 
-fn open_pcap(of_file: &PortOfNode, seed: u64) -> Result<Plug, String> {
-    let (input, output) = (of_file.input.as_deref(), of_file.output.as_deref());
-    let port = PcapPort::open(input, output).map_err(|error| error.to_string())?;
-    let config = PortConfig::new(own_mac(seed), of_file.mtu_bytes.unwrap_or(1500));
-    Ok(Plug { port: Box::new(port), config, interface: None, kind: PortKind::Pcap.word(), fallback: None })
+/// Gives the interface of a TAP port that is open the MTU that the file says now.
+pub fn set_tap_mtu(of_file: &PortOfNode) -> Result<(), String> {
+    let interface = Interface::by_name(&of_file.device).map_err(|error| error.to_string())?;
+    let mut requests = Requests::open().map_err(|error| error.to_string())?;
+    let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
+    requests.set_mtu(interface.index, u32::from(mtu_bytes)).map_err(|error| error.to_string())
+}
+
+fn open_pcap(opening: &Opening<'_>) -> Result<Plug, NodeError> {
+    let of_file = opening.of_file();
+    let path = |file: &Option<PathBuf>| file.as_ref().map(|file| opening.folder.join(file));
+    let failed = |key: &'static str| {
+        move |error: PcapError| NodeError::PortFile { place: opening.place, key, error: error.to_string() }
+    };
+    // One after the other, so that an error is of one of them.
+    let input = PcapPort::open(path(&of_file.input).as_deref(), None).map_err(failed("input"))?;
+    let port = input.with_output(path(&of_file.output).as_deref()).map_err(failed("output"))?;
+    let config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID));
+    Ok(Plug { port: Some(Box::new(port)), config, interface: None, kind: PortKind::Pcap.word(), fallback: None })
 }
 
 /// A locally administered address, the same whenever the node is started.
@@ -156,10 +189,7 @@ pub fn open_interconnect(cluster: &Cluster, own: NodeId) -> Result<Box<dyn Inter
             None => return Err(NodeError::Missing("fabric")),
         },
     };
-    let policy = match asked.batch {
-        Batch::Adaptive => Policy::Adaptive { target: Span::from_ns(asked.latency_target_ns) },
-        Batch::Fixed(packets) => Policy::Fixed { packets, wait: BATCH_WAIT },
-    };
+    let policy = batching_of(asked);
     let balances = asked.balance == Balance::Valiant;
     let settings = interconnect::Settings { policy, balances, ..interconnect::Settings::default() };
     Ok(interconnect::open(own, kind, &settings)?)

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use router::routes::{Rib, RouteError};
-use router::{Hop, NodeId};
+use router::{Hop, NodeId, PortId};
 use router_ports::InterfaceIndex;
 use router_ports::netlink::{Requests, RouteRequest};
 use tracing::warn;
 
-use crate::control::words::{Announced, Origin, RouteChange, RouteKind};
+use crate::control::words::{Announced, HopOfNode, Origin, RouteChange, RouteKind};
 
 /// The metric of routes in the kernel that lead to other nodes: whoever has a route of their own there prefers that.
 const METRIC: u32 = 30_000;
@@ -31,6 +31,10 @@ pub struct Table {
     requests: Requests,
     /// By node: neighbours, whose network is in the kernel as a whole.
     hosts: Vec<HashSet<IpNet>>,
+    /// Ports of this node's whose networks its kernel does not know.
+    kernelless: Vec<PortId>,
+    /// What this node reaches by those ports, or by the cluster file: its kernel knows nothing of it.
+    beyond_kernel: HashSet<IpNet>,
     installed: BTreeSet<IpNet>,
     dirty: BTreeSet<IpNet>,
     has_work: bool,
@@ -47,11 +51,27 @@ impl Table {
             slow_path,
             requests,
             hosts: vec![HashSet::new(); nodes],
+            kernelless: Vec::new(),
+            beyond_kernel: HashSet::new(),
             installed: BTreeSet::new(),
             dirty: BTreeSet::new(),
             has_work: false,
             is_full: false,
             refused: 0,
+        }
+    }
+
+    /// These ports of this node's have no kernel. It counts for routes that change after that.
+    pub fn set_kernelless(&mut self, ports: Vec<PortId>) {
+        self.kernelless = ports;
+    }
+
+    fn is_beyond_kernel(&self, announced: &Announced) -> bool {
+        let is_without = |hop: &HopOfNode| self.kernelless.contains(&PortId(hop.port));
+        match announced.origin {
+            Origin::Static => true,
+            Origin::Connected => announced.hops.iter().all(is_without),
+            Origin::Own | Origin::Neighbour | Origin::Kernel => false,
         }
     }
 
@@ -64,6 +84,13 @@ impl Table {
                 hosts.insert(prefix);
             } else {
                 hosts.remove(&prefix);
+            }
+            if node == self.own {
+                if announced.as_ref().is_some_and(|announced| self.is_beyond_kernel(announced)) {
+                    self.beyond_kernel.insert(prefix);
+                } else {
+                    self.beyond_kernel.remove(&prefix);
+                }
             }
             let done = match announced {
                 Some(announced) => {
@@ -147,13 +174,16 @@ impl Table {
         RouteRequest { prefix, metric: METRIC, interface: self.slow_path, gateway: None }
     }
 
-    /// Whether the node's own programs reach a destination by way of other nodes.
+    /// Whether the node's own programs reach a destination by way of the router: it is at other nodes, or at a port
+    /// without a kernel.
     fn is_wanted(&self, prefix: IpNet) -> bool {
         let sources = self.rib.sources(prefix);
         let Some(best) = sources.iter().map(|source| source.metric).min() else { return false };
-        let mut winners = sources.iter().filter(|source| source.metric == best).peekable();
-        let is_elsewhere = winners.clone().all(|source| source.node != self.own);
-        is_elsewhere && winners.any(|source| !self.hosts[usize::from(source.node.0)].contains(&prefix))
+        let mut winners = sources.iter().filter(|source| source.metric == best);
+        if winners.clone().any(|source| source.node == self.own) {
+            return self.beyond_kernel.contains(&prefix);
+        }
+        winners.any(|source| !self.hosts[usize::from(source.node.0)].contains(&prefix))
     }
 
     /// Takes out of the kernel what was put there.

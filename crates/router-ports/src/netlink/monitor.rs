@@ -52,6 +52,11 @@ impl Monitor {
         self.resyncs
     }
 
+    /// All that there is, as far as it was told: as changes from nothing.
+    pub fn all(&self) -> Vec<Change> {
+        self.state.differences(&State::default())
+    }
+
     /// What has changed since the last call. Waits for nothing but the kernel's answers to a resync.
     pub fn changes(&mut self) -> Result<Vec<Change>, NetlinkError> {
         let mut changes = Vec::new();

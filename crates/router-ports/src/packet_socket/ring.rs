@@ -5,6 +5,7 @@ use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::tag;
 use crate::mapping::Mapping;
 use crate::offload::NOTE_BYTES;
 use crate::system::set_option;
@@ -90,7 +91,7 @@ impl Ring {
         Some(Slot {
             bytes,
             note,
-            tag: tag(status, header),
+            tag: tag(status, header.tp_vlan_tpid, header.tp_vlan_tci),
             is_copied: status & libc::TP_STATUS_COPY != 0,
             is_cut_off: header.tp_len > header.tp_snaplen,
         })
@@ -101,14 +102,4 @@ impl Ring {
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.at = (self.at + 1) % SLOTS;
     }
-}
-
-fn tag(status: u32, header: &libc::tpacket2_hdr) -> Option<[u8; 4]> {
-    if status & libc::TP_STATUS_VLAN_VALID == 0 {
-        return None;
-    }
-    let has_type = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
-    let [a, b] = if has_type { header.tp_vlan_tpid } else { libc::ETH_P_8021Q as u16 }.to_be_bytes();
-    let [c, d] = header.tp_vlan_tci.to_be_bytes();
-    Some([a, b, c, d])
 }

@@ -187,6 +187,7 @@ enum Place {
     V4,
     V6,
     LookUp,
+    Socket,
     Kernel,
 }
 
@@ -253,9 +254,16 @@ fn as_loaded(number: u16) -> i32 {
     i32::from(number.to_be())
 }
 
-/// IPv4 and IPv6 frames to `mac` that are not for an address of this node go to the socket of their queue; all else,
-/// and what has no socket, goes to the kernel: `XDP_PASS`, or `otherwise`.
-fn program(mac: MacAddress, addresses: BorrowedFd, sockets: BorrowedFd, otherwise: i32) -> Vec<Instruction> {
+/// IPv4 and IPv6 frames to `mac` that are not for an address of this node go to the socket of their queue, and so does
+/// everything to `mac` in one of `vlans`, of which the kernel knows nothing; all else, and what has no socket, goes to
+/// the kernel: `XDP_PASS`, or `otherwise`.
+fn program(
+    mac: MacAddress,
+    vlans: &[u16],
+    addresses: BorrowedFd,
+    sockets: BorrowedFd,
+    otherwise: i32,
+) -> Vec<Instruction> {
     let mut it = Assembly::default();
     let MacAddress([a, b, c, d, e, f]) = mac;
     it.put(MOVE, 6, 1, 0, 0);
@@ -269,8 +277,12 @@ fn program(mac: MacAddress, addresses: BorrowedFd, sockets: BorrowedFd, otherwis
     it.put(LOAD_HALF, 5, 2, 12, 0);
     it.jump(IF_OTHER, 5, 0, as_loaded(0x8100), Place::Type);
     it.need(18);
-    it.put(LOAD_HALF, 5, 2, 16, 0);
-    it.put(ADD_CONSTANT, 2, 0, 0, 4);
+    it.put(LOAD_HALF, 5, 2, 14, 0);
+    it.put(AND_CONSTANT, 5, 0, 0, as_loaded(0x0fff));
+    for id in vlans {
+        it.jump(IF_EQUAL, 5, 0, as_loaded(*id), Place::Socket);
+    }
+    it.jump(GO, 0, 0, 0, Place::Kernel);
     it.here(Place::Type);
     it.jump(IF_EQUAL, 5, 0, as_loaded(0x0800), Place::V4);
     it.jump(IF_EQUAL, 5, 0, as_loaded(0x86dd), Place::V6);
@@ -301,6 +313,7 @@ fn program(mac: MacAddress, addresses: BorrowedFd, sockets: BorrowedFd, otherwis
     it.put(ADD_CONSTANT, 2, 0, 0, -16);
     it.put(CALL, 0, 0, 0, HELPER_LOOKUP);
     it.jump(IF_OTHER, 0, 0, 0, Place::Kernel);
+    it.here(Place::Socket);
     it.map(1, sockets);
     it.put(LOAD_WORD, 2, 6, 16, 0);
     it.put(MOVE_CONSTANT, 3, 0, 0, otherwise);
@@ -333,10 +346,11 @@ pub struct Attached {
 pub fn attach(
     interface: InterfaceIndex,
     mac: MacAddress,
+    vlans: &[u16],
     addresses: &LocalAddresses,
     sockets: &Sockets,
 ) -> io::Result<Attached> {
-    let program = load(&program(mac, addresses.map()?, sockets.map.as_fd(), PASS))?;
+    let program = load(&program(mac, vlans, addresses.map()?, sockets.map.as_fd(), PASS))?;
     let attach = |mode: Mode| {
         let mut attributes =
             Attributes::new().fd(0, &program).word(4, interface.0).word(8, ATTACH_XDP).word(12, mode as u32);
@@ -368,9 +382,9 @@ mod tests {
         i32::from_ne_bytes(*attributes.0[4..].first_chunk().unwrap())
     }
 
-    fn frame(mac: MacAddress, tag: bool, ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    fn frame(mac: MacAddress, tag: Option<u8>, ethertype: u16, packet: &[u8]) -> Vec<u8> {
         let mut frame = [&mac.0[..], &[2, 0, 0, 0, 0, 1]].concat();
-        frame.extend(if tag { &[0x81, 0, 0, 7][..] } else { &[] });
+        frame.extend(tag.map_or(Vec::new(), |id| vec![0x81, 0, 0xb0, id]));
         frame.extend(ethertype.to_be_bytes());
         frame.extend(packet);
         frame
@@ -385,8 +399,10 @@ mod tests {
         [&[0x60; 24][..], &address.octets()].concat()
     }
 
+    const OTHER_MAC: MacAddress = MacAddress([2, 0, 0x80, 0xff, 0x90, 8]);
+
     #[test]
-    fn transit_is_taken_and_all_else_left_to_the_kernel() {
+    fn transit_is_taken_and_all_else_left_to_the_kernel_but_what_is_of_a_vlan() {
         let addresses = LocalAddresses::new();
         if let Err(error) = addresses.map() {
             println!("transit_is_taken_and_all_else_left is skipped: no BPF ({error}); run it as root");
@@ -398,24 +414,31 @@ mod tests {
         addresses.remove("10.0.0.3".parse().unwrap()).unwrap();
         addresses.remove("10.0.0.3".parse().unwrap()).unwrap();
         let sockets = Sockets::new(1).unwrap();
-        let program = load(&program(MAC, addresses.map().unwrap(), sockets.map.as_fd(), TAKEN)).unwrap();
-        for tag in [false, true] {
+        let vlans = [6, 7];
+        let program = load(&program(MAC, &vlans, addresses.map().unwrap(), sockets.map.as_fd(), TAKEN)).unwrap();
+        // Without a tag; in a VLAN of the router's; in another one, which is the kernel's whatever it holds.
+        for tag in [None, Some(7), Some(8)] {
+            let (taken, passed, elsewhere) = match tag {
+                None => (TAKEN, PASS, PASS),
+                Some(7) => (TAKEN, TAKEN, PASS),
+                Some(_) => (PASS, PASS, PASS),
+            };
             for (packet, verdict) in [
-                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), TAKEN),
-                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 3])), TAKEN),
-                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 1])), PASS),
-                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])[..19]), PASS),
-                (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")), TAKEN),
-                (frame(MAC, tag, 0x86dd, &to_v6("fd00::1")), PASS),
-                (frame(MAC, tag, 0x86dd, &to_v6("febf::2")), PASS),
-                (frame(MAC, tag, 0x86dd, &to_v6("::ffff:10.0.0.2")), TAKEN),
-                (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")[..39]), PASS),
-                (frame(MAC, tag, 0x0806, &[0; 46]), PASS),
-                (frame(MAC, tag, 0x88cc, &[0; 46]), PASS),
-                (frame(MacAddress([2, 0, 0x80, 0xff, 0x90, 8]), tag, 0x0800, &to_v4([10, 0, 0, 2])), PASS),
-                (frame(MacAddress([3, 0, 0x80, 0xff, 0x90, 7]), tag, 0x0800, &to_v4([10, 0, 0, 2])), PASS),
-                (frame(MacAddress::BROADCAST, tag, 0x0800, &to_v4([10, 0, 0, 2])), PASS),
-                (frame(MAC, tag, 0x8100, &[0; 2]), PASS),
+                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), taken),
+                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 3])), taken),
+                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 1])), passed),
+                (frame(MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])[..19]), passed),
+                (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")), taken),
+                (frame(MAC, tag, 0x86dd, &to_v6("fd00::1")), passed),
+                (frame(MAC, tag, 0x86dd, &to_v6("febf::2")), passed),
+                (frame(MAC, tag, 0x86dd, &to_v6("::ffff:10.0.0.2")), taken),
+                (frame(MAC, tag, 0x86dd, &to_v6("fd00::2")[..39]), passed),
+                (frame(MAC, tag, 0x0806, &[0; 46]), passed),
+                (frame(MAC, tag, 0x88cc, &[0; 46]), passed),
+                (frame(OTHER_MAC, tag, 0x0800, &to_v4([10, 0, 0, 2])), elsewhere),
+                (frame(MacAddress([3, 0, 0x80, 0xff, 0x90, 7]), tag, 0x0800, &to_v4([10, 0, 0, 2])), elsewhere),
+                (frame(MacAddress::BROADCAST, tag, 0x0800, &to_v4([10, 0, 0, 2])), elsewhere),
+                (frame(MAC, tag, 0x8100, &[0; 2]), passed),
             ] {
                 assert_eq!(run(&program, &packet), verdict, "{packet:02x?}");
             }

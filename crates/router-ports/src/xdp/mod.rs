@@ -4,6 +4,7 @@
 //! addresses, answers ARP and neighbour discovery, and has its own connections. Beside the rings, a packet socket hears
 //! ARP and neighbour discovery, so that the router knows who is there.
 
+mod auxiliary;
 mod bpf;
 mod queue;
 mod ring;
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use router::{Packet, Pool, Port, PortLosses};
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, sockopt};
+use rustix::net::sockopt;
 
 pub use bpf::LocalAddresses;
 pub use bpf::Mode;
@@ -25,6 +26,9 @@ use crate::packet_socket::{self, FILTER_NEIGHBOURS, gone};
 use bpf::Sockets;
 use queue::Queue;
 
+/// A VLAN's tag, behind a frame's two addresses.
+const TAG_BYTES: usize = packet::vlan::HEADER_BYTES;
+const ADDRESSES_BYTES: usize = 12;
 /// Queues of one interface.
 const QUEUES_MAX: u32 = 16;
 /// While frames come by the rings, the packet socket is looked at each so many times.
@@ -71,8 +75,9 @@ pub enum XdpError {
 }
 
 impl XdpPort {
-    /// Opens a port on the interface. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`.
-    pub fn open(interface: &Interface, local: &LocalAddresses) -> Result<XdpPort, XdpError> {
+    /// Opens a port on the interface. Frames with the tag of one of `vlans` are the router's, whatever they hold; those
+    /// of other VLANs are the kernel's. Needs `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`.
+    pub fn open(interface: &Interface, vlans: &[u16], local: &LocalAddresses) -> Result<XdpPort, XdpError> {
         let &Interface { index, mtu_bytes, receive_queues, .. } = interface;
         if mtu_bytes > queue::MTU_BYTES_MAX {
             return Err(XdpError::Mtu { mtu_bytes });
@@ -90,7 +95,8 @@ impl XdpPort {
             queues.push(queue);
         }
         let wakes = wakes(&queues, &neighbours).map_err(refused("an epoll"))?;
-        let attached = bpf::attach(index, interface.mac, local, &sockets).map_err(refused("attaching a program"))?;
+        let attached =
+            bpf::attach(index, interface.mac, vlans, local, &sockets).map_err(refused("attaching a program"))?;
         Ok(XdpPort {
             interface: index,
             queues,
@@ -119,10 +125,14 @@ impl XdpPort {
         while into.len() < end {
             let Some(mut packet) = pool.take() else { return };
             pool.resize(&mut packet, pool.bytes_max());
-            let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-            match rustix::net::recv(&self.neighbours, pool.bytes_mut(&packet), flags) {
-                Ok((_, bytes)) if bytes <= packet.len() => {
-                    pool.resize(&mut packet, bytes);
+            // The tag that the kernel keeps beside a frame goes before it, and behind the addresses then.
+            match auxiliary::receive(&self.neighbours, &mut pool.bytes_mut(&packet)[TAG_BYTES..]) {
+                Ok((bytes, tag)) if bytes + TAG_BYTES <= packet.len() => {
+                    pool.resize(&mut packet, bytes + TAG_BYTES);
+                    match tag {
+                        Some(tag) => insert_tag(pool.bytes_mut(&packet), tag),
+                        None => pool.trim_front(&mut packet, TAG_BYTES as u16),
+                    }
                     into.push(packet);
                 }
                 Ok(_) => {
@@ -138,8 +148,15 @@ impl XdpPort {
     }
 }
 
+/// The frame begins after room for its tag; the filter has seen more than its addresses.
+fn insert_tag(frame: &mut [u8], tag: [u8; TAG_BYTES]) {
+    frame.copy_within(TAG_BYTES..TAG_BYTES + ADDRESSES_BYTES, 0);
+    frame[ADDRESSES_BYTES..ADDRESSES_BYTES + TAG_BYTES].copy_from_slice(&tag);
+}
+
 fn neighbours(interface: InterfaceIndex) -> io::Result<OwnedFd> {
     let socket = packet_socket::socket()?;
+    auxiliary::ask_for(&socket)?;
     packet_socket::set_filter(&socket, &FILTER_NEIGHBOURS)?;
     packet_socket::bind(&socket, interface, libc::ETH_P_ALL as u16)?;
     Ok(socket)

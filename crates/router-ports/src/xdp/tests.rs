@@ -2,6 +2,8 @@ use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::time::Duration;
 
+use packet::ethernet::MacAddress;
+
 use super::*;
 use crate::crossing::{Crossing, falls_asleep, host_address, port_name};
 use crate::netlink::Requests;
@@ -36,7 +38,7 @@ fn what_is_for_the_node_reaches_its_kernel_and_who_is_there_the_router() {
         let interface = Interface::by_name(port_name(0)).unwrap();
         Requests::open().unwrap().add_address(interface.index, format!("{own}/24").parse().unwrap()).unwrap();
         let local = LocalAddresses::new();
-        let mut port = XdpPort::open(&interface, &local).unwrap();
+        let mut port = XdpPort::open(&interface, &[], &local).unwrap();
         // Addresses may come while the port is open.
         local.insert(own.parse().unwrap()).unwrap();
         assert!(port.is_copied() && port.mode() == Mode::Driver);
@@ -66,13 +68,68 @@ fn what_is_for_the_node_reaches_its_kernel_and_who_is_there_the_router() {
     crossing.node.within(test).unwrap();
 }
 
+/// A frame of VLAN 7, which is the router's, or of 8, which is not.
+fn tagged(to: MacAddress, id: u8, ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    let [a, b] = ethertype.to_be_bytes();
+    [&to.0[..], &[2, 0, 0, 0, 0, 1], &[0x81, 0, 0x20, id, a, b], packet].concat()
+}
+
+/// The other end of the line is a TAP's: it writes tags into frames, and reads them there.
+#[test]
+fn frames_of_a_vlan_come_and_go_with_their_tags_whatever_way_they_come() {
+    let Some(namespace) = crate::namespace::for_test("frames_of_a_vlan_come_and_go_with_their_tags") else { return };
+    let test = || {
+        let mut line = crate::Tap::open("line0").unwrap();
+        Requests::open().unwrap().set_up(line.interface()).unwrap();
+        let interface = Interface::by_name("line0").unwrap();
+        let local = LocalAddresses::new();
+        local.insert("10.7.0.9".parse().unwrap()).unwrap();
+        let mut port = XdpPort::open(&interface, &[7], &local).unwrap();
+        let mut pool = Pool::new(64, 2048, 64);
+        let mut write = |pool: &mut Pool, frame: &[u8]| {
+            let mut queue = VecDeque::from([pool.copy_of(frame).unwrap()]);
+            line.transmit(pool, &mut queue).unwrap();
+        };
+        // An own address of the kernel's is nothing to it in a VLAN; ARP to everybody comes past the rings.
+        let to_kernel = [&[0x45; 16][..], &[10, 7, 0, 9], &[0; 26]].concat();
+        let asked = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &[0; 38]].concat();
+        let wanted = [
+            tagged(interface.mac, 7, 0x0800, &to_kernel),
+            tagged(interface.mac, 7, 0x0806, &asked),
+            tagged(MacAddress::BROADCAST, 7, 0x0806, &asked),
+        ];
+        write(&mut pool, &tagged(interface.mac, 8, 0x0800, &to_kernel));
+        wanted.iter().for_each(|frame| write(&mut pool, frame));
+        let heard = frames_until(&mut port, &mut pool, |frame| frame[..] == wanted[2]);
+        for frame in &wanted {
+            assert_eq!(heard.iter().filter(|other| *other == frame).count(), 1, "{frame:02x?} in {heard:02x?}");
+        }
+        assert!(!heard.iter().any(|frame| frame[12..16] == [0x81, 0, 0x20, 8]), "{heard:02x?}");
+
+        let sent = tagged(MacAddress::BROADCAST, 7, 0x0806, &asked);
+        let mut queue = VecDeque::from([pool.copy_of(&sent).unwrap()]);
+        assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
+        let mut read = Vec::new();
+        for _ in 0..1000 {
+            port.may_sleep();
+            line.receive(&mut pool, &mut read, 8).unwrap();
+            if read.iter().any(|packet| pool.bytes(packet) == sent) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("it did not leave");
+    };
+    namespace.within(test).unwrap();
+}
+
 #[test]
 fn an_interface_that_goes_ends_the_port_and_one_that_is_down_drops_what_is_sent() {
     let Some(crossing) = Crossing::new("an_interface_that_goes_ends_the_xdp_port", 1500) else { return };
     let test = || {
         let interface = Interface::by_name(port_name(0)).unwrap();
         let (mut requests, mut pool) = (Requests::open().unwrap(), Pool::new(8, 2048, 64));
-        let mut port = XdpPort::open(&interface, &LocalAddresses::new()).unwrap();
+        let mut port = XdpPort::open(&interface, &[], &LocalAddresses::new()).unwrap();
         let mut queue = VecDeque::from([pool.copy_of(&[2; 60]).unwrap()]);
         assert_eq!(port.transmit(&mut pool, &mut queue).unwrap(), 1);
         assert!(falls_asleep(&mut port, &mut pool));

@@ -120,6 +120,15 @@ impl<T> Batcher<T> {
         }
     }
 
+    /// Messages are made so from now on.
+    ///
+    /// # Panics
+    /// On a policy that cannot be, see [`Policy::check`].
+    pub fn set_policy(&mut self, policy: Policy) {
+        assert!(policy.check().is_ok(), "{policy:?}");
+        self.policy = policy;
+    }
+
     /// Packets that wait.
     pub fn len(&self) -> usize {
         self.queue.len()

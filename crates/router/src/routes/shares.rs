@@ -1,8 +1,8 @@
 //! Weights of equal ways as parts of a group, which has few.
 
 /// So many of `slots` parts for each weight, in proportion as near as goes, the same wherever it is asked: exactly
-/// where the weights' ratio fits, else by highest averages (Sainte-Laguë), and no way without a part. Where there are more
-/// ways than parts, those behind get none, which is what a weight of 0 gets too.
+/// where the weights' ratio fits, else by highest averages (Sainte-Laguë), and no way without a part. Where there are
+/// more ways than parts, those behind get none, which is what a weight of 0 gets too.
 pub fn shares(weights: &[u32], slots: usize) -> Vec<usize> {
     let divisor = weights.iter().copied().fold(0, greatest_common_divisor).max(1);
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();

@@ -1,0 +1,64 @@
+//! `crosslane router reload`: nodes that are up read the cluster file again.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use router_node::ask::{Answer, Ask};
+
+use super::ask::ask;
+use super::loaded::LoadedCluster;
+use crate::output;
+use crate::up::lock_file;
+use crate::wrong_use::WrongUse;
+
+/// Who is to read it.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The cluster file
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+    /// This node only
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+}
+
+/// All nodes of this machine that are up say first whether they can follow; then all of them do.
+pub fn main(options: &Options) -> Result<()> {
+    let cluster = LoadedCluster::read(&options.cluster)?;
+    let chosen = cluster.chosen(options.node.as_deref())?;
+    let shown = cluster.file.shown();
+    if !cluster.places.directory.exists() {
+        bail!("no node of {shown} is up; start it with 'crosslane router up --cluster {shown}'");
+    }
+    let _lock = lock_file(&cluster.places.lock(), shown)?;
+    let mut up = Vec::new();
+    for index in chosen {
+        if reload(&cluster, index, true)?.is_some() {
+            up.push(index);
+        }
+    }
+    if up.is_empty() {
+        bail!("no node of {shown} is up; start it with 'crosslane router up --cluster {shown}'");
+    }
+    let mut text = String::new();
+    for index in up {
+        let name = cluster.name(index);
+        let Some(changes) = reload(&cluster, index, false)? else { bail!("node '{name}' has ended meanwhile") };
+        if changes.is_empty() {
+            text += &format!("node {name}: nothing has changed\n");
+        }
+        changes.iter().for_each(|change| text += &format!("node {name}: {change}\n"));
+    }
+    output::print(&text)
+}
+
+/// What is different for a node; `None` when it is not up.
+fn reload(cluster: &LoadedCluster, index: usize, is_trial: bool) -> Result<Option<Vec<String>>> {
+    let name = cluster.name(index);
+    match ask(&cluster.places.node(name), Ask::Reload { is_trial })? {
+        Some((Answer::Reloaded { changes }, _)) => Ok(Some(changes)),
+        Some((Answer::Unfit { fault }, _)) => bail!(WrongUse::of(fault)),
+        Some((other, _)) => bail!("node '{name}' answers {other:?} when told to read the file again; use one release"),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,276 @@
+//! What is different in a cluster file that is read again, and whether a node that is up can follow.
+
+use std::fmt::{Debug, Display};
+
+use rack::{Checked, Fault};
+use router::batch::Policy;
+use sim::Span;
+
+use super::{Batch, Cluster, Interconnect, Node, PortOfNode};
+
+/// How long a fixed batch waits to be filled.
+const BATCH_WAIT: Span = Span::from_ps(10_000_000);
+
+/// How a node that is up becomes what the file says now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// What is different, a line each; nothing where nothing is.
+    pub said: Vec<String>,
+    /// By place in the new file: the place of the port that stays plugged in as it is, or `None` for one to be opened.
+    pub kept: Vec<Option<usize>>,
+}
+
+/// How packets go together, as the file says.
+pub fn batching_of(interconnect: &Interconnect) -> Policy {
+    match interconnect.batch {
+        Batch::Adaptive => Policy::Adaptive { target: Span::from_ns(interconnect.latency_target_ns) },
+        Batch::Fixed(packets) => Policy::Fixed { packets, wait: BATCH_WAIT },
+    }
+}
+
+/// What is different between two files, for the node of that place.
+///
+/// # Errors
+/// The first key whose change takes a restart.
+pub fn changes(old: &Cluster, new: &Cluster, node: usize) -> Result<Changes, Fault> {
+    check_cluster(old, new)?;
+    for (place, (old, new)) in old.nodes.iter().zip(&new.nodes).enumerate() {
+        check_node(&format!("nodes[{place}]"), old, new)?;
+    }
+    let mut changes = Changes::default();
+    let (of_old, of_new) = (&old.interconnect, &new.interconnect);
+    changes.differ("interconnect.batch", &of_old.batch, &of_new.batch);
+    let ns = |interconnect: &Interconnect| format!("{} ns", interconnect.latency_target_ns);
+    changes.differ("interconnect.latency_target_ns", &ns(of_old), &ns(of_new));
+    changes.node(&old.nodes[node], &new.nodes[node]);
+    Ok(changes)
+}
+
+/// That a value which counts from the start on is the same.
+fn check_same<T: PartialEq + Debug>(key: &str, old: &T, new: &T) -> Checked {
+    if old == new {
+        return Ok(());
+    }
+    let what = format!(
+        "{} instead of {} takes a restart; put it back, or run 'crosslane router down' and 'up'",
+        shown(new),
+        shown(old)
+    );
+    Err(Fault::new(key, what))
+}
+
+/// As people write it.
+fn shown(value: &impl Debug) -> String {
+    let text = format!("{value:?}");
+    match text.strip_prefix("Some(").and_then(|text| text.strip_suffix(')')) {
+        Some(inner) => inner.to_owned(),
+        None if text == "None" => "nothing".to_owned(),
+        None => text,
+    }
+}
+
+fn check_cluster(old: &Cluster, new: &Cluster) -> Checked {
+    check_same("name", &old.name, &new.name)?;
+    check_same("key", &old.key, &new.key)?;
+    let (of_old, of_new) = (&old.interconnect, &new.interconnect);
+    check_same("interconnect.kind", &of_old.kind.word(), &of_new.kind.word())?;
+    check_same("interconnect.balance", &of_old.balance.word(), &of_new.balance.word())?;
+    let timing = |interconnect: &Interconnect| interconnect.timing.map(rack::Timing::word);
+    check_same("interconnect.timing", &timing(of_old), &timing(of_new))?;
+    let names = |cluster: &Cluster| cluster.nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>();
+    check_same("nodes", &names(old), &names(new))?;
+    check_same("timeouts.beat_ns", &old.beat_ns(), &new.beat_ns())?;
+    check_same("timeouts.silence_ns", &old.silence_ns(), &new.silence_ns())
+}
+
+fn check_node(key: &str, old: &Node, new: &Node) -> Checked {
+    check_same(&format!("{key}.namespace"), &old.namespace, &new.namespace)?;
+    check_same(&format!("{key}.control"), &old.control, &new.control)?;
+    check_same(&format!("{key}.fabric"), &old.fabric, &new.fabric)
+}
+
+impl Changes {
+    fn differ<T: PartialEq + Display>(&mut self, what: &str, old: &T, new: &T) {
+        if old != new {
+            self.said.push(format!("{what}: {new} instead of {old}"));
+        }
+    }
+
+    fn come_and_go<T: PartialEq>(&mut self, old: &[T], new: &[T], name: impl Fn(&T) -> String) {
+        let gone = old.iter().filter(|one| !new.contains(one)).map(|one| format!("{} is gone", name(one)));
+        let come = new.iter().filter(|one| !old.contains(one)).map(|one| format!("{} is new", name(one)));
+        self.said.extend(gone.chain(come));
+    }
+
+    fn node(&mut self, old: &Node, new: &Node) {
+        self.come_and_go(&old.addresses, &new.addresses, |address| format!("address {address}"));
+        for former in old.ports.iter().filter(|former| new.port(&former.device).is_none()) {
+            self.said.push(format!("port '{}' is gone", former.device));
+        }
+        for port in &new.ports {
+            let former = old.ports.iter().position(|former| former.device == port.device);
+            self.kept.push(former.filter(|place| is_same_plug(&old.ports[*place], port)));
+            match former {
+                Some(place) => self.port(&old.ports[place], port),
+                None => self.said.push(format!("port '{}' is new, by {}", port.device, port.kind.word())),
+            }
+        }
+        self.come_and_go(&old.routes, &new.routes, |route| {
+            let via = route.via.map_or_else(String::new, |via| format!(" via {via}"));
+            format!("route to {}{via} by '{}' with metric {}", route.to, route.port, route.metric)
+        });
+    }
+
+    fn port(&mut self, old: &PortOfNode, new: &PortOfNode) {
+        let name = format!("port '{}'", new.device);
+        let mtu = |port: &PortOfNode| port.mtu_bytes.map_or_else(|| "its own".to_owned(), |bytes| bytes.to_string());
+        self.differ(&format!("{name}: kind"), &old.kind.word(), &new.kind.word());
+        self.differ(&format!("{name}: mtu_bytes"), &mtu(old), &mtu(new));
+        let file = |file: &Option<std::path::PathBuf>| shown(file);
+        self.differ(&format!("{name}: input"), &file(&old.input), &file(&new.input));
+        self.differ(&format!("{name}: output"), &file(&old.output), &file(&new.output));
+        self.differ(&format!("{name}: parent"), &shown(&old.parent), &shown(&new.parent));
+        self.differ(&format!("{name}: vlan"), &shown(&old.vlan), &shown(&new.vlan));
+        self.come_and_go(&old.addresses, &new.addresses, |address| format!("{name}: address {address}"));
+    }
+}
+
+/// Whether what is plugged in for one is what the other wants.
+fn is_same_plug(old: &PortOfNode, new: &PortOfNode) -> bool {
+    let plug = |port: &PortOfNode| {
+        (port.device.clone(), port.kind, port.input.clone(), port.output.clone(), port.parent.clone(), port.vlan)
+    };
+    plug(old) == plug(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::ClusterFile;
+
+    const FILE: &str = r#"version = 1
+
+[interconnect]
+batch = 8
+
+[[nodes]]
+name = "a"
+namespace = "a"
+addresses = ["10.255.0.1"]
+
+[[nodes.ports]]
+device = "eth0"
+
+[[nodes.ports]]
+device = "tap0"
+kind = "tap"
+addresses = ["10.9.0.1/24"]
+
+[[nodes.routes]]
+to = "10.8.0.0/16"
+via = "10.9.0.2"
+port = "tap0"
+
+[[nodes]]
+name = "b"
+namespace = "b"
+
+[[nodes.ports]]
+device = "eth0"
+"#;
+
+    /// What is replaced by what, what is said of it, and which ports stay.
+    type Case<'a> = (&'a str, &'a str, &'a [&'a str], &'a [Option<usize>]);
+
+    fn cluster(text: &str) -> Cluster {
+        ClusterFile::parse("c.toml", text.as_bytes()).unwrap().cluster
+    }
+
+    fn after(found: &str, replaced: &str, node: usize) -> Result<Changes, Fault> {
+        assert!(FILE.contains(found), "{found}");
+        changes(&cluster(FILE), &cluster(&FILE.replacen(found, replaced, 1)), node)
+    }
+
+    #[test]
+    fn what_is_different_is_said_and_what_stays_stays() {
+        let none = after("", "", 0).unwrap();
+        assert_eq!(none, Changes { said: vec![], kept: vec![Some(0), Some(1)] });
+        let cases: &[Case<'_>] = &[
+            ("batch = 8", "batch = 16", &["interconnect.batch: 16 instead of 8"], &[Some(0), Some(1)]),
+            (
+                "batch = 8",
+                "latency_target_ns = \"5 us\"",
+                &[
+                    "interconnect.batch: adaptive instead of 8",
+                    "interconnect.latency_target_ns: 5000 ns instead of 10000 ns",
+                ],
+                &[Some(0), Some(1)],
+            ),
+            (
+                "device = \"eth0\"\n",
+                "device = \"eth1\"\n",
+                &["port 'eth0' is gone", "port 'eth1' is new, by auto"],
+                &[None, Some(1)],
+            ),
+            ("[[nodes.ports]]\ndevice = \"eth0\"\n", "", &["port 'eth0' is gone"], &[Some(1)]),
+            (
+                "device = \"eth0\"\n",
+                "device = \"eth0\"\nkind = \"af-packet\"\nmtu_bytes = 9000\n",
+                &["port 'eth0': kind: af-packet instead of auto", "port 'eth0': mtu_bytes: 9000 instead of its own"],
+                &[None, Some(1)],
+            ),
+            (
+                "10.9.0.1/24\"",
+                "10.9.0.3/24\"",
+                &["port 'tap0': address 10.9.0.1/24 is gone", "port 'tap0': address 10.9.0.3/24 is new"],
+                &[Some(0), Some(1)],
+            ),
+            (
+                "via = \"10.9.0.2\"\n",
+                "metric = 7\n",
+                &[
+                    "route to 10.8.0.0/16 via 10.9.0.2 by 'tap0' with metric 0 is gone",
+                    "route to 10.8.0.0/16 by 'tap0' with metric 7 is new",
+                ],
+                &[Some(0), Some(1)],
+            ),
+            (
+                "10.255.0.1",
+                "10.255.0.2",
+                &["address 10.255.0.1 is gone", "address 10.255.0.2 is new"],
+                &[Some(0), Some(1)],
+            ),
+        ];
+        for (found, replaced, said, kept) in cases {
+            let changes = after(found, replaced, 0).unwrap();
+            assert_eq!(
+                (changes.said.iter().map(String::as_str).collect::<Vec<_>>(), &changes.kept[..]),
+                (said.to_vec(), *kept)
+            );
+        }
+        // Another node's ports are its own business.
+        assert_eq!(after("10.9.0.1/24\"", "10.9.0.3/24\"", 1).unwrap(), Changes { said: vec![], kept: vec![Some(0)] });
+    }
+
+    #[test]
+    fn what_takes_a_restart_is_refused_with_its_key_and_both_values() {
+        for (found, replaced, key, values) in [
+            ("batch = 8", "kind = \"window\"", "interconnect.kind", ["\"window\"", "\"lane\""]),
+            ("batch = 8", "balance = \"valiant\"", "interconnect.balance", ["\"valiant\"", "\"direct\""]),
+            ("version = 1", "version = 1\nname = \"x\"", "name", ["\"x\"", "\"cluster\""]),
+            (
+                "version = 1",
+                "version = 1\n[timeouts]\nbeat_ns = \"1 s\"",
+                "timeouts.beat_ns",
+                ["1000000000", "500000000"],
+            ),
+            ("name = \"b\"", "name = \"c\"", "nodes", ["\"c\"", "\"b\""]),
+            ("namespace = \"b\"\n", "", "nodes[1].namespace", ["nothing", "\"b\""]),
+        ] {
+            let fault = after(found, replaced, 0).unwrap_err();
+            assert_eq!(fault.key, key);
+            assert!(fault.what.contains("restart") && fault.what.contains("down"), "{fault:?}");
+            assert!(values.iter().all(|value| fault.what.contains(value)), "{fault:?}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The cluster file, read again by a node that is up: all that can change without a restart changes at once, or nothing
+//! does, and one line says why.
+
+use std::path::Path;
+
+use ipnet::IpNet;
+use rack::Fault;
+use router::PortId;
+use router_ports::Sysctls;
+use router_ports::netlink::{NetlinkError, Requests};
+use tracing::{info, warn};
+
+use super::forwarding::Command;
+use super::local::Opened;
+use super::plugs::{self, Opening, Plug};
+use super::{Node, NodeError, PortMemory};
+use crate::cluster::{Changes, Cluster, ClusterFile, Node as NodeOfFile, PortKind, batching_of, changes};
+
+/// Everything that a reload takes, opened and checked.
+struct Prepared {
+    cluster: Cluster,
+    changes: Changes,
+    /// By place in the new file; `None` for what stays.
+    plugs: Vec<Option<Plug>>,
+    sysctls: Sysctls,
+    policy: router::batch::Policy,
+}
+
+impl Node {
+    /// Reads the cluster file again, and becomes what it says. What is different, a line each. With `is_trial`,
+    /// nothing changes.
+    ///
+    /// # Errors
+    /// Why nothing has changed: one line with file, line, key, value and remedy.
+    pub(super) fn reload(&mut self, is_trial: bool) -> Result<Vec<String>, String> {
+        let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
+        let fault = |Fault { key, what }| file.fault(&key, what).to_string();
+        let prepared = self.prepare(file.cluster.clone()).map_err(fault)?;
+        let said = prepared.changes.said.clone();
+        if is_trial {
+            return Ok(said);
+        }
+        let key = format!("nodes[{}]", self.settings.node);
+        self.set_addresses(&prepared.cluster.nodes[self.settings.node])
+            .map_err(|error| fault(Fault::new(format!("{key}.addresses"), format!("{error}; nothing was changed"))))?;
+        self.commit(prepared);
+        said.iter().for_each(|line| info!("reloaded: {line}"));
+        Ok(said)
+    }
+
+    /// What a signal asks for: whoever sent it is told by the log.
+    pub(super) fn reload_by_signal(&mut self) {
+        match self.reload(false) {
+            Ok(said) if said.is_empty() => info!("reloaded: nothing has changed"),
+            Ok(_) => {}
+            Err(error) => warn!("not reloaded: {error}"),
+        }
+    }
+
+    fn prepare(&mut self, cluster: Cluster) -> Result<Prepared, Fault> {
+        let (node, mut sysctls) = (self.settings.node, Sysctls::new());
+        let changes = changes(&self.settings.cluster, &cluster, node)?;
+        let new = &cluster.nodes[node];
+        let policy = batching_of(&cluster.interconnect);
+        if let Err(error) = policy.check() {
+            return Err(Fault::new("interconnect.latency_target_ns", error.to_string()));
+        }
+        self.check_vlans(new, &changes)?;
+        let mut plugs = Vec::new();
+        for (place, kept) in changes.kept.iter().enumerate() {
+            let plug = match kept {
+                Some(_) => None,
+                None => Some(self.open_for_reload(new, place, &mut sysctls)?),
+            };
+            plugs.push(plug);
+        }
+        Ok(Prepared { policy, cluster, changes, plugs, sysctls })
+    }
+
+    fn open_for_reload(&self, node: &NodeOfFile, place: usize, sysctls: &mut Sysctls) -> Result<Plug, Fault> {
+        let opening = Opening {
+            node,
+            place,
+            seed: self.settings.seed(&node.ports[place].device),
+            folder: self.settings.folder(),
+            local: &self.local_addresses,
+        };
+        plugs::open_port(&opening, sysctls).map_err(|error: NodeError| {
+            let key = error.key(self.settings.node).unwrap_or_else(|| "nodes".to_owned());
+            Fault::new(key, format!("{error}; nothing was changed"))
+        })
+    }
+
+    /// A port by AF_XDP takes the tags of the VLANs that it was opened with.
+    fn check_vlans(&self, new: &NodeOfFile, changes: &Changes) -> Result<(), Fault> {
+        let old = self.settings.node();
+        let by_xdp = |place: usize| self.ports[place].kind == PortKind::AfXdp.word();
+        for (place, former) in changes.kept.iter().enumerate().filter_map(|(place, kept)| Some((place, (*kept)?))) {
+            let device = &new.ports[place].device;
+            if by_xdp(former) && old.vlans_of(device) != new.vlans_of(device) {
+                let what = format!(
+                    "'{device}' is plugged in by af-xdp, whose VLANs take a restart; put them back, run 'crosslane \
+                     router down' and 'up', or set kind = \"af-packet\""
+                );
+                return Err(Fault::new(format!("nodes[{}].ports[{place}].device", self.settings.node), what));
+            }
+        }
+        Ok(())
+    }
+
+    /// The node's own addresses: new ones first, all of them or none.
+    fn set_addresses(&self, new: &NodeOfFile) -> Result<(), NetlinkError> {
+        let old = &self.settings.node().addresses;
+        let mut requests = Requests::open()?;
+        let mut added: Vec<IpNet> = Vec::new();
+        for address in new.addresses.iter().filter(|address| !old.contains(address)) {
+            if let Err(error) = requests.add_address(self.slow_path, (*address).into()) {
+                // What was there before stays there.
+                added.into_iter().for_each(|network| _ = requests.remove_address(self.slow_path, network));
+                return Err(error);
+            }
+            added.push((*address).into());
+        }
+        for address in old.iter().filter(|address| !new.addresses.contains(address)) {
+            if let Err(error) = requests.remove_address(self.slow_path, (*address).into()) {
+                warn!(%address, "an address that the file no longer has: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing of this fails.
+    fn commit(&mut self, prepared: Prepared) {
+        let Prepared { cluster, changes, plugs, sysctls, policy } = prepared;
+        self.sysctls.adopt(sysctls);
+        let node = cluster.nodes[self.settings.node].clone();
+        self.follow_mtus(&node, &changes);
+        let mut former: Vec<Option<PortMemory>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
+        let (mut opened, mut plugged) = (Vec::new(), Vec::new());
+        for (kept, plug) in changes.kept.iter().zip(plugs) {
+            let (memory, one) = match (kept, plug) {
+                (Some(place), _) => {
+                    let memory = former[*place].take().expect("each port stays once");
+                    (memory, Ok(PortId(*place as u8)))
+                }
+                (None, Some(Plug { port, config, interface, kind, fallback })) => {
+                    let memory = PortMemory { kind, fallback, replug_at_ns: None, waiting: None };
+                    plugged.extend(port.map(|port| (opened.len(), port)));
+                    (memory, Err(Opened { interface, config }))
+                }
+                (None, None) => unreachable!("what does not stay was opened"),
+            };
+            self.ports.push(memory);
+            opened.push(one);
+        }
+        let stays = opened.iter().map(|one| one.as_ref().ok().copied()).collect();
+        let gone = self.local.rearrange(&node, opened);
+        self.local.set_static(&node);
+        self.tell(Command::Rearrange(gone, stays));
+        self.rearrangements += 1;
+        self.tell(Command::Batching(policy));
+        self.settings.cluster = cluster;
+        self.peers.set_digest(self.settings.cluster.digest());
+        self.table.set_kernelless(self.settings.node().kernelless());
+        self.kernel.all().into_iter().for_each(|change| self.local.kernel(change));
+        // What comes in finds its port and the node's routes there.
+        self.settle();
+        self.plug(plugged);
+    }
+
+    /// A TAP that stays is the kernel's interface too.
+    fn follow_mtus(&self, new: &NodeOfFile, changes: &Changes) {
+        let old = self.settings.node();
+        for (port, former) in new.ports.iter().zip(&changes.kept).filter_map(|(port, kept)| Some((port, (*kept)?))) {
+            let is_other = port.kind == PortKind::Tap && port.mtu_bytes != old.ports[former].mtu_bytes;
+            if is_other && let Err(error) = plugs::set_tap_mtu(port) {
+                warn!(port = port.device, "its MTU: {error}");
+            }
+        }
+    }
+}
+
+impl super::Settings {
+    /// Where the cluster file lies, and files of packets whose paths are relative.
+    pub(super) fn folder(&self) -> &Path {
+        self.file.parent().unwrap_or(Path::new("/"))
+    }
+}

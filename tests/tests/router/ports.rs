@@ -1,0 +1,436 @@
+//! Ports of every kind on whole clusters: files of packets, TAPs, VLANs; and ports, routes and settings that change
+//! while the nodes are up.
+
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use packet::ethernet::{EtherType, MacAddress};
+use packet::{Protocol, arp, icmpv4, ipv4, ipv6, ndisc};
+use pcap_file::DataLink;
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
+use serde_json::Value;
+use system_tests::{PATIENCE, Process};
+
+use crate::cluster::{Lab, wait_until};
+
+const BROADCAST: MacAddress = MacAddress::BROADCAST;
+const HOST_A: MacAddress = MacAddress([2, 0, 0, 0, 7, 1]);
+const HOST_B: MacAddress = MacAddress([2, 0, 0, 0, 7, 2]);
+const HOST_OF_VLAN: MacAddress = MacAddress([2, 0, 0, 0, 7, 3]);
+const VLAN: u8 = 7;
+
+fn v4(text: &str) -> Ipv4Addr {
+    text.parse().expect("an address")
+}
+
+fn v6(text: &str) -> Ipv6Addr {
+    text.parse().expect("an address")
+}
+
+fn frame(to: MacAddress, from: MacAddress, tag: Option<u8>, ethertype: EtherType, packet: &[u8]) -> Vec<u8> {
+    let tag = tag.map_or(Vec::new(), |id| vec![0x81, 0, 0, id]);
+    [&to.0[..], &from.0, &tag, &ethertype.0.to_be_bytes(), packet].concat()
+}
+
+fn question(from: MacAddress, tag: Option<u8>, sender: &str, target: &str) -> Vec<u8> {
+    let mut bytes = vec![0; arp::PACKET_BYTES];
+    let (sender, target) = (v4(sender), v4(target));
+    let operation = arp::Operation::Request;
+    arp::Repr { operation, sender_mac: from, sender, target_mac: MacAddress::default(), target }.emit(&mut bytes);
+    frame(BROADCAST, from, tag, EtherType::ARP, &bytes)
+}
+
+fn solicitation(from: MacAddress, source: &str, target: &str) -> Vec<u8> {
+    let (source, target) = (v6(source), v6(target));
+    let message = ndisc::Message::NeighbourSolicitation { target, source_mac: Some(from) };
+    let mut payload = vec![0; ndisc::MESSAGE_BYTES_MAX];
+    let destination = ndisc::solicited_node(target);
+    let payload_bytes = message.emit(&mut payload, source, destination);
+    let packet = packet_v6(source, destination, Protocol::ICMPV6, ndisc::HOP_LIMIT, &payload[..payload_bytes]);
+    frame(MacAddress::of_multicast_v6(destination), from, None, EtherType::IPV6, &packet)
+}
+
+fn packet_v4(source: &str, destination: &str, protocol: Protocol, ttl: u8, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; ipv4::HEADER_BYTES];
+    let header = ipv4::Repr {
+        source: v4(source),
+        destination: v4(destination),
+        protocol,
+        ttl,
+        traffic_class: 0,
+        identification: 77,
+        do_not_fragment: false,
+        payload_bytes: payload.len(),
+    };
+    header.emit(&mut bytes);
+    [&bytes[..], payload].concat()
+}
+
+fn packet_v6(source: Ipv6Addr, destination: Ipv6Addr, next_header: Protocol, hop_limit: u8, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; ipv6::HEADER_BYTES];
+    let payload_bytes = payload.len();
+    let header =
+        ipv6::Repr { source, destination, next_header, hop_limit, traffic_class: 0, flow_label: 0, payload_bytes };
+    header.emit(&mut bytes);
+    [&bytes[..], payload].concat()
+}
+
+/// UDP without a checksum from and to port 9, told apart by its last byte.
+fn datagram(mark: u8) -> Vec<u8> {
+    vec![0, 9, 0, 9, 0, 12, 0, 0, b'u', b'd', b'p', mark]
+}
+
+fn write(path: &Path, frames: &[Vec<u8>]) {
+    let header = PcapHeader { datalink: DataLink::ETHERNET, ..PcapHeader::default() };
+    let mut writer = PcapWriter::with_header(File::create(path).expect("a file"), header).expect("a header");
+    for frame in frames {
+        let packet = PcapPacket::new(Duration::ZERO, frame.len() as u32, frame);
+        writer.write_packet(&packet).expect("a packet");
+    }
+}
+
+/// Frames of a file whose packets are IP, without neighbour discovery.
+fn read(path: &Path) -> Vec<Vec<u8>> {
+    let mut reader = PcapReader::new(File::open(path).expect("a file")).expect("a file of packets");
+    let mut frames = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        frames.push(packet.expect("a packet").data.into_owned());
+    }
+    let is_wanted = |frame: &Vec<u8>| {
+        let at = if frame[12..14] == [0x81, 0] { 16 } else { 12 };
+        let is_discovery = frame[at + 2] >> 4 == 6 && frame[at + 8] == Protocol::ICMPV6.0;
+        frame[at..at + 2] != EtherType::ARP.0.to_be_bytes() && !is_discovery
+    };
+    frames.retain(is_wanted);
+    frames.sort();
+    frames
+}
+
+fn mac(port: &Value) -> MacAddress {
+    let text = port["mac"].as_str().expect("a hardware address");
+    let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).expect("a byte")).collect();
+    MacAddress(bytes.try_into().expect("six bytes"))
+}
+
+const FILES: &str = r#"version = 1
+name = "files"
+
+[[nodes]]
+name = "a"
+namespace = "NAMESPACE-a"
+
+[[nodes.ports]]
+device = "file-a"
+kind = "pcap"
+input = "in-a.pcap"
+output = "out-a.pcap"
+addresses = ["10.1.0.1/24", "fd01::1/64"]
+
+[[nodes]]
+name = "b"
+namespace = "NAMESPACE-b"
+
+[[nodes.ports]]
+device = "file-b"
+kind = "pcap"
+input = "in-b.pcap"
+output = "out-b.pcap"
+addresses = ["10.2.0.1/24", "fd02::1/64"]
+
+[[nodes.ports]]
+device = "file-b.7"
+kind = "vlan"
+parent = "file-b"
+vlan = 7
+addresses = ["10.7.0.1/24"]
+"#;
+
+/// From host A, behind node a, as node a is to get it.
+fn from_a(to: &str, ttl: u8, mark: u8) -> Vec<u8> {
+    packet_v4("10.1.0.2", to, Protocol::UDP, ttl, &datagram(mark))
+}
+
+fn from_a_v6(hops: u8) -> Vec<u8> {
+    packet_v6(v6("fd01::2"), v6("fd02::2"), Protocol::UDP, hops, &datagram(6))
+}
+
+/// From the host in the VLAN to host B, both behind node b.
+fn from_vlan(ttl: u8) -> Vec<u8> {
+    packet_v4("10.7.0.2", "10.2.0.2", Protocol::UDP, ttl, &datagram(5))
+}
+
+/// What comes in at node a, whose hardware address this is.
+fn frames_to_a(router: MacAddress) -> Vec<Vec<u8>> {
+    let message = icmpv4::Message::EchoRequest { identification: 5, sequence: 6, data: b"here?" };
+    let mut asked = vec![0; message.bytes()];
+    message.emit(&mut asked);
+    let asked = packet_v4("10.1.0.2", "10.1.0.1", Protocol::ICMP, 64, &asked);
+    let to_router = |packet: &[u8]| frame(router, HOST_A, None, EtherType::IPV4, packet);
+    vec![
+        question(HOST_A, None, "10.1.0.2", "10.1.0.1"),
+        to_router(&asked),
+        to_router(&from_a("10.2.0.2", 9, 1)),
+        to_router(&from_a("10.7.0.2", 9, 2)),
+        to_router(&from_a("10.2.0.2", 1, 3)),
+        to_router(&from_a("10.99.0.1", 9, 4)),
+        frame(router, HOST_A, None, EtherType::IPV6, &from_a_v6(9)),
+    ]
+}
+
+/// What comes in at node b; the last one in a VLAN that no port is of.
+fn frames_to_b(router: MacAddress) -> Vec<Vec<u8>> {
+    vec![
+        question(HOST_B, None, "10.2.0.2", "10.2.0.1"),
+        question(HOST_OF_VLAN, Some(VLAN), "10.7.0.2", "10.7.0.1"),
+        solicitation(HOST_B, "fd02::2", "fd02::1"),
+        frame(router, HOST_OF_VLAN, Some(VLAN), EtherType::IPV4, &from_vlan(9)),
+        frame(router, HOST_OF_VLAN, Some(8), EtherType::IPV4, &from_vlan(33)),
+    ]
+}
+
+/// A cluster between two pairs of files: what comes in at one node goes out at the other one, rewritten, in its VLAN.
+#[test]
+fn packets_of_one_file_come_out_of_the_other_one_rewritten_and_tagged() {
+    let Some(lab) = Lab::new("packets_of_one_file_come_out_of_the_other_one_rewritten_and_tagged", &["a", "b"]) else {
+        return;
+    };
+    let path = |name: &str| lab.folder.join(name);
+    write(&path("in-a.pcap"), &[]);
+    write(&path("in-b.pcap"), &[]);
+    lab.write(FILES);
+    lab.up();
+    let (router_a, router_b) = (mac(&lab.node(0)["ports"][0]), mac(&lab.node(1)["ports"][0]));
+    assert_eq!(mac(&lab.node(1)["ports"][1]), router_b, "a VLAN has the address of its port");
+    write(&path("more-a.pcap"), &frames_to_a(router_a));
+    write(&path("more-b.pcap"), &frames_to_b(router_b));
+    // Node b first: it knows who is there when packets for them come.
+    for node in ["b", "a"] {
+        let text = fs::read_to_string(lab.file()).expect("a file");
+        let text = text.replace(&format!("in-{node}.pcap"), &format!("more-{node}.pcap"));
+        fs::write(lab.file(), text.replace(&format!("out-{node}.pcap"), &format!("sent-{node}.pcap"))).expect("a file");
+        let reload = Process::start(&mut lab.command("reload", &["--node", node])).wait(PATIENCE).must_succeed();
+        let said = format!("node {node}: port 'file-{node}': input: \"more-{node}.pcap\" instead of");
+        assert!(reload.stdout.contains(&said), "{reload}");
+    }
+    let sent = |node: usize, port: usize| lab.node(node)["ports"][port]["traffic"]["sent_packets"].as_u64();
+    // At a: the answers to ARP and to the echo, and two errors. At b: three answers to who asks for neighbours, and
+    // four packets, of which one is to the VLAN, as one of the answers is.
+    wait_until("what node a sends", || sent(0, 0) >= Some(4));
+    wait_until("what node b sends", || sent(1, 0) >= Some(7) && sent(1, 1) >= Some(2));
+    let drops = lab.node(1)["ports"][0]["drops"].clone();
+    assert_eq!(drops["unknown VLAN"], 1, "{drops}");
+    Process::start(&mut lab.command("down", &[])).wait(PATIENCE).must_succeed();
+
+    let mut wanted = vec![
+        frame(HOST_B, router_b, None, EtherType::IPV4, &from_a("10.2.0.2", 8, 1)),
+        frame(HOST_OF_VLAN, router_b, Some(VLAN), EtherType::IPV4, &from_a("10.7.0.2", 8, 2)),
+        frame(HOST_B, router_b, None, EtherType::IPV6, &from_a_v6(8)),
+        frame(HOST_B, router_b, None, EtherType::IPV4, &from_vlan(8)),
+    ];
+    wanted.sort();
+    assert_eq!(read(&path("sent-b.pcap")), wanted);
+    what_is_answered_to_host_a_is_right(&read(&path("sent-a.pcap")));
+}
+
+fn what_is_answered_to_host_a_is_right(frames: &[Vec<u8>]) {
+    let mut kinds: Vec<(u8, u8)> = frames.iter().map(|frame| (frame[34], frame[35])).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, [(0, 0), (3, 0), (11, 0)], "an answer, no route, and time exceeded: {frames:02x?}");
+    for frame in frames {
+        let packet = ipv4::Packet::new_checked(&frame[14..]).expect("a packet");
+        assert_eq!((packet.source(), packet.destination()), (v4("10.1.0.1"), v4("10.1.0.2")));
+        assert!(packet.checksum_is_right());
+    }
+}
+
+const LIVE: &str = r#"version = 1
+name = "live"
+
+[[nodes]]
+name = "a"
+namespace = "NAMESPACE-a"
+
+[[nodes.ports]]
+device = "eth0"
+
+[[nodes.ports]]
+device = "tap0"
+kind = "tap"
+addresses = ["10.9.0.1/24", "fd09::1/64"]
+
+[[nodes]]
+name = "b"
+namespace = "NAMESPACE-b"
+
+[[nodes.ports]]
+device = "eth0"
+"#;
+
+/// What a reload says, after the file was changed.
+fn reload(lab: &Lab, text: &str) -> String {
+    lab.write(text);
+    Process::start(&mut lab.command("reload", &[])).wait(PATIENCE).must_succeed().stdout
+}
+
+/// Namespace `h9` stands for a virtual machine that has the other end of the TAP.
+#[test]
+fn ports_routes_and_settings_change_while_packets_cross() {
+    let namespaces = ["a", "b", "h1", "h2", "h9"];
+    let Some(lab) = Lab::new("ports_routes_and_settings_change_while_packets_cross", &namespaces) else { return };
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("a", "eth1"), ("h1", "eth1"), 3);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    lab.write(LIVE);
+    lab.up();
+    lab.ip("a", &["link", "set", "tap0", "netns", &lab.namespace("h9")]);
+    for words in [
+        &["link", "set", "tap0", "up"][..],
+        &["address", "add", "10.9.0.2/24", "dev", "tap0"],
+        &["address", "add", "fd09::2/64", "dev", "tap0", "nodad"],
+        &["route", "add", "default", "via", "10.9.0.1"],
+        &["-6", "route", "add", "default", "via", "fd09::1"],
+    ] {
+        lab.ip("h9", words);
+    }
+    // The router's own address there, through it, from elsewhere, and from a node's own programs.
+    for (from, to) in [
+        ("h9", "10.9.0.1"),
+        ("h9", "10.77.2.2"),
+        ("h9", "fd77:2::2"),
+        ("h2", "10.9.0.2"),
+        ("h2", "10.9.0.1"),
+        ("h2", "fd09::1"),
+        ("a", "10.9.0.2"),
+    ] {
+        lab.ping(from, to).must_succeed();
+    }
+    a_reload_brings_a_port_and_takes_one(&lab);
+    weights_of_the_kernels_routes_share_the_flows(&lab);
+    what_cannot_change_is_refused_in_one_line(&lab);
+    a_signal_reloads_too(&lab);
+}
+
+/// Port `eth1` comes before the TAP, which keeps what it knows by another number, and goes again.
+fn a_reload_brings_a_port_and_takes_one(lab: &Lab) {
+    assert_eq!(reload(lab, LIVE), "node a: nothing has changed\nnode b: nothing has changed\n");
+    let with_eth1 = LIVE.replacen("device = \"tap0\"", "device = \"eth1\"\n\n[[nodes.ports]]\ndevice = \"tap0\"", 1);
+    let batch = with_eth1.replacen("\n[[nodes]]", "\n[interconnect]\nbatch = 4\n\n[[nodes]]", 1);
+    let said = reload(lab, &batch);
+    let wanted = "node a: interconnect.batch: 4 instead of adaptive\nnode a: port 'eth1' is new, by auto\nnode b: \
+                  interconnect.batch: 4 instead of adaptive\n";
+    assert_eq!(said, wanted);
+    assert_eq!(lab.node(1)["batch"], "4");
+    lab.wait_for_route("b", "10.77.3.2", Some("a"));
+    lab.ping("h2", "10.77.3.2").must_succeed();
+    lab.ping("h9", "10.77.3.2").must_succeed();
+    lab.ping("h2", "10.9.0.2").must_succeed();
+    assert_eq!(lab.routes("b", "10.9.0.2")[0]["hops"][0]["port"], "tap0");
+
+    assert!(reload(lab, LIVE).contains("node a: port 'eth1' is gone\n"));
+    lab.wait_for_route("b", "10.77.3.2", None);
+    lab.ping("h9", "10.77.2.2").must_succeed();
+    let address =
+        LIVE.replace("10.9.0.1/24", "10.9.0.5/24") + "\n[[nodes.routes]]\nto = \"10.8.0.0/16\"\nport = \"eth0\"\n";
+    let said = reload(lab, &address);
+    let address_lines =
+        "node a: port 'tap0': address 10.9.0.1/24 is gone\nnode a: port 'tap0': address 10.9.0.5/24 is new\n";
+    assert!(said.starts_with(address_lines) && said.contains("node b: route to 10.8.0.0/16 by 'eth0'"), "{said}");
+    lab.ping("h9", "10.9.0.5").must_succeed();
+    lab.wait_for_route("a", "10.8.1.1", Some("b"));
+    reload(lab, &batch);
+    lab.wait_for_route("a", "10.8.1.1", None);
+}
+
+/// Host h1 has two lines to node a, of which the first is to have three quarters of what h2 sends to a network behind
+/// it.
+fn weights_of_the_kernels_routes_share_the_flows(lab: &Lab) {
+    const FLOWS: u16 = 400;
+    lab.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
+    let first = ["nexthop", "via", "10.77.1.2", "weight", "3"];
+    let second = ["nexthop", "via", "10.77.3.2", "weight", "1"];
+    lab.ip("a", &[&["route", "add", "203.0.113.0/24"][..], &first, &second].concat());
+    let weights = || {
+        let routes = lab.routes("b", "203.0.113.1");
+        let hops = routes.first().and_then(|route| route["hops"].as_array().cloned()).unwrap_or_default();
+        hops.iter().map(|hop| (hop["port"].clone(), hop["weight"].clone())).collect::<Vec<_>>()
+    };
+    wait_until("a route with weights", || weights() == [("eth0".into(), 3.into()), ("eth1".into(), 1.into())]);
+    // Both ways lead to somebody who is known: of what waits for an unknown one a little is kept.
+    lab.ping("h2", "10.77.1.2").must_succeed();
+    lab.ping("h2", "10.77.3.2").must_succeed();
+    let received = |device: &str| {
+        let links: Value = serde_json::from_str(&lab.ip("h1", &["-j", "-s", "link", "show", device])).expect("JSON");
+        links[0]["stats64"]["rx"]["packets"].as_u64().expect("a number")
+    };
+    let before = [received("eth0"), received("eth1")];
+    let namespace =
+        router_ports::Namespace::at(&Path::new("/run/netns").join(lab.namespace("h2"))).expect("it is there");
+    let send = || {
+        for port in 20_000..20_000 + FLOWS {
+            let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).expect("a port");
+            // The answer that nobody listens there may come meanwhile.
+            let _ = socket.send_to(b"flow", (IpAddr::from([203, 0, 113, 1]), 9));
+        }
+    };
+    namespace.within(send).expect("it can be entered");
+    let came = || [received("eth0") - before[0], received("eth1") - before[1]];
+    wait_until("what was sent", || came().iter().sum::<u64>() >= u64::from(FLOWS));
+    let [first, second] = came();
+    assert!(
+        (FLOWS * 13 / 20..=FLOWS * 17 / 20).contains(&(first as u16)),
+        "{first} and {second} of {FLOWS}, weights 3 and 1"
+    );
+    lab.ip("a", &["route", "del", "203.0.113.0/24"]);
+    lab.wait_for_route("b", "203.0.113.1", None);
+}
+
+fn what_cannot_change_is_refused_in_one_line(lab: &Lab) {
+    let kept = fs::read_to_string(lab.file()).expect("a file");
+    let tap = "device = \"tap0\"";
+    let cases: [(&str, String, &[&str]); 4] = [
+        (
+            "kind",
+            kept.replace("batch = 4", "kind = \"window\"\nbatch = 8"),
+            &["interconnect.kind", "\"lane\"", "restart"],
+        ),
+        (
+            "device",
+            kept.replace("device = \"eth1\"", "device = \"no1\""),
+            &["nodes[0].ports[1].device", "'no1'", "ip link"],
+        ),
+        ("syntax", kept.replace("batch = 4", "batch = 40"), &["interconnect.batch", "40", "1 to 32"]),
+        (
+            "VLAN",
+            kept.replacen(
+                tap,
+                &format!("device = \"x\"\nkind = \"vlan\"\nparent = \"eth1\"\nvlan = 0\n\n[[nodes.ports]]\n{tap}"),
+                1,
+            ),
+            &["nodes[0].ports[2].vlan", "0 is no VLAN", "1 to 4094"],
+        ),
+    ];
+    for (what, text, words) in cases {
+        assert_ne!(text, kept, "{what}");
+        fs::write(lab.file(), text).expect("a file");
+        let finished = Process::start(&mut lab.command("reload", &[])).wait(PATIENCE).must_exit_with(2);
+        assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+        for word in [&["cluster.toml, line "][..], words].concat() {
+            assert!(finished.stderr.contains(word), "{word:?} is not in {finished}");
+        }
+        fs::write(lab.file(), &kept).expect("a file");
+        assert_eq!(lab.node(0)["batch"], "4", "half of nothing");
+    }
+    lab.ping("h2", "10.77.3.2").must_succeed();
+}
+
+fn a_signal_reloads_too(lab: &Lab) {
+    let pid = lab.node(0)["pid"].as_u64().expect("up");
+    let text = fs::read_to_string(lab.file()).expect("a file").replace("batch = 4", "batch = 9");
+    fs::write(lab.file(), text).expect("a file");
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("it runs");
+    wait_until("another batch", || lab.node(0)["batch"] == "9");
+    assert_eq!(lab.node(0)["pid"].as_u64(), Some(pid.as_raw_nonzero().get() as u64));
+}
