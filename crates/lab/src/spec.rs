@@ -253,7 +253,7 @@ impl Lab {
 
     /// Kernel modules that a guest needs, those they depend on not named.
     pub(crate) fn modules(&self) -> Vec<&'static str> {
-        let network: &[&str] = if self.has_network { &["virtio_net"] } else { &[] };
+        let network: &[&str] = if self.has_network { &["virtio_pci", "virtio_net"] } else { &[] };
         self.device.modules().iter().chain(network).copied().collect()
     }
 
