@@ -24,16 +24,55 @@ pub const ROUTER_ADVERTISEMENT: u8 = 134;
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 /// The type of a neighbour advertisement.
 pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// The type of a redirect.
+pub const REDIRECT: u8 = 137;
 
 const SOURCE_MAC: u8 = 1;
 const TARGET_MAC: u8 = 2;
 const PREFIX: u8 = 3;
+const REDIRECTED: u8 = 4;
 const MTU: u8 = 5;
 
 /// Where everybody listens whose address ends in the same 24 bits as `address`.
 pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = address.octets();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from(b) << 8 | u16::from(c))
+}
+
+/// What a router says to a host that has a nearer way (RFC 4861, section 4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redirect<'a> {
+    /// The nearer one: a router's link-local address, or `subject` itself, which is on the link then.
+    pub target: Ipv6Addr,
+    /// What the host sends to.
+    pub subject: Ipv6Addr,
+    /// Where the nearer one is, when that is known.
+    pub target_mac: Option<MacAddress>,
+    /// The packet that took the detour: its header and some of its payload.
+    pub original: &'a [u8],
+}
+
+impl Redirect<'_> {
+    /// Bytes besides the original's: header, both addresses, two options' beginnings and a hardware address.
+    pub const BYTES_BESIDES: usize = 40 + 8 + 8;
+
+    /// Writes the message with its checksum to the front of `bytes`, which has room for [`Redirect::BYTES_BESIDES`] and
+    /// the original, and says how many it has. Of the original go as many bytes as options count: eights.
+    pub fn emit(&self, bytes: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr) -> usize {
+        put(bytes, 0, &[REDIRECT, 0, 0, 0, 0, 0, 0, 0]);
+        put(bytes, 8, &self.target.octets());
+        put(bytes, 24, &self.subject.octets());
+        let at = emit_mac(bytes, 40, TARGET_MAC, self.target_mac);
+        // An option's length is a byte of eights, its beginning included.
+        let eights = (self.original.len() / 8).min(usize::from(u8::MAX) - 1);
+        put(bytes, at, &[REDIRECTED, 1 + eights as u8, 0, 0, 0, 0, 0, 0]);
+        put(bytes, at + 8, &self.original[..eights * 8]);
+        let length = at + 8 + eights * 8;
+        let bytes = &mut bytes[..length];
+        let checksum = pseudo(source, destination, length).add_bytes(bytes).checksum();
+        put(bytes, 2, &checksum.to_be_bytes());
+        length
+    }
 }
 
 /// A prefix that a router advertises.

@@ -141,6 +141,8 @@ pub struct Status {
     pub icmp_errors_sent: u64,
     /// ICMP errors that were not sent because there were too many.
     pub icmp_errors_suppressed: u64,
+    /// Hosts that were told of a nearer way.
+    pub redirects_sent: u64,
     /// Buffers for packets that are free.
     pub buffers_free: u64,
     /// Buffers for packets in all.

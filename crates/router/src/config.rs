@@ -14,12 +14,14 @@ pub struct Config {
     pub seed: u64,
     /// What is bounded.
     pub limits: Limits,
+    /// Whether hosts are told of a nearer way: a packet's next hop is on the network that it came from.
+    pub redirects: bool,
 }
 
 impl Config {
-    /// This node with the usual bounds.
+    /// This node with the usual bounds, which tells of nearer ways as RFC 1812 and RFC 4861 want it, and as Linux does.
     pub fn new(node: NodeId) -> Config {
-        Config { node, seed: 1, limits: Limits::default() }
+        Config { node, seed: 1, limits: Limits::default(), redirects: true }
     }
 }
 
@@ -41,6 +43,8 @@ pub struct Limits {
     pub learnt: Rate,
     /// ICMP and ICMPv6 errors that are sent (RFC 1812, section 4.3.2.8; RFC 4443, section 2.4 f).
     pub icmp_errors: Rate,
+    /// Redirects: a host that does not believe them goes on as it does.
+    pub redirects: Rate,
     /// Echo replies and neighbour messages that are sent in answer to others', on ports without a kernel.
     pub answers: Rate,
 }
@@ -55,6 +59,7 @@ impl Default for Limits {
             asks: Rate { per_second: 2000, burst: 200 },
             learnt: Rate { per_second: 2000, burst: 500 },
             icmp_errors: Rate { per_second: 1000, burst: 200 },
+            redirects: Rate { per_second: 20, burst: 20 },
             answers: Rate { per_second: 20_000, burst: 1000 },
         }
     }

@@ -201,6 +201,8 @@ pub struct Counters {
     pub icmp_errors_sent: u64,
     /// ICMP errors that were not sent, because there were too many.
     pub icmp_errors_suppressed: u64,
+    /// Redirects that were sent.
+    pub redirects_sent: u64,
     /// ARP requests and neighbour solicitations that were sent.
     pub asks_sent: u64,
     /// ARP requests and neighbour solicitations that were not sent, because there were too many.
@@ -220,6 +222,7 @@ impl Default for Counters {
             drops: Drops::default(),
             icmp_errors_sent: 0,
             icmp_errors_suppressed: 0,
+            redirects_sent: 0,
             asks_sent: 0,
             asks_suppressed: 0,
             address_conflicts: 0,

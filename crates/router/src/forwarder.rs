@@ -7,6 +7,7 @@ mod discovery;
 mod fragment;
 mod options;
 mod receive;
+mod redirect;
 mod report;
 mod send;
 mod slow;
@@ -128,6 +129,7 @@ pub struct Forwarder {
     counters: Counters,
     asks: Bucket,
     icmp_errors: Bucket,
+    redirects: Bucket,
     answers: Bucket,
     trace: Option<Filter>,
     vectors: Option<Box<Vectors>>,
@@ -158,6 +160,7 @@ impl Forwarder {
             counters: Counters::default(),
             asks: Bucket::new(limits.asks, Time::ZERO),
             icmp_errors: Bucket::new(limits.icmp_errors, Time::ZERO),
+            redirects: Bucket::new(limits.redirects, Time::ZERO),
             answers: Bucket::new(limits.answers, Time::ZERO),
             trace: None,
             vectors: None,
@@ -356,6 +359,11 @@ impl Forwarder {
     /// What was counted since the beginning.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Whether hosts are told of a nearer way, from now on.
+    pub fn set_redirects(&mut self, are_sent: bool) {
+        self.config.redirects = are_sent;
     }
 
     /// Follows the packets that a filter matches, or none any more.

@@ -104,6 +104,7 @@ impl Changes {
 
     fn node(&mut self, old: &Node, new: &Node) {
         self.come_and_go(&old.addresses, &new.addresses, |address| format!("address {address}"));
+        self.differ("redirects", &old.redirects, &new.redirects);
         for former in old.ports.iter().filter(|former| new.port(&former.device).is_none()) {
             self.said.push(format!("port '{}' is gone", former.device));
         }
@@ -232,6 +233,12 @@ device = "eth0"
                     "route to 10.8.0.0/16 via 10.9.0.2 by 'tap0' with metric 0 is gone",
                     "route to 10.8.0.0/16 by 'tap0' with metric 7 is new",
                 ],
+                &[Some(0), Some(1)],
+            ),
+            (
+                "name = \"a\"",
+                "name = \"a\"\nredirects = false",
+                &["redirects: false instead of true"],
                 &[Some(0), Some(1)],
             ),
             (

@@ -107,6 +107,9 @@ pub struct Node {
     /// Addresses of the node itself, beside those of its ports: they are reached whatever port is down.
     #[serde(default, deserialize_with = "words::addresses")]
     pub addresses: Vec<IpAddr>,
+    /// Whether it tells hosts of a nearer way.
+    #[serde(default = "redirects_default")]
+    pub redirects: bool,
     /// What it is plugged into. A port's place in this list is its [`PortId`].
     pub ports: Vec<PortOfNode>,
     /// Routes that no kernel and no daemon says.
@@ -245,6 +248,11 @@ impl Node {
         let index = self.ports.iter().position(|port| port.device == device)?;
         Some((PortId(index as u8), &self.ports[index]))
     }
+}
+
+/// As RFC 1812 and RFC 4861 want it, and as Linux does.
+fn redirects_default() -> bool {
+    true
 }
 
 fn name_default() -> String {

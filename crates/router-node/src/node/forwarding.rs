@@ -48,6 +48,8 @@ pub enum Command {
     Rearrange(Vec<PortId>, Vec<Option<PortId>>),
     /// Packets go together so from now on.
     Batching(Policy),
+    /// Whether hosts are told of a nearer way.
+    Redirects(bool),
     /// The longest packets of another node's ports.
     RemotePorts(NodeId, Vec<u16>),
     /// Whether another node can be reached.
@@ -429,6 +431,7 @@ impl Forwarding {
             }
             Command::Rearrange(gone, stays) => self.rearrange(&gone, &stays),
             Command::Batching(policy) => interconnect.set_policy(policy),
+            Command::Redirects(are_sent) => forwarder.set_redirects(are_sent),
             Command::RemotePorts(node, mtus_bytes) => {
                 for port in 0..PORTS_MAX {
                     let mtu_bytes = mtus_bytes.get(usize::from(port)).copied().unwrap_or(0);

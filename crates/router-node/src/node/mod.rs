@@ -277,7 +277,10 @@ impl Node {
         let (commands_bell, reports_bell) = (bell()?, bell()?);
         let pulse = Arc::new(Pulse::default());
         let parts = Parts {
-            forwarder: Forwarder::new(Config { seed: started_at_ns, ..Config::new(id) }, tables),
+            forwarder: Forwarder::new(
+                Config { seed: started_at_ns, redirects: node.redirects, ..Config::new(id) },
+                tables,
+            ),
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
             output: Output::new(QUEUE_PACKETS_MAX),
             kernel: Box::new(tun),
@@ -747,6 +750,7 @@ impl Node {
             kernel: status::traffic(counters.from_kernel, counters.to_kernel),
             icmp_errors_sent: counters.icmp_errors_sent,
             icmp_errors_suppressed: counters.icmp_errors_suppressed,
+            redirects_sent: counters.redirects_sent,
             buffers_free: snapshot.buffers_free as u64,
             buffers: u64::from(BUFFERS),
             netlink_resyncs: self.netlink_resyncs,

@@ -159,6 +159,7 @@ impl Node {
         self.tell(Command::Rearrange(gone, stays));
         self.rearrangements += 1;
         self.tell(Command::Batching(policy));
+        self.tell(Command::Redirects(node.redirects));
         self.settings.cluster = cluster;
         self.peers.set_digest(self.settings.cluster.digest());
         self.table.set_kernelless(self.settings.node().kernelless());

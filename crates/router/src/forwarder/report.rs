@@ -39,7 +39,7 @@ const ANONYMOUS_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 8);
 const ANONYMOUS_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// The longest error: what every IPv4 host puts together (RFC 1812, section 4.3.2.3).
-const ERROR_BYTES_MAX_V4: usize = 576;
+pub(super) const ERROR_BYTES_MAX_V4: usize = 576;
 
 /// Hops that packets made here may take.
 pub(super) const HOPS: u8 = 64;
@@ -231,7 +231,7 @@ pub(super) fn header_v6(
 
 /// Whom to tell; nobody about errors, about what went to many or came from nobody, and about fragments but the first
 /// (RFC 1812, section 4.3.2.7).
-fn may_tell_v4(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn may_tell_v4(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv4::Packet::new_checked(bytes).ok()?;
     let (source, destination) = (packet.source(), packet.destination());
     let is_error = packet.protocol() == Protocol::ICMP
@@ -245,7 +245,7 @@ fn may_tell_v4(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 /// Whom to tell (RFC 4443, section 2.4 e).
-fn may_tell_v6(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn may_tell_v6(bytes: &[u8]) -> Option<IpAddr> {
     let packet = ipv6::Packet::new_checked(bytes).ok()?;
     let upper = packet.upper().ok()?;
     let (source, destination) = (packet.source(), packet.destination());

@@ -144,6 +144,9 @@ impl Forwarder {
         }
         if is_from_outside {
             take_a_hop(io.pool.bytes_mut(&packet));
+            if hop.node == self.config.node && origin == Origin::Port(hop.port) {
+                self.redirect(io, &packet, hop.port, hop);
+            }
         }
         if packet.len() > mtu_bytes {
             self.fragment(io, packet, origin, (hop, flow), mtu_bytes);

@@ -259,6 +259,9 @@ impl Forwarder {
         let is_followed = self.trace.is_some();
         for (at, mut packet) in vector.packets.drain(..).enumerate() {
             let (hop, port) = (vector.hops[at % VECTOR_PACKETS_MAX], vector.ports[at % VECTOR_PACKETS_MAX]);
+            if hop.port == port && hop.node == self.config.node {
+                self.redirect(io, &packet, port, hop);
+            }
             if hop == NOT_FAST {
                 self.go_on_slowly(io, packet, port);
             } else if is_followed || !self.send_quickly(io, &mut packet, hop, ethertype) {

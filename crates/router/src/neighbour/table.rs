@@ -183,6 +183,11 @@ impl Neighbours {
         self.numbers.get(&(port, address)).copied()
     }
 
+    /// Who it is.
+    pub(crate) fn address_of(&self, adjacency: AdjacencyId) -> Option<IpAddr> {
+        self.entry(adjacency).map(|entry| entry.address)
+    }
+
     /// Whose adjacency it is.
     pub(crate) fn port_of(&self, adjacency: AdjacencyId) -> Option<PortId> {
         self.entry(adjacency).map(|entry| entry.port)

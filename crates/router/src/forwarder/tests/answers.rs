@@ -330,3 +330,104 @@ fn an_end_of_the_table_is_no_adjacency() {
         world.assert_dropped(0, &V4::to(Ipv4Addr::new(192, 0, 2, 1)).frame(), DropReason::Hop);
     }
 }
+
+/// A router on port 0's network, by its own address there.
+const NEARER: u8 = 9;
+
+#[test]
+fn a_host_is_told_of_a_nearer_router_and_of_a_neighbour_and_its_packet_goes_on() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.know(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
+    let World { forwarder, pool, output, now, .. } = &mut world;
+    let adjacency = forwarder.pin_adjacency(*now, PORTS[0], host_v4(0, NEARER).into(), pool, output).expect("room");
+    let hop = Hop { node: NODE, port: PORTS[0], adjacency };
+    world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
+    // By the fast path, and by the slow one.
+    let usual = V4::to([192, 0, 2, 7].into());
+    let neighbour = V4::to(host_v4(0, NEARER));
+    for (packet, ttl) in [(&usual, 63), (&usual.clone().options(&[1; 4]), 63), (&neighbour, 63)] {
+        world.receive(0, &packet.frame());
+        let sent = world.sent(0);
+        assert_eq!(sent.len(), 2, "{sent:02x?}");
+        let (told, forwarded): (Vec<_>, Vec<_>) = sent.iter().partition(|frame| v4_of(frame).source() == own_v4(0));
+        assert_eq!(v4_of(forwarded[0]).ttl(), ttl);
+        assert_eq!(forwarded[0][..6], host_mac(0, NEARER).0);
+        let view = v4_of(told[0]);
+        assert_eq!((view.destination(), &told[0][..6]), (host_v4(0, 2), &host_mac(0, 2).0[..]));
+        let icmpv4::Message::Redirect { code, gateway, original } =
+            icmpv4::Message::parse(view.payload()).expect("one")
+        else {
+            panic!("{told:02x?}");
+        };
+        assert_eq!((code, Ipv4Addr::from(gateway)), (1, host_v4(0, NEARER)));
+        assert_eq!(original[16..20], packet.header.destination.octets());
+    }
+    assert_eq!(world.forwarder.counters().redirects_sent, 3);
+    world.assert_no_leak();
+}
+
+#[test]
+fn nobody_is_told_of_a_way_that_is_no_nearer_and_not_too_often() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.know(0, host_v4(0, NEARER).into(), host_mac(0, NEARER));
+    let near =
+        |source: [u8; 4]| V4::with(|header| (header.source, header.destination) = (source.into(), host_v4(0, NEARER)));
+    // From elsewhere: whoever sent it is not on the network. By another port: there is nothing nearer.
+    world.receive(0, &near([198, 51, 100, 1]).frame());
+    world.receive(0, &V4::new().frame());
+    assert_eq!((world.sent(0).len(), world.sent(1).len(), world.forwarder.counters().redirects_sent), (1, 1, 0));
+    let is_told = |world: &mut World| {
+        world.receive(0, &near([10, 0, 0, 2]).frame());
+        world.sent(0).len() == 2
+    };
+    assert_eq!((0..100).filter(|_| is_told(&mut world)).count(), 20, "in a burst");
+    world.wait(Duration::from_secs(1));
+    assert!(is_told(&mut world));
+    world.forwarder.set_redirects(false);
+    world.wait(Duration::from_secs(1));
+    assert!(!is_told(&mut world));
+    world.assert_no_leak();
+}
+
+#[test]
+fn a_host_is_told_of_a_nearer_router_by_its_link_local_address_alone() {
+    let mut world = World::new();
+    world.know_hosts();
+    let router: Ipv6Addr = "fe80::9".parse().expect("an address");
+    let host = host_v6(0, u16::from(NEARER));
+    for address in [router, host] {
+        world.know(0, address.into(), host_mac(0, NEARER));
+    }
+    let prefixes = ["2001:db8:100::/48", "2001:db8:200::/48"].map(|prefix| prefix.parse().expect("a prefix"));
+    for (prefix, gateway) in prefixes.into_iter().zip([router, host]) {
+        let World { forwarder, pool, output, now, .. } = &mut world;
+        let adjacency = forwarder.pin_adjacency(*now, PORTS[0], gateway.into(), pool, output).expect("room");
+        world.route(prefix, &[Hop { node: NODE, port: PORTS[0], adjacency }]);
+    }
+    let by_other_name = V6::to("2001:db8:200::7".parse().expect("an address"));
+    world.receive(0, &by_other_name.frame());
+    assert_eq!(world.sent(0).len(), 1, "its name on the link is not known");
+    let subject: Ipv6Addr = "2001:db8:100::7".parse().expect("an address");
+    for (subject, target) in [(subject, router), (host, host)] {
+        world.receive(0, &V6::to(subject).frame());
+        let sent = world.sent(0);
+        let (told, forwarded): (Vec<_>, Vec<_>) =
+            sent.iter().partition(|frame| v6_of(frame).source().is_unicast_link_local());
+        assert_eq!((told.len(), forwarded.len()), (1, 1), "{sent:02x?}");
+        let (view, payload) = (v6_of(told[0]), v6_of(told[0]).payload().to_vec());
+        assert_eq!((view.destination(), view.hop_limit(), payload[0]), (host_v6(0, 2), 255, 137));
+        assert_eq!(
+            (payload[8..24].to_vec(), payload[24..40].to_vec()),
+            (target.octets().to_vec(), subject.octets().to_vec())
+        );
+        assert_eq!(payload[40..48], [&[2, 1][..], &host_mac(0, NEARER).0].concat());
+        let original = V6::to(subject).bytes();
+        assert_eq!(payload[48..50], [4, 1 + (original.len() / 8) as u8]);
+        assert_eq!(payload[56 + 24..56 + 40], subject.octets());
+        let message = icmpv6::Packet::new_checked(&payload[..]).expect("a message");
+        assert!(message.checksum_is_right(view.source(), view.destination()));
+    }
+    world.assert_no_leak();
+}
