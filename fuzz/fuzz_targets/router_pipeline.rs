@@ -154,6 +154,7 @@ impl Node {
             asks: rate,
             learnt: rate,
             icmp_errors: rate,
+            redirects: rate,
             answers: rate,
         };
         let forwarder = Forwarder::new(Config { limits, ..Config::new(NODE) }, tables);

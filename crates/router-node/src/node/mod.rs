@@ -181,6 +181,10 @@ impl Settings {
         &self.cluster.nodes[self.node]
     }
 
+    fn forwarding(&self, seed: u64) -> Config {
+        Config { seed, redirects: self.node().redirects, ..Config::new(self.id()) }
+    }
+
     /// Makes the hardware address of a port that has none: the same whenever the node is started.
     fn seed(&self, device: &str) -> u64 {
         crate::cluster::hash(format!("{}/{}/{device}", self.cluster.name, self.node().name).as_bytes())
@@ -277,10 +281,7 @@ impl Node {
         let (commands_bell, reports_bell) = (bell()?, bell()?);
         let pulse = Arc::new(Pulse::default());
         let parts = Parts {
-            forwarder: Forwarder::new(
-                Config { seed: started_at_ns, redirects: node.redirects, ..Config::new(id) },
-                tables,
-            ),
+            forwarder: Forwarder::new(settings.forwarding(started_at_ns), tables),
             pool: Pool::new(BUFFERS, BUFFER_BYTES, HEADROOM_BYTES),
             output: Output::new(QUEUE_PACKETS_MAX),
             kernel: Box::new(tun),
