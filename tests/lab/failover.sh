@@ -1,6 +1,6 @@
 # lab: --guests 2 --network --timeout 300
-# Beside the window there is a network. The window's link is lost, for a monitor hangs: a stream both ways, every byte of
-# which is compared, goes on over kernel TCP. Then the link is trained again.
+# Beside the window there is a network. The window's link is lost, for a monitor hangs: a stream both ways, every byte
+# of which is compared, goes on over kernel TCP. Then the link is trained again.
 
 # Whether this node says so of its link.
 says() { crosslane status --rack "$RACK" --json | tr -d ' ' | grep -q "$1"; }

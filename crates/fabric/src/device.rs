@@ -28,8 +28,9 @@
 //! takes down its own links and no other: nothing there is an offset, a length or a pointer to anybody.
 //!
 //! **Who holds what.** A node's monitor opens the device, trains its links, beats ([`Device::beat`]) and looks
-//! ([`Device::look`]). Its proxy, which beats while there is no monitor, takes the device over ([`Device::hand_over`]) and uses windows and bells of an epoch
-//! that the monitor names, while [`Device::is_peer_in`] says that the peer is in it too.
+//! ([`Device::look`]). Its proxy, which beats while there is no monitor, takes the device over
+//! ([`Device::hand_over`]) and uses windows and bells of an epoch that the monitor names, while
+//! [`Device::is_peer_in`] says that the peer is in it too.
 
 mod bell;
 mod error;

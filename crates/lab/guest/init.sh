@@ -1,6 +1,7 @@
 #!/bin/busybox sh
 # The first program of a guest: makes a system out of the image, sets up the device, runs the script, says how it ended.
-# NODE, NODES, DEVICE_KIND, NETWORK and MODULES come with the kernel's command line, whose unknown words are our environment.
+# NODE, NODES, DEVICE_KIND, NETWORK and MODULES come with the kernel's command line, whose unknown words are our
+# environment.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/run /var/log /var/lib
 /bin/busybox --install -s /bin

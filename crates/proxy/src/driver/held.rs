@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | the link | the thread that had the connection | it is up again, or `return_ns` are over |
 //! | the proxy | the monitor, a duplicate ([`control::proxy::FromProxy::Deposit`]) | the next proxy runs |
-//! | the monitor | the proxy, which goes on | another monitor has come for the proxy ([`Heirs`]), or `return_ns` are over |
+//! | the monitor | the proxy, which goes on | another monitor has come for it ([`Heirs`]), or `return_ns` are over |
 //!
 //! When proxy and monitor end at once, the lifelines do too, and the programs see a reset.
 

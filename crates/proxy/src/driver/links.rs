@@ -10,9 +10,9 @@
 //!   stores, once that is there and it has cleaned its own window too
 //! ```
 //!
-//! Where training cleans the partitions, a secret is enough. Where it leaves them alone, an engine that is there goes on
-//! over the next link as if nothing had happened, as long as the peer's secret is what it was: only who begins anew, or
-//! ends, changes that.
+//! Where training cleans the partitions, a secret is enough. Where it leaves them alone, an engine that is there goes
+//! on over the next link as if nothing had happened, as long as the secret of the peer is what it was: only who begins
+//! anew, or ends, changes that.
 
 use super::direct::ProgramEnd;
 use super::relay::{Lost, Rescue, Token, Which};

@@ -375,8 +375,8 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// How many packets are worth a message, by what is under way and by how busy this node is. What a peer has taken in
-    /// is looked at only when that may matter, for the line in which it says so is one that two cores pass to and fro.
+    /// How many packets are worth a message, by what is under way and by how busy this node is. What a peer has taken
+    /// in is looked at only when that may matter: the line in which it says so is one that two cores pass to and fro.
     fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
         let (limits, is_adaptive) = (self.limits, self.is_adaptive);
         let least = |peer: &Peer| peer.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY;
