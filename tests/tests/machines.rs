@@ -198,8 +198,13 @@ impl Lab {
         Process::start(&mut command).wait(PATIENCE)
     }
 
+    /// Nodes that have met have not yet told each other all routes: the first packets may find none.
     #[track_caller]
     fn reaches(&self, from: usize, to: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.ping(from, to).status.success() {
+            assert!(Instant::now() < deadline, "host {from} does not reach host {to}");
+        }
         self.ping(from, to).must_succeed();
     }
 
