@@ -19,6 +19,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use socket::clock::now_ns;
 use socket::rendezvous::{Accepted, LaneListener};
+use socket::segment::Segment;
 use socket::spin::{Patience, Spin, Turn};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -159,6 +160,18 @@ struct Newcomer {
     accepted: Accepted,
 }
 
+/// A program whose hello has come, and that is to have a connection.
+struct Caller {
+    peer: u8,
+    accepted: Accepted,
+    segment: Segment,
+    since_ns: u64,
+}
+
+/// How long a program waits for both ends of a link that is up to begin: longer than a proxy takes to start, and less
+/// than a program waits for its reply.
+const GREETING_WAIT_NS: u64 = 2_000_000_000;
+
 /// A thread and all it owns.
 pub(super) struct Owner {
     shared: Arc<Shared>,
@@ -175,6 +188,8 @@ pub(super) struct Owner {
     held: HeldEnds,
     doors: HashMap<u32, Door>,
     newcomers: HashMap<u32, Newcomer>,
+    /// Those that came while the engines of their link had not begun.
+    early: Vec<Caller>,
     numbers: u32,
     /// Which of several engines of a link takes the next connection.
     turns: usize,
@@ -209,6 +224,7 @@ impl Owner {
             held: HeldEnds::default(),
             doors: HashMap::new(),
             newcomers: HashMap::new(),
+            early: Vec::new(),
             numbers: 0,
             turns: 0,
             past: HashMap::new(),
@@ -294,6 +310,9 @@ impl Owner {
             }
             progressed |= self.handle_events(index);
             self.adopt_held(index);
+        }
+        if !self.early.is_empty() {
+            self.serve_early();
         }
         if !self.relays.is_empty() {
             progressed |= self.relays.turn(now_ns);
@@ -582,6 +601,7 @@ impl Owner {
         self.relays.clear();
         self.doors.clear();
         self.newcomers.clear();
+        self.early.clear();
     }
 
     fn watch(&self, descriptor: BorrowedFd<'_>, token: Token, flags: EventFlags) -> Result<(), Errno> {
@@ -710,14 +730,30 @@ impl Owner {
             }
             Err(_) => return,
         };
+        self.serve(Caller { peer: newcomer.peer, accepted: newcomer.accepted, segment, since_ns: now_ns() });
+    }
+
+    /// Those that were early, as far as their links have begun by now.
+    fn serve_early(&mut self) {
+        std::mem::take(&mut self.early).into_iter().for_each(|caller| self.serve(caller));
+    }
+
+    /// Opens a connection, once the link has begun.
+    fn serve(&mut self, caller: Caller) {
+        let engine = self.next_engine(caller.peer);
+        let greets = engine.and_then(|index| self.engines[index].as_ref()).is_some_and(LinkEngine::is_greeting);
+        if greets && now_ns().saturating_sub(caller.since_ns) < GREETING_WAIT_NS {
+            return self.early.push(caller);
+        }
+        let Caller { peer, accepted, segment, .. } = caller;
         // Seen from the program that connects.
-        let tuple = newcomer.accepted.tuple.reversed();
+        let tuple = accepted.tuple.reversed();
         let secrets = segment.secrets();
-        let end = SegmentEnd::new(segment, newcomer.accepted.lifeline, true).to(tuple.peer);
-        let Some(engine) = self.next_engine(newcomer.peer) else { return end.refuse(Errno::NETUNREACH) };
-        let proposal = self.propose(newcomer.peer);
+        let end = SegmentEnd::new(segment, accepted.lifeline, true).to(tuple.peer);
+        let Some(engine) = engine else { return end.refuse(Errno::NETUNREACH) };
+        let proposal = self.propose(peer);
         let offer = proposal.as_ref().map(|proposal| doors::Offer { index: proposal.index(), secrets });
-        let nodes = [self.shared.setup.own, newcomer.peer].map(|slot| self.shared.address(slot));
+        let nodes = [self.shared.setup.own, peer].map(|slot| self.shared.address(slot));
         let Some(tuple) = doors::encode(&tuple, nodes, offer) else { return end.refuse(Errno::AFNOSUPPORT) };
         let Some(link) = &mut self.engines[engine] else { return };
         let epoll = &self.epoll;
@@ -740,14 +776,15 @@ impl Owner {
         self.shared.span_pool(peer)?.propose(device)
     }
 
-    /// An engine of the link with a peer; those of one link in turn.
+    /// An engine of the link with a peer; those of one link in turn, and those that have begun before the others.
     fn next_engine(&mut self, peer: u8) -> Option<usize> {
-        let engines = || {
-            (0..self.engines.len()).filter(|&index| self.engines[index].as_ref().is_some_and(|link| link.peer == peer))
-        };
-        let count = engines().count();
+        let link = |index: usize| self.engines[index].as_ref().filter(|link| link.peer == peer);
+        let all: Vec<usize> = (0..self.engines.len()).filter(|&index| link(index).is_some()).collect();
+        let has_begun = |index: &usize| link(*index).is_some_and(|link| !link.is_greeting());
+        let begun: Vec<usize> = all.iter().copied().filter(has_begun).collect();
+        let engines = if begun.is_empty() { all } else { begun };
         self.turns = self.turns.wrapping_add(1);
-        (count > 0).then(|| engines().nth(self.turns % count)).flatten()
+        engines.get(self.turns % engines.len().max(1)).copied()
     }
 }
 
