@@ -148,19 +148,25 @@ impl Request {
 pub(super) fn connect(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Result<Connected, NoLane> {
     let destination = destination(request.destination);
     let name = ListenerName::far(destination);
+    let ask = || match monitor::ask(rack, destination) {
+        Answer::Ready { node } => Ok(node),
+        Answer::No(reason) => Err(NoLane::because(reason)),
+    };
     // A node has one address; only for a destination of the other family it must be asked for.
     let known = request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
-    let node = match known {
-        Some(node) if rack.is_live(&name) == Ok(true) => node,
-        _ => match monitor::ask(rack, destination) {
-            Answer::Ready { node } => node,
-            Answer::No(reason) => return Err(NoLane::because(reason)),
-        },
-    };
+    let known = known.filter(|_| rack.is_live(&name) == Ok(true));
+    let node = known.map_or_else(ask, Ok)?;
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     let route = request.far_route(node)?;
     let tuple = bind_tuple(lifeline.as_fd(), &route, spread_u32(), request.opener).map_err(broken)?;
-    reach(rack, lifeline.as_fd(), &[name])?;
+    match reach(rack, lifeline.as_fd(), &[name]) {
+        // It has its name and does not listen yet, or does not any more: the monitor sees to it.
+        Err(no_lane) if known.is_some() && no_lane.reason == FallbackReason::NoListener => {
+            ask()?;
+            reach(rack, lifeline.as_fd(), &[name])?;
+        }
+        reached => reached?,
+    }
     let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
     settle(connected)
 }
