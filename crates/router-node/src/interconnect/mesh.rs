@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use router::balance::{Balancer, LinkLoad, Thresholds};
 use router::batch::message::{DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message, MessageError, Source};
-use router::batch::{Batcher, Latency, Occupancy, Parcel, Policy, Sample};
+use router::batch::{Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
@@ -108,6 +108,15 @@ impl Peer {
 
     fn has_window(&self, limits: &Limits) -> bool {
         self.under_way.len() < limits.messages_max && self.sent_bytes - self.settled_bytes < limits.bytes_max
+    }
+
+    /// How many packets are worth a message, by what is under way: all there are, once that is half of what may be.
+    fn least_packets(&self, limits: &Limits) -> usize {
+        let bytes = self.sent_bytes - self.settled_bytes;
+        if bytes > limits.bytes_max / 2 || self.under_way.len() > limits.messages_max / 2 {
+            return PACKETS_MAX;
+        }
+        (self.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY) as usize
     }
 
     /// The peer says what it has taken in. Nonsense is an error.
@@ -379,15 +388,14 @@ impl<C: Carrier> Mesh<C> {
     /// in is looked at only when that may matter: the line in which it says so is one that two cores pass to and fro.
     fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
         let (limits, is_adaptive) = (self.limits, self.is_adaptive);
-        let least = |peer: &Peer| peer.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY;
         let peer = &self.peers[usize::from(node.0)];
-        let may_matter = is_adaptive && !peer.batcher.is_empty() && least(peer) > 1;
+        let may_matter = is_adaptive && !peer.batcher.is_empty() && peer.least_packets(&limits) > 1;
         let learns = is_adaptive && peer.samples < SAMPLES_FIRST && !peer.under_way.is_empty();
         if may_matter || learns || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
             self.look(now, node)?;
         }
-        let peers_least = least(&self.peers[usize::from(node.0)]) as usize;
-        Ok(peers_least.max(self.occupancy.least_packets()))
+        let by_peer = self.peers[usize::from(node.0)].least_packets(&limits);
+        Ok(by_peer.max(self.occupancy.least_packets()))
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
