@@ -230,7 +230,8 @@ fn a_killed_monitor_is_noticed_and_brought_back_and_the_link_with_it() {
     kill(&place.monitor(0)["pid"]);
     place.wait_for_link(1, "training");
     let reason = place.monitor(1)["links"][0]["reason"].to_string();
-    assert!(reason.contains("ended"), "{reason}");
+    // Its proxy, which has no connection, ends with it: the peer's monitor sees the one, the peer's proxy the other.
+    assert!(reason.contains("ended") || reason.contains("has another proxy by now, or none"), "{reason}");
     assert_eq!(place.status()["nodes"][0]["is_up"], false);
     assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
     place.wait_for_link(1, "up");
