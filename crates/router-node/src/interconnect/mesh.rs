@@ -356,6 +356,7 @@ impl<C: Carrier> Mesh<C> {
         match self.send_due(now, pool, node) {
             Ok(true) => {
                 self.carrier.flush(node);
+                self.occupancy.note_work();
                 true
             }
             Ok(false) => false,
@@ -527,16 +528,12 @@ impl<C: Carrier> Interconnect for Mesh<C> {
             for parcel in parcels.drain(..) {
                 self.enqueue(now, pool, to, parcel);
             }
-            if self.dispatch(now, pool, to) {
-                self.occupancy.note_work();
-            }
+            self.dispatch(now, pool, to);
             return;
         }
         self.enqueue_balanced(now, pool, to, parcels);
         for node in self.each_up() {
-            if self.dispatch(now, pool, node) {
-                self.occupancy.note_work();
-            }
+            self.dispatch(now, pool, node);
         }
     }
 
