@@ -233,7 +233,8 @@ impl<M: HostMemory> Nic<M> {
     fn leave_time(&mut self, now: Time, i: usize) {
         let (context, host) = (&self.contexts.all[i], &self.hosts[i]);
         let is_repairing = host.scoreboard.is_some() || context.reads_open > 0;
-        let is_held = context.not_ready_until > now || context.pace_at > now;
+        // Until a time that may have passed without anybody having looked: then this is looked at late, not never.
+        let is_held = context.armed_at <= context.not_ready_until.max(context.pace_at);
         let waits = context.retransmit_at < Time::MAX || is_repairing || is_held;
         // Whose turn comes for what is to be sent again need not be looked at before.
         let has_turn = !host.again.is_empty() && self.is_queued(i);

@@ -5,5 +5,6 @@ mod basics;
 mod drops;
 mod errors;
 mod goals;
+mod paged;
 mod unreliable;
 mod wire;

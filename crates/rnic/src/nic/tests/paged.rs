@@ -1,0 +1,35 @@
+//! Contexts that leave chip memory while something waits.
+
+use sim::Time;
+
+use super::wire::Pair;
+use crate::nic::{Policy, Profile};
+use crate::verbs::{CompletionStatus, SendKind};
+use crate::wire::Service;
+
+/// A sender waits because its peer was not ready. At the very moment at which that wait is over, its context makes room
+/// for another one: before its timer was looked at.
+#[test]
+fn a_context_that_leaves_when_its_wait_is_over_comes_back_to_send() {
+    let mut profile = Profile::new(Policy::SrnicPaged);
+    if let Some(pool) = &mut profile.pool {
+        (pool.contexts, pool.ahead) = (2, 1);
+    }
+    let mut pair = Pair::new(profile, 1);
+    let [waiting, second, third] = [0; 3].map(|_| pair.connect(Service::Rc));
+    let remote = pair.remote(0, 1000);
+    pair.send(0, waiting[0], 1, SendKind::Send(None), 0, 100);
+    pair.run_until(Time::from_ps(4_000_000));
+    assert_eq!(pair.nics[1].counters().not_ready, 1);
+    pair.receive(1, waiting[1], 2, 0, 100);
+    pair.send(0, second[0], 3, SendKind::Write(remote, None), 0, 100);
+    pair.run_until(Time::from_ps(8_000_000));
+    pair.now = pair.nics[0].deadline().unwrap();
+    pair.send(0, third[0], 4, SendKind::Write(remote, None), 0, 100);
+    let fetched = pair.nics[0].counters().contexts_fetched;
+    pair.step(pair.now);
+    assert_eq!(pair.nics[0].counters().contexts_fetched, fetched + 1, "the third context takes the first one's place");
+    pair.run();
+    let done: Vec<_> = pair.completions[0].iter().map(|completion| (completion.id, completion.status)).collect();
+    assert_eq!(done, [3, 4, 1].map(|id| (id, CompletionStatus::Success)));
+}
