@@ -14,15 +14,18 @@
 //! * **What others did in a yield**, by each wait that yields, for the process. They had a turn of 0.7 to 100 us: they
 //!   need the processor for a moment, and one of them may be who is waited for. They had none, or kept it for longer:
 //!   there is nobody, or somebody who computes. Where most yields of a wait brought short turns, and it ended well, the
-//!   next 2048 waits begin with the second stage; else none do.
+//!   next 2048 waits begin with the second stage, until 16 in a row bring nothing. Four programs that take turns on two
+//!   processors have single waits like that all the time; going back to looks and sleeps for one of them costs them the
+//!   better part of both processors.
 //! * **How many threads want to run**, by the kernel, asked every 4 ms, for the machine. With more of them than
 //!   processors, who is awake is run last when it matters, and who sleeps at once. Waits leave out the second stage
-//!   then, but for those whose yields bring short turns. One in 1024 tries what yields bring.
+//!   then, but for those whose yields bring short turns. After 16 waits one tries what yields bring; twice as many each
+//!   time that it was nothing, 1024 at most.
 //! * **Waits in a row that ended in a long sleep**, at one place ([`Patience::new`]). What is waited for there does not
 //!   come within 50 us: after 8 of them, waits leave out both stages. One in 32 does not, and while that brings
 //!   something, none does.
 //! * **The time between two looks** of a thread that many wait for ([`Patience::of_server`]). After more than 1 ms
-//!   somebody computes on its processor, and will again: 1000 waits leave out both stages.
+//!   somebody computes on its processor, and will again: 32 waits leave out both stages.
 //!
 //! They are four because none says what another does. Yields cost a waiter its turn, so they are not tried where the
 //! kernel says that somebody computes. The kernel's count does not tell who gives a turn back, nor is it as quick as
@@ -31,14 +34,17 @@
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::crowd;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Looks at full speed before anything slower: about ten microseconds.
 const LOOKS_AT_FULL_SPEED: u32 = 1500;
 /// So many waits begin by yielding after one that found others to need this processor.
 const YIELDING_WAITS: u32 = 2048;
-/// Of waits in a crowd, one in so many finds out whether others only take short turns.
-const TURNS_TRIED_EVERY: u32 = 1024;
+/// So many in a row that brought nothing end that.
+const VAIN_YIELDING_WAITS: u32 = 16;
+/// Of waits in a crowd, so many do not find out whether others only take short turns before one does.
+const UNTRIED_WAITS: RangeInclusive<u32> = 16..=1024;
 /// A yield that lasted longer was not the turn of somebody who waits or copies a message: a program computes, and keeps
 /// the processor for milliseconds.
 const TURN_MICROSECONDS: u64 = 100;
@@ -62,14 +68,17 @@ const SHORT_SLEEP_MICROSECONDS: u64 = AWAKE_MICROSECONDS;
 /// kernel's slice. Those who wait, or copy a message, take less.
 const LATE_LOOK_NS: u64 = 1_000_000;
 /// So many waits of a server sleep at once after a look that was late.
-const LATE_WAITS: u32 = 1000;
+const LATE_WAITS: u32 = 32;
 
 /// What the waits of a process have taught about the processors.
 #[derive(Debug)]
 struct Lessons {
     yielding_waits_left: AtomicU32,
-    /// Waits that began in a crowd.
-    crowded_waits: AtomicU32,
+    /// Waits in a row whose yields brought nothing.
+    vain_yielding_waits: AtomicU32,
+    /// Waits in a crowd before one that yields.
+    untried_waits_left: AtomicU32,
+    untried_waits: Backoff,
     /// Whether there is a crowd; by the clock's ticks.
     is_crowd_there: fn(u64) -> bool,
 }
@@ -78,7 +87,13 @@ static LESSONS: Lessons = Lessons::new(crowd::is_there);
 
 impl Lessons {
     const fn new(is_crowd_there: fn(u64) -> bool) -> Self {
-        Self { yielding_waits_left: AtomicU32::new(0), crowded_waits: AtomicU32::new(0), is_crowd_there }
+        Self {
+            yielding_waits_left: AtomicU32::new(0),
+            vain_yielding_waits: AtomicU32::new(0),
+            untried_waits_left: AtomicU32::new(0),
+            untried_waits: Backoff::new(UNTRIED_WAITS),
+            is_crowd_there,
+        }
     }
 
     #[inline]
@@ -88,9 +103,45 @@ impl Lessons {
 
     /// At the end of a wait that has yielded.
     #[cold]
-    fn learn(&self, yields: &Yields, ends_in_sleep: bool) {
-        let has_helped = yields.give_turns() && !ends_in_sleep;
-        self.yielding_waits_left.store(if has_helped { YIELDING_WAITS } else { 0 }, Ordering::Relaxed);
+    fn learn(&self, wait: &Spin) {
+        if wait.yields.give_turns() && !wait.ends_in_sleep {
+            self.vain_yielding_waits.store(0, Ordering::Relaxed);
+            self.untried_waits.reset();
+            self.untried_waits_left.store(0, Ordering::Relaxed);
+            return self.yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
+        }
+        let vain = self.vain_yielding_waits.load(Ordering::Relaxed).saturating_add(1);
+        self.vain_yielding_waits.store(vain, Ordering::Relaxed);
+        if vain >= VAIN_YIELDING_WAITS {
+            self.yielding_waits_left.store(0, Ordering::Relaxed);
+        }
+        if wait.tries_turns {
+            self.untried_waits_left.store(self.untried_waits.next(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// How many waits to do without something, after it has failed: twice as many each time, until it works.
+#[derive(Debug)]
+struct Backoff {
+    range: RangeInclusive<u32>,
+    next: AtomicU32,
+}
+
+impl Backoff {
+    const fn new(range: RangeInclusive<u32>) -> Self {
+        let next = AtomicU32::new(*range.start());
+        Self { range, next }
+    }
+
+    fn next(&self) -> u32 {
+        let next = self.next.load(Ordering::Relaxed);
+        self.next.store((2 * next).min(*self.range.end()), Ordering::Relaxed);
+        next
+    }
+
+    fn reset(&self) {
+        self.next.store(*self.range.start(), Ordering::Relaxed);
     }
 }
 
@@ -407,8 +458,7 @@ impl Spin {
         if !is_there(now) {
             return false;
         }
-        let waits = self.lessons.crowded_waits.fetch_add(1, Ordering::Relaxed);
-        self.tries_turns = waits.is_multiple_of(TURNS_TRIED_EVERY);
+        self.tries_turns = !take_one(&self.lessons.untried_waits_left);
         !self.tries_turns
     }
 }
@@ -417,7 +467,7 @@ impl Drop for Spin {
     #[inline]
     fn drop(&mut self) {
         if self.yields.count > 0 {
-            self.lessons.learn(&self.yields, self.ends_in_sleep);
+            self.lessons.learn(self);
         }
         // What was there before the first look says nothing of waits.
         if let Some(patience) = self.patience
@@ -442,7 +492,7 @@ mod tests {
 
     const TURN_TICKS: u64 = 2 * TICKS_PER_MICROSECOND;
     const AT_ONCE_TICKS: u64 = SWITCH_TICKS - 1;
-    const LATE_TICKS: u64 = TURN_MICROSECONDS * TICKS_PER_MICROSECOND;
+    const LONG_TICKS: u64 = TURN_MICROSECONDS * TICKS_PER_MICROSECOND;
 
     /// Lessons of a test, on a machine with processors to spare.
     const fn quiet() -> Lessons {
@@ -545,12 +595,15 @@ mod tests {
 
     #[test]
     fn waits_look_first_where_others_kept_the_processor_or_did_not_want_it() {
-        for yields in [&[LATE_TICKS][..], &[AT_ONCE_TICKS], &[TURN_TICKS, AT_ONCE_TICKS], &[TURN_TICKS, LATE_TICKS]] {
+        for yields in [&[LONG_TICKS][..], &[AT_ONCE_TICKS], &[TURN_TICKS, AT_ONCE_TICKS], &[TURN_TICKS, LONG_TICKS]] {
             static LESSONS: Lessons = quiet();
             end_after_yields(wait_on(&LESSONS), yields);
             assert!(looks_first(&mut wait_on(&LESSONS)), "{yields:?}");
-            LESSONS.yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
-            end_after_yields(wait_on(&LESSONS), yields);
+            end_after_yields(wait_on(&LESSONS), &[TURN_TICKS]);
+            for _ in 0..VAIN_YIELDING_WAITS {
+                assert_eq!(wait_on(&LESSONS).manner, Manner::Yields, "in spite of one with {yields:?}");
+                end_after_yields(wait_on(&LESSONS), yields);
+            }
             assert!(looks_first(&mut wait_on(&LESSONS)), "again after {yields:?}");
         }
     }
@@ -564,15 +617,16 @@ mod tests {
     }
 
     #[test]
-    fn waits_look_first_after_one_that_ended_in_sleep() {
-        for left in [0, YIELDING_WAITS] {
-            static LESSONS: Lessons = quiet();
-            LESSONS.yielding_waits_left.store(left, Ordering::Relaxed);
+    fn waits_look_first_after_some_that_ended_in_sleep() {
+        static LESSONS: Lessons = quiet();
+        end_after_yields(wait_on(&LESSONS), &[TURN_TICKS]);
+        for _ in 0..VAIN_YIELDING_WAITS {
             let mut spin = wait_on(&LESSONS);
+            assert_eq!(spin.manner, Manner::Yields);
             spin.ends_in_sleep = true;
             end_after_yields(spin, &[TURN_TICKS]);
-            assert!(looks_first(&mut wait_on(&LESSONS)));
         }
+        assert!(looks_first(&mut wait_on(&LESSONS)));
     }
 
     #[test]
@@ -589,21 +643,35 @@ mod tests {
     }
 
     #[test]
-    fn waits_in_a_crowd_sleep_after_full_speed_and_one_of_many_tries_to_yield() {
+    fn waits_in_a_crowd_sleep_after_full_speed_and_ever_fewer_try_to_yield() {
         static LESSONS: Lessons = Lessons::new(|_| true);
-        let sleeps_after_full_speed = |_| {
+        let sleeps_before_a_try = || {
+            let sleeps = (0..).take_while(|_| wait_on(&LESSONS).is_in_crowd(0)).count();
             let mut spin = wait_on(&LESSONS);
-            assert!(looks_first(&mut spin));
-            spin.turn() == Turn::Sleep
+            assert!(!spin.is_in_crowd(0));
+            end_after_yields(spin, &[LONG_TICKS]);
+            sleeps
         };
-        assert_eq!((0..TURNS_TRIED_EVERY).filter(|&wait| !sleeps_after_full_speed(wait)).count(), 1);
+        let (least, most) = UNTRIED_WAITS.into_inner();
+        let counts = [0, least, 2 * least, 4 * least].map(|count| count as usize);
+        assert_eq!([(); 4].map(|()| sleeps_before_a_try()), counts);
+        for _ in 0..10 {
+            sleeps_before_a_try();
+        }
+        assert_eq!(sleeps_before_a_try(), most as usize);
+        end_after_yields(wait_on(&LESSONS), &[TURN_TICKS]);
+        (0..VAIN_YIELDING_WAITS).for_each(|_| end_after_yields(wait_on(&LESSONS), &[LONG_TICKS]));
+        assert_eq!([(); 2].map(|()| sleeps_before_a_try()), [0, least as usize]);
+        let mut spin = wait_on(&LESSONS);
+        assert!(looks_first(&mut spin));
+        assert_eq!(spin.turn(), Turn::Sleep);
     }
 
     #[test]
     fn a_wait_in_a_crowd_goes_on_while_its_yields_bring_short_turns() {
         static LESSONS: Lessons = Lessons::new(|_| true);
         LESSONS.yielding_waits_left.store(2, Ordering::Relaxed);
-        for (yields, step) in [(TURN_TICKS, Step::Yield), (LATE_TICKS, Step::Sleep)] {
+        for (yields, step) in [(TURN_TICKS, Step::Yield), (LONG_TICKS, Step::Sleep)] {
             let mut spin = wait_on(&LESSONS);
             spin.yields.note(yields);
             assert_eq!(spin.next_step(ticks()), step);
