@@ -151,24 +151,6 @@ pub trait Endpoint: Sized {
     /// Adds the flows that have ended since the last call: everything arrived, and the sender knows.
     fn finished(&mut self, now: Time, done: &mut Vec<FlowId>);
 
-    /// A look at what the next call will need, some events before it comes: so long does memory take to come into the
-    /// cache. Nothing changes by it, and what it gives means nothing.
-    fn foresee(&self) -> u64 {
-        0
-    }
-
-    /// The same of a packet's header.
-    fn foresee_header(header: &Self::Header) -> u64 {
-        let _ = header;
-        0
-    }
-
-    /// The same a little later, for a packet that will arrive, or for one that may be sent.
-    fn foresee_packet(&self, arriving: Option<&Self::Header>) -> u64 {
-        let _ = arriving;
-        0
-    }
-
     /// What it has counted.
     fn counters(&self) -> EndpointCounters;
 

@@ -1,6 +1,5 @@
 //! A network at work: the loop over events.
 
-mod foresight;
 mod forward;
 mod report;
 mod tap;
@@ -217,8 +216,9 @@ impl<E: Endpoint> Network<E> {
     /// Runs until this time; stops earlier when nothing is left to happen. Returns whether something is.
     pub fn run_until(&mut self, end: Time) -> bool {
         self.queue.schedule(end, Event::Stop.into());
-        while let Some((now, event)) = self.next_event() {
+        while let Some((now, event)) = self.queue.next_event() {
             self.now = now;
+            let event = Event::from(event);
             if event == Event::Stop {
                 if now >= end {
                     break;
@@ -235,8 +235,9 @@ impl<E: Endpoint> Network<E> {
     pub fn run_flows(&mut self, end: Time) -> bool {
         self.queue.schedule(end, Event::Stop.into());
         while self.ends.len() < self.flows.len() {
-            let Some((now, event)) = self.next_event() else { return false };
+            let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
+            let event = Event::from(event);
             if event == Event::Stop {
                 if now >= end {
                     return false;
@@ -253,10 +254,10 @@ impl<E: Endpoint> Network<E> {
     /// left to happen.
     pub fn run_until_ended(&mut self, flows: u64) -> bool {
         while self.counters.flows_ended < flows {
-            let Some((now, event)) = self.next_event() else { return false };
+            let Some((now, event)) = self.queue.next_event() else { return false };
             self.now = now;
             self.counters.events += 1;
-            self.handle(event);
+            self.handle(event.into());
         }
         true
     }

@@ -126,11 +126,6 @@ impl<Header: Copy> Arena<Header> {
         &mut self.frames[id.0 as usize]
     }
 
-    /// A look at a packet that is soon needed; what it gives means nothing.
-    pub fn foresee(&self, id: PacketId) -> u64 {
-        self.frames.get(id.0 as usize).map_or(0, |frame| frame.next.into())
-    }
-
     pub fn header(&self, id: PacketId) -> &Header {
         &self.headers[id.0 as usize]
     }
@@ -185,11 +180,6 @@ impl Fifo {
 
     pub fn is_empty(&self) -> bool {
         self.head == NONE
-    }
-
-    /// The next packet, if there is one.
-    pub fn head(&self) -> PacketId {
-        PacketId(self.head)
     }
 
     pub fn push<Header: Copy>(&mut self, arena: &mut Arena<Header>, id: PacketId) {

@@ -363,18 +363,6 @@ impl Endpoint for Rdma {
         self.completions = completions;
     }
 
-    fn foresee(&self) -> u64 {
-        self.nic.foresee()
-    }
-
-    fn foresee_header(header: &Packed) -> u64 {
-        header.destination().0.into()
-    }
-
-    fn foresee_packet(&self, arriving: Option<&Packed>) -> u64 {
-        self.nic.foresee_packet(arriving.map(Packed::destination))
-    }
-
     fn counters(&self) -> EndpointCounters {
         let nic = self.nic.counters();
         EndpointCounters {

@@ -156,15 +156,11 @@ impl Switch {
 
     /// Which of so many paths.
     pub fn choose(&mut self, spreading: Spreading, label: u32, paths: usize) -> usize {
-        match spreading {
-            Spreading::ByFlow => self.path_by_flow(label, paths),
-            Spreading::Spraying => nth(self.random.bits() >> 32, paths),
-        }
-    }
-
-    /// Which of so many paths all packets with this label take.
-    pub fn path_by_flow(&self, label: u32, paths: usize) -> usize {
-        nth(mixed(label ^ self.salt).into(), paths)
+        let bits = match spreading {
+            Spreading::ByFlow => u64::from(mixed(label ^ self.salt)),
+            Spreading::Spraying => self.random.bits() >> 32,
+        };
+        ((bits * paths as u64) >> 32) as usize
     }
 
     /// Whether a packet is marked that leaves so many bytes in its queue.
@@ -185,11 +181,6 @@ impl Pfc {
         let under_way = 2.0 * delay.ns() * rate.gbps() / 8.0;
         under_way.ceil() as u64 + 2 * packet_bytes_max
     }
-}
-
-/// Which of so many, by 32 bits.
-fn nth(bits: u64, of: usize) -> usize {
-    ((bits * of as u64) >> 32) as usize
 }
 
 /// A hash of 32 bits in which every bit depends on every bit (the finalizer of MurmurHash3, public domain).

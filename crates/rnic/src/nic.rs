@@ -339,23 +339,6 @@ impl<M: HostMemory> Nic<M> {
         all.into_iter().flatten().min()
     }
 
-    /// Looks at what the next call will need, whichever it is, so that it is in the cache by then: for a driver of a
-    /// thousand NICs, some events before it. What it gives means nothing.
-    pub fn foresee(&self) -> u64 {
-        let lengths = self.landing.len() + self.urgent.len() + self.cqs.len() + self.hosts.len();
-        self.counters.received_packets + self.counters.sent_packets + self.pipeline.foresee() + lengths as u64
-    }
-
-    /// The same a little later, and for a packet: one that arrives for this queue pair, or else the next that leaves.
-    pub fn foresee_packet(&self, arriving: Option<QpNumber>) -> u64 {
-        let i = arriving.map_or(self.pipeline.foreseen_qp(), |qp| qp.0.wrapping_sub(QP_NUMBER_FIRST));
-        let context = self.contexts.get(i as usize).map_or(0, Context::foresee);
-        let host = self.hosts.get(i as usize).map_or(0, Host::foresee);
-        let due = self.deadline().map_or(0, Time::ps);
-        let completions = self.cqs.first().and_then(Option::as_ref).map_or(0, CompletionQueue::len);
-        context.wrapping_add(host).wrapping_add(due).wrapping_add(completions as u64)
-    }
-
     /// Does what is due.
     pub fn advance(&mut self, now: Time) {
         while let Some((_, cq, completion)) = pop_front_if(&mut self.landing, |(at, ..)| *at <= now) {

@@ -122,11 +122,6 @@ impl<E> EventQueue<E> {
         self.near.pop_front().map(|entry| (entry.at, entry.event))
     }
 
-    /// The event so many places behind the earliest one, if it is known yet: for a look at what it will need.
-    pub fn upcoming(&self, place: usize) -> Option<&E> {
-        self.near.get(place).map(|entry| &entry.event)
-    }
-
     /// When the earliest event happens.
     pub fn next_time(&self) -> Option<Time> {
         self.peek().map(|(at, _)| at)

@@ -215,14 +215,6 @@ pub(super) struct Host {
     pub attributes: QpAttributes,
 }
 
-impl Host {
-    /// A look at what a packet needs of it; what it gives means nothing.
-    pub(super) fn foresee(&self) -> u64 {
-        let first = self.sends.front().map_or(0, |entry| entry.bytes + entry.packets);
-        u64::from(first) + (self.again.len() + self.replies.len() + self.open.len()) as u64
-    }
-}
-
 impl Context {
     /// A context in reset.
     pub(super) fn new(
@@ -293,12 +285,6 @@ impl Context {
             is_refusing: false,
             control: Control::new(control),
         }
-    }
-
-    /// A look at what a packet needs of it; what it gives means nothing.
-    pub(super) fn foresee(&self) -> u64 {
-        let words = [self.send_index, self.messages, self.mtu(), self.control.window_bytes()];
-        words.into_iter().map(u64::from).sum::<u64>().wrapping_add(self.retransmit_at.ps())
     }
 
     /// Takes a measured round trip into account (RFC 6298, in whole numbers).

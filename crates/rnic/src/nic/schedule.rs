@@ -115,16 +115,6 @@ impl Pipeline {
         [doorbell, decision, staged].into_iter().flatten().min()
     }
 
-    /// A look at what the next packet needs; what it gives means nothing.
-    pub fn foresee(&self) -> u64 {
-        self.seen_at.ps().wrapping_add((self.staged.len() + self.decisions.len() + self.doorbells.len()) as u64)
-    }
-
-    /// The queue pair of the next packet, if there is one.
-    pub fn foreseen_qp(&self) -> u32 {
-        self.staged.front().map_or(u32::MAX, |staged| staged.qp)
-    }
-
     fn push(&mut self, staged: &Staged) {
         let Staged { at, qp, epoch, life, bytes, item } = *staged;
         let item = match item {

@@ -118,11 +118,6 @@ impl Packed {
         }
     }
 
-    /// To which queue pair of the receiving NIC.
-    pub fn destination(&self) -> QpNumber {
-        self.destination
-    }
-
     /// The header that it was made of.
     pub fn header(&self) -> Header {
         let parts = self.parts;
