@@ -333,10 +333,11 @@ impl<M: HostMemory> Nic<M> {
     /// When [`Self::advance`] is to be called at the latest, and [`Self::transmit`] after it when the wire is free;
     /// nothing when nothing waits for time to pass.
     pub fn deadline(&self) -> Option<Time> {
-        let landing = self.landing.front().map(|(at, ..)| *at);
-        let contexts = self.pool.as_ref().and_then(pool::Pool::deadline);
-        let all = [landing, self.pipeline.deadline(), self.slow.deadline(), self.timers.deadline(), contexts];
-        all.into_iter().flatten().min()
+        let landing = self.landing.front().map_or(Time::MAX, |(at, ..)| *at);
+        let contexts = self.pool.as_ref().map_or(Time::MAX, pool::Pool::deadline);
+        let by_hardware = landing.min(self.pipeline.deadline()).min(contexts);
+        let at = by_hardware.min(self.slow.deadline()).min(self.timers.deadline());
+        (at < Time::MAX).then_some(at)
     }
 
     /// Does what is due.

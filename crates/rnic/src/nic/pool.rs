@@ -188,9 +188,9 @@ impl Pool {
         self.entries[i].flags.contains(Flags::HERE)
     }
 
-    /// When the next context comes.
-    pub fn deadline(&self) -> Option<Time> {
-        self.reading.front().map(|(at, _)| *at)
+    /// When the next context comes; [`Time::MAX`] when none does.
+    pub fn deadline(&self) -> Time {
+        self.reading.front().map_or(Time::MAX, |(at, _)| *at)
     }
 
     // --- the schedule queue ---

@@ -108,11 +108,12 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub fn deadline(&self) -> Option<Time> {
-        let doorbell = self.doorbells.front().map(|(at, _)| *at);
-        let decision = self.decisions.front().map(|decision| decision.at);
+    /// When something is due; [`Time::MAX`] when nothing is.
+    pub fn deadline(&self) -> Time {
+        let doorbell = self.doorbells.front().map_or(Time::MAX, |(at, _)| *at);
+        let decision = self.decisions.front().map_or(Time::MAX, |decision| decision.at);
         let staged = self.staged.front().map(|staged| staged.at).filter(|at| *at > self.seen_at);
-        [doorbell, decision, staged].into_iter().flatten().min()
+        doorbell.min(decision).min(staged.unwrap_or(Time::MAX))
     }
 
     fn push(&mut self, staged: &Staged) {

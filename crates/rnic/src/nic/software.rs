@@ -154,9 +154,10 @@ impl Action {
 }
 
 impl SlowPath {
-    pub fn deadline(&self) -> Option<Time> {
-        let command = self.commands.front().map(|issued| issued.at);
-        [self.turn.map(|turn| turn.ends), command].into_iter().flatten().min()
+    /// When something is due; [`Time::MAX`] when nothing is.
+    pub fn deadline(&self) -> Time {
+        let command = self.commands.front().map_or(Time::MAX, |issued| issued.at);
+        self.turn.map_or(Time::MAX, |turn| turn.ends).min(command)
     }
 }
 

@@ -14,8 +14,9 @@ pub(super) struct Timers {
 }
 
 impl Timers {
-    pub fn deadline(&self) -> Option<Time> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+    /// When something is due; [`Time::MAX`] when nothing is.
+    pub fn deadline(&self) -> Time {
+        self.heap.peek().map_or(Time::MAX, |Reverse((at, _))| *at)
     }
 
     /// Looks at a queue pair at this time.
