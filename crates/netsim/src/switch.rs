@@ -35,6 +35,9 @@ pub struct Ecn {
     pub pmax: f64,
 }
 
+/// The rate for which thresholds of marks are given.
+const MBPS_OF_THRESHOLDS: u64 = 100_000;
+
 /// Priority flow control.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pfc {
@@ -165,11 +168,12 @@ impl Switch {
 
     /// Whether a packet is marked that leaves so many bytes in its queue.
     pub fn marks(&mut self, ecn: &Ecn, rate: Rate, queued: u64) -> bool {
-        let at_100_gbps = queued as f64 * 100.0 / rate.gbps();
-        let (kmin, kmax) = (ecn.kmin_bytes as f64, ecn.kmax_bytes as f64);
-        if at_100_gbps <= kmin {
+        // As almost always, so without a division.
+        if queued.saturating_mul(MBPS_OF_THRESHOLDS) <= ecn.kmin_bytes.saturating_mul(rate.mbps()) {
             return false;
         }
+        let at_100_gbps = queued as f64 * 100.0 / rate.gbps();
+        let (kmin, kmax) = (ecn.kmin_bytes as f64, ecn.kmax_bytes as f64);
         at_100_gbps >= kmax || self.random.chance(ecn.pmax * (at_100_gbps - kmin) / (kmax - kmin))
     }
 }
