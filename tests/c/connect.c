@@ -371,3 +371,49 @@ CLIENT(two_hundred_connections)
         OK(close(fds[i]));
     }
 }
+
+// ---- connect and send in one call ---------------------------------------------------------------
+
+static void check_fast_open(int fd, ssize_t sent, int listener)
+{
+    if (sent < 0) { // without a cookie of that server nothing goes with the SYN
+        CHECK_EQ(errno, EINPROGRESS);
+        await(fd, POLLOUT);
+        say(fd, "early");
+    } else {
+        CHECK_EQ(sent, 5);
+    }
+    int server = accept_from(listener);
+    expect(server, "early");
+    ping_pong(fd, server);
+    OK(close(server));
+}
+
+TEST(fast_open_connects_and_sends)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    struct iovec pieces[] = {{"ea", 2}, {"rly", 3}};
+    struct msghdr message = {.msg_name = ADDRESS(&at), .msg_namelen = at.size, .msg_iov = pieces, .msg_iovlen = 2};
+    for (int i = 0; i < 2; i++) {
+        int kind = SOCK_STREAM | (i ? SOCK_NONBLOCK : 0);
+        int one = OK(socket(AF_INET, kind, 0)), two = OK(socket(AF_INET, kind, 0));
+        errno = 0;
+        ssize_t sent = sendto(one, "early", 5, MSG_FASTOPEN, ADDRESS(&at), at.size);
+        if (sent < 0 && errno == EOPNOTSUPP)
+            skip("this machine's clients do not use it");
+        check_fast_open(one, sent, listener);
+        sent = sendmsg(two, &message, MSG_FASTOPEN);
+        check_fast_open(two, sent, listener);
+    }
+}
+
+TEST(fast_open_is_refused_where_nobody_listens)
+{
+    struct address at;
+    OK(close(listen_anywhere(&at)));
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+    errno = 0;
+    CHECK_EQ(sendto(fd, "early", 5, MSG_FASTOPEN, ADDRESS(&at), at.size), -1);
+    CHECK(errno == ECONNREFUSED || errno == EOPNOTSUPP);
+}

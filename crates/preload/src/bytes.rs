@@ -1,15 +1,25 @@
 //! `read`, `write` and everything else that moves bytes of one buffer or several.
 
-use crate::{count_or_errno, real, set_errno};
-use libc::{iovec, off_t, sockaddr, socklen_t};
+use crate::{count_or_errno, real, set_errno, sockets};
+use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::connection::{Connection, Flags, Pipe, total_bytes};
 use socket::lifecycle::Stream;
+use socket::system::errno;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
 const SPANS_MAX: usize = 1024;
+const NO_MESSAGE: msghdr = msghdr {
+    msg_name: std::ptr::null_mut(),
+    msg_namelen: 0,
+    msg_iov: std::ptr::null_mut(),
+    msg_iovlen: 0,
+    msg_control: std::ptr::null_mut(),
+    msg_controllen: 0,
+    msg_flags: 0,
+};
 
 #[inline(always)] // The short path of the call is all there is to most calls.
 pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
@@ -310,6 +320,29 @@ pub unsafe extern "C" fn recvfrom(
     }
 }
 
+/// `MSG_FASTOPEN`: a `connect` and a `send`, which is what it comes to over TCP too where the server has given no
+/// cookie before. A lane is there at once, so that the bytes of a socket that does not wait go with it.
+pub(crate) unsafe fn connect_and_send(
+    fd: c_int,
+    spans: &[iovec],
+    flags: c_int,
+    (address, address_len): (*const sockaddr, socklen_t),
+) -> isize {
+    let flags = flags & !libc::MSG_FASTOPEN;
+    // SAFETY: the C caller's.
+    let is_connected = unsafe { sockets::connect(fd, address, address_len) } == 0 || errno() == Errno::ISCONN;
+    match table::get(fd) {
+        // SAFETY: the C caller's.
+        Entry::Connection(connection) => unsafe { send_spans(connection, spans, flags) },
+        Entry::Stream(stream) if is_connected => {
+            let message = msghdr { msg_iov: spans.as_ptr().cast_mut(), msg_iovlen: spans.len(), ..NO_MESSAGE };
+            // SAFETY: the C caller's spans.
+            counted_send(stream, unsafe { real::sendmsg(fd, &raw const message, flags) })
+        }
+        _ => -1,
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendto(
     fd: c_int,
@@ -324,6 +357,9 @@ pub unsafe extern "C" fn sendto(
         match table::get(fd) {
             // A connected stream ignores the address, as TCP does.
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && !address.is_null() => {
+                connect_and_send(fd, &span(buffer, len), flags, (address, address_len))
+            }
             Entry::Stream(stream) => counted_send(stream, real::sendto(fd, buffer, len, flags, address, address_len)),
             _ => real::sendto(fd, buffer, len, flags, address, address_len),
         }

@@ -1,6 +1,6 @@
 //! `sendmsg`, `recvmsg` and their kin: several buffers, and descriptors that travel between processes.
 
-use crate::bytes::{counted_receive_with, counted_send, receive_spans, send_spans, spans};
+use crate::bytes::{connect_and_send, counted_receive_with, counted_send, receive_spans, send_spans, spans};
 use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
@@ -28,6 +28,13 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
                 Ok(spans) => send_spans(connection, spans, flags),
                 Err(error) => count_or_errno(Err(error)),
             },
+            Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && !(*message).msg_name.is_null() => {
+                let address = ((*message).msg_name.cast_const().cast(), (*message).msg_namelen);
+                match spans_of(message) {
+                    Ok(spans) => connect_and_send(fd, spans, flags, address),
+                    Err(error) => count_or_errno(Err(error)),
+                }
+            }
             Entry::Stream(stream) => counted_send(stream, real::sendmsg(fd, message, flags)),
             _ if (*message).msg_controllen > 0 => send_with_rights(fd, message, flags),
             _ => real::sendmsg(fd, message, flags),
