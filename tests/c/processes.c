@@ -550,6 +550,79 @@ TEST(child_with_another_program_costs_the_parent_no_sleep)
     kill_child(pid);
 }
 
+static void *answer_requests(void *argument)
+{
+    for (int i = 0; i < 4; i++) {
+        expect(*(int *)argument, "request");
+        say(*(int *)argument, "answer");
+    }
+    return NULL;
+}
+
+TEST(child_that_only_writes_costs_the_reading_parent_no_sleep) // as clients of one thread a direction were once written
+{
+    struct pair pair = connected_pair();
+    pthread_t thread = start_thread(answer_requests, &pair.server);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        for (int i = 0; i < 4; i++) {
+            say(pair.client, "request");
+            pause_ms(100);
+        }
+        _exit(0);
+    }
+    struct rusage before, after;
+    expect(pair.client, "answer"); // the child is there
+    OK(getrusage(RUSAGE_THREAD, &before));
+    for (int i = 1; i < 4; i++)
+        expect(pair.client, "answer");
+    OK(getrusage(RUSAGE_THREAD, &after));
+    long sleeps = after.ru_nvcsw - before.ru_nvcsw;
+    if (sleeps > 40) // a look every millisecond would be hundreds
+        FAIL("slept %ld times for three messages", sleeps);
+    join_thread(thread);
+    wait_child(pid);
+    ping_pong(pair.client, pair.server);
+}
+
+static void answer_each_byte(int fd)
+{
+    char byte;
+    while (OK(read(fd, &byte, 1)) == 1)
+        CHECK_EQ(write(fd, "k", 1), 1);
+}
+
+static void *answer_each_byte_here(void *argument)
+{
+    answer_each_byte(*(int *)argument);
+    return NULL;
+}
+
+// Each question is asked when all may be asleep: nobody takes the ring of another.
+TEST(whoever_is_awake_first_answers_of_parent_threads_and_child)
+{
+    struct pair pair = connected_pair();
+    pthread_t early = start_thread(answer_each_byte_here, &pair.server); // sleeps before there is a child
+    pause_ms(50);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(pair.client));
+        answer_each_byte(pair.server);
+        _exit(0);
+    }
+    char byte = '?';
+    for (int i = 0; i < 200; i++) {
+        if (i % 8 == 0)
+            pause_ms(2);
+        CHECK_EQ(write(pair.client, &byte, 1), 1);
+        CHECK_EQ(read(pair.client, &byte, 1), 1);
+    }
+    OK(shutdown(pair.client, SHUT_WR));
+    join_thread(early);
+    wait_child(pid);
+    expect_silent(pair.client, POLLHUP);
+}
+
 TEST(exec_on_a_copy_without_close_on_exec)
 {
     struct pair pair = connected_pair();

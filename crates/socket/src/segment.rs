@@ -102,8 +102,8 @@ const SECRET_TO_CONNECTOR: usize = 208;
 pub enum Own {
     /// Processes that hold this end, or may.
     Holders = 0,
-    /// Those of them that have sent, received or waited while there were several: a child that only ends, or calls
-    /// `exec`, is none.
+    /// Those of them that rely on rings: that slept when there came to be several, or have since. A child that only
+    /// ends, calls `exec` or writes is none.
     Users = 8,
     /// Directions the program has shut down: 1 reading, 2 writing.
     Shutdown = 16,

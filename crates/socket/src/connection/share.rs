@@ -54,7 +54,6 @@ impl Connection {
         if !self.may_be_shared(lanes) {
             return Ok(None);
         }
-        self.use_shared(lanes);
         if self.has_forged_lock.load(Ordering::Relaxed) {
             return Err(Errno::CONNRESET);
         }
@@ -65,12 +64,23 @@ impl Connection {
         shared.map(Some)
     }
 
-    /// Counts this process among those that use the end, once, if there may be others.
+    /// Counts this process among those that wait at the end, once, if there may be others. One that only sends or
+    /// receives what is there relies on no ring, and does not keep those who wait from sleeping.
     #[inline]
     pub(super) fn use_shared(&self, lanes: &Lanes) {
         if self.may_be_shared(lanes) && !self.is_user.load(Ordering::Relaxed) {
             self.is_user.store(true, Ordering::Relaxed);
             become_user(&lanes.segment);
+        }
+    }
+
+    /// Before a fork: nobody in this process sleeps on the lifeline, and who will again is counted then.
+    fn cease_to_use(&self, segment: &Segment) {
+        if self.is_user.swap(false, Ordering::Relaxed) {
+            if let Some((index, signed)) = find_signature(segment, own_name()) {
+                segment.replace_holder(index, signed, signed & !USER);
+            }
+            segment.add(Own::Users, u64::MAX);
         }
     }
 
@@ -145,11 +155,14 @@ pub fn before_fork() {
             && let Some(lanes) = connection.lanes()
         {
             lanes.segment.add(Own::Holders, 1);
+            if !connection.sleepers.is_any() {
+                connection.cease_to_use(&lanes.segment);
+            }
         }
     }
 }
 
-/// In a signature: this process uses the end. A number of a process has 22 bits at most.
+/// In a signature: this process waits at the end now and then. A number of a process has 22 bits at most.
 const USER: u64 = 1 << 31;
 
 /// What [`own_name`] has found out in this process; zero before.
