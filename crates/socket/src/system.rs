@@ -352,9 +352,12 @@ pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
     if ready > 0 { entry.revents } else { 0 }
 }
 
+/// What wakes a sleeper; no other byte is ever sent on a lifeline whose hello has come.
+const RING: u8 = 1;
+
 /// Sends one byte to wake the other end of a lifeline. A full queue is as good as a byte in it.
 pub fn ring(fd: i32) -> Result<(), Errno> {
-    let byte = [1_u8];
+    let byte = [RING];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: one byte is readable.
     let sent = unsafe { call!(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
@@ -388,7 +391,8 @@ pub fn leave_one_ring(fd: i32) {
     }
 }
 
-/// Takes the wake-up bytes out of a lifeline; `Ok(false)`, and `CONNRESET` once, at the end of the stream.
+/// Takes the wake-up bytes out of a lifeline; `Ok(false)`, and `CONNRESET` once, at the end of the stream. `PROTO`:
+/// there were others among them.
 pub fn drain(fd: i32) -> Result<bool, Errno> {
     let mut bytes = [0_u8; 64];
     for _ in 0..DRAINS_MAX {
@@ -397,6 +401,7 @@ pub fn drain(fd: i32) -> Result<bool, Errno> {
             unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
         match received {
             0 => return Ok(false),
+            1.. if bytes[..received as usize].iter().any(|byte| *byte != RING) => return Err(Errno::PROTO),
             64 => {}
             1.. => return Ok(true),
             _ if errno() == Errno::AGAIN || errno() == Errno::INTR => return Ok(true),

@@ -84,8 +84,16 @@ impl Connection {
     /// Takes the rings out of the lifeline; `false`: it has ended.
     pub(super) fn drain_lifeline(&self, lanes: &Lanes) -> bool {
         let drained = system::drain(self.lifeline());
-        if drained == Err(Errno::CONNRESET) {
-            self.note_hang_up(lanes, true);
+        match drained {
+            Err(Errno::CONNRESET) => self.note_hang_up(lanes, true),
+            // A program that writes past the library, as by a system call of its own: what it sent is lost, and is not
+            // to be missed in silence.
+            Err(Errno::PROTO) => {
+                lanes.segment.tell(Status::Reset, 1);
+                lanes.segment.tell(Status::Closed, 1);
+                self.settle(lanes, PeerState::Reset);
+            }
+            _ => {}
         }
         lanes.segment.settle();
         drained == Ok(true)

@@ -662,3 +662,20 @@ fn a_wait_for_room_naps_once_a_shutdown_of_reading_has_woken_a_reader() {
     let looks = std::iter::from_fn(|| one.0.wait_to_send(one.0.generation(), deadline).ok()).count();
     assert!(looks <= WAIT_MS, "{looks} looks in {WAIT_MS} ms");
 }
+
+#[test]
+fn what_a_program_writes_past_the_library_resets_the_connection() {
+    let (one, two) = pair(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| receive(two.0, &mut [0]));
+        while !two.0.sleepers.is_any() {
+            std::thread::yield_now();
+        }
+        // SAFETY: open while its end is.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(one.0.lifeline()) };
+        rustix::net::send(lifeline, b"GET / HTTP/1.1", rustix::net::SendFlags::empty()).unwrap();
+        assert_eq!(reader.join().unwrap(), Err(Errno::CONNRESET));
+    });
+    assert_eq!(receive(one.0, &mut [0]), Err(Errno::CONNRESET));
+    assert_eq!(send(one.0, b"x"), Err(Errno::PIPE));
+}
