@@ -505,6 +505,25 @@ TEST(stdio_works_over_a_connection)
     expect(pair.client, "200 OK\n");
 }
 
+TEST(stdio_works_on_a_socket_that_is_connected_later)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    FILE *file = fdopen(OK(socket(AF_INET, SOCK_STREAM, 0)), "r+");
+    CHECK(file != NULL);
+    OK(connect(fileno(file), ADDRESS(&at), at.size));
+    int server = accept_from(listener);
+    CHECK(fputs("hello\n", file) >= 0);
+    CHECK_EQ(fflush(file), 0);
+    expect(server, "hello\n");
+    say(server, "answer\n");
+    char line[64];
+    CHECK(fgets(line, sizeof line, file) != NULL);
+    CHECK(strcmp(line, "answer\n") == 0);
+    CHECK_EQ(fclose(file), 0);
+    expect_eof(server);
+}
+
 TEST(dprintf_works_over_a_connection)
 {
     struct pair pair = connected_pair();

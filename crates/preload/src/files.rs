@@ -7,7 +7,7 @@
 use crate::{bytes, descriptors, real};
 use libc::FILE;
 use socket::lock::Lock;
-use socket::table;
+use socket::table::{self, Entry};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,7 +96,8 @@ fn remember(file: *mut FILE, fd: c_int) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    if table::connection(fd).is_none() {
+    // A TCP socket may be connected later, under the stream's hands.
+    if !matches!(table::get(fd), Entry::Connection(_) | Entry::Stream(_)) {
         // SAFETY: the C caller's.
         return unsafe { real::fdopen(fd, mode) };
     }

@@ -103,7 +103,7 @@ macro_rules! spawns {
     )*};
 }
 
-spawns! { posix_spawn posix_spawnp }
+spawns! { posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {

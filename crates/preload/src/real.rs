@@ -58,6 +58,10 @@ real! {
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
+    pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
