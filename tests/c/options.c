@@ -138,6 +138,33 @@ TEST(tcp_info_tells_the_state)
     CHECK_EQ(tcp_state(pair.server), TCP_CLOSE_WAIT);
 }
 
+// Of `struct tcp_info` as Linux has it; libc's own ends before.
+static uint64_t tcp_counter(int fd, size_t offset)
+{
+    unsigned char bytes[192];
+    socklen_t size = sizeof bytes;
+    OK(getsockopt(fd, IPPROTO_TCP, TCP_INFO, bytes, &size));
+    CHECK_EQ(size, sizeof bytes);
+    uint64_t counter;
+    memcpy(&counter, bytes + offset, sizeof counter);
+    return counter;
+}
+
+TEST(tcp_info_counts_the_bytes)
+{
+    const size_t bytes_acked = 120, bytes_received = 128;
+    struct pair pair = connected_pair();
+    char bytes[1000] = {0};
+    send_all(pair.client, bytes, sizeof bytes);
+    recv_exact(pair.server, bytes, sizeof bytes);
+    CHECK_EQ(tcp_counter(pair.server, bytes_received), 1000);
+    for (int i = 0; tcp_counter(pair.client, bytes_acked) < 1000; i++) {
+        CHECK(i < PATIENCE_MS);
+        pause_ms(1);
+    }
+    CHECK(tcp_counter(pair.client, bytes_acked) <= 1001); // its SYN counts
+}
+
 TEST(buffer_sizes_read_back_doubled)
 {
     int fd = OK(socket(AF_INET, SOCK_STREAM, 0));

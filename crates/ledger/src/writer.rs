@@ -496,6 +496,11 @@ impl ConnectionSlot {
         self.slot.receiver.add(bytes, self.single_writer);
     }
 
+    /// Bytes sent and received so far.
+    pub fn carried_bytes(&self) -> (u64, u64) {
+        (self.slot.sender.bytes.load(Relaxed), self.slot.receiver.bytes.load(Relaxed))
+    }
+
     /// Counts a sleep of this side.
     pub fn count_sleep(&self) {
         self.slot.receiver.wakes_or_sleeps.fetch_add(1, Relaxed);

@@ -8,6 +8,7 @@ use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::threads;
 use lane::{Corrupt, INLINE_BYTES, Next};
+use ledger::ConnectionSlot;
 use libc::iovec;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -669,6 +670,12 @@ impl Connection {
             slot.add_sent(filled as u64);
         }
         Ok(Some(filled))
+    }
+
+    /// Bytes that this process has sent and received.
+    pub fn carried_bytes(&'static self) -> (u64, u64) {
+        let _guard = self.hold(&self.send_lock);
+        self.slot().map_or((0, 0), ConnectionSlot::carried_bytes)
     }
 
     /// Bytes that a receive would find now (`FIONREAD`).

@@ -102,11 +102,12 @@ fn family_of(connection: &Connection) -> Family {
 }
 
 fn facts_of(connection: &'static Connection) -> TcpFacts {
+    let (bytes_sent, bytes_received) = connection.carried_bytes();
     TcpFacts {
         state: connection.tcp_state(),
         rtt_us: ROUND_TRIP_US,
-        bytes_acked: 0,
-        bytes_received: 0,
+        bytes_acked: bytes_sent,
+        bytes_received,
         bytes_unsent: 0,
     }
 }
