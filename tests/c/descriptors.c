@@ -307,3 +307,38 @@ TEST(syscall_by_number_makes_connections)
     OK(syscall(SYS_shutdown, copy, SHUT_WR));
     expect_eof(server);
 }
+
+TEST(syscall_by_number_waits)
+{
+    struct pair pair = connected_pair();
+    struct pollfd entry = {.fd = pair.server, .events = POLLIN};
+    struct timespec limit = {.tv_nsec = 1000000};
+    CHECK_EQ(syscall(SYS_ppoll, &entry, 1, &limit, NULL, 8), 0);
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(pair.server, &set);
+    limit = (struct timespec){.tv_nsec = 1000000};
+    CHECK_EQ(syscall(SYS_pselect6, pair.server + 1, &set, NULL, NULL, &limit, NULL), 0);
+    say(pair.client, "x");
+    limit = (struct timespec){.tv_sec = PATIENCE_MS / 1000};
+    CHECK_EQ(syscall(SYS_ppoll, &entry, 1, &limit, NULL, 8), 1);
+    CHECK_EQ(entry.revents, POLLIN);
+    FD_SET(pair.server, &set);
+    sigset_t none;
+    sigemptyset(&none);
+    struct { const sigset_t *mask; size_t size; } mask = {&none, 8};
+    CHECK_EQ(syscall(SYS_pselect6, pair.server + 1, &set, NULL, NULL, &limit, &mask), 1);
+    CHECK(FD_ISSET(pair.server, &set));
+}
+
+TEST(syscall_by_number_splices)
+{
+    struct pair pair = connected_pair();
+    int fds[2];
+    OK(pipe(fds));
+    say(pair.client, "spliced");
+    CHECK_EQ(syscall(SYS_splice, pair.server, NULL, fds[1], NULL, 100, 0), 7);
+    char bytes[8] = {0};
+    CHECK_EQ(read(fds[0], bytes, 7), 7);
+    CHECK(memcmp(bytes, "spliced", 7) == 0);
+}

@@ -342,6 +342,18 @@ TEST(ppoll_keeps_a_signal_out)
     CHECK_EQ(ppoll(&entry, 1, &limit, &blocked), 0);
 }
 
+int __poll(struct pollfd *entries, nfds_t count, int timeout_ms);
+
+TEST(poll_by_the_name_that_libnsl_knows)
+{
+    struct pair pair = connected_pair();
+    struct pollfd entry = {.fd = pair.server, .events = POLLIN};
+    CHECK_EQ(__poll(&entry, 1, 0), 0);
+    say(pair.client, "x");
+    CHECK_EQ(__poll(&entry, 1, PATIENCE_MS), 1);
+    CHECK_EQ(entry.revents, POLLIN);
+}
+
 TEST(select_reports_read_and_write)
 {
     struct pair pair = connected_pair();

@@ -146,6 +146,123 @@ fn a_program_without_sockets_notices_nothing() {
     assert_eq!((bare.code(), &bare.stdout, &bare.stderr), (laned.code(), &laned.stdout, &laned.stderr));
 }
 
+// --- programs that ask for what lanes do not offer -----------------------------------------------------------------
+
+/// Asks for zero-copy and signals, once before there is a connection and once after; takes a descriptor of another
+/// process. Prints what came of it.
+const DEMANDING: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/errqueue.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t signals;
+static void count(int signal) { (void)signal; signals++; }
+
+static long say(const char *what, long result)
+{
+    printf("%s: %s\n", what, result < 0 ? strerrorname_np(errno) : "fine");
+    return result;
+}
+
+static int zero_copy_completes(int fd)
+{
+    struct pollfd entry = {.fd = fd, .events = 0};
+    char room[256], bytes[20000] = {0};
+    struct msghdr message = {.msg_control = room, .msg_controllen = sizeof room};
+    if (send(fd, bytes, sizeof bytes, MSG_ZEROCOPY) < 0 || poll(&entry, 1, 20000) != 1)
+        return -1;
+    return (int)recvmsg(fd, &message, MSG_ERRQUEUE);
+}
+
+int main(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof at;
+    setlinebuf(stdout); // the child has nothing of it to say again
+    int on = 1, listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+    bind(listener, (struct sockaddr *)&at, size);
+    listen(listener, 5);
+    getsockname(listener, (struct sockaddr *)&at, &size);
+    say("connect", connect(client, (struct sockaddr *)&at, size));
+    int server = accept(listener, NULL, NULL);
+    say("zero-copy of a lane", setsockopt(client, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on));
+    say("signals of a lane", fcntl(server, F_SETFL, O_ASYNC));
+    say("signals of a lane by ioctl", ioctl(server, FIOASYNC, &on));
+    say("signals of a listener", fcntl(listener, F_SETFL, O_ASYNC));
+    say("time stamps of a listener", setsockopt(listener, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
+    pid_t child = fork();
+    if (child == 0) {
+        int pidfd = (int)syscall(SYS_pidfd_open, getppid(), 0);
+        say("another's descriptor", syscall(SYS_pidfd_getfd, pidfd, server, 0));
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+
+    int copier = socket(AF_INET, SOCK_STREAM, 0), loud = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(copier, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on);
+    if (say("zero-copy of a socket", connect(copier, (struct sockaddr *)&at, size)) == 0
+        && accept(listener, NULL, NULL) >= 0)
+        say("completion", zero_copy_completes(copier));
+    signal(SIGIO, count);
+    fcntl(loud, F_SETOWN, getpid());
+    fcntl(loud, F_SETFL, O_ASYNC);
+    if (say("signals of a socket", connect(loud, (struct sockaddr *)&at, size)) == 0) {
+        int speaker = accept(listener, NULL, NULL);
+        signals = 0;
+        send(speaker, "x", 1, 0);
+        for (int i = 0; i < 2000 && !signals; i++)
+            usleep(10000);
+        say("signal", signals ? 0 : -1);
+    }
+    int signalled = socket(AF_INET, SOCK_STREAM, 0), plain = socket(AF_INET, SOCK_STREAM, 0);
+    at.sin_port = 0;
+    bind(signalled, (struct sockaddr *)&at, size);
+    fcntl(signalled, F_SETOWN, getpid());
+    fcntl(signalled, F_SETFL, O_ASYNC | O_NONBLOCK);
+    listen(signalled, 5);
+    getsockname(signalled, (struct sockaddr *)&at, &size);
+    signals = 0;
+    say("to a listener with signals", connect(plain, (struct sockaddr *)&at, size));
+    say("signal of it", signals ? 0 : -1);
+    return 0;
+}
+"#;
+
+fn demanding() -> PathBuf {
+    c::build_text("demanding", DEMANDING, &["-O2"])
+}
+
+const REFUSED_ON_LANES: &str = "connect: fine\nzero-copy of a lane: EOPNOTSUPP\nsignals of a lane: EOPNOTSUPP\n\
+                                signals of a lane by ioctl: EOPNOTSUPP\nsignals of a listener: EOPNOTSUPP\n\
+                                time stamps of a listener: EOPNOTSUPP\nanother's descriptor: EPERM\n";
+
+#[test]
+fn what_lanes_do_not_offer_is_refused_on_a_lane_and_done_by_the_kernel_before() {
+    let finished = finish(&mut Rack::new().run(&[], demanding())).must_succeed();
+    let by_the_kernel = "zero-copy of a socket: fine\ncompletion: fine\nsignals of a socket: fine\nsignal: fine\n\
+                         to a listener with signals: fine\nsignal of it: fine\n";
+    assert_eq!(finished.stdout, format!("{REFUSED_ON_LANES}{by_the_kernel}"), "{finished}");
+}
+
+#[test]
+fn what_lanes_do_not_offer_is_named_where_they_are_required() {
+    let finished = finish(&mut Rack::new().require_lane(demanding()));
+    let refused = format!("{REFUSED_ON_LANES}zero-copy of a socket: ECONNREFUSED\n");
+    assert!(finished.stdout.starts_with(&refused), "{finished}");
+    assert!(finished.stderr.contains("something lanes do not offer"), "{finished}");
+}
+
 // --- the rack ------------------------------------------------------------------------------------------------------
 
 /// The sample passes, over lanes or over kernel TCP.

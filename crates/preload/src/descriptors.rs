@@ -6,6 +6,9 @@ use socket::lifecycle;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_ulong};
 
+/// What `O_ASYNC` answers: who sends into a lane raises no signal at its other end, and waits for one would not end.
+const NO_SIGNALS: Errno = Errno::OPNOTSUPP;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     match lifecycle::close(fd) {
@@ -45,6 +48,22 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if flags & !libc::O_CLOEXEC == 0 { duplicate_onto(old, new, in_kernel) } else { in_kernel() }
 }
 
+/// A connection is more than its descriptor, and its owner does not hand over the rest: to take one is forbidden, and
+/// does not make a socket that never says anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int {
+    let arguments = [pidfd as usize, target as usize, flags as usize];
+    // SAFETY: no pointers.
+    let call = || unsafe { socket::system::call_kernel(libc::SYS_pidfd_getfd, arguments) as c_int };
+    let fd = crate::sparing_descriptors(call);
+    if fd >= 0 && lifecycle::is_lifeline(fd) {
+        // SAFETY: made by the call, and nobody knows the number.
+        unsafe { real::close(fd) };
+        return zero_or_errno(Err(Errno::PERM));
+    }
+    fd
+}
+
 fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if let Err(error) = lifecycle::duplicate_onto(old, new) {
         return zero_or_errno(Err(error));
@@ -75,6 +94,9 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => {
             // SAFETY: the C caller's.
             noted_duplicate(fd, crate::sparing_descriptors(|| unsafe { real::fcntl(fd, command, argument) }))
+        }
+        (libc::F_SETFL, Entry::Connection(_) | Entry::Listener(_)) if argument as c_int & libc::O_ASYNC != 0 => {
+            zero_or_errno(Err(NO_SIGNALS))
         }
         (libc::F_SETFL, Entry::Connection(connection)) => {
             // SAFETY: the C caller's.
@@ -118,6 +140,10 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     let result = match table::get(fd) {
         // SAFETY: the C caller's.
+        Entry::Connection(_) | Entry::Listener(_) if request == libc::FIOASYNC && unsafe { is_on(argument) } => {
+            zero_or_errno(Err(NO_SIGNALS))
+        }
+        // SAFETY: the C caller's.
         Entry::Connection(connection) => unsafe { connection_ioctl(fd, connection, request, argument) },
         Entry::Listener(listener) if request == libc::FIONBIO => {
             // SAFETY: the C caller's.
@@ -134,6 +160,12 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> 
         lifecycle::set_cloexec(fd);
     }
     result
+}
+
+/// Whether the number that an `ioctl` points to is not zero.
+unsafe fn is_on(argument: usize) -> bool {
+    // SAFETY: the C caller's.
+    unsafe { (argument as *const c_int).as_ref() }.is_some_and(|value| *value != 0)
 }
 
 unsafe fn connection_ioctl(

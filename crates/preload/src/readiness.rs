@@ -49,6 +49,13 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int
     unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null()) }
 }
 
+/// As libnsl calls it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { poll(fds, count, timeout_ms) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ppoll(
     fds: *mut pollfd,

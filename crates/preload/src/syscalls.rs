@@ -2,7 +2,7 @@
 
 use crate::{bytes, descriptors, messages, processes, readiness, sockets};
 use socket::table::{self, Entry};
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_int, c_long, c_uint, c_void};
 
 /// libc's `syscall`, which is variadic: all its arguments are in registers or on the stack, where this definition finds
 /// them.
@@ -61,9 +61,10 @@ fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
     };
     let [first, second, third, ..] = *arguments;
     match number {
-        libc::SYS_socket | libc::SYS_poll | libc::SYS_select | libc::SYS_close_range => true,
+        libc::SYS_socket | libc::SYS_close_range | libc::SYS_pidfd_getfd => true,
+        libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => true,
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile => is_ours(first) || is_ours(second),
-        libc::SYS_epoll_ctl => is_ours(first) || is_ours(third),
+        libc::SYS_epoll_ctl | libc::SYS_splice => is_ours(first) || is_ours(third),
         _ => is_ours(first),
     }
 }
@@ -99,6 +100,9 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_recvmmsg => messages::recvmmsg(fd, pointer!(second), third as u32, int4, pointer!(fifth)).into(),
             libc::SYS_sendmmsg => messages::sendmmsg(fd, pointer!(second), third as u32, int4).into(),
             libc::SYS_sendfile => bytes::sendfile(fd, int2, pointer!(third), fourth) as c_long,
+            libc::SYS_splice => {
+                bytes::splice(fd, pointer!(second), int3, pointer!(fourth), fifth, sixth as c_uint) as c_long
+            }
             libc::SYS_close => descriptors::close(fd).into(),
             libc::SYS_close_range => descriptors::close_range(first as u32, second as u32, int3).into(),
             libc::SYS_dup => descriptors::dup(fd).into(),
@@ -116,19 +120,55 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_getpeername => sockets::getpeername(fd, pointer!(second), pointer!(third)).into(),
             libc::SYS_getsockopt => sockets::getsockopt(fd, int2, int3, pointer!(fourth), pointer!(fifth)).into(),
             libc::SYS_setsockopt => sockets::setsockopt(fd, int2, int3, pointer!(fourth), fifth as u32).into(),
-            libc::SYS_poll => readiness::poll(pointer!(first), second as _, int3).into(),
-            libc::SYS_select => {
-                readiness::select(fd, pointer!(second), pointer!(third), pointer!(fourth), pointer!(fifth)).into()
+            libc::SYS_pidfd_getfd => descriptors::pidfd_getfd(fd, int2, third as c_uint).into(),
+            _ => return wait_by_name(number, arguments),
+        }
+    })
+}
+
+/// As [`call_by_name`], for the calls that wait for readiness.
+unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, sixth]: [usize; 6]) -> Option<c_long> {
+    let fd = first as c_int;
+    let [second_at, third_at, fourth_at, fifth_at] =
+        [second, third, fourth, fifth].map(std::ptr::with_exposed_provenance_mut::<c_void>);
+    // SAFETY: the C caller's: these are the arguments of the call of this number.
+    let ready = unsafe {
+        match number {
+            libc::SYS_poll => {
+                readiness::poll(std::ptr::with_exposed_provenance_mut(first), second as _, third as c_int)
             }
-            libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, int2, int3, pointer!(fourth)).into(),
-            libc::SYS_epoll_wait => readiness::epoll_wait(fd, pointer!(second), int3, int4).into(),
-            libc::SYS_epoll_pwait => readiness::epoll_pwait(fd, pointer!(second), int3, int4, pointer!(fifth)).into(),
+            libc::SYS_ppoll => readiness::ppoll(
+                std::ptr::with_exposed_provenance_mut(first),
+                second as _,
+                third_at.cast(),
+                fourth_at.cast(),
+            ),
+            libc::SYS_select => {
+                readiness::select(fd, second_at.cast(), third_at.cast(), fourth_at.cast(), fifth_at.cast())
+            }
+            libc::SYS_pselect6 => {
+                let sets = [second_at, third_at, fourth_at].map(|set| set.cast());
+                readiness::pselect(fd, sets[0], sets[1], sets[2], fifth_at.cast(), mask_behind(sixth))
+            }
+            libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, second as c_int, third as c_int, fourth_at.cast()),
+            libc::SYS_epoll_wait => readiness::epoll_wait(fd, second_at.cast(), third as c_int, fourth as c_int),
+            libc::SYS_epoll_pwait => {
+                readiness::epoll_pwait(fd, second_at.cast(), third as c_int, fourth as c_int, fifth_at.cast())
+            }
             libc::SYS_epoll_pwait2 => {
-                readiness::epoll_pwait2(fd, pointer!(second), int3, pointer!(fourth), pointer!(fifth)).into()
+                readiness::epoll_pwait2(fd, second_at.cast(), third as c_int, fourth_at.cast(), fifth_at.cast())
             }
             _ => return None,
         }
-    })
+    };
+    Some(ready.into())
+}
+
+/// The mask of a `pselect6`, whose sixth argument is null or says where the mask is and how long.
+unsafe fn mask_behind(argument: usize) -> *const libc::sigset_t {
+    let argument = std::ptr::with_exposed_provenance::<*const libc::sigset_t>(argument);
+    // SAFETY: null, or the C caller's.
+    unsafe { argument.as_ref() }.map_or(std::ptr::null(), |mask| *mask)
 }
 
 #[unsafe(no_mangle)]

@@ -18,10 +18,10 @@ pub use connect::{Outcome, connect, note_kernel_failure};
 pub use descriptor::{
     close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec, while_inheritable,
 };
-pub use handoff::{adopt_inherited, receive_rights, send_rights};
+pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
 pub use pending::{advance as advance_connects, is_any_pending, is_pending};
-pub use sockopt::{get_option, note_option, set_option};
+pub use sockopt::{get_option, note_option, refusal, set_option};
 
 use crate::address::Family;
 use crate::connection::Connection;

@@ -39,9 +39,23 @@ impl SocketOption {
     const fn tcp(name: i32) -> Self {
         Self { level: libc::IPPROTO_TCP, name }
     }
+
+    /// The error of an option that a lane cannot honour.
+    pub fn refusal(self) -> Option<Errno> {
+        REFUSED.iter().find(|(refused, _)| *refused == self).map(|(_, errno)| *errno)
+    }
+
+    /// Whether a value turns the option on.
+    fn is_on(self, value: &[u8]) -> bool {
+        let is_offset = self == Self::socket(libc::SO_PEEK_OFF);
+        parse_u32(value).is_some_and(|number| if is_offset { number as i32 >= 0 } else { number != 0 })
+    }
 }
 
 const SO_PEERNAME: i32 = 28;
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPNS_NEW: i32 = 64;
+const SO_TIMESTAMPING_NEW: i32 = 65;
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
 const RECEIVE_TIMEOUTS: [SocketOption; 2] =
@@ -69,11 +83,20 @@ const UNREPEATABLE: [SocketOption; 7] = [
     SocketOption::tcp(libc::TCP_REPAIR),
 ];
 
-/// Options that a template would accept and a lane cannot honour, with the error that makes programs do without.
-const REFUSED: [(SocketOption, Errno); 4] = [
+/// Options that a template would accept and a lane cannot honour, with the error that makes programs do without. What
+/// was set before there was a lane keeps the socket with the kernel.
+const REFUSED: [(SocketOption, Errno); 11] = [
     // Completions would have to come by the error queue.
     (SocketOption::socket(libc::SO_ZEROCOPY), Errno::OPNOTSUPP),
     (SocketOption::socket(libc::SO_PEEK_OFF), Errno::OPNOTSUPP),
+    // Control messages beside the bytes, or in the error queue.
+    (SocketOption::socket(libc::SO_TIMESTAMP), Errno::OPNOTSUPP),
+    (SocketOption::socket(libc::SO_TIMESTAMPNS), Errno::OPNOTSUPP),
+    (SocketOption::socket(libc::SO_TIMESTAMPING), Errno::OPNOTSUPP),
+    (SocketOption::socket(SO_TIMESTAMP_NEW), Errno::OPNOTSUPP),
+    (SocketOption::socket(SO_TIMESTAMPNS_NEW), Errno::OPNOTSUPP),
+    (SocketOption::socket(SO_TIMESTAMPING_NEW), Errno::OPNOTSUPP),
+    (SocketOption::tcp(libc::TCP_INQ), Errno::OPNOTSUPP),
     (SocketOption::tcp(libc::TCP_REPAIR), Errno::PERM),
     // What Linux answers without the module that was asked for.
     (SocketOption::tcp(libc::TCP_ULP), Errno::NOENT),
@@ -164,8 +187,8 @@ impl OptionRecord {
         value: *const c_void,
         length: libc::socklen_t,
     ) -> Result<(), Errno> {
-        if let Some((_, errno)) = REFUSED.iter().find(|(refused, _)| *refused == option) {
-            return Err(*errno);
+        if let Some(errno) = option.refusal() {
+            return Err(errno);
         }
         // Without the record: no option that can be played back makes another one valid or invalid.
         let template = fresh(family)?;
@@ -251,6 +274,11 @@ impl OptionRecord {
     /// Whether closing resets the connection: `SO_LINGER` is on, with no time.
     pub fn resets_on_close(&self) -> bool {
         self.linger_seconds() == Some(0)
+    }
+
+    /// Whether the program has asked for something that a lane cannot give.
+    pub fn asks_more_than_lanes_offer(&self) -> bool {
+        self.records.iter().any(|(option, value)| option.refusal().is_some() && option.is_on(value))
     }
 
     fn latest(&self, options: &[SocketOption]) -> Option<&[u8]> {
@@ -655,5 +683,21 @@ mod tests {
         assert_eq!((info.tcpi_advmss, info.tcpi_rcv_mss, info.tcpi_snd_cwnd), (65_483, 65_483, 10));
         let kernels = kernel(&[], SocketOption::tcp(libc::TCP_INFO), 512).unwrap();
         assert!(kernels.len() >= 104 && TCP_INFO_BYTES >= 104);
+    }
+
+    #[test]
+    fn what_lanes_lack_is_known_from_what_was_asked_before() {
+        let asks = |option: SocketOption, value: i32| {
+            let mut record = OptionRecord::default();
+            record.note(option, &int(value));
+            record.asks_more_than_lanes_offer()
+        };
+        for option in [SocketOption::socket(libc::SO_ZEROCOPY), SocketOption::tcp(libc::TCP_INQ)] {
+            assert!(asks(option, 1));
+            assert!(!asks(option, 0));
+        }
+        assert!(asks(SocketOption::socket(libc::SO_PEEK_OFF), 0));
+        assert!(!asks(SocketOption::socket(libc::SO_PEEK_OFF), -1));
+        assert!(!asks(SocketOption::socket(libc::SO_KEEPALIVE), 1));
     }
 }

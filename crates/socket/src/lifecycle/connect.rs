@@ -60,6 +60,9 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     if pending::is_pending(stream) {
         return wait_for_room(fd, stream, || pending::outcome(fd), || Ok(()));
     }
+    if stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
+        return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
+    }
     let bound = inspect::local_of(fd).ok();
     let look = || match attempt(destination, bound) {
         Attempt::Full => None,

@@ -145,6 +145,11 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
     super::descriptor::follow_cloexec(connection);
 }
 
+/// Whether a descriptor is a connection's lifeline, by its name.
+pub fn is_lifeline(fd: RawFd) -> bool {
+    [Role::Connect, Role::Accept].into_iter().any(|role| tuple_of(fd, role).is_some())
+}
+
 /// Both addresses, from the name that the connecting end gave the lifeline, and whether the other end is a proxy's.
 fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
     // SAFETY: the program's descriptor.

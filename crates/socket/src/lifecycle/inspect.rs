@@ -1,6 +1,7 @@
 //! Questions about kernel sockets.
 
 use crate::address;
+use crate::options::OptionRecord;
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -23,6 +24,14 @@ pub(super) fn is_v6only(fd: RawFd) -> bool {
 pub(super) fn reuses_port(fd: RawFd) -> bool {
     // SAFETY: the program's descriptor, in a call about it.
     rustix::net::sockopt::socket_reuseport(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(false)
+}
+
+/// Whether a socket whose options are `options` is to do what lanes cannot: then it stays with the kernel.
+pub(super) fn asks_more_than_lanes_offer(fd: RawFd, options: &OptionRecord) -> bool {
+    // SAFETY: the program's descriptor, in a call about it.
+    let modes = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) });
+    let raises_signals = modes.is_ok_and(|modes| modes.bits() as i32 & libc::O_ASYNC != 0);
+    raises_signals || options.asks_more_than_lanes_offer()
 }
 
 /// `accept4(2)` in the kernel, with the peer's address.

@@ -29,13 +29,13 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
         _ => return in_kernel(),
     };
     let announced = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
-    let early = announced.map(|bound| add_lane(fd, bound, backlog));
+    let early = announced.map(|bound| add_lane(fd, stream, bound, backlog));
     in_kernel()?;
     // Now, because a server may give up its rights before the first client comes.
     ledger();
     let Ok(bound) = inspect::local_of(fd) else { return Ok(()) };
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
-    let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, bound, backlog));
+    let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, stream, bound, backlog));
     match lane {
         Ok(lane) => promote(fd, stream, lane),
         Err(reason) => count_fallback(reason),
@@ -43,9 +43,12 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     Ok(())
 }
 
-fn add_lane(fd: RawFd, bound: SocketAddr, backlog: i32) -> Result<LaneListener, FallbackReason> {
+fn add_lane(fd: RawFd, stream: &Stream, bound: SocketAddr, backlog: i32) -> Result<LaneListener, FallbackReason> {
     if !settings().applies_to(bound.port()) {
         return Err(FallbackReason::PortRule);
+    }
+    if stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
+        return Err(FallbackReason::UnsupportedCall);
     }
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);

@@ -79,6 +79,11 @@ pub unsafe fn set_option(
     Ok(())
 }
 
+/// The error of an option that lanes cannot honour, for a listener that has them.
+pub fn refusal(level: i32, name: i32) -> Option<Errno> {
+    SocketOption { level, name }.refusal()
+}
+
 /// Notes an option that the kernel has accepted on a TCP socket which may become a connection.
 ///
 /// # Safety
