@@ -1,6 +1,7 @@
 // Files and pipes: sendfile and splice.
 #include "check.h"
 
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 
@@ -78,6 +79,18 @@ TEST(sendfile_rejects_bad_arguments)
     struct pair pair = connected_pair();
     CHECK_ERR(sendfile(pair.client, -1, NULL, 10), EBADF);
     CHECK_ERR(sendfile(pair.client, pair.server, NULL, 10), EINVAL);
+}
+
+TEST(sendfile_takes_nothing_out_of_what_is_no_file)
+{
+    struct pair pair = connected_pair();
+    int counter = OK(eventfd(3, EFD_NONBLOCK)), folder = OK(open("/", O_RDONLY | O_DIRECTORY));
+    CHECK_ERR(sendfile(pair.client, counter, NULL, 8), EINVAL);
+    eventfd_t count = 0;
+    OK(eventfd_read(counter, &count));
+    CHECK_EQ(count, 3);
+    CHECK_ERR(sendfile(pair.client, folder, NULL, 8), EINVAL);
+    expect_silent(pair.server, POLLIN);
 }
 
 TEST(sendfile_at_the_end_of_the_file_needs_no_peer)

@@ -424,6 +424,17 @@ pub unsafe extern "C" fn sendfile64(out: c_int, input: c_int, offset: *mut off_t
     unsafe { sendfile(out, input, offset, count) }
 }
 
+/// What `sendfile` reads has positions: a directory, an event counter or the like is not read, and loses nothing.
+fn must_be_a_file(file: BorrowedFd<'_>, has_offset: bool) -> Result<(), Errno> {
+    let no_position = if has_offset { Errno::SPIPE } else { Errno::INVAL };
+    match rustix::fs::fstat(file)?.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFBLK => Ok(()),
+        libc::S_IFCHR if rustix::fs::tell(file) != Err(Errno::SPIPE) => Ok(()),
+        libc::S_IFCHR | libc::S_IFIFO => Err(no_position),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 /// Reads the file straight into the lane.
 unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut off_t, count: usize) -> isize {
     const COUNT_MAX: usize = 0x7fff_f000;
@@ -435,8 +446,8 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
     let file = unsafe { BorrowedFd::borrow_raw(input) };
     // SAFETY: null or readable.
     let start = unsafe { offset.as_ref() }.copied();
-    if rustix::fs::tell(file) == Err(Errno::SPIPE) {
-        set_errno(if start.is_some() { Errno::SPIPE } else { Errno::INVAL });
+    if let Err(error) = must_be_a_file(file, start.is_some()) {
+        set_errno(error);
         return -1;
     }
     let is_at_end = || {
