@@ -15,7 +15,8 @@ pub enum CompletionStatus {
     LocalProtection,
     /// The queue pair went to the error state before.
     Flushed,
-    /// A memory window could not be bound.
+    /// A memory window could not be bound, or a key not be invalidated: what verbs call a memory management operation
+    /// error (`IBV_WC_MW_BIND_ERR`). For a key that is not invalidated, rdma_rxe says [`Self::LocalQpOperation`].
     MemoryWindowBind,
     /// The responder's answer makes no sense.
     BadResponse,

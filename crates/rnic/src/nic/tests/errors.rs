@@ -217,6 +217,21 @@ fn a_window_that_cannot_be_bound_fails_its_request() {
     );
 }
 
+/// A key that is nobody's, and one of a region.
+#[test]
+fn a_key_that_cannot_be_invalidated_fails_its_request() {
+    around(
+        |pair, qps| pair.send(0, qps[0], 2, SendKind::LocalInvalidate(NO_KEY), 0, 0),
+        CompletionStatus::MemoryWindowBind,
+        &[],
+    );
+    around(
+        |pair, qps| pair.send(0, qps[0], 2, SendKind::LocalInvalidate(pair.keys[0].1), 0, 0),
+        CompletionStatus::MemoryWindowBind,
+        &[],
+    );
+}
+
 #[test]
 fn nobody_answers_and_retries_are_exceeded() {
     for profile in profiles() {
