@@ -5,7 +5,7 @@ use std::sync::{Barrier, OnceLock};
 use std::time::Instant;
 
 use router::batch::Parcel;
-use router::{AdjacencyId, Hop, NodeId, Pool, PortId};
+use router::{AdjacencyId, Hop, NodeId, Packet, Pool, PortId};
 use router_node::interconnect::{Counters, Interconnect, Kind, Settings, open};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::{Random, Span, Time};
@@ -247,6 +247,15 @@ impl Shared {
     }
 }
 
+/// Writes into each buffer once. Else the kernel finds the memory when packets first wait, which takes as long as
+/// several packets, so that more wait: at 1500 B a queue that had begun to grow never ended.
+fn touch(pool: &mut Pool) {
+    const BYTES: [u8; (BUFFER_BYTES - HEADROOM_BYTES) as usize] = [1; (BUFFER_BYTES - HEADROOM_BYTES) as usize];
+    let all: Vec<Packet> = std::iter::from_fn(|| pool.copy_of(&BYTES)).collect();
+    // The first that was taken is the first to be taken again.
+    all.into_iter().rev().for_each(|packet| pool.free(packet));
+}
+
 /// Runs one trial.
 ///
 /// # Errors
@@ -254,6 +263,7 @@ impl Shared {
 pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
     let buffers = if setup.offered == Offered::Flood { BUFFERS_FLOOD } else { BUFFERS };
     let [mut sender, mut receiver] = pair(setup.kind, setup.batching, buffers)?;
+    touch(&mut sender.pool);
     let shared = Shared::new();
     let (sent, came) = std::thread::scope(|scope| {
         let sending = scope.spawn(|| {

@@ -9,7 +9,8 @@
 //!   short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
 //! * **A node that is nearly busy.** Beyond three quarters of its time, more packets are worth a message
-//!   ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half the target.
+//!   ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half the target. Long packets are
+//!   worth one sooner: most of what they cost is their bytes.
 //! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
 //!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
 //!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
@@ -82,6 +83,10 @@ impl Policy {
 
 /// What a message takes at most, while nothing presses, of what its first packet would take alone.
 const GROWN: f64 = 1.25;
+
+/// So many bytes are worth a message, however few packets they are: to copy them takes some ten times what the message
+/// does. Waiting for more of them only takes time.
+const ENOUGH_BYTES: usize = 8 << 10;
 
 /// A packet that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,12 +179,8 @@ impl<T> Batcher<T> {
                     let alone_ns = self.latency.expected_ns(1, usize::from(oldest.bytes));
                     return self.within(queued, target.ns().min(GROWN * alone_ns));
                 }
-                if queued < least.min(PACKETS_MAX) {
-                    return 0;
-                }
-                let within = self.within(queued, target.ns());
-                let is_full = within == PACKETS_MAX || within < queued;
-                if is_full || within >= least { within } else { 0 }
+                let is_enough = queued >= least.min(PACKETS_MAX) || self.queue_bytes >= ENOUGH_BYTES;
+                if is_enough { self.within(queued, target.ns()) } else { 0 }
             }
         }
     }
@@ -279,6 +280,13 @@ mod tests {
         assert_eq!(due, [0, 5, 5]);
         assert_eq!((batcher.due(at(5.0), 32), batcher.deadline()), (5, Some(at(5.0))));
         assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), 99), 32, "a full one costs the peer least");
+    }
+
+    #[test]
+    fn eight_kib_are_worth_a_message_however_few_packets_they_are() {
+        for (packets, bytes, due) in [(5, 1500, 0), (6, 1500, 6), (31, 64, 0), (32, 64, 32)] {
+            assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), 32), due, "{packets} of {bytes} B");
+        }
     }
 
     #[test]
