@@ -16,6 +16,9 @@ const VISITS_MAX: [usize; 2] = [16, 2];
 const FRESH_RUN_MAX: u32 = 8;
 /// Frames of a slice at most: short ones cost by their number.
 const FRAMES_PER_SLICE_MAX: u64 = 16;
+/// A slice of a connection that has the engine to itself: slices are there for the others, and short ones take two to
+/// three times as long. Whoever comes meanwhile waits for the copy of one.
+const LONE_SLICE_BYTES: usize = 64 << 10;
 /// Before a frame with so many bytes is copied, the peer is shown what is there: the copy takes longer than the fence.
 const LONG_FRAME_BYTES: usize = 1 << 10;
 /// With slicing off, a connection with less to say than this has little to say.
@@ -122,12 +125,13 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let (bytes_before, frames_before) = (self.counters.bytes_sent, self.counters.frames_sent);
         for _ in 0..VISITS_MAX[port] {
             let Some(key) = self.pick(port, backlog_bytes)? else { break };
-            let is_full = self.visit(key, port)?;
+            let slice_bytes = self.slice_bytes();
+            let is_full = self.visit(key, port, slice_bytes)?;
             // After a slice, what has arrived meanwhile is looked at first.
             let sent_bytes = self.counters.bytes_sent - bytes_before;
             let sent_frames = self.counters.frames_sent - frames_before;
             progressed |= sent_bytes > 0;
-            let is_slice = sent_bytes >= self.settings.slice_bytes as u64 || sent_frames >= FRAMES_PER_SLICE_MAX;
+            let is_slice = sent_bytes >= slice_bytes as u64 || sent_frames >= FRAMES_PER_SLICE_MAX;
             if is_full || is_slice {
                 break;
             }
@@ -153,8 +157,14 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         Ok(state.fresh.pop_front())
     }
 
-    /// A connection's turn; answers whether the partition is full.
-    fn visit(&mut self, key: Key, port: usize) -> Result<bool, Fault> {
+    /// Bytes that the connection whose turn it is may send: more where no other has been active lately.
+    fn slice_bytes(&self) -> usize {
+        let is_alone = self.polled.is_empty() && !self.ports.iter().any(Port::has_queued);
+        if is_alone { self.settings.slice_bytes.max(LONE_SLICE_BYTES) } else { self.settings.slice_bytes }
+    }
+
+    /// A connection's turn, of `slice_bytes` at most; answers whether the partition is full.
+    fn visit(&mut self, key: Key, port: usize, slice_bytes: usize) -> Result<bool, Fault> {
         if self.table.get(key).is_none_or(|connection| connection.place != Place::Queued) {
             return Ok(false);
         }
@@ -171,7 +181,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             return Ok(false);
         }
         let bytes_before = self.counters.bytes_sent;
-        let mut left_bytes = self.settings.slice_bytes;
+        let mut left_bytes = slice_bytes;
         let mut left_frames = if left_bytes == usize::MAX { u64::MAX } else { FRAMES_PER_SLICE_MAX };
         let end = loop {
             match self.send_frame(key, port, left_bytes)? {
