@@ -21,9 +21,9 @@ pub enum Command {
     /// Bring up the nodes of a cluster file on this machine
     Up(up::Options),
     /// Bring down the nodes of a cluster file on this machine
-    Down(down::Options),
+    Down(loaded::NodeOptions),
     /// Have the nodes that are up read the cluster file again, and become what it says
-    Reload(reload::Options),
+    Reload(loaded::NodeOptions),
     /// How the nodes of a cluster file are: ports, other nodes, neighbours, routes, drops
     Status(status::Options),
     /// What a node forwards where: all its routes, or the one of an address

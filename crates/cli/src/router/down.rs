@@ -1,6 +1,5 @@
 //! `crosslane router down`: ends the nodes of a cluster file on this machine.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -9,7 +8,7 @@ use router_node::cluster::NodePlaces;
 use rustix::process::Signal;
 
 use super::ask::ask;
-use super::loaded::LoadedCluster;
+use super::loaded::{LoadedCluster, NodeOptions};
 use crate::rack_control::Process;
 use crate::{output, up};
 
@@ -18,19 +17,8 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long the kernel may take to end a killed one.
 const KILL_LIMIT: Duration = Duration::from_secs(20);
 
-/// What to bring down.
-#[derive(clap::Args)]
-pub struct Options {
-    /// The cluster file
-    #[arg(long, value_name = "FILE")]
-    cluster: PathBuf,
-    /// This node only
-    #[arg(long, value_name = "NODE")]
-    node: Option<String>,
-}
-
 /// Ends them; nothing to do is fine too.
-pub fn main(options: &Options) -> Result<()> {
+pub fn main(options: &NodeOptions) -> Result<()> {
     let cluster = LoadedCluster::read(&options.cluster)?;
     let nodes = cluster.chosen(options.node.as_deref())?;
     if cluster.places.directory.exists() {

@@ -9,6 +9,17 @@ use router_node::cluster::{ClusterFile, Places};
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
+/// Nodes on the command line.
+#[derive(clap::Args)]
+pub struct NodeOptions {
+    /// The cluster file
+    #[arg(long, value_name = "FILE")]
+    pub cluster: PathBuf,
+    /// This node only
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<String>,
+}
+
 /// A cluster, and where its sockets, logs and directories lie.
 pub struct LoadedCluster {
     /// What the file says.

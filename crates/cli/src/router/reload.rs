@@ -1,29 +1,16 @@
 //! `crosslane router reload`: nodes that are up read the cluster file again.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
 use router_node::ask::{Answer, Ask};
 
 use super::ask::ask;
-use super::loaded::LoadedCluster;
+use super::loaded::{LoadedCluster, NodeOptions};
 use crate::output;
 use crate::up::lock_file;
 use crate::wrong_use::WrongUse;
 
-/// Who is to read it.
-#[derive(clap::Args)]
-pub struct Options {
-    /// The cluster file
-    #[arg(long, value_name = "FILE")]
-    cluster: PathBuf,
-    /// This node only
-    #[arg(long, value_name = "NODE")]
-    node: Option<String>,
-}
-
 /// All nodes of this machine that are up say first whether they can follow; then all of them do.
-pub fn main(options: &Options) -> Result<()> {
+pub fn main(options: &NodeOptions) -> Result<()> {
     let cluster = LoadedCluster::read(&options.cluster)?;
     let chosen = cluster.chosen(options.node.as_deref())?;
     let shown = cluster.file.shown();
