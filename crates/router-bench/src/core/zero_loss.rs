@@ -129,7 +129,7 @@ fn try_rate(
 ) -> Result<Verdict, Error> {
     let mut traffic = router.traffic(sizes, destinations.clone()).with_ring(RING_FRAMES);
     let (mut offered, mut taken, mut count) = (0, 0, 0);
-    loop {
+    let is_lost = loop {
         let Some(passed_ns) = clock.look(count) else { return Ok(Verdict::Disturbed) };
         let due = (passed_ns as f64 * 1e-9 * packets_per_s) as u64;
         traffic.generator.offer(due - offered);
@@ -138,13 +138,14 @@ fn try_rate(
         taken += count;
         let is_lost = traffic.generator.losses().receive_overflows > 0;
         if is_lost || clock.is_over(passed_ns) && count == 0 {
-            let (packets_in, packets_out) = (taken, traffic.generator.swallowed().packets);
-            if packets_in != packets_out {
-                return Err(Error::Lost { packets_in, packets_out, drops: "at a rate".to_owned() });
-            }
-            return Ok(if is_lost { Verdict::Lost } else { Verdict::Carried });
+            break is_lost;
         }
+    };
+    let (packets_in, packets_out) = (taken, traffic.generator.swallowed().packets);
+    if packets_in != packets_out {
+        return Err(Error::Lost { packets_in, packets_out, drops: "at a rate".to_owned() });
     }
+    Ok(if is_lost { Verdict::Lost } else { Verdict::Carried })
 }
 
 #[cfg(test)]
