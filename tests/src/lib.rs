@@ -12,6 +12,7 @@ pub mod place;
 pub mod port;
 pub mod process;
 pub mod rack;
+pub mod script;
 pub mod stat;
 
 pub use port::{Server, start_server};

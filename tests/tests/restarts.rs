@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
+use system_tests::script::{COMMON, ECHO};
 use system_tests::{Finished, PATIENCE, Process, place, port};
 use tempfile::TempDir;
 
@@ -178,44 +179,10 @@ fn is_running(pid: u64) -> bool {
     state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-const COMMON: &str = r#"
-import hashlib, os, socket, struct, sys, threading, time
-address, go_on = (sys.argv[1], int(sys.argv[2])), sys.argv[3]
-def say(*words):
-    print(*words, flush=True)
-def listen():
-    listener = socket.create_server(address)
-    say("listening")
-    return listener
-def read(connection, size):
-    got = b""
-    while len(got) < size:
-        more = connection.recv(size - len(got))
-        assert more, "end of stream"
-        got += more
-    return got
-def outcome(connection):
-    try:
-        while connection.recv(65536):
-            pass
-        return "end"
-    except ConnectionResetError:
-        return "reset"
-"#;
-
-const ECHO: &str = r#"
-listener = listen()
-def echo(connection):
-    with connection:
-        while data := connection.recv(65536):
-            connection.sendall(data)
-while True:
-    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
-"#;
-
 /// A stream, and words there and back between which both ends sleep, until a file is there. Whether all came back as it
 /// was sent, and by the descriptor that it began with.
 const TALK: &str = r#"
+go_on = sys.argv[3]
 def identity(server):
     return server.fileno(), os.fstat(server.fileno()).st_ino
 def is_over():

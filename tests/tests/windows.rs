@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketTyp
 use rustix::process::{Pid, Signal, kill_process};
 use socket::monitor::{Answer, PACKET_BYTES_MAX, SOCKET_NAME, asked_for};
 use socket::segment::Segment;
+use system_tests::script::{COMMON, ECHO};
 use system_tests::{PATIENCE, Process, Rack, place, port};
 use tempfile::TempDir;
 
@@ -368,44 +369,6 @@ impl Node {
         send_device(&self.monitor.channel, bytes, &descriptors).expect("a proxy that listens");
     }
 }
-
-const COMMON: &str = r#"
-import hashlib, os, socket, struct, sys, threading, time
-address = (sys.argv[1], int(sys.argv[2]))
-def say(*words):
-    print(*words, flush=True)
-def listen():
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
-    listener.listen(64)
-    say("listening")
-    return listener
-def read_all(connection):
-    digest, size = hashlib.sha256(), 0
-    while data := connection.recv(65536):
-        digest.update(data)
-        size += len(data)
-    return size, digest.hexdigest()
-def outcome(connection):
-    try:
-        while connection.recv(65536):
-            pass
-        return "end"
-    except ConnectionResetError:
-        return "reset"
-"#;
-
-const ECHO: &str = r#"
-listener = listen()
-def echo(connection):
-    with connection:
-        while data := connection.recv(65536):
-            connection.sendall(data)
-while True:
-    connection, peer = listener.accept()
-    threading.Thread(target=echo, args=(connection,)).start()
-"#;
 
 #[test]
 fn programs_of_two_nodes_talk_by_windows() {

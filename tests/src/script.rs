@@ -1,0 +1,44 @@
+//! What Python scripts of programs that talk by windows have in common.
+
+/// Begins a script: the address that comes as its first two arguments, and helpers.
+pub const COMMON: &str = r#"
+import hashlib, os, socket, struct, sys, threading, time
+address = (sys.argv[1], int(sys.argv[2]))
+def say(*words):
+    print(*words, flush=True)
+def listen():
+    listener = socket.create_server(address)
+    say("listening")
+    return listener
+def read(connection, size):
+    got = b""
+    while len(got) < size:
+        more = connection.recv(size - len(got))
+        assert more, "end of stream"
+        got += more
+    return got
+def read_all(connection):
+    digest, size = hashlib.sha256(), 0
+    while data := connection.recv(65536):
+        digest.update(data)
+        size += len(data)
+    return size, digest.hexdigest()
+def outcome(connection):
+    try:
+        while connection.recv(65536):
+            pass
+        return "end"
+    except ConnectionResetError:
+        return "reset"
+"#;
+
+/// A server that sends everything back.
+pub const ECHO: &str = r#"
+listener = listen()
+def echo(connection):
+    with connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
+while True:
+    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
+"#;
