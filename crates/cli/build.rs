@@ -1,10 +1,10 @@
 //! Tells `crosslane --version` which commit it was built from, where there is one.
 
+use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    // The reflog of HEAD grows with every commit and checkout, so the answer is never older than the last of these.
-    println!("cargo:rerun-if-changed=../../.git/logs/HEAD");
+    watch_head();
     println!("cargo:rerun-if-changed=src");
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
     let described =
@@ -16,4 +16,15 @@ fn main() {
         _ => version,
     };
     println!("cargo:rustc-env=CROSSLANE_VERSION={version}");
+}
+
+/// The reflog of HEAD grows with every commit and checkout, so the answer is never older than the last of these. It
+/// lies elsewhere in a worktree; and a file that is not there is one that changes all the time, for cargo.
+fn watch_head() {
+    let found = Command::new("git").args(["rev-parse", "--git-path", "logs/HEAD"]).output();
+    let path = found.map_or_else(|_| Vec::new(), |output| output.stdout);
+    let path = String::from_utf8_lossy(&path).trim().to_owned();
+    if Path::new(&path).is_file() {
+        println!("cargo:rerun-if-changed={path}");
+    }
 }
