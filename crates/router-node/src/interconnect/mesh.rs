@@ -69,6 +69,8 @@ struct Peer {
     taken: u32,
     told: u32,
     untold_since: Option<Time>,
+    /// Bytes taken in that it was not told of.
+    untold_bytes: u64,
     is_asked: bool,
     /// For the balancer: packets handed over, and those that are known to be past the link.
     handed: u64,
@@ -95,6 +97,7 @@ impl Peer {
             taken: 0,
             told: 0,
             untold_since: None,
+            untold_bytes: 0,
             is_asked: false,
             handed: 0,
             past: 0,
@@ -182,7 +185,7 @@ impl Peer {
 
     /// The peer was told what was taken in.
     fn note_told(&mut self) {
-        (self.told, self.untold_since) = (self.taken, None);
+        (self.told, self.untold_since, self.untold_bytes) = (self.taken, None, 0);
     }
 
     /// When it is to be asked what it has taken in.
@@ -194,6 +197,12 @@ impl Peer {
     }
 }
 
+/// Bytes that are told of at once, in the midst of taking in: a sender whose window is full would wait until the end of
+/// a turn, which takes in as much as the window holds.
+fn untold_bytes_max(limits: &Limits) -> u64 {
+    limits.bytes_max / 4
+}
+
 /// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under way.
 fn is_past(end: u32, taken: u32) -> bool {
     taken.wrapping_sub(end) as i32 >= 0
@@ -203,7 +212,9 @@ fn is_past(end: u32, taken: u32) -> bool {
 struct TakeIn<'a> {
     own: NodeId,
     now: Time,
-    tells_by_messages: bool,
+    limits: &'a Limits,
+    /// Who has so much under way that it is to be told now what is taken in.
+    waits: Option<NodeId>,
     pool: &'a mut Pool,
     peers: &'a mut [Peer; NODES],
     arrived: &'a mut Vec<Parcel>,
@@ -216,11 +227,12 @@ impl Intake for TakeIn<'_> {
             return Ok(());
         }
         let peer = &mut self.peers[usize::from(from.0)];
-        if self.tells_by_messages {
+        if self.limits.tells_by_messages {
             peer.settle(self.now, message.header.taken)?;
         }
         peer.take_in(self.now, &message.header, message.packets())?;
         for place in message.places() {
+            peer.untold_bytes += place.bytes as u64;
             let is_own = place.hop.node == self.own;
             let packet = self.pool.take().filter(|_| place.bytes <= self.pool.bytes_max());
             let Some(mut packet) = packet else {
@@ -232,6 +244,9 @@ impl Intake for TakeIn<'_> {
             let parcels = if is_own { &mut *self.arrived } else { &mut *self.relayed };
             peer.counters.relayed_packets += u64::from(!is_own);
             parcels.push((place.hop, packet));
+        }
+        if self.limits.tells_by_messages && peer.untold_bytes >= untold_bytes_max(self.limits) {
+            self.waits = Some(from);
         }
         Ok(())
     }
@@ -439,7 +454,8 @@ impl<C: Carrier> Mesh<C> {
             return Ok(false);
         }
         let is_late = peer.untold_since.is_some_and(|since| now.since(since) >= UNTOLD_SPAN);
-        if untold < UNTOLD_PACKETS_MAX && !is_late && !peer.is_asked && !has_to_ask {
+        let is_much = untold >= UNTOLD_PACKETS_MAX || peer.untold_bytes >= untold_bytes_max(&self.limits);
+        if !is_much && !is_late && !peer.is_asked && !has_to_ask {
             return Ok(false);
         }
         let header = Header { sequence: peer.sent, taken: peer.taken, asks: has_to_ask };
@@ -452,6 +468,15 @@ impl<C: Carrier> Mesh<C> {
             peer.asked_at = now;
         }
         Ok(true)
+    }
+
+    /// The same, and lets it go.
+    fn tell_and_flush(&mut self, now: Time, pool: &mut Pool, node: NodeId) {
+        match self.tell(now, node) {
+            Ok(false) => {}
+            Ok(true) => self.carrier.flush(node),
+            Err(_) => self.broke(pool, node),
+        }
     }
 
     /// Looks what a peer has taken in, where it does not say so in messages.
@@ -543,13 +568,17 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         let mut relayed = std::mem::take(&mut self.relayed);
         let before = arrived.len();
         while arrived.len() - before + relayed.len() < packets_max {
-            let Self { own, peers, carrier, .. } = self;
-            let (pool, arrived, relayed) = (&mut *pool, &mut *arrived, &mut relayed);
-            let tells_by_messages = self.limits.tells_by_messages;
-            match carrier.receive(&mut TakeIn { own: *own, now, tells_by_messages, pool, peers, arrived, relayed }) {
-                Ok(true) => is_busy = true,
-                Ok(false) => break,
-                Err((node, _)) => {
+            let Self { own, peers, carrier, limits, .. } = self;
+            let (own, arrived, relayed) = (*own, &mut *arrived, &mut relayed);
+            let mut take_in = TakeIn { own, now, limits, waits: None, pool: &mut *pool, peers, arrived, relayed };
+            let received = carrier.receive(&mut take_in);
+            match (take_in.waits, received) {
+                (waits, Ok(true)) => {
+                    is_busy = true;
+                    waits.into_iter().for_each(|node| self.tell_and_flush(now, pool, node));
+                }
+                (_, Ok(false)) => break,
+                (_, Err((node, _))) => {
                     self.broke(pool, node);
                     is_busy = true;
                 }
@@ -561,11 +590,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         }
         self.relayed = relayed;
         for node in self.each_up() {
-            match self.tell(now, node) {
-                Ok(false) => {}
-                Ok(true) => self.carrier.flush(node),
-                Err(_) => self.broke(pool, node),
-            }
+            self.tell_and_flush(now, pool, node);
             is_busy |= self.dispatch(now, pool, node);
         }
         if is_busy {
