@@ -143,6 +143,8 @@ pub struct Status {
     pub icmp_errors_suppressed: u64,
     /// Hosts that were told of a nearer way.
     pub redirects_sent: u64,
+    /// Others that claimed an address of the node's.
+    pub address_conflicts: u64,
     /// Buffers for packets that are free.
     pub buffers_free: u64,
     /// Buffers for packets in all.
@@ -181,6 +183,10 @@ pub struct PortStatus {
     pub mtu_bytes: u16,
     /// Its addresses.
     pub addresses: Vec<IpNet>,
+    /// Of those, and its link-local one, which are looked for on its network and not used yet.
+    pub addresses_tentative: Vec<IpAddr>,
+    /// Which are not used, for somebody else has them.
+    pub addresses_duplicate: Vec<IpAddr>,
     /// What went through it.
     pub traffic: Traffic,
     /// What came in here, or should have left here, and went no further, by reason.

@@ -86,6 +86,8 @@ pub struct PortConfig {
     /// A kernel sees the port's frames too: it answers ARP, neighbour discovery and echo requests for its addresses,
     /// and takes what is for them.
     pub has_kernel: bool,
+    /// The port's addresses are looked for on its network before they are used.
+    pub probes: bool,
     /// Whether packets come and go.
     pub is_up: bool,
     /// The port's own addresses, each with its network's prefix length. Link-local ones too.
@@ -95,7 +97,8 @@ pub struct PortConfig {
 impl PortConfig {
     /// A port that is up, without a kernel, a VLAN or addresses.
     pub fn new(mac: MacAddress, mtu_bytes: u16) -> PortConfig {
-        PortConfig { mac, mtu_bytes, vlan: None, has_kernel: false, is_up: true, addresses: Vec::new() }
+        let (has_kernel, probes, is_up) = (false, false, true);
+        PortConfig { mac, mtu_bytes, vlan: None, has_kernel, probes, is_up, addresses: Vec::new() }
     }
 
     /// With these addresses.

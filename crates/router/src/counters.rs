@@ -89,6 +89,8 @@ reasons! {
     SourceRoute = "source route",
     /// To an address of this node's, and its kernel saw the frame by itself: no loss.
     KernelHasIt = "for the kernel, which has it",
+    /// To an address that would be the router's own, but is looked for yet, or somebody else's too.
+    Unused = "own address not in use",
     /// To the router itself, for something that it does not serve.
     NoService = "no such service here",
     /// ARP that does not hold together.

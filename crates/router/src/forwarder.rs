@@ -2,6 +2,7 @@
 
 mod act;
 mod arp;
+mod claims;
 mod deliver;
 mod discovery;
 mod fragment;
@@ -32,6 +33,8 @@ use crate::routes::Tables;
 use crate::trace::{Filter, Step, TracedStep, flow_of};
 use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Time};
 
+use claims::Claim;
+pub use claims::ClaimState;
 use stages::Vectors;
 pub use stages::{Probe, Stage};
 
@@ -89,8 +92,10 @@ struct PortState {
     mac_word: u64,
     /// VLANs of this one, and their ports that are up.
     vlans: Vec<(u16, PortId)>,
-    /// Own addresses on IPv4 networks, in the order that they were given.
+    /// Own addresses that are used, in the order that they were given.
     addresses: Vec<IpNet>,
+    /// All that were given, and where they stand.
+    claims: Vec<Claim>,
 }
 
 /// Where a packet that is forwarded came from.
@@ -126,6 +131,8 @@ pub struct Forwarder {
     tables: Tables,
     neighbours: Neighbours,
     own: OwnAddresses,
+    /// When something is to be done for an own address.
+    claims_due: Option<Time>,
     counters: Counters,
     asks: Bucket,
     icmp_errors: Bucket,
@@ -147,7 +154,8 @@ impl Forwarder {
     fn blank(config: Config, tables: Tables) -> Forwarder {
         assert!(config.node.0 < NODES_MAX, "node {} of {NODES_MAX}", config.node.0);
         let limits = config.limits;
-        let no_port = || PortState { config: None, mac_word: 0, vlans: Vec::new(), addresses: Vec::new() };
+        let no_port =
+            || PortState { config: None, mac_word: 0, vlans: Vec::new(), addresses: Vec::new(), claims: Vec::new() };
         Forwarder {
             config,
             ports: (0..PORTS_MAX).map(|_| no_port()).collect(),
@@ -157,6 +165,7 @@ impl Forwarder {
             tables,
             neighbours: Neighbours::new(limits, config.seed),
             own: OwnAddresses::new(),
+            claims_due: None,
             counters: Counters::default(),
             asks: Bucket::new(limits.asks, Time::ZERO),
             icmp_errors: Bucket::new(limits.icmp_errors, Time::ZERO),
@@ -192,7 +201,9 @@ impl Forwarder {
         });
         let state = &mut self.ports[usize::from(port.0)];
         state.mac_word = mac_word(config.mac);
-        let addresses = addresses_of(&config);
+        let former = if is_other { Vec::new() } else { std::mem::take(&mut state.claims) };
+        state.claims = claims::of(now, &config, &former);
+        let addresses = claims::used(&state.claims);
         let networks_change = state.addresses != addresses;
         state.addresses = addresses;
         state.config = Some(config);
@@ -221,6 +232,7 @@ impl Forwarder {
         let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return };
         state.config = None;
         state.addresses.clear();
+        state.claims.clear();
         self.link_ports();
         self.ports_changed(now, port, true, pool, output);
     }
@@ -245,11 +257,16 @@ impl Forwarder {
     }
 
     fn ports_changed(&mut self, now: Time, port: PortId, forgets: bool, pool: &mut Pool, output: &mut Output) {
-        self.own.set(self.ports.iter().flat_map(|port| port.addresses.iter().map(IpNet::addr)));
+        self.set_own();
+        self.set_claims_due();
         if forgets {
             self.neighbours.forget_port(now, port);
             self.act(&mut Io { now, pool, output });
         }
+    }
+
+    fn set_own(&mut self) {
+        self.own.set(self.ports.iter().flat_map(|port| port.addresses.iter().map(IpNet::addr)));
     }
 
     fn check_port(&self, port: PortId, config: &PortConfig) -> Result<(), PortError> {
@@ -392,15 +409,19 @@ impl Forwarder {
         self.act(&mut io);
     }
 
-    /// Does what is due without a packet: neighbours are asked again, or given up.
+    /// Does what is due without a packet: neighbours are asked again, or given up, and own addresses looked for.
     pub fn poll(&mut self, now: Time, pool: &mut Pool, output: &mut Output) {
         self.neighbours.poll(now);
-        self.act(&mut Io { now, pool, output });
+        let mut io = Io { now, pool, output };
+        self.act(&mut io);
+        if self.claims_due.is_some_and(|due| due <= now) {
+            self.pursue_claims(&mut io);
+        }
     }
 
     /// When [`Forwarder::poll`] has something to do.
     pub fn next_timer(&self) -> Option<Time> {
-        self.neighbours.next_timer()
+        self.neighbours.next_timer().into_iter().chain(self.claims_due).min()
     }
 
     /// The packet goes no further.

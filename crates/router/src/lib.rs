@@ -23,7 +23,7 @@ mod trace;
 
 pub use config::{Config, Limits, PortConfig, Vlan};
 pub use counters::{Counters, DropReason, Drops, PortCounters, Traffic};
-pub use forwarder::{Forwarder, NeighboursFull, PortError, Probe, Stage, VECTOR_PACKETS_MAX};
+pub use forwarder::{ClaimState, Forwarder, NeighboursFull, PortError, Probe, Stage, VECTOR_PACKETS_MAX};
 pub use hop::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};
 pub use neighbour::{Neighbour, NeighbourState};
 pub use output::{Event, Output, Parcel};

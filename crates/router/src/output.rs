@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use packet::ethernet::MacAddress;
+
 use crate::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, Packet, PortId, TracedStep};
 
 /// An IP packet that another node sends, or this one for another.
@@ -36,6 +38,15 @@ pub enum Event {
         address: IpAddr,
         /// As it was announced.
         adjacency: AdjacencyId,
+    },
+    /// Somebody else has an own address: it is not used.
+    Duplicate {
+        /// On which port's network.
+        port: PortId,
+        /// The address.
+        address: IpAddr,
+        /// Who has it, where that was said.
+        mac: Option<MacAddress>,
     },
 }
 

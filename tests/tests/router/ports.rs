@@ -268,6 +268,17 @@ namespace = "NAMESPACE-b"
 device = "eth0"
 "#;
 
+/// Waits until all addresses of a port of node a are used: until then they are looked for on its network.
+#[track_caller]
+fn wait_for_addresses(lab: &Lab, port: usize) {
+    let is_used = || {
+        let port = &lab.node(0)["ports"][port];
+        assert_eq!(port["addresses_duplicate"], Value::Array(Vec::new()), "{port}");
+        port["addresses_tentative"] == Value::Array(Vec::new())
+    };
+    wait_until("the use of own addresses", is_used);
+}
+
 /// What a reload says, after the file was changed.
 fn reload(lab: &Lab, text: &str) -> String {
     lab.write(text);
@@ -294,6 +305,7 @@ fn ports_routes_and_settings_change_while_packets_cross() {
     ] {
         lab.ip("h9", words);
     }
+    wait_for_addresses(&lab, 1);
     // The router's own address there, through it, from elsewhere, and from a node's own programs.
     for (from, to) in [
         ("h9", "10.9.0.1"),
@@ -337,6 +349,7 @@ fn a_reload_brings_a_port_and_takes_one(lab: &Lab) {
     let address_lines =
         "node a: port 'tap0': address 10.9.0.1/24 is gone\nnode a: port 'tap0': address 10.9.0.5/24 is new\n";
     assert!(said.starts_with(address_lines) && said.contains("node b: route to 10.8.0.0/16 by 'eth0'"), "{said}");
+    wait_for_addresses(lab, 1);
     lab.ping("h9", "10.9.0.5").must_succeed();
     lab.wait_for_route("a", "10.8.1.1", Some("b"));
     reload(lab, &batch);

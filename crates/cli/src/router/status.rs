@@ -80,6 +80,7 @@ fn describe(report: &Report) -> String {
         for (port, reason) in fallbacks {
             text += &format!("port {} by {}: {reason}\n", port.device, port.kind);
         }
+        text += &unused_addresses(&status.ports);
         text += &drops(status);
     }
     text
@@ -175,6 +176,19 @@ fn peers_table(peers: &[PeerStatus]) -> String {
         ]);
     }
     table.render()
+}
+
+/// Addresses of ports that are not used, and why.
+fn unused_addresses(ports: &[PortStatus]) -> String {
+    let mut text = String::new();
+    for port in ports {
+        let tentative = port.addresses_tentative.iter().map(|address| (address, "is looked for before it is used"));
+        let duplicate = port.addresses_duplicate.iter().map(|address| (address, "is not used: somebody else has it"));
+        for (address, why) in tentative.chain(duplicate) {
+            text += &format!("port {}: address {address} {why}\n", port.device);
+        }
+    }
+    text
 }
 
 /// Packets that went no further, by reason, wherever that was.

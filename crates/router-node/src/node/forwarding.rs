@@ -12,8 +12,8 @@ use std::time::Instant;
 use packet::ethernet::MacAddress;
 use router::batch::{self, Policy};
 use router::{
-    AdjacencyId, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, PORTS_MAX, Packet, Parcel, Pool, Port,
-    PortConfig, PortId, PortLosses, Time, TracedStep, VECTOR_PACKETS_MAX,
+    AdjacencyId, ClaimState, Counters, Event, Filter, Forwarder, Neighbour, NodeId, Output, PORTS_MAX, Packet, Parcel,
+    Pool, Port, PortConfig, PortId, PortLosses, Time, TracedStep, VECTOR_PACKETS_MAX,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -119,6 +119,8 @@ pub struct Snapshot {
     pub losses: Vec<PortLosses>,
     /// Neighbours, at most so many as were asked for.
     pub neighbours: Vec<Neighbour>,
+    /// Own addresses that are not used, by port.
+    pub unused: Vec<(PortId, IpAddr, ClaimState)>,
     /// Buffers that are free.
     pub buffers_free: usize,
 }
@@ -496,6 +498,7 @@ impl Forwarding {
             peers: (0..*nodes as u8).map(|node| interconnect.counters(NodeId(node))).collect(),
             losses: self.ports.iter().map(losses).collect(),
             neighbours: forwarder.neighbours().take(crate::ask::NEIGHBOURS_SHOWN_MAX).collect(),
+            unused: forwarder.unused_addresses().collect(),
             buffers_free: pool.available(),
         };
         self.report(Report::Snapshot(Box::new(snapshot)));

@@ -598,6 +598,10 @@ impl Node {
         match event {
             Event::NeighbourUp { port, address, adjacency } => self.local.neighbour_up(port, address, adjacency),
             Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
+            Event::Duplicate { port, address, mac } => {
+                let (port, who) = (self.device(port), mac.map_or("somebody else".to_owned(), |mac| mac.to_string()));
+                warn!(port, "address {address} is not used: {who} has it too; give one of them another address");
+            }
         }
     }
 
@@ -752,6 +756,7 @@ impl Node {
             icmp_errors_sent: counters.icmp_errors_sent,
             icmp_errors_suppressed: counters.icmp_errors_suppressed,
             redirects_sent: counters.redirects_sent,
+            address_conflicts: counters.address_conflicts,
             buffers_free: snapshot.buffers_free as u64,
             buffers: u64::from(BUFFERS),
             netlink_resyncs: self.netlink_resyncs,

@@ -95,6 +95,9 @@ fn vlan(opening: &Opening<'_>) -> Plug {
     let of_file = opening.of_file();
     let mut config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_MAX));
     config.vlan = opening.node.vlan(of_file);
+    // Nobody answers out of a file.
+    let parent = opening.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
+    config.probes = parent.is_some_and(|parent| parent.kind != PortKind::Pcap);
     Plug { port: None, config, interface: None, kind: PortKind::Vlan.word(), fallback: None }
 }
 
@@ -130,7 +133,8 @@ fn open_tap(opening: &Opening<'_>) -> Result<Plug, String> {
     let mtu_bytes = of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID);
     requests.set_mtu(tap.interface(), u32::from(mtu_bytes)).map_err(|error| error.to_string())?;
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
-    let config = PortConfig::new(own_mac(opening.seed), mtu_bytes);
+    let mut config = PortConfig::new(own_mac(opening.seed), mtu_bytes);
+    config.probes = true;
     Ok(Plug { port: Some(Box::new(tap)), config, interface: None, kind: PortKind::Tap.word(), fallback: None })
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use router::{Drops, Neighbour, NodeId, PortConfig, PortId, Step, Traffic as Counted};
+use router::{ClaimState, Drops, Neighbour, NodeId, PortConfig, PortId, Step, Traffic as Counted};
 
 use super::forwarding::Snapshot;
 use super::peers::Peer;
@@ -19,6 +19,10 @@ pub fn port(
     snapshot: &Snapshot,
 ) -> PortStatus {
     let counters = &snapshot.counters.ports[place];
+    let unused = |wanted: ClaimState| {
+        let of_port = snapshot.unused.iter().filter(move |(port, ..)| usize::from(port.0) == place);
+        of_port.filter(move |(.., state)| *state == wanted).map(|(_, address, _)| *address).collect()
+    };
     let losses = snapshot.losses.get(place).copied().unwrap_or_default();
     PortStatus {
         device: device.to_owned(),
@@ -28,6 +32,8 @@ pub fn port(
         mac: config.mac.to_string(),
         mtu_bytes: config.mtu_bytes,
         addresses: config.addresses.clone(),
+        addresses_tentative: unused(ClaimState::Tentative),
+        addresses_duplicate: unused(ClaimState::Duplicate),
         traffic: traffic(counters.received, counters.sent),
         drops: drops(&counters.drops),
         receive_overflows: losses.receive_overflows,

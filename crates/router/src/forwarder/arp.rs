@@ -20,6 +20,12 @@ impl Forwarder {
         if message.sender_mac == link.mac || !message.sender_mac.is_unicast() {
             return;
         }
+        // Who asks as nobody looks for an address that it would have itself.
+        let is_probe = message.sender.is_unspecified() && message.operation == arp::Operation::Request;
+        let claimed = if is_probe { message.target } else { message.sender };
+        if self.give_up(io, port, claimed.into(), Some(message.sender_mac)) {
+            return;
+        }
         if self.own.has(message.sender.into()) {
             self.counters.address_conflicts += 1;
             return;

@@ -6,6 +6,7 @@ use packet::{Protocol, icmpv4, icmpv6, ipv4, ipv6};
 
 use super::receive::is_discovery;
 use super::report::{Problem, header_v6, scope_of};
+use super::send::destination_of;
 use super::{Forwarder, Io, Origin};
 use crate::counters::DropReason;
 use crate::trace::Step;
@@ -20,6 +21,7 @@ impl Forwarder {
         let is_told = ipv6::Packet::new_checked(io.pool.bytes(&packet)).is_ok_and(|view| is_discovery(&view));
         match origin {
             Origin::Port(port) if is_told => self.receive_discovery(io, packet, port),
+            _ if self.is_for_unused(io.pool.bytes(&packet)) => self.discard(io, packet, origin, DropReason::Unused),
             _ if adjacency == AdjacencyId::ROUTER => self.serve(io, packet, origin, None),
             Origin::Port(port) if self.has_kernel(port) => self.discard(io, packet, origin, DropReason::KernelHasIt),
             Origin::Kernel => self.discard(io, packet, origin, DropReason::KernelLoop),
@@ -34,6 +36,10 @@ impl Forwarder {
         } else {
             self.serve(io, packet, Origin::Port(port), Some(port));
         }
+    }
+
+    fn is_for_unused(&self, bytes: &[u8]) -> bool {
+        destination_of(bytes).is_some_and(|destination| self.is_unused(destination))
     }
 
     fn has_kernel(&self, port: PortId) -> bool {

@@ -49,6 +49,10 @@ impl Forwarder {
         target: Ipv6Addr,
         source_mac: Option<MacAddress>,
     ) {
+        // Who asks as nobody looks for an address that it would have itself.
+        if said.source.is_unspecified() && self.give_up(io, port, target.into(), None) {
+            return;
+        }
         let is_for_us = self.addresses(port).iter().any(|own| own.addr() == IpAddr::V6(target));
         if !is_for_us {
             return;
@@ -97,6 +101,9 @@ impl Forwarder {
         (target, is_solicited, overrides): (Ipv6Addr, bool, bool),
         target_mac: Option<MacAddress>,
     ) {
+        if self.give_up(io, port, target.into(), target_mac) {
+            return;
+        }
         if self.own.has(target.into()) {
             self.counters.address_conflicts += u64::from(target_mac != Some(link.mac));
             return;

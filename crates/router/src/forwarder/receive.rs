@@ -35,7 +35,7 @@ impl Forwarder {
         let Ok(network) = frame.network() else {
             return self.discard(io, packet, origin, DropReason::Truncated);
         };
-        let destination = frame.destination();
+        let (destination, source) = (frame.destination(), frame.source());
         let Some(of) = self.port_of_tag(port, network.tag.map_or(0, |tag| tag.id)) else {
             return self.discard(io, packet, origin, DropReason::Vlan);
         };
@@ -48,6 +48,8 @@ impl Forwarder {
         if !is_group && self.link(port).is_none_or(|link| link.mac != destination) {
             return self.discard(io, packet, origin, DropReason::OtherMac);
         }
+        // What a bridge or a group brings back says nothing of others (RFC 4862, section 5.4.3).
+        let is_own = self.link(port).is_some_and(|link| link.mac == source);
         io.pool.trim_front(&mut packet, network.offset as u16);
         match network.ethertype {
             EtherType::ARP => self.receive_arp(io, packet, port),
@@ -59,6 +61,9 @@ impl Forwarder {
             EtherType::IPV6 => {
                 self.note(io, &packet, Step::Received(port));
                 let verdict = self.check_v6(io.pool.bytes(&packet), origin, is_group);
+                if is_own && matches!(verdict, Ok((Verdict::Discovery, _))) {
+                    return self.discard(io, packet, origin, DropReason::Noted);
+                }
                 self.receive_checked(io, packet, origin, verdict);
             }
             EtherType::VLAN | EtherType::SERVICE_VLAN => self.discard(io, packet, origin, DropReason::Vlan),

@@ -145,7 +145,7 @@ impl Forwarder {
     }
 }
 
-fn destination_of(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn destination_of(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.first()? >> 4 {
         4 => Some(ipv4::Packet::new_checked(bytes).ok()?.destination().into()),
         _ => Some(ipv6::Packet::new_checked(bytes).ok()?.destination().into()),

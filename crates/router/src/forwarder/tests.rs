@@ -1,6 +1,7 @@
 //! A forwarder between hosts of the test's: two ports with a network each, by IPv4 and IPv6.
 
 mod answers;
+mod claims;
 mod cluster;
 mod duties;
 mod hostile;

@@ -5,13 +5,13 @@ use packet::{arp, icmpv4, icmpv6, ndisc};
 use super::*;
 use crate::{AdjacencyId, Limits, NeighbourState, Rate};
 
-fn arp_frame(to: MacAddress, message: &arp::Repr) -> Vec<u8> {
+pub(super) fn arp_frame(to: MacAddress, message: &arp::Repr) -> Vec<u8> {
     let mut bytes = vec![0; arp::PACKET_BYTES];
     message.emit(&mut bytes);
     framed(to, message.sender_mac, EtherType::ARP, &bytes)
 }
 
-fn request(sender: Ipv4Addr, sender_mac: MacAddress, target: Ipv4Addr) -> arp::Repr {
+pub(super) fn request(sender: Ipv4Addr, sender_mac: MacAddress, target: Ipv4Addr) -> arp::Repr {
     arp::Repr { operation: arp::Operation::Request, sender_mac, sender, target_mac: MacAddress::default(), target }
 }
 
@@ -20,12 +20,17 @@ fn reply(sender: Ipv4Addr, sender_mac: MacAddress) -> arp::Repr {
     arp::Repr { operation, sender_mac, sender, target_mac: own_mac(1), target: own_v4(1) }
 }
 
-fn arp_of(frame: &[u8]) -> arp::Repr {
+pub(super) fn arp_of(frame: &[u8]) -> arp::Repr {
     assert_eq!(frame[12..14], EtherType::ARP.0.to_be_bytes(), "{frame:02x?}");
     arp::Repr::parse(&arp::Packet::new_checked(&frame[HEADER_BYTES..]).expect("ARP"))
 }
 
-fn discovery_frame(to: MacAddress, message: &ndisc::Message, source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
+pub(super) fn discovery_frame(
+    to: MacAddress,
+    message: &ndisc::Message,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+) -> Vec<u8> {
     let mut payload = vec![0; ndisc::MESSAGE_BYTES_MAX];
     let bytes = message.emit(&mut payload, source, destination);
     payload.truncate(bytes);
@@ -36,7 +41,7 @@ fn discovery_frame(to: MacAddress, message: &ndisc::Message, source: Ipv6Addr, d
     framed(to, host_mac(1, 2), EtherType::IPV6, &V6::with(header).payload(payload).bytes())
 }
 
-fn discovery_of(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, ndisc::Message) {
+pub(super) fn discovery_of(frame: &[u8]) -> (Ipv6Addr, Ipv6Addr, ndisc::Message) {
     let packet = v6_of(frame);
     assert_eq!(packet.hop_limit(), 255);
     let message = ndisc::Message::parse(packet.payload(), packet.source(), packet.destination());

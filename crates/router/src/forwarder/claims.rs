@@ -1,0 +1,191 @@
+//! Own addresses that are looked for on their network before they are used: by RFC 5227 for IPv4, and by RFC 4862,
+//! section 5.4, for IPv6. An address that somebody else has, or looks for at the same time, is not used at all: two
+//! nodes that answer for one address harm both. Where a port has a kernel, that is the kernel's to do.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use packet::ethernet::MacAddress;
+use packet::{arp, ndisc};
+
+use super::{Forwarder, Io, addresses_of};
+use crate::config::PortConfig;
+use crate::output::Event;
+use crate::{PortId, Time};
+
+/// Where an own address stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimState {
+    /// It is looked for, and not used yet.
+    Tentative,
+    /// It is used.
+    Own,
+    /// Somebody else has it: it is not used, until its port goes down and up again or is told of it anew.
+    Duplicate,
+}
+
+/// What is done for an address, one after the other.
+#[derive(Clone, Copy)]
+enum Step {
+    /// Ask who has it, as nobody.
+    Probe,
+    /// Use it from now on.
+    Use,
+    /// Tell everybody.
+    Announce,
+}
+
+/// Each with what passes until the next: PROBE_NUM, PROBE_MIN, ANNOUNCE_WAIT, ANNOUNCE_NUM and ANNOUNCE_INTERVAL of
+/// RFC 5227, section 1.1.
+const STEPS_V4: [(Step, Duration); 6] = [
+    (Step::Probe, Duration::from_secs(1)),
+    (Step::Probe, Duration::from_secs(1)),
+    (Step::Probe, Duration::from_secs(2)),
+    (Step::Use, Duration::ZERO),
+    (Step::Announce, Duration::from_secs(2)),
+    (Step::Announce, Duration::ZERO),
+];
+/// DupAddrDetectTransmits and RetransTimer, as RFC 4862, section 5.1, and RFC 4861, section 10, have them.
+const STEPS_V6: [(Step, Duration); 2] = [(Step::Probe, Duration::from_secs(1)), (Step::Use, Duration::ZERO)];
+/// How often it is looked whether a port is up.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// An own address of a port's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    network: IpNet,
+    state: ClaimState,
+    steps_done: usize,
+    /// When the next step is due.
+    due: Option<Time>,
+}
+
+impl Claim {
+    fn new(now: Time, network: IpNet, is_looked_for: bool) -> Claim {
+        if is_looked_for {
+            Claim { network, state: ClaimState::Tentative, steps_done: 0, due: Some(now) }
+        } else {
+            Claim { network, state: ClaimState::Own, steps_done: 0, due: None }
+        }
+    }
+
+    /// The next step; when the one after it is due is noted.
+    fn step(&mut self, now: Time) -> Option<Step> {
+        let steps = if self.network.addr().is_ipv4() { &STEPS_V4[..] } else { &STEPS_V6[..] };
+        let (step, pause) = *steps.get(self.steps_done)?;
+        self.steps_done += 1;
+        self.due = (self.steps_done < steps.len()).then_some(now + pause);
+        Some(step)
+    }
+}
+
+/// The addresses of a port that is told of them: those that it has already stay where they stand.
+pub(super) fn of(now: Time, config: &PortConfig, former: &[Claim]) -> Vec<Claim> {
+    let claim = |network: IpNet| {
+        let same = former.iter().find(|former| former.network == network);
+        same.copied().unwrap_or_else(|| Claim::new(now, network, config.probes))
+    };
+    addresses_of(config).into_iter().map(claim).collect()
+}
+
+/// Those that are used.
+pub(super) fn used(claims: &[Claim]) -> Vec<IpNet> {
+    claims.iter().filter(|claim| claim.state == ClaimState::Own).map(|claim| claim.network).collect()
+}
+
+impl Forwarder {
+    /// Own addresses that are not used, for they are looked for yet, or somebody else has them.
+    pub fn unused_addresses(&self) -> impl Iterator<Item = (PortId, IpAddr, ClaimState)> + '_ {
+        self.ports.iter().enumerate().flat_map(|(port, state)| {
+            let unused = state.claims.iter().filter(|claim| claim.state != ClaimState::Own);
+            unused.map(move |claim| (PortId(port as u8), claim.network.addr(), claim.state))
+        })
+    }
+
+    /// Whether an address would be the node's own, if it were used.
+    pub(super) fn is_unused(&self, address: IpAddr) -> bool {
+        !self.own.has(address) && self.unused_addresses().any(|(_, unused, _)| unused == address)
+    }
+
+    pub(super) fn set_claims_due(&mut self) {
+        self.claims_due = self.ports.iter().flat_map(|port| &port.claims).filter_map(|claim| claim.due).min();
+    }
+
+    /// Does what is due for own addresses.
+    pub(super) fn pursue_claims(&mut self, io: &mut Io<'_>) {
+        for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
+            let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
+            for number in 0..self.ports[usize::from(port.0)].claims.len() {
+                let claim = &mut self.ports[usize::from(port.0)].claims[number];
+                if claim.due.is_none_or(|due| due > io.now) {
+                    continue;
+                }
+                if !is_up {
+                    claim.due = Some(io.now + LOOK_AGAIN);
+                    continue;
+                }
+                let (address, step) = (claim.network.addr(), claim.step(io.now));
+                match step {
+                    Some(Step::Probe) => self.probe(io, port, address),
+                    Some(Step::Use) => self.use_address(io, port, number),
+                    Some(Step::Announce) => self.announce(io, port, address),
+                    None => {}
+                }
+            }
+        }
+        self.set_claims_due();
+    }
+
+    /// Asks who has an address, as nobody, so that nobody learns of it.
+    fn probe(&mut self, io: &mut Io<'_>, port: PortId, address: IpAddr) {
+        let Some(link) = self.link(port) else { return };
+        self.counters.asks_sent += 1;
+        match address {
+            IpAddr::V4(target) => {
+                let probe = arp::Repr {
+                    operation: arp::Operation::Request,
+                    sender_mac: link.mac,
+                    sender: std::net::Ipv4Addr::UNSPECIFIED,
+                    target_mac: MacAddress::default(),
+                    target,
+                };
+                self.send_arp(io, port, &probe, MacAddress::BROADCAST);
+            }
+            IpAddr::V6(target) => {
+                let probe = ndisc::Message::NeighbourSolicitation { target, source_mac: None };
+                let way = (std::net::Ipv6Addr::UNSPECIFIED, ndisc::solicited_node(target));
+                self.send_discovery(io, port, &probe, way, None);
+            }
+        }
+    }
+
+    fn use_address(&mut self, io: &mut Io<'_>, port: PortId, number: usize) {
+        let state = &mut self.ports[usize::from(port.0)];
+        state.claims[number].state = ClaimState::Own;
+        state.addresses = used(&state.claims);
+        self.set_own();
+        self.tell_again(port, io.output);
+    }
+
+    /// Who knew an address of a former owner's learns of the new one (RFC 5227, section 2.3).
+    fn announce(&mut self, io: &mut Io<'_>, port: PortId, address: IpAddr) {
+        let (Some(link), IpAddr::V4(own)) = (self.link(port), address) else { return };
+        let operation = arp::Operation::Request;
+        let announcement =
+            arp::Repr { operation, sender_mac: link.mac, sender: own, target_mac: MacAddress::default(), target: own };
+        self.send_arp(io, port, &announcement, MacAddress::BROADCAST);
+    }
+
+    /// Somebody else has an address, or looks for it too. Whether it is one that this node looks for: it is given up.
+    pub(super) fn give_up(&mut self, io: &mut Io<'_>, port: PortId, address: IpAddr, mac: Option<MacAddress>) -> bool {
+        let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return false };
+        let is_it = |claim: &&mut Claim| claim.state == ClaimState::Tentative && claim.network.addr() == address;
+        let Some(claim) = state.claims.iter_mut().find(is_it) else { return false };
+        (claim.state, claim.due) = (ClaimState::Duplicate, None);
+        self.counters.address_conflicts += 1;
+        self.set_claims_due();
+        io.output.tell(Event::Duplicate { port, address, mac });
+        true
+    }
+}

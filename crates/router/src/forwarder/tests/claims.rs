@@ -1,0 +1,184 @@
+//! Own addresses, looked for before they are used.
+
+use packet::ndisc;
+
+use super::neighbours::{arp_frame, arp_of, discovery_frame, discovery_of, request};
+use super::*;
+use crate::ClaimState;
+
+/// Both ports' addresses are looked for; the hardware addresses end in `node`.
+fn probing(node: u8) -> World {
+    let mut world = World::with(|config| {
+        let [.., port] = config.mac.0;
+        PortConfig { mac: MacAddress([2, 0, 0, 0, node, port]), probes: true, ..config }
+    });
+    world.wait(Duration::ZERO);
+    world
+}
+
+/// States of the own addresses of port 1 that are not used.
+fn unused(world: &World) -> Vec<(IpAddr, ClaimState)> {
+    let of_port = world.forwarder.unused_addresses().filter(|(port, ..)| *port == PORTS[1]);
+    of_port.map(|(_, address, state)| (address, state)).collect()
+}
+
+fn link_local(node: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, u16::from(node) << 8 | 1)
+}
+
+fn ask_v4() -> Vec<u8> {
+    arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 2), host_mac(1, 2), own_v4(1)))
+}
+
+fn ask_v6() -> Vec<u8> {
+    let target = own_v6(1);
+    let group = ndisc::solicited_node(target);
+    let ask = ndisc::Message::NeighbourSolicitation { target, source_mac: Some(host_mac(1, 2)) };
+    discovery_frame(MacAddress::of_multicast_v6(group), &ask, host_v6(1, 2), group)
+}
+
+fn echo_request() -> Vec<u8> {
+    let payload = vec![8, 0, 0xf7, 0xff, 0, 0, 0, 0];
+    let header = |header: &mut ipv4::Repr| (header.destination, header.protocol) = (own_v4(1), Protocol::ICMP);
+    V4::with(header).payload(payload).frame()
+}
+
+#[test]
+fn addresses_are_looked_for_before_they_are_used() {
+    let mut world = probing(0);
+    let probes = world.sent(1);
+    assert_eq!((probes.len(), world.sent(0).len()), (3, 3), "{probes:02x?}");
+    let mac = MacAddress([2, 0, 0, 0, 0, 1]);
+    assert_eq!((&probes[0][..6], arp_of(&probes[0])), (&[0xff; 6][..], request(Ipv4Addr::UNSPECIFIED, mac, own_v4(1))));
+    for (probe, target) in probes[1..].iter().zip([own_v6(1), link_local(0)]) {
+        let (source, destination, message) = discovery_of(probe);
+        assert_eq!((source, destination), (Ipv6Addr::UNSPECIFIED, ndisc::solicited_node(target)));
+        assert_eq!(message, ndisc::Message::NeighbourSolicitation { target, source_mac: None });
+    }
+    let tentative = ClaimState::Tentative;
+    let own = [own_v4(1).into(), own_v6(1).into(), link_local(0).into()].map(|address| (address, tentative));
+    assert_eq!(unused(&world), own);
+    world.receive_all(1, &[ask_v4(), ask_v6()]);
+    assert_eq!(world.sent(1).len(), 0, "nobody is told where it is");
+    world.assert_dropped(0, &echo_request(), DropReason::Unused);
+    world.wait(Duration::from_secs(1));
+    assert_eq!(unused(&world), own[..1], "one probe and a second by IPv6");
+    for _ in 0..3 {
+        world.wait(Duration::from_secs(1));
+    }
+    assert_eq!((unused(&world), arp_of(world.sent(1).last().expect("frames")).sender), (vec![], Ipv4Addr::UNSPECIFIED));
+    world.wait(Duration::ZERO);
+    assert_eq!(arp_of(&world.sent_one(1)), request(own_v4(1), mac, own_v4(1)), "announced");
+    world.wait(Duration::from_secs(2));
+    assert_eq!(arp_of(&world.sent_one(1)).sender, own_v4(1), "twice");
+    world.receive_all(1, &[ask_v4(), ask_v6()]);
+    assert_eq!(world.sent(1).len(), 2, "now they are answered for");
+    assert_eq!((world.forwarder.counters().address_conflicts, world.forwarder.next_timer().is_some()), (0, true));
+    world.sent(0);
+    world.assert_no_leak();
+}
+
+/// Gives each what the other one sends, until neither says anything.
+fn talk(one: &mut World, other: &mut World, port: u8) {
+    for _ in 0..10 {
+        let (from_one, from_other) = (one.sent(port), other.sent(port));
+        if from_one.is_empty() && from_other.is_empty() {
+            return;
+        }
+        other.receive_all(port, &from_one);
+        one.receive_all(port, &from_other);
+    }
+    panic!("they talk for ever");
+}
+
+#[test]
+fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
+    let (mut first, mut second) = (probing(0), World::with(|config| PortConfig { is_up: false, ..config }));
+    for _ in 0..10 {
+        first.wait(Duration::from_secs(1));
+    }
+    first.sent(1);
+    let config = second.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    let mac = MacAddress([2, 0, 0, 0, 9, 1]);
+    second.set_port(PORTS[1], PortConfig { mac, probes: true, is_up: true, ..config });
+    second.wait(Duration::ZERO);
+    talk(&mut first, &mut second, 1);
+    let duplicate = ClaimState::Duplicate;
+    let refused = [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
+    for _ in 0..10 {
+        first.wait(Duration::from_secs(1));
+        second.wait(Duration::from_secs(1));
+        talk(&mut first, &mut second, 1);
+    }
+    assert_eq!((unused(&second), unused(&first)), (refused.to_vec(), vec![]), "its link-local address is its own");
+    let first_mac = Some(MacAddress([2, 0, 0, 0, 0, 1]));
+    let told = refused.map(|(address, _)| Event::Duplicate { port: PORTS[1], address, mac: first_mac });
+    assert_eq!((second.events(), second.forwarder.counters().address_conflicts), (told.to_vec(), 2));
+    second.receive_all(1, &[ask_v4(), ask_v6()]);
+    assert_eq!(second.sent(1).len(), 0);
+    let config = second.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    second.set_port(PORTS[1], PortConfig { mtu_bytes: 1400, ..config.clone() });
+    assert_eq!(unused(&second), refused, "another MTU is no reason to try again");
+    second.set_port(PORTS[1], PortConfig { is_up: false, ..config.clone() });
+    second.set_port(PORTS[1], config);
+    for _ in 0..5 {
+        second.wait(Duration::from_secs(1));
+    }
+    assert_eq!(unused(&second), [], "after the port was down it looks once more, and nobody answers");
+}
+
+#[test]
+fn of_two_nodes_that_look_for_the_same_addresses_at_once_neither_uses_them() {
+    let (mut one, mut other) = (probing(0), probing(9));
+    talk(&mut one, &mut other, 1);
+    let duplicate = ClaimState::Duplicate;
+    let refused = vec![(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
+    for _ in 0..5 {
+        one.wait(Duration::from_secs(1));
+        other.wait(Duration::from_secs(1));
+        talk(&mut one, &mut other, 1);
+    }
+    assert_eq!((unused(&one), unused(&other)), (refused.clone(), refused));
+}
+
+#[test]
+fn own_probes_that_come_back_and_asks_of_others_are_no_conflict() {
+    let mut world = probing(0);
+    let probes = world.sent(1);
+    assert_eq!(probes.len(), 3);
+    world.receive_all(1, &probes);
+    world.receive_all(1, &[ask_v4(), ask_v6()]);
+    // Who looks for another address.
+    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(Ipv4Addr::UNSPECIFIED, host_mac(1, 9), host_v4(1, 9))));
+    assert_eq!((unused(&world).len(), world.forwarder.counters().address_conflicts), (3, 0));
+    for _ in 0..5 {
+        world.wait(Duration::from_secs(1));
+        let sent = world.sent(1);
+        world.receive_all(1, &sent);
+    }
+    assert_eq!((unused(&world), world.forwarder.counters().address_conflicts), (vec![], 0));
+    world.sent(0);
+    world.assert_no_leak();
+}
+
+#[test]
+fn who_says_that_it_has_an_address_of_ours_keeps_it() {
+    let mut world = probing(0);
+    world.sent(1);
+    let (target, all) = (own_v6(1), "ff02::1".parse().expect("an address"));
+    let claim = ndisc::Message::NeighbourAdvertisement {
+        target,
+        is_router: false,
+        solicited: false,
+        override_known: true,
+        target_mac: Some(host_mac(1, 9)),
+    };
+    world.receive(1, &discovery_frame(MacAddress::of_multicast_v6(all), &claim, target, all));
+    // Not an answer: it speaks of itself while it asks for somebody else.
+    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 8), host_v4(1, 2))));
+    let told = |address, host| Event::Duplicate { port: PORTS[1], address, mac: Some(host_mac(1, host)) };
+    assert_eq!(world.events(), [told(own_v6(1).into(), 9), told(own_v4(1).into(), 8)]);
+    world.wait(Duration::from_secs(9));
+    let duplicate = ClaimState::Duplicate;
+    assert_eq!(unused(&world), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
+}
