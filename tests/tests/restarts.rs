@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 use system_tests::script::{COMMON, ECHO};
-use system_tests::{Finished, PATIENCE, Process, place, port};
+use system_tests::{Finished, PATIENCE, Process, Stat, place, port};
 use tempfile::TempDir;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -506,5 +506,8 @@ with socket.create_connection(("fd00:77::2", address[1])) as server:
         let mut client = pair.run(0);
         client.arg(place::tool("redis-cli")).args(["-h", "fd00:77::2", "-p", &port, "ping"]);
         assert_eq!(Process::start(&mut client).wait(PATIENCE).must_succeed().stdout, "PONG\n");
+        let stat = Stat::parse(&pair.finish("stat", &["--json"]).must_succeed().stdout);
+        let nodes: Vec<_> = stat.named("redis-server").map(|process| &process["node"]).collect();
+        assert_eq!(nodes, ["b"]);
     }
 }

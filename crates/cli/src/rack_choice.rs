@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use ::monitor::InEtcd;
@@ -71,6 +72,17 @@ impl Chosen {
                 names.map(|name| rack.places.node(name).directory).collect()
             }
         }
+    }
+}
+
+impl Chosen {
+    /// What people call the node that has this address: by the rack file, if there is one.
+    pub fn node_name(&self, address: IpAddr) -> String {
+        let named = match self {
+            Self::Directory(_) => None,
+            Self::File(rack) => rack.file.rack.nodes.iter().find(|node| node.address == address),
+        };
+        named.map_or_else(|| ledger::node_name(address), |node| node.name.clone())
     }
 }
 

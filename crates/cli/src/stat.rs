@@ -33,7 +33,7 @@ pub fn main(options: &Options) -> Result<()> {
     let snapshot = read(&rack.directories())?;
     let proxies = Proxies::of(&rack);
     if options.json {
-        return output::print_json(&Report::new(&snapshot, &proxies));
+        return output::print_json(&Report::new(&snapshot, &proxies, &rack));
     }
     output::print(&(describe(&snapshot, &rack) + &proxies.describe()))
 }
@@ -201,13 +201,13 @@ struct UnreadableReport<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(snapshot: &'a Snapshot, proxies: &'a Proxies) -> Self {
+    fn new(snapshot: &'a Snapshot, proxies: &'a Proxies, rack: &Chosen) -> Self {
         let unreadable =
             |page: &'a reader::Unreadable| UnreadableReport { name: &page.name, error: page.error.to_string() };
         let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
         Self {
             schema: "crosslane-stat/1",
-            processes: snapshot.processes.iter().map(ProcessReport::new).collect(),
+            processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
             proxies: &proxies.links,
             unreadable: snapshot.unreadable.iter().map(unreadable).chain(silent).collect(),
         }
@@ -215,11 +215,11 @@ impl<'a> Report<'a> {
 }
 
 impl<'a> ProcessReport<'a> {
-    fn new(process: &'a Process) -> Self {
+    fn new(process: &'a Process, rack: &Chosen) -> Self {
         Self {
             pid: process.pid,
             program: &process.program,
-            node: process.node.map(ledger::node_name),
+            node: process.node.map(|address| rack.node_name(address)),
             started_at_ns: process.started_at_ns,
             connections: process.connections.iter().map(ConnectionReport::new).collect(),
             connections_unlisted: process.connections_unlisted,
@@ -274,7 +274,8 @@ pub fn nothing_running(rack: &Chosen) -> String {
 
 /// The snapshot for people.
 pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
-    let mut text = if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot).render() };
+    let mut text =
+        if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot, rack).render() };
     let connections = connections(snapshot);
     let fallbacks = fallbacks(snapshot);
     for table in [connections, fallbacks].into_iter().filter(|table| !table.is_empty()) {
@@ -287,7 +288,7 @@ pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
     text
 }
 
-fn processes(snapshot: &Snapshot) -> Table {
+fn processes(snapshot: &Snapshot, rack: &Chosen) -> Table {
     let mut table = Table::new(&[
         ("PROGRAM", Align::Left),
         ("PID", Align::Right),
@@ -306,7 +307,7 @@ fn processes(snapshot: &Snapshot) -> Table {
         table.row(vec![
             process.program.clone(),
             process.pid.to_string(),
-            node(process),
+            node(process, rack),
             process.lane.connections_open.to_string(),
             units::bytes(process.lane.bytes_sent),
             units::bytes(process.lane.bytes_received),
@@ -322,8 +323,8 @@ fn processes(snapshot: &Snapshot) -> Table {
 }
 
 /// The process's node as people call it.
-pub fn node(process: &Process) -> String {
-    process.node.map_or_else(|| "-".to_owned(), ledger::node_name)
+pub fn node(process: &Process, rack: &Chosen) -> String {
+    process.node.map_or_else(|| "-".to_owned(), |address| rack.node_name(address))
 }
 
 /// A connection that a forked child holds and never used is its parent's.
@@ -421,7 +422,11 @@ mod tests {
 
     fn rack_with_traffic() -> (tempfile::TempDir, &'static ledger::Ledger, Vec<ledger::ConnectionSlot>) {
         let rack = tempfile::tempdir().unwrap();
-        let config = ledger::Config { rack: rack.path(), node: ledger::node_address("a"), program: b"redis-server" };
+        let config = ledger::Config {
+            rack: rack.path(),
+            node: ledger::node_address("a").map(Into::into),
+            program: b"redis-server",
+        };
         let ledger = ledger::Ledger::create(&config);
         let peer: SocketAddr = "127.77.0.2:41234".parse().unwrap();
         let local: SocketAddr = "127.77.0.1:6379".parse().unwrap();
@@ -441,7 +446,8 @@ mod tests {
     fn json_has_the_published_shape() {
         let (rack, ledger, _slots) = rack_with_traffic();
         assert!(ledger.is_published());
-        let json = serde_json::to_value(Report::new(&read(&directory(&rack)).unwrap(), &Proxies::default())).unwrap();
+        let (snapshot, chosen) = (read(&directory(&rack)).unwrap(), Chosen::Directory(rack.path().to_owned()));
+        let json = serde_json::to_value(Report::new(&snapshot, &Proxies::default(), &chosen)).unwrap();
         assert_eq!(json["schema"], "crosslane-stat/1");
         let process = &json["processes"][0];
         assert_eq!((&process["program"], &process["node"]), (&"redis-server".into(), &"a".into()));

@@ -170,7 +170,7 @@ impl Screen {
             Row::new([
                 process.program.clone(),
                 process.pid.to_string(),
-                stat::node(process),
+                stat::node(process, &self.rack),
                 process.lane.connections_open.to_string(),
                 units::bytes(process.lane.bytes_sent),
                 units::bytes(process.lane.bytes_received),

@@ -344,7 +344,7 @@ fn stat_shows_a_living_process_and_forgets_a_dead_one() {
     };
     assert!(stat("").starts_with("Nothing runs over crosslane"));
 
-    let config = ledger::Config { rack: &rack, node: ledger::node_address("c"), program: b"a-test" };
+    let config = ledger::Config { rack: &rack, node: ledger::node_address("c").map(Into::into), program: b"a-test" };
     let ledger = ledger::Ledger::create(&config);
     let connection = ledger::Connection {
         path: ledger::Path::Lane,

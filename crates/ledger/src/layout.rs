@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// First eight bytes of a finished page. Stored last, so a page without it is one that is still being made.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"XLLEDGER");
 /// Changes whenever a field moves or changes its meaning.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Connections that get a line of their own; further ones are counted in the totals only.
 pub const SLOTS: usize = 16_384;
 /// Bytes of the header, a whole memory page.
@@ -87,8 +87,9 @@ pub(crate) struct Header {
     pub(crate) slot_bytes: AtomicU32,
     pub(crate) slot_count: AtomicU32,
     pub(crate) pid: AtomicU32,
-    /// IPv4 address of the node in network order read as a number, 0 for none.
-    pub(crate) node: AtomicU32,
+    /// Address family of the node, 4 or 6, in the upper half; 0 for none.
+    pub(crate) node_family: AtomicU32,
+    pub(crate) node_ip: [AtomicU64; 2],
     pub(crate) started_at_ns: AtomicU64,
     pub(crate) program: [AtomicU64; PROGRAM_BYTES / 8],
     /// Slots at and above this index were never used.
@@ -140,7 +141,8 @@ impl Header {
             slot_bytes: AtomicU32::new(0),
             slot_count: AtomicU32::new(0),
             pid: AtomicU32::new(0),
-            node: AtomicU32::new(0),
+            node_family: AtomicU32::new(0),
+            node_ip: [const { AtomicU64::new(0) }; 2],
             started_at_ns: AtomicU64::new(0),
             program: [const { AtomicU64::new(0) }; PROGRAM_BYTES / 8],
             slots_used_max: AtomicU32::new(0),

@@ -51,7 +51,7 @@ pub struct Process {
     /// The program's name.
     pub program: String,
     /// The node it was started as.
-    pub node: Option<Ipv4Addr>,
+    pub node: Option<IpAddr>,
     /// When the page was made, since 1970.
     pub started_at_ns: u64,
     /// Open connections that have a slot.
@@ -234,11 +234,11 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
     let slots_used = (header.u32(offset_of!(Header, slots_used_max)) as usize).min(SLOTS);
     let slots = page[HEADER_BYTES..].chunks_exact(SLOT_BYTES).take(slots_used);
     let connections: Vec<Connection> = slots.filter_map(|slot| decode_connection(&Bytes(slot))).collect();
-    let node = header.u32(offset_of!(Header, node));
+    let node = decode_address(&header, offset_of!(Header, node_ip), offset_of!(Header, node_family));
     Ok(Process {
         pid: header.u32(offset_of!(Header, pid)),
         program: printable(header.slice(offset_of!(Header, program), PROGRAM_BYTES)),
-        node: (node != 0).then(|| Ipv4Addr::from(node)),
+        node: node.map(|address| address.ip()),
         started_at_ns: header.u64(offset_of!(Header, started_at_ns)),
         lane: decode_totals(&header, Path::Lane, &connections),
         kernel: decode_totals(&header, Path::Kernel, &connections),

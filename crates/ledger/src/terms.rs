@@ -1,7 +1,7 @@
 //! The words a ledger speaks in: path, role, why a connection did not get a lane.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 /// What carries a connection's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,10 +130,12 @@ impl fmt::Display for FallbackReason {
     }
 }
 
-/// The name people use for a node: `a` to `z` for 127.77.0.1 to 127.77.0.26, else the address.
-pub fn node_name(address: Ipv4Addr) -> String {
-    match address.octets() {
-        [127, 77, 0, host @ 1..=26] => char::from(b'a' + host - 1).to_string(),
+/// The name people use for a node that no rack file names: `a` to `z` for 127.77.0.1 to 127.77.0.26, else the address.
+pub fn node_name(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(four) if matches!(four.octets(), [127, 77, 0, 1..=26]) => {
+            char::from(b'a' + four.octets()[3] - 1).to_string()
+        }
         _ => address.to_string(),
     }
 }
@@ -157,11 +159,12 @@ mod tests {
     fn letters_and_addresses_name_the_same_nodes() {
         for letter in 'a'..='z' {
             let address = node_address(&letter.to_string()).unwrap();
-            assert_eq!(node_name(address), letter.to_string());
+            assert_eq!(node_name(address.into()), letter.to_string());
             assert_eq!(node_address(&address.to_string()), Some(address));
         }
         assert_eq!(node_address("b"), Some(Ipv4Addr::new(127, 77, 0, 2)));
-        assert_eq!(node_name(Ipv4Addr::new(127, 77, 0, 27)), "127.77.0.27");
+        assert_eq!(node_name([127, 77, 0, 27].into()), "127.77.0.27");
+        assert_eq!(node_name(IpAddr::from([0xfd00, 0x77, 0, 0, 0, 0, 0, 1])), "fd00:77::1");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::mem::size_of;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -28,7 +28,7 @@ pub struct Config<'a> {
     /// The rack directory; made 0700 when it is missing.
     pub rack: &'a std::path::Path,
     /// The node's address, if the program was given one.
-    pub node: Option<Ipv4Addr>,
+    pub node: Option<IpAddr>,
     /// The program's name; see [`own_program_name`].
     pub program: &'a [u8],
 }
@@ -52,7 +52,7 @@ pub struct Connection {
 pub struct Ledger {
     page: NonNull<u8>,
     rack: [u8; RACK_PATH_BYTES_MAX],
-    node: u32,
+    node: Option<IpAddr>,
     program: [u8; PROGRAM_BYTES],
     /// Slots below this index have memory.
     slots_committed: AtomicU32,
@@ -120,7 +120,7 @@ impl Ledger {
         Self {
             page,
             rack: [0; RACK_PATH_BYTES_MAX],
-            node: 0,
+            node: None,
             program: [0; PROGRAM_BYTES],
             slots_committed: AtomicU32::new(0),
             slots_used: AtomicU32::new(0),
@@ -142,7 +142,7 @@ impl Ledger {
         }
         let program = &config.program[..config.program.len().min(PROGRAM_BYTES)];
         self.program[..program.len()].copy_from_slice(program);
-        self.node = config.node.map_or(0, u32::from);
+        self.node = config.node;
     }
 
     fn rack(&self) -> &CStr {
@@ -168,7 +168,7 @@ impl Ledger {
         header.slot_bytes.store(SLOT_BYTES as u32, Relaxed);
         header.slot_count.store(SLOTS as u32, Relaxed);
         header.pid.store(pid, Relaxed);
-        header.node.store(self.node, Relaxed);
+        store_address(self.node.map(|ip| SocketAddr::new(ip, 0)), &header.node_ip, &header.node_family);
         header.started_at_ns.store(unix_time_ns(), Relaxed);
         store_words(&header.program, &self.program);
         header.magic.store(MAGIC, Release);

@@ -17,7 +17,7 @@ fn rack() -> tempfile::TempDir {
 }
 
 fn ledger_in(rack: &FilePath) -> &'static Ledger {
-    Ledger::create(&Config { rack, node: ledger::node_address("b"), program: b"tested" })
+    Ledger::create(&Config { rack, node: ledger::node_address("b").map(Into::into), program: b"tested" })
 }
 
 fn connection(path: Path, fd: i32) -> Connection {
@@ -83,7 +83,7 @@ fn a_reader_sees_what_was_written() {
 
     let process = only_process(rack.path());
     assert_eq!((process.pid, process.program.as_str()), (std::process::id(), "tested"));
-    assert_eq!(process.node, ledger::node_address("b"));
+    assert_eq!(process.node, ledger::node_address("b").map(Into::into));
     assert_eq!(process.fallbacks.into_iter().collect::<Vec<_>>(), [("plain_client", 2)]);
     let [first, second] = &process.connections[..] else { panic!("{:?}", process.connections) };
     assert_eq!((first.fd, first.path, first.role, first.inherited), (7, Path::Lane, Role::Connect, false));

@@ -35,7 +35,6 @@ use crate::table::{self, Entry};
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
-use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -175,7 +174,7 @@ pub fn ledger() -> &'static Ledger {
         let rack = crate::rack::rack_dir(rustix::process::geteuid().as_raw());
         Ledger::create(&ledger::Config {
             rack: &rack,
-            node: settings().node.and_then(|node| if let IpAddr::V4(node) = node { Some(node) } else { None }),
+            node: settings().node,
             program: ledger::own_program_name(&mut program),
         })
     })
