@@ -19,6 +19,8 @@ mod bird;
 mod cluster;
 #[path = "router/ports.rs"]
 mod ports;
+#[path = "router/redirects.rs"]
+mod redirects;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 /// Lines of the demo that say `ok` when all is well.

@@ -1,0 +1,59 @@
+//! Hosts that are told of a nearer way.
+
+use system_tests::{PATIENCE, Process, place};
+
+use super::cluster::{Lab, wait_until};
+
+const CLUSTER: &str = r#"version = 1
+name = "near"
+
+[[nodes]]
+name = "a"
+namespace = "NAMESPACE-a"
+
+[[nodes.ports]]
+device = "eth0"
+
+[[nodes]]
+name = "b"
+namespace = "NAMESPACE-b"
+
+[[nodes.ports]]
+device = "eth0"
+"#;
+
+/// Host h1 and somebody else's router h2 are on the network of node a, which has the route by h2: h1, whose only route
+/// is by node a, learns of h2, and what it sends on the way there is not lost.
+#[test]
+fn a_host_learns_the_nearer_way_and_loses_nothing_meanwhile() {
+    let namespaces = ["a", "b", "net", "h1", "h2", "h3"];
+    let Some(lab) = Lab::new("a_host_learns_the_nearer_way_and_loses_nothing_meanwhile", &namespaces) else { return };
+    lab.ip("net", &["link", "add", "bridge", "type", "bridge"]);
+    lab.ip("net", &["link", "set", "bridge", "up"]);
+    for (at, last) in [("a", 1), ("h1", 2), ("h2", 3)] {
+        let there = lab.namespace("net");
+        lab.ip(at, &["link", "add", "eth0", "type", "veth", "peer", "name", at, "netns", &there]);
+        lab.ip("net", &["link", "set", "dev", at, "master", "bridge", "up"]);
+        lab.ip(at, &["address", "add", &format!("10.77.1.{last}/24"), "dev", "eth0"]);
+        lab.ip(at, &["link", "set", "eth0", "up"]);
+    }
+    lab.join(("b", "eth0"), ("h3", "eth0"), 2);
+    lab.ip("h2", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
+    for host in ["h1", "h2"] {
+        lab.ip(host, &["route", "add", "default", "via", "10.77.1.1"]);
+    }
+    lab.ip("a", &["route", "add", "203.0.113.0/24", "via", "10.77.1.3"]);
+    lab.write(CLUSTER);
+    lab.up();
+    lab.wait_for_route("b", "203.0.113.1", Some("a"));
+    let redirects = || lab.node(0)["redirects_sent"].as_u64().expect("a number");
+    // From another network there is no nearer way, and none is told.
+    lab.ping("h3", "203.0.113.1").must_succeed();
+    assert_eq!(redirects(), 0);
+    let mut ping = lab.at("h1", place::tool("ping"));
+    Process::start(ping.args(["-n", "-c", "3", "-i", "0.2", "-w", "20", "203.0.113.1"])).wait(PATIENCE).must_succeed();
+    let way = || lab.ip("h1", &["route", "get", "203.0.113.1"]);
+    wait_until("the nearer way", || way().contains("via 10.77.1.3"));
+    assert!(redirects() > 0);
+    assert!(lab.ip("h1", &["route", "get", "203.0.113.2"]).contains("via 10.77.1.1"), "for this host alone");
+}
