@@ -13,8 +13,8 @@
 //!   of the receiving one.
 //! * **Credits**: a connection sends no more than its receiver has said it takes. One that nobody reads stalls itself
 //!   alone: nothing of it waits in a partition.
-//! * **Slicing**: a connection sends at most a slice before the others have their turn, and a longer one where no other
-//!   was active lately. One that has just come back with little to say goes first.
+//! * **Slicing**: a connection sends at most a slice before the others have their turn, and a longer one in a crowd
+//!   where no other was active lately. One that has just come back with little to say goes first.
 //! * **Classes**: streams go to a partition of their own, and come back when they are none any more. The order of bytes
 //!   is kept by a marker, the last frame in the old partition.
 //! * **Failover**, where asked for: bytes are kept until the peer has said that it has them, which costs a copy more.

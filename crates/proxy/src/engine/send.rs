@@ -16,9 +16,9 @@ const VISITS_MAX: [usize; 2] = [16, 2];
 const FRESH_RUN_MAX: u32 = 8;
 /// Frames of a slice at most: short ones cost by their number.
 const FRAMES_PER_SLICE_MAX: u64 = 16;
-/// A slice of a connection that has the engine to itself: slices are there for the others, and short ones take two to
-/// three times as long. Whoever comes meanwhile waits for the copy of one.
-const LONE_SLICE_BYTES: usize = 64 << 10;
+/// A slice of a connection that has a crowded engine to itself: all that it may have under way by default. Slices are
+/// there for the others; where parties wait for each other's processors, short ones take two to three times as long.
+const LONE_SLICE_BYTES: usize = 256 << 10;
 /// Before a frame with so many bytes is copied, the peer is shown what is there: the copy takes longer than the fence.
 const LONG_FRAME_BYTES: usize = 1 << 10;
 /// With slicing off, a connection with less to say than this has little to say.
@@ -157,9 +157,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         Ok(state.fresh.pop_front())
     }
 
-    /// Bytes that the connection whose turn it is may send: more where no other has been active lately.
+    /// Bytes that the connection whose turn it is may send: more in a crowd, where no other has been active lately.
+    /// Where processors suffice, short slices cost little, and whoever comes waits for no long one.
     fn slice_bytes(&self) -> usize {
-        let is_alone = self.polled.is_empty() && !self.ports.iter().any(Port::has_queued);
+        let is_alone = self.is_crowded && self.polled.is_empty() && !self.ports.iter().any(Port::has_queued);
         if is_alone { self.settings.slice_bytes.max(LONE_SLICE_BYTES) } else { self.settings.slice_bytes }
     }
 
