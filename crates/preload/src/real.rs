@@ -56,6 +56,8 @@ real! {
     getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int;
+    io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, parameters: *mut c_void) -> c_int;
     ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
     pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,

@@ -1,6 +1,6 @@
 //! System calls that go around libc's names.
 
-use crate::{bytes, descriptors, messages, processes, readiness, sockets};
+use crate::{bytes, descriptors, messages, processes, readiness, real, sockets};
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
@@ -171,12 +171,25 @@ unsafe fn mask_behind(argument: usize) -> *const libc::sigset_t {
     unsafe { argument.as_ref() }.map_or(std::ptr::null(), |mask| *mask)
 }
 
+/// liburing's, whose system calls are its own.
 #[unsafe(no_mangle)]
-pub extern "C" fn io_uring_queue_init(_entries: u32, _ring: *mut c_void, _flags: u32) -> c_int {
-    -libc::ENOSYS
+pub unsafe extern "C" fn io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int {
+    if !socket::lifecycle::settings().off {
+        return -libc::ENOSYS;
+    }
+    // SAFETY: the C caller's.
+    unsafe { real::io_uring_queue_init(entries, ring, flags) }
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn io_uring_queue_init_params(_entries: u32, _ring: *mut c_void, _parameters: *mut c_void) -> c_int {
-    -libc::ENOSYS
+pub unsafe extern "C" fn io_uring_queue_init_params(
+    entries: c_uint,
+    ring: *mut c_void,
+    parameters: *mut c_void,
+) -> c_int {
+    if !socket::lifecycle::settings().off {
+        return -libc::ENOSYS;
+    }
+    // SAFETY: the C caller's.
+    unsafe { real::io_uring_queue_init_params(entries, ring, parameters) }
 }

@@ -503,6 +503,12 @@ mod tests {
         Spin::by(lessons, None)
     }
 
+    /// A wait that learns at its place, and nothing from what the process has been through in other tests.
+    fn wait_at(patience: &'static Patience) -> Spin {
+        static LESSONS: Lessons = quiet();
+        Spin::by(&LESSONS, Some(patience))
+    }
+
     /// Whether a wait looks before it does anything slower.
     fn looks_first(spin: &mut Spin) -> bool {
         (1..LOOKS_AT_FULL_SPEED).all(|_| spin.turn() == Turn::Look && spin.started == 0)
@@ -514,7 +520,7 @@ mod tests {
 
     /// Waits to the end.
     fn wait_in_vain(patience: &'static Patience) {
-        let mut spin = Spin::with(patience);
+        let mut spin = wait_at(patience);
         spin.started = 1;
         while spin.turn() != Turn::Sleep {}
     }
@@ -523,11 +529,11 @@ mod tests {
     fn waits_that_never_bring_anything_sleep_at_once_and_now_and_then_one_does_not() {
         static PATIENCE: Patience = Patience::new();
         for _ in 0..VAIN_WAITS {
-            assert!(!Spin::with(&PATIENCE).sleeps_at_once());
+            assert!(!wait_at(&PATIENCE).sleeps_at_once());
             PATIENCE.note_sleep(0);
         }
         let sleeps_at_once = |_| {
-            let mut spin = Spin::with(&PATIENCE);
+            let mut spin = wait_at(&PATIENCE);
             let sleeps_at_once = spin.sleeps_at_once();
             assert_ne!(sleeps_at_once, spin.has_hope);
             if sleeps_at_once {
@@ -548,9 +554,9 @@ mod tests {
         // Not one that is only about to sleep.
         wait_in_vain(&PATIENCE);
         assert!(PATIENCE.is_lost());
-        drop(Spin::with(&PATIENCE));
+        drop(wait_at(&PATIENCE));
         assert!(PATIENCE.is_lost());
-        let mut spin = Spin::with(&PATIENCE);
+        let mut spin = wait_at(&PATIENCE);
         spin.manner = Manner::Looks;
         drop(spin);
         assert!(!PATIENCE.is_lost());
@@ -561,11 +567,11 @@ mod tests {
         static PATIENCE: Patience = Patience::new();
         (0..HOPE_EVERY).for_each(|_| PATIENCE.note_sleep(0));
         for _ in 0..3 {
-            let mut spin = Spin::with(&PATIENCE);
+            let mut spin = wait_at(&PATIENCE);
             assert!(spin.has_hope && !spin.sleeps_at_once() && spin.turn() == Turn::Look);
         }
         wait_in_vain(&PATIENCE);
-        assert!(!Spin::with(&PATIENCE).has_hope);
+        assert!(!wait_at(&PATIENCE).has_hope);
     }
 
     #[test]
@@ -682,22 +688,22 @@ mod tests {
     #[test]
     fn a_server_that_looked_late_sleeps_at_once_for_a_while_and_no_longer() {
         static PATIENCE: Patience = Patience::of_server();
-        let mut spin = Spin::with(&PATIENCE);
+        let mut spin = wait_at(&PATIENCE);
         for now_ns in [5, 5 + LATE_LOOK_NS] {
             spin.note_look(now_ns);
         }
-        assert!(!Spin::with(&PATIENCE).sleeps_at_once());
+        assert!(!wait_at(&PATIENCE).sleeps_at_once());
         spin.note_look(7 + 2 * LATE_LOOK_NS);
         for _ in 0..LATE_WAITS {
-            assert!(PATIENCE.is_crowded() && Spin::with(&PATIENCE).turn() == Turn::Sleep);
+            assert!(PATIENCE.is_crowded() && wait_at(&PATIENCE).turn() == Turn::Sleep);
         }
-        assert!(!Spin::with(&PATIENCE).sleeps_at_once());
+        assert!(!wait_at(&PATIENCE).sleeps_at_once());
     }
 
     #[test]
     fn a_server_does_not_learn_from_waits_that_nobody_ended() {
         static PATIENCE: Patience = Patience::of_server();
         (0..2 * VAIN_WAITS).for_each(|_| wait_in_vain(&PATIENCE));
-        assert!(!Spin::with(&PATIENCE).sleeps_at_once());
+        assert!(!wait_at(&PATIENCE).sleeps_at_once());
     }
 }

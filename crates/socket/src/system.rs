@@ -370,21 +370,25 @@ pub fn ring(fd: i32) -> Result<(), Errno> {
 /// How often 64 bytes are taken out of a lifeline at once: a peer that goes on ringing is not waited for.
 const DRAINS_MAX: usize = 64;
 
-/// Takes all but one of the wake-up bytes out of a lifeline that others listen to: they find it readable still, and it
-/// never fills.
-pub fn leave_one_ring(fd: i32) {
-    let mut bytes = [0_u8; 64];
+/// So many wake-up bytes may stay in a lifeline that several processes listen to: far fewer than its buffer holds.
+const RINGS_LEFT_MAX: i32 = 32;
+/// Beyond that so many are taken at once: where processes do it at the same time, some stay.
+const RINGS_TAKEN: usize = 4;
+
+/// Takes wake-up bytes out of a lifeline that others listen to, by edges: they find it readable still, as they must
+/// when they come to look, and it never fills.
+pub fn thin_out_rings(fd: i32) {
     for _ in 0..DRAINS_MAX {
         let mut unread_bytes = 0_i32;
         // SAFETY: the number is writable.
         let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
-        let surplus_bytes = (unread_bytes.max(1) as usize - 1).min(bytes.len());
-        if result < 0 || surplus_bytes == 0 {
+        if result < 0 || unread_bytes <= RINGS_LEFT_MAX {
             return;
         }
+        let mut bytes = [0_u8; RINGS_TAKEN];
         // SAFETY: the array is writable.
         let received =
-            unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), surplus_bytes, libc::MSG_DONTWAIT, 0, 0) };
+            unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
         if received <= 0 {
             return;
         }

@@ -594,7 +594,7 @@ impl Roster {
         };
         let (fd, after) = (registration.kernel_fd, registration.lifeline);
         if after == Lifeline::Shared {
-            system::leave_one_ring(connection.lifeline());
+            system::thin_out_rings(connection.lifeline());
         }
         if after == before {
             return;
