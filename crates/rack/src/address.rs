@@ -16,12 +16,28 @@ pub(crate) fn ip<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpAddr, D
         let what = format!("'{text}' is the address of no single node; write one as in \"127.77.0.1\"");
         return Err(D::Error::custom(what));
     }
+    if address.is_loopback() && !is_emulated(address) {
+        let what = format!(
+            "'{text}' is each machine's own, so no other node reaches it; write one of 127.77.0.0/16 or fd00:77::/32 \
+             for a node of this machine, as in \"127.77.0.1\""
+        );
+        return Err(D::Error::custom(what));
+    }
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         let what =
             format!("'{text}' means another node on each interface; write one that is unique, as in \"fd00::1\"");
         return Err(D::Error::custom(what));
     }
     Ok(address)
+}
+
+/// Whether it is one of those for several nodes on one machine, whose programs reach the others' nodes there although
+/// the machine may have all of them: 127.77.0.0/16 and fd00:77::/32.
+pub(crate) fn is_emulated(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.octets()[..2] == [127, 77],
+        IpAddr::V6(address) => address.segments()[..2] == [0xfd00, 0x77],
+    }
 }
 
 /// A port of this machine's own.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::access::ANY_NODE;
+use crate::address::is_emulated;
 use crate::fault::{Checked, Fault, check_name};
 use crate::{
     ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList, Rack,
@@ -34,6 +35,7 @@ pub(crate) fn check(rack: &Rack) -> Checked {
     check_failover(rack)?;
     check_nodes(rack)?;
     check_device(rack)?;
+    check_emulated(rack)?;
     check_access(rack)
 }
 
@@ -218,6 +220,22 @@ fn check_device(rack: &Rack) -> Checked {
             .map_err(|what| Fault::new(format!("nodes[{index}].device"), what))?;
     }
     Ok(())
+}
+
+/// Programs tell the nodes of one machine by addresses that are no interface's: others lead to the program's own node.
+fn check_emulated(rack: &Rack) -> Checked {
+    let here = || rack.nodes.iter().enumerate().filter(|(_, node)| rack.backend_of(node) == Backend::Shm);
+    match here().find(|(_, node)| !is_emulated(node.address)) {
+        Some((index, node)) if here().count() > 1 => {
+            let what = format!(
+                "'{}' is not for one of several nodes on one machine, as those of backend \"shm\" are; use addresses \
+                 of 127.77.0.0/16 for them, or of fd00:77::/32",
+                node.address
+            );
+            Err(Fault::new(format!("nodes[{index}].address"), what))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_node_device(backend: Backend, node: &Node) -> Result<(), String> {

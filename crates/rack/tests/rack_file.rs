@@ -79,6 +79,15 @@ fn a_fault_is_one_line_with_file_line_key_value_and_remedy() {
     }
 }
 
+#[test]
+fn a_node_that_is_alone_on_its_machine_has_any_address() {
+    let text = example(Backend::Pci).replace("127.77.0.1", "10.1.2.1").replace("127.77.0.2", "10.1.2.2");
+    let host = "address = \"10.1.2.1\"\nbackend = \"shm\"";
+    let beside_guests = text.replace("address = \"10.1.2.1\"\ndevice = \"0000:00:04.0\"", host);
+    assert!(beside_guests.contains(host));
+    assert_eq!(parse(&beside_guests).map(|file| file.rack.nodes[0].address), Ok(IpAddr::from([10, 1, 2, 1])));
+}
+
 /// A backend's example, in which a text becomes another one, and words of what is said of that.
 type Refusal = (Backend, &'static str, &'static str, &'static [&'static str]);
 
@@ -116,6 +125,18 @@ fn each_wrong_value_of_device_and_nodes_is_named_with_its_line_and_what_would_be
             "address = \"127.77.0.2\"",
             "address = \"fd00::2\"",
             &["nodes[1].address", "'fd00::2'", "another family"],
+        ),
+        (
+            Shm,
+            "address = \"127.77.0.2\"",
+            "address = \"127.0.0.1\"",
+            &["nodes[1].address", "'127.0.0.1'", "each machine's own", "127.77.0.1"],
+        ),
+        (
+            Shm,
+            "address = \"127.77.0.2\"",
+            "address = \"10.1.2.3\"",
+            &["nodes[1].address", "'10.1.2.3'", "several nodes on one machine", "127.77.0.0/16"],
         ),
         (Shm, "name = \"c\"", "name = \"C d\"", &["nodes[2].name", "\"C d\"", "a to z"]),
         (Shm, "address = \"127.77.0.2\"", "adress = \"127.77.0.2\"", &["nodes[1]", "adress", "`address`"]),
@@ -317,7 +338,9 @@ fn racks() -> impl Strategy<Value = Rack> {
                 .into_iter()
                 .enumerate()
                 .map(|(index, (name, low))| {
-                    let address = if low % 2 == 0 {
+                    let address = if backend == Backend::Shm {
+                        IpAddr::from([127, 77, index as u8, low as u8])
+                    } else if low % 2 == 0 {
                         IpAddr::from([10, 0, index as u8, low as u8 | 1])
                     } else {
                         IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0x0b00 | index as u16, low as u16]).to_canonical()
