@@ -6,8 +6,8 @@ use crate::access::ANY_NODE;
 use crate::address::is_emulated;
 use crate::fault::{Checked, Fault, check_name};
 use crate::{
-    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList, Rack,
-    Trust, WINDOW_BYTES_MAX,
+    ACCESS_PARTS_MAX, Backend, CONTROL_PARTITION_BYTES, Class, NODES_MAX, Node, PAGE_BYTES, PARTITIONS_MAX, PortList,
+    Rack, Trust, WINDOW_BYTES_MAX,
 };
 
 const EXAMPLE_NAME: &str = "host-1";
@@ -58,8 +58,43 @@ fn check_partitions(rack: &Rack) -> Checked {
             let what = format!("{count} partitions in all; at most {PARTITIONS_MAX}: lower a count");
             Err(Fault::new("partitions", what))
         }
-        _ => Ok(()),
+        _ => check_pairs(rack),
     }
+}
+
+/// A proxy works on a latency partition and the bulk partition of the same rank together, on one core.
+fn check_pairs(rack: &Rack) -> Checked {
+    let latency: Vec<_> = owners(rack, Class::Latency).collect();
+    let bulk: Vec<_> = owners(rack, Class::Bulk).collect();
+    if bulk.len() > latency.len() {
+        let what = format!(
+            "{} of class \"bulk\" for {} of class \"latency\"; each of them goes with one of class \"latency\": ask for \
+             as many of those",
+            bulk.len(),
+            latency.len()
+        );
+        return Err(Fault::new("partitions", what));
+    }
+    for ((_, owner), (entry, core)) in latency.into_iter().zip(bulk) {
+        if let Some(core) = core.filter(|core| Some(*core) != owner) {
+            let owner = owner.map_or("any core".to_owned(), |owner| format!("core {owner}"));
+            let what = format!(
+                "{core} for a bulk partition whose latency partition has {owner}; one thread works on both: name the \
+                 same core, or leave the key out of class \"bulk\""
+            );
+            return Err(Fault::new(format!("partitions[{entry}].cores"), what));
+        }
+    }
+    Ok(())
+}
+
+/// The partitions of a class: which entry each is of, and its core.
+fn owners(rack: &Rack, class: Class) -> impl Iterator<Item = (usize, Option<u16>)> {
+    let entries = rack.partitions.iter().enumerate().filter(move |(_, some)| some.class == class);
+    entries.flat_map(|(entry, some)| {
+        let core = |index| some.cores.as_ref().and_then(|cores| cores.get(index).copied());
+        (0..usize::from(some.count)).map(move |index| (entry, core(index)))
+    })
 }
 
 fn check_window(rack: &Rack) -> Checked {

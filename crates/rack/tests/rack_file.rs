@@ -163,6 +163,24 @@ fn each_other_wrong_value_is_named_with_its_line_and_what_would_be_right() {
         (Shm, "count = 1", "count = 0", &["partitions[0].count", "at least 1"]),
         (Shm, "count = 1", "count = 2\ncores = [1]", &["partitions[0].cores", "1 cores for 2", "count = 1"]),
         (Shm, "count = 1", "count = 65", &["partitions", "66", "at most 64"]),
+        (
+            Shm,
+            "class = \"latency\"\ncount = 1",
+            "class = \"bulk\"\ncount = 1",
+            &["partitions", "2 of class \"bulk\" for 0", "as many"],
+        ),
+        (
+            Shm,
+            "class = \"bulk\"\ncount = 1",
+            "class = \"bulk\"\ncount = 3",
+            &["partitions", "3 of class \"bulk\" for 1", "as many"],
+        ),
+        (
+            Shm,
+            "class = \"bulk\"\ncount = 1",
+            "class = \"bulk\"\ncores = [1]",
+            &["partitions[1].cores", "1 for a bulk partition", "any core", "name the same core"],
+        ),
         (Shm, "trust = \"proxy\"", "trust = true", &["trust", "line 4"]),
         (
             Shm,
@@ -312,8 +330,8 @@ fn data_partitions_are_numbered_through_all_entries() {
 fn racks() -> impl Strategy<Value = Rack> {
     let backends = prop::sample::select(Backend::ALL);
     let timings = prop::option::of((prop::sample::select(Timing::ALL), prop::option::of(0.0..1e9)));
-    let classes = (prop::sample::select(Class::ALL), 1..4_u16, any::<bool>());
-    let partitions = prop::collection::vec(classes, 1..PARTITIONS_MAX / 4);
+    let entries = prop::collection::vec((1..4_u16, any::<bool>()), 1..PARTITIONS_MAX / 8);
+    let partitions = (entries, any::<prop::sample::Index>());
     let nodes = prop::collection::btree_map("[a-z0-9][a-z0-9-]{0,22}", any::<u32>(), 2..9);
     let rules = prop::collection::vec((any::<bool>(), any::<bool>(), prop::option::of(1..u16::MAX)), 0..5);
     let device = "/dev/[a-zA-Z\"\\\\ é.#=]{1,20}";
@@ -327,10 +345,15 @@ fn racks() -> impl Strategy<Value = Rack> {
             rack.link = timing
                 .filter(|_| backend == Backend::Shm)
                 .map(|(timing, one_way_ns)| LinkTiming { timing, one_way_ns });
-            rack.partitions = partitions
-                .into_iter()
-                .map(|(class, count, bound)| Partitions { class, count, cores: bound.then(|| (0..count).collect()) })
-                .collect();
+            let (sizes, bulk_entries) = partitions;
+            // Bulk partitions go with the first latency ones.
+            let of_class = |class, entries: usize| {
+                let some = |&(count, bound): &(u16, bool)| (count, bound.then(|| (0..count).collect()));
+                let all = sizes.iter().map(some).take(entries);
+                all.map(move |(count, cores)| Partitions { class, count, cores }).collect::<Vec<_>>()
+            };
+            let bulk = of_class(Class::Bulk, bulk_entries.index(sizes.len()));
+            rack.partitions = [of_class(Class::Latency, sizes.len()), bulk].concat();
             rack.device.window_bytes = 4096 * (pages + if rack.link.is_some() { 12_000 } else { 1100 });
             rack.proxy = Proxy { slice_bytes: flags[0].then_some(64 * (pages - 100)) };
             let node = rack.nodes[0].clone();
