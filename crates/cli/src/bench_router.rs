@@ -115,6 +115,7 @@ fn render(printed: &Printed) -> String {
     text += &loads(&report.loads);
     text += "\nLatency by size at one load, us\n";
     text += &loads(&report.loads_by_size);
+    report.remarks.iter().for_each(|remark| text += &format!("remark: {remark}\n"));
     text += "\nPublished (KAIST, HiPINEB 2016), modelled (its 40 Gb/s cards) and measured here: one hop, us\n";
     text += &published(&report.published_latency);
     text += "\nThe same: Ethernet's batches of 1500 B, and messages of RoCE by their length\n";

@@ -22,7 +22,7 @@ use sim::Span;
 use thiserror::Error;
 
 pub use hop::{Hop, hops};
-pub use load::{AdaptiveRow, LoadRow, adaptive_rows, loads};
+pub use load::{AdaptiveRow, LoadRow, adaptive_rows, loads, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
 pub use rate::{BatchGain, RateRow, batch_gain, rates};
 

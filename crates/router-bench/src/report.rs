@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::interconnect::{
     AdaptiveRow, BatchGain, Batching, BenchError, Cores, Effort, Hop, LoadRow, RateRow, adaptive_rows, batch_gain,
-    hops, kinds, loads, name, rates,
+    hops, kinds, loads, name, rates, uncarried,
 };
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
 use crate::table::Table;
@@ -97,6 +97,8 @@ pub struct Report {
     pub ethernet: Option<ethernet::Results>,
     /// Why parts are missing.
     pub missing: Vec<String>,
+    /// What a busy machine let come out otherwise than it should.
+    pub remarks: Vec<String>,
     /// One-hop latency by size and batch: published, modelled and measured.
     pub published_latency: Vec<Cell>,
     /// One-hop latency of Ethernet's batches, and of long messages: published, modelled and measured.
@@ -159,6 +161,8 @@ pub fn run(
     let cluster = Cluster::new()?;
     let published_latency = latency_table(&cluster, &between.hops)?;
     let published_batches = batch_table(&cluster, &between.hops)?;
+    let mut remarks = between.remarks.clone();
+    remarks.extend(uncarried(&between.loads));
     Ok(Report {
         schema: "crosslane.bench.router/1",
         provenance: "measured",
@@ -176,6 +180,7 @@ pub fn run(
         loads_by_size: between.loads_by_size,
         brought,
         missing: ethernet.as_ref().err().map(|error| format!("virtual Ethernet: {error}")).into_iter().collect(),
+        remarks,
         ethernet: ethernet.ok(),
         published_latency,
         published_batches,
@@ -205,6 +210,7 @@ struct BetweenNodes {
     rates: Vec<RateRow>,
     loads: Vec<LoadRow>,
     loads_by_size: Vec<LoadRow>,
+    remarks: Vec<String>,
 }
 
 impl BetweenNodes {
@@ -237,7 +243,9 @@ fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenN
         for frame_bytes in LOAD_FRAME_BYTES {
             step(&format!("{}: rates without a loss, {frame_bytes} B", name(kind)));
             let rows = rates(kind, frame_bytes, &effort, cores)?;
-            carried_mpps = best_fixed_mpps(&rows);
+            let (mpps, remark) = full_load(&rows);
+            carried_mpps = mpps;
+            found.remarks.extend(remark);
             found.rates.extend(rows);
             step(&format!("{}: latency by load, {frame_bytes} B", name(kind)));
             let mpps: Vec<f64> = shares.iter().map(|share| share * carried_mpps).collect();
@@ -251,8 +259,56 @@ fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenN
     Ok(found)
 }
 
+/// What loads are shares of: [`best_fixed_mpps`]. Where the machine was so busy that each search ended at nothing, it
+/// is half of what arrives at best in a flood, and a remark says so: shares of nothing would be no loads.
+fn full_load(rows: &[RateRow]) -> (f64, Option<String>) {
+    let carried_mpps = best_fixed_mpps(rows);
+    if carried_mpps > 0.0 {
+        return (carried_mpps, None);
+    }
+    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
+    let best = fixed.max_by(|one, other| one.flood_mpps.total_cmp(&other.flood_mpps));
+    let Some(row) = best else { return (carried_mpps, None) };
+    let mpps = row.flood_mpps / 2.0;
+    let remark = format!(
+        "{}: no fixed batch was seen to carry {} B without a loss; loads are shares of half of the best flood, \
+         {mpps:.3} Mpps",
+        row.interconnect, row.frame_bytes
+    );
+    (mpps, Some(remark))
+}
+
 /// The best rate that a fixed batch carries without a loss.
 pub fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
     let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
     fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_shares_of_what_is_carried_and_of_half_a_flood_where_nothing_was_seen_to_be() {
+        let row = |batching, zero_loss_mpps, flood_mpps| RateRow {
+            interconnect: "lanes",
+            frame_bytes: 64,
+            batching,
+            zero_loss_mpps,
+            flood_mpps,
+            packets_per_message: 1.0,
+        };
+        let of = |zero_loss: [f64; 2]| {
+            [
+                row(Batching::Fixed(1), zero_loss[0], 2.0),
+                row(Batching::Fixed(8), zero_loss[1], 6.0),
+                row(Batching::Adaptive, 9.0, 9.0),
+            ]
+        };
+        assert_eq!(full_load(&of([1.5, 5.0])), (5.0, None));
+        let (mpps, remark) = full_load(&of([0.0, 0.0]));
+        let said = "lanes: no fixed batch was seen to carry 64 B without a loss; loads are shares of half of the best \
+                    flood, 3.000 Mpps";
+        assert_eq!((mpps, remark.as_deref()), (3.0, Some(said)));
+    }
 }

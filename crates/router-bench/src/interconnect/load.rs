@@ -123,29 +123,49 @@ pub struct AdaptiveRow {
     pub best_fixed_p99_us: f64,
 }
 
-/// The adaptive rows of what [`loads`] found; loads that no fixed batch carries are left out.
+/// The adaptive rows of what [`loads`] found, one for each load. Where the machine was so busy that no fixed batch
+/// carried a load, it stands beside the one that carried the most of it: [`uncarried`] says which loads those are.
 pub fn adaptive_rows(rows: &[LoadRow]) -> Vec<AdaptiveRow> {
     let adaptive = rows.iter().filter(|row| row.batching == Batching::Adaptive);
     let beside = |row: &LoadRow| {
-        let same = rows.iter().filter(|other| {
-            (other.frame_bytes, other.load_mpps, other.interconnect)
-                == (row.frame_bytes, row.load_mpps, row.interconnect)
-        });
-        let fixed = same.filter(|other| other.is_carried()).filter_map(|other| match other.batching {
-            Batching::Fixed(batch) => Some((batch, other.p99_us)),
-            Batching::Adaptive => None,
-        });
-        let (best_fixed_batch, best_fixed_p99_us) = fixed.min_by(|one, other| one.1.total_cmp(&other.1))?;
+        let (best_fixed_batch, best) = best_fixed(rows, row)?;
         Some(AdaptiveRow {
             size_bytes: row.frame_bytes,
             load_mpps: row.load_mpps,
             p50_us: row.p50_us,
             p99_us: row.p99_us,
             best_fixed_batch,
-            best_fixed_p99_us,
+            best_fixed_p99_us: best.p99_us,
         })
     };
     adaptive.filter_map(beside).collect()
+}
+
+/// A remark for each load that no fixed batch carried: the p99 that stands for it is the length of a queue.
+pub fn uncarried(rows: &[LoadRow]) -> Vec<String> {
+    let adaptive = rows.iter().filter(|row| row.batching == Batching::Adaptive);
+    let best = adaptive.filter_map(|row| best_fixed(rows, row)).filter(|(_, best)| !best.is_carried());
+    let remark = |(batch, best): (u8, &LoadRow)| {
+        let LoadRow { interconnect, frame_bytes, load_mpps, delivered_mpps, p99_us, .. } = best;
+        format!(
+            "{interconnect}: no fixed batch carried {load_mpps:.3} Mpps of {frame_bytes} B; {batch} packets a message \
+             came to {delivered_mpps:.3} Mpps, and their p99 of {p99_us:.1} us is a queue's"
+        )
+    };
+    best.map(remark).collect()
+}
+
+/// The fixed batch with the least p99 of those that carry what `row` was offered; where none does, the one that carries
+/// the most.
+fn best_fixed<'a>(rows: &'a [LoadRow], row: &LoadRow) -> Option<(u8, &'a LoadRow)> {
+    let of = |row: &LoadRow| (row.frame_bytes, row.load_mpps, row.interconnect);
+    let fixed = rows.iter().filter(|other| of(other) == of(row)).filter_map(|other| match other.batching {
+        Batching::Fixed(batch) => Some((batch, other)),
+        Batching::Adaptive => None,
+    });
+    let carried = fixed.clone().filter(|(_, other)| other.is_carried());
+    let least = carried.min_by(|(_, one), (_, other)| one.p99_us.total_cmp(&other.p99_us));
+    least.or_else(|| fixed.max_by(|(_, one), (_, other)| one.delivered_mpps.total_cmp(&other.delivered_mpps)))
 }
 
 #[cfg(test)]
@@ -176,11 +196,25 @@ mod tests {
             row(Batching::Fixed(1), 9.0, 3.0, 0.5),
             row(Batching::Fixed(8), 9.0, 9.0, 5.0),
             row(Batching::Adaptive, 9.0, 9.0, 4.0),
-            row(Batching::Fixed(1), 99.0, 3.0, 0.5),
-            row(Batching::Adaptive, 99.0, 10.0, 4.0),
         ];
         let found = adaptive_rows(&rows);
         let found: Vec<_> = found.iter().map(|row| (row.load_mpps, row.p99_us, row.best_fixed_batch)).collect();
-        assert_eq!(found, [(1.0, 1.5, 1), (9.0, 4.0, 8)]);
+        assert_eq!((found, uncarried(&rows)), (vec![(1.0, 1.5, 1), (9.0, 4.0, 8)], vec![]));
+    }
+
+    #[test]
+    fn a_load_that_nothing_carries_keeps_its_row_and_is_remarked_upon() {
+        let rows = [
+            row(Batching::Fixed(1), 99.0, 3.0, 0.5),
+            row(Batching::Fixed(8), 99.0, 95.0, 70.0),
+            row(Batching::Adaptive, 99.0, 97.0, 40.0),
+        ];
+        let found = adaptive_rows(&rows);
+        let found: Vec<_> =
+            found.iter().map(|row| (row.load_mpps, row.best_fixed_batch, row.best_fixed_p99_us)).collect();
+        assert_eq!(found, [(99.0, 8, 70.0)]);
+        let remark = "lanes: no fixed batch carried 99.000 Mpps of 64 B; 8 packets a message came to 95.000 Mpps, and \
+                      their p99 of 70.0 us is a queue's";
+        assert_eq!(uncarried(&rows), [remark]);
     }
 }
