@@ -39,6 +39,9 @@ struct Report {
     schema: &'static str,
     node: String,
     routes: Vec<Route>,
+    /// What was asked for, where it was not all.
+    #[serde(skip)]
+    destination: Option<String>,
 }
 
 /// Prints it.
@@ -48,7 +51,8 @@ pub fn main(options: &Options) -> Result<()> {
     let mut found = None;
     for index in cluster.chosen(options.node.as_deref())? {
         if let Some(routes) = routes(&cluster, index, query)? {
-            found = Some(Report { schema: "crosslane-router-fib/1", node: cluster.name(index).to_owned(), routes });
+            let (node, destination) = (cluster.name(index).to_owned(), options.destination.clone());
+            found = Some(Report { schema: "crosslane-router-fib/1", node, routes, destination });
             break;
         }
     }
@@ -93,6 +97,12 @@ fn routes(cluster: &LoadedCluster, index: usize, query: FibQuery) -> Result<Opti
 }
 
 fn describe(report: &Report) -> String {
+    if report.routes.is_empty() {
+        return match &report.destination {
+            Some(destination) => format!("node {}: no route to {destination}\n", report.node),
+            None => format!("node {}: no routes\n", report.node),
+        };
+    }
     let mut table = Table::new(&[("TO", Align::Left), ("METRIC", Align::Right), ("BY", Align::Left)]);
     for route in &report.routes {
         let hops: Vec<String> = route.hops.iter().map(hop).collect();
@@ -113,5 +123,22 @@ fn hop(hop: &RouteHop) -> String {
     match adjacency {
         0 => format!("{node}:{port}{weight}"),
         adjacency => format!("{node}:{port}#{adjacency}{weight}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_there_is_no_route_is_said() {
+        let report = |destination: Option<&str>| Report {
+            schema: "crosslane-router-fib/1",
+            node: "a".to_owned(),
+            routes: Vec::new(),
+            destination: destination.map(str::to_owned),
+        };
+        assert_eq!(describe(&report(Some("192.0.2.1"))), "node a: no route to 192.0.2.1\n");
+        assert_eq!(describe(&report(None)), "node a: no routes\n");
     }
 }
