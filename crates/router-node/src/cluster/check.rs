@@ -196,6 +196,14 @@ fn check_port(key: &str, port: &PortOfNode) -> Checked {
         let what = format!("{} addresses; use at most {ADDRESSES_MAX}", port.addresses.len());
         return Err(Fault::new(format!("{key}.addresses"), what));
     }
+    if let Some(network) = port.addresses.iter().find(|network| !is_host_of(network)) {
+        let what = format!(
+            "'{}' is no host's address on '{}'; use another one of that network, or mend its length",
+            network.addr(),
+            network.trunc()
+        );
+        return Err(Fault::new(format!("{key}.addresses"), what));
+    }
     for (name, file) in [("input", &port.input), ("output", &port.output)] {
         match (port.kind == PortKind::Pcap, file) {
             (false, Some(_)) => {
@@ -234,13 +242,18 @@ fn check_route(key: &str, node: &Node, route: &StaticRoute) -> Checked {
         let what = format!("'{}' has bits beyond its length; write '{}'", route.to, route.to.trunc());
         return Err(Fault::new(format!("{key}.to"), what));
     }
-    if let Some(via) = route.via
-        && via.is_ipv4() != route.to.addr().is_ipv4()
-    {
-        let what = format!("'{via}' is of another version of IP than '{}'; name a router of the same", route.to);
-        return Err(Fault::new(format!("{key}.via"), what));
-    }
-    Ok(())
+    let Some(via) = route.via else { return Ok(()) };
+    let is_own = |port: &PortOfNode| port.addresses.iter().any(|own| own.addr() == via);
+    let what = if via.is_ipv4() != route.to.addr().is_ipv4() {
+        format!("'{via}' is of another version of IP than '{}'; name a router of the same", route.to)
+    } else if !is_unicast(via) {
+        format!("'{via}' is no address of a router; use a unicast address")
+    } else if node.addresses.contains(&via) || node.ports.iter().any(is_own) {
+        format!("'{via}' is this node's own address; name the router that packets go to next")
+    } else {
+        return Ok(());
+    };
+    Err(Fault::new(format!("{key}.via"), what))
 }
 
 /// An address has one owner.
@@ -267,6 +280,16 @@ fn check_owners(cluster: &Cluster) -> Checked {
         }
     }
     Ok(())
+}
+
+/// Whether the address is one of the network's, and not that of all on it, or of none (RFC 3021 for those of two). A
+/// network of everything is nobody's port.
+fn is_host_of(network: &IpNet) -> bool {
+    match network {
+        _ if network.prefix_len() == 0 => false,
+        IpNet::V4(v4) if v4.prefix_len() < 31 => v4.addr() != v4.network() && v4.addr() != v4.broadcast(),
+        _ => true,
+    }
 }
 
 fn is_unicast(address: IpAddr) -> bool {

@@ -91,6 +91,11 @@ fn what_is_wrong_is_named_with_line_key_value_and_remedy() {
         ("to = \"10.8.0.0/16\"", "to = \"10.8.0.1/16\"", &["nodes[0].routes[0].to", "write '10.8.0.0/16'"]),
         ("to = \"10.8.0.0/16\"", "to = \"10.8/16\"", &["line 17", "nodes[0].routes[0].to", "10.8/16", "192.0.2.1/24"]),
         ("via = \"10.9.0.2\"", "via = \"fd00::2\"", &["nodes[0].routes[0].via", "'fd00::2'", "version of IP"]),
+        ("via = \"10.9.0.2\"", "via = \"10.9.0.1\"", &["line 18", "nodes[0].routes[0].via", "'10.9.0.1'", "own"]),
+        ("via = \"10.9.0.2\"", "via = \"127.0.0.1\"", &["nodes[0].routes[0].via", "'127.0.0.1'", "unicast"]),
+        ("\"10.9.0.1/24\"", "\"10.9.0.255/24\"", &["nodes[0].ports[1].addresses", "'10.9.0.255'", "'10.9.0.0/24'"]),
+        ("\"10.9.0.1/24\"", "\"10.9.0.0/24\"", &["nodes[0].ports[1].addresses", "'10.9.0.0'", "'10.9.0.0/24'"]),
+        ("\"10.9.0.1/24\"", "\"10.9.0.1/0\"", &["nodes[0].ports[1].addresses", "'10.9.0.1'", "'0.0.0.0/0'"]),
         ("mtu_bytes = 9000", "mtu_bytes = 60", &["nodes[1].ports[0].mtu_bytes", "60", "68 to 9216"]),
         ("kind = \"af-packet\"", "kind = \"dpdk\"", &["line 26", "nodes[1].ports[0].kind", "dpdk", "af-xdp"]),
         (
