@@ -245,6 +245,24 @@ fn what_is_answered_to_host_a_is_right(frames: &[Vec<u8>]) {
     }
 }
 
+const PLAIN: &str = r#"version = 1
+name = "plain"
+
+[[nodes]]
+name = "a"
+namespace = "NAMESPACE-a"
+
+[[nodes.ports]]
+device = "eth0"
+
+[[nodes]]
+name = "b"
+namespace = "NAMESPACE-b"
+
+[[nodes.ports]]
+device = "eth0"
+"#;
+
 const LIVE: &str = r#"version = 1
 name = "live"
 
@@ -322,6 +340,27 @@ fn ports_routes_and_settings_change_while_packets_cross() {
     weights_of_the_kernels_routes_share_the_flows(&lab);
     what_cannot_change_is_refused_in_one_line(&lab);
     a_signal_reloads_too(&lab);
+}
+
+/// An interface that goes and comes again is another one to the kernel, whose addresses and routes are there before the
+/// node has found it.
+#[test]
+fn a_device_that_comes_again_brings_its_networks_and_routes() {
+    let namespaces = ["a", "b", "h1", "h2"];
+    let Some(lab) = Lab::new("a_device_that_comes_again_brings_its_networks_and_routes", &namespaces) else { return };
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    lab.write(PLAIN);
+    lab.up();
+    lab.ping("h1", "10.77.2.2").must_succeed();
+    lab.ip("b", &["link", "del", "eth0"]);
+    lab.wait_for_route("a", "10.77.2.2", None);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    lab.ip("b", &["route", "add", "198.51.100.0/24", "via", "10.77.2.2"]);
+    lab.wait_for_route("a", "10.77.2.200", Some("b"));
+    lab.wait_for_route("a", "198.51.100.7", Some("b"));
+    lab.ping("h1", "10.77.2.2").must_succeed();
+    lab.ping("h1", "fd77:2::2").must_succeed();
 }
 
 /// Port `eth1` comes before the TAP, which keeps what it knows by another number, and goes again.

@@ -620,8 +620,10 @@ impl Node {
         self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns + REPLUG_NS);
     }
 
-    /// A device may be there again.
+    /// A device may be there again, by another number. What the kernel said of that number before the port was plugged
+    /// in is looked at once more: addresses and routes come with a device, and often at once.
     fn replug(&mut self, now_ns: u64) {
+        let mut is_back = false;
         for place in 0..self.ports.len() {
             if self.ports[place].replug_at_ns.is_none_or(|at_ns| now_ns < at_ns) {
                 continue;
@@ -634,9 +636,13 @@ impl Node {
                         self.tell(Command::Plug(PortId(place as u8), port));
                     }
                     self.local.set_interface(PortId(place as u8), interface);
+                    is_back = true;
                 }
                 Err(_) => self.ports[place].replug_at_ns = Some(now_ns + REPLUG_NS),
             }
+        }
+        if is_back {
+            self.kernel.all().into_iter().for_each(|change| self.local.kernel(change));
         }
     }
 
