@@ -4,9 +4,11 @@ use std::net::IpAddr;
 
 use packet::arp;
 
+use super::send::is_broadcast;
 use super::{Forwarder, Io, Origin};
 use crate::counters::DropReason;
 use crate::neighbour::{Heard, Link};
+use crate::own::is_martian_source_v4;
 use crate::{Packet, PortId};
 
 impl Forwarder {
@@ -42,7 +44,9 @@ impl Forwarder {
     fn hear_arp(&mut self, io: &mut Io<'_>, port: PortId, message: &arp::Repr, link: &Link, is_for_us: bool) {
         let address = IpAddr::V4(message.sender);
         let is_near = self.addresses(port).iter().any(|network| network.contains(&address));
-        if message.sender.is_unspecified() || message.sender.is_multicast() || message.sender.is_broadcast() {
+        // Nobody has the address of all on a network: who says so would be sent what is for nobody.
+        let is_group = self.addresses(port).iter().any(|network| is_broadcast(network, address));
+        if is_group || is_martian_source_v4(message.sender) {
             return;
         }
         let is_reply = message.operation == arp::Operation::Reply;

@@ -154,7 +154,7 @@ pub(super) fn destination_of(bytes: &[u8]) -> Option<IpAddr> {
 
 /// Whether the address is that of all on an IPv4 network, or of none (RFC 1812, sections 4.2.2.11 and 5.3.5). A network
 /// of two addresses has neither (RFC 3021).
-fn is_broadcast(network: &IpNet, address: IpAddr) -> bool {
+pub(super) fn is_broadcast(network: &IpNet, address: IpAddr) -> bool {
     match (network, address) {
         (IpNet::V4(network), IpAddr::V4(address)) if network.prefix_len() < 31 => {
             address == network.broadcast() || address == network.network()

@@ -249,6 +249,22 @@ fn who_claims_an_address_of_ours_is_counted_and_not_believed() {
 }
 
 #[test]
+fn nobody_becomes_the_neighbour_that_has_a_networks_broadcast_address() {
+    let mut world = World::new();
+    for host in [0, 255] {
+        let claim = request(host_v4(1, host), host_mac(1, 9), own_v4(1));
+        world.receive(1, &arp_frame(MacAddress::BROADCAST, &claim));
+        world.sent(1);
+        world.assert_dropped(0, &V4::to(host_v4(1, host)).frame(), DropReason::Broadcast);
+    }
+    assert_eq!((world.forwarder.neighbours().count(), world.events()), (0, vec![]));
+    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(host_v4(1, 254), host_mac(1, 9), own_v4(1))));
+    assert_eq!(world.forwarder.neighbours().count(), 1, "anybody else does");
+    world.sent(1);
+    world.assert_no_leak();
+}
+
+#[test]
 fn a_storm_of_arp_fills_no_memory_and_is_not_answered_by_one() {
     let (rib, tables) = Rib::new().expect("memory for tables");
     let limits = Limits {
