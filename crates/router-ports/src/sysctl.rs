@@ -41,16 +41,20 @@ impl Sysctls {
     }
 
     /// What a port's interface needs: the kernel behind it is a host there, not a second router. It forwards nothing
-    /// that comes in there, takes no routes from advertisements, and receives what is for it whichever way the answer
-    /// goes.
+    /// that comes in there, takes no routes from advertisements and redirects, which are for hosts and not for a router
+    /// (RFC 1812, section 5.2.7.2), and receives what is for it whichever way the answer goes.
     pub fn for_port(&mut self, interface: &str) -> io::Result<()> {
         self.set(&format!("net/ipv4/conf/{interface}/forwarding"), "0")?;
         self.set(&format!("net/ipv4/conf/{interface}/rp_filter"), "0")?;
         self.set("net/ipv4/conf/all/rp_filter", "0")?;
+        // Where nothing is forwarded, either of the two settings suffices for them to be believed.
+        self.set(&format!("net/ipv4/conf/{interface}/accept_redirects"), "0")?;
+        self.set("net/ipv4/conf/all/accept_redirects", "0")?;
         if self.has_v6(interface) {
             // IPv6 has one switch for all interfaces.
             self.set("net/ipv6/conf/all/forwarding", "0")?;
             self.set(&format!("net/ipv6/conf/{interface}/accept_ra"), "0")?;
+            self.set(&format!("net/ipv6/conf/{interface}/accept_redirects"), "0")?;
         }
         Ok(())
     }
@@ -90,12 +94,19 @@ mod tests {
             let mut outer = Sysctls::new();
             outer.set("net/ipv4/conf/lo/forwarding", "1").unwrap();
             outer.set("net/ipv6/conf/all/forwarding", "1").unwrap();
+            for of in ["ipv4/conf/lo", "ipv4/conf/all", "ipv6/conf/lo"] {
+                outer.set(&format!("net/{of}/accept_redirects"), "1").unwrap();
+            }
             let mut inner = Sysctls::new();
             inner.for_port("lo").unwrap();
             inner.for_tun("lo").unwrap();
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["0", "0"]);
+            let redirects =
+                ["ipv4/conf/lo", "ipv4/conf/all", "ipv6/conf/lo"].map(|of| format!("{of}/accept_redirects"));
+            assert_eq!(redirects.each_ref().map(|name| read(name)), ["0", "0", "0"]);
             drop(inner);
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "1"]);
+            assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "1", "1"]);
             let error = outer.set("net/ipv4/conf/gone0/forwarding", "1").unwrap_err().to_string();
             assert!(error.starts_with("setting net/ipv4/conf/gone0/forwarding to 1: "), "{error}");
         };
