@@ -69,6 +69,7 @@ enum Step<'a> {
         mtu_bytes: u16,
         is_up: bool,
         has_kernel: bool,
+        probes: bool,
     },
     Remote {
         port: u8,
@@ -168,17 +169,17 @@ impl Node {
         (self.now, self.is_sound) = (Time::from_ns(1_000_000_000), true);
         self.output.events_lost = false;
         for port in 0..3 {
-            self.set_port(port, 1500, true, port != 0);
+            self.set_port(port, 1500, true, port != 0, false);
         }
         self.forwarder.set_remote_mtu(FAR, PortId(1), 1000);
         self.forwarder.trace(filter);
         self.output.events.clear();
     }
 
-    fn set_port(&mut self, port: u8, mtu_bytes: u16, is_up: bool, has_kernel: bool) {
+    fn set_port(&mut self, port: u8, mtu_bytes: u16, is_up: bool, has_kernel: bool, probes: bool) {
         // The third is a VLAN of the second.
         let vlan = (port == 2).then_some(Vlan { parent: PortId(1), id: 5 });
-        let config = PortConfig { is_up, has_kernel, vlan, ..PortConfig::new(mac(port.min(1)), mtu_bytes) };
+        let config = PortConfig { is_up, has_kernel, probes, vlan, ..PortConfig::new(mac(port.min(1)), mtu_bytes) };
         let config = config.with_addresses(network(port));
         let Node { forwarder, pool, output, now, .. } = self;
         let _ = forwarder.set_port(*now, PortId(port), config, pool, output);
@@ -219,8 +220,8 @@ impl Node {
     }
 
     fn control(&mut self, step: &Step<'_>) {
-        if let Step::Port { port, mtu_bytes, is_up, has_kernel } = *step {
-            return self.set_port(port % 3, mtu_bytes, is_up, has_kernel);
+        if let Step::Port { port, mtu_bytes, is_up, has_kernel, probes } = *step {
+            return self.set_port(port % 3, mtu_bytes, is_up, has_kernel, probes);
         }
         let Node { forwarder, pool, output, now, .. } = self;
         match *step {

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use packet::checksum::Sum;
 use packet::ethernet::{EtherType, MacAddress};
-use packet::{Error, Protocol, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, ndisc, tcp, udp, vlan};
+use packet::{Error, Protocol, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, mld, ndisc, tcp, udp, vlan};
 
 const A: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
 const B: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xb]);
@@ -378,4 +378,36 @@ fn neighbour_discovery_that_is_malformed_is_refused() {
     let mut other = good;
     other[0] = 200;
     assert_eq!(sealed(other), Err(Error::Kind { protocol: "ND", kind: 200 }));
+}
+
+#[test]
+fn a_report_of_a_listener_is_what_rfc_3810_has() {
+    let groups = [ndisc::solicited_node(A6), ndisc::solicited_node(B6)];
+    let mut bytes = [0xee; 100];
+    let length = mld::emit_report(&mut bytes, A6, mld::Why::Joins, &groups);
+    assert_eq!((length, mld::payload_bytes(2), bytes[length]), (56, 56, 0xee));
+    assert_eq!(bytes[..8], [58, 0, 5, 2, 0, 0, 1, 0], "router alert, and a padding of two");
+    let message = &bytes[8..length];
+    assert!(icmpv6::Packet::new_checked(message).expect("a message").checksum_is_right(A6, mld::ALL_ROUTERS));
+    assert_eq!((message[0], message[1], &message[4..8]), (143, 0, &[0, 0, 0, 2][..]));
+    for (record, group) in message[8..].chunks(20).zip(groups) {
+        assert_eq!((&record[..4], &record[4..]), (&[4, 0, 0, 0][..], &group.octets()[..]));
+    }
+    let header = ipv6::Repr {
+        source: A6,
+        destination: mld::ALL_ROUTERS,
+        next_header: ipv6::HOP_BY_HOP,
+        hop_limit: mld::HOP_LIMIT,
+        traffic_class: 0,
+        flow_label: 0,
+        payload_bytes: length,
+    };
+    let mut packet = vec![0; header.total_bytes()];
+    header.emit(&mut packet);
+    packet[ipv6::HEADER_BYTES..].copy_from_slice(&bytes[..length]);
+    let upper = ipv6::Packet::new_checked(&packet[..]).expect("a packet").upper().expect("its upper layer");
+    assert_eq!((upper.protocol, upper.offset), (Protocol::ICMPV6, 8));
+    let many = vec![A6; 100];
+    let mut bytes = vec![0; mld::payload_bytes(100)];
+    assert_eq!(mld::emit_report(&mut bytes, A6, mld::Why::Listens, &many), 16 + 20 * mld::GROUPS_MAX);
 }

@@ -6,6 +6,7 @@ mod claims;
 mod deliver;
 mod discovery;
 mod fragment;
+mod listener;
 mod options;
 mod receive;
 mod redirect;
@@ -22,6 +23,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
 use packet::{ipv4, vlan};
+use sim::Random;
 
 use crate::config::{Config, PortConfig};
 use crate::counters::{Counters, DropReason};
@@ -35,6 +37,7 @@ use crate::{AdjacencyId, NODES_MAX, NodeId, PORTS_MAX, Packet, Pool, PortId, Tim
 
 use claims::Claim;
 pub use claims::ClaimState;
+use listener::Report;
 use stages::Vectors;
 pub use stages::{Probe, Stage};
 
@@ -96,6 +99,8 @@ struct PortState {
     addresses: Vec<IpNet>,
     /// All that were given, and where they stand.
     claims: Vec<Claim>,
+    /// What is told of the groups of those of IPv6 that are looked for.
+    report: Report,
 }
 
 /// Where a packet that is forwarded came from.
@@ -133,6 +138,8 @@ pub struct Forwarder {
     own: OwnAddresses,
     /// When something is to be done for an own address.
     claims_due: Option<Time>,
+    /// Decides when own addresses are looked for.
+    random: Random,
     counters: Counters,
     asks: Bucket,
     icmp_errors: Bucket,
@@ -154,8 +161,14 @@ impl Forwarder {
     fn blank(config: Config, tables: Tables) -> Forwarder {
         assert!(config.node.0 < NODES_MAX, "node {} of {NODES_MAX}", config.node.0);
         let limits = config.limits;
-        let no_port =
-            || PortState { config: None, mac_word: 0, vlans: Vec::new(), addresses: Vec::new(), claims: Vec::new() };
+        let no_port = || PortState {
+            config: None,
+            mac_word: 0,
+            vlans: Vec::new(),
+            addresses: Vec::new(),
+            claims: Vec::new(),
+            report: Report::default(),
+        };
         Forwarder {
             config,
             ports: (0..PORTS_MAX).map(|_| no_port()).collect(),
@@ -166,6 +179,7 @@ impl Forwarder {
             neighbours: Neighbours::new(limits, config.seed),
             own: OwnAddresses::new(),
             claims_due: None,
+            random: Random::new(config.seed, "claims"),
             counters: Counters::default(),
             asks: Bucket::new(limits.asks, Time::ZERO),
             icmp_errors: Bucket::new(limits.icmp_errors, Time::ZERO),
@@ -202,7 +216,8 @@ impl Forwarder {
         let state = &mut self.ports[usize::from(port.0)];
         state.mac_word = mac_word(config.mac);
         let former = if is_other { Vec::new() } else { std::mem::take(&mut state.claims) };
-        state.claims = claims::of(now, &config, &former);
+        state.claims = claims::of(now, &config, &former, &mut self.random);
+        state.report = if config.probes { Report::of(state.report, &state.claims) } else { Report::default() };
         let addresses = claims::used(&state.claims);
         let networks_change = state.addresses != addresses;
         state.addresses = addresses;
@@ -233,6 +248,7 @@ impl Forwarder {
         state.config = None;
         state.addresses.clear();
         state.claims.clear();
+        state.report = Report::default();
         self.link_ports();
         self.ports_changed(now, port, true, pool, output);
     }

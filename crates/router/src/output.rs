@@ -48,6 +48,15 @@ pub enum Event {
         /// Who has it, where that was said.
         mac: Option<MacAddress>,
     },
+    /// Somebody else uses an address that this node uses, and goes on using.
+    Conflict {
+        /// On which port's network.
+        port: PortId,
+        /// The address.
+        address: IpAddr,
+        /// Who uses it, where that was said.
+        mac: Option<MacAddress>,
+    },
 }
 
 /// Queues that a [`crate::Forwarder`] fills and a node empties. None grows beyond its bound, and none allocates after

@@ -20,6 +20,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use packet::ethernet::MacAddress;
 use router::routes::Rib;
 use router::{Config, Event, Filter, Forwarder, NODES_MAX, NodeId, Output, PORTS_MAX, Pool, Port, PortId, TracedStep};
 use router_ports::netlink::{Change, Monitor, NetlinkError, Requests};
@@ -153,6 +154,10 @@ impl NodeError {
             _ => None,
         }
     }
+}
+
+fn whose(mac: Option<MacAddress>) -> String {
+    mac.map_or("somebody else".to_owned(), |mac| mac.to_string())
 }
 
 fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
@@ -599,8 +604,12 @@ impl Node {
             Event::NeighbourUp { port, address, adjacency } => self.local.neighbour_up(port, address, adjacency),
             Event::NeighbourDown { port, address, .. } => self.local.neighbour_down(port, address),
             Event::Duplicate { port, address, mac } => {
-                let (port, who) = (self.device(port), mac.map_or("somebody else".to_owned(), |mac| mac.to_string()));
+                let (port, who) = (self.device(port), whose(mac));
                 warn!(port, "address {address} is not used: {who} has it too; give one of them another address");
+            }
+            Event::Conflict { port, address, mac } => {
+                let (port, who) = (self.device(port), whose(mac));
+                warn!(port, "address {address} is used by {who} too; give one of them another address");
             }
         }
     }

@@ -29,8 +29,7 @@ impl Forwarder {
             return;
         }
         if self.own.has(message.sender.into()) {
-            self.counters.address_conflicts += 1;
-            return;
+            return self.defend(io, port, message.sender.into(), Some(message.sender_mac));
         }
         let is_for_us = self.addresses(port).iter().any(|own| own.addr() == IpAddr::V4(message.target));
         if is_for_us || self.neighbours.find(port, message.sender.into()).is_some() {

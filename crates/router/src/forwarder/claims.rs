@@ -2,12 +2,13 @@
 //! section 5.4, for IPv6. An address that somebody else has, or looks for at the same time, is not used at all: two
 //! nodes that answer for one address harm both. Where a port has a kernel, that is the kernel's to do.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
 use packet::{arp, ndisc};
+use sim::Random;
 
 use super::{Forwarder, Io, addresses_of};
 use crate::config::PortConfig;
@@ -36,18 +37,29 @@ enum Step {
     Announce,
 }
 
-/// Each with what passes until the next: PROBE_NUM, PROBE_MIN, ANNOUNCE_WAIT, ANNOUNCE_NUM and ANNOUNCE_INTERVAL of
-/// RFC 5227, section 1.1.
-const STEPS_V4: [(Step, Duration); 6] = [
-    (Step::Probe, Duration::from_secs(1)),
-    (Step::Probe, Duration::from_secs(1)),
-    (Step::Probe, Duration::from_secs(2)),
-    (Step::Use, Duration::ZERO),
-    (Step::Announce, Duration::from_secs(2)),
-    (Step::Announce, Duration::ZERO),
+/// What passes after a step, at least and at most, so that nodes that began at once do not go on at once.
+type Pause = (Duration, Duration);
+
+const fn pause(seconds_min: u64, seconds_max: u64) -> Pause {
+    (Duration::from_secs(seconds_min), Duration::from_secs(seconds_max))
+}
+
+/// Before the first step: PROBE_WAIT of RFC 5227, section 1.1, and MAX_RTR_SOLICITATION_DELAY as RFC 4862, section
+/// 5.4.2, has it.
+const FIRST: Pause = pause(0, 1);
+/// PROBE_NUM, PROBE_MIN, PROBE_MAX, ANNOUNCE_WAIT, ANNOUNCE_NUM and ANNOUNCE_INTERVAL of RFC 5227, section 1.1.
+const STEPS_V4: [(Step, Pause); 6] = [
+    (Step::Probe, pause(1, 2)),
+    (Step::Probe, pause(1, 2)),
+    (Step::Probe, pause(2, 2)),
+    (Step::Use, pause(0, 0)),
+    (Step::Announce, pause(2, 2)),
+    (Step::Announce, pause(0, 0)),
 ];
 /// DupAddrDetectTransmits and RetransTimer, as RFC 4862, section 5.1, and RFC 4861, section 10, have them.
-const STEPS_V6: [(Step, Duration); 2] = [(Step::Probe, Duration::from_secs(1)), (Step::Use, Duration::ZERO)];
+const STEPS_V6: [(Step, Pause); 2] = [(Step::Probe, pause(1, 1)), (Step::Use, pause(0, 0))];
+/// DEFEND_INTERVAL of RFC 5227, section 1.1.
+const DEFEND: Duration = Duration::from_secs(10);
 /// How often it is looked whether a port is up.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -59,34 +71,51 @@ pub(super) struct Claim {
     steps_done: usize,
     /// When the next step is due.
     due: Option<Time>,
+    /// When somebody else used it last.
+    conflict: Option<Time>,
 }
 
 impl Claim {
-    fn new(now: Time, network: IpNet, is_looked_for: bool) -> Claim {
-        if is_looked_for {
-            Claim { network, state: ClaimState::Tentative, steps_done: 0, due: Some(now) }
-        } else {
-            Claim { network, state: ClaimState::Own, steps_done: 0, due: None }
-        }
+    fn new(network: IpNet, begins: Option<Time>) -> Claim {
+        let state = if begins.is_some() { ClaimState::Tentative } else { ClaimState::Own };
+        Claim { network, state, steps_done: 0, due: begins, conflict: None }
     }
 
     /// The next step; when the one after it is due is noted.
-    fn step(&mut self, now: Time) -> Option<Step> {
+    fn step(&mut self, now: Time, random: &mut Random) -> Option<Step> {
         let steps = if self.network.addr().is_ipv4() { &STEPS_V4[..] } else { &STEPS_V6[..] };
         let (step, pause) = *steps.get(self.steps_done)?;
         self.steps_done += 1;
-        self.due = (self.steps_done < steps.len()).then_some(now + pause);
+        self.due = (self.steps_done < steps.len()).then(|| now + some(pause, random));
         Some(step)
     }
 }
 
+fn some((min, max): Pause, random: &mut Random) -> Duration {
+    min + (max - min).mul_f64(random.unit())
+}
+
 /// The addresses of a port that is told of them: those that it has already stay where they stand.
-pub(super) fn of(now: Time, config: &PortConfig, former: &[Claim]) -> Vec<Claim> {
+pub(super) fn of(now: Time, config: &PortConfig, former: &[Claim], random: &mut Random) -> Vec<Claim> {
+    let begins = config.probes.then(|| now + some(FIRST, random));
     let claim = |network: IpNet| {
         let same = former.iter().find(|former| former.network == network);
-        same.copied().unwrap_or_else(|| Claim::new(now, network, config.probes))
+        same.copied().unwrap_or_else(|| Claim::new(network, begins))
     };
     addresses_of(config).into_iter().map(claim).collect()
+}
+
+/// When the first step of those that are new is due.
+pub(super) fn begin(claims: &[Claim]) -> Option<Time> {
+    claims.iter().filter(|claim| claim.steps_done == 0).filter_map(|claim| claim.due).min()
+}
+
+/// Addresses of IPv6 that are used or looked for: those whose neighbours ask for them must be heard.
+pub(super) fn heard_v6(claims: &[Claim]) -> impl Iterator<Item = Ipv6Addr> + '_ {
+    claims.iter().filter(|claim| claim.state != ClaimState::Duplicate).filter_map(|claim| match claim.network.addr() {
+        IpAddr::V6(address) => Some(address),
+        IpAddr::V4(_) => None,
+    })
 }
 
 /// Those that are used.
@@ -109,11 +138,14 @@ impl Forwarder {
     }
 
     pub(super) fn set_claims_due(&mut self) {
-        self.claims_due = self.ports.iter().flat_map(|port| &port.claims).filter_map(|claim| claim.due).min();
+        let steps = self.ports.iter().flat_map(|port| &port.claims).filter_map(|claim| claim.due);
+        self.claims_due = steps.chain(self.ports.iter().filter_map(|port| port.report.due)).min();
     }
 
     /// Does what is due for own addresses.
     pub(super) fn pursue_claims(&mut self, io: &mut Io<'_>) {
+        // Before whoever has an address can answer, what goes to its group must come through.
+        self.report_groups(io);
         for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
             let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
             for number in 0..self.ports[usize::from(port.0)].claims.len() {
@@ -125,7 +157,7 @@ impl Forwarder {
                     claim.due = Some(io.now + LOOK_AGAIN);
                     continue;
                 }
-                let (address, step) = (claim.network.addr(), claim.step(io.now));
+                let (address, step) = (claim.network.addr(), claim.step(io.now, &mut self.random));
                 match step {
                     Some(Step::Probe) => self.probe(io, port, address),
                     Some(Step::Use) => self.use_address(io, port, number),
@@ -154,7 +186,7 @@ impl Forwarder {
             }
             IpAddr::V6(target) => {
                 let probe = ndisc::Message::NeighbourSolicitation { target, source_mac: None };
-                let way = (std::net::Ipv6Addr::UNSPECIFIED, ndisc::solicited_node(target));
+                let way = (Ipv6Addr::UNSPECIFIED, ndisc::solicited_node(target));
                 self.send_discovery(io, port, &probe, way, None);
             }
         }
@@ -187,5 +219,24 @@ impl Forwarder {
         self.set_claims_due();
         io.output.tell(Event::Duplicate { port, address, mac });
         true
+    }
+
+    /// Somebody else uses an address that this node uses. A router keeps it, for its hosts know no other way: it is
+    /// announced once more, unless there was another conflict just before, for two that keep on announcing help nobody
+    /// (RFC 5227, section 2.4 c). RFC 4862 has nothing like it for IPv6.
+    pub(super) fn defend(&mut self, io: &mut Io<'_>, port: PortId, address: IpAddr, mac: Option<MacAddress>) {
+        self.counters.address_conflicts += 1;
+        let Some(state) = self.ports.get_mut(usize::from(port.0)) else { return };
+        let is_it = |claim: &&mut Claim| claim.state == ClaimState::Own && claim.network.addr() == address;
+        let Some(claim) = state.claims.iter_mut().find(is_it) else { return };
+        let before = claim.conflict.replace(io.now);
+        if before.is_some_and(|before| io.now < before + DEFEND) {
+            return;
+        }
+        io.output.tell(Event::Conflict { port, address, mac });
+        // Where a port has a kernel, that is the kernel's to do.
+        if state.config.as_ref().is_some_and(|config| !config.has_kernel) {
+            self.announce(io, port, address);
+        }
     }
 }

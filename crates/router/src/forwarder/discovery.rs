@@ -58,8 +58,7 @@ impl Forwarder {
             return;
         }
         if self.own.has(said.source.into()) {
-            self.counters.address_conflicts += 1;
-            return;
+            return self.defend(io, port, said.source.into(), source_mac);
         }
         let is_near = self.is_near_v6(port, said.source);
         if let Some(mac) = source_mac.filter(|mac| mac.is_unicast() && !said.source.is_unspecified()) {
@@ -105,7 +104,9 @@ impl Forwarder {
             return;
         }
         if self.own.has(target.into()) {
-            self.counters.address_conflicts += u64::from(target_mac != Some(link.mac));
+            if target_mac != Some(link.mac) {
+                self.defend(io, port, target.into(), target_mac);
+            }
             return;
         }
         let Some(adjacency) = self.neighbours.find(port, target.into()) else { return };

@@ -160,10 +160,11 @@ impl Forwarder {
         if source.is_multicast() || source.is_loopback() {
             return Err(DropReason::MartianSource);
         }
-        self.check_source(source.into(), origin)?;
+        // Before own sources are: who uses an address of ours says so as that address.
         if is_near && is_discovery(&packet) {
             return Ok((Verdict::Discovery, packet.total_bytes()));
         }
+        self.check_source(source.into(), origin)?;
         if destination.is_multicast() {
             return Err(DropReason::Multicast);
         }

@@ -1,19 +1,35 @@
 //! Own addresses, looked for before they are used.
 
-use packet::ndisc;
+use packet::{mld, ndisc};
 
 use super::neighbours::{arp_frame, arp_of, discovery_frame, discovery_of, request};
 use super::*;
 use crate::ClaimState;
 
-/// Both ports' addresses are looked for; the hardware addresses end in `node`.
-fn probing(node: u8) -> World {
-    let mut world = World::with(|config| {
+/// Both ports' addresses are to be looked for; the hardware addresses end in `node`.
+fn claiming(node: u8) -> World {
+    World::with(|config| {
         let [.., port] = config.mac.0;
         PortConfig { mac: MacAddress([2, 0, 0, 0, node, port]), probes: true, ..config }
-    });
-    world.wait(Duration::ZERO);
+    })
+}
+
+/// The same, and looking for them has begun.
+fn probing(node: u8) -> World {
+    let mut world = claiming(node);
+    world.wait(Duration::from_secs(1));
     world
+}
+
+fn is_report(frame: &[u8]) -> bool {
+    frame[..6] == MacAddress::of_multicast_v6(mld::ALL_ROUTERS).0
+}
+
+/// What was said of addresses: all but reports on groups.
+fn said(world: &mut World, port: u8) -> Vec<Vec<u8>> {
+    let mut frames = world.sent(port);
+    frames.retain(|frame| !is_report(frame));
+    frames
 }
 
 /// States of the own addresses of port 1 that are not used.
@@ -45,9 +61,12 @@ fn echo_request() -> Vec<u8> {
 
 #[test]
 fn addresses_are_looked_for_before_they_are_used() {
-    let mut world = probing(0);
-    let probes = world.sent(1);
-    assert_eq!((probes.len(), world.sent(0).len()), (3, 3), "{probes:02x?}");
+    let mut world = claiming(0);
+    world.wait(Duration::ZERO);
+    assert_eq!((world.sent(0).len(), world.sent(1).len()), (0, 0), "not all that were switched on at once");
+    world.wait(Duration::from_secs(1));
+    let probes = said(&mut world, 1);
+    assert_eq!((probes.len(), said(&mut world, 0).len()), (3, 3), "{probes:02x?}");
     let mac = MacAddress([2, 0, 0, 0, 0, 1]);
     assert_eq!((&probes[0][..6], arp_of(&probes[0])), (&[0xff; 6][..], request(Ipv4Addr::UNSPECIFIED, mac, own_v4(1))));
     for (probe, target) in probes[1..].iter().zip([own_v6(1), link_local(0)]) {
@@ -64,7 +83,7 @@ fn addresses_are_looked_for_before_they_are_used() {
     world.wait(Duration::from_secs(1));
     assert_eq!(unused(&world), own[..1], "one probe and a second by IPv6");
     for _ in 0..3 {
-        world.wait(Duration::from_secs(1));
+        world.wait(Duration::from_secs(2));
     }
     assert_eq!((unused(&world), arp_of(world.sent(1).last().expect("frames")).sender), (vec![], Ipv4Addr::UNSPECIFIED));
     world.wait(Duration::ZERO);
@@ -101,7 +120,7 @@ fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
     let config = second.forwarder.port_config(PORTS[1]).expect("a port").clone();
     let mac = MacAddress([2, 0, 0, 0, 9, 1]);
     second.set_port(PORTS[1], PortConfig { mac, probes: true, is_up: true, ..config });
-    second.wait(Duration::ZERO);
+    second.wait(Duration::from_secs(1));
     talk(&mut first, &mut second, 1);
     let duplicate = ClaimState::Duplicate;
     let refused = [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)];
@@ -121,7 +140,7 @@ fn of_two_nodes_with_the_same_addresses_the_second_one_uses_none() {
     assert_eq!(unused(&second), refused, "another MTU is no reason to try again");
     second.set_port(PORTS[1], PortConfig { is_up: false, ..config.clone() });
     second.set_port(PORTS[1], config);
-    for _ in 0..5 {
+    for _ in 0..9 {
         second.wait(Duration::from_secs(1));
     }
     assert_eq!(unused(&second), [], "after the port was down it looks once more, and nobody answers");
@@ -144,14 +163,14 @@ fn of_two_nodes_that_look_for_the_same_addresses_at_once_neither_uses_them() {
 #[test]
 fn own_probes_that_come_back_and_asks_of_others_are_no_conflict() {
     let mut world = probing(0);
-    let probes = world.sent(1);
+    let probes = said(&mut world, 1);
     assert_eq!(probes.len(), 3);
     world.receive_all(1, &probes);
     world.receive_all(1, &[ask_v4(), ask_v6()]);
     // Who looks for another address.
     world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(Ipv4Addr::UNSPECIFIED, host_mac(1, 9), host_v4(1, 9))));
     assert_eq!((unused(&world).len(), world.forwarder.counters().address_conflicts), (3, 0));
-    for _ in 0..5 {
+    for _ in 0..9 {
         world.wait(Duration::from_secs(1));
         let sent = world.sent(1);
         world.receive_all(1, &sent);
@@ -181,4 +200,109 @@ fn who_says_that_it_has_an_address_of_ours_keeps_it() {
     world.wait(Duration::from_secs(9));
     let duplicate = ClaimState::Duplicate;
     assert_eq!(unused(&world), [(own_v4(1).into(), duplicate), (own_v6(1).into(), duplicate)]);
+}
+
+/// Until all addresses are used and announced.
+fn own() -> World {
+    let mut world = probing(0);
+    for _ in 0..10 {
+        world.wait(Duration::from_secs(1));
+    }
+    world.sent(0);
+    world.sent(1);
+    assert_eq!(unused(&world), []);
+    world
+}
+
+#[test]
+fn an_own_address_that_somebody_else_uses_is_kept_and_announced_but_not_for_ever() {
+    let mut world = own();
+    let claim = arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2)));
+    world.receive(1, &claim);
+    let mac = MacAddress([2, 0, 0, 0, 0, 1]);
+    assert_eq!(arp_of(&world.sent_one(1)), request(own_v4(1), mac, own_v4(1)));
+    let told = Event::Conflict { port: PORTS[1], address: own_v4(1).into(), mac: Some(host_mac(1, 9)) };
+    assert_eq!((world.events(), unused(&world)), (vec![told], vec![]));
+    for _ in 0..5 {
+        world.wait(Duration::from_secs(9));
+        world.receive(1, &claim);
+    }
+    assert_eq!((said(&mut world, 1), world.events()), (vec![], vec![]), "it does not give in: nobody goes on and on");
+    world.wait(Duration::from_secs(10));
+    world.receive(1, &claim);
+    assert_eq!((said(&mut world, 1).len(), world.events()), (1, vec![told]), "once more after a pause");
+    assert_eq!(world.forwarder.counters().address_conflicts, 7);
+    world.sent(0);
+    world.assert_no_leak();
+}
+
+#[test]
+fn a_conflict_of_ipv6_is_told_and_answered_by_nothing() {
+    let mut world = own();
+    let (target, all) = (own_v6(1), "ff02::1".parse().expect("an address"));
+    let claim = ndisc::Message::NeighbourAdvertisement {
+        target,
+        is_router: false,
+        solicited: false,
+        override_known: true,
+        target_mac: Some(host_mac(1, 9)),
+    };
+    let claim = discovery_frame(MacAddress::of_multicast_v6(all), &claim, target, all);
+    world.receive_all(1, &[claim.clone(), claim]);
+    let told = Event::Conflict { port: PORTS[1], address: target.into(), mac: Some(host_mac(1, 9)) };
+    assert_eq!((world.sent(1), world.events(), unused(&world)), (vec![], vec![told], vec![]));
+}
+
+#[test]
+fn what_a_kernel_has_it_defends_itself() {
+    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
+    world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 9), host_v4(1, 2))));
+    assert_eq!((world.sent(1).len(), world.events().len()), (0, 1));
+}
+
+/// Groups of a report, by why.
+fn reported(frame: &[u8]) -> (u8, Ipv6Addr, Vec<Ipv6Addr>) {
+    let packet = v6_of(frame);
+    assert_eq!((packet.destination(), packet.hop_limit()), (mld::ALL_ROUTERS, mld::HOP_LIMIT));
+    let records = packet.payload()[16..].chunks(20);
+    let groups = records.clone().map(|record| <[u8; 16]>::try_from(&record[4..]).expect("a group").into()).collect();
+    (records.map(|record| record[0]).next().expect("a group"), packet.source(), groups)
+}
+
+#[test]
+fn groups_of_own_addresses_are_joined_before_they_are_looked_for_and_told_every_minute() {
+    let mut world = probing(0);
+    let frames = world.sent(1);
+    assert!(is_report(&frames[0]) && frames[1..].iter().all(|frame| !is_report(frame)), "{frames:02x?}");
+    let groups = vec![ndisc::solicited_node(own_v6(1))];
+    assert_eq!(groups[0], ndisc::solicited_node(link_local(0)), "each group once");
+    let joins = mld::Why::Joins as u8;
+    assert_eq!(reported(&frames[0]), (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
+    let mut reports = Vec::new();
+    for second in 1..=150 {
+        world.wait(Duration::from_secs(1));
+        let of_second = world.sent(1).into_iter().filter(|frame| is_report(frame));
+        reports.extend(of_second.map(|frame| (second, reported(&frame))));
+    }
+    let listens = |second| (second, (mld::Why::Listens as u8, link_local(0), groups.clone()));
+    let again = (1, (joins, Ipv6Addr::UNSPECIFIED, groups.clone()));
+    assert_eq!(reports, [again, listens(61), listens(121)]);
+    let config = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    world.set_port(PORTS[1], PortConfig { is_up: false, ..config });
+    world.wait(Duration::from_secs(100));
+    assert_eq!(world.sent(1).len(), 0, "nothing from a port that is down");
+    world.sent(0);
+    world.assert_no_leak();
+}
+
+#[test]
+fn a_port_without_addresses_of_ipv6_has_no_groups() {
+    let mut world = World::with(|config| {
+        let v4 = config.addresses.iter().copied().filter(|network| matches!(network, IpNet::V4(_)));
+        PortConfig { probes: true, ..config.clone() }.with_addresses(v4)
+    });
+    for _ in 0..100 {
+        world.wait(Duration::from_secs(1));
+    }
+    assert!(!world.sent(1).iter().any(|frame| is_report(frame)));
 }
