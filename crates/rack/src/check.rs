@@ -68,8 +68,8 @@ fn check_pairs(rack: &Rack) -> Checked {
     let bulk: Vec<_> = owners(rack, Class::Bulk).collect();
     if bulk.len() > latency.len() {
         let what = format!(
-            "{} of class \"bulk\" for {} of class \"latency\"; each of them goes with one of class \"latency\": ask for \
-             as many of those",
+            "{} of class \"bulk\" for {} of class \"latency\"; each of them goes with one of class \"latency\": ask \
+             for as many of those",
             bulk.len(),
             latency.len()
         );
