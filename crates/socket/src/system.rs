@@ -370,29 +370,33 @@ pub fn ring(fd: i32) -> Result<(), Errno> {
 /// How often 64 bytes are taken out of a lifeline at once: a peer that goes on ringing is not waited for.
 const DRAINS_MAX: usize = 64;
 
-/// So many wake-up bytes may stay in a lifeline that several processes listen to: far fewer than its buffer holds.
+/// So many wake-up bytes may stay in a lifeline that several processes listen to: far fewer than its buffer holds. It is
+/// also how many processes may thin it out at the same time.
 const RINGS_LEFT_MAX: i32 = 32;
-/// Beyond that so many are taken at once: where processes do it at the same time, some stay.
-const RINGS_TAKEN: usize = 4;
 
 /// Takes wake-up bytes out of a lifeline that others listen to, by edges: they find it readable still, as they must
 /// when they come to look, and it never fills.
 pub fn thin_out_rings(fd: i32) {
     for _ in 0..DRAINS_MAX {
-        let mut unread_bytes = 0_i32;
-        // SAFETY: the number is writable.
-        let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
-        if result < 0 || unread_bytes <= RINGS_LEFT_MAX {
-            return;
-        }
-        let mut bytes = [0_u8; RINGS_TAKEN];
-        // SAFETY: the array is writable.
-        let received =
-            unsafe { call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), bytes.len(), libc::MSG_DONTWAIT, 0, 0) };
-        if received <= 0 {
+        if !has_surplus_rings(fd) || !take_surplus_ring(fd) {
             return;
         }
     }
+}
+
+fn has_surplus_rings(fd: i32) -> bool {
+    let mut unread_bytes = 0_i32;
+    // SAFETY: the number is writable.
+    let result = unsafe { call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut unread_bytes) };
+    result >= 0 && unread_bytes > RINGS_LEFT_MAX
+}
+
+/// One at a time: others may have seen the same surplus, and each of them takes one as well.
+fn take_surplus_ring(fd: i32) -> bool {
+    let mut byte = [0_u8];
+    // SAFETY: the array is writable.
+    let received = unsafe { call!(libc::SYS_recvfrom, fd, byte.as_mut_ptr(), byte.len(), libc::MSG_DONTWAIT, 0, 0) };
+    received > 0
 }
 
 /// Takes the wake-up bytes out of a lifeline; `Ok(false)`, and `CONNRESET` once, at the end of the stream. `PROTO`:
@@ -449,4 +453,42 @@ struct KernelAction {
     flags: u64,
     restorer: usize,
     mask: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn processes_that_thin_out_the_same_rings_at_the_same_time_leave_one() {
+        let (bell, mut lifeline) = UnixStream::pair().unwrap();
+        let fd = lifeline.as_raw_fd();
+        for _ in 0..=RINGS_LEFT_MAX {
+            ring(bell.as_raw_fd()).unwrap();
+        }
+        // All have looked before the first takes anything.
+        assert!((0..RINGS_LEFT_MAX).all(|_| has_surplus_rings(fd)));
+        assert!((0..RINGS_LEFT_MAX).all(|_| take_surplus_ring(fd)));
+        assert_eq!(poll_now(fd, libc::POLLIN), libc::POLLIN);
+        thin_out_rings(fd);
+        lifeline.set_nonblocking(true).unwrap();
+        assert_eq!(lifeline.read(&mut [0; 100]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_lifeline_that_is_thinned_out_keeps_rings_and_never_fills() {
+        let (bell, lifeline) = UnixStream::pair().unwrap();
+        for _ in 0..100_000 {
+            let mut byte = [RING];
+            // SAFETY: one byte is readable.
+            let sent =
+                unsafe { call!(libc::SYS_sendto, bell.as_raw_fd(), byte.as_mut_ptr(), 1, libc::MSG_DONTWAIT, 0, 0) };
+            assert_eq!(sent, 1, "full");
+            thin_out_rings(lifeline.as_raw_fd());
+            assert_eq!(poll_now(lifeline.as_raw_fd(), libc::POLLIN), libc::POLLIN);
+        }
+    }
 }
