@@ -425,6 +425,27 @@ mod tests {
     }
 
     #[test]
+    fn a_name_behind_which_nobody_listens_yet_is_asked_for() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let name = ListenerName::far(address(SERVER));
+        let early = unix_stream().unwrap();
+        rustix::net::bind(&early, &rack.address_of(&name).unwrap()).unwrap();
+        assert_eq!(rack.is_live(&name), Ok(true));
+        let proxy_rack = Arc::clone(&rack);
+        let (made, listener) = std::sync::mpsc::channel();
+        let listen = move || {
+            drop(early);
+            made.send(listen_for_far(&proxy_rack, address(SERVER), 1).unwrap()).unwrap();
+        };
+        let monitor = monitor(&rack, Answer::Ready { node: "127.77.0.1".parse().unwrap() }, listen);
+        let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
+        assert!(connect_to(&rack).unwrap().is_far);
+        monitor.join().unwrap();
+        taking.join().unwrap().unwrap();
+    }
+
+    #[test]
     fn what_stands_against_a_connection_is_said() {
         let scratch = Scratch::new();
         let rack = node(&scratch);
