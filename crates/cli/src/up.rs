@@ -193,7 +193,7 @@ impl Started {
             }
         }
         let fault = |what: String| WrongUse::of(rack.file.fault("device.window_bytes", what));
-        let bytes = monitor::device_bytes(&rack.file.rack).map_err(fault)?.next_power_of_two();
+        let bytes = monitor::server_bytes(&rack.file.rack, ::device_server::available_bytes()).map_err(fault)?;
         let log = rack.places.device_log();
         let mut command = background(&log)?;
         command.arg("device-server").arg("--socket").arg(&socket).arg("--size").arg(bytes.to_string());

@@ -301,6 +301,15 @@ fn a_device_that_is_missing_or_too_small_is_wrong_use_with_its_line() {
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }
 
+#[test]
+fn windows_larger_than_this_machines_memory_are_wrong_use_with_their_line() {
+    let place = Place::new(&["--nodes", "26"]);
+    place.change("window_bytes = 4194304", &format!("window_bytes = {}", 64_u64 << 30));
+    let words = ["r.toml, line", "device.window_bytes", "68719476736 bytes", "are free", "at most"];
+    assert_fails(&place.output(&["up", "--rack", "r.toml"]), 2, &words);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+}
+
 /// The process whose command line has both words.
 fn process(words: [&str; 2]) -> serde_json::Value {
     let has = |folder: &PathBuf| {

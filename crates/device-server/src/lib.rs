@@ -37,6 +37,6 @@ mod server;
 
 pub use clients::CLIENTS_MAX;
 pub use error::Error;
-pub use memory::create as create_memory;
+pub use memory::{available_bytes, create as create_memory};
 pub use options::{Options, SIZE_BYTES_MIN, VECTORS_MAX};
 pub use server::{Event, Running, Server};

@@ -25,7 +25,7 @@ pub fn create(bytes: u64) -> Result<OwnedFd, Error> {
 }
 
 /// What Linux would give without pushing anything out; everything where it does not say.
-fn available_bytes() -> u64 {
+pub fn available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());

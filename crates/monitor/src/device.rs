@@ -15,9 +15,29 @@ const _: () = assert!(rack::TIMED_SPAN_BYTES == Segment::TIMED_WINDOW_BYTES as u
 ///
 /// # Errors
 /// When no device can be that large; the rack file's values are too.
-pub fn device_bytes(rack: &Rack) -> Result<u64, String> {
+fn device_bytes(rack: &Rack) -> Result<u64, String> {
     let layout = Layout::new(rack.slots() as u8, rack.device.window_bytes as usize);
     layout.map(|layout| layout.bytes() as u64).map_err(|problem| problem.to_string())
+}
+
+/// Bytes of memory that a device server has for a rack: a power of two, as QEMU's device wants it. `free_bytes`: what
+/// this machine has for it.
+///
+/// # Errors
+/// When no device can be that large, or this machine has less; the rack file's values are too.
+pub fn server_bytes(rack: &Rack, free_bytes: u64) -> Result<u64, String> {
+    let bytes = device_bytes(rack)?.next_power_of_two();
+    if bytes <= free_bytes {
+        return Ok(bytes);
+    }
+    // The largest power of two that is free.
+    let largest_bytes = free_bytes.checked_ilog2().map_or(0, |exponent| 1 << exponent);
+    let remedy = match Layout::largest(rack.slots() as u8, largest_bytes) {
+        Ok(layout) => format!("make it {} at most", layout.window_bytes()),
+        Err(_) => "use a machine with more memory".to_owned(),
+    };
+    let windows = rack.device.window_bytes;
+    Err(format!("windows of {windows} bytes take {bytes} bytes of memory, and {free_bytes} are free; {remedy}"))
 }
 
 /// Bells that a node of this rack has: the monitor's, and one for each data partition as far as there are bells.
@@ -145,6 +165,18 @@ mod tests {
         assert!(check_device(&rack, 1).is_err());
         file.set_len(100).unwrap();
         assert!(check_device(&rack, 1).unwrap_err().ends_with("use a larger device"));
+    }
+
+    #[test]
+    fn windows_that_this_machines_memory_does_not_hold_are_refused_with_the_largest_that_it_does() {
+        let mut rack = Rack::example(3, Backend::Shm, None, Trust::Proxy);
+        rack.device.window_bytes = 1 << 30;
+        assert_eq!(server_bytes(&rack, 8 << 30), Ok(8 << 30));
+        let error = server_bytes(&rack, (8 << 30) - 1).unwrap_err();
+        assert!(error.starts_with("windows of 1073741824 bytes take 8589934592 bytes"), "{error}");
+        rack.device.window_bytes = error.split("make it ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        assert_eq!(server_bytes(&rack, (8 << 30) - 1), Ok(4 << 30));
+        assert!(server_bytes(&rack, 0).unwrap_err().ends_with("more memory"));
     }
 
     #[test]

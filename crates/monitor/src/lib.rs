@@ -27,5 +27,5 @@ mod session;
 mod store;
 
 pub use description::InEtcd;
-pub use device::{check_device, device_bytes, vectors};
+pub use device::{check_device, server_bytes, vectors};
 pub use node::{Monitor, MonitorError, Settings};
