@@ -107,7 +107,7 @@ fallback_reasons! {
     /// Memory, descriptors or a table ran out.
     ResourceLimit => "resource_limit", "memory, descriptors or /dev/shm ran out";
     /// The other side declined a lane.
-    PeerRefused => "peer_refused", "the other side declined a lane";
+    PeerRefused => "peer_refused", "the other side declined a lane, or the rack's access rules do";
     /// A program without Crosslane connected to an accelerated listener.
     PlainClient => "plain_client", "the client runs without crosslane";
     /// The program asked for something lanes do not offer.
