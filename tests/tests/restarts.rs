@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use router_ports::Namespace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
@@ -444,12 +445,44 @@ fn a_proxy_that_hangs_when_its_monitor_dies_is_killed_by_the_next_before_it_touc
 
 #[test]
 fn with_failover_streams_go_on_over_kernel_tcp_when_a_monitor_hangs_and_new_ones_use_the_link_again() {
+    fail_over_and_back("127.77.0.", "");
+}
+
+/// As [`COMMON`], of nodes with IPv6 addresses.
+const BY_IPV6: &str = r#"
+address = ("fd00:77::2", address[1])
+def listen():
+    listener = socket.create_server(address, family=socket.AF_INET6)
+    say("listening")
+    return listener
+"#;
+
+/// In a network of its own, where the machine has the nodes' addresses.
+#[test]
+fn connections_of_nodes_with_ipv6_addresses_go_on_over_kernel_tcp_too() {
+    let network = match Namespace::new() {
+        Ok(network) => network,
+        Err(error) => return println!("skipped: no network of its own ({error}); run it as root"),
+    };
+    let test = || {
+        let ip = |words: &[&str]| Process::start(Command::new(place::tool("ip")).args(words)).wait(PATIENCE);
+        ip(&["link", "set", "lo", "up"]).must_succeed();
+        for address in ["fd00:77::1/128", "fd00:77::2/128"] {
+            ip(&["-6", "address", "add", address, "dev", "lo", "nodad"]).must_succeed();
+        }
+        fail_over_and_back("fd00:77::", BY_IPV6);
+    };
+    network.within(test).expect("a network of its own");
+}
+
+fn fail_over_and_back(addresses: &str, prelude: &str) {
     let pair = Pair::up_with("proxy", |text| {
-        let text = text.replace("failover = false", "failover = true");
+        let text = text.replace("failover = false", "failover = true").replace("127.77.0.", addresses);
         text.replace("silence_ns = 3000000000", "silence_ns = 1000000000")
     });
-    let (_server, port) = pair.serve(ECHO);
-    let client = pair.client(TALK, port, "words");
+    let script = |of: &str| format!("{prelude}\n{of}");
+    let (_server, port) = pair.serve(&script(ECHO));
+    let client = pair.client(&script(TALK), port, "words");
     let [monitor, _] = pair.processes(1);
     let hung = Stopped::stop(monitor);
     let is_moved = |link: &Value| link["carried"]["failover_open"] == 2 && link["state"] != "up";
@@ -459,7 +492,7 @@ fn with_failover_streams_go_on_over_kernel_tcp_when_a_monitor_hangs_and_new_ones
     drop(hung);
     (0..2).for_each(|node| pair.wait_for_link(node, "link again", |link| link["state"] == "up"));
     let by_window = pair.monitor(0)["links"][0]["carried"]["connections_total"].as_u64().expect("a count");
-    let next = pair.client(CLIENT, pair.serve(SERVER).1, "connected");
+    let next = pair.client(&script(CLIENT), pair.serve(&script(SERVER)).1, "connected");
     pair.wait_for_link(0, "new connection by the link", |link| {
         link["carried"]["connections_total"].as_u64() > Some(by_window)
     });
