@@ -764,6 +764,32 @@ fn lose_link(nodes: &mut Nodes) {
     assert_eq!(counts, HashMap::from([("connected\n".to_owned(), 3)]));
 }
 
+/// The other proxy is told of the link only when a program has come already, and waits.
+#[test]
+fn programs_that_come_before_the_other_proxy_has_begun_wait_for_it() {
+    let mut nodes = Nodes::start();
+    let (_server, port) = nodes.serve(ECHO);
+    // From here on the proxy stands in for the server.
+    nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
+    let connect = READER.replace("say(outcome(server))", "pass");
+    let connects_early = |nodes: &mut Nodes| {
+        nodes.link_down();
+        let [a, b] = &mut nodes.nodes[..] else { unreachable!() };
+        assert!(train_both(&mut a.link, &mut b.link));
+        a.monitor.send(&ToProxy::LinkUp { peer: 1, epoch: a.link.epoch().0 });
+        let proxy = a.proxy.pid();
+        let descriptors = || std::fs::read_dir(format!("/proc/{proxy}/fd")).expect("it runs").count();
+        let before = descriptors();
+        let client = Process::start(&mut nodes.python(0, &format!("{COMMON}\n{connect}"), port));
+        client.wait_until("a program at the proxy", PATIENCE, |_| descriptors() > before);
+        let b = &nodes.nodes[1];
+        b.monitor.send(&ToProxy::LinkUp { peer: 0, epoch: b.link.epoch().0 });
+        client.wait(PATIENCE).stdout == "connected\n"
+    };
+    // A program does not wait for ever, and this machine may keep the test from its processor for as long.
+    assert!((0..5).any(|_| connects_early(&mut nodes)), "refused each time");
+}
+
 /// The monitors of this test ask nobody, as a hostile node's would not.
 #[test]
 fn what_is_opened_without_asking_is_held_to_the_rules_of_the_node_that_is_connected_to() {
