@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
@@ -926,6 +926,23 @@ fn connections_are_reset_when_there_is_nobody_to_go_on_with_or_tcp_breaks_too() 
     nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
     assert_eq!(later.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
     nodes.report(0, "resets", |report| report.failover_resets == 2 && report.failover_open == 0);
+}
+
+/// Nobody can come to it, so nobody waits for somebody who might.
+#[test]
+fn connections_are_reset_at_once_when_a_proxy_listens_nowhere() {
+    // The port is another program's.
+    let taken = TcpListener::bind((Ipv4Addr::from(address(0)), 0)).expect("a port");
+    let failover_port = Some(taken.local_addr().expect("an address").port());
+    let mut nodes = Nodes::start_as(Settings { is_failover: true, failover_port, ..Settings::default() });
+    let (_server, port) = nodes.serve(ECHO);
+    let client = nodes.start_client(READER, port, "connected");
+    nodes.link_down();
+    assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+    for (node, who) in nodes.nodes.iter().zip(["this node's proxy", "its proxy"]) {
+        let why = format!("1 connections of a lost link are reset: {who} listens nowhere");
+        node.proxy.wait_until(&why, PATIENCE, |proxy| proxy.stderr().contains(&why));
+    }
 }
 
 /// Who comes to node a's proxy without the token of a link is dropped without a word.

@@ -110,12 +110,38 @@ fn check_node(rack: &LoadedRack, slot: usize) -> Result<()> {
             bail!(WrongUse::of(file.fault(&format!("partitions[{index}].cores"), what)));
         }
     }
+    check_failover(rack, slot)?;
     let socket = rack.places.node(&node.name).monitor_socket();
     if socket.as_os_str().len() >= SOCKET_PATH_BYTES_MAX {
         let shown = socket.display();
         bail!("'{shown}' is too long for a socket; set XDG_RUNTIME_DIR or CROSSLANE_RACK to a shorter directory");
     }
     rack.prepare(&rack.places.node(&node.name).directory)
+}
+
+/// That the node's proxy can listen where those of others look for it once a link is lost.
+fn check_failover(rack: &LoadedRack, slot: usize) -> Result<()> {
+    let (file, node) = (&rack.file, &rack.file.rack.nodes[slot]);
+    if !file.rack.failover {
+        return Ok(());
+    }
+    if let Err(error) = TcpListener::bind((node.address, 0)) {
+        let address = node.address;
+        let what = format!(
+            "'{address}' cannot be listened at ({error}), as failover = true needs it; give the machine this address, \
+             as in 'ip address add {address} dev lo', or set failover = false"
+        );
+        bail!(WrongUse::of(file.fault(&format!("nodes[{slot}].address"), what)));
+    }
+    let places = rack.places.node(&node.name);
+    // A proxy of this node that runs has the ports.
+    let runs = || [places.monitor_socket(), places.heir_socket()].iter().any(|path| path.exists());
+    let is_taken = |port: &u16| TcpListener::bind((node.address, *port)).is_err();
+    if let Some(port) = file.rack.failover_ports().into_iter().flatten().find(is_taken).filter(|_| !runs()) {
+        let what = format!("{port} is in use at '{}'; choose another, or leave the key out for any", node.address);
+        bail!(WrongUse::of(file.fault("failover_port", what)));
+    }
+    Ok(())
 }
 
 /// Ends a monitor in a way that its proxy outlives, as it would outlive a crash: the next monitor takes over from it.

@@ -310,6 +310,32 @@ fn windows_larger_than_this_machines_memory_are_wrong_use_with_their_line() {
     assert_eq!(place.sockets(), Vec::<PathBuf>::new());
 }
 
+#[test]
+fn failover_that_cannot_be_is_wrong_use_with_its_line() {
+    let place = Place::new(&[]);
+    place.change("failover = false", "failover = true");
+    // The documentation's own prefix: no machine has it.
+    place.change("127.77.0.1", "2001:db8::1");
+    place.change("127.77.0.2", "fd00:77::2");
+    place.change("address = \"fd00:77::2\"", "address = \"fd00:77::2\"\nbackend = \"pci\"\ndevice = \"0000:00:04.0\"");
+    let up = ["up", "--rack", "r.toml", "--node", "a"];
+    let words = ["r.toml, line", "nodes[0].address", "'2001:db8::1'", "ip address add", "failover = false"];
+    assert_fails(&place.output(&up), 2, &words);
+
+    let place = Place::new(&[]);
+    let taken = std::net::TcpListener::bind("127.77.0.2:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    place.change("failover = false", &format!("failover = true\nfailover_port = {port}"));
+    let up = ["up", "--rack", "r.toml"];
+    assert_fails(&place.output(&up), 2, &["r.toml, line", "failover_port", &port.to_string(), "'127.77.0.2'"]);
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+    drop(taken);
+    // The second time its own proxies have the port.
+    for _ in 0..2 {
+        assert!(place.output(&up).status.success());
+    }
+}
+
 /// The process whose command line has both words.
 fn process(words: [&str; 2]) -> serde_json::Value {
     let has = |folder: &PathBuf| {

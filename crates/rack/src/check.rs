@@ -188,6 +188,12 @@ fn check_failover(rack: &Rack) -> Checked {
             Err(Fault::new("failover_port", what))
         }
         Some(0) => Err(Fault::new("failover_port", "0 is no port; leave the key out for any port, or name one")),
+        Some(port) if rack.failover_ports().is_none() => {
+            let what = format!(
+                "{port} is too high: each core of the partitions has a port, this one and the next; choose one below it"
+            );
+            Err(Fault::new("failover_port", what))
+        }
         _ => Ok(()),
     }
 }

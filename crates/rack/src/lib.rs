@@ -314,6 +314,16 @@ impl Rack {
         self.partitions.iter().flat_map(of).collect()
     }
 
+    /// The ports at which a proxy listens for those of other nodes, one for each thread, where the file names them.
+    /// `None`: there are not so many.
+    pub fn failover_ports(&self) -> Option<std::ops::RangeInclusive<u16>> {
+        let first = self.failover_port?;
+        let latency = self.data_partitions().into_iter().filter(|partition| partition.class == Class::Latency);
+        let threads = latency.map(|partition| partition.core).collect::<std::collections::BTreeSet<_>>().len();
+        let last = first.checked_add(u16::try_from(threads).ok()?.saturating_sub(1))?;
+        Some(first..=last)
+    }
+
     /// Whether `from` may connect to a port of `to`, both being slots.
     pub fn allows(&self, from: usize, to: usize, port: u16) -> bool {
         let (Some(from), Some(to)) = (self.nodes.get(from), self.nodes.get(to)) else { return false };

@@ -315,7 +315,10 @@ fn failover_is_for_connections_by_proxies_and_its_port_for_failover() {
     assert!(parse(&port(&proxied, 7000)).unwrap_err().contains("failover_port: 7000 is where nobody listens"));
     let on = proxied.replace("failover = false", "failover = true");
     assert!(parse(&port(&on, 0)).unwrap_err().contains("failover_port: 0 is no port"));
-    assert_eq!(parse(&port(&on, 7000)).unwrap().rack.failover_port, Some(7000));
+    assert_eq!(parse(&port(&on, 7000)).unwrap().rack.failover_ports(), Some(7000..=7000));
+    let cores = on.replacen("count = 1", "count = 2\ncores = [1, 0]", 1);
+    assert_eq!(parse(&port(&cores, 65534)).unwrap().rack.failover_ports(), Some(65534..=65535));
+    assert!(parse(&port(&cores, 65535)).unwrap_err().contains("failover_port: 65535 is too high"));
 }
 
 #[test]

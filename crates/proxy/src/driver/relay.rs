@@ -52,6 +52,10 @@ const PROBES_MAX: u32 = 5;
 enum RelayError {
     #[error("no TCP connection to {0}: {1}")]
     Route(SocketAddr, Errno),
+    #[error("this node's proxy listens nowhere; see the beginning of this log")]
+    Deaf,
+    #[error("its proxy listens nowhere; see that node's proxy.log")]
+    PeerDeaf,
     #[error("the TCP connection ended")]
     Ended,
     #[error("the TCP connection failed: {0}")]
@@ -168,9 +172,11 @@ impl Relays {
     pub(super) fn new(own_slot: u8, address: Option<SocketAddr>) -> Self {
         let listener = address.and_then(|address| {
             let failed = |errno: Errno| {
-                eprintln!(
-                    "crosslane proxy: no failover by {address}: {errno}; give the node an address of this machine"
-                );
+                let remedy = match errno {
+                    Errno::ADDRINUSE => "choose another failover_port",
+                    _ => "give the node an address of this machine",
+                };
+                eprintln!("crosslane proxy: no failover by {address}: {errno}; {remedy}");
             };
             listen(address).map_err(failed).ok()
         });
@@ -219,9 +225,15 @@ impl Relays {
         self.past.entry(which.peer).or_default().connections_total += detached.connections() as u64;
         let deadline = Deadline::after(RESUME_NS_MAX);
         let relay = |state| Relay { which, own, theirs, state, deadline, is_overdue: false };
-        if self.own_slot < which.peer {
+        let calls = self.own_slot > which.peer;
+        if !calls || theirs.port == 0 {
             self.relays.insert(index, relay(State::Waiting(detached)));
-            return self.receive_early(index, epoll);
+            return match self.port {
+                _ if calls => self.leave_alone(index, &RelayError::PeerDeaf),
+                // Nobody can come, so nobody is waited for.
+                0 => self.leave_alone(index, &RelayError::Deaf),
+                _ => self.receive_early(index, epoll),
+            };
         }
         let address = SocketAddr::new(peer, theirs.port);
         match call(address, index, epoll) {
