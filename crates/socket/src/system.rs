@@ -370,8 +370,8 @@ pub fn ring(fd: i32) -> Result<(), Errno> {
 /// How often 64 bytes are taken out of a lifeline at once: a peer that goes on ringing is not waited for.
 const DRAINS_MAX: usize = 64;
 
-/// So many wake-up bytes may stay in a lifeline that several processes listen to: far fewer than its buffer holds. It is
-/// also how many processes may thin it out at the same time.
+/// So many wake-up bytes may stay in a lifeline that several processes listen to: far fewer than its buffer holds. So
+/// many processes may thin it out at the same time, too.
 const RINGS_LEFT_MAX: i32 = 32;
 
 /// Takes wake-up bytes out of a lifeline that others listen to, by edges: they find it readable still, as they must
