@@ -4,6 +4,7 @@
 //! that racks use, in `./x exam`. Guests are emulated, some twenty times slower than the machine: no fact depends on a
 //! time.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -55,6 +56,65 @@ fn a_guest_and_this_machine_wake_each_other_by_interrupts() {
     for output in [report.output(Node::A), &host.stdout] {
         assert!(output.contains("100 rounds") && output.contains("woken by interrupts"), "{host}{report}");
     }
+}
+
+/// A rack of guest a and this machine, which reaches the device by its server.
+const BESIDE: &str = r#"version = 1
+[device]
+backend = "pci"
+[timeouts]
+query_ns = "2500 ms"
+silence_ns = "30 s"
+[[nodes]]
+name = "a"
+address = "127.77.0.1"
+device = "0000:00:04.0"
+[[nodes]]
+name = "b"
+address = "127.77.0.2"
+backend = "shm"
+"#;
+
+/// The guest comes up, then says so; its stream is over when the script ends.
+const BESIDE_THIS_MACHINE: &str = r#"
+sed "s/0000:00:04.0/$DEVICE/" /beside.toml >"$RACK"
+crosslane up --rack "$RACK" --node a
+host up
+wait_for lanes lab-stream connect 127.77.0.2:9001 3
+"#;
+
+#[test]
+fn programs_of_a_guest_and_of_this_machine_talk_by_windows() {
+    // In /tmp, whatever TMPDIR says: names of sockets must be short.
+    let folder = tempfile::Builder::new().prefix("beside-").tempdir_in("/tmp").unwrap();
+    let file = folder.path().join("r.toml");
+    std::fs::write(&file, BESIDE).unwrap();
+    let lab = of(BESIDE_THIS_MACHINE).guests(1).device(Device::Doorbell).file(&file, "/beside.toml");
+    let mut running = lab.start().unwrap();
+    let crosslane = |words: &[&str]| {
+        let mut command = Command::new(place::crosslane());
+        command.args(words).arg("--rack").arg(&file).env("CROSSLANE_RACK", folder.path().join("base"));
+        command
+    };
+    let status = Process::start(crosslane(&["status", "--json"]).current_dir("/")).wait(LIMIT).must_succeed();
+    let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
+    let directory = PathBuf::from(status["nodes"][1]["directory"].as_str().unwrap());
+    let rack = directory.parent().unwrap();
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
+    std::os::unix::fs::symlink(running.device_socket().unwrap(), rack.join("device.sock")).unwrap();
+    // Not by 'up', whose 'down' would end the device's server too, which is this process.
+    let monitor = Process::start(crosslane(&["monitor", "--node", "b"]).current_dir("/"));
+    running.wait_for_guest(Node::A, "up").unwrap();
+    let mut server = crosslane(&["run", "--node", "b", "--require-lane"]);
+    let server =
+        Process::start(server.arg("--").arg(builds().join("lab-stream")).args(["serve", "127.77.0.2:9001", "3"]));
+    running.release(Node::A);
+    let report = running.finish().unwrap().must_succeed();
+    let server = server.wait(LIMIT).must_succeed();
+    for output in [report.output(Node::A), &server.stdout] {
+        assert!(output.contains("received as they should be"), "{report}{server}");
+    }
+    drop(monitor);
 }
 
 #[test]
