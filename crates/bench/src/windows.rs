@@ -157,16 +157,32 @@ impl Experiment {
 /// A ping-pong beside streams.
 #[derive(Clone, Copy, Debug)]
 struct Beside {
+    way: Way,
+    /// The rack that the way needs.
+    kind: Option<Kind>,
     case: &'static str,
-    kind: Kind,
     has_streams: bool,
 }
 
-const BESIDE: [Beside; 4] = [
-    Beside { case: "quiet", kind: Kind::Proxy, has_streams: false },
-    Beside { case: "8 streams and 1 unread, slicing off", kind: Kind::Unsliced, has_streams: true },
-    Beside { case: "8 streams and 1 unread, slicing on", kind: Kind::Sliced, has_streams: true },
-    Beside { case: "8 streams and 1 unread, slicing and classes on", kind: Kind::Proxy, has_streams: true },
+impl Beside {
+    const fn quiet(way: Way, kind: Option<Kind>) -> Self {
+        Self { way, kind, case: "quiet", has_streams: false }
+    }
+
+    const fn streams(way: Way, kind: Option<Kind>, case: &'static str) -> Self {
+        Self { way, kind, case, has_streams: true }
+    }
+}
+
+const BESIDE: [Beside; 8] = [
+    Beside::quiet(Way::WindowProxy, Some(Kind::Proxy)),
+    Beside::streams(Way::WindowProxy, Some(Kind::Unsliced), "8 streams and 1 unread, slicing off"),
+    Beside::streams(Way::WindowProxy, Some(Kind::Sliced), "8 streams and 1 unread, slicing on"),
+    Beside::streams(Way::WindowProxy, Some(Kind::Proxy), "8 streams and 1 unread, slicing and classes on"),
+    Beside::quiet(Way::WindowDirect, Some(Kind::Direct)),
+    Beside::streams(Way::WindowDirect, Some(Kind::Direct), "8 streams and 1 unread"),
+    Beside::quiet(Way::KernelTcp, None),
+    Beside::streams(Way::KernelTcp, None, "8 streams and 1 unread"),
 ];
 
 const KIB: u64 = 1 << 10;
@@ -289,7 +305,8 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
         }
     }
     {
-        let racks = bring_up(launcher, &[Kind::Proxy, Kind::Unsliced, Kind::Sliced], &mut measured, &progress);
+        let racks =
+            bring_up(launcher, &[Kind::Proxy, Kind::Unsliced, Kind::Sliced, Kind::Direct], &mut measured, &progress);
         for round in 1..=plan.rounds {
             take_beside(launcher, plan, &racks, round, &mut measured, &mut progress);
         }
@@ -353,7 +370,12 @@ fn take_round(
 
 /// `None` where the way is not there.
 fn ends(launcher: &Launcher, racks: &[(Kind, UpRack)], experiment: Experiment, way: Way) -> Option<Ends> {
-    if let Some(wanted) = experiment.kind(way) {
+    ends_by(launcher, racks, way, experiment.kind(way))
+}
+
+/// As [`ends`], by the rack that the way needs there.
+fn ends_by(launcher: &Launcher, racks: &[(Kind, UpRack)], way: Way, kind: Option<Kind>) -> Option<Ends> {
+    if let Some(wanted) = kind {
         return racks.iter().find(|(kind, _)| *kind == wanted).map(|(_, rack)| rack.ends());
     }
     let transport = match way {
@@ -388,17 +410,19 @@ fn take_beside(
     progress: &mut Progress,
 ) {
     for cell in &mut measured.beside {
-        let Beside { case, kind, has_streams } = cell.beside;
-        progress.step(&format!("round {round} of {}: beside streams", plan.rounds), case);
-        let Some((_, rack)) = racks.iter().find(|(known, _)| *known == kind) else { continue };
-        match ping_beside(launcher, plan, &rack.ends(), has_streams) {
+        let Beside { way, kind, case, has_streams } = cell.beside;
+        progress
+            .step(&format!("round {round} of {}: beside streams", plan.rounds), &format!("{case}, {}", way.title()));
+        let Some(ends) = ends_by(launcher, racks, way, kind) else { continue };
+        match ping_beside(launcher, plan, &ends, has_streams) {
             Ok((latencies, streams)) => {
                 cell.rounds.push(latencies);
                 cell.streams.extend(streams);
             }
             Err(error) => {
-                progress.warn(&format!("ping-pong, {case}, failed: {error:#}"));
-                measured.said.push(format!("ping-pong, {case}: {error:#}"));
+                let what = format!("ping-pong by {}, {case}", way.title());
+                progress.warn(&format!("{what}, failed: {error:#}"));
+                measured.said.push(format!("{what}: {error:#}"));
             }
         }
     }

@@ -86,6 +86,7 @@ pub struct Figure {
 #[derive(Serialize)]
 pub struct IsolationRow {
     pub kind: &'static str,
+    pub way: &'static str,
     pub case: String,
     pub latency: Option<Quantiles>,
     pub p99_of_quiet: Option<f64>,
@@ -178,6 +179,7 @@ impl BesideCell {
         let p99s = |cell: &Self| cell.rounds.iter().map(|round| round.quantile_ns(0.99)).collect::<Vec<_>>();
         IsolationRow {
             kind: "measured",
+            way: self.beside.way.title(),
             case: self.beside.case.to_owned(),
             latency: quantiles(self.rounds.iter()),
             p99_of_quiet: quiet.and_then(|quiet| median_ratio(&p99s(self), &p99s(quiet))),
@@ -207,7 +209,9 @@ impl Report {
         };
         let rows: Vec<Row> = measured.cells.iter().map(|cell| cell.row(kernel_of(cell), &measured.missing)).collect();
         let failures = measured.failures.iter().map(|(what, _, _)| what.clone()).chain(measured.said.clone()).collect();
-        let quiet = measured.beside.first();
+        let quiet = |of: &BesideCell| {
+            measured.beside.iter().find(|cell| cell.beside.way == of.beside.way && !cell.beside.has_streams)
+        };
         Ok(Self {
             schema: SCHEMA,
             command: command(options),
@@ -216,7 +220,7 @@ impl Report {
             cores_suffice: machine.cores >= PARTIES,
             machine,
             timed: Timed { assumptions: published::assumptions(), figures: figures(&rows) },
-            isolation: measured.beside.iter().map(|cell| cell.row(quiet)).collect(),
+            isolation: measured.beside.iter().map(|cell| cell.row(quiet(cell))).collect(),
             copies: measured.counts.iter().map(Copies::of).collect(),
             where_cores_suffice: WhereCoresSuffice::of(modelled, &floors, measured.instructions),
             rows,
@@ -332,7 +336,7 @@ impl Report {
         for Assumption { kind, what } in &self.timed.assumptions {
             text += &format!("{kind}: {what}\n");
         }
-        text += "\nPing-pong of 8 B beside others in its partition, us\n\n";
+        text += "\nPing-pong of 8 B beside others (by proxies: in its partition), us\n\n";
         text += &self.isolation_table().render();
         text += "\nBulk by write size, GB/s (measured)\n\n";
         text += &self.bulk().render();
@@ -402,10 +406,11 @@ impl Report {
     }
 
     fn isolation_table(&self) -> Table {
-        let mut table = Table::new(["beside", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
+        let mut table = Table::new(["by", "beside", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
         for row in &self.isolation {
             let cell = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
             table.row(vec![
+                row.way.to_owned(),
                 row.case.clone(),
                 cell(|all| all.p50_ns),
                 cell(|all| all.p99_ns),
@@ -419,6 +424,7 @@ impl Report {
             let micros = |ns: u64| table::micros(Some(ns as f64));
             let nothing = || NOTHING.to_owned();
             table.row(vec![
+                Way::WindowProxy.title().to_owned(),
                 case.case.to_owned(),
                 micros(case.rtt_ns_p50),
                 micros(case.rtt_ns_p99),
@@ -573,7 +579,13 @@ mod tests {
             let kind = figure["kind"].as_str().unwrap();
             assert!(["measured", "modelled", "published"].iter().any(|word| kind.contains(word)), "{figure}");
         }
-        assert_eq!(json["isolation"][1]["p99_of_quiet"].as_f64().map(f64::round), Some(3.0));
+        for (at, way, of_quiet) in [(1, "window, proxies", 3.0), (5, "window, direct", 3.0), (6, "kernel TCP", 1.0)] {
+            let row = &json["isolation"][at];
+            assert_eq!(
+                (row["way"].as_str(), row["p99_of_quiet"].as_f64().map(f64::round)),
+                (Some(way), Some(of_quiet))
+            );
+        }
         assert_eq!(json["where_cores_suffice"]["modelled_over_cache_line"], 10.0);
         let text = report.text();
         for words in ["below", "not available", "20.40", "modelled", "800 instructions", "2.00 sent"] {
