@@ -109,9 +109,10 @@ fn render(printed: &Printed) -> String {
     report.missing.iter().for_each(|missing| text += &format!("missing: {missing}\n"));
     text += "\nOne hop between two nodes, ((T4-T1)-(T3-T2))/2, us\n";
     text += &hops(report);
-    text += "\nRates between two nodes, Mpps\n";
+    text += "\nRates between two nodes, Mpps; adaptive: its rate without a loss in multiples of this one\n";
     text += &rates(&report.rates);
-    text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n";
+    text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n\
+             (adaptive p99: in multiples of this one, round by round)\n";
     text += &loads(&report.loads);
     text += "\nLatency by size at one load, us\n";
     text += &loads(&report.loads_by_size);
@@ -292,9 +293,21 @@ fn word(batching: Batching) -> String {
     }
 }
 
+/// What the adaptive policy has as a multiple of what this one has; nothing where no round says it.
+fn multiple(ratio: f64) -> String {
+    if ratio > 0.0 { format!("{ratio:.3} x") } else { "-".to_owned() }
+}
+
 fn rates(rows: &[RateRow]) -> String {
-    let columns =
-        [("BY", LEFT), ("BYTES", RIGHT), ("BATCH", LEFT), ("NO LOSS", RIGHT), ("FLOOD", RIGHT), ("A MESSAGE", RIGHT)];
+    let columns = [
+        ("BY", LEFT),
+        ("BYTES", RIGHT),
+        ("BATCH", LEFT),
+        ("NO LOSS", RIGHT),
+        ("FLOOD", RIGHT),
+        ("A MESSAGE", RIGHT),
+        ("ADAPTIVE", RIGHT),
+    ];
     let mut table = Table::new(&columns);
     for row in rows {
         table.row(vec![
@@ -304,6 +317,7 @@ fn rates(rows: &[RateRow]) -> String {
             format!("{:.3}", row.zero_loss_mpps),
             format!("{:.3}", row.flood_mpps),
             format!("{:.1}", row.packets_per_message),
+            multiple(row.adaptive_ratio),
         ]);
     }
     table.render()
@@ -320,6 +334,7 @@ fn loads(rows: &[LoadRow]) -> String {
         ("P99 ALL", RIGHT),
         ("ARRIVED", RIGHT),
         ("A MESSAGE", RIGHT),
+        ("ADAPTIVE P99", RIGHT),
     ];
     let mut table = Table::new(&columns);
     for row in rows {
@@ -333,6 +348,7 @@ fn loads(rows: &[LoadRow]) -> String {
             format!("{:.2}", row.p99_all_us),
             format!("{:.3}", row.delivered_mpps),
             format!("{:.1}", row.packets_per_message),
+            multiple(row.adaptive_p99_ratio),
         ]);
     }
     table.render()

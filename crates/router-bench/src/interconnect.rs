@@ -103,6 +103,12 @@ pub struct Effort {
     pub rounds: usize,
     /// Round trips of a hop.
     pub round_trips: usize,
+    /// One trial of latency under a load: short, so that a round is over before the machine's mood changes.
+    pub load_trial: Span,
+    /// What of that is left out.
+    pub load_warm_up: Span,
+    /// Rounds of latency under a load: 99% of one trial's packets are at the mercy of a few pauses of the machine.
+    pub load_rounds: usize,
     /// Steps of a search for the rate that is carried without loss.
     pub search_steps: usize,
 }
@@ -110,7 +116,16 @@ pub struct Effort {
 impl Effort {
     /// For `--quick`: some seconds an interconnect.
     pub fn quick() -> Effort {
-        Effort { trial: Span::from_ns(15e6), warm_up: Span::from_ns(3e6), rounds: 3, round_trips: 500, search_steps: 6 }
+        Effort {
+            trial: Span::from_ns(15e6),
+            warm_up: Span::from_ns(3e6),
+            rounds: 3,
+            round_trips: 500,
+            load_trial: Span::from_ns(15e6),
+            load_warm_up: Span::from_ns(3e6),
+            load_rounds: 11,
+            search_steps: 6,
+        }
     }
 
     /// For results that are committed.
@@ -120,6 +135,9 @@ impl Effort {
             warm_up: Span::from_ns(10e6),
             rounds: 7,
             round_trips: 5000,
+            load_trial: Span::from_ns(20e6),
+            load_warm_up: Span::from_ns(4e6),
+            load_rounds: 21,
             search_steps: 9,
         }
     }

@@ -33,6 +33,9 @@ pub struct LoadRow {
     pub delivered_mpps: f64,
     /// Packets a message.
     pub packets_per_message: f64,
+    /// The adaptive policy's p99 as a multiple of this one's in the same round, in which both saw the same packets and
+    /// nearly the same machine: median over rounds.
+    pub adaptive_p99_ratio: f64,
 }
 
 impl LoadRow {
@@ -69,7 +72,7 @@ fn load(
 ) -> Result<Vec<LoadRow>, BenchError> {
     let policies: Vec<Batching> = Batching::all().collect();
     let mut trials = vec![Vec::new(); policies.len()];
-    for round in 0..effort.rounds {
+    for round in 0..effort.load_rounds {
         for at in 0..policies.len() {
             // Nobody is always the first.
             let at = (at + round) % policies.len();
@@ -78,32 +81,45 @@ fn load(
                 batching: policies[at],
                 frame_bytes,
                 offered: Offered::Mpps(load_mpps),
-                trial: effort.trial,
-                warm_up: effort.warm_up,
+                trial: effort.load_trial,
+                warm_up: effort.load_warm_up,
                 // All policies of a round see the same packets at the same moments.
                 seed: round as u64,
             };
             trials[at].push(run(&setup, cores)?);
         }
     }
-    let row = |(batching, trials): (Batching, Vec<Trial>)| {
+    let is_adaptive = |batching: &Batching| *batching == Batching::Adaptive;
+    let adaptive = policies.iter().position(is_adaptive).map_or(&[][..], |at| &trials[at]);
+    let row = |(batching, trials): (&Batching, &Vec<Trial>)| {
         let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
-        let quiet = || trials.iter().map(|trial| trial.undisturbed).filter(|quiet| quiet.samples >= SAMPLES_MIN);
-        let of_quiet = |value: fn(Quantiles) -> f64| median(quiet().map(value));
+        let of_quiet = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(quiet).map(value));
         LoadRow {
             interconnect: name(kind),
             frame_bytes,
             load_mpps,
-            batching,
+            batching: *batching,
             p50_us: of_quiet(|quiet| quiet.p50_us).unwrap_or_else(|| of(|trial| trial.latency.p50_us)),
             p99_us: of_quiet(|quiet| quiet.p99_us).unwrap_or_else(|| of(|trial| trial.latency.p99_us)),
             undisturbed_share: of(|trial| trial.undisturbed.samples as f64 / trial.latency.samples.max(1) as f64),
             p99_all_us: of(|trial| trial.latency.p99_us),
             delivered_mpps: of(|trial| trial.delivered_mpps),
             packets_per_message: of(|trial| trial.packets_per_message),
+            adaptive_p99_ratio: ratio_of_rounds(adaptive, trials),
         }
     };
-    Ok(policies.into_iter().zip(trials).map(row).collect())
+    Ok(policies.iter().zip(&trials).map(row).collect())
+}
+
+/// What a trial says of packets that no stall had anything to do with, where those are enough to say something.
+fn quiet(trial: &Trial) -> Option<Quantiles> {
+    Some(trial.undisturbed).filter(|quiet| quiet.samples >= SAMPLES_MIN)
+}
+
+/// The median, over rounds, of one policy's p99 as a multiple of another's; 0 where no round says anything.
+fn ratio_of_rounds(policy: &[Trial], other: &[Trial]) -> f64 {
+    let of_round = |(policy, other): (&Trial, &Trial)| Some(quiet(policy)?.p99_us / quiet(other)?.p99_us);
+    median(policy.iter().zip(other).filter_map(of_round)).unwrap_or(0.0)
 }
 
 /// The adaptive policy beside the best fixed batch at one load.
@@ -121,6 +137,9 @@ pub struct AdaptiveRow {
     pub best_fixed_batch: u8,
     /// That p99.
     pub best_fixed_p99_us: f64,
+    /// The adaptive p99 as a multiple of that in the same round: median over rounds, which the moods of a machine move
+    /// less than they move the two.
+    pub p99_ratio: f64,
 }
 
 /// The adaptive rows of what [`loads`] found, one for each load. Where the machine was so busy that no fixed batch
@@ -136,6 +155,7 @@ pub fn adaptive_rows(rows: &[LoadRow]) -> Vec<AdaptiveRow> {
             p99_us: row.p99_us,
             best_fixed_batch,
             best_fixed_p99_us: best.p99_us,
+            p99_ratio: best.adaptive_p99_ratio,
         })
     };
     adaptive.filter_map(beside).collect()
@@ -184,7 +204,29 @@ mod tests {
             p99_all_us: p99_us,
             delivered_mpps,
             packets_per_message: 1.0,
+            adaptive_p99_ratio: 1.0,
         }
+    }
+
+    fn trial(p99_us: f64, samples: usize) -> Trial {
+        let undisturbed = Quantiles { p99_us, samples, ..Quantiles::default() };
+        Trial {
+            delivered_mpps: 1.0,
+            offered_packets: 1,
+            lost_packets: 0,
+            packets_per_message: 1.0,
+            latency: Quantiles::default(),
+            undisturbed,
+        }
+    }
+
+    #[test]
+    fn policies_are_compared_round_by_round() {
+        // A machine that is ten times slower for two rounds, and a round that says nothing of one of them.
+        let policy = [trial(5.0, 999), trial(50.0, 999), trial(60.0, 999), trial(900.0, 999), trial(6.0, 999)];
+        let other = [trial(10.0, 999), trial(100.0, 999), trial(60.0, 999), trial(1.0, 10), trial(8.0, 999)];
+        assert_eq!(ratio_of_rounds(&policy, &other), 0.625);
+        assert_eq!(ratio_of_rounds(&policy[3..4], &other[3..4]), 0.0);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub struct RateRow {
     pub flood_mpps: f64,
     /// Packets a message in the flood.
     pub packets_per_message: f64,
+    /// The adaptive policy's rate without a loss as a multiple of this one's in the same round; median over rounds.
+    pub adaptive_ratio: f64,
 }
 
 /// The rates of all policies with frames of one size, in alternating rounds.
@@ -46,15 +48,25 @@ pub fn rates(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores) -> R
             found.packets_per_message.push(packets_per_message);
         }
     }
-    let row = |(batching, found): (Batching, Found)| RateRow {
+    let of = |rounds: &[f64]| median(rounds.iter().copied()).unwrap_or(0.0);
+    let at = policies.iter().position(|batching| *batching == Batching::Adaptive);
+    let adaptive = at.map_or(&[][..], |at| &found[at].zero_loss_mpps);
+    let row = |(batching, found): (&Batching, &Found)| RateRow {
         interconnect: name(kind),
         frame_bytes,
-        batching,
-        zero_loss_mpps: median(found.zero_loss_mpps).unwrap_or(0.0),
-        flood_mpps: median(found.flood_mpps).unwrap_or(0.0),
-        packets_per_message: median(found.packets_per_message).unwrap_or(0.0),
+        batching: *batching,
+        zero_loss_mpps: of(&found.zero_loss_mpps),
+        flood_mpps: of(&found.flood_mpps),
+        packets_per_message: of(&found.packets_per_message),
+        adaptive_ratio: ratio_of_rounds(adaptive, &found.zero_loss_mpps),
     };
-    Ok(policies.into_iter().zip(found).map(row).collect())
+    Ok(policies.iter().zip(&found).map(row).collect())
+}
+
+/// The median, over rounds, of one rate as a multiple of another; 0 where no round says anything.
+fn ratio_of_rounds(rate: &[f64], other: &[f64]) -> f64 {
+    let rounds = rate.iter().zip(other).filter(|(_, other)| **other > 0.0);
+    median(rounds.map(|(rate, other)| rate / other)).unwrap_or(0.0)
 }
 
 /// Of one policy, by rounds.
@@ -162,4 +174,15 @@ pub fn batch_gain(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores)
         gain: gain(best),
         gain_adaptive: gain(BATCHES.len()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_compared_round_by_round() {
+        assert_eq!(ratio_of_rounds(&[9.0, 18.0, 4.0, 7.0], &[10.0, 20.0, 0.0, 7.0]), 0.9);
+        assert_eq!(ratio_of_rounds(&[], &[1.0]), 0.0);
+    }
 }
