@@ -1,17 +1,16 @@
 # lab: --guests 2 --timeout 300
-# For some seconds, streams between the guests, both ways in each of two connections; every byte is compared.
+# For a minute, streams between the guests, both ways in each of two connections; every byte is compared.
 
-: "${seconds:=15}" # a test may want more
 barrier booted
 rack_up
 if [ "$NODE" = a ]; then
-    lanes lab-stream serve 127.77.0.1:9001 "$seconds" &
+    lanes lab-stream serve 127.77.0.1:9001 60 &
     first=$!
-    lanes lab-stream serve 127.77.0.1:9002 "$seconds" &
+    lanes lab-stream serve 127.77.0.1:9002 60 &
 else
-    wait_for lanes lab-stream connect 127.77.0.1:9001 "$seconds" &
+    wait_for lanes lab-stream connect 127.77.0.1:9001 60 &
     first=$!
-    wait_for lanes lab-stream connect 127.77.0.1:9002 "$seconds" &
+    wait_for lanes lab-stream connect 127.77.0.1:9002 60 &
 fi
 second=$!
 wait $first
