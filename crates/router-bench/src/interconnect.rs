@@ -223,4 +223,20 @@ mod tests {
         assert!(trial.packets_per_message > 16.0, "{trial:?}");
         assert_eq!(trial.lost_packets, 0, "{trial:?}");
     }
+
+    #[test]
+    fn a_flood_that_begins_when_it_was_to_be_over_ends() {
+        let Some(cores) = cores() else { return };
+        let setup = TrialSetup {
+            kind: Kind::Lanes,
+            batching: Batching::Adaptive,
+            frame_bytes: 64,
+            offered: Offered::Flood,
+            trial: Span::from_ns(1.0),
+            warm_up: Span::ZERO,
+            seed: 1,
+        };
+        let trial = run(&setup, cores).unwrap();
+        assert!(trial.offered_packets > 0 && trial.lost_packets == 0, "{trial:?}");
+    }
 }

@@ -315,7 +315,8 @@ fn send(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Vec<Stall> {
         let counters = node.counters();
         stalls.extend(watch.look(now_ns, counters.sent_messages, counters.sent_packets));
         for _ in 0..VECTOR_PACKETS {
-            let came_ns = arrivals.as_ref().map_or(now_ns, Arrivals::next_ns);
+            // A flood that is late, for the machine did something else, begins all the same.
+            let came_ns = arrivals.as_ref().map_or(now_ns.min(until_ns - 1), Arrivals::next_ns);
             if came_ns > now_ns.min(until_ns - 1) || arrivals.is_none() && node.pool.available() == 0 {
                 break;
             }
