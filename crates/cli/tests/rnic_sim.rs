@@ -39,6 +39,15 @@ fn every_question_answers_with_its_numbers() {
 }
 
 #[test]
+fn a_load_that_an_oversubscribed_network_cannot_carry_is_told() {
+    let of = |load| ["rnic", "sim", "fct", "--topology", "three-tier-4096", "--duration-ms", "0.001", "--load", load];
+    let said = |load| String::from_utf8(crosslane(&of(load)).stderr).unwrap();
+    let told = said("0.5");
+    assert!(told.contains("--load 0.5 is 1.99 times what three-tier-4096 carries") && told.contains("0.25"), "{told}");
+    assert_eq!(said("0.125"), "");
+}
+
+#[test]
 fn a_file_is_simulated_and_a_wrong_one_is_named() {
     let mut file = tempfile::NamedTempFile::with_suffix(".toml").unwrap();
     let text = "version = 1\n[topology]\nkind = \"dumbbell\"\nhosts_per_side = 2\nhost_gbps = 100\nmiddle_gbps = 40\n\

@@ -152,7 +152,7 @@ pub struct Fct {
     /// Sizes of flows: cache-follower, web-search, hadoop, storage-2019, storage-2022, or a file
     #[arg(long, value_name = "NAME", default_value = "cache-follower")]
     workload: String,
-    /// The share of hosts' rate that flows need
+    /// The share of hosts' rate that flows need; three-tier-4096 carries a quarter of it between leaves
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     load: f64,
     /// How losses are found and mended
@@ -325,6 +325,9 @@ struct FctQuestion {
     topology: String,
     workload: String,
     load: Option<f64>,
+    /// What the busiest lines between switches are to carry of what they can, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    busiest_load: Option<f64>,
     transport: TransportPlan,
     seed: u64,
 }
@@ -405,16 +408,26 @@ fn fct(options: &Fct) -> Result<()> {
     let sizes = SizeDistribution::find(&options.workload).map_err(WrongUse::of)?;
     let transport =
         TransportPlan { policy: options.transport.transport(), mtu_bytes: 1000, congestion: Congestion::Dctcp };
+    let busiest_load = options.topology.tiers().busiest_load(options.load);
     let question = FctQuestion {
         file: None,
         topology: options.topology.name().to_owned(),
         workload: sizes.name.clone(),
         load: Some(options.load),
+        busiest_load: Some(busiest_load),
         transport,
         seed,
     };
     let during = Span::from_ns(ms * 1e6);
     let plan = FctPlan::published(options.topology, sizes, options.load, transport, during, seed).map_err(judged)?;
+    if busiest_load > 1.0 {
+        let (load, sustained) = (options.load, options.load / busiest_load);
+        eprintln!(
+            "crosslane: --load {load} is {busiest_load:.2} times what {} carries between its switches, so queues grow \
+             for as long as flows begin; take less than {sustained:.2} for a network that keeps up",
+            options.topology.name()
+        );
+    }
     flows(&question, &plan, &options.capture, json)
 }
 
@@ -425,6 +438,7 @@ fn run(options: &Run) -> Result<()> {
         topology: scenario.topology_name.clone(),
         workload: scenario.workload.name().to_owned(),
         load: scenario.workload.load(),
+        busiest_load: None,
         transport: scenario.transport,
         seed: scenario.seed,
     };

@@ -31,6 +31,24 @@ pub struct Tiers {
     pub delay: Span,
 }
 
+impl Tiers {
+    /// What the busiest lines between switches are to carry, as a multiple of what they can, where every host sends at
+    /// this share of its rate to others at random. Above 1, queues grow for as long as flows begin, and slowdowns say
+    /// how long that was.
+    pub fn busiest_load(&self, host_load: f64) -> f64 {
+        let [pods, leaves, under_leaf, spines, cores] =
+            [self.pods, self.leaves, self.hosts_per_leaf, self.spines, self.cores_per_spine].map(f64::from);
+        let (in_pod, hosts) = (leaves * under_leaf, pods * leaves * under_leaf);
+        // Of so many hosts, what goes to others.
+        let leaving_gbps =
+            |group: f64| host_load * self.host_rate.gbps() * group * (hosts - group) / (hosts - 1.0).max(1.0);
+        let leaf = leaving_gbps(under_leaf) / (spines * self.leaf_rate.gbps());
+        let is_tiered = self.cores_per_spine > 0;
+        let core = if is_tiered { leaving_gbps(in_pod) / (spines * cores * self.core_rate.gbps()) } else { 0.0 };
+        leaf.max(core)
+    }
+}
+
 /// A published topology (the authors' simulation inputs of SRNIC, NSDI 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
@@ -210,6 +228,21 @@ mod tests {
             assert_eq!(preset.name().parse(), Ok(preset));
         }
         assert!("leaf-spine-512".parse::<Preset>().unwrap_err().contains("try one of leaf-spine-256"));
+    }
+
+    #[test]
+    fn lines_between_switches_are_busy_by_what_leaves_and_what_they_carry() {
+        // All but 31 of 255 others are under another leaf, all but 15 of 1,023 and of 4,095.
+        for (preset, busiest) in [
+            (Preset::LeafSpine256, 0.5 * 224.0 / 255.0),
+            (Preset::ThreeTier1024, 0.5 * 1008.0 / 1023.0),
+            (Preset::ThreeTier4096, 0.5 * 4.0 * 4080.0 / 4095.0),
+        ] {
+            let found = preset.tiers().busiest_load(0.5);
+            assert!((found / busiest - 1.0).abs() < 1e-9, "{}: {found} and not {busiest}", preset.name());
+        }
+        let thin = Tiers { core_rate: Rate::from_gbps(40.0).unwrap(), ..Preset::ThreeTier1024.tiers() };
+        assert!((thin.busiest_load(0.5) / (5.0 * 960.0 / 1023.0) - 1.0).abs() < 1e-9, "cores of a tenth of the rate");
     }
 
     #[test]

@@ -165,7 +165,8 @@ fn networks(depth: Depth, seed: u64) -> Vec<Job> {
         ]
         .concat(),
         Depth::Long => [
-            of(Preset::ThreeTier4096, &[0.5], 10.0, &transports),
+            // Half of what its leaves carry, and twice that, for it is oversubscribed 4:1.
+            of(Preset::ThreeTier4096, &[0.5, 0.125], 10.0, &transports),
             of(Preset::ThreeTier1024, &[0.7, 0.5], 10.0, &transports),
             of(Preset::LeafSpine256, &[0.7, 0.5], 10.0, &transports),
         ]
