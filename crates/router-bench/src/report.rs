@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use router_node::interconnect::Kind;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -156,7 +157,7 @@ pub fn run(
     step("virtual Ethernet beside the kernel");
     let ethernet_options = if is_quick { ethernet::Options::quick() } else { ethernet::Options::full() };
     let ethernet = ethernet::measure(&ethernet::Options { seed, ..ethernet_options });
-    let between = between_nodes(is_quick, &mut step)?;
+    let between = between_nodes(&kinds(), is_quick, &mut step)?;
     let published = between.gains.iter().find(|gain| gain.interconnect == PUBLISHED_KIND);
     let cluster = Cluster::new()?;
     let published_latency = latency_table(&cluster, &between.hops)?;
@@ -203,14 +204,21 @@ fn brought(
     })
 }
 
-#[derive(Default)]
-struct BetweenNodes {
-    gains: Vec<BatchGain>,
-    hops: Vec<Hop>,
-    rates: Vec<RateRow>,
-    loads: Vec<LoadRow>,
-    loads_by_size: Vec<LoadRow>,
-    remarks: Vec<String>,
+/// What was measured between two nodes: as in a [`Report`].
+#[derive(Debug, Default, Serialize)]
+pub struct BetweenNodes {
+    /// What batches gain, at 64 B.
+    pub gains: Vec<BatchGain>,
+    /// One hop, by size and batch.
+    pub hops: Vec<Hop>,
+    /// Rates by size and policy.
+    pub rates: Vec<RateRow>,
+    /// Latency by size, load and policy.
+    pub loads: Vec<LoadRow>,
+    /// Latency by size and policy, at one load for all sizes.
+    pub loads_by_size: Vec<LoadRow>,
+    /// What is to be known of them.
+    pub remarks: Vec<String>,
 }
 
 impl BetweenNodes {
@@ -220,7 +228,11 @@ impl BetweenNodes {
     }
 }
 
-fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenNodes, BenchError> {
+/// Measures interconnects alone; `step` hears what begins.
+///
+/// # Errors
+/// When the two nodes cannot be made, or have no core each.
+pub fn between_nodes(kinds: &[Kind], is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenNodes, BenchError> {
     let effort = if is_quick { Effort::quick() } else { Effort::full() };
     let (sizes, batches): (&[usize], &[u8]) = if is_quick {
         (&LOAD_FRAME_BYTES, &[1, 16])
@@ -229,7 +241,7 @@ fn between_nodes(is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenN
     };
     let cores = Cores::find()?;
     let mut found = BetweenNodes::default();
-    for kind in kinds() {
+    for &kind in kinds {
         step(&format!("{}: one hop, gain of batches", name(kind)));
         found.hops.extend(hops(kind, sizes, batches, &effort, cores)?);
         found.gains.push(batch_gain(kind, LOAD_FRAME_BYTES[0], &effort, cores)?);

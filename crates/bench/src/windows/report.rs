@@ -406,12 +406,11 @@ impl Report {
     }
 
     fn isolation_table(&self) -> Table {
-        let mut table = Table::new(["by", "beside", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
+        let mut table = Table::new(["by, beside", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
         for row in &self.isolation {
             let cell = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
             table.row(vec![
-                row.way.to_owned(),
-                row.case.clone(),
+                format!("{}: {}", row.way, row.case),
                 cell(|all| all.p50_ns),
                 cell(|all| all.p99_ns),
                 cell(|all| all.max_ns),
@@ -424,8 +423,7 @@ impl Report {
             let micros = |ns: u64| table::micros(Some(ns as f64));
             let nothing = || NOTHING.to_owned();
             table.row(vec![
-                Way::WindowProxy.title().to_owned(),
-                case.case.to_owned(),
+                format!("{}: {}", Way::WindowProxy.title(), case.case),
                 micros(case.rtt_ns_p50),
                 micros(case.rtt_ns_p99),
                 nothing(),
