@@ -1,6 +1,6 @@
 //! Interconnects alone, to which the whole benchmark comes after its tables, core and Ethernet.
-//! `between-nodes rnic_lanes rnic_udp` prints what `crosslane bench router --json` says of them, and the adaptive policy
-//! beside the best fixed one over each of them.
+//! `between-nodes rnic_lanes rnic_udp` prints what `crosslane bench router --json` says of them, and the adaptive
+//! policy beside the best fixed one over each of them.
 
 use std::error::Error;
 
