@@ -180,11 +180,9 @@ fn own_probes_that_come_back_and_asks_of_others_are_no_conflict() {
     world.assert_no_leak();
 }
 
-#[test]
-fn who_says_that_it_has_an_address_of_ours_keeps_it() {
-    let mut world = probing(0);
-    world.sent(1);
-    let (target, all) = (own_v6(1), "ff02::1".parse().expect("an address"));
+/// Host 9 of port 1 tells all that an address is its own.
+fn advertisement_of(target: Ipv6Addr) -> Vec<u8> {
+    let all = "ff02::1".parse().expect("an address");
     let claim = ndisc::Message::NeighbourAdvertisement {
         target,
         is_router: false,
@@ -192,7 +190,14 @@ fn who_says_that_it_has_an_address_of_ours_keeps_it() {
         override_known: true,
         target_mac: Some(host_mac(1, 9)),
     };
-    world.receive(1, &discovery_frame(MacAddress::of_multicast_v6(all), &claim, target, all));
+    discovery_frame(MacAddress::of_multicast_v6(all), &claim, target, all)
+}
+
+#[test]
+fn who_says_that_it_has_an_address_of_ours_keeps_it() {
+    let mut world = probing(0);
+    world.sent(1);
+    world.receive(1, &advertisement_of(own_v6(1)));
     // Not an answer: it speaks of itself while it asks for somebody else.
     world.receive(1, &arp_frame(MacAddress::BROADCAST, &request(own_v4(1), host_mac(1, 8), host_v4(1, 2))));
     let told = |address, host| Event::Duplicate { port: PORTS[1], address, mac: Some(host_mac(1, host)) };
@@ -239,17 +244,9 @@ fn an_own_address_that_somebody_else_uses_is_kept_and_announced_but_not_for_ever
 #[test]
 fn a_conflict_of_ipv6_is_told_and_answered_by_nothing() {
     let mut world = own();
-    let (target, all) = (own_v6(1), "ff02::1".parse().expect("an address"));
-    let claim = ndisc::Message::NeighbourAdvertisement {
-        target,
-        is_router: false,
-        solicited: false,
-        override_known: true,
-        target_mac: Some(host_mac(1, 9)),
-    };
-    let claim = discovery_frame(MacAddress::of_multicast_v6(all), &claim, target, all);
+    let claim = advertisement_of(own_v6(1));
     world.receive_all(1, &[claim.clone(), claim]);
-    let told = Event::Conflict { port: PORTS[1], address: target.into(), mac: Some(host_mac(1, 9)) };
+    let told = Event::Conflict { port: PORTS[1], address: own_v6(1).into(), mac: Some(host_mac(1, 9)) };
     assert_eq!((world.sent(1), world.events(), unused(&world)), (vec![], vec![told], vec![]));
 }
 
