@@ -17,6 +17,9 @@
 mod clients;
 mod description;
 mod device;
+#[cfg(test)]
+#[path = "../../socket/src/forks.rs"]
+mod forks;
 mod metrics;
 mod node;
 mod peer;

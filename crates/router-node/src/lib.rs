@@ -4,6 +4,9 @@
 pub mod ask;
 pub mod cluster;
 pub mod control;
+#[cfg(test)]
+#[path = "../../socket/src/forks.rs"]
+mod forks;
 pub mod interconnect;
 mod node;
 

@@ -21,6 +21,8 @@ pub mod clock;
 pub mod connection;
 mod crowd;
 pub mod descriptors;
+#[cfg(test)]
+mod forks;
 pub mod hello;
 pub mod interest;
 pub mod lifecycle;

@@ -125,6 +125,7 @@ mod tests {
 
     #[test]
     fn a_span_is_lent_until_the_last_descriptor_and_the_last_mapping_are_gone() {
+        let _no_child = crate::forks::none();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let is_lent = |place| is_lent(memory.as_fd(), place).unwrap();
         assert_eq!((is_lent(ONE), is_lent(OTHER)), (false, false), "the owner's own mapping does not count");
@@ -145,6 +146,7 @@ mod tests {
 
     #[test]
     fn several_programs_have_their_spans_apart_from_each_other() {
+        let _no_child = crate::forks::none();
         let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
         let is_lent = |place| is_lent(memory.as_fd(), place).unwrap();
         let loans = [ONE, ONE, OTHER].map(|place| lend(memory.as_fd(), place).unwrap());

@@ -666,6 +666,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_name_is_live_while_a_socket_stands_behind_it_and_a_probe_leaves_no_trace() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let listener = UnixListener::bind(rack.path().join("127.0.0.1:80")).unwrap();
@@ -683,6 +684,7 @@ pub(crate) mod tests {
 
     #[test]
     fn stale_names_are_free_and_live_ones_only_for_those_who_share() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let address: SocketAddr = "127.0.0.1:80".parse().unwrap();
@@ -702,6 +704,7 @@ pub(crate) mod tests {
 
     #[test]
     fn one_at_a_time_holds_the_lock_and_a_stopped_holder_is_not_waited_for_for_ever() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = scratch.rack();
         let held = rack.lock().unwrap();

@@ -671,7 +671,7 @@ mod tests {
     }
 
     /// Tuples belong to the whole machine, where other runs of these tests may be.
-    fn own_port() -> u16 {
+    pub(super) fn own_port() -> u16 {
         1024 + (std::process::id() % 30_000) as u16
     }
 
@@ -713,6 +713,7 @@ mod tests {
 
     #[test]
     fn sources_and_destinations_are_those_of_tcp() {
+        let _no_child = crate::forks::none();
         let meeting = Meeting::new();
         let _v4 = meeting.listen("0.0.0.0:80");
         let _v6 = meeting.listen("[::1]:80");
@@ -803,6 +804,7 @@ mod tests {
 
     #[test]
     fn an_address_is_not_shared_with_those_who_do_not() {
+        let _no_child = crate::forks::none();
         let meeting = Meeting::new();
         let listen = |shared| listen_in(&meeting.rack, address("127.0.0.1:80"), false, shared, 1);
         let first = listen(false).unwrap();
@@ -817,6 +819,7 @@ mod tests {
 
     #[test]
     fn a_name_stays_while_another_process_listens_on_the_same_socket() {
+        let _no_child = crate::forks::none();
         let meeting = Meeting::new();
         let listener = meeting.listen("127.0.0.1:80");
         // As a forked child has it.
@@ -833,6 +836,7 @@ mod tests {
 
     #[test]
     fn a_tuple_is_unique_until_its_connecting_end_is_gone() {
+        let _no_child = crate::forks::none();
         let meeting = Meeting::new();
         let listener = meeting.listen("127.0.0.1:80");
         let source = format!("127.0.0.9:{}", own_port());
@@ -899,6 +903,7 @@ mod tests {
 
     #[test]
     fn another_users_process_is_sent_away() {
+        let _no_child = crate::forks::none();
         if !rustix::process::geteuid().is_root() {
             return; // Only root can be somebody else.
         }
@@ -951,6 +956,7 @@ mod tests {
 
     #[test]
     fn a_hello_that_has_not_come_is_not_waited_for_and_one_that_never_will_is_an_end() {
+        let _no_child = crate::forks::none();
         let (ours, theirs) = silent_pair();
         assert!(receive_hello(ours.as_fd()).unwrap().is_none());
         drop(theirs);
@@ -1013,6 +1019,7 @@ mod tests {
 
     #[test]
     fn descriptors_that_come_with_nonsense_are_closed() {
+        let _no_child = crate::forks::none();
         let (hello, _memfd) = valid_hello();
         for (bytes, count) in [(&b"nonsense"[..], 1), (&hello, 1), (&hello, 3), (&hello, 16)] {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
@@ -1066,6 +1073,7 @@ mod tests {
     impl Server {
         fn start(meeting: &Meeting) -> Self {
             let rack = meeting.rack.path().parent().and_then(|version| version.parent()).unwrap();
+            let _child = crate::forks::one();
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "rendezvous::tests::child_of_other_tests", "--nocapture"])
                 .env("CROSSLANE_TEST_RACK", rack)
@@ -1134,7 +1142,9 @@ mod tests {
         });
         let started: Vec<_> = outcomes.iter().filter(|outcome| outcome.is_ok()).collect();
         assert_eq!(started.len(), 1);
-        assert!(outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).all(|errno| *errno == Errno::ADDRINUSE));
+        // Who does not get at the lock in time, on a machine that does other things, does not start either.
+        let is_late = |errno: &Errno| matches!(*errno, Errno::ADDRINUSE | Errno::BUSY);
+        assert!(outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).all(is_late), "{outcomes:?}");
         assert!(meeting.connect("127.0.0.1:80").is_ok(), "the one that started can be reached");
     }
 }

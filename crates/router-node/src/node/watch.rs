@@ -244,7 +244,7 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command, Stdio};
+    use std::process::{Child, Stdio};
 
     use rustix::process::{Pid, Signal, kill_process};
 
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_process_is_stopped_from_its_stop_until_it_goes_on_and_never_before() {
-        let sleeper = Sleeper(Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap());
+        let sleeper = Sleeper(crate::forks::sleeper(Stdio::null()));
         let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
         assert!(!(0..20).any(|_| watch.is_stopped()));
         sleeper.signal(Signal::STOP);

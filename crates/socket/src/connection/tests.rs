@@ -493,14 +493,18 @@ fn a_lock_that_a_peer_forged_is_waited_for_once() {
 fn holders_that_are_gone_are_struck_out() {
     let (one, _two) = pair(true);
     let lanes = one.0.lanes().unwrap();
-    let mut child = std::process::Command::new("true").spawn().unwrap();
-    child.wait().unwrap();
+    let ended = {
+        let _child = crate::forks::one();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        child.id()
+    };
     let namespace = std::fs::metadata("/proc/self/ns/pid").map(|found| std::os::unix::fs::MetadataExt::ino(&found));
     let name = |process: u32| namespace.as_ref().unwrap() << 32 | u64::from(process);
     lanes.segment.store(Own::Holders, 3);
     lanes.segment.store(Own::Users, 3);
-    assert!(lanes.segment.replace_holder(1, 0, name(child.id()) | 1 << 31));
-    assert!(lanes.segment.replace_holder(2, 0, u64::from(child.id())));
+    assert!(lanes.segment.replace_holder(1, 0, name(ended) | 1 << 31));
+    assert!(lanes.segment.replace_holder(2, 0, u64::from(ended)));
     assert!(!one.0.is_held_alone(lanes));
     assert_eq!(lanes.segment.load(Own::Holders), 2, "a number of another namespace says nothing here");
     assert_eq!(lanes.segment.load(Own::Users), 2);
@@ -531,6 +535,7 @@ fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
 
 #[test]
 fn a_peer_that_closed_before_the_hello_came_is_the_end() {
+    let _no_child = crate::forks::none();
     for nonblocking in [false, true] {
         let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         drop(peers);
@@ -556,6 +561,7 @@ fn a_peer_that_closes_without_having_looked_for_the_hello_is_the_end() {
 
 #[test]
 fn a_listener_that_closes_without_accepting_resets() {
+    let _no_child = crate::forks::none();
     for (nonblocking, says_hello) in [(false, false), (false, true), (true, true)] {
         let name = format!("crosslane test {} {nonblocking} {says_hello}", std::process::id());
         let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();

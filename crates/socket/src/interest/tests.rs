@@ -267,6 +267,7 @@ fn a_peer_that_goes_is_reported_to_a_sleeper() {
 
 #[test]
 fn a_connection_that_has_ended_keeps_no_sleeper_awake() {
+    let _no_child = crate::forks::none();
     let epoll = Epoll::new();
     let (own, peer) = own_and_peer();
     epoll.add(own.fd(), 0, 1);

@@ -403,6 +403,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_is_new_here_is_asked_for_and_a_known_one_is_not() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let proxy_rack = Arc::clone(&rack);
@@ -426,6 +427,7 @@ mod tests {
 
     #[test]
     fn a_name_behind_which_nobody_listens_yet_is_asked_for() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let name = ListenerName::far(address(SERVER));
@@ -447,6 +449,7 @@ mod tests {
 
     #[test]
     fn what_stands_against_a_connection_is_said() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let monitor = monitor(&rack, Answer::No(FallbackReason::PeerRefused), || ());
@@ -466,6 +469,7 @@ mod tests {
 
     #[test]
     fn a_proxy_that_goes_without_a_word_is_no_connection() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
@@ -537,13 +541,15 @@ mod tests {
 
     #[test]
     fn a_server_gets_its_place_in_the_windows_with_the_hello() {
+        let _no_child = crate::forks::none();
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let (own, other) = (0, Segment::WINDOW_BYTES as u64);
         let place = Place::new(own, other);
         let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
-        let source = address("127.77.0.1:40000");
+        // Other runs of this test may be on the machine.
+        let source = SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port()));
         let request = Request { source: Some(source), node: None, opener: Opener::Proxy, ..request() };
         let connect = || {
             let loan = loan::lend(memory.as_fd(), place).unwrap();
