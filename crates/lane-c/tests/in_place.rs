@@ -23,7 +23,8 @@ fn libraries() -> PathBuf {
 
 fn compile(name: &str, link: &[&str]) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    // Another run of this test may be executing its own.
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{}", std::process::id()));
     let output = Command::new("cc")
         .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
         .arg("-I")
@@ -39,7 +40,9 @@ fn compile(name: &str, link: &[&str]) -> PathBuf {
 }
 
 fn assert_runs(program: &Path) {
-    let output = Command::new(program).arg("4").output().expect("the compiled example");
+    let output = Command::new(program).arg("4").output();
+    let _ = std::fs::remove_file(program);
+    let output = output.expect("the compiled example");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stdout}{stderr}");
     let expected = format!("{STREAM_BYTES} bytes in place, checksum {:016x}, the same at both ends\n", checksum());
