@@ -24,6 +24,9 @@ use crate::{device_server, down, output};
 const LOCK_LIMIT: Duration = Duration::from_secs(60);
 /// How long a process may take until it answers: it maps a device, and the machine may be busy.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long the proxies and links of this machine may take, however short the wait for other machines is: they are
+/// there in a moment, but on a machine that is busy.
+const HERE_LIMIT: Duration = Duration::from_secs(30);
 /// Deaths of monitors after which `up --foreground` gives up, and within which time.
 const DEATHS_MAX: usize = 5;
 const DEATHS_WITHIN: Duration = Duration::from_secs(60);
@@ -298,7 +301,8 @@ fn wait_for_monitor(rack: &LoadedRack, name: &str, child: &mut Child) -> Result<
 
 /// Waits until links and proxies work. Those of this machine must; links to other machines are named.
 fn wait_for_links(rack: &LoadedRack, slots: &[usize]) -> Result<Vec<String>> {
-    let deadline = Instant::now() + Duration::from_nanos(rack.file.rack.timeouts.up_ns as u64);
+    let begun = Instant::now();
+    let limit = Duration::from_nanos(rack.file.rack.timeouts.up_ns as u64);
     loop {
         let (mut here, mut others) = (Vec::new(), Vec::new());
         for slot in slots {
@@ -308,10 +312,10 @@ fn wait_for_links(rack: &LoadedRack, slots: &[usize]) -> Result<Vec<String>> {
             };
             faults(rack, slots, &status, &mut here, &mut others);
         }
-        if here.is_empty() && (others.is_empty() || Instant::now() >= deadline) {
+        if here.is_empty() && (others.is_empty() || begun.elapsed() >= limit) {
             return Ok(others);
         }
-        if Instant::now() >= deadline {
+        if begun.elapsed() >= limit.max(HERE_LIMIT) {
             bail!("rack {} did not come up: {}", rack.shown(), here.join("; "));
         }
         std::thread::sleep(4 * PAUSE);
