@@ -334,7 +334,7 @@ impl Wire for Udp {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn pair(host: &str) -> Option<(Udp, Udp)> {
         let bind = || Udp::bind(SocketAddr::new(host.parse().unwrap(), 0));

@@ -3,6 +3,7 @@
 mod pair;
 
 use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pair::{Pair, SIDE_BYTES, Side, lanes, udp};
@@ -279,6 +280,15 @@ fn standard_packets_are_exchanged_with_a_nic() {
     assert_eq!(side.live.counters(), WireCounters::default());
 }
 
+/// Says that it is over when it goes.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Two threads that sleep whenever they have nothing to do.
 fn sleepers_are_woken(pair: Pair<impl Wire + Send>) {
     const ROUNDS: u64 = 200;
@@ -286,7 +296,9 @@ fn sleepers_are_woken(pair: Pair<impl Wire + Send>) {
     ping.live.set_spin(Duration::ZERO);
     pong.live.set_spin(Duration::ZERO);
     pong.receive(0, 0, 64);
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let is_over = &is_over;
         scope.spawn(move || {
             let mut received = 0;
             while received < ROUNDS {
@@ -300,8 +312,12 @@ fn sleepers_are_woken(pair: Pair<impl Wire + Send>) {
                 }
             }
             // The last answer may have to be sent again.
-            pong.linger(Duration::from_millis(200));
+            while !is_over.load(Ordering::Relaxed) {
+                pong.linger(Duration::from_millis(20));
+            }
         });
+        // Also when a round fails.
+        let _over = Over(is_over);
         for round in 0..ROUNDS {
             ping.receive(round, 64, 64);
             ping.memory()[..8].copy_from_slice(&round.to_le_bytes());
@@ -362,11 +378,12 @@ fn who_has_nothing_to_do_sleeps() {
         let mut pair = Pair::new(policy, wires);
         pair.a.live.set_spin(Duration::ZERO);
         messages_arrive(&mut pair, 2);
-        // Timers of what was sent may still end.
-        pair.a.linger(Duration::from_millis(50));
-        let before = pair.a.live.wire().looks;
-        pair.a.linger(Duration::from_millis(200));
-        let looks = pair.a.live.wire().looks - before;
-        assert!(looks <= 4, "{policy:?}: looked {looks} times at a quiet wire");
+        let mut quiet = || {
+            let before = pair.a.live.wire().looks;
+            pair.a.linger(Duration::from_millis(200));
+            pair.a.live.wire().looks - before
+        };
+        // Timers of what was sent may still end at first, however late.
+        assert!((0..20).any(|_| quiet() <= 4), "{policy:?}: it looks and looks at a quiet wire");
     }
 }
