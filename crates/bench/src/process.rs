@@ -23,7 +23,7 @@ const STDERR_BYTES_MAX: usize = 16 * 1024;
 /// The cause comes first; a backtrace after it helps nobody here.
 const SAID_LINES_MAX: usize = 3;
 const EXIT_POLL: Duration = Duration::from_micros(500);
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// How long a command may take that undoes something.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(30);
 /// The exit status of a program ended by signal N, as shells count: 128 + N.
