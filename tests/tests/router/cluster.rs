@@ -12,6 +12,25 @@ use tempfile::TempDir;
 
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// Two nodes with a kernel interface each, for [`Lab::write`].
+pub const PLAIN: &str = r#"version = 1
+name = "plain"
+
+[[nodes]]
+name = "a"
+namespace = "NAMESPACE-a"
+
+[[nodes.ports]]
+device = "eth0"
+
+[[nodes]]
+name = "b"
+namespace = "NAMESPACE-b"
+
+[[nodes.ports]]
+device = "eth0"
+"#;
+
 /// Whether network namespaces can be made here; a line says so where not.
 pub fn can_make_namespaces(test: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();

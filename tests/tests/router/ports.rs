@@ -13,7 +13,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use serde_json::Value;
 use system_tests::{PATIENCE, Process};
 
-use crate::cluster::{Lab, wait_until};
+use crate::cluster::{Lab, PLAIN, wait_until};
 
 const BROADCAST: MacAddress = MacAddress::BROADCAST;
 const HOST_A: MacAddress = MacAddress([2, 0, 0, 0, 7, 1]);
@@ -244,24 +244,6 @@ fn what_is_answered_to_host_a_is_right(frames: &[Vec<u8>]) {
         assert!(packet.checksum_is_right());
     }
 }
-
-const PLAIN: &str = r#"version = 1
-name = "plain"
-
-[[nodes]]
-name = "a"
-namespace = "NAMESPACE-a"
-
-[[nodes.ports]]
-device = "eth0"
-
-[[nodes]]
-name = "b"
-namespace = "NAMESPACE-b"
-
-[[nodes.ports]]
-device = "eth0"
-"#;
 
 const LIVE: &str = r#"version = 1
 name = "live"

@@ -2,25 +2,7 @@
 
 use system_tests::{PATIENCE, Process, place};
 
-use super::cluster::{Lab, wait_until};
-
-const CLUSTER: &str = r#"version = 1
-name = "near"
-
-[[nodes]]
-name = "a"
-namespace = "NAMESPACE-a"
-
-[[nodes.ports]]
-device = "eth0"
-
-[[nodes]]
-name = "b"
-namespace = "NAMESPACE-b"
-
-[[nodes.ports]]
-device = "eth0"
-"#;
+use super::cluster::{Lab, PLAIN, wait_until};
 
 /// Host h1 and somebody else's router h2 are on the network of node a, which has the route by h2: h1, whose only route
 /// is by node a, learns of h2, and what it sends on the way there is not lost.
@@ -43,7 +25,7 @@ fn a_host_learns_the_nearer_way_and_loses_nothing_meanwhile() {
         lab.ip(host, &["route", "add", "default", "via", "10.77.1.1"]);
     }
     lab.ip("a", &["route", "add", "203.0.113.0/24", "via", "10.77.1.3"]);
-    lab.write(CLUSTER);
+    lab.write(PLAIN);
     lab.up();
     lab.wait_for_route("b", "203.0.113.1", Some("a"));
     let redirects = || lab.node(0)["redirects_sent"].as_u64().expect("a number");
