@@ -17,6 +17,8 @@ use cluster::{Cluster, LOOK_EVERY, can_make_namespaces};
 mod bird;
 #[path = "router/cluster.rs"]
 mod cluster;
+#[path = "router/files.rs"]
+mod files;
 #[path = "router/ports.rs"]
 mod ports;
 #[path = "router/redirects.rs"]

@@ -181,6 +181,9 @@ pub struct PortStatus {
     pub mac: String,
     /// Its longest packet.
     pub mtu_bytes: u16,
+    /// Why that is shorter than the cluster file says, and what to do.
+    #[serde(default)]
+    pub mtu_cut: Option<String>,
     /// Its addresses.
     pub addresses: Vec<IpNet>,
     /// Of those, and its link-local one, which are looked for on its network and not used yet.

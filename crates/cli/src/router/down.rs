@@ -1,15 +1,17 @@
-//! `crosslane router down`: ends the nodes of a cluster file on this machine.
+//! `crosslane router down`: ends the nodes of a cluster file on this machine. Which those are is said by what runs: the
+//! file may have changed since, or be gone.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use router_node::ask::Ask;
-use router_node::cluster::NodePlaces;
+use router_node::cluster::{ClusterFile, NodePlaces, Places};
 use rustix::process::Signal;
 
 use super::ask::ask;
-use super::loaded::{LoadedCluster, NodeOptions};
+use super::loaded::{LoadedCluster, NodeOptions, absolute, base, unknown};
 use crate::rack_control::Process;
+use crate::wrong_use::WrongUse;
 use crate::{output, up};
 
 /// How long a node may take to end by itself before it is killed.
@@ -19,13 +21,38 @@ const KILL_LIMIT: Duration = Duration::from_secs(20);
 
 /// Ends them; nothing to do is fine too.
 pub fn main(options: &NodeOptions) -> Result<()> {
-    let cluster = LoadedCluster::read(&options.cluster)?;
-    let nodes = cluster.chosen(options.node.as_deref())?;
-    if cluster.places.directory.exists() {
-        bring_down(&cluster, &nodes)?;
+    let shown = options.cluster.display().to_string();
+    let all = Places::all_of(&base(), &absolute(&options.cluster)?);
+    let running = || all.iter().flat_map(|places| running(places).into_iter().map(move |name| (places, name)));
+    let is_wanted = |name: &String| options.node.as_ref().is_none_or(|node| node == name);
+    if !running().any(|(_, name)| is_wanted(&name)) {
+        check_file(options, &running().map(|(_, name)| name).collect::<Vec<_>>())?;
+    }
+    for places in &all {
+        let _lock = up::lock_file(&places.lock(), &shown)?;
+        // What a node that was killed has left is taken away too.
+        places.started().iter().filter(|name| is_wanted(name)).try_for_each(|name| stop_node(&places.node(name)))?;
     }
     let what = options.node.as_ref().map_or_else(String::new, |node| format!("node '{node}' of "));
-    output::print(&format!("{what}{} is down\n", cluster.file.shown()))
+    output::print(&format!("{what}{shown} is down\n"))
+}
+
+/// The nodes of a cluster that live.
+fn running(places: &Places) -> Vec<String> {
+    let mut names = places.started();
+    names.retain(|name| Process::holding(&places.node(name).pid()).is_some());
+    names
+}
+
+/// Where nothing that was asked for runs, the file says whether that may be.
+fn check_file(options: &NodeOptions, running: &[String]) -> Result<()> {
+    let runs = if running.is_empty() { "none".to_owned() } else { running.join(", ") };
+    let file = ClusterFile::read(&options.cluster)
+        .map_err(|error| WrongUse::of(format!("{error}; nodes of it that run here: {runs}")))?;
+    match &options.node {
+        Some(node) if !file.cluster.nodes.iter().any(|known| known.name == *node) => bail!(unknown(&file, node)),
+        _ => Ok(()),
+    }
 }
 
 /// Ends some nodes, and waits until they have ended.

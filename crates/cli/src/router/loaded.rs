@@ -52,10 +52,7 @@ impl LoadedCluster {
         let Some(name) = name else { return Ok((0..nodes.len()).collect()) };
         match nodes.iter().position(|node| node.name == name) {
             Some(index) => Ok(vec![index]),
-            None => {
-                let (shown, names) = (self.file.shown(), self.file.cluster.names());
-                bail!(WrongUse::of(format!("node '{name}' is not in {shown}; choose one of {names} with --node")))
-            }
+            None => bail!(unknown(&self.file, name)),
         }
     }
 
@@ -65,7 +62,23 @@ impl LoadedCluster {
     }
 }
 
+/// That a file has no such node.
+pub fn unknown(file: &ClusterFile, name: &str) -> WrongUse {
+    let (shown, names) = (file.shown(), file.cluster.names());
+    WrongUse::of(format!("node '{name}' is not in {shown}; choose one of {names} with --node"))
+}
+
+/// A cluster file by an absolute path without links; it may be gone by now, but not the folder that it was in.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found = std::fs::canonicalize(path).or_else(|error| match path.file_name() {
+        Some(name) => Ok(std::fs::canonicalize(folder)?.join(name)),
+        None => Err(error),
+    });
+    found.map_err(|error| WrongUse::of(format!("{}: {error}; check --cluster", path.display())).into())
+}
+
 /// The base of everything that runs.
-fn base() -> PathBuf {
+pub fn base() -> PathBuf {
     RackPlaces::base(&rack_dir::chosen(None))
 }

@@ -80,10 +80,16 @@ fn describe(report: &Report) -> String {
         for (port, reason) in fallbacks {
             text += &format!("port {} by {}: {reason}\n", port.device, port.kind);
         }
+        mtu_cuts(status).for_each(|line| text += &format!("{line}\n"));
         text += &unused_addresses(&status.ports);
         text += &drops(status);
     }
     text
+}
+
+/// A line for each port that carries less than the cluster file says.
+pub fn mtu_cuts(status: &Status) -> impl Iterator<Item = String> {
+    status.ports.iter().filter_map(|port| Some(format!("port {}: {}", port.device, port.mtu_cut.as_ref()?)))
 }
 
 fn nodes_table(report: &Report) -> String {

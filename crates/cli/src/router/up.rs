@@ -13,6 +13,7 @@ use router_node::cluster::NodePlaces;
 use super::ask::status;
 use super::down;
 use super::loaded::LoadedCluster;
+use super::status::mtu_cuts;
 use crate::rack_control::{self, Process};
 use crate::up::{PAUSE, SOCKET_PATH_BYTES_MAX, START_LIMIT, background, check_alive, lock_file};
 use crate::wrong_use::WrongUse;
@@ -172,6 +173,12 @@ fn describe(cluster: &LoadedCluster, nodes: &[usize], missing: &[String]) -> Str
     let names: Vec<&str> = nodes.iter().map(|index| cluster.name(*index)).collect();
     let mut text = format!("{} is up: nodes {}\n", cluster.file.shown(), names.join(", "));
     missing.iter().for_each(|line| text += &format!("not yet: {line}\n"));
+    for index in nodes {
+        let name = cluster.name(*index);
+        // One that has ended since says so to whoever looks after it.
+        let Ok(Some(status)) = status(&cluster.places.node(name)) else { continue };
+        mtu_cuts(&status).for_each(|line| text += &format!("node {name}: {line}\n"));
+    }
     text
 }
 

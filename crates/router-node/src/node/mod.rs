@@ -218,6 +218,8 @@ struct PortMemory {
     replug_at_ns: Option<u64>,
     /// Files of packets begin when all nodes have met, or at this moment.
     waiting: Option<(BoxedPort, u64)>,
+    /// What the log was told of an MTU that the port does not carry.
+    mtu_cut: Option<String>,
 }
 
 type BoxedPort = Box<dyn Port + Send>;
@@ -346,7 +348,7 @@ impl Node {
             }
             info!(port = of_file.device, "plugged in by {kind}");
             let (port, waiting) = self.port_and_waiting(of_file, port);
-            self.ports.push(PortMemory { kind, fallback, replug_at_ns: None, waiting });
+            self.ports.push(PortMemory { kind, fallback, replug_at_ns: None, waiting, mtu_cut: None });
             plugged.extend(port.map(|port| (place, port)));
         }
         self.local.set_static(&node);
@@ -640,7 +642,8 @@ impl Node {
             match self.open(place) {
                 Ok(plugs::Plug { port, interface, kind, fallback, .. }) => {
                     info!(port = self.device(PortId(place as u8)), "plugged in again by {kind}");
-                    self.ports[place] = PortMemory { kind, fallback, replug_at_ns: None, waiting: None };
+                    let mtu_cut = self.ports[place].mtu_cut.take();
+                    self.ports[place] = PortMemory { kind, fallback, replug_at_ns: None, waiting: None, mtu_cut };
                     if let Some(port) = port {
                         self.tell(Command::Plug(PortId(place as u8), port));
                     }
@@ -688,6 +691,28 @@ impl Node {
         }
         let changes = self.local.settle();
         self.table.change(self.settings.id(), changes);
+        self.say_mtu_cuts();
+    }
+
+    /// A line for each MTU of the file that a port does not carry.
+    fn mtu_cuts(&self) -> Vec<String> {
+        let ports = self.settings.node().ports.iter().zip(&self.ports);
+        ports
+            .filter_map(|(of_file, memory)| Some(format!("port '{}': {}", of_file.device, memory.mtu_cut.as_ref()?)))
+            .collect()
+    }
+
+    /// The log is told of each MTU of the file that a port does not carry, once.
+    fn say_mtu_cuts(&mut self) {
+        for (place, (of_file, memory)) in self.settings.node().ports.iter().zip(&mut self.ports).enumerate() {
+            let cut = status::mtu_cut(of_file, self.local.port(PortId(place as u8)).mtu_bytes);
+            if memory.mtu_cut != cut {
+                if let Some(cut) = &cut {
+                    warn!(port = of_file.device, "{cut}");
+                }
+                memory.mtu_cut = cut;
+            }
+        }
     }
 
     fn serve_clients(&mut self) {
@@ -743,7 +768,7 @@ impl Node {
         let port = |(place, of_file): (usize, &crate::cluster::PortOfNode)| {
             let memory = &self.ports[place];
             let config = self.local.port(PortId(place as u8));
-            status::port(&of_file.device, memory.kind, memory.fallback.as_deref(), config, place, snapshot)
+            status::port(of_file, memory.kind, memory.fallback.as_deref(), config, place, snapshot)
         };
         let (v4, v6) = self.table.routes();
         let counters = &snapshot.counters;

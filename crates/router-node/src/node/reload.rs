@@ -36,15 +36,18 @@ impl Node {
         let file = ClusterFile::read(&self.settings.file).map_err(|error| error.to_string())?;
         let fault = |Fault { key, what }| file.fault(&key, what).to_string();
         let prepared = self.prepare(file.cluster.clone()).map_err(fault)?;
-        let said = prepared.changes.said.clone();
+        let mut said = prepared.changes.said.clone();
         if is_trial {
             return Ok(said);
         }
         let key = format!("nodes[{}]", self.settings.node);
         self.set_addresses(&prepared.cluster.nodes[self.settings.node])
             .map_err(|error| fault(Fault::new(format!("{key}.addresses"), format!("{error}; nothing was changed"))))?;
+        let cut_before = self.mtu_cuts();
         self.commit(prepared);
         said.iter().for_each(|line| info!("reloaded: {line}"));
+        // Of these the log was told.
+        said.extend(self.mtu_cuts().into_iter().filter(|line| !cut_before.contains(line)));
         Ok(said)
     }
 
@@ -144,7 +147,7 @@ impl Node {
                     (memory, Ok(PortId(*place as u8)))
                 }
                 (None, Some(Plug { port, config, interface, kind, fallback })) => {
-                    let memory = PortMemory { kind, fallback, replug_at_ns: None, waiting: None };
+                    let memory = PortMemory { kind, fallback, replug_at_ns: None, waiting: None, mtu_cut: None };
                     plugged.extend(port.map(|port| (opened.len(), port)));
                     (memory, Err(Opened { interface, config }))
                 }

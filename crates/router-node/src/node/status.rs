@@ -7,11 +7,28 @@ use router::{ClaimState, Drops, Neighbour, NodeId, PortConfig, PortId, Step, Tra
 use super::forwarding::Snapshot;
 use super::peers::Peer;
 use crate::ask::{NeighbourStatus, PeerStatus, PeerTraffic, PortStatus, TracedStep, Traffic};
+use crate::cluster::PortOfNode;
 use crate::interconnect::Counters;
+
+/// Why a port carries less than the cluster file says, and what to do; `None` where it does not.
+pub fn mtu_cut(of_file: &PortOfNode, mtu_bytes: u16) -> Option<String> {
+    let asked = of_file.mtu_bytes.filter(|asked| *asked > mtu_bytes)?;
+    let device = &of_file.device;
+    Some(match &of_file.parent {
+        Some(parent) => format!(
+            "mtu_bytes = {asked} is cut to {mtu_bytes}, which is what port '{parent}' carries; raise that one's MTU, \
+             or lower this one in the file"
+        ),
+        None => format!(
+            "mtu_bytes = {asked} is cut to {mtu_bytes}, which is the interface's; run 'ip link set {device} mtu \
+             {asked}', or lower it in the file"
+        ),
+    })
+}
 
 /// A port, for people.
 pub fn port(
-    device: &str,
+    of_file: &PortOfNode,
     kind: &str,
     fallback: Option<&str>,
     config: &PortConfig,
@@ -25,12 +42,13 @@ pub fn port(
     };
     let losses = snapshot.losses.get(place).copied().unwrap_or_default();
     PortStatus {
-        device: device.to_owned(),
+        device: of_file.device.clone(),
         kind: kind.to_owned(),
         fallback: fallback.map(str::to_owned),
         is_up: config.is_up,
         mac: config.mac.to_string(),
         mtu_bytes: config.mtu_bytes,
+        mtu_cut: mtu_cut(of_file, config.mtu_bytes),
         addresses: config.addresses.clone(),
         addresses_tentative: unused(ClaimState::Tentative),
         addresses_duplicate: unused(ClaimState::Duplicate),

@@ -1,0 +1,89 @@
+//! Cluster files that say something else than what runs.
+
+use std::fs;
+use std::path::Path;
+
+use system_tests::{Finished, PATIENCE, Process};
+
+use crate::cluster::{Lab, PLAIN, wait_until};
+
+const NAMESPACES: [&str; 4] = ["a", "b", "h1", "h2"];
+
+/// Nodes a and b of [`PLAIN`], each with a host.
+fn lab(test: &str) -> Option<Lab> {
+    let lab = Lab::new(test, &NAMESPACES)?;
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    Some(lab)
+}
+
+fn run(lab: &Lab, subcommand: &str, arguments: &[&str]) -> Finished {
+    Process::start(&mut lab.command(subcommand, arguments)).wait(PATIENCE)
+}
+
+/// A process that has ended has no command any more, whether somebody has asked how it ended or not.
+fn is_alive(pid: u64) -> bool {
+    fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).is_ok_and(|command| !command.is_empty())
+}
+
+#[track_caller]
+fn assert_refused(finished: Finished, words: &[&str]) {
+    let finished = finished.must_exit_with(2);
+    assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+    for word in words {
+        assert!(finished.stderr.contains(word), "{word:?} is not in {finished}");
+    }
+}
+
+#[test]
+fn nodes_end_whatever_their_file_says_by_now() {
+    let Some(lab) = lab("nodes_end_whatever_their_file_says_by_now") else { return };
+    lab.write(PLAIN);
+    lab.up();
+    let pids = [0, 1].map(|index| lab.node(index)["pid"].as_u64().expect("a number"));
+    let alive = || pids.map(is_alive);
+    assert_eq!(alive(), [true, true]);
+    let broken = "version = 1\nnodes = 7\n";
+    lab.write(broken);
+    assert_refused(run(&lab, "down", &["--node", "z"]), &["cluster.toml", "line 2", "nodes", "run here: a, b"]);
+    assert_eq!(alive(), [true, true]);
+    run(&lab, "down", &["--node", "a"]).must_succeed();
+    assert_eq!(alive(), [false, true]);
+    // By another name its directory is another one, and node b is not in it.
+    lab.write(&PLAIN.replace("\"plain\"", "\"other\"").replace("\"b\"", "\"c\""));
+    run(&lab, "down", &[]).must_succeed();
+    assert_eq!(alive(), [false, false]);
+    // Nothing to do is fine, for a file that says what would be.
+    run(&lab, "down", &[]).must_succeed();
+    lab.write(broken);
+    assert_refused(run(&lab, "down", &[]), &["cluster.toml", "line 2", "run here: none"]);
+    fs::remove_file(lab.file()).expect("a file");
+    assert_refused(run(&lab, "down", &[]), &["cluster.toml", "No such file", "run here: none"]);
+}
+
+#[test]
+fn an_mtu_beyond_the_interfaces_is_said_with_its_remedy() {
+    let Some(lab) = lab("an_mtu_beyond_the_interfaces_is_said_with_its_remedy") else { return };
+    let with_mtu = |mtu: u32| PLAIN.replacen("\"eth0\"", &format!("\"eth0\"\nmtu_bytes = {mtu}"), 1);
+    lab.write(&with_mtu(1600));
+    let line = "mtu_bytes = 1600 is cut to 1500, which is the interface's; run 'ip link set eth0 mtu 1600', or lower \
+                it in the file";
+    let up = run(&lab, "up", &[]).must_succeed();
+    assert!(up.stdout.contains(&format!("node a: port eth0: {line}\n")), "{up}");
+    assert!(!up.stdout.contains("node b: port"), "{up}");
+    let status = run(&lab, "status", &[]).must_succeed();
+    assert!(status.stdout.contains(&format!("port eth0: {line}\n")), "{status}");
+    let nodes = lab.json("status", &[]);
+    let log = fs::read_to_string(nodes["nodes"][0]["log"].as_str().expect("a path")).expect("a log");
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+
+    lab.ip("a", &["link", "set", "eth0", "mtu", "1600"]);
+    let port = || lab.node(0)["ports"][0].clone();
+    wait_until("the file's MTU", || port()["mtu_bytes"] == 1600 && port()["mtu_cut"].is_null());
+    lab.write(&with_mtu(1700));
+    let reload = run(&lab, "reload", &[]).must_succeed();
+    assert!(reload.stdout.contains("node a: port 'eth0': mtu_bytes = 1700 is cut to 1600, which"), "{reload}");
+    lab.write(PLAIN);
+    run(&lab, "reload", &[]).must_succeed();
+    assert!(port()["mtu_cut"].is_null(), "{}", port());
+}
