@@ -43,9 +43,14 @@ impl Progress {
 
     /// Something the reader must see at once.
     pub fn warn(&self, text: &str) {
+        self.say(&format!("crosslane: {text}"));
+    }
+
+    /// A line beside the progress, as it is.
+    pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("crosslane: {text}")),
-            None => eprintln!("crosslane: {text}"),
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
         }
     }
 }

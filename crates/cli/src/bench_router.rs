@@ -4,21 +4,23 @@ mod plots;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use crosslane_bench::{Machine, Progress};
-use router_bench::core::{Case, ZeroLoss};
+use router_bench::core::{self, Case, Churn, ZeroLoss};
 use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
-use router_bench::interconnect::{Batching, LoadRow, RateRow};
+use router_bench::interconnect::{AdaptiveRow, Batching, LoadRow, RateRow};
 use router_bench::published::{Cell, Transport};
-use router_bench::report::{self, Brought, Report};
+use router_bench::report::{self, Brought, Follower, NoKind, Part, Parts, Report};
 use router_bench::search::Verdict;
 use router_bench::table::{self, Format};
+use router_node::interconnect::Kind;
 use serde::Serialize;
 
 use crate::output;
 use crate::table::{Align, Table};
 use crate::wrong_use::WrongUse;
+use plots::Plots;
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -29,7 +31,13 @@ pub struct Options {
     /// JSON instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Write the plots as SVG files into this directory
+    /// Measure these parts alone: fib, core, churn, ethernet, interconnect, latency, adaptive
+    #[arg(long, value_name = "PART,...", value_delimiter = ',')]
+    pub only: Vec<Part>,
+    /// Between nodes, this interconnect alone: lanes, windows, rnic_lanes or rnic_udp
+    #[arg(long, value_name = "NAME", value_parser = kind)]
+    pub interconnect: Option<Kind>,
+    /// Write the plots as SVG files into this directory, each as soon as it is measured
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
     /// Decides everything that is random
@@ -43,7 +51,28 @@ pub struct Options {
     pub prefixes: Option<PathBuf>,
 }
 
+fn kind(text: &str) -> Result<Kind, NoKind> {
+    report::kind(text)
+}
+
 impl Options {
+    /// What to measure, by all options together.
+    fn measured(&self) -> Result<report::Options> {
+        let parts = Parts::only(&self.only);
+        let chosen = || self.only.iter().map(|part| part.name()).collect::<Vec<_>>().join(",");
+        if self.interconnect.is_some() && !parts.any(Part::is_between_nodes) {
+            bail!(WrongUse::of(format!(
+                "--interconnect chooses nothing of --only {}; add interconnect, latency or adaptive",
+                chosen()
+            )));
+        }
+        let has_file = self.mrt.is_some() || self.prefixes.is_some();
+        if has_file && !parts.any(|part| matches!(part, Part::Fib | Part::Core)) {
+            bail!(WrongUse::of(format!("a file of routes is for nothing of --only {}; add fib or core", chosen())));
+        }
+        Ok(report::Options { parts, kind: self.interconnect, ..report::Options::new(self.quick, self.seed) })
+    }
+
     /// The file with routes, and its routes.
     fn table(&self) -> Result<Option<(&Path, table::Table)>> {
         let (file, format) = match (&self.mrt, &self.prefixes) {
@@ -64,24 +93,46 @@ struct Printed {
     machine: Machine,
 }
 
+/// Says how far a run is, and writes plots.
+struct Told<'a> {
+    progress: Progress,
+    plots: Option<Plots<'a>>,
+}
+
+impl Follower for Told<'_> {
+    fn begins(&mut self, section: &str, what: &str) {
+        self.progress.step(section, what);
+    }
+
+    fn grew(&mut self, report: &Report) {
+        for path in self.plots.iter_mut().flat_map(|plots| plots.write(report)) {
+            self.progress.say(&path.display().to_string());
+        }
+    }
+}
+
 /// Measures and prints.
 pub fn main(options: &Options) -> Result<()> {
+    let measured = options.measured()?;
     // Read first: a file that is no good is no reason to wait.
     let table = options.table()?;
     let table = table.as_ref().map(|(file, table)| (*file, table));
-    let mut progress = Progress::new(report::steps(options.quick, table.is_some()));
-    let measured = report::run(&report::Options { is_quick: options.quick, seed: options.seed }, table, |what| {
-        progress.step("router", what);
-    });
+    let plots = options.plot.as_deref().map(Plots::into_directory).transpose()?;
+    let progress = Progress::new(report::steps(&measured, table.map(|(_, table)| table)));
+    let mut told = Told { progress, plots };
+    let report = report::run(&measured, table, &mut told);
+    let Told { progress, plots } = told;
     drop(progress);
-    let printed = Printed { report: measured?, machine: Machine::describe(None) };
-    if let Some(directory) = &options.plot {
-        std::fs::create_dir_all(directory)?;
-        for path in plot::write_svgs(directory, &plots::figures(&printed.report))? {
-            eprintln!("{}", path.display());
-        }
+    let printed = Printed { report: report?, machine: Machine::describe(None) };
+    if let ([Part::Ethernet], [missing]) = (&options.only[..], &printed.report.missing[..]) {
+        bail!("{missing}");
     }
-    if options.json { output::print_json(&printed) } else { output::print(&render(&printed)) }
+    if options.json {
+        output::print_json(&printed)?
+    } else {
+        output::print(&render(&printed))?
+    }
+    plots.map_or(Ok(()), Plots::finish)
 }
 
 const RIGHT: Align = Align::Right;
@@ -90,38 +141,112 @@ const LEFT: Align = Align::Left;
 fn render(printed: &Printed) -> String {
     let Printed { report, machine } = printed;
     let mut text = format!("measured, seed {}; {}\n", report.seed, machine.words());
-    text += &format!(
-        "forwarding core {:.1} Mpps at 64 B; {:.0} M lookups/s of IPv4; batches carry {:.1} x single packets (rnic)\n",
-        report.core_mpps_64b, report.fib_v4_mlookups_per_s, report.rnic_batch_gain_64b
-    );
-    text += "\nTables: lookups of random covered addresses beside loads at random places of as much memory, one core\n";
-    text += &tables([Some(&report.fib.v4), Some(&report.fib.v6)], &report.fib.updates);
-    text += "\nForwarding core, ports in memory: one core, full table; ns a packet by stage\n";
-    text += &cases(&report.core.cases);
-    text +=
-        "\nThe highest rate without a loss (RFC 2544): raw, and without the time in which this machine stood still\n";
-    text += &zero_loss(&report.core.zero_loss);
-    text += &report.brought.as_ref().map(brought).unwrap_or_default();
-    text += "\nForwarding between virtual Ethernet, in turns: Mpps that arrive, latency in us\n";
-    text += &report.ethernet.as_ref().map(ethernet_cases).unwrap_or_default();
-    text += "\nThe highest rate without a loss between virtual Ethernet (RFC 2544): Mpps, raw and undisturbed\n";
-    text += &report.ethernet.as_ref().map(ethernet_zero_loss).unwrap_or_default();
+    text += &summary(report);
+    if let Some(fib) = &report.fib {
+        text +=
+            "\nTables: lookups of random covered addresses beside loads at random places of as much memory, one core\n";
+        text += &tables([Some(&fib.v4), Some(&fib.v6)], &fib.updates);
+    }
+    text += &report.core.as_ref().map(core).unwrap_or_default();
+    text += &report.brought.iter().flatten().map(brought).collect::<String>();
+    text += &report.ethernet.iter().flatten().map(ethernet).collect::<String>();
     report.missing.iter().for_each(|missing| text += &format!("missing: {missing}\n"));
-    text += "\nOne hop between two nodes, ((T4-T1)-(T3-T2))/2, us\n";
-    text += &hops(report);
-    text += "\nRates between two nodes, Mpps; adaptive: its rate without a loss in multiples of this one\n";
-    text += &rates(&report.rates);
-    text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n\
-             (adaptive p99: in multiples of this one, round by round)\n";
-    text += &loads(&report.loads);
-    text += "\nLatency by size at one load, us\n";
-    text += &loads(&report.loads_by_size);
+    text += &between_nodes(report);
     report.remarks.iter().for_each(|remark| text += &format!("remark: {remark}\n"));
-    text += "\nPublished (KAIST, HiPINEB 2016), modelled (its 40 Gb/s cards) and measured here: one hop, us\n";
-    text += &published(&report.published_latency);
-    text += "\nThe same: Ethernet's batches of 1500 B, and messages of RoCE by their length\n";
-    text += &published(&report.published_batches);
+    if !report.published_latency.is_empty() {
+        text += "\nPublished (KAIST, HiPINEB 2016), modelled (its 40 Gb/s cards) and measured here: one hop, us\n";
+        text += &published(&report.published_latency);
+        text += "\nThe same: Ethernet's batches of 1500 B, and messages of RoCE by their length\n";
+        text += &published(&report.published_batches);
+    }
     text
+}
+
+/// The figures that scripts read, in a line; nothing where none of them was measured.
+fn summary(report: &Report) -> String {
+    let figures = [
+        report.core_mpps_64b.map(|mpps| format!("forwarding core {mpps:.1} Mpps at 64 B")),
+        report.fib_v4_mlookups_per_s.map(|rate| format!("{rate:.0} M lookups/s of IPv4")),
+        report.rnic_batch_gain_64b.map(|gain| format!("batches carry {gain:.1} x single packets (rnic)")),
+    ];
+    let figures: Vec<String> = figures.into_iter().flatten().collect();
+    if figures.is_empty() { String::new() } else { figures.join("; ") + "\n" }
+}
+
+fn core(core: &core::Results) -> String {
+    let mut text = String::new();
+    if !core.cases.is_empty() {
+        text += "\nForwarding core, ports in memory: one core, full table; ns a packet by stage\n";
+        text += &cases(&core.cases);
+        text += "\nThe highest rate without a loss (RFC 2544): raw, and without the time in which this machine stood \
+                 still\n";
+        text += &zero_loss(&core.zero_loss);
+    }
+    if !core.churn.is_empty() {
+        text += "\nForwarding 64 B while another core changes routes\n";
+        text += &churn(&core.churn);
+    }
+    text
+}
+
+fn churn(rows: &[Churn]) -> String {
+    let mut table = Table::new(&[("CHANGES/S", RIGHT), ("MPPS", RIGHT), ("BEST", RIGHT)]);
+    for row in rows {
+        let Churn { changes_per_s, mpps } = row;
+        table.row(vec![format!("{changes_per_s:.0}"), format!("{:.2}", mpps.median), format!("{:.2}", mpps.best)]);
+    }
+    table.render()
+}
+
+fn ethernet(results: &ethernet::Results) -> String {
+    let mut text = "\nForwarding between virtual Ethernet, in turns: Mpps that arrive, latency in us\n".to_owned();
+    text += &ethernet_cases(results);
+    text += "\nThe highest rate without a loss between virtual Ethernet (RFC 2544): Mpps, raw and undisturbed\n";
+    text += &ethernet_zero_loss(results);
+    text
+}
+
+fn between_nodes(report: &Report) -> String {
+    let mut text = String::new();
+    if !report.hops.is_empty() {
+        text += "\nOne hop between two nodes, ((T4-T1)-(T3-T2))/2, us\n";
+        text += &hops(report);
+    }
+    if !report.rates.is_empty() {
+        text += "\nRates between two nodes, Mpps; adaptive: its rate without a loss in multiples of this one\n";
+        text += &rates(&report.rates);
+    }
+    if !report.loads.is_empty() {
+        text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n\
+                 (adaptive p99: in multiples of this one, round by round)\n";
+        text += &loads(&report.loads);
+    }
+    if !report.adaptive.is_empty() {
+        text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its, round by round\n";
+        text += &adaptive(&report.adaptive);
+    }
+    if !report.loads_by_size.is_empty() {
+        text += "\nLatency by size at one load, us\n";
+        text += &loads(&report.loads_by_size);
+    }
+    text
+}
+
+fn adaptive(rows: &[AdaptiveRow]) -> String {
+    let columns = [("BYTES", RIGHT), ("MPPS", RIGHT), ("P50", RIGHT), ("P99", RIGHT), ("BEST FIXED", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &[("ITS P99", RIGHT), ("P99", RIGHT)]].concat());
+    for row in rows {
+        table.row(vec![
+            row.size_bytes.to_string(),
+            format!("{:.3}", row.load_mpps),
+            format!("{:.2}", row.p50_us),
+            format!("{:.2}", row.p99_us),
+            row.best_fixed_batch.to_string(),
+            format!("{:.2}", row.best_fixed_p99_us),
+            multiple(row.p99_ratio),
+        ]);
+    }
+    table.render()
 }
 
 fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
@@ -160,9 +285,13 @@ fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {
 fn brought(brought: &Brought) -> String {
     let Brought { file, next_hops, fib, core, .. } = brought;
     let mut text = format!("\nThe same with the routes of {} ({next_hops} next hops)\n", file.display());
-    text += &tables([fib.v4.as_ref(), fib.v6.as_ref()], &fib.updates);
-    text += &cases(&core.cases);
-    text += &zero_loss(&core.zero_loss);
+    if let Some(fib) = fib {
+        text += &tables([fib.v4.as_ref(), fib.v6.as_ref()], &fib.updates);
+    }
+    if let Some(core) = core {
+        text += &cases(&core.cases);
+        text += &zero_loss(&core.zero_loss);
+    }
     text
 }
 
@@ -205,22 +334,12 @@ fn zero_loss(rows: &[ZeroLoss]) -> String {
     table.render()
 }
 
-fn name_of(subject: ethernet::Subject) -> String {
-    let name = match subject {
-        ethernet::Subject::Kernel => "kernel",
-        ethernet::Subject::KernelSteered => "kernel, steered",
-        ethernet::Subject::Xdp => "AF_XDP",
-        ethernet::Subject::PacketSocket => "AF_PACKET",
-    };
-    name.to_owned()
-}
-
 fn ethernet_cases(results: &ethernet::Results) -> String {
     let columns = [("BY", LEFT), ("IP", RIGHT), ("BYTES", RIGHT), ("MPPS", RIGHT), ("OFFERED", RIGHT), ("P50", RIGHT)];
     let mut table = Table::new(&[&columns[..], &[("P99", RIGHT)]].concat());
     for case in &results.cases {
         table.row(vec![
-            name_of(case.subject),
+            case.subject.name().to_owned(),
             case.version.to_string(),
             case.size_bytes.to_string(),
             format!("{:.3}", case.mpps.median),
@@ -243,7 +362,7 @@ fn ethernet_zero_loss(results: &ethernet::Results) -> String {
             Verdict::Lost | Verdict::Carried => "is lost",
         };
         table.row(vec![
-            name_of(row.subject),
+            row.subject.name().to_owned(),
             row.version.to_string(),
             row.size.clone(),
             format!("{:.3}", row.mpps),

@@ -1,6 +1,6 @@
 //! The forwarding core on this machine: `cargo bench -p router-bench --bench core`.
 
-use router_bench::core::{Options, instructions, run, work};
+use router_bench::core::{Options, Parts, instructions, run, work};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -12,7 +12,7 @@ fn main() {
         return;
     }
     let options = if arguments.iter().any(|argument| argument == "full") { Options::full() } else { Options::quick() };
-    let results = run(&options).expect("all packets are forwarded");
+    let results = run(&options, Parts::ALL, &mut |what| eprintln!("{what}")).expect("all packets are forwarded");
     println!("{} and {} routes, built in {:.0} ms", results.routes_v4, results.routes_v6, results.build_ms);
     for case in &results.cases {
         let stages: Vec<String> =

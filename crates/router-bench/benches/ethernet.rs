@@ -5,7 +5,7 @@ use router_bench::ethernet::{Options, measure};
 fn main() {
     let is_full = std::env::args().any(|argument| argument == "full");
     let options = if is_full { Options::full() } else { Options::quick() };
-    let results = match measure(&options) {
+    let results = match measure(&options, &mut |what| eprintln!("{what}")) {
         Ok(results) => results,
         Err(error) => {
             eprintln!("ethernet: {error}");

@@ -22,7 +22,7 @@ use crate::table::Table;
 pub use churn::{Churn, churn};
 pub use instructions::{StageInstructions, WORK_STAGES, instructions, work};
 pub use router::{Error, Router};
-pub use zero_loss::{ZeroLoss, zero_loss};
+pub use zero_loss::{Trials, ZeroLoss, zero_loss};
 
 /// Bytes of a frame check sequence.
 const FCS_BYTES: usize = 4;
@@ -49,21 +49,36 @@ pub struct Options {
     pub rounds: usize,
     /// Packets of a round.
     pub packets: usize,
-    /// How long a trial of the zero-loss search is, in ms.
-    pub trial_ms: u64,
+    /// How long trials of the zero-loss search are.
+    pub trials: Trials,
 }
 
 impl Options {
-    /// As reported.
+    /// As reported: about two minutes.
     pub fn full() -> Options {
         let (routes_v4, routes_v6) = (900_000, 200_000);
-        Options { seed: 1, routes_v4, routes_v6, rounds: 51, packets: 1 << 20, trial_ms: 2_000 }
+        let trials = Trials { short_ms: 100, long_ms: 2_000 };
+        Options { seed: 1, routes_v4, routes_v6, rounds: 31, packets: 1 << 20, trials }
     }
 
     /// The same tables, fewer rounds: a few seconds.
     pub fn quick() -> Options {
-        Options { rounds: 11, packets: 1 << 18, trial_ms: 100, ..Options::full() }
+        Options { rounds: 11, packets: 1 << 18, trials: Trials { short_ms: 30, long_ms: 100 }, ..Options::full() }
     }
+}
+
+/// Which parts are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Each kind of traffic, and the highest rates without a loss.
+    pub forwards: bool,
+    /// Forwarding while routes change.
+    pub churns: bool,
+}
+
+impl Parts {
+    /// Both.
+    pub const ALL: Parts = Parts { forwards: true, churns: true };
 }
 
 /// What was measured.
@@ -76,10 +91,13 @@ pub struct Results {
     /// To build the tables by way of announcements, in ms.
     pub build_ms: f64,
     /// Each kind of traffic.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cases: Vec<Case>,
     /// The highest rate without a loss, by size.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zero_loss: Vec<ZeroLoss>,
     /// Forwarding while routes change.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub churn: Vec<Churn>,
 }
 
@@ -135,63 +153,94 @@ pub struct OfTable {
     pub zero_loss: Vec<ZeroLoss>,
 }
 
-/// Measures everything, with generated tables.
+/// How often [`run`] says that something begins.
+pub fn steps(parts: Parts) -> u64 {
+    let forwarding = if parts.forwards { cases().len() + SEARCHES } else { 0 };
+    let churn = if parts.churns { churn::RATES_PER_S.len() } else { 0 };
+    (1 + forwarding + churn) as u64
+}
+
+/// Each kind of traffic: version, sizes, destinations.
+fn cases() -> Vec<(u8, Vec<usize>, usize)> {
+    let few = |version: u8, sizes: Vec<usize>| (version, sizes, DESTINATIONS_FEW);
+    let of_v4 = SIZES.iter().map(|size| few(4, vec![*size]));
+    let others = [few(4, IMIX.to_vec()), few(6, vec![64]), few(6, vec![1518])];
+    let many = [4, 6].map(|version| (version, vec![64], DESTINATIONS_MANY));
+    of_v4.chain(others).chain(many).collect()
+}
+
+/// Traffic that is searched for the highest rate without a loss: version, sizes. Neighbours have about the same.
+fn searched() -> [(u8, Vec<usize>); SEARCHES] {
+    let [a, b, c, d, e, f, g] = SIZES.map(|size| (4, vec![size]));
+    [a, b, c, d, e, f, g, (4, IMIX.to_vec()), (6, vec![64]), (6, IMIX.to_vec())]
+}
+
+const SEARCHES: usize = SIZES.len() + 3;
+
+/// Measures with generated tables; `step` hears what begins.
 ///
 /// # Errors
 /// No memory for tables, or a packet that should have been forwarded was not.
-pub fn run(options: &Options) -> Result<Results, Error> {
+pub fn run(options: &Options, parts: Parts, step: &mut dyn FnMut(&str)) -> Result<Results, Error> {
+    step("tables");
     let begin = Instant::now();
     let mut router = Router::new(options.seed, options.routes_v4, options.routes_v6)?;
     let build_ms = begin.elapsed().as_secs_f64() * 1e3;
-    let few_v4 = router.destinations_v4(options.seed, DESTINATIONS_FEW);
-    let few_v6 = router.destinations_v6(options.seed, DESTINATIONS_FEW);
-    let mut cases = Vec::new();
-    let mut measure = |sizes: &[usize], destinations: &Destinations| -> Result<(), Error> {
-        cases.push(case(&mut router, options, sizes, destinations)?);
-        Ok(())
-    };
-    for size in SIZES {
-        measure(&[size], &few_v4)?;
-    }
-    measure(&IMIX, &few_v4)?;
-    for size in [64, 1518] {
-        measure(&[size], &few_v6)?;
-    }
-    for version in [4, 6] {
-        let many = destinations(&router, options.seed, version, DESTINATIONS_MANY)?;
-        cases.push(case(&mut router, options, &[64], &many)?);
-    }
-    let of_v4 = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).map(|sizes| (sizes, &few_v4));
-    let of_v6 = [vec![64], IMIX.to_vec()].into_iter().map(|sizes| (sizes, &few_v6));
-    let zero_loss = of_v4
-        .chain(of_v6)
-        .map(|(sizes, few)| zero_loss(&mut router, &sizes, few, options.trial_ms))
-        .collect::<Result<_, _>>()?;
-    let churn = churn::RATES_PER_S
-        .iter()
-        .map(|changes_per_s| churn(&mut router, options, &few_v4, *changes_per_s))
-        .collect::<Result<_, _>>()?;
     let (routes_v4, routes_v6) = router.routes();
-    Ok(Results { routes_v4, routes_v6, build_ms, cases, zero_loss, churn })
+    let mut found = Results { routes_v4, routes_v6, build_ms, cases: vec![], zero_loss: vec![], churn: vec![] };
+    let few_v4 = router.destinations_v4(options.seed, DESTINATIONS_FEW);
+    if parts.forwards {
+        for (version, sizes, count) in cases() {
+            step(&format!("IPv{version}, {} B, {count} destinations", name_of(&sizes)));
+            let destinations = destinations(&router, options.seed, version, count)?;
+            found.cases.push(case(&mut router, options, &sizes, &destinations)?);
+        }
+        let mut first_share = zero_loss::FIRST_SHARE;
+        for (version, sizes) in searched() {
+            step(&format!("the highest rate without a loss, IPv{version}, {} B", name_of(&sizes)));
+            let few = destinations(&router, options.seed, version, DESTINATIONS_FEW)?;
+            let (row, share) = zero_loss(&mut router, &sizes, &few, options.trials, first_share)?;
+            found.zero_loss.push(row);
+            first_share = share;
+        }
+    }
+    if parts.churns {
+        for changes_per_s in churn::RATES_PER_S {
+            step(&match changes_per_s {
+                Some(rate) => format!("{rate} changes of routes a second"),
+                None => "as many changes of routes as go".to_owned(),
+            });
+            found.churn.push(churn(&mut router, options, &few_v4, changes_per_s)?);
+        }
+    }
+    Ok(found)
 }
 
-/// Measures packets of 64 B with this table.
+/// How often [`of_table`] says that something begins.
+pub fn steps_of_table(table: &Table) -> u64 {
+    1 + 3 * u64::from(!table.v4.is_empty()) + 3 * u64::from(!table.v6.is_empty())
+}
+
+/// Measures packets of 64 B with this table; `step` hears what begins.
 ///
 /// # Errors
 /// No room in the tables, or a packet that should have been forwarded was not.
-pub fn of_table(options: &Options, table: &Table) -> Result<OfTable, Error> {
+pub fn of_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) -> Result<OfTable, Error> {
+    step("core: tables");
     let begin = Instant::now();
     let mut router = Router::with_table(options.seed, table.clone())?;
     let mut found = OfTable { build_ms: begin.elapsed().as_secs_f64() * 1e3, cases: Vec::new(), zero_loss: Vec::new() };
     let versions: Vec<u8> =
         [4, 6].into_iter().zip(router.has()).filter_map(|(version, has)| has.then_some(version)).collect();
     for version in versions {
-        let few = destinations(&router, options.seed, version, DESTINATIONS_FEW)?;
-        let many = destinations(&router, options.seed, version, DESTINATIONS_MANY)?;
-        for destinations in [&few, &many] {
-            found.cases.push(case(&mut router, options, &[64], destinations)?);
+        for count in [DESTINATIONS_FEW, DESTINATIONS_MANY] {
+            step(&format!("core: IPv{version}, {count} destinations"));
+            let destinations = destinations(&router, options.seed, version, count)?;
+            found.cases.push(case(&mut router, options, &[64], &destinations)?);
         }
-        found.zero_loss.push(zero_loss(&mut router, &[64], &few, options.trial_ms)?);
+        step(&format!("core: the highest rate without a loss, IPv{version}"));
+        let few = destinations(&router, options.seed, version, DESTINATIONS_FEW)?;
+        found.zero_loss.push(zero_loss(&mut router, &[64], &few, options.trials, zero_loss::FIRST_SHARE)?.0);
     }
     Ok(found)
 }
@@ -326,9 +375,11 @@ impl Probe for Clock {
 mod tests {
     use super::*;
 
+    const SHORT: Trials = Trials { short_ms: 1, long_ms: 2 };
+
     /// Small tables, few packets: what is right in small is right in large, and a test measures nothing.
     fn small() -> Options {
-        Options { seed: 3, routes_v4: 2_000, routes_v6: 500, rounds: 3, packets: 2_000, trial_ms: 2 }
+        Options { seed: 3, routes_v4: 2_000, routes_v6: 500, rounds: 3, packets: 2_000, trials: SHORT }
     }
 
     #[test]
@@ -350,14 +401,31 @@ mod tests {
 
     #[test]
     fn a_table_that_somebody_brings_is_measured_by_the_families_that_it_has() {
-        let options = Options { routes_v4: 0, routes_v6: 300, packets: 500, trial_ms: 1, ..small() };
-        let found = of_table(&options, &Table::generated(3, 0, 300)).expect("all are forwarded");
+        let options = Options { routes_v4: 0, routes_v6: 300, packets: 500, ..small() };
+        let (table, mut steps) = (Table::generated(3, 0, 300), 0);
+        let found = of_table(&options, &table, &mut |_| steps += 1).expect("all are forwarded");
+        assert_eq!(steps, steps_of_table(&table));
         assert!(found.cases.iter().all(|case| case.version == 6 && case.mpps.median > 0.0), "{found:?}");
         assert_eq!((found.cases.len(), found.zero_loss.len()), (2, 1));
         let mut multicast = Table::default();
         multicast.v4.push("224.0.0.0/4".parse().expect("a prefix"));
-        let error = of_table(&options, &multicast).expect_err("nowhere to go").to_string();
+        let error = of_table(&options, &multicast, &mut |_| ()).expect_err("nowhere to go").to_string();
         assert_eq!(error, "no route of IPv4 leads to addresses that a router forwards to; bring others");
+    }
+
+    #[test]
+    fn parts_are_measured_alone_and_say_what_begins() {
+        let options = Options { rounds: 1, packets: 500, ..small() };
+        let both = [(true, true), (true, false), (false, true)];
+        for parts in both.map(|(forwards, churns)| Parts { forwards, churns }) {
+            let mut begun = Vec::new();
+            let found = run(&options, parts, &mut |what| begun.push(what.to_owned())).expect("all are forwarded");
+            assert_eq!(begun.len() as u64, steps(parts), "{begun:?}");
+            assert_eq!((found.cases.len(), found.zero_loss.len()), if parts.forwards { (12, 10) } else { (0, 0) });
+            assert_eq!(found.churn.len(), if parts.churns { 4 } else { 0 });
+            let json = serde_json::to_value(&found).expect("JSON");
+            assert_eq!((json.get("cases").is_some(), json.get("churn").is_some()), (parts.forwards, parts.churns));
+        }
     }
 
     #[test]

@@ -75,6 +75,8 @@ pub struct Options {
     /// Frames of each latency's distribution.
     pub probes: usize,
     /// How long a trial of a search is.
+    pub trial_short: Duration,
+    /// How long the trial is that holds what a search found.
     pub trial: Duration,
     /// The part to which a search knows a rate.
     pub precision: f64,
@@ -83,7 +85,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// As reported: some minutes.
+    /// As reported: two to three minutes.
     pub fn full() -> Options {
         let searched: Vec<Vec<usize>> = SIZES.iter().map(|size| vec![*size]).chain([IMIX.to_vec()]).collect();
         Options {
@@ -91,8 +93,9 @@ impl Options {
             sizes: [SIZES.to_vec(), SIZES.to_vec()],
             searched: [searched.clone(), searched],
             rounds: 5,
-            round: Duration::from_millis(300),
+            round: Duration::from_millis(150),
             probes: 4000,
+            trial_short: Duration::from_millis(50),
             trial: Duration::from_millis(250),
             precision: 0.02,
             destinations: 4000,
@@ -107,6 +110,7 @@ impl Options {
             rounds: 3,
             round: Duration::from_millis(100),
             probes: 500,
+            trial_short: Duration::from_millis(15),
             trial: Duration::from_millis(30),
             precision: 0.05,
             ..Options::full()
@@ -131,6 +135,16 @@ pub enum Subject {
 impl Subject {
     /// All, in the order of their turns.
     pub const ALL: [Subject; 4] = [Subject::Kernel, Subject::KernelSteered, Subject::Xdp, Subject::PacketSocket];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Subject::Kernel => "kernel",
+            Subject::KernelSteered => "kernel, steered",
+            Subject::Xdp => "AF_XDP",
+            Subject::PacketSocket => "AF_PACKET",
+        }
+    }
 }
 
 /// What was measured.
@@ -218,8 +232,19 @@ fn system(doing: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::System { doing, source }
 }
 
-/// Measures all subjects.
-pub fn measure(options: &Options) -> Result<Results, Error> {
+/// How often [`measure`] says that something begins.
+pub fn steps(options: &Options) -> u64 {
+    let sizes: usize = options.sizes.iter().map(Vec::len).sum();
+    let searched: usize = options.searched.iter().map(Vec::len).sum();
+    (1 + sizes + searched * Subject::ALL.len()) as u64
+}
+
+/// Measures all subjects; `step` hears what begins.
+///
+/// # Errors
+/// When there are no namespaces to be had, or somebody forwards nothing.
+pub fn measure(options: &Options, step: &mut dyn FnMut(&str)) -> Result<Results, Error> {
+    step("namespaces");
     let processors = bed::processors();
     let mut beds = Vec::new();
     for subject in Subject::ALL {
@@ -228,13 +253,20 @@ pub fn measure(options: &Options) -> Result<Results, Error> {
     let (mut cases, mut zero_loss) = (Vec::new(), Vec::new());
     for (version, (sizes, searched)) in VERSIONS.into_iter().zip(options.sizes.iter().zip(&options.searched)) {
         for size_bytes in sizes {
+            step(&format!("overload and latency, IPv{}, {size_bytes} B", version.number()));
             cases.extend(of_size(&mut beds, version, *size_bytes, options)?);
         }
+        // Of one size a subject carries about the same share of what arrives as of the size before it.
+        let mut shares = vec![zero_loss::FIRST_SHARE; beds.len()];
         for sizes in searched {
             let frame_bytes: Vec<usize> = sizes.iter().map(|size| size - FCS_BYTES).collect();
             let load = Load { version, frame_bytes: &frame_bytes };
-            for bed in &mut beds {
-                zero_loss.push(zero_loss::search(bed, load, name_of(sizes), options)?);
+            for (bed, share) in beds.iter_mut().zip(&mut shares) {
+                let (number, size, subject) = (version.number(), name_of(sizes), bed.subject().name());
+                step(&format!("the highest rate without a loss, IPv{number}, {size} B, {subject}"));
+                let (row, found) = zero_loss::search(bed, load, size, options, *share)?;
+                zero_loss.push(row);
+                *share = found;
             }
         }
     }
@@ -292,12 +324,14 @@ mod tests {
             rounds: 1,
             round: Duration::from_millis(20),
             probes: 20,
-            trial: Duration::from_millis(5),
+            trial_short: Duration::from_millis(5),
+            trial: Duration::from_millis(10),
             precision: 0.5,
             destinations: 100,
             ..Options::quick()
         };
-        match measure(&options) {
+        let mut begun = Vec::new();
+        match measure(&options, &mut |what| begun.push(what.to_owned())) {
             Err(Error::Namespace(error)) => {
                 println!(
                     "every_subject_forwards is skipped: no network namespaces of its own ({error}); run it as root"
@@ -307,6 +341,7 @@ mod tests {
             Ok(results) => {
                 // That each forwards was seen before anything was measured; how fast, on a busy machine, is no matter.
                 assert_eq!(results.cases.len(), 12);
+                assert_eq!(begun.len() as u64, steps(&options), "{begun:?}");
                 assert!(results.cases.iter().all(|case| case.offered_mpps > 0.0), "{:?}", results.cases);
                 let searched: Vec<_> = results.zero_loss.iter().map(|row| (row.version, row.size.as_str())).collect();
                 assert_eq!(searched, [[(4, "IMIX"); 4], [(6, "64"); 4]].concat());

@@ -131,22 +131,32 @@ pub struct OfTable {
     pub writer_bytes: usize,
 }
 
-/// Measures everything, of a generated table with routes of both families.
+/// How often [`run`] says that something begins.
+pub const STEPS: u64 = 5;
+
+/// Measures everything, of a generated table with routes of both families; `step` hears what begins.
 ///
 /// # Errors
 /// When there is no memory for tables.
-pub fn run(options: &Options) -> io::Result<Results> {
+pub fn run(options: &Options, step: &mut dyn FnMut(&str)) -> io::Result<Results> {
     let table = Table::generated(options.seed, options.routes_v4, options.routes_v6);
-    let OfTable { v4, v6, updates, writer_bytes } = of_table(options, &table)?;
+    let OfTable { v4, v6, updates, writer_bytes } = of_table(options, &table, step)?;
     let (v4, v6) = v4.zip(v6).ok_or_else(|| io::Error::other("no routes of one family: ask for some of both"))?;
     Ok(Results { v4, v6, updates, writer_bytes })
 }
 
-/// Measures everything, of this table. Routes lead to as many groups as the table has next hops, or to [`GROUPS`].
+/// How often [`of_table`] says that something begins.
+pub fn steps_of_table(table: &Table) -> u64 {
+    1 + 2 * u64::from(!table.v4.is_empty()) + 2 * u64::from(!table.v6.is_empty())
+}
+
+/// Measures everything, of this table; `step` hears what begins. Routes lead to as many groups as the table has next
+/// hops, or to [`GROUPS`].
 ///
 /// # Errors
 /// When there is no memory for tables, or no room in them.
-pub fn of_table(options: &Options, table: &Table) -> io::Result<OfTable> {
+pub fn of_table(options: &Options, table: &Table, step: &mut dyn FnMut(&str)) -> io::Result<OfTable> {
+    step("tables");
     let (mut writer, mut reader) = fib::tables::<u32>()?;
     let groups: Vec<GroupId> =
         (0..GROUPS).map(|hop| writer.add_group(&[hop]).map_err(io::Error::other)).collect::<io::Result<_>>()?;
@@ -158,15 +168,19 @@ pub fn of_table(options: &Options, table: &Table) -> io::Result<OfTable> {
     let bytes = writer.bytes();
     let (mut found, mut updates) = ([None, None], Vec::new());
     if !table.v4.is_empty() {
+        step("lookups of IPv4");
         let keys = fib::generate::addresses_v4(options.seed, &table.v4, KEYS);
         let lookups = Lookups { options, bytes: bytes.v4, keys: &keys };
         found[0] = Some(lookups.measure(&mut reader)?.of_family(routes_v4.len(), builds_ms[0], bytes.v4));
+        step("changes of IPv4");
         updates.push(churn(options, &mut writer, &reader, &routes_v4, &keys, &groups)?);
     }
     if !table.v6.is_empty() {
+        step("lookups of IPv6");
         let keys = fib::generate::addresses_v6(options.seed, &table.v6, KEYS);
         let lookups = Lookups { options, bytes: bytes.v6, keys: &keys };
         found[1] = Some(lookups.measure(&mut reader)?.of_family(routes_v6.len(), builds_ms[1], bytes.v6));
+        step("changes of IPv6");
         updates.push(churn(options, &mut writer, &reader, &routes_v6, &keys, &groups)?);
     }
     let [v4, v6] = found;
@@ -446,7 +460,9 @@ mod tests {
     #[test]
     fn a_small_run_measures_everything() {
         let options = Options { seed: 3, routes_v4: 2_000, routes_v6: 500, rounds: 2, lookups: 1 << 14, updates: 200 };
-        let results = run(&options).expect("memory");
+        let mut steps = 0;
+        let results = run(&options, &mut |_| steps += 1).expect("memory");
+        assert_eq!(steps, STEPS);
         for family in [&results.v4, &results.v6] {
             assert_eq!(family.found, 1.0, "keys of routes are found");
             let figures = [family.mlookups_per_s, family.floor_mloads_per_s, family.dependent_ns];
@@ -458,10 +474,12 @@ mod tests {
     #[test]
     fn a_table_of_one_family_has_figures_of_that_one_only() {
         let options = Options { seed: 3, routes_v4: 0, routes_v6: 0, rounds: 1, lookups: 1 << 12, updates: 20 };
-        let found = of_table(&options, &Table::generated(3, 0, 200)).expect("memory");
+        let (table, mut steps) = (Table::generated(3, 0, 200), 0);
+        let found = of_table(&options, &table, &mut |_| steps += 1).expect("memory");
+        assert_eq!(steps, steps_of_table(&table));
         assert!(found.v4.is_none() && found.v6.is_some_and(|family| family.found == 1.0));
         assert_eq!(found.updates.iter().map(|updates| updates.version).collect::<Vec<_>>(), [6]);
-        let error = run(&options).expect_err("nothing to measure");
+        let error = run(&options, &mut |_| ()).expect_err("nothing to measure");
         assert_eq!(error.to_string(), "no routes of one family: ask for some of both");
     }
 }

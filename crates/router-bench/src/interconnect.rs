@@ -22,7 +22,7 @@ use sim::Span;
 use thiserror::Error;
 
 pub use hop::{Hop, hops};
-pub use load::{AdaptiveRow, LoadRow, adaptive_rows, loads, uncarried};
+pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
 pub use rate::{BatchGain, RateRow, batch_gain, rates};
 
@@ -109,8 +109,10 @@ pub struct Effort {
     pub load_warm_up: Span,
     /// Rounds of latency under a load: 99% of one trial's packets are at the mercy of a few pauses of the machine.
     pub load_rounds: usize,
-    /// Steps of a search for the rate that is carried without loss.
-    pub search_steps: usize,
+    /// Rounds of latency by size, at one load.
+    pub size_rounds: usize,
+    /// The part to which a search knows the rate that is carried without loss.
+    pub search_precision: f64,
 }
 
 impl Effort {
@@ -124,21 +126,23 @@ impl Effort {
             load_trial: Span::from_ns(15e6),
             load_warm_up: Span::from_ns(3e6),
             load_rounds: 11,
-            search_steps: 6,
+            size_rounds: 11,
+            search_precision: 0.02,
         }
     }
 
     /// For results that are committed.
     pub fn full() -> Effort {
         Effort {
-            trial: Span::from_ns(50e6),
-            warm_up: Span::from_ns(10e6),
+            trial: Span::from_ns(40e6),
+            warm_up: Span::from_ns(8e6),
             rounds: 7,
             round_trips: 5000,
             load_trial: Span::from_ns(20e6),
             load_warm_up: Span::from_ns(4e6),
             load_rounds: 21,
-            search_steps: 9,
+            size_rounds: 11,
+            search_precision: 0.005,
         }
     }
 }
@@ -200,7 +204,10 @@ mod tests {
         let Some(cores) = cores() else { return };
         let effort = Effort { round_trips: 20, ..Effort::quick() };
         for kind in kinds() {
-            let found = hops(kind, &[64, 1500], &[1, 32], &effort, cores).unwrap();
+            let mut begun = Vec::new();
+            let mut step = |what: &str| begun.push(what.to_owned());
+            let found = hops(kind, &[64, 1500], &[1, 32], &effort, cores, &mut step).unwrap();
+            assert_eq!(begun, ["one hop, 1 a message", "one hop, 32 a message"]);
             let shape: Vec<(usize, u8)> = found.iter().map(|hop| (hop.frame_bytes, hop.batch)).collect();
             assert_eq!(shape, [(64, 1), (1500, 1), (64, 32), (1500, 32)], "{kind:?}");
             assert!(found.iter().all(|hop| hop.latency.samples == 20 && hop.latency.p50_us > 0.0));

@@ -1,4 +1,7 @@
-//! Everything of `crosslane bench router`, in one report.
+//! `crosslane bench router` in one report: everything, or the parts that were asked for.
+
+mod between;
+mod parts;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,33 +10,70 @@ use router_node::interconnect::Kind;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::interconnect::{
-    AdaptiveRow, BatchGain, Batching, BenchError, Cores, Effort, Hop, LoadRow, RateRow, adaptive_rows, batch_gain,
-    hops, kinds, loads, name, rates, uncarried,
-};
+use crate::interconnect::{AdaptiveRow, BatchGain, BenchError, Hop, LoadRow, RateRow, adaptive_rows, name, uncarried};
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
 use crate::table::Table;
 use crate::{core, ethernet, fib};
+use between::Scale;
+pub use parts::{NoKind, NoPart, Part, Parts, kind};
 
-/// Frames whose latency by load is measured, in bytes.
-const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
-/// Loads, as shares of the best rate that a fixed batch carries without a loss.
-const LOADS: [f64; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
-const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
-/// Latency by size is measured at this share of what the longest frames' best fixed batch carries: at as many packets a
-/// second for each size, which all sizes carry.
-const SIZE_LOAD: f64 = 0.5;
-const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
 /// The interconnect of the paper, without a network card: what the comparison of batches is about.
 pub const PUBLISHED_KIND: &str = "rnic_lanes";
 
 /// What is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Shorter trials, fewer points: a minute or two.
     pub is_quick: bool,
     /// Of tables, destinations and moments.
     pub seed: u64,
+    /// What is left out otherwise.
+    pub parts: Parts,
+    /// The only interconnect; all without one.
+    pub kind: Option<Kind>,
+}
+
+impl Options {
+    /// Everything.
+    pub fn new(is_quick: bool, seed: u64) -> Options {
+        Options { is_quick, seed, parts: Parts::ALL, kind: None }
+    }
+
+    /// Over which interconnect the adaptive policy stands beside the fixed ones.
+    fn adaptive_kind(&self) -> &'static str {
+        self.kind.map_or(PUBLISHED_KIND, name)
+    }
+
+    fn core_parts(&self) -> core::Parts {
+        core::Parts { forwards: self.parts.has(Part::Core), churns: self.parts.has(Part::Churn) }
+    }
+
+    fn has_core(&self) -> bool {
+        self.parts.has(Part::Core) || self.parts.has(Part::Churn)
+    }
+
+    fn fib(&self) -> fib::Options {
+        let options = if self.is_quick { fib::Options::quick() } else { fib::Options::full() };
+        fib::Options { seed: self.seed, ..options }
+    }
+
+    fn core(&self) -> core::Options {
+        let options = if self.is_quick { core::Options::quick() } else { core::Options::full() };
+        core::Options { seed: self.seed, ..options }
+    }
+
+    fn ethernet(&self) -> ethernet::Options {
+        let options = if self.is_quick { ethernet::Options::quick() } else { ethernet::Options::full() };
+        ethernet::Options { seed: self.seed, ..options }
+    }
+}
+
+/// Hears how a run goes.
+pub trait Follower {
+    /// Something begins: in which section, and what.
+    fn begins(&mut self, section: &str, what: &str);
+    /// The report has more than before.
+    fn grew(&mut self, report: &Report);
 }
 
 /// Why there is no report.
@@ -61,7 +101,7 @@ pub enum ReportError {
     Modelled(#[from] ModelledError),
 }
 
-/// All figures are *measured* on this machine. The first four are what scripts read.
+/// All figures are *measured* on this machine. It has the parts that were measured, and nothing of others.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Of this report's shape.
@@ -71,38 +111,54 @@ pub struct Report {
     /// Of tables, destinations and moments.
     pub seed: u64,
     /// Million packets a second of one core: 64 B, full table, 4,000 random destinations.
-    pub core_mpps_64b: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core_mpps_64b: Option<f64>,
     /// Million lookups a second of one core, overlapped, random covered addresses.
-    pub fib_v4_mlookups_per_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fib_v4_mlookups_per_s: Option<f64>,
     /// How many times the packets of 64 B go over the RDMA transport in lanes with the best batch, to one a message.
-    pub rnic_batch_gain_64b: f64,
-    /// The adaptive policy beside the best fixed batch, by size and load, over the RDMA transport in lanes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rnic_batch_gain_64b: Option<f64>,
+    /// The adaptive policy beside the best fixed batch, by size and load: over the RDMA transport in lanes, or over the
+    /// only interconnect.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive: Vec<AdaptiveRow>,
     /// Tables.
-    pub fib: fib::Results,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fib: Option<fib::Results>,
     /// The forwarding core.
-    pub core: core::Results,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core: Option<core::Results>,
     /// What batches gain, by interconnect, at 64 B.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gains: Vec<BatchGain>,
     /// One hop, by interconnect, size and batch.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hops: Vec<Hop>,
     /// Rates by interconnect, size and policy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<RateRow>,
     /// Latency by interconnect, size, load and policy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loads: Vec<LoadRow>,
     /// Latency by interconnect, size and policy, at one load for all sizes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub loads_by_size: Vec<LoadRow>,
-    /// Tables and forwarding core with the routes of a file, if one was brought.
-    pub brought: Option<Brought>,
-    /// Forwarding between virtual Ethernet beside the kernel's own; nothing without the right to make namespaces.
-    pub ethernet: Option<ethernet::Results>,
+    /// Tables and forwarding core with the routes of a file; a whole report says that there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub brought: Option<Option<Brought>>,
+    /// Forwarding between virtual Ethernet beside the kernel's own; a whole report says that it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ethernet: Option<Option<ethernet::Results>>,
     /// Why parts are missing.
     pub missing: Vec<String>,
     /// What a busy machine let come out otherwise than it should.
     pub remarks: Vec<String>,
     /// One-hop latency by size and batch: published, modelled and measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub published_latency: Vec<Cell>,
     /// One-hop latency of Ethernet's batches, and of long messages: published, modelled and measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub published_batches: Vec<Cell>,
 }
 
@@ -118,210 +174,176 @@ pub struct Brought {
     /// Different next hops in it.
     pub next_hops: usize,
     /// Tables.
-    pub fib: fib::OfTable,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fib: Option<fib::OfTable>,
     /// The forwarding core.
-    pub core: core::OfTable,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub core: Option<core::OfTable>,
 }
 
 /// How often [`run`] says that something begins.
-pub fn steps(is_quick: bool, has_table: bool) -> u64 {
-    let (kinds, measured) = (kinds().len(), if is_quick { 1 } else { kinds().len() });
-    (3 + usize::from(has_table) + kinds + (2 * LOAD_FRAME_BYTES.len() + 1) * measured) as u64
+pub fn steps(options: &Options, table: Option<&Table>) -> u64 {
+    let parts = &options.parts;
+    let count = |is_so: bool, steps: u64| if is_so { steps } else { 0 };
+    let brought = table.map_or(0, |table| {
+        let fib = count(parts.has(Part::Fib), fib::steps_of_table(table));
+        fib + count(parts.has(Part::Core), core::steps_of_table(table))
+    });
+    let ethernet = count(parts.has(Part::Ethernet), ethernet::steps(&options.ethernet()));
+    let alone = count(parts.has(Part::Fib), fib::STEPS) + count(options.has_core(), core::steps(options.core_parts()));
+    let between = count(has_nodes(parts), between::steps(options, &Scale::of(options)) as u64);
+    brought + alone + ethernet + between
 }
 
-/// Measures everything, tables and forwarding core with the routes of a file too if there is one; `step` hears what
-/// begins.
+fn has_nodes(parts: &Parts) -> bool {
+    parts.any(Part::is_between_nodes)
+}
+
+/// Measures what was asked for, tables and forwarding core with the routes of a file too if there is one.
 ///
 /// # Errors
 /// When something cannot be measured at all: too few cores, no memory, routes that find no room.
 pub fn run(
     options: &Options,
     table: Option<(&Path, &Table)>,
-    mut step: impl FnMut(&str),
+    follower: &mut dyn Follower,
 ) -> Result<Report, ReportError> {
-    let Options { is_quick, seed } = *options;
-    let fib_options = if is_quick { fib::Options::quick() } else { fib::Options::full() };
-    let core_options = if is_quick { core::Options::quick() } else { core::Options::full() };
-    let (fib_options, core_options) = (fib::Options { seed, ..fib_options }, core::Options { seed, ..core_options });
+    let parts = &options.parts;
+    let mut report = Report::new(options);
     // First, for a file may be no good.
-    let brought = table.map(|(file, table)| {
-        step("the table that was brought");
-        let measured = brought(file, table, &fib_options, &core_options);
-        measured.map_err(|error| ReportError::Brought { file: file.to_owned(), error: Box::new(error) })
-    });
-    let brought = brought.transpose()?;
-    step("forwarding tables");
-    let fib = fib::run(&fib_options)?;
-    step("forwarding core");
-    let core = core::run(&core_options)?;
-    step("virtual Ethernet beside the kernel");
-    let ethernet_options = if is_quick { ethernet::Options::quick() } else { ethernet::Options::full() };
-    let ethernet = ethernet::measure(&ethernet::Options { seed, ..ethernet_options });
-    let between = between_nodes(&kinds(), is_quick, &mut step)?;
-    let published = between.gains.iter().find(|gain| gain.interconnect == PUBLISHED_KIND);
-    let cluster = Cluster::new()?;
-    let published_latency = latency_table(&cluster, &between.hops)?;
-    let published_batches = batch_table(&cluster, &between.hops)?;
-    let mut remarks = between.remarks.clone();
-    remarks.extend(uncarried(&between.loads));
-    Ok(Report {
-        schema: "crosslane.bench.router/1",
-        provenance: "measured",
-        seed,
-        core_mpps_64b: core.core_mpps_64b().unwrap_or_default(),
-        fib_v4_mlookups_per_s: fib.v4.mlookups_per_s.median,
-        rnic_batch_gain_64b: published.map(|gain| gain.gain).unwrap_or_default(),
-        adaptive: adaptive_rows(&between.of_published()),
-        fib,
-        core,
-        gains: between.gains,
-        hops: between.hops,
-        rates: between.rates,
-        loads: between.loads,
-        loads_by_size: between.loads_by_size,
-        brought,
-        missing: ethernet.as_ref().err().map(|error| format!("virtual Ethernet: {error}")).into_iter().collect(),
-        remarks,
-        ethernet: ethernet.ok(),
-        published_latency,
-        published_batches,
-    })
+    if let Some((file, table)) = table {
+        let measured = brought(file, table, options, &mut |what| follower.begins("the table that was brought", what));
+        let error = |error| ReportError::Brought { file: file.to_owned(), error: Box::new(error) };
+        report.brought = Some(Some(measured.map_err(error)?));
+    }
+    if parts.has(Part::Fib) {
+        let fib = fib::run(&options.fib(), &mut |what| follower.begins("forwarding tables", what))?;
+        report.fib_v4_mlookups_per_s = Some(fib.v4.mlookups_per_s.median);
+        report.fib = Some(fib);
+    }
+    if options.has_core() {
+        let mut step = |what: &str| follower.begins("forwarding core", what);
+        let core = core::run(&options.core(), options.core_parts(), &mut step)?;
+        report.core_mpps_64b = core.core_mpps_64b();
+        report.core = Some(core);
+    }
+    if parts.has(Part::Ethernet) {
+        let mut step = |what: &str| follower.begins("virtual Ethernet", what);
+        report.set_ethernet(ethernet::measure(&options.ethernet(), &mut step), parts.is_all());
+    }
+    follower.grew(&report);
+    if has_nodes(parts) {
+        between::measure(options, &Scale::of(options), &mut report, follower)?;
+        report.compare(options)?;
+    }
+    Ok(report)
 }
 
-fn brought(
-    file: &Path,
-    table: &Table,
-    fib_options: &fib::Options,
-    core_options: &core::Options,
-) -> Result<Brought, ReportError> {
+impl Report {
+    /// With nothing in it yet.
+    fn new(options: &Options) -> Report {
+        Report {
+            schema: "crosslane.bench.router/1",
+            provenance: "measured",
+            seed: options.seed,
+            core_mpps_64b: None,
+            fib_v4_mlookups_per_s: None,
+            rnic_batch_gain_64b: None,
+            adaptive: Vec::new(),
+            fib: None,
+            core: None,
+            gains: Vec::new(),
+            hops: Vec::new(),
+            rates: Vec::new(),
+            loads: Vec::new(),
+            loads_by_size: Vec::new(),
+            brought: options.parts.is_all().then_some(None),
+            ethernet: None,
+            missing: Vec::new(),
+            remarks: Vec::new(),
+            published_latency: Vec::new(),
+            published_batches: Vec::new(),
+        }
+    }
+
+    fn set_ethernet(&mut self, measured: Result<ethernet::Results, ethernet::Error>, is_whole: bool) {
+        match measured {
+            Ok(results) => self.ethernet = Some(Some(results)),
+            Err(error) => {
+                self.missing.push(format!("virtual Ethernet: {error}"));
+                self.ethernet = is_whole.then_some(None);
+            }
+        }
+    }
+
+    /// What was measured between nodes beside each other, and beside what was published.
+    fn compare(&mut self, options: &Options) -> Result<(), ModelledError> {
+        self.remarks.extend(uncarried(&self.loads));
+        if options.parts.has(Part::Adaptive) {
+            let is_it = |row: &&LoadRow| row.interconnect == options.adaptive_kind();
+            let rows: Vec<LoadRow> = self.loads.iter().filter(is_it).copied().collect();
+            self.adaptive = adaptive_rows(&rows);
+        }
+        if !self.hops.is_empty() {
+            let cluster = Cluster::new()?;
+            self.published_latency = latency_table(&cluster, &self.hops)?;
+            self.published_batches = batch_table(&cluster, &self.hops)?;
+        }
+        Ok(())
+    }
+}
+
+fn brought(file: &Path, table: &Table, options: &Options, step: &mut dyn FnMut(&str)) -> Result<Brought, ReportError> {
+    let has = |part| options.parts.has(part);
     Ok(Brought {
         file: file.to_owned(),
         routes_v4: table.v4.len(),
         routes_v6: table.v6.len(),
         next_hops: table.next_hops(),
-        fib: fib::of_table(fib_options, table)?,
-        core: core::of_table(core_options, table)?,
+        fib: has(Part::Fib).then(|| fib::of_table(&options.fib(), table, step)).transpose()?,
+        core: has(Part::Core).then(|| core::of_table(&options.core(), table, step)).transpose()?,
     })
-}
-
-/// What was measured between two nodes: as in a [`Report`].
-#[derive(Debug, Default, Serialize)]
-pub struct BetweenNodes {
-    /// What batches gain, at 64 B.
-    pub gains: Vec<BatchGain>,
-    /// One hop, by size and batch.
-    pub hops: Vec<Hop>,
-    /// Rates by size and policy.
-    pub rates: Vec<RateRow>,
-    /// Latency by size, load and policy.
-    pub loads: Vec<LoadRow>,
-    /// Latency by size and policy, at one load for all sizes.
-    pub loads_by_size: Vec<LoadRow>,
-    /// What is to be known of them.
-    pub remarks: Vec<String>,
-}
-
-impl BetweenNodes {
-    /// Latency by load over the interconnect of the paper.
-    fn of_published(&self) -> Vec<LoadRow> {
-        self.loads.iter().filter(|row| row.interconnect == PUBLISHED_KIND).copied().collect()
-    }
-}
-
-/// Measures interconnects alone; `step` hears what begins.
-///
-/// # Errors
-/// When the two nodes cannot be made, or have no core each.
-pub fn between_nodes(kinds: &[Kind], is_quick: bool, step: &mut impl FnMut(&str)) -> Result<BetweenNodes, BenchError> {
-    let effort = if is_quick { Effort::quick() } else { Effort::full() };
-    let (sizes, batches): (&[usize], &[u8]) = if is_quick {
-        (&LOAD_FRAME_BYTES, &[1, 16])
-    } else {
-        (&crate::interconnect::FRAME_BYTES, &crate::interconnect::BATCHES)
-    };
-    let cores = Cores::find()?;
-    let mut found = BetweenNodes::default();
-    for &kind in kinds {
-        step(&format!("{}: one hop, gain of batches", name(kind)));
-        found.hops.extend(hops(kind, sizes, batches, &effort, cores)?);
-        found.gains.push(batch_gain(kind, LOAD_FRAME_BYTES[0], &effort, cores)?);
-        // Quick: latency over the paper's interconnect alone.
-        if is_quick && name(kind) != PUBLISHED_KIND {
-            continue;
-        }
-        let (shares, sizes): (&[f64], &[usize]) =
-            if is_quick { (&LOADS_QUICK, &SIZES_QUICK) } else { (&LOADS, &crate::interconnect::FRAME_BYTES) };
-        let mut carried_mpps = 0.0;
-        for frame_bytes in LOAD_FRAME_BYTES {
-            step(&format!("{}: rates without a loss, {frame_bytes} B", name(kind)));
-            let rows = rates(kind, frame_bytes, &effort, cores)?;
-            let (mpps, remark) = full_load(&rows);
-            carried_mpps = mpps;
-            found.remarks.extend(remark);
-            found.rates.extend(rows);
-            step(&format!("{}: latency by load, {frame_bytes} B", name(kind)));
-            let mpps: Vec<f64> = shares.iter().map(|share| share * carried_mpps).collect();
-            found.loads.extend(loads(kind, frame_bytes, &mpps, &effort, cores)?);
-        }
-        step(&format!("{}: latency by size", name(kind)));
-        for frame_bytes in sizes {
-            found.loads_by_size.extend(loads(kind, *frame_bytes, &[SIZE_LOAD * carried_mpps], &effort, cores)?);
-        }
-    }
-    Ok(found)
-}
-
-/// What loads are shares of: [`best_fixed_mpps`]. Where the machine was so busy that each search ended at nothing, it
-/// is half of what arrives at best in a flood, and a remark says so: shares of nothing would be no loads.
-fn full_load(rows: &[RateRow]) -> (f64, Option<String>) {
-    let carried_mpps = best_fixed_mpps(rows);
-    if carried_mpps > 0.0 {
-        return (carried_mpps, None);
-    }
-    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
-    let best = fixed.max_by(|one, other| one.flood_mpps.total_cmp(&other.flood_mpps));
-    let Some(row) = best else { return (carried_mpps, None) };
-    let mpps = row.flood_mpps / 2.0;
-    let remark = format!(
-        "{}: no fixed batch was seen to carry {} B without a loss; loads are shares of half of the best flood, \
-         {mpps:.3} Mpps",
-        row.interconnect, row.frame_bytes
-    );
-    (mpps, Some(remark))
-}
-
-/// The best rate that a fixed batch carries without a loss.
-pub fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
-    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
-    fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What a follower was told.
+    #[derive(Default)]
+    pub struct Heard {
+        pub begun: Vec<String>,
+        pub grown: usize,
+    }
+
+    impl Follower for Heard {
+        fn begins(&mut self, section: &str, what: &str) {
+            self.begun.push(format!("{section}: {what}"));
+        }
+
+        fn grew(&mut self, _: &Report) {
+            self.grown += 1;
+        }
+    }
+
+    fn keys(report: &Report) -> Vec<String> {
+        let json = serde_json::to_value(report).expect("JSON");
+        json.as_object().expect("an object").keys().cloned().collect()
+    }
+
     #[test]
-    fn loads_are_shares_of_what_is_carried_and_of_half_a_flood_where_nothing_was_seen_to_be() {
-        let row = |batching, zero_loss_mpps, flood_mpps| RateRow {
-            interconnect: "lanes",
-            frame_bytes: 64,
-            batching,
-            zero_loss_mpps,
-            flood_mpps,
-            packets_per_message: 1.0,
-            adaptive_ratio: 1.0,
-        };
-        let of = |zero_loss: [f64; 2]| {
-            [
-                row(Batching::Fixed(1), zero_loss[0], 2.0),
-                row(Batching::Fixed(8), zero_loss[1], 6.0),
-                row(Batching::Adaptive, 9.0, 9.0),
-            ]
-        };
-        assert_eq!(full_load(&of([1.5, 5.0])), (5.0, None));
-        let (mpps, remark) = full_load(&of([0.0, 0.0]));
-        let said = "lanes: no fixed batch was seen to carry 64 B without a loss; loads are shares of half of the best \
-                    flood, 3.000 Mpps";
-        assert_eq!((mpps, remark.as_deref()), (3.0, Some(said)));
+    fn what_was_not_asked_for_is_absent_and_what_is_missing_is_said() {
+        let always = ["missing", "provenance", "remarks", "schema", "seed"];
+        let only = Options { parts: Parts::only(&[Part::Ethernet]), ..Options::new(true, 1) };
+        let mut report = Report::new(&only);
+        assert_eq!(keys(&report), always);
+        let refused = || Err(ethernet::Error::Namespace(io::ErrorKind::PermissionDenied.into()));
+        report.set_ethernet(refused(), false);
+        assert_eq!(keys(&report), always);
+        assert!(report.missing[0].starts_with("virtual Ethernet: no network namespaces"), "{:?}", report.missing);
+        // A whole report has the same keys on every machine.
+        let mut report = Report::new(&Options::new(true, 1));
+        report.set_ethernet(refused(), true);
+        assert_eq!(keys(&report), ["brought", "ethernet", "missing", "provenance", "remarks", "schema", "seed"]);
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! A benchmark's machine takes processors away now and then, and a trial that it disturbed says nothing of what is
 //! measured. So each rate is searched twice. *Raw*: a trial is a trial, and one lost frame ends a rate. *Undisturbed*:
-//! a trial of which it is known that the machine disturbed it is repeated, a loss must be seen twice, and what is found
-//! is held once more at the end.
+//! a trial of which it is known that the machine disturbed it is repeated, and a loss must be seen twice.
+//!
+//! Long trials say more, and take as long as they say. So short ones search, in steps from a rate that is near what was
+//! found before, and a long one holds what they found. Where it does not, long ones search on from there.
 
 use serde::Serialize;
 
@@ -21,6 +23,15 @@ pub enum Verdict {
     Disturbed,
 }
 
+/// How long a trial is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// To find out where to look.
+    Short,
+    /// To be believed.
+    Long,
+}
+
 /// How much a search believes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
@@ -30,19 +41,19 @@ pub struct Rules {
     pub trials_max: u32,
     /// Trials that fail before the rate counts as not carried.
     pub failures: u32,
-    /// Trials that hold what was found once more.
-    pub confirmations: u32,
+    /// Whether a long trial holds what short ones found. Without it, trials are short.
+    pub is_held: bool,
 }
 
 impl Rules {
     /// A trial is a trial.
     pub fn raw(precision: f64) -> Rules {
-        Rules { precision, trials_max: 1, failures: 1, confirmations: 0 }
+        Rules { precision, trials_max: 1, failures: 1, is_held: true }
     }
 
     /// What the machine did is left out, as far as it is known.
     pub fn undisturbed(precision: f64) -> Rules {
-        Rules { precision, trials_max: 6, failures: 2, confirmations: 1 }
+        Rules { precision, trials_max: 6, failures: 2, is_held: true }
     }
 }
 
@@ -59,11 +70,14 @@ pub struct Found {
     pub disturbed: u32,
 }
 
-/// Rates that are tried, at most: halving alone takes seven to know one to a hundredth.
-const RATES_MAX: u32 = 16;
+/// Rates that are tried with trials of one length, at most: halving alone takes seven to know one to a hundredth.
+const RATES_MAX: u32 = 20;
 
-/// Searches below `ceiling`, a rate that nobody can offer or that is not carried, and begins with `first`. Where what
-/// is found fails its confirmation, the search goes on from what was found before it.
+/// The first step away from where a search begins, in precisions; each step is twice the one before.
+const STEP_PRECISIONS: f64 = 4.0;
+
+/// Searches below `ceiling`, a rate that nobody can offer or that is not carried, and begins with `first`: the nearer
+/// that is, the sooner the search ends.
 ///
 /// # Errors
 /// Those of `trial`.
@@ -71,31 +85,30 @@ pub fn highest<E>(
     rules: Rules,
     first: f64,
     ceiling: f64,
-    trial: impl FnMut(f64) -> Result<Verdict, E>,
+    trial: impl FnMut(f64, Length) -> Result<Verdict, E>,
 ) -> Result<Found, E> {
     assert!(first > 0.0 && first <= ceiling, "a search from {first} to {ceiling}");
     let mut search = Search { rules, trial, trials: 0, disturbed: 0 };
-    // Rates that were carried once, each above the one before; none of them is known not to be carried.
-    let mut carried = Vec::new();
-    let (mut failing, mut ended_by, mut next) = (ceiling, Verdict::Behind, first);
-    for _ in 0..RATES_MAX {
-        match search.judge(next)? {
-            Verdict::Carried => carried.push(next),
-            verdict => (failing, ended_by) = (next, verdict),
+    let mut limits = Limits { carried: 0.0, failing: ceiling, ended_by: Verdict::Behind };
+    search.narrow(&mut limits, first, Length::Short)?;
+    if rules.is_held && limits.carried > 0.0 {
+        let found = limits.carried;
+        let verdict = search.judge(found, Length::Long)?;
+        if verdict != Verdict::Carried {
+            limits = Limits { carried: 0.0, failing: found, ended_by: verdict };
+            let below = found * (1.0 - STEP_PRECISIONS * rules.precision).max(0.5);
+            search.narrow(&mut limits, below, Length::Long)?;
         }
-        let mut best = carried.last().copied().unwrap_or(0.0);
-        if failing - best <= rules.precision * failing {
-            if search.is_confirmed(best)? {
-                break;
-            }
-            carried.pop();
-            (failing, ended_by) = (best, Verdict::Lost);
-            best = carried.last().copied().unwrap_or(0.0);
-        }
-        next = f64::midpoint(best, failing);
     }
     let Search { trials, disturbed, .. } = search;
-    Ok(Found { rate: carried.last().copied().unwrap_or(0.0), ended_by, trials, disturbed })
+    Ok(Found { rate: limits.carried, ended_by: limits.ended_by, trials, disturbed })
+}
+
+/// Between which rates the highest one lies.
+struct Limits {
+    carried: f64,
+    failing: f64,
+    ended_by: Verdict,
 }
 
 struct Search<T> {
@@ -105,20 +118,39 @@ struct Search<T> {
     disturbed: u32,
 }
 
-impl<E, T: FnMut(f64) -> Result<Verdict, E>> Search<T> {
+impl<E, T: FnMut(f64, Length) -> Result<Verdict, E>> Search<T> {
+    /// Brings the limits together: by growing steps from `next` on while there is no limit near, then by halving.
+    fn narrow(&mut self, limits: &mut Limits, mut next: f64, length: Length) -> Result<(), E> {
+        let mut step = STEP_PRECISIONS * self.rules.precision;
+        for _ in 0..RATES_MAX {
+            match self.judge(next, length)? {
+                Verdict::Carried => limits.carried = next,
+                verdict => (limits.failing, limits.ended_by) = (next, verdict),
+            }
+            let Limits { carried, failing, .. } = *limits;
+            if failing - carried <= self.rules.precision * failing {
+                break;
+            }
+            let middle = f64::midpoint(carried, failing);
+            next = if carried > 0.0 { middle.min(carried * (1.0 + step)) } else { middle.max(failing * (1.0 - step)) };
+            step *= 2.0;
+        }
+        Ok(())
+    }
+
     /// One trial, counted.
-    fn try_once(&mut self, rate: f64) -> Result<Verdict, E> {
-        let verdict = (self.trial)(rate)?;
+    fn try_once(&mut self, rate: f64, length: Length) -> Result<Verdict, E> {
+        let verdict = (self.trial)(rate, length)?;
         self.trials += 1;
         self.disturbed += u32::from(verdict == Verdict::Disturbed);
         Ok(verdict)
     }
 
     /// Trials until one carries the rate, or enough have failed.
-    fn judge(&mut self, rate: f64) -> Result<Verdict, E> {
+    fn judge(&mut self, rate: f64, length: Length) -> Result<Verdict, E> {
         let (mut failures, mut last) = (0, Verdict::Disturbed);
         for _ in 0..self.rules.trials_max {
-            match self.try_once(rate)? {
+            match self.try_once(rate, length)? {
                 Verdict::Carried => return Ok(Verdict::Carried),
                 Verdict::Disturbed => {}
                 verdict => {
@@ -131,18 +163,6 @@ impl<E, T: FnMut(f64) -> Result<Verdict, E>> Search<T> {
         }
         Ok(last)
     }
-
-    fn is_confirmed(&mut self, rate: f64) -> Result<bool, E> {
-        if rate == 0.0 {
-            return Ok(true);
-        }
-        for _ in 0..self.rules.confirmations {
-            if self.judge(rate)? != Verdict::Carried {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
 }
 
 #[cfg(test)]
@@ -151,9 +171,8 @@ mod tests {
 
     use super::*;
 
-    fn found(rules: Rules, trial: impl FnMut(f64) -> Verdict) -> Found {
-        let mut trial = trial;
-        match highest(rules, 50.0, 100.0, |rate| Ok::<_, Infallible>(trial(rate))) {
+    fn found(rules: Rules, mut trial: impl FnMut(f64, Length) -> Verdict) -> Found {
+        match highest(rules, 50.0, 100.0, |rate, length| Ok::<_, Infallible>(trial(rate, length))) {
             Ok(found) => found,
         }
     }
@@ -166,12 +185,34 @@ mod tests {
     fn a_rate_is_found_to_its_precision_and_never_too_high() {
         for limit in [99.9, 77.0, 50.0, 33.0, 1.0] {
             for rules in [Rules::raw(0.01), Rules::undisturbed(0.01)] {
-                let found = found(rules, |rate| of(limit, rate));
+                let found = found(rules, |rate, _| of(limit, rate));
                 assert!(found.rate <= limit && found.rate >= 0.98 * limit, "{limit}: {found:?}");
             }
         }
-        let nothing = found(Rules::undisturbed(0.01), |_| Verdict::Behind);
+        let nothing = found(Rules::undisturbed(0.01), |_, _| Verdict::Behind);
         assert_eq!((nothing.rate, nothing.ended_by), (0.0, Verdict::Behind));
+    }
+
+    #[test]
+    fn a_search_that_begins_near_takes_few_trials_and_one_long_one() {
+        for limit in [50.5, 49.5] {
+            let mut long = 0;
+            let found = found(Rules::raw(0.01), |rate, length| {
+                long += u32::from(length == Length::Long);
+                of(limit, rate)
+            });
+            assert!(found.trials <= 6 && long == 1 && found.rate >= 0.98 * limit, "{limit}: {found:?}, {long} long");
+        }
+    }
+
+    #[test]
+    fn what_short_trials_carry_and_long_ones_lose_is_searched_with_long_ones() {
+        for (short, long) in [(80.0, 78.0), (80.0, 40.0)] {
+            let limit = |length| if length == Length::Short { short } else { long };
+            let found = found(Rules::undisturbed(0.01), |rate, length| of(limit(length), rate));
+            assert!(found.rate <= long && found.rate >= 0.98 * long, "{long}: {found:?}");
+            assert_eq!(found.ended_by, Verdict::Lost);
+        }
     }
 
     #[test]
@@ -179,7 +220,7 @@ mod tests {
         // Every third trial is disturbed, and every fifth loses something for no reason that is known.
         let machine = |known: Verdict| {
             let mut trials = 0;
-            move |rate: f64| {
+            move |rate: f64, _: Length| {
                 trials += 1;
                 match trials {
                     at if at % 3 == 2 => known,
@@ -195,9 +236,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carried_by_luck_is_not_confirmed() {
+    fn what_was_carried_by_luck_is_not_held() {
         let mut lucky = 1;
-        let found = found(Rules::undisturbed(0.01), |rate| {
+        let found = found(Rules::undisturbed(0.01), |rate, _| {
             if rate > 60.0 && lucky > 0 {
                 lucky -= 1;
                 return Verdict::Carried;
@@ -209,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_search_ends_however_the_machine_behaves() {
-        let found = found(Rules::undisturbed(0.001), |_| Verdict::Disturbed);
-        assert!(found.rate == 0.0 && found.trials <= 6 * 2 * RATES_MAX, "{found:?}");
+        let found = found(Rules::undisturbed(0.001), |_, _| Verdict::Disturbed);
+        assert!(found.rate == 0.0 && found.trials <= 6 * (2 * RATES_MAX + 1), "{found:?}");
     }
 }

@@ -1,6 +1,10 @@
 //! The plots: for each interconnect, latency by load and by size, p50 and p99, a line for each way to put packets
 //! together.
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 use plot::{Axis, Color, Figure, Series, Style};
 use router_bench::interconnect::{Batching, Hop, LoadRow};
 use router_bench::report::Report;
@@ -20,10 +24,43 @@ const QUANTILES: [Quantile; 2] = [
     Quantile { name: "p99", of_row: |row| row.p99_us, of_hop: |hop| hop.p99_us },
 ];
 
-/// All plots, each with the name of its file.
-pub fn figures(report: &Report) -> Vec<(String, Figure)> {
-    let mut kinds: Vec<&'static str> = report.hops.iter().map(|hop| hop.interconnect).collect();
-    kinds.dedup();
+/// Writes plots into a directory, each as soon as what it shows was measured.
+pub struct Plots<'a> {
+    directory: &'a Path,
+    written: BTreeSet<String>,
+    failed: Option<anyhow::Error>,
+}
+
+impl<'a> Plots<'a> {
+    /// Makes the directory: one that cannot be made is no reason to wait.
+    pub fn into_directory(directory: &'a Path) -> Result<Plots<'a>> {
+        std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        Ok(Plots { directory, written: BTreeSet::new(), failed: None })
+    }
+
+    /// Writes those that the report has and that were not written yet, and says which. What goes wrong is kept for the
+    /// end: it is no reason to give up what was measured.
+    pub fn write(&mut self, report: &Report) -> Vec<PathBuf> {
+        let new = |(name, _): &(String, Figure)| !self.written.contains(name);
+        let figures: Vec<(String, Figure)> = figures(report).into_iter().filter(new).collect();
+        self.written.extend(figures.iter().map(|(name, _)| name.clone()));
+        let written = plot::write_svgs(self.directory, &figures);
+        written.unwrap_or_else(|error| {
+            self.failed.get_or_insert(error);
+            Vec::new()
+        })
+    }
+
+    /// What went wrong.
+    pub fn finish(self) -> Result<()> {
+        self.failed.map_or(Ok(()), Err)
+    }
+}
+
+/// All plots of what was measured, each with the name of its file.
+fn figures(report: &Report) -> Vec<(String, Figure)> {
+    let rows = [&report.loads, &report.loads_by_size].into_iter().flatten().map(|row| row.interconnect);
+    let kinds: BTreeSet<&'static str> = report.hops.iter().map(|hop| hop.interconnect).chain(rows).collect();
     kinds.iter().flat_map(|kind| QUANTILES.iter().flat_map(|quantile| of_kind(report, kind, quantile))).collect()
 }
 
@@ -45,7 +82,9 @@ fn of_kind(report: &Report, kind: &'static str, quantile: &Quantile) -> Vec<(Str
         figures.push((name, by_size_at(kind, load_mpps, &by_size, quantile)));
     }
     let hops: Vec<&Hop> = report.hops.iter().filter(|hop| hop.interconnect == kind).collect();
-    figures.push((format!("router-{kind}-{}-hop.svg", quantile.name), hop(kind, &hops, quantile)));
+    if !hops.is_empty() {
+        figures.push((format!("router-{kind}-{}-hop.svg", quantile.name), hop(kind, &hops, quantile)));
+    }
     figures
 }
 

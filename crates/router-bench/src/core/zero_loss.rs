@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{Error, Router, WIRE_BYTES, name_of, version_of};
 use crate::clock::{Allowance, TrialClock};
-use crate::search::{Found, Rules, Verdict, highest};
+use crate::search::{Found, Length, Rules, Verdict, highest};
 
 /// Frames that a network card keeps for a core, at most.
 const RING_FRAMES: u64 = 4096;
@@ -42,11 +42,33 @@ pub struct ZeroLoss {
     pub stalled_share: f64,
     /// The longest such time in one piece, in us.
     pub stall_us_max: f64,
-    /// How long each trial was, in ms.
+    /// How long the trial was that held what shorter ones had found, in ms.
     pub trial_ms: u64,
 }
 
-/// Searches.
+/// How long trials are, in ms.
+#[derive(Clone, Copy, Debug)]
+pub struct Trials {
+    /// Those that search.
+    pub short_ms: u64,
+    /// Those that hold what was found.
+    pub long_ms: u64,
+}
+
+impl Trials {
+    fn duration(self, length: Length) -> Duration {
+        Duration::from_millis(match length {
+            Length::Short => self.short_ms,
+            Length::Long => self.long_ms,
+        })
+    }
+}
+
+/// Where a search begins without a search before it, as a share of what a core forwards when there is always a packet.
+pub(super) const FIRST_SHARE: f64 = 0.85;
+
+/// Searches, first at this share of what the core forwards when there is always a packet: the share that another search
+/// found, if there was one. Says the share that it found too.
 ///
 /// # Errors
 /// A packet was taken in and not forwarded.
@@ -54,25 +76,28 @@ pub fn zero_loss(
     router: &mut Router,
     sizes: &[usize],
     destinations: &Destinations,
-    trial_ms: u64,
-) -> Result<ZeroLoss, Error> {
-    let trial = Duration::from_millis(trial_ms);
-    let ceiling = saturated(router, sizes, destinations, trial)? * 1.1;
+    trials: Trials,
+    first_share: f64,
+) -> Result<(ZeroLoss, f64), Error> {
+    let saturated = saturated(router, sizes, destinations, trials.duration(Length::Short))?;
+    let ceiling = saturated * 1.1;
     let mut stalls = Stalls::default();
     let mut search = |rules: Rules, first: f64, ceiling: f64, counts_stalls: bool| -> Result<Found, Error> {
-        highest(rules, first, ceiling, |packets_per_s| {
+        highest(rules, first, ceiling, |packets_per_s, length| {
+            let trial = trials.duration(length);
             let mut clock = TrialClock::new(trial, ALLOWANCE, counts_stalls);
             let verdict = try_rate(router, sizes, destinations, packets_per_s, &mut clock)?;
             stalls.add(&clock);
             Ok(verdict)
         })
     };
-    let undisturbed = search(Rules::undisturbed(PRECISION), ceiling * 0.75, ceiling, false)?;
+    let undisturbed = search(Rules::undisturbed(PRECISION), saturated * first_share, ceiling, false)?;
     // Where the machine is quiet, that is the raw rate too, and two trials say so.
     let first = if undisturbed.rate > 0.0 { undisturbed.rate } else { ceiling / 2.0 };
     let raw = search(Rules::raw(PRECISION), first, first * (1.0 + 2.0 * PRECISION), true)?;
     let mean_bytes = sizes.iter().sum::<usize>() as f64 / sizes.len() as f64;
-    Ok(ZeroLoss {
+    let share = undisturbed.rate / saturated;
+    let found = ZeroLoss {
         version: version_of(destinations),
         size: name_of(sizes),
         mpps: raw.rate / 1e6,
@@ -80,8 +105,9 @@ pub fn zero_loss(
         mpps_undisturbed: undisturbed.rate.max(raw.rate) / 1e6,
         stalled_share: stalls.share(),
         stall_us_max: stalls.ns_max as f64 / 1e3,
-        trial_ms,
-    })
+        trial_ms: trials.long_ms,
+    };
+    Ok((found, if share > 0.0 { share } else { first_share }))
 }
 
 /// Packets a second when there is always one.
@@ -156,7 +182,10 @@ mod tests {
     fn the_search_ends_and_what_overflows_the_ring_is_lost() {
         let mut router = Router::new(3, 2_000, 10).expect("tables");
         let destinations = router.destinations_v4(1, 100);
-        let found = zero_loss(&mut router, &[64], &destinations, 1).expect("all are forwarded");
+        let trials = Trials { short_ms: 1, long_ms: 2 };
+        let found = zero_loss(&mut router, &[64], &destinations, trials, FIRST_SHARE).expect("all are forwarded");
+        let (found, share) = found;
+        assert!(share > 0.0 && share <= 1.1 && found.trial_ms == 2, "{found:?}, {share}");
         assert!(found.mpps_undisturbed > 0.0 && found.mpps_undisturbed >= found.mpps, "{found:?}");
         let mut clock = TrialClock::new(Duration::from_millis(2), ALLOWANCE, false);
         let verdict = try_rate(&mut router, &[64], &destinations, 1e12, &mut clock).expect("all are forwarded");

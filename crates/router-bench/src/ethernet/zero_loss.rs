@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::bed::Bed;
 use super::traffic::{Load, Pace, Paced};
 use super::{Error, Options, Subject};
-use crate::search::{Found, Rules, Verdict, highest};
+use crate::search::{Found, Length, Rules, Verdict, highest};
 
 /// A trial in which a processor was taken away for as long, in ns, says nothing of what was lost: rings and backlogs of
 /// a thousand frames are full after that at most of the rates here.
@@ -38,24 +38,39 @@ pub struct ZeroLoss {
     pub trials: u32,
     /// Of those, how many the machine disturbed.
     pub trials_disturbed: u32,
-    /// How long each trial was, in ms.
+    /// How long the trial was that held what shorter ones had found, in ms.
     pub trial_ms: u64,
 }
 
-/// Searches with this load, whose sizes the report calls `size`.
-pub fn search(bed: &mut Bed, load: Load, size: String, options: &Options) -> Result<ZeroLoss, Error> {
-    let (trial, precision, subject) = (options.trial, options.precision, bed.subject());
-    let flood = bed.overload(load, trial)?;
+/// What a search begins with where there was none before it, as a share of what arrives of as much as can be sent.
+pub const FIRST_SHARE: f64 = 0.95;
+
+/// Searches with this load, whose sizes the report calls `size`, first at this share of what arrives of as much as can
+/// be sent: the share that a search before it found, if there was one. Says the share that it found too.
+pub fn search(
+    bed: &mut Bed,
+    load: Load,
+    size: String,
+    options: &Options,
+    first_share: f64,
+) -> Result<(ZeroLoss, f64), Error> {
+    let (precision, subject) = (options.precision, bed.subject());
+    let flood = bed.overload(load, options.trial_short)?;
     // At least something: one frame a trial.
-    let first = (flood.arrived_mpps * 1e6 * 0.9).max(1.0 / trial.as_secs_f64());
-    let ceiling = (flood.offered_mpps * 1e6 * 1.1).max(first);
+    let arrived = (flood.arrived_mpps * 1e6).max(1.0 / options.trial_short.as_secs_f64());
+    let ceiling = (flood.offered_mpps * 1e6).max(arrived) * 1.1;
     let mut search = |rules: Rules, first: f64, ceiling: f64, counts_stalls: bool| -> Result<Found, Error> {
-        highest(rules, first, ceiling, |frames_per_s| try_rate(bed, load, Pace { frames_per_s, trial, counts_stalls }))
+        highest(rules, first, ceiling, |frames_per_s, length| {
+            let trial = if length == Length::Short { options.trial_short } else { options.trial };
+            try_rate(bed, load, Pace { frames_per_s, trial, counts_stalls })
+        })
     };
+    let first = (arrived * first_share).min(ceiling);
     let undisturbed = search(Rules::undisturbed(precision), first, ceiling, false)?;
+    let share = if undisturbed.rate > 0.0 { undisturbed.rate / arrived } else { first_share };
     let first = if undisturbed.rate > 0.0 { undisturbed.rate } else { first };
     let raw = search(Rules::raw(precision), first, first * (1.0 + 2.0 * precision), true)?;
-    Ok(ZeroLoss {
+    let found = ZeroLoss {
         subject,
         version: load.version.number(),
         size,
@@ -64,8 +79,9 @@ pub fn search(bed: &mut Bed, load: Load, size: String, options: &Options) -> Res
         ended_by: undisturbed.ended_by,
         trials: undisturbed.trials,
         trials_disturbed: undisturbed.disturbed,
-        trial_ms: trial.as_millis() as u64,
-    })
+        trial_ms: options.trial.as_millis() as u64,
+    };
+    Ok((found, share))
 }
 
 fn try_rate(bed: &mut Bed, load: Load, pace: Pace) -> Result<Verdict, Error> {

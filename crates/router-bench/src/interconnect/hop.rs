@@ -29,7 +29,7 @@ pub struct Hop {
     pub latency: Quantiles,
 }
 
-/// Hops with each of these sizes and batches.
+/// Hops with each of these sizes and batches; `step` hears of each batch.
 ///
 /// # Errors
 /// When the nodes could not be made, or nothing arrives.
@@ -39,9 +39,16 @@ pub fn hops(
     batches: &[u8],
     effort: &Effort,
     cores: Cores,
+    step: &mut dyn FnMut(&str),
 ) -> Result<Vec<Hop>, BenchError> {
-    let each = batches.iter().flat_map(|batch| frame_bytes.iter().map(move |bytes| (*batch, *bytes)));
-    each.map(|(batch, frame_bytes)| hop(kind, frame_bytes, batch, effort.round_trips, cores)).collect()
+    let mut found = Vec::with_capacity(batches.len() * frame_bytes.len());
+    for batch in batches {
+        step(&format!("one hop, {batch} a message"));
+        for frame_bytes in frame_bytes {
+            found.push(hop(kind, *frame_bytes, *batch, effort.round_trips, cores)?);
+        }
+    }
+    Ok(found)
 }
 
 struct Times {

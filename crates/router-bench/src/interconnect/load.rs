@@ -45,34 +45,21 @@ impl LoadRow {
     }
 }
 
-/// Latencies of all policies under each of these loads, in alternating rounds.
+/// Latencies of all policies under one load, in so many alternating rounds.
 ///
 /// # Errors
 /// When the nodes could not be made.
-pub fn loads(
-    kind: Kind,
-    frame_bytes: usize,
-    loads_mpps: &[f64],
-    effort: &Effort,
-    cores: Cores,
-) -> Result<Vec<LoadRow>, BenchError> {
-    let mut rows = Vec::new();
-    for load_mpps in loads_mpps {
-        rows.extend(load(kind, frame_bytes, *load_mpps, effort, cores)?);
-    }
-    Ok(rows)
-}
-
-fn load(
+pub fn load(
     kind: Kind,
     frame_bytes: usize,
     load_mpps: f64,
+    rounds: usize,
     effort: &Effort,
     cores: Cores,
 ) -> Result<Vec<LoadRow>, BenchError> {
     let policies: Vec<Batching> = Batching::all().collect();
     let mut trials = vec![Vec::new(); policies.len()];
-    for round in 0..effort.load_rounds {
+    for round in 0..rounds {
         for at in 0..policies.len() {
             // Nobody is always the first.
             let at = (at + round) % policies.len();
@@ -142,7 +129,7 @@ pub struct AdaptiveRow {
     pub p99_ratio: f64,
 }
 
-/// The adaptive rows of what [`loads`] found, one for each load. Where the machine was so busy that no fixed batch
+/// The adaptive rows of what [`load`] found, one for each load. Where the machine was so busy that no fixed batch
 /// carried a load, it stands beside the one that carried the most of it: [`uncarried`] says which loads those are.
 pub fn adaptive_rows(rows: &[LoadRow]) -> Vec<AdaptiveRow> {
     let adaptive = rows.iter().filter(|row| row.batching == Batching::Adaptive);

@@ -5,13 +5,16 @@ use serde::Serialize;
 
 use super::nodes::{Cores, Offered, TrialSetup, run};
 use super::{BATCHES, Batching, BenchError, Effort, name};
+use crate::search::{Rules, Verdict, highest};
 use crate::statistics::median;
 
 /// A rate without loss is held by one trial of so many: a processor that is taken away for a moment loses packets, and
 /// says nothing of the interconnect.
-const TRIES: usize = 3;
+const TRIES: u32 = 3;
 /// No search goes beyond the flood's rate by more.
 const ABOVE_FLOOD: f64 = 1.25;
+/// Where a policy's first search begins, as a share of the flood's rate.
+const FIRST_SHARE: f64 = 0.94;
 
 /// What one policy carries. *Measured*, medians over rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -32,18 +35,27 @@ pub struct RateRow {
     pub adaptive_ratio: f64,
 }
 
-/// The rates of all policies with frames of one size, in alternating rounds.
+/// The rates of all policies with frames of one size, in alternating rounds; `step` hears of each. A round searches
+/// first where the one before it ended.
 ///
 /// # Errors
 /// When the nodes could not be made.
-pub fn rates(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores) -> Result<Vec<RateRow>, BenchError> {
+pub fn rates(
+    kind: Kind,
+    frame_bytes: usize,
+    effort: &Effort,
+    cores: Cores,
+    step: &mut dyn FnMut(&str),
+) -> Result<Vec<RateRow>, BenchError> {
     let policies: Vec<Batching> = Batching::all().collect();
     let mut found = vec![Found::default(); policies.len()];
     for round in 0..effort.rounds {
+        step(&format!("rates without a loss, {frame_bytes} B, round {} of {}", round + 1, effort.rounds));
         for (batching, found) in policies.iter().zip(&mut found) {
             let search = Search { kind, batching: *batching, frame_bytes, effort, cores, seed: round as u64 };
             let (flood_mpps, packets_per_message) = search.flood()?;
-            found.zero_loss_mpps.push(search.zero_loss(flood_mpps)?);
+            let before_mpps = found.zero_loss_mpps.iter().rev().copied().find(|mpps| *mpps > 0.0);
+            found.zero_loss_mpps.push(search.zero_loss(flood_mpps, before_mpps)?);
             found.flood_mpps.push(flood_mpps);
             found.packets_per_message.push(packets_per_message);
         }
@@ -104,28 +116,23 @@ impl Search<'_> {
         Ok((trial.delivered_mpps, trial.packets_per_message))
     }
 
-    fn is_without_loss(&self, mpps: f64) -> Result<bool, BenchError> {
-        for _ in 0..TRIES {
-            let trial = run(&self.setup(Offered::Mpps(mpps)), self.cores)?;
-            // What comes late all the same is a queue that grows: carried is what leaves as fast as it comes.
-            if trial.lost_packets == 0 && trial.delivered_mpps >= 0.98 * mpps {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    fn verdict(&self, mpps: f64) -> Result<Verdict, BenchError> {
+        let trial = run(&self.setup(Offered::Mpps(mpps)), self.cores)?;
+        // What comes late all the same is a queue that grows: carried is what leaves as fast as it comes.
+        let is_carried = trial.lost_packets == 0 && trial.delivered_mpps >= 0.98 * mpps;
+        Ok(if is_carried { Verdict::Carried } else { Verdict::Lost })
     }
 
-    fn zero_loss(&self, flood_mpps: f64) -> Result<f64, BenchError> {
-        let (mut carried, mut lost) = (0.0, ABOVE_FLOOD * flood_mpps);
-        for _ in 0..self.effort.search_steps {
-            let middle = if carried == 0.0 { lost * 0.75 } else { (carried + lost) / 2.0 };
-            if self.is_without_loss(middle)? {
-                carried = middle;
-            } else {
-                lost = middle;
-            }
+    /// Searches, first at what was found before, if something was.
+    fn zero_loss(&self, flood_mpps: f64, before_mpps: Option<f64>) -> Result<f64, BenchError> {
+        let ceiling = ABOVE_FLOOD * flood_mpps;
+        if ceiling <= 0.0 {
+            return Ok(0.0);
         }
-        Ok(carried)
+        let first = before_mpps.unwrap_or(FIRST_SHARE * flood_mpps).min(ceiling);
+        let precision = self.effort.search_precision;
+        let rules = Rules { precision, trials_max: TRIES, failures: TRIES, is_held: false };
+        Ok(highest(rules, first, ceiling, |mpps, _| self.verdict(mpps))?.rate)
     }
 }
 

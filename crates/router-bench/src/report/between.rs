@@ -1,0 +1,284 @@
+//! What is measured between two nodes, over each interconnect.
+
+use router_node::interconnect::Kind;
+
+use super::{Follower, Options, PUBLISHED_KIND, Part, Report};
+use crate::interconnect::{
+    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, RateRow, batch_gain, hops, kinds, load, name, rates,
+};
+
+/// Frames whose latency by load is measured, in bytes.
+const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
+/// Loads, as shares of the best rate that a fixed batch carries without a loss.
+const LOADS: [f64; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
+const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
+/// Latency by size is measured at this share of what the longest frames' best fixed batch carries: at as many packets a
+/// second for each size, which all sizes carry.
+const SIZE_LOAD: f64 = 0.5;
+const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
+
+/// How much is measured.
+pub(super) struct Scale {
+    pub effort: Effort,
+    hop_sizes: &'static [usize],
+    hop_batches: &'static [u8],
+    shares: &'static [f64],
+    sizes: &'static [usize],
+    /// Rates and latency over the adaptive policy's interconnect alone.
+    is_short: bool,
+}
+
+impl Scale {
+    pub fn of(options: &Options) -> Scale {
+        if options.is_quick {
+            Scale {
+                effort: Effort::quick(),
+                hop_sizes: &LOAD_FRAME_BYTES,
+                hop_batches: &[1, 16],
+                shares: &LOADS_QUICK,
+                sizes: &SIZES_QUICK,
+                is_short: true,
+            }
+        } else {
+            Scale {
+                effort: Effort::full(),
+                hop_sizes: &FRAME_BYTES,
+                hop_batches: &BATCHES,
+                shares: &LOADS,
+                sizes: &FRAME_BYTES,
+                is_short: false,
+            }
+        }
+    }
+}
+
+/// What is measured over one interconnect.
+struct Plan {
+    has_hops: bool,
+    has_rates: bool,
+    has_loads: bool,
+    has_sizes: bool,
+}
+
+impl Plan {
+    fn of(kind: Kind, options: &Options, scale: &Scale) -> Plan {
+        let has = |part| options.parts.has(part);
+        let is_adaptive = name(kind) == options.adaptive_kind();
+        let has_all = !scale.is_short || is_adaptive;
+        let has_loads = has_all && has(Part::Latency) || is_adaptive && has(Part::Adaptive);
+        Plan {
+            has_hops: has(Part::Interconnect),
+            // Loads are shares of them.
+            has_rates: has_all && has(Part::Interconnect) || has_loads,
+            has_loads,
+            has_sizes: has_all && has(Part::Latency),
+        }
+    }
+
+    fn steps(&self, scale: &Scale) -> usize {
+        let count = |is_so: bool, steps: usize| if is_so { steps } else { 0 };
+        let of_size = count(self.has_rates, scale.effort.rounds) + count(self.has_loads, scale.shares.len());
+        let sizes = count(self.has_sizes, scale.sizes.len());
+        count(self.has_hops, scale.hop_batches.len() + 1) + LOAD_FRAME_BYTES.len() * of_size + sizes
+    }
+}
+
+/// The interconnects that are measured.
+fn chosen(options: &Options) -> Vec<Kind> {
+    options.kind.map_or_else(|| kinds().to_vec(), |kind| vec![kind])
+}
+
+/// How often [`measure`] says that something begins.
+pub(super) fn steps(options: &Options, scale: &Scale) -> usize {
+    chosen(options).into_iter().map(|kind| Plan::of(kind, options, scale).steps(scale)).sum()
+}
+
+/// Measures into the report.
+pub(super) fn measure(
+    options: &Options,
+    scale: &Scale,
+    report: &mut Report,
+    follower: &mut dyn Follower,
+) -> Result<(), BenchError> {
+    let cores = Cores::find()?;
+    for kind in chosen(options) {
+        Between { kind, plan: Plan::of(kind, options, scale), scale, cores }.measure(report, follower)?;
+    }
+    Ok(())
+}
+
+struct Between<'a> {
+    kind: Kind,
+    plan: Plan,
+    scale: &'a Scale,
+    cores: Cores,
+}
+
+impl Between<'_> {
+    fn measure(&self, report: &mut Report, follower: &mut dyn Follower) -> Result<(), BenchError> {
+        let Between { kind, plan, scale: Scale { effort, hop_sizes, hop_batches, .. }, cores } = self;
+        if plan.has_hops {
+            let mut step = |what: &str| follower.begins(name(*kind), what);
+            report.hops.extend(hops(*kind, hop_sizes, hop_batches, effort, *cores, &mut step)?);
+            step("gain of batches");
+            let gain = batch_gain(*kind, LOAD_FRAME_BYTES[0], effort, *cores)?;
+            if name(*kind) == PUBLISHED_KIND {
+                report.rnic_batch_gain_64b = Some(gain.gain);
+            }
+            report.gains.push(gain);
+            follower.grew(report);
+        }
+        let mut carried_mpps = 0.0;
+        for frame_bytes in LOAD_FRAME_BYTES {
+            if plan.has_rates {
+                carried_mpps = self.rates(frame_bytes, report, follower)?;
+            }
+            if plan.has_loads {
+                self.loads(frame_bytes, carried_mpps, report, follower)?;
+            }
+        }
+        if plan.has_sizes { self.sizes(SIZE_LOAD * carried_mpps, report, follower) } else { Ok(()) }
+    }
+
+    /// Says what loads are shares of.
+    fn rates(&self, frame_bytes: usize, report: &mut Report, follower: &mut dyn Follower) -> Result<f64, BenchError> {
+        let mut step = |what: &str| follower.begins(name(self.kind), what);
+        let rows = rates(self.kind, frame_bytes, &self.scale.effort, self.cores, &mut step)?;
+        let (mpps, remark) = full_load(&rows);
+        report.remarks.extend(remark);
+        report.rates.extend(rows);
+        Ok(mpps)
+    }
+
+    fn loads(
+        &self,
+        frame_bytes: usize,
+        carried_mpps: f64,
+        report: &mut Report,
+        follower: &mut dyn Follower,
+    ) -> Result<(), BenchError> {
+        let Between { kind, scale: Scale { effort, shares, .. }, cores, .. } = self;
+        let mut rows = Vec::new();
+        for share in *shares {
+            let percent = 100.0 * share;
+            follower.begins(name(*kind), &format!("latency by load, {frame_bytes} B, {percent:.0}% of the rate"));
+            rows.extend(load(*kind, frame_bytes, share * carried_mpps, effort.load_rounds, effort, *cores)?);
+        }
+        report.loads.extend(rows);
+        follower.grew(report);
+        Ok(())
+    }
+
+    fn sizes(&self, mpps: f64, report: &mut Report, follower: &mut dyn Follower) -> Result<(), BenchError> {
+        let Between { kind, scale: Scale { effort, sizes, .. }, cores, .. } = self;
+        let mut rows = Vec::new();
+        for frame_bytes in *sizes {
+            follower.begins(name(*kind), &format!("latency by size, {frame_bytes} B"));
+            rows.extend(load(*kind, *frame_bytes, mpps, effort.size_rounds, effort, *cores)?);
+        }
+        report.loads_by_size.extend(rows);
+        follower.grew(report);
+        Ok(())
+    }
+}
+
+/// What loads are shares of: [`best_fixed_mpps`]. Where the machine was so busy that each search ended at nothing, it
+/// is half of what arrives at best in a flood, and a remark says so: shares of nothing would be no loads.
+fn full_load(rows: &[RateRow]) -> (f64, Option<String>) {
+    let carried_mpps = best_fixed_mpps(rows);
+    if carried_mpps > 0.0 {
+        return (carried_mpps, None);
+    }
+    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
+    let best = fixed.max_by(|one, other| one.flood_mpps.total_cmp(&other.flood_mpps));
+    let Some(row) = best else { return (carried_mpps, None) };
+    let mpps = row.flood_mpps / 2.0;
+    let remark = format!(
+        "{}: no fixed batch was seen to carry {} B without a loss; loads are shares of half of the best flood, \
+         {mpps:.3} Mpps",
+        row.interconnect, row.frame_bytes
+    );
+    (mpps, Some(remark))
+}
+
+/// The best rate that a fixed batch carries without a loss.
+fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
+    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
+    fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use sim::Span;
+
+    use super::super::tests::Heard;
+    use super::super::{Parts, kind};
+    use super::*;
+
+    #[test]
+    fn loads_are_shares_of_what_is_carried_and_of_half_a_flood_where_nothing_was_seen_to_be() {
+        let row = |batching, zero_loss_mpps, flood_mpps| RateRow {
+            interconnect: "lanes",
+            frame_bytes: 64,
+            batching,
+            zero_loss_mpps,
+            flood_mpps,
+            packets_per_message: 1.0,
+            adaptive_ratio: 1.0,
+        };
+        let of = |zero_loss: [f64; 2]| {
+            [
+                row(Batching::Fixed(1), zero_loss[0], 2.0),
+                row(Batching::Fixed(8), zero_loss[1], 6.0),
+                row(Batching::Adaptive, 9.0, 9.0),
+            ]
+        };
+        assert_eq!(full_load(&of([1.5, 5.0])), (5.0, None));
+        let (mpps, remark) = full_load(&of([0.0, 0.0]));
+        let said = "lanes: no fixed batch was seen to carry 64 B without a loss; loads are shares of half of the best \
+                    flood, 3.000 Mpps";
+        assert_eq!((mpps, remark.as_deref()), (3.0, Some(said)));
+    }
+
+    #[test]
+    fn each_part_is_measured_over_the_interconnect_that_was_chosen_and_says_what_begins() {
+        if let Err(error) = Cores::find() {
+            println!("skipped: {error}");
+            return;
+        }
+        let short = |ns: f64| Effort {
+            trial: Span::from_ns(ns),
+            warm_up: Span::ZERO,
+            rounds: 1,
+            round_trips: 5,
+            load_trial: Span::from_ns(ns),
+            load_warm_up: Span::ZERO,
+            load_rounds: 1,
+            size_rounds: 1,
+            search_precision: 0.5,
+        };
+        let expected = [
+            (Part::Interconnect, [true, true, false, false]),
+            (Part::Latency, [false, true, true, true]),
+            (Part::Adaptive, [false, true, true, false]),
+            (Part::Fib, [false; 4]),
+        ];
+        for (part, has) in expected {
+            let kind = Some(kind("lanes").expect("an interconnect"));
+            let parts = Parts::only(&[part]);
+            let options = Options { parts, kind, ..Options::new(true, 1) };
+            let scale = Scale { effort: short(1e6), ..Scale::of(&options) };
+            let (mut report, mut heard) = (Report::new(&options), Heard::default());
+            measure(&options, &scale, &mut report, &mut heard).expect("two nodes");
+            let Report { hops, rates, loads, loads_by_size, .. } = &report;
+            assert_eq!(
+                [hops.is_empty(), rates.is_empty(), loads.is_empty(), loads_by_size.is_empty()],
+                has.map(|has| !has)
+            );
+            assert_eq!(heard.begun.len(), steps(&options, &scale), "{part}: {:?}", heard.begun);
+            assert!(heard.begun.iter().all(|line| line.starts_with("lanes: ")), "{:?}", heard.begun);
+            let only_lanes = rates.iter().map(|row| row.interconnect).all(|name| name == "lanes");
+            assert!(only_lanes && report.rnic_batch_gain_64b.is_none(), "{report:?}");
+        }
+    }
+}
