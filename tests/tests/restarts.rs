@@ -292,10 +292,12 @@ with socket.create_connection(address) as server:
 #[test]
 fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have_it() {
     let pair = Pair::up("60 s");
-    // One that dies with bytes unread resets.
-    let (deaf, deaf_port) = pair.serve(&SERVER.replace("say(outcome(connection))", "time.sleep(60)"));
+    // One that dies with bytes unread resets. It says so once they are there: what is still under way is not unread.
+    let reads_none = "connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL); say(\"unread\"); time.sleep(60)";
+    let (deaf, deaf_port) = pair.serve(&SERVER.replace("say(outcome(connection))", reads_none));
     let unread = CLIENT.replace("say(\"connected\")", "server.sendall(b'unread'); say(\"connected\")");
     let unread = pair.client(&unread, deaf_port, "connected");
+    deaf.wait_until("what it does not read", PATIENCE, |deaf| deaf.stdout().contains("unread"));
     let (server, port) = pair.serve(SERVER);
     let (here, there) = (pair.client(CLIENT, port, "connected"), pair.client(CLIENT, port, "connected"));
     pair.wait_for_connections(3);
