@@ -168,6 +168,12 @@ const DEMANDING: &str = r#"
 
 static volatile sig_atomic_t signals;
 static void count(int signal) { (void)signal; signals++; }
+static int signal_comes(void)
+{
+    for (int i = 0; i < 2000 && !signals; i++)
+        usleep(10000);
+    return signals ? 0 : -1;
+}
 
 static long say(const char *what, long result)
 {
@@ -221,9 +227,7 @@ int main(void)
         int speaker = accept(listener, NULL, NULL);
         signals = 0;
         send(speaker, "x", 1, 0);
-        for (int i = 0; i < 2000 && !signals; i++)
-            usleep(10000);
-        say("signal", signals ? 0 : -1);
+        say("signal", signal_comes());
     }
     int signalled = socket(AF_INET, SOCK_STREAM, 0), plain = socket(AF_INET, SOCK_STREAM, 0);
     at.sin_port = 0;
@@ -234,7 +238,7 @@ int main(void)
     getsockname(signalled, (struct sockaddr *)&at, &size);
     signals = 0;
     say("to a listener with signals", connect(plain, (struct sockaddr *)&at, size));
-    say("signal of it", signals ? 0 : -1);
+    say("signal of it", signal_comes());
     return 0;
 }
 "#;
