@@ -16,7 +16,7 @@ const LINE_CHARS_MAX: usize = 500;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const LEASE_OF_A: &str = "/racks/r1/leases/a";
 /// The longest that a lease of these tests lasts without a sign, as text of a rack file.
-const LEASE: &str = "lease_ns = \"2 s\"";
+const LEASE: &str = "lease_ns = \"5 s\"";
 
 /// An etcd of the test's own.
 struct Etcd {
@@ -302,7 +302,7 @@ fn nodes_come_up_from_etcd_talk_and_hold_leases_that_others_see() {
     machine.finish("up", &[]).must_succeed();
     kill(&node(&machine.status(), "b")["monitor"]["pid"]);
     other.wait_for("end of a lease", |status| node(status, "b")["lease"].is_null());
-    assert!(!node(&other.status(), "a")["lease"].is_null());
+    other.wait_for("a lease that goes on", |status| !node(status, "a")["lease"].is_null());
     machine.finish("down", &[]).must_succeed();
     assert!(node(&other.status(), "a")["lease"].is_null(), "a lease is given back");
 }
@@ -366,6 +366,9 @@ fn without_etcd_nodes_go_on_and_programs_come_and_go() {
     let (_server, port) = machine.serve();
     let talker = machine.python("a", TALKER, port);
     assert_talks(&talker);
+    let outages = |status: &Value| node(status, "a")["monitor"]["etcd"]["outages"].as_u64().expect("a number");
+    // On a busy machine etcd may have been too late for somebody before.
+    let outages_before = outages(&machine.status());
     etcd.kill();
     let reached = |is_reached: bool| {
         move |status: &Value| {
@@ -374,10 +377,8 @@ fn without_etcd_nodes_go_on_and_programs_come_and_go() {
         }
     };
     let status = machine.wait_for("outage", reached(false));
-    assert_eq!(
-        (&status["is_etcd_reached"], &node(&status, "a")["monitor"]["etcd"]["outages"]),
-        (&json!(false), &json!(1))
-    );
+    assert_eq!(status["is_etcd_reached"], false);
+    assert!(outages(&status) > outages_before, "{status:#}");
     assert!(machine.finish("status", &[]).stderr.contains("what the nodes of this machine go by"));
     machine.python("a", CLIENT, port).wait(PATIENCE).must_succeed();
     let strict = Machine::new(&machine.rack);
