@@ -1,7 +1,7 @@
 //! What the kernel has, as far as it has told, and what is different from before.
 //!
-//! The kernel does not tell all: IPv4 routes that go with their interface, an address or a next-hop object go in
-//! silence, and what a changed route was before is not said. Where an event leaves a doubt, the state says so
+//! The kernel does not tell all: IPv4 routes that go with their interface, its carrier, an address or a next-hop object
+//! go in silence, and what a changed route was before is not said. Where an event leaves a doubt, the state says so
 //! ([`State::is_doubtful`]), and is to be read anew; [`State::differences`] then are the changes that were missed.
 
 use std::collections::hash_map::{Entry, HashMap};
@@ -125,11 +125,17 @@ impl State {
     }
 
     fn link(&mut self, link: Link, changes: &mut Vec<Change>) {
-        let was_there = self.links.get(&link.index).is_some_and(|old| old.is_up);
-        self.is_doubtful |= was_there && !link.is_up;
+        let before = self.links.get(&link.index);
+        self.is_doubtful |= before.is_some_and(|old| old.is_up && !link.is_up);
+        // Next-hop objects go with the carrier already, and routes with them.
+        self.is_doubtful |= before.is_some_and(|old| old.has_carrier && !link.has_carrier) && self.has_objects();
         if put(&mut self.links, link.index, &link) {
             changes.push(Change::Link(link));
         }
+    }
+
+    fn has_objects(&self) -> bool {
+        self.routes.values().flatten().any(|variant| variant.object.is_some())
     }
 
     fn change_route(

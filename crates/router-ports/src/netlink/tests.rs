@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
@@ -313,5 +314,44 @@ fn add_up(histories: u32) {
         });
         result.unwrap_or_else(|failure| panic!("{failure}"));
         assert!(done.get() > 200, "only {} deeds were accepted", done.get());
+    });
+}
+
+/// One command of `ip`, in the network namespace of the calling thread.
+fn ip(arguments: &str) {
+    let output = std::process::Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn routes_by_next_hop_objects_go_with_the_line_of_their_interface() {
+    let name = "routes_by_next_hop_objects_go_with_the_line";
+    let (Some(namespace), Some(elsewhere)) = (namespace::for_test(name), namespace::for_test(name)) else { return };
+    within(&namespace, || {
+        let end = |name, namespace| VethEnd { name, namespace, mac: None };
+        Requests::open().unwrap().add_veth(end("here", None), end("there", Some(elsewhere.as_fd()))).unwrap();
+        let of_there = |state: &str| elsewhere.within(|| ip(&format!("link set dev there {state}"))).unwrap();
+        of_there("up");
+        for command in
+            ["link set dev here up", "address add 10.1.0.1/24 dev here", "nexthop add id 1 via 10.1.0.2 dev here"]
+        {
+            ip(command);
+        }
+        ip("route add 10.5.0.0/16 nhid 1");
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        let key = RouteKey { prefix: "10.5.0.0/16".parse().unwrap(), metric: 0 };
+        assert!(world.routes.contains_key(&key));
+        // The other end goes down: the interface here stays up, but has no carrier.
+        of_there("down");
+        for _ in 0..1000 {
+            world.apply(monitor.changes().unwrap());
+            if world == World::afresh() && !world.links[&world.named("here")].has_carrier {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(world.routes, World::afresh().routes);
+        assert!(!world.routes.contains_key(&key), "the kernel takes it out in silence");
     });
 }
