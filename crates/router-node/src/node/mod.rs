@@ -252,6 +252,8 @@ pub struct Node {
     /// Packets that were dropped because the process had been stopped.
     stale_packets: u64,
     netlink_resyncs: u64,
+    /// Messages of the kernel's that could not be read.
+    unreadable: u64,
     has_kernel_news: bool,
     looked_at_ns: u64,
     is_tracing: bool,
@@ -325,6 +327,7 @@ impl Node {
             fault: None,
             stale_packets: 0,
             netlink_resyncs: 0,
+            unreadable: 0,
             has_kernel_news: true,
             looked_at_ns: 0,
             is_tracing: false,
@@ -667,6 +670,10 @@ impl Node {
             Err(error) => error!("the kernel's news: {error}"),
         }
         self.netlink_resyncs = self.kernel.resyncs();
+        let unreadable = self.kernel.unreadable();
+        if unreadable > std::mem::replace(&mut self.unreadable, unreadable) && unreadable.is_power_of_two() {
+            warn!(unreadable, "the kernel's news: a message cannot be read, and is passed over; is the kernel newer?");
+        }
     }
 
     /// Does what follows from the news.

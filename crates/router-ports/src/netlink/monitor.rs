@@ -29,6 +29,10 @@ pub struct Monitor {
     state: State,
     is_stale: bool,
     resyncs: u64,
+    /// What the state has already, and the caller was not told because something failed.
+    untold: Vec<Change>,
+    /// Events that could not be read.
+    unreadable: u64,
 }
 
 impl Monitor {
@@ -39,7 +43,8 @@ impl Monitor {
             return Err(NetlinkError::HopsHidden);
         }
         let (events, questions) = (Socket::open(GROUPS)?, Socket::open(0)?);
-        Ok(Monitor { events, questions, state: State::default(), is_stale: true, resyncs: 0 })
+        let (state, untold) = (State::default(), Vec::new());
+        Ok(Monitor { events, questions, state, is_stale: true, resyncs: 0, untold, unreadable: 0 })
     }
 
     /// Becomes readable when there may be changes.
@@ -52,23 +57,29 @@ impl Monitor {
         self.resyncs
     }
 
+    /// The kernel's messages that could not be read, and were passed over: of a kernel that is newer than this program,
+    /// or interfaces of a rare kind.
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable + self.questions.unreadable()
+    }
+
     /// All that there is, as far as it was told: as changes from nothing.
     pub fn all(&self) -> Vec<Change> {
         self.state.differences(&State::default())
     }
 
-    /// What has changed since the last call. Waits for nothing but the kernel's answers to a resync.
+    /// What has changed since the last call. Waits for nothing but the kernel's answers to a resync. After an error,
+    /// the next call makes up for it.
     pub fn changes(&mut self) -> Result<Vec<Change>, NetlinkError> {
-        let mut changes = Vec::new();
-        self.hear(&mut changes)?;
+        self.hear()?;
         if self.is_stale || self.state.is_doubtful() {
             let now = self.read_anew()?;
-            changes.extend(now.differences(&self.state));
+            self.untold.extend(now.differences(&self.state));
             self.state = now;
             self.is_stale = false;
             self.resyncs += 1;
         }
-        Ok(changes)
+        Ok(std::mem::take(&mut self.untold))
     }
 
     /// The kernel gives it little room, so that events are lost.
@@ -77,13 +88,27 @@ impl Monitor {
         rustix::net::sockopt::set_socket_recv_buffer_size(self.events.as_fd(), 4096).unwrap();
     }
 
-    fn hear(&mut self, changes: &mut Vec<Change>) -> Result<(), NetlinkError> {
+    /// Hears from the socket that is given back instead of the kernel.
+    #[cfg(test)]
+    pub(super) fn hear_instead(&mut self) -> std::os::unix::net::UnixDatagram {
+        let (here, there) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        self.events = Socket::of(here.into());
+        there
+    }
+
+    fn hear(&mut self) -> Result<(), NetlinkError> {
         for _ in 0..RECEIVES_MAX {
-            let state = &mut self.state;
-            let received = self.events.receive(RecvFlags::DONTWAIT, |raw| {
+            let Monitor { events, state, untold, unreadable, .. } = self;
+            let received = events.receive(RecvFlags::DONTWAIT, |raw| {
                 match raw.kind {
                     NEXTHOP_GONE => state.doubt(),
-                    kind if is_event(kind) => state.apply(raw.read()?, raw.flags, changes),
+                    kind if is_event(kind) => match raw.read() {
+                        Ok(message) => state.apply(message, raw.flags, untold),
+                        Err(_) => {
+                            *unreadable += 1;
+                            state.doubt();
+                        }
+                    },
                     _ => {}
                 }
                 Ok(())
@@ -93,7 +118,10 @@ impl Monitor {
                 Err(ReceiveError::Empty) => return Ok(()),
                 // What is still queued is older than what will be read.
                 Err(ReceiveError::Lost) => self.is_stale = true,
-                Err(ReceiveError::Failed(error)) => return Err(error),
+                Err(ReceiveError::Failed(error)) => {
+                    self.is_stale = true;
+                    return Err(error);
+                }
             }
         }
         Ok(())

@@ -86,6 +86,7 @@ pub(super) struct Socket {
     fd: OwnedFd,
     buffer: Vec<u8>,
     sequence: u32,
+    unreadable: u64,
 }
 
 impl Socket {
@@ -102,7 +103,16 @@ impl Socket {
         sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT))
             .map_err(NetlinkError::socket("setting a time limit"))?;
         rustix::net::bind(&fd, &SocketAddrNetlink::new(0, groups)).map_err(NetlinkError::socket("joining groups"))?;
-        Ok(Socket { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0 })
+        Ok(Socket::of(fd))
+    }
+
+    pub(super) fn of(fd: OwnedFd) -> Socket {
+        Socket { fd, buffer: vec![0; BUFFER_BYTES], sequence: 0, unreadable: 0 }
+    }
+
+    /// Entries of dumps that could not be read.
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {
@@ -154,7 +164,7 @@ impl Socket {
     }
 
     /// Asks for all of a table and hands each entry to `each`; from the beginning again, after `restart`, when the
-    /// table changed meanwhile.
+    /// table changed meanwhile. An entry that cannot be read is passed over, and counted: all else is worth knowing.
     pub fn dump<T>(
         &mut self,
         request: &RouteNetlinkMessage,
@@ -181,7 +191,7 @@ impl Socket {
         let mut bytes = Vec::new();
         let sequence = self.write(request.clone(), NLM_F_DUMP, &mut bytes);
         self.send(&bytes)?;
-        let (mut is_done, mut is_whole) = (false, true);
+        let (mut is_done, mut is_whole, mut unreadable) = (false, true, 0);
         while !is_done {
             let received = self.receive(RecvFlags::empty(), |raw| {
                 if raw.sequence != sequence {
@@ -192,12 +202,16 @@ impl Socket {
                     NLMSG_DONE | NLMSG_ERROR if raw.error() != 0 => return Err(refused("a dump", raw.error())),
                     NLMSG_DONE | NLMSG_ERROR => is_done = true,
                     NLMSG_NOOP | NLMSG_OVERRUN => {}
-                    _ => each(raw.read()?),
+                    _ => match raw.read() {
+                        Ok(message) => each(message),
+                        Err(_) => unreadable += 1,
+                    },
                 }
                 Ok(())
             });
             received.map_err(|error| error.while_doing("waiting for a dump"))?;
         }
+        self.unreadable += unreadable;
         Ok(is_whole)
     }
 }

@@ -119,7 +119,8 @@ impl State {
         }
     }
 
-    /// A next-hop object went, and routes with it.
+    /// Something has happened that is not told as a change: a next-hop object went, and routes with it; or what was told
+    /// cannot be read.
     pub fn doubt(&mut self) {
         self.is_doubtful = true;
     }

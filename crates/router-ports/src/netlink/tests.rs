@@ -355,3 +355,42 @@ fn routes_by_next_hop_objects_go_with_the_line_of_their_interface() {
         assert!(!world.routes.contains_key(&key), "the kernel takes it out in silence");
     });
 }
+
+#[test]
+fn an_event_that_cannot_be_read_hides_nothing_else() {
+    let Some(namespace) = namespace::for_test("an_event_that_cannot_be_read") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        let a = pair(&mut requests).named("a");
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        let gateway = "10.1.0.7".parse().unwrap();
+        let request =
+            RouteRequest { prefix: "10.9.0.0/16".parse().unwrap(), metric: 9, interface: a, gateway: Some(gateway) };
+        // An event as the kernel tells it; a link whose address attribute is cut off; rubbish behind it.
+        let mut route = requests::own_route(&request);
+        route.header.protocol = RouteProtocol::Static;
+        let garbled = {
+            let header = [&[0u8, 0, 1, 0][..], &a.0.to_ne_bytes(), &[0; 8]].concat();
+            let attribute = [&64u16.to_ne_bytes()[..], &4u16.to_ne_bytes(), &[5, 0, 0, 0]].concat();
+            let length = (16 + header.len() + attribute.len()) as u32;
+            [&length.to_ne_bytes()[..], &16u16.to_ne_bytes(), &[0; 10], &header, &attribute].concat()
+        };
+        let of_kernel = monitor.hear_instead();
+        for rubbish in [&[][..], &[3; 9]] {
+            let before = monitor.resyncs();
+            let mut bytes = Vec::new();
+            route.header.protocol = RouteProtocol::from(200 + rubbish.len() as u8);
+            socket::Socket::open(0).unwrap().write(Message::NewRoute(route.clone()), 0, &mut bytes);
+            of_kernel.send(&[&bytes, &garbled[..], rubbish].concat()).unwrap();
+            let failed = monitor.changes();
+            assert_eq!(failed.is_err(), !rubbish.is_empty(), "{failed:?}");
+            world.apply(failed.unwrap_or_default());
+            world.apply(monitor.changes().unwrap());
+            // The kernel has no such route: whoever was told of it was told that it is gone, too.
+            assert_eq!(world, World::afresh());
+            assert!(monitor.resyncs() > before, "a doubt was left");
+        }
+        assert_eq!(monitor.unreadable(), 2);
+    });
+}
