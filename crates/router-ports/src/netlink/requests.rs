@@ -188,7 +188,8 @@ impl Requests {
         }
     }
 
-    /// Asks for each, many at a time; the first refusal is the answer, when all have been answered.
+    /// Asks for each, many at a time, whatever becomes of others; the first refusal is the answer, when all have been
+    /// answered.
     fn ask_all<T: std::fmt::Debug>(
         &mut self,
         all: &[T],
@@ -196,7 +197,7 @@ impl Requests {
         flags: u16,
         errors_fine: &[i32],
     ) -> Result<(), NetlinkError> {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut refusal) = (Vec::new(), Ok(()));
         for some in all.chunks(REQUESTS_MAX) {
             bytes.clear();
             let mut first = None;
@@ -207,10 +208,10 @@ impl Requests {
             self.socket.send(&bytes)?;
             if let Some((sequence, error)) = self.answers(some.len(), errors_fine)? {
                 let index = sequence.wrapping_sub(first.unwrap_or(sequence)) as usize;
-                return Err(refused(format!("{:?}", some.get(index)), error));
+                refusal = refusal.and_then(|()| Err(refused(format!("{:?}", some.get(index)), error)));
             }
         }
-        Ok(())
+        refusal
     }
 
     /// Waits for `count` answers. The first refusal: of which request, and the error.

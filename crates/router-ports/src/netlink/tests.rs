@@ -148,8 +148,9 @@ fn routes_of_our_own_are_installed_unseen_and_removed() {
         assert_eq!(requests.remove_own_routes().unwrap(), 500);
         assert_eq!(requests.remove_own_routes().unwrap(), 0);
         let nowhere = RouteRequest { interface: InterfaceIndex(4711), ..routes[0] };
-        let error = requests.install_routes(&[routes[1], nowhere]).unwrap_err().to_string();
+        let error = requests.install_routes(&[&[nowhere][..], &routes[1..]].concat()).unwrap_err().to_string();
         assert!(error.contains("4711") && error.contains("No such device"), "{error}");
+        assert_eq!(requests.remove_own_routes().unwrap(), 599, "others were not asked for");
     });
 }
 
