@@ -128,8 +128,16 @@ impl PacketSocket {
         if slot.is_copied {
             // The tag, if there is one, is put in afterwards: the frame is read with room for it.
             let buffer = &mut self.whole[room..];
-            let (_, bytes) = rustix::net::recv(&self.receiver, buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC)
-                .map_err(|_| Unusable)?;
+            let receiver = &self.receiver;
+            let mut receive = || rustix::net::recv(receiver, &mut *buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
+            // That the interface went down is said before the frame is given, once. A frame that is left here would be
+            // taken for the next slot's.
+            let mut received = receive();
+            if received.is_err() {
+                self.is_down = true;
+                received = receive();
+            }
+            let (_, bytes) = received.map_err(|_| Unusable)?;
             self.whole_bytes = bytes + room;
         } else {
             self.whole_bytes = NOTE_BYTES + room + slot.bytes.len();

@@ -106,3 +106,55 @@ fn tags_that_the_kernel_keeps_beside_frames_are_put_back() {
     sender.receive(&mut pool, &mut into, 64).unwrap();
     assert!(ours(&pool, &into).is_empty(), "what was sent came back");
 }
+
+#[test]
+fn frames_beyond_a_slot_stay_in_step_with_the_ring_when_the_interface_goes_down() {
+    let Some(crossing) = Crossing::new("frames_beyond_a_slot_stay_in_step", 1500) else { return };
+    let node = |run: &mut (dyn FnMut(&mut Requests, &Interface) + Send)| {
+        let on_port = || run(&mut Requests::open().unwrap(), &Interface::by_name(port_name(0)).unwrap());
+        crossing.node.within(on_port).unwrap();
+    };
+    // Slots for 1500 B, and then longer frames.
+    let mut receiver =
+        crossing.node.within(|| PacketSocket::open(&Interface::by_name(port_name(0)).unwrap()).unwrap()).unwrap();
+    let mut port_mac = None;
+    node(&mut |requests, port| {
+        requests.set_mtu(port.index, 9000).unwrap();
+        port_mac = Some(port.mac);
+    });
+    let open_sender = || {
+        let host = Interface::by_name("host").unwrap();
+        Requests::open().unwrap().set_mtu(host.index, 9000).unwrap();
+        PacketSocket::open(&host).unwrap()
+    };
+    let mut sender = crossing.hosts[0].within(open_sender).unwrap();
+    let mut pool = Pool::new(64, 8192, 64);
+    let frame = |mark: u8| [&port_mac.unwrap().0[..], &[2; 6], &[0x08, 0, 0x45], &[mark; 4000]].concat();
+    let mut send = |pool: &mut Pool, mark| {
+        let mut queue = VecDeque::from([pool.copy_of(&frame(mark)).unwrap()]);
+        assert_eq!(sender.transmit(pool, &mut queue).unwrap(), 1);
+    };
+    send(&mut pool, 1);
+    node(&mut |requests, port| {
+        requests.set_down(port.index).unwrap();
+        requests.set_up(port.index).unwrap();
+    });
+    send(&mut pool, 2);
+    send(&mut pool, 3);
+    let mut into = Vec::new();
+    // What hosts say of themselves comes too.
+    let marks = |pool: &Pool, packets: &[Packet]| -> Vec<(usize, u8)> {
+        let frames = packets.iter().map(|packet| pool.bytes(packet)).filter(|frame| frame[6..12] == [2; 6]);
+        frames.map(|frame| (frame.len(), frame[20])).collect()
+    };
+    for _ in 0..200 {
+        receiver.receive(&mut pool, &mut into, 64).unwrap();
+        if marks(&pool, &into).len() == 3 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(marks(&pool, &into), [(4015, 1), (4015, 2), (4015, 3)]);
+    node(&mut |requests, port| requests.remove_link(port.index).unwrap());
+    assert!(!receiver.may_sleep(), "that it was down was forgotten");
+}
