@@ -126,15 +126,15 @@ impl Port for PcapPort {
     fn transmit(&mut self, pool: &mut Pool, from: &mut VecDeque<Packet>) -> io::Result<usize> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let count = from.len();
+        let mut written = Ok(());
         for packet in from.drain(..) {
             let bytes = pool.bytes(&packet);
-            let written = self
-                .transmitted
-                .as_mut()
-                .map(|writer| writer.write_packet(&PcapPacket::new(now, bytes.len() as u32, bytes)));
+            if let (Some(writer), Ok(())) = (self.transmitted.as_mut(), &written) {
+                written = writer.write_packet(&PcapPacket::new(now, bytes.len() as u32, bytes)).map(drop);
+            }
             pool.free(packet);
-            written.transpose().map_err(io_error)?;
         }
+        written.map_err(io_error)?;
         Ok(count)
     }
 
@@ -192,6 +192,20 @@ mod tests {
         let last = receive(&mut port, &mut pool).unwrap();
         assert_eq!(pool.bytes(&last[0]), [61; 61]);
         assert!(receive(&mut port, &mut pool).unwrap().is_empty() && port.may_sleep());
+    }
+
+    #[test]
+    fn a_file_system_that_is_full_costs_packets_and_no_buffers() {
+        let mut pool = Pool::new(64, 2048, 64);
+        let mut port = PcapPort::open(None, Some(Path::new("/dev/full"))).unwrap();
+        // What is written goes out by the buffer.
+        let is_refused = (0..16).any(|_| {
+            let mut queue: VecDeque<Packet> = (0..64).map(|_| pool.copy_of(&[7; 1500]).unwrap()).collect();
+            let refused = port.transmit(&mut pool, &mut queue).is_err();
+            assert_eq!((queue.len(), pool.available()), (0, 64));
+            refused
+        });
+        assert!(is_refused, "/dev/full has room");
     }
 
     #[test]
