@@ -332,21 +332,25 @@ const FILTER_OURS: [libc::sock_filter; 4] = [
     filter(RETURN, 0, 0, 0),
 ];
 
-/// ARP, and ICMPv6 of types 133 to 137: router and neighbour solicitations and advertisements, redirects. Behind one
-/// VLAN tag or none.
-pub(crate) const FILTER_NEIGHBOURS: [libc::sock_filter; 14] = [
+/// ARP; ICMPv6 of types 133 to 137: router and neighbour solicitations and advertisements, redirects; and of type 130
+/// behind a hop-by-hop header of 8 bytes: who asks for listeners. Behind one VLAN tag or none.
+pub(crate) const FILTER_NEIGHBOURS: [libc::sock_filter; 18] = [
     filter(LOAD_BYTE, 0, 0, PACKET_TYPE),
-    filter(IF_EQUAL, 11, 0, libc::PACKET_OTHERHOST as u32),
-    filter(IF_EQUAL, 10, 0, libc::PACKET_OUTGOING as u32),
+    filter(IF_EQUAL, 15, 0, libc::PACKET_OTHERHOST as u32),
+    filter(IF_EQUAL, 14, 0, libc::PACKET_OUTGOING as u32),
     filter(LOAD_HALF, 0, 0, 12),
-    filter(IF_EQUAL, 7, 0, 0x0806),
-    filter(IF_EQUAL, 0, 7, 0x86dd),
+    filter(IF_EQUAL, 11, 0, 0x0806),
+    filter(IF_EQUAL, 0, 11, 0x86dd),
     filter(LOAD_BYTE, 0, 0, 20),
-    filter(IF_EQUAL, 0, 5, 58),
+    filter(IF_EQUAL, 5, 0, 58),
+    filter(IF_EQUAL, 0, 8, 0),
+    filter(LOAD_HALF, 0, 0, 54),
+    filter(IF_EQUAL, 0, 6, 58 << 8),
+    filter(LOAD_BYTE, 0, 0, 62),
+    filter(IF_EQUAL, 3, 4, 130),
     filter(LOAD_BYTE, 0, 0, 54),
-    filter(IF_AT_LEAST, 0, 3, 133),
-    filter(IF_MORE, 2, 0, 137),
-    filter(RETURN, 0, 0, WHOLE),
+    filter(IF_AT_LEAST, 0, 2, 133),
+    filter(IF_MORE, 1, 0, 137),
     filter(RETURN, 0, 0, WHOLE),
     filter(RETURN, 0, 0, 0),
 ];

@@ -217,7 +217,8 @@ impl Forwarder {
         state.mac_word = mac_word(config.mac);
         let former = if is_other { Vec::new() } else { std::mem::take(&mut state.claims) };
         state.claims = claims::of(now, &config, &former, &mut self.random);
-        state.report = if config.probes { Report::of(state.report, &state.claims) } else { Report::default() };
+        let report = std::mem::take(&mut state.report);
+        state.report = if config.probes { Report::of(report, &state.claims) } else { Report::default() };
         let addresses = claims::used(&state.claims);
         let networks_change = state.addresses != addresses;
         state.addresses = addresses;

@@ -119,8 +119,8 @@ impl State {
         }
     }
 
-    /// Something has happened that is not told as a change: a next-hop object went, and routes with it; or what was told
-    /// cannot be read.
+    /// Something has happened that is not told as a change: a next-hop object went, and routes with it; or what was
+    /// told cannot be read.
     pub fn doubt(&mut self) {
         self.is_doubtful = true;
     }

@@ -93,18 +93,27 @@ fn frames_of_a_vlan_come_and_go_with_their_tags_whatever_way_they_come() {
         // An own address of the kernel's is nothing to it in a VLAN; ARP to everybody comes past the rings.
         let to_kernel = [&[0x45; 16][..], &[10, 7, 0, 9], &[0; 26]].concat();
         let asked = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &[0; 38]].concat();
+        // Who asks for listeners asks all, behind a hop-by-hop header; others' reports are nothing to a router.
+        let to_all = MacAddress([0x33, 0x33, 0, 0, 0, 1]);
+        let listener = |kind: u8| {
+            let header = [&[0x60, 0, 0, 0, 0, 32, 0, 1][..], &[0xfe; 32]].concat();
+            tagged(to_all, 7, 0x86dd, &[&header[..], &[58, 0, 5, 2, 0, 0, 1, 0, kind], &[0; 23]].concat())
+        };
+        write(&mut pool, &listener(131));
         let wanted = [
+            listener(130),
             tagged(interface.mac, 7, 0x0800, &to_kernel),
             tagged(interface.mac, 7, 0x0806, &asked),
             tagged(MacAddress::BROADCAST, 7, 0x0806, &asked),
         ];
         write(&mut pool, &tagged(interface.mac, 8, 0x0800, &to_kernel));
         wanted.iter().for_each(|frame| write(&mut pool, frame));
-        let heard = frames_until(&mut port, &mut pool, |frame| frame[..] == wanted[2]);
+        let heard = frames_until(&mut port, &mut pool, |frame| frame[..] == wanted[3]);
         for frame in &wanted {
             assert_eq!(heard.iter().filter(|other| *other == frame).count(), 1, "{frame:02x?} in {heard:02x?}");
         }
         assert!(!heard.iter().any(|frame| frame[12..16] == [0x81, 0, 0x20, 8]), "{heard:02x?}");
+        assert!(!heard.contains(&listener(131)), "{heard:02x?}");
 
         let sent = tagged(MacAddress::BROADCAST, 7, 0x0806, &asked);
         let mut queue = VecDeque::from([pool.copy_of(&sent).unwrap()]);

@@ -139,7 +139,7 @@ impl Forwarder {
 
     pub(super) fn set_claims_due(&mut self) {
         let steps = self.ports.iter().flat_map(|port| &port.claims).filter_map(|claim| claim.due);
-        self.claims_due = steps.chain(self.ports.iter().filter_map(|port| port.report.due)).min();
+        self.claims_due = steps.chain(self.ports.iter().filter_map(|port| port.report.due())).min();
     }
 
     /// Does what is due for own addresses.

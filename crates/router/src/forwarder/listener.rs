@@ -2,18 +2,20 @@
 //! who ask for its addresses of IPv6 are heard (RFC 4861, section 7.2.1; RFC 4862, section 5.4.2).
 //!
 //! Nobody is waited for: a report goes out before an address is looked for, once more a second later, and then every
-//! minute. Switches keep groups for some four minutes after the last one, so that queries, which no other part of the
-//! router understands, need no answer.
+//! minute, for where nobody asks switches keep groups for some four minutes after the last one. Who asks is answered
+//! within the time that it gives (RFC 3810, section 6), in version 1 while a router of that version asks (section 8.2).
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use packet::ethernet::{EtherType, MacAddress};
-use packet::{ipv6, mld, ndisc};
+use packet::mld::{self, Query, Why};
+use packet::{ipv6, ndisc};
 
 use super::claims::{self, Claim};
-use super::{Forwarder, Io};
-use crate::{PortId, Time};
+use super::{Forwarder, Io, Origin};
+use crate::counters::DropReason;
+use crate::{Packet, PortId, Time};
 
 /// Unsolicited Report Interval of RFC 3810, section 9.11.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -21,70 +23,168 @@ const AGAIN: Duration = Duration::from_secs(1);
 const JOINS: u32 = 2;
 /// Half of the Query Interval of RFC 3810, section 9.2: a report may be lost.
 const REPEAT: Duration = Duration::from_secs(60);
+/// Older Version Querier Present Timeout of RFC 3810, section 9.12, of its own default values.
+const OLDER: Duration = Duration::from_secs(260);
 
 /// Where a port's reports stand.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Report {
-    /// When the next one is due.
-    pub(super) due: Option<Time>,
+    /// When the next one is due that nobody asks for.
+    due: Option<Time>,
     /// How often it was said that these groups are joined.
     joins: u32,
+    /// When the answer to who asked of all groups is due.
+    answer: Option<Time>,
+    /// The same of single groups, which are the port's own.
+    answers: Vec<(Ipv6Addr, Time)>,
+    /// Until then a router of version 1 may listen.
+    is_v1_until: Option<Time>,
 }
 
 impl Report {
     /// Of a port that is told of these addresses.
-    pub(super) fn of(former: Report, claims: &[Claim]) -> Report {
-        if claims::heard_v6(claims).next().is_none() {
+    pub(super) fn of(mut former: Report, claims: &[Claim]) -> Report {
+        let groups = groups(claims);
+        if groups.is_empty() {
             return Report::default();
         }
+        former.answers.retain(|(group, _)| groups.contains(group));
         match claims::begin(claims) {
-            Some(begins) => Report { due: Some(begins), joins: 0 },
+            Some(begins) => Report { due: Some(begins), joins: 0, ..former },
             None => former,
         }
     }
-}
 
-impl Forwarder {
-    /// Says what is due.
-    pub(super) fn report_groups(&mut self, io: &mut Io<'_>) {
-        for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
-            let report = self.ports[usize::from(port.0)].report;
-            if report.due.is_none_or(|due| due > io.now) {
-                continue;
-            }
-            let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
-            let next = match report.joins + 1 {
-                _ if !is_up => Report { due: Some(io.now + AGAIN), ..report },
-                joins if joins < JOINS => Report { due: Some(io.now + AGAIN), joins },
-                _ => Report { due: Some(io.now + REPEAT), joins: JOINS },
-            };
-            self.ports[usize::from(port.0)].report = next;
-            if is_up {
-                self.report_of(io, port, if report.joins < JOINS { mld::Why::Joins } else { mld::Why::Listens });
-            }
+    /// When something is to be said next.
+    pub(super) fn due(&self) -> Option<Time> {
+        let answers = self.answers.iter().map(|(_, due)| *due);
+        self.due.into_iter().chain(self.answer).chain(answers).min()
+    }
+
+    /// Notes what was asked, to be answered at that moment, or sooner where that was promised before.
+    fn asked(&mut self, group: Option<Ipv6Addr>, at: Time) {
+        if self.answer.is_some_and(|answer| answer <= at) {
+            return;
+        }
+        let Some(group) = group else {
+            self.answer = Some(at);
+            return;
+        };
+        match self.answers.iter_mut().find(|(asked, _)| *asked == group) {
+            Some((_, due)) => *due = at.min(*due),
+            None => self.answers.push((group, at)),
         }
     }
 
-    fn report_of(&mut self, io: &mut Io<'_>, port: PortId, why: mld::Why) {
-        let mut groups: Vec<Ipv6Addr> =
-            claims::heard_v6(&self.ports[usize::from(port.0)].claims).map(ndisc::solicited_node).collect();
-        groups.sort_unstable();
-        groups.dedup();
+    /// What is to be answered by now.
+    fn answer(&mut self, now: Time, all: Vec<Ipv6Addr>) -> Vec<Ipv6Addr> {
+        if self.answer.take_if(|due| *due <= now).is_some() {
+            // It says what single answers would.
+            self.answers.clear();
+            return all;
+        }
+        let due = self.answers.extract_if(.., |(_, due)| *due <= now);
+        due.map(|(group, _)| group).collect()
+    }
+}
+
+/// The groups by which neighbours ask for these addresses.
+fn groups(claims: &[Claim]) -> Vec<Ipv6Addr> {
+    let mut groups: Vec<Ipv6Addr> = claims::heard_v6(claims).map(ndisc::solicited_node).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+impl Forwarder {
+    /// A router asks who listens.
+    pub(super) fn receive_query(&mut self, io: &mut Io<'_>, packet: Packet, port: PortId) {
+        let query = ipv6::Packet::new_checked(io.pool.bytes(&packet)).ok().and_then(|packet| Query::of(&packet));
+        self.discard(io, packet, Origin::Port(port), DropReason::Noted);
+        // Where a port has a kernel, that is the kernel's to do.
+        let reports = self.port_config(port).is_some_and(|config| config.probes && !config.has_kernel);
+        let (Some(Query { is_v1, response_max, group }), true) = (query, reports) else { return };
+        let at = io.now + response_max.mul_f64(self.random.unit());
+        let state = &mut self.ports[usize::from(port.0)];
+        if is_v1 {
+            state.report.is_v1_until = Some(io.now + OLDER);
+        }
+        let own = groups(&state.claims);
+        if group.map_or(!own.is_empty(), |group| own.contains(&group)) {
+            state.report.asked(group, at);
+            self.set_claims_due();
+        }
+    }
+
+    /// Says what is due.
+    pub(super) fn report_groups(&mut self, io: &mut Io<'_>) {
+        for port in (0..self.ports.len()).map(|port| PortId(port as u8)) {
+            let state = &mut self.ports[usize::from(port.0)];
+            if state.report.due().is_none_or(|due| due > io.now) {
+                continue;
+            }
+            let is_up = self.mtus[usize::from(self.config.node.0)][usize::from(port.0)] > 0;
+            let all = groups(&state.claims);
+            let answers = state.report.answer(io.now, all.clone());
+            if is_up && !answers.is_empty() && self.answers.take(io.now) {
+                self.report_of(io, port, Why::Listens, &answers);
+            }
+            self.report_unasked(io, port, is_up, &all);
+        }
+    }
+
+    fn report_unasked(&mut self, io: &mut Io<'_>, port: PortId, is_up: bool, all: &[Ipv6Addr]) {
+        let report = &mut self.ports[usize::from(port.0)].report;
+        if report.due.is_none_or(|due| due > io.now) {
+            return;
+        }
+        if !is_up {
+            report.due = Some(io.now + AGAIN);
+            return;
+        }
+        let why = if report.joins < JOINS { Why::Joins } else { Why::Listens };
+        report.joins = (report.joins + 1).min(JOINS);
+        report.due = Some(io.now + if report.joins < JOINS { AGAIN } else { REPEAT });
+        self.report_of(io, port, why, all);
+    }
+
+    /// One report on all groups, or one on each where routers know no other.
+    fn report_of(&mut self, io: &mut Io<'_>, port: PortId, why: Why, groups: &[Ipv6Addr]) {
         // Who has no address of the link yet says so as nobody (RFC 3590).
         let own = self.addresses(port).iter().find_map(|network| match network.addr() {
-            std::net::IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
             _ => None,
         });
         let source = own.unwrap_or(Ipv6Addr::UNSPECIFIED);
-        let (Some(link), false) = (self.link(port), groups.is_empty()) else { return };
+        if self.ports[usize::from(port.0)].report.is_v1_until.is_some_and(|until| io.now < until) {
+            for group in groups {
+                let emit = |payload: &mut [u8]| mld::emit_report_v1(payload, source, *group);
+                self.send_report(io, port, (source, *group), mld::PAYLOAD_BYTES_V1, emit);
+            }
+            return;
+        }
+        for groups in groups.chunks(mld::GROUPS_MAX) {
+            let emit = |payload: &mut [u8]| _ = mld::emit_report(payload, source, why, groups);
+            self.send_report(io, port, (source, mld::ALL_ROUTERS), mld::payload_bytes(groups.len()), emit);
+        }
+    }
+
+    fn send_report(
+        &mut self,
+        io: &mut Io<'_>,
+        port: PortId,
+        (source, destination): (Ipv6Addr, Ipv6Addr),
+        payload_bytes: usize,
+        emit: impl FnOnce(&mut [u8]),
+    ) {
+        let Some(link) = self.link(port) else { return };
         let Some(mut packet) = io.pool.take() else { return };
-        let payload_bytes = mld::payload_bytes(groups.len());
         io.pool.resize(&mut packet, ipv6::HEADER_BYTES + payload_bytes);
         let (header, payload) = io.pool.bytes_mut(&packet).split_at_mut(ipv6::HEADER_BYTES);
-        mld::emit_report(payload, source, why, &groups);
-        let repr = super::report::header_v6(source, mld::ALL_ROUTERS, ipv6::HOP_BY_HOP, payload_bytes);
+        emit(payload);
+        let repr = super::report::header_v6(source, destination, ipv6::HOP_BY_HOP, payload_bytes);
         ipv6::Repr { hop_limit: mld::HOP_LIMIT, ..repr }.emit(header);
-        let to = MacAddress::of_multicast_v6(mld::ALL_ROUTERS);
+        let to = MacAddress::of_multicast_v6(destination);
         self.emit_as(io, packet, &link.readiness(port, to), EtherType::IPV6);
     }
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use packet::ethernet::{EtherType, Frame};
+use packet::mld::Query;
 use packet::{Error, Protocol, icmpv6, ipv4, ipv6, ndisc};
 
 use super::options::{self, OptionsError};
@@ -21,6 +22,8 @@ enum Verdict {
     Options,
     /// It is neighbour discovery.
     Discovery,
+    /// It asks who listens to groups.
+    Query,
     /// It is for a link-local address of the port's own.
     OwnLinkLocal,
 }
@@ -112,6 +115,7 @@ impl Forwarder {
             (Verdict::Forward, _) => self.forward(io, packet, origin, None),
             (Verdict::Options, _) => self.receive_options(io, packet, origin),
             (Verdict::Discovery, Origin::Port(port)) => self.receive_discovery(io, packet, port),
+            (Verdict::Query, Origin::Port(port)) => self.receive_query(io, packet, port),
             (Verdict::OwnLinkLocal, Origin::Port(port)) => self.deliver_link_local(io, packet, port),
             _ => self.discard(io, packet, origin, DropReason::LinkLocal),
         }
@@ -163,6 +167,9 @@ impl Forwarder {
         // Before own sources are: who uses an address of ours says so as that address.
         if is_near && is_discovery(&packet) {
             return Ok((Verdict::Discovery, packet.total_bytes()));
+        }
+        if is_near && Query::of(&packet).is_some() {
+            return Ok((Verdict::Query, packet.total_bytes()));
         }
         self.check_source(source.into(), origin)?;
         if destination.is_multicast() {

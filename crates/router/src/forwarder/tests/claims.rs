@@ -303,3 +303,111 @@ fn a_port_without_addresses_of_ipv6_has_no_groups() {
     }
     assert!(!world.sent(1).iter().any(|frame| is_report(frame)));
 }
+
+/// A query of a router of the link, to all nodes.
+fn query(port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8> {
+    let (source, all) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x99), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    let [a, b] = response_max_ms.to_be_bytes();
+    let mut message = [&[mld::QUERY, 0, 0, 0, a, b, 0, 0][..], &group.octets()].concat();
+    message.extend(if is_v1 { &[][..] } else { &[2, 125, 0, 0] });
+    let pseudo = packet::icmpv6::pseudo(source, all, message.len());
+    let checksum = pseudo.add_bytes(&message).checksum().to_be_bytes();
+    message[2..4].copy_from_slice(&checksum);
+    let payload = [&[Protocol::ICMPV6.0, 0, 5, 2, 0, 0, 1, 0][..], &message].concat();
+    let change = |header: &mut ipv6::Repr| {
+        (header.source, header.destination) = (source, all);
+        (header.next_header, header.hop_limit) = (ipv6::HOP_BY_HOP, mld::HOP_LIMIT);
+    };
+    let mut frame = V6::with(change).payload(payload).frame();
+    frame[..6].copy_from_slice(&MacAddress::of_multicast_v6(all).0);
+    frame[6..12].copy_from_slice(&host_mac(port, 9).0);
+    frame
+}
+
+/// What reports said of port 1, by the tenth of a second, until then. None is due that nobody asks for.
+fn answers(world: &mut World, tenths: u32) -> Vec<(u32, Vec<u8>)> {
+    let mut reports = Vec::new();
+    for tenth in 1..=tenths {
+        world.wait(Duration::from_millis(100));
+        reports.extend(world.sent(1).into_iter().map(|frame| (tenth, frame)));
+    }
+    reports
+}
+
+/// The joins of the beginning are over, and the next report that nobody asks for is almost a minute away.
+fn settled() -> World {
+    let mut world = probing(0);
+    for _ in 0..10 {
+        world.wait(Duration::from_secs(1));
+    }
+    world.sent(0);
+    world.sent(1);
+    world
+}
+
+#[test]
+fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_they_are_ours() {
+    let (own, other) = (ndisc::solicited_node(own_v6(1)), ndisc::solicited_node(host_v6(1, 2)));
+    let all = Ipv6Addr::UNSPECIFIED;
+    let says = (mld::Why::Listens as u8, link_local(0), vec![own]);
+    let mut tenths = Vec::new();
+    for (asked, response_max_ms) in [(all, 1000), (own, 1000), (own, 2000), (all, 2000), (all, 3000)] {
+        let mut world = settled();
+        world.receive(1, &query(1, response_max_ms, asked, false));
+        let answers = answers(&mut world, 40);
+        let [(tenth, report)] = &answers[..] else { panic!("{} answers to a query of {asked}", answers.len()) };
+        assert_eq!(reported(report), says);
+        assert!(*tenth <= u32::from(response_max_ms) / 100, "{tenth} tenths of a second");
+        tenths.push(*tenth);
+        assert_eq!(world.forwarder.counters().ports[1].drops.of(DropReason::Noted), 1);
+        world.assert_no_leak();
+    }
+    let mut world = settled();
+    world.receive(1, &query(1, 1000, other, false));
+    assert_eq!(answers(&mut world, 40), [], "somebody else's group");
+    // The second question is answered with the first: of all, or of the same group, the sooner moment counts.
+    for [first, second] in [[all, all], [own, own], [all, own], [own, all]] {
+        let mut world = settled();
+        world.receive(1, &query(1, 0, first, false));
+        world.receive(1, &query(1, 1, second, false));
+        let answers = answers(&mut world, 40);
+        assert!((1..=2).contains(&answers.len()) && answers.iter().all(|(_, report)| reported(report) == says));
+        assert!(answers.len() == 1 || [first, second] == [own, all], "{first} and {second}: {}", answers.len());
+    }
+}
+
+#[test]
+fn routers_of_version_1_are_answered_group_by_group_while_they_ask() {
+    let group = ndisc::solicited_node(own_v6(1));
+    let mut world = settled();
+    world.receive(1, &query(1, 1000, Ipv6Addr::UNSPECIFIED, true));
+    let in_time = answers(&mut world, 10);
+    let [(_, frame)] = &in_time[..] else { panic!("{in_time:?}") };
+    assert_eq!(frame[..6], MacAddress::of_multicast_v6(group).0);
+    let packet = v6_of(frame);
+    let (ends, message) = ((packet.source(), packet.destination()), &packet.payload()[8..]);
+    assert_eq!((ends, packet.hop_limit(), message.len()), ((link_local(0), group), 1, 24));
+    assert_eq!((message[0], &message[8..]), (mld::REPORT_V1, &group.octets()[..]));
+    let view = packet::icmpv6::Packet::new_checked(message).expect("a message");
+    assert!(view.checksum_is_right(ends.0, ends.1));
+    let mut kinds = Vec::new();
+    for _ in 0..400 {
+        world.wait(Duration::from_secs(1));
+        kinds.extend(world.sent(1).iter().map(|frame| v6_of(frame).payload()[8]));
+    }
+    let (v1, v2) = (mld::REPORT_V1, mld::REPORT);
+    assert_eq!(kinds, [v1, v1, v1, v1, v2, v2], "every minute, and in version 2 after 260 s");
+}
+
+#[test]
+fn a_port_that_is_down_or_has_a_kernel_answers_no_query() {
+    let group = Ipv6Addr::UNSPECIFIED;
+    let mut world = settled();
+    let config = world.forwarder.port_config(PORTS[1]).expect("a port").clone();
+    world.receive(1, &query(1, 2000, group, false));
+    world.set_port(PORTS[1], PortConfig { is_up: false, ..config });
+    assert_eq!(answers(&mut world, 40), []);
+    let mut world = World::with(|config| PortConfig { has_kernel: true, ..config });
+    world.receive(1, &query(1, 1000, group, false));
+    assert_eq!(answers(&mut world, 40), []);
+}
