@@ -5,7 +5,7 @@ mod shares;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 
@@ -113,6 +113,8 @@ pub struct Rib {
     /// What each group should be, by its number: what is in the tables lacks the hops of nodes that are gone.
     hops: Vec<Box<[Hop]>>,
     is_gone: [bool; NODES_MAX as usize],
+    /// What is announced, and found no room in the tables.
+    left_out: BTreeSet<IpNet>,
     merged: Vec<Hop>,
 }
 
@@ -131,6 +133,7 @@ impl Rib {
             groups: HashMap::new(),
             hops: vec![Box::default(); usize::from(GROUPS_MAX) + 1],
             is_gone: [false; NODES_MAX as usize],
+            left_out: BTreeSet::new(),
             merged: Vec::new(),
         };
         Ok((rib, Tables { reader }))
@@ -140,7 +143,8 @@ impl Rib {
     /// count. A hop that is given twice gets twice the share.
     ///
     /// # Errors
-    /// The announcement makes no sense, or the tables have no room; then everything is as it was.
+    /// The announcement makes no sense; then everything is as it was. Or the tables have no room: then they have no
+    /// route to the prefix, not even the former one, until there is room.
     pub fn announce(&mut self, node: NodeId, prefix: IpNet, metric: u32, hops: &[Hop]) -> Result<(), RouteError> {
         let prefix = prefix.trunc();
         check(node, prefix, hops)?;
@@ -151,34 +155,23 @@ impl Rib {
         }
         let ways = self.ways.add(hops);
         let former = self.announced[usize::from(node.0)].insert(prefix, Announcement { metric, ways });
-        let result = self.refresh(prefix);
-        let dropped = match (&result, former) {
-            (Ok(()), former) => former.map(|former| former.ways),
-            (Err(_), Some(former)) => {
-                self.announced[usize::from(node.0)].insert(prefix, former);
-                Some(ways)
-            }
-            (Err(_), None) => {
-                self.announced[usize::from(node.0)].remove(&prefix);
-                Some(ways)
-            }
-        };
-        if let Some(dropped) = dropped {
-            self.ways.release(dropped);
+        if let Some(former) = former {
+            self.ways.release(former.ways);
         }
-        result
+        self.refresh(prefix)
     }
 
     /// A node's route to a prefix is gone. Says whether there was one.
     ///
     /// # Errors
-    /// The tables have no room for the change.
+    /// The tables have no room for what others announce of the prefix: then they have no route to it.
     pub fn withdraw(&mut self, node: NodeId, prefix: IpNet) -> Result<bool, RouteError> {
         let prefix = prefix.trunc();
         let announced = self.announced.get_mut(usize::from(node.0)).and_then(|announced| announced.remove(&prefix));
         let Some(former) = announced else { return Ok(false) };
         self.ways.release(former.ways);
         self.refresh(prefix)?;
+        self.try_again(1);
         Ok(true)
     }
 
@@ -198,7 +191,10 @@ impl Rib {
             let hops = &self.hops[usize::from(group.get())];
             if hops.iter().any(|hop| is_of(hop, node)) {
                 let left: Vec<Hop> = hops.iter().filter(|hop| !is_lost(hop, &self.is_gone)).copied().collect();
-                self.writer.set_group(*group, &left)?;
+                if self.writer.set_group(*group, &left).is_err() {
+                    // Several hops take room, one takes none. What it should be it becomes by `work`.
+                    self.writer.set_group(*group, &left[..left.len().min(1)])?;
+                }
             }
         }
         Ok(())
@@ -215,7 +211,23 @@ impl Rib {
             self.ways.release(former.ways);
             self.refresh(prefix)?;
         }
+        self.try_again(routes_max);
         Ok(!self.leaving.is_empty())
+    }
+
+    /// There may be room for what was left out.
+    fn try_again(&mut self, routes_max: usize) {
+        for _ in 0..routes_max {
+            let Some(prefix) = self.left_out.pop_first() else { return };
+            if self.refresh(prefix).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// How many prefixes are announced and found no room in the tables.
+    pub fn left_out(&self) -> usize {
+        self.left_out.len()
     }
 
     /// Routes of a node.
@@ -256,13 +268,32 @@ impl Rib {
         self.announced.iter().enumerate().filter_map(of).collect()
     }
 
-    /// Writes what nodes announce of a prefix into the tables.
+    /// Writes what nodes announce of a prefix into the tables. What finds no room is left out: a route that was right
+    /// before leads to somebody else now, or to nobody.
     fn refresh(&mut self, prefix: IpNet) -> Result<(), RouteError> {
+        self.left_out.remove(&prefix);
+        if self.write(prefix).is_ok() {
+            return Ok(());
+        }
+        // What the former route gives back may be room enough.
+        let removed = self.remove(prefix);
+        let written = removed.and_then(|()| self.write(prefix));
+        if written.is_err() {
+            self.left_out.insert(prefix);
+        }
+        written
+    }
+
+    fn remove(&mut self, prefix: IpNet) -> Result<(), RouteError> {
+        let before = self.writer.remove(prefix)?;
+        self.release(before);
+        Ok(())
+    }
+
+    fn write(&mut self, prefix: IpNet) -> Result<(), RouteError> {
         self.merge(&prefix);
         if self.merged.is_empty() {
-            let before = self.writer.remove(prefix)?;
-            self.release(before);
-            return Ok(());
+            return self.remove(prefix);
         }
         let group = self.group()?;
         let inserted = self.writer.insert(prefix, group);

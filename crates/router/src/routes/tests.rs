@@ -107,6 +107,37 @@ fn a_node_that_comes_back_before_it_was_forgotten_is_what_it_says_now() {
 }
 
 #[test]
+fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
+    let (mut rib, mut tables) = Rib::new().expect("memory");
+    let by = |neighbour: u16| [Hop { adjacency: AdjacencyId(neighbour), ..hop(1, 0) }];
+    let host = |number: u16| net(&format!("10.0.{}.{}/32", number / 256, number % 256));
+    let address = |number: u16| host(number).addr().to_string();
+    for number in 1..=GROUPS_MAX {
+        rib.announce(NodeId(1), host(number), 0, &by(number)).expect("room");
+    }
+    // The group of this one is another's too, so that it gives none back.
+    rib.announce(NodeId(1), host(2), 0, &by(1)).expect("room");
+    rib.announce(NodeId(1), host(40_000), 0, &by(40_000)).expect("room for one more");
+    let full = |done: Result<(), RouteError>| {
+        assert!(matches!(done, Err(RouteError::Table(fib::Error::GroupsFull { .. }))), "{done:?}");
+    };
+    full(rib.announce(NodeId(1), host(2), 0, &by(50_000)));
+    assert_eq!(found(&mut tables, &address(2)), None, "the former way is nobody's, or somebody else's");
+    full(rib.announce(NodeId(1), host(40_001), 0, &by(40_001)));
+    assert_eq!((found(&mut tables, &address(40_001)), rib.left_out()), (None, 2));
+    // Where the former route gives its group back, that is room enough.
+    rib.announce(NodeId(1), host(3), 0, &by(50_003)).expect("room");
+    assert_eq!(found(&mut tables, &address(3)), Some(by(50_003).to_vec()));
+    rib.withdraw(NodeId(1), host(4)).expect("room");
+    assert_eq!((found(&mut tables, &address(2)), rib.left_out()), (Some(by(50_000).to_vec()), 1));
+    rib.withdraw(NodeId(1), host(40_001)).expect("room");
+    assert_eq!((rib.left_out(), rib.groups.len()), (0, usize::from(GROUPS_MAX)), "what is withdrawn waits for no room");
+    rib.withdraw_node(NodeId(1)).expect("room");
+    while rib.work(10_000).expect("room") {}
+    assert_eq!((rib.routes(), rib.groups.len(), rib.writer.groups()), ((0, 0), 0, 0));
+}
+
+#[test]
 fn announcements_that_make_no_sense_are_refused_in_one_line() {
     let (mut rib, _tables) = Rib::new().expect("memory");
     let prefix = net("192.0.2.0/24");
