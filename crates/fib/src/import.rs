@@ -45,6 +45,12 @@ pub enum Error {
     /// It cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
+    /// A line that no list has.
+    #[error("line {line}: longer than {LINE_BYTES_MAX} bytes; is this a list of prefixes?")]
+    Long {
+        /// From 1 on.
+        line: usize,
+    },
     /// A line is no prefix.
     #[error("line {line}: '{text}' is not a prefix; write one like 192.0.2.0/24, with a next hop behind it or none")]
     Line {
@@ -73,11 +79,16 @@ pub fn prefixes(mut reader: impl BufRead) -> impl Iterator<Item = Result<Route, 
         while !is_over {
             let mut bytes = Vec::new();
             line += 1;
-            let read = reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
+            let read = reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
             let text = String::from_utf8_lossy(&bytes);
             let text = text.trim();
             match read {
                 Ok(0) => return None,
+                // What follows would be taken for a line of its own.
+                Ok(count) if count as u64 > LINE_BYTES_MAX => {
+                    is_over = true;
+                    return Some(Err(Error::Long { line }));
+                }
                 Ok(_) if text.is_empty() || text.starts_with('#') => continue,
                 Ok(_) => {
                     let route = route_of(text).ok_or_else(|| Error::Line { line, text: shortened(text) });
@@ -348,10 +359,15 @@ mod tests {
         let error = next().expect("a line").expect_err("no prefix").to_string();
         assert!(error.starts_with("line 6: 'ten' is not a prefix; "), "{error}");
         assert!(next().is_none());
-        let endless = "x".repeat(10_000);
-        assert!(
-            matches!(prefixes(endless.as_bytes()).next(), Some(Err(Error::Line { line: 1, text })) if text.len() == 40)
-        );
+        let wrong = "x".repeat(100);
+        let found = prefixes(wrong.as_bytes()).next();
+        assert!(matches!(found, Some(Err(Error::Line { line: 1, text })) if text.len() == 40));
+        // What follows the longest line that is read is no line of its own.
+        let comment = format!("# {}1.0.0.0/8\n", " ".repeat(LINE_BYTES_MAX as usize - 2));
+        for endless in ["x".repeat(10_000), comment] {
+            let found: Vec<_> = prefixes(endless.as_bytes()).collect();
+            assert!(matches!(found[..], [Err(Error::Long { line: 1 })]), "{found:?}");
+        }
         assert!(matches!(prefixes(&b"10.0.0.0/33\n"[..]).next(), Some(Err(Error::Line { .. }))));
     }
 }
