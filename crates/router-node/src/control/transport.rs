@@ -210,6 +210,14 @@ impl Transport {
         }
     }
 
+    /// The address at the other end, where it is of another machine.
+    pub fn from(&self) -> Option<IpAddr> {
+        match self {
+            Self::Local(_) => None,
+            Self::Far(stream) => stream.socket.peer_addr().ok().map(|address| address.ip().to_canonical()),
+        }
+    }
+
     /// Whether bytes of packets that were taken wait to be sent.
     pub fn has_left(&self) -> bool {
         matches!(self, Self::Far(stream) if !stream.out.is_empty())

@@ -1,5 +1,6 @@
 //! The other nodes: a connection to each, made again when it is lost.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use router::NodeId;
@@ -15,10 +16,14 @@ use crate::interconnect::{Offer, Terms};
 /// How long after a failure a connection is tried again, at first and at most.
 const RETRY_NS_MIN: u64 = 10_000_000;
 const RETRY_NS_MAX: u64 = 320_000_000;
-/// Connections that have not said who they are.
-const NEWCOMERS_MAX: usize = 16;
-/// How long a reason is not said again, when a connection is refused for the same one.
+/// Connections that have not said who they are, in all and from one address: whoever has the address of one node keeps
+/// no other out.
+const NEWCOMERS_MAX: usize = 32;
+const NEWCOMERS_OF_ADDRESS_MAX: usize = 4;
+/// How long a reason is not said again, when a connection is refused for the same one, and how many are said meanwhile:
+/// anybody may come, and the log must not grow by that.
 const REFUSED_AGAIN_NS: u64 = 60_000_000_000;
+const REFUSALS_MAX: usize = 16;
 /// Packets of one connection that are taken, and sent, in one turn.
 const PACKETS_PER_TURN: usize = 64;
 
@@ -173,8 +178,8 @@ pub struct Peers {
     /// This node keeps away from all others.
     is_held: bool,
     watched_at_ns: u64,
-    /// Why a connection was refused last, and when that was said.
-    refused: Option<(String, u64)>,
+    /// Why connections were refused lately, and when that was said.
+    refused: BTreeMap<String, u64>,
     news: Vec<News>,
 }
 
@@ -211,7 +216,7 @@ impl Peers {
             has_visitors: true,
             is_held: false,
             watched_at_ns: 0,
-            refused: None,
+            refused: BTreeMap::new(),
             news: Vec::new(),
         }
     }
@@ -247,7 +252,9 @@ impl Peers {
         let connections = self.peers.iter().flatten().filter_map(|peer| peer.connection.as_ref());
         let connections = connections.chain(&self.newcomers);
         let connections = connections.map(|connection| (connection.transport.as_fd(), connection.flags()));
-        let wanted = if self.is_held { PollFlags::empty() } else { PollFlags::IN };
+        // Who cannot be let in now must not wake anybody.
+        let is_full = self.newcomers.len() >= NEWCOMERS_MAX;
+        let wanted = if self.is_held || is_full { PollFlags::empty() } else { PollFlags::IN };
         std::iter::once((self.listener.as_fd(), wanted)).chain(connections).collect()
     }
 
@@ -310,6 +317,7 @@ impl Peers {
             }
             match self.listener.accept() {
                 Some(Visitor::Node(transport)) => {
+                    self.make_room_for(&transport);
                     let session = Session::new(self.own, None, self.ports.clone(), self.limits, now_ns);
                     self.newcomers.push(Connection { session, transport, pending: None, is_readable: true });
                 }
@@ -322,16 +330,28 @@ impl Peers {
         }
     }
 
+    /// Of those from one address the first goes who has been there for longest.
+    fn make_room_for(&mut self, transport: &Transport) {
+        let Some(from) = transport.from() else { return };
+        let is_same = |newcomer: &Connection| newcomer.transport.from() == Some(from);
+        if self.newcomers.iter().filter(|newcomer| is_same(newcomer)).count() >= NEWCOMERS_OF_ADDRESS_MAX
+            && let Some(oldest) = self.newcomers.iter().position(is_same)
+        {
+            self.newcomers.remove(oldest);
+        }
+    }
+
     /// Says why a connection was refused, and not again when who was refused tries again.
     fn refused(&mut self, reason: String, now_ns: u64) {
-        let is_again = |(before, said_at_ns): &(String, u64)| {
-            *before == reason && now_ns.saturating_sub(*said_at_ns) < REFUSED_AGAIN_NS
-        };
-        if self.refused.as_ref().is_some_and(is_again) {
+        self.refused.retain(|_, said_at_ns| now_ns.saturating_sub(*said_at_ns) < REFUSED_AGAIN_NS);
+        if self.refused.len() >= REFUSALS_MAX || self.refused.contains_key(&reason) {
             return;
         }
         warn!("a connection was refused: {reason}");
-        self.refused = Some((reason, now_ns));
+        self.refused.insert(reason, now_ns);
+        if self.refused.len() == REFUSALS_MAX {
+            warn!("connections are refused for more reasons than are said in a minute");
+        }
     }
 
     fn hear_newcomers(&mut self, now_ns: u64, own: &Announcements) {

@@ -1,6 +1,9 @@
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 
 use super::*;
+use crate::control::Key;
+use crate::control::transport::FarPlace;
 use crate::control::words::VERSION;
 
 const LIMITS: Limits = Limits { beat_ns: 20_000_000, silence_ns: 10_000_000_000 };
@@ -93,8 +96,73 @@ fn a_refusal_is_said_once() {
     let mut node = peers(folder.path(), 0);
     node.refused("a reason".to_owned(), 1);
     node.refused("a reason".to_owned(), REFUSED_AGAIN_NS);
-    assert_eq!(node.refused, Some(("a reason".to_owned(), 1)));
+    assert_eq!(node.refused["a reason"], 1);
+    node.refused("another".to_owned(), REFUSED_AGAIN_NS);
     node.refused("a reason".to_owned(), REFUSED_AGAIN_NS + 1);
-    node.refused("another".to_owned(), REFUSED_AGAIN_NS + 2);
-    assert_eq!(node.refused, Some(("another".to_owned(), REFUSED_AGAIN_NS + 2)));
+    assert_eq!(node.refused["a reason"], REFUSED_AGAIN_NS + 1, "two that take turns are not said each time");
+    assert_eq!(node.refused["another"], REFUSED_AGAIN_NS);
+    for reason in 0..1000 {
+        node.refused(reason.to_string(), REFUSED_AGAIN_NS + 2);
+    }
+    assert_eq!(node.refused.len(), REFUSALS_MAX, "who comes from ever other addresses does not fill the log");
+}
+
+/// Node 0 or 1 of two machines, of which node 0 listens at 127.0.0.1 and node 1 is 127.0.0.2.
+fn far_peers(key: &Key, listener: Listener, address: SocketAddr, node: u8) -> Peers {
+    let place = |of: u8| {
+        let address = if of == 0 { address } else { "127.0.0.2:9".parse().unwrap() };
+        Place::Far(FarPlace { address, from: format!("127.0.0.{}", node + 1).parse().unwrap(), key: key.clone() })
+    };
+    let own = Greeting { version: VERSION, digest: 7, node, incarnation: 100 + u64::from(node) };
+    Peers::new(own, LIMITS, listener, (0..2).map(|node| (node.to_string(), place(node), 1)).collect())
+}
+
+#[test]
+fn whoever_has_the_address_of_one_node_keeps_no_other_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key");
+    Key::create(&path).unwrap();
+    let key = Key::read(&path).unwrap();
+    let known: Vec<IpAddr> = ["127.0.0.1", "127.0.0.2"].map(|address| address.parse().unwrap()).to_vec();
+    let listener = |address: &str| {
+        let place = FarPlace { address: address.parse().unwrap(), from: known[0], key: key.clone() };
+        let listener = Listener::bind(&Place::Far(place), known.clone()).unwrap();
+        let Listener::Far(socket, ..) = &listener else { panic!("no TCP") };
+        (socket.local_addr().unwrap(), listener)
+    };
+    let (address, first) = listener("127.0.0.1:0");
+    let mut node = far_peers(&key, first, address, 0);
+    // They say nothing, and stay.
+    let strangers: Vec<TcpStream> = (0..2 * NEWCOMERS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let now_ns = TURN_NS;
+    for _ in 0..10 {
+        turn(&mut node, now_ns);
+    }
+    assert_eq!(node.newcomers.len(), NEWCOMERS_OF_ADDRESS_MAX);
+    let mut nodes = [node, far_peers(&key, listener("127.0.0.2:0").1, address, 1)];
+    // No time passes in which strangers would be given up.
+    for _ in 0..TURNS_MAX {
+        nodes.iter_mut().for_each(|node| turn(node, now_ns));
+        if states(&nodes) == ["joining"; 2] {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    assert_eq!(states(&nodes), ["joining"; 2]);
+    drop(strangers);
+}
+
+#[test]
+fn who_cannot_be_let_in_yet_wakes_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut node = peers(folder.path(), 0);
+    let place = Place::Path(folder.path().join("0"));
+    let waiting: Vec<Transport> = (0..=NEWCOMERS_MAX).map(|_| Transport::connect(&place).unwrap()).collect();
+    for _ in 0..3 {
+        turn(&mut node, TURN_NS);
+    }
+    assert_eq!((node.newcomers.len(), node.descriptors()[0].1), (NEWCOMERS_MAX, PollFlags::empty()));
+    drop(waiting);
+    turn(&mut node, 2 * TURN_NS);
+    assert_eq!(node.descriptors()[0].1, PollFlags::IN);
 }
