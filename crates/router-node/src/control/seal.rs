@@ -11,7 +11,7 @@
 //! What is said is not hidden, and packets between nodes are neither hidden nor sealed: that is for what lies below.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -105,7 +105,9 @@ impl Key {
         let shown = || path.display().to_string();
         let unreadable = |error| KeyError::Unreadable { path: shown(), error };
         // What is looked at is what is read, whatever the name means by then.
-        let mut file = File::open(path).map_err(unreadable)?;
+        // A pipe would have its reader wait for a writer.
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let mut file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(unreadable)?;
         let found = file.metadata().map_err(unreadable)?;
         if !found.is_file() {
             return Err(unreadable(io::Error::other("no file")));
@@ -425,7 +427,10 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains("64 hexadecimal digits") && error.contains("router key"), "{error}");
         }
-        for path in [folder.path(), &folder.path().join("none")] {
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for path in [folder.path(), &folder.path().join("none"), &pipe] {
             assert!(matches!(Key::read(path), Err(KeyError::Unreadable { .. })));
         }
     }
