@@ -25,14 +25,33 @@ impl Sysctls {
         let before = fs::read_to_string(&path).map_err(failed)?.trim().to_string();
         if before != value {
             fs::write(&path, value).map_err(failed)?;
-            self.before.push((path, before));
+            self.note(path, before);
         }
         Ok(())
     }
 
+    /// What a setting was before it was changed for the first time counts: of an interface that comes and goes, it is
+    /// changed each time.
+    fn note(&mut self, path: PathBuf, before: String) {
+        if !self.before.iter().any(|(noted, _)| *noted == path) {
+            self.before.push((path, before));
+        }
+    }
+
+    /// Puts back what was changed of an interface that is no port any more.
+    pub fn put_back(&mut self, interface: &str) {
+        let folders = ["ipv4", "ipv6"].map(|family| PathBuf::from(format!("/proc/sys/net/{family}/conf/{interface}")));
+        for (path, before) in
+            self.before.extract_if(.., |(path, _)| folders.iter().any(|folder| path.starts_with(folder)))
+        {
+            // The interface, and its settings with it, may be gone.
+            let _ = fs::write(path, before);
+        }
+    }
+
     /// What another one changed is put back by this one.
     pub fn adopt(&mut self, mut other: Sysctls) {
-        self.before.append(&mut other.before);
+        other.before.drain(..).for_each(|(path, before)| self.note(path, before));
     }
 
     /// What was changed stays: its namespace is not kept either.
@@ -106,6 +125,19 @@ mod tests {
             assert_eq!(redirects.each_ref().map(|name| read(name)), ["0", "0", "0"]);
             drop(inner);
             assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "1"]);
+            assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "1", "1"]);
+            // Of one that comes and goes, and then is no port any more.
+            let mut again = Sysctls::new();
+            for _ in 0..3 {
+                again.for_port("lo").unwrap();
+                fs::write("/proc/sys/net/ipv4/conf/lo/forwarding", "1").unwrap();
+            }
+            assert_eq!(again.before.iter().filter(|(path, _)| path.ends_with("ipv4/conf/lo/forwarding")).count(), 1);
+            again.for_port("lo").unwrap();
+            again.put_back("lo");
+            assert_eq!([read("ipv4/conf/lo/forwarding"), read("ipv6/conf/all/forwarding")], ["1", "0"]);
+            assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "0", "1"]);
+            drop(again);
             assert_eq!(redirects.each_ref().map(|name| read(name)), ["1", "1", "1"]);
             let error = outer.set("net/ipv4/conf/gone0/forwarding", "1").unwrap_err().to_string();
             assert!(error.starts_with("setting net/ipv4/conf/gone0/forwarding to 1: "), "{error}");

@@ -137,6 +137,7 @@ impl Node {
         let Prepared { cluster, changes, plugs, sysctls, policy } = prepared;
         self.sysctls.adopt(sysctls);
         let node = cluster.nodes[self.settings.node].clone();
+        self.release_interfaces(&node);
         self.follow_mtus(&node, &changes);
         let mut former: Vec<Option<PortMemory>> = std::mem::take(&mut self.ports).into_iter().map(Some).collect();
         let (mut opened, mut plugged) = (Vec::new(), Vec::new());
@@ -170,6 +171,13 @@ impl Node {
         // What comes in finds its port and the node's routes there.
         self.settle();
         self.plug(plugged);
+    }
+
+    /// Interfaces that are no ports any more are again what they were.
+    fn release_interfaces(&mut self, new: &NodeOfFile) {
+        let is_port = |device: &String| new.ports.iter().any(|port| port.device == *device);
+        let former: Vec<String> = self.settings.node().ports.iter().map(|port| port.device.clone()).collect();
+        former.iter().filter(|device| !is_port(device)).for_each(|device| self.sysctls.put_back(device));
     }
 
     /// A TAP that stays is the kernel's interface too.
