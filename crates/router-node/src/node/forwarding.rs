@@ -103,6 +103,8 @@ pub enum Report {
     /// A port's device is gone, of those that there were after so many rearrangements. To close what is left of it may
     /// take the kernel long.
     Unplugged(PortId, io::Error, Box<dyn Port + Send>, u64),
+    /// Ports that the node no longer has: to close them may take the kernel long, too.
+    Closed(Vec<Box<dyn Port + Send>>),
     /// Whether the interconnect has begun anew.
     Renewed(Result<(), InterconnectError>),
     /// The thread was away for so many nanoseconds, and has dropped so many packets that came meanwhile.
@@ -488,6 +490,7 @@ impl Forwarding {
         let mut taken = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
         self.ports = stays.iter().map(&mut taken).collect();
         self.rearrangements += 1;
+        self.report(Report::Closed(former.into_iter().flatten().collect()));
     }
 
     fn snapshot(&mut self) {

@@ -548,6 +548,7 @@ impl Node {
                         self.unplugged(port, &error, now_ns);
                     }
                 }
+                Report::Closed(ports) => drop(ports),
                 Report::Renewed(Ok(())) => info!("the interconnect has begun anew"),
                 Report::Renewed(Err(error)) => self.fault = Some(error.into()),
                 Report::Away(away_ns, packets) => {
