@@ -399,13 +399,11 @@ impl Local {
             former.extend(neighbours.map(|rank| (*prefix, *rank)));
         }
         let known: Vec<_> = known.into_iter().collect();
-        for (prefix, rank) in former {
-            let is_known = |(port, address, _): &(PortId, IpAddr, AdjacencyId)| {
-                neighbour(*port) == rank && IpNet::from(*address) == prefix
-            };
-            if !known.iter().any(is_known) {
-                self.set(prefix, rank, None);
-            }
+        // Found at once: there may be thousands of both, and this thread has more to do.
+        let places: BTreeSet<(IpNet, Rank)> =
+            known.iter().map(|(port, address, _)| (IpNet::from(*address), neighbour(*port))).collect();
+        for (prefix, rank) in former.into_iter().filter(|of_neighbour| !places.contains(of_neighbour)) {
+            self.set(prefix, rank, None);
         }
         for (port, address, adjacency) in known {
             self.neighbour_up(port, address, adjacency);
