@@ -119,6 +119,8 @@ pub struct Local {
     slow_path: Option<InterfaceIndex>,
     candidates: BTreeMap<IpNet, BTreeMap<Rank, Candidate>>,
     gateways: BTreeMap<(PortId, IpAddr), Gateway>,
+    /// Those of them for which the forwarder has no room.
+    refused: BTreeSet<(PortId, IpAddr)>,
     /// What other nodes are told.
     announcements: Announcements,
     /// Own addresses that are not announced: those of interfaces that are no ports.
@@ -417,8 +419,16 @@ impl Local {
         self.dirty.extend(gateway.prefixes.iter());
         if gateway.prefixes.is_empty() {
             self.gateways.remove(&(port, address));
-            self.effects.extend(adjacency.map(Effect::Unpin));
+            adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency));
+        } else if adjacency.is_none() {
+            self.refused.insert((port, address));
         }
+    }
+
+    /// A number is given back: there is room for a router that found none.
+    fn unpin(&mut self, adjacency: AdjacencyId) {
+        self.effects.push(Effect::Unpin(adjacency));
+        self.effects.extend(self.refused.pop_first().map(|(port, address)| Effect::Pin(port, address)));
     }
 
     /// Sets or removes one of the routes to a prefix.
@@ -468,12 +478,14 @@ impl Local {
         let Way::Via(port, address) = way else { return };
         let Some(gateway) = self.gateways.get_mut(&(port, address)) else { return };
         gateway.prefixes.remove(&prefix);
+        if !gateway.prefixes.is_empty() {
+            return;
+        }
         // One that is still asked for is given back with the answer.
-        if gateway.prefixes.is_empty()
-            && let Some(adjacency) = gateway.adjacency
-        {
+        let adjacency = gateway.adjacency;
+        if self.refused.remove(&(port, address)) || adjacency.is_some() {
             self.gateways.remove(&(port, address));
-            self.effects.push(Effect::Unpin(adjacency));
+            adjacency.into_iter().for_each(|adjacency| self.unpin(adjacency));
         }
     }
 

@@ -117,6 +117,32 @@ fn a_router_that_was_given_up_before_the_answer_is_given_back_with_it() {
 }
 
 #[test]
+fn a_router_that_finds_no_room_is_asked_for_again_when_there_is() {
+    let mut local = local();
+    let [one, two, three] = ["10.1.0.2", "10.1.0.3", "10.1.0.4"].map(|address| address.parse::<IpAddr>().unwrap());
+    let gone = |prefix: &str| Change::RouteGone(RouteKey { prefix: net(prefix), metric: 20 });
+    for (prefix, gateway) in
+        [("192.0.2.0/24", "10.1.0.2"), ("198.51.100.0/24", "10.1.0.3"), ("203.0.113.0/24", "10.1.0.4")]
+    {
+        local.kernel(route(prefix, 20, 186, &[(ETH0, Some(gateway))]));
+    }
+    local.pinned(PortId(0), one, Some(AdjacencyId(5)));
+    local.pinned(PortId(0), two, None);
+    local.pinned(PortId(0), three, None);
+    local.take_effects();
+    assert_eq!(told(&mut local, "198.51.100.0/24").1, None);
+    // One that no route names any more is not asked for; when it is named again, it is.
+    local.kernel(gone("203.0.113.0/24"));
+    assert_eq!((local.take_effects(), local.gateways.len()), (Vec::new(), 2));
+    local.kernel(gone("192.0.2.0/24"));
+    assert_eq!(local.take_effects(), [Effect::Unpin(AdjacencyId(5)), Effect::Pin(PortId(0), two)]);
+    local.pinned(PortId(0), two, Some(AdjacencyId(5)));
+    assert_eq!(hops(told(&mut local, "198.51.100.0/24").1), [(0, 5)]);
+    local.kernel(route("203.0.113.0/24", 20, 186, &[(ETH0, Some("10.1.0.4"))]));
+    assert_eq!(local.take_effects(), [Effect::Pin(PortId(0), three)]);
+}
+
+#[test]
 fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_own() {
     let mut local = local();
     local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));
