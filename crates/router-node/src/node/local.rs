@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use packet::ethernet::MacAddress;
+use packet::ipv4;
 use router::routes::spread;
 use router::{AdjacencyId, PortConfig, PortId};
 use router_ports::InterfaceIndex;
@@ -520,10 +521,12 @@ impl Local {
         let mut config = state.config.clone();
         if config.has_kernel {
             let link = state.interface.and_then(|interface| self.links.get(&interface));
-            config.is_up = link.is_some_and(|link| link.is_up && link.has_carrier);
+            // Some interfaces take any MTU, but IPv4 does not.
+            let carries_v4 = |link: &Link| link.mtu_bytes >= ipv4::MTU_MIN as u32;
+            config.is_up = link.is_some_and(|link| link.is_up && link.has_carrier && carries_v4(link));
             if let Some(link) = link {
                 let mtu_bytes = link.mtu_bytes.min(u32::from(state.mtu_bytes_max));
-                config.mtu_bytes = u16::try_from(mtu_bytes).unwrap_or(state.mtu_bytes_max);
+                config.mtu_bytes = u16::try_from(mtu_bytes).unwrap_or(state.mtu_bytes_max).max(ipv4::MTU_MIN as u16);
                 config.mac = link.mac.unwrap_or(config.mac);
             }
             let of_port = self.addresses.iter().filter(|(on, _)| Some(*on) == state.interface);

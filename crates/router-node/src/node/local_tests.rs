@@ -143,6 +143,21 @@ fn a_router_that_finds_no_room_is_asked_for_again_when_there_is() {
 }
 
 #[test]
+fn an_mtu_that_is_too_short_for_ipv4_takes_a_port_down_and_no_node() {
+    let mut local = local();
+    let with_mtu = |mtu_bytes| match link(ETH0, "eth0", true) {
+        Change::Link(link) => Change::Link(Link { mtu_bytes, ..link }),
+        other => other,
+    };
+    for (mtu_bytes, is_up) in [(67, false), (68, true), (0, false), (1500, true)] {
+        local.kernel(with_mtu(mtu_bytes));
+        let effects = local.take_effects();
+        let [Effect::Port(PortId(0), config)] = &effects[..] else { panic!("{effects:?}") };
+        assert_eq!((config.is_up, config.mtu_bytes), (is_up, mtu_bytes.max(68) as u16));
+    }
+}
+
+#[test]
 fn equal_ways_of_one_route_are_all_announced_and_a_port_that_is_down_takes_its_own() {
     let mut local = local();
     local.kernel(route("192.0.2.0/24", 20, 186, &[(ETH0, Some("10.1.0.2")), (ETH1, Some("10.2.0.2"))]));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use fabric::timed::LinkTiming;
 use packet::ethernet::MacAddress;
+use packet::ipv4;
 use pcie::host::path::Path as LinkPath;
 use router::{NodeId, Port, PortConfig};
 use router_ports::ethernet::{self, Backend};
@@ -112,7 +113,7 @@ fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut 
         Backend::PacketSocket => PortKind::AfPacket,
     };
     let mtu_bytes = u16::try_from(interface.mtu_bytes).unwrap_or(u16::MAX).min(MTU_BYTES_MAX);
-    let mut config = PortConfig::new(interface.mac, mtu_bytes);
+    let mut config = PortConfig::new(interface.mac, mtu_bytes.max(ipv4::MTU_MIN as u16));
     config.has_kernel = true;
     Ok(Plug {
         port: Some(opened.port),
