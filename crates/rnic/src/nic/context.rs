@@ -210,6 +210,9 @@ pub(super) struct Host {
     pub arrivals: Option<Box<super::software::Arrivals>>,
     /// How late packets came that were not lost, as learned.
     pub reordering: Span,
+    /// Of an unreliable connection: the packet that would come next, and how many came so far, of a run that is
+    /// elsewhere in the sequence.
+    pub elsewhere: Option<(Psn, u32)>,
     /// The slow path's view of what the peer has.
     pub scoreboard: Option<Box<super::scoreboard::Scoreboard>>,
     pub attributes: QpAttributes,

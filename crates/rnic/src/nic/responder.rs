@@ -13,6 +13,11 @@ use crate::wire::{Header, Immediate, Operation, Psn, QpNumber, RKey, Selective, 
 /// Replies that wait to be sent: those that may be asked for at a time, and as many asked for again.
 const REPLIES_MAX: u8 = 2 * READS_MAX;
 /// Receive requests that messages may take ahead of those that are missing.
+/// Of an unreliable connection: packets that may be missing in a row, and how many must come in a row for a place
+/// beyond that, or before, to be believed. Anybody may write a number into a packet: one that was forged must not have
+/// millions taken for late.
+pub(super) const MISSING_MAX: i32 = 1 << 16;
+pub(super) const RUN_PACKETS: u32 = 64;
 const OPEN_MAX: u32 = super::WINDOW_PACKETS_MAX;
 
 /// Why a request is not done.
@@ -617,13 +622,15 @@ impl<M: HostMemory> Nic<M> {
             self.counters.drop_service += 1;
             return;
         }
-        let context = &mut self.contexts[i];
-        let ahead = header.psn.after(context.hand.settled());
-        if ahead < 0 {
+        let ahead = header.psn.after(self.contexts[i].hand.settled());
+        let is_near = (0..=MISSING_MAX).contains(&ahead);
+        if !is_near && !self.is_run(i, header.psn) {
             // Late, or a copy: in order, or not at all.
             self.counters.drop_out_of_order += 1;
             return;
         }
+        self.hosts[i].elsewhere = None;
+        let context = &mut self.contexts[i];
         let is_expected = ahead == 0;
         context.hand = Hardware::new(header.psn.plus(1));
         if begins || !is_expected {
@@ -650,6 +657,14 @@ impl<M: HostMemory> Nic<M> {
             }
         }
         self.contexts[i].hand = Hardware::new(header.psn.plus(1));
+    }
+
+    /// Whether so many packets have come in a row by now that the peer is there, and not where it was.
+    fn is_run(&mut self, i: usize, psn: Psn) -> bool {
+        let elsewhere = &mut self.hosts[i].elsewhere;
+        let count = elsewhere.filter(|(next, _)| *next == psn).map_or(1, |(_, count)| count + 1);
+        *elsewhere = Some((psn.plus(1), count));
+        count >= RUN_PACKETS
     }
 
     fn datagram(&mut self, now: Time, i: usize, source: Address, header: &Header, payload: &M::Payload) {

@@ -4,9 +4,10 @@ use sim::{Random, Span};
 
 use super::basics::POLICIES;
 use super::wire::{Adversary, Pair};
+use crate::nic::responder::{MISSING_MAX, RUN_PACKETS};
 use crate::nic::{DATAGRAM_OFFSET_BYTES, Profile};
 use crate::verbs::{Address, CompletionStatus, Datagram, SendKind};
-use crate::wire::{Immediate, Service};
+use crate::wire::{Header, Immediate, Service};
 
 const SCHEDULES: u64 = 100;
 const MESSAGES: u64 = 20;
@@ -65,6 +66,52 @@ fn an_unreliable_connection_delivers_whole_messages_in_order_at_most_once() {
     }
     let all = SCHEDULES * MESSAGES;
     assert!(came > all / 3 && came < all * 9 / 10, "{came} of {all}");
+}
+
+/// How many of 400 messages do not arrive when somebody forges so many packets after the first one, from `ahead`
+/// packets after it; and whether the last hundred do.
+fn lost(ahead: u32, forged: u32) -> (u64, bool) {
+    let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
+    pair.logs = true;
+    let qps = pair.connect(Service::Uc);
+    let (mut posted, mut arrived, mut last) = (0, 0, 0);
+    let receive = |pair: &mut Pair, posted: &mut usize| {
+        while *posted < pair.completions[1].len() + 4 {
+            pair.receive(1, qps[1], *posted as u64, 500_000, ROOM_BYTES);
+            *posted += 1;
+        }
+    };
+    for id in 0..400 {
+        receive(&mut pair, &mut posted);
+        let before = pair.completions[1].len();
+        pair.send(0, qps[0], id, SendKind::Send(None), 0, 64);
+        pair.run();
+        let came = (pair.completions[1].len() - before) as u64;
+        arrived += came;
+        last += if id >= 300 { came } else { 0 };
+        if id == 0 {
+            let real = pair.log.iter().find(|logged| logged.from == 0).expect("it was sent").header;
+            for number in 0..forged {
+                receive(&mut pair, &mut posted);
+                let header = Header { psn: real.psn.plus(ahead + number), ..real };
+                pair.nics[1].receive(pair.now, Address(0), &header, false, &vec![0; 64]);
+                pair.run();
+            }
+        }
+    }
+    (400 - arrived, last == 100)
+}
+
+#[test]
+fn a_forged_place_in_the_sequence_costs_few_packets_and_no_connection() {
+    for ahead in [MISSING_MAX as u32 + 2, 1 << 20, (1 << 23) - 1, 1 << 23, (1 << 24) - 1000] {
+        assert_eq!(lost(ahead, 1), (0, true), "{ahead} packets ahead");
+        assert_eq!(lost(ahead, RUN_PACKETS - 1), (0, true), "{ahead} packets ahead");
+    }
+    for (ahead, forged) in [(1000, 1), (MISSING_MAX as u32 - 1, 1), (1 << 20, RUN_PACKETS), (1 << 23, RUN_PACKETS)] {
+        let (lost, are_last_there) = lost(ahead, forged);
+        assert!(lost < RUN_PACKETS.into() && are_last_there, "{forged} packets, {ahead} ahead: {lost} lost");
+    }
 }
 
 #[test]
