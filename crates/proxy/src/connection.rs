@@ -121,6 +121,8 @@ pub(crate) struct Connection<L> {
 
     /// Which partition takes what is sent.
     pub class: Class,
+    /// Its program has been told that long copies are to give way.
+    pub gives_way: bool,
     /// Where the next `Move` leads.
     pub class_next: Class,
     pub sent: u64,
@@ -168,6 +170,7 @@ impl<L> Connection<L> {
             errno: 0,
             is_direct: false,
             class: Class::Latency,
+            gives_way: false,
             class_next: Class::Latency,
             sent: 0,
             retained: Retained::default(),

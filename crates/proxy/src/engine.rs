@@ -3,10 +3,12 @@
 //! * `receive`: frames of the peer.
 //! * `send`: frames to the peer, and whose turn it is.
 //! * `rest`: looking at local ends, parking them, and sleeping.
+//! * `manners`: letting others run, where processors are few.
 //! * `resume`: leaving a link that is lost, and going on elsewhere.
 //! * `direct`: connections whose programs store into the windows themselves.
 
 mod direct;
+mod manners;
 mod receive;
 mod rest;
 mod resume;
@@ -21,6 +23,7 @@ use crate::table::Table;
 use crate::{Class, Counters, Key, Local, Placement, Tuple};
 use fabric::{Inbound, Outbound};
 use lane::{Consumer, Corrupt, Producer};
+use manners::Manners;
 use send::Shown;
 use std::collections::VecDeque;
 use thiserror::Error;
@@ -178,6 +181,8 @@ pub struct Turn {
     pub progressed: bool,
     /// The peer sleeps: ring its doorbell.
     pub ring: bool,
+    /// There are too few processors, and others wait for one with a short message: let them run.
+    pub gives_way: bool,
 }
 
 /// One or two partitions of a link, and the connections in them. See the crate's documentation.
@@ -200,6 +205,7 @@ pub struct Engine<I, O, L> {
     is_crowded: bool,
     /// Turns with something to do since sleepers were last rung.
     turns_unrung: u32,
+    manners: Manners,
 }
 
 impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
@@ -225,6 +231,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             is_catching_up: false,
             is_crowded: false,
             turns_unrung: 0,
+            manners: Manners::default(),
         }
     }
 
@@ -320,13 +327,14 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
         progressed |= self.send_due()?;
         self.publish();
+        let gives_way = self.gives_way();
         if self.is_crowded && progressed && self.turns_unrung < TURNS_UNRUNG_MAX {
             self.turns_unrung += 1;
-            return Ok(Turn { progressed, ring: false });
+            return Ok(Turn { progressed, ring: false, gives_way });
         }
         self.turns_unrung = 0;
         self.ring_locals();
-        Ok(Turn { progressed, ring: self.take_peers_ring() })
+        Ok(Turn { progressed, ring: self.take_peers_ring(), gives_way })
     }
 
     /// The link is gone: all its connections are reset.
@@ -384,6 +392,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 
     /// The program is to be woken at the end of the turn, if it sleeps.
     fn touch(&mut self, key: Key) {
+        self.tell_manners(key);
         let now_ns = self.now_ns;
         if let Some(connection) = self.table.get(key) {
             connection.active_ns = now_ns;

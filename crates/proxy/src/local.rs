@@ -49,6 +49,9 @@ pub trait Local: Sized {
         false
     }
 
+    /// Tells the program whether others, who have little to say, wait for the processor that it copies with.
+    fn give_way(&mut self, _gives_way: bool) {}
+
     /// Tells the program that nothing follows.
     fn finish(&mut self) {}
 

@@ -45,7 +45,7 @@ pub type TimedSender = Producer<InPlaceOutbound, InPlaceInbound>;
 pub type TimedReceiver = Consumer<InPlaceInbound, InPlaceOutbound>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
@@ -144,6 +144,9 @@ pub enum Status {
     Closed = 328,
     /// 1: the peer has attached.
     Attached = 336,
+    /// 1: where processors are few, others wait for one that have short messages for the peer. Long copies are made in
+    /// pieces then, and give way in between.
+    GiveWay = 376,
 }
 
 /// Over a modelled link, where the peer says that its last descriptor is gone: as late as what it sent before. It says

@@ -464,6 +464,12 @@ impl Local for ProgramEnd {
         }
     }
 
+    fn give_way(&mut self, gives_way: bool) {
+        if let Self::Carried(end) = self {
+            end.give_way(gives_way);
+        }
+    }
+
     #[inline]
     fn has_room(&mut self) -> bool {
         match self {

@@ -201,6 +201,10 @@ impl Local for SegmentEnd {
         sleeps
     }
 
+    fn give_way(&mut self, gives_way: bool) {
+        self.segment.tell(Status::GiveWay, u64::from(gives_way));
+    }
+
     fn finish(&mut self) {
         self.sender.finish();
         self.has_put = true;

@@ -229,13 +229,15 @@ impl LinkEngine {
     }
 
     /// A turn, and the peer's doorbell if it sleeps. As for [`Engine::set_crowded`].
-    pub(super) fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<bool, Fault> {
-        let Some(engine) = &mut self.engine else { return Ok(self.greet()) };
+    pub(super) fn turn(&mut self, now_ns: u64, is_crowded: bool) -> Result<Turn, Fault> {
+        let Some(engine) = &mut self.engine else {
+            return Ok(Turn { progressed: self.greet(), ..Turn::default() });
+        };
         let turn = engine.turn(now_ns, is_crowded)?;
         if turn.ring {
             self.bell.ring();
         }
-        Ok(turn.progressed)
+        Ok(turn)
     }
 
     /// Begins once the peer's secret is there.

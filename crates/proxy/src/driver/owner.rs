@@ -10,7 +10,7 @@ use super::end::SegmentEnd;
 use super::held::{HeldEnd, HeldEnds};
 use super::links::{LinkEngine, Standing};
 use super::relay::{Relays, Which};
-use crate::{Counters, Event, Fault, Key, Tuple};
+use crate::{Counters, Event, Fault, Key, Tuple, Turn};
 use control::proxy::{Fate, FromProxy, Kept, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
 use rustix::buffer::spare_capacity;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use socket::clock::now_ns;
 use socket::rendezvous::{Accepted, LaneListener};
 use socket::segment::Segment;
-use socket::spin::{Patience, Spin, Turn};
+use socket::spin::{Patience, Spin, Turn as Wait};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -262,7 +262,11 @@ impl Owner {
                 self.look_at_kernel(events, Some(Timespec::default()));
                 self.check_peers();
             }
-            if !self.turn() || self.is_over {
+            let turn = self.turn();
+            if turn.gives_way {
+                rustix::thread::sched_yield();
+            }
+            if !turn.progressed || self.is_over {
                 return;
             }
         }
@@ -282,30 +286,33 @@ impl Owner {
         let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
         loop {
             match spin.turn_of(looks) {
-                Turn::Look => {}
-                Turn::AskKernel => {
+                Wait::Look => {}
+                Wait::AskKernel => {
                     if self.look_at_kernel(events, Some(Timespec::default())) {
                         return true;
                     }
                 }
-                Turn::Sleep => return false,
+                Wait::Sleep => return false,
             }
             spin.note_look(now_ns());
-            if self.turn() {
+            if self.turn().progressed {
                 return true;
             }
         }
     }
 
-    /// One turn of every engine; whether any had something to do.
-    fn turn(&mut self) -> bool {
+    /// One turn of every engine, and what they came to together. Who sleeps has been rung for.
+    fn turn(&mut self) -> Turn {
         let now_ns = now_ns();
         let is_crowded = self.patience.is_crowded();
-        let mut progressed = false;
+        let (mut progressed, mut gives_way) = (false, false);
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };
             match link.turn(now_ns, is_crowded) {
-                Ok(did) => progressed |= did,
+                Ok(turn) => {
+                    progressed |= turn.progressed;
+                    gives_way |= turn.gives_way;
+                }
                 Err(fault) => self.give_up(index, &fault),
             }
             progressed |= self.handle_events(index);
@@ -320,7 +327,7 @@ impl Owner {
                 progressed |= self.handle_events(index);
             }
         }
-        progressed
+        Turn { progressed, gives_way, ring: false }
     }
 
     fn engines_sleep(&mut self) -> bool {

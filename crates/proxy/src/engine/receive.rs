@@ -211,6 +211,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             self.counters.bytes_held += rest.len() as u64;
         }
         self.counters.bytes_received += len_bytes as u64;
+        self.note_handed_on(port);
         self.touch(key);
         self.poll_again(key);
         self.grant(key);

@@ -241,6 +241,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         connection.sent += len_bytes as u64;
         self.counters.frames_sent += 1;
         self.counters.bytes_sent += len_bytes as u64;
+        self.note_handed_on(port);
         self.touch(key);
         Ok(consumed.map(|()| len_bytes).map_err(|_| End::Said(Input::Broken)))
     }

@@ -5,6 +5,7 @@ mod batches;
 mod flood;
 mod hostile;
 mod losses;
+mod manners;
 mod program;
 mod world;
 

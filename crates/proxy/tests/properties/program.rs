@@ -37,6 +37,8 @@ pub struct Shared {
     pub is_rung: bool,
     /// Sent at the very moment in which the proxy parks the connection, so that nobody rings.
     pub late_output: Vec<u8>,
+    /// It has been told to give way.
+    pub gives_way: bool,
     finish_is_seen: bool,
     consumed_bytes: u64,
     /// The other node's server has taken the connection.
@@ -156,6 +158,11 @@ impl Local for End {
 
     fn has_room(&mut self) -> bool {
         self.lock().has_room()
+    }
+
+    fn give_way(&mut self, gives_way: bool) {
+        assert_ne!(self.lock().gives_way, gives_way, "told what it knows");
+        self.lock().gives_way = gives_way;
     }
 
     fn finish(&mut self) {

@@ -365,7 +365,7 @@ where
     }
 
     /// A ring on a lifeline reaches the proxy at once.
-    fn hear(&mut self, index: usize, node: usize) {
+    pub fn hear(&mut self, index: usize, node: usize) {
         let Some(end) = self.talks[index].ends[node].clone() else { return };
         let key = {
             let mut end = end.lock();

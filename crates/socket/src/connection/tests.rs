@@ -134,6 +134,15 @@ fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
 }
 
 #[test]
+fn whoever_is_told_to_give_way_carries_the_same_bytes_in_pieces() {
+    let (one, two) = pair_in_windows(true);
+    for end in [&one, &two] {
+        end.0.lanes().expect("attached").segment.tell(Status::GiveWay, 1);
+    }
+    carry_both_directions((one, two));
+}
+
+#[test]
 fn a_modelled_link_carries_both_directions_through_small_and_big_rings_to_their_ends() {
     carry_both_directions(pair_over_a_model(500, true));
 }

@@ -3,7 +3,8 @@
 use super::ends::{Receiving, Sending};
 use super::wait::Deadline;
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::segment::Own;
+use crate::manners;
+use crate::segment::{Own, Status};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::threads;
@@ -50,6 +51,44 @@ pub(super) enum Step {
     Moved(usize),
     End,
     Nothing,
+}
+
+impl Lanes {
+    /// Whether long copies are made in pieces.
+    fn gives_way(&self, len_bytes: usize) -> bool {
+        len_bytes > INLINE_BYTES && self.segment.status(Status::GiveWay) != 0
+    }
+
+    /// As [`Sending::write_from`], giving way to others where the peer asks for it.
+    ///
+    /// # Safety
+    /// As that, with the send lock's sender.
+    unsafe fn write_from(&self, sender: &mut Sending, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
+        if !self.gives_way(len_bytes) {
+            // SAFETY: the caller's.
+            return unsafe { sender.write_from(source, len_bytes) };
+        }
+        // SAFETY: a part of what the caller says is readable.
+        manners::in_pieces(len_bytes, |begin, len_bytes| unsafe { sender.write_from(source.add(begin), len_bytes) })
+    }
+
+    /// As [`Receiving::read_to`], giving way to others where the peer asks for it.
+    ///
+    /// # Safety
+    /// As that, with the receive lock's receiver.
+    unsafe fn read_to(
+        &self,
+        receiver: &mut Receiving,
+        destination: *mut u8,
+        len_bytes: usize,
+    ) -> Result<usize, Corrupt> {
+        if !self.gives_way(len_bytes) {
+            // SAFETY: the caller's.
+            return unsafe { receiver.read_to(destination, len_bytes) };
+        }
+        // SAFETY: a part of what the caller says is writable.
+        manners::in_pieces(len_bytes, |begin, len_bytes| unsafe { receiver.read_to(destination.add(begin), len_bytes) })
+    }
 }
 
 /// Bytes in all spans together.
@@ -368,7 +407,7 @@ impl Connection {
                 discard(receiver, wanted)
             } else {
                 // SAFETY: the caller's span.
-                unsafe { receiver.read_to(span.iov_base.cast::<u8>().add(skipped), wanted) }
+                unsafe { lanes.read_to(receiver, span.iov_base.cast::<u8>().add(skipped), wanted) }
             };
             let got = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             moved += got;
@@ -574,7 +613,10 @@ impl Connection {
         let sender = unsafe { &mut *lanes.sender.get() };
         if let [span] = spans {
             // SAFETY: the caller's span.
-            return unsafe { sender.write_from(span.iov_base.cast::<u8>().add(skip), wanted - skip) }
+            // SAFETY: within the caller's span.
+            let begin = unsafe { span.iov_base.cast::<u8>().add(skip) };
+            // SAFETY: the caller's span.
+            return unsafe { lanes.write_from(sender, begin, wanted - skip) }
                 .map_err(|corrupt| self.reset_for(lanes, corrupt));
         }
         if skip == 0 && wanted <= INLINE_BYTES {
@@ -589,7 +631,7 @@ impl Connection {
             skip -= skipped;
             let len_bytes = span.iov_len - skipped;
             // SAFETY: the caller's span.
-            let result = unsafe { sender.write_from(span.iov_base.cast::<u8>().add(skipped), len_bytes) };
+            let result = unsafe { lanes.write_from(sender, span.iov_base.cast::<u8>().add(skipped), len_bytes) };
             let went = result.map_err(|corrupt| self.reset_for(lanes, corrupt))?;
             sent += went;
             if went < len_bytes {

@@ -1,0 +1,70 @@
+//! Giving way, where processors are few.
+//!
+//! A short message is handed over from program to proxy to proxy to program. Where they share processors, each
+//! hand-over waits until whoever runs lets go: streams copy for as long as there is room, and a proxy that serves them
+//! finds something to do in every turn. So whoever has handed a short message on lets others run, and for some time
+//! after one streams let others run between pieces: proxies ([`super::Turn::gives_way`]) and programs
+//! ([`Local::give_way`]) alike. Streams that have no such company are spared that.
+
+use super::Engine;
+use crate::{Class, Key, Local};
+use fabric::{Inbound, Outbound};
+
+/// For how long after a short message streams give way to the next one.
+const COMPANY_NS: u64 = 10_000_000;
+/// Bytes that an engine carries in company before others may run. Of 8, 32 and 128 KiB, the middle one leaves the
+/// lowest p99 to a ping-pong.
+const CARRIED_BYTES_MAX: u64 = 32 << 10;
+
+/// What an engine knows of its company.
+#[derive(Debug, Default)]
+pub(super) struct Manners {
+    /// Bytes of the latency class went on in this turn.
+    has_handed_on: bool,
+    /// When they last did.
+    handed_on_ns: Option<u64>,
+    /// Bytes carried until others last were let run.
+    carried_bytes: u64,
+}
+
+impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
+    /// Bytes went on through a partition. Only where streams have one of their own are those of the other short.
+    pub(super) fn note_handed_on(&mut self, port: usize) {
+        self.manners.has_handed_on |= self.ports.len() > 1 && port == Class::Latency as usize;
+    }
+
+    /// Whether others should run now, at the end of a turn.
+    pub(super) fn gives_way(&mut self) -> bool {
+        let has_handed_on = std::mem::take(&mut self.manners.has_handed_on);
+        if has_handed_on {
+            self.manners.handed_on_ns = Some(self.now_ns);
+        }
+        if !self.is_crowded {
+            return false;
+        }
+        let carried_bytes = self.counters.bytes_sent + self.counters.bytes_received;
+        let has_carried = carried_bytes - self.manners.carried_bytes >= CARRIED_BYTES_MAX;
+        let gives_way = has_handed_on || (has_carried && self.has_company());
+        if gives_way {
+            self.manners.carried_bytes = carried_bytes;
+        }
+        gives_way
+    }
+
+    /// Tells a program of a stream whether it has company, if it does not know.
+    pub(super) fn tell_manners(&mut self, key: Key) {
+        let has_company = self.is_crowded && self.has_company();
+        let Some(connection) = self.table.get(key) else { return };
+        let gives_way = has_company && [connection.class, connection.in_class].contains(&Class::Bulk);
+        if connection.gives_way != gives_way
+            && let Some(local) = &mut connection.local
+        {
+            local.give_way(gives_way);
+            connection.gives_way = gives_way;
+        }
+    }
+
+    fn has_company(&self) -> bool {
+        self.manners.handed_on_ns.is_some_and(|then_ns| self.now_ns.saturating_sub(then_ns) < COMPANY_NS)
+    }
+}

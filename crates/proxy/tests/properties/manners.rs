@@ -1,0 +1,105 @@
+//! Who lets others run, and when, where processors are few. Time is handed in.
+
+use crate::program::End;
+use crate::world::{Shape, World, heap_world};
+use fabric::heap::HeapLink;
+
+const SHORT: usize = 0;
+const STREAM: usize = 1;
+/// As long as a short message is company.
+const COMPANY_NS: u64 = 10_000_000;
+/// Turns that carry a message of a stream from end to end.
+const TURNS: usize = 40;
+/// Less than a program holds, and enough to make a connection one of bulk.
+const PIECE_BYTES: usize = 16_000;
+
+/// Two programs with a connection for short messages and one for a stream, both from node 0.
+struct Pair {
+    world: World<HeapLink>,
+}
+
+impl Pair {
+    fn new(has_classes: bool, is_crowded: bool) -> Self {
+        let shape =
+            Shape { has_classes, ring_shift: 7, slice_bytes: 2048, connections_max: 8, is_failover: false, is_crowded };
+        let (mut world, _) = heap_world(shape);
+        for _ in [SHORT, STREAM] {
+            world.open(0, 40_000, false, true);
+        }
+        (0..8).for_each(|turn| world.turn(turn % 2));
+        let mut pair = Self { world };
+        pair.carry(STREAM, PIECE_BYTES);
+        pair.carry(STREAM, PIECE_BYTES);
+        pair.world.now_ns += 2 * COMPANY_NS;
+        pair
+    }
+
+    fn end(&self, talk: usize, node: usize) -> End {
+        self.world.talks[talk].ends[node].clone().expect("connected")
+    }
+
+    /// Sends so many bytes, has them read at the other node, and answers how often each proxy gave way.
+    fn carry(&mut self, talk: usize, bytes: usize) -> [u32; 2] {
+        self.end(talk, 0).send(std::iter::repeat_n(7, bytes));
+        self.world.hear(talk, 0);
+        let mut gave_way = [0; 2];
+        let mut read = 0;
+        for _ in 0..TURNS {
+            for (node, count) in gave_way.iter_mut().enumerate() {
+                let turn = self.world.nodes[node].engine.turn(self.world.now_ns).expect("an honest peer");
+                *count += u32::from(turn.gives_way);
+            }
+            read += self.end(talk, 1).read(usize::MAX).len();
+            self.world.hear(talk, 1);
+        }
+        assert_eq!(read, bytes);
+        gave_way
+    }
+
+    /// Whether the programs of the stream have been told to give way.
+    fn told(&self) -> [bool; 2] {
+        [0, 1].map(|node| self.end(STREAM, node).lock().gives_way)
+    }
+}
+
+#[test]
+fn whoever_hands_a_short_message_on_lets_others_run_where_processors_are_few() {
+    assert_eq!(Pair::new(true, true).carry(SHORT, 8), [1, 1]);
+}
+
+#[test]
+fn nobody_gives_way_where_there_are_processors_enough() {
+    let mut pair = Pair::new(true, false);
+    assert_eq!(pair.carry(SHORT, 8), [0, 0]);
+    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
+    assert_eq!(pair.told(), [false, false]);
+}
+
+#[test]
+fn a_partition_without_classes_does_not_know_who_is_short() {
+    let mut pair = Pair::new(false, true);
+    assert_eq!(pair.carry(SHORT, 8), [0, 0]);
+    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
+}
+
+#[test]
+fn streams_without_company_give_way_to_nobody() {
+    let mut pair = Pair::new(true, true);
+    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
+    assert_eq!(pair.told(), [false, false]);
+}
+
+#[test]
+fn streams_in_company_give_way_now_and_then_until_it_has_gone() {
+    let mut pair = Pair::new(true, true);
+    pair.carry(SHORT, 8);
+    let gave_way: [u32; 2] = (0..6)
+        .map(|_| pair.carry(STREAM, PIECE_BYTES))
+        .fold([0; 2], |sum, each| [0, 1].map(|node| sum[node] + each[node]));
+    assert_eq!(gave_way, [2, 2], "96 KB in shares of 32 KiB");
+    assert_eq!(pair.told(), [true, true], "both programs copy");
+    assert!(!pair.end(SHORT, 0).lock().gives_way && !pair.end(SHORT, 1).lock().gives_way);
+    pair.world.now_ns += COMPANY_NS;
+    assert_eq!(pair.carry(STREAM, PIECE_BYTES), [0, 0]);
+    assert_eq!(pair.told(), [false, false]);
+}
