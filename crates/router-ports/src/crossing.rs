@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use packet::ethernet::{Frame, MacAddress};
 use router::{Packet, Pool, Port, PortLosses};
@@ -64,6 +64,8 @@ impl Crossing {
             };
             node.within(connect).unwrap();
             host.within(|| set_up_host(side, mtu_bytes)).unwrap();
+            node.within_with_sysfs(|| until_running(port_name(side))).unwrap();
+            host.within_with_sysfs(|| until_running("host")).unwrap();
         }
         Some(Crossing { hosts, node })
     }
@@ -157,6 +159,18 @@ fn set_up_host(side: usize, mtu_bytes: u32) {
         requests.add_address(host, network).unwrap();
         requests.add_neighbour(host, host_address(1 - side, is_v6), port_mac(side)).unwrap();
     }
+}
+
+/// Waits until the kernel has noticed that the line works: what is sent before, on a busy machine, is dropped.
+fn until_running(name: &str) {
+    let state = || std::fs::read_to_string(format!("/sys/class/net/{name}/operstate")).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while state() != "up\n" {
+        assert!(Instant::now() < deadline, "{name} is {}", state());
+        thread::sleep(Duration::from_millis(1));
+    }
+    // The kernel says so a moment before it lets anything through, and takes no request in between.
+    Requests::open().unwrap().set_up(Interface::by_name(name).unwrap().index).unwrap();
 }
 
 /// A test that fails does not leave its carrier running.
