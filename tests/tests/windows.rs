@@ -931,6 +931,10 @@ fn connections_are_reset_when_there_is_nobody_to_go_on_with_or_tcp_breaks_too() 
     nodes.nodes[0].monitor.send(&nodes.nodes[0].link_down_for_good());
     assert_eq!(later.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
     nodes.report(0, "resets", |report| report.failover_resets == 2 && report.failover_open == 0);
+    // Nobody is there who could come, so nobody was waited for.
+    let said = nodes.nodes[0].proxy.stderr();
+    let why = "1 connections of a lost link are reset: no TCP connection to 127.77.0.2:";
+    assert!(said.contains(why) && !said.contains("did not come within"), "{said}");
 }
 
 /// Nobody can come to it, so nobody waits for somebody who might.

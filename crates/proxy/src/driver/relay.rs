@@ -9,7 +9,8 @@
 //! As long as a link is up, the two proxies tell each other through its windows where they listen and by which token
 //! they will know each other ([`Rescue`]). When it is lost, the node with the higher slot connects to the one with the
 //! lower; each engine has a TCP connection of its own, with the frames that it had in its partitions. What goes by it
-//! is neither encrypted nor signed: like any TCP of a program that asks for neither.
+//! is neither encrypted nor signed: like any TCP of a program that asks for neither. Who is to be called knocks at the
+//! other one's door meanwhile, without a word: where that cannot be reached, or is shut, nobody will come from there.
 //!
 //! * `hello`: how they recognise each other.
 //! * `stream`: frames in a byte stream.
@@ -126,8 +127,15 @@ struct Relay {
     own: Rescue,
     theirs: Rescue,
     state: State,
+    /// Of one that waits: a call that only asks whether the peer can be reached.
+    knock: Option<Knock>,
     deadline: Deadline,
     is_overdue: bool,
+}
+
+struct Knock {
+    socket: OwnedFd,
+    address: SocketAddr,
 }
 
 /// A TCP connection on which nobody is recognised yet.
@@ -224,7 +232,7 @@ impl Relays {
         let Lost { which, own, theirs, detached } = lost;
         self.past.entry(which.peer).or_default().connections_total += detached.connections() as u64;
         let deadline = Deadline::after(RESUME_NS_MAX);
-        let relay = |state| Relay { which, own, theirs, state, deadline, is_overdue: false };
+        let relay = |state| Relay { which, own, theirs, state, knock: None, deadline, is_overdue: false };
         let calls = self.own_slot > which.peer;
         if !calls || theirs.port == 0 {
             self.relays.insert(index, relay(State::Waiting(detached)));
@@ -232,7 +240,10 @@ impl Relays {
                 _ if calls => self.leave_alone(index, &RelayError::PeerDeaf),
                 // Nobody can come, so nobody is waited for.
                 0 => self.leave_alone(index, &RelayError::Deaf),
-                _ => self.receive_early(index, epoll),
+                _ => {
+                    self.receive_early(index, epoll);
+                    self.knock(index, SocketAddr::new(peer, theirs.port), epoll);
+                }
             };
         }
         let address = SocketAddr::new(peer, theirs.port);
@@ -245,6 +256,19 @@ impl Relays {
                 self.relays.insert(index, relay(State::Waiting(detached)));
                 self.leave_alone(index, &RelayError::Route(address, errno));
             }
+        }
+    }
+
+    /// Finds out whether the peer, which is waited for, can come at all.
+    fn knock(&mut self, index: usize, address: SocketAddr, epoll: &OwnedFd) {
+        let Some(relay) = self.relays.get_mut(&index) else { return };
+        if address.port() == 0 || !matches!(relay.state, State::Waiting(_)) {
+            return;
+        }
+        match call(address, index, epoll) {
+            Ok(socket) => relay.knock = Some(Knock { socket, address }),
+            Err(errno) if says_that_nobody_comes(errno) => self.leave_alone(index, &RelayError::Route(address, errno)),
+            Err(_) => {}
         }
     }
 
@@ -306,7 +330,7 @@ impl Relays {
 
     /// Goes on over a connection whose other end is recognised: this one, or the one that was called.
     fn run(&mut self, index: usize, socket: Option<OwnedFd>) {
-        let Some(Relay { which, own, theirs, state, deadline, is_overdue }) = self.relays.remove(&index) else {
+        let Some(Relay { which, own, theirs, state, deadline, is_overdue, .. }) = self.relays.remove(&index) else {
             return;
         };
         let state = match state {
@@ -314,7 +338,7 @@ impl Relays {
             State::Calling { detached, caller, .. } => running(which, detached, Some(caller.socket)),
             other => other,
         };
-        self.relays.insert(index, Relay { which, own, theirs, state, deadline, is_overdue });
+        self.relays.insert(index, Relay { which, own, theirs, state, knock: None, deadline, is_overdue });
     }
 
     /// The kernel says something of a relay's socket.
@@ -327,7 +351,12 @@ impl Relays {
                 Ok(false) => {}
                 Err(error) => self.leave_alone(index, &error),
             },
-            State::Waiting(_) | State::Alone(_) => {}
+            State::Waiting(_) => {
+                if let Some(error) = relay.hear_knock() {
+                    self.leave_alone(index, &error);
+                }
+            }
+            State::Alone(_) => {}
         }
     }
 
@@ -384,7 +413,7 @@ impl Relays {
         if resets > 0 {
             eprintln!("crosslane proxy: node {peer}: {resets} connections of a lost link are reset: {error}");
         }
-        relay.state = State::Alone(engine);
+        (relay.state, relay.knock) = (State::Alone(engine), None);
         self.relays.insert(index, relay);
     }
 
@@ -451,6 +480,17 @@ impl Relay {
     /// What this end says on TCP.
     fn hello(&self, own_slot: u8) -> Hello {
         Hello { which: Which { peer: own_slot, ..self.which }, token: self.theirs.token }
+    }
+
+    /// Why nobody will come, if the knock has said so. One that is answered is over.
+    fn hear_knock(&mut self) -> Option<RelayError> {
+        let Knock { socket, address } = self.knock.take()?;
+        let outcome = sockopt::socket_error(&socket).and_then(|outcome| outcome);
+        if outcome.is_ok() && rustix::net::getpeername(&socket).is_err() {
+            self.knock = Some(Knock { socket, address }); // Not yet.
+            return None;
+        }
+        outcome.err().filter(|errno| says_that_nobody_comes(*errno)).map(|errno| RelayError::Route(address, errno))
     }
 
     /// The TCP connection is there, or has failed, or brings the answer: whether that is the peer's.
@@ -560,6 +600,12 @@ fn running(which: Which, detached: Detached<ProgramEnd>, socket: Option<OwnedFd>
         eprintln!("crosslane proxy: node {peer}: {count} connections of epoch {epoch} go on over kernel TCP");
     }
     State::Running(Box::new(detached.attach(vec![port])), pump)
+}
+
+/// Whether a call that failed so says that its peer cannot come either: there is no way, or nobody there. All else may
+/// be silence, or this machine's own affair.
+fn says_that_nobody_comes(errno: Errno) -> bool {
+    matches!(errno, Errno::CONNREFUSED | Errno::NETUNREACH | Errno::HOSTUNREACH)
 }
 
 /// A socket on its way to a peer.
