@@ -262,7 +262,7 @@ fn programs_are_told_by_the_monitor_why_there_is_no_way_to_another_node() {
     assert_eq!(asked("far 1 127.77.0.1:80"), "no no_listener");
     assert_eq!(asked("far 1 9.9.9.9:80"), "no remote_address");
     assert_eq!(asked("far 1 127.77.0.2:80"), "no no_listener");
-    assert_eq!(asked("far 1 127.77.0.2:81"), "no peer_refused");
+    assert_eq!(asked("far 1 127.77.0.2:81"), "no access_denied");
     kill(&place.monitor(2)["pid"]);
     let deadline = Instant::now() + Duration::from_secs(60);
     while asked("far 1 127.77.0.3:80") != "no link_down" {

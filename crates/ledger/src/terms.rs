@@ -107,7 +107,7 @@ fallback_reasons! {
     /// Memory, descriptors or a table ran out.
     ResourceLimit => "resource_limit", "memory, descriptors or /dev/shm ran out";
     /// The other side declined a lane.
-    PeerRefused => "peer_refused", "the other side declined a lane, or the rack's access rules do";
+    PeerRefused => "peer_refused", "the other side declined a lane";
     /// A program without Crosslane connected to an accelerated listener.
     PlainClient => "plain_client", "the client runs without crosslane";
     /// The program asked for something lanes do not offer.
@@ -120,6 +120,8 @@ fallback_reasons! {
     LinkDown => "link_down", "the link to that node is down; see crosslane status";
     /// A socket connected to its own address: it is both ends.
     ToItself => "to_itself", "the socket connected to itself: there is no second program";
+    /// The rack's rules do not let this node connect there.
+    AccessDenied => "access_denied", "the rack's access rules deny it";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

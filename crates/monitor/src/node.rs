@@ -577,7 +577,7 @@ impl Monitor {
             None if address.ip().is_loopback() => Some(FallbackReason::NoListener),
             None => Some(FallbackReason::RemoteAddress),
             Some(slot) if slot == own => Some(FallbackReason::NoListener),
-            Some(slot) if !self.settings.rack.allows(own, slot, address.port()) => Some(FallbackReason::PeerRefused),
+            Some(slot) if !self.settings.rack.allows(own, slot, address.port()) => Some(FallbackReason::AccessDenied),
             Some(_) if self.settings.node().address.is_ipv4() != address.is_ipv4() => {
                 Some(FallbackReason::UnsupportedCall)
             }

@@ -112,7 +112,7 @@ impl Questions {
                 return vec![Action::Mirror(peer, address)];
             }
             Verdict::Nobody => FallbackReason::NoListener,
-            Verdict::Denied => FallbackReason::PeerRefused,
+            Verdict::Denied => FallbackReason::AccessDenied,
         };
         self.mirrors.remove(&address);
         self.refuse(reason, |waiting| waiting.address == address)
@@ -263,14 +263,14 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_reason() {
-        use FallbackReason::{LinkDown, NoListener, PeerRefused, ResourceLimit};
+        use FallbackReason::{AccessDenied, LinkDown, NoListener, ResourceLimit};
         let asked = || {
             let mut questions = Questions::new(100);
             questions.ask(1, 5, at(80), 0);
             questions
         };
         assert_eq!(asked().answered(5, at(80), Verdict::Nobody), [Action::No(1, NoListener)]);
-        assert_eq!(asked().answered(5, at(80), Verdict::Denied), [Action::No(1, PeerRefused)]);
+        assert_eq!(asked().answered(5, at(80), Verdict::Denied), [Action::No(1, AccessDenied)]);
         assert_eq!(asked().link_down(5), [Action::No(1, LinkDown)]);
         assert_eq!(asked().link_down(6), []);
         assert_eq!(asked().proxy_gone(), [Action::No(1, LinkDown)]);
