@@ -13,7 +13,9 @@ use crate::signals::{self, Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
-use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t};
+use libc::{
+    POLLERR, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t,
+};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
@@ -62,7 +64,7 @@ fn is_ours(fd: RawFd) -> bool {
     match table::get(fd) {
         Entry::Connection(_) | Entry::Listener(_) => true,
         Entry::Interest(set) => set.has_lanes(),
-        Entry::Stream(stream) => lifecycle::is_pending(stream),
+        Entry::Stream(_) => waits_to_connect(fd),
         Entry::None => false,
     }
 }
@@ -470,11 +472,17 @@ fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     entries
 }
 
+fn waits_to_connect(fd: RawFd) -> bool {
+    matches!(table::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
+}
+
 /// Of foreign descriptors and listeners; the others are looked at.
 fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     let (answers, lanes) = entries.split_at(fds.len());
     for (entry, answer) in fds.iter_mut().zip(answers) {
         match Kind::of(entry.fd) {
+            // Another thread may just be putting something else in the place of a socket whose connect waits.
+            Kind::Foreign if answer.revents & POLLERR == 0 && waits_to_connect(entry.fd) => entry.revents = 0,
             Kind::Foreign => entry.revents = answer.revents,
             Kind::Listener(listener) => {
                 let lane_fd = listener.lane_fd();

@@ -217,14 +217,13 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) 
     for &descriptor in &descriptors {
         outlives_exec |= !replace(descriptor, connected.lifeline.as_raw_fd())?;
     }
-    let inner = stream.with(std::mem::take::<StreamInner>);
-    STREAMS.give_back(stream);
+    let options = stream.with(|inner| std::mem::take(&mut inner.options));
     let tuple = connected.tuple.shown_in(family(is_v6));
     let connection = Connection::open(
         Origin {
             fd,
             tuple,
-            options: inner.options,
+            options,
             nonblocking: is_nonblocking,
             slot: Some(enter_lane_connection(fd, tuple, Role::Connect, connected.is_far)),
         },
@@ -238,6 +237,9 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) 
         table::set(descriptor, Entry::Connection(connection));
         interest::adopt(descriptor, connection);
     }
+    // Only now: threads that still find the stream are not to take the lifeline for a TCP socket that has connected.
+    drop(stream.with(std::mem::take::<StreamInner>));
+    STREAMS.give_back(stream);
     if outlives_exec {
         connection.set_inheritable(true);
     }

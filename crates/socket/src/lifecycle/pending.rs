@@ -146,7 +146,6 @@ fn end(stream: &'static Stream, waiting: Waiting, outcome: Attempt) {
 
 /// There is no lane any more, only a TCP listener, or none: kernel TCP finds out, from the beginning.
 fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
-    drop(stream.with(|inner| inner.pending.take()));
     let Waiting { fd, destination, .. } = waiting;
     // SAFETY: the program's descriptor, which is open while its connect is not ended.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -155,6 +154,8 @@ fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackRea
         Outcome::Kernel => rustix::net::connect(socket, &destination),
         Outcome::Answered(result) => result,
     });
+    // Only now: a socket that does not connect looks to other threads like one that has, and has been left.
+    drop(stream.with(|inner| inner.pending.take()));
 }
 
 /// What a connect that waited has come to, for a program that calls `connect` again; `None`: it waits still.

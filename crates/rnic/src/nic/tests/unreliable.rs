@@ -94,7 +94,7 @@ fn lost(ahead: u32, forged: u32) -> (u64, bool) {
             for number in 0..forged {
                 receive(&mut pair, &mut posted);
                 let header = Header { psn: real.psn.plus(ahead + number), ..real };
-                pair.nics[1].receive(pair.now, Address(0), &header, false, &vec![0; 64]);
+                pair.nics[1].receive(pair.now, Address(0), &header, false, &[0; 64]);
                 pair.run();
             }
         }
