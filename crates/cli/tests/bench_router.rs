@@ -75,8 +75,9 @@ struct Run {
 
 impl Run {
     fn start(arguments: &[&str]) -> Run {
-        let mut command = Command::new(CROSSLANE);
-        command.args(["bench", "router", "--quick"]).args(arguments);
+        // Whoever runs the tests in the background ignores interrupts, and so does all that is started there.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", CROSSLANE, "bench", "router", "--quick"]).args(arguments);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (said, lines) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
