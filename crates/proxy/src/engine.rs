@@ -392,10 +392,12 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 
     /// The program is to be woken at the end of the turn, if it sleeps.
     fn touch(&mut self, key: Key) {
-        self.tell_manners(key);
-        let now_ns = self.now_ns;
+        let (now_ns, has_company) = (self.now_ns, self.is_crowded && self.has_company());
         if let Some(connection) = self.table.get(key) {
             connection.active_ns = now_ns;
+            if has_company || connection.gives_way {
+                connection.tell_manners(has_company);
+            }
             if !std::mem::replace(&mut connection.is_touched, true) {
                 self.touched.push(key);
             }

@@ -7,7 +7,8 @@
 //! ([`Local::give_way`]) alike. Streams that have no such company are spared that.
 
 use super::Engine;
-use crate::{Class, Key, Local};
+use crate::connection::Connection;
+use crate::{Class, Local};
 use fabric::{Inbound, Outbound};
 
 /// For how long after a short message streams give way to the next one.
@@ -51,20 +52,21 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         gives_way
     }
 
+    /// Whether short messages go through this engine, beside whatever else does.
+    pub(super) fn has_company(&self) -> bool {
+        self.manners.handed_on_ns.is_some_and(|then_ns| self.now_ns.saturating_sub(then_ns) < COMPANY_NS)
+    }
+}
+
+impl<L: Local> Connection<L> {
     /// Tells a program of a stream whether it has company, if it does not know.
-    pub(super) fn tell_manners(&mut self, key: Key) {
-        let has_company = self.is_crowded && self.has_company();
-        let Some(connection) = self.table.get(key) else { return };
-        let gives_way = has_company && [connection.class, connection.in_class].contains(&Class::Bulk);
-        if connection.gives_way != gives_way
-            && let Some(local) = &mut connection.local
+    pub(super) fn tell_manners(&mut self, has_company: bool) {
+        let gives_way = has_company && [self.class, self.in_class].contains(&Class::Bulk);
+        if self.gives_way != gives_way
+            && let Some(local) = &mut self.local
         {
             local.give_way(gives_way);
-            connection.gives_way = gives_way;
+            self.gives_way = gives_way;
         }
-    }
-
-    fn has_company(&self) -> bool {
-        self.manners.handed_on_ns.is_some_and(|then_ns| self.now_ns.saturating_sub(then_ns) < COMPANY_NS)
     }
 }
