@@ -137,7 +137,14 @@ fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
 fn whoever_is_told_to_give_way_carries_the_same_bytes_in_pieces() {
     let (one, two) = pair_in_windows(true);
     for end in [&one, &two] {
+        assert!(!end.0.lanes().expect("attached").gives_way(usize::MAX));
+    }
+    for end in [&one, &two] {
         end.0.lanes().expect("attached").segment.tell(Status::GiveWay, 1);
+    }
+    for end in [&one, &two] {
+        let lanes = end.0.lanes().expect("attached");
+        assert!(lanes.gives_way(lane::INLINE_BYTES + 1) && !lanes.gives_way(lane::INLINE_BYTES), "long copies alone");
     }
     carry_both_directions((one, two));
 }

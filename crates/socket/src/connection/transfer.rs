@@ -55,7 +55,7 @@ pub(super) enum Step {
 
 impl Lanes {
     /// Whether long copies are made in pieces.
-    fn gives_way(&self, len_bytes: usize) -> bool {
+    pub(super) fn gives_way(&self, len_bytes: usize) -> bool {
         len_bytes > INLINE_BYTES && self.segment.status(Status::GiveWay) != 0
     }
 
