@@ -48,6 +48,8 @@ pub struct QpStatus {
     pub receives: usize,
     /// Whether the slow path has its receiving side.
     pub is_slow: bool,
+    /// Messages of an unreliable connection that were longer than their receive requests, since it was in reset.
+    pub dropped_long: u64,
 }
 
 impl<M: HostMemory> Nic<M> {
@@ -310,6 +312,7 @@ impl<M: HostMemory> Nic<M> {
             sends: host.sends.len(),
             receives: host.receives.len(),
             is_slow: context.hand.is_slow(),
+            dropped_long: host.dropped_long,
         })
     }
 

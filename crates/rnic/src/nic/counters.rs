@@ -62,6 +62,8 @@ counters! {
     drop_malformed,
     /// Drops: an answer to nothing that was asked.
     drop_unasked,
+    /// Drops: a message of an unreliable connection that is longer than its receive request.
+    drop_long,
     /// Drops: too far ahead of what is expected.
     drop_beyond_window,
     /// Drops: out of order, where order is needed.

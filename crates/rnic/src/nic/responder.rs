@@ -643,15 +643,22 @@ impl<M: HostMemory> Nic<M> {
         }
         match self.admit(now, i, header, payload) {
             Ok(()) => {}
-            // A peer that names memory that is not for it harms nobody but itself.
-            Err(Refusal::Receive(status, syndrome)) if status != CompletionStatus::LocalAccess => {
-                self.refuse_as(now, i, header.psn, Refusal::Receive(status, syndrome));
+            // This side's own fault: its receive request names memory that is not for it.
+            Err(Refusal::Receive(CompletionStatus::LocalProtection, syndrome)) => {
+                let refusal = Refusal::Receive(CompletionStatus::LocalProtection, syndrome);
+                self.refuse_as(now, i, header.psn, refusal);
             }
+            // A message that is too long, or names memory that is not for it, harms nothing but itself, as with
+            // rdma_rxe: anybody may write a peer's address into a packet, and must not end its connection so.
             Err(refusal) => {
                 // Nobody is told, and nothing but this message is lost.
                 self.contexts[i].inbound = Inbound::Nothing;
                 match refusal {
                     Refusal::NotReady => self.counters.drop_no_receive += 1,
+                    Refusal::Receive(CompletionStatus::LocalLength, _) => {
+                        self.counters.drop_long += 1;
+                        self.hosts[i].dropped_long += 1;
+                    }
                     _ => self.counters.drop_malformed += 1,
                 }
             }

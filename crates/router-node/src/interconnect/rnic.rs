@@ -567,7 +567,9 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
     }
 
     fn forged(&self, node: NodeId) -> u64 {
-        self.peers[usize::from(node.0)].as_ref().map_or(0, |peer| peer.forged)
+        let Some(peer) = &self.peers[usize::from(node.0)] else { return 0 };
+        // No peer sends more than a slot takes.
+        peer.forged + self.live.nic().query_qp(peer.qp).map_or(0, |status| status.dropped_long)
     }
 
     fn taken(&mut self, _: NodeId) -> Option<u32> {
@@ -646,6 +648,29 @@ mod tests {
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (0, 1));
         token(&mut one, terms.secret);
+        send(&mut one);
+        assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 1));
+    }
+
+    /// Two nodes that have met: 0 and 1.
+    fn joined() -> [RnicCarrier<Udp>; 2] {
+        let (mut one, mut other) = (carrier(), carrier());
+        let offer = one.offer(NodeId(1)).unwrap();
+        let terms = other.accept(NodeId(0), offer).unwrap();
+        one.finish(NodeId(1), &terms).unwrap();
+        [one, other]
+    }
+
+    /// Sends so many bytes as whoever writes this node's address into a datagram can.
+    fn forge(carrier: &mut RnicCarrier<Udp>, bytes: usize) {
+        carrier.post(NodeId(1), 0, bytes).unwrap();
+        carrier.flush(NodeId(1));
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_dropped_and_ends_no_session() {
+        let [mut one, mut other] = joined();
+        forge(&mut one, SLOT_BYTES + 1);
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 1));
     }

@@ -440,6 +440,24 @@ fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
 }
 
 #[test]
+fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_connection_stays() {
+    for bytes in [101, 5000] {
+        let mut pair = Pair::new(Profile::new(POLICIES[2]), 1);
+        let qps = pair.connect(Service::Uc);
+        pair.receive(1, qps[1], 7, 0, 100);
+        pair.send(0, qps[0], 1, SendKind::Send(None), 0, bytes);
+        pair.send(0, qps[0], 2, SendKind::Send(None), 0, 99);
+        pair.run();
+        assert_eq!(statuses(&pair.completions[1]), [(7, CompletionStatus::Success)], "{bytes} bytes");
+        assert_eq!(pair.completions[1][0].bytes, 99);
+        let status = pair.nics[1].query_qp(qps[1]).unwrap();
+        assert_eq!((status.state, status.dropped_long), (QpState::ReadyToSend, 1), "{bytes} bytes");
+        assert_eq!(pair.nics[1].counters().drop_long, 1);
+        assert_eq!(pair.nics[1].poll_event(), None);
+    }
+}
+
+#[test]
 fn full_queues_say_so() {
     let mut pair = Pair::new(Profile::new(POLICIES[0]), 1);
     let mut inits = [pair.qp_init(0, Service::Rc), pair.qp_init(1, Service::Rc)];
