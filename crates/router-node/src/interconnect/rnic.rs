@@ -489,7 +489,11 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn leave(&mut self, node: NodeId) {
         let Some(peer) = self.peers[usize::from(node.0)].take() else { return };
-        // There is one: it is destroyed here alone.
+        let now = self.live.now();
+        // There is one: it is destroyed here alone. In its error state it gives back the slot of a message that has
+        // begun to come, too.
+        let _ = self.nic_mut().modify_qp(now, peer.qp, QpState::Error, &QpAttributes::default());
+        self.reap_receives();
         let _ = self.nic_mut().destroy_qp(peer.qp);
         if let Some(address) = peer.address {
             self.live.wire_mut().remove(address);
@@ -667,12 +671,36 @@ mod tests {
         carrier.flush(NodeId(1));
     }
 
+    /// The first packet of a message, and no more of it.
+    fn begin_message(one: &mut RnicCarrier<Udp>, other: &mut RnicCarrier<Udp>) {
+        one.post(NodeId(1), 0, SLOT_BYTES).unwrap();
+        let (now, mut payload) = (one.live.now(), vec![0; Mtu::B4096.bytes() as usize]);
+        let first = one.nic_mut().transmit(now, &mut payload[..]).unwrap().header;
+        let (now, from) = (other.live.now(), other.peers[0].as_ref().unwrap().address.unwrap());
+        other.nic_mut().receive(now, from, &first, false, &payload[..]);
+    }
+
     #[test]
     fn a_message_that_is_too_long_is_dropped_and_ends_no_session() {
         let [mut one, mut other] = joined();
         forge(&mut one, SLOT_BYTES + 1);
         send(&mut one);
         assert_eq!((next(&mut other), other.forged(NodeId(0))), (1, 1));
+    }
+
+    #[test]
+    fn a_message_that_has_begun_when_its_sender_leaves_takes_no_slot_along() {
+        let [mut one, mut other] = joined();
+        for _ in 0..=RECEIVES {
+            begin_message(&mut one, &mut other);
+            one.leave(NodeId(1));
+            other.leave(NodeId(0));
+            let offer = one.offer(NodeId(1)).unwrap();
+            let terms = other.accept(NodeId(0), offer).unwrap();
+            one.finish(NodeId(1), &terms).unwrap();
+        }
+        send(&mut one);
+        assert_eq!(next(&mut other), 1);
     }
 
     #[test]
