@@ -2,6 +2,7 @@
 
 mod clients;
 mod forwarding;
+mod freezer;
 mod local;
 mod peers;
 mod plugs;

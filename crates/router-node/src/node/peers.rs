@@ -378,7 +378,7 @@ impl Peers {
         }
     }
 
-    /// A process that is stopped says nothing, and its connection does not end.
+    /// A process that is stopped, or frozen, says nothing, and its connection does not end.
     fn watch(&mut self, now_ns: u64) {
         if now_ns < self.watched_at_ns + LOOK_NS {
             return;
@@ -387,8 +387,8 @@ impl Peers {
         for node in 0..self.peers.len() {
             let peer = self.peers[node].as_mut().filter(|peer| peer.connection.is_some());
             let watch = peer.and_then(|peer| peer.watch.as_mut());
-            if watch.is_some_and(StopWatch::is_stopped) {
-                self.lose(NodeId(node as u8), "its process is stopped", now_ns);
+            if let Some(halt) = watch.and_then(StopWatch::halt) {
+                self.lose(NodeId(node as u8), halt, now_ns);
             }
         }
     }
@@ -416,7 +416,7 @@ impl Peers {
             return;
         }
         // Its socket takes connections, of which it would find one after the other when it goes on.
-        if peer.watch.as_mut().is_some_and(StopWatch::is_stopped) {
+        if peer.watch.as_mut().and_then(StopWatch::halt).is_some() {
             peer.retry_at_ns = now_ns + LOOK_NS;
             return;
         }

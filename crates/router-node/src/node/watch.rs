@@ -5,6 +5,7 @@
 //! goes on only while the thread does. So nobody here is given up for being slow.
 //!
 //! * A **process** that was stopped (SIGSTOP, a debugger) is stopped in two looks, and has not run in between.
+//! * One whose **container is frozen** has not run between two looks, and the kernel says at the second that it cannot.
 //! * A **forwarding thread** that is in one turn for long hangs when it has run for most of that (it goes round and
 //!   round), or not at all although it could not (it is blocked). That it waits in the kernel for a lock of this
 //!   process, whose holder waits for a processor, cannot be: the only other thread is the one that looks.
@@ -14,6 +15,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::freezer::Freezer;
 
 /// How often to look: a stop is seen by the third look at the latest, a hang by the fifth.
 pub const LOOK_NS: u64 = 20_000_000;
@@ -96,30 +99,39 @@ fn state(line: &str) -> State {
     }
 }
 
-/// Looks whether another node's process is stopped.
+/// Looks whether another node's process is kept from running.
 #[derive(Debug)]
 pub struct StopWatch {
+    process: u32,
     thread: Thread,
-    was_stopped: Option<Doing>,
+    freezer: Freezer,
+    before: Option<Doing>,
 }
 
 impl StopWatch {
     /// Watches a process of this machine, where the kernel shows it.
     pub fn of(process: u32) -> Option<Self> {
-        Some(Self { thread: Thread::first_of(process)?, was_stopped: None })
+        Some(Self { process, thread: Thread::first_of(process)?, freezer: Freezer::find(), before: None })
     }
 
-    /// Whether it is stopped, and was when it was looked at before.
-    pub fn is_stopped(&mut self) -> bool {
+    /// What keeps it from running, and has since it was looked at before.
+    pub fn halt(&mut self) -> Option<&'static str> {
         let doing = self.thread.doing();
-        is_stopped(&mut self.was_stopped, doing)
+        halt(&mut self.before, doing, || self.freezer.has(self.process))
     }
 }
 
-/// A thread that is traced stops at each of its system calls, and goes on.
-fn is_stopped(before: &mut Option<Doing>, doing: Doing) -> bool {
-    let stopped = Some(doing).filter(|doing| doing.state == State::Stopped);
-    std::mem::replace(before, stopped) == stopped && stopped.is_some()
+/// A thread that is traced stops at each of its system calls, and goes on. One that has not run between two looks, as
+/// it should have, may be frozen; else that is not looked at.
+fn halt(before: &mut Option<Doing>, doing: Doing, is_frozen: impl FnOnce() -> bool) -> Option<&'static str> {
+    if before.replace(doing) != Some(doing) {
+        return None;
+    }
+    match doing.state {
+        State::Stopped => Some("its process is stopped"),
+        State::Waiting if is_frozen() => Some("its container is frozen"),
+        _ => None,
+    }
 }
 
 /// How far the forwarding thread has come: said by it alone, in a word that costs it nothing.
@@ -244,6 +256,7 @@ impl Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::process::{Child, Stdio};
 
     use rustix::process::{Pid, Signal, kill_process};
@@ -326,12 +339,25 @@ mod tests {
     #[test]
     fn a_traced_thread_that_goes_on_between_looks_is_not_stopped() {
         let mut before = None;
-        let mut look = |state, ran_ns| is_stopped(&mut before, Doing { state, ran_ns });
+        let mut look =
+            |state, ran_ns| halt(&mut before, Doing { state, ran_ns }, || panic!("it is not asked")).is_some();
         assert!(!look(State::Stopped, 1));
         assert!(!look(State::Stopped, 2));
         assert!(look(State::Stopped, 2));
         assert!(!look(State::Waiting, 2));
         assert!(!look(State::Stopped, 2));
+    }
+
+    #[test]
+    fn a_thread_that_has_not_run_is_frozen_only_where_the_kernel_says_so() {
+        let mut before = None;
+        let mut look = |state, ran_ns, is_frozen| halt(&mut before, Doing { state, ran_ns }, || is_frozen).is_some();
+        assert!(!look(State::Waiting, 1, true), "the first look");
+        assert!(!look(State::Waiting, 2, true), "it has run in between");
+        assert!(look(State::Waiting, 2, true));
+        assert!(!(0..1000).any(|_| look(State::Waiting, 2, false)), "it is blocked, which may end");
+        assert!(!look(State::Runnable, 2, true));
+        assert!(!look(State::Runnable, 2, true), "it waits for a processor");
     }
 
     struct Sleeper(Child);
@@ -342,12 +368,12 @@ mod tests {
         }
 
         /// Signals take effect when the process is run next.
-        fn wait_for(&self, watch: &mut StopWatch, is_stopped: bool) {
+        fn wait_for(&self, watch: &mut StopWatch, halt: Option<&str>) {
             let is_so = (0..5000).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(1));
-                watch.is_stopped() == is_stopped
+                watch.halt() == halt
             });
-            assert!(is_so, "{:?}, and not stopped: {is_stopped}", watch.thread.doing());
+            assert!(is_so, "{:?}, and not {halt:?}", watch.thread.doing());
         }
     }
 
@@ -362,13 +388,59 @@ mod tests {
     fn a_process_is_stopped_from_its_stop_until_it_goes_on_and_never_before() {
         let sleeper = Sleeper(crate::forks::sleeper(Stdio::null()));
         let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
-        assert!(!(0..20).any(|_| watch.is_stopped()));
+        assert!(!(0..20).any(|_| watch.halt().is_some()));
         sleeper.signal(Signal::STOP);
-        sleeper.wait_for(&mut watch, true);
+        sleeper.wait_for(&mut watch, Some("its process is stopped"));
         sleeper.signal(Signal::CONT);
-        sleeper.wait_for(&mut watch, false);
+        sleeper.wait_for(&mut watch, None);
         drop(sleeper);
-        assert_eq!((watch.is_stopped(), watch.thread.doing().state), (false, State::Ended));
+        assert_eq!((watch.halt(), watch.thread.doing().state), (None, State::Ended));
+    }
+
+    /// A control group of version 2; it ends with its guard.
+    struct Group(PathBuf);
+
+    impl Group {
+        /// Nothing where this machine does not let one be made.
+        fn new() -> Option<Self> {
+            let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+            let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
+            let path = root.join(format!("crosslane-test-{}", std::process::id()));
+            std::fs::create_dir(&path).ok()?;
+            let group = Self(path);
+            group.0.join("cgroup.freeze").exists().then_some(group)
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            std::fs::write(self.0.join(file), text).unwrap();
+        }
+    }
+
+    impl Drop for Group {
+        fn drop(&mut self) {
+            // Who was in it may take a moment to be gone.
+            (0..1000).any(|_| {
+                let is_gone = std::fs::remove_dir(&self.0).is_ok();
+                std::thread::sleep(std::time::Duration::from_millis(u64::from(!is_gone)));
+                is_gone
+            });
+        }
+    }
+
+    #[test]
+    fn a_process_is_frozen_as_long_as_its_container_is() {
+        let Some(group) = Group::new() else {
+            eprintln!("skipped: no control group can be made here; it takes root, and version 2 of them");
+            return;
+        };
+        let sleeper = Sleeper(crate::forks::sleeper(Stdio::null()));
+        group.write("cgroup.procs", &sleeper.0.id().to_string());
+        let mut watch = StopWatch::of(sleeper.0.id()).unwrap();
+        assert!(!(0..20).any(|_| watch.halt().is_some()));
+        group.write("cgroup.freeze", "1");
+        sleeper.wait_for(&mut watch, Some("its container is frozen"));
+        group.write("cgroup.freeze", "0");
+        sleeper.wait_for(&mut watch, None);
     }
 
     #[test]

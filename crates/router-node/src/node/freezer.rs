@@ -1,0 +1,95 @@
+//! Whether a process is frozen with its container: by a freezer of control groups, of version 2 or 1, as the kernel
+//! shows it in their files. A frozen process cannot run; nothing else of the kernel's tells it from one that sleeps.
+
+use std::path::{Path, PathBuf};
+
+/// Where control groups are to be seen on this machine; nowhere where they are not mounted.
+#[derive(Debug, Default)]
+pub struct Freezer {
+    /// The root of version 2.
+    unified: Option<PathBuf>,
+    /// The root of version 1's freezer.
+    legacy: Option<PathBuf>,
+}
+
+impl Freezer {
+    /// As this process sees it.
+    pub fn find() -> Self {
+        std::fs::read_to_string("/proc/self/mountinfo").map_or_else(|_| Self::default(), |mounts| Self::of(&mounts))
+    }
+
+    fn of(mounts: &str) -> Self {
+        let mut found = Self::default();
+        for line in mounts.lines() {
+            let Some((mount, system)) = line.split_once(" - ") else { continue };
+            let mut mount = mount.split(' ').skip(3);
+            // Of a part of the tree, paths of processes say nothing.
+            let (Some("/"), Some(root)) = (mount.next(), mount.next()) else { continue };
+            let (kind, options) = system.split_once(' ').unwrap_or((system, ""));
+            let options = options.rsplit(' ').next().unwrap_or("");
+            match kind {
+                "cgroup2" => found.unified = Some(PathBuf::from(root)),
+                "cgroup" if options.split(',').any(|option| option == "freezer") => {
+                    found.legacy = Some(PathBuf::from(root));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Whether a process is frozen now. False also where that cannot be seen.
+    pub fn has(&self, process: u32) -> bool {
+        let groups = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap_or_default();
+        self.files_of(&groups)
+            .iter()
+            .any(|(file, word)| std::fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == *word)))
+    }
+
+    /// The files that tell of a process in these groups, and the line that each has when it is frozen.
+    fn files_of(&self, groups: &str) -> Vec<(PathBuf, &'static str)> {
+        let file = |line: &str| {
+            let (_, group) = line.split_once(':')?;
+            let (controllers, group) = group.split_once(':')?;
+            let (root, name, word) = match controllers {
+                "" => (&self.unified, "cgroup.events", "frozen 1"),
+                "freezer" => (&self.legacy, "freezer.state", "FROZEN"),
+                _ => return None,
+            };
+            let group = Path::new(group.strip_prefix('/')?);
+            // One outside of what this process sees begins with "..".
+            (!group.starts_with("..")).then_some(())?;
+            Some((root.as_ref()?.join(group).join(name), word))
+        };
+        groups.lines().filter_map(file).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "35 30 0:30 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n\
+                          36 30 0:31 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu\n\
+                          37 30 0:32 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer\n";
+
+    #[test]
+    fn the_files_of_a_process_are_found_for_both_versions() {
+        let groups = "6:freezer:/docker/7\n1:cpu:/docker/7\n0::/system.slice/a:b.scope\n";
+        let files = Freezer::of(MOUNTS).files_of(groups);
+        let expected = [
+            ("/sys/fs/cgroup/freezer/docker/7/freezer.state", "FROZEN"),
+            ("/sys/fs/cgroup/unified/system.slice/a:b.scope/cgroup.events", "frozen 1"),
+        ];
+        assert_eq!(files, expected.map(|(file, word)| (PathBuf::from(file), word)));
+    }
+
+    #[test]
+    fn groups_that_cannot_be_seen_tell_nothing() {
+        let part = "35 30 0:30 /docker/7 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert!(Freezer::of(part).files_of("0::/docker/7\n").is_empty(), "a part of the tree");
+        assert!(Freezer::of(MOUNTS).files_of("0::/../8\n").is_empty(), "of another container");
+        assert!(Freezer::of("nonsense\n1 2 - cgroup2\n").files_of("0::/\nnonsense\n").is_empty());
+        assert!(!Freezer::default().has(std::process::id()));
+    }
+}
