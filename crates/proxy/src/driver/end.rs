@@ -259,3 +259,31 @@ impl Local for SegmentEnd {
         self.reply(Reply::Taken(None));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::direct::ProgramEnd;
+    use super::*;
+
+    /// A program's side of a connection's memory, and the proxy's end of it.
+    fn pair() -> (Segment, ProgramEnd) {
+        let (programs, memfd) = Segment::create().expect("memory");
+        programs.set_up();
+        let proxys = Segment::open(&memfd, programs.secrets()).expect("its own memory");
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let kind = rustix::net::SocketType::STREAM;
+        let (lifeline, _) =
+            rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None).expect("a pair");
+        (programs, ProgramEnd::Carried(Box::new(SegmentEnd::new(proxys, lifeline, false))))
+    }
+
+    #[test]
+    fn a_program_is_told_in_its_memory_to_give_way_and_that_it_need_not_any_more() {
+        let (program, mut end) = pair();
+        assert_eq!(program.status(Status::GiveWay), 0);
+        end.give_way(true);
+        assert_eq!(program.status(Status::GiveWay), 1);
+        end.give_way(false);
+        assert_eq!(program.status(Status::GiveWay), 0);
+    }
+}
