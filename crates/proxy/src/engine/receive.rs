@@ -29,8 +29,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let corrupt = |corrupt| Fault::Lane { partition: port, corrupt };
         let Some(chunk) = self.ports[port].from.peek().map_err(corrupt)? else { return Ok(false) };
         let header = self.header_of(port, chunk).map_err(|error| Fault::Frame { partition: port, error })?;
+        if !self.take_frame(port, &header, chunk)? {
+            return Ok(false);
+        }
         self.counters.frames_received += 1;
-        self.take_frame(port, &header, chunk)?;
         self.check_orphans()?;
         self.ports[port].from.consume(chunk.len_bytes).map_err(corrupt)?;
         Ok(true)
@@ -45,17 +47,27 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         Header::decode(&bytes, chunk.len_bytes)
     }
 
-    fn take_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {
+    /// `false`: it is not this frame's turn.
+    fn take_frame(&mut self, port: usize, header: &Header, chunk: Chunk) -> Result<bool, Fault> {
         let Some(key) = self.connection_of(port, header)? else {
-            return self.take_first_frame(port, header, chunk);
+            return self.take_first_frame(port, header, chunk).map(|()| true);
         };
         if self.settings.is_failover && self.take_word_of_end(key, header.kind) {
-            return Ok(());
+            return Ok(true);
         }
-        if !self.is_in_order(key, port)? {
-            self.offend(key, "a frame in a partition that the connection is not in");
-            return Ok(());
+        if self.is_catching_up && self.in_port(key).is_some_and(|before| before != port) {
+            // Published behind whatever is looked for: the word that its connection leaves the other partition comes
+            // there behind the frame that waits.
+            return Ok(false);
         }
+        match self.is_in_order(key, port)? {
+            true => self.take_frame_in_order(key, port, header, chunk)?,
+            false => self.offend(key, "a frame in a partition that the connection is not in"),
+        }
+        Ok(true)
+    }
+
+    fn take_frame_in_order(&mut self, key: Key, port: usize, header: &Header, chunk: Chunk) -> Result<(), Fault> {
         // Catching up may have brought its end.
         let Some(connection) = self.table.get(key) else { return Ok(()) };
         if connection.phase == Phase::Over {
@@ -138,9 +150,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         if before == port {
             return Ok(true);
         }
-        if std::mem::replace(&mut self.is_catching_up, true) {
-            return Ok(false);
-        }
+        self.is_catching_up = true;
         let mut outcome = Ok(true);
         for _ in 0..FRAMES_BEHIND_MAX {
             outcome = self.receive_one(before);

@@ -186,6 +186,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 
     /// A frame of a connection of which this end has said, or will say, good-bye.
     pub(super) fn take_late_frame(&mut self, key: Key, port: usize, header: &Header, chunk: Chunk) {
+        if header.kind == Kind::Move {
+            // Else what follows would be looked for where it is not.
+            let _ = self.take_move(key, port, header.aux);
+            return;
+        }
         let Some(connection) = self.table.get(key).filter(|_| self.settings.is_failover) else { return };
         let is_resuming = connection.is_resuming;
         match header.kind {
@@ -194,7 +199,6 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
                 self.say_gone(key);
                 self.table.remove(key);
             }
-            Kind::Move => _ = self.take_move(key, port, header.aux),
             Kind::Open | Kind::Opened | Kind::Resume
                 if is_resuming && self.take_frame_resuming(key, port, header, chunk).is_err() =>
             {

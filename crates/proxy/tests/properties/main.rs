@@ -149,6 +149,40 @@ fn a_stream_moves_to_the_bulk_partition_and_back() {
     assert_eq!(world.talks[0].streams[0].read, 200_100);
 }
 
+/// Bytes of a connection that is over wait in the bulk partition, before the word that another one leaves it.
+#[test]
+fn late_bytes_of_one_connection_do_not_cost_another_one_that_is_moving() {
+    const LATE: u8 = 0;
+    const MOVING: u8 = 1;
+    const SHORT: u8 = 2;
+    let (mut world, _links) = heap_world(Shape { ring_shift: 7, ..shape() });
+    let send = |world: &mut World<HeapLink>, connection, bytes| {
+        world.act(Act::Send { connection, node: false, bytes });
+        world.turn(0);
+    };
+    (0..3).for_each(|_| world.open(0, 40_000, false, true));
+    for connection in [LATE, MOVING] {
+        world.act(Act::Send { connection, node: false, bytes: 10_000 });
+    }
+    world.settle();
+    assert_eq!(world.nodes[0].engine.counters().moves, 2, "both are streams");
+    // More than a node takes from a partition in a turn, so that it comes to the other one before the end.
+    (0..40).for_each(|_| send(&mut world, SHORT, 1));
+    send(&mut world, LATE, 500);
+    while world.nodes[0].engine.counters().moves == 2 {
+        world.wait(600);
+        send(&mut world, MOVING, 10);
+    }
+    send(&mut world, MOVING, 10);
+    // The other node says so without having looked at what has come.
+    world.act(Act::Kill { connection: LATE, node: true });
+    world.act(Act::Sleep { node: true });
+    assert_eq!(world.nodes[1].engine.connections(), 2);
+    world.settle();
+    assert_eq!(world.offences, 0);
+    world.check_settled();
+}
+
 /// On its way to sleep a node looks at its programs a last time, and says what that brings: an `Open`, and no bytes,
 /// because the partition is full then.
 #[test]
