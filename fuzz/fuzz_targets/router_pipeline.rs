@@ -124,6 +124,7 @@ fn tables() -> (Rib, Tables) {
         ("2001:db8:12::/48", vec![hop(FAR, 1)]),
         ("13.0.0.0/8", vec![Hop::BLACKHOLE]),
         ("14.0.0.0/8", vec![Hop::PROHIBITED]),
+        ("14.1.0.0/16", vec![Hop::NO_ROUTE]),
         ("2001:db8:15::/48", vec![Hop::kernel(FAR)]),
     ] {
         let node = hops[0].node;

@@ -63,6 +63,9 @@ impl Hop {
     /// Packets end here, and the sender is told that it is not allowed.
     pub const PROHIBITED: Hop = Hop::nowhere(2);
 
+    /// Packets end here as if no route had been found: a route that hides wider ones.
+    pub const NO_ROUTE: Hop = Hop::nowhere(3);
+
     const fn nowhere(how: u16) -> Hop {
         Hop { node: NodeId(0), port: PortId::NOWHERE, adjacency: AdjacencyId(how) }
     }

@@ -383,7 +383,7 @@ fn check(node: NodeId, prefix: IpNet, hops: &[Hop]) -> Result<(), RouteError> {
         return Err(RouteError::Hops { prefix, hops: hops.len() });
     }
     let is_sound = |hop: &Hop| match hop.port {
-        PortId::NOWHERE => matches!(*hop, Hop::BLACKHOLE | Hop::UNREACHABLE | Hop::PROHIBITED),
+        PortId::NOWHERE => matches!(*hop, Hop::BLACKHOLE | Hop::UNREACHABLE | Hop::PROHIBITED | Hop::NO_ROUTE),
         port => hop.node == node && (port.is_real() || port == PortId::KERNEL),
     };
     match hops.iter().find(|hop| !is_sound(hop)) {

@@ -111,6 +111,7 @@ fn describe(report: &Report) -> String {
             RouteKind::Blackhole => "dropped".to_owned(),
             RouteKind::Unreachable => "answered as unreachable".to_owned(),
             RouteKind::Prohibited => "answered as prohibited".to_owned(),
+            RouteKind::Throw => "answered as without a route".to_owned(),
         };
         table.row(vec![route.to.to_string(), route.metric.to_string(), by]);
     }

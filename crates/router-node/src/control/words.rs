@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages: all nodes of a cluster have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Bytes of a message at most.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.
@@ -129,6 +129,8 @@ pub enum RouteKind {
     Unreachable,
     /// The sender is told that it is forbidden.
     Prohibited,
+    /// As if there were no route, and no wider one either.
+    Throw,
 }
 
 /// How a node reaches some destinations.

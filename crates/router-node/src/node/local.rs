@@ -372,6 +372,7 @@ impl Local {
             KernelKind::Blackhole => RouteKind::Blackhole,
             KernelKind::Unreachable => RouteKind::Unreachable,
             KernelKind::Prohibit => RouteKind::Prohibited,
+            KernelKind::Throw => RouteKind::Throw,
         };
         // By other interfaces only, or what the kernel rejects by itself: nobody else's business.
         let is_ours = if kind == RouteKind::Unicast { !ways.is_empty() } else { protocol != PROTOCOL_KERNEL };

@@ -253,6 +253,17 @@ fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
 }
 
 #[test]
+fn where_the_table_is_left_by_throw_no_wider_route_counts() {
+    let mut local = local();
+    local.kernel(route("198.51.100.0/24", 5, 4, &[(ETH0, Some("10.1.0.2"))]));
+    let key = RouteKey { prefix: net("198.51.100.0/28"), metric: 5 };
+    local.kernel(Change::Route(Route { key, protocol: 4, kind: KernelKind::Throw, hops: Vec::new() }));
+    let changes = local.settle();
+    let thrown = changes.iter().find(|change| change.prefix == key.prefix).unwrap().announced.clone().unwrap();
+    assert_eq!((thrown.kind, thrown.metric, thrown.hops), (RouteKind::Throw, 5, Vec::new()));
+}
+
+#[test]
 fn a_permanent_neighbour_of_the_kernel_is_told_to_the_forwarder() {
     let mut local = local();
     let neighbour = |interface, state| {

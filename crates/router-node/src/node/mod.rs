@@ -938,6 +938,7 @@ fn route(table: &Table, settings: &Settings, prefix: ipnet::IpNet) -> Option<Rou
         Some(router::Hop::BLACKHOLE) => RouteKind::Blackhole,
         Some(router::Hop::UNREACHABLE) => RouteKind::Unreachable,
         Some(router::Hop::PROHIBITED) => RouteKind::Prohibited,
+        Some(router::Hop::NO_ROUTE) => RouteKind::Throw,
         _ => RouteKind::Unicast,
     };
     let ways = hops.chunk_by(|one, other| one == other).filter(|_| kind == RouteKind::Unicast);

@@ -230,5 +230,6 @@ fn hops_of(node: NodeId, announced: &Announced) -> Vec<Hop> {
         RouteKind::Blackhole => vec![Hop::BLACKHOLE],
         RouteKind::Unreachable => vec![Hop::UNREACHABLE],
         RouteKind::Prohibited => vec![Hop::PROHIBITED],
+        RouteKind::Throw => vec![Hop::NO_ROUTE],
     }
 }

@@ -125,6 +125,7 @@ fn kind(kind: RouteType) -> Option<RouteKind> {
         RouteType::BlackHole => Some(RouteKind::Blackhole),
         RouteType::Unreachable => Some(RouteKind::Unreachable),
         RouteType::Prohibit => Some(RouteKind::Prohibit),
+        RouteType::Throw => Some(RouteKind::Throw),
         _ => None,
     }
 }

@@ -106,6 +106,8 @@ pub enum RouteKind {
     Unreachable,
     /// Drops them, and says to the sender that it is forbidden.
     Prohibit,
+    /// Ends the search in this table: to a router that has no other, as if there were no route, and no wider one.
+    Throw,
 }
 
 /// One way of a route.

@@ -325,6 +325,26 @@ fn ip(arguments: &str) {
 }
 
 #[test]
+fn a_route_that_leaves_the_table_is_told_like_others_that_reject() {
+    let Some(namespace) = namespace::for_test("a_route_that_leaves_the_table") else { return };
+    within(&namespace, || {
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        let kinds = [RouteKind::Throw, RouteKind::Blackhole, RouteKind::Unreachable, RouteKind::Prohibit];
+        for (name, n) in ["throw", "blackhole", "unreachable", "prohibit"].into_iter().zip(1..) {
+            ip(&format!("route add {name} 198.51.{n}.0/24"));
+            ip(&format!("route add {name} 2001:db8:{n}::/48"));
+        }
+        world.apply(monitor.changes().unwrap());
+        // By events, and as it is found.
+        for world in [&world, &World::afresh()] {
+            let told: Vec<RouteKind> = world.routes.values().map(|route| route.kind).collect();
+            assert_eq!(told, [kinds, kinds].concat());
+        }
+    });
+}
+
+#[test]
 fn routes_by_next_hop_objects_go_with_the_line_of_their_interface() {
     let name = "routes_by_next_hop_objects_go_with_the_line";
     let (Some(namespace), Some(elsewhere)) = (namespace::for_test(name), namespace::for_test(name)) else { return };

@@ -102,6 +102,10 @@ impl Forwarder {
                 self.report(io, &packet, origin, Problem::Prohibited);
                 DropReason::Prohibited
             }
+            Hop::NO_ROUTE => {
+                self.report(io, &packet, origin, Problem::NoRoute);
+                DropReason::NoRoute
+            }
             _ => {
                 self.report(io, &packet, origin, Problem::HostUnreachable);
                 DropReason::Unreachable

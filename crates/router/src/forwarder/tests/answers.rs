@@ -51,6 +51,7 @@ fn routes_to_nowhere_say_so() {
         (Hop::BLACKHOLE, DropReason::Blackhole, None, None),
         (Hop::UNREACHABLE, DropReason::Unreachable, Some(1), Some(3)),
         (Hop::PROHIBITED, DropReason::Prohibited, Some(13), Some(1)),
+        (Hop::NO_ROUTE, DropReason::NoRoute, Some(0), Some(0)),
     ];
     for (hop, reason, code_v4, code_v6) in ends {
         world.route("192.0.2.0/24".parse().expect("a prefix"), &[hop]);
@@ -74,7 +75,7 @@ fn routes_to_nowhere_say_so() {
     assert!(matches!(error_v4(&world.sent_one(0)).2, icmpv4::Message::Unreachable { code: 0, .. }), "no route");
     world.receive(0, &V6::to("2001:db8:8::1".parse().expect("an address")).frame());
     assert!(matches!(error_v6(&world.sent_one(0)).2, icmpv6::Message::Unreachable { code: 0, .. }), "no route");
-    assert_eq!(world.dropped(DropReason::NoRoute), 2);
+    assert_eq!(world.dropped(DropReason::NoRoute), 4);
     world.assert_no_leak();
 }
 
