@@ -13,6 +13,7 @@ mod hop;
 mod load;
 mod nodes;
 mod rate;
+mod samples;
 mod stalls;
 
 use router::batch::Policy;

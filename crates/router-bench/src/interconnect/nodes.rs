@@ -10,6 +10,7 @@ use router_node::interconnect::{Counters, Interconnect, Kind, Settings, open};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::{Random, Span, Time};
 
+use super::samples::Samples;
 use super::stalls::{Stall, Stalls, Watch};
 use super::{Batching, BenchError, ETHERNET_BYTES};
 use crate::statistics::Quantiles;
@@ -28,6 +29,8 @@ const VECTOR_PACKETS: usize = 256;
 const BURST_PACKETS_MEAN: f64 = 4.0;
 /// After the last packet was sent, how long the receiver waits for what may be lost.
 const QUIET_NS_MAX: u64 = 20_000_000;
+/// No flood has brought more, in million packets a second.
+const FLOOD_MPPS_MAX: f64 = 100.0;
 /// How long the sender tries to send what waits.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
@@ -90,6 +93,17 @@ pub struct TrialSetup {
     pub warm_up: Span,
     /// Of the moments at which packets come.
     pub seed: u64,
+}
+
+impl TrialSetup {
+    /// Packets of the trial, about: of a flood, as many as none has had.
+    fn packets_expected(&self) -> u64 {
+        let mpps = match self.offered {
+            Offered::Mpps(mpps) => mpps,
+            Offered::Flood => FLOOD_MPPS_MAX,
+        };
+        (mpps * self.trial.ns() / 1000.0) as u64
+    }
 }
 
 /// What came of it. *Measured.*
@@ -275,8 +289,9 @@ pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
         });
         let receiving = scope.spawn(|| {
             let pinned = pin(cores.receiver);
+            let came = Came::none(setup);
             shared.begin();
-            let came = pinned.map(|()| receive(setup, &mut receiver, &shared));
+            let came = pinned.map(|()| receive(setup, &mut receiver, &shared, came));
             shared.has_received.store(true, Ordering::Release);
             came
         });
@@ -291,8 +306,8 @@ pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
         offered_packets,
         lost_packets: offered_packets.saturating_sub(came.all),
         packets_per_message: counters.sent_packets as f64 / counters.sent_messages.max(1) as f64,
-        latency: Quantiles::of(&mut came.latencies(|_| true)),
-        undisturbed: Quantiles::of(&mut came.latencies(|came_ns| !stalls.has_disturbed(came_ns))),
+        latency: Quantiles::of(&mut came.samples.took_ns(|_| true)),
+        undisturbed: Quantiles::of(&mut came.samples.took_ns(|came_ns| !stalls.has_disturbed(came_ns))),
     })
 }
 
@@ -352,22 +367,18 @@ struct Came {
     all: u64,
     /// After the warm-up, and before the end.
     in_time: u64,
-    /// When a packet came, and what it took.
-    packets: Vec<(u64, u32)>,
+    samples: Samples,
     stalls: Vec<Stall>,
 }
 
 impl Came {
-    /// Of the packets that came at moments that are wanted.
-    fn latencies(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<u64> {
-        let wanted = self.packets.iter().filter(|(came_ns, _)| is_wanted(*came_ns));
-        wanted.map(|(_, latency_ns)| u64::from(*latency_ns)).collect()
+    fn none(setup: &TrialSetup) -> Came {
+        Came { all: 0, in_time: 0, samples: Samples::new(setup.packets_expected()), stalls: Vec::new() }
     }
 }
 
-fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Came {
+fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared, mut came: Came) -> Came {
     let (from_ns, until_ns) = (setup.warm_up.ns() as u64, setup.trial.ns() as u64);
-    let mut came = Came { all: 0, in_time: 0, packets: Vec::with_capacity(1 << 20), stalls: Vec::new() };
     let mut watch = Watch::new(setup.kind, packet_bytes(setup.frame_bytes), shared.now_ns());
     let mut quiet_since_ns = None;
     loop {
@@ -391,8 +402,7 @@ fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Came {
         }
         node.take(|stamp_ns| {
             if (from_ns..until_ns).contains(&stamp_ns) {
-                let latency_ns = now_ns.saturating_sub(stamp_ns).min(u64::from(u32::MAX));
-                came.packets.push((stamp_ns, latency_ns as u32));
+                came.samples.note(stamp_ns, now_ns.saturating_sub(stamp_ns));
             }
         });
     }
