@@ -203,6 +203,14 @@ fn untold_bytes_max(limits: &Limits) -> u64 {
     limits.bytes_max / 4
 }
 
+/// Whether it may depend on what a peer has taken in meanwhile if the packets that wait go now: `by_peer` are worth a
+/// message by what was known before, or fewer. It does not where a full message waits, nor where what waits is too
+/// little for a busy node anyhow. The line in which the peer says so is one that two cores pass to and fro: to look at
+/// it takes as long as several packets do.
+fn is_decided_by_news(waiting: usize, by_peer: usize, by_occupancy: usize) -> bool {
+    by_peer > by_occupancy && (by_occupancy..PACKETS_MAX).contains(&waiting)
+}
+
 /// Whether `end` lies at or before `taken`, mod 2^32: neither is ever further from the other than what is under way.
 fn is_past(end: u32, taken: u32) -> bool {
     taken.wrapping_sub(end) as i32 >= 0
@@ -400,18 +408,19 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// How many packets are worth a message, by what is under way and by how busy this node is. What a peer has taken
-    /// in is looked at only when that may matter: the line in which it says so is one that two cores pass to and fro.
+    /// How many packets are worth a message, by what is under way and by how busy this node is.
     fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
         let (limits, is_adaptive) = (self.limits, self.is_adaptive);
+        let by_occupancy = self.occupancy.least_packets();
         let peer = &self.peers[usize::from(node.0)];
-        let may_matter = is_adaptive && !peer.batcher.is_empty() && peer.least_packets(&limits) > 1;
+        let may_matter =
+            is_adaptive && is_decided_by_news(peer.batcher.len(), peer.least_packets(&limits), by_occupancy);
         let learns = is_adaptive && peer.samples < SAMPLES_FIRST && !peer.under_way.is_empty();
         if may_matter || learns || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
             self.look(now, node)?;
         }
         let by_peer = self.peers[usize::from(node.0)].least_packets(&limits);
-        Ok(by_peer.max(self.occupancy.least_packets()))
+        Ok(by_peer.max(by_occupancy))
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
@@ -628,5 +637,28 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     fn counters(&self, node: NodeId) -> Counters {
         let Some(peer) = self.peers.get(usize::from(node.0)) else { return Counters::default() };
         Counters { forged_messages: self.carrier.forged(node), ..peer.counters }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As [`Batcher::due`] has it, while none is late.
+    fn goes(waiting: usize, least: usize) -> bool {
+        waiting > 0 && waiting >= least.min(PACKETS_MAX)
+    }
+
+    #[test]
+    fn a_peer_is_looked_at_whenever_its_news_may_let_packets_go_and_where_a_full_message_waits_never() {
+        for (waiting, by_peer, by_occupancy) in
+            (0..40).flat_map(|waiting| (0..40).flat_map(move |peer| [1, 2, 8, 32].map(|own| (waiting, peer, own))))
+        {
+            let may_go = |by_peer: usize| goes(waiting, by_peer.max(by_occupancy));
+            let news_matter = (0..=by_peer).any(|by_peer_now| may_go(by_peer_now) != may_go(by_peer));
+            let looks = is_decided_by_news(waiting, by_peer, by_occupancy);
+            assert!(looks || !news_matter, "{waiting} wait, {by_peer} by the peer, {by_occupancy} by this node");
+            assert!(!looks || waiting < PACKETS_MAX, "{waiting} wait, which is a full message");
+        }
     }
 }
