@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +17,8 @@ use crate::process::{Guard, Scratch};
 /// The address of node a: the same over kernel TCP and over lanes.
 pub const NODE_A: &str = "127.77.0.1";
 pub const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may go on once its client has ended.
+const SERVER_END_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -115,30 +118,80 @@ pub struct Ends {
     pub environment: Vec<(OsString, OsString)>,
 }
 
+/// How pairs of probes have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// Pairs that were started.
+    pub pairs: u32,
+    /// Clients that failed, died, or did not end in time.
+    pub clients_failed: u32,
+    /// Servers that were never ready, or failed though their clients did not.
+    pub servers_failed: u32,
+    /// Servers that went on when their clients had ended, and were ended.
+    pub servers_left_waiting: u32,
+}
+
+impl Tally {
+    /// For a person.
+    pub fn sentence(&self) -> String {
+        format!(
+            "Of {} pairs of programs, {} clients and {} servers failed; {} servers waited on after their clients' end.",
+            self.pairs, self.clients_failed, self.servers_failed, self.servers_left_waiting
+        )
+    }
+}
+
+/// What counts how pairs end.
+#[derive(Clone, Debug, Default)]
+struct Counter(Rc<Cell<Tally>>);
+
+impl Counter {
+    fn count(&self, count: impl FnOnce(&mut Tally)) {
+        let mut tally = self.0.get();
+        count(&mut tally);
+        self.0.set(tally);
+    }
+}
+
 /// Two probes that talk.
 pub struct Running {
     server: Guard,
     client: Guard,
+    counter: Counter,
 }
 
 impl Running {
     /// Waits for a line of the client that begins so.
     pub fn client_line(&mut self, begin: &str, timeout: Duration) -> Result<String> {
-        self.client.line(timeout, |line| line.starts_with(begin))
+        let line = self.client.line(timeout, |line| line.starts_with(begin));
+        line.inspect_err(|_| self.counter.count(|tally| tally.clients_failed += 1))
     }
 
-    /// Waits until both have ended.
+    /// Waits until both have ended. A server whose client has ended, however it did, does not wait on.
     pub fn finish(self, timeout: Duration) -> Result<Pair> {
-        let Self { server, client } = self;
-        let client = match client.finish(timeout) {
-            Ok(lines) => Findings::parse(&lines)?,
-            Err(error) => bail!(
-                "{error:#}; the server{}",
-                if server.said().is_empty() { " said nothing".to_owned() } else { server.said() }
-            ),
-        };
-        let server = Findings::parse(&server.finish(READY_TIMEOUT)?)?;
-        Ok(Pair { server, client })
+        self.finish_within(timeout, SERVER_END_LIMIT)
+    }
+
+    fn finish_within(self, client_limit: Duration, server_limit: Duration) -> Result<Pair> {
+        let Self { mut server, client, counter } = self;
+        let client = client.finish(client_limit);
+        let served = server.complete(server_limit);
+        let is_left_waiting = served.is_err() && !server.has_ended();
+        counter.count(|tally| {
+            tally.clients_failed += u32::from(client.is_err());
+            tally.servers_left_waiting += u32::from(is_left_waiting);
+            tally.servers_failed += u32::from(client.is_ok() && served.is_err() && !is_left_waiting);
+        });
+        match (client, served) {
+            (Ok(client), Ok(served)) => {
+                Ok(Pair { server: Findings::parse(&served)?, client: Findings::parse(&client)? })
+            }
+            (Ok(_), Err(error)) if is_left_waiting => bail!("its client had ended, and {error:#}"),
+            (Ok(_), Err(error)) => Err(error),
+            (Err(error), _) if is_left_waiting => bail!("{error:#}; the server waited on{}", server.said()),
+            (Err(error), _) if server.said().is_empty() => bail!("{error:#}; the server said nothing"),
+            (Err(error), _) => bail!("{error:#}; the server{}", server.said()),
+        }
     }
 }
 
@@ -151,6 +204,7 @@ pub struct Launcher {
     probes: Probes,
     scratch: Scratch,
     sockets_made: Cell<u32>,
+    counter: Counter,
     pub cores: Option<Cores>,
 }
 
@@ -181,7 +235,13 @@ impl Launcher {
         crate::process::stop_children_on_signal();
         let scratch = Scratch::new()?;
         let probes = Probes::build(scratch.path())?;
-        Ok(Self { crosslane, probes, scratch, sockets_made: Cell::new(0), cores: Cores::of_this_machine()? })
+        let (sockets_made, counter) = (Cell::new(0), Counter::default());
+        Ok(Self { crosslane, probes, scratch, sockets_made, counter, cores: Cores::of_this_machine()? })
+    }
+
+    /// How the pairs have ended that were started until now.
+    pub fn tally(&self) -> Tally {
+        self.counter.0.get()
     }
 
     pub fn scratch(&self) -> &Path {
@@ -235,10 +295,17 @@ impl Launcher {
             command
         };
         let serve = command(&ends.server, &[&["serve", &ends.address], server].concat());
-        let mut server = Guard::spawn(serve, self.server_core())?;
-        let ready = server.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
+        self.counter.count(|tally| tally.pairs += 1);
+        let is_ready = |mut server: Guard| {
+            let ready = server.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
+            Ok((server, ready))
+        };
+        let server = Guard::spawn(serve, self.server_core()).and_then(is_ready);
+        let (server, ready) = server.inspect_err(|_| self.counter.count(|tally| tally.servers_failed += 1))?;
         let call = command(&ends.client, &[&["call", ready.trim_start_matches("ready ")], client].concat());
-        Ok(Running { server, client: Guard::spawn(call, self.client_core())? })
+        let client = Guard::spawn(call, self.client_core());
+        let client = client.inspect_err(|_| self.counter.count(|tally| tally.clients_failed += 1))?;
+        Ok(Running { server, client, counter: self.counter.clone() })
     }
 
     /// Runs the Redis client against a server that is there already.
@@ -309,5 +376,34 @@ mod tests {
         let args = ["blocking", "8"];
         let error = launcher.pair(Transport::Crosslane, Probe::RoundTrip, &args, &args, READY_TIMEOUT).err().unwrap();
         assert!(format!("{error:#}").contains("cannot start `/nonexistent/crosslane "), "{error:#}");
+    }
+
+    /// A client that is a shell's script in place of the probe.
+    fn pair_with_client(launcher: &Launcher, script: &str) -> anyhow::Error {
+        let ends = launcher.ends(Transport::KernelTcp);
+        let ends = Ends { client: ["/bin/sh", "-c", script].map(OsString::from).into(), ..ends };
+        let pair = launcher.start(&ends, Probe::RoundTrip, &["blocking", "8"], &[]).unwrap();
+        pair.finish_within(READY_TIMEOUT, Duration::from_millis(20)).err().unwrap()
+    }
+
+    #[test]
+    fn a_server_does_not_wait_on_for_a_client_that_has_ended_and_both_are_counted() {
+        let launcher = Launcher::new().unwrap();
+        for (script, how) in [("exit 3", "exit status: 3"), ("kill -9 $$", "signal: 9"), ("exit 0", "had ended")] {
+            let error = format!("{:#}", pair_with_client(&launcher, script));
+            assert!(error.contains(how) && error.contains("rtt"), "{error}");
+            assert!(error.contains("waited on") || error.contains("did not end"), "{error}");
+        }
+        let tally = Tally { pairs: 3, clients_failed: 2, servers_failed: 0, servers_left_waiting: 3 };
+        assert_eq!(launcher.tally(), tally);
+        assert!(tally.sentence().contains("2 clients"), "{}", tally.sentence());
+    }
+
+    #[test]
+    fn a_server_that_was_never_ready_is_counted() {
+        let launcher = Launcher::with_stand_in("false").unwrap();
+        let args = ["blocking", "8"];
+        assert!(launcher.pair(Transport::Crosslane, Probe::RoundTrip, &args, &args, READY_TIMEOUT).is_err());
+        assert_eq!(launcher.tally(), Tally { pairs: 1, servers_failed: 1, ..Tally::default() });
     }
 }

@@ -240,6 +240,11 @@ impl Guard {
         anyhow!("`{}` {what}{}", self.command, self.said())
     }
 
+    /// Whether it has been waited for to its end.
+    pub fn has_ended(&self) -> bool {
+        self.reaped
+    }
+
     /// What the child wrote to stderr, as far as it is kept.
     pub fn all_said(&self) -> String {
         // Its last words may still be in the pipe; a grandchild that holds the pipe open must not hold us.

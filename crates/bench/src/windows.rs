@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::floors::{self, CacheLine};
 use crate::histogram::Latencies;
-use crate::launch::{Ends, Launcher, Transport};
+use crate::launch::{Ends, Launcher, Tally, Transport};
 use crate::machine::Machine;
 use crate::probe::Probe;
 use crate::process::Guard;
@@ -242,6 +242,15 @@ struct BesideCell {
     rounds: Vec<Latencies>,
     /// Bytes a second of the streams.
     streams: Vec<f64>,
+    /// Rounds that failed.
+    failed: usize,
+}
+
+/// A sample that failed. Its way is not tried again in that experiment.
+struct Failure {
+    what: String,
+    experiment: Experiment,
+    way: Way,
 }
 
 /// Everything that was found.
@@ -254,11 +263,25 @@ struct Measured {
     syscalls_ns: Vec<f64>,
     /// Ways that are not there, and why.
     missing: Vec<(Kind, String)>,
-    failures: Vec<(String, Experiment, Way)>,
+    failures: Vec<Failure>,
     said: Vec<String>,
+    /// How all pairs of programs have ended.
+    pairs: Tally,
 }
 
 impl Measured {
+    /// What keeps a way from being tried again.
+    fn failure(&self, experiment: Experiment, way: Way) -> Option<&Failure> {
+        self.failures.iter().find(|failure| (failure.experiment, failure.way) == (experiment, way))
+    }
+
+    /// Why there are no figures of a way, or not of all rounds.
+    fn why_missing(&self, experiment: Experiment, way: Way) -> Option<String> {
+        let wanted = experiment.kind(way);
+        let is_not_there = self.missing.iter().find(|(kind, _)| Some(*kind) == wanted).map(|(_, why)| why.clone());
+        is_not_there.or_else(|| self.failure(experiment, way).map(|failure| failure.what.clone()))
+    }
+
     /// Figures of programs that were to write windows themselves are none if proxies have carried their bytes.
     fn check_direct(&mut self, kind: Kind, counts: &[Counts]) {
         if counts.iter().all(|proxy| proxy.bytes_sent == 0) {
@@ -276,13 +299,14 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
     };
     let mut measured = Measured {
         cells: plan.points.iter().flat_map(cell).collect(),
-        beside: BESIDE.map(|beside| BesideCell { beside, rounds: Vec::new(), streams: Vec::new() }).into(),
+        beside: BESIDE.map(|beside| BesideCell { beside, rounds: Vec::new(), streams: Vec::new(), failed: 0 }).into(),
         counts: Vec::new(),
         instructions: Err("not asked for".to_owned()),
         syscalls_ns: Vec::new(),
         missing: Vec::new(),
         failures: Vec::new(),
         said: Vec::new(),
+        pairs: Tally::default(),
     };
     let mut progress = Progress::new(plan.steps());
     if let Some(warning) = machine.busy_warning() {
@@ -315,6 +339,7 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
         progress.step("instructions", "of a frame");
         measured.instructions = instructions(modelled).map_err(|error| format!("{error:#}"));
     }
+    measured.pairs = launcher.tally();
     Ok(measured)
 }
 
@@ -348,7 +373,7 @@ fn take_round(
         let Cell { experiment, size_bytes, way, .. } = measured.cells[index];
         let stage = format!("round {round} of {}: {}", plan.rounds, experiment.title());
         progress.step(&stage, &format!("{} by {}", table::size(size_bytes), way.title()));
-        if measured.failures.iter().any(|(_, failed, by)| (*failed, *by) == (experiment, way)) {
+        if measured.failure(experiment, way).is_some() {
             continue;
         }
         let Some(ends) = ends(launcher, racks, experiment, way) else { continue };
@@ -359,9 +384,10 @@ fn take_round(
                 measured.cells[index].rounds.push(Sample { latencies, bytes_per_s, line, mapping });
             }
             Err(error) => {
-                let what = format!("{} of {} by {}", experiment.title(), table::size(size_bytes), way.title());
-                progress.warn(&format!("{what} failed: {error:#}"));
-                measured.failures.push((format!("{what}: {error:#}"), experiment, way));
+                let size = table::size(size_bytes);
+                let what = format!("{} of {size} by {}, round {round}: {error:#}", experiment.title(), way.title());
+                progress.warn(&format!("failed: {what}"));
+                measured.failures.push(Failure { what, experiment, way });
             }
         }
     }
@@ -420,9 +446,10 @@ fn take_beside(
                 cell.streams.extend(streams);
             }
             Err(error) => {
-                let what = format!("ping-pong by {}, {case}", way.title());
-                progress.warn(&format!("{what}, failed: {error:#}"));
-                measured.said.push(format!("{what}: {error:#}"));
+                let what = format!("ping-pong by {}, {case}, round {round}: {error:#}", way.title());
+                progress.warn(&format!("failed: {what}"));
+                measured.said.push(what);
+                cell.failed += 1;
             }
         }
     }
@@ -490,5 +517,28 @@ mod tests {
     fn callgrinds_number_is_found_among_what_it_says() {
         assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 123456\n==7==\n"), Some(123_456.0));
         assert_eq!(collected("valgrind: no such program"), None);
+    }
+
+    #[test]
+    fn a_way_that_failed_says_so_in_every_row_and_the_others_have_figures() {
+        let launcher = Launcher::with_stand_in("false").unwrap();
+        let points = vec![(Experiment::RoundTrip, 8), (Experiment::RoundTrip, 48)];
+        let plan = Plan { points, rounds: 2, sample_ms: 5, floor_ms: 1, beside_ms: 5, counts_instructions: false };
+        let modelled = Modelled { assumptions: String::new(), isolation: Vec::new(), work_arguments: Vec::new() };
+        let machine = Machine::describe(launcher.cores);
+        let measured = measure(&launcher, &plan, &machine, &modelled).unwrap();
+        assert_eq!(measured.pairs.servers_failed, 1, "tried once: {:?}", measured.pairs);
+        let report = Report::of(&Options::default(), &plan, machine, measured, modelled).unwrap();
+        for row in &report.rows {
+            match row.way {
+                Way::DirectLane => assert!(row.missing.as_deref().is_some_and(|why| why.contains("`false "))),
+                Way::KernelTcp | Way::AfUnix => assert_eq!((row.rounds, &row.missing), (2, &None)),
+                _ => assert_eq!(row.rounds, 0),
+            }
+        }
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["pairs"]["servers_failed"], 1);
+        let text = report.text();
+        assert!(text.contains("1 servers failed") && text.contains("direct lane, round trip: 0 of 2 rounds"), "{text}");
     }
 }

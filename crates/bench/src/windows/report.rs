@@ -4,10 +4,11 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::published::{self, Assumption};
-use super::rack::{Counts, Kind};
+use super::rack::Counts;
 use super::{BesideCell, Cell, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan, Way};
 use crate::floors::{Beside, FloorSummary};
 use crate::histogram::{Latencies, Quantiles};
+use crate::launch::Tally;
 use crate::machine::Machine;
 use crate::stats::{median, median_ratio};
 use crate::table::{self, NOTHING, Table};
@@ -39,6 +40,8 @@ pub struct Report {
     pub isolation: Vec<IsolationRow>,
     pub copies: Vec<Copies>,
     pub where_cores_suffice: WhereCoresSuffice,
+    /// How the pairs of programs have ended that all this was measured by.
+    pub pairs: Tally,
     pub failures: Vec<String>,
 }
 
@@ -50,7 +53,7 @@ pub struct Row {
     pub size_bytes: u64,
     pub way: Way,
     pub rounds: usize,
-    /// Why there are no figures.
+    /// Why there are no figures, or not of all rounds.
     pub missing: Option<String>,
     pub latency: Option<Quantiles>,
     pub bytes_per_s: Option<f64>,
@@ -88,6 +91,8 @@ pub struct IsolationRow {
     pub kind: &'static str,
     pub way: &'static str,
     pub case: String,
+    pub rounds: usize,
+    pub rounds_failed: usize,
     pub latency: Option<Quantiles>,
     pub p99_of_quiet: Option<f64>,
     pub streams_bytes_per_s: Option<f64>,
@@ -131,7 +136,7 @@ impl Cell {
         self.of(|sample| sample.bytes_per_s)
     }
 
-    fn row(&self, kernel: Option<&Self>, missing: &[(Kind, String)]) -> Row {
+    fn row(&self, kernel: Option<&Self>, missing: Option<String>) -> Row {
         let lines = self.of(|sample| Some(sample.line?.rtt_ns_p50));
         let mappings = self.of(|sample| sample.mapping);
         let (p50s, rates) = (self.p50s(), self.rates());
@@ -141,14 +146,13 @@ impl Cell {
         let kernels =
             kernel.and_then(|cell| quantiles(cell.rounds.iter().filter_map(|sample| sample.latencies.as_ref())));
         let is_below = latency.as_ref().zip(kernels.as_ref()).map(|(own, kernel)| own.p99_ns < kernel.p99_ns);
-        let wanted = self.experiment.kind(self.way);
         Row {
             kind: "measured",
             experiment: self.experiment,
             size_bytes: self.size_bytes,
             way: self.way,
             rounds: self.rounds.len(),
-            missing: missing.iter().find(|(kind, _)| Some(*kind) == wanted).map(|(_, why)| why.clone()),
+            missing,
             latency,
             bytes_per_s: median(rates.iter().copied()),
             cache_line_rtt_ns_p50: median(lines.iter().copied()),
@@ -181,6 +185,8 @@ impl BesideCell {
             kind: "measured",
             way: self.beside.way.title(),
             case: self.beside.case.to_owned(),
+            rounds: self.rounds.len(),
+            rounds_failed: self.failed,
             latency: quantiles(self.rounds.iter()),
             p99_of_quiet: quiet.and_then(|quiet| median_ratio(&p99s(self), &p99s(quiet))),
             streams_bytes_per_s: median(self.streams.iter().copied()),
@@ -207,8 +213,9 @@ impl Report {
             };
             measured.cells.iter().find(is_it)
         };
-        let rows: Vec<Row> = measured.cells.iter().map(|cell| cell.row(kernel_of(cell), &measured.missing)).collect();
-        let failures = measured.failures.iter().map(|(what, _, _)| what.clone()).chain(measured.said.clone()).collect();
+        let row = |cell: &Cell| cell.row(kernel_of(cell), measured.why_missing(cell.experiment, cell.way));
+        let rows: Vec<Row> = measured.cells.iter().map(row).collect();
+        let failures = measured.failures.iter().map(|failure| &failure.what).chain(&measured.said).cloned().collect();
         let quiet = |of: &BesideCell| {
             measured.beside.iter().find(|cell| cell.beside.way == of.beside.way && !cell.beside.has_streams)
         };
@@ -225,6 +232,7 @@ impl Report {
             where_cores_suffice: WhereCoresSuffice::of(modelled, &floors, measured.instructions),
             rows,
             floors,
+            pairs: measured.pairs,
             failures,
         })
     }
@@ -342,7 +350,7 @@ impl Report {
         text += &self.bulk().render();
         text += &self.copies_text();
         text += &self.cores_text();
-        text += &format!("\n{}\n", self.floors.sentence());
+        text += &format!("\n{}\n{}\n", self.floors.sentence(), self.pairs.sentence());
         for failure in &self.failures {
             text += &format!("failed: {failure}\n");
         }
@@ -382,14 +390,34 @@ impl Report {
             line.extend(two(Way::AfUnix));
             table.row(line);
         }
-        for row in self.rows.iter().filter(|row| row.size_bytes == 8 && row.rounds == 0) {
-            let why = row.missing.as_deref().unwrap_or("it failed, see below");
-            table.section(format!("{}, {}: not available: {why}", row.way.title(), row.experiment.title()));
-        }
+        self.short_rows().into_iter().for_each(|line| table.section(line));
         table.section(format!(
             "\"p99 is\": below or above kernel TCP's. Asked for at 8 B: direct at most {FLOORS_DIRECT} x floor."
         ));
         table
+    }
+
+    /// Why a way has no figures in an experiment, or not of all rounds: a line for each.
+    fn short_rows(&self) -> Vec<String> {
+        let is_short = |row: &&Row| row.rounds < self.rounds as usize;
+        let mut seen = Vec::new();
+        let mut is_first = |row: &&Row| {
+            let of = (row.experiment, row.way);
+            let is_first = !seen.contains(&of);
+            seen.push(of);
+            is_first
+        };
+        let line = |row: &Row| {
+            let (way, experiment) = (row.way.title(), row.experiment.title());
+            let why = row.missing.as_deref().unwrap_or("no rack for it");
+            format!(
+                "{way}, {experiment}: {} of {} rounds of {}: {why}",
+                row.rounds,
+                self.rounds,
+                table::size(row.size_bytes)
+            )
+        };
+        self.rows.iter().filter(is_short).filter(|row| is_first(row)).map(line).collect()
     }
 
     fn timed_table(&self) -> Table {
@@ -409,8 +437,12 @@ impl Report {
         let mut table = Table::new(["by, beside", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
         for row in &self.isolation {
             let cell = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
+            let failed = match row.rounds_failed {
+                0 => String::new(),
+                failed => format!(" ({failed} of {} rounds failed)", self.rounds),
+            };
             table.row(vec![
-                format!("{}: {}", row.way, row.case),
+                format!("{}: {}{failed}", row.way, row.case),
                 cell(|all| all.p50_ns),
                 cell(|all| all.p99_ns),
                 cell(|all| all.max_ns),
@@ -508,7 +540,8 @@ fn command(options: &Options) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BESIDE, ModelledCase, Sample};
+    use super::super::rack::Kind;
+    use super::super::{BESIDE, Failure, ModelledCase, Sample};
     use super::*;
     use crate::floors::CacheLine;
 
@@ -549,15 +582,20 @@ mod tests {
                 .map(|beside| {
                     let ns = if beside.has_streams { 3000.0 } else { 1000.0 };
                     let streams = if beside.has_streams { vec![1e9] } else { Vec::new() };
-                    BesideCell { beside, rounds: vec![latencies(ns)], streams }
+                    BesideCell { beside, rounds: vec![latencies(ns)], streams, failed: usize::from(beside.has_streams) }
                 })
                 .into(),
             counts: vec![Counts { node: "a".to_owned(), copies_per_byte_sent: Some(2.0), ..Counts::default() }],
             instructions: Ok(800.0),
             syscalls_ns: vec![100.0],
             missing: vec![(Kind::Direct, "trust = \"direct\" has no effect".to_owned())],
-            failures: Vec::new(),
+            failures: vec![Failure {
+                what: "round trip of 8 B by window, proxies, round 3: `rtt` failed".to_owned(),
+                experiment: Experiment::RoundTrip,
+                way: Way::WindowProxy,
+            }],
             said: Vec::new(),
+            pairs: Tally { pairs: 9, clients_failed: 1, ..Tally::default() },
         };
         let case = ModelledCase { case: "quiet", rtt_ns_p50: 2000, rtt_ns_p99: 2100, p99_of_quiet: 1.0 };
         let modelled = Modelled { assumptions: "few".to_owned(), isolation: vec![case], work_arguments: Vec::new() };
@@ -586,7 +624,17 @@ mod tests {
         }
         assert_eq!(json["where_cores_suffice"]["modelled_over_cache_line"], 10.0);
         let text = report.text();
-        for words in ["below", "not available", "20.40", "modelled", "800 instructions", "2.00 sent"] {
+        assert_eq!(
+            (json["pairs"]["clients_failed"].as_u64(), json["isolation"][1]["rounds_failed"].as_u64()),
+            (Some(1), Some(1))
+        );
+        assert!(json["rows"][2]["missing"].as_str().unwrap().contains("round 3"));
+        let short =
+            ["window, direct, round trip: 0 of 5 rounds", "window, proxies, round trip: 2 of 5 rounds of 8 B: round"];
+        for words in short.into_iter().chain(["1 clients", "(1 of 5 rounds failed)"]) {
+            assert!(text.contains(words), "{words} in\n{text}");
+        }
+        for words in ["below", "has no effect", "20.40", "modelled", "800 instructions", "2.00 sent"] {
             assert!(text.contains(words), "{words} in\n{text}");
         }
     }
