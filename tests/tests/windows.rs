@@ -42,6 +42,7 @@ const BY_PROXIES: Settings = Settings {
     denies: false,
     spans: 0,
     trains_partitions: false,
+    core: None,
 };
 const DIRECT: Settings = Settings { spans: 8, ..BY_PROXIES };
 const MODELLED: Settings = Settings { timing: Some("ntb"), ..DIRECT };
@@ -184,6 +185,8 @@ struct Settings {
     spans: u64,
     /// Training cleans the data partitions, as where memory is not coherent.
     trains_partitions: bool,
+    /// Where the threads of both proxies run.
+    core: Option<u16>,
 }
 
 /// Two nodes joined by a link that is up.
@@ -325,7 +328,7 @@ impl Node {
         drop(theirs);
         let monitor = Monitor::start(channel, own, rack.path());
         let entry = |slot: usize| NodeEntry { name: NODES[slot].to_owned(), address: address(slot).into() };
-        let partition = |class| Partition { class, core: None };
+        let partition = |class| Partition { class, core: settings.core };
         let end_bytes = CONTROL_BYTES + DATA_BYTES;
         let is_modelled = settings.timing.is_some();
         let spans = Spans {
@@ -1052,4 +1055,136 @@ fn redis_serves_another_node_by_windows_that_no_proxy_touches() {
     let sent =
         stat.named("redis-server").filter_map(|process| process["totals"]["window_bytes_sent"].as_u64()).sum::<u64>();
     assert!(sent > REQUESTS * 64, "{sent} bytes by windows: {stat:?}");
+}
+
+/// A server each of whose connections waits in another way, until the client has gone; and that says what came of them.
+const WATCHED: &str = r#"
+import select
+listener = listen()
+outcomes, lock = {}, threading.Lock()
+def wait_blocking(connection):
+    return connection.recv(65536)
+def wait_by_poll(connection):
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    poll.poll()
+    return connection.recv(65536)
+def wait_by_epoll(connection):
+    with select.epoll() as epoll:
+        epoll.register(connection.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+        epoll.poll()
+        return connection.recv(65536)
+def serve(number, connection, wait):
+    end = "end"
+    try:
+        with connection:
+            while data := wait(connection):
+                connection.sendall(data)
+    except (ConnectionResetError, BrokenPipeError):
+        end = "reset"
+    with lock:
+        outcomes[number] = end
+def accept():
+    for number in range(1 << 30):
+        connection = listener.accept()[0]
+        with lock:
+            outcomes[number] = "waits by " + ["recv", "poll", "epoll"][number % 3]
+        way = [wait_blocking, wait_by_poll, wait_by_epoll][number % 3]
+        threading.Thread(target=serve, args=(number, connection, way), daemon=True).start()
+        time.sleep([0, 0, 0.001, 0.005][number % 4])
+threading.Thread(target=accept, daemon=True).start()
+for line in sys.stdin:
+    deadline = time.monotonic() + 20
+    while True:
+        with lock:
+            waiting = {number: outcome for number, outcome in outcomes.items() if outcome.startswith("waits")}
+        if not waiting or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    say("waiting", waiting)
+"#;
+
+/// Clients, several at a time, each of which ends somewhere between its socket() and its last byte.
+const ENDING: &str = r#"
+import random, select, signal
+# Each with a seed of its own, so that one that fails can be run alone.
+CLIENTS, AT_ONCE = 120, 8
+def leave(how):
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+def leave_soon(chance, how):
+    delay = chance.random() * chance.choice([0.0005, 0.003, 0.02])
+    def wait():
+        time.sleep(delay)
+        leave(how)
+    threading.Thread(target=wait, daemon=True).start()
+def client(seed):
+    chance = random.Random(seed)
+    how = chance.choice(["exit", "kill"])
+    stage = chance.choice(["connect", "connected", "request", "unread", "half", "stream", "talk", "close"])
+    if stage in ("connect", "stream"):
+        leave_soon(chance, how)
+    try:
+        server = socket.create_connection(address)
+        if stage == "request":
+            server.sendall(b"x" * chance.choice([1, 48, 5000]))
+        elif stage == "unread":
+            server.sendall(b"x" * chance.choice([1, 48, 5000]))
+            select.select([server], [], [])
+        elif stage == "half":
+            server.sendall(b"x" * chance.choice([1, 5000]))
+            server.shutdown(socket.SHUT_WR)
+        elif stage == "stream":
+            block = b"x" * 65536
+            threading.Thread(target=lambda: [None for _ in iter(lambda: server.recv(65536), b"")], daemon=True).start()
+            while True:
+                server.sendall(block)
+        elif stage in ("talk", "close"):
+            for _ in range(chance.randrange(20)):
+                server.sendall(b"12345678")
+                read(server, 8)
+            if stage == "close":
+                server.close()
+    except OSError as error:
+        print(seed, stage, how, error, file=sys.stderr)
+        os._exit(1)
+    leave(how)
+running, failed = set(), 0
+for number in range(CLIENTS):
+    pid = os.fork()
+    if pid == 0:
+        client(SEED * 1_000_003 + number)
+    running.add(pid)
+    while len(running) >= AT_ONCE or (number == CLIENTS - 1 and running):
+        pid, status = os.wait()
+        running.discard(pid)
+        failed += status == 256
+say("failed", failed)
+"#;
+
+/// In every way; and by proxies that share a core, where each hand-over waits for a turn.
+#[test]
+fn no_server_waits_for_a_client_that_has_ended() {
+    let few_spans = |settings: Settings| Settings { spans: settings.spans.min(4), ..settings };
+    let failover = Settings { is_failover: true, ..BY_PROXIES };
+    let crowded = Settings { core: Some(0), ..BY_PROXIES };
+    for (settings, seed) in WAYS.map(few_spans).into_iter().chain([failover, crowded]).zip(1..) {
+        end_clients_anywhere(&Nodes::start_as(settings), seed);
+    }
+}
+
+#[track_caller]
+fn end_clients_anywhere(nodes: &Nodes, seed: u32) {
+    let port = port::free_port();
+    let watched = format!("{COMMON}\n{WATCHED}");
+    let (server, mut input) = Process::start_with_input(&mut nodes.python(1, &watched, port));
+    server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+    assert_eq!(nodes.client(&format!("SEED = {seed}\n{ENDING}"), port), "failed 0\n", "seed {seed}");
+    writeln!(input, "what came of them").expect("a server that reads");
+    server.wait_until("outcomes", PATIENCE, |server| server.stdout().contains("waiting"));
+    assert!(server.stdout().contains("waiting {}"), "seed {seed}: {}", server.stdout());
+    for own in 0..2 {
+        nodes.report(own, "no connection", |report| report.connections_open == 0);
+    }
 }
