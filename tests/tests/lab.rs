@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{Device, Lab, Node, Trouble};
 use system_tests::{Process, place};
@@ -115,6 +115,140 @@ fn programs_of_a_guest_and_of_this_machine_talk_by_windows() {
         assert!(output.contains("received as they should be"), "{report}{server}");
     }
     drop(monitor);
+}
+
+/// A rack of this machine, whose `up` starts the device server, and of a guest that gets the device from it.
+const HOST_AND_GUEST: &str = r#"version = 1
+[device]
+backend = "pci"
+mode = "vfio"
+[timeouts]
+query_ns = "2500 ms"
+silence_ns = "30 s"
+[[nodes]]
+name = "host"
+address = "127.77.0.1"
+backend = "shm"
+[[nodes]]
+name = "a"
+address = "127.77.0.2"
+device = "0000:00:04.0"
+"#;
+
+/// The guest connects to this machine, is connected to, and has a connection when its machine is killed.
+const GUEST_OF_A_HOST: &str = r#"
+sed "s/0000:00:04.0/$DEVICE/" /rack.toml >"$RACK"
+crosslane up --rack "$RACK" --node a
+host up
+wait_for lanes lab-stream connect 127.77.0.1:9001 1
+lanes lab-stream serve 127.77.0.2:9002 1
+lanes lab-stream serve 127.77.0.2:9003 1000 &
+host serving
+kill $!
+crosslane down --rack "$RACK"
+"#;
+
+/// A rack that is up on this machine, and goes down with this.
+struct HostRack {
+    folder: tempfile::TempDir,
+}
+
+impl HostRack {
+    fn up() -> Self {
+        // In /tmp, whatever TMPDIR says: names of sockets must be short.
+        let folder = tempfile::Builder::new().prefix("host-").tempdir_in("/tmp").unwrap();
+        std::fs::write(folder.path().join("r.toml"), HOST_AND_GUEST).unwrap();
+        let rack = Self { folder };
+        Process::start(&mut rack.crosslane(&["up", "--node", "host"])).wait(LIMIT).must_succeed();
+        rack
+    }
+
+    fn crosslane(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(place::crosslane());
+        command.args(words).arg("--rack").arg(self.folder.path().join("r.toml")).current_dir("/");
+        command.env("CROSSLANE_RACK", self.folder.path().join("base"));
+        command
+    }
+
+    /// Where guests get their device.
+    fn device_socket(&self) -> PathBuf {
+        let status = Process::start(&mut self.crosslane(&["status", "--json"])).wait(LIMIT);
+        let status: serde_json::Value = serde_json::from_str(&status.stdout).unwrap();
+        PathBuf::from(status["nodes"][0]["directory"].as_str().unwrap()).with_file_name("device.sock")
+    }
+
+    /// One connection with the guest, both ways at once.
+    fn stream(&self, role: &str, address: &str, seconds: &str) -> Process {
+        let mut command = self.crosslane(&["run", "--node", "host", "--require-lane"]);
+        Process::start(command.arg("--").arg(builds().join("lab-stream")).args([role, address, seconds]))
+    }
+
+    /// The same to a server that may not listen yet.
+    fn connect_and_finish(&self, address: &str) {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let finished = self.stream("connect", address, "1").wait(LIMIT);
+            if !finished.stderr.contains("refused") {
+                finished.must_succeed();
+                return;
+            }
+            assert!(Instant::now() < deadline, "{finished}");
+        }
+    }
+
+    /// As [`HostRack::connect_and_finish`], of a connection that lasts: once bytes of it have come.
+    fn connect_and_stay(&self, address: &str) -> Process {
+        let (deadline, bytes_before) = (Instant::now() + LIMIT, self.bytes_received());
+        let mut client = self.stream("connect", address, "1000");
+        while self.bytes_received() == bytes_before {
+            assert!(Instant::now() < deadline, "no bytes from {address}");
+            if !client.is_running() {
+                client = self.stream("connect", address, "1000");
+            }
+        }
+        client
+    }
+
+    /// By this machine's proxy.
+    fn bytes_received(&self) -> u64 {
+        let stat = Process::start(&mut self.crosslane(&["stat", "--json"])).wait(LIMIT).must_succeed();
+        let stat: serde_json::Value = serde_json::from_str(&stat.stdout).unwrap();
+        stat["proxies"][0]["bytes_received"].as_u64().unwrap()
+    }
+}
+
+impl Drop for HostRack {
+    fn drop(&mut self) {
+        let _ = self.crosslane(&["down"]).status();
+    }
+}
+
+#[test]
+fn a_guest_at_the_device_server_of_up_talks_with_this_machine_and_does_so_again_after_it_was_killed() {
+    let host = HostRack::up();
+    let socket = host.device_socket();
+    let lab = of(GUEST_OF_A_HOST).guests(1).device(Device::Vfio).vectors(3).device_server(&socket);
+    let mut running = lab.file(&host.folder.path().join("r.toml"), "/rack.toml").start().unwrap();
+    for is_first in [true, false] {
+        running.wait_for_guest(Node::A, "up").unwrap();
+        let server = host.stream("serve", "127.77.0.1:9001", "1");
+        running.release(Node::A);
+        let server = server.wait(LIMIT).must_succeed();
+        assert!(server.stdout.contains("received as they should be"), "{server}");
+        host.connect_and_finish("127.77.0.2:9002");
+        running.wait_for_guest(Node::A, "serving").unwrap();
+        if is_first {
+            let client = host.connect_and_stay("127.77.0.2:9003");
+            running.kill(Node::A);
+            let client = client.wait(LIMIT).must_exit_with(1);
+            // Which of its threads is told that it was reset, and which only finds the end, is chance.
+            assert!(client.stderr.contains("reset") || client.stderr.contains("ended after"), "{client}");
+            running.boot(Node::A).unwrap();
+        }
+    }
+    running.release(Node::A);
+    let report = running.finish().unwrap().must_succeed();
+    assert_eq!(report.output(Node::A).matches("received as they should be").count(), 4, "{report}");
 }
 
 #[test]

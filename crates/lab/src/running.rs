@@ -78,7 +78,8 @@ impl Running {
         let modules = kernel.modules(&lab.modules())?;
         let image = lab.image(&modules)?;
         let (events_to, events) = channel();
-        let served = if lab.device.is_served() { Some(Served::start(&lab, &events_to)?) } else { None };
+        let needs_server = lab.device.is_served() && lab.device_server.is_none();
+        let served = if needs_server { Some(Served::start(&lab, &events_to)?) } else { None };
         let memory = match &served {
             Some(served) => served.memory.try_clone()?,
             None => device_server::create_memory(lab.size_bytes)?,
@@ -106,25 +107,25 @@ impl Running {
         Ok(running)
     }
 
-    /// The memory that the guests share.
+    /// The memory that the guests share, unless a device server has it that was there already.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 
     /// The device server's socket, where a process of the host can be one more client; none where there is no server.
     pub fn device_socket(&self) -> Option<&Path> {
-        self.served.as_ref().map(|served| served.socket.as_path())
+        self.lab.device_server.as_deref().or(self.served.as_ref().map(|served| served.socket.as_path()))
     }
 
     /// Boots a guest that does not run.
     pub fn boot(&mut self, node: Node) -> Result<()> {
+        let socket = self.device_socket().unwrap_or(Path::new("")).to_owned();
         let seat = self.seats.entry(node).or_default();
         assert!(seat.guest.is_none(), "guest {node} runs");
         let boot = Boot { node, number: seat.boots };
         let image = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.image.as_raw_fd()));
         let mut arguments = self.lab.arguments(node, &self.kernel, &image, &self.modules);
-        let socket = self.served.as_ref().map_or(Path::new(""), |served| &served.socket);
-        arguments.extend(self.lab.device.arguments(&self.memory, self.lab.size_bytes, socket, self.lab.vectors));
+        arguments.extend(self.lab.device.arguments(&self.memory, self.lab.size_bytes, &socket, self.lab.vectors));
         arguments.extend(self.line.iter().flat_map(|line| Lab::network_words(node, line.path())));
         seat.guest = Some(Guest::boot(boot, &arguments, &self.events_to)?);
         (seat.waits, seat.code) = (None, None);

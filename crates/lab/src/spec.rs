@@ -55,6 +55,7 @@ pub struct Lab {
     pub(crate) limit: Duration,
     pub(crate) echo: bool,
     pub(crate) interrupt: Arc<AtomicBool>,
+    pub(crate) device_server: Option<PathBuf>,
     programs: Vec<PathBuf>,
     names: Vec<String>,
     files: Vec<(PathBuf, String)>,
@@ -81,6 +82,7 @@ impl Lab {
             limit: LIMIT,
             echo: false,
             interrupt: Arc::default(),
+            device_server: None,
             programs: Vec::new(),
             names: Vec::new(),
             files: Vec::new(),
@@ -109,6 +111,12 @@ impl Lab {
     /// Doorbells of each guest.
     pub fn vectors(mut self, vectors: u32) -> Self {
         self.vectors = vectors;
+        self
+    }
+
+    /// The socket of a device server that is there already, as of `crosslane up` on this machine: the lab starts none.
+    pub fn device_server(mut self, socket: &Path) -> Self {
+        self.device_server = Some(socket.to_owned());
         self
     }
 
