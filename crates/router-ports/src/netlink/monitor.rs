@@ -1,7 +1,15 @@
 //! What there is, then what changes.
+//!
+//! Some things of the kernel's are not as one would think. When events found no room, it says so once, and drops all
+//! that follow, without a word, until the queue was empty. Of IPv6 it tells routes in pieces: when one comes between
+//! two of them, it begins anew and passes over as many as it had told, which are too many where others went. So all
+//! is heard before all is read, and what is read while routes of IPv6 go is read again. So is a route that was hidden
+//! among the ways of another one, once these go.
 
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
+use netlink_packet_core::NLM_F_REPLACE;
 use netlink_packet_route::RouteNetlinkMessage as Message;
 use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::LinkMessage;
@@ -21,6 +29,17 @@ const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 1 << 31;
 const NEXTHOP_GONE: u16 = 105;
 /// The kernel's messages of one look, so that a flood of them does not keep the caller for ever.
 const RECEIVES_MAX: u32 = 10_000;
+/// Such looks until a queue must be empty that the kernel adds nothing to.
+const LOOKS_MAX: u32 = 16;
+/// How often routes are read at a time, while some of them go.
+const READS_MAX: u32 = 3;
+/// When routes went each time, all is read again after a pause: so many times as long as reading took, and twice as
+/// long whenever that happens again.
+const PAUSE_READS: u32 = 10;
+const PAUSE_MAX: Duration = Duration::from_secs(64);
+/// Routes that are read in some milliseconds: of more of them, one that may have been hidden has to wait.
+const ROUTES_FEW: usize = 10_000;
+const PAUSE_HIDDEN: Duration = Duration::from_secs(10);
 
 /// The kernel's links, addresses, routes and neighbours, as changes.
 pub struct Monitor {
@@ -29,10 +48,14 @@ pub struct Monitor {
     state: State,
     is_stale: bool,
     resyncs: u64,
+    /// Some of what there is may be missing: when all is to be read again, and after which pause.
+    again: Option<(Instant, Duration)>,
     /// What the state has already, and the caller was not told because something failed.
     untold: Vec<Change>,
     /// Events that could not be read.
     unreadable: u64,
+    /// Messages that are heard at a time.
+    receives_max: u32,
 }
 
 impl Monitor {
@@ -44,7 +67,9 @@ impl Monitor {
         }
         let (events, questions) = (Socket::open(GROUPS)?, Socket::open(0)?);
         let (state, untold) = (State::default(), Vec::new());
-        Ok(Monitor { events, questions, state, is_stale: true, resyncs: 0, untold, unreadable: 0 })
+        let receives_max = RECEIVES_MAX;
+        let (is_stale, again, resyncs, unreadable) = (true, None, 0, 0);
+        Ok(Monitor { events, questions, state, is_stale, resyncs, again, untold, unreadable, receives_max })
     }
 
     /// Becomes readable when there may be changes.
@@ -71,21 +96,71 @@ impl Monitor {
     /// What has changed since the last call. Waits for nothing but the kernel's answers to a resync. After an error,
     /// the next call makes up for it.
     pub fn changes(&mut self) -> Result<Vec<Change>, NetlinkError> {
-        self.hear()?;
-        if self.is_stale || self.state.is_doubtful() {
-            let now = self.read_anew()?;
-            self.untold.extend(now.differences(&self.state));
-            self.state = now;
+        let (mut state, mut untold) = (std::mem::take(&mut self.state), std::mem::take(&mut self.untold));
+        let heard = self.hear_all(&mut state, &mut untold);
+        (self.state, self.untold) = (state, untold);
+        if self.state.may_hide() && self.again.is_none() {
+            let pause = if self.state.routes() > ROUTES_FEW { PAUSE_HIDDEN } else { Duration::ZERO };
+            self.again = Some((Instant::now() + pause, pause));
+        }
+        let is_again = self.again.is_some_and(|(at, _)| at <= Instant::now());
+        // What is still queued after a loss is older than what would be read.
+        let is_ready = heard?.is_all || !self.is_stale;
+        if is_ready && (self.is_stale || self.state.is_doubtful() || is_again) {
             self.is_stale = false;
-            self.resyncs += 1;
+            self.resync().inspect_err(|_| self.is_stale = true)?;
         }
         Ok(std::mem::take(&mut self.untold))
     }
 
-    /// The kernel gives it little room, so that events are lost.
+    /// Hears all there is, where some was lost: what comes later was told only if none is left. The kernel adds nothing
+    /// until then.
+    fn hear_all(&mut self, state: &mut State, changes: &mut Vec<Change>) -> Result<Heard, NetlinkError> {
+        let mut heard = self.hear(state, changes)?;
+        for _ in 1..LOOKS_MAX {
+            if heard.is_all || !self.is_stale {
+                break;
+            }
+            let more = self.hear(state, changes)?;
+            heard = Heard { is_all: more.is_all, routes_went: heard.routes_went || more.routes_went };
+        }
+        Ok(heard)
+    }
+
+    /// Reads all anew, and the routes of IPv6 once more while some of them go: what one look passes over, another sees.
+    fn resync(&mut self) -> Result<(), NetlinkError> {
+        let begun = Instant::now();
+        let (mut now, mut is_whole) = self.read_anew()?;
+        // What is told here is in the differences.
+        is_whole &= !self.hear_all(&mut now, &mut Vec::new())?.routes_went;
+        for _ in 1..READS_MAX {
+            if is_whole {
+                break;
+            }
+            let mut routes = State::default();
+            is_whole = self.read_routes(&mut routes, AddressFamily::Inet6)?;
+            now.add_routes(routes);
+            is_whole &= !self.hear_all(&mut now, &mut Vec::new())?.routes_went;
+        }
+        let pause = self.again.map_or(Duration::ZERO, |(_, pause)| 2 * pause);
+        let pause = pause.max(begun.elapsed() * PAUSE_READS).min(PAUSE_MAX);
+        self.again = (!is_whole).then(|| (Instant::now() + pause, pause));
+        self.untold.extend(now.differences(&self.state));
+        self.state = now;
+        self.resyncs += 1;
+        Ok(())
+    }
+
+    /// The kernel gives it so much room; with little, events are lost.
     #[cfg(test)]
-    pub(super) fn shrink_queue(&self) {
-        rustix::net::sockopt::set_socket_recv_buffer_size(self.events.as_fd(), 4096).unwrap();
+    pub(super) fn set_queue(&self, bytes: usize) {
+        rustix::net::sockopt::set_socket_recv_buffer_size(self.events.as_fd(), bytes).unwrap();
+    }
+
+    /// Hears so many messages at a time.
+    #[cfg(test)]
+    pub(super) fn hear_at_most(&mut self, receives: u32) {
+        self.receives_max = receives;
     }
 
     /// Hears from the socket that is given back instead of the kernel.
@@ -96,14 +171,19 @@ impl Monitor {
         there
     }
 
-    fn hear(&mut self) -> Result<(), NetlinkError> {
-        for _ in 0..RECEIVES_MAX {
-            let Monitor { events, state, untold, unreadable, .. } = self;
+    /// Hears what there is, of a look.
+    fn hear(&mut self, state: &mut State, changes: &mut Vec<Change>) -> Result<Heard, NetlinkError> {
+        let mut heard = Heard { is_all: true, routes_went: false };
+        for _ in 0..self.receives_max {
+            let Monitor { events, unreadable, .. } = self;
             let received = events.receive(RecvFlags::DONTWAIT, |raw| {
                 match raw.kind {
                     NEXTHOP_GONE => state.doubt(),
                     kind if is_event(kind) => match raw.read() {
-                        Ok(message) => state.apply(message, raw.flags, untold),
+                        Ok(message) => {
+                            heard.routes_went |= takes_routes(&message, raw.flags);
+                            state.apply(message, raw.flags, changes);
+                        }
                         Err(_) => {
                             *unreadable += 1;
                             state.doubt();
@@ -115,8 +195,7 @@ impl Monitor {
             });
             match received {
                 Ok(()) => {}
-                Err(ReceiveError::Empty) => return Ok(()),
-                // What is still queued is older than what will be read.
+                Err(ReceiveError::Empty) => return Ok(heard),
                 Err(ReceiveError::Lost) => self.is_stale = true,
                 Err(ReceiveError::Failed(error)) => {
                     self.is_stale = true;
@@ -124,22 +203,45 @@ impl Monitor {
                 }
             }
         }
-        Ok(())
+        Ok(Heard { is_all: false, ..heard })
     }
 
-    fn read_anew(&mut self) -> Result<State, NetlinkError> {
+    /// Says whether nothing changed while all was read, as far as the kernel says so.
+    fn read_anew(&mut self) -> Result<(State, bool), NetlinkError> {
         let mut state = State::default();
         let learn = State::learn;
-        self.questions.dump(&Message::GetLink(LinkMessage::default()), &mut state, State::clear_links, learn)?;
+        let links = Message::GetLink(LinkMessage::default());
+        let mut is_whole = self.questions.dump(&links, &mut state, State::clear_links, learn)?;
         let addresses = Message::GetAddress(AddressMessage::default());
-        self.questions.dump(&addresses, &mut state, State::clear_addresses, learn)?;
+        is_whole &= self.questions.dump(&addresses, &mut state, State::clear_addresses, learn)?;
         let neighbours = Message::GetNeighbour(NeighbourMessage::default());
-        self.questions.dump(&neighbours, &mut state, State::clear_neighbours, learn)?;
-        for (family, is_v6) in [(AddressFamily::Inet, false), (AddressFamily::Inet6, true)] {
-            let request = routes_of(family);
-            self.questions.dump(&request, &mut state, |state| state.clear_routes(is_v6), learn)?;
+        is_whole &= self.questions.dump(&neighbours, &mut state, State::clear_neighbours, learn)?;
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            is_whole &= self.read_routes(&mut state, family)?;
         }
-        Ok(state)
+        Ok((state, is_whole))
+    }
+
+    fn read_routes(&mut self, state: &mut State, family: AddressFamily) -> Result<bool, NetlinkError> {
+        let is_v6 = family == AddressFamily::Inet6;
+        self.questions.dump(&routes_of(family), state, |state| state.clear_routes(is_v6), State::learn)
+    }
+}
+
+/// What a look at the events has brought.
+struct Heard {
+    /// No more is there.
+    is_all: bool,
+    /// Routes of IPv6 went.
+    routes_went: bool,
+}
+
+/// Whether routes of IPv6 go by it, whoever's they are.
+fn takes_routes(message: &Message, flags: u16) -> bool {
+    match message {
+        Message::DelRoute(route) => route.header.address_family == AddressFamily::Inet6,
+        Message::NewRoute(route) => flags & NLM_F_REPLACE != 0 && route.header.address_family == AddressFamily::Inet6,
+        _ => false,
     }
 }
 

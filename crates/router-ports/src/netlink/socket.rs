@@ -165,21 +165,22 @@ impl Socket {
 
     /// Asks for all of a table and hands each entry to `each`; from the beginning again, after `restart`, when the
     /// table changed meanwhile. An entry that cannot be read is passed over, and counted: all else is worth knowing.
+    /// Says whether nothing had changed at last, as far as the kernel says so.
     pub fn dump<T>(
         &mut self,
         request: &RouteNetlinkMessage,
         table: &mut T,
         restart: impl Fn(&mut T),
         mut each: impl FnMut(&mut T, RouteNetlinkMessage),
-    ) -> Result<(), NetlinkError> {
+    ) -> Result<bool, NetlinkError> {
         for _ in 0..DUMPS_MAX {
             restart(table);
             if self.dump_once(request, &mut |message| each(table, message))? {
-                return Ok(());
+                return Ok(true);
             }
         }
         // Still changing: the changes themselves come as events, and are applied to what we have.
-        Ok(())
+        Ok(false)
     }
 
     /// Whether nothing changed meanwhile.

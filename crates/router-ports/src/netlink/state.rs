@@ -46,12 +46,24 @@ pub(super) struct State {
     neighbours: BTreeMap<(InterfaceIndex, IpAddr), Neighbour>,
     routes: HashMap<RouteKey, Vec<Variant>>,
     is_doubtful: bool,
+    may_hide: bool,
 }
 
 impl State {
     /// Whether something may have happened that was not told.
     pub fn is_doubtful(&self) -> bool {
         self.is_doubtful
+    }
+
+    /// Whether there may be a route that the kernel did not tell of: of IPv6 it passes over what lies among the ways of
+    /// a route with several, and they have gone.
+    pub fn may_hide(&self) -> bool {
+        self.may_hide
+    }
+
+    /// How many destinations have routes.
+    pub fn routes(&self) -> usize {
+        self.routes.len()
     }
 
     pub fn clear_links(&mut self) {
@@ -68,6 +80,11 @@ impl State {
 
     pub fn clear_routes(&mut self, are_v6: bool) {
         self.routes.retain(|key, _| key.prefix.addr().is_ipv6() != are_v6);
+    }
+
+    /// Routes that were read later than those that are there; what they do not tell of was read before.
+    pub fn add_routes(&mut self, later: State) {
+        self.routes.extend(later.routes);
     }
 
     /// An entry of a dump: routes of one key come in the order in which the kernel uses them.
@@ -175,6 +192,7 @@ impl State {
             // Of IPv6, a route of another sort is not replaced, even when the kernel says so.
             let is_replaced = flags & NLM_F_REPLACE != 0 && (!is_v6 || (only.has_gateways() && new.has_gateways()));
             if is_replaced || is_same_object || is_grown {
+                self.may_hide |= is_v6 && is_replaced && only.hops.len() > 1;
                 *only = new;
             } else if flags & NLM_F_APPEND != 0 && !is_v6 {
                 variants.push(new);
@@ -190,7 +208,10 @@ impl State {
         let Entry::Occupied(mut entry) = self.routes.entry(key) else { return };
         let variants = entry.get_mut();
         match variants.iter().position(|variant| variant.is_told_as(old)) {
-            Some(index) => drop(variants.remove(index)),
+            Some(index) => {
+                let gone = variants.remove(index);
+                self.may_hide |= key.prefix.addr().is_ipv6() && gone.hops.len() > 1;
+            }
             // One hop of several, of an IPv6 route; or something that we never heard of.
             None => self.is_doubtful = true,
         }

@@ -2,8 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
@@ -162,7 +166,7 @@ fn a_flood_that_loses_events_is_made_up_for() {
         let a = pair(&mut requests).named("a");
         let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
         world.apply(monitor.changes().unwrap());
-        monitor.shrink_queue();
+        monitor.set_queue(4096);
         for n in 1..200u8 {
             requests.add_neighbour(a, format!("10.1.0.{n}").parse().unwrap(), MacAddress([2, 0, 0, 0, 0, n])).unwrap();
             requests.add_address(a, format!("10.2.{n}.1/24").parse().unwrap()).unwrap();
@@ -171,6 +175,73 @@ fn a_flood_that_loses_events_is_made_up_for() {
         assert!(monitor.resyncs() > 1, "nothing was lost");
         assert_eq!(world.clone().of_v4(), World::afresh().of_v4());
         assert!(world.addresses.contains_key(&(a, "10.2.199.1/24".parse().unwrap())));
+    });
+}
+
+#[test]
+fn what_the_kernel_drops_until_its_queue_was_empty_is_made_up_for() {
+    let Some(namespace) = namespace::for_test("what_the_kernel_drops") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        let a = pair(&mut requests).named("a");
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        // More than are heard at a time: the kernel says once that it drops some, and drops all until none is left.
+        monitor.hear_at_most(100);
+        let neighbour = |n: u32| format!("10.1.{}.{}", n / 256, n % 256).parse().unwrap();
+        for round in 0..2 {
+            monitor.set_queue(100 << 10);
+            for n in 300..900 {
+                requests.add_neighbour(a, neighbour(n), MacAddress([2, 0, 0, round, 0, 0])).unwrap();
+            }
+            world.apply(monitor.changes().unwrap());
+            requests.add_neighbour(a, neighbour(7), MacAddress([2, 0, 0, round, 7, 7])).unwrap();
+            world.apply(monitor.changes().unwrap());
+            assert_eq!(world.clone().of_v4(), World::afresh().of_v4());
+        }
+    });
+}
+
+/// Routes of IPv6 that come and go while the kernel tells its own: what it tells then lacks some that stay.
+#[test]
+fn no_route_is_missing_after_others_went_while_all_were_read() {
+    let Some(namespace) = namespace::for_test("no_route_is_missing") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        pair(&mut requests);
+        let route = |kind: &str, n: u32| format!("route {kind} blackhole 2001:db8:{n:x}::/48 metric 10\n");
+        let batch = |lines: String| {
+            let mut child = Command::new("ip").args(["-6", "-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+            child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+            assert!(child.wait().unwrap().success());
+        };
+        let all = |kind: &str, numbers: std::ops::Range<u32>| numbers.map(|n| route(kind, n)).collect::<String>();
+        batch(all("add", 0..8000));
+        let is_over = AtomicBool::new(false);
+        let mut watched = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let new = |n: u32| if n.is_multiple_of(50) { route("add", 10_000 + n) } else { String::new() };
+                batch((0..6000).map(|n| route("del", n) + &new(n)).collect());
+                is_over.store(true, Ordering::Release);
+            });
+            while !is_over.load(Ordering::Acquire) {
+                let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+                world.apply(monitor.changes().unwrap());
+                watched.push((monitor, world));
+            }
+        });
+        let there = World::afresh().of_the_test();
+        for (monitor, world) in &mut watched {
+            // It may be some time until all is read once more.
+            let is_whole = (0..50).any(|_| {
+                world.apply(monitor.changes().unwrap());
+                let is_whole = world.clone().of_the_test() == there;
+                std::thread::sleep(Duration::from_millis(if is_whole { 0 } else { 100 }));
+                is_whole
+            });
+            assert!(is_whole, "{} of {}", world.clone().of_the_test().len(), there.len());
+        }
     });
 }
 
@@ -318,9 +389,32 @@ fn add_up(histories: u32) {
     });
 }
 
+/// The kernel does not tell of an IPv6 route that lies among the ways of another one, until those go.
+#[test]
+fn a_route_that_several_ways_hid_is_told_when_they_go() {
+    let Some(namespace) = namespace::for_test("a_route_that_several_ways_hid") else { return };
+    within(&namespace, || {
+        let mut requests = Requests::open().unwrap();
+        pair(&mut requests);
+        let route =
+            |words: &str, ways: &str| ip(&format!("-6 route {words} fd00:50::/48 metric 10 proto static{ways}"));
+        for (words, ways) in [("del blackhole", ""), ("replace", " via fd00:1::4")] {
+            route("add", " via fd00:1::2");
+            route("prepend blackhole", "");
+            route("replace", " nexthop via fd00:1::2 dev a nexthop via fd00:1::3 dev a");
+            let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+            world.apply(monitor.changes().unwrap());
+            route(words, ways);
+            world.apply(monitor.changes().unwrap());
+            assert_eq!(world.of_the_test(), World::afresh().of_the_test(), "{words}");
+            ip("-6 route flush proto static");
+        }
+    });
+}
+
 /// One command of `ip`, in the network namespace of the calling thread.
 fn ip(arguments: &str) {
-    let output = std::process::Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
