@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use control::proxy::{
@@ -25,6 +25,9 @@ use socket::segment::Segment;
 use system_tests::script::{COMMON, ECHO};
 use system_tests::{PATIENCE, Process, Rack, place, port};
 use tempfile::TempDir;
+
+#[path = "windows/connects.rs"]
+mod connects;
 
 const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;
@@ -63,6 +66,8 @@ struct Said {
 struct Monitor {
     channel: Arc<Channel>,
     said: Arc<Mutex<Said>>,
+    /// Held while programs get no answer.
+    silence: Arc<Mutex<()>>,
 }
 
 impl Monitor {
@@ -73,7 +78,7 @@ impl Monitor {
         let (heard, from) = (Arc::clone(&said), Arc::clone(&channel));
         // It ends with the proxy.
         std::thread::spawn(move || listen_to_proxy(&from, &heard));
-        let monitor = Self { channel, said };
+        let monitor = Self { channel, said, silence: Arc::default() };
         monitor.answer_programs(own, rack);
         monitor
     }
@@ -83,12 +88,19 @@ impl Monitor {
         rustix::net::bind(&socket, &SocketAddrUnix::new(rack.join(SOCKET_NAME)).expect("a path")).expect("a name");
         rustix::net::listen(&socket, 64).expect("a listener");
         let (channel, said) = (Arc::clone(&self.channel), Arc::clone(&self.said));
+        let silence = Arc::clone(&self.silence);
         // It ends with the test's process: nothing is left to tidy up after it.
         std::thread::spawn(move || {
             while let Ok(asker) = rustix::net::accept(&socket) {
+                drop(silence.lock());
                 answer(&asker, own, &channel, &said);
             }
         });
+    }
+
+    /// Programs get no answer for as long as the guard lives.
+    fn keep_silent(&self) -> MutexGuard<'_, ()> {
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&self, message: &ToProxy) {

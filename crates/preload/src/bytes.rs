@@ -4,7 +4,7 @@ use crate::{count_or_errno, real, set_errno, sockets};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::connection::{Connection, Flags, Pipe, total_bytes};
-use socket::lifecycle::Stream;
+use socket::lifecycle::{self, Stream};
 use socket::system::errno;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
@@ -102,6 +102,8 @@ pub(crate) fn counted_receive_with(stream: &Stream, flags: c_int, result: isize)
 pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
     if result > 0 {
         stream.count_received(result as usize);
+    } else if result < 0 {
+        go_on_connecting();
     }
     result
 }
@@ -109,8 +111,21 @@ pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
 pub(crate) fn counted_send(stream: &Stream, result: isize) -> isize {
     if result > 0 {
         stream.count_sent(result as usize);
+    } else if result < 0 {
+        go_on_connecting();
     }
     result
+}
+
+/// A program may find out by sending or receiving, again and again, whether a connect has come to its end.
+fn go_on_connecting() {
+    if lifecycle::is_any_pending() {
+        // SAFETY: libc's own variable of this thread.
+        let error = unsafe { *libc::__errno_location() };
+        lifecycle::advance_connects();
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = error };
+    }
 }
 
 #[unsafe(no_mangle)]

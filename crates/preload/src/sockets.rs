@@ -102,8 +102,13 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
             }
             result
         }
-        // SAFETY: the C caller's.
-        _ => unsafe { real::shutdown(fd, how) },
+        entry => {
+            if let Entry::Stream(stream) = entry {
+                lifecycle::abandon_connect(stream);
+            }
+            // SAFETY: the C caller's.
+            unsafe { real::shutdown(fd, how) }
+        }
     }
 }
 
@@ -132,6 +137,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    lifecycle::advance_connects();
     match table::get(fd) {
         Entry::Connection(connection) => match connection.tuple() {
             Some(_) if connection.is_reset() => zero_or_errno(Err(Errno::NOTCONN)),
@@ -152,6 +158,7 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    lifecycle::advance_connects();
     match table::get(fd) {
         Entry::Connection(connection) => {
             // SAFETY: the C caller's.

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)] // Numbers of descriptors are turned back into descriptors.
 
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -141,17 +141,33 @@ impl HiddenFd {
         let flags = if inheritable { FdFlags::empty() } else { FdFlags::CLOEXEC };
         rustix::io::fcntl_setfd(self.fd()?, flags)
     }
+
+    /// The descriptor itself, at the number it has and hidden no more; `None` when an optional one has been released.
+    pub fn show(self) -> Option<OwnedFd> {
+        let number = ManuallyDrop::new(self).leave_slot()?;
+        // SAFETY: open, and nobody's since the slot gave it up.
+        Some(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// Takes the number out of the table, before it is closed or somebody else's, and frees the slot.
+    fn leave_slot(&self) -> Option<RawFd> {
+        let slot = usize::from(self.slot);
+        let number = number_in(DESCRIPTORS[slot].swap(TAKEN, Ordering::AcqRel));
+        if let Some(number) = number {
+            SLOT_OF[number as usize].store(0, Ordering::Release);
+        }
+        DESCRIPTORS[slot].store(FREE, Ordering::Release);
+        push_free(self.slot);
+        number
+    }
 }
 
 impl Drop for HiddenFd {
     fn drop(&mut self) {
-        let slot = usize::from(self.slot);
-        let last = DESCRIPTORS[slot].swap(TAKEN, Ordering::AcqRel);
-        if let Some(number) = number_in(last) {
-            forget_and_close(number);
+        if let Some(number) = self.leave_slot() {
+            // SAFETY: the slot that owned it has just given it up, so that nobody else closes it.
+            unsafe { rustix::io::close(number) };
         }
-        DESCRIPTORS[slot].store(FREE, Ordering::Release);
-        push_free(self.slot);
     }
 }
 
@@ -529,6 +545,18 @@ mod tests {
         assert!(rustix::io::fcntl_getfd(hidden.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC));
         drop(hidden);
         assert!(!is_hidden(number) || inode_at(number) != Some(file), "another test may have the number by now");
+    }
+
+    #[test]
+    fn a_descriptor_that_is_shown_keeps_its_number_and_is_hidden_no_more() {
+        let _turn = turn();
+        let (read, _write) = pipe();
+        let inode = inode(&read);
+        let hidden = HiddenFd::hide(read, Need::Required).unwrap();
+        let number = hidden.raw();
+        let shown = hidden.show().unwrap();
+        assert_eq!((shown.as_raw_fd(), is_hidden(number), inode_at(number)), (number, false, Some(inode)));
+        drop(shown);
     }
 
     #[test]

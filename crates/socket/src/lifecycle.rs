@@ -20,7 +20,7 @@ pub use descriptor::{
 };
 pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
-pub use pending::{advance as advance_connects, is_any_pending, is_pending};
+pub use pending::{abandon as abandon_connect, advance as advance_connects, is_any_pending, is_looked_at, is_pending};
 pub use sockopt::{get_option, note_option, refusal, set_option};
 
 use crate::address::Family;
@@ -53,7 +53,7 @@ struct StreamInner {
     descriptors: Vec<RawFd>,
     options: OptionRecord,
     slot: Option<ConnectionSlot>,
-    /// A connect that waits for room in the listener's backlog.
+    /// A connect that waits in the background.
     pending: Option<pending::Pending>,
 }
 
@@ -241,9 +241,9 @@ pub fn after_fork_in_parent() {
 pub fn after_fork_in_child() {
     let mask = MASK_AROUND_FORK.load(Ordering::Relaxed);
     crate::signals::after_fork_in_child();
-    pending::after_fork_in_child();
     crate::connection::after_fork_in_child();
     unlock_after_fork();
+    pending::after_fork_in_child();
     crate::interest::after_fork_in_child();
     descriptor::after_fork_in_child();
     if let Some(ledger) = LEDGER.get() {

@@ -8,11 +8,9 @@
 //!   no REASON                 no; REASON is a word of `FallbackReason`
 //! ```
 
-#![allow(unsafe_code)] // A descriptor for poll.
-
 use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -20,10 +18,8 @@ use ledger::FallbackReason;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::clock::now_ns;
 use crate::descriptors::close;
 use crate::rack::Rack;
-use crate::system;
 
 /// Name of the monitor's socket in the rack directory.
 pub const SOCKET_NAME: &str = "monitor.sock";
@@ -32,7 +28,7 @@ pub const QUESTION: &str = "far 1 ";
 /// Bytes of a question or an answer at most.
 pub const PACKET_BYTES_MAX: usize = 256;
 /// How long an answer may take: it crosses a link twice, and a machine under load keeps it waiting.
-const ANSWER_WAIT_NS: u64 = 3_000_000_000;
+pub const ANSWER_WAIT_NS: u64 = 3_000_000_000;
 
 /// What the monitor says of a listener of another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,36 +77,36 @@ pub fn is_there(rack: &Rack) -> bool {
     socket_path(rack).is_some_and(|path| rustix::fs::stat(&path).is_ok())
 }
 
-/// Asks, and waits for the answer; [`FallbackReason::LinkDown`] when none comes.
-pub fn ask(rack: &Rack, destination: SocketAddr) -> Answer {
-    let Some(path) = socket_path(rack) else { return Answer::No(FallbackReason::RackUnavailable) };
+/// Asks. The answer comes to the descriptor, for [`answer`]; `None`: too many others are asking just now.
+///
+/// # Errors
+/// Why nobody can be asked; [`FallbackReason::LinkDown`] where the monitor does not run.
+pub fn ask(rack: &Rack, destination: SocketAddr) -> Result<Option<OwnedFd>, FallbackReason> {
+    let path = socket_path(rack).ok_or(FallbackReason::RackUnavailable)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let Ok(socket) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
-        return Answer::No(FallbackReason::ResourceLimit);
-    };
-    let answer = ask_on(&socket, &path, destination);
-    close(socket);
-    answer.unwrap_or(Answer::No(FallbackReason::LinkDown))
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|_| FallbackReason::ResourceLimit)?;
+    match ask_on(&socket, &path, destination) {
+        Ok(()) => Ok(Some(socket)),
+        Err(errno) => {
+            close(socket);
+            if errno == Errno::AGAIN { Ok(None) } else { Err(FallbackReason::LinkDown) }
+        }
+    }
 }
 
-fn ask_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> Result<Answer, Errno> {
+fn ask_on(socket: &OwnedFd, path: &PathBuf, destination: SocketAddr) -> Result<(), Errno> {
     rustix::net::connect(socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::send(socket, question(destination).as_bytes(), SendFlags::NOSIGNAL)?;
-    let deadline_ns = now_ns().saturating_add(ANSWER_WAIT_NS);
+    rustix::net::send(socket, question(destination).as_bytes(), SendFlags::NOSIGNAL).map(|_| ())
+}
+
+/// The answer to a question, without waiting. `None`: it is not there yet.
+pub fn answer(question: BorrowedFd<'_>) -> Option<Answer> {
     let mut packet = [0_u8; PACKET_BYTES_MAX];
-    loop {
-        match rustix::net::recv(socket.as_fd(), &mut packet, RecvFlags::DONTWAIT) {
-            Ok((length, _)) => return Answer::decode(&packet[..length]).ok_or(Errno::PROTO),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-        let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
-        if left_ms == 0 {
-            return Err(Errno::TIMEDOUT);
-        }
-        let mut entry = [libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-        // A signal only means another look: a connect that has begun comes to its end.
-        let _ = system::poll(&mut entry, i32::try_from(left_ms).unwrap_or(i32::MAX));
+    match rustix::net::recv(question, &mut packet, RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        Ok((length, _)) => Some(Answer::decode(&packet[..length]).unwrap_or(Answer::No(FallbackReason::LinkDown))),
+        Err(_) => Some(Answer::No(FallbackReason::LinkDown)),
     }
 }
 
@@ -158,6 +154,6 @@ mod tests {
         let path = socket_path(&rack).unwrap();
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(is_there(&rack));
-        assert_eq!(ask(&rack, address("127.77.0.2:80")), Answer::No(FallbackReason::LinkDown));
+        assert_eq!(ask(&rack, address("127.77.0.2:80")).unwrap_err(), FallbackReason::LinkDown);
     }
 }

@@ -476,13 +476,19 @@ fn waits_to_connect(fd: RawFd) -> bool {
     matches!(table::get(fd), Entry::Stream(stream) if lifecycle::is_pending(stream))
 }
 
+/// Whether the kernel's answer is not the program's yet: another thread may just be putting something else in the place
+/// of a socket whose connect waits. Only that TCP has given up counts, and not while kernel TCP is begun with.
+fn is_still_connecting(answer: &pollfd) -> bool {
+    let Entry::Stream(stream) = table::get(answer.fd) else { return false };
+    lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_looked_at(stream))
+}
+
 /// Of foreign descriptors and listeners; the others are looked at.
 fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     let (answers, lanes) = entries.split_at(fds.len());
     for (entry, answer) in fds.iter_mut().zip(answers) {
         match Kind::of(entry.fd) {
-            // Another thread may just be putting something else in the place of a socket whose connect waits.
-            Kind::Foreign if answer.revents & POLLERR == 0 && waits_to_connect(entry.fd) => entry.revents = 0,
+            Kind::Foreign if is_still_connecting(answer) => entry.revents = 0,
             Kind::Foreign => entry.revents = answer.revents,
             Kind::Listener(listener) => {
                 let lane_fd = listener.lane_fd();

@@ -3,15 +3,15 @@
 //!
 //! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
 //! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
-//! work at once is a reason to take kernel TCP instead. Only a connection to another node waits, in [`far`], for the
-//! answer from there.
+//! work at once is a reason to take kernel TCP instead. Only a connection to another node is not done at once: it is
+//! [`Underway`] until the answer from there has come.
 
 #![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
 
 mod far;
 
 pub(crate) use far::adopt as adopt_in_windows;
-pub use far::{Reply, answer, connect_in_windows, leads_far, listen_for_far, may_lend};
+pub use far::{Progress, Reply, Underway, answer, connect_in_windows, leads_far, listen_for_far, may_lend};
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -169,13 +169,13 @@ impl NoLane {
 ///
 /// # Errors
 /// As [`connect_in`], and `RackUnavailable`.
-pub fn connect(to: SocketAddr, bound: Option<SocketAddr>) -> Result<Connected, FallbackReason> {
+pub fn connect(to: SocketAddr, bound: Option<SocketAddr>) -> Result<Progress, FallbackReason> {
     let node = crate::lifecycle::settings().node;
     let request = Request { destination: to, source: bound, node, opener: Opener::Program };
     connect_now(&request).map_err(|no_lane| no_lane.reason)
 }
 
-fn connect_now(request: &Request) -> Result<Connected, NoLane> {
+fn connect_now(request: &Request) -> Result<Progress, NoLane> {
     // Asked before the rack is opened, because a program that only talks to other machines needs none.
     let route = request.route();
     let may_be_far = request.may_be_far(&route);
@@ -186,9 +186,9 @@ fn connect_now(request: &Request) -> Result<Connected, NoLane> {
     let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
     let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
     if may_be_far && monitor::is_there(&rack) {
-        return far::connect(&rack, request, lifeline);
+        return far::connect(rack, request, lifeline);
     }
-    connect_by(&rack, route?, lifeline, request.opener)
+    connect_by(&rack, route?, lifeline, request.opener).map(Progress::Connected)
 }
 
 /// What a program asks of `connect`.

@@ -8,7 +8,7 @@ use crate::connection::{Connection, Origin};
 use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
 use crate::limit;
-use crate::rendezvous::{self, Connected};
+use crate::rendezvous::{self, Connected, Progress, Underway};
 use crate::signals::Moment;
 use crate::system;
 use crate::table::{self, Entry};
@@ -21,6 +21,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// How long a blocking connect waits at a full backlog before it gives up: as long as Linux sends SYNs.
 const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
+/// How long a non-blocking connect to another node waits for the answer from there before it goes to the background.
+/// Answers come within some 100 us, and who has got one in the call does without looks, naps and a second socket; but
+/// where monitor or proxy are slow, an event loop is not to stand still for longer than its own turns take.
+const ANSWER_WAIT_NS: u64 = 5_000_000;
 
 /// What `connect` came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +42,10 @@ pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
         (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => Outcome::Answered(dissolve(connection)),
         (Entry::Connection(_), Err(error)) => Outcome::Answered(Err(error)),
         (Entry::Stream(stream), Ok(destination)) => connect_stream(fd, stream, destination),
+        (Entry::Stream(stream), Err(Errno::AFNOSUPPORT)) => {
+            pending::abandon(stream);
+            Outcome::Kernel
+        }
         _ => Outcome::Kernel,
     }
 }
@@ -57,22 +65,12 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
-    if pending::is_pending(stream) {
-        return wait_for_room(fd, stream, || pending::outcome(fd), || Ok(()));
-    }
-    if stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
+    let is_pending = pending::is_pending(stream);
+    if !is_pending && stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
-    let bound = inspect::local_of(fd).ok();
-    let look = || match attempt(destination, bound) {
-        Attempt::Full => None,
-        outcome => Some(settle(fd, stream, destination, outcome)),
-    };
-    let begin = || {
-        let begun = pending::begin(fd, stream, destination, bound);
-        begun.map_err(|_| fall_back(fd, stream, destination, FallbackReason::BacklogFull))
-    };
-    wait_for_room(fd, stream, look, begin)
+    let bound = if is_pending { None } else { inspect::local_of(fd).ok() };
+    Call { fd, stream, destination, bound, is_pending, underway: None }.run()
 }
 
 /// What one try came to.
@@ -80,73 +78,133 @@ pub(super) enum Attempt {
     Connected(Box<Connected>),
     /// The listener's backlog is full.
     Full,
+    /// Others have to say something first.
+    Underway(Box<Underway>),
     NoLane(FallbackReason),
 }
 
-pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>) -> Attempt {
-    let connected = limit::above_when_needed(
-        || rendezvous::connect(destination, bound),
-        |reason| *reason == FallbackReason::ResourceLimit,
-    );
-    match connected {
-        Ok(connected) => Attempt::Connected(Box::new(connected)),
+/// Goes on with a connect that is under way, or begins one.
+pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>, underway: Option<Box<Underway>>) -> Attempt {
+    let has_run_out = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
+    let gone_on = underway.map(|underway| underway.go_on());
+    let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
+    match progress.unwrap_or_else(|| limit::above_when_needed(|| rendezvous::connect(destination, bound), has_run_out))
+    {
+        Ok(Progress::Connected(connected)) => Attempt::Connected(Box::new(connected)),
+        Ok(Progress::Underway(underway)) => Attempt::Underway(Box::new(underway)),
         Err(FallbackReason::BacklogFull) => Attempt::Full,
         Err(reason) => Attempt::NoLane(reason),
     }
 }
 
-fn settle(fd: RawFd, stream: &'static Stream, destination: SocketAddr, outcome: Attempt) -> Outcome {
-    match outcome {
-        Attempt::Connected(connected) => match install(fd, stream, *connected) {
-            Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
-            Ok(_) => Outcome::Answered(Ok(())),
-            Err(_) => fall_back(fd, stream, destination, FallbackReason::ResourceLimit),
-        },
-        Attempt::Full => fall_back(fd, stream, destination, FallbackReason::BacklogFull),
-        Attempt::NoLane(reason) => fall_back(fd, stream, destination, reason),
-    }
-}
-
-/// A blocking connect waits at a full backlog, as TCP's does. One that does not wait, or is interrupted, or has waited
-/// for long enough, goes on in the background. `look` answers once there was room.
-fn wait_for_room(
+/// A call of `connect` for a socket that is not connected.
+struct Call {
     fd: RawFd,
     stream: &'static Stream,
-    look: impl Fn() -> Option<Outcome>,
-    begin: impl FnOnce() -> Result<(), Outcome>,
-) -> Outcome {
-    if let Some(outcome) = look() {
-        return outcome;
-    }
-    let answer = if waits(fd) {
-        match wait_longer_for_room(stream, &look) {
-            Ok(outcome) => return outcome,
-            Err(error) => error,
-        }
-    } else if pending::is_pending(stream) {
-        Errno::ALREADY
-    } else {
-        Errno::INPROGRESS
-    };
-    begin().map_or_else(|outcome| outcome, |()| Outcome::Answered(Err(answer)))
+    destination: SocketAddr,
+    bound: Option<SocketAddr>,
+    /// An earlier call has sent the connect to the background.
+    is_pending: bool,
+    underway: Option<Box<Underway>>,
 }
 
-/// `INTR` after a signal, `INPROGRESS` when the program's time is up, as Linux has it.
-fn wait_longer_for_room(stream: &Stream, look: impl Fn() -> Option<Outcome>) -> Result<Outcome, Errno> {
-    let timeout_ns = stream.with_options(|options| options.send_timeout_ns());
-    let limit_ns = if timeout_ns == 0 { BACKLOG_WAIT_NS } else { timeout_ns.min(BACKLOG_WAIT_NS) };
-    let (began, began_ns) = (Moment::now(), now_ns());
-    while now_ns() - began_ns < limit_ns {
-        // SAFETY: no mask.
-        let slept = unsafe { system::ppoll(&mut [], Some(pending::LOOK_EVERY_NS), std::ptr::null()) };
-        if slept == Err(Errno::INTR) && (timeout_ns != 0 || !began.goes_on()) {
-            return Err(Errno::INTR);
+/// How long a call waits.
+struct Patience {
+    limit_ns: u64,
+    /// A signal ends the wait; else only one whose handler wants that does.
+    has_timeout: bool,
+    /// The answer when it is over.
+    answer: Errno,
+}
+
+impl Call {
+    fn run(mut self) -> Outcome {
+        if let Some(outcome) = self.look() {
+            return outcome;
         }
-        if let Some(outcome) = look() {
-            return Ok(outcome);
+        match self.wait() {
+            Ok(outcome) => outcome,
+            Err(error) if self.is_pending || error == Errno::TIMEDOUT => Outcome::Answered(Err(error)),
+            Err(error) => self.go_to_background(error),
         }
     }
-    if limit_ns < BACKLOG_WAIT_NS { Err(Errno::INPROGRESS) } else { Ok(Outcome::Answered(Err(Errno::TIMEDOUT))) }
+
+    /// The outcome, once there is one.
+    fn look(&mut self) -> Option<Outcome> {
+        if self.is_pending {
+            return pending::outcome(self.fd);
+        }
+        match attempt(self.destination, self.bound, self.underway.take()) {
+            Attempt::Full => None,
+            Attempt::Underway(underway) => {
+                self.underway = Some(underway);
+                None
+            }
+            Attempt::Connected(connected) => Some(self.install(*connected)),
+            Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.destination, reason)),
+        }
+    }
+
+    fn install(&self, connected: Connected) -> Outcome {
+        match install(self.fd, self.stream, connected) {
+            Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
+            Ok(_) => Outcome::Answered(Ok(())),
+            Err(_) => fall_back(self.fd, self.stream, self.destination, FallbackReason::ResourceLimit),
+        }
+    }
+
+    /// Waits as TCP's connect does: `INTR` after a signal, `INPROGRESS` when the program's time is up.
+    fn wait(&mut self) -> Result<Outcome, Errno> {
+        let patience = self.patience();
+        let (began, began_ns) = (Moment::now(), now_ns());
+        loop {
+            let left_ns = patience.limit_ns.saturating_sub(now_ns() - began_ns);
+            if left_ns == 0 {
+                return Err(patience.answer);
+            }
+            if self.sleep(left_ns) == Err(Errno::INTR) && (patience.has_timeout || !began.goes_on()) {
+                return Err(if waits(self.fd) { Errno::INTR } else { patience.answer });
+            }
+            if let Some(outcome) = self.look() {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    fn patience(&self) -> Patience {
+        let answer = if self.is_pending { Errno::ALREADY } else { Errno::INPROGRESS };
+        if !waits(self.fd) {
+            // While others wait, it is to the background at once: many calls in turn are not to add up.
+            let waits_for_answer = self.underway.is_some() && !pending::is_any_pending();
+            return Patience { limit_ns: if waits_for_answer { ANSWER_WAIT_NS } else { 0 }, has_timeout: true, answer };
+        }
+        match self.stream.with_options(|options| options.send_timeout_ns()) {
+            0 => Patience { limit_ns: BACKLOG_WAIT_NS, has_timeout: false, answer: Errno::TIMEDOUT },
+            limit_ns @ ..BACKLOG_WAIT_NS => Patience { limit_ns, has_timeout: true, answer },
+            _ => Patience { limit_ns: BACKLOG_WAIT_NS, has_timeout: true, answer: Errno::TIMEDOUT },
+        }
+    }
+
+    /// Until others have spoken, or for as long as a full backlog is left alone.
+    fn sleep(&self, left_ns: u64) -> Result<usize, Errno> {
+        let awaits = self.underway.as_ref().map(|underway| underway.awaits());
+        let (fd, until_ns) = match awaits {
+            Some((Some(place), deadline_ns)) => (place.as_raw_fd(), deadline_ns.saturating_sub(now_ns())),
+            _ => (-1, pending::LOOK_EVERY_NS),
+        };
+        let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        // SAFETY: no mask.
+        unsafe { system::ppoll(&mut entry, Some(until_ns.min(left_ns)), std::ptr::null()) }
+    }
+
+    fn go_to_background(self, answer: Errno) -> Outcome {
+        let Self { fd, stream, destination, bound, underway, .. } = self;
+        let reason = if underway.is_some() { FallbackReason::ResourceLimit } else { FallbackReason::BacklogFull };
+        match pending::begin(fd, stream, destination, bound, underway) {
+            Ok(()) => Outcome::Answered(Err(answer)),
+            Err(_) => fall_back(fd, stream, destination, reason),
+        }
+    }
 }
 
 /// Whether the program's descriptor is in blocking mode.
@@ -171,7 +229,7 @@ pub(super) fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, rea
 
 /// The kernel refuses the connection in its own way, blocking or not: it is sent to a port that is taken and does not
 /// listen.
-fn refuse(fd: RawFd) -> Outcome {
+pub(super) fn refuse(fd: RawFd) -> Outcome {
     let is_v6 = inspect::local_of(fd).is_ok_and(|local| local.is_ipv6());
     let nowhere: SocketAddr = if is_v6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
     let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };

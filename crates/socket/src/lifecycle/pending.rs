@@ -1,15 +1,18 @@
-//! Connects that wait in the background for room in a listener's backlog, as TCP's do when nobody answers their SYN.
+//! Connects that wait in the background: for room in a listener's backlog, as TCP's do when nobody answers their SYN,
+//! or for what monitor and proxy say of another node's listener.
 //!
 //! The program's socket really waits in the kernel, for an answer that never comes: it is connected to a *silent*
 //! listener of our own, whose backlog is full. So every call about it answers what it answers of a TCP socket that is
-//! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness try the lane listener again.
+//! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness, or ask how the connect goes, look
+//! whether it can go on; no step of it waits.
 
-use super::connect::{Attempt, attempt, install};
+use super::connect::{Attempt, attempt, fall_back, install, refuse};
 use super::{Outcome, STREAMS, Stream, StreamInner, inspect};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
 use crate::lock::{Guard, Lock};
+use crate::rendezvous::{Connected, Underway};
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
@@ -21,7 +24,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Between two looks whether a full backlog has room.
+/// Between two looks at a connect that waits.
 pub(crate) const LOOK_EVERY_NS: u64 = 1_000_000;
 
 /// Connects of this process that wait.
@@ -37,7 +40,16 @@ pub(super) struct Pending {
     pub destination: SocketAddr,
     /// What the socket was bound to before.
     pub bound: Option<SocketAddr>,
+    turn: Turn,
     _counted: Counted,
+}
+
+/// Whose turn it is with a connect that waits.
+enum Turn {
+    /// Whoever looks next: with what is under way to another node, or to try from the beginning.
+    Next(Option<Box<Underway>>),
+    /// Somebody is looking.
+    Taken,
 }
 
 struct Counted;
@@ -59,6 +71,12 @@ pub fn is_pending(stream: &Stream) -> bool {
     is_any_pending() && stream.with(|inner| inner.pending.is_some())
 }
 
+/// Whether somebody is just looking at this socket's connect, and may be ending it.
+pub fn is_looked_at(stream: &Stream) -> bool {
+    let is_taken = |pending: &Pending| matches!(pending.turn, Turn::Taken);
+    is_any_pending() && stream.with(|inner| inner.pending.as_ref().is_some_and(is_taken))
+}
+
 /// Sends the connect of `fd` to the background.
 ///
 /// # Errors
@@ -68,18 +86,20 @@ pub(super) fn begin(
     stream: &Stream,
     destination: SocketAddr,
     bound: Option<SocketAddr>,
+    underway: Option<Box<Underway>>,
 ) -> Result<(), Errno> {
     if is_pending(stream) {
         return Ok(());
     }
     connect_to_nobody(fd)?;
     COUNT.fetch_add(1, Ordering::SeqCst);
-    stream.with(|inner| inner.pending = Some(Pending { destination, bound, _counted: Counted }));
+    let pending = Pending { destination, bound, turn: Turn::Next(underway), _counted: Counted };
+    stream.with(|inner| inner.pending = Some(pending));
     interest::wake_sleepers();
     Ok(())
 }
 
-/// Looks, now and then, whether connects that wait find room. Those who wait for readiness call this before they look.
+/// Looks, now and then, whether connects that wait can go on. Those who wait for readiness call this before they look.
 #[inline]
 pub fn advance() {
     if is_any_pending() {
@@ -93,25 +113,25 @@ fn advance_now_and_then() {
     let is_due = now.wrapping_sub(looked) > TICKS_PER_MILLISECOND / 2;
     if is_due && LOOKED_TICKS.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
         let mut full = None;
-        STREAMS.for_each(|stream| advance_one(stream, &mut full));
+        // A handler that jumped away would leave a turn taken for ever.
+        system::without_signals(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
     }
 }
 
 /// `full`: a destination that has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
-    let Some(waiting) = stream.with(Waiting::of).filter(|waiting| Some(waiting.destination) != *full) else { return };
-    let outcome = attempt(waiting.destination, waiting.bound);
-    if matches!(outcome, Attempt::Full) {
-        *full = Some(waiting.destination);
-        return;
-    }
-    // A close in another thread comes before this, or finds what has become of the descriptor.
-    system::without_signals(|| {
-        let _guard = ENDING.lock();
-        if stream.with(Waiting::of) == Some(waiting) {
-            end(stream, waiting, outcome);
+    let Some((waiting, underway)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
+    let left = match attempt(waiting.destination, waiting.bound, underway) {
+        Attempt::Full => {
+            *full = Some(waiting.destination);
+            None
         }
-    });
+        Attempt::Underway(underway) => Some(underway),
+        Attempt::Connected(connected) => return end(stream, waiting, Ok(connected)),
+        Attempt::NoLane(reason) => return end(stream, waiting, Err(reason)),
+    };
+    // What a socket leaves that was closed meanwhile is dropped without its lock.
+    let _left = stream.with(|inner| waiting.give_turn_back(inner, left));
 }
 
 /// A connect that waits, as it was before a try.
@@ -123,24 +143,56 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn of(inner: &mut StreamInner) -> Option<Self> {
+    fn of(inner: &StreamInner) -> Option<Self> {
         let fd = inner.descriptors.first().copied()?;
         inner.pending.as_ref().map(|&Pending { destination, bound, .. }| Self { fd, destination, bound })
     }
-}
 
-fn end(stream: &'static Stream, waiting: Waiting, outcome: Attempt) {
-    match outcome {
-        // One that cannot be installed is dropped, and tried again.
-        Attempt::Connected(connected) => {
-            if install(waiting.fd, stream, *connected).is_ok()
-                && let Entry::Connection(connection) = table::get(waiting.fd)
-            {
-                connection.report_connect_later(true);
+    /// Unless it is somebody else's turn, or there is nothing to find out before `full` has room.
+    fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<Underway>>)> {
+        let waiting = Self::of(inner)?;
+        let turn = &mut inner.pending.as_mut()?.turn;
+        let is_vain = matches!(turn, Turn::Next(None)) && Some(waiting.destination) == full;
+        match std::mem::replace(turn, Turn::Taken) {
+            Turn::Next(underway) if !is_vain => Some((waiting, underway)),
+            kept => {
+                *turn = kept;
+                None
             }
         }
-        Attempt::NoLane(reason) => give_to_kernel(stream, waiting, reason),
-        Attempt::Full => {}
+    }
+
+    /// Answers what it is not for any more.
+    fn give_turn_back(self, inner: &mut StreamInner, underway: Option<Box<Underway>>) -> Option<Box<Underway>> {
+        let is_mine = Self::of(inner) == Some(self);
+        match inner.pending.as_mut().map(|pending| &mut pending.turn) {
+            Some(turn @ Turn::Taken) if is_mine => {
+                *turn = Turn::Next(underway);
+                None
+            }
+            _ => underway,
+        }
+    }
+}
+
+/// A close in another thread comes before this, or finds what has become of the descriptor.
+fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Connected>, FallbackReason>) {
+    let _guard = ENDING.lock();
+    if stream.with(|inner| Waiting::of(inner)) != Some(waiting) {
+        return;
+    }
+    match outcome {
+        Ok(connected) => finish(stream, waiting, *connected),
+        Err(reason) => give_to_kernel(stream, waiting, reason),
+    }
+}
+
+fn finish(stream: &'static Stream, waiting: Waiting, connected: Connected) {
+    if install(waiting.fd, stream, connected).is_err() {
+        // It is dropped, and tried again.
+        drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
+    } else if let Entry::Connection(connection) = table::get(waiting.fd) {
+        connection.report_connect_later(true);
     }
 }
 
@@ -150,9 +202,15 @@ fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackRea
     // SAFETY: the program's descriptor, which is open while its connect is not ended.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let _ = rustix::net::connect_unspec(socket);
-    let _ = without_waiting(fd, || match super::connect::fall_back(fd, stream, destination, reason) {
-        Outcome::Kernel => rustix::net::connect(socket, &destination),
-        Outcome::Answered(result) => result,
+    let _ = without_waiting(fd, || {
+        let begun = match fall_back(fd, stream, destination, reason) {
+            Outcome::Kernel => rustix::net::connect(socket, &destination),
+            Outcome::Answered(result) => result,
+        };
+        // What TCP says at once, such as that there is no route, has no call any more that could answer it.
+        if begun.is_err_and(|errno| errno != Errno::INPROGRESS) {
+            refuse(fd);
+        }
     });
     // Only now: a socket that does not connect looks to other threads like one that has, and has been left.
     drop(stream.with(|inner| inner.pending.take()));
@@ -173,10 +231,23 @@ pub(super) fn hold_off() -> Option<Guard<'static>> {
     if is_any_pending() { ENDING.enter() } else { None }
 }
 
-/// In the child of a fork: what waits is the parent's to go on with.
+/// The program takes back what it has asked for: by `shutdown`, or by `connect` to no address.
+pub fn abandon(stream: &Stream) {
+    if is_pending(stream) {
+        let _guard = hold_off();
+        drop(stream.with(|inner| inner.pending.take()));
+    }
+}
+
+/// In the child of a fork, once the streams are free: what waits is the parent's to go on with. The socket is both's: a
+/// child that gave it to the kernel would take it from the parent.
 pub(super) fn after_fork_in_child() {
     SILENCE_LOCK.reset();
     ENDING.reset();
+    if is_any_pending() {
+        STREAMS.for_each(|stream| drop(stream.with(|inner| inner.pending.take())));
+        COUNT.store(0, Ordering::SeqCst);
+    }
 }
 
 /// A listener of our own whose backlog is full: who connects to it hears nothing.

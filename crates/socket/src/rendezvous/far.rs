@@ -17,7 +17,7 @@
 //! ```
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use fabric::shm;
@@ -30,9 +30,9 @@ use super::{
     Connected, LaneListener, NoLane, Request, Route, approach, bind_tuple, check_trusted, introduce, listen_as,
     new_lifeline, path_in, reach, receive_with_descriptors, send_with_descriptor, spread_u32,
 };
-use crate::address::{canonical, destination};
+use crate::address::{Tuple, canonical, destination};
 use crate::clock::now_ns;
-use crate::descriptors::close;
+use crate::descriptors::{HiddenFd, Need, close};
 use crate::hello::{Hello, Place};
 use crate::loan;
 use crate::model::{MODEL_BYTES, Model, ModelledLink};
@@ -40,7 +40,6 @@ use crate::monitor::{self, Answer};
 use crate::rack::{ListenerName, Rack, RackLock};
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment, Side};
 use crate::spin::{Spin, Turn};
-use crate::system;
 
 const REPLY_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
 const MODEL_OFFSET: usize = 40;
@@ -143,38 +142,169 @@ impl Request {
     }
 }
 
-/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
-/// asked to see to it.
-pub(super) fn connect(rack: &Rack, request: &Request, lifeline: OwnedFd) -> Result<Connected, NoLane> {
-    let destination = destination(request.destination);
-    let name = ListenerName::far(destination);
-    let ask = || match monitor::ask(rack, destination) {
-        Answer::Ready { node } => Ok(node),
-        Answer::No(reason) => Err(NoLane::because(reason)),
-    };
-    // A node has one address; only for a destination of the other family it must be asked for.
-    let known = request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
-    let known = known.filter(|_| rack.is_live(&name) == Ok(true));
-    let node = known.map_or_else(ask, Ok)?;
-    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    let route = request.far_route(node)?;
-    let tuple = bind_tuple(lifeline.as_fd(), &route, spread_u32(), request.opener).map_err(broken)?;
-    match reach(rack, lifeline.as_fd(), &[name]) {
-        // It has its name and does not listen yet, or does not any more: the monitor sees to it.
-        Err(no_lane) if known.is_some() && no_lane.reason == FallbackReason::NoListener => {
-            ask()?;
-            reach(rack, lifeline.as_fd(), &[name])?;
-        }
-        reached => reached?,
-    }
-    let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
-    settle(connected)
+/// How far a connect has come that need not be waited for.
+#[derive(Debug)]
+pub enum Progress {
+    /// There.
+    Connected(Connected),
+    /// Others have to say something first.
+    Underway(Underway),
 }
 
-/// Waits for the reply, and moves to the place that it names.
-fn settle(connected: Connected) -> Result<Connected, NoLane> {
+/// A connection to another node that waits for what others say: no step of it does. Its descriptors are hidden.
+#[derive(Debug)]
+pub struct Underway {
+    stage: Stage,
+    deadline_ns: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Asked(Asked),
+    Introduced(Introduced),
+}
+
+/// The monitor is to see to it that the proxy stands in for the listener.
+#[derive(Debug)]
+struct Asked {
+    rack: Arc<Rack>,
+    request: Request,
+    lifeline: HiddenFd,
+    /// The lifeline's, if that has one already.
+    tuple: Option<Tuple>,
+    /// Nothing while too many others ask.
+    question: Option<HiddenFd>,
+}
+
+/// The proxy has got the hello, and is to reply.
+#[derive(Debug)]
+struct Introduced {
+    lifeline: HiddenFd,
+    tuple: Tuple,
+    segment: Segment,
+    memfd: Option<HiddenFd>,
+}
+
+/// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
+/// asked to see to it.
+pub(super) fn connect(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd) -> Result<Progress, NoLane> {
+    let destination = destination(request.destination);
+    let name = ListenerName::far(destination);
+    // A node has one address; only for a destination of the other family it must be asked for.
+    let known = request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
+    let Some(node) = known.filter(|_| rack.is_live(&name) == Ok(true)) else {
+        return ask(rack, request, lifeline, None);
+    };
+    let tuple = bind(request, &lifeline, node)?;
+    match reach(&rack, lifeline.as_fd(), &[name]) {
+        // It has its name and does not listen yet, or does not any more: the monitor sees to it.
+        Err(no_lane) if no_lane.reason == FallbackReason::NoListener => ask(rack, request, lifeline, Some(tuple)),
+        reached => reached.and_then(|()| say_hello(lifeline, tuple)),
+    }
+}
+
+fn bind(request: &Request, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    let (reply, memory) = wait_for_reply(connected.lifeline.as_fd()).map_err(&broken)?;
+    bind_tuple(lifeline.as_fd(), &request.far_route(node)?, spread_u32(), request.opener).map_err(broken)
+}
+
+fn hide(fd: OwnedFd) -> Result<HiddenFd, NoLane> {
+    HiddenFd::hide(fd, Need::Required).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+}
+
+fn ask(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
+    let question = question(&rack, request)?;
+    let asked = Asked { rack, request: *request, lifeline: hide(lifeline)?, tuple, question };
+    Ok(Progress::Underway(Underway::new(Stage::Asked(asked), monitor::ANSWER_WAIT_NS)))
+}
+
+fn question(rack: &Rack, request: &Request) -> Result<Option<HiddenFd>, NoLane> {
+    monitor::ask(rack, destination(request.destination)).map_err(NoLane::because)?.map(hide).transpose()
+}
+
+fn say_hello(lifeline: OwnedFd, tuple: Tuple) -> Result<Progress, NoLane> {
+    let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
+    if let Some(reply) = look_awake(connected.lifeline.as_fd()) {
+        return settle(connected, reply).map(Progress::Connected);
+    }
+    let Connected { lifeline, tuple, segment, memfd, .. } = connected;
+    let memfd = memfd.map(hide).transpose()?;
+    let introduced = Introduced { lifeline: hide(lifeline)?, tuple, segment, memfd };
+    Ok(Progress::Underway(Underway::new(Stage::Introduced(introduced), REPLY_WAIT_NS)))
+}
+
+impl Underway {
+    fn new(stage: Stage, wait_ns: u64) -> Self {
+        Self { stage, deadline_ns: now_ns().saturating_add(wait_ns) }
+    }
+
+    /// Goes on as far as others have spoken.
+    ///
+    /// # Errors
+    /// Why there is no lane; a reason that something ran out for may have gone if the connect is begun anew.
+    pub fn go_on(self) -> Result<Progress, FallbackReason> {
+        let progress = match self.stage {
+            Stage::Asked(asked) => asked.go_on(self.deadline_ns),
+            Stage::Introduced(introduced) => introduced.go_on(self.deadline_ns),
+        };
+        progress.map_err(|no_lane| no_lane.reason)
+    }
+
+    /// Where the next word comes, if there is such a place, and until when it counts.
+    pub fn awaits(&self) -> (Option<BorrowedFd<'_>>, u64) {
+        let place = match &self.stage {
+            Stage::Asked(asked) => asked.question.as_ref().and_then(HiddenFd::get),
+            Stage::Introduced(introduced) => introduced.lifeline.get(),
+        };
+        (place, self.deadline_ns)
+    }
+}
+
+impl Asked {
+    fn go_on(mut self, deadline_ns: u64) -> Result<Progress, NoLane> {
+        if self.question.is_none() {
+            self.question = question(&self.rack, &self.request)?;
+        }
+        match self.question.as_ref().and_then(HiddenFd::get).and_then(monitor::answer) {
+            Some(Answer::Ready { node }) => self.meet(node),
+            Some(Answer::No(reason)) => Err(NoLane::because(reason)),
+            None if now_ns() >= deadline_ns => Err(NoLane::because(FallbackReason::LinkDown)),
+            None => Ok(Progress::Underway(Underway { stage: Stage::Asked(self), deadline_ns })),
+        }
+    }
+
+    fn meet(self, node: IpAddr) -> Result<Progress, NoLane> {
+        let Self { rack, request, lifeline, tuple, .. } = self;
+        let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
+        let tuple = tuple.map_or_else(|| bind(&request, &lifeline, node), Ok)?;
+        reach(&rack, lifeline.as_fd(), &[ListenerName::far(destination(request.destination))])?;
+        say_hello(lifeline, tuple)
+    }
+}
+
+impl Introduced {
+    fn go_on(self, deadline_ns: u64) -> Result<Progress, NoLane> {
+        match self.lifeline.get().and_then(look) {
+            Some(reply) => settle(self.show()?, reply).map(Progress::Connected),
+            None if now_ns() >= deadline_ns => Err(NoLane::failed(FallbackReason::HandshakeFailed, Errno::TIMEDOUT)),
+            None => Ok(Progress::Underway(Underway { stage: Stage::Introduced(self), deadline_ns })),
+        }
+    }
+
+    fn show(self) -> Result<Connected, NoLane> {
+        let Self { lifeline, tuple, segment, memfd } = self;
+        let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
+        Ok(Connected { lifeline, tuple, segment, memfd: memfd.and_then(HiddenFd::show), is_far: true })
+    }
+}
+
+/// A proxy's reply and the descriptor with it, or what came instead.
+type Heard = Result<(Reply, Option<OwnedFd>), Errno>;
+
+/// Moves to the place that a reply names.
+fn settle(connected: Connected, heard: Heard) -> Result<Connected, NoLane> {
+    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+    let (reply, memory) = heard.map_err(&broken)?;
     match (reply, memory) {
         (Reply::Taken(None), None) => Ok(connected),
         (Reply::Taken(Some(place)), Some(memory)) => {
@@ -199,36 +329,32 @@ fn settle(connected: Connected) -> Result<Connected, NoLane> {
     }
 }
 
-fn wait_for_reply(lifeline: BorrowedFd<'_>) -> Result<(Reply, Option<OwnedFd>), Errno> {
-    let deadline_ns = now_ns().saturating_add(REPLY_WAIT_NS);
+/// Whether the proxy has replied.
+fn look(lifeline: BorrowedFd<'_>) -> Option<Heard> {
+    let mut bytes = [0_u8; REPLY_BYTES];
+    match receive_with_descriptors(lifeline, &mut bytes) {
+        Ok((0, fds, _)) => {
+            fds.into_iter().for_each(close);
+            Some(Err(Errno::CONNRESET))
+        }
+        Ok((length, mut fds, _)) => {
+            let memory = fds.pop();
+            fds.into_iter().for_each(close);
+            Some(Reply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO))
+        }
+        Err(Errno::AGAIN | Errno::INTR) => None,
+        Err(errno) => Some(Err(errno)),
+    }
+}
+
+/// Looks for the reply for as long as being awake is worth it: most come within that.
+fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
     let mut spin = Spin::new();
-    let mut is_awake = true;
     loop {
-        let mut bytes = [0_u8; REPLY_BYTES];
-        match receive_with_descriptors(lifeline, &mut bytes) {
-            Ok((0, fds, _)) => {
-                fds.into_iter().for_each(close);
-                return Err(Errno::CONNRESET);
-            }
-            Ok((length, mut fds, _)) => {
-                let memory = fds.pop();
-                fds.into_iter().for_each(close);
-                return Reply::decode(&bytes[..length]).map(|reply| (reply, memory)).ok_or(Errno::PROTO);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        let heard = look(lifeline);
+        if heard.is_some() || spin.turn_of(LOOKS_PER_CALL) == Turn::Sleep {
+            return heard;
         }
-        is_awake = is_awake && spin.turn_of(LOOKS_PER_CALL) != Turn::Sleep;
-        if is_awake {
-            continue;
-        }
-        let left_ms = deadline_ns.saturating_sub(now_ns()).div_ceil(1_000_000);
-        if left_ms == 0 {
-            return Err(Errno::TIMEDOUT);
-        }
-        let mut entry = [libc::pollfd { fd: lifeline.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-        // A signal only means another look: a connect that has begun comes to its end.
-        let _ = system::poll(&mut entry, i32::try_from(left_ms).unwrap_or(i32::MAX));
     }
 }
 
@@ -341,6 +467,7 @@ mod tests {
     use fabric::timed::LinkTiming;
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+    use std::os::fd::AsRawFd;
     use std::thread::JoinHandle;
 
     const SERVER: &str = "127.77.0.2:6379";
@@ -358,16 +485,36 @@ mod tests {
         Arc::new(scratch.rack())
     }
 
-    fn connect_to(rack: &Rack) -> Result<Connected, NoLane> {
-        connect(rack, &request(), unix_stream().unwrap())
+    fn connect_to(rack: &Arc<Rack>) -> Result<Connected, FallbackReason> {
+        let mut progress = connect(Arc::clone(rack), &request(), unix_stream().unwrap()).map_err(|none| none.reason)?;
+        loop {
+            progress = match progress {
+                Progress::Connected(connected) => return Ok(connected),
+                Progress::Underway(underway) => underway.go_on()?,
+            };
+            std::thread::yield_now();
+        }
+    }
+
+    fn begin(rack: &Arc<Rack>) -> Underway {
+        match connect(Arc::clone(rack), &request(), unix_stream().unwrap()).unwrap() {
+            Progress::Underway(underway) => underway,
+            Progress::Connected(connected) => panic!("{connected:?}"),
+        }
+    }
+
+    /// A monitor that answers nobody.
+    fn deaf_monitor(rack: &Rack, backlog: i32) -> OwnedFd {
+        let path = rack.path().join("../..").join(monitor::SOCKET_NAME);
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, backlog).unwrap();
+        socket
     }
 
     /// A monitor that answers one question, after `before`.
     fn monitor(rack: &Rack, answer: Answer, before: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-        let path = rack.path().join("../..").join(monitor::SOCKET_NAME);
-        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        rustix::net::listen(&socket, 1).unwrap();
+        let socket = deaf_monitor(rack, 1);
         std::thread::spawn(move || {
             let asker = rustix::net::accept(&socket).unwrap();
             let mut packet = [0; monitor::PACKET_BYTES_MAX];
@@ -453,7 +600,7 @@ mod tests {
         let scratch = Scratch::new();
         let rack = node(&scratch);
         let monitor = monitor(&rack, Answer::No(FallbackReason::PeerRefused), || ());
-        assert_eq!(connect_to(&rack).unwrap_err().reason, FallbackReason::PeerRefused);
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PeerRefused);
         monitor.join().unwrap();
         for (errno, reason) in [
             (Errno::CONNREFUSED, FallbackReason::NoListener),
@@ -462,9 +609,45 @@ mod tests {
             (Errno::IO, FallbackReason::HandshakeFailed),
         ] {
             let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), Reply::Refused(errno), None);
-            assert_eq!(connect_to(&rack).unwrap_err().reason, reason);
+            assert_eq!(connect_to(&rack).unwrap_err(), reason);
             taking.join().unwrap();
         }
+    }
+
+    #[test]
+    fn a_connection_under_way_waits_for_nobody_keeps_out_of_sight_and_ends_at_its_deadline() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let _deaf_monitor = deaf_monitor(&rack, 8);
+        let ends_with = |reason| {
+            let (place, deadline_ns) = (begin(&rack), now_ns() + REPLY_WAIT_NS);
+            assert!(crate::descriptors::is_hidden(place.awaits().0.unwrap().as_raw_fd()));
+            assert!(place.awaits().1 <= deadline_ns);
+            let Progress::Underway(mut underway) = place.go_on().unwrap() else { panic!("who has answered?") };
+            underway.deadline_ns = now_ns();
+            assert_eq!(underway.go_on().unwrap_err(), reason);
+        };
+        ends_with(FallbackReason::LinkDown);
+        let _deaf_proxy = listen_for_far(&rack, address(SERVER), 8).unwrap();
+        ends_with(FallbackReason::HandshakeFailed);
+    }
+
+    #[test]
+    fn a_monitor_whom_too_many_ask_is_asked_once_there_is_room() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let monitor = deaf_monitor(&rack, 0);
+        let mut asking = Vec::new();
+        while let Some(question) = monitor::ask(&rack, address(SERVER)).unwrap() {
+            asking.push(question);
+        }
+        let underway = begin(&rack);
+        assert!(underway.awaits().0.is_none());
+        asking.iter().for_each(|_| drop(rustix::net::accept(&monitor).unwrap()));
+        let Progress::Underway(underway) = underway.go_on().unwrap() else { panic!("who has answered?") };
+        assert!(underway.awaits().0.is_some());
     }
 
     #[test]
@@ -478,7 +661,7 @@ mod tests {
                 std::thread::yield_now();
             }
         });
-        assert_eq!(connect_to(&rack).unwrap_err().reason, FallbackReason::HandshakeFailed);
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::HandshakeFailed);
         going.join().unwrap();
     }
 
