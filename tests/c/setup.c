@@ -387,6 +387,64 @@ TEST(a_connect_that_waits_can_be_closed)
     greet(&at, listener);
 }
 
+TEST(a_connect_that_waits_can_be_taken_back)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    int shut = waiting_connect(&at, &before), dissolved = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    CHECK_ERR(connect(dissolved, ADDRESS(&at), at.size), EINPROGRESS);
+    OK(shutdown(shut, SHUT_RDWR));
+    OK(connect(dissolved, &nobody, sizeof nobody));
+    accept_all(listener, before);
+    await(shut, POLLHUP);
+    await(dissolved, POLLHUP);
+    expect_silent(listener, POLLIN);
+    greet(&at, listener);
+    // A socket that is connected to nobody can be connected again.
+    CHECK_ERR(connect(dissolved, ADDRESS(&at), at.size), EINPROGRESS);
+    await(dissolved, POLLOUT);
+    CHECK_EQ(pending_error(dissolved), 0);
+    accept_from(listener);
+}
+
+TEST(a_connect_that_waits_is_one_connection_after_a_fork)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    int fd = waiting_connect(&at, &before);
+    pid_t child = fork_child();
+    if (child == 0) {
+        pause_ms(SILENCE_MS);
+        poll_once(fd, POLLIN, SILENCE_MS);
+        _exit(0);
+    }
+    accept_all(listener, before);
+    wait_child(child);
+    await(fd, POLLOUT);
+    ping_pong(fd, accept_from(listener));
+    expect_silent(listener, POLLIN);
+}
+
+TEST(a_connect_that_waits_is_seen_by_who_only_sends)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), before;
+    struct address at = name_of(listener);
+    int fd = waiting_connect(&at, &before);
+    accept_all(listener, before);
+    ssize_t sent = -1;
+    for (int tried = 0; tried < 5000 && sent < 0; tried++) {
+        sent = send(fd, "hello", 5, 0);
+        CHECK(sent == 5 || errno == EAGAIN);
+        pause_ms(1);
+    }
+    CHECK_EQ(sent, 5);
+    expect(accept_from(listener), "hello");
+}
+
 TEST(a_connect_that_waits_is_refused_once_nobody_listens)
 {
     struct address any = ip4("127.0.0.1", 0);
