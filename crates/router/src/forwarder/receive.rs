@@ -1,6 +1,6 @@
 //! Frames and packets that the fast path left aside: taken apart slowly, and told why when they go no further.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use packet::ethernet::{EtherType, Frame};
 use packet::mld::Query;
@@ -168,7 +168,8 @@ impl Forwarder {
         if is_near && is_discovery(&packet) {
             return Ok((Verdict::Discovery, packet.total_bytes()));
         }
-        if is_near && Query::of(&packet).is_some() {
+        // To whichever address of the port (RFC 3810, section 5.1.15).
+        if Query::of(&packet).is_some() && (is_near || self.is_of_port(origin, destination)) {
             return Ok((Verdict::Query, packet.total_bytes()));
         }
         self.check_source(source.into(), origin)?;
@@ -187,12 +188,16 @@ impl Forwarder {
         if !destination.is_unicast_link_local() {
             return Ok((Verdict::Forward, packet.total_bytes()));
         }
-        match origin {
-            Origin::Port(port) if self.addresses(port).iter().any(|own| own.addr() == destination) => {
-                Ok((Verdict::OwnLinkLocal, packet.total_bytes()))
-            }
-            _ => Err(DropReason::LinkLocal),
+        if self.is_of_port(origin, destination) {
+            Ok((Verdict::OwnLinkLocal, packet.total_bytes()))
+        } else {
+            Err(DropReason::LinkLocal)
         }
+    }
+
+    /// Whether it is an address of the port that the packet came in at.
+    fn is_of_port(&self, origin: Origin, address: Ipv6Addr) -> bool {
+        matches!(origin, Origin::Port(port) if self.addresses(port).iter().any(|own| own.addr() == address))
     }
 
     /// Options are done here, whoever is next to have the packet.

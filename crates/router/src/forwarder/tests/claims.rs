@@ -306,20 +306,28 @@ fn a_port_without_addresses_of_ipv6_has_no_groups() {
 
 /// A query of a router of the link, to all nodes.
 fn query(port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8> {
-    let (source, all) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x99), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let mut frame = query_to(all, port, response_max_ms, group, is_v1);
+    frame[..6].copy_from_slice(&MacAddress::of_multicast_v6(all).0);
+    frame
+}
+
+/// The same to one address.
+fn query_to(destination: Ipv6Addr, port: u8, response_max_ms: u16, group: Ipv6Addr, is_v1: bool) -> Vec<u8> {
+    let source = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x99);
     let [a, b] = response_max_ms.to_be_bytes();
     let mut message = [&[mld::QUERY, 0, 0, 0, a, b, 0, 0][..], &group.octets()].concat();
     message.extend(if is_v1 { &[][..] } else { &[2, 125, 0, 0] });
-    let pseudo = packet::icmpv6::pseudo(source, all, message.len());
+    let pseudo = packet::icmpv6::pseudo(source, destination, message.len());
     let checksum = pseudo.add_bytes(&message).checksum().to_be_bytes();
     message[2..4].copy_from_slice(&checksum);
     let payload = [&[Protocol::ICMPV6.0, 0, 5, 2, 0, 0, 1, 0][..], &message].concat();
     let change = |header: &mut ipv6::Repr| {
-        (header.source, header.destination) = (source, all);
+        (header.source, header.destination) = (source, destination);
         (header.next_header, header.hop_limit) = (ipv6::HOP_BY_HOP, mld::HOP_LIMIT);
     };
     let mut frame = V6::with(change).payload(payload).frame();
-    frame[..6].copy_from_slice(&MacAddress::of_multicast_v6(all).0);
+    frame[..6].copy_from_slice(&own_mac(port).0);
     frame[6..12].copy_from_slice(&host_mac(port, 9).0);
     frame
 }
@@ -373,6 +381,18 @@ fn who_asks_for_listeners_is_answered_in_time_and_of_single_groups_only_when_the
         let answers = answers(&mut world, 40);
         assert!((1..=2).contains(&answers.len()) && answers.iter().all(|(_, report)| reported(report) == says));
         assert!(answers.len() == 1 || [first, second] == [own, all], "{first} and {second}: {}", answers.len());
+    }
+}
+
+/// RFC 3810, section 5.1.15: to whichever address of the port.
+#[test]
+fn who_asks_one_address_of_the_port_is_answered_and_no_other_address() {
+    let (group, elsewhere) = (Ipv6Addr::UNSPECIFIED, own_v6(0));
+    for (destination, count) in [(own_v6(1), 1), (link_local(0), 1), (elsewhere, 0), (host_v6(1, 2), 0)] {
+        let mut world = settled();
+        world.receive(1, &query_to(destination, 1, 1000, group, false));
+        let reports = answers(&mut world, 40).into_iter().filter(|(_, frame)| is_report(frame)).count();
+        assert_eq!(reports, count, "{destination}");
     }
 }
 
