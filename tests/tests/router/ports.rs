@@ -11,7 +11,7 @@ use packet::{Protocol, arp, icmpv4, ipv4, ipv6, ndisc};
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use serde_json::Value;
-use system_tests::{PATIENCE, Process};
+use system_tests::{PATIENCE, Process, place};
 
 use crate::cluster::{Lab, PLAIN, wait_until};
 
@@ -343,6 +343,71 @@ fn a_device_that_comes_again_brings_its_networks_and_routes() {
     lab.wait_for_route("a", "198.51.100.7", Some("b"));
     lab.ping("h1", "10.77.2.2").must_succeed();
     lab.ping("h1", "fd77:2::2").must_succeed();
+}
+
+/// Who came by AF_XDP is told by the address that the interface had, and has room for packets that it carried.
+#[test]
+fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
+    let namespaces = ["a", "b", "h1", "h2"];
+    let Some(lab) = Lab::new("a_port_follows_the_address_and_the_mtu_of_its_interface", &namespaces) else { return };
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    for kind in ["auto", "af-packet"] {
+        lab.write(&PLAIN.replace("\"eth0\"\n", &format!("\"eth0\"\nkind = \"{kind}\"\n")));
+        lab.up();
+        lab.ping("h1", "10.77.2.2").must_succeed();
+        lab.ip("a", &["link", "set", "eth0", "address", "02:00:00:00:05:05"]);
+        lab.ip("h1", &["neighbour", "flush", "dev", "eth0"]);
+        wait_until("a way by the new address", || lab.ping("h1", "10.77.2.2").status.success());
+        for (at, mtu) in [("a", "3000"), ("b", "3000"), ("h1", "3000"), ("h2", "3000")] {
+            lab.ip(at, &["link", "set", "eth0", "mtu", mtu]);
+        }
+        let long = || {
+            let mut ping = lab.at("h1", place::tool("ping"));
+            Process::start(ping.args(["-n", "-c", "2", "-i", "0.2", "-w", "5", "-M", "do", "-s", "2900", "10.77.2.2"]))
+        };
+        wait_until("long packets", || long().wait(PATIENCE).status.success());
+        Process::start(&mut lab.command("down", &[])).wait(PATIENCE).must_succeed();
+        for at in namespaces {
+            lab.ip(at, &["link", "set", "eth0", "mtu", "1500"]);
+        }
+        lab.ip("a", &["link", "set", "eth0", "address", "02:00:00:00:05:04"]);
+        lab.ip("h1", &["neighbour", "flush", "dev", "eth0"]);
+    }
+}
+
+/// What `ip route` can say of a way: a router that is on no network of the port, and that a search ends.
+#[test]
+fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
+    let namespaces = ["a", "b", "h1", "h2"];
+    let Some(lab) = Lab::new("routes_by_a_router_of_no_network_lead_there", &namespaces) else { return };
+    lab.join(("a", "eth0"), ("h1", "eth0"), 1);
+    lab.join(("b", "eth0"), ("h2", "eth0"), 2);
+    for words in ["address add 203.0.113.9/32 dev eth0", "address add fd99::9/128 dev eth0 nodad"] {
+        lab.ip("h2", &words.split(' ').collect::<Vec<_>>());
+    }
+    for words in ["address add 198.51.100.1/24 dev lo", "address add fd51::1/64 dev lo nodad"] {
+        lab.ip("h2", &words.split(' ').collect::<Vec<_>>());
+    }
+    for words in [
+        "route add 198.51.100.0/24 via 203.0.113.9 dev eth0 onlink",
+        "-6 route add fd51::/64 via fd99::9 dev eth0 onlink",
+    ] {
+        lab.ip("b", &words.split(' ').collect::<Vec<_>>());
+    }
+    lab.write(PLAIN);
+    lab.up();
+    for address in ["198.51.100.1", "fd51::1"] {
+        lab.wait_for_route("a", address, Some("b"));
+        lab.ping("h1", address).must_succeed();
+    }
+    lab.ip("b", &["route", "add", "throw", "198.51.100.0/28"]);
+    wait_until("the end of a search", || lab.routes("a", "198.51.100.1")[0]["kind"] == "throw");
+    let finished = lab.ping("h1", "198.51.100.1");
+    assert!(finished.stdout.contains("Destination Net Unreachable"), "{finished}");
+    lab.ip("b", &["route", "del", "throw", "198.51.100.0/28"]);
+    lab.wait_for_route("a", "198.51.100.1", Some("b"));
+    lab.ping("h1", "198.51.100.1").must_succeed();
 }
 
 /// Port `eth1` comes before the TAP, which keeps what it knows by another number, and goes again.

@@ -42,6 +42,8 @@ pub const COMMANDS_MAX: usize = 4096;
 pub enum Command {
     /// A port is plugged in, in the place of what was there.
     Plug(PortId, Box<dyn Port + Send>),
+    /// A port is to be closed, and another one plugged in soon: [`Report::ClosedOne`].
+    Close(PortId),
     /// A port has become this.
     Port(PortId, PortConfig),
     /// These ports are there no longer. What stays plugged in gets these numbers: by number, which it had before.
@@ -103,6 +105,8 @@ pub enum Report {
     /// A port's device is gone, of those that there were after so many rearrangements. To close what is left of it may
     /// take the kernel long.
     Unplugged(PortId, io::Error, Box<dyn Port + Send>, u64),
+    /// A port was taken out as it was told, of those that there were after so many rearrangements.
+    ClosedOne(PortId, Box<dyn Port + Send>, u64),
     /// Ports that the node no longer has: to close them may take the kernel long, too.
     Closed(Vec<Box<dyn Port + Send>>),
     /// Whether the interconnect has begun anew.
@@ -327,13 +331,17 @@ impl Forwarding {
 
     /// A port whose device is gone: what waits for it goes nowhere.
     fn unplug(&mut self, port: PortId, error: io::Error) {
-        let closed = self.ports[usize::from(port.0)].take();
+        if let Some(closed) = self.take_out(port) {
+            self.report(Report::Unplugged(port, error, closed, self.rearrangements));
+        }
+    }
+
+    fn take_out(&mut self, port: PortId) -> Option<Box<dyn Port + Send>> {
+        let taken = self.ports.get_mut(usize::from(port.0))?.take();
         self.frames.drain(..).for_each(|frame| self.parts.pool.free(frame));
         let Parts { output, pool, .. } = &mut self.parts;
         output.to_port(port).drain(..).for_each(|frame| pool.free(frame));
-        if let Some(closed) = closed {
-            self.report(Report::Unplugged(port, error, closed, self.rearrangements));
-        }
+        taken
     }
 
     fn receive_from_kernel(&mut self) -> bool {
@@ -427,6 +435,11 @@ impl Forwarding {
                 let index = usize::from(port.0);
                 self.ports.resize_with(self.ports.len().max(index + 1), || None);
                 self.ports[index] = Some(plugged);
+            }
+            Command::Close(port) => {
+                if let Some(closed) = self.take_out(port) {
+                    self.report(Report::ClosedOne(port, closed, self.rearrangements));
+                }
             }
             Command::Port(port, config) => {
                 let set = forwarder.set_port(now, port, config, pool, output);

@@ -259,6 +259,11 @@ impl Local {
         Some(PortId(index as u8))
     }
 
+    /// The interface of a port, as the kernel has it.
+    pub fn link(&self, port: PortId) -> Option<&Link> {
+        self.links.get(&self.ports[usize::from(port.0)].interface?)
+    }
+
     /// A port as it is.
     pub fn port(&self, port: PortId) -> &PortConfig {
         &self.ports[usize::from(port.0)].config

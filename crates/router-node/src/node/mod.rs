@@ -212,9 +212,14 @@ impl Settings {
 }
 
 /// What is remembered of a port.
+#[derive(Default)]
 struct PortMemory {
     kind: &'static str,
     fallback: Option<String>,
+    /// What its interface was when it was opened; nothing while it is being opened again.
+    fit: Option<plugs::Fit>,
+    /// Why it could not be opened again, as the log was told.
+    replug_fault: Option<String>,
     /// When to look for its device again, once that is gone.
     replug_at_ns: Option<u64>,
     /// Files of packets begin when all nodes have met, or at this moment.
@@ -345,14 +350,14 @@ impl Node {
         let node = self.settings.node().clone();
         let mut plugged = Vec::new();
         for (place, of_file) in node.ports.iter().enumerate() {
-            let plugs::Plug { port, config, interface, kind, fallback } = self.open(place)?;
+            let plugs::Plug { port, config, interface, kind, fallback, fit } = self.open(place)?;
             self.local.add_port(Opened { interface, config }, of_file);
             if let Some(reason) = &fallback {
                 warn!(port = of_file.device, "by {kind}: {reason}");
             }
             info!(port = of_file.device, "plugged in by {kind}");
             let (port, waiting) = self.port_and_waiting(of_file, port);
-            self.ports.push(PortMemory { kind, fallback, replug_at_ns: None, waiting, mtu_cut: None });
+            self.ports.push(PortMemory { kind, fallback, fit, waiting, ..PortMemory::default() });
             plugged.extend(port.map(|port| (place, port)));
         }
         self.local.set_static(&node);
@@ -550,6 +555,12 @@ impl Node {
                     }
                 }
                 Report::Closed(ports) => drop(ports),
+                Report::ClosedOne(port, closed, after) => {
+                    drop(closed);
+                    if after == self.rearrangements {
+                        self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns);
+                    }
+                }
                 Report::Renewed(Ok(())) => info!("the interconnect has begun anew"),
                 Report::Renewed(Err(error)) => self.fault = Some(error.into()),
                 Report::Away(away_ns, packets) => {
@@ -645,21 +656,51 @@ impl Node {
                 continue;
             }
             match self.open(place) {
-                Ok(plugs::Plug { port, interface, kind, fallback, .. }) => {
+                Ok(plugs::Plug { port, interface, kind, fallback, fit, .. }) => {
                     info!(port = self.device(PortId(place as u8)), "plugged in again by {kind}");
                     let mtu_cut = self.ports[place].mtu_cut.take();
-                    self.ports[place] = PortMemory { kind, fallback, replug_at_ns: None, waiting: None, mtu_cut };
+                    self.ports[place] = PortMemory { kind, fallback, fit, mtu_cut, ..PortMemory::default() };
                     if let Some(port) = port {
                         self.tell(Command::Plug(PortId(place as u8), port));
                     }
                     self.local.set_interface(PortId(place as u8), interface);
                     is_back = true;
                 }
-                Err(_) => self.ports[place].replug_at_ns = Some(now_ns + REPLUG_NS),
+                Err(error) => self.try_again_later(place, &error, now_ns),
             }
         }
         if is_back {
             self.kernel.all().into_iter().for_each(|change| self.local.kernel(change));
+        }
+    }
+
+    /// The log is told once why. A device that is gone was told of already.
+    fn try_again_later(&mut self, place: usize, error: &NodeError, now_ns: u64) {
+        let has_device = self.local.link(PortId(place as u8)).is_some();
+        let memory = &mut self.ports[place];
+        memory.replug_at_ns = Some(now_ns + REPLUG_NS);
+        let fault = Some(error.to_string()).filter(|_| has_device);
+        if memory.replug_fault != fault {
+            if let Some(fault) = &fault {
+                warn!("a port stays unplugged, and is tried again: {fault}");
+            }
+            memory.replug_fault = fault;
+        }
+    }
+
+    /// Ports whose interface has become what they cannot follow are closed, and opened again then: both at a time
+    /// there cannot be.
+    fn close_unfit(&mut self) {
+        for place in 0..self.ports.len() {
+            let port = PortId(place as u8);
+            let Some(link) = self.local.link(port) else { continue };
+            if self.ports[place].fit.take_if(|fit| !fit.is_of(link)).is_some() {
+                let mac = link.mac.map_or_else(String::new, |mac| format!(" and address {mac}"));
+                info!(port = self.device(port), "is opened again, for MTU {}{mac}", link.mtu_bytes);
+                // At once when it is closed; by then in any case, whatever number it has.
+                self.ports[place].replug_at_ns = Some(self.now_ns() + REPLUG_NS);
+                self.tell(Command::Close(port));
+            }
         }
     }
 
@@ -671,6 +712,7 @@ impl Node {
             Ok(changes) => changes.into_iter().for_each(|change: Change| self.local.kernel(change)),
             Err(error) => error!("the kernel's news: {error}"),
         }
+        self.close_unfit();
         self.netlink_resyncs = self.kernel.resyncs();
         let unreadable = self.kernel.unreadable();
         if unreadable > std::mem::replace(&mut self.unreadable, unreadable) && unreadable.is_power_of_two() {

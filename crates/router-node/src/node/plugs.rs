@@ -9,7 +9,7 @@ use packet::ipv4;
 use pcie::host::path::Path as LinkPath;
 use router::{NodeId, Port, PortConfig};
 use router_ports::ethernet::{self, Backend};
-use router_ports::netlink::Requests;
+use router_ports::netlink::{Link, Requests};
 use router_ports::{Interface, InterfaceIndex, LocalAddresses, Namespace, PcapError, PcapPort, Sysctls, Tap, Tun};
 
 use super::NodeError;
@@ -35,6 +35,25 @@ pub struct Plug {
     pub kind: &'static str,
     /// Why it is not reached by what was asked for first.
     pub fallback: Option<String>,
+    /// What it needs its interface to stay.
+    pub fit: Option<Fit>,
+}
+
+/// What an interface was when a port was opened there, as far as the port cannot follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Frames to it alone are seen, where that is so.
+    mac: Option<MacAddress>,
+    /// The port has room for so long packets.
+    mtu_bytes: u32,
+}
+
+impl Fit {
+    /// Whether the port that was opened so still sees all frames.
+    pub fn is_of(&self, link: &Link) -> bool {
+        let has_its_mac = self.mac.is_none() || link.mac.is_none() || self.mac == link.mac;
+        has_its_mac && link.mtu_bytes <= self.mtu_bytes
+    }
 }
 
 /// What opening a port takes.
@@ -99,7 +118,7 @@ fn vlan(opening: &Opening<'_>) -> Plug {
     // Nobody answers out of a file.
     let parent = opening.node.ports.iter().find(|port| Some(&port.device) == of_file.parent.as_ref());
     config.probes = parent.is_some_and(|parent| parent.kind != PortKind::Pcap);
-    Plug { port: None, config, interface: None, kind: PortKind::Vlan.word(), fallback: None }
+    Plug { port: None, config, interface: None, kind: PortKind::Vlan.word(), fallback: None, fit: None }
 }
 
 fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut Sysctls) -> Result<Plug, String> {
@@ -121,6 +140,11 @@ fn open_ethernet(opening: &Opening<'_>, backend: Option<Backend>, sysctls: &mut 
         interface: Some(interface.index),
         kind: kind.word(),
         fallback: opened.fallback_reason,
+        // The program at the interface looks for its address.
+        fit: Some(Fit {
+            mac: (opened.backend == Backend::Xdp).then_some(interface.mac),
+            mtu_bytes: interface.mtu_bytes,
+        }),
     })
 }
 
@@ -136,7 +160,8 @@ fn open_tap(opening: &Opening<'_>) -> Result<Plug, String> {
     requests.set_up(tap.interface()).map_err(|error| error.to_string())?;
     let mut config = PortConfig::new(own_mac(opening.seed), mtu_bytes);
     config.probes = true;
-    Ok(Plug { port: Some(Box::new(tap)), config, interface: None, kind: PortKind::Tap.word(), fallback: None })
+    let kind = PortKind::Tap.word();
+    Ok(Plug { port: Some(Box::new(tap)), config, interface: None, kind, fallback: None, fit: None })
 }
 
 /// Gives the interface of a TAP port that is open the MTU that the file says now.
@@ -157,7 +182,8 @@ fn open_pcap(opening: &Opening<'_>) -> Result<Plug, NodeError> {
     let input = PcapPort::open(path(&of_file.input).as_deref(), None).map_err(failed("input"))?;
     let port = input.with_output(path(&of_file.output).as_deref()).map_err(failed("output"))?;
     let config = PortConfig::new(own_mac(opening.seed), of_file.mtu_bytes.unwrap_or(MTU_BYTES_UNSAID));
-    Ok(Plug { port: Some(Box::new(port)), config, interface: None, kind: PortKind::Pcap.word(), fallback: None })
+    let kind = PortKind::Pcap.word();
+    Ok(Plug { port: Some(Box::new(port)), config, interface: None, kind, fallback: None, fit: None })
 }
 
 /// A locally administered address, the same whenever the node is started.

@@ -147,8 +147,8 @@ impl Node {
                     let memory = former[*place].take().expect("each port stays once");
                     (memory, Ok(PortId(*place as u8)))
                 }
-                (None, Some(Plug { port, config, interface, kind, fallback })) => {
-                    let memory = PortMemory { kind, fallback, replug_at_ns: None, waiting: None, mtu_cut: None };
+                (None, Some(Plug { port, config, interface, kind, fallback, fit })) => {
+                    let memory = PortMemory { kind, fallback, fit, ..PortMemory::default() };
                     plugged.extend(port.map(|port| (opened.len(), port)));
                     (memory, Err(Opened { interface, config }))
                 }
