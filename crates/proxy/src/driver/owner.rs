@@ -262,14 +262,19 @@ impl Owner {
                 self.look_at_kernel(events, Some(Timespec::default()));
                 self.check_peers();
             }
-            let turn = self.turn();
-            if turn.gives_way {
-                rustix::thread::sched_yield();
-            }
-            if !turn.progressed || self.is_over {
+            if !self.turn_with_manners() || self.is_over {
                 return;
             }
         }
+    }
+
+    /// A turn, and others run if it is to give way. Says whether it came to something.
+    fn turn_with_manners(&mut self) -> bool {
+        let turn = self.turn();
+        if turn.gives_way {
+            rustix::thread::sched_yield();
+        }
+        turn.progressed
     }
 
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
@@ -295,7 +300,7 @@ impl Owner {
                 Wait::Sleep => return false,
             }
             spin.note_look(now_ns());
-            if self.turn().progressed {
+            if self.turn_with_manners() {
                 return true;
             }
         }

@@ -13,9 +13,9 @@ use fabric::{Inbound, Outbound};
 
 /// For how long after a short message streams give way to the next one.
 const COMPANY_NS: u64 = 10_000_000;
-/// Bytes that an engine carries in company before others may run. Of 8, 32 and 128 KiB, the middle one leaves the
-/// lowest p99 to a ping-pong.
-const CARRIED_BYTES_MAX: u64 = 32 << 10;
+/// For how long an engine carries streams in company before others may run, to the end of a turn. Time, and not bytes:
+/// what a ping-pong waits for is the former, and memory is four times as fast here as there.
+const CARRIES_NS_MAX: u64 = 5_000;
 
 /// What an engine knows of its company.
 #[derive(Debug, Default)]
@@ -24,8 +24,10 @@ pub(super) struct Manners {
     has_handed_on: bool,
     /// When they last did.
     handed_on_ns: Option<u64>,
-    /// Bytes carried until others last were let run.
+    /// Bytes carried until the last turn.
     carried_bytes: u64,
+    /// Since when each turn has carried some, and others were not let run.
+    carries_since_ns: Option<u64>,
 }
 
 impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
@@ -43,13 +45,23 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         if !self.is_crowded {
             return false;
         }
-        let carried_bytes = self.counters.bytes_sent + self.counters.bytes_received;
-        let has_carried = carried_bytes - self.manners.carried_bytes >= CARRIED_BYTES_MAX;
-        let gives_way = has_handed_on || (has_carried && self.has_company());
+        let has_carried_long = self.has_carried_long();
+        let gives_way = has_handed_on || (has_carried_long && self.has_company());
         if gives_way {
-            self.manners.carried_bytes = carried_bytes;
+            self.manners.carries_since_ns = None;
         }
         gives_way
+    }
+
+    /// Whether turns have carried something for so long, this one among them.
+    fn has_carried_long(&mut self) -> bool {
+        let carried_bytes = self.counters.bytes_sent + self.counters.bytes_received;
+        if std::mem::replace(&mut self.manners.carried_bytes, carried_bytes) == carried_bytes {
+            self.manners.carries_since_ns = None;
+            return false;
+        }
+        let since_ns = *self.manners.carries_since_ns.get_or_insert(self.now_ns);
+        self.now_ns - since_ns >= CARRIES_NS_MAX
     }
 
     /// Whether short messages go through this engine, beside whatever else does.
