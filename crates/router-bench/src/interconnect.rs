@@ -9,6 +9,7 @@
 //! not, and a packet's latency counts from that moment: what a sender is late with is latency, not less load. Policies
 //! take turns, and medians over the rounds are reported.
 
+mod buffers;
 mod hop;
 mod load;
 mod nodes;

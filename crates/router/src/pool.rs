@@ -80,6 +80,11 @@ impl Pool {
         self.free.push(packet.line);
     }
 
+    /// Free buffers are taken in the order of a new pool again, whatever order they came back in.
+    pub fn restore_order(&mut self) {
+        self.free.sort_unstable_by(|one, other| other.cmp(one));
+    }
+
     /// Buffers that can be taken.
     pub fn available(&self) -> usize {
         self.free.len()
@@ -197,6 +202,18 @@ mod tests {
         assert_eq!(pool.available(), 2);
         assert!(pool.copy_of(&[0; 129]).is_none(), "more than a buffer holds");
         assert_eq!(pool.available(), 2);
+    }
+
+    #[test]
+    fn buffers_are_taken_in_their_first_order_again_when_that_is_restored() {
+        let mut pool = Pool::new(4, 128, 0);
+        let take_all = |pool: &mut Pool| std::iter::from_fn(|| pool.take()).collect::<Vec<_>>();
+        let first: Vec<u32> = take_all(&mut pool).into_iter().map(|packet| packet.line).collect();
+        for line in [first[2], first[0], first[3], first[1]] {
+            pool.free(Packet { line, start: 0, bytes: 0 });
+        }
+        pool.restore_order();
+        assert_eq!(take_all(&mut pool).iter().map(|packet| packet.line).collect::<Vec<_>>(), first);
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::sync::{Barrier, OnceLock};
 use std::time::Instant;
 
 use router::batch::Parcel;
-use router::{AdjacencyId, Hop, NodeId, Packet, Pool, PortId};
+use router::{AdjacencyId, Hop, NodeId, Pool, PortId};
 use router_node::interconnect::{Counters, Interconnect, Kind, Settings, open};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sim::{Random, Span, Time};
 
+use super::buffers::KEPT;
 use super::samples::Samples;
 use super::stalls::{Stall, Stalls, Watch};
 use super::{Batching, BenchError, ETHERNET_BYTES};
@@ -19,8 +20,8 @@ use crate::statistics::Quantiles;
 const BUFFERS: u32 = 16_384;
 /// A flood keeps so many packets in the making: whatever batch there is finds enough.
 const BUFFERS_FLOOD: u32 = 512;
-const BUFFER_BYTES: u16 = 2048;
-const HEADROOM_BYTES: u16 = 64;
+pub(super) const BUFFER_BYTES: u16 = 2048;
+pub(super) const HEADROOM_BYTES: u16 = 64;
 /// Packets that wait for the other node, at most.
 const QUEUE_PACKETS: usize = 8192;
 /// As a port's vector.
@@ -261,23 +262,14 @@ impl Shared {
     }
 }
 
-/// Writes into each buffer once. Else the kernel finds the memory when packets first wait, which takes as long as
-/// several packets, so that more wait: at 1500 B a queue that had begun to grow never ended.
-fn touch(pool: &mut Pool) {
-    const BYTES: [u8; (BUFFER_BYTES - HEADROOM_BYTES) as usize] = [1; (BUFFER_BYTES - HEADROOM_BYTES) as usize];
-    let all: Vec<Packet> = std::iter::from_fn(|| pool.copy_of(&BYTES)).collect();
-    // The first that was taken is the first to be taken again.
-    all.into_iter().rev().for_each(|packet| pool.free(packet));
-}
-
 /// Runs one trial.
 ///
 /// # Errors
 /// When the nodes could not be made or pinned.
 pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
-    let buffers = if setup.offered == Offered::Flood { BUFFERS_FLOOD } else { BUFFERS };
-    let [mut sender, mut receiver] = pair(setup.kind, setup.batching, buffers)?;
-    touch(&mut sender.pool);
+    let count = if setup.offered == Offered::Flood { BUFFERS_FLOOD } else { BUFFERS };
+    let [mut sender, mut receiver] = pair(setup.kind, setup.batching, count)?;
+    sender.pool = KEPT.written(count);
     let shared = Shared::new();
     let (sent, came) = std::thread::scope(|scope| {
         let sending = scope.spawn(|| {
@@ -300,6 +292,9 @@ pub fn run(setup: &TrialSetup, cores: Cores) -> Result<Trial, BenchError> {
     let came = came?;
     let stalls = Stalls::merged(sent?, &came.stalls);
     let (counters, offered_packets) = (sender.counters(), shared.offered.load(Ordering::Acquire));
+    // What still waits is given back.
+    sender.interconnect.leave(&mut sender.pool, sender.peer);
+    KEPT.keep(count, sender.pool);
     let measured_us = (setup.trial.ns() - setup.warm_up.ns()) / 1000.0;
     Ok(Trial {
         delivered_mpps: came.in_time as f64 / measured_us,
