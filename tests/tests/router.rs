@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -101,6 +101,7 @@ fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
     routes_of_the_kernel_are_the_clusters(&demo);
     packets_are_followed_through_all_nodes(&demo);
     a_stopped_node_is_left_while_it_is_and_met_again(&demo);
+    a_frozen_node_is_left_while_it_is_and_met_again(&demo);
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     demo.interrupt().must_succeed();
     Cluster::assert_gone(&name, &folder);
@@ -224,6 +225,60 @@ fn a_stopped_node_is_left_while_it_is_and_met_again(demo: &Demo) {
         let status = demo.node(stopped);
         assert!(status["drops"]["stale"].as_u64().is_some_and(|packets| packets > 0), "{status:#}");
     }
+}
+
+/// A control group of version 2 with one process, which is where it was before when the guard ends.
+struct Group {
+    root: &'static Path,
+    folder: PathBuf,
+    pid: u64,
+}
+
+impl Group {
+    /// Nothing where this machine does not let one be made.
+    fn with(pid: u64) -> Option<Self> {
+        let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+        let root = roots.into_iter().find(|root| root.join("cgroup.procs").exists())?;
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        groups.lines().find(|line| *line == "0::/")?;
+        let folder = root.join(format!("crosslane-test-{pid}"));
+        fs::create_dir(&folder).ok()?;
+        let group = Self { root, folder, pid };
+        fs::write(group.folder.join("cgroup.procs"), pid.to_string()).ok()?;
+        Some(group)
+    }
+
+    fn freeze(&self, is_frozen: bool) {
+        fs::write(self.folder.join("cgroup.freeze"), if is_frozen { "1" } else { "0" }).expect("a freezer");
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::write(self.folder.join("cgroup.freeze"), "0");
+        let _ = fs::write(self.root.join("cgroup.procs"), self.pid.to_string());
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
+/// The kernel says that it is frozen, which no silence of a busy machine looks like.
+fn a_frozen_node_is_left_while_it_is_and_met_again(demo: &Demo) {
+    let (name, others) = (NODES[1], [0, 2]);
+    let Some(group) = Group::with(demo.node(1)["pid"].as_u64().expect("up")) else {
+        println!("a frozen node is skipped: no control group of version 2 can be made for it here");
+        return;
+    };
+    group.freeze(true);
+    for of in others {
+        let peer = wait_for_peer(demo, of, name, "down");
+        assert_eq!(peer["reason"], "its container is frozen", "{peer:#}");
+    }
+    demo.ping("h1", "10.77.3.2").must_succeed();
+    group.freeze(false);
+    for of in others {
+        wait_for_peer(demo, of, name, "up");
+    }
+    demo.ping("h1", "10.77.2.2").must_succeed();
 }
 
 #[test]
