@@ -393,7 +393,8 @@ TEST(a_connect_that_waits_can_be_taken_back)
     struct sockaddr nobody = {.sa_family = AF_UNSPEC};
     int listener = listen_at(&any, 0), before;
     struct address at = name_of(listener);
-    int shut = waiting_connect(&at, &before), dissolved = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    int shut = waiting_connect(&at, &before);
+    int dissolved = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
     CHECK_ERR(connect(dissolved, ADDRESS(&at), at.size), EINPROGRESS);
     OK(shutdown(shut, SHUT_RDWR));
     OK(connect(dissolved, &nobody, sizeof nobody));
@@ -454,6 +455,51 @@ TEST(a_connect_that_waits_is_refused_once_nobody_listens)
     OK(close(listener));
     await(fd, POLLOUT);
     CHECK_EQ(pending_error(fd), ECONNREFUSED);
+}
+
+#define ENDING_AT_ONCE 30
+
+static void *wait_until_refused(void *fd)
+{
+    await(*(int *)fd, POLLERR);
+    return NULL;
+}
+
+static void *hear_each_refusal_once(void *epoll)
+{
+    for (int heard = 0; heard < ENDING_AT_ONCE; heard++) {
+        struct epoll_event event;
+        CHECK_EQ(epoll_wait(*(int *)epoll, &event, 1, PATIENCE_MS), 1);
+        CHECK_EQ(event.events, EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP);
+        CHECK_EQ(pending_error((int)event.data.u64), ECONNREFUSED);
+    }
+    return NULL;
+}
+
+// Whoever looks ends connects that another thread sleeps for.
+TEST(connects_that_wait_are_refused_once_to_who_sleeps_on_them)
+{
+    struct address any = ip4("127.0.0.1", 0);
+    int listener = listen_at(&any, 0), epoll = OK(epoll_create1(0)), before;
+    struct address at = name_of(listener);
+    int polled[2] = {waiting_connect(&at, &before)};
+    polled[1] = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    CHECK_ERR(connect(polled[1], ADDRESS(&at), at.size), EINPROGRESS);
+    for (int i = 0; i < ENDING_AT_ONCE; i++) {
+        int fd = OK(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+        CHECK_ERR(connect(fd, ADDRESS(&at), at.size), EINPROGRESS);
+        epoll_add(epoll, fd, EPOLLIN | EPOLLOUT | EPOLLET, fd);
+    }
+    pthread_t hearing = start_thread(hear_each_refusal_once, &epoll);
+    pthread_t polling[2];
+    for (int i = 0; i < 2; i++)
+        polling[i] = start_thread(wait_until_refused, &polled[i]);
+    pause_ms(SILENCE_MS);
+    OK(close(listener));
+    for (int i = 0; i < 2; i++)
+        join_thread(polling[i]);
+    join_thread(hearing);
+    epoll_none(epoll);
 }
 
 TEST(listen_again_changes_the_backlog)

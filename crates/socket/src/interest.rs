@@ -285,6 +285,18 @@ impl InterestSet {
         self.drop_registration(roster, index);
     }
 
+    /// Takes what was registered as a plain TCP socket from the kernel's part, or gives it back.
+    fn control_stream_again(&self, operation: i32, fd: RawFd) {
+        self.with(|roster| {
+            let registration = roster.find(fd).map(|index| roster.at(index));
+            if let (Some(Registration { target: Target::Stream, events, data, .. }), Some(epfd)) =
+                (registration, roster.epfd())
+            {
+                let _ = kernel::control(epfd, operation, fd, *events, *data);
+            }
+        });
+    }
+
     /// Makes what was registered as a plain TCP socket what it has become.
     fn convert(&self, fd: RawFd, target: Target) {
         self.with(|roster| {
@@ -412,6 +424,7 @@ fn control_stream(
     fd: RawFd,
     event: epoll_event,
 ) -> Result<(), Errno> {
+    let _guard = lifecycle::hold_off_connects();
     kernel::control(epfd, operation, fd, event.events, event.u64)?;
     set.with(|roster| {
         roster.has_foreign = true;
@@ -507,6 +520,20 @@ pub fn wake_sleepers() {
             });
         }
     });
+}
+
+/// Does something with a TCP socket of the program while the kernel reports nothing of it: on its way it is what the
+/// program is not to see. Whoever changes a registration meanwhile must be kept off.
+pub fn while_unheard(descriptors: &[RawFd], work: impl FnOnce()) {
+    if REGISTERED.load(Ordering::Relaxed) == 0 {
+        return work();
+    }
+    let control_all = |operation| {
+        POOL.for_each(|set| descriptors.iter().for_each(|&fd| set.control_stream_again(operation, fd)));
+    };
+    control_all(EPOLL_CTL_DEL);
+    work();
+    control_all(EPOLL_CTL_ADD);
 }
 
 fn convert_everywhere(fd: RawFd, target: Target) {

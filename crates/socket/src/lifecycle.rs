@@ -20,7 +20,10 @@ pub use descriptor::{
 };
 pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
-pub use pending::{abandon as abandon_connect, advance as advance_connects, is_any_pending, is_looked_at, is_pending};
+pub use pending::{
+    abandon as abandon_connect, advance as advance_connects, hold_off as hold_off_connects, is_any_pending,
+    is_looked_at, is_pending,
+};
 pub use sockopt::{get_option, note_option, refusal, set_option};
 
 use crate::address::Family;

@@ -14,7 +14,8 @@ use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
 use libc::{
-    POLLERR, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd, sigset_t,
+    POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd,
+    sigset_t,
 };
 use rustix::io::Errno;
 use std::os::fd::RawFd;
@@ -483,13 +484,20 @@ fn is_still_connecting(answer: &pollfd) -> bool {
     lifecycle::is_pending(stream) && (answer.revents & POLLERR == 0 || lifecycle::is_looked_at(stream))
 }
 
+/// What the kernel says of a foreign descriptor, asked again where it may have spoken of a socket on its way to kernel
+/// TCP.
+fn settled(answer: &pollfd) -> i16 {
+    let may_be_past = answer.revents & (POLLERR | POLLHUP) != 0 && matches!(table::get(answer.fd), Entry::Stream(_));
+    if may_be_past { system::poll_now(answer.fd, answer.events) } else { answer.revents }
+}
+
 /// Of foreign descriptors and listeners; the others are looked at.
 fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
     let (answers, lanes) = entries.split_at(fds.len());
     for (entry, answer) in fds.iter_mut().zip(answers) {
         match Kind::of(entry.fd) {
             Kind::Foreign if is_still_connecting(answer) => entry.revents = 0,
-            Kind::Foreign => entry.revents = answer.revents,
+            Kind::Foreign => entry.revents = settled(answer),
             Kind::Listener(listener) => {
                 let lane_fd = listener.lane_fd();
                 let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0);

@@ -177,7 +177,10 @@ impl Waiting {
 
 /// A close in another thread comes before this, or finds what has become of the descriptor.
 fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Connected>, FallbackReason>) {
-    let _guard = ENDING.lock();
+    let Some(_guard) = ENDING.enter() else {
+        // A signal handler has interrupted a close: it is another look's turn.
+        return drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
+    };
     if stream.with(|inner| Waiting::of(inner)) != Some(waiting) {
         return;
     }
@@ -201,16 +204,20 @@ fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackRea
     let Waiting { fd, destination, .. } = waiting;
     // SAFETY: the program's descriptor, which is open while its connect is not ended.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let _ = rustix::net::connect_unspec(socket);
-    let _ = without_waiting(fd, || {
-        let begun = match fall_back(fd, stream, destination, reason) {
-            Outcome::Kernel => rustix::net::connect(socket, &destination),
-            Outcome::Answered(result) => result,
-        };
-        // What TCP says at once, such as that there is no route, has no call any more that could answer it.
-        if begun.is_err_and(|errno| errno != Errno::INPROGRESS) {
-            refuse(fd);
-        }
+    // On the way it is disconnected, with an error that is nobody's.
+    let descriptors = stream.with(|inner| inner.descriptors.clone());
+    interest::while_unheard(&descriptors, || {
+        let _ = rustix::net::connect_unspec(socket);
+        let _ = without_waiting(fd, || {
+            let begun = match fall_back(fd, stream, destination, reason) {
+                Outcome::Kernel => rustix::net::connect(socket, &destination),
+                Outcome::Answered(result) => result,
+            };
+            // What TCP says at once, such as that there is no route, has no call any more that could answer it.
+            if begun.is_err_and(|errno| errno != Errno::INPROGRESS) {
+                refuse(fd);
+            }
+        });
     });
     // Only now: a socket that does not connect looks to other threads like one that has, and has been left.
     drop(stream.with(|inner| inner.pending.take()));
@@ -226,8 +233,8 @@ pub(super) fn outcome(fd: RawFd) -> Option<Outcome> {
     }
 }
 
-/// Keeps connects from ending while the caller notes that a descriptor is closed.
-pub(super) fn hold_off() -> Option<Guard<'static>> {
+/// Keeps connects from ending while the caller notes that a descriptor is closed, or changes a registration of it.
+pub fn hold_off() -> Option<Guard<'static>> {
     if is_any_pending() { ENDING.enter() } else { None }
 }
 
