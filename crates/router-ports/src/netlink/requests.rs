@@ -158,24 +158,21 @@ impl Requests {
 
     /// Takes all routes of the router's own out of the main table, whoever left them there. Says how many.
     pub fn remove_own_routes(&mut self) -> Result<usize, NetlinkError> {
-        let mut own = Vec::new();
+        let mut count = 0;
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            self.socket.dump(
-                &routes_of(family),
-                &mut own,
-                |_| {},
-                |own, message| {
-                    let Message::NewRoute(route) = message else { return };
-                    let header = &route.header;
-                    let is_main = header.table == RouteHeader::RT_TABLE_MAIN;
-                    if is_main && u8::from(header.protocol) == PROTOCOL_CROSSLANE && !own.contains(&route) {
-                        own.push(route);
-                    }
-                },
-            )?;
+            let mut own = Vec::new();
+            self.socket.dump(&routes_of(family), &mut own, Vec::clear, |own, message| {
+                let Message::NewRoute(route) = message else { return };
+                let header = &route.header;
+                let is_main = header.table == RouteHeader::RT_TABLE_MAIN;
+                if is_main && u8::from(header.protocol) == PROTOCOL_CROSSLANE {
+                    own.push(route);
+                }
+            })?;
+            self.ask_all(&own, |route| Message::DelRoute(route.clone()), 0, &ERRORS_OF_GONE)?;
+            count += own.len();
         }
-        self.ask_all(&own, |route| Message::DelRoute(route.clone()), 0, &ERRORS_OF_GONE)?;
-        Ok(own.len())
+        Ok(count)
     }
 
     pub(super) fn ask(&mut self, request: String, message: Message, flags: u16) -> Result<(), NetlinkError> {
