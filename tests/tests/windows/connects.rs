@@ -3,9 +3,11 @@
 //! Each program says `pending` once its calls have returned, and only then monitor or proxy go on: a call that waited
 //! for them would end in another answer.
 
+use std::process::Command;
+
 use rustix::process::{Pid, Signal, kill_process};
-use system_tests::script::ECHO;
-use system_tests::{PATIENCE, Process};
+use system_tests::script::{COMMON, ECHO};
+use system_tests::{PATIENCE, Process, place, port};
 
 use super::{DIRECT, Nodes, READER, Settings, WAYS};
 
@@ -223,4 +225,37 @@ say(read(server, 5))
         );
         assert_eq!(said, "pending EINPROGRESS\nTrue 0\nb'hello'\n");
     }
+}
+
+#[test]
+fn a_connect_that_waits_goes_by_kernel_tcp_to_a_server_without_lanes() {
+    let nodes = Nodes::start();
+    let port = port::free_port();
+    let with_address = |mut command: Command, script: &str| {
+        command.args(["-c", &format!("{COMMON}\n{CODES}\n{script}"), "127.77.0.2", &port.to_string()]);
+        Process::start(&mut command)
+    };
+    let python = place::tool("python3");
+    let server = with_address(nodes.nodes[1].rack.bare_command(&python), ECHO);
+    server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
+    let silence = nodes.nodes[0].monitor.keep_silent();
+    let client = with_address(
+        nodes.nodes[0].rack.run(&["--node", "a"], &python),
+        r#"
+server, first = begin()
+epoll = select.epoll()
+epoll.register(server, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+said = [code(server.connect, address), epoll.poll(0)]
+say("pending", first, *said)
+say(epoll.poll(20) == [(server.fileno(), select.EPOLLOUT)], error_of(server))
+say(code(server.connect, address), code(server.connect, address), server.getpeername() == address)
+server.setblocking(True)
+server.sendall(b"hello")
+say(read(server, 5))
+"#,
+    );
+    client.wait_until("pending", PATIENCE, |client| client.stdout().contains("pending"));
+    drop(silence);
+    let said = client.wait(PATIENCE).must_succeed().stdout;
+    assert_eq!(said, "pending EINPROGRESS EALREADY []\nTrue 0\n0 EISCONN True\nb'hello'\n");
 }
