@@ -18,6 +18,47 @@ const LEASE_OF_A: &str = "/racks/r1/leases/a";
 /// The longest that a lease of these tests lasts without a sign, as text of a rack file.
 const LEASE: &str = "lease_ns = \"5 s\"";
 
+/// Certificates of a test's own: of a CA, of etcd and of a client; and of another CA.
+struct Certificates {
+    folder: TempDir,
+}
+
+impl Certificates {
+    fn make() -> Self {
+        let certificates = Self { folder: tempfile::tempdir().expect("a folder") };
+        for ca in ["ca", "other-ca"] {
+            let own = ["-days", "2", "-subj", &format!("/CN={ca}"), "-addext", "keyUsage=critical,keyCertSign"];
+            certificates.openssl(&["req", "-x509", "-out", &format!("{ca}.pem")], ca, &own);
+        }
+        // The gateway of an etcd that asks for certificates shows its own.
+        let uses = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n";
+        fs::write(certificates.folder.path().join("uses"), uses).expect("a file");
+        for name in ["etcd", "client"] {
+            let request = format!("{name}.csr");
+            certificates.openssl(&["req", "-out", &request], name, &["-subj", &format!("/CN={name}")]);
+            let signed = ["x509", "-req", "-in", &request, "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"];
+            let more = ["-days", "2", "-extfile", "uses", "-out", &format!("{name}.pem")];
+            certificates.run(&[&signed[..], &more].concat());
+        }
+        certificates
+    }
+
+    /// With a new key of that name.
+    fn openssl(&self, words: &[&str], name: &str, more: &[&str]) {
+        let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout"];
+        self.run(&[words, &key, &[&format!("{name}.key")], more].concat());
+    }
+
+    fn run(&self, words: &[&str]) {
+        let mut command = Command::new(place::tool("openssl"));
+        Process::start(command.args(words).current_dir(self.folder.path())).wait(PATIENCE).must_succeed();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+}
+
 /// An etcd of the test's own.
 struct Etcd {
     server: Option<Process>,
@@ -466,4 +507,62 @@ fn what_is_wrong_in_etcd_or_with_it_is_one_line_and_nothing_is_started() {
     let nodes = leased.status()["nodes"].as_array().expect("nodes").clone();
     let socket = |node: &Value| Path::new(node["directory"].as_str().expect("a path")).join("monitor.sock");
     assert!(nodes.iter().all(|node| !socket(node).exists()), "nothing half-started is left");
+}
+
+/// An etcd that talks TLS, and knows clients by their certificates.
+fn start_with_tls(certificates: &Certificates, folder: &TempDir) -> Server {
+    let peer_port = port::free_port();
+    let server = start_server(|port| {
+        let mut command = etcd_command(folder, port, peer_port);
+        let client = format!("https://127.0.0.1:{port}");
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client, "--client-cert-auth"]);
+        for (option, file) in [("--cert-file", "etcd.pem"), ("--key-file", "etcd.key"), ("--trusted-ca-file", "ca.pem")]
+        {
+            command.arg(option).arg(certificates.path(file));
+        }
+        command
+    });
+    server.process.wait_until("an answer", PATIENCE, |_| {
+        let mut command = Command::new(place::tool("curl"));
+        command.args(["-sf", "--max-time", "10", "--noproxy", "*", "-d", r#"{"key":"eA=="}"#]);
+        command.args(["--cacert", "ca.pem", "--cert", "client.pem", "--key", "client.key"]);
+        command.arg(format!("https://127.0.0.1:{}/v3/kv/range", server.port)).current_dir(certificates.folder.path());
+        Process::start(&mut command).wait(PATIENCE).status.success()
+    });
+    server
+}
+
+#[test]
+fn a_rack_lies_in_an_etcd_that_knows_clients_by_their_certificates() {
+    let (certificates, folder) = (Certificates::make(), tempfile::tempdir().expect("a folder"));
+    let server = start_with_tls(&certificates, &folder);
+    let place = format!("127.0.0.1:{}/racks/r1", server.port);
+    let files = |ca: &str, cert: &str, key: &str| {
+        let [ca, cert, key] = [ca, cert, key].map(|name| certificates.path(name));
+        format!("etcds://{place}?ca={ca}&cert={cert}&key={key}")
+    };
+    let machine = Machine::new(&files("ca.pem", "client.pem", "client.key"));
+    machine.push(&text_of("2")).must_succeed();
+    let up = machine.finish("up", &[]).must_succeed();
+    assert!(up.stderr.is_empty(), "{up}");
+    let status = machine.wait_for("lease", |status| node(status, "a")["lease"].is_object());
+    assert_eq!(node(&status, "b")["is_up"], true, "{status}");
+    machine.finish("down", &[]).must_succeed();
+
+    let missing = certificates.path("none.pem");
+    for (rack, words) in [
+        (files("other-ca.pem", "client.pem", "client.key"), &["TLS fails", "UnknownIssuer", "see that ca"][..]),
+        (files("none.pem", "client.pem", "client.key"), &[&missing, "No such file", "PEM"]),
+        (files("client.key", "client.pem", "client.key"), &["client.key: no certificate in it"]),
+        (files("ca.pem", "client.pem", "etcd.key"), &["client.pem and ", "etcd.key", "its own key"]),
+        (files("ca.pem", "other-ca.pem", "other-ca.key"), &["cert and key"]),
+        (format!("etcds://{place}?ca={}", certificates.path("ca.pem")), &["cert and key"]),
+        (format!("etcd://{place}"), &["write etcds://"]),
+        (format!("etcds://{place}"), &["names no CA", "?ca="]),
+    ] {
+        assert_one_line(&Machine::new(&rack).finish("up", &[]), 2, words);
+    }
+    let plain = Etcd::start();
+    let rack = format!("etcds://127.0.0.1:{}/racks/r1?ca={}", plain.port, certificates.path("ca.pem"));
+    assert_one_line(&Machine::new(&rack).finish("up", &[]), 2, &["write etcd://"]);
 }

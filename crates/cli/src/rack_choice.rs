@@ -112,10 +112,11 @@ pub fn address(path: &Path) -> Result<Option<Address>> {
     text.parse().map(Some).map_err(|what: String| WrongUse::of(format!("{shown}: {what}")).into())
 }
 
-/// What lies in etcd is input as a file is; all else that goes wrong there is no wrong use.
+/// What lies in etcd is input as a file is, and so are files for TLS; all else that goes wrong there is no wrong use.
 pub fn etcd_error(error: EtcdError) -> anyhow::Error {
     match error {
         EtcdError::Rack(error) => WrongUse::of(error).into(),
+        EtcdError::Tls { .. } => WrongUse::of(error).into(),
         other => other.into(),
     }
 }

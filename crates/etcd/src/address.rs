@@ -1,19 +1,35 @@
 //! Where in which etcd a rack lies.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 const SCHEME: &str = "etcd://";
+const SCHEME_TLS: &str = "etcds://";
+const FORM: &str = "write etcd://HOST:PORT/PREFIX, as in etcd://127.0.0.1:2379/racks/r1";
+const FORM_TLS: &str =
+    "write etcds://HOST:PORT/PREFIX?ca=/FILE&cert=/FILE&key=/FILE, the last two where etcd asks for them";
 /// Members that an address names, at most.
 const MEMBERS_MAX: usize = 16;
 /// Bytes of an address, at most.
 const BYTES_MAX: usize = 1024;
 
-/// `etcd://HOST:PORT[,HOST:PORT...]/PREFIX`: some members of a cluster, and what the rack's keys begin with.
+/// `etcd://HOST:PORT[,HOST:PORT...]/PREFIX`: some members of a cluster, and what the rack's keys begin with. Over TLS,
+/// `etcds://...?ca=FILE[&cert=FILE&key=FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     members: Vec<String>,
     prefix: String,
+    tls: Option<TlsFiles>,
+}
+
+/// Files in PEM, by absolute paths: monitors do not run where commands do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Whose certificates etcd's may be.
+    pub ca: PathBuf,
+    /// The client's own certificate, and its key.
+    pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl Address {
@@ -27,9 +43,20 @@ impl Address {
         &self.prefix
     }
 
+    /// What TLS goes by, where etcd is reached over it.
+    pub fn tls(&self) -> Option<&TlsFiles> {
+        self.tls.as_ref()
+    }
+
+    /// Where it is, without what TLS goes by: for errors, and what names of keys begin with.
+    pub fn place(&self) -> String {
+        let scheme = if self.tls.is_some() { SCHEME_TLS } else { SCHEME };
+        format!("{scheme}{}{}", self.members.join(","), self.prefix)
+    }
+
     /// Whether a text is meant to be one.
     pub fn is_meant(text: &str) -> bool {
-        text.starts_with(SCHEME)
+        [SCHEME, SCHEME_TLS].iter().any(|scheme| text.starts_with(scheme))
     }
 }
 
@@ -37,12 +64,16 @@ impl FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form = "write etcd://HOST:PORT/PREFIX, as in etcd://127.0.0.1:2379/racks/r1";
-        let rest = text.strip_prefix(SCHEME).filter(|_| text.len() <= BYTES_MAX);
+        let is_tls = text.starts_with(SCHEME_TLS);
+        let (scheme, form) = if is_tls { (SCHEME_TLS, FORM_TLS) } else { (SCHEME, FORM) };
+        let rest = text.strip_prefix(scheme).filter(|_| text.len() <= BYTES_MAX);
         let rest = rest.ok_or_else(|| format!("no address in etcd; {form}"))?;
+        let (rest, files) = if is_tls { rest.split_once('?').unwrap_or((rest, "")) } else { (rest, "") };
+        let tls = if is_tls { Some(files.parse()?) } else { None };
         let (members, prefix) = rest.split_once('/').ok_or_else(|| format!("names no prefix of keys; {form}"))?;
         if members.contains('@') {
-            let remedy = "let etcd listen on a loopback or private address, and trust who reaches it";
+            let remedy =
+                "let etcd know clients by their certificates, or listen where only the rack's machines reach it";
             return Err(format!("users and passwords of etcd are not supported; {remedy}"));
         }
         let members: Vec<String> = members.split(',').map(str::to_owned).collect();
@@ -57,7 +88,36 @@ impl FromStr for Address {
         if !prefix.split('/').all(|segment| !segment.is_empty() && segment.bytes().all(is_letter)) {
             return Err(format!("{prefix:?} is no prefix; use letters, digits, - _ . and single slashes"));
         }
-        Ok(Self { members, prefix: format!("/{prefix}") })
+        Ok(Self { members, prefix: format!("/{prefix}"), tls })
+    }
+}
+
+impl FromStr for TlsFiles {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let [mut ca, mut cert, mut key] = [const { None }; 3];
+        for part in text.split('&').filter(|part| !part.is_empty()) {
+            let (name, path) = part.split_once('=').unwrap_or((part, ""));
+            let place = match name {
+                "ca" => &mut ca,
+                "cert" => &mut cert,
+                "key" => &mut key,
+                _ => return Err(format!("{name:?} is none of ca, cert and key; {FORM_TLS}")),
+            };
+            if !path.starts_with('/') || path.contains(char::is_control) {
+                return Err(format!("{name}={path:?} is no absolute path; {FORM_TLS}"));
+            }
+            if place.replace(PathBuf::from(path)).is_some() {
+                return Err(format!("{name} is given twice; {FORM_TLS}"));
+            }
+        }
+        let ca = ca.ok_or_else(|| format!("names no CA that etcd's certificate is of; {FORM_TLS}"))?;
+        match (cert, key) {
+            (None, None) => Ok(Self { ca, own: None }),
+            (Some(cert), Some(key)) => Ok(Self { ca, own: Some((cert, key)) }),
+            _ => Err(format!("a client's certificate and its key go together; {FORM_TLS}")),
+        }
     }
 }
 
@@ -74,7 +134,10 @@ fn is_member(text: &str) -> bool {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}{}", self.members.join(","), self.prefix)
+        f.write_str(&self.place())?;
+        let Some(TlsFiles { ca, own }) = &self.tls else { return Ok(()) };
+        write!(f, "?ca={}", ca.display())?;
+        own.as_ref().map_or(Ok(()), |(cert, key)| write!(f, "&cert={}&key={}", cert.display(), key.display()))
     }
 }
 
@@ -84,9 +147,17 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written_alike() {
-        for text in ["etcd://h:1/r", "etcd://127.0.0.1:2379,host-2.x:65535,[::1]:2379/racks/a_b.c-1"] {
+        for text in [
+            "etcd://h:1/r",
+            "etcd://127.0.0.1:2379,host-2.x:65535,[::1]:2379/racks/a_b.c-1",
+            "etcds://h:1,g:2/r?ca=/etc/a b.pem",
+            "etcds://h:1/r?ca=/ca&cert=/c=1&key=/k",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
+        let address: Address = "etcds://h:1/r/?key=/k&cert=/c&&ca=/ca".parse().unwrap();
+        assert_eq!(address.to_string(), "etcds://h:1/r?ca=/ca&cert=/c&key=/k");
+        assert_eq!(address.place(), "etcds://h:1/r");
         let address: Address = "etcd://h:1,g:2/r/x//".parse().unwrap();
         assert_eq!((address.prefix(), address.members().len()), ("/r/x", 2));
     }
@@ -107,6 +178,15 @@ mod tests {
             ("etcd://[::g]:1/r", "\"[::g]:1\""),
             ("etcd://h:99999/r", "\"h:99999\""),
             ("etcd://user:secret@h:1/r", "passwords of etcd are not supported"),
+            ("etcds://user:secret@h:1/r?ca=/ca", "passwords of etcd are not supported"),
+            ("etcd://h:1/r?ca=/ca", "is no prefix"),
+            ("etcds://h:1/r", "names no CA"),
+            ("etcds://h:1?ca=/ca", "names no prefix"),
+            ("etcds://h:1/r?ca=ca.pem", "no absolute path"),
+            ("etcds://h:1/r?ca", "no absolute path"),
+            ("etcds://h:1/r?ca=/ca&ca=/cb", "given twice"),
+            ("etcds://h:1/r?ca=/ca&cert=/c", "go together"),
+            ("etcds://h:1/r?ca=/ca&verify=/no", "none of ca"),
         ] {
             let error = text.parse::<Address>().unwrap_err();
             assert!(error.contains(word) && error.contains(';') && !error.contains("secret"), "{text}: {error}");

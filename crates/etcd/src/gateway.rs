@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use crate::{Address, EtcdError};
+use crate::{Address, EtcdError, tls};
 
 /// How long a member may take to take a connection, and to answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -70,7 +70,6 @@ pub enum Operation {
 #[derive(Clone, Debug)]
 pub struct Gateway {
     address: Address,
-    agent: Agent,
     /// The member that answered last.
     member: Arc<AtomicUsize>,
 }
@@ -169,17 +168,24 @@ fn end_of(prefix: &str) -> String {
 impl Gateway {
     /// A client; nothing is asked yet.
     pub fn new(address: Address) -> Self {
-        let agent = Agent::config_builder()
+        Self { address, member: Arc::default() }
+    }
+
+    fn agent(&self) -> Result<Agent, EtcdError> {
+        let wrong = |reason| EtcdError::Tls { address: self.address.place(), reason };
+        let config = Agent::config_builder()
             // What the environment says of proxies is for the web.
             .proxy(None)
             .max_redirects(0)
             .http_status_as_error(false)
             .max_idle_connections(0)
             .timeout_connect(Some(CONNECT_LIMIT))
-            .timeout_global(Some(CONNECT_LIMIT + ANSWER_LIMIT))
-            .build()
-            .new_agent();
-        Self { address, agent, member: Arc::default() }
+            .timeout_global(Some(CONNECT_LIMIT + ANSWER_LIMIT));
+        let config = match self.address.tls() {
+            Some(files) => config.tls_config(tls::config(files).map_err(wrong)?),
+            None => config,
+        };
+        Ok(config.build().new_agent())
     }
 
     /// Where the rack lies.
@@ -267,7 +273,7 @@ impl Gateway {
         let body = read.map_err(|error| self.unreachable(&error))?;
         let words = serde_json::from_slice::<Value>(&body).ok().and_then(|body| body["error"].as_str().map(shown));
         if let Some(reason) = words {
-            return Err(EtcdError::Refused { address: self.address.to_string(), reason });
+            return Err(EtcdError::Refused { address: self.address.place(), reason });
         }
         if !status.is_success() {
             return Err(self.nonsense(format!("HTTP status {}", status.as_u16())));
@@ -277,11 +283,12 @@ impl Gateway {
 
     /// Asks one member after the other, first the one that answered last.
     fn post(&self, path: &str, asked: &Value, is_stream: bool) -> Result<ureq::http::Response<ureq::Body>, EtcdError> {
-        let members = self.address.members();
+        let (agent, members) = (self.agent()?, self.address.members());
+        let scheme = if self.address.tls().is_some() { "https" } else { "http" };
         let first = self.member.load(Ordering::Relaxed);
         let mut failed = None;
         for index in (0..members.len()).map(|next| (first + next) % members.len()) {
-            let request = self.agent.post(format!("http://{}/v3/{path}", members[index]));
+            let request = agent.post(format!("{scheme}://{}/v3/{path}", members[index]));
             let request = request.header("Content-Type", "application/json");
             let request = match is_stream {
                 true => request.config().timeout_global(None).timeout_per_read(Some(WATCH_SILENCE)).build(),
@@ -300,6 +307,11 @@ impl Gateway {
     }
 
     fn unreachable(&self, error: &ureq::Error) -> EtcdError {
+        if let ureq::Error::Io(error) = error
+            && let Some(reason) = tls::reason(error, self.address.tls().is_some())
+        {
+            return EtcdError::Tls { address: self.address.place(), reason };
+        }
         let reason = match error {
             ureq::Error::Io(error) => error.to_string(),
             ureq::Error::Timeout(_) => "no answer in time".to_owned(),
@@ -307,11 +319,11 @@ impl Gateway {
             ureq::Error::Protocol(error) => return self.nonsense(shown(&error.to_string())),
             other => shown(&other.to_string()),
         };
-        EtcdError::Unreachable { address: self.address.to_string(), reason }
+        EtcdError::Unreachable { address: self.address.place(), reason }
     }
 
     fn nonsense(&self, what: impl Into<String>) -> EtcdError {
-        EtcdError::Nonsense { address: self.address.to_string(), what: what.into() }
+        EtcdError::Nonsense { address: self.address.place(), what: what.into() }
     }
 }
 
@@ -335,7 +347,7 @@ impl Watch {
     pub fn next(&mut self) -> Result<(Revision, Vec<Vec<u8>>), EtcdError> {
         let mut line = Vec::new();
         let read = self.reader.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut line);
-        let address = || self.gateway.address.to_string();
+        let address = || self.gateway.address.place();
         read.map_err(|error| EtcdError::Unreachable { address: address(), reason: shown(&error.to_string()) })?;
         if line.last() != Some(&b'\n') {
             return Err(EtcdError::Unreachable { address: address(), reason: "a watch has ended".to_owned() });

@@ -178,7 +178,7 @@ impl Tenure {
                 return Ok(());
             }
         }
-        Err(EtcdError::Race { address: self.gateway.address().to_string() })
+        Err(EtcdError::Race { address: self.gateway.address().place() })
     }
 
     fn write(&mut self, modified: Revision, lease: Option<LeaseId>) -> Result<bool, EtcdError> {

@@ -2,7 +2,7 @@
 //! that runs holds a lease.
 //!
 //! * [`Address`], as in `etcd://HOST:PORT/PREFIX`.
-//! * `gateway`: etcd's JSON gateway, which is HTTP.
+//! * `gateway`: etcd's JSON gateway, which is HTTP; `tls`: the same over TLS.
 //! * [`Store`]: a rack's keys below a prefix: read and written as a whole, and watched.
 //! * [`Tenure`], [`Lease`]: who runs a node, as its lease says.
 //! * [`Keeper`]: what a monitor has of all this: two threads, and a descriptor that says when there is news.
@@ -14,6 +14,7 @@ mod gateway;
 mod keeper;
 mod lease;
 mod store;
+mod tls;
 
 use thiserror::Error;
 
@@ -32,6 +33,14 @@ pub enum EtcdError {
         /// Which etcd.
         address: String,
         /// Why not.
+        reason: String,
+    },
+    /// Files for TLS make no sense, or do not go with what is there.
+    #[error("{address}: {reason}")]
+    Tls {
+        /// Which etcd.
+        address: String,
+        /// What is wrong, and the remedy.
         reason: String,
     },
     /// It answers with an error.

@@ -67,7 +67,7 @@ impl Store {
                 None => keys.push((name, entry.value)),
             }
         }
-        let file = RackFile::parse_keys(&self.address().to_string(), &keys)?;
+        let file = RackFile::parse_keys(&self.address().place(), &keys)?.shown_as(self.address().to_string());
         // What is a lease of no node says nothing.
         leases.retain(|node, _| file.rack.node(node).is_some());
         Ok(Stored { file, leases, revision })
@@ -83,7 +83,7 @@ impl Store {
         before.retain(|name, _| !name.starts_with(LEASES));
         let is_of_rack = |name: &str| rack::is_key(name);
         if let Some(name) = before.keys().find(|name| !is_of_rack(name)) {
-            let (address, name) = (self.address().to_string(), name.escape_debug());
+            let (address, name) = (self.address().place(), name.escape_debug());
             let reason = format!("the key {name} there is none of a rack; give another prefix, or remove it");
             return Err(EtcdError::Occupied { address, reason });
         }
@@ -106,7 +106,7 @@ impl Store {
             pushed.removed += 1;
         }
         let (is_done, _) = self.gateway.transact(&conditions, &operations)?;
-        if is_done { Ok(pushed) } else { Err(EtcdError::Race { address: self.address().to_string() }) }
+        if is_done { Ok(pushed) } else { Err(EtcdError::Race { address: self.address().place() }) }
     }
 
     /// A key's name below the prefix.
