@@ -102,12 +102,11 @@ pub enum Report {
     Broken(NodeId),
     /// No packet goes to that node any more.
     Left(NodeId),
-    /// A port's device is gone, of those that there were after so many rearrangements. To close what is left of it may
-    /// take the kernel long.
-    Unplugged(PortId, io::Error, Box<dyn Port + Send>, u64),
-    /// A port was taken out as it was told, of those that there were after so many rearrangements.
-    ClosedOne(PortId, Box<dyn Port + Send>, u64),
-    /// Ports that the node no longer has: to close them may take the kernel long, too.
+    /// A port's device is gone. To close what is left of it may take the kernel long.
+    Unplugged(PortId, io::Error, Box<dyn Port + Send>),
+    /// A port was taken out as it was told.
+    ClosedOne(PortId, Box<dyn Port + Send>),
+    /// Ports are rearranged, and these are none any more: to close them may take the kernel long, too.
     Closed(Vec<Box<dyn Port + Send>>),
     /// Whether the interconnect has begun anew.
     Renewed(Result<(), InterconnectError>),
@@ -200,7 +199,6 @@ pub struct Forwarding {
     arrived: Vec<Parcel>,
     /// Reports that the control thread had no room for.
     unreported: VecDeque<Report>,
-    rearrangements: u64,
     broken: Vec<bool>,
     wire_clock: WireClock,
     /// When the last turn began.
@@ -220,7 +218,6 @@ impl Forwarding {
             came: Vec::with_capacity(VECTOR_PACKETS_MAX),
             arrived: Vec::with_capacity(VECTOR_PACKETS_MAX),
             unreported: VecDeque::new(),
-            rearrangements: 0,
             broken,
             wire_clock: WireClock::default(),
             turned_at: Time::ZERO,
@@ -332,7 +329,7 @@ impl Forwarding {
     /// A port whose device is gone: what waits for it goes nowhere.
     fn unplug(&mut self, port: PortId, error: io::Error) {
         if let Some(closed) = self.take_out(port) {
-            self.report(Report::Unplugged(port, error, closed, self.rearrangements));
+            self.report(Report::Unplugged(port, error, closed));
         }
     }
 
@@ -438,7 +435,7 @@ impl Forwarding {
             }
             Command::Close(port) => {
                 if let Some(closed) = self.take_out(port) {
-                    self.report(Report::ClosedOne(port, closed, self.rearrangements));
+                    self.report(Report::ClosedOne(port, closed));
                 }
             }
             Command::Port(port, config) => {
@@ -502,7 +499,6 @@ impl Forwarding {
         let mut former = std::mem::take(&mut self.ports);
         let mut taken = |from: &Option<PortId>| former.get_mut(usize::from(from.as_ref()?.0))?.take();
         self.ports = stays.iter().map(&mut taken).collect();
-        self.rearrangements += 1;
         self.report(Report::Closed(former.into_iter().flatten().collect()));
     }
 

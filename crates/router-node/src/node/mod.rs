@@ -6,6 +6,7 @@ mod freezer;
 mod local;
 mod peers;
 mod plugs;
+mod rearranged;
 mod reload;
 mod status;
 mod table;
@@ -44,6 +45,7 @@ use clients::Clients;
 use forwarding::{Bell, COMMANDS_MAX, Command, Forwarding, Parts, REPORTS_MAX, Report, Snapshot, WireClock};
 use local::{Effect, Local, Opened};
 use peers::{News, Peers};
+use rearranged::Rearranged;
 use table::Table;
 use watch::{HangNews, HangWatch, Pulse};
 
@@ -241,8 +243,7 @@ pub struct Node {
     local: Local,
     table: Table,
     ports: Vec<PortMemory>,
-    /// How often ports were rearranged.
-    rearrangements: u64,
+    rearranged: Rearranged,
     slow_path: InterfaceIndex,
     local_addresses: LocalAddresses,
     commands: SyncSender<Command>,
@@ -320,7 +321,7 @@ impl Node {
             local: Local::new(Some(slow_path)),
             table: Table::new(rib, id, nodes, slow_path, requests),
             ports: Vec::new(),
-            rearrangements: 0,
+            rearranged: Rearranged::default(),
             slow_path,
             local_addresses: LocalAddresses::new(),
             commands,
@@ -547,17 +548,19 @@ impl Node {
                 }
                 Report::Left(node) => self.peers.left(node, now_ns),
                 Report::Broken(node) => self.peers.lose(node, "it broke the interconnect's protocol", now_ns),
-                Report::Unplugged(port, error, closed, after) => {
+                Report::Unplugged(port, error, closed) => {
                     drop(closed);
-                    // Of ports that were rearranged since, nothing is known by that number.
-                    if after == self.rearrangements {
+                    if let Some(port) = self.rearranged.now(port) {
                         self.unplugged(port, &error, now_ns);
                     }
                 }
-                Report::Closed(ports) => drop(ports),
-                Report::ClosedOne(port, closed, after) => {
+                Report::Closed(ports) => {
+                    drop(ports);
+                    self.rearranged.heard();
+                }
+                Report::ClosedOne(port, closed) => {
                     drop(closed);
-                    if after == self.rearrangements {
+                    if let Some(port) = self.rearranged.now(port) {
                         self.ports[usize::from(port.0)].replug_at_ns = Some(now_ns);
                     }
                 }

@@ -157,11 +157,11 @@ impl Node {
             self.ports.push(memory);
             opened.push(one);
         }
-        let stays = opened.iter().map(|one| one.as_ref().ok().copied()).collect();
+        let stays: Vec<Option<PortId>> = opened.iter().map(|one| one.as_ref().ok().copied()).collect();
         let gone = self.local.rearrange(&node, opened);
         self.local.set_static(&node);
+        self.rearranged.tell(stays.clone());
         self.tell(Command::Rearrange(gone, stays));
-        self.rearrangements += 1;
         self.tell(Command::Batching(policy));
         self.tell(Command::Redirects(node.redirects));
         self.settings.cluster = cluster;
