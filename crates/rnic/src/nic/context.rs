@@ -213,7 +213,7 @@ pub(super) struct Host {
     /// Of an unreliable connection: the packet that would come next, and how many came so far, of a run that is
     /// elsewhere in the sequence.
     pub elsewhere: Option<(Psn, u32)>,
-    /// Of an unreliable connection: messages longer than their receive requests.
+    /// Of an unreliable service: messages longer than their receive requests.
     pub dropped_long: u64,
     /// The slow path's view of what the peer has.
     pub scoreboard: Option<Box<super::scoreboard::Scoreboard>>,

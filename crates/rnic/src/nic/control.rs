@@ -48,7 +48,7 @@ pub struct QpStatus {
     pub receives: usize,
     /// Whether the slow path has its receiving side.
     pub is_slow: bool,
-    /// Messages of an unreliable connection that were longer than their receive requests, since it was in reset.
+    /// Messages of an unreliable service that were longer than their receive requests, since it was in reset.
     pub dropped_long: u64,
 }
 

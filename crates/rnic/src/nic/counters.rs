@@ -62,7 +62,7 @@ counters! {
     drop_malformed,
     /// Drops: an answer to nothing that was asked.
     drop_unasked,
-    /// Drops: a message of an unreliable connection that is longer than its receive request.
+    /// Drops: a message of an unreliable service that is longer than its receive request.
     drop_long,
     /// Drops: too far ahead of what is expected.
     drop_beyond_window,

@@ -655,15 +655,17 @@ impl<M: HostMemory> Nic<M> {
                 self.contexts[i].inbound = Inbound::Nothing;
                 match refusal {
                     Refusal::NotReady => self.counters.drop_no_receive += 1,
-                    Refusal::Receive(CompletionStatus::LocalLength, _) => {
-                        self.counters.drop_long += 1;
-                        self.hosts[i].dropped_long += 1;
-                    }
+                    Refusal::Receive(CompletionStatus::LocalLength, _) => self.note_dropped_long(i),
                     _ => self.counters.drop_malformed += 1,
                 }
             }
         }
         self.contexts[i].hand = Hardware::new(header.psn.plus(1));
+    }
+
+    fn note_dropped_long(&mut self, i: usize) {
+        self.counters.drop_long += 1;
+        self.hosts[i].dropped_long += 1;
     }
 
     /// Whether so many packets have come in a row by now that the peer is there, and not where it was.
@@ -693,9 +695,11 @@ impl<M: HostMemory> Nic<M> {
         }
         let Some(receive) = self.hosts[i].open.front().copied() else { return };
         let placed = self.scatter(i, &receive.local, DATAGRAM_OFFSET_BYTES, header.payload_bytes, payload);
-        if let Err(misfit) = placed {
-            self.refuse_as(now, i, header.psn, receive_fault(misfit));
-            return;
+        match placed {
+            Ok(()) => {}
+            // Whoever knows the queue key could end the queue pair by it.
+            Err(Misfit::Length) => return self.note_dropped_long(i),
+            Err(misfit) => return self.refuse_as(now, i, header.psn, receive_fault(misfit)),
         }
         self.hosts[i].open.pop_front();
         self.counters.received_bytes += u64::from(header.payload_bytes);

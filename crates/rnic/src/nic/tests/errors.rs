@@ -440,18 +440,25 @@ fn an_unreliable_peer_that_names_memory_that_is_not_for_it_harms_nobody_else() {
 }
 
 #[test]
-fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_connection_stays() {
-    for bytes in [101, 5000] {
+fn an_unreliable_message_longer_than_its_receive_request_is_dropped_and_the_queue_pair_stays() {
+    // Of the room for a datagram, 40 bytes are for its header.
+    for (service, bytes, fitting_bytes) in
+        [(Service::Uc, 101, 99), (Service::Uc, 5000, 99), (Service::Ud, 61, 59), (Service::Ud, 1000, 59)]
+    {
         let mut pair = Pair::new(Profile::new(POLICIES[2]), 1);
-        let qps = pair.connect(Service::Uc);
+        let qps = pair.connect(service);
         pair.receive(1, qps[1], 7, 0, 100);
-        pair.send(0, qps[0], 1, SendKind::Send(None), 0, bytes);
-        pair.send(0, qps[0], 2, SendKind::Send(None), 0, 99);
+        for (id, bytes) in [(1, bytes), (2, fitting_bytes)] {
+            let mut request = pair.request(0, id, SendKind::Send(None), 0, bytes);
+            let to = Datagram { to: Address(1), qp: qps[1], queue_key: 7 };
+            request.datagram = (service == Service::Ud).then_some(to);
+            pair.nics[0].post_send(pair.now, qps[0], &request).unwrap();
+        }
         pair.run();
-        assert_eq!(statuses(&pair.completions[1]), [(7, CompletionStatus::Success)], "{bytes} bytes");
+        assert_eq!(statuses(&pair.completions[1]), [(7, CompletionStatus::Success)], "{service:?}, {bytes} bytes");
         assert_eq!(pair.completions[1][0].bytes, 99);
         let status = pair.nics[1].query_qp(qps[1]).unwrap();
-        assert_eq!((status.state, status.dropped_long), (QpState::ReadyToSend, 1), "{bytes} bytes");
+        assert_eq!((status.state, status.dropped_long), (QpState::ReadyToSend, 1), "{service:?}, {bytes} bytes");
         assert_eq!(pair.nics[1].counters().drop_long, 1);
         assert_eq!(pair.nics[1].poll_event(), None);
     }
