@@ -21,6 +21,7 @@
 //! Programs that hold a part of a link's windows themselves fork, exec, hand it on and stop to look whenever they like:
 //! their windows are [`InPlace`], which has all its state in the shared memory and needs nobody to look.
 
+mod clock;
 mod in_place;
 mod journal;
 mod timing;
@@ -32,8 +33,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use clock::{Clock, Monotonic};
 pub use in_place::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, Shape};
-pub use timing::{Clock, LinkTiming, Monotonic, Pace};
+pub use timing::{LinkTiming, Pace};
 pub use windows::{STALL_NS_MAX, TimedInbound, TimedOutbound, Windows};
 
 /// What timed windows are made of: every link has it. Whoever holds windows without a link, such as a program that owns

@@ -1,27 +1,12 @@
 //! The cheapest clock there is, for deciding when to look at something slow.
 
+pub use volmem::ticks;
+
 /// About a millisecond: from 0.6 ms where the counter runs at 5 GHz to 3 ms where it runs at 1 GHz. Nothing may rest on
 /// it but how often to look.
 pub const TICKS_PER_MILLISECOND: u64 = if cfg!(target_arch = "aarch64") { 50_000 } else { 3_000_000 };
 /// A microsecond, roughly, as above.
 pub const TICKS_PER_MICROSECOND: u64 = TICKS_PER_MILLISECOND / 1000;
-
-/// A counter that grows at a constant rate, read in a few nanoseconds. Not ordered against memory accesses.
-#[inline]
-pub fn ticks() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads a counter; every x86-64 processor has it.
-    unsafe {
-        core::arch::x86_64::_rdtsc()
-    }
-    #[cfg(target_arch = "aarch64")]
-    {
-        let count: u64;
-        // SAFETY: reads the virtual counter, which Linux lets user space read.
-        unsafe { core::arch::asm!("mrs {}, cntvct_el0", out(reg) count, options(nomem, nostack)) };
-        count
-    }
-}
 
 /// Nanoseconds of the monotonic clock, for deadlines that a program set.
 pub fn now_ns() -> u64 {

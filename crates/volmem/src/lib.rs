@@ -1,12 +1,13 @@
 //! Access to memory that another party can write at any time.
 //!
-//! Five things live here and nowhere else:
+//! Six things live here and nowhere else:
 //!
 //! * [`Region`]: a bounds-checked span of such memory. Words are reached by atomic operations, bytes by opaque copies;
 //!   no reference to the memory is ever handed out, so the compiler may assume nothing about its contents.
 //! * [`Mapping`]: a `mmap`ed file that stays mapped for as long as a region of it lives.
 //! * `LineControl`: writes cache lines back and drops them, where two machines share memory without coherence.
 //! * [`Registers`]: the registers of a device, each access one of 32 bits, and the fences that its memory needs.
+//! * [`ticks`]: the processor's counter of time.
 //! * [`sync`]: the one place atomics come from, so that a model checker can replace them (`--cfg loom`).
 //!
 //! What is read must be copied once, then checked, then used. A region makes the copy; checking is the reader's duty.
@@ -23,6 +24,7 @@ mod model;
 mod region;
 mod registers;
 pub mod sync;
+mod ticks;
 
 pub use fences::{load_fence, store_fence};
 #[cfg(not(loom))]
@@ -33,6 +35,7 @@ pub use model::Region;
 #[cfg(not(loom))]
 pub use region::Region;
 pub use registers::Registers;
+pub use ticks::ticks;
 
 /// Bytes of a cache line, the unit in which cores and links exchange memory.
 pub const CACHE_LINE_BYTES: usize = 64;

@@ -25,7 +25,8 @@
 //! Whatever a peer writes into times and histories, each call ends, and the worst is that its own stores are seen too
 //! early, too late or not at all.
 
-use super::timing::{Clock, Costs, Monotonic, Pace};
+use super::clock::{Clock, Monotonic};
+use super::timing::{Costs, Pace};
 use super::{LinkTiming, TimedError};
 use crate::memory_link::is_window_size;
 use crate::window::{assert_one_line, assert_whole_lines};
@@ -43,11 +44,11 @@ const ENTRY_BYTES: usize = 2 * WORD_BYTES;
 const HISTORY_BYTES: usize = 2 * LINE;
 /// Words that follow a payload: the length, then what shows the record.
 const RECORD_WORDS: u64 = 2;
-/// So often a load looks again whose history was written meanwhile, which an honest peer does not do so fast; or which
-/// is due in a moment.
+/// So often a load looks again whose history was written meanwhile, which an honest peer does not do so fast.
 const LOOKS_MAX: u32 = 8;
-/// As long as a few looks at the clock.
+/// What is due within such a span is waited for by looking at the clock, so often at most.
 const MOMENT_NS: u64 = 150;
+const CLOCK_LOOKS_MAX: u32 = 32;
 /// How long anybody waits at most, beyond the way, for what a peer says is under way.
 const AHEAD_NS_MAX: u64 = 10_000_000;
 
@@ -187,7 +188,7 @@ impl<C: Clock> Shared<C> {
 
     /// What is due in a moment is waited for: who looks again would come later.
     fn is_due_now(&self, due_ns: u64) -> bool {
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..CLOCK_LOOKS_MAX {
             let now_ns = self.clock.now_ns();
             self.seen_ns.store(now_ns, Ordering::Relaxed);
             if due_ns <= now_ns {

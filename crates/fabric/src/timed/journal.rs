@@ -11,7 +11,8 @@
 //! payload cannot pass for one. Everything here is the peer's to spoil, and checked.
 
 use super::Parts;
-use super::timing::{Clock, Costs, Pace};
+use super::clock::Clock;
+use super::timing::{Costs, Pace};
 use crate::{Inbound, Outbound};
 use std::sync::atomic::AtomicU64;
 use volmem::sync::Ordering;

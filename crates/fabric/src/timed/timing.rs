@@ -1,4 +1,4 @@
-//! What a modelled link takes, by which clock, and whose turn it is.
+//! What a modelled link takes, and whose turn it is.
 
 use super::TimedError;
 use volmem::Region;
@@ -73,47 +73,6 @@ impl Costs {
 
 fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), TimedError> {
     if (min..=max).contains(&value) { Ok(()) } else { Err(TimedError::Timing { what, value, min, max }) }
-}
-
-/// A clock that both ends of a link read alike.
-pub trait Clock: Clone + Send + Sync {
-    /// Nanoseconds since some moment that is the same for both ends.
-    fn now_ns(&self) -> u64;
-    /// Returns when it is `time_ns`.
-    fn wait_until(&self, time_ns: u64);
-}
-
-/// The kernel's monotonic clock, which all processes of a machine share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Monotonic;
-
-/// A longer wait sleeps, as a sleep this long is not much late.
-const SPIN_NS_MAX: u64 = 50_000;
-
-impl Clock for Monotonic {
-    #[inline]
-    fn now_ns(&self) -> u64 {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-    }
-
-    fn wait_until(&self, time_ns: u64) {
-        loop {
-            let left_ns = time_ns.saturating_sub(self.now_ns());
-            match left_ns {
-                0 => return,
-                1..SPIN_NS_MAX => volmem::sync::spin_hint(),
-                _ => sleep(left_ns - SPIN_NS_MAX / 2),
-            }
-        }
-    }
-}
-
-/// Without a symbol of libc's, which may be a library's that stands in for it. A signal ends it early.
-fn sleep(span_ns: u64) {
-    let (seconds, rest_ns) = (span_ns / 1_000_000_000, span_ns % 1_000_000_000);
-    let request = rustix::time::Timespec { tv_sec: seconds as i64, tv_nsec: rest_ns as i64 };
-    let _ = rustix::thread::nanosleep(&request);
 }
 
 /// No honest sender has booked a link for longer than this.

@@ -1,7 +1,8 @@
 //! The two windows of a timed link, or of a part of one.
 
+use super::clock::{Clock, Monotonic};
 use super::journal::{DUE, Plan, Reader, Writer};
-use super::timing::{Clock, Costs, Monotonic, Pace};
+use super::timing::{Costs, Pace};
 use super::{Parts, Setup, TimedDoorbell, TimedError};
 use crate::memory_link::is_window_size;
 use crate::window::{assert_one_line, assert_whole_lines};
