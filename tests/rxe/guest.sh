@@ -15,7 +15,8 @@ sleep 1
 rdma link add rxe0 type rxe netdev eth0
 sleep 1
 ulimit -l unlimited
-echo 'rxe: there'
+# On a line of its own: the firmware ends in the middle of one, and a quiet kernel may say nothing.
+printf '\nrxe: there\n'
 for bytes in 1 1024 65536; do ibv_rc_pingpong -g 1 -d rxe0 -n 100 -s $bytes; done
 ibv_uc_pingpong -g 1 -d rxe0 -n 100 -s 4096
 # The other side listens once it is done with what was before.
