@@ -64,7 +64,9 @@ const RATE_BITS: u32 = 32;
 /// three times each way within a tenth of a microsecond, and what a look takes is time that the link does not.
 ///
 /// Where counters of processors differ, the time of the last look may be told once more, for a microsecond at most: no
-/// look is carried on for longer. Threads share it without a lock: whichever looks they mix are both good.
+/// look is carried on for longer. On a machine that moved to another counter each microsecond is as wrong as the rate
+/// is, and the next begins right. Threads share it without a lock: two looks that are mixed differ by what the rate's
+/// error made of the time between them, some hundred thousandths of it.
 #[derive(Debug)]
 struct CarriedOn {
     /// The first look, by which the rate is found.
@@ -92,7 +94,7 @@ impl CarriedOn {
     fn now_ns(&self, ticks: impl Fn() -> u64, clock_ns: impl Fn() -> u64) -> u64 {
         let now_ticks = ticks();
         let rate_scaled = self.rate_scaled.load(Ordering::Relaxed);
-        if rate_scaled != 0 && now_ticks.wrapping_sub(self.looked_ticks.load(Ordering::Relaxed)) < CARRIED_TICKS {
+        if rate_scaled != 0 && now_ticks.wrapping_sub(self.looked_ticks.load(Ordering::Acquire)) < CARRIED_TICKS {
             return to_ns(now_ticks, rate_scaled).wrapping_add(self.beyond_ns.load(Ordering::Relaxed));
         }
         let now_ns = clock_ns();
@@ -108,7 +110,8 @@ impl CarriedOn {
             return self.note_for_rate(at_ticks, at_ns);
         }
         self.beyond_ns.store(at_ns.wrapping_sub(to_ns(at_ticks, rate_scaled)), Ordering::Relaxed);
-        self.looked_ticks.store(at_ticks, Ordering::Relaxed);
+        // Behind it: who sees this look has no time of a much older one.
+        self.looked_ticks.store(at_ticks, Ordering::Release);
     }
 
     #[cold]
