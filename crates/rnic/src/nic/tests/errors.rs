@@ -4,7 +4,7 @@ use sim::{Random, Span, Time};
 
 use super::basics::{POLICIES, profiles};
 use super::wire::{MEMORY_BYTES, Pair, attributes};
-use crate::nic::{Event, NicError, Profile};
+use crate::nic::{Event, NicError, Policy, Profile};
 use crate::verbs::{
     Access, Address, Bind, Completion, CompletionKind, CompletionStatus, Datagram, LKey, QpAttributes, QpState,
     Receive, Remote, SendKind, WindowKind,
@@ -749,7 +749,7 @@ fn hostile(random: &mut Random, pair: &Pair, qp: QpNumber) -> Header {
     header
 }
 
-fn attack(policy: crate::nic::Policy, seed: u64) {
+fn attack(policy: Policy, seed: u64) {
     let mut random = Random::new(seed, "hostile");
     let profile = if random.chance(0.5) { Profile::new(policy) } else { Profile::modelled(policy) };
     let mut pair = Pair::new(profile, seed);
@@ -788,6 +788,10 @@ fn a_hostile_peer_harms_nobody_but_its_own_connection() {
         for seed in 0..100 {
             attack(policy, seed);
         }
+    }
+    // A peer that took back what it had acknowledged, and answered whoever asked once more, was asked for ever.
+    for (policy, seed) in [(Policy::Srnic, 14_846), (Policy::SrnicPaged, 14_846), (Policy::SrnicPaged, 16_225)] {
+        attack(policy, seed);
     }
 }
 
