@@ -179,8 +179,8 @@ impl<M: HostMemory> Nic<M> {
             return;
         }
         let is_old = selective.expected.after(context.unacked) < 0;
-        // What is older than what is known says nothing of now, nor does a peer that takes back what it told: who went on
-        // for as long as such answers come would ask for ever.
+        // What is older than what is known says nothing of now, nor does a peer that takes back what it told: who went
+        // on for as long as such answers come would ask for ever.
         if !is_old {
             self.contexts[i].backoff = 0; // the peer is there
             self.progress(now, i, selective.expected, u32::from(selective.marked));
