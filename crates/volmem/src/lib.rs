@@ -35,7 +35,7 @@ pub use model::Region;
 #[cfg(not(loom))]
 pub use region::Region;
 pub use registers::Registers;
-pub use ticks::ticks;
+pub use ticks::{TICKS_PER_MICROSECOND, TICKS_PER_MILLISECOND, ticks};
 
 /// Bytes of a cache line, the unit in which cores and links exchange memory.
 pub const CACHE_LINE_BYTES: usize = 64;

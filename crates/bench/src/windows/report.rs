@@ -178,6 +178,12 @@ fn quantiles<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Quantile
     })
 }
 
+impl IsolationRow {
+    fn rounds_begun(&self) -> usize {
+        self.rounds + self.rounds_failed
+    }
+}
+
 impl BesideCell {
     fn row(&self, quiet: Option<&Self>) -> IsolationRow {
         let p99s = |cell: &Self| cell.rounds.iter().map(|round| round.quantile_ns(0.99)).collect::<Vec<_>>();
@@ -344,7 +350,7 @@ impl Report {
         for Assumption { kind, what } in &self.timed.assumptions {
             text += &format!("{kind}: {what}\n");
         }
-        let rounds = self.isolation.iter().map(|row| row.rounds + row.rounds_failed).max().unwrap_or_default();
+        let rounds = self.isolation.iter().map(IsolationRow::rounds_begun).max().unwrap_or_default();
         text += &format!("\nPing-pong of 8 B beside others (by proxies: in its partition), us, {rounds} rounds\n\n");
         text += &self.isolation_table().render();
         text += "\nBulk by write size, GB/s (measured)\n\n";
@@ -440,7 +446,7 @@ impl Report {
             let cell = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
             let failed = match row.rounds_failed {
                 0 => String::new(),
-                failed => format!(" ({failed} of {} rounds failed)", row.rounds + failed),
+                failed => format!(" ({failed} of {} rounds failed)", row.rounds_begun()),
             };
             table.row(vec![
                 format!("{}: {}{failed}", row.way, row.case),

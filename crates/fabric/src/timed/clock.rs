@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use volmem::sync::Ordering;
-use volmem::ticks;
+use volmem::{TICKS_PER_MICROSECOND, ticks};
 
 /// A clock that both ends of a link read alike.
 pub trait Clock: Clone + Send + Sync {
@@ -51,8 +51,8 @@ fn sleep(span_ns: u64) {
     let _ = rustix::thread::nanosleep(&request);
 }
 
-/// So long a look at the kernel's clock is carried on: about a microsecond of the counter.
-const CARRIED_TICKS: u64 = if cfg!(target_arch = "aarch64") { 50 } else { 3000 };
+/// So long a look at the kernel's clock is carried on.
+const CARRIED_TICKS: u64 = TICKS_PER_MICROSECOND;
 /// A look that took longer was interrupted, and nobody knows to which count its time belongs.
 const LOOK_TICKS_MAX: u64 = CARRIED_TICKS / 6;
 /// The counter's rate is known by two looks that are so far apart.
