@@ -9,7 +9,7 @@ use crosslane_bench::{Machine, Progress};
 use router_bench::core::{self, Case, Churn, ZeroLoss};
 use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
-use router_bench::interconnect::{AdaptiveRow, Batching, LoadRow, RateRow};
+use router_bench::interconnect::{AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow};
 use router_bench::published::{Cell, Transport};
 use router_bench::report::{self, Brought, Follower, NoKind, Part, Parts, Report};
 use router_bench::search::Verdict;
@@ -225,6 +225,11 @@ fn between_nodes(report: &Report) -> String {
         text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its, round by round\n";
         text += &adaptive(&report.adaptive);
     }
+    if !report.adaptive_modelled.is_empty() {
+        text += "\nThe same in virtual time (modelled): p99 in multiples of the best fixed batch's,\n\
+                 by load in shares of what full messages carry\n";
+        text += &adaptive_modelled(&report.adaptive_modelled);
+    }
     if !report.loads_by_size.is_empty() {
         text += "\nLatency by size at one load, us\n";
         text += &loads(&report.loads_by_size);
@@ -247,6 +252,28 @@ fn adaptive(rows: &[AdaptiveRow]) -> String {
         ]);
     }
     table.render()
+}
+
+/// A line for each assumption, interconnect and size; a column for each load.
+fn adaptive_modelled(rows: &[ModelledRow]) -> String {
+    let mut shares: Vec<f64> = rows.iter().map(|row| row.load_share).collect();
+    shares.sort_by(f64::total_cmp);
+    shares.dedup();
+    let names = [("ASSUMED", LEFT), ("AS", LEFT), ("BYTES", RIGHT)].map(|(head, align)| (head.to_owned(), align));
+    let loads = shares.iter().map(|share| (format!("{:.0}%", 100.0 * share), RIGHT));
+    let mut table = Table::new(&names.into_iter().chain(loads).collect::<Vec<_>>());
+    for of_line in rows.chunk_by(|one, other| line_of(one) == line_of(other)) {
+        let (assumed, interconnect, bytes) = line_of(&of_line[0]);
+        let at = |share: &f64| of_line.iter().find(|row| row.load_share == *share);
+        let ratios = shares.iter().map(|share| at(share).map_or(String::new(), |row| multiple(row.row.p99_ratio)));
+        let names = [assumed.to_owned(), interconnect.to_owned(), bytes.to_string()];
+        table.row(names.into_iter().chain(ratios).collect());
+    }
+    table.render()
+}
+
+fn line_of(row: &ModelledRow) -> (&'static str, &'static str, usize) {
+    (row.assumed, row.interconnect, row.row.size_bytes)
 }
 
 fn tables(families: [Option<&Family>; 2], updates: &[Updates]) -> String {

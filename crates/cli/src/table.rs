@@ -11,14 +11,15 @@ pub enum Align {
 
 /// Rows under a head.
 pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+    columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table without rows.
-    pub fn new(columns: &[(&'static str, Align)]) -> Self {
-        Self { columns: columns.to_vec(), rows: Vec::new() }
+    pub fn new(columns: &[(impl AsRef<str>, Align)]) -> Self {
+        let columns = columns.iter().map(|(head, align)| (head.as_ref().to_owned(), *align)).collect();
+        Self { columns, rows: Vec::new() }
     }
 
     /// Adds a row with one cell a column.
@@ -34,7 +35,7 @@ impl Table {
 
     /// The table as lines without blanks at their ends.
     pub fn render(&self) -> String {
-        let heads: Vec<String> = self.columns.iter().map(|(head, _)| (*head).to_owned()).collect();
+        let heads: Vec<String> = self.columns.iter().map(|(head, _)| head.clone()).collect();
         let widths: Vec<usize> = (0..heads.len()).map(|column| self.width(column)).collect();
         std::iter::once(&heads).chain(&self.rows).map(|cells| self.line(cells, &widths)).collect()
     }

@@ -16,6 +16,7 @@ mod nodes;
 mod rate;
 mod samples;
 mod stalls;
+mod virtual_time;
 
 use router::batch::Policy;
 use router_node::interconnect::{InterconnectError, Kind};
@@ -27,6 +28,9 @@ pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
 pub use rate::{BatchGain, RateRow, batch_gain, rates};
+pub use virtual_time::{
+    ASSUMPTIONS, Assumption, Comparison, ModelledRow, VirtualSetup, VirtualTrial, modelled, run_virtual,
+};
 
 /// The fixed batches that were published.
 pub const BATCHES: [u8; 6] = [1, 2, 4, 8, 16, 32];

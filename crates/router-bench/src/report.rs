@@ -10,7 +10,9 @@ use router_node::interconnect::Kind;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::interconnect::{AdaptiveRow, BatchGain, BenchError, Hop, LoadRow, RateRow, adaptive_rows, name, uncarried};
+use crate::interconnect::{
+    AdaptiveRow, BatchGain, BenchError, Hop, LoadRow, ModelledRow, RateRow, adaptive_rows, name, uncarried,
+};
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
 use crate::table::Table;
 use crate::{core, ethernet, fib};
@@ -123,6 +125,9 @@ pub struct Report {
     /// only interconnect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive: Vec<AdaptiveRow>,
+    /// The same in virtual time, where nothing else disturbs: *modelled*, under several assumptions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adaptive_modelled: Vec<ModelledRow>,
     /// Tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fib: Option<fib::Results>,
@@ -192,7 +197,7 @@ pub fn steps(options: &Options, table: Option<&Table>) -> u64 {
     let ethernet = count(parts.has(Part::Ethernet), ethernet::steps(&options.ethernet()));
     let alone = count(parts.has(Part::Fib), fib::STEPS) + count(options.has_core(), core::steps(options.core_parts()));
     let between = count(has_nodes(parts), between::steps(options, &Scale::of(options)) as u64);
-    brought + alone + ethernet + between
+    brought + alone + ethernet + count(parts.has(Part::Adaptive), 1) + between
 }
 
 fn has_nodes(parts: &Parts) -> bool {
@@ -231,6 +236,10 @@ pub fn run(
         let mut step = |what: &str| follower.begins("virtual Ethernet", what);
         report.set_ethernet(ethernet::measure(&options.ethernet(), &mut step), parts.is_all());
     }
+    if parts.has(Part::Adaptive) {
+        follower.begins("adaptive batches", "in virtual time");
+        report.adaptive_modelled = Scale::of(options).model()?;
+    }
     follower.grew(&report);
     if has_nodes(parts) {
         between::measure(options, &Scale::of(options), &mut report, follower)?;
@@ -250,6 +259,7 @@ impl Report {
             fib_v4_mlookups_per_s: None,
             rnic_batch_gain_64b: None,
             adaptive: Vec::new(),
+            adaptive_modelled: Vec::new(),
             fib: None,
             core: None,
             gains: Vec::new(),

@@ -19,6 +19,7 @@ mod mesh;
 mod rnic;
 #[cfg(test)]
 mod tests;
+pub mod virtual_time;
 
 use std::io;
 use std::net::SocketAddr;

@@ -17,7 +17,7 @@ use super::{Batching, BenchError, ETHERNET_BYTES};
 use crate::statistics::Quantiles;
 
 /// Buffers of a node: what waits for the other one and what is on its way fit.
-const BUFFERS: u32 = 16_384;
+pub(super) const BUFFERS: u32 = 16_384;
 /// A flood keeps so many packets in the making: whatever batch there is finds enough.
 const BUFFERS_FLOOD: u32 = 512;
 pub(super) const BUFFER_BYTES: u16 = 2048;
@@ -25,7 +25,7 @@ pub(super) const HEADROOM_BYTES: u16 = 64;
 /// Packets that wait for the other node, at most.
 const QUEUE_PACKETS: usize = 8192;
 /// As a port's vector.
-const VECTOR_PACKETS: usize = 256;
+pub(super) const VECTOR_PACKETS: usize = 256;
 /// Packets that come together, on average: ports bring vectors, not single packets.
 const BURST_PACKETS_MEAN: f64 = 4.0;
 /// After the last packet was sent, how long the receiver waits for what may be lost.
@@ -136,6 +136,18 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// Node 0 or 1.
+    pub fn new(own: u8, interconnect: Box<dyn Interconnect>, buffers: u32) -> Node {
+        Node {
+            interconnect,
+            pool: Pool::new(buffers, BUFFER_BYTES, HEADROOM_BYTES),
+            parcels: Vec::with_capacity(VECTOR_PACKETS),
+            arrived: Vec::with_capacity(2 * VECTOR_PACKETS),
+            peer: NodeId(1 - own),
+            without_buffer: 0,
+        }
+    }
+
     /// Hands over what was made ready.
     pub fn send(&mut self, now_ns: u64) {
         self.interconnect.send(time(now_ns), &mut self.pool, self.peer, &mut self.parcels);
@@ -177,20 +189,14 @@ pub(super) fn packet_bytes(frame_bytes: usize) -> usize {
     frame_bytes - ETHERNET_BYTES
 }
 
+pub(super) fn settings(batching: Batching) -> Settings {
+    Settings { policy: batching.policy(), queue_packets: QUEUE_PACKETS, balances: false, ..Settings::default() }
+}
+
 /// Two nodes that are joined.
 pub(super) fn pair(kind: Kind, batching: Batching, buffers: u32) -> Result<[Node; 2], BenchError> {
-    let settings =
-        Settings { policy: batching.policy(), queue_packets: QUEUE_PACKETS, balances: false, ..Settings::default() };
-    let node = |own: u8| -> Result<Node, BenchError> {
-        Ok(Node {
-            interconnect: open(NodeId(own), kind, &settings)?,
-            pool: Pool::new(buffers, BUFFER_BYTES, HEADROOM_BYTES),
-            parcels: Vec::with_capacity(VECTOR_PACKETS),
-            arrived: Vec::with_capacity(2 * VECTOR_PACKETS),
-            peer: NodeId(1 - own),
-            without_buffer: 0,
-        })
-    };
+    let settings = settings(batching);
+    let node = |own: u8| Ok::<_, BenchError>(Node::new(own, open(NodeId(own), kind, &settings)?, buffers));
     let [mut first, mut second] = [node(0)?, node(1)?];
     let offer = first.interconnect.offer(NodeId(1))?;
     let terms = second.interconnect.accept(NodeId(0), offer)?;
@@ -199,7 +205,7 @@ pub(super) fn pair(kind: Kind, batching: Batching, buffers: u32) -> Result<[Node
 }
 
 /// When packets come.
-struct Arrivals {
+pub(super) struct Arrivals {
     random: Random,
     /// Between bursts, on average.
     gap_ns: f64,
@@ -208,17 +214,17 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    fn new(mpps: f64, seed: u64) -> Arrivals {
+    pub fn new(mpps: f64, seed: u64) -> Arrivals {
         let gap_ns = BURST_PACKETS_MEAN * 1000.0 / mpps;
         Arrivals { random: Random::new(seed, "arrivals"), gap_ns, next_ns: 0.0, left_in_burst: 0 }
     }
 
     /// When the next packet comes.
-    fn next_ns(&self) -> u64 {
+    pub fn next_ns(&self) -> u64 {
         self.next_ns as u64
     }
 
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         if self.left_in_burst > 0 {
             self.left_in_burst -= 1;
             return;

@@ -1,10 +1,12 @@
 //! What is measured between two nodes, over each interconnect.
 
 use router_node::interconnect::Kind;
+use sim::Span;
 
 use super::{Follower, Options, PUBLISHED_KIND, Part, Report};
 use crate::interconnect::{
-    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, RateRow, batch_gain, hops, kinds, load, name, rates,
+    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, ModelledRow, RateRow, batch_gain, hops, kinds, load,
+    modelled, name, rates,
 };
 
 /// Frames whose latency by load is measured, in bytes.
@@ -15,6 +17,7 @@ const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
 /// Latency by size is measured at this share of what the longest frames' best fixed batch carries: at as many packets a
 /// second for each size, which all sizes carry.
 const SIZE_LOAD: f64 = 0.5;
+const MODELLED_TRIAL: Span = Span::from_ps(8_000_000_000);
 const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
 
 /// How much is measured.
@@ -49,6 +52,11 @@ impl Scale {
                 is_short: false,
             }
         }
+    }
+
+    /// What is modelled: the same loads, in virtual time.
+    pub fn model(&self) -> Result<Vec<ModelledRow>, BenchError> {
+        modelled(self.shares, MODELLED_TRIAL, if self.is_short { 1 } else { 3 })
     }
 }
 
@@ -209,8 +217,6 @@ fn best_fixed_mpps(rows: &[RateRow]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use sim::Span;
-
     use super::super::tests::Heard;
     use super::super::{Parts, kind};
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use router::batch::message::{Header, Message, MessageError, Source};
+use router::batch::message::{Header, Message, MessageError, Source, WANTS_MAX};
 use router::{Hop, NodeId};
 use thiserror::Error;
 
@@ -37,6 +37,27 @@ pub(super) struct Limits {
     pub bytes_max: u64,
     /// What a peer has taken in is said in its messages; else [`Carrier::taken`] knows.
     pub tells_by_messages: bool,
+}
+
+/// What a node says of what it takes in from another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Packets that it has taken in, mod 2^32.
+    pub taken: u32,
+    /// How busy it is, see [`Header::wants`].
+    pub wants: u8,
+}
+
+impl Told {
+    /// In one word of memory.
+    pub fn word(self) -> u64 {
+        u64::from(self.wants) << 32 | u64::from(self.taken)
+    }
+
+    /// From a word that a peer has written, which may be anything.
+    pub fn from_word(word: u64) -> Told {
+        Told { taken: word as u32, wants: ((word >> 32) as u8).min(WANTS_MAX) }
+    }
 }
 
 /// Takes in what came.
@@ -91,11 +112,11 @@ pub(super) trait Carrier: Send {
         0
     }
 
-    /// What a peer says that it has taken in, where it need not send a message to say so.
-    fn taken(&mut self, node: NodeId) -> Option<u32>;
+    /// What a peer says of what it takes in, where it need not send a message to say so.
+    fn told(&mut self, node: NodeId) -> Option<Told>;
 
-    /// Says to a peer what this node has taken in, where that takes no message.
-    fn say_taken(&mut self, node: NodeId, taken: u32);
+    /// Says it to a peer, where that takes no message.
+    fn tell_in_place(&mut self, node: NodeId, told: Told);
 
     /// See [`super::Interconnect::wakes`].
     fn wakes(&self) -> Vec<BorrowedFd<'_>>;
@@ -105,4 +126,16 @@ pub(super) trait Carrier: Send {
 
     /// See [`super::Interconnect::woke`].
     fn woke(&mut self);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_comes_back_and_a_peer_cannot_say_that_it_is_busier_than_can_be() {
+        let told = Told { taken: 0xffff_fffe, wants: 7 };
+        assert_eq!(Told::from_word(told.word()), told);
+        assert_eq!(Told::from_word(u64::MAX), Told { taken: u32::MAX, wants: WANTS_MAX });
+    }
 }

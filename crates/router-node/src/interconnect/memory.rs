@@ -17,13 +17,15 @@ use router::{NODES_MAX, NodeId};
 use volmem::sync::Ordering;
 use volmem::{CACHE_LINE_BYTES, Mapping, Region};
 
-use super::carrier::{Carrier, Fault, Intake, Limits, Packets};
+use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
 use super::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
 
 /// 128 KiB: some hundred full messages of small packets, or three of long ones; both directions stay in a second-level
 /// cache.
 const SLOTS: u64 = 2048;
 const LAYOUT: Layout = Layout::packed(SLOTS, 0);
+/// What is under way at most.
+pub(super) const RING_BYTES: usize = SLOTS as usize * SLOT_BYTES;
 /// A message with no longer packets is put together beforehand and copied as one.
 const GATHERED_BYTES_MAX: usize = 256;
 /// What messages take between two cores of a server: *measured*, about.
@@ -31,11 +33,11 @@ const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
 /// Bytes of a record besides its message.
 const RECORD_HEADER_BYTES: usize = 16;
 /// Where a peer says what it has taken in: in a line of its own, between the lane's words and its ring.
-const TAKEN: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
+const TOLD: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
 /// What is no ring.
 const WORDS_BYTES: usize = LAYOUT.small_offset;
 
-const _: () = assert!(TAKEN + CACHE_LINE_BYTES <= WORDS_BYTES);
+const _: () = assert!(TOLD + CACHE_LINE_BYTES <= WORDS_BYTES);
 
 /// The two windows of a pair of nodes.
 pub(super) trait Windows: Send {
@@ -318,17 +320,22 @@ fn joined<W: Windows>(peers: &mut [Option<Peer<W>>], node: NodeId) -> Option<&mu
     peers[usize::from(node.0)].as_mut().filter(|peer| !peer.is_offered)
 }
 
+/// How much may be under way through memory.
+pub(super) fn limits(medium: &impl Medium) -> Limits {
+    Limits {
+        message_bytes_max: RECORD_BYTES_MAX,
+        ahead_packets: medium.ahead_packets(),
+        // What the ring has room for is what may be under way.
+        messages_max: SLOTS as usize,
+        latency_ns: [LATENCY_NS[0] + 2.0 * medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
+        bytes_max: u64::MAX,
+        tells_by_messages: false,
+    }
+}
+
 impl<M: Medium> Carrier for MemoryCarrier<M> {
     fn limits(&self) -> Limits {
-        Limits {
-            message_bytes_max: RECORD_BYTES_MAX,
-            ahead_packets: self.medium.ahead_packets(),
-            // What the ring has room for is what may be under way.
-            messages_max: SLOTS as usize,
-            latency_ns: [LATENCY_NS[0] + 2.0 * self.medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
-            bytes_max: u64::MAX,
-            tells_by_messages: false,
-        }
+        limits(&self.medium)
     }
 
     fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError> {
@@ -406,15 +413,15 @@ impl<M: Medium> Carrier for MemoryCarrier<M> {
         Ok(false)
     }
 
-    fn taken(&mut self, node: NodeId) -> Option<u32> {
+    fn told(&mut self, node: NodeId) -> Option<Told> {
         let peer = self.peer(node)?;
-        peer.inbound.invalidate(TAKEN, CACHE_LINE_BYTES);
-        Some(peer.inbound.load_u64(TAKEN, Ordering::Acquire) as u32)
+        peer.inbound.invalidate(TOLD, CACHE_LINE_BYTES);
+        Some(Told::from_word(peer.inbound.load_u64(TOLD, Ordering::Acquire)))
     }
 
-    fn say_taken(&mut self, node: NodeId, taken: u32) {
+    fn tell_in_place(&mut self, node: NodeId, told: Told) {
         if let Some(peer) = self.peer(node) {
-            peer.outbound.store_u64(TAKEN, u64::from(taken), Ordering::Release);
+            peer.outbound.store_u64(TOLD, told.word(), Ordering::Release);
         }
     }
 
@@ -552,7 +559,7 @@ mod tests {
         for taken in [1, u32::MAX] {
             let mut victim = Victim::new();
             let (hostile, _honest) = (victim.join(1), victim.join(2));
-            hostile.peer.outbound.store_u64(TAKEN, u64::from(taken), Ordering::Release);
+            hostile.peer.outbound.store_u64(TOLD, u64::from(taken), Ordering::Release);
             let packets = |victim: &mut Victim| {
                 let mut packet = victim.pool.take().unwrap();
                 victim.pool.resize(&mut packet, 60);

@@ -9,7 +9,7 @@ use router::batch::{Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sa
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
-use super::carrier::{Carrier, Fault, Intake, Limits};
+use super::carrier::{Carrier, Fault, Intake, Limits, Told};
 use super::{Counters, Interconnect, InterconnectError, Offer, PeerState, Settings, Terms, flow_hash, random_u64};
 
 const NODES: usize = NODES_MAX as usize;
@@ -19,6 +19,8 @@ const UNTOLD_PACKETS_MAX: u32 = 16;
 const UNTOLD_SPAN: Span = Span::from_ps(20_000_000);
 /// Without news of what is under way for so long, a peer is asked.
 const ASK_SPAN: Span = Span::from_ps(1_000_000_000);
+/// What a peer says in memory is looked at so often at least, while something is under way: it may have become busy.
+const NEWS_SPAN: Span = Span::from_ps(100_000_000);
 /// Adaptive batches are so large that about so many messages are under way.
 const MESSAGES_UNDER_WAY: u32 = 8;
 /// One of so many messages that find nothing under way is timed.
@@ -61,6 +63,8 @@ struct Peer {
     settled_bytes: u64,
     settled_at: Time,
     asked_at: Time,
+    /// How busy the peer is, see [`Header::wants`].
+    wants: u8,
     timed: Option<Timed>,
     until_sample: u32,
     /// Messages that were timed, counted until there are enough.
@@ -91,6 +95,7 @@ impl Peer {
             settled_bytes: 0,
             settled_at: Time::ZERO,
             asked_at: Time::ZERO,
+            wants: 0,
             timed: None,
             until_sample: 0,
             samples: 0,
@@ -114,7 +119,7 @@ impl Peer {
     }
 
     /// How many packets are worth a message, by what is under way: all there are, once that is half of what may be.
-    fn least_packets(&self, limits: &Limits) -> usize {
+    fn by_under_way(&self, limits: &Limits) -> usize {
         let bytes = self.sent_bytes - self.settled_bytes;
         if bytes > limits.bytes_max / 2 || self.under_way.len() > limits.messages_max / 2 {
             return PACKETS_MAX;
@@ -123,7 +128,9 @@ impl Peer {
     }
 
     /// The peer says what it has taken in. Nonsense is an error.
-    fn settle(&mut self, now: Time, taken: u32) -> Result<(), MessageError> {
+    fn settle(&mut self, now: Time, told: Told) -> Result<(), MessageError> {
+        let Told { taken, wants } = told;
+        self.wants = wants;
         let newly = taken.wrapping_sub(self.settled);
         if newly == 0 {
             return Ok(());
@@ -236,7 +243,8 @@ impl Intake for TakeIn<'_> {
         }
         let peer = &mut self.peers[usize::from(from.0)];
         if self.limits.tells_by_messages {
-            peer.settle(self.now, message.header.taken)?;
+            let Header { taken, wants, .. } = message.header;
+            peer.settle(self.now, Told { taken, wants })?;
         }
         peer.take_in(self.now, &message.header, message.packets())?;
         for place in message.places() {
@@ -379,7 +387,7 @@ impl<C: Carrier> Mesh<C> {
         match self.send_due(now, pool, node) {
             Ok(true) => {
                 self.carrier.flush(node);
-                self.occupancy.note_work();
+                self.occupancy.note_work(now);
                 true
             }
             Ok(false) => false,
@@ -408,27 +416,49 @@ impl<C: Carrier> Mesh<C> {
         Ok(has_sent)
     }
 
-    /// How many packets are worth a message, by what is under way and by how busy this node is.
+    /// How busy this node is, as its messages say.
+    fn wants(&self) -> u8 {
+        (self.occupancy.least_packets() - 1) as u8
+    }
+
+    /// How many packets are worth a message, by what is under way and by how busy the two nodes are.
     fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
-        let (limits, is_adaptive) = (self.limits, self.is_adaptive);
-        let by_occupancy = self.occupancy.least_packets();
-        let peer = &self.peers[usize::from(node.0)];
-        let may_matter =
-            is_adaptive && is_decided_by_news(peer.batcher.len(), peer.least_packets(&limits), by_occupancy);
-        let learns = is_adaptive && peer.samples < SAMPLES_FIRST && !peer.under_way.is_empty();
-        if may_matter || learns || peer.timed.is_some() || peer.under_way.len() >= limits.messages_max / 2 {
+        if self.wants_news(now, node) {
             self.look(now, node)?;
         }
-        let by_peer = self.peers[usize::from(node.0)].least_packets(&limits);
-        Ok(by_peer.max(by_occupancy))
+        let peer = &self.peers[usize::from(node.0)];
+        Ok(peer.by_under_way(&self.limits).max(self.by_occupancy(peer)))
+    }
+
+    /// How many packets are worth a message, by how busy this node is, and a peer as it says itself.
+    fn by_occupancy(&self, peer: &Peer) -> usize {
+        self.occupancy.least_packets().max(1 + usize::from(peer.wants))
+    }
+
+    /// Whether it is time to look what a peer says, where it says so in memory.
+    fn wants_news(&self, now: Time, node: NodeId) -> bool {
+        let peer = &self.peers[usize::from(node.0)];
+        if peer.under_way.is_empty() {
+            return false;
+        }
+        let is_half_full = peer.under_way.len() >= self.limits.messages_max / 2;
+        if !self.is_adaptive || is_half_full {
+            return is_half_full;
+        }
+        // A node that is busy has better things to do than to learn.
+        let learns = peer.timed.is_some() || peer.samples < SAMPLES_FIRST;
+        learns && self.occupancy.least_packets() == 1
+            || now.since(peer.asked_at) >= NEWS_SPAN
+            || is_decided_by_news(peer.batcher.len(), peer.by_under_way(&self.limits), self.by_occupancy(peer))
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
     fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, Fault> {
+        let wants = self.wants();
         let peer = &mut self.peers[usize::from(node.0)];
         let mut done = 0;
         while done < due && peer.has_window(&self.limits) {
-            let header = Header { sequence: peer.sent, taken: peer.taken, asks: false };
+            let header = Header { sequence: peer.sent, taken: peer.taken, asks: false, wants };
             let waiting = peer.batcher.waiting().take(due - done);
             let packets = waiting.map(|queued| (queued.item.0, pool.bytes(&queued.item.1)));
             let sent = self.carrier.send(node, &header, packets)?;
@@ -449,12 +479,13 @@ impl<C: Carrier> Mesh<C> {
 
     /// Says to a peer what was taken in, and asks it for the same, where that is due. Says whether a message went.
     fn tell(&mut self, now: Time, node: NodeId) -> Result<bool, Fault> {
+        let wants = self.wants();
         let peer = &mut self.peers[usize::from(node.0)];
         let untold = peer.taken.wrapping_sub(peer.told);
         let has_to_ask = peer.asks_at().is_some_and(|at| at <= now);
         if !self.limits.tells_by_messages {
             if untold > 0 {
-                self.carrier.say_taken(node, peer.taken);
+                self.carrier.tell_in_place(node, Told { taken: peer.taken, wants });
                 peer.note_told();
             }
             if has_to_ask {
@@ -467,7 +498,7 @@ impl<C: Carrier> Mesh<C> {
         if !is_much && !is_late && !peer.is_asked && !has_to_ask {
             return Ok(false);
         }
-        let header = Header { sequence: peer.sent, taken: peer.taken, asks: has_to_ask };
+        let header = Header { sequence: peer.sent, taken: peer.taken, asks: has_to_ask, wants };
         if !self.carrier.tell(node, &header)? {
             return Ok(false);
         }
@@ -490,10 +521,10 @@ impl<C: Carrier> Mesh<C> {
 
     /// Looks what a peer has taken in, where it does not say so in messages.
     fn look(&mut self, now: Time, node: NodeId) -> Result<(), Fault> {
-        let Some(taken) = self.carrier.taken(node) else { return Ok(()) };
+        let Some(told) = self.carrier.told(node) else { return Ok(()) };
         let peer = &mut self.peers[usize::from(node.0)];
         peer.asked_at = now;
-        peer.settle(now, taken)?;
+        peer.settle(now, told)?;
         if let Some(timed) = &mut peer.timed {
             timed.looked = now;
         }
@@ -603,7 +634,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
             is_busy |= self.dispatch(now, pool, node);
         }
         if is_busy {
-            self.occupancy.note_work();
+            self.occupancy.note_work(now);
         }
         is_busy
     }

@@ -24,7 +24,7 @@ use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Messa
 use router::batch::{Latency, PACKETS_MAX};
 use router::{NODES_MAX, NodeId};
 
-use super::carrier::{Carrier, Fault, Intake, Limits, Packets};
+use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
 use super::{InterconnectError, Offer, Terms, random_u64, wrong_terms};
 
 /// A full batch of the longest packets of Ethernet is one message: 48 KiB.
@@ -253,6 +253,13 @@ pub(super) struct RnicCarrier<W> {
     failed: Option<NodeId>,
 }
 
+/// All slots, and written to: the kernel finds memory for a page that never was in the time of several packets. A long
+/// message after short ones would be late by a dozen of those on either side, what waits meanwhile make the next one
+/// longer still, and so on for milliseconds.
+fn slots() -> ByteMemory {
+    ByteMemory(vec![u8::MAX; MEMORY_BYTES])
+}
+
 fn slot_address(slot: u64) -> u64 {
     slot * SLOT_BYTES as u64
 }
@@ -263,7 +270,7 @@ fn nic(error: NicError) -> InterconnectError {
 
 impl<W: PeerWire> RnicCarrier<W> {
     pub(super) fn new(wire: W) -> Result<Self, InterconnectError> {
-        let mut live = Live::new(Self::profile(&wire), ByteMemory::new(MEMORY_BYTES), wire, random_u64()?)?;
+        let mut live = Live::new(Self::profile(&wire), slots(), wire, random_u64()?)?;
         let queues = Queues::new(live.nic_mut()).map_err(nic)?;
         Ok(Self {
             live,
@@ -452,16 +459,21 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 }
 
+/// How much may be under way over the RDMA transport, with so many bytes of a token after each message.
+pub(super) fn limits(token_bytes: usize) -> Limits {
+    Limits {
+        message_bytes_max: SLOT_BYTES - token_bytes,
+        ahead_packets: AHEAD_PACKETS,
+        messages_max: WINDOW_MESSAGES_MAX,
+        latency_ns: Latency::PUBLISHED,
+        bytes_max: WINDOW_BYTES_MAX,
+        tells_by_messages: true,
+    }
+}
+
 impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn limits(&self) -> Limits {
-        Limits {
-            message_bytes_max: SLOT_BYTES - W::TOKEN_BYTES,
-            ahead_packets: AHEAD_PACKETS,
-            messages_max: WINDOW_MESSAGES_MAX,
-            latency_ns: Latency::PUBLISHED,
-            bytes_max: WINDOW_BYTES_MAX,
-            tells_by_messages: true,
-        }
+        limits(W::TOKEN_BYTES)
     }
 
     fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError> {
@@ -511,7 +523,7 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
 
     fn renew(&mut self) -> Result<(), InterconnectError> {
         let profile = Self::profile(self.live.wire());
-        self.live.renew(profile, ByteMemory::new(MEMORY_BYTES), random_u64()?)?;
+        self.live.renew(profile, slots(), random_u64()?)?;
         self.queues = Queues::new(self.live.nic_mut()).map_err(nic)?;
         self.peers.fill_with(|| None);
         (self.free, self.senders, self.failed) = ((0..SENDS as u64).collect(), [None; SENDS], None);
@@ -576,11 +588,11 @@ impl<W: PeerWire> Carrier for RnicCarrier<W> {
         peer.forged + self.live.nic().query_qp(peer.qp).map_or(0, |status| status.dropped_long)
     }
 
-    fn taken(&mut self, _: NodeId) -> Option<u32> {
+    fn told(&mut self, _: NodeId) -> Option<Told> {
         None
     }
 
-    fn say_taken(&mut self, _: NodeId, _: u32) {}
+    fn tell_in_place(&mut self, _: NodeId, _: Told) {}
 
     fn wakes(&self) -> Vec<BorrowedFd<'_>> {
         self.live.wire().wakes()

@@ -4,13 +4,13 @@
 //! An adaptive one takes what is there, so that packets go together exactly when they come faster than they leave. It
 //! does not wait to be filled unless somebody is short of time. Four things bound it:
 //!
-//! * **A budget of bytes.** The first packet of a message waits for its last, and the other node begins when it has all
-//!   of it. So while nothing presses, a message takes at most a quarter longer than its first packet would alone: many
-//!   short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
+//! * **What overlaps.** The first packet of a message waits for its last, and the other node begins when it has all of
+//!   it. So while nothing presses, a message has as many packets as let the last of all that wait be there soonest:
+//!   many short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
-//! * **A node that is nearly busy.** Beyond three quarters of its time, more packets are worth a message
-//!   ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half the target. Long packets are
-//!   worth one sooner: most of what they cost is their bytes.
+//! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
+//!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
+//!   the target. Long packets are worth one sooner: most of what they cost is their bytes.
 //! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
 //!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
 //!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
@@ -81,8 +81,9 @@ impl Policy {
     }
 }
 
-/// What a message takes at most, while nothing presses, of what its first packet would take alone.
-const GROWN: f64 = 1.25;
+/// A message counts for so many packets at least, whatever was learnt: packets that go together cost both nodes less,
+/// and what is learnt from one length of packets cannot tell a message's part in it.
+const MESSAGE_PACKETS_MIN: f64 = 4.0;
 
 /// So many bytes are worth a message, however few packets they are: to copy them takes some ten times what the message
 /// does. Waiting for more of them only takes time.
@@ -176,13 +177,24 @@ impl<T> Batcher<T> {
                 }
                 if least <= 1 {
                     // Nothing presses.
-                    let alone_ns = self.latency.expected_ns(1, usize::from(oldest.bytes));
-                    return self.within(queued, target.ns().min(GROWN * alone_ns));
+                    return self.within(self.overlapping(queued), target.ns());
                 }
                 let is_enough = queued >= least.min(PACKETS_MAX) || self.queue_bytes >= ENOUGH_BYTES;
                 if is_enough { self.within(queued, target.ns()) } else { 0 }
             }
         }
+    }
+
+    /// How many of the first `queued` packets a message is to have so that the last of all that wait is there soonest.
+    ///
+    /// This node makes a message while the other one takes in the one before. With k of n packets a message, each of
+    /// which takes `m + k p`, the last is there after `n / k + 1` of those: soonest with `k = sqrt(n m / p)`.
+    #[inline]
+    fn overlapping(&self, queued: usize) -> usize {
+        let waiting = self.queue.len() as f64;
+        let message_packets = self.latency.message_packets(self.queue_bytes as f64 / waiting);
+        let packets = (waiting * message_packets.max(MESSAGE_PACKETS_MIN)).sqrt();
+        (packets.ceil() as usize).min(queued)
     }
 
     /// How many of the first `queued` packets a message takes within a time; one always goes.
@@ -290,10 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn while_nothing_presses_the_first_packet_waits_little_for_the_last() {
-        // By what is published: 1,764 ns for the first of 64 B and 64 for each more, 2,071 and 372 for 1500 B.
-        for (bytes, goes) in [(64, 7), (1500, 2)] {
-            assert_eq!(with(Policy::adaptive(), 40, bytes).due(at(0.0), 0), goes);
+    fn while_nothing_presses_what_waits_goes_in_messages_that_overlap() {
+        // By what is published a message takes 27 times what a packet of 64 B does, and 4.7 times one of 1500 B.
+        for (queued, bytes, goes) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 10), (40, 1500, 14)] {
+            assert_eq!(with(Policy::adaptive(), queued, bytes).due(at(0.0), 0), goes, "of {queued} x {bytes} B");
         }
     }
 
@@ -302,7 +314,7 @@ mod tests {
         let mut batcher = with(Policy::adaptive(), 40, 1500);
         teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 0.5 * bytes as f64);
         // 1,800 + 9 x 800 ns are below 10 us, 10 x 800 are below, 11 are not.
-        assert_eq!((batcher.due(at(0.0), 0), batcher.due(at(0.0), 11)), (1, 10));
+        assert_eq!((batcher.due(at(0.0), 0), batcher.due(at(0.0), 11)), (10, 10));
         assert_eq!(batcher.due(at(5.0), 0), 32);
         teach(&mut batcher, |_, _| 50_000.0);
         assert_eq!(batcher.due(at(0.0), 0), 1, "one always goes");

@@ -50,6 +50,13 @@ impl Latency {
         Latency { coefficients, variances, off_in_a_row: 0 }
     }
 
+    /// What a message takes besides its packets, in packets of so many bytes.
+    pub fn message_packets(&self, bytes: f64) -> f64 {
+        let [message, packet, byte] = self.coefficients;
+        let packet_ns = packet + byte * bytes;
+        if packet_ns > 0.0 { (message / packet_ns).max(0.0) } else { f64::INFINITY }
+    }
+
     /// In nanoseconds, for so many packets with so many bytes all together.
     pub fn expected_ns(&self, packets: usize, bytes: usize) -> f64 {
         let [first, next, byte] = self.coefficients;

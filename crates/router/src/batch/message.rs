@@ -1,4 +1,4 @@
-//! A message of packets, as it stands on the wire, version 1. Numbers have their little end first.
+//! A message of packets, as it stands on the wire, version 2. Numbers have their little end first.
 //!
 //! ```text
 //!   0   magic 0xc5        4   sequence: packets sent before this message, mod 2^32
@@ -11,8 +11,9 @@
 //! ```
 //!
 //! Flag 1 asks for a message back, if only for its `taken`. Flag 2 says that what follows the header is nothing: a ring
-//! is filled up to its end with it. A message says everything about itself twice, so that one that was cut or put
-//! together wrongly is found; what packets hold is the business of who looks at them.
+//! is filled up to its end with it. The other flags are a number, how busy the sender is: fewer packets than that and
+//! one more, 31 and one at most, are not worth a message to it. A message says everything about itself twice, so that one
+//! that was cut or put together wrongly is found; what packets hold is the business of who looks at them.
 
 use thiserror::Error;
 
@@ -24,11 +25,16 @@ pub const HEADER_BYTES: usize = 16;
 /// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 8;
 /// The one version there is.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
+/// Who is as busy as can be wants full messages: this and one more are [`PACKETS_MAX`].
+pub const WANTS_MAX: u8 = PACKETS_MAX as u8 - 1;
 
 const MAGIC: u8 = 0xc5;
 const FLAG_ASKS: u8 = 1;
 const FLAG_FILLER: u8 = 2;
+const FLAGS: u8 = FLAG_ASKS | FLAG_FILLER;
+/// The flags above those two are a number.
+const WANTS_SHIFT: u32 = FLAGS.count_ones();
 
 /// What a message says besides its packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +45,8 @@ pub struct Header {
     pub taken: u32,
     /// Whether the receiver is to say soon what it has taken in.
     pub asks: bool,
+    /// How busy the sender is: so many packets and one more are worth a message to it. At most [`WANTS_MAX`].
+    pub wants: u8,
 }
 
 /// Bytes of a peer: copied out, then looked at.
@@ -117,13 +125,14 @@ impl Message {
         if version != VERSION {
             return fault("a version", usize::from(version));
         }
-        if flags > FLAG_ASKS | FLAG_FILLER {
+        let wants = flags >> WANTS_SHIFT;
+        if wants > WANTS_MAX {
             return fault("flags", usize::from(flags));
         }
         if word(12) as usize != bytes {
             return fault("a stated length", word(12) as usize);
         }
-        let header = Header { sequence: word(4), taken: word(8), asks: flags & FLAG_ASKS != 0 };
+        let header = Header { sequence: word(4), taken: word(8), asks: flags & FLAG_ASKS != 0, wants };
         let is_filler = flags & FLAG_FILLER != 0;
         let descriptors = [[0; DESCRIPTOR_BYTES]; PACKETS_MAX];
         let mut message = Message { header, descriptors, packets: usize::from(packets), is_filler };
@@ -238,7 +247,8 @@ pub fn put_front<'a>(
 ) -> usize {
     let count = packets.len();
     assert!(count <= PACKETS_MAX, "a message of {count} packets");
-    let flags = if header.asks { FLAG_ASKS } else { 0 };
+    assert!(header.wants <= WANTS_MAX, "{header:?}");
+    let flags = if header.asks { FLAG_ASKS } else { 0 } | header.wants << WANTS_SHIFT;
     let (head, descriptors) = into.split_at_mut(HEADER_BYTES);
     let (descriptors, _) = descriptors[..count * DESCRIPTOR_BYTES].as_chunks_mut::<DESCRIPTOR_BYTES>();
     let front_bytes = HEADER_BYTES + count * DESCRIPTOR_BYTES;
@@ -282,7 +292,7 @@ mod tests {
         let packets: [(Hop, &[u8]); 3] =
             [(hop(1, 2, 3), &[7; 46]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])];
         let mut bytes = vec![0; 2000];
-        let length = put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true }, packets.into_iter());
+        let length = put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true, wants: 31 }, packets.into_iter());
         assert_eq!(fit(length, packets.iter().map(|(_, packet)| packet.len())), (3, length));
         bytes.truncate(length);
         bytes
@@ -292,7 +302,7 @@ mod tests {
     fn what_was_put_is_found() {
         let bytes = three();
         let message = Message::check(bytes.as_slice()).unwrap();
-        assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true });
+        assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true, wants: 31 });
         let found: Vec<(Hop, &[u8])> =
             message.places().map(|place| (place.hop, &bytes[place.offset..][..place.bytes])).collect();
         assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);
@@ -319,10 +329,10 @@ mod tests {
     fn each_byte_of_a_header_that_is_wrong_is_found() {
         for (at, value, what) in [
             (0, 0, "a magic"),
-            (1, 2, "a version"),
+            (1, 1, "a version"),
             (2, 33, "a number of packets"),
             (2, 2, "a length without its packets"),
-            (3, 4, "flags"),
+            (3, 0x80, "flags"),
             (3, 2, "a number of packets"),
             (12, 0, "a stated length"),
             (16, 47, "a packet's length"),

@@ -1,0 +1,337 @@
+//! What latency at what load, in virtual time.
+//!
+//! The same nodes, policies and moments at which packets come as in [`super::load()`], but time goes on by what work is
+//! assumed to cost, and by nothing else: no machine that is taken away, or is faster now than a moment ago. So a
+//! difference between two policies is theirs, the same for the same seed.
+
+use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, message_packets_max, pair};
+use serde::Serialize;
+use sim::{Span, Time};
+
+use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
+use super::{AdaptiveRow, Batching, BenchError};
+use crate::statistics::{Quantiles, median};
+
+/// What is tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VirtualSetup {
+    /// As which interconnect.
+    pub manner: Manner,
+    /// What work costs.
+    pub costs: Costs,
+    /// How packets are put together.
+    pub batching: Batching,
+    /// Bytes of a frame, 64 to 1518.
+    pub frame_bytes: usize,
+    /// Million packets a second, in bursts at random moments.
+    pub load_mpps: f64,
+    /// How long.
+    pub trial: Span,
+    /// What of that is left out at the beginning.
+    pub warm_up: Span,
+    /// Of the moments at which packets come.
+    pub seed: u64,
+}
+
+/// What came of it. *Modelled.*
+#[derive(Clone, Debug, PartialEq)]
+pub struct VirtualTrial {
+    /// What arrived after the warm-up, as a share of what came in that time.
+    pub delivered_share: f64,
+    /// Packets a message, on average.
+    pub packets_per_message: f64,
+    /// From the moment when a packet came to the moment when the other node had it.
+    pub latency: Quantiles,
+}
+
+fn now_ns(clocks: &Clocks, node: usize) -> u64 {
+    clocks.now(node).since(Time::ZERO).ns() as u64
+}
+
+struct Sender {
+    node: Node,
+    arrivals: Arrivals,
+    packet_bytes: usize,
+    /// Packets that came after the warm-up.
+    from_ns: u64,
+    offered: usize,
+}
+
+impl Sender {
+    fn step(&mut self) {
+        self.offered += usize::from(self.arrivals.next_ns() >= self.from_ns);
+        self.arrivals.step();
+    }
+
+    fn turn(&mut self, clocks: &Clocks) {
+        let now_ns = now_ns(clocks, 0);
+        for _ in 0..VECTOR_PACKETS {
+            let came_ns = self.arrivals.next_ns();
+            if came_ns > now_ns {
+                break;
+            }
+            self.node.make(self.packet_bytes, came_ns);
+            self.step();
+        }
+        if !self.node.parcels.is_empty() {
+            self.node.send(now_ns);
+        }
+        self.node.turn(now_ns);
+        self.node.arrived.clear();
+    }
+}
+
+/// Runs one trial.
+///
+/// # Errors
+/// When the nodes cannot be made.
+pub fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
+    let ([first, second], clocks) = pair(setup.manner, setup.costs, &settings(setup.batching))?;
+    let (from_ns, until_ns) = (setup.warm_up.ns() as u64, setup.trial.ns() as u64);
+    let mut sender = Sender {
+        node: Node::new(0, first, BUFFERS),
+        arrivals: Arrivals::new(setup.load_mpps, setup.seed),
+        packet_bytes: packet_bytes(setup.frame_bytes),
+        from_ns,
+        offered: 0,
+    };
+    let mut receiver = Node::new(1, second, BUFFERS);
+    let mut samples_ns = Vec::new();
+    let mut in_time = 0;
+    loop {
+        let [sent_ns, received_ns] = [0, 1].map(|node| now_ns(&clocks, node));
+        if sent_ns.min(received_ns) >= until_ns {
+            break;
+        }
+        if sent_ns <= received_ns {
+            sender.turn(&clocks);
+            continue;
+        }
+        receiver.turn(received_ns);
+        let now_ns = now_ns(&clocks, 1);
+        if (from_ns..until_ns).contains(&now_ns) {
+            in_time += receiver.arrived.len();
+        }
+        receiver.take(|came_ns| {
+            if came_ns >= from_ns {
+                samples_ns.push(now_ns - came_ns);
+            }
+        });
+    }
+    // Those for which the sender had no time came all the same.
+    while sender.arrivals.next_ns() < until_ns {
+        sender.step();
+    }
+    let counters = sender.node.counters();
+    Ok(VirtualTrial {
+        delivered_share: in_time as f64 / sender.offered.max(1) as f64,
+        packets_per_message: counters.sent_packets as f64 / counters.sent_messages.max(1) as f64,
+        latency: Quantiles::of(&mut samples_ns),
+    })
+}
+
+/// Frames whose latency by load is modelled, in bytes.
+const FRAME_BYTES: [usize; 2] = [64, 1500];
+/// Who delivers less does not carry the load: its latency is the length of a queue.
+const CARRIED_SHARE: f64 = 0.97;
+const WARM_UP: Span = Span::from_ps(1_500_000_000);
+
+/// Nodes as they are assumed to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Assumption {
+    /// What they are like.
+    pub name: &'static str,
+    costs: Costs,
+}
+
+/// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or as 1.3 of 1500.
+const EVEN: Work = Work { message_ns: 280.0, packet_ns: 15.0, byte_ns: 0.13 };
+/// Half as much again.
+const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195 };
+/// As of a network card: more a message, less a byte.
+const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11 };
+
+/// All that are modelled.
+pub const ASSUMPTIONS: [Assumption; 4] = [
+    Assumption { name: "two cores", costs: costs(EVEN, EVEN, 100.0) },
+    Assumption { name: "a slower sender", costs: costs(SLOW, EVEN, 100.0) },
+    Assumption { name: "a slower receiver", costs: costs(EVEN, SLOW, 100.0) },
+    Assumption { name: "dear messages, 400 ns away", costs: costs(CARD, CARD, 400.0) },
+];
+
+const fn costs(sends: Work, takes: Work, one_way_ns: f64) -> Costs {
+    Costs { turn_ns: 30.0, sends, takes, look_ns: 80.0, one_way_ns }
+}
+
+/// The adaptive policy beside the best fixed batch, in virtual time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ModelledRow {
+    /// *Modelled*, always.
+    pub kind: &'static str,
+    /// Which [`Assumption`].
+    pub assumed: &'static str,
+    /// As which interconnect.
+    pub interconnect: &'static str,
+    /// The load, as a share of what the slower node carries in full messages.
+    pub load_share: f64,
+    /// The figures: medians over the trials.
+    #[serde(flatten)]
+    pub row: AdaptiveRow,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Comparison {
+    /// Of which nodes.
+    pub assumption: Assumption,
+    /// As which interconnect.
+    pub manner: Manner,
+    /// Bytes of a frame.
+    pub frame_bytes: usize,
+    /// The load, as a share of what the slower node carries in full messages.
+    pub load_share: f64,
+    /// One trial, of which the first 1.5 ms are left out.
+    pub trial: Span,
+    /// So many trials, each with other moments at which packets come.
+    pub trials: u64,
+}
+
+impl Comparison {
+    fn load_mpps(&self) -> f64 {
+        let Costs { sends, takes, .. } = self.assumption.costs;
+        let bytes = packet_bytes(self.frame_bytes);
+        let packets = message_packets_max(self.manner, bytes);
+        let full_ns = [sends, takes].map(|work| work.ns(packets, packets * bytes)).into_iter().fold(0.0, f64::max);
+        self.load_share * 1000.0 * packets as f64 / full_ns
+    }
+
+    /// Medians over the trials: latency, and what share was delivered.
+    fn trial(&self, batching: Batching) -> Result<(Quantiles, f64), BenchError> {
+        let trial = |seed| {
+            run_virtual(&VirtualSetup {
+                manner: self.manner,
+                costs: self.assumption.costs,
+                batching,
+                frame_bytes: self.frame_bytes,
+                load_mpps: self.load_mpps(),
+                trial: self.trial,
+                warm_up: WARM_UP,
+                seed,
+            })
+        };
+        let trials = (0..self.trials).map(trial).collect::<Result<Vec<_>, _>>()?;
+        let of = |value: fn(&VirtualTrial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
+        let latency = Quantiles {
+            p50_us: of(|trial| trial.latency.p50_us),
+            p99_us: of(|trial| trial.latency.p99_us),
+            ..Quantiles::default()
+        };
+        Ok((latency, of(|trial| trial.delivered_share)))
+    }
+
+    /// Nothing where no fixed batch carries the load.
+    ///
+    /// # Errors
+    /// When the nodes cannot be made.
+    pub fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
+        let mut best: Option<(u8, f64)> = None;
+        for batch in super::BATCHES {
+            let (latency, delivered_share) = self.trial(Batching::Fixed(batch))?;
+            if delivered_share >= CARRIED_SHARE && best.is_none_or(|(_, p99_us)| latency.p99_us < p99_us) {
+                best = Some((batch, latency.p99_us));
+            }
+        }
+        let Some((best_fixed_batch, best_fixed_p99_us)) = best else { return Ok(None) };
+        let (adaptive, _) = self.trial(Batching::Adaptive)?;
+        let row = AdaptiveRow {
+            size_bytes: self.frame_bytes,
+            load_mpps: self.load_mpps(),
+            p50_us: adaptive.p50_us,
+            p99_us: adaptive.p99_us,
+            best_fixed_batch,
+            best_fixed_p99_us,
+            p99_ratio: adaptive.p99_us / best_fixed_p99_us,
+        };
+        let interconnect = match self.manner {
+            Manner::Lanes => "lanes",
+            Manner::Rnic => "rnic_lanes",
+        };
+        let (assumed, load_share) = (self.assumption.name, self.load_share);
+        Ok(Some(ModelledRow { kind: "modelled", assumed, interconnect, load_share, row }))
+    }
+}
+
+/// All assumptions, both ways in which an interconnect works, short and long frames, at these shares of the load.
+///
+/// # Errors
+/// When nodes cannot be made.
+pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<ModelledRow>, BenchError> {
+    let mut rows = Vec::new();
+    for assumption in ASSUMPTIONS {
+        for manner in [Manner::Lanes, Manner::Rnic] {
+            for frame_bytes in FRAME_BYTES {
+                for load_share in load_shares {
+                    let load_share = *load_share;
+                    rows.extend(Comparison { assumption, manner, frame_bytes, load_share, trial, trials }.run()?);
+                }
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a policy that is at the best fixed batch or below wherever it counts.
+    fn assert_at_the_best_or_below(assumption: Assumption) {
+        let mut ratios = Vec::new();
+        for manner in [Manner::Lanes, Manner::Rnic] {
+            for frame_bytes in FRAME_BYTES {
+                for load_share in [0.2, 0.5, 0.8] {
+                    let trial = Span::from_ns(4e6);
+                    let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
+                    let row = comparison.run().expect("nodes").expect("a batch that carries it");
+                    println!("{row:?}");
+                    assert!(row.row.p99_ratio < 1.12, "{row:?}");
+                    ratios.push(row.row.p99_ratio);
+                }
+            }
+        }
+        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+        assert!(mean < 0.92, "{mean}");
+    }
+
+    #[test]
+    fn adaptive_batches_are_at_the_best_fixed_one_or_below_between_equal_nodes() {
+        assert_at_the_best_or_below(ASSUMPTIONS[0]);
+    }
+
+    #[test]
+    fn and_where_the_receiver_is_slower() {
+        assert_at_the_best_or_below(ASSUMPTIONS[2]);
+    }
+
+    #[test]
+    fn a_message_that_nothing_delays_takes_what_its_parts_cost() {
+        let costs = costs(EVEN, SLOW, 250.0);
+        let setup = VirtualSetup {
+            manner: Manner::Lanes,
+            costs,
+            batching: Batching::Fixed(1),
+            frame_bytes: 1018,
+            load_mpps: 0.01,
+            trial: Span::from_ns(5e6),
+            warm_up: Span::ZERO,
+            seed: 1,
+        };
+        let least_us = (EVEN.ns(1, 1000) + SLOW.ns(1, 1000) + 250.0) / 1000.0;
+        let trial = run_virtual(&setup).expect("nodes");
+        let turns_us = 3.0 * costs.turn_ns / 1000.0;
+        // Bursts are of up to seven packets, so half of all wait for others.
+        assert_eq!(trial.packets_per_message, 1.0);
+        assert!(trial.latency.p50_us >= least_us && trial.latency.p50_us < 5.0 * (least_us + turns_us), "{trial:?}");
+        assert_eq!(trial, run_virtual(&setup).expect("nodes"), "the same for the same seed");
+    }
+}
