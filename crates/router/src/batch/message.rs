@@ -12,8 +12,8 @@
 //!
 //! Flag 1 asks for a message back, if only for its `taken`. Flag 2 says that what follows the header is nothing: a ring
 //! is filled up to its end with it. The other flags are a number, how busy the sender is: fewer packets than that and
-//! one more, 31 and one at most, are not worth a message to it. A message says everything about itself twice, so that one
-//! that was cut or put together wrongly is found; what packets hold is the business of who looks at them.
+//! one more, 31 and one at most, are not worth a message to it. A message says everything about itself twice, so that
+//! one that was cut or put together wrongly is found; what packets hold is the business of who looks at them.
 
 use thiserror::Error;
 
