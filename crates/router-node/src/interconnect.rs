@@ -230,6 +230,10 @@ pub trait Interconnect: Send {
     /// On a policy that cannot be.
     fn set_policy(&mut self, policy: Policy);
 
+    /// A round of this node's loop begins; whether there was something to do in the one that ends, be it for others or
+    /// not. By that adaptive batches tell how busy the node is.
+    fn begin_round(&mut self, now: Time, was_busy: bool);
+
     /// Takes all of `parcels`, in their order, for another node. Those that there is no room for are dropped and
     /// counted.
     fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>);

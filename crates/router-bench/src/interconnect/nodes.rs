@@ -131,6 +131,8 @@ pub(super) struct Node {
     pub parcels: Vec<Parcel>,
     pub arrived: Vec<Parcel>,
     peer: NodeId,
+    /// There was something to do in this round.
+    is_busy: bool,
     /// Packets that found no buffer, and are lost.
     without_buffer: u64,
 }
@@ -144,17 +146,26 @@ impl Node {
             parcels: Vec::with_capacity(VECTOR_PACKETS),
             arrived: Vec::with_capacity(2 * VECTOR_PACKETS),
             peer: NodeId(1 - own),
+            is_busy: false,
             without_buffer: 0,
         }
     }
 
+    /// A round of the node's loop.
+    pub fn begin_round(&mut self, now_ns: u64) {
+        self.interconnect.begin_round(time(now_ns), std::mem::take(&mut self.is_busy));
+    }
+
     /// Hands over what was made ready.
     pub fn send(&mut self, now_ns: u64) {
+        self.is_busy = true;
         self.interconnect.send(time(now_ns), &mut self.pool, self.peer, &mut self.parcels);
     }
 
     pub fn turn(&mut self, now_ns: u64) -> bool {
-        self.interconnect.turn(time(now_ns), &mut self.pool, &mut self.arrived, VECTOR_PACKETS)
+        let is_busy = self.interconnect.turn(time(now_ns), &mut self.pool, &mut self.arrived, VECTOR_PACKETS);
+        self.is_busy |= is_busy;
+        is_busy
     }
 
     /// Makes a packet ready that says when it came; false without a buffer.
@@ -328,6 +339,7 @@ fn send(setup: &TrialSetup, node: &mut Node, shared: &Shared) -> Vec<Stall> {
         if now_ns >= until_ns && arrivals.as_ref().map_or(offered > 0, |arrivals| arrivals.next_ns() >= until_ns) {
             break;
         }
+        node.begin_round(now_ns);
         let counters = node.counters();
         stalls.extend(watch.look(now_ns, counters.sent_messages, counters.sent_packets));
         for _ in 0..VECTOR_PACKETS {
@@ -355,6 +367,7 @@ fn drain(node: &mut Node, shared: &Shared) {
     let (offered, until_ns) = (shared.offered.load(Ordering::Acquire), shared.now_ns() + PATIENCE_NS);
     while !shared.has_received.load(Ordering::Acquire) {
         let now_ns = shared.now_ns();
+        node.begin_round(now_ns);
         node.turn(now_ns);
         node.arrived.clear();
         let Counters { sent_packets, drop_full, .. } = node.counters();
@@ -384,7 +397,9 @@ fn receive(setup: &TrialSetup, node: &mut Node, shared: &Shared, mut came: Came)
     let mut quiet_since_ns = None;
     loop {
         let has_sent = shared.has_sent.load(Ordering::Acquire);
-        node.turn(shared.now_ns());
+        let began_ns = shared.now_ns();
+        node.begin_round(began_ns);
+        node.turn(began_ns);
         let now_ns = shared.now_ns();
         let counters = node.counters();
         came.stalls.extend(watch.look(now_ns, counters.received_messages, counters.received_packets));

@@ -42,6 +42,8 @@ pub struct VirtualTrial {
     pub packets_per_message: f64,
     /// From the moment when a packet came to the moment when the other node had it.
     pub latency: Quantiles,
+    /// The least of that.
+    pub least_us: f64,
 }
 
 fn now_ns(clocks: &Clocks, node: usize) -> u64 {
@@ -65,6 +67,7 @@ impl Sender {
 
     fn turn(&mut self, clocks: &Clocks) {
         let now_ns = now_ns(clocks, 0);
+        self.node.begin_round(now_ns);
         for _ in 0..VECTOR_PACKETS {
             let came_ns = self.arrivals.next_ns();
             if came_ns > now_ns {
@@ -107,6 +110,7 @@ pub fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
             sender.turn(&clocks);
             continue;
         }
+        receiver.begin_round(received_ns);
         receiver.turn(received_ns);
         let now_ns = now_ns(&clocks, 1);
         if (from_ns..until_ns).contains(&now_ns) {
@@ -126,6 +130,7 @@ pub fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
     Ok(VirtualTrial {
         delivered_share: in_time as f64 / sender.offered.max(1) as f64,
         packets_per_message: counters.sent_packets as f64 / counters.sent_messages.max(1) as f64,
+        least_us: samples_ns.iter().min().map_or(0.0, |ns| *ns as f64 / 1000.0),
         latency: Quantiles::of(&mut samples_ns),
     })
 }
@@ -174,7 +179,9 @@ pub struct ModelledRow {
     pub interconnect: &'static str,
     /// The load, as a share of what the slower node carries in full messages.
     pub load_share: f64,
-    /// The figures: medians over the trials.
+    /// What the adaptive policy delivered of it.
+    pub delivered_share: f64,
+    /// The figures: medians over the trials, in each of which all policies saw the same packets.
     #[serde(flatten)]
     pub row: AdaptiveRow,
 }
@@ -205,8 +212,7 @@ impl Comparison {
         self.load_share * 1000.0 * packets as f64 / full_ns
     }
 
-    /// Medians over the trials: latency, and what share was delivered.
-    fn trial(&self, batching: Batching) -> Result<(Quantiles, f64), BenchError> {
+    fn trials(&self, batching: Batching) -> Result<Vec<VirtualTrial>, BenchError> {
         let trial = |seed| {
             run_virtual(&VirtualSetup {
                 manner: self.manner,
@@ -219,14 +225,7 @@ impl Comparison {
                 seed,
             })
         };
-        let trials = (0..self.trials).map(trial).collect::<Result<Vec<_>, _>>()?;
-        let of = |value: fn(&VirtualTrial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
-        let latency = Quantiles {
-            p50_us: of(|trial| trial.latency.p50_us),
-            p99_us: of(|trial| trial.latency.p99_us),
-            ..Quantiles::default()
-        };
-        Ok((latency, of(|trial| trial.delivered_share)))
+        (0..self.trials).map(trial).collect()
     }
 
     /// Nothing where no fixed batch carries the load.
@@ -234,31 +233,48 @@ impl Comparison {
     /// # Errors
     /// When the nodes cannot be made.
     pub fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
-        let mut best: Option<(u8, f64)> = None;
+        let mut best: Option<(u8, Vec<VirtualTrial>)> = None;
         for batch in super::BATCHES {
-            let (latency, delivered_share) = self.trial(Batching::Fixed(batch))?;
-            if delivered_share >= CARRIED_SHARE && best.is_none_or(|(_, p99_us)| latency.p99_us < p99_us) {
-                best = Some((batch, latency.p99_us));
+            let trials = self.trials(Batching::Fixed(batch))?;
+            let is_carried = of(&trials, |trial| trial.delivered_share) >= CARRIED_SHARE;
+            if is_carried && best.as_ref().is_none_or(|(_, best)| of(&trials, p99_us) < of(best, p99_us)) {
+                best = Some((batch, trials));
             }
         }
-        let Some((best_fixed_batch, best_fixed_p99_us)) = best else { return Ok(None) };
-        let (adaptive, _) = self.trial(Batching::Adaptive)?;
+        let Some((best_fixed_batch, best)) = best else { return Ok(None) };
+        let adaptive = self.trials(Batching::Adaptive)?;
+        let ratios = adaptive.iter().zip(&best).map(|(adaptive, best)| p99_us(adaptive) / p99_us(best));
         let row = AdaptiveRow {
             size_bytes: self.frame_bytes,
             load_mpps: self.load_mpps(),
-            p50_us: adaptive.p50_us,
-            p99_us: adaptive.p99_us,
+            p50_us: of(&adaptive, |trial| trial.latency.p50_us),
+            p99_us: of(&adaptive, p99_us),
             best_fixed_batch,
-            best_fixed_p99_us,
-            p99_ratio: adaptive.p99_us / best_fixed_p99_us,
+            best_fixed_p99_us: of(&best, p99_us),
+            p99_ratio: median(ratios).unwrap_or(0.0),
         };
         let interconnect = match self.manner {
             Manner::Lanes => "lanes",
             Manner::Rnic => "rnic_lanes",
         };
-        let (assumed, load_share) = (self.assumption.name, self.load_share);
-        Ok(Some(ModelledRow { kind: "modelled", assumed, interconnect, load_share, row }))
+        Ok(Some(ModelledRow {
+            kind: "modelled",
+            assumed: self.assumption.name,
+            interconnect,
+            load_share: self.load_share,
+            delivered_share: of(&adaptive, |trial| trial.delivered_share),
+            row,
+        }))
     }
+}
+
+fn p99_us(trial: &VirtualTrial) -> f64 {
+    trial.latency.p99_us
+}
+
+/// The median of some value over trials.
+fn of(trials: &[VirtualTrial], value: fn(&VirtualTrial) -> f64) -> f64 {
+    median(trials.iter().map(value)).unwrap_or(0.0)
 }
 
 /// All assumptions, both ways in which an interconnect works, short and long frames, at these shares of the load.
@@ -294,7 +310,7 @@ mod tests {
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
                     let row = comparison.run().expect("nodes").expect("a batch that carries it");
                     println!("{row:?}");
-                    assert!(row.row.p99_ratio < 1.12, "{row:?}");
+                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio < 1.12, "{row:?}");
                     ratios.push(row.row.p99_ratio);
                 }
             }
@@ -326,12 +342,12 @@ mod tests {
             warm_up: Span::ZERO,
             seed: 1,
         };
-        let least_us = (EVEN.ns(1, 1000) + SLOW.ns(1, 1000) + 250.0) / 1000.0;
+        let parts_us = (EVEN.ns(1, 1000) + SLOW.ns(1, 1000) + 250.0) / 1000.0;
         let trial = run_virtual(&setup).expect("nodes");
         let turns_us = 3.0 * costs.turn_ns / 1000.0;
-        // Bursts are of up to seven packets, so half of all wait for others.
         assert_eq!(trial.packets_per_message, 1.0);
-        assert!(trial.latency.p50_us >= least_us && trial.latency.p50_us < 5.0 * (least_us + turns_us), "{trial:?}");
+        // The first of a burst waits for no other.
+        assert!((parts_us..parts_us + turns_us).contains(&trial.least_us), "{parts_us} and turns: {trial:?}");
         assert_eq!(trial, run_virtual(&setup).expect("nodes"), "the same for the same seed");
     }
 }

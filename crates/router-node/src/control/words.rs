@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages: all nodes of a cluster have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a message at most.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.

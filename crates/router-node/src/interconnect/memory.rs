@@ -2,7 +2,7 @@
 //!
 //! A message is one record of a lane, put together by the sender and copied out, packet by packet, by the receiver. A
 //! record does not go over the end of its ring: what is left there is filled. Beside the lane lies one word each way:
-//! how many packets were taken in.
+//! how many packets were taken in, and how busy who took them in is.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const GATHERED_BYTES_MAX: usize = 256;
 const LATENCY_NS: [f64; 3] = [300.0, 20.0, 0.15];
 /// Bytes of a record besides its message.
 const RECORD_HEADER_BYTES: usize = 16;
-/// Where a peer says what it has taken in: in a line of its own, between the lane's words and its ring.
+/// Where a peer says what it has taken in ([`Told`]): in a line of its own, between the lane's words and its ring.
 const TOLD: usize = Layout::FORWARD_BYTES + Layout::BACK_BYTES;
 /// What is no ring.
 const WORDS_BYTES: usize = LAYOUT.small_offset;
@@ -567,7 +567,7 @@ mod tests {
                 let mut parcels = vec![(hop, packet)];
                 victim.mesh.send(Time::ZERO, &mut victim.pool, NodeId(1), &mut parcels);
             };
-            // It is looked at once enough is under way.
+            // It is looked at while something is under way, for a start to learn.
             (0..20).for_each(|_| packets(&mut victim));
             let is_possible = taken <= 8;
             let state = if is_possible { PeerState::Up } else { PeerState::Broken };
@@ -598,8 +598,8 @@ mod tests {
 
     #[test]
     fn a_fault_says_what_was_wrong() {
-        let error = Fault::from(MessageError { what: "a version", value: 2 });
-        let text = "a message with a version of 2; nodes of one cluster must run one version, \
+        let error = Fault::from(MessageError { what: "a version", value: 9 });
+        let text = "a message with a version of 9; nodes of one cluster must run one version, \
                     and this one is not heard any more";
         assert_eq!(error.to_string(), text);
     }

@@ -21,6 +21,8 @@ const UNTOLD_SPAN: Span = Span::from_ps(20_000_000);
 const ASK_SPAN: Span = Span::from_ps(1_000_000_000);
 /// What a peer says in memory is looked at so often at least, while something is under way: it may have become busy.
 const NEWS_SPAN: Span = Span::from_ps(100_000_000);
+/// What a peer said of how busy it is counts for so long: one that takes nothing in says nothing any more.
+const OLD_NEWS_SPAN: Span = Span::from_ps(1_000_000_000);
 /// Adaptive batches are so large that about so many messages are under way.
 const MESSAGES_UNDER_WAY: u32 = 8;
 /// One of so many messages that find nothing under way is timed.
@@ -63,8 +65,9 @@ struct Peer {
     settled_bytes: u64,
     settled_at: Time,
     asked_at: Time,
-    /// How busy the peer is, see [`Header::wants`].
+    /// How busy the peer is, see [`Header::wants`], and when it was heard.
     wants: u8,
+    wants_at: Time,
     timed: Option<Timed>,
     until_sample: u32,
     /// Messages that were timed, counted until there are enough.
@@ -96,6 +99,7 @@ impl Peer {
             settled_at: Time::ZERO,
             asked_at: Time::ZERO,
             wants: 0,
+            wants_at: Time::ZERO,
             timed: None,
             until_sample: 0,
             samples: 0,
@@ -130,7 +134,7 @@ impl Peer {
     /// The peer says what it has taken in. Nonsense is an error.
     fn settle(&mut self, now: Time, told: Told) -> Result<(), MessageError> {
         let Told { taken, wants } = told;
-        self.wants = wants;
+        (self.wants, self.wants_at) = (wants, now);
         let newly = taken.wrapping_sub(self.settled);
         if newly == 0 {
             return Ok(());
@@ -212,7 +216,8 @@ fn untold_bytes_max(limits: &Limits) -> u64 {
 
 /// Whether it may depend on what a peer has taken in meanwhile if the packets that wait go now: `by_peer` are worth a
 /// message by what was known before, or fewer. It does not where a full message waits, nor where what waits is too
-/// little for a busy node anyhow. The line in which the peer says so is one that two cores pass to and fro: to look at
+/// little for a busy node anyhow, this one or the peer as far as that is known: whether it still is is asked every
+/// [`NEWS_SPAN`]. The line in which the peer says so is one that two cores pass to and fro: to look at
 /// it takes as long as several packets do.
 fn is_decided_by_news(waiting: usize, by_peer: usize, by_occupancy: usize) -> bool {
     by_peer > by_occupancy && (by_occupancy..PACKETS_MAX).contains(&waiting)
@@ -387,7 +392,6 @@ impl<C: Carrier> Mesh<C> {
         match self.send_due(now, pool, node) {
             Ok(true) => {
                 self.carrier.flush(node);
-                self.occupancy.note_work(now);
                 true
             }
             Ok(false) => false,
@@ -427,12 +431,14 @@ impl<C: Carrier> Mesh<C> {
             self.look(now, node)?;
         }
         let peer = &self.peers[usize::from(node.0)];
-        Ok(peer.by_under_way(&self.limits).max(self.by_occupancy(peer)))
+        Ok(peer.by_under_way(&self.limits).max(self.by_occupancy(now, peer)))
     }
 
     /// How many packets are worth a message, by how busy this node is, and a peer as it says itself.
-    fn by_occupancy(&self, peer: &Peer) -> usize {
-        self.occupancy.least_packets().max(1 + usize::from(peer.wants))
+    fn by_occupancy(&self, now: Time, peer: &Peer) -> usize {
+        let is_news = now.since(peer.wants_at) < OLD_NEWS_SPAN;
+        let by_peer = if is_news { 1 + usize::from(peer.wants) } else { 1 };
+        self.occupancy.least_packets().max(by_peer)
     }
 
     /// Whether it is time to look what a peer says, where it says so in memory.
@@ -446,10 +452,10 @@ impl<C: Carrier> Mesh<C> {
             return is_half_full;
         }
         // A node that is busy has better things to do than to learn.
-        let learns = peer.timed.is_some() || peer.samples < SAMPLES_FIRST;
+        let learns = !self.limits.tells_by_messages && (peer.timed.is_some() || peer.samples < SAMPLES_FIRST);
         learns && self.occupancy.least_packets() == 1
             || now.since(peer.asked_at) >= NEWS_SPAN
-            || is_decided_by_news(peer.batcher.len(), peer.by_under_way(&self.limits), self.by_occupancy(peer))
+            || is_decided_by_news(peer.batcher.len(), peer.by_under_way(&self.limits), self.by_occupancy(now, peer))
     }
 
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
@@ -572,6 +578,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     fn renew(&mut self, pool: &mut Pool) -> Result<(), InterconnectError> {
         (0..NODES_MAX).for_each(|node| self.leave(pool, NodeId(node)));
         self.balancer = balancer(self.own, &self.settings, self.flow_seed);
+        self.occupancy = Occupancy::new();
         self.carrier.renew()
     }
 
@@ -583,6 +590,10 @@ impl<C: Carrier> Interconnect for Mesh<C> {
 
     fn state(&self, node: NodeId) -> PeerState {
         self.peers.get(usize::from(node.0)).map_or(PeerState::Absent, |peer| peer.state)
+    }
+
+    fn begin_round(&mut self, now: Time, was_busy: bool) {
+        self.occupancy.begin_round(now, was_busy);
     }
 
     fn send(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcels: &mut Vec<Parcel>) {
@@ -603,7 +614,6 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     }
 
     fn turn(&mut self, now: Time, pool: &mut Pool, arrived: &mut Vec<Parcel>, packets_max: usize) -> bool {
-        self.occupancy.begin_round(now);
         let mut is_busy = self.carrier.turn();
         let mut relayed = std::mem::take(&mut self.relayed);
         let before = arrived.len();
@@ -633,9 +643,6 @@ impl<C: Carrier> Interconnect for Mesh<C> {
             self.tell_and_flush(now, pool, node);
             is_busy |= self.dispatch(now, pool, node);
         }
-        if is_busy {
-            self.occupancy.note_work(now);
-        }
         is_busy
     }
 
@@ -662,6 +669,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     }
 
     fn woke(&mut self) {
+        self.occupancy.note_sleep();
         self.carrier.woke();
     }
 
@@ -681,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_looked_at_whenever_its_news_may_let_packets_go_and_where_a_full_message_waits_never() {
+    fn a_peer_is_looked_at_whenever_what_it_took_in_may_let_packets_go_and_where_a_full_message_waits_never() {
         for (waiting, by_peer, by_occupancy) in
             (0..40).flat_map(|waiting| (0..40).flat_map(move |peer| [1, 2, 8, 32].map(|own| (waiting, peer, own))))
         {

@@ -115,12 +115,16 @@ impl Clocks {
 ///
 /// # Errors
 /// On a policy that cannot be.
+///
+/// # Panics
+/// When a turn costs nothing: then time would stand still where there is nothing to do.
 pub fn pair(
     manner: Manner,
     costs: Costs,
     settings: &Settings,
 ) -> Result<([Box<dyn Interconnect>; 2], Clocks), InterconnectError> {
     settings.policy.check()?;
+    assert!(costs.turn_ns > 0.0, "{costs:?}");
     let shared = Shared {
         clocks_ns: [0.0; 2],
         messages: Default::default(),
@@ -271,4 +275,90 @@ impl Carrier for VirtualCarrier {
     }
 
     fn woke(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use router::batch::Parcel;
+    use router::{AdjacencyId, Hop, Pool, PortId};
+
+    use super::*;
+
+    const WORK: Work = Work { message_ns: 200.0, packet_ns: 20.0, byte_ns: 0.1 };
+    const COSTS: Costs = Costs { turn_ns: 30.0, sends: WORK, takes: WORK, look_ns: 80.0, one_way_ns: 100.0 };
+    const ROUND: Span = Span::from_ps(10_000_000);
+
+    struct Nodes {
+        nodes: [Box<dyn Interconnect>; 2],
+        pools: [Pool; 2],
+        clocks: Clocks,
+    }
+
+    impl Nodes {
+        fn new(manner: Manner) -> Nodes {
+            let (nodes, clocks) = pair(manner, COSTS, &Settings::default()).unwrap();
+            Nodes { nodes, pools: std::array::from_fn(|_| Pool::new(64, 2048, 64)), clocks }
+        }
+
+        /// Both take turns for so long.
+        fn pass(&mut self, us: f64) {
+            let until = self.clocks.now(0).max(self.clocks.now(1)) + Span::from_ns(1000.0 * us);
+            loop {
+                let behind = [0, 1].into_iter().min_by_key(|node| self.clocks.now(*node));
+                let Some(node) = behind.filter(|node| self.clocks.now(*node) < until) else { return };
+                let mut arrived = Vec::new();
+                self.nodes[node].turn(self.clocks.now(node), &mut self.pools[node], &mut arrived, 32);
+                arrived.into_iter().for_each(|(_, packet): Parcel| self.pools[node].free(packet));
+            }
+        }
+
+        /// The receiver is busy with something else, or with nothing, for so many rounds.
+        fn occupy(&mut self, rounds: usize, is_busy: bool) {
+            for _ in 0..rounds {
+                (0..2).for_each(|node| self.clocks.spend(node, ROUND));
+                self.nodes[1].begin_round(self.clocks.now(1), is_busy);
+            }
+        }
+
+        fn send(&mut self, packets: usize) {
+            let hop = Hop { node: NodeId(1), port: PortId(0), adjacency: AdjacencyId(1) };
+            let mut parcels: Vec<Parcel> = (0..packets).map(|_| (hop, self.pools[0].take().unwrap())).collect();
+            parcels.iter_mut().for_each(|(_, packet)| self.pools[0].resize(packet, 46));
+            self.nodes[0].send(self.clocks.now(0), &mut self.pools[0], NodeId(1), &mut parcels);
+        }
+
+        fn sent(&self) -> (u64, u64) {
+            let counters = self.nodes[0].counters(NodeId(1));
+            (counters.sent_messages, counters.sent_packets)
+        }
+    }
+
+    #[test]
+    fn who_says_that_it_is_busy_gets_what_comes_in_half_the_target_together_while_that_is_news() {
+        for manner in [Manner::Lanes, Manner::Rnic] {
+            let mut nodes = Nodes::new(manner);
+            nodes.occupy(2000, true);
+            nodes.send(1);
+            assert_eq!(nodes.sent(), (1, 1), "{manner:?}: nothing is known yet");
+            nodes.pass(100.0);
+            let now = nodes.clocks.now(0);
+            nodes.send(3);
+            assert!(nodes.nodes[0].deadline().is_some_and(|at| at <= now + Span::from_ns(5000.0)), "{manner:?}");
+            nodes.pass(4.0);
+            nodes.send(2);
+            assert_eq!(nodes.sent(), (1, 1), "{manner:?}: they wait for each other");
+            nodes.pass(100.0);
+            assert_eq!(nodes.sent(), (2, 6), "{manner:?}");
+            nodes.pass(2000.0);
+            nodes.send(3);
+            assert_eq!(nodes.sent(), (3, 9), "{manner:?}: that is no news any more");
+            nodes.pass(100.0);
+            nodes.send(3);
+            assert_eq!(nodes.sent(), (3, 9), "{manner:?}: it still is busy");
+            nodes.occupy(2000, false);
+            nodes.pass(100.0);
+            nodes.send(3);
+            assert_eq!(nodes.sent(), (5, 15), "{manner:?}: no more");
+        }
+    }
 }

@@ -227,13 +227,14 @@ impl Forwarding {
 
     /// Works until it is told to stop, or the control thread is gone.
     pub fn run(mut self) {
-        let mut idle_turns = 0;
+        let (mut idle_turns, mut was_busy) = (0, false);
         self.parts.pulse.begin();
         self.turned_at = self.now();
         while !self.is_over {
             self.parts.pulse.turn();
             self.notice_absence();
-            let was_busy = self.turn();
+            self.parts.interconnect.begin_round(self.wire_clock.time(self.turned_at), was_busy);
+            was_busy = self.turn();
             idle_turns = if was_busy { 0 } else { idle_turns + 1 };
             if idle_turns > IDLE_TURNS_MAX {
                 self.sleep();

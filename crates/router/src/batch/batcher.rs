@@ -85,8 +85,8 @@ impl Policy {
 /// and what is learnt from one length of packets cannot tell a message's part in it.
 const MESSAGE_PACKETS_MIN: f64 = 4.0;
 
-/// So many bytes are worth a message, however few packets they are: to copy them takes some ten times what the message
-/// does. Waiting for more of them only takes time.
+/// So many bytes are worth a message, however few packets they are: to copy them takes several times what the message
+/// does, and each node has to wait for all of them.
 const ENOUGH_BYTES: usize = 8 << 10;
 
 /// A packet that waits.

@@ -25,7 +25,7 @@ const SHRINKS_BY: f64 = 0.9;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Occupancy {
     looked: Time,
-    has_worked: bool,
+    has_slept: bool,
     since: Time,
     worked: Span,
     least_packets: f64,
@@ -34,7 +34,7 @@ pub struct Occupancy {
 impl Occupancy {
     /// Of a node that begins, idle.
     pub const fn new() -> Occupancy {
-        Occupancy { looked: Time::ZERO, has_worked: false, since: Time::ZERO, worked: Span::ZERO, least_packets: 1.0 }
+        Occupancy { looked: Time::ZERO, has_slept: false, since: Time::ZERO, worked: Span::ZERO, least_packets: 1.0 }
     }
 
     /// Fewer packets are not worth a message: 1 to [`PACKETS_MAX`].
@@ -42,33 +42,31 @@ impl Occupancy {
         self.least_packets as usize
     }
 
-    /// There is something to do in the round that begins now, or has begun.
-    pub fn note_work(&mut self, now: Time) {
-        self.begin_round(now);
-        self.has_worked = true;
+    /// The node slept, for there was nothing to do.
+    pub fn note_sleep(&mut self) {
+        self.has_slept = true;
     }
 
-    /// A round begins, unless it has: who sends first and takes its turn then does both at one time, in one round.
-    pub fn begin_round(&mut self, now: Time) {
-        if now == self.looked {
-            return;
-        }
-        if self.has_worked {
+    /// A round of the node's loop begins; whether there was something to do in the one that ends.
+    pub fn begin_round(&mut self, now: Time, was_busy: bool) {
+        if was_busy {
             self.worked += now.since(self.looked).min(ROUND_MAX);
         }
-        (self.looked, self.has_worked) = (now, false);
+        self.looked = now;
         let period = now.since(self.since);
         if period >= PERIOD {
-            self.decide(self.worked.ns() / period.ns());
-            (self.since, self.worked) = (now, Span::ZERO);
+            // A node that was not let run for so long had no less to do than before; one that slept had.
+            let periods = if self.has_slept { period.ns() / PERIOD.ns() } else { 1.0 };
+            self.decide(self.worked.ns() / period.ns(), periods);
+            (self.since, self.worked, self.has_slept) = (now, Span::ZERO, false);
         }
     }
 
-    fn decide(&mut self, share: f64) {
+    fn decide(&mut self, share: f64, periods: f64) {
         if share > GROWS_ABOVE {
             self.least_packets = (self.least_packets * GROWS_BY).min(PACKETS_MAX as f64);
         } else if share < SHRINKS_BELOW {
-            self.least_packets = (self.least_packets * SHRINKS_BY).max(1.0);
+            self.least_packets = (self.least_packets * SHRINKS_BY.powf(periods)).max(1.0);
         }
     }
 }
@@ -86,11 +84,8 @@ mod tests {
     /// Rounds of 1 us, of which so many of ten have something to do.
     fn run(occupancy: &mut Occupancy, now_us: &mut u64, rounds: u64, of_ten: u64) {
         for round in 0..rounds {
-            occupancy.begin_round(Time::from_ps(*now_us * 1_000_000));
-            if round % 10 < of_ten {
-                occupancy.note_work(Time::from_ps(*now_us * 1_000_000));
-            }
             *now_us += 1;
+            occupancy.begin_round(Time::from_ps(*now_us * 1_000_000), round % 10 < of_ten);
         }
     }
 
@@ -102,36 +97,37 @@ mod tests {
             occupancy.least_packets()
         };
         assert_eq!(after(1000, 7), 1, "what is not nearly busy sends what is there");
-        assert_eq!(after(1000, 9), 7, "nine decisions");
+        assert_eq!(after(1000, 9), 9, "ten decisions");
         assert_eq!(after(1000, 10), PACKETS_MAX);
         assert_eq!(after(1000, 8), PACKETS_MAX, "neither busy nor idle: as it was");
         assert_eq!(after(4000, 7), 1);
     }
 
     #[test]
-    fn work_belongs_to_the_round_that_it_begins() {
-        // A long message is sent before the turn in every other round: nine tenths of the time.
-        let (mut occupancy, mut now_ns) = (Occupancy::new(), 0);
-        let at = |ns: u64| Time::from_ps(ns * 1000);
-        for _ in 0..2000 {
-            occupancy.note_work(at(now_ns));
-            occupancy.begin_round(at(now_ns));
-            occupancy.begin_round(at(now_ns + 900));
-            now_ns += 1000;
+    fn who_wakes_after_long_forgets_that_it_was_busy_and_who_was_held_up_does_not() {
+        for (sleeps, left) in [(true, 1), (false, 28)] {
+            let (mut occupancy, mut now_us) = (Occupancy::new(), 0);
+            run(&mut occupancy, &mut now_us, 3000, 10);
+            assert_eq!(occupancy.least_packets(), PACKETS_MAX);
+            if sleeps {
+                occupancy.note_sleep();
+            }
+            run(&mut occupancy, &mut now_us, 1, 0);
+            now_us += 5000;
+            run(&mut occupancy, &mut now_us, 1, 10);
+            assert_eq!(occupancy.least_packets(), left);
         }
-        assert_eq!(occupancy.least_packets(), PACKETS_MAX);
     }
 
     #[test]
     fn an_interrupted_round_and_a_sleep_are_no_work() {
         let mut occupancy = Occupancy::new();
-        for round in 0..100 {
-            occupancy.begin_round(Time::from_ps(round * 90_000_000));
-            occupancy.note_work(Time::from_ps(round * 90_000_000));
+        for round in 1..100 {
+            occupancy.begin_round(Time::from_ps(round * 90_000_000), true);
         }
         assert_eq!(occupancy.least_packets(), 1, "20 us of each 90 count");
         for round in 100..200 {
-            occupancy.begin_round(Time::from_ps(round * 90_000_000));
+            occupancy.begin_round(Time::from_ps(round * 90_000_000), false);
         }
         assert_eq!(occupancy.least_packets(), 1);
     }
