@@ -28,14 +28,14 @@ pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
 pub use rate::{BatchGain, RateRow, batch_gain, rates};
-pub use virtual_time::{
-    ASSUMPTIONS, Assumption, Comparison, ModelledRow, VirtualSetup, VirtualTrial, modelled, run_virtual,
-};
+pub use virtual_time::{ModelledRow, modelled};
 
 /// The fixed batches that were published.
 pub const BATCHES: [u8; 6] = [1, 2, 4, 8, 16, 32];
 /// The published sizes, in bytes of a frame.
 pub const FRAME_BYTES: [usize; 6] = [64, 128, 256, 512, 1024, 1500];
+/// Those of them whose latency is taken by load: the shortest and the longest.
+pub const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
 /// Ethernet's header and checksum: not handed on between nodes.
 pub const ETHERNET_BYTES: usize = 18;
 

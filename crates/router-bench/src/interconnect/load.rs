@@ -7,6 +7,8 @@ use super::nodes::{Cores, Offered, Trial, TrialSetup, run};
 use super::{Batching, BenchError, Effort, name};
 use crate::statistics::{Quantiles, median};
 
+/// Who delivers a smaller share does not carry the load: its latency is the length of a queue.
+pub(super) const CARRIED_SHARE: f64 = 0.97;
 /// A trial with fewer undisturbed packets says nothing of them.
 const SAMPLES_MIN: usize = 300;
 
@@ -41,7 +43,7 @@ pub struct LoadRow {
 impl LoadRow {
     /// Whether what was offered arrived: beyond that, latency is the length of a queue.
     pub fn is_carried(&self) -> bool {
-        self.delivered_mpps >= 0.97 * self.load_mpps
+        self.delivered_mpps >= CARRIED_SHARE * self.load_mpps
     }
 }
 

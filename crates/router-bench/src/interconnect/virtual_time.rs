@@ -4,46 +4,48 @@
 //! assumed to cost, and by nothing else: no machine that is taken away, or is faster now than a moment ago. So a
 //! difference between two policies is theirs, the same for the same seed.
 
+use router_node::interconnect::Kind;
 use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, message_packets_max, pair};
 use serde::Serialize;
 use sim::{Span, Time};
 
+use super::load::CARRIED_SHARE;
 use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
-use super::{AdaptiveRow, Batching, BenchError};
+use super::{AdaptiveRow, BATCHES, Batching, BenchError, LOAD_FRAME_BYTES, name};
 use crate::statistics::{Quantiles, median};
 
 /// What is tried.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct VirtualSetup {
+struct VirtualSetup {
     /// As which interconnect.
-    pub manner: Manner,
+    manner: Manner,
     /// What work costs.
-    pub costs: Costs,
+    costs: Costs,
     /// How packets are put together.
-    pub batching: Batching,
+    batching: Batching,
     /// Bytes of a frame, 64 to 1518.
-    pub frame_bytes: usize,
+    frame_bytes: usize,
     /// Million packets a second, in bursts at random moments.
-    pub load_mpps: f64,
+    load_mpps: f64,
     /// How long.
-    pub trial: Span,
+    trial: Span,
     /// What of that is left out at the beginning.
-    pub warm_up: Span,
+    warm_up: Span,
     /// Of the moments at which packets come.
-    pub seed: u64,
+    seed: u64,
 }
 
 /// What came of it. *Modelled.*
 #[derive(Clone, Debug, PartialEq)]
-pub struct VirtualTrial {
+struct VirtualTrial {
     /// What arrived after the warm-up, as a share of what came in that time.
-    pub delivered_share: f64,
+    delivered_share: f64,
     /// Packets a message, on average.
-    pub packets_per_message: f64,
+    packets_per_message: f64,
     /// From the moment when a packet came to the moment when the other node had it.
-    pub latency: Quantiles,
+    latency: Quantiles,
     /// The least of that.
-    pub least_us: f64,
+    least_us: f64,
 }
 
 fn now_ns(clocks: &Clocks, node: usize) -> u64 {
@@ -85,10 +87,7 @@ impl Sender {
 }
 
 /// Runs one trial.
-///
-/// # Errors
-/// When the nodes cannot be made.
-pub fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
+fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
     let ([first, second], clocks) = pair(setup.manner, setup.costs, &settings(setup.batching))?;
     let (from_ns, until_ns) = (setup.warm_up.ns() as u64, setup.trial.ns() as u64);
     let mut sender = Sender {
@@ -135,17 +134,14 @@ pub fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
     })
 }
 
-/// Frames whose latency by load is modelled, in bytes.
-const FRAME_BYTES: [usize; 2] = [64, 1500];
-/// Who delivers less does not carry the load: its latency is the length of a queue.
-const CARRIED_SHARE: f64 = 0.97;
+/// What of a trial is left out at its beginning.
 const WARM_UP: Span = Span::from_ps(1_500_000_000);
 
 /// Nodes as they are assumed to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Assumption {
+struct Assumption {
     /// What they are like.
-    pub name: &'static str,
+    name: &'static str,
     costs: Costs,
 }
 
@@ -157,7 +153,7 @@ const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195 };
 const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11 };
 
 /// All that are modelled.
-pub const ASSUMPTIONS: [Assumption; 4] = [
+const ASSUMPTIONS: [Assumption; 4] = [
     Assumption { name: "two cores", costs: costs(EVEN, EVEN, 100.0) },
     Assumption { name: "a slower sender", costs: costs(SLOW, EVEN, 100.0) },
     Assumption { name: "a slower receiver", costs: costs(EVEN, SLOW, 100.0) },
@@ -173,7 +169,7 @@ const fn costs(sends: Work, takes: Work, one_way_ns: f64) -> Costs {
 pub struct ModelledRow {
     /// *Modelled*, always.
     pub kind: &'static str,
-    /// Which [`Assumption`].
+    /// What of its nodes.
     pub assumed: &'static str,
     /// As which interconnect.
     pub interconnect: &'static str,
@@ -188,19 +184,19 @@ pub struct ModelledRow {
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Comparison {
+struct Comparison {
     /// Of which nodes.
-    pub assumption: Assumption,
+    assumption: Assumption,
     /// As which interconnect.
-    pub manner: Manner,
+    manner: Manner,
     /// Bytes of a frame.
-    pub frame_bytes: usize,
+    frame_bytes: usize,
     /// The load, as a share of what the slower node carries in full messages.
-    pub load_share: f64,
+    load_share: f64,
     /// One trial, of which the first 1.5 ms are left out.
-    pub trial: Span,
+    trial: Span,
     /// So many trials, each with other moments at which packets come.
-    pub trials: u64,
+    trials: u64,
 }
 
 impl Comparison {
@@ -229,12 +225,9 @@ impl Comparison {
     }
 
     /// Nothing where no fixed batch carries the load.
-    ///
-    /// # Errors
-    /// When the nodes cannot be made.
-    pub fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
+    fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
         let mut best: Option<(u8, Vec<VirtualTrial>)> = None;
-        for batch in super::BATCHES {
+        for batch in BATCHES {
             let trials = self.trials(Batching::Fixed(batch))?;
             let is_carried = of(&trials, |trial| trial.delivered_share) >= CARRIED_SHARE;
             if is_carried && best.as_ref().is_none_or(|(_, best)| of(&trials, p99_us) < of(best, p99_us)) {
@@ -254,8 +247,8 @@ impl Comparison {
             p99_ratio: median(ratios).unwrap_or(0.0),
         };
         let interconnect = match self.manner {
-            Manner::Lanes => "lanes",
-            Manner::Rnic => "rnic_lanes",
+            Manner::Lanes => name(Kind::Lanes),
+            Manner::Rnic => name(Kind::RnicLanes),
         };
         Ok(Some(ModelledRow {
             kind: "modelled",
@@ -285,7 +278,7 @@ pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<Mod
     let mut rows = Vec::new();
     for assumption in ASSUMPTIONS {
         for manner in [Manner::Lanes, Manner::Rnic] {
-            for frame_bytes in FRAME_BYTES {
+            for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in load_shares {
                     let load_share = *load_share;
                     rows.extend(Comparison { assumption, manner, frame_bytes, load_share, trial, trials }.run()?);
@@ -304,7 +297,7 @@ mod tests {
     fn assert_at_the_best_or_below(assumption: Assumption) {
         let mut ratios = Vec::new();
         for manner in [Manner::Lanes, Manner::Rnic] {
-            for frame_bytes in FRAME_BYTES {
+            for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in [0.2, 0.5, 0.8] {
                     let trial = Span::from_ns(4e6);
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };

@@ -5,20 +5,19 @@ use sim::Span;
 
 use super::{Follower, Options, PUBLISHED_KIND, Part, Report};
 use crate::interconnect::{
-    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, ModelledRow, RateRow, batch_gain, hops, kinds, load,
-    modelled, name, rates,
+    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, LOAD_FRAME_BYTES, ModelledRow, RateRow, batch_gain,
+    hops, kinds, load, modelled, name, rates,
 };
 
-/// Frames whose latency by load is measured, in bytes.
-const LOAD_FRAME_BYTES: [usize; 2] = [64, 1500];
 /// Loads, as shares of the best rate that a fixed batch carries without a loss.
 const LOADS: [f64; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
 const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
 /// Latency by size is measured at this share of what the longest frames' best fixed batch carries: at as many packets a
 /// second for each size, which all sizes carry.
 const SIZE_LOAD: f64 = 0.5;
-const MODELLED_TRIAL: Span = Span::from_ps(8_000_000_000);
 const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
+/// A trial in virtual time.
+const MODELLED_TRIAL: Span = Span::from_ps(8_000_000_000);
 
 /// How much is measured.
 pub(super) struct Scale {

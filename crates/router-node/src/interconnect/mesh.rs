@@ -444,7 +444,7 @@ impl<C: Carrier> Mesh<C> {
     /// Whether it is time to look what a peer says, where it says so in memory.
     fn wants_news(&self, now: Time, node: NodeId) -> bool {
         let peer = &self.peers[usize::from(node.0)];
-        if peer.under_way.is_empty() {
+        if self.limits.tells_by_messages || peer.under_way.is_empty() {
             return false;
         }
         let is_half_full = peer.under_way.len() >= self.limits.messages_max / 2;
@@ -452,7 +452,7 @@ impl<C: Carrier> Mesh<C> {
             return is_half_full;
         }
         // A node that is busy has better things to do than to learn.
-        let learns = !self.limits.tells_by_messages && (peer.timed.is_some() || peer.samples < SAMPLES_FIRST);
+        let learns = peer.timed.is_some() || peer.samples < SAMPLES_FIRST;
         learns && self.occupancy.least_packets() == 1
             || now.since(peer.asked_at) >= NEWS_SPAN
             || is_decided_by_news(peer.batcher.len(), peer.by_under_way(&self.limits), self.by_occupancy(now, peer))
