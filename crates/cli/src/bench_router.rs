@@ -9,7 +9,7 @@ use crosslane_bench::{Machine, Progress};
 use router_bench::core::{self, Case, Churn, ZeroLoss};
 use router_bench::ethernet;
 use router_bench::fib::{Family, Updates};
-use router_bench::interconnect::{AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow};
+use router_bench::interconnect::{AdaptiveRate, AdaptiveRow, Batching, LoadRow, ModelledRow, RateRow, Ratio};
 use router_bench::published::{Cell, Transport};
 use router_bench::report::{self, Brought, Follower, NoKind, Part, Parts, Report};
 use router_bench::search::Verdict;
@@ -222,8 +222,14 @@ fn between_nodes(report: &Report) -> String {
         text += &loads(&report.loads);
     }
     if !report.adaptive.is_empty() {
-        text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its, round by round\n";
+        text +=
+            "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its (19 of 20 times in brackets)\n";
         text += &adaptive(&report.adaptive);
+    }
+    if !report.adaptive_rates.is_empty() {
+        text +=
+            "\nTheir rate without a loss, Mpps, in multiples of the best fixed batch's (19 of 20 times in brackets)\n";
+        text += &adaptive_rates(&report.adaptive_rates);
     }
     if !report.adaptive_modelled.is_empty() {
         text += "\nThe same in virtual time (modelled): p99 in multiples of the best fixed batch's,\n\
@@ -248,7 +254,23 @@ fn adaptive(rows: &[AdaptiveRow]) -> String {
             format!("{:.2}", row.p99_us),
             row.best_fixed_batch.to_string(),
             format!("{:.2}", row.best_fixed_p99_us),
-            multiple(row.p99_ratio),
+            ratio(row.p99_ratio),
+        ]);
+    }
+    table.render()
+}
+
+fn adaptive_rates(rows: &[AdaptiveRate]) -> String {
+    let columns = [("BY", LEFT), ("BYTES", RIGHT), ("MPPS", RIGHT), ("BEST FIXED", RIGHT), ("ITS MPPS", RIGHT)];
+    let mut table = Table::new(&[&columns[..], &[("MPPS", RIGHT)]].concat());
+    for row in rows {
+        table.row(vec![
+            row.interconnect.to_owned(),
+            row.size_bytes.to_string(),
+            format!("{:.3}", row.zero_loss_mpps),
+            row.best_fixed_batch.to_string(),
+            format!("{:.3}", row.best_fixed_zero_loss_mpps),
+            ratio(row.ratio),
         ]);
     }
     table.render()
@@ -265,7 +287,8 @@ fn adaptive_modelled(rows: &[ModelledRow]) -> String {
     for of_line in rows.chunk_by(|one, other| line_of(one) == line_of(other)) {
         let (assumed, interconnect, bytes) = line_of(&of_line[0]);
         let at = |share: &f64| of_line.iter().find(|row| row.load_share == *share);
-        let ratios = shares.iter().map(|share| at(share).map_or(String::new(), |row| multiple(row.row.p99_ratio)));
+        let ratios =
+            shares.iter().map(|share| at(share).map_or(String::new(), |row| multiple(row.row.p99_ratio.median)));
         let names = [assumed.to_owned(), interconnect.to_owned(), bytes.to_string()];
         table.row(names.into_iter().chain(ratios).collect());
     }
@@ -444,16 +467,15 @@ fn multiple(ratio: f64) -> String {
     if ratio > 0.0 { format!("{ratio:.3} x") } else { "-".to_owned() }
 }
 
+/// A ratio, and between which values it lies 19 times of 20.
+fn ratio(ratio: Ratio) -> String {
+    let Ratio { median, interval: [low, high] } = ratio;
+    if median > 0.0 { format!("{median:.3} x ({low:.2}-{high:.2})") } else { "-".to_owned() }
+}
+
 fn rates(rows: &[RateRow]) -> String {
-    let columns = [
-        ("BY", LEFT),
-        ("BYTES", RIGHT),
-        ("BATCH", LEFT),
-        ("NO LOSS", RIGHT),
-        ("FLOOD", RIGHT),
-        ("A MESSAGE", RIGHT),
-        ("ADAPTIVE", RIGHT),
-    ];
+    let columns =
+        [("BY", LEFT), ("BYTES", RIGHT), ("BATCH", LEFT), ("NO LOSS", RIGHT), ("FLOOD", RIGHT), ("A MESSAGE", RIGHT)];
     let mut table = Table::new(&columns);
     for row in rows {
         table.row(vec![
@@ -463,7 +485,6 @@ fn rates(rows: &[RateRow]) -> String {
             format!("{:.3}", row.zero_loss_mpps),
             format!("{:.3}", row.flood_mpps),
             format!("{:.1}", row.packets_per_message),
-            multiple(row.adaptive_ratio),
         ]);
     }
     table.render()
@@ -480,7 +501,6 @@ fn loads(rows: &[LoadRow]) -> String {
         ("P99 ALL", RIGHT),
         ("ARRIVED", RIGHT),
         ("A MESSAGE", RIGHT),
-        ("ADAPTIVE P99", RIGHT),
     ];
     let mut table = Table::new(&columns);
     for row in rows {
@@ -494,7 +514,6 @@ fn loads(rows: &[LoadRow]) -> String {
             format!("{:.2}", row.p99_all_us),
             format!("{:.3}", row.delivered_mpps),
             format!("{:.1}", row.packets_per_message),
-            multiple(row.adaptive_p99_ratio),
         ]);
     }
     table.render()

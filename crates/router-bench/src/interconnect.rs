@@ -9,6 +9,7 @@
 //! not, and a packet's latency counts from that moment: what a sender is late with is latency, not less load. Policies
 //! take turns, and medians over the rounds are reported.
 
+mod beside;
 mod buffers;
 mod hop;
 mod load;
@@ -24,10 +25,11 @@ use serde::Serialize;
 use sim::Span;
 use thiserror::Error;
 
+pub use beside::Ratio;
 pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
-pub use rate::{BatchGain, RateRow, batch_gain, rates};
+pub use rate::{AdaptiveRate, BatchGain, RateRow, adaptive_rates, batch_gain, rates};
 pub use virtual_time::{ModelledRow, modelled};
 
 /// The fixed batches that were published.

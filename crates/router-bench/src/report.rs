@@ -11,7 +11,8 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::interconnect::{
-    AdaptiveRow, BatchGain, BenchError, Hop, LoadRow, ModelledRow, RateRow, adaptive_rows, name, uncarried,
+    AdaptiveRate, AdaptiveRow, BatchGain, BenchError, Hop, LoadRow, ModelledRow, RateRow, adaptive_rates,
+    adaptive_rows, name, uncarried,
 };
 use crate::published::{Cell, Cluster, ModelledError, batch_table, latency_table};
 use crate::table::Table;
@@ -125,7 +126,10 @@ pub struct Report {
     /// only interconnect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive: Vec<AdaptiveRow>,
-    /// The same in virtual time, where nothing else disturbs: *modelled*, under several assumptions.
+    /// Its rate without a loss beside the best fixed batch's, by interconnect and size.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adaptive_rates: Vec<AdaptiveRate>,
+    /// The rows of `adaptive` in virtual time, where nothing else disturbs: *modelled*, under several assumptions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adaptive_modelled: Vec<ModelledRow>,
     /// Tables.
@@ -252,13 +256,14 @@ impl Report {
     /// With nothing in it yet.
     fn new(options: &Options) -> Report {
         Report {
-            schema: "crosslane.bench.router/1",
+            schema: "crosslane.bench.router/2",
             provenance: "measured",
             seed: options.seed,
             core_mpps_64b: None,
             fib_v4_mlookups_per_s: None,
             rnic_batch_gain_64b: None,
             adaptive: Vec::new(),
+            adaptive_rates: Vec::new(),
             adaptive_modelled: Vec::new(),
             fib: None,
             core: None,
@@ -291,9 +296,10 @@ impl Report {
         self.remarks.extend(uncarried(&self.loads));
         if options.parts.has(Part::Adaptive) {
             let is_it = |row: &&LoadRow| row.interconnect == options.adaptive_kind();
-            let rows: Vec<LoadRow> = self.loads.iter().filter(is_it).copied().collect();
+            let rows: Vec<LoadRow> = self.loads.iter().filter(is_it).cloned().collect();
             self.adaptive = adaptive_rows(&rows);
         }
+        self.adaptive_rates = adaptive_rates(&self.rates);
         if !self.hops.is_empty() {
             let cluster = Cluster::new()?;
             self.published_latency = latency_table(&cluster, &self.hops)?;

@@ -42,6 +42,27 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
+/// Between which of some independent values the median of whatever they are drawn from lies, 95 times of a hundred: by
+/// ranks, whatever its distribution (as many lie below it as heads are tossed). Of fewer than six, which do not suffice
+/// for that, the least and the greatest. `None` of nothing.
+pub fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
+    const MISSED_ON_A_SIDE: f64 = 0.025;
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    let last = count.checked_sub(1)?;
+    let (mut below, mut fewer_heads, mut heads_chance) = (0, 0.0, 0.5_f64.powi(count as i32));
+    while below < last / 2 {
+        fewer_heads += heads_chance;
+        heads_chance *= (count - below) as f64 / (below + 1) as f64;
+        if fewer_heads + heads_chance > MISSED_ON_A_SIDE {
+            break;
+        }
+        below += 1;
+    }
+    Some([sorted[below], sorted[last - below]])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,5 +81,18 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median([4.0, 1.0, 3.0, 2.0]), Some(2.5));
         assert_eq!(median([]), None);
+    }
+
+    #[test]
+    fn the_interval_of_the_median_has_the_ranks_of_the_sign_test() {
+        // Those of the sign test at 5%, two-sided.
+        for (count, rank) in [(6, 1), (9, 2), (11, 2), (15, 4), (21, 6), (30, 10), (50, 18)] {
+            let values: Vec<f64> = (1..=count).rev().map(f64::from).collect();
+            let expected = [f64::from(rank), f64::from(count + 1 - rank)];
+            assert_eq!(median_interval(&values), Some(expected), "{count}");
+        }
+        assert_eq!(median_interval(&[3.0, 1.0, 2.0]), Some([1.0, 3.0]));
+        assert_eq!(median_interval(&[3.0]), Some([3.0, 3.0]));
+        assert_eq!(median_interval(&[]), None);
     }
 }

@@ -174,7 +174,7 @@ mod tests {
             p99_all_us: 9.0,
             delivered_mpps,
             packets_per_message: 1.0,
-            adaptive_p99_ratio: 1.0,
+            rounds_p99_us: vec![Some(9.0)],
         }
     }
 

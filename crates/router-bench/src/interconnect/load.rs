@@ -3,6 +3,7 @@
 use router_node::interconnect::Kind;
 use serde::Serialize;
 
+use super::beside::{Better, Ratio, Rounds, beside_best};
 use super::nodes::{Cores, Offered, Trial, TrialSetup, run};
 use super::{Batching, BenchError, Effort, name};
 use crate::statistics::{Quantiles, median};
@@ -13,7 +14,7 @@ pub(super) const CARRIED_SHARE: f64 = 0.97;
 const SAMPLES_MIN: usize = 300;
 
 /// Latency under one load with one policy. *Measured*, medians over rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadRow {
     /// Over which interconnect.
     pub interconnect: &'static str,
@@ -35,9 +36,8 @@ pub struct LoadRow {
     pub delivered_mpps: f64,
     /// Packets a message.
     pub packets_per_message: f64,
-    /// The adaptive policy's p99 as a multiple of this one's in the same round, in which both saw the same packets and
-    /// nearly the same machine: median over rounds.
-    pub adaptive_p99_ratio: f64,
+    /// The p99 of each round; nothing of a round in which stalls had to do with most packets.
+    pub rounds_p99_us: Vec<Option<f64>>,
 }
 
 impl LoadRow {
@@ -78,8 +78,6 @@ pub fn load(
             trials[at].push(run(&setup, cores)?);
         }
     }
-    let is_adaptive = |batching: &Batching| *batching == Batching::Adaptive;
-    let adaptive = policies.iter().position(is_adaptive).map_or(&[][..], |at| &trials[at]);
     let row = |(batching, trials): (&Batching, &Vec<Trial>)| {
         let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
         let of_quiet = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(quiet).map(value));
@@ -94,7 +92,7 @@ pub fn load(
             p99_all_us: of(|trial| trial.latency.p99_us),
             delivered_mpps: of(|trial| trial.delivered_mpps),
             packets_per_message: of(|trial| trial.packets_per_message),
-            adaptive_p99_ratio: ratio_of_rounds(adaptive, trials),
+            rounds_p99_us: trials.iter().map(|trial| Some(quiet(trial)?.p99_us)).collect(),
         }
     };
     Ok(policies.iter().zip(&trials).map(row).collect())
@@ -103,12 +101,6 @@ pub fn load(
 /// What a trial says of packets that no stall had anything to do with, where those are enough to say something.
 fn quiet(trial: &Trial) -> Option<Quantiles> {
     Some(trial.undisturbed).filter(|quiet| quiet.samples >= SAMPLES_MIN)
-}
-
-/// The median, over rounds, of one policy's p99 as a multiple of another's; 0 where no round says anything.
-fn ratio_of_rounds(policy: &[Trial], other: &[Trial]) -> f64 {
-    let of_round = |(policy, other): (&Trial, &Trial)| Some(quiet(policy)?.p99_us / quiet(other)?.p99_us);
-    median(policy.iter().zip(other).filter_map(of_round)).unwrap_or(0.0)
 }
 
 /// The adaptive policy beside the best fixed batch at one load.
@@ -124,57 +116,66 @@ pub struct AdaptiveRow {
     pub p99_us: f64,
     /// The fixed batch with the least p99 of those that carry the load.
     pub best_fixed_batch: u8,
-    /// That p99.
+    /// Its p99: in each half of the rounds, that of the batch which is the best in the other half.
     pub best_fixed_p99_us: f64,
-    /// The adaptive p99 as a multiple of that in the same round: median over rounds, which the moods of a machine move
-    /// less than they move the two.
-    pub p99_ratio: f64,
+    /// The adaptive p99 as a multiple of that in the same round, in which both saw the same packets and nearly the same
+    /// machine.
+    pub p99_ratio: Ratio,
 }
 
 /// The adaptive rows of what [`load`] found, one for each load. Where the machine was so busy that no fixed batch
 /// carried a load, it stands beside the one that carried the most of it: [`uncarried`] says which loads those are.
 pub fn adaptive_rows(rows: &[LoadRow]) -> Vec<AdaptiveRow> {
-    let adaptive = rows.iter().filter(|row| row.batching == Batching::Adaptive);
-    let beside = |row: &LoadRow| {
-        let (best_fixed_batch, best) = best_fixed(rows, row)?;
-        Some(AdaptiveRow {
-            size_bytes: row.frame_bytes,
-            load_mpps: row.load_mpps,
-            p50_us: row.p50_us,
-            p99_us: row.p99_us,
-            best_fixed_batch,
-            best_fixed_p99_us: best.p99_us,
-            p99_ratio: best.adaptive_p99_ratio,
-        })
+    rows.iter().filter(|row| row.batching == Batching::Adaptive).filter_map(|row| beside_fixed(rows, row)).collect()
+}
+
+fn beside_fixed(rows: &[LoadRow], adaptive: &LoadRow) -> Option<AdaptiveRow> {
+    let fixed = comparable(rows, adaptive);
+    let rounds: Vec<&Rounds> = fixed.iter().map(|(_, row)| &row.rounds_p99_us).collect();
+    let beside = beside_best(&adaptive.rounds_p99_us, &rounds, Better::Less);
+    // Where no round says anything there are still the figures of all packets.
+    let least = fixed.iter().min_by(|(_, one), (_, other)| one.p99_us.total_cmp(&other.p99_us))?;
+    let (best_fixed_batch, best_fixed_p99_us, p99_ratio) = match beside {
+        Some(beside) => (fixed[beside.best].0, beside.best_value, beside.ratio),
+        None => (least.0, least.1.p99_us, Ratio::default()),
     };
-    adaptive.filter_map(beside).collect()
+    Some(AdaptiveRow {
+        size_bytes: adaptive.frame_bytes,
+        load_mpps: adaptive.load_mpps,
+        p50_us: adaptive.p50_us,
+        p99_us: adaptive.p99_us,
+        best_fixed_batch,
+        best_fixed_p99_us,
+        p99_ratio,
+    })
 }
 
 /// A remark for each load that no fixed batch carried: the p99 that stands for it is the length of a queue.
 pub fn uncarried(rows: &[LoadRow]) -> Vec<String> {
     let adaptive = rows.iter().filter(|row| row.batching == Batching::Adaptive);
-    let best = adaptive.filter_map(|row| best_fixed(rows, row)).filter(|(_, best)| !best.is_carried());
-    let remark = |(batch, best): (u8, &LoadRow)| {
-        let LoadRow { interconnect, frame_bytes, load_mpps, delivered_mpps, p99_us, .. } = best;
+    let most = adaptive.filter_map(|row| comparable(rows, row).first().copied()).filter(|(_, row)| !row.is_carried());
+    let remark = |(batch, most): (u8, &LoadRow)| {
+        let LoadRow { interconnect, frame_bytes, load_mpps, delivered_mpps, p99_us, .. } = most;
         format!(
             "{interconnect}: no fixed batch carried {load_mpps:.3} Mpps of {frame_bytes} B; {batch} packets a message \
              came to {delivered_mpps:.3} Mpps, and their p99 of {p99_us:.1} us is a queue's"
         )
     };
-    best.map(remark).collect()
+    most.map(remark).collect()
 }
 
-/// The fixed batch with the least p99 of those that carry what `row` was offered; where none does, the one that carries
-/// the most.
-fn best_fixed<'a>(rows: &'a [LoadRow], row: &LoadRow) -> Option<(u8, &'a LoadRow)> {
+/// The fixed batches that carry what `row` was offered; where none does, the one that carries the most.
+fn comparable<'a>(rows: &'a [LoadRow], row: &LoadRow) -> Vec<(u8, &'a LoadRow)> {
     let of = |row: &LoadRow| (row.frame_bytes, row.load_mpps, row.interconnect);
     let fixed = rows.iter().filter(|other| of(other) == of(row)).filter_map(|other| match other.batching {
         Batching::Fixed(batch) => Some((batch, other)),
         Batching::Adaptive => None,
     });
-    let carried = fixed.clone().filter(|(_, other)| other.is_carried());
-    let least = carried.min_by(|(_, one), (_, other)| one.p99_us.total_cmp(&other.p99_us));
-    least.or_else(|| fixed.max_by(|(_, one), (_, other)| one.delivered_mpps.total_cmp(&other.delivered_mpps)))
+    let carried: Vec<_> = fixed.clone().filter(|(_, other)| other.is_carried()).collect();
+    if !carried.is_empty() {
+        return carried;
+    }
+    fixed.max_by(|(_, one), (_, other)| one.delivered_mpps.total_cmp(&other.delivered_mpps)).into_iter().collect()
 }
 
 #[cfg(test)]
@@ -193,29 +194,8 @@ mod tests {
             p99_all_us: p99_us,
             delivered_mpps,
             packets_per_message: 1.0,
-            adaptive_p99_ratio: 1.0,
+            rounds_p99_us: vec![Some(p99_us)],
         }
-    }
-
-    fn trial(p99_us: f64, samples: usize) -> Trial {
-        let undisturbed = Quantiles { p99_us, samples, ..Quantiles::default() };
-        Trial {
-            delivered_mpps: 1.0,
-            offered_packets: 1,
-            lost_packets: 0,
-            packets_per_message: 1.0,
-            latency: Quantiles::default(),
-            undisturbed,
-        }
-    }
-
-    #[test]
-    fn policies_are_compared_round_by_round() {
-        // A machine that is ten times slower for two rounds, and a round that says nothing of one of them.
-        let policy = [trial(5.0, 999), trial(50.0, 999), trial(60.0, 999), trial(900.0, 999), trial(6.0, 999)];
-        let other = [trial(10.0, 999), trial(100.0, 999), trial(60.0, 999), trial(1.0, 10), trial(8.0, 999)];
-        assert_eq!(ratio_of_rounds(&policy, &other), 0.625);
-        assert_eq!(ratio_of_rounds(&policy[3..4], &other[3..4]), 0.0);
     }
 
     #[test]
@@ -229,8 +209,8 @@ mod tests {
             row(Batching::Adaptive, 9.0, 9.0, 4.0),
         ];
         let found = adaptive_rows(&rows);
-        let found: Vec<_> = found.iter().map(|row| (row.load_mpps, row.p99_us, row.best_fixed_batch)).collect();
-        assert_eq!((found, uncarried(&rows)), (vec![(1.0, 1.5, 1), (9.0, 4.0, 8)], vec![]));
+        let found: Vec<_> = found.iter().map(|row| (row.p99_us, row.best_fixed_batch, row.p99_ratio.median)).collect();
+        assert_eq!((found, uncarried(&rows)), (vec![(1.5, 1, 0.75), (4.0, 8, 0.8)], vec![]));
     }
 
     #[test]

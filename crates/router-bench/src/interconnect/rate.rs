@@ -3,6 +3,7 @@
 use router_node::interconnect::Kind;
 use serde::Serialize;
 
+use super::beside::{Better, Ratio, Rounds, beside_best};
 use super::nodes::{Cores, Offered, TrialSetup, run};
 use super::{BATCHES, Batching, BenchError, Effort, name};
 use crate::search::{Rules, Verdict, highest};
@@ -17,7 +18,7 @@ const ABOVE_FLOOD: f64 = 1.25;
 const FIRST_SHARE: f64 = 0.94;
 
 /// What one policy carries. *Measured*, medians over rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RateRow {
     /// Over which interconnect.
     pub interconnect: &'static str,
@@ -31,8 +32,51 @@ pub struct RateRow {
     pub flood_mpps: f64,
     /// Packets a message in the flood.
     pub packets_per_message: f64,
-    /// The adaptive policy's rate without a loss as a multiple of this one's in the same round; median over rounds.
-    pub adaptive_ratio: f64,
+    /// The rate without a loss of each round; 0 where the search ended at nothing.
+    pub rounds_zero_loss_mpps: Vec<f64>,
+}
+
+/// The rate without a loss of the adaptive policy, beside the best fixed batch's.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AdaptiveRate {
+    /// Over which interconnect.
+    pub interconnect: &'static str,
+    /// Bytes of a frame.
+    pub size_bytes: usize,
+    /// Of the adaptive policy, in million packets a second.
+    pub zero_loss_mpps: f64,
+    /// The fixed batch with the highest rate.
+    pub best_fixed_batch: u8,
+    /// Its rate: in each half of the rounds, that of the batch which is the best in the other half.
+    pub best_fixed_zero_loss_mpps: f64,
+    /// The adaptive rate as a multiple of that in the same round.
+    pub ratio: Ratio,
+}
+
+/// The adaptive policy beside the best fixed batch, one for each size and interconnect of what [`rates`] found.
+pub fn adaptive_rates(rows: &[RateRow]) -> Vec<AdaptiveRate> {
+    rows.iter().filter(|row| row.batching == Batching::Adaptive).filter_map(|row| beside_fixed(rows, row)).collect()
+}
+
+fn beside_fixed(rows: &[RateRow], adaptive: &RateRow) -> Option<AdaptiveRate> {
+    let of = |row: &RateRow| (row.frame_bytes, row.interconnect);
+    let seen = |row: &RateRow| -> Rounds {
+        row.rounds_zero_loss_mpps.iter().map(|mpps| Some(*mpps).filter(|mpps| *mpps > 0.0)).collect()
+    };
+    let fixed = rows.iter().filter(|other| of(other) == of(adaptive)).filter_map(|other| match other.batching {
+        Batching::Fixed(batch) => Some((batch, seen(other))),
+        Batching::Adaptive => None,
+    });
+    let (batches, rounds): (Vec<u8>, Vec<Rounds>) = fixed.unzip();
+    let beside = beside_best(&seen(adaptive), &rounds.iter().collect::<Vec<_>>(), Better::More)?;
+    Some(AdaptiveRate {
+        interconnect: adaptive.interconnect,
+        size_bytes: adaptive.frame_bytes,
+        zero_loss_mpps: adaptive.zero_loss_mpps,
+        best_fixed_batch: batches[beside.best],
+        best_fixed_zero_loss_mpps: beside.best_value,
+        ratio: beside.ratio,
+    })
 }
 
 /// The rates of all policies with frames of one size, in alternating rounds; `step` hears of each. A round searches
@@ -61,24 +105,16 @@ pub fn rates(
         }
     }
     let of = |rounds: &[f64]| median(rounds.iter().copied()).unwrap_or(0.0);
-    let at = policies.iter().position(|batching| *batching == Batching::Adaptive);
-    let adaptive = at.map_or(&[][..], |at| &found[at].zero_loss_mpps);
-    let row = |(batching, found): (&Batching, &Found)| RateRow {
+    let row = |(batching, found): (&Batching, Found)| RateRow {
         interconnect: name(kind),
         frame_bytes,
         batching: *batching,
         zero_loss_mpps: of(&found.zero_loss_mpps),
         flood_mpps: of(&found.flood_mpps),
         packets_per_message: of(&found.packets_per_message),
-        adaptive_ratio: ratio_of_rounds(adaptive, &found.zero_loss_mpps),
+        rounds_zero_loss_mpps: found.zero_loss_mpps,
     };
-    Ok(policies.iter().zip(&found).map(row).collect())
-}
-
-/// The median, over rounds, of one rate as a multiple of another; 0 where no round says anything.
-fn ratio_of_rounds(rate: &[f64], other: &[f64]) -> f64 {
-    let rounds = rate.iter().zip(other).filter(|(_, other)| **other > 0.0);
-    median(rounds.map(|(rate, other)| rate / other)).unwrap_or(0.0)
+    Ok(policies.iter().zip(found).map(row).collect())
 }
 
 /// Of one policy, by rounds.
@@ -187,9 +223,36 @@ pub fn batch_gain(kind: Kind, frame_bytes: usize, effort: &Effort, cores: Cores)
 mod tests {
     use super::*;
 
+    fn row(batching: Batching, frame_bytes: usize, rounds: &[f64]) -> RateRow {
+        RateRow {
+            interconnect: "lanes",
+            frame_bytes,
+            batching,
+            zero_loss_mpps: median(rounds.iter().copied()).unwrap_or(0.0),
+            flood_mpps: 9.0,
+            packets_per_message: 1.0,
+            rounds_zero_loss_mpps: rounds.to_vec(),
+        }
+    }
+
     #[test]
-    fn rates_are_compared_round_by_round() {
-        assert_eq!(ratio_of_rounds(&[9.0, 18.0, 4.0, 7.0], &[10.0, 20.0, 0.0, 7.0]), 0.9);
-        assert_eq!(ratio_of_rounds(&[], &[1.0]), 0.0);
+    fn rates_are_compared_with_the_best_batch_of_their_size_round_by_round() {
+        let rows = [
+            row(Batching::Fixed(1), 64, &[1.0, 2.0, 1.0, 1.0]),
+            row(Batching::Fixed(8), 64, &[10.0, 20.0, 0.0, 7.0]),
+            row(Batching::Adaptive, 64, &[9.0, 18.0, 4.0, 7.0]),
+            row(Batching::Fixed(8), 1500, &[0.0, 0.0]),
+            row(Batching::Adaptive, 1500, &[1.0, 1.0]),
+        ];
+        let found = adaptive_rates(&rows);
+        let [
+            AdaptiveRate {
+                size_bytes: 64, best_fixed_batch: 8, zero_loss_mpps, best_fixed_zero_loss_mpps, ratio, ..
+            },
+        ] = found[..]
+        else {
+            panic!("{found:?}")
+        };
+        assert_eq!((zero_loss_mpps, best_fixed_zero_loss_mpps, ratio.median), (8.0, 10.0, 0.9));
     }
 }

@@ -9,6 +9,7 @@ use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, messa
 use serde::Serialize;
 use sim::{Span, Time};
 
+use super::beside::{Better, Rounds, beside_best};
 use super::load::CARRIED_SHARE;
 use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
 use super::{AdaptiveRow, BATCHES, Batching, BenchError, LOAD_FRAME_BYTES, name};
@@ -226,25 +227,24 @@ impl Comparison {
 
     /// Nothing where no fixed batch carries the load.
     fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
-        let mut best: Option<(u8, Vec<VirtualTrial>)> = None;
+        let mut carried: Vec<(u8, Rounds)> = Vec::new();
         for batch in BATCHES {
             let trials = self.trials(Batching::Fixed(batch))?;
-            let is_carried = of(&trials, |trial| trial.delivered_share) >= CARRIED_SHARE;
-            if is_carried && best.as_ref().is_none_or(|(_, best)| of(&trials, p99_us) < of(best, p99_us)) {
-                best = Some((batch, trials));
+            if of(&trials, |trial| trial.delivered_share) >= CARRIED_SHARE {
+                carried.push((batch, rounds(&trials)));
             }
         }
-        let Some((best_fixed_batch, best)) = best else { return Ok(None) };
         let adaptive = self.trials(Batching::Adaptive)?;
-        let ratios = adaptive.iter().zip(&best).map(|(adaptive, best)| p99_us(adaptive) / p99_us(best));
+        let others: Vec<&Rounds> = carried.iter().map(|(_, rounds)| rounds).collect();
+        let Some(beside) = beside_best(&rounds(&adaptive), &others, Better::Less) else { return Ok(None) };
         let row = AdaptiveRow {
             size_bytes: self.frame_bytes,
             load_mpps: self.load_mpps(),
             p50_us: of(&adaptive, |trial| trial.latency.p50_us),
             p99_us: of(&adaptive, p99_us),
-            best_fixed_batch,
-            best_fixed_p99_us: of(&best, p99_us),
-            p99_ratio: median(ratios).unwrap_or(0.0),
+            best_fixed_batch: carried[beside.best].0,
+            best_fixed_p99_us: beside.best_value,
+            p99_ratio: beside.ratio,
         };
         let interconnect = match self.manner {
             Manner::Lanes => name(Kind::Lanes),
@@ -263,6 +263,10 @@ impl Comparison {
 
 fn p99_us(trial: &VirtualTrial) -> f64 {
     trial.latency.p99_us
+}
+
+fn rounds(trials: &[VirtualTrial]) -> Rounds {
+    trials.iter().map(|trial| Some(p99_us(trial))).collect()
 }
 
 /// The median of some value over trials.
@@ -303,8 +307,8 @@ mod tests {
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
                     let row = comparison.run().expect("nodes").expect("a batch that carries it");
                     println!("{row:?}");
-                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio < 1.12, "{row:?}");
-                    ratios.push(row.row.p99_ratio);
+                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.12, "{row:?}");
+                    ratios.push(row.row.p99_ratio.median);
                 }
             }
         }

@@ -229,7 +229,7 @@ mod tests {
             zero_loss_mpps,
             flood_mpps,
             packets_per_message: 1.0,
-            adaptive_ratio: 1.0,
+            rounds_zero_loss_mpps: vec![zero_loss_mpps],
         };
         let of = |zero_loss: [f64; 2]| {
             [
