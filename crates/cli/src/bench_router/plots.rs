@@ -65,7 +65,7 @@ fn figures(report: &Report) -> Vec<(String, Figure)> {
 }
 
 fn of_kind(report: &Report, kind: &'static str, quantile: &Quantile) -> Vec<(String, Figure)> {
-    let of_kind = |rows: &[LoadRow]| rows.iter().filter(|row| row.interconnect == kind).copied().collect::<Vec<_>>();
+    let of_kind = |rows: &[LoadRow]| rows.iter().filter(|row| row.interconnect == kind).cloned().collect::<Vec<_>>();
     let (loads, by_size) = (of_kind(&report.loads), of_kind(&report.loads_by_size));
     let mut sizes: Vec<usize> = loads.iter().map(|row| row.frame_bytes).collect();
     sizes.dedup();
