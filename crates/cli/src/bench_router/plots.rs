@@ -73,7 +73,7 @@ fn of_kind(report: &Report, kind: &'static str, quantile: &Quantile) -> Vec<(Str
         .into_iter()
         .map(|bytes| {
             let name = format!("router-{kind}-{}-by-load-{bytes}.svg", quantile.name);
-            let rows: Vec<LoadRow> = loads.iter().filter(|row| row.frame_bytes == bytes).copied().collect();
+            let rows: Vec<LoadRow> = loads.iter().filter(|row| row.frame_bytes == bytes).cloned().collect();
             (name, by_load(kind, bytes, &rows, quantile))
         })
         .collect();
