@@ -25,7 +25,7 @@ use serde::Serialize;
 use sim::Span;
 use thiserror::Error;
 
-pub use beside::Ratio;
+pub use beside::{Ratio, Rounds};
 pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};
@@ -107,8 +107,10 @@ pub struct Effort {
     pub trial: Span,
     /// What of it is left out at its beginning.
     pub warm_up: Span,
-    /// Rounds in which all policies take their turn.
+    /// Rounds of the gain of batches.
     pub rounds: usize,
+    /// Rounds of rates without a loss.
+    pub rate_rounds: Rounds,
     /// Round trips of a hop.
     pub round_trips: usize,
     /// One trial of latency under a load: short, so that a round is over before the machine's mood changes.
@@ -116,9 +118,9 @@ pub struct Effort {
     /// What of that is left out.
     pub load_warm_up: Span,
     /// Rounds of latency under a load: 99% of one trial's packets are at the mercy of a few pauses of the machine.
-    pub load_rounds: usize,
+    pub load_rounds: Rounds,
     /// Rounds of latency by size, at one load.
-    pub size_rounds: usize,
+    pub size_rounds: Rounds,
     /// The part to which a search knows the rate that is carried without loss.
     pub search_precision: f64,
 }
@@ -130,11 +132,12 @@ impl Effort {
             trial: Span::from_ns(15e6),
             warm_up: Span::from_ns(3e6),
             rounds: 3,
+            rate_rounds: Rounds { all: 3, most: 9 },
             round_trips: 500,
             load_trial: Span::from_ns(15e6),
             load_warm_up: Span::from_ns(3e6),
-            load_rounds: 11,
-            size_rounds: 11,
+            load_rounds: Rounds { all: 11, most: 33 },
+            size_rounds: Rounds::with_all(11),
             search_precision: 0.02,
         }
     }
@@ -145,11 +148,12 @@ impl Effort {
             trial: Span::from_ns(40e6),
             warm_up: Span::from_ns(8e6),
             rounds: 7,
+            rate_rounds: Rounds { all: 7, most: 31 },
             round_trips: 5000,
             load_trial: Span::from_ns(20e6),
             load_warm_up: Span::from_ns(4e6),
-            load_rounds: 21,
-            size_rounds: 11,
+            load_rounds: Rounds { all: 21, most: 121 },
+            size_rounds: Rounds::with_all(11),
             search_precision: 0.005,
         }
     }

@@ -8,8 +8,28 @@ use serde::Serialize;
 
 use crate::statistics::{median, median_interval};
 
-/// Of one policy, by rounds; nothing where a round says nothing.
-pub(super) type Rounds = Vec<Option<f64>>;
+/// Figures of one policy; nothing where a round says nothing.
+pub(super) type ByRound = Vec<Option<f64>>;
+
+/// How many rounds there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rounds {
+    /// In which all policies take their turn.
+    pub all: usize,
+    /// With those in which only the adaptive policy does and who may be the best of the others: until the ratio of the
+    /// two is known to a twentieth, or there are so many.
+    pub most: usize,
+}
+
+impl Rounds {
+    /// With all policies, and none more.
+    pub const fn with_all(all: usize) -> Rounds {
+        Rounds { all, most: all }
+    }
+}
+
+/// To which part of it a ratio is to be known, to either side.
+const RATIO_PRECISION: f64 = 0.05;
 
 /// Which of two figures is the better one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +55,12 @@ impl Ratio {
         let median = median(ratios.iter().copied()).unwrap_or(0.0);
         Ratio { median, interval: median_interval(ratios).unwrap_or_default() }
     }
+
+    /// Whether more rounds would say little more.
+    pub(super) fn is_known(&self) -> bool {
+        let Ratio { median, interval: [low, high] } = self;
+        high - low <= 2.0 * RATIO_PRECISION * median
+    }
 }
 
 /// What became of a comparison.
@@ -49,7 +75,7 @@ pub(super) struct Beside {
 }
 
 /// Compares; nothing where there are no others, or no round says anything of them.
-pub(super) fn beside_best(policy: &[Option<f64>], others: &[&Rounds], better: Better) -> Option<Beside> {
+pub(super) fn beside_best(policy: &[Option<f64>], others: &[&ByRound], better: Better) -> Option<Beside> {
     let best = best_of(others, better, |_| true)?;
     let (mut values, mut ratios) = (Vec::new(), Vec::new());
     for half in 0..2 {
@@ -65,8 +91,8 @@ pub(super) fn beside_best(policy: &[Option<f64>], others: &[&Rounds], better: Be
 }
 
 /// The one with the best median over those rounds.
-fn best_of(policies: &[&Rounds], better: Better, is_counted: impl Fn(usize) -> bool) -> Option<usize> {
-    let of = |rounds: &Rounds| {
+fn best_of(policies: &[&ByRound], better: Better, is_counted: impl Fn(usize) -> bool) -> Option<usize> {
+    let of = |rounds: &ByRound| {
         let counted = rounds.iter().enumerate().filter(|(round, _)| is_counted(*round));
         median(counted.filter_map(|(_, value)| *value))
     };
@@ -82,14 +108,14 @@ fn best_of(policies: &[&Rounds], better: Better, is_counted: impl Fn(usize) -> b
 mod tests {
     use super::*;
 
-    fn rounds(values: &[f64]) -> Rounds {
+    fn by_round(values: &[f64]) -> ByRound {
         values.iter().copied().map(Some).collect()
     }
 
     #[test]
     fn the_best_is_the_best_where_one_is() {
-        let (slow, fast) = (rounds(&[9.0, 9.5, 9.0, 9.5]), rounds(&[4.0, 5.0, 4.0, 5.0]));
-        let policy = rounds(&[2.0, 10.0, 2.0, 10.0]);
+        let (slow, fast) = (by_round(&[9.0, 9.5, 9.0, 9.5]), by_round(&[4.0, 5.0, 4.0, 5.0]));
+        let policy = by_round(&[2.0, 10.0, 2.0, 10.0]);
         let found = beside_best(&policy, &[&slow, &fast], Better::Less).unwrap();
         assert_eq!(found, Beside { best: 1, best_value: 4.5, ratio: Ratio::of(&[0.5, 0.5, 2.0, 2.0]) });
         let found = beside_best(&policy, &[&slow, &fast], Better::More).unwrap();
@@ -100,7 +126,7 @@ mod tests {
     fn luck_does_not_choose_whom_a_policy_stands_beside() {
         // Seven of the same kind, by any seed: the least of six medians is a lucky one, and those chosen are not.
         let mut state = 7_u64;
-        let mut noisy = || -> Rounds {
+        let mut noisy = || -> ByRound {
             let mut draw = || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 Some(1.0 + (state >> 33) as f64 / f64::from(1 << 30))
@@ -109,11 +135,11 @@ mod tests {
         };
         let (mut fair, mut lucky) = (Vec::new(), Vec::new());
         for _ in 0..400 {
-            let others: Vec<Rounds> = (0..6).map(|_| noisy()).collect();
+            let others: Vec<ByRound> = (0..6).map(|_| noisy()).collect();
             let (policy, others) = (noisy(), others.iter().collect::<Vec<_>>());
             let found = beside_best(&policy, &others, Better::Less).unwrap();
             fair.push(found.ratio.median);
-            let of = |rounds: &Rounds| median(rounds.iter().copied().flatten()).unwrap();
+            let of = |rounds: &ByRound| median(rounds.iter().copied().flatten()).unwrap();
             lucky.push(of(&policy) / of(others[found.best]));
         }
         let [fair, lucky] = [fair, lucky].map(|ratios| median(ratios).unwrap());
@@ -131,8 +157,14 @@ mod tests {
     }
 
     #[test]
+    fn a_ratio_is_known_once_its_interval_is_narrow() {
+        let of = |spread: f64| Ratio::of(&[2.0 - spread, 2.0, 2.0, 2.0, 2.0, 2.0 + spread]).is_known();
+        assert_eq!([0.0, 0.09, 0.11].map(of), [true, true, false]);
+    }
+
+    #[test]
     fn one_round_is_compared_with_itself() {
-        let found = beside_best(&rounds(&[3.0]), &[&rounds(&[6.0]), &rounds(&[5.0])], Better::Less).unwrap();
+        let found = beside_best(&by_round(&[3.0]), &[&by_round(&[6.0]), &by_round(&[5.0])], Better::Less).unwrap();
         assert_eq!(found, Beside { best: 1, best_value: 5.0, ratio: Ratio::of(&[0.6]) });
     }
 }

@@ -3,7 +3,7 @@
 use router_node::interconnect::Kind;
 use serde::Serialize;
 
-use super::beside::{Better, Ratio, Rounds, beside_best};
+use super::beside::{Better, ByRound, Ratio, Rounds, beside_best};
 use super::nodes::{Cores, Offered, Trial, TrialSetup, run};
 use super::{Batching, BenchError, Effort, name};
 use crate::statistics::{Quantiles, median};
@@ -12,6 +12,8 @@ use crate::statistics::{Quantiles, median};
 pub(super) const CARRIED_SHARE: f64 = 0.97;
 /// A trial with fewer undisturbed packets says nothing of them.
 const SAMPLES_MIN: usize = 300;
+/// A fixed batch whose p99 is a larger multiple of the least one's, after the rounds of all, is not the best one.
+const CONTENDERS_P99_RATIO_MAX: f64 = 1.5;
 
 /// Latency under one load with one policy. *Measured*, medians over rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,7 +49,7 @@ impl LoadRow {
     }
 }
 
-/// Latencies of all policies under one load, in so many alternating rounds.
+/// Latencies of all policies under one load, in alternating rounds.
 ///
 /// # Errors
 /// When the nodes could not be made.
@@ -55,19 +57,29 @@ pub fn load(
     kind: Kind,
     frame_bytes: usize,
     load_mpps: f64,
-    rounds: usize,
+    rounds: Rounds,
     effort: &Effort,
     cores: Cores,
 ) -> Result<Vec<LoadRow>, BenchError> {
-    let policies: Vec<Batching> = Batching::all().collect();
-    let mut trials = vec![Vec::new(); policies.len()];
-    for round in 0..rounds {
-        for at in 0..policies.len() {
-            // Nobody is always the first.
-            let at = (at + round) % policies.len();
+    let mut trials: Vec<(Batching, Vec<Trial>)> = Batching::all().map(|batching| (batching, Vec::new())).collect();
+    let mut taking_part: Vec<usize> = (0..trials.len()).collect();
+    for round in 0..rounds.most {
+        if round >= rounds.all {
+            let rows = rows_of(kind, frame_bytes, load_mpps, &trials);
+            if adaptive_rows(&rows).iter().all(|row| row.p99_ratio.is_known()) {
+                break;
+            }
+            if round == rounds.all {
+                taking_part = contenders(&rows);
+            }
+        }
+        // Nobody is always the first.
+        taking_part.rotate_left(1);
+        for at in &taking_part {
+            let (batching, trials) = &mut trials[*at];
             let setup = TrialSetup {
                 kind,
-                batching: policies[at],
+                batching: *batching,
                 frame_bytes,
                 offered: Offered::Mpps(load_mpps),
                 trial: effort.load_trial,
@@ -75,10 +87,14 @@ pub fn load(
                 // All policies of a round see the same packets at the same moments.
                 seed: round as u64,
             };
-            trials[at].push(run(&setup, cores)?);
+            trials.push(run(&setup, cores)?);
         }
     }
-    let row = |(batching, trials): (&Batching, &Vec<Trial>)| {
+    Ok(rows_of(kind, frame_bytes, load_mpps, &trials))
+}
+
+fn rows_of(kind: Kind, frame_bytes: usize, load_mpps: f64, trials: &[(Batching, Vec<Trial>)]) -> Vec<LoadRow> {
+    let row = |(batching, trials): &(Batching, Vec<Trial>)| {
         let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
         let of_quiet = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(quiet).map(value));
         LoadRow {
@@ -95,7 +111,21 @@ pub fn load(
             rounds_p99_us: trials.iter().map(|trial| Some(quiet(trial)?.p99_us)).collect(),
         }
     };
-    Ok(policies.iter().zip(&trials).map(row).collect())
+    trials.iter().map(row).collect()
+}
+
+/// Of the rows of one load, those of the adaptive policy and of the fixed batches that may be the best.
+fn contenders(rows: &[LoadRow]) -> Vec<usize> {
+    let Some(adaptive) = rows.iter().find(|row| row.batching == Batching::Adaptive) else { return Vec::new() };
+    let fixed = comparable(rows, adaptive);
+    let least_us = fixed.iter().map(|(_, row)| row.p99_us).fold(f64::INFINITY, f64::min);
+    let is_one = |row: &LoadRow| match row.batching {
+        Batching::Adaptive => true,
+        Batching::Fixed(batch) => {
+            row.p99_us <= CONTENDERS_P99_RATIO_MAX * least_us && fixed.iter().any(|(other, _)| *other == batch)
+        }
+    };
+    (0..rows.len()).filter(|at| is_one(&rows[*at])).collect()
 }
 
 /// What a trial says of packets that no stall had anything to do with, where those are enough to say something.
@@ -131,7 +161,7 @@ pub fn adaptive_rows(rows: &[LoadRow]) -> Vec<AdaptiveRow> {
 
 fn beside_fixed(rows: &[LoadRow], adaptive: &LoadRow) -> Option<AdaptiveRow> {
     let fixed = comparable(rows, adaptive);
-    let rounds: Vec<&Rounds> = fixed.iter().map(|(_, row)| &row.rounds_p99_us).collect();
+    let rounds: Vec<&ByRound> = fixed.iter().map(|(_, row)| &row.rounds_p99_us).collect();
     let beside = beside_best(&adaptive.rounds_p99_us, &rounds, Better::Less);
     // Where no round says anything there are still the figures of all packets.
     let least = fixed.iter().min_by(|(_, one), (_, other)| one.p99_us.total_cmp(&other.p99_us))?;
@@ -211,6 +241,20 @@ mod tests {
         let found = adaptive_rows(&rows);
         let found: Vec<_> = found.iter().map(|row| (row.p99_us, row.best_fixed_batch, row.p99_ratio.median)).collect();
         assert_eq!((found, uncarried(&rows)), (vec![(1.5, 1, 0.75), (4.0, 8, 0.8)], vec![]));
+    }
+
+    #[test]
+    fn who_may_be_the_best_goes_on() {
+        let rows = [
+            row(Batching::Fixed(1), 9.0, 3.0, 4.0),
+            row(Batching::Fixed(8), 9.0, 9.0, 7.6),
+            row(Batching::Fixed(16), 9.0, 9.0, 7.4),
+            row(Batching::Fixed(32), 9.0, 9.0, 5.0),
+            row(Batching::Adaptive, 9.0, 3.0, 99.0),
+        ];
+        assert_eq!(contenders(&rows), [2, 3, 4]);
+        let nobody_carries = [row(Batching::Fixed(1), 9.0, 3.0, 4.0), row(Batching::Fixed(8), 9.0, 8.0, 900.0)];
+        assert_eq!(contenders(&[&nobody_carries[..], &rows[4..]].concat()), [1, 2]);
     }
 
     #[test]

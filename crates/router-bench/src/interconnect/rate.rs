@@ -3,7 +3,7 @@
 use router_node::interconnect::Kind;
 use serde::Serialize;
 
-use super::beside::{Better, Ratio, Rounds, beside_best};
+use super::beside::{Better, ByRound, Ratio, Rounds, beside_best};
 use super::nodes::{Cores, Offered, TrialSetup, run};
 use super::{BATCHES, Batching, BenchError, Effort, name};
 use crate::search::{Rules, Verdict, highest};
@@ -16,6 +16,8 @@ const TRIES: u32 = 3;
 const ABOVE_FLOOD: f64 = 1.25;
 /// Where a policy's first search begins, as a share of the flood's rate.
 const FIRST_SHARE: f64 = 0.94;
+/// A fixed batch whose rate is a smaller share of the highest one's, after the rounds of all, is not the best one.
+const CONTENDERS_SHARE_MIN: f64 = 0.8;
 
 /// What one policy carries. *Measured*, medians over rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,14 +62,14 @@ pub fn adaptive_rates(rows: &[RateRow]) -> Vec<AdaptiveRate> {
 
 fn beside_fixed(rows: &[RateRow], adaptive: &RateRow) -> Option<AdaptiveRate> {
     let of = |row: &RateRow| (row.frame_bytes, row.interconnect);
-    let seen = |row: &RateRow| -> Rounds {
+    let seen = |row: &RateRow| -> ByRound {
         row.rounds_zero_loss_mpps.iter().map(|mpps| Some(*mpps).filter(|mpps| *mpps > 0.0)).collect()
     };
     let fixed = rows.iter().filter(|other| of(other) == of(adaptive)).filter_map(|other| match other.batching {
         Batching::Fixed(batch) => Some((batch, seen(other))),
         Batching::Adaptive => None,
     });
-    let (batches, rounds): (Vec<u8>, Vec<Rounds>) = fixed.unzip();
+    let (batches, rounds): (Vec<u8>, Vec<ByRound>) = fixed.unzip();
     let beside = beside_best(&seen(adaptive), &rounds.iter().collect::<Vec<_>>(), Better::More)?;
     Some(AdaptiveRate {
         interconnect: adaptive.interconnect,
@@ -79,42 +81,66 @@ fn beside_fixed(rows: &[RateRow], adaptive: &RateRow) -> Option<AdaptiveRate> {
     })
 }
 
-/// The rates of all policies with frames of one size, in alternating rounds; `step` hears of each. A round searches
-/// first where the one before it ended.
+/// The rates of all policies with frames of one size, in alternating rounds; `step` hears of each, and once of those
+/// that follow. A policy searches first where its round before ended.
 ///
 /// # Errors
 /// When the nodes could not be made.
 pub fn rates(
     kind: Kind,
     frame_bytes: usize,
+    rounds: Rounds,
     effort: &Effort,
     cores: Cores,
     step: &mut dyn FnMut(&str),
 ) -> Result<Vec<RateRow>, BenchError> {
-    let policies: Vec<Batching> = Batching::all().collect();
-    let mut found = vec![Found::default(); policies.len()];
-    for round in 0..effort.rounds {
-        step(&format!("rates without a loss, {frame_bytes} B, round {} of {}", round + 1, effort.rounds));
-        for (batching, found) in policies.iter().zip(&mut found) {
+    let mut found: Vec<(Batching, Found)> = Batching::all().map(|batching| (batching, Found::default())).collect();
+    let mut taking_part: Vec<usize> = (0..found.len()).collect();
+    for round in 0..rounds.most {
+        if round < rounds.all {
+            step(&format!("rates without a loss, {frame_bytes} B, round {} of {}", round + 1, rounds.all));
+        } else {
+            let rows = rows_of(kind, frame_bytes, &found);
+            if round == rounds.all {
+                step(&format!("rates without a loss, {frame_bytes} B, of those that may be the best"));
+                taking_part = contenders(&rows);
+            }
+            if adaptive_rates(&rows).iter().all(|row| row.ratio.is_known()) {
+                break;
+            }
+        }
+        // Nobody is always the first.
+        taking_part.rotate_left(1);
+        for at in &taking_part {
+            let (batching, found) = &mut found[*at];
             let search = Search { kind, batching: *batching, frame_bytes, effort, cores, seed: round as u64 };
-            let (flood_mpps, packets_per_message) = search.flood()?;
-            let before_mpps = found.zero_loss_mpps.iter().rev().copied().find(|mpps| *mpps > 0.0);
-            found.zero_loss_mpps.push(search.zero_loss(flood_mpps, before_mpps)?);
-            found.flood_mpps.push(flood_mpps);
-            found.packets_per_message.push(packets_per_message);
+            found.search(&search)?;
         }
     }
+    Ok(rows_of(kind, frame_bytes, &found))
+}
+
+fn rows_of(kind: Kind, frame_bytes: usize, found: &[(Batching, Found)]) -> Vec<RateRow> {
     let of = |rounds: &[f64]| median(rounds.iter().copied()).unwrap_or(0.0);
-    let row = |(batching, found): (&Batching, Found)| RateRow {
+    let row = |(batching, found): &(Batching, Found)| RateRow {
         interconnect: name(kind),
         frame_bytes,
         batching: *batching,
         zero_loss_mpps: of(&found.zero_loss_mpps),
         flood_mpps: of(&found.flood_mpps),
         packets_per_message: of(&found.packets_per_message),
-        rounds_zero_loss_mpps: found.zero_loss_mpps,
+        rounds_zero_loss_mpps: found.zero_loss_mpps.clone(),
     };
-    Ok(policies.iter().zip(found).map(row).collect())
+    found.iter().map(row).collect()
+}
+
+/// Of the rows of one size, those of the adaptive policy and of the fixed batches that may be the best.
+fn contenders(rows: &[RateRow]) -> Vec<usize> {
+    let fixed = rows.iter().filter(|row| row.batching != Batching::Adaptive);
+    let highest_mpps = fixed.map(|row| row.zero_loss_mpps).fold(0.0, f64::max);
+    let is_one =
+        |row: &RateRow| row.batching == Batching::Adaptive || row.zero_loss_mpps >= CONTENDERS_SHARE_MIN * highest_mpps;
+    (0..rows.len()).filter(|at| is_one(&rows[*at])).collect()
 }
 
 /// Of one policy, by rounds.
@@ -123,6 +149,17 @@ struct Found {
     zero_loss_mpps: Vec<f64>,
     flood_mpps: Vec<f64>,
     packets_per_message: Vec<f64>,
+}
+
+impl Found {
+    fn search(&mut self, search: &Search) -> Result<(), BenchError> {
+        let (flood_mpps, packets_per_message) = search.flood()?;
+        let before_mpps = self.zero_loss_mpps.iter().rev().copied().find(|mpps| *mpps > 0.0);
+        self.zero_loss_mpps.push(search.zero_loss(flood_mpps, before_mpps)?);
+        self.flood_mpps.push(flood_mpps);
+        self.packets_per_message.push(packets_per_message);
+        Ok(())
+    }
 }
 
 struct Search<'a> {
@@ -254,5 +291,17 @@ mod tests {
             panic!("{found:?}")
         };
         assert_eq!((zero_loss_mpps, best_fixed_zero_loss_mpps, ratio.median), (8.0, 10.0, 0.9));
+    }
+
+    #[test]
+    fn who_may_be_the_best_goes_on() {
+        let rows = [
+            row(Batching::Fixed(1), 64, &[1.0]),
+            row(Batching::Fixed(8), 64, &[7.9]),
+            row(Batching::Fixed(16), 64, &[8.1]),
+            row(Batching::Fixed(32), 64, &[10.0]),
+            row(Batching::Adaptive, 64, &[3.0]),
+        ];
+        assert_eq!(contenders(&rows), [2, 3, 4]);
     }
 }

@@ -9,7 +9,7 @@ use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, messa
 use serde::Serialize;
 use sim::{Span, Time};
 
-use super::beside::{Better, Rounds, beside_best};
+use super::beside::{Better, ByRound, beside_best};
 use super::load::CARRIED_SHARE;
 use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
 use super::{AdaptiveRow, BATCHES, Batching, BenchError, LOAD_FRAME_BYTES, name};
@@ -227,16 +227,16 @@ impl Comparison {
 
     /// Nothing where no fixed batch carries the load.
     fn run(&self) -> Result<Option<ModelledRow>, BenchError> {
-        let mut carried: Vec<(u8, Rounds)> = Vec::new();
+        let mut carried: Vec<(u8, ByRound)> = Vec::new();
         for batch in BATCHES {
             let trials = self.trials(Batching::Fixed(batch))?;
             if of(&trials, |trial| trial.delivered_share) >= CARRIED_SHARE {
-                carried.push((batch, rounds(&trials)));
+                carried.push((batch, p99s_us(&trials)));
             }
         }
         let adaptive = self.trials(Batching::Adaptive)?;
-        let others: Vec<&Rounds> = carried.iter().map(|(_, rounds)| rounds).collect();
-        let Some(beside) = beside_best(&rounds(&adaptive), &others, Better::Less) else { return Ok(None) };
+        let others: Vec<&ByRound> = carried.iter().map(|(_, rounds)| rounds).collect();
+        let Some(beside) = beside_best(&p99s_us(&adaptive), &others, Better::Less) else { return Ok(None) };
         let row = AdaptiveRow {
             size_bytes: self.frame_bytes,
             load_mpps: self.load_mpps(),
@@ -265,7 +265,7 @@ fn p99_us(trial: &VirtualTrial) -> f64 {
     trial.latency.p99_us
 }
 
-fn rounds(trials: &[VirtualTrial]) -> Rounds {
+fn p99s_us(trials: &[VirtualTrial]) -> ByRound {
     trials.iter().map(|trial| Some(p99_us(trial))).collect()
 }
 

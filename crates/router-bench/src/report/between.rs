@@ -5,8 +5,8 @@ use sim::Span;
 
 use super::{Follower, Options, PUBLISHED_KIND, Part, Report};
 use crate::interconnect::{
-    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, LOAD_FRAME_BYTES, ModelledRow, RateRow, batch_gain,
-    hops, kinds, load, modelled, name, rates,
+    BATCHES, Batching, BenchError, Cores, Effort, FRAME_BYTES, LOAD_FRAME_BYTES, ModelledRow, RateRow, Rounds,
+    batch_gain, hops, kinds, load, modelled, name, rates,
 };
 
 /// Loads, as shares of the best rate that a fixed batch carries without a loss.
@@ -65,6 +65,8 @@ struct Plan {
     has_rates: bool,
     has_loads: bool,
     has_sizes: bool,
+    /// Rounds go on until it is known how the adaptive policy stands beside the best fixed batch.
+    compares: bool,
 }
 
 impl Plan {
@@ -79,12 +81,18 @@ impl Plan {
             has_rates: has_all && has(Part::Interconnect) || has_loads,
             has_loads,
             has_sizes: has_all && has(Part::Latency),
+            compares: is_adaptive && has(Part::Adaptive),
         }
+    }
+
+    fn rounds(&self, rounds: Rounds) -> Rounds {
+        if self.compares { rounds } else { Rounds::with_all(rounds.all) }
     }
 
     fn steps(&self, scale: &Scale) -> usize {
         let count = |is_so: bool, steps: usize| if is_so { steps } else { 0 };
-        let of_size = count(self.has_rates, scale.effort.rounds) + count(self.has_loads, scale.shares.len());
+        let Rounds { all, most } = self.rounds(scale.effort.rate_rounds);
+        let of_size = count(self.has_rates, all + usize::from(most > all)) + count(self.has_loads, scale.shares.len());
         let sizes = count(self.has_sizes, scale.sizes.len());
         count(self.has_hops, scale.hop_batches.len() + 1) + LOAD_FRAME_BYTES.len() * of_size + sizes
     }
@@ -150,7 +158,8 @@ impl Between<'_> {
     /// Says what loads are shares of.
     fn rates(&self, frame_bytes: usize, report: &mut Report, follower: &mut dyn Follower) -> Result<f64, BenchError> {
         let mut step = |what: &str| follower.begins(name(self.kind), what);
-        let rows = rates(self.kind, frame_bytes, &self.scale.effort, self.cores, &mut step)?;
+        let Between { kind, plan, scale: Scale { effort, .. }, cores } = self;
+        let rows = rates(*kind, frame_bytes, plan.rounds(effort.rate_rounds), effort, *cores, &mut step)?;
         let (mpps, remark) = full_load(&rows);
         report.remarks.extend(remark);
         report.rates.extend(rows);
@@ -164,12 +173,13 @@ impl Between<'_> {
         report: &mut Report,
         follower: &mut dyn Follower,
     ) -> Result<(), BenchError> {
-        let Between { kind, scale: Scale { effort, shares, .. }, cores, .. } = self;
+        let Between { kind, plan, scale: Scale { effort, shares, .. }, cores } = self;
+        let rounds = plan.rounds(effort.load_rounds);
         let mut rows = Vec::new();
         for share in *shares {
             let percent = 100.0 * share;
             follower.begins(name(*kind), &format!("latency by load, {frame_bytes} B, {percent:.0}% of the rate"));
-            rows.extend(load(*kind, frame_bytes, share * carried_mpps, effort.load_rounds, effort, *cores)?);
+            rows.extend(load(*kind, frame_bytes, share * carried_mpps, rounds, effort, *cores)?);
         }
         report.loads.extend(rows);
         follower.grew(report);
@@ -255,11 +265,12 @@ mod tests {
             trial: Span::from_ns(ns),
             warm_up: Span::ZERO,
             rounds: 1,
+            rate_rounds: Rounds { all: 1, most: 2 },
             round_trips: 5,
             load_trial: Span::from_ns(ns),
             load_warm_up: Span::ZERO,
-            load_rounds: 1,
-            size_rounds: 1,
+            load_rounds: Rounds { all: 1, most: 2 },
+            size_rounds: Rounds::with_all(1),
             search_precision: 0.5,
         };
         let expected = [
