@@ -154,11 +154,12 @@ const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195 };
 const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11 };
 
 /// All that are modelled.
-const ASSUMPTIONS: [Assumption; 4] = [
+const ASSUMPTIONS: [Assumption; 5] = [
     Assumption { name: "two cores", costs: costs(EVEN, EVEN, 100.0) },
     Assumption { name: "a slower sender", costs: costs(SLOW, EVEN, 100.0) },
     Assumption { name: "a slower receiver", costs: costs(EVEN, SLOW, 100.0) },
     Assumption { name: "dear messages, 400 ns away", costs: costs(CARD, CARD, 400.0) },
+    Assumption { name: "dear rounds, 500 ns away", costs: Costs { turn_ns: 200.0, ..costs(EVEN, EVEN, 500.0) } },
 ];
 
 const fn costs(sends: Work, takes: Work, one_way_ns: f64) -> Costs {
@@ -302,7 +303,7 @@ mod tests {
         let mut ratios = Vec::new();
         for manner in [Manner::Lanes, Manner::Rnic] {
             for frame_bytes in LOAD_FRAME_BYTES {
-                for load_share in [0.2, 0.5, 0.8] {
+                for load_share in [0.2, 0.4, 0.5, 0.8] {
                     let trial = Span::from_ns(4e6);
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
                     let row = comparison.run().expect("nodes").expect("a batch that carries it");
@@ -324,6 +325,11 @@ mod tests {
     #[test]
     fn and_where_the_receiver_is_slower() {
         assert_at_the_best_or_below(ASSUMPTIONS[2]);
+    }
+
+    #[test]
+    fn and_where_rounds_of_a_loop_are_dear() {
+        assert_at_the_best_or_below(ASSUMPTIONS[4]);
     }
 
     #[test]
