@@ -213,12 +213,11 @@ fn between_nodes(report: &Report) -> String {
         text += &hops(report);
     }
     if !report.rates.is_empty() {
-        text += "\nRates between two nodes, Mpps; adaptive: its rate without a loss in multiples of this one\n";
+        text += "\nRates between two nodes, Mpps\n";
         text += &rates(&report.rates);
     }
     if !report.loads.is_empty() {
-        text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n\
-                 (adaptive p99: in multiples of this one, round by round)\n";
+        text += "\nLatency by load, us; p99 of packets that no stall of this machine touched, and of all\n";
         text += &loads(&report.loads);
     }
     if !report.adaptive.is_empty() {
