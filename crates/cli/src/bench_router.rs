@@ -466,10 +466,14 @@ fn multiple(ratio: f64) -> String {
     if ratio > 0.0 { format!("{ratio:.3} x") } else { "-".to_owned() }
 }
 
-/// A ratio, and between which values it lies 19 times of 20.
+/// A ratio, and between which values it lies 19 times of 20, where there are rounds enough to say so.
 fn ratio(ratio: Ratio) -> String {
-    let Ratio { median, interval: [low, high] } = ratio;
-    if median > 0.0 { format!("{median:.3} x ({low:.2}-{high:.2})") } else { "-".to_owned() }
+    let Ratio { median, interval: [low, high], rounds } = ratio;
+    match rounds {
+        0 => "-".to_owned(),
+        1..Ratio::ROUNDS_MIN => format!("{median:.3} x"),
+        _ => format!("{median:.3} x ({low:.2}-{high:.2})"),
+    }
 }
 
 fn rates(rows: &[RateRow]) -> String {

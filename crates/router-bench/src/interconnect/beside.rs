@@ -48,18 +48,24 @@ pub struct Ratio {
     /// Between which values that lies, 95 times of a hundred, as rounds differ: what lies on either side of one is not
     /// told from one.
     pub interval: [f64; 2],
+    /// Of how many rounds: those that say something.
+    pub rounds: usize,
 }
 
 impl Ratio {
+    /// Of fewer rounds there is no interval in which the median lies 95 times of a hundred: the least and the greatest
+    /// stand for it.
+    pub const ROUNDS_MIN: usize = 6;
+
     pub(super) fn of(ratios: &[f64]) -> Ratio {
         let median = median(ratios.iter().copied()).unwrap_or(0.0);
-        Ratio { median, interval: median_interval(ratios).unwrap_or_default() }
+        Ratio { median, interval: median_interval(ratios).unwrap_or_default(), rounds: ratios.len() }
     }
 
     /// Whether more rounds would say little more.
     pub(super) fn is_known(&self) -> bool {
-        let Ratio { median, interval: [low, high] } = self;
-        high - low <= 2.0 * RATIO_PRECISION * median
+        let Ratio { median, interval: [low, high], rounds } = self;
+        *rounds >= Self::ROUNDS_MIN && high - low <= 2.0 * RATIO_PRECISION * median
     }
 }
 
@@ -160,6 +166,7 @@ mod tests {
     fn a_ratio_is_known_once_its_interval_is_narrow() {
         let of = |spread: f64| Ratio::of(&[2.0 - spread, 2.0, 2.0, 2.0, 2.0, 2.0 + spread]).is_known();
         assert_eq!([0.0, 0.09, 0.11].map(of), [true, true, false]);
+        assert!(!Ratio::of(&[2.0; 5]).is_known() && !Ratio::of(&[]).is_known(), "too few to say");
     }
 
     #[test]

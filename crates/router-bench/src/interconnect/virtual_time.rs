@@ -7,7 +7,7 @@
 use router_node::interconnect::Kind;
 use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, message_packets_max, pair};
 use serde::Serialize;
-use sim::{Span, Time};
+use sim::{Random, Span, Time};
 
 use super::beside::{Better, ByRound, beside_best};
 use super::load::CARRIED_SHARE;
@@ -22,6 +22,8 @@ struct VirtualSetup {
     manner: Manner,
     /// What work costs.
     costs: Costs,
+    /// What else the nodes do.
+    pauses: Option<Pauses>,
     /// How packets are put together.
     batching: Batching,
     /// Bytes of a frame, 64 to 1518.
@@ -47,6 +49,41 @@ struct VirtualTrial {
     latency: Quantiles,
     /// The least of that.
     least_us: f64,
+}
+
+/// What a node spends on something else now and then: interrupts, lines of its cache that others took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Pauses {
+    each: Span,
+    /// On average, at random moments.
+    apart: Span,
+}
+
+/// When a node pauses.
+struct Pausing {
+    pauses: Pauses,
+    random: Random,
+    next_ns: f64,
+}
+
+impl Pausing {
+    fn new(pauses: Pauses, seed: u64, component: &str) -> Pausing {
+        let mut pausing = Pausing { pauses, random: Random::new(seed, component), next_ns: 0.0 };
+        pausing.step();
+        pausing
+    }
+
+    fn step(&mut self) {
+        self.next_ns -= self.pauses.apart.ns() * (1.0 - self.random.unit()).ln();
+    }
+
+    /// A turn of the node is over.
+    fn pause(&mut self, clocks: &Clocks, node: usize) {
+        while self.next_ns <= now_ns(clocks, node) as f64 {
+            clocks.spend(node, self.pauses.each);
+            self.step();
+        }
+    }
 }
 
 fn now_ns(clocks: &Clocks, node: usize) -> u64 {
@@ -99,6 +136,7 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
         offered: 0,
     };
     let mut receiver = Node::new(1, second, BUFFERS);
+    let mut pausing = ["sender", "receiver"].map(|node| Some(Pausing::new(setup.pauses?, setup.seed, node)));
     let mut samples_ns = Vec::new();
     let mut in_time = 0;
     loop {
@@ -108,10 +146,12 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
         }
         if sent_ns <= received_ns {
             sender.turn(&clocks);
+            pausing[0].iter_mut().for_each(|pausing| pausing.pause(&clocks, 0));
             continue;
         }
         receiver.begin_round(received_ns);
         receiver.turn(received_ns);
+        pausing[1].iter_mut().for_each(|pausing| pausing.pause(&clocks, 1));
         let now_ns = now_ns(&clocks, 1);
         if (from_ns..until_ns).contains(&now_ns) {
             in_time += receiver.arrived.len();
@@ -144,6 +184,7 @@ struct Assumption {
     /// What they are like.
     name: &'static str,
     costs: Costs,
+    pauses: Option<Pauses>,
 }
 
 /// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or as 1.3 of 1500.
@@ -154,13 +195,22 @@ const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195 };
 const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11 };
 
 /// All that are modelled.
-const ASSUMPTIONS: [Assumption; 5] = [
-    Assumption { name: "two cores", costs: costs(EVEN, EVEN, 100.0) },
-    Assumption { name: "a slower sender", costs: costs(SLOW, EVEN, 100.0) },
-    Assumption { name: "a slower receiver", costs: costs(EVEN, SLOW, 100.0) },
-    Assumption { name: "dear messages, 400 ns away", costs: costs(CARD, CARD, 400.0) },
-    Assumption { name: "dear rounds, 500 ns away", costs: Costs { turn_ns: 200.0, ..costs(EVEN, EVEN, 500.0) } },
+const ASSUMPTIONS: [Assumption; 6] = [
+    assumed("two cores", costs(EVEN, EVEN, 100.0)),
+    assumed("a slower sender", costs(SLOW, EVEN, 100.0)),
+    assumed("a slower receiver", costs(EVEN, SLOW, 100.0)),
+    assumed("dear messages, 400 ns away", costs(CARD, CARD, 400.0)),
+    assumed("dear rounds, 500 ns away", DEAR_ROUNDS),
+    Assumption { pauses: Some(PAUSES), ..assumed("dear rounds and pauses, 500 ns away", DEAR_ROUNDS) },
 ];
+
+const DEAR_ROUNDS: Costs = Costs { turn_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
+/// As virtual machines have them.
+const PAUSES: Pauses = Pauses { each: Span::from_ps(1_500_000), apart: Span::from_ps(50_000_000) };
+
+const fn assumed(name: &'static str, costs: Costs) -> Assumption {
+    Assumption { name, costs, pauses: None }
+}
 
 const fn costs(sends: Work, takes: Work, one_way_ns: f64) -> Costs {
     Costs { turn_ns: 30.0, sends, takes, look_ns: 80.0, one_way_ns }
@@ -215,6 +265,7 @@ impl Comparison {
             run_virtual(&VirtualSetup {
                 manner: self.manner,
                 costs: self.assumption.costs,
+                pauses: self.assumption.pauses,
                 batching,
                 frame_bytes: self.frame_bytes,
                 load_mpps: self.load_mpps(),
@@ -333,11 +384,17 @@ mod tests {
     }
 
     #[test]
+    fn and_where_nodes_pause() {
+        assert_at_the_best_or_below(ASSUMPTIONS[5]);
+    }
+
+    #[test]
     fn a_message_that_nothing_delays_takes_what_its_parts_cost() {
         let costs = costs(EVEN, SLOW, 250.0);
         let setup = VirtualSetup {
             manner: Manner::Lanes,
             costs,
+            pauses: None,
             batching: Batching::Fixed(1),
             frame_bytes: 1018,
             load_mpps: 0.01,

@@ -451,9 +451,14 @@ impl<C: Carrier> Mesh<C> {
         if !self.is_adaptive || is_half_full {
             return is_half_full;
         }
+        let own_least = self.occupancy.least_packets();
+        if own_least == PACKETS_MAX {
+            // Whatever the peer says, none but full messages are worth it.
+            return false;
+        }
         // A node that is busy has better things to do than to learn.
         let learns = peer.timed.is_some() || peer.samples < SAMPLES_FIRST;
-        learns && self.occupancy.least_packets() == 1
+        learns && own_least == 1
             || now.since(peer.asked_at) >= NEWS_SPAN
             || is_decided_by_news(peer.batcher.len(), peer.by_under_way(&self.limits), self.by_occupancy(now, peer))
     }
@@ -461,6 +466,7 @@ impl<C: Carrier> Mesh<C> {
     /// Sends the `due` oldest packets, in as many messages as they need. Says how many went.
     fn send_batch(&mut self, now: Time, pool: &mut Pool, node: NodeId, due: usize) -> Result<usize, Fault> {
         let wants = self.wants();
+        let is_timed = self.is_adaptive && self.occupancy.least_packets() == 1;
         let peer = &mut self.peers[usize::from(node.0)];
         let mut done = 0;
         while done < due && peer.has_window(&self.limits) {
@@ -477,7 +483,7 @@ impl<C: Carrier> Mesh<C> {
                 bytes += usize::from(queued.bytes);
                 pool.free(queued.item.1);
             }
-            peer.note_sent(now, sent, bytes, self.is_adaptive);
+            peer.note_sent(now, sent, bytes, is_timed);
             done += sent;
         }
         Ok(done)

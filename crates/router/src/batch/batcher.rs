@@ -200,16 +200,18 @@ impl<T> Batcher<T> {
     /// How many of the first `queued` packets a message takes within a time; one always goes.
     #[inline]
     fn within(&self, queued: usize, target_ns: f64) -> usize {
-        // All that wait are at least as many bytes as those that would go.
-        if self.latency.expected_ns(queued, self.queue_bytes) <= target_ns {
+        let is_within = |packets: usize, bytes: usize| self.latency.expected_ns(packets, bytes) <= target_ns;
+        let lengths = self.queue.iter().take(queued).map(|queued| usize::from(queued.bytes));
+        // All that wait are at least as many bytes as those that would go, and known without a look at them.
+        if is_within(queued, self.queue_bytes) || is_within(queued, lengths.clone().sum()) {
             return queued;
         }
         let mut bytes = 0;
-        let fits = |(before, queued): &(usize, &Queued<T>)| {
-            bytes += usize::from(queued.bytes);
-            self.latency.expected_ns(before + 1, bytes) <= target_ns
+        let fits = |(before, length): &(usize, usize)| {
+            bytes += length;
+            is_within(before + 1, bytes)
         };
-        self.queue.iter().take(queued).enumerate().take_while(fits).count().max(1)
+        lengths.enumerate().take_while(fits).count().max(1)
     }
 
     /// When [`Batcher::due`] is to be asked again at the latest, whatever else happens.
