@@ -10,7 +10,7 @@
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
 //! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
 //!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
-//!   the target. Long packets are worth one sooner: most of what they cost is their bytes.
+//!   the target; all of it, where none but full messages are. Long packets are worth one sooner: most of what they cost is their bytes.
 //! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
 //!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
 //!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
@@ -88,6 +88,12 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 /// So many bytes are worth a message, however few packets they are: to copy them takes several times what the message
 /// does, and each node has to wait for all of them.
 const ENOUGH_BYTES: usize = 8 << 10;
+
+/// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for there
+/// is no time for any more of them.
+fn waits_at_most(target: Span, least: usize) -> Span {
+    if least >= PACKETS_MAX { target } else { Span::from_ps(target.ps() / 2) }
+}
 
 /// A packet that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +178,7 @@ impl<T> Batcher<T> {
             }
             Policy::Adaptive { target } => {
                 let queued = self.queue.len().min(PACKETS_MAX);
-                if waited.ps() >= target.ps() / 2 {
+                if waited >= waits_at_most(target, least) {
                     return queued;
                 }
                 if least <= 1 {
@@ -214,7 +220,8 @@ impl<T> Batcher<T> {
         lengths.enumerate().take_while(fits).count().max(1)
     }
 
-    /// When [`Batcher::due`] is to be asked again at the latest, whatever else happens.
+    /// When [`Batcher::due`] is to be asked again at the latest, whatever else happens: it may say once more that none
+    /// is.
     pub fn deadline(&self) -> Option<Time> {
         let oldest = self.queue.front()?;
         let wait = match self.policy {
@@ -290,9 +297,10 @@ mod tests {
     #[test]
     fn while_the_peer_is_behind_small_messages_wait_for_it_but_not_for_ever() {
         let batcher = with(Policy::adaptive(), 5, 64);
-        let due = [(4.9, 6), (4.9, 5), (4.9, 0)].map(|(us, least)| batcher.due(at(us), least));
-        assert_eq!(due, [0, 5, 5]);
-        assert_eq!((batcher.due(at(5.0), 32), batcher.deadline()), (5, Some(at(5.0))));
+        let due = [(4.9, 6), (4.9, 5), (4.9, 0), (5.0, 31)].map(|(us, least)| batcher.due(at(us), least));
+        assert_eq!(due, [0, 5, 5, 5]);
+        assert_eq!(batcher.deadline(), Some(at(5.0)));
+        assert_eq!([5.0, 9.9, 10.0].map(|us| batcher.due(at(us), 32)), [0, 0, 5], "no time for any but full ones");
         assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), 99), 32, "a full one costs the peer least");
     }
 
