@@ -10,7 +10,8 @@
 //! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
 //! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
 //!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
-//!   the target; all of it, where none but full messages are. Long packets are worth one sooner: most of what they cost is their bytes.
+//!   the target; all of it, where none but full messages are worth it. Long packets are worth one sooner: most of what
+//!   they cost is their bytes.
 //! * **A peer that is behind.** Where the other node is the bottleneck, packets never queue up here, but small messages
 //!   do over there, each at the price of a message. So the more packets are under way, the more go together: few
 //!   messages are under way at any time. What comes meanwhile is kept together here, where it costs nothing, until the
@@ -89,8 +90,8 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 /// does, and each node has to wait for all of them.
 const ENOUGH_BYTES: usize = 8 << 10;
 
-/// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for there
-/// is no time for any more of them.
+/// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for
+/// there is no time for any more of them.
 fn waits_at_most(target: Span, least: usize) -> Span {
     if least >= PACKETS_MAX { target } else { Span::from_ps(target.ps() / 2) }
 }

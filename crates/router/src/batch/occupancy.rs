@@ -8,19 +8,24 @@ use super::PACKETS_MAX;
 const PERIOD_NS: f64 = 100_000.0;
 /// A round that takes longer was interrupted: the rest of it says nothing of the work, nor of what time there is.
 const ROUND_NS_MAX: f64 = 10_000.0;
-/// The same of a round in which there was nothing to do.
-const IDLE_ROUND_NS_MAX: f64 = 1000.0;
+/// The same of a round in which there was nothing to do: a node that has to ask the kernel at each port needs a few
+/// microseconds.
+const IDLE_ROUND_NS_MAX: f64 = 4000.0;
 /// One of so many counts for what such a round takes.
-const IDLE_ROUNDS: f64 = 16.0;
+const IDLE_ROUNDS: f64 = 64.0;
 /// One of so many periods counts for the share of the time that a node works: packets come at random.
 const PERIODS: f64 = 2.0;
 /// Beyond this share of the time, more packets go together. See the policies in virtual time, which say what these are
 /// worth.
-const GROWS_ABOVE: f64 = 0.7;
+const GROWS_ABOVE: f64 = 0.8;
 const GROWS_BY: f64 = 1.25;
-/// Below this share, fewer.
-const SHRINKS_BELOW: f64 = 0.62;
-const SHRINKS_BY: f64 = 0.9;
+/// Below this share, fewer, but slowly: a machine that was slow for a millisecond soon is again, and each time small
+/// messages would pile up first.
+const SHRINKS_BELOW: f64 = 0.7;
+const SHRINKS_BY: f64 = 0.98;
+/// Below this share they are fewer soon: the load is another one.
+const SHRINKS_SOON_BELOW: f64 = 0.4;
+const SHRINKS_SOON_BY: f64 = 0.9;
 /// A node that finds something to do in rounds of this share of the time has no time left.
 const SATURATED_ABOVE: f64 = 0.97;
 const SATURATED_GROWS_BY: f64 = 2.0;
@@ -28,7 +33,7 @@ const SATURATED_GROWS_BY: f64 = 2.0;
 /// What share of the time a node works, from round to round of its loop.
 ///
 /// Who sends whatever is there is never idle, and neither is who receives it: the less time passes between two rounds,
-/// the fewer packets go together, each message at its full price. Up to two thirds of the time that costs nothing.
+/// the fewer packets go together, each message at its full price. Up to three quarters of the time that costs nothing.
 /// Beyond, there is little time left in which to make up for an interruption, and the messages that pile up meanwhile
 /// are small. So the busier a node is, the more packets are worth a message.
 ///
@@ -113,6 +118,8 @@ impl Occupancy {
             SATURATED_GROWS_BY
         } else if self.share > GROWS_ABOVE {
             GROWS_BY
+        } else if self.share < SHRINKS_SOON_BELOW {
+            SHRINKS_SOON_BY.powf(periods)
         } else if self.share < SHRINKS_BELOW {
             SHRINKS_BY.powf(periods)
         } else {
@@ -153,11 +160,12 @@ mod tests {
             run(&mut occupancy, &mut now, rounds, of_hundred);
             occupancy.least_packets()
         };
-        assert_eq!(after(1000, 60), 1, "what is not nearly busy sends what is there");
-        assert_eq!(after(1000, 90), 9, "ten decisions");
-        assert_eq!(after(1000, 90), PACKETS_MAX);
-        assert_eq!(after(1000, 70), PACKETS_MAX, "neither busy nor idle: as it was");
-        assert_eq!(after(4000, 60), 1);
+        assert_eq!(after(1000, 70), 1, "what is not nearly busy sends what is there");
+        assert_eq!(after(1000, 95), 7, "ten decisions, of which the first takes another one like it");
+        assert_eq!(after(1000, 95), PACKETS_MAX);
+        assert_eq!(after(1000, 80), PACKETS_MAX, "neither busy nor idle: as it was");
+        assert_eq!(after(1000, 60), 26, "that may have been a moment");
+        assert_eq!(after(4000, 20), 1, "and that is another load");
     }
 
     #[test]
@@ -188,7 +196,7 @@ mod tests {
     fn who_wakes_after_long_forgets_that_it_was_busy_and_who_was_held_up_does_not() {
         for (sleeps, left) in [(true, 1), (false, PACKETS_MAX)] {
             let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
-            run(&mut occupancy, &mut now, 3000, 90);
+            run(&mut occupancy, &mut now, 3000, 95);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX);
             if sleeps {
                 occupancy.note_sleep();
@@ -201,7 +209,7 @@ mod tests {
 
     #[test]
     fn an_interruption_is_neither_work_nor_time() {
-        for (interrupts_busy, of_hundred, least) in [(true, 50, 1), (false, 50, 1), (false, 90, PACKETS_MAX)] {
+        for (interrupts_busy, of_hundred, least) in [(true, 50, 1), (false, 50, 1), (false, 95, PACKETS_MAX)] {
             let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
             for _ in 0..100 {
                 // Every 100 us, for 30.
