@@ -197,7 +197,7 @@ fn poisson(
         let mut random = Random::new(seed, &format!("flows of host {from}"));
         let (mut at, mean_ps) = (0.0, PS_PER_S / per_s(*rate));
         loop {
-            at -= (1.0 - random.unit()).ln() * mean_ps;
+            at += random.exponential(mean_ps);
             if at >= during.ps() as f64 {
                 break;
             }

@@ -62,7 +62,7 @@ const MIXES: [(&str, Delta); 4] = [
         _ => 1_000_000_000,
     }),
     ("in steps of 1 us", |_| 1_000_000),
-    ("exponentially, 10 us", |random| (-(1.0 - random.unit()).ln() * 1e7) as u64),
+    ("exponentially, 10 us", |random| random.exponential(1e7) as u64),
 ];
 
 fn ns_per_step<Q: Queue>(held: usize, delta: Delta) -> (f64, u64) {

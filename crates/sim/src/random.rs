@@ -28,6 +28,11 @@ impl Random {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
+    /// A time between events that come independently of each other, so far apart on average: 0 and more.
+    pub fn exponential(&mut self, mean: f64) -> f64 {
+        -(1.0 - self.unit()).ln() * mean
+    }
+
     /// A number below `bound`, evenly but for a bias of `bound` / 2^64.
     ///
     /// # Panics
@@ -71,5 +76,15 @@ mod tests {
         let hits = (0..100_000).filter(|_| random.chance(0.25)).count();
         assert!((24_000..26_000).contains(&hits), "{hits}");
         assert!(!random.chance(0.0));
+    }
+
+    #[test]
+    fn times_between_independent_events_have_their_mean_and_half_are_below_its_ln_2() {
+        let mut random = Random::new(7, "test");
+        let times: Vec<f64> = (0..100_000).map(|_| random.exponential(50.0)).collect();
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let below = times.iter().filter(|time| **time < 50.0 * std::f64::consts::LN_2).count();
+        assert!((49.0..51.0).contains(&mean) && (49_000..51_000).contains(&below), "{mean} {below}");
+        assert!(times.iter().all(|time| *time >= 0.0));
     }
 }

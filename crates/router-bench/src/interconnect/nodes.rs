@@ -242,7 +242,7 @@ impl Arrivals {
         }
         // Bursts of 1 to 2 x mean - 1 packets, exponential pauses.
         self.left_in_burst = self.random.below(2 * BURST_PACKETS_MEAN as u64 - 1);
-        self.next_ns -= self.gap_ns * (1.0 - self.random.unit()).ln();
+        self.next_ns += self.random.exponential(self.gap_ns);
     }
 }
 

@@ -74,7 +74,7 @@ impl Pausing {
     }
 
     fn step(&mut self) {
-        self.next_ns -= self.pauses.apart.ns() * (1.0 - self.random.unit()).ln();
+        self.next_ns += self.random.exponential(self.pauses.apart.ns());
     }
 
     /// A turn of the node is over.
@@ -146,12 +146,16 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
         }
         if sent_ns <= received_ns {
             sender.turn(&clocks);
-            pausing[0].iter_mut().for_each(|pausing| pausing.pause(&clocks, 0));
+            if let Some(pausing) = &mut pausing[0] {
+                pausing.pause(&clocks, 0);
+            }
             continue;
         }
         receiver.begin_round(received_ns);
         receiver.turn(received_ns);
-        pausing[1].iter_mut().for_each(|pausing| pausing.pause(&clocks, 1));
+        if let Some(pausing) = &mut pausing[1] {
+            pausing.pause(&clocks, 1);
+        }
         let now_ns = now_ns(&clocks, 1);
         if (from_ns..until_ns).contains(&now_ns) {
             in_time += receiver.arrived.len();

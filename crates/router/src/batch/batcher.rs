@@ -227,7 +227,7 @@ impl<T> Batcher<T> {
         let oldest = self.queue.front()?;
         let wait = match self.policy {
             Policy::Fixed { wait, .. } => wait,
-            Policy::Adaptive { target } => Span::from_ps(target.ps() / 2),
+            Policy::Adaptive { target } => waits_at_most(target, 1),
         };
         Some(oldest.since + wait)
     }
