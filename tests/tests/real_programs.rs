@@ -134,9 +134,11 @@ fn redis_loads_from_a_pipe_and_copies_to_a_replica() {
     let replica = start_redis(&rack, copies.path());
     let ours = server.port.to_string();
     run_client(&rack, redis_cli(&rack, replica.port).args(["REPLICAOF", HOST, &ours]));
-    run_client(&rack, redis_cli(&rack, server.port).args(["SET", "late", "arrival"]));
-    let waited = run_client(&rack, redis_cli(&rack, server.port).args(["WAIT", "1", "30000"])).0;
-    assert_eq!(waited.stdout, "1\n", "{}", replica.process.stdout());
+    // WAIT speaks of what its own connection wrote: both go by one.
+    let (writer, mut input) = Process::start_with_input(&mut redis_cli(&rack, server.port));
+    input.write_all(b"SET late arrival\nWAIT 1 30000\n").unwrap();
+    drop(input);
+    assert_eq!(writer.wait(PATIENCE).must_succeed().stdout, "OK\n1\n", "{}", replica.process.stdout());
     for (key, value) in [("late", "arrival".to_owned()), ("key-17", format!("{:0100}", 17))] {
         let copied = run_client(&rack, redis_cli(&rack, replica.port).args(["GET", key])).0;
         assert_eq!(copied.stdout, value + "\n");
