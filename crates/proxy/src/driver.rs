@@ -7,12 +7,14 @@
 //! * `end`: the proxy's end of a program's segment.
 //! * `direct`: the proxy's end where programs store into the windows themselves, and the spans for that.
 //! * `held`: those connections without a link, a proxy, a monitor.
+//! * `berth`: the core that a thread runs on.
 //! * `owner`: a thread, its loop, and when it sleeps.
 //! * `links`: the engines of a thread, one a link and place in the plan.
 //! * `relay`: connections that outlive their link, over kernel TCP.
 //! * `to_monitor`: the way to the monitor.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
 
+mod berth;
 mod direct;
 mod doors;
 mod end;
@@ -24,6 +26,7 @@ mod to_monitor;
 
 use crate::frame::Number;
 use crate::{Class, Held};
+use berth::Berth;
 use control::proxy::{Access, Configuration, DeviceParts, FromProxy, Kept, Node, PeerReport, Report, ToProxy, VERSION};
 use control::{Channel, ChannelError, Received};
 use direct::{ProgramEnd, SpanPool};
@@ -350,10 +353,8 @@ impl Proxy {
         let (commands, orders) = mpsc::channel();
         let bell = Arc::new(new_bell()?);
         let mut owner = Owner::new(Arc::clone(shared), index, places, orders, Arc::clone(&bell))?;
-        let run = move || {
-            pin(core);
-            owner.run();
-        };
+        let rank = usize::from(shared.setup.own) * threads_of(&shared.places).len() + index;
+        let run = move || owner.run(Berth::new(core, rank));
         let handle = std::thread::Builder::new().name(format!("owner {index}")).spawn(run).map_err(|_| Errno::AGAIN)?;
         Ok(Thread { commands, bell, handle })
     }
@@ -582,15 +583,6 @@ fn timing_of(timing: &control::proxy::Timing) -> Result<LinkTiming, DriverError>
 
 /// Bytes of a packet besides its payload, with a header of 64-bit addresses.
 const PACKET_HEADER_BYTES: u64 = 24;
-
-/// Binds the calling thread to a core. Where that cannot be, the scheduler chooses, which costs speed and nothing else.
-fn pin(core: Option<u16>) {
-    if let Some(core) = core {
-        let mut set = rustix::thread::CpuSet::new();
-        set.set(usize::from(core));
-        let _ = rustix::thread::sched_setaffinity(None, &set);
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -181,7 +181,7 @@ pub struct Turn {
     pub progressed: bool,
     /// The peer sleeps: ring its doorbell.
     pub ring: bool,
-    /// There are too few processors, and others wait for one with a short message: let them run.
+    /// Somebody may wait for this processor with a short message: let others run, if there are any.
     pub gives_way: bool,
 }
 
@@ -392,7 +392,7 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
 
     /// The program is to be woken at the end of the turn, if it sleeps.
     fn touch(&mut self, key: Key) {
-        let (now_ns, has_company) = (self.now_ns, self.is_crowded && self.has_company());
+        let (now_ns, has_company) = (self.now_ns, self.has_company());
         if let Some(connection) = self.table.get(key) {
             connection.active_ns = now_ns;
             if has_company || connection.gives_way {

@@ -29,7 +29,7 @@ pub mod lifecycle;
 pub mod limit;
 pub mod loan;
 pub mod lock;
-mod manners;
+pub mod manners;
 pub mod model;
 pub mod monitor;
 pub mod multiplex;

@@ -2,15 +2,79 @@
 //!
 //! A stream whose bytes are there copies for as long as there is room, and whoever shares its processor waits: where
 //! processors are few, a short message between two other programs waits for such copies at every hand-over. So a
-//! program that its proxy has told so ([`crate::segment::Status::GiveWay`]) lets others run between pieces.
+//! program that its proxy has told so ([`crate::segment::Status::GiveWay`]) lets others run between pieces. Whether
+//! there are too few processors each party finds out for itself, by what its yields bring ([`Yielder`]): the parties of
+//! a message may be many on one processor and alone on another.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::spin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Bytes that are copied before others may run: a microsecond or two.
 const PIECE_BYTES: usize = 8 << 10;
+/// After a yield that brought nobody a short turn, the next ones are left out for so long, twice as long each time,
+const REST_TICKS_MIN: u64 = 2 * TICKS_PER_MICROSECOND;
+/// and for so many times as long as the yield took at most: milliseconds each beside somebody who computes.
+const REST_PER_YIELD: u64 = 16;
 
 /// Bytes that this process has copied since it last gave way, in connections that do.
 static COPIED_BYTES: AtomicUsize = AtomicUsize::new(0);
+static YIELDER: Yielder = Yielder::new();
+
+/// Lets others run, as long as there are any that want the processor for a moment. A yield that nobody takes costs half
+/// a microsecond, and one that is taken by somebody who computes costs milliseconds: then the next ones are left out.
+#[derive(Debug)]
+pub struct Yielder {
+    /// No yield until then, by the clock's ticks.
+    until_ticks: AtomicU64,
+    /// How long the last rest was; zero where the last yield brought somebody a short turn.
+    rest_ticks: AtomicU64,
+}
+
+impl Yielder {
+    /// That has tried nothing.
+    pub const fn new() -> Self {
+        Self { until_ticks: AtomicU64::new(0), rest_ticks: AtomicU64::new(0) }
+    }
+
+    /// Lets others run, unless that brought nothing a moment ago.
+    pub fn give_way(&self) {
+        let before = ticks();
+        if self.is_due(before) {
+            rustix::thread::sched_yield();
+            self.note(before, ticks());
+        }
+    }
+
+    /// Whether somebody took a short turn in the last yield.
+    pub fn lets_others_run(&self) -> bool {
+        self.until_ticks.load(Ordering::Relaxed) != 0 && self.rest_ticks.load(Ordering::Relaxed) == 0
+    }
+
+    fn is_due(&self, now: u64) -> bool {
+        now >= self.until_ticks.load(Ordering::Relaxed)
+    }
+
+    /// A yield began and ended then.
+    fn note(&self, before: u64, after: u64) {
+        let took_ticks = after.saturating_sub(before);
+        // Threads that yield at once overwrite each other: one tries again too soon, or too late.
+        let rest_ticks = match spin::is_short_turn(took_ticks) {
+            true => 0,
+            false => (2 * self.rest_ticks.load(Ordering::Relaxed))
+                .min(REST_PER_YIELD.saturating_mul(took_ticks))
+                .max(REST_TICKS_MIN),
+        };
+        self.rest_ticks.store(rest_ticks, Ordering::Relaxed);
+        self.until_ticks.store(after.saturating_add(rest_ticks), Ordering::Relaxed);
+    }
+}
+
+impl Default for Yielder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// So many bytes were copied by a connection that gives way.
 fn note_copied(bytes: usize) {
@@ -19,7 +83,7 @@ fn note_copied(bytes: usize) {
     let is_enough = copied_bytes >= PIECE_BYTES;
     COPIED_BYTES.store(if is_enough { 0 } else { copied_bytes }, Ordering::Relaxed);
     if is_enough {
-        rustix::thread::sched_yield();
+        YIELDER.give_way();
     }
 }
 
@@ -45,6 +109,45 @@ pub fn in_pieces<E>(len_bytes: usize, mut copy: impl FnMut(usize, usize) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TURN_TICKS: u64 = 2 * TICKS_PER_MICROSECOND;
+    /// Of somebody who computes.
+    const LONG_TICKS: u64 = 4000 * TICKS_PER_MICROSECOND;
+
+    #[test]
+    fn others_are_let_run_for_as_long_as_they_take_short_turns() {
+        let yielder = Yielder::new();
+        for before in (1..100).map(|count| count * TURN_TICKS) {
+            assert!(yielder.is_due(before));
+            yielder.note(before, before + TURN_TICKS);
+        }
+    }
+
+    #[test]
+    fn yields_that_nobody_takes_are_left_out_for_longer_each_time_until_somebody_does() {
+        let yielder = Yielder::new();
+        let rest_after = |took_ticks| {
+            let before = yielder.until_ticks.load(Ordering::Relaxed);
+            yielder.note(before, before + took_ticks);
+            yielder.until_ticks.load(Ordering::Relaxed) - before - took_ticks
+        };
+        assert!(!spin::is_short_turn(1) && !spin::is_short_turn(LONG_TICKS), "what the others are");
+        let rests = [(); 5].map(|()| rest_after(LONG_TICKS));
+        assert_eq!(rests, [1, 2, 4, 8, 16].map(|times| times * REST_TICKS_MIN));
+        assert!(!yielder.is_due(yielder.until_ticks.load(Ordering::Relaxed) - 1));
+        assert_eq!([rest_after(TURN_TICKS), rest_after(1), rest_after(1)], [0, REST_TICKS_MIN, REST_TICKS_MIN]);
+    }
+
+    #[test]
+    fn rests_are_never_longer_than_some_times_what_the_yield_took() {
+        let yielder = Yielder::new();
+        for _ in 0..64 {
+            let before = yielder.until_ticks.load(Ordering::Relaxed);
+            yielder.note(before, before + LONG_TICKS);
+        }
+        assert_eq!(yielder.rest_ticks.load(Ordering::Relaxed), REST_PER_YIELD * LONG_TICKS);
+        assert!(!yielder.lets_others_run());
+    }
 
     #[test]
     fn pieces_follow_each_other_to_the_end() {

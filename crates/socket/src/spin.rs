@@ -194,7 +194,12 @@ impl Patience {
 
     /// Whether there are, as far as a server has found, fewer processors than parties that need one.
     pub fn is_crowded(&self) -> bool {
-        [&self.late_waits_left, &LESSONS.yielding_waits_left].iter().any(|left| left.load(Ordering::Relaxed) > 0)
+        self.late_waits_left.load(Ordering::Relaxed) > 0 || self.takes_turns()
+    }
+
+    /// Whether that is because others take short turns when this process yields.
+    pub fn takes_turns(&self) -> bool {
+        LESSONS.yielding_waits_left.load(Ordering::Relaxed) > 0
     }
 
     #[inline]
@@ -289,6 +294,11 @@ enum Step {
     Nothing,
 }
 
+/// Whether a yield that took so long was the turn of somebody who waits, or copies a message.
+pub(crate) fn is_short_turn(ticks: u64) -> bool {
+    (SWITCH_TICKS..TURN_MICROSECONDS * TICKS_PER_MICROSECOND).contains(&ticks)
+}
+
 /// What others did in the yields of a wait.
 #[derive(Debug, Clone, Copy, Default)]
 struct Yields {
@@ -302,7 +312,7 @@ struct Yields {
 impl Yields {
     fn note(&mut self, ticks: u64) {
         self.count = self.count.saturating_add(1);
-        if (SWITCH_TICKS..TURN_MICROSECONDS * TICKS_PER_MICROSECOND).contains(&ticks) {
+        if is_short_turn(ticks) {
             self.turns = self.turns.saturating_add(1);
             self.turns_ticks += ticks;
         }

@@ -4,6 +4,7 @@
 //! for a while, giving way to others; then the engines ask everybody to ring, and it sleeps until somebody does.
 
 use super::Shared;
+use super::berth::Berth;
 use super::direct::{ProgramEnd, Proposal};
 use super::doors;
 use super::end::SegmentEnd;
@@ -18,6 +19,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use socket::clock::now_ns;
+use socket::manners::Yielder;
 use socket::rendezvous::{Accepted, LaneListener};
 use socket::segment::Segment;
 use socket::spin::{Patience, Spin, Turn as Wait};
@@ -198,6 +200,9 @@ pub(super) struct Owner {
     offences_said: u32,
     /// What its waits have taught.
     patience: &'static Patience,
+    /// What giving way has brought.
+    yielder: Yielder,
+    berth: Berth,
     is_over: bool,
 }
 
@@ -231,6 +236,8 @@ impl Owner {
             offences_said: 0,
             // One a thread, for as long as the process.
             patience: Box::leak(Box::new(Patience::of_server())),
+            yielder: Yielder::new(),
+            berth: Berth::default(),
             is_over: false,
         };
         owner.watch(owner.orders_bell.as_fd(), Token::Orders, EventFlags::IN)?;
@@ -239,7 +246,8 @@ impl Owner {
     }
 
     /// Until the proxy ends.
-    pub(super) fn run(&mut self) {
+    pub(super) fn run(&mut self, berth: Berth) {
+        self.berth = berth;
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.is_over {
             self.work(&mut events);
@@ -272,7 +280,7 @@ impl Owner {
     fn turn_with_manners(&mut self) -> bool {
         let turn = self.turn();
         if turn.gives_way {
-            rustix::thread::sched_yield();
+            self.yielder.give_way();
         }
         turn.progressed
     }
@@ -310,6 +318,7 @@ impl Owner {
     fn turn(&mut self) -> Turn {
         let now_ns = now_ns();
         let is_crowded = self.patience.is_crowded();
+        self.berth.note(self.patience.takes_turns() || self.yielder.lets_others_run(), now_ns);
         let (mut progressed, mut gives_way) = (false, false);
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };

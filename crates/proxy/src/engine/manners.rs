@@ -4,7 +4,8 @@
 //! hand-over waits until whoever runs lets go: streams copy for as long as there is room, and a proxy that serves them
 //! finds something to do in every turn. So whoever has handed a short message on lets others run, and for some time
 //! after one streams let others run between pieces: proxies ([`super::Turn::gives_way`]) and programs
-//! ([`Local::give_way`]) alike. Streams that have no such company are spared that.
+//! ([`Local::give_way`]) alike. Streams that have no such company are spared that, and each party finds out for itself
+//! whether there is anybody whom it keeps from running ([`socket::manners::Yielder`]).
 
 use super::Engine;
 use crate::connection::Connection;
@@ -36,14 +37,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         self.manners.has_handed_on |= self.ports.len() > 1 && port == Class::Latency as usize;
     }
 
-    /// Whether others should run now, at the end of a turn.
+    /// Whether others should run now, at the end of a turn, if there are any.
     pub(super) fn gives_way(&mut self) -> bool {
         let has_handed_on = std::mem::take(&mut self.manners.has_handed_on);
         if has_handed_on {
             self.manners.handed_on_ns = Some(self.now_ns);
-        }
-        if !self.is_crowded {
-            return false;
         }
         let has_carried_long = self.has_carried_long();
         let gives_way = has_handed_on || (has_carried_long && self.has_company());
