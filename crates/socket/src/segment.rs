@@ -144,8 +144,8 @@ pub enum Status {
     Closed = 328,
     /// 1: the peer has attached.
     Attached = 336,
-    /// 1: the peer has short messages of others beside this stream. Long copies are made in pieces then, and give way in
-    /// between where somebody waits for the processor.
+    /// 1: the peer has short messages of others beside this stream. Long copies are made in pieces then, and give way
+    /// in between where somebody waits for the processor.
     GiveWay = 376,
 }
 

@@ -23,8 +23,9 @@ pub(super) struct Berth {
 }
 
 impl Berth {
-    /// Binds the calling thread to a core of the rack file; without one, it has the core of its rank among those that it
-    /// may run on for when that helps. Where that cannot be, the scheduler chooses, which costs speed and nothing else.
+    /// Binds the calling thread to a core of the rack file; without one, it has the core of its rank among those that
+    /// it may run on for when that helps. Where that cannot be, the scheduler chooses, which costs speed and nothing
+    /// else.
     pub(super) fn new(core: Option<u16>, rank: usize) -> Self {
         if let Some(core) = core {
             let _ = sched_setaffinity(None, &only(usize::from(core)));
