@@ -3,13 +3,13 @@
 //! With a core of its own in the rack file a thread stays there. Without one the scheduler chooses, which does well
 //! while processors suffice. Where they do not, the parties of a message yield to each other instead of sleeping; the
 //! scheduler sees programs that compute, moves them about, and leaves both proxies of a ping-pong on one core for many
-//! milliseconds. So as long as others take short turns when it yields, a thread keeps to one core: the threads of the
-//! nodes of one machine to different ones.
+//! milliseconds. So as long as it hands on short messages and others take short turns when it yields, a thread keeps to
+//! one core: the threads of the nodes of one machine to different ones. Streams alone fare better by the scheduler.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// For how long nobody must have taken a turn before a thread runs anywhere again.
-const ALONE_NS: u64 = 100_000_000;
+const ALONE_NS: u64 = 1_000_000_000;
 
 /// Where a thread runs: by default anywhere.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Berth {
         Self { all, home, company_ns: None }
     }
 
-    /// Whether others take short turns in the yields of this thread.
+    /// Whether this thread hands on short messages, and others take short turns when it yields.
     pub(super) fn note(&mut self, has_company: bool, now_ns: u64) {
         let Some(home) = &self.home else { return };
         let is_home = self.company_ns.is_some();

@@ -278,10 +278,13 @@ impl Owner {
 
     /// A turn, and others run if it is to give way. Says whether it came to something.
     fn turn_with_manners(&mut self) -> bool {
-        let turn = self.turn();
+        let now_ns = now_ns();
+        let turn = self.turn(now_ns);
         if turn.gives_way {
             self.yielder.give_way();
         }
+        let takes_turns = self.yielder.lets_others_run() || self.patience.takes_turns();
+        self.berth.note(turn.gives_way && takes_turns, now_ns);
         turn.progressed
     }
 
@@ -315,10 +318,8 @@ impl Owner {
     }
 
     /// One turn of every engine, and what they came to together. Who sleeps has been rung for.
-    fn turn(&mut self) -> Turn {
-        let now_ns = now_ns();
+    fn turn(&mut self, now_ns: u64) -> Turn {
         let is_crowded = self.patience.is_crowded();
-        self.berth.note(self.patience.takes_turns() || self.yielder.lets_others_run(), now_ns);
         let (mut progressed, mut gives_way) = (false, false);
         for index in 0..self.engines.len() {
             let Some(link) = &mut self.engines[index] else { continue };
