@@ -25,16 +25,16 @@ static YIELDER: Yielder = Yielder::new();
 /// a microsecond, and one that is taken by somebody who computes costs milliseconds: then the next ones are left out.
 #[derive(Debug)]
 pub struct Yielder {
-    /// No yield until then, by the clock's ticks.
-    until_ticks: AtomicU64,
-    /// How long the last rest was; zero where the last yield brought somebody a short turn.
+    /// When the last yield ended, by the clock's ticks; zero before the first.
+    yielded_ticks: AtomicU64,
+    /// For how long there is none after it; zero where it brought somebody a short turn.
     rest_ticks: AtomicU64,
 }
 
 impl Yielder {
     /// That has tried nothing.
     pub const fn new() -> Self {
-        Self { until_ticks: AtomicU64::new(0), rest_ticks: AtomicU64::new(0) }
+        Self { yielded_ticks: AtomicU64::new(0), rest_ticks: AtomicU64::new(0) }
     }
 
     /// Lets others run, unless that brought nothing a moment ago.
@@ -48,11 +48,12 @@ impl Yielder {
 
     /// Whether somebody took a short turn in the last yield.
     pub fn lets_others_run(&self) -> bool {
-        self.until_ticks.load(Ordering::Relaxed) != 0 && self.rest_ticks.load(Ordering::Relaxed) == 0
+        self.yielded_ticks.load(Ordering::Relaxed) != 0 && self.rest_ticks.load(Ordering::Relaxed) == 0
     }
 
     fn is_due(&self, now: u64) -> bool {
-        now >= self.until_ticks.load(Ordering::Relaxed)
+        // A clock that was set back, with the whole machine, ends a rest.
+        now.wrapping_sub(self.yielded_ticks.load(Ordering::Relaxed)) >= self.rest_ticks.load(Ordering::Relaxed)
     }
 
     /// A yield began and ended then.
@@ -61,12 +62,13 @@ impl Yielder {
         // Threads that yield at once overwrite each other: one tries again too soon, or too late.
         let rest_ticks = match spin::is_short_turn(took_ticks) {
             true => 0,
-            false => (2 * self.rest_ticks.load(Ordering::Relaxed))
-                .min(REST_PER_YIELD.saturating_mul(took_ticks))
-                .max(REST_TICKS_MIN),
+            false => {
+                let doubled_ticks = self.rest_ticks.load(Ordering::Relaxed).saturating_mul(2);
+                doubled_ticks.min(REST_PER_YIELD.saturating_mul(took_ticks)).max(REST_TICKS_MIN)
+            }
         };
         self.rest_ticks.store(rest_ticks, Ordering::Relaxed);
-        self.until_ticks.store(after.saturating_add(rest_ticks), Ordering::Relaxed);
+        self.yielded_ticks.store(after, Ordering::Relaxed);
     }
 }
 
@@ -127,24 +129,21 @@ mod tests {
     fn yields_that_nobody_takes_are_left_out_for_longer_each_time_until_somebody_does() {
         let yielder = Yielder::new();
         let rest_after = |took_ticks| {
-            let before = yielder.until_ticks.load(Ordering::Relaxed);
-            yielder.note(before, before + took_ticks);
-            yielder.until_ticks.load(Ordering::Relaxed) - before - took_ticks
+            yielder.note(1000, 1000 + took_ticks);
+            yielder.rest_ticks.load(Ordering::Relaxed)
         };
         assert!(!spin::is_short_turn(1) && !spin::is_short_turn(LONG_TICKS), "what the others are");
         let rests = [(); 5].map(|()| rest_after(LONG_TICKS));
         assert_eq!(rests, [1, 2, 4, 8, 16].map(|times| times * REST_TICKS_MIN));
-        assert!(!yielder.is_due(yielder.until_ticks.load(Ordering::Relaxed) - 1));
+        let rested = 1000 + LONG_TICKS + rests[4];
+        assert_eq!([rested - 1, rested, 999].map(|now| yielder.is_due(now)), [false, true, true]);
         assert_eq!([rest_after(TURN_TICKS), rest_after(1), rest_after(1)], [0, REST_TICKS_MIN, REST_TICKS_MIN]);
     }
 
     #[test]
     fn rests_are_never_longer_than_some_times_what_the_yield_took() {
         let yielder = Yielder::new();
-        for _ in 0..64 {
-            let before = yielder.until_ticks.load(Ordering::Relaxed);
-            yielder.note(before, before + LONG_TICKS);
-        }
+        (0..64).for_each(|_| yielder.note(1000, 1000 + LONG_TICKS));
         assert_eq!(yielder.rest_ticks.load(Ordering::Relaxed), REST_PER_YIELD * LONG_TICKS);
         assert!(!yielder.lets_others_run());
     }

@@ -30,7 +30,11 @@ pub fn check(shape: Shape, attacks: &[Attack]) {
     let mut named = HashSet::new();
     for attack in attacks {
         match attack {
-            Attack::Act(act) => world.act(*act),
+            Attack::Act(act) => {
+                world.act(*act);
+                // Frames may have come before the connection that they name.
+                spoil(&mut world.spoiled, &named, &world.talks);
+            }
             Attack::Turn => {
                 world.act(Act::Wait { ns: 400 });
                 world.turn(0);
@@ -198,6 +202,30 @@ mod tests {
             assert_eq!(after_frames(&frames).0, 1, "{what}");
             assert!(after_frames(&frames).1, "{what}");
         }
+    }
+
+    #[test]
+    fn a_frame_may_come_before_the_connection_that_it_names() {
+        let shape = Shape {
+            has_classes: true,
+            ring_shift: 0,
+            slice_bytes: 0,
+            connections_max: 1,
+            is_failover: false,
+            is_crowded: false,
+        };
+        let frame = Attack::Frame {
+            in_bulk: false,
+            connection: 0,
+            opened_by_higher: false,
+            kind: 4,
+            len_bytes: 1,
+            aux: 0,
+            is_bare: false,
+        };
+        let open = Act::Open { node: false, input_bytes_max: 16, is_refused: false, server_reads: false };
+        let read = Act::Read { connection: 0, node: false, bytes: 1 };
+        check(shape, &[frame, Attack::Act(open), Attack::Turn, Attack::Act(read)]);
     }
 
     proptest! {
