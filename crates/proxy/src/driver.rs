@@ -353,8 +353,8 @@ impl Proxy {
         let (commands, orders) = mpsc::channel();
         let bell = Arc::new(new_bell()?);
         let mut owner = Owner::new(Arc::clone(shared), index, places, orders, Arc::clone(&bell))?;
-        let rank = usize::from(shared.setup.own) * threads_of(&shared.places).len() + index;
-        let run = move || owner.run(Berth::new(core, rank));
+        let slot = usize::from(shared.setup.own);
+        let run = move || owner.run(Berth::new(core, slot));
         let handle = std::thread::Builder::new().name(format!("owner {index}")).spawn(run).map_err(|_| Errno::AGAIN)?;
         Ok(Thread { commands, bell, handle })
     }

@@ -1,4 +1,4 @@
-//! Long copies that give way.
+//! Giving way: in long copies, and whether it brings anything.
 //!
 //! A stream whose bytes are there copies for as long as there is room, and whoever shares its processor waits: where
 //! processors are few, a short message between two other programs waits for such copies at every hand-over. So a

@@ -4,7 +4,7 @@
 //! while processors suffice. Where they do not, the parties of a message yield to each other instead of sleeping; the
 //! scheduler sees programs that compute, moves them about, and leaves both proxies of a ping-pong on one core for many
 //! milliseconds. So as long as it hands on short messages and others take short turns when it yields, a thread keeps to
-//! one core: the threads of the nodes of one machine to different ones. Streams alone fare better by the scheduler.
+//! one core: those of the nodes of one machine to different ones. Streams alone fare better by the scheduler.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -23,15 +23,15 @@ pub(super) struct Berth {
 }
 
 impl Berth {
-    /// Binds the calling thread to a core of the rack file; without one, it has the core of its rank among those that
-    /// it may run on for when that helps. Where that cannot be, the scheduler chooses, which costs speed and nothing
-    /// else.
-    pub(super) fn new(core: Option<u16>, rank: usize) -> Self {
+    /// Binds the calling thread to a core of the rack file. Without one, for when that helps, it has the core of its
+    /// node's slot among those that it may run on: a proxy has one such thread at most. Where that cannot be, the
+    /// scheduler chooses, which costs speed and nothing else.
+    pub(super) fn new(core: Option<u16>, slot: usize) -> Self {
         if let Some(core) = core {
             let _ = sched_setaffinity(None, &only(usize::from(core)));
         }
         let all = sched_getaffinity(None).unwrap_or_default();
-        let home = if core.is_none() { nth_of(&all, rank).map(only) } else { None };
+        let home = if core.is_none() { nth_of(&all, slot).map(only) } else { None };
         Self { all, home, company_ns: None }
     }
 
@@ -58,13 +58,13 @@ fn only(core: usize) -> CpuSet {
     set
 }
 
-/// The core of a rank, over and over; none where there is but one.
-fn nth_of(all: &CpuSet, rank: usize) -> Option<usize> {
+/// The core of a slot, over and over; none where there is but one.
+fn nth_of(all: &CpuSet, slot: usize) -> Option<usize> {
     let count = all.count() as usize;
     if count < 2 {
         return None;
     }
-    (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).nth(rank % count)
+    (0..CpuSet::MAX_CPU).filter(|&core| all.is_set(core)).nth(slot % count)
 }
 
 #[cfg(test)]
@@ -77,10 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_go_round_the_cores_that_there_are() {
+    fn slots_go_round_the_cores_that_there_are() {
         let mut all = CpuSet::new();
         [1, 4, 9].into_iter().for_each(|core| all.set(core));
-        assert_eq!([0, 1, 2, 3, 7].map(|rank| nth_of(&all, rank)), [1, 4, 9, 1, 4].map(Some));
+        assert_eq!([0, 1, 2, 3, 7].map(|slot| nth_of(&all, slot)), [1, 4, 9, 1, 4].map(Some));
         assert_eq!(nth_of(&only(3), 0), None);
     }
 

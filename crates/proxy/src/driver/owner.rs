@@ -283,8 +283,8 @@ impl Owner {
         if turn.gives_way {
             self.yielder.give_way();
         }
-        let takes_turns = self.yielder.lets_others_run() || self.patience.takes_turns();
-        self.berth.note(turn.gives_way && takes_turns, now_ns);
+        let has_company = turn.gives_way && (self.yielder.lets_others_run() || self.patience.takes_turns());
+        self.berth.note(has_company, now_ns);
         turn.progressed
     }
 
