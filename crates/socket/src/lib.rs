@@ -24,6 +24,7 @@ pub mod descriptors;
 #[cfg(test)]
 mod forks;
 pub mod hello;
+mod hogs;
 pub mod interest;
 pub mod lifecycle;
 pub mod limit;

@@ -40,9 +40,11 @@ impl Yielder {
     /// Lets others run, unless that brought nothing a moment ago.
     pub fn give_way(&self) {
         let before = ticks();
-        if self.is_due(before) {
+        if self.is_due(before) && !spin::hogs().are_there(before) {
             rustix::thread::sched_yield();
-            self.note(before, ticks());
+            let after = ticks();
+            self.note(before, after);
+            spin::hogs().note_away(before, after);
         }
     }
 

@@ -24,16 +24,20 @@
 //! * **Waits in a row that ended in a long sleep**, at one place ([`Patience::new`]). What is waited for there does not
 //!   come within 50 us: after 8 of them, waits leave out both stages. One in 32 does not, and while that brings
 //!   something, none does.
-//! * **The time between two looks** of a thread that many wait for ([`Patience::of_server`]). After more than 1 ms
-//!   somebody computes on its processor, and will again: 32 waits leave out both stages.
+//! * **How long a thread was away**, in a yield or between two looks of a thread that many wait for
+//!   ([`Patience::of_server`]), for the process (`crate::hogs`). Nearly all the time, milliseconds at once: somebody
+//!   computes on its processor, and will again. Waits do not yield for a while, and after one that was in vain, some at
+//!   its place sleep at once: twice as many each time, 32 at most. A thread that many wait for leaves out the second
+//!   stage then.
 //!
 //! They are four because none says what another does. Yields cost a waiter its turn, so they are not tried where the
-//! kernel says that somebody computes. The kernel's count does not tell who gives a turn back, nor is it as quick as
-//! the one who was late. And what is waited for may never come, on the idlest machine. They are one policy because each
-//! wait is decided in one place when it begins (`Manner::of`), and in one after each look (`Spin::next_step`).
+//! kernel says that somebody computes. The kernel's count does not tell who gives a turn back, nor whether they run on
+//! this processor. And what is waited for may never come, on the idlest machine. They are one policy because each wait
+//! is decided in one place when it begins (`Manner::of`), and in one after each look (`Spin::next_step`).
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::crowd;
+use crate::hogs::Hogs;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -64,11 +68,9 @@ const VAIN_WAITS: u32 = 8;
 const HOPE_EVERY: u32 = 32;
 /// A sleep that ended sooner, with its wake-up, is one that being awake would have saved.
 const SHORT_SLEEP_MICROSECONDS: u64 = AWAKE_MICROSECONDS;
-/// Between two looks of a server there is less than this, unless a program computes: it keeps the processor for the
-/// kernel's slice. Those who wait, or copy a message, take less.
-const LATE_LOOK_NS: u64 = 1_000_000;
-/// So many waits of a server sleep at once after a look that was late.
-const LATE_WAITS: u32 = 32;
+/// So many waits at one place sleep at once after one beside hogs that was in vain. Two ends with a processor each lose
+/// it at times, and are as fast as ever in between; those that share one with whom they wait for must not look at all.
+const SLEEPING_WAITS: RangeInclusive<u32> = 1..=32;
 
 /// What the waits of a process have taught about the processors.
 #[derive(Debug)]
@@ -81,6 +83,7 @@ struct Lessons {
     untried_waits: Backoff,
     /// Whether there is a crowd; by the clock's ticks.
     is_crowd_there: fn(u64) -> bool,
+    hogs: Hogs,
 }
 
 static LESSONS: Lessons = Lessons::new(crowd::is_there);
@@ -93,6 +96,7 @@ impl Lessons {
             untried_waits_left: AtomicU32::new(0),
             untried_waits: Backoff::new(UNTRIED_WAITS),
             is_crowd_there,
+            hogs: Hogs::new(),
         }
     }
 
@@ -165,8 +169,9 @@ pub struct Patience {
     sleeps: AtomicU32,
     /// Clock ticks when the last of them began to.
     asleep_since: AtomicU64,
-    /// Waits of a server that sleep at once.
-    late_waits_left: AtomicU32,
+    /// Waits that sleep at once.
+    sleeping_waits_left: AtomicU32,
+    sleeping_waits: Backoff,
 }
 
 impl Patience {
@@ -177,7 +182,8 @@ impl Patience {
             vain_waits: AtomicU32::new(0),
             sleeps: AtomicU32::new(0),
             asleep_since: AtomicU64::new(0),
-            late_waits_left: AtomicU32::new(0),
+            sleeping_waits_left: AtomicU32::new(0),
+            sleeping_waits: Backoff::new(SLEEPING_WAITS),
         }
     }
 
@@ -192,14 +198,14 @@ impl Patience {
         self.vain_waits.store(0, Ordering::Relaxed);
     }
 
-    /// Whether there are, as far as a server has found, fewer processors than parties that need one.
+    /// Whether there are, as far as this process has found, fewer processors than parties that need one.
     pub fn is_crowded(&self) -> bool {
-        self.late_waits_left.load(Ordering::Relaxed) > 0 || self.takes_turns()
+        LESSONS.hogs.may_be_there() || self.takes_turns()
     }
 
     /// Whether that is because others take short turns when this process yields.
     pub fn takes_turns(&self) -> bool {
-        LESSONS.yielding_waits_left.load(Ordering::Relaxed) > 0
+        !LESSONS.hogs.may_be_there() && LESSONS.yielding_waits_left.load(Ordering::Relaxed) > 0
     }
 
     #[inline]
@@ -236,8 +242,9 @@ impl Patience {
         }
     }
 
-    fn note_late_look(&self) {
-        self.late_waits_left.store(if self.is_of_server { LATE_WAITS } else { 0 }, Ordering::Relaxed);
+    /// For the next waits.
+    fn sleep_at_once(&self) {
+        self.sleeping_waits_left.store(self.sleeping_waits.next(), Ordering::Relaxed);
     }
 }
 
@@ -262,8 +269,11 @@ impl Manner {
     /// What earlier waits have taught a new one, and whether it is to hope in spite of a crowd.
     #[inline]
     fn of(lessons: &Lessons, patience: Option<&Patience>) -> (Self, bool) {
-        if patience.is_some_and(|patience| take_one(&patience.late_waits_left)) {
+        if patience.is_some_and(|patience| take_one(&patience.sleeping_waits_left)) {
             return (Self::Sleeps, false);
+        }
+        if lessons.hogs.may_be_there() && lessons.hogs.are_there(ticks()) {
+            return (Self::Looks, patience.is_none_or(|patience| !patience.is_of_server));
         }
         let awake = if lessons.take_yielding_wait() { Self::Yields } else { Self::Looks };
         match patience {
@@ -292,6 +302,11 @@ enum Step {
     AskKernel,
     Yield,
     Nothing,
+}
+
+/// What this process knows of programs that compute.
+pub(crate) fn hogs() -> &'static Hogs {
+    &LESSONS.hogs
 }
 
 /// Whether a yield that took so long was the turn of somebody who waits, or copies a message.
@@ -341,7 +356,7 @@ pub struct Spin {
     lessons: &'static Lessons,
     patience: Option<&'static Patience>,
     /// When it last looked, where it was told.
-    looked_ns: u64,
+    looked: u64,
 }
 
 impl Spin {
@@ -372,7 +387,7 @@ impl Spin {
             ends_in_sleep: false,
             lessons,
             patience,
-            looked_ns: 0,
+            looked: 0,
         }
     }
 
@@ -381,14 +396,15 @@ impl Spin {
         self.manner == Manner::Sleeps
     }
 
-    /// A server looks now, for the first time in this wait or again. In nanoseconds of any clock.
-    pub fn note_look(&mut self, now_ns: u64) {
-        let before_ns = std::mem::replace(&mut self.looked_ns, now_ns);
-        if before_ns != 0
-            && now_ns.saturating_sub(before_ns) > LATE_LOOK_NS
-            && let Some(patience) = self.patience
-        {
-            patience.note_late_look();
+    /// A server looks now, for the first time in this wait or again.
+    pub fn note_look(&mut self) {
+        self.note_look_at(ticks());
+    }
+
+    fn note_look_at(&mut self, now: u64) {
+        let before = std::mem::replace(&mut self.looked, now);
+        if before != 0 {
+            self.lessons.hogs.note_away(before, now);
         }
     }
 
@@ -411,6 +427,9 @@ impl Spin {
         match self.next_step(now) {
             Step::Sleep => {
                 if let Some(patience) = self.patience.take() {
+                    if self.manner != Manner::Sleeps && self.lessons.hogs.may_be_there() {
+                        patience.sleep_at_once();
+                    }
                     patience.note_sleep(now);
                 }
                 self.ends_in_sleep = true;
@@ -422,7 +441,9 @@ impl Spin {
             }
             Step::Yield => {
                 rustix::thread::sched_yield();
-                self.yields.note(ticks().wrapping_sub(now));
+                let after = ticks();
+                self.yields.note(after.wrapping_sub(now));
+                self.lessons.hogs.note_away(now, after);
                 Turn::Look
             }
             Step::Nothing => Turn::Look,
@@ -461,6 +482,9 @@ impl Spin {
     /// Whether others want the processor who do not only take short turns, as far as is known: what a yield would bring
     /// is only tried now and then.
     fn is_in_crowd(&mut self, now: u64) -> bool {
+        if self.lessons.hogs.are_there(now) {
+            return true;
+        }
         let is_there = self.lessons.is_crowd_there;
         if self.manner == Manner::Yields || self.tries_turns {
             return self.yields.count > 0 && !self.yields.give_turns() && is_there(now);
@@ -480,12 +504,12 @@ impl Drop for Spin {
             self.lessons.learn(self);
         }
         // What was there before the first look says nothing of waits.
-        if let Some(patience) = self.patience
-            && self.looks != 0
-            && !self.sleeps_at_once()
-            && patience.vain_waits.load(Ordering::Relaxed) != 0
-        {
+        let Some(patience) = self.patience.filter(|_| self.looks != 0 && !self.sleeps_at_once()) else { return };
+        if patience.vain_waits.load(Ordering::Relaxed) != 0 {
             patience.forget();
+        }
+        if self.lessons.hogs.may_be_there() {
+            patience.sleeping_waits.reset();
         }
     }
 }
@@ -696,18 +720,51 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_looked_late_sleeps_at_once_for_a_while_and_no_longer() {
+    fn waits_beside_hogs_do_not_yield_and_sleep_at_once_after_one_that_was_in_vain() {
+        static LESSONS: Lessons = quiet();
+        static PATIENCE: Patience = Patience::new();
+        LESSONS.yielding_waits_left.store(YIELDING_WAITS, Ordering::Relaxed);
+        LESSONS.hogs.begin(ticks());
+        let wait = || Spin::by(&LESSONS, Some(&PATIENCE));
+        assert!([(); 3].into_iter().all(|()| looks_first(&mut wait())), "while nothing was in vain");
+        let sleeping_after_a_vain_one = || {
+            let mut spin = wait();
+            while spin.turn() != Turn::Sleep {}
+            assert_eq!((spin.manner, spin.yields.count), (Manner::Looks, 0));
+            drop(spin);
+            (0..)
+                .take_while(|_| PATIENCE.sleeping_waits_left.load(Ordering::Relaxed) > 0 && wait().sleeps_at_once())
+                .count()
+        };
+        assert_eq!([(); 7].map(|()| sleeping_after_a_vain_one()), [1, 2, 4, 8, 16, 32, 32]);
+        assert!(looks_first(&mut wait()), "which ends well");
+        assert_eq!(sleeping_after_a_vain_one(), 1);
+    }
+
+    #[test]
+    fn a_wait_that_yields_stops_when_hogs_are_found() {
+        static LESSONS: Lessons = quiet();
+        LESSONS.yielding_waits_left.store(1, Ordering::Relaxed);
+        let mut spin = wait_on(&LESSONS);
+        assert_eq!(spin.next_step(ticks()), Step::Yield);
+        LESSONS.hogs.begin(ticks());
+        assert_eq!(spin.next_step(ticks()), Step::Sleep);
+    }
+
+    #[test]
+    fn a_server_finds_hogs_by_its_looks_and_is_awake_beside_them_for_the_first_stage_only() {
+        static LESSONS: Lessons = quiet();
         static PATIENCE: Patience = Patience::of_server();
-        let mut spin = wait_at(&PATIENCE);
-        for now_ns in [5, 5 + LATE_LOOK_NS] {
-            spin.note_look(now_ns);
-        }
-        assert!(!wait_at(&PATIENCE).sleeps_at_once());
-        spin.note_look(7 + 2 * LATE_LOOK_NS);
-        for _ in 0..LATE_WAITS {
-            assert!(PATIENCE.is_crowded() && wait_at(&PATIENCE).turn() == Turn::Sleep);
-        }
-        assert!(!wait_at(&PATIENCE).sleeps_at_once());
+        let late_ticks = crate::clock::TICKS_PER_MILLISECOND;
+        let mut spin = Spin::by(&LESSONS, Some(&PATIENCE));
+        (0..40).for_each(|count| spin.note_look_at(5 + count * late_ticks));
+        assert!(!LESSONS.hogs.may_be_there());
+        (1..40).for_each(|count| spin.note_look_at((1 << 40) + count * 4 * late_ticks));
+        assert!(LESSONS.hogs.may_be_there());
+        LESSONS.hogs.begin(ticks());
+        let mut spin = Spin::by(&LESSONS, Some(&PATIENCE));
+        assert!(looks_first(&mut spin));
+        assert_eq!(spin.turn(), Turn::Sleep);
     }
 
     #[test]

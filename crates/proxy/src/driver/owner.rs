@@ -297,7 +297,7 @@ impl Owner {
             self.relays.park_all();
             return false;
         }
-        spin.note_look(now_ns());
+        spin.note_look();
         // An idle turn looks at a handful of words of each engine.
         let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
         loop {
@@ -310,7 +310,7 @@ impl Owner {
                 }
                 Wait::Sleep => return false,
             }
-            spin.note_look(now_ns());
+            spin.note_look();
             if self.turn_with_manners() {
                 return true;
             }
