@@ -1,5 +1,6 @@
 //! `crosslane bench windows`: two nodes of this machine that are joined by emulated windows, beside the direct lane,
-//! kernel TCP, AF_UNIX and the floor; behind a modelled link, beside what was published; and beside streams.
+//! kernel TCP, AF_UNIX and the floor; behind a modelled link, beside what was published; beside streams; and beside
+//! programs that compute.
 
 mod plots;
 mod published;
@@ -154,35 +155,64 @@ impl Experiment {
     }
 }
 
-/// A ping-pong beside streams.
+/// A ping-pong beside others.
 #[derive(Clone, Copy, Debug)]
 struct Beside {
     way: Way,
     /// The rack that the way needs.
     kind: Option<Kind>,
     case: &'static str,
-    has_streams: bool,
+    company: Company,
+}
+
+/// Who is beside a ping-pong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Company {
+    Nobody,
+    /// Streams by the same way.
+    Streams,
+    /// Programs that want all of a core and know nothing of anybody: so many for each core, with that nice value.
+    Computing {
+        per_core: usize,
+        nice: i32,
+    },
 }
 
 impl Beside {
     const fn quiet(way: Way, kind: Option<Kind>) -> Self {
-        Self { way, kind, case: "quiet", has_streams: false }
+        Self { way, kind, case: "quiet", company: Company::Nobody }
     }
 
     const fn streams(way: Way, kind: Option<Kind>, case: &'static str) -> Self {
-        Self { way, kind, case, has_streams: true }
+        Self { way, kind, case, company: Company::Streams }
+    }
+
+    const fn computing(way: Way, kind: Option<Kind>) -> Self {
+        let company = Company::Computing { per_core: 1, nice: 0 };
+        Self { way, kind, case: "a busy loop for each core", company }
+    }
+
+    const fn computing_nicely(way: Way, kind: Option<Kind>) -> Self {
+        let company = Company::Computing { per_core: 2, nice: 10 };
+        Self { way, kind, case: "two busy loops for each core, nice 10", company }
     }
 }
 
-const BESIDE: [Beside; 8] = [
+const BESIDE: [Beside; 14] = [
     Beside::quiet(Way::WindowProxy, Some(Kind::Proxy)),
     Beside::streams(Way::WindowProxy, Some(Kind::Unsliced), "8 streams and 1 unread, slicing off"),
     Beside::streams(Way::WindowProxy, Some(Kind::Sliced), "8 streams and 1 unread, slicing on"),
     Beside::streams(Way::WindowProxy, Some(Kind::Proxy), "8 streams and 1 unread, slicing and classes on"),
+    Beside::computing(Way::WindowProxy, Some(Kind::Proxy)),
+    Beside::computing_nicely(Way::WindowProxy, Some(Kind::Proxy)),
     Beside::quiet(Way::WindowDirect, Some(Kind::Direct)),
     Beside::streams(Way::WindowDirect, Some(Kind::Direct), "8 streams and 1 unread"),
+    Beside::computing(Way::WindowDirect, Some(Kind::Direct)),
+    Beside::computing_nicely(Way::WindowDirect, Some(Kind::Direct)),
     Beside::quiet(Way::KernelTcp, None),
     Beside::streams(Way::KernelTcp, None, "8 streams and 1 unread"),
+    Beside::computing(Way::KernelTcp, None),
+    Beside::computing_nicely(Way::KernelTcp, None),
 ];
 
 const KIB: u64 = 1 << 10;
@@ -197,7 +227,7 @@ struct Plan {
     rounds: u32,
     sample_ms: u64,
     floor_ms: u64,
-    /// Beside streams: one round trip in a hundred is one that the machine interrupts, so p99 differs most by round.
+    /// Beside others: one round trip in a hundred is one that the machine interrupts, so p99 differs most by round.
     beside_rounds: u32,
     beside_ms: u64,
     counts_instructions: bool,
@@ -240,7 +270,7 @@ struct Cell {
     rounds: Vec<Sample>,
 }
 
-/// All rounds of one case beside streams.
+/// All rounds of one case beside others.
 struct BesideCell {
     beside: Beside,
     rounds: Vec<Latencies>,
@@ -440,11 +470,11 @@ fn take_beside(
     progress: &mut Progress,
 ) {
     for cell in &mut measured.beside {
-        let Beside { way, kind, case, has_streams } = cell.beside;
-        let stage = format!("round {round} of {}: beside streams", plan.beside_rounds);
+        let Beside { way, kind, case, company } = cell.beside;
+        let stage = format!("round {round} of {}: beside others", plan.beside_rounds);
         progress.step(&stage, &format!("{case}, {}", way.title()));
         let Some(ends) = ends_by(launcher, racks, way, kind) else { continue };
-        match ping_beside(launcher, plan, &ends, has_streams) {
+        match ping_beside(launcher, plan, &ends, company) {
             Ok((latencies, streams)) => {
                 cell.rounds.push(latencies);
                 cell.streams.extend(streams);
@@ -460,17 +490,21 @@ fn take_beside(
 }
 
 /// A ping-pong of 8 bytes, and the rate of the streams beside it.
-fn ping_beside(launcher: &Launcher, plan: &Plan, ends: &Ends, has_streams: bool) -> Result<(Latencies, Option<f64>)> {
+fn ping_beside(launcher: &Launcher, plan: &Plan, ends: &Ends, company: Company) -> Result<(Latencies, Option<f64>)> {
     // Streams go on until after the ping-pong, which is started, warms up and takes its time.
     let limit = Duration::from_millis(4 * plan.beside_ms) + SLACK;
     let load_ms = (2 * plan.beside_ms + 1000).to_string();
-    let mut load = match has_streams {
-        true => Some(launcher.start(ends, Probe::Load, &[STREAMS], &[STREAMS, &load_ms])?),
-        false => None,
+    let mut load = match company {
+        Company::Streams => Some(launcher.start(ends, Probe::Load, &[STREAMS], &[STREAMS, &load_ms])?),
+        _ => None,
     };
     if let Some(load) = &mut load {
         load.client_line("loading", SLACK)?;
     }
+    let _computing = match company {
+        Company::Computing { per_core, nice } => busy_loops(per_core, nice)?,
+        _ => Vec::new(),
+    };
     let milliseconds = plan.beside_ms.to_string();
     let args = ["blocking", "8", &milliseconds];
     let pair = launcher.start(ends, Probe::RoundTrip, &args[..2], &args)?.finish(limit)?;
@@ -479,6 +513,17 @@ fn ping_beside(launcher: &Launcher, plan: &Plan, ends: &Ends, has_streams: bool)
         None => None,
     };
     Ok((pair.client.latencies()?, streams))
+}
+
+/// Programs that compute, on any core, until they are dropped.
+fn busy_loops(per_core: usize, nice: i32) -> Result<Vec<Guard>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let start = |_| {
+        let mut command = Command::new("nice");
+        command.arg("-n").arg(nice.to_string()).args(["sh", "-c", "while :; do :; done"]);
+        Guard::spawn(command, None)
+    };
+    (0..per_core * cores).map(start).collect()
 }
 
 /// Instructions that two engines need for a frame of 8 bytes, one sending and one receiving, by the difference of two

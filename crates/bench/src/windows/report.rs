@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::published::{self, Assumption};
 use super::rack::Counts;
-use super::{BesideCell, Cell, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan, Way};
+use super::{BesideCell, Cell, Company, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan, Way};
 use crate::floors::{Beside, FloorSummary};
 use crate::histogram::{Latencies, Quantiles};
 use crate::launch::Tally;
@@ -85,7 +85,7 @@ pub struct Figure {
     pub values: [Option<f64>; 4],
 }
 
-/// A ping-pong beside streams.
+/// A ping-pong beside others.
 #[derive(Serialize)]
 pub struct IsolationRow {
     pub kind: &'static str,
@@ -93,6 +93,8 @@ pub struct IsolationRow {
     pub case: String,
     pub rounds: usize,
     pub rounds_failed: usize,
+    /// Most trips may be short, and most of the time pass in the others.
+    pub trips_per_s: Option<f64>,
     pub latency: Option<Quantiles>,
     pub p99_of_quiet: Option<f64>,
     pub streams_bytes_per_s: Option<f64>,
@@ -185,7 +187,7 @@ impl IsolationRow {
 }
 
 impl BesideCell {
-    fn row(&self, quiet: Option<&Self>) -> IsolationRow {
+    fn row(&self, quiet: Option<&Self>, sample_ms: u64) -> IsolationRow {
         let p99s = |cell: &Self| cell.rounds.iter().map(|round| round.quantile_ns(0.99)).collect::<Vec<_>>();
         IsolationRow {
             kind: "measured",
@@ -193,6 +195,7 @@ impl BesideCell {
             case: self.beside.case.to_owned(),
             rounds: self.rounds.len(),
             rounds_failed: self.failed,
+            trips_per_s: median(self.rounds.iter().map(|round| round.samples() as f64 * 1e3 / sample_ms as f64)),
             latency: quantiles(self.rounds.iter()),
             p99_of_quiet: quiet.and_then(|quiet| median_ratio(&p99s(self), &p99s(quiet))),
             streams_bytes_per_s: median(self.streams.iter().copied()),
@@ -223,7 +226,10 @@ impl Report {
         let rows: Vec<Row> = measured.cells.iter().map(row).collect();
         let failures = measured.failures.iter().map(|failure| &failure.what).chain(&measured.said).cloned().collect();
         let quiet = |of: &BesideCell| {
-            measured.beside.iter().find(|cell| cell.beside.way == of.beside.way && !cell.beside.has_streams)
+            measured
+                .beside
+                .iter()
+                .find(|cell| cell.beside.way == of.beside.way && cell.beside.company == Company::Nobody)
         };
         Ok(Self {
             schema: SCHEMA,
@@ -233,7 +239,7 @@ impl Report {
             cores_suffice: machine.cores >= PARTIES,
             machine,
             timed: Timed { assumptions: published::assumptions(), figures: figures(&rows) },
-            isolation: measured.beside.iter().map(|cell| cell.row(quiet(cell))).collect(),
+            isolation: measured.beside.iter().map(|cell| cell.row(quiet(cell), plan.beside_ms)).collect(),
             copies: measured.counts.iter().map(Copies::of).collect(),
             where_cores_suffice: WhereCoresSuffice::of(modelled, &floors, measured.instructions),
             rows,
@@ -441,7 +447,7 @@ impl Report {
     }
 
     fn isolation_table(&self) -> Table {
-        let mut table = Table::new(["by, beside", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
+        let mut table = Table::new(["by, beside", "trips/s", "p50", "p99", "max", "p99 x quiet", "streams GB/s", "is"]);
         for row in &self.isolation {
             let cell = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
             let failed = match row.rounds_failed {
@@ -450,6 +456,7 @@ impl Report {
             };
             table.row(vec![
                 format!("{}: {}{failed}", row.way, row.case),
+                table::rate(row.trips_per_s),
                 cell(|all| all.p50_ns),
                 cell(|all| all.p99_ns),
                 cell(|all| all.max_ns),
@@ -463,6 +470,7 @@ impl Report {
             let nothing = || NOTHING.to_owned();
             table.row(vec![
                 format!("{}: {}", Way::WindowProxy.title(), case.case),
+                nothing(),
                 micros(case.rtt_ns_p50),
                 micros(case.rtt_ns_p99),
                 nothing(),
@@ -587,9 +595,10 @@ mod tests {
             ],
             beside: BESIDE
                 .map(|beside| {
-                    let ns = if beside.has_streams { 3000.0 } else { 1000.0 };
-                    let streams = if beside.has_streams { vec![1e9] } else { Vec::new() };
-                    BesideCell { beside, rounds: vec![latencies(ns)], streams, failed: usize::from(beside.has_streams) }
+                    let has_streams = beside.company == Company::Streams;
+                    let ns = if has_streams { 3000.0 } else { 1000.0 };
+                    let streams = if has_streams { vec![1e9] } else { Vec::new() };
+                    BesideCell { beside, rounds: vec![latencies(ns)], streams, failed: usize::from(has_streams) }
                 })
                 .into(),
             counts: vec![Counts { node: "a".to_owned(), copies_per_byte_sent: Some(2.0), ..Counts::default() }],
@@ -622,13 +631,17 @@ mod tests {
             let kind = figure["kind"].as_str().unwrap();
             assert!(["measured", "modelled", "published"].iter().any(|word| kind.contains(word)), "{figure}");
         }
-        for (at, way, of_quiet) in [(1, "window, proxies", 3.0), (5, "window, direct", 3.0), (6, "kernel TCP", 1.0)] {
+        for (at, way, of_quiet) in [(1, "window, proxies", 3.0), (7, "window, direct", 3.0), (10, "kernel TCP", 1.0)] {
             let row = &json["isolation"][at];
             assert_eq!(
                 (row["way"].as_str(), row["p99_of_quiet"].as_f64().map(f64::round)),
                 (Some(way), Some(of_quiet))
             );
         }
+        assert!(json["isolation"][12]["case"].as_str().unwrap().contains("busy loop"));
+        let trips = report.isolation[12].latency.as_ref().unwrap().samples as f64;
+        let sample_s = Plan::of(&Options::default()).beside_ms as f64 / 1e3;
+        assert_eq!(json["isolation"][12]["trips_per_s"].as_f64(), Some(trips / sample_s));
         assert_eq!(json["where_cores_suffice"]["modelled_over_cache_line"], 10.0);
         let text = report.text();
         assert_eq!(
