@@ -254,6 +254,9 @@ pub struct RoutesStatus {
     pub announced: u64,
     /// Routes to other nodes' destinations that this node's kernel has from here.
     pub installed: u64,
+    /// Destinations that are announced and that its tables have no room for: packets to them take wider routes.
+    #[serde(default)]
+    pub left_out: u64,
 }
 
 /// A neighbour.
@@ -278,8 +281,11 @@ pub struct Route {
     pub metric: u32,
     /// What becomes of packets.
     pub kind: RouteKind,
-    /// Equal ways, for those that go one.
+    /// Equal ways, for those that go one; none while the nodes that announced it are being taken out.
     pub hops: Vec<RouteHop>,
+    /// The tables have no room for it: packets take a wider route, or none.
+    #[serde(default)]
+    pub is_left_out: bool,
 }
 
 /// One way out of the cluster.

@@ -29,6 +29,17 @@ impl Tables {
     pub(crate) fn read<R>(&mut self, read: impl FnOnce(&fib::Tables<Hop>) -> R) -> R {
         self.reader.batch(read)
     }
+
+    /// The hops among which a forwarder chooses for packets to an address.
+    pub fn look_up(&mut self, address: IpAddr) -> Option<Vec<Hop>> {
+        self.read(|tables| {
+            let group = match address {
+                IpAddr::V4(address) => tables.v4.lookup(address),
+                IpAddr::V6(address) => tables.v6.lookup(address),
+            }?;
+            Some(tables.groups.hops(group))
+        })
+    }
 }
 
 /// What one node says of one prefix.
@@ -100,8 +111,18 @@ pub struct Source {
     pub hops: Vec<Hop>,
 }
 
+/// What the tables have of one prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forwarded {
+    /// The lowest one that is announced.
+    pub metric: u32,
+    /// The hops that share the traffic, or the one end of it; nobody's while the nodes that had it are being taken out.
+    /// `None` where the tables have no room for the prefix: packets take a wider route, if there is one.
+    pub hops: Option<Vec<Hop>>,
+}
+
 /// All routes of the cluster, as one node knows them. Of the announcements of a prefix those with the lowest metric
-/// win; equal ones share the traffic.
+/// win; equal ones share the traffic, unless one of them is an end: then all of it ends.
 pub struct Rib {
     writer: fib::Writer<Hop>,
     /// What each node announces.
@@ -230,6 +251,11 @@ impl Rib {
         self.left_out.len()
     }
 
+    /// Which these are, in their order.
+    pub fn prefixes_left_out(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.left_out.iter().copied()
+    }
+
     /// Routes of a node.
     pub fn routes_of(&self, node: NodeId) -> usize {
         self.announced.get(usize::from(node.0)).map_or(0, HashMap::len)
@@ -249,6 +275,18 @@ impl Rib {
     pub fn look_up(&self, address: IpAddr) -> Option<(IpNet, Vec<Hop>)> {
         let (prefix, group) = self.writer.lookup(address.into())?;
         Some((prefix, self.writer.hops(group).ok()?))
+    }
+
+    /// What becomes of packets to a prefix, as the tables have it: not what its announcements would give.
+    pub fn forwarded(&self, prefix: IpNet) -> Option<Forwarded> {
+        let prefix = prefix.trunc();
+        let metrics = self.announced.iter().filter_map(|announced| announced.get(&prefix));
+        let metric = metrics.map(|announcement| announcement.metric).min()?;
+        if self.left_out.contains(&prefix) {
+            return Some(Forwarded { metric, hops: None });
+        }
+        let (_, group) = self.writer.lookup(prefix).filter(|(found, _)| *found == prefix)?;
+        Some(Forwarded { metric, hops: Some(self.writer.hops(group).ok()?) })
     }
 
     /// Everything that is in the tables, in the order of the prefixes.

@@ -105,17 +105,23 @@ fn describe(report: &Report) -> String {
     }
     let mut table = Table::new(&[("TO", Align::Left), ("METRIC", Align::Right), ("BY", Align::Left)]);
     for route in &report.routes {
-        let hops: Vec<String> = route.hops.iter().map(hop).collect();
-        let by = match route.kind {
-            RouteKind::Unicast => hops.join(", "),
-            RouteKind::Blackhole => "dropped".to_owned(),
-            RouteKind::Unreachable => "answered as unreachable".to_owned(),
-            RouteKind::Prohibited => "answered as prohibited".to_owned(),
-            RouteKind::Throw => "answered as without a route".to_owned(),
-        };
-        table.row(vec![route.to.to_string(), route.metric.to_string(), by]);
+        table.row(vec![route.to.to_string(), route.metric.to_string(), by(route)]);
     }
     format!("node {}\n{}", report.node, table.render())
+}
+
+/// What becomes of packets.
+fn by(route: &Route) -> String {
+    let hops: Vec<String> = route.hops.iter().map(hop).collect();
+    match route.kind {
+        _ if route.is_left_out => "no room in the tables: packets take a wider route, or none".to_owned(),
+        RouteKind::Unicast if hops.is_empty() => "nobody: its nodes are gone".to_owned(),
+        RouteKind::Unicast => hops.join(", "),
+        RouteKind::Blackhole => "dropped".to_owned(),
+        RouteKind::Unreachable => "answered as unreachable".to_owned(),
+        RouteKind::Prohibited => "answered as prohibited".to_owned(),
+        RouteKind::Throw => "answered as without a route".to_owned(),
+    }
 }
 
 fn hop(hop: &RouteHop) -> String {
@@ -141,5 +147,13 @@ mod tests {
         };
         assert_eq!(describe(&report(Some("192.0.2.1"))), "node a: no route to 192.0.2.1\n");
         assert_eq!(describe(&report(None)), "node a: no routes\n");
+    }
+
+    #[test]
+    fn a_route_that_found_no_room_is_not_shown_as_one_that_forwards() {
+        let to = "192.0.2.0/24".parse().unwrap();
+        let route = |is_left_out| Route { to, metric: 0, kind: RouteKind::Unicast, hops: Vec::new(), is_left_out };
+        assert_eq!(by(&route(true)), "no room in the tables: packets take a wider route, or none");
+        assert_eq!(by(&route(false)), "nobody: its nodes are gone");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use router_node::ask::{PeerStatus, PortStatus, Status};
+use router_node::ask::{PeerStatus, PortStatus, RoutesStatus, Status};
 use serde::Serialize;
 
 use super::ask::status;
@@ -82,6 +82,7 @@ fn describe(report: &Report) -> String {
         }
         mtu_cuts(status).for_each(|line| text += &format!("{line}\n"));
         text += &unused_addresses(&status.ports);
+        text += &routes_not_used(&status.routes);
         text += &drops(status);
     }
     text
@@ -195,6 +196,14 @@ fn unused_addresses(ports: &[PortStatus]) -> String {
         }
     }
     text
+}
+
+/// Routes that packets do not take although they are announced.
+fn routes_not_used(routes: &RoutesStatus) -> String {
+    match routes.left_out {
+        0 => String::new(),
+        left_out => format!("{left_out} destinations found no room in the tables: packets to them take wider routes\n"),
+    }
 }
 
 /// Packets that went no further, by reason, wherever that was.

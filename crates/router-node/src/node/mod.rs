@@ -1,6 +1,7 @@
 //! A node's process: a thread that forwards, and this one, which talks: to other nodes, to the kernel, to commands.
 
 mod clients;
+mod fib;
 mod forwarding;
 mod freezer;
 mod local;
@@ -32,12 +33,10 @@ use rustix::fs::FlockOperation;
 use thiserror::Error;
 use tracing::{error, info, warn};
 
-use crate::ask::{
-    Answer, Ask, CHANGES_SHOWN_MAX, FibQuery, ROUTES_MAX, Route, RouteHop, RoutesStatus, STEPS_MAX, Status, TraceQuery,
-};
+use crate::ask::{Answer, Ask, CHANGES_SHOWN_MAX, ROUTES_MAX, RoutesStatus, STEPS_MAX, Status, TraceQuery};
 use crate::cluster::{Cluster, Node as NodeOfFile, NodePlaces, Places, PortKind, PortOfNode};
 use crate::control::transport::{FarPlace, Listener, Place};
-use crate::control::words::{Greeting, RouteKind, VERSION};
+use crate::control::words::{Greeting, VERSION};
 use crate::control::{Key, KeyError, Limits};
 use crate::interconnect::InterconnectError;
 
@@ -778,7 +777,7 @@ impl Node {
                     }
                     self.clients.wants_status(number);
                 }
-                Ask::Fib(query) => self.clients.stream_routes(number, prefixes(&self.table, query)),
+                Ask::Fib(query) => self.clients.stream_routes(number, fib::prefixes(&self.table, query)),
                 Ask::Trace(query) => self.trace(number, query),
                 Ask::Reload { is_trial } => {
                     let answer = match self.reload(is_trial) {
@@ -793,9 +792,9 @@ impl Node {
                 }
             }
         }
-        let (table, settings) = (&self.table, &self.settings);
+        let (table, cluster) = (&self.table, &self.settings.cluster);
         self.clients.continue_streams(ROUTES_MAX, |prefixes, is_last| {
-            let routes = prefixes.iter().filter_map(|prefix| route(table, settings, *prefix)).collect();
+            let routes = prefixes.iter().filter_map(|prefix| fib::route(table, cluster, *prefix)).collect();
             Answer::Fib { routes, is_last }
         });
         if self.is_tracing && !self.clients.is_tracing() {
@@ -839,6 +838,7 @@ impl Node {
                 v6: v6 as u64,
                 announced: self.local.announcements().len() as u64,
                 installed: self.table.installed() as u64,
+                left_out: self.table.left_out() as u64,
             },
             neighbours: snapshot
                 .neighbours
@@ -967,36 +967,6 @@ impl Drop for RingAtEnd {
     fn drop(&mut self) {
         self.0.ring();
     }
-}
-
-fn prefixes(table: &Table, query: FibQuery) -> Vec<ipnet::IpNet> {
-    match query.address {
-        Some(address) => table.prefix_of(address).into_iter().collect(),
-        None => table.prefixes(query.within),
-    }
-}
-
-/// A route, for people.
-fn route(table: &Table, settings: &Settings, prefix: ipnet::IpNet) -> Option<Route> {
-    let (metric, hops) = table.route(prefix)?;
-    let kind = match hops.first().copied() {
-        Some(router::Hop::BLACKHOLE) => RouteKind::Blackhole,
-        Some(router::Hop::UNREACHABLE) => RouteKind::Unreachable,
-        Some(router::Hop::PROHIBITED) => RouteKind::Prohibited,
-        Some(router::Hop::NO_ROUTE) => RouteKind::Throw,
-        _ => RouteKind::Unicast,
-    };
-    let ways = hops.chunk_by(|one, other| one == other).filter(|_| kind == RouteKind::Unicast);
-    let hops = ways.filter_map(|equal| {
-        let hop = equal[0];
-        let node = settings.cluster.node_of(hop.node)?;
-        let port = match hop.port {
-            PortId::KERNEL => "kernel".to_owned(),
-            PortId(port) => node.ports.get(usize::from(port))?.device.clone(),
-        };
-        Some(RouteHop { node: node.name.clone(), port, adjacency: hop.adjacency.0, weight: equal.len() as u16 })
-    });
-    Some(Route { to: prefix, metric, kind, hops: hops.collect() })
 }
 
 /// Takes the node's lock, and says in it who has it.

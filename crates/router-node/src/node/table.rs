@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use router::routes::{Rib, RouteError};
+use router::routes::{Forwarded, Rib, RouteError};
 use router::{Hop, NodeId, PortId};
 use router_ports::InterfaceIndex;
 use router_ports::netlink::{Requests, RouteRequest};
@@ -204,23 +204,37 @@ impl Table {
         self.installed.len()
     }
 
-    /// The prefix that packets to an address match.
-    pub fn prefix_of(&self, address: IpAddr) -> Option<IpNet> {
-        self.rib.look_up(address).map(|(prefix, _)| prefix)
+    /// Destinations that are announced, and that the tables have no room for.
+    pub fn left_out(&self) -> usize {
+        self.rib.left_out()
     }
 
-    /// All prefixes within a network, in their order.
+    /// The prefix that packets to an address match, and before it those that they would match if there were room.
+    pub fn prefixes_of(&self, address: IpAddr) -> Vec<IpNet> {
+        let found = self.rib.look_up(address).map(|(prefix, _)| prefix);
+        let is_nearer = |prefix: &IpNet| found.is_none_or(|found| found.prefix_len() < prefix.prefix_len());
+        let left_out = self.rib.prefixes_left_out().filter(|prefix| prefix.contains(&address) && is_nearer(prefix));
+        let mut nearer: Vec<IpNet> = left_out.collect();
+        nearer.reverse();
+        nearer.extend(found);
+        nearer
+    }
+
+    /// All prefixes within a network, in their order: also those that there is no room for.
     pub fn prefixes(&self, within: Option<IpNet>) -> Vec<IpNet> {
         let is_asked = |prefix: &IpNet| within.is_none_or(|within| within.contains(prefix));
-        self.rib.iter().map(|(prefix, _)| prefix).filter(is_asked).collect()
+        let mut all: Vec<IpNet> = self.rib.iter().map(|(prefix, _)| prefix).filter(is_asked).collect();
+        let in_tables = all.len();
+        all.extend(self.rib.prefixes_left_out().filter(is_asked));
+        if all.len() > in_tables {
+            all.sort();
+        }
+        all
     }
 
-    /// How packets to a prefix are forwarded: the metric and the hops.
-    pub fn route(&self, prefix: IpNet) -> Option<(u32, Vec<Hop>)> {
-        let sources = self.rib.sources(prefix);
-        let metric = sources.iter().map(|source| source.metric).min()?;
-        let best = sources.into_iter().filter(|source| source.metric == metric);
-        Some((metric, best.flat_map(|source| source.hops).collect()))
+    /// How packets to a prefix are forwarded, by the tables that they are looked up in.
+    pub fn forwarded(&self, prefix: IpNet) -> Option<Forwarded> {
+        self.rib.forwarded(prefix)
     }
 }
 

@@ -17,14 +17,7 @@ fn net(text: &str) -> IpNet {
 
 /// What a forwarder finds.
 fn found(tables: &mut Tables, address: &str) -> Option<Vec<Hop>> {
-    let address: IpAddr = address.parse().expect("an address");
-    tables.read(|tables| {
-        let group = match address {
-            IpAddr::V4(address) => tables.v4.lookup(address),
-            IpAddr::V6(address) => tables.v6.lookup(address),
-        }?;
-        Some(tables.groups.hops(group))
-    })
+    tables.look_up(address.parse().expect("an address"))
 }
 
 #[test]
@@ -44,6 +37,7 @@ fn the_best_announcement_wins_and_equal_ones_share() {
     assert_eq!(rib.withdraw(NodeId(0), prefix), Ok(false));
     rib.announce(NodeId(0), prefix, 20, &[Hop::UNREACHABLE]).expect("room");
     assert_eq!(found(&mut tables, "192.0.2.9"), Some(vec![Hop::UNREACHABLE]), "an end is no share");
+    assert_eq!(rib.forwarded(prefix), Some(Forwarded { metric: 20, hops: found(&mut tables, "192.0.2.9") }));
     for node in 0..3 {
         rib.withdraw(NodeId(node), prefix).expect("room");
     }
@@ -125,6 +119,8 @@ fn what_finds_no_room_is_left_out_and_leads_nowhere_until_there_is_room() {
     assert_eq!(found(&mut tables, &address(2)), None, "the former way is nobody's, or somebody else's");
     full(rib.announce(NodeId(1), host(40_001), 0, &by(40_001)));
     assert_eq!((found(&mut tables, &address(40_001)), rib.left_out()), (None, 2));
+    assert_eq!(rib.forwarded(host(40_001)), Some(Forwarded { metric: 0, hops: None }), "and it is said");
+    assert!(rib.prefixes_left_out().eq([host(2), host(40_001)]));
     // Where the former route gives its group back, that is room enough.
     rib.announce(NodeId(1), host(3), 0, &by(50_003)).expect("room");
     assert_eq!(found(&mut tables, &address(3)), Some(by(50_003).to_vec()));
