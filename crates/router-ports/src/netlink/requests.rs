@@ -105,6 +105,22 @@ impl Requests {
         self.ask(request, Message::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
+    /// For tests: makes a bridge of these interfaces; all of it is up.
+    #[cfg(test)]
+    pub(crate) fn add_bridge(&mut self, name: &str, members: &[InterfaceIndex]) -> Result<(), NetlinkError> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_string()));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]));
+        self.ask(format!("a bridge {name}"), Message::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)?;
+        let bridge = crate::Interface::by_name(name).expect("it was made").index;
+        self.set_up(bridge)?;
+        for member in members {
+            let controller = LinkAttribute::Controller(bridge.0);
+            self.set_link(format!("{member} in {name}"), *member, LinkFlags::Up, Some(controller))?;
+        }
+        Ok(())
+    }
+
     /// Removes an interface; a pair of virtual ones goes with either end.
     pub fn remove_link(&mut self, interface: InterfaceIndex) -> Result<(), NetlinkError> {
         let mut message = LinkMessage::default();
