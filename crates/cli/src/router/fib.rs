@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use router_node::ask::{Answer, Ask, FibQuery, Route, RouteHop};
-use router_node::control::RouteKind;
+use router_node::control::{METRIC_NEIGHBOUR, RouteKind};
 use serde::Serialize;
 
 use super::ask::ask;
@@ -105,7 +105,13 @@ fn describe(report: &Report) -> String {
     }
     let mut table = Table::new(&[("TO", Align::Left), ("METRIC", Align::Right), ("BY", Align::Left)]);
     for route in &report.routes {
-        table.row(vec![route.to.to_string(), route.metric.to_string(), by(route)]);
+        // A neighbour has none of its own: it stands behind every route.
+        let metric = Some(route.metric).filter(|metric| *metric != METRIC_NEIGHBOUR);
+        table.row(vec![
+            route.to.to_string(),
+            metric.map_or_else(|| "-".to_owned(), |metric| metric.to_string()),
+            by(route),
+        ]);
     }
     format!("node {}\n{}", report.node, table.render())
 }

@@ -19,4 +19,4 @@ pub mod words;
 pub use announcements::Announcements;
 pub use seal::{Key, KeyError};
 pub use session::{Heard, Limits, Said, Session};
-pub use words::{Announced, ControlError, Greeting, HopOfNode, Origin, RouteChange, RouteKind};
+pub use words::{Announced, ControlError, Greeting, HopOfNode, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};

@@ -6,13 +6,16 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of these messages: all nodes of a cluster have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Bytes of a message at most.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.
 pub const CHANGES_MAX: usize = 512;
 /// Equal ways of a route at most.
 pub const HOPS_MAX: usize = 16;
+/// The metric of neighbours, which is no other route's: a host route that somebody has written stands before what is
+/// only known to be there, at every node, as in Linux, which looks for a neighbour after it has chosen a route.
+pub const METRIC_NEIGHBOUR: u32 = u32::MAX;
 /// Bytes of what an interconnect says in one message at most.
 pub const WIRING_BYTES_MAX: usize = 4096;
 /// Bytes of a reason at most.
@@ -107,14 +110,14 @@ impl HopOfNode {
 pub enum Origin {
     /// An address of the node's own.
     Own,
-    /// A neighbour that has answered.
-    Neighbour,
     /// The network of a port.
     Connected,
     /// The cluster file.
     Static,
     /// The node's kernel, from an administrator or a routing daemon.
     Kernel,
+    /// A neighbour that has answered, with [`METRIC_NEIGHBOUR`].
+    Neighbour,
 }
 
 /// What becomes of packets.

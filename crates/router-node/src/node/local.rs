@@ -15,7 +15,7 @@ use router_ports::netlink::{Address, Change, Link, NeighbourState, Route, RouteK
 use super::plugs::MTU_BYTES_UNSAID;
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
-use crate::control::words::{Announced, HopOfNode, Origin, RouteChange, RouteKind};
+use crate::control::words::{Announced, HopOfNode, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
 
 /// The routing protocol number of what the kernel does by itself (`RTPROT_KERNEL`).
 const PROTOCOL_KERNEL: u8 = 2;
@@ -70,6 +70,16 @@ struct Rank {
     origin: Origin,
     /// Tells apart what may be there several times: neighbours of different ports, entries of the cluster file.
     which: u32,
+}
+
+impl Rank {
+    /// What other nodes compare: they know of neighbours by the metric alone.
+    fn announced(self) -> u32 {
+        match self.origin {
+            Origin::Neighbour => METRIC_NEIGHBOUR,
+            _ => self.metric.min(METRIC_NEIGHBOUR - 1),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -583,7 +593,7 @@ impl Local {
         self.candidates.get(prefix)?.iter().find_map(|(rank, candidate)| {
             let hops = self.hops(candidate);
             let is_usable = candidate.kind != RouteKind::Unicast || !hops.is_empty();
-            is_usable.then_some(Announced { metric: rank.metric, origin: rank.origin, kind: candidate.kind, hops })
+            is_usable.then(|| Announced { metric: rank.announced(), origin: rank.origin, kind: candidate.kind, hops })
         })
     }
 
@@ -614,7 +624,7 @@ impl Local {
 const OWN: Rank = Rank { metric: 0, origin: Origin::Own, which: 0 };
 
 fn neighbour(port: PortId) -> Rank {
-    Rank { metric: 0, origin: Origin::Neighbour, which: u32::from(port.0) }
+    Rank { metric: METRIC_NEIGHBOUR, origin: Origin::Neighbour, which: u32::from(port.0) }
 }
 
 /// The network of a port without a kernel.

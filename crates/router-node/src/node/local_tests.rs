@@ -224,6 +224,43 @@ fn neighbours_are_host_routes_and_lost_news_are_made_good() {
 }
 
 #[test]
+fn a_host_route_stands_before_the_neighbour_whatever_its_metric_and_whichever_node_has_it() {
+    let mut local = local();
+    for (address, prefix) in [("10.1.0.9", "10.1.0.9/32"), ("fd00::9", "fd00::9/128")] {
+        local.neighbour_up(PortId(0), address.parse().unwrap(), AdjacencyId(3));
+        let neighbour = told(&mut local, prefix).1.unwrap();
+        assert_eq!((neighbour.origin, neighbour.hops[0].adjacency), (Origin::Neighbour, 3));
+        for metric in [0, 20, 1024, u32::MAX] {
+            let key = RouteKey { prefix: net(prefix), metric };
+            for (kind, expected) in
+                [(KernelKind::Blackhole, RouteKind::Blackhole), (KernelKind::Prohibit, RouteKind::Prohibited)]
+            {
+                local.kernel(Change::Route(Route { key, protocol: 4, kind, hops: Vec::new() }));
+                let (own, announced) = told(&mut local, prefix);
+                assert_eq!(own.as_ref().map(|own| own.kind), Some(expected), "{prefix} metric {metric}");
+                assert!(
+                    own == announced && own.is_some_and(|own| own.metric < neighbour.metric),
+                    "others prefer it too"
+                );
+            }
+            local.kernel(route(prefix, metric, 4, &[(ETH1, None)]));
+            assert_eq!(hops(told(&mut local, prefix).1), [(1, 0)]);
+            local.kernel(Change::RouteGone(key));
+            assert_eq!(told(&mut local, prefix).1.as_ref(), Some(&neighbour), "and is back when that is gone");
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_stands_behind_the_node_that_has_its_address() {
+    let (mut one, mut other) = (local(), local());
+    one.neighbour_up(PortId(0), "10.1.0.9".parse().unwrap(), AdjacencyId(3));
+    other.kernel(address(ETH0, "10.1.0.9/24"));
+    let metric = |local: &mut Local| told(local, "10.1.0.9/32").1.unwrap().metric;
+    assert!(metric(&mut other) < metric(&mut one), "packets are not shared between both");
+}
+
+#[test]
 fn what_is_no_port_is_nobody_elses_business() {
     let mut local = local();
     local.kernel(address(MANAGEMENT, "192.168.0.7/24"));
