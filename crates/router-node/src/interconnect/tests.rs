@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use packet::{Protocol, ipv4};
 use router::{AdjacencyId, Hop, PortId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -231,6 +232,155 @@ fn a_packet_for_another_node_is_passed_on_and_arrives_there() {
         assert_eq!(found, (0..10).map(packet).collect::<Vec<_>>());
         assert_eq!((nodes[2].counters(0).relayed_packets, nodes[2].counters(1).sent_packets), (10, 10));
         assert!(nodes[2].arrived.is_empty());
+    }
+}
+
+/// A datagram of a flow, so long that few of them fill a link. Its number stands behind its header.
+fn datagram(flow: u16, number: u32) -> Vec<u8> {
+    let ports = [flow.to_be_bytes(), 9_u16.to_be_bytes()].concat();
+    let payload = [&ports[..], &[0; 4], &number.to_be_bytes(), &[0; 1380]].concat();
+    let mut header = vec![0; ipv4::HEADER_BYTES];
+    ipv4::Repr {
+        source: [10, 0, 0, 1].into(),
+        destination: [10, 0, 1, 1].into(),
+        protocol: Protocol::UDP,
+        ttl: 9,
+        traffic_class: 0,
+        identification: 0,
+        do_not_fragment: true,
+        payload_bytes: payload.len(),
+    }
+    .emit(&mut header);
+    [header, payload].concat()
+}
+
+/// The flow and the number of a [`datagram`].
+fn of_datagram(bytes: &[u8]) -> (usize, u32) {
+    let payload = &bytes[ipv4::HEADER_BYTES..];
+    (usize::from(payload[0]) << 8 | usize::from(payload[1]), u32::from_be_bytes(payload[8..12].try_into().unwrap()))
+}
+
+/// Node 0 sends flows to node 1, and node 2 is there to go round by. Flow 0 is loud, and keeps the straight link hot;
+/// the others are silent for longer than what waits for that link takes, so that they may change their way.
+struct HotLink {
+    nodes: [Node; 3],
+    /// By flow: datagrams that left node 0, and those that came to node 1.
+    sent: [u32; 1 + HotLink::QUIET],
+    came: [u32; 1 + HotLink::QUIET],
+}
+
+impl HotLink {
+    const QUIET: usize = 64;
+    /// Of so many datagrams one is of a quiet flow.
+    const QUIET_EVERY: usize = 8;
+    const QUEUE_PACKETS: usize = 256;
+    /// More than what makes the link hot, and not so many that any is dropped.
+    const WAITING: u64 = 128;
+    /// Longer than the test takes, however slow the machine is: time decides nothing here until it is made to pass.
+    const GAP: Span = Span::from_ps(600_000_000_000_000);
+
+    fn new(kind: Kind) -> HotLink {
+        let settings = Settings { queue_packets: Self::QUEUE_PACKETS, flowlet_gap: Self::GAP, ..Settings::default() };
+        HotLink { nodes: three(kind, &settings), sent: [0; _], came: [0; _] }
+    }
+
+    fn total(&self) -> u64 {
+        self.sent.iter().map(|sent| u64::from(*sent)).sum()
+    }
+
+    fn send(&mut self, flow: usize) {
+        self.nodes[0].send(1, &[datagram(flow as u16, self.sent[flow])]);
+        self.sent[flow] += 1;
+    }
+
+    /// As many as keep the link hot.
+    fn fill(&mut self) {
+        for _ in 0..Self::QUEUE_PACKETS {
+            if self.waiting() >= Self::WAITING {
+                return;
+            }
+            let number = self.total() as usize;
+            let is_quiet = number.is_multiple_of(Self::QUIET_EVERY);
+            self.send(if is_quiet { 1 + number / Self::QUIET_EVERY % Self::QUIET } else { 0 });
+        }
+    }
+
+    fn send_of_each_quiet_flow(&mut self) {
+        (1..=Self::QUIET).for_each(|flow| self.send(flow));
+    }
+
+    /// Packets at node 0 that wait for the straight link.
+    fn waiting(&self) -> u64 {
+        let counters = self.nodes[0].counters(1);
+        self.total() - counters.detoured_packets - counters.sent_packets
+    }
+
+    /// Nodes 0 and 1, of which the latter takes in a message: it is the one that is too slow.
+    fn turn_of_two(&mut self) {
+        self.nodes[0].turn();
+        let slow = &mut self.nodes[1];
+        let now = slow.now();
+        slow.interconnect.turn(now, &mut slow.pool, &mut slow.arrived, 1);
+        for bytes in slow.take() {
+            let (flow, number) = of_datagram(&bytes);
+            assert_eq!(number, self.came[flow], "flow {flow} is out of order");
+            self.came[flow] += 1;
+        }
+    }
+
+    fn turn(&mut self) {
+        self.nodes[2].turn();
+        self.turn_of_two();
+    }
+
+    #[track_caller]
+    fn turn_until(&mut self, turn: fn(&mut Self), is_so: fn(&Self) -> bool) {
+        let came = (0..TURNS_MAX).any(|_| {
+            turn(self);
+            is_so(self)
+        });
+        assert!(came, "{:?} came of {:?}", self.came, self.sent);
+    }
+
+    fn wait_for_all(&mut self) {
+        self.turn_until(Self::turn, |link| link.came == link.sent);
+    }
+
+    fn detours(&self) -> u64 {
+        self.nodes[0].counters(1).detoured_packets
+    }
+}
+
+#[test]
+fn flows_go_round_a_hot_link_in_order_and_straight_again_after() {
+    const DETOURS: u64 = 200;
+    for kind in kinds() {
+        let mut link = HotLink::new(kind);
+        for _ in 0..TURNS_MAX {
+            if link.detours() >= DETOURS {
+                break;
+            }
+            link.fill();
+            link.turn();
+        }
+        // Now node 2 does nothing for a while: what waits there is not overtaken although the straight link is free.
+        link.fill();
+        link.send_of_each_quiet_flow();
+        link.turn_until(HotLink::turn_of_two, |link| link.waiting() == 0);
+        let before = link.detours();
+        link.send_of_each_quiet_flow();
+        link.wait_for_all();
+        let round = link.detours();
+        assert!(round > before, "{kind:?}: none follows those before");
+        assert!((DETOURS..link.total()).contains(&round), "{kind:?}: {round} of {} went round", link.total());
+        let third = &link.nodes[2];
+        assert_eq!((third.counters(0).relayed_packets, third.counters(1).sent_packets), (round, round), "{kind:?}");
+        assert_eq!(link.nodes[0].counters(1).sent_packets, link.total() - round, "{kind:?}: the others went straight");
+
+        link.nodes.iter_mut().for_each(|node| node.passed_ps += HotLink::GAP.ps());
+        link.send_of_each_quiet_flow();
+        link.wait_for_all();
+        assert_eq!(link.detours(), round, "{kind:?}: the link is hot no more");
     }
 }
 
