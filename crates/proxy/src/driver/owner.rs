@@ -1,7 +1,8 @@
 //! A thread, its loop, and when it sleeps.
 //!
 //! While there is something to do it takes turns, and asks the kernel now and then. When there is nothing it looks on
-//! for a while, giving way to others; then the engines ask everybody to ring, and it sleeps until somebody does.
+//! for a while, giving way to others; then the engines ask everybody to ring, and it sleeps until somebody does. Where
+//! a device has no bells it naps, and looks once after each nap; naps grow with the time for which nothing has come.
 
 use super::Shared;
 use super::berth::Berth;
@@ -25,6 +26,7 @@ use socket::segment::Segment;
 use socket::spin::{Patience, Spin, Turn as Wait};
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
@@ -34,8 +36,10 @@ const TURNS_PER_LOOK: u32 = 64;
 const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
-/// Sleep where nothing rings for the peers.
-const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Sleep where nothing rings for the peers: an eighth of the time for which there has been nothing to do, within these
+/// bounds. At the longest, the looks are 60 a second.
+const NAP_NS: RangeInclusive<u64> = 1_000_000..=16_000_000;
+const IDLE_TIMES_NAP: u64 = 8;
 /// How often a sleeper that is rung for everything looks whether its peers are still there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Engines of a thread at most: their number takes eight bits of a token.
@@ -203,6 +207,8 @@ pub(super) struct Owner {
     /// What giving way has brought.
     yielder: Yielder,
     berth: Berth,
+    /// Since when it has slept and found nothing after it.
+    idle_since_ns: Option<u64>,
     is_over: bool,
 }
 
@@ -238,6 +244,7 @@ impl Owner {
             patience: Box::leak(Box::new(Patience::of_server())),
             yielder: Yielder::new(),
             berth: Berth::default(),
+            idle_since_ns: None,
             is_over: false,
         };
         owner.watch(owner.orders_bell.as_fd(), Token::Orders, EventFlags::IN)?;
@@ -250,30 +257,39 @@ impl Owner {
         self.berth = berth;
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.is_over {
-            self.work(&mut events);
-            if self.look_on(&mut events) {
+            if self.work(&mut events) {
+                self.idle_since_ns = None;
+            }
+            // After a nap that brought nothing, one look is enough.
+            if self.idle_since_ns.is_none() && self.look_on(&mut events) {
                 continue;
             }
             if self.engines_sleep() {
-                self.look_at_kernel(&mut events, Some(self.sleep_limit()));
+                let idle_since_ns = *self.idle_since_ns.get_or_insert_with(now_ns);
+                if self.look_at_kernel(&mut events, Some(self.sleep_limit(now_ns() - idle_since_ns))) {
+                    self.idle_since_ns = None;
+                }
                 self.engines_wake();
                 self.check_peers();
+            } else {
+                self.idle_since_ns = None;
             }
         }
         self.close_all();
     }
 
-    /// Turns, as long as there is something to do.
-    fn work(&mut self, events: &mut Vec<epoll::Event>) {
+    /// Turns, as long as there is something to do; whether there was.
+    fn work(&mut self, events: &mut Vec<epoll::Event>) -> bool {
         for turn in 1_u32.. {
             if turn.is_multiple_of(TURNS_PER_LOOK) {
                 self.look_at_kernel(events, Some(Timespec::default()));
                 self.check_peers();
             }
             if !self.turn_with_manners() || self.is_over {
-                return;
+                return turn > 1;
             }
         }
+        true
     }
 
     /// A turn, and others run if it is to give way. Says whether it came to something.
@@ -370,11 +386,16 @@ impl Owner {
         self.relays.wake_up();
     }
 
-    fn sleep_limit(&self) -> Timespec {
+    /// How long to sleep, after nothing has come for so long.
+    fn sleep_limit(&self, idle_ns: u64) -> Timespec {
         let has_bell = self.device.as_ref().is_some_and(|(_, bell)| bell.descriptor().is_some());
         let has_links = self.engines.iter().any(Option::is_some);
         let greets = self.engines.iter().flatten().any(LinkEngine::is_greeting);
-        if greets || (has_links && !has_bell) { NAP } else { LOOK }
+        match () {
+            () if greets => nap(0),
+            () if has_links && !has_bell => nap(idle_ns),
+            () => LOOK,
+        }
     }
 
     /// Asks the kernel who has something to say; whether anybody had.
@@ -808,6 +829,12 @@ impl Owner {
         self.turns = self.turns.wrapping_add(1);
         engines.get(self.turns % engines.len().max(1)).copied()
     }
+}
+
+/// A nap, after nothing has come for so long.
+fn nap(idle_ns: u64) -> Timespec {
+    let nap_ns = (idle_ns / IDLE_TIMES_NAP).clamp(*NAP_NS.start(), *NAP_NS.end());
+    Timespec { tv_sec: 0, tv_nsec: nap_ns.cast_signed() }
 }
 
 fn report_of(counters: &Counters) -> PeerReport {
