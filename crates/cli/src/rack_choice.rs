@@ -13,6 +13,7 @@ use rack::{Places, RackFile};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::rack_control::Process;
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
@@ -112,6 +113,15 @@ pub fn address(path: &Path) -> Result<Option<Address>> {
     text.parse().map(Some).map_err(|what: String| WrongUse::of(format!("{shown}: {what}")).into())
 }
 
+/// The absolute path of a file without links; of one that is gone, by its folder.
+fn canonical(file: &Path) -> Option<PathBuf> {
+    let by_folder = || {
+        let absolute = std::path::absolute(file).ok()?;
+        Some(std::fs::canonicalize(absolute.parent()?).ok()?.join(absolute.file_name()?))
+    };
+    std::fs::canonicalize(file).ok().or_else(by_folder)
+}
+
 /// What lies in etcd is input as a file is, and so are files for TLS; all else that goes wrong there is no wrong use.
 pub fn etcd_error(error: EtcdError) -> anyhow::Error {
     match error {
@@ -152,9 +162,10 @@ impl LoadedRack {
         Ok(Self { file, places, etcd })
     }
 
-    /// The same for commands about nodes that may run: while etcd is away or holds nonsense, by what they last went by.
+    /// The same for commands about nodes that may run: by what they went by last, if etcd is away or holds nonsense, or
+    /// if the file is another one by now.
     pub fn read_running(path: &Path) -> Result<Self> {
-        let Some(address) = address(path)? else { return Self::read(path) };
+        let Some(address) = address(path)? else { return Self::read_running_file(path) };
         let error = match Self::read_etcd(address.clone()) {
             Ok(rack) => return Ok(rack),
             Err(error) => error,
@@ -164,10 +175,59 @@ impl LoadedRack {
         Ok(copy)
     }
 
-    /// What was started on this machine: whatever etcd says by now, as its nodes go by it.
+    fn read_running_file(path: &Path) -> Result<Self> {
+        let read = Self::read(path);
+        let Some(running) = Self::file_copies(path).into_iter().find(Self::runs) else { return read };
+        let what = match read {
+            Ok(rack) if rack.file.rack == running.file.rack => return Ok(rack),
+            Ok(rack) => format!("{} has changed since its nodes were brought up", rack.shown()),
+            Err(error) => format!("{error:#}"),
+        };
+        eprintln!("crosslane: {what} (shown is what the nodes of this machine go by)");
+        Ok(running)
+    }
+
+    /// What was started on this machine: whatever etcd or the file says by now, as its nodes go by it.
     pub fn read_started(path: &Path) -> Result<Vec<Self>> {
-        let copies = address(path)?.map_or_else(|| Ok(Vec::new()), |address| Self::copies(&address))?;
+        let copies = match address(path)? {
+            Some(address) => Self::copies(&address)?,
+            None => Self::file_copies(path),
+        };
         if copies.is_empty() { Self::read(path).map(|rack| vec![rack]) } else { Ok(copies) }
+    }
+
+    /// Racks of this machine that were brought up from a file, as it was then.
+    pub fn file_copies(path: &Path) -> Vec<Self> {
+        let base = Places::base(&rack_dir::chosen(None));
+        let copy = |places: Places| {
+            let file = RackFile::read(&places.copy()).ok()?.shown_as(path.display().to_string());
+            Some(Self { file, places, etcd: None })
+        };
+        let canonical = canonical(path);
+        canonical.map_or_else(Vec::new, |file| Places::with_copy(&base, &file).into_iter().filter_map(copy).collect())
+    }
+
+    /// The same rack as nodes of this machine go by it that run; `None` also for one in etcd, whose monitors follow it.
+    pub fn running(&self) -> Option<Self> {
+        let is_file = self.etcd.is_none();
+        is_file.then(|| Self::file_copies(Path::new(self.shown()))).into_iter().flatten().find(Self::runs)
+    }
+
+    /// Leaves what the nodes of this machine go by: the file may change. That of a rack in etcd its monitors see to.
+    pub fn write_copy(&self) -> Result<()> {
+        if self.etcd.is_some() {
+            return Ok(());
+        }
+        let copy = self.places.copy();
+        std::fs::write(&copy, self.file.rack.to_string()).with_context(|| format!("writing '{}'", copy.display()))
+    }
+
+    /// Whether a monitor of it runs on this machine, or a proxy that waits for the next.
+    pub fn runs(&self) -> bool {
+        self.file.rack.nodes.iter().map(|node| self.places.node(&node.name)).any(|node| {
+            let heir = || Process::behind(&node.heir_socket(), SocketType::SEQPACKET);
+            Process::holding(&node.monitor_pid()).or_else(heir).is_some()
+        })
     }
 
     /// Racks of this machine that have come from an address in etcd, from their nodes' copies.

@@ -144,7 +144,6 @@ struct Report<'a> {
     schema: &'static str,
     processes: Vec<ProcessReport<'a>>,
     /// Of a rack file: each node's proxy on each of its links.
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
     proxies: &'a [ProxyReport],
     unreadable: Vec<UnreadableReport<'a>>,
 }

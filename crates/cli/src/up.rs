@@ -1,5 +1,6 @@
 //! `crosslane up`: the monitors of a rack file's nodes on this machine, and what they need.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use control::monitor::Status;
-use rack::Backend;
+use rack::{Backend, Change};
 use rustix::fs::FlockOperation;
 use rustix::net::SocketType;
 use rustix::process::Signal;
@@ -60,6 +61,7 @@ pub fn main(options: &Options) -> Result<()> {
     slots.iter().try_for_each(|slot| check_node(&rack, *slot))?;
     rack.prepare(&rack.places.directory)?;
     let lock = lock(&rack)?;
+    let is_same = check_same(&rack, &slots, options.restart)?;
     if options.restart {
         slots.iter().try_for_each(|slot| end_monitor(&rack, &rack.file.rack.nodes[*slot].name))?;
     }
@@ -71,6 +73,9 @@ pub fn main(options: &Options) -> Result<()> {
             return Err(error);
         }
     };
+    if is_same {
+        rack.write_copy()?;
+    }
     drop(lock);
     for obstacle in direct_obstacles(&rack, &slots) {
         eprintln!("crosslane: {obstacle}");
@@ -99,6 +104,32 @@ fn local_slots(rack: &LoadedRack, given: Option<&str>) -> Result<Vec<usize>> {
     }
     let what = if own.is_empty() { "no node has an address of this machine" } else { "several nodes could be" };
     bail!(WrongUse::of(format!("{}: {what} this machine; say which one it is with --node", rack.shown())))
+}
+
+/// That nodes of a file that run go by what it says: those that are started now could not work with them. `false`: they
+/// go by other rules and time-outs, and can go on with them.
+fn check_same(rack: &LoadedRack, slots: &[usize], restart: bool) -> Result<bool> {
+    let Some(running) = rack.running() else { return Ok(true) };
+    let (before, now) = (&running.file.rack, &rack.file.rack);
+    let changes: Vec<Change> = slots.iter().map(|slot| before.change_to(now, *slot)).collect();
+    let mut left: BTreeSet<String> = changes.iter().flat_map(|change| change.left.clone()).collect();
+    let mut taken: BTreeSet<String> = changes.into_iter().flat_map(|change| change.taken).collect();
+    if !restart && before.digest() != now.digest() {
+        // Nodes that have joined, of which monitors that run know nothing.
+        left.append(&mut taken);
+    }
+    let (shown, list) = (rack.shown(), |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", "));
+    if !left.is_empty() {
+        let keys = list(left);
+        let remedy = format!("'crosslane down --rack {shown}', then up");
+        bail!(WrongUse::of(format!("{shown} has changed since its nodes were brought up ({keys}); {remedy}")));
+    }
+    let is_same = restart || taken.is_empty();
+    if !is_same {
+        let (keys, remedy) = (list(taken), format!("'crosslane up --restart --rack {shown}'"));
+        eprintln!("crosslane: {shown}: {keys} changed; nodes that run go by what was there before, until {remedy}");
+    }
+    Ok(is_same)
 }
 
 /// What can be seen to be wrong before anything is started.

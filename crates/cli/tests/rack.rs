@@ -12,6 +12,10 @@ mod command;
 
 use command::{CROSSLANE, assert_fails, crosslane, error_line, stdout};
 
+/// Processor time that a proxy may take in a second in which there is nothing to do: it took 100 where it looked on
+/// after each nap, and 370 where it flushed lines for it.
+const IDLE_CPU_MS_MAX: u64 = 50;
+
 /// A folder with a rack file in it, in which everything of the rack lies.
 struct Place {
     folder: tempfile::TempDir,
@@ -166,6 +170,20 @@ impl Place {
         self.status()["nodes"][node]["monitor"].clone()
     }
 
+    /// The processor time that a node's proxy takes meanwhile.
+    fn proxy_cpu_ms(&self, node: usize, meanwhile: Duration) -> u64 {
+        let pid = &self.monitor(node)["proxy"]["pid"];
+        let taken_ms = || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+            // User and system time, in ticks of 10 ms: fields 14 and 15, of which the first two lie before.
+            10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+        };
+        let before_ms = taken_ms();
+        std::thread::sleep(meanwhile);
+        taken_ms() - before_ms
+    }
+
     /// Waits until a node's first link is in a state; a minute is more than any machine takes.
     fn wait_for_link(&self, node: usize, state: &str) {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -207,11 +225,13 @@ fn a_rack_of_two_nodes_comes_up_is_seen_and_goes_down() {
     for word in ["127.77.0.2", "Partitions: 0 control, 1 latency, 2 bulk."] {
         assert!(text.contains(word), "{word} in\n{text}");
     }
-    let stat = stdout(&place.output(&["stat", "--rack", "r.toml", "--json"]));
-    let stat: serde_json::Value = serde_json::from_str(&stat).unwrap();
-    let proxies: Vec<_> = stat["proxies"].as_array().unwrap().iter().map(|proxy| proxy["node"].as_str()).collect();
-    assert_eq!(proxies, [Some("a"), Some("b")], "{stat}");
-    assert_eq!((&stat["proxies"][0]["bytes_copied"], &stat["proxies"][0]["stalls"]), (&0.into(), &0.into()));
+    let stat = || -> serde_json::Value {
+        serde_json::from_str(&stdout(&place.output(&["stat", "--rack", "r.toml", "--json"]))).unwrap()
+    };
+    let found = stat();
+    let proxies: Vec<_> = found["proxies"].as_array().unwrap().iter().map(|proxy| proxy["node"].as_str()).collect();
+    assert_eq!(proxies, [Some("a"), Some("b")], "{found}");
+    assert_eq!((&found["proxies"][0]["bytes_copied"], &found["proxies"][0]["stalls"]), (&0.into(), &0.into()));
     let pids = [0, 1].map(|node| place.monitor(node)["pid"].clone());
     assert!(place.output(&["up", "--rack", "r.toml"]).status.success(), "a second up is harmless");
     assert_eq!([0, 1].map(|node| place.monitor(node)["pid"].clone()), pids);
@@ -222,6 +242,7 @@ fn a_rack_of_two_nodes_comes_up_is_seen_and_goes_down() {
         assert_eq!(place.sockets(), Vec::<PathBuf>::new());
     }
     assert_eq!(place.status()["nodes"][0]["is_up"], false);
+    assert_eq!(stat()["proxies"], serde_json::json!([]));
 }
 
 #[test]
@@ -386,7 +407,47 @@ fn nodes_over_a_file_come_up_one_after_the_other_without_any_server() {
         place.wait_for_link(0, "up");
         place.wait_for_link(1, "up");
         assert!(place.sockets().iter().all(|socket| !socket.ends_with("device.sock")));
+        assert!((0..2).all(|node| place.proxy_cpu_ms(node, Duration::from_secs(1)) <= IDLE_CPU_MS_MAX), "{coherence}");
     }
+}
+
+#[test]
+fn a_rack_file_that_changes_while_its_nodes_run_says_nothing_untrue_and_they_can_be_ended() {
+    let place = Place::new(&[]);
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
+    let status = || place.output(&["status", "--rack", "r.toml", "--json"]);
+    place.change("trust = \"proxy\"", "trust = \"direct\"");
+    place.change("window_bytes = 4194304", "window_bytes = 33554432");
+    for arguments in [&["up", "--rack", "r.toml"][..], &["up", "--restart", "--rack", "r.toml"]] {
+        assert_fails(
+            &place.output(arguments),
+            2,
+            &["r.toml has changed", "(device, trust)", "crosslane down --rack r.toml"],
+        );
+    }
+    let found = status();
+    assert!(error_line(&found).contains("r.toml has changed since its nodes were brought up"), "{found:?}");
+    assert_eq!(place.status()["trust"], "proxy");
+    fs::write(place.file(), "no rack file").unwrap();
+    assert!(error_line(&status()).contains("shown is what the nodes of this machine go by"));
+    assert_eq!(place.status()["nodes"][1]["is_up"], true);
+    fs::remove_file(place.file()).unwrap();
+    assert!(place.output(&["down", "--rack", "r.toml"]).status.success());
+    assert_eq!(place.sockets(), Vec::<PathBuf>::new());
+    assert_fails(&place.output(&["down", "--rack", "r.toml"]), 2, &["r.toml", "--rack"]);
+}
+
+#[test]
+fn rules_that_change_in_a_file_are_there_after_a_restart() {
+    let place = Place::new(&[]);
+    assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
+    place.change("access_default = \"allow\"", "access_default = \"deny\"");
+    let again = place.output(&["up", "--rack", "r.toml"]);
+    assert!(again.status.success() && error_line(&again).contains("access_default changed"), "{again:?}");
+    let restarted = place.output(&["up", "--restart", "--rack", "r.toml"]);
+    assert!(restarted.status.success() && restarted.stderr.is_empty(), "{restarted:?}");
+    let after = place.output(&["up", "--rack", "r.toml"]);
+    assert!(after.status.success() && after.stderr.is_empty(), "{after:?}");
 }
 
 #[test]
