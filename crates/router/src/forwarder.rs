@@ -283,7 +283,7 @@ impl Forwarder {
     }
 
     fn set_own(&mut self) {
-        self.own.set(self.ports.iter().flat_map(|port| port.addresses.iter().map(IpNet::addr)));
+        self.own.set(self.ports.iter().flat_map(|port| port.addresses.iter().copied()));
     }
 
     fn check_port(&self, port: PortId, config: &PortConfig) -> Result<(), PortError> {

@@ -2,13 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
+
 /// Bits of the filter: many more than a node has addresses, few enough to stay in the first-level cache.
 const FILTER_BITS: u32 = 1 << 12;
 
-/// Which addresses are the node's own: asked for each packet's source, so it mostly answers by one bit.
+/// Which addresses are the node's own, or those of all on its networks: asked for each packet's source, so it mostly
+/// answers by one bit.
 pub(crate) struct OwnAddresses {
     filter: [u64; FILTER_BITS as usize / 64],
     addresses: Vec<IpAddr>,
+    broadcasts: Vec<Ipv4Addr>,
 }
 
 fn place_v4(address: u32) -> u32 {
@@ -22,23 +26,37 @@ fn place_v6(address: u128) -> u32 {
 
 impl OwnAddresses {
     pub(crate) fn new() -> OwnAddresses {
-        OwnAddresses { filter: [0; FILTER_BITS as usize / 64], addresses: Vec::new() }
+        OwnAddresses { filter: [0; FILTER_BITS as usize / 64], addresses: Vec::new(), broadcasts: Vec::new() }
     }
 
-    /// These and no others.
-    pub(crate) fn set(&mut self, addresses: impl Iterator<Item = IpAddr>) {
+    /// These and no others, with the networks that they are on.
+    pub(crate) fn set(&mut self, addresses: impl Iterator<Item = IpNet>) {
         self.filter.fill(0);
         self.addresses.clear();
-        for address in addresses {
-            let place = match address {
-                IpAddr::V4(address) => place_v4(address.to_bits()),
-                IpAddr::V6(address) => place_v6(address.to_bits()),
-            };
-            self.filter[place as usize / 64] |= 1 << (place % 64);
-            self.addresses.push(address);
+        self.broadcasts.clear();
+        for network in addresses {
+            self.note(network.addr());
+            self.addresses.push(network.addr());
+            // A network of two addresses has none of all (RFC 3021).
+            if let IpNet::V4(network) = network
+                && network.prefix_len() < 31
+            {
+                self.note(network.broadcast().into());
+                self.broadcasts.push(network.broadcast());
+            }
         }
         self.addresses.sort_unstable();
         self.addresses.dedup();
+        self.broadcasts.sort_unstable();
+        self.broadcasts.dedup();
+    }
+
+    fn note(&mut self, address: IpAddr) {
+        let place = match address {
+            IpAddr::V4(address) => place_v4(address.to_bits()),
+            IpAddr::V6(address) => place_v6(address.to_bits()),
+        };
+        self.filter[place as usize / 64] |= 1 << (place % 64);
     }
 
     /// Not for sure: for another address, it is so seldom.
@@ -61,12 +79,26 @@ impl OwnAddresses {
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         self.addresses.binary_search(&address).is_ok()
     }
+
+    /// Whether it is the address of all on a network of the node's.
+    pub(crate) fn has_broadcast(&self, address: Ipv4Addr) -> bool {
+        self.broadcasts.binary_search(&address).is_ok()
+    }
 }
+
+/// What of IPv4 is not forwarded by its address alone: martians, groups, and addresses of one link.
+#[inline]
+pub(crate) fn is_odd_v4(address: u32) -> bool {
+    is_martian_v4(address) || address >> 16 == LINK_LOCAL_V4
+}
+
+/// The first 16 bits of IPv4's link-local addresses, which no router forwards from or to (RFC 3927, section 7).
+const LINK_LOCAL_V4: u32 = 0xa9fe;
 
 /// First octets of IPv4 addresses that no unicast packet comes from or goes to: *this network*, loopback, multicast,
 /// reserved and broadcast (RFC 1812, section 5.3.7; RFC 6890). Multicast and reserved are the last 32.
 #[inline]
-pub(crate) fn is_odd_v4(address: u32) -> bool {
+fn is_martian_v4(address: u32) -> bool {
     let octet = (address >> 24) as u8;
     // Two comparisons: from 224 on, and 0 that becomes 255.
     octet.wrapping_sub(1) >= 223 || octet == 127
@@ -82,12 +114,12 @@ pub(crate) fn is_odd_v6(address: u128) -> bool {
 
 /// Whether nobody can be there whom a packet could come from.
 pub(crate) fn is_martian_source_v4(address: Ipv4Addr) -> bool {
-    is_odd_v4(address.to_bits())
+    is_martian_v4(address.to_bits())
 }
 
 /// Whether nobody can be there whom a packet could go to; a group's address is somebody's.
 pub(crate) fn is_martian_destination_v4(address: Ipv4Addr) -> bool {
-    is_odd_v4(address.to_bits()) && !address.is_multicast() && !address.is_broadcast()
+    is_martian_v4(address.to_bits()) && !address.is_multicast() && !address.is_broadcast()
 }
 
 /// Whether nobody can be there: unspecified, loopback, or an IPv4 address in disguise (RFC 6890, table 4.2; RFC 4291,
@@ -105,11 +137,12 @@ mod tests {
     #[test]
     fn own_addresses_are_found_and_others_seldom_asked_for() {
         let mut own = OwnAddresses::new();
-        let addresses: Vec<IpAddr> = ["192.0.2.1", "10.0.0.1", "2001:db8::1", "fe80::1", "10.0.0.1"]
+        let networks: Vec<IpNet> = ["192.0.2.1/24", "10.0.0.1/31", "2001:db8::1/64", "fe80::1/64", "10.0.0.1/32"]
             .iter()
-            .map(|text| text.parse().expect("an address"))
+            .map(|text| text.parse().expect("a network"))
             .collect();
-        own.set(addresses.iter().copied());
+        own.set(networks.iter().copied());
+        let addresses: Vec<IpAddr> = networks.iter().map(IpNet::addr).collect();
         for address in &addresses {
             assert!(own.has(*address), "{address}");
             match address {
@@ -118,9 +151,13 @@ mod tests {
             }
         }
         let strangers = (0..100_000_u32).filter(|number| own.may_have_v4(0x0b00_0000 + number)).count();
+        let to_all = Ipv4Addr::new(192, 0, 2, 255);
+        assert!(own.has_broadcast(to_all) && own.may_have_v4(to_all.to_bits()) && !own.has(to_all.into()));
+        assert!(!own.has_broadcast(Ipv4Addr::new(10, 0, 0, 1)), "a network of two addresses has none of all");
         assert!(strangers < 200, "{strangers} of 100,000 strangers look like one of 5");
         assert!(!own.has("10.0.0.2".parse().expect("an address")));
         own.set(std::iter::empty());
+        assert!(!own.has_broadcast(to_all));
         assert!(!own.has(addresses[0]) && !own.may_have_v4(0x0a00_0001));
     }
 
@@ -135,6 +172,13 @@ mod tests {
         }
         for text in ["224.0.0.5", "255.255.255.255"] {
             assert!(!is_martian_destination_v4(text.parse().expect("an address")), "{text} is somebody's");
+        }
+        for text in ["169.254.0.0", "169.254.255.255"] {
+            let address: Ipv4Addr = text.parse().expect("an address");
+            assert!(is_odd_v4(address.to_bits()) && !is_martian_source_v4(address), "{text} is somebody's on its link");
+        }
+        for text in ["169.253.255.255", "169.255.0.0"] {
+            assert!(!is_odd_v4(text.parse::<Ipv4Addr>().expect("an address").to_bits()), "{text}");
         }
         for text in ["::", "::1", "::ffff:1.2.3.4", "::1.2.3.4"] {
             assert!(is_martian_v6(text.parse().expect("an address")), "{text}");

@@ -132,6 +132,9 @@ impl Forwarder {
             return Err(DropReason::MartianSource);
         }
         self.check_source(source.into(), origin)?;
+        if matches!(origin, Origin::Port(_)) && self.own.has_broadcast(source) {
+            return Err(DropReason::MartianSource);
+        }
         if destination.is_multicast() {
             return Err(DropReason::Multicast);
         }

@@ -46,6 +46,13 @@ impl Header {
             _ => None,
         }
     }
+
+    /// Whether it is from or to a link-local address of IPv4, which no router forwards, nor tells anybody of
+    /// (RFC 3927, section 7).
+    fn is_of_one_link(&self) -> bool {
+        let is_link_local = |address| matches!(address, IpAddr::V4(address) if address.is_link_local());
+        is_link_local(self.source) || is_link_local(self.destination)
+    }
 }
 
 impl Forwarder {
@@ -54,7 +61,12 @@ impl Forwarder {
         let Some(header) = Header::of(io.pool.bytes(&packet)) else {
             return self.discard(io, packet, origin, DropReason::Version);
         };
-        let Some((hop, flow)) = self.hop_of(io, &packet, &header, scope) else {
+        let found = self.hop_of(io, &packet, &header, scope);
+        let is_for_us = found.is_some_and(|(hop, _)| (hop.node, hop.port) == (self.config.node, PortId::KERNEL));
+        if matches!(origin, Origin::Port(_)) && !is_for_us && header.is_of_one_link() {
+            return self.discard(io, packet, origin, DropReason::LinkLocal);
+        }
+        let Some((hop, flow)) = found else {
             self.report(io, &packet, origin, Problem::NoRoute);
             return self.discard(io, packet, origin, DropReason::NoRoute);
         };

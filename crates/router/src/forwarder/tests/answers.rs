@@ -187,6 +187,21 @@ fn echo_v6(from: Ipv6Addr, to: Ipv6Addr, data: &[u8]) -> V6 {
 }
 
 #[test]
+fn a_host_with_a_link_local_address_of_ipv4_is_answered_although_it_is_not_forwarded_for() {
+    let mut world = World::new();
+    let (near, own) = (Ipv4Addr::new(169, 254, 7, 2), Ipv4Addr::new(169, 254, 7, 1));
+    world.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(0))]);
+    world.route(IpAddr::from(own).into(), &[Hop::router(NODE)]);
+    world.know(0, near.into(), host_mac(0, 7));
+    let mut request = echo_v4(own, b"near");
+    request.header.source = near;
+    world.receive(0, &request.frame());
+    let frame = world.sent_one(0);
+    let (from, to, _) = error_reply_v4(&frame);
+    assert_eq!((from, to), (own, near));
+}
+
+#[test]
 fn echo_requests_for_any_of_its_addresses_are_answered_where_no_kernel_is() {
     let mut world = World::new();
     world.know_hosts();

@@ -110,6 +110,9 @@ fn martians_are_dropped() {
         let packet = V4::to(destination.parse().expect("an address"));
         world.assert_dropped(0, &packet.frame(), DropReason::MartianDestination);
     }
+    for source in [host_v4(0, 255), host_v4(1, 255)] {
+        world.assert_dropped(0, &V4::with(|header| header.source = source).frame(), DropReason::MartianSource);
+    }
     world.assert_dropped(0, &V4::with(|header| header.source = own_v4(1)).frame(), DropReason::OwnSource);
     world.assert_dropped(0, &V4::to("224.0.0.5".parse().expect("an address")).frame(), DropReason::Multicast);
     world.assert_dropped(0, &V4::to("255.255.255.255".parse().expect("an address")).frame(), DropReason::Broadcast);
@@ -125,6 +128,32 @@ fn martians_are_dropped() {
     world.assert_dropped(0, &V6::to("ff0e::1".parse().expect("an address")).frame(), DropReason::Multicast);
     world.assert_dropped(0, &V6::to("fe80::2".parse().expect("an address")).frame(), DropReason::LinkLocal);
     assert_eq!(world.forwarder.counters().icmp_errors_sent, 0, "nobody is told of a martian");
+}
+
+/// They are somebody's, but on their link alone (RFC 3927, section 7): whatever routes say, and with options too.
+#[test]
+fn link_local_addresses_of_ipv4_are_not_forwarded_from_or_to() {
+    let mut world = World::new();
+    world.know_hosts();
+    world.route("0.0.0.0/0".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    world.route("169.254.7.0/24".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
+    world.route("169.254.8.0/24".parse().expect("a prefix"), &[Hop::NO_ROUTE]);
+    world.know(1, Ipv4Addr::new(169, 254, 7, 2).into(), host_mac(1, 2));
+    let nop = [1, 1, 1, 0];
+    let from = |source: Ipv4Addr| V4::with(|header| header.source = source);
+    for address in [[169, 254, 0, 1], [169, 254, 7, 2], [169, 254, 8, 2], [169, 254, 255, 255]].map(Ipv4Addr::from) {
+        for packet in [from(address), V4::to(address)] {
+            world.assert_dropped(0, &packet.frame(), DropReason::LinkLocal);
+        }
+        for packet in [from(address), V4::to(address)] {
+            world.assert_dropped(0, &packet.options(&nop).frame(), DropReason::LinkLocal);
+        }
+    }
+    assert_eq!(world.forwarder.counters().icmp_errors_sent, 0, "nobody is told of it");
+    for address in [Ipv4Addr::new(169, 253, 255, 255), Ipv4Addr::new(169, 255, 0, 0)] {
+        world.receive(0, &from(address).frame());
+        world.sent_one(1);
+    }
 }
 
 #[test]

@@ -12,6 +12,8 @@ fn spoilt(random: &mut Random) -> Vec<u8> {
         V4::new().frame(),
         V4::new().options(&[7, 7, 4, 0, 0, 0, 0, 68, 8, 5, 0, 0, 0, 0, 0, 0]).frame(),
         V4::to(own_v4(0)).frame(),
+        V4::to(Ipv4Addr::new(169, 254, 0, 2)).frame(),
+        V4::with(|header| header.source = host_v4(1, 255)).frame(),
         V6::new().frame(),
         V6::to(own_v6(0)).frame(),
         V6::with(|header| header.next_header = ipv6::FRAGMENT).payload(vec![17, 0, 0, 8, 0, 0, 0, 1, 1]).frame(),
@@ -98,6 +100,7 @@ fn the_fast_path_and_the_slow_one_do_the_same() {
         let mut world = World::new();
         world.know_hosts();
         world.forwarder.set_remote_mtu(NodeId(3), PortId(1), 600);
+        world.route("169.254.0.0/16".parse().expect("a prefix"), &[Hop::on_link(NODE, PortId(1))]);
         world.route("192.0.0.0/3".parse().expect("a prefix"), &[Hop::on_link(NodeId(3), PortId(1))]);
         world
     };
