@@ -37,8 +37,8 @@ const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
 /// Sleep where nothing rings for the peers: an eighth of the time for which there has been nothing to do, within these
-/// bounds. At the longest, the looks are 60 a second.
-const NAP_NS: RangeInclusive<u64> = 1_000_000..=16_000_000;
+/// bounds. At the longest there are 250 looks a second, and a message comes that much late that nobody had waited for.
+const NAP_NS: RangeInclusive<u64> = 1_000_000..=4_000_000;
 const IDLE_TIMES_NAP: u64 = 8;
 /// How often a sleeper that is rung for everything looks whether its peers are still there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
