@@ -260,6 +260,31 @@ fn what_the_router_itself_does_not_serve_is_said_so() {
     world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &spoilt), DropReason::NoService);
 }
 
+/// It puts nothing together: what has a kernel goes there in pieces, to be put together.
+#[test]
+fn fragments_for_the_router_itself_have_no_answer_and_those_for_a_kernel_get_there() {
+    let mut world = World::new();
+    world.know_hosts();
+    let mut first = echo_v4(own_v4(0), &[7; 1400]).bytes();
+    first[6] = 0x20;
+    mended(&mut first);
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &first), DropReason::NoService);
+    let mut later = first.clone();
+    (later[6], later[7]) = (0, 176);
+    mended(&mut later);
+    world.assert_dropped(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &later), DropReason::NoService);
+    let piece = [&[58, 0, 0, 1, 0, 0, 0, 9][..], &[7; 64]].concat();
+    let to = |header: &mut ipv6::Repr| (header.destination, header.next_header) = (own_v6(0), ipv6::FRAGMENT);
+    world.assert_dropped(0, &V6::with(to).payload(piece).frame(), DropReason::NoService);
+    assert_eq!((world.sent(0).len(), world.forwarder.counters().icmp_errors_sent), (0, 0), "nothing is said of it");
+    world.route(IpAddr::from(own_v4(1)).into(), &[Hop::kernel(NODE)]);
+    first[16..20].copy_from_slice(&own_v4(1).octets());
+    mended(&mut first);
+    world.receive(0, &framed(own_mac(0), host_mac(0, 2), EtherType::IPV4, &first));
+    assert_eq!(world.taken_by_kernel(), [first]);
+    world.assert_no_leak();
+}
+
 #[test]
 fn options_are_done_and_source_routes_refused() {
     let mut world = World::new();
