@@ -407,9 +407,11 @@ mod tests {
         assert_eq!(steps, steps_of_table(&table));
         assert!(found.cases.iter().all(|case| case.version == 6 && case.mpps.median > 0.0), "{found:?}");
         assert_eq!((found.cases.len(), found.zero_loss.len()), (2, 1));
-        let mut multicast = Table::default();
-        multicast.v4.push("224.0.0.0/4".parse().expect("a prefix"));
-        let error = of_table(&options, &multicast, &mut |_| ()).expect_err("nowhere to go").to_string();
+        let mut nowhere = Table::default();
+        for prefix in ["224.0.0.0/4", "169.254.0.0/16"] {
+            nowhere.v4.push(prefix.parse().expect("a prefix"));
+        }
+        let error = of_table(&options, &nowhere, &mut |_| ()).expect_err("nowhere to go").to_string();
         assert_eq!(error, "no route of IPv4 leads to addresses that a router forwards to; bring others");
     }
 

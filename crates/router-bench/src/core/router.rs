@@ -157,7 +157,8 @@ impl Router {
     /// same, by its default route or by mistake.
     pub fn destinations_v4(&self, seed: u64, count: usize) -> Destinations {
         let mut addresses = ::fib::generate::addresses_v4(seed, &self.routes.table.v4, count);
-        addresses.retain(|address| matches!(address >> 24, 1..=126 | 128..=223));
+        let is_link_local = |address: &u32| address >> 16 == 0xa9fe;
+        addresses.retain(|address| matches!(address >> 24, 1..=126 | 128..=223) && !is_link_local(address));
         Destinations::V4(addresses)
     }
 
