@@ -257,6 +257,16 @@ pub struct RoutesStatus {
     /// Destinations that are announced and that its tables have no room for: packets to them take wider routes.
     #[serde(default)]
     pub left_out: u64,
+    /// Routes of this node's kernel that are not the cluster's, in all of their ways or some: by interfaces that are no
+    /// ports.
+    #[serde(default)]
+    pub by_no_port: u64,
+    /// The same, because the kernel wraps packets that take them.
+    #[serde(default)]
+    pub encapsulated: u64,
+    /// Routes of this node's kernel that are the cluster's without their own MTU.
+    #[serde(default)]
+    pub mtu_unheeded: u64,
 }
 
 /// A neighbour.

@@ -198,12 +198,15 @@ fn unused_addresses(ports: &[PortStatus]) -> String {
     text
 }
 
-/// Routes that packets do not take although they are announced.
+/// Routes that packets do not take as they were written.
 fn routes_not_used(routes: &RoutesStatus) -> String {
-    match routes.left_out {
-        0 => String::new(),
-        left_out => format!("{left_out} destinations found no room in the tables: packets to them take wider routes\n"),
-    }
+    let lines = [
+        (routes.left_out, "announced destinations without room in the tables; packets to them take wider routes"),
+        (routes.by_no_port, "routes of the kernel by interfaces that are no ports, not the cluster's; see the log"),
+        (routes.encapsulated, "routes of the kernel with encapsulation, not the cluster's; see the log"),
+        (routes.mtu_unheeded, "routes of the kernel with an MTU of their own, which is not heeded; see the log"),
+    ];
+    lines.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}\n")).collect()
 }
 
 /// Packets that went no further, by reason, wherever that was.
@@ -214,4 +217,18 @@ fn drops(status: &Status) -> String {
     }
     let parts: Vec<String> = all.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
     if parts.is_empty() { String::new() } else { format!("went no further: {}\n", parts.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_that_are_not_taken_are_counted_by_reason() {
+        assert_eq!(routes_not_used(&RoutesStatus::default()), "");
+        let text = routes_not_used(&RoutesStatus { by_no_port: 2, encapsulated: 1, ..RoutesStatus::default() });
+        let starts: Vec<&str> = text.lines().map(|line| line.split(',').next().unwrap_or_default()).collect();
+        let no_port = "2 routes of the kernel by interfaces that are no ports";
+        assert_eq!(starts, [no_port, "1 routes of the kernel with encapsulation"]);
+    }
 }

@@ -10,9 +10,12 @@ use packet::ipv4;
 use router::routes::spread;
 use router::{AdjacencyId, PortConfig, PortId};
 use router_ports::InterfaceIndex;
-use router_ports::netlink::{Address, Change, Link, NeighbourState, Route, RouteKey, RouteKind as KernelKind};
+use router_ports::netlink::{
+    Address, Change, Link, NeighbourState, Route, RouteHop, RouteKey, RouteKind as KernelKind,
+};
 
 use super::plugs::MTU_BYTES_UNSAID;
+use super::untaken::{AllUntaken, Counts, Untaken, Why};
 use crate::cluster::{MTU_BYTES_MAX, Node, PortOfNode};
 use crate::control::Announcements;
 use crate::control::words::{Announced, HopOfNode, METRIC_NEIGHBOUR, Origin, RouteChange, RouteKind};
@@ -37,6 +40,8 @@ pub enum Effect {
     Own(IpAddr),
     /// The address is no longer this node's.
     Disowned(IpAddr),
+    /// A route of the kernel's is not taken as it is.
+    Untaken(IpNet, Untaken),
 }
 
 /// One way of a route.
@@ -139,6 +144,8 @@ pub struct Local {
     /// Routes of the cluster file, and how often they were set.
     statics: Vec<(IpNet, Rank)>,
     statics_set: u16,
+    /// Routes of the kernel's that are not taken as they are.
+    untaken: AllUntaken,
     dirty: BTreeSet<IpNet>,
     effects: Vec<Effect>,
 }
@@ -308,6 +315,7 @@ impl Local {
                 for origin in [Origin::Connected, Origin::Kernel] {
                     self.set(key.prefix, Rank { metric: key.metric, origin, which: 0 }, None);
                 }
+                self.untaken.set(key, None);
             }
             Change::Neighbour(neighbour) => {
                 if let (Some(port), Some(mac), NeighbourState::Permanent) =
@@ -372,18 +380,17 @@ impl Local {
     }
 
     fn route(&mut self, route: Route) {
-        let Route { key: RouteKey { prefix, metric }, protocol, kind, hops } = route;
-        let ways: Vec<(Way, u16)> = hops
-            .iter()
-            .filter_map(|hop| {
-                let port = self.port_of(hop.interface)?;
-                Some((hop.gateway.map_or(Way::OnLink(port), |gateway| Way::Via(port, gateway)), hop.weight))
-            })
-            .collect();
+        let ways: Vec<(Way, u16)> =
+            route.hops.iter().filter_map(|hop| Some((self.way(route.kind, hop)?, hop.weight))).collect();
+        let untaken = self.untaken_of(&route, ways.is_empty());
+        if self.untaken.set(route.key, untaken) {
+            self.effects.extend(untaken.map(|untaken| Effect::Untaken(route.key.prefix, untaken)));
+        }
+        let Route { key: RouteKey { prefix, metric }, protocol, kind, .. } = route;
         let is_connected = protocol == PROTOCOL_KERNEL && !ways.iter().any(|(way, _)| matches!(way, Way::Via(..)));
         let origin = if is_connected { Origin::Connected } else { Origin::Kernel };
         let kind = match kind {
-            KernelKind::Unicast => RouteKind::Unicast,
+            KernelKind::Unicast | KernelKind::Local => RouteKind::Unicast,
             KernelKind::Blackhole => RouteKind::Blackhole,
             KernelKind::Unreachable => RouteKind::Unreachable,
             KernelKind::Prohibit => RouteKind::Prohibited,
@@ -395,6 +402,38 @@ impl Local {
         self.set(prefix, Rank { metric, origin: other, which: 0 }, None);
         let candidate = (is_ours && is_routed(&prefix)).then_some(Candidate { kind, ways });
         self.set(prefix, Rank { metric, origin, which: 0 }, candidate);
+    }
+
+    /// What a hop of the kernel's is to the router; `None` where the router cannot do the same.
+    fn way(&self, kind: KernelKind, hop: &RouteHop) -> Option<Way> {
+        if kind == KernelKind::Local {
+            return (!self.is_private(hop.interface)).then_some(Way::Kernel);
+        }
+        let port = self.port_of(hop.interface).filter(|_| !hop.is_encapsulated)?;
+        Some(hop.gateway.map_or(Way::OnLink(port), |gateway| Way::Via(port, gateway)))
+    }
+
+    /// What has to be said of a route. That what goes by the slow path is the cluster's needs no word.
+    fn untaken_of(&self, route: &Route, is_whole: bool) -> Option<Untaken> {
+        let is_lost = |hop: &&RouteHop| self.way(route.kind, hop).is_none() && self.slow_path != Some(hop.interface);
+        let why = match route.hops.iter().find(is_lost) {
+            _ if !is_routed(&route.key.prefix) => None,
+            Some(hop) if hop.is_encapsulated => Some(Why::Encapsulated),
+            Some(hop) => Some(Why::NoPort(hop.interface)),
+            None if is_whole => None,
+            None => route.mtu_bytes.map(Why::Mtu),
+        };
+        why.map(|why| Untaken { why, is_whole })
+    }
+
+    /// How many routes of the kernel's are not taken as they are.
+    pub fn untaken(&self) -> Counts {
+        self.untaken.counts()
+    }
+
+    /// An interface's name, as the kernel has it.
+    pub fn name_of(&self, interface: InterfaceIndex) -> Option<&str> {
+        self.links.get(&interface).map(|link| link.name.as_str())
     }
 
     /// The forwarder knows a neighbour.

@@ -50,9 +50,11 @@ fn route(prefix: &str, metric: u32, protocol: u8, hops: &[(InterfaceIndex, Optio
         interface: *interface,
         gateway: gateway.map(|gateway| gateway.parse().unwrap()),
         weight: 1,
+        is_encapsulated: false,
     };
     let hops = hops.iter().map(hop).collect();
-    Change::Route(Route { key: RouteKey { prefix: net(prefix), metric }, protocol, kind: KernelKind::Unicast, hops })
+    let key = RouteKey { prefix: net(prefix), metric };
+    Change::Route(Route { key, protocol, kind: KernelKind::Unicast, hops, mtu_bytes: None })
 }
 
 /// What is announced of a prefix to the own table and to others.
@@ -235,7 +237,7 @@ fn a_host_route_stands_before_the_neighbour_whatever_its_metric_and_whichever_no
             for (kind, expected) in
                 [(KernelKind::Blackhole, RouteKind::Blackhole), (KernelKind::Prohibit, RouteKind::Prohibited)]
             {
-                local.kernel(Change::Route(Route { key, protocol: 4, kind, hops: Vec::new() }));
+                local.kernel(Change::Route(Route { key, protocol: 4, kind, hops: Vec::new(), mtu_bytes: None }));
                 let (own, announced) = told(&mut local, prefix);
                 assert_eq!(own.as_ref().map(|own| own.kind), Some(expected), "{prefix} metric {metric}");
                 assert!(
@@ -275,12 +277,87 @@ fn what_is_no_port_is_nobody_elses_business() {
     assert_eq!(announced.iter().map(|change| change.prefix).collect::<Vec<_>>(), own[..2]);
 }
 
+/// What the log is told of routes that are not taken.
+fn untaken(local: &mut Local) -> Vec<(String, Untaken)> {
+    let told = |effect| match effect {
+        Effect::Untaken(prefix, untaken) => Some((prefix.to_string(), untaken)),
+        _ => None,
+    };
+    local.take_effects().into_iter().filter_map(told).collect()
+}
+
+#[test]
+fn a_route_by_no_port_is_said_once_and_counted_while_it_is_there() {
+    let mut local = local();
+    let no_port = |is_whole| Untaken { why: Why::NoPort(MANAGEMENT), is_whole };
+    let management = route("0.0.0.0/0", 0, 4, &[(MANAGEMENT, Some("192.168.0.1"))]);
+    let partial = route("192.0.2.0/24", 0, 4, &[(ETH0, None), (MANAGEMENT, Some("192.168.0.1"))]);
+    local.kernel(management.clone());
+    local.kernel(partial.clone());
+    local.kernel(route("192.168.0.0/24", 0, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
+    local.kernel(route("0.0.0.0/0", 7, 4, &[(SLOW, None)]));
+    local.kernel(route("fe80::/64", 256, PROTOCOL_KERNEL, &[(MANAGEMENT, None)]));
+    let expected = [("0.0.0.0/0", no_port(true)), ("192.0.2.0/24", no_port(false)), ("192.168.0.0/24", no_port(true))];
+    assert_eq!(untaken(&mut local), expected.map(|(prefix, why)| (prefix.to_owned(), why)));
+    assert_eq!(hops(told(&mut local, "192.0.2.0/24").1), [(0, 0)], "the other way is taken");
+    assert_eq!(local.untaken().no_port, 3);
+    local.kernel(management);
+    local.kernel(partial);
+    assert_eq!((untaken(&mut local), local.untaken().no_port), (Vec::new(), 3));
+    local.kernel(route("0.0.0.0/0", 0, 4, &[(ETH0, None)]));
+    local.kernel(Change::RouteGone(RouteKey { prefix: net("192.168.0.0/24"), metric: 0 }));
+    assert_eq!((untaken(&mut local), local.untaken().no_port), (Vec::new(), 1));
+}
+
+#[test]
+fn what_the_kernel_would_wrap_is_not_forwarded_bare() {
+    let mut local = local();
+    let wrapped = |prefix: &str, hops: &[(InterfaceIndex, Option<&str>)], which: usize| {
+        let Change::Route(mut route) = route(prefix, 0, 4, hops) else { unreachable!() };
+        route.hops[which].is_encapsulated = true;
+        Change::Route(route)
+    };
+    local.kernel(wrapped("192.0.2.0/24", &[(ETH0, None)], 0));
+    local.kernel(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 0));
+    let why = |is_whole| Untaken { why: Why::Encapsulated, is_whole };
+    assert_eq!(untaken(&mut local).into_iter().map(|(_, told)| told).collect::<Vec<_>>(), [why(true), why(false)]);
+    assert_eq!((local.untaken().encapsulated, told(&mut local, "192.0.2.0/24")), (2, (None, None)));
+    local.kernel(wrapped("198.51.100.0/24", &[(ETH0, None), (ETH1, None)], 1));
+    assert_eq!(hops(told(&mut local, "198.51.100.0/24").1), [(0, 0)]);
+}
+
+#[test]
+fn a_routes_own_mtu_is_said_where_the_route_is_taken() {
+    let mut local = local();
+    for (interface, said) in [(ETH0, 1), (MANAGEMENT, 0)] {
+        let Change::Route(mut route) = route("192.0.2.0/24", 0, 4, &[(interface, None)]) else { unreachable!() };
+        route.mtu_bytes = Some(1300);
+        local.kernel(Change::Route(route));
+        assert_eq!((local.untaken().mtu, local.untaken().no_port), (said, 1 - said));
+    }
+}
+
+#[test]
+fn what_the_kernel_takes_without_an_address_goes_to_it_from_every_node() {
+    let mut local = local();
+    for (interface, prefix, is_taken) in [(LO, "192.0.2.0/24", true), (MANAGEMENT, "198.51.100.0/24", false)] {
+        let Change::Route(mut route) = route(prefix, 0, 4, &[(interface, None)]) else { unreachable!() };
+        route.kind = KernelKind::Local;
+        local.kernel(Change::Route(route));
+        let (own, announced) = told(&mut local, prefix);
+        assert_eq!(own, announced);
+        let hops: Vec<HopOfNode> = announced.map_or_else(Vec::new, |announced| announced.hops);
+        assert_eq!(hops, if is_taken { vec![KERNEL_HOP] } else { Vec::new() });
+    }
+    assert_eq!(untaken(&mut local).len(), 1);
+}
+
 #[test]
 fn rejecting_routes_are_announced_unless_they_are_the_kernels_own() {
     let mut local = local();
     let reject = |prefix: &str, protocol| {
         let key = RouteKey { prefix: net(prefix), metric: 5 };
-        Change::Route(Route { key, protocol, kind: KernelKind::Blackhole, hops: Vec::new() })
+        Change::Route(Route { key, protocol, kind: KernelKind::Blackhole, hops: Vec::new(), mtu_bytes: None })
     };
     local.kernel(reject("198.51.100.0/24", 4));
     local.kernel(reject("::/0", PROTOCOL_KERNEL));
@@ -294,7 +371,7 @@ fn where_the_table_is_left_by_throw_no_wider_route_counts() {
     let mut local = local();
     local.kernel(route("198.51.100.0/24", 5, 4, &[(ETH0, Some("10.1.0.2"))]));
     let key = RouteKey { prefix: net("198.51.100.0/28"), metric: 5 };
-    local.kernel(Change::Route(Route { key, protocol: 4, kind: KernelKind::Throw, hops: Vec::new() }));
+    local.kernel(Change::Route(Route { key, protocol: 4, kind: KernelKind::Throw, hops: Vec::new(), mtu_bytes: None }));
     let changes = local.settle();
     let thrown = changes.iter().find(|change| change.prefix == key.prefix).unwrap().announced.clone().unwrap();
     assert_eq!((thrown.kind, thrown.metric, thrown.hops), (RouteKind::Throw, 5, Vec::new()));

@@ -11,6 +11,7 @@ mod rearranged;
 mod reload;
 mod status;
 mod table;
+mod untaken;
 mod watch;
 
 use std::fs::File;
@@ -46,6 +47,7 @@ use local::{Effect, Local, Opened};
 use peers::{News, Peers};
 use rearranged::Rearranged;
 use table::Table;
+use untaken::{Untaken, Why};
 use watch::{HangNews, HangWatch, Pulse};
 
 /// Buffers of a node, for all packets that are in it at a time.
@@ -740,11 +742,24 @@ impl Node {
                         warn!(%address, "the ports are not told that this address is gone: {error}");
                     }
                 }
+                Effect::Untaken(prefix, untaken) => self.say_untaken(prefix, untaken),
             }
         }
         let changes = self.local.settle();
         self.table.change(self.settings.id(), changes);
         self.say_mtu_cuts();
+    }
+
+    /// The log is told of a route that is not taken as the kernel has it. One by a port that is only being opened again
+    /// is taken soon.
+    fn say_untaken(&self, prefix: ipnet::IpNet, untaken: Untaken) {
+        let Why::NoPort(interface) = untaken.why else { return warn!("{}", untaken.line(prefix, "")) };
+        let name = self.local.name_of(interface).unwrap_or("?");
+        let mut ports = self.settings.node().ports.iter().zip(&self.ports);
+        if !ports.any(|(of_file, memory)| of_file.device == name && memory.replug_at_ns.is_some()) {
+            // So it is at each start where a node shares the machine's network.
+            info!("{}", untaken.line(prefix, name));
+        }
     }
 
     /// A line for each MTU of the file that a port does not carry.
@@ -824,6 +839,7 @@ impl Node {
             status::port(of_file, memory.kind, memory.fallback.as_deref(), config, place, snapshot)
         };
         let (v4, v6) = self.table.routes();
+        let untaken = self.local.untaken();
         let counters = &snapshot.counters;
         Status {
             node: node.name.clone(),
@@ -839,6 +855,9 @@ impl Node {
                 announced: self.local.announcements().len() as u64,
                 installed: self.table.installed() as u64,
                 left_out: self.table.left_out() as u64,
+                by_no_port: untaken.no_port,
+                encapsulated: untaken.encapsulated,
+                mtu_unheeded: untaken.mtu,
             },
             neighbours: snapshot
                 .neighbours

@@ -10,7 +10,8 @@ use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState as Nud,
 };
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteProtocol,
+    RouteType, RouteVia,
 };
 
 use packet::ethernet::MacAddress;
@@ -22,6 +23,8 @@ use crate::InterfaceIndex;
 
 /// The kernel's metric of an IPv6 route that was given none.
 const METRIC_V6_DEFAULT: u32 = 1024;
+/// `RT_TABLE_LOCAL` (`linux/rtnetlink.h`).
+const TABLE_LOCAL: u32 = 255;
 
 pub(super) fn link(message: &LinkMessage) -> Option<Link> {
     let header = &message.header;
@@ -103,7 +106,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<(Route, Option<u32>)> {
         return None;
     }
     let read = Attributes::of(message);
-    if read.table != u32::from(RouteHeader::RT_TABLE_MAIN) || header.source_prefix_length != 0 {
+    if !is_of_table(kind, header.protocol, read.table) || header.source_prefix_length != 0 {
         return None;
     }
     let unspecified = match header.address_family {
@@ -114,14 +117,24 @@ pub(super) fn route(message: &RouteMessage) -> Option<(Route, Option<u32>)> {
     let prefix = IpNet::new(read.destination.unwrap_or(unspecified), header.destination_prefix_length).ok()?;
     let metric_default = if unspecified.is_ipv6() { METRIC_V6_DEFAULT } else { 0 };
     let key = RouteKey { prefix: prefix.trunc(), metric: read.metric.unwrap_or(metric_default) };
-    let mut hops = if kind == RouteKind::Unicast { read.hops() } else { Vec::new() };
+    let has_hops = matches!(kind, RouteKind::Unicast | RouteKind::Local);
+    let mut hops = if has_hops { read.hops() } else { Vec::new() };
     hops.sort_unstable();
-    Some((Route { key, protocol, kind, hops }, read.object))
+    Some((Route { key, protocol, kind, hops, mtu_bytes: read.mtu_bytes }, read.object))
+}
+
+/// Whether it is of the main table; of those in table local, one that the kernel did not make for an address.
+fn is_of_table(kind: RouteKind, protocol: RouteProtocol, table: u32) -> bool {
+    match kind {
+        RouteKind::Local => protocol != RouteProtocol::Kernel && table == TABLE_LOCAL,
+        _ => table == u32::from(RouteHeader::RT_TABLE_MAIN),
+    }
 }
 
 fn kind(kind: RouteType) -> Option<RouteKind> {
     match kind {
         RouteType::Unicast => Some(RouteKind::Unicast),
+        RouteType::Local => Some(RouteKind::Local),
         RouteType::BlackHole => Some(RouteKind::Blackhole),
         RouteType::Unreachable => Some(RouteKind::Unreachable),
         RouteType::Prohibit => Some(RouteKind::Prohibit),
@@ -139,6 +152,8 @@ struct Attributes<'a> {
     gateway: Option<IpAddr>,
     several: Option<&'a [RouteNextHop]>,
     object: Option<u32>,
+    mtu_bytes: Option<u32>,
+    is_encapsulated: bool,
 }
 
 impl Attributes<'_> {
@@ -151,6 +166,8 @@ impl Attributes<'_> {
             gateway: None,
             several: None,
             object: None,
+            mtu_bytes: None,
+            is_encapsulated: message.attributes.iter().any(is_encapsulation),
         };
         for attribute in &message.attributes {
             match attribute {
@@ -160,6 +177,7 @@ impl Attributes<'_> {
                 RouteAttribute::Oif(index) => read.interface = Some(*index),
                 RouteAttribute::MultiPath(several) => read.several = Some(several),
                 RouteAttribute::NhId(id) => read.object = Some(*id),
+                RouteAttribute::Metrics(metrics) => read.mtu_bytes = metrics.iter().find_map(mtu_bytes),
                 _ => read.gateway = gateway(attribute).or(read.gateway),
             }
         }
@@ -167,8 +185,12 @@ impl Attributes<'_> {
     }
 
     fn hops(&self) -> Vec<RouteHop> {
-        let single =
-            self.interface.map(|index| RouteHop { interface: InterfaceIndex(index), gateway: self.gateway, weight: 1 });
+        let single = self.interface.map(|index| RouteHop {
+            interface: InterfaceIndex(index),
+            gateway: self.gateway,
+            weight: 1,
+            is_encapsulated: self.is_encapsulated,
+        });
         match self.several {
             Some(several) => several.iter().map(hop).collect(),
             None => single.into_iter().collect(),
@@ -181,6 +203,18 @@ fn hop(hop: &RouteNextHop) -> RouteHop {
         interface: InterfaceIndex(hop.interface_index),
         gateway: hop.attributes.iter().find_map(gateway),
         weight: u16::from(hop.hops) + 1,
+        is_encapsulated: hop.attributes.iter().any(is_encapsulation),
+    }
+}
+
+fn is_encapsulation(attribute: &RouteAttribute) -> bool {
+    matches!(attribute, RouteAttribute::Encap(_) | RouteAttribute::EncapType(_))
+}
+
+fn mtu_bytes(metric: &RouteMetric) -> Option<u32> {
+    match metric {
+        RouteMetric::Mtu(bytes) if *bytes > 0 => Some(*bytes),
+        _ => None,
     }
 }
 

@@ -91,8 +91,10 @@ pub struct Route {
     pub protocol: u8,
     /// What becomes of a packet.
     pub kind: RouteKind,
-    /// Equal ways, sorted; none unless the kind is [`RouteKind::Unicast`].
+    /// Equal ways, sorted; none unless the kind is [`RouteKind::Unicast`] or [`RouteKind::Local`].
     pub hops: Vec<RouteHop>,
+    /// The longest packet that is to take it, where that is not its interface's.
+    pub mtu_bytes: Option<u32>,
 }
 
 /// What a route does with packets.
@@ -100,6 +102,9 @@ pub struct Route {
 pub enum RouteKind {
     /// Sends them on.
     Unicast,
+    /// Takes them as for an address of the node's, although none is configured (AnyIP): a route of an administrator's
+    /// in table local, which is looked in before main. Those of addresses are not told as routes.
+    Local,
     /// Drops them.
     Blackhole,
     /// Drops them, and says so to the sender.
@@ -119,6 +124,8 @@ pub struct RouteHop {
     pub gateway: Option<IpAddr>,
     /// How many parts of the flows, 1 to 256.
     pub weight: u16,
+    /// In which the kernel wraps packets: MPLS, SRv6, a tunnel without an interface.
+    pub is_encapsulated: bool,
 }
 
 /// What the kernel knows of a neighbour.

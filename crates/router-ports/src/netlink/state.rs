@@ -22,12 +22,24 @@ struct Variant {
     protocol: u8,
     kind: RouteKind,
     hops: Vec<RouteHop>,
+    mtu_bytes: Option<u32>,
     object: Option<u32>,
 }
 
 impl Variant {
+    fn new(route: Route, object: Option<u32>) -> Variant {
+        let Route { protocol, kind, hops, mtu_bytes, .. } = route;
+        Variant { protocol, kind, hops, mtu_bytes, object }
+    }
+
     fn route(&self, key: RouteKey) -> Route {
-        Route { key, protocol: self.protocol, kind: self.kind, hops: self.hops.clone() }
+        let Variant { protocol, kind, mtu_bytes, .. } = *self;
+        Route { key, protocol, kind, hops: self.hops.clone(), mtu_bytes }
+    }
+
+    /// Of the table that is looked in before the main one.
+    fn is_local(&self) -> bool {
+        self.kind == RouteKind::Local
     }
 
     fn has_gateways(&self) -> bool {
@@ -35,7 +47,8 @@ impl Variant {
     }
 
     fn is_told_as(&self, other: &Variant) -> bool {
-        (self.protocol, self.kind, &self.hops) == (other.protocol, other.kind, &other.hops)
+        let told = |of: &Variant| (of.protocol, of.kind, of.mtu_bytes);
+        told(self) == told(other) && self.hops == other.hops
     }
 }
 
@@ -92,8 +105,10 @@ impl State {
         match message {
             Message::NewRoute(message) => {
                 let Some((route, object)) = convert::route(&message) else { return };
-                let Route { key, protocol, kind, hops } = route;
-                self.routes.entry(key).or_default().push(Variant { protocol, kind, hops, object });
+                let variants = self.routes.entry(route.key).or_default();
+                let new = Variant::new(route, object);
+                let place = if new.is_local() { 0 } else { variants.len() };
+                variants.insert(place, new);
             }
             other => self.apply(other, 0, &mut Vec::new()),
         }
@@ -163,9 +178,9 @@ impl State {
         changes: &mut Vec<Change>,
         change: impl FnOnce(&mut State, RouteKey, Variant),
     ) {
-        let Route { key, protocol, kind, hops } = route;
+        let key = route.key;
         let before = self.used(&key).cloned();
-        change(self, key, Variant { protocol, kind, hops, object });
+        change(self, key, Variant::new(route, object));
         match (before, self.used(&key)) {
             (Some(before), Some(now)) if before.is_told_as(now) => {}
             (_, Some(now)) => changes.push(Change::Route(now.route(key))),
@@ -185,7 +200,9 @@ impl State {
         } else if variants.contains(&new) {
             // Told before, by a dump; its place may have changed.
             self.is_doubtful |= variants.len() > 1;
-        } else if let [only] = &mut variants[..] {
+        } else if let [only] = &mut variants[..]
+            && only.is_local() == new.is_local()
+        {
             let is_same_object = new.object.is_some() && only.object == new.object;
             let is_v6 = key.prefix.addr().is_ipv6();
             let is_grown = is_v6 && only.protocol == new.protocol && is_within(only, &new);

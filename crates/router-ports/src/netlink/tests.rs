@@ -105,7 +105,7 @@ fn what_is_there_is_told_first_and_what_changes_after() {
         world.apply(monitor.changes().unwrap());
         let network = "10.1.0.0/24".parse().unwrap();
         let connected = &world.routes[&RouteKey { prefix: network, metric: 0 }];
-        assert_eq!(connected.hops, [RouteHop { interface: a, gateway: None, weight: 1 }]);
+        assert_eq!(connected.hops, [RouteHop { interface: a, gateway: None, weight: 1, is_encapsulated: false }]);
         assert!(world.links[&a].is_up && world.links[&a].has_carrier && world.links[&a].mac.is_some());
         assert!(world.addresses[&(a, "10.1.0.1/24".parse().unwrap())].is_usable);
 
@@ -435,6 +435,50 @@ fn a_route_that_leaves_the_table_is_told_like_others_that_reject() {
             let told: Vec<RouteKind> = world.routes.values().map(|route| route.kind).collect();
             assert_eq!(told, [kinds, kinds].concat());
         }
+    });
+}
+
+#[test]
+fn what_is_special_about_a_route_is_told() {
+    let Some(namespace) = namespace::for_test("what_is_special_about_a_route") else { return };
+    within(&namespace, || {
+        let a = pair(&mut Requests::open().unwrap()).named("a");
+        let (mut monitor, mut world) = (Monitor::open().unwrap(), World::default());
+        world.apply(monitor.changes().unwrap());
+        ip("route add 10.5.0.0/16 via 10.1.0.2 mtu 1300");
+        ip("route add 10.6.0.0/16 encap ip id 5 dst 10.1.0.9 via 10.1.0.2 dev a");
+        ip("route add 10.7.0.0/16 nexthop via 10.1.0.2 nexthop encap ip id 5 dst 10.1.0.9 via 10.1.0.3 dev a");
+        ip("route add fd00:6::/48 encap ip6 id 5 dst fd00:1::9 dev a");
+        ip("nexthop add id 1 encap ip6 id 5 dst fd00:1::9 via fd00:1::2 dev a");
+        ip("route add fd00:7::/48 nhid 1");
+        ip("link set dev lo up");
+        ip("route add local 10.8.0.0/16 dev lo");
+        ip("route add local fd00:8::/48 dev lo");
+        world.apply(monitor.changes().unwrap());
+        for world in [&world, &World::afresh()] {
+            let route = |prefix: &str| world.routes.values().find(|route| route.key.prefix.to_string() == prefix);
+            let wrapped = |prefix: &str| -> Vec<bool> {
+                route(prefix).unwrap().hops.iter().map(|hop| hop.is_encapsulated).collect()
+            };
+            assert_eq!((route("10.5.0.0/16").unwrap().mtu_bytes, wrapped("10.5.0.0/16")), (Some(1300), vec![false]));
+            assert_eq!((route("10.6.0.0/16").unwrap().mtu_bytes, wrapped("10.6.0.0/16")), (None, vec![true]));
+            assert_eq!(wrapped("10.7.0.0/16"), [false, true]);
+            assert_eq!((wrapped("fd00:6::/48"), wrapped("fd00:7::/48")), (vec![true], vec![true]));
+            let local = world.routes.values().filter(|route| route.kind == RouteKind::Local);
+            let local: Vec<String> = local.map(|route| route.key.prefix.to_string()).collect();
+            assert_eq!(local, ["10.8.0.0/16", "fd00:8::/48"], "and none of the kernel's own");
+        }
+        ip("route change 10.5.0.0/16 via 10.1.0.2 mtu 1200");
+        ip("route add 10.8.0.0/16 via 10.1.0.2");
+        world.apply(monitor.changes().unwrap());
+        let key = |prefix: &str| RouteKey { prefix: prefix.parse().unwrap(), metric: 0 };
+        assert_eq!(world.routes[&key("10.5.0.0/16")].mtu_bytes, Some(1200));
+        assert_eq!(world.routes[&key("10.8.0.0/16")].kind, RouteKind::Local, "table local is looked in first");
+        ip("route del local 10.8.0.0/16 dev lo table local");
+        world.apply(monitor.changes().unwrap());
+        assert_eq!(world.routes[&key("10.8.0.0/16")].kind, RouteKind::Unicast);
+        assert!(world.routes[&key("10.8.0.0/16")].hops.iter().all(|hop| hop.interface == a));
+        assert_eq!(world.routes, World::afresh().routes);
     });
 }
 
