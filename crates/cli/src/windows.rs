@@ -32,9 +32,9 @@ pub struct Options {
     /// Decides everything that is random
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Bytes of a message in the scaling experiment
-    #[arg(long, value_name = "BYTES", default_value_t = 8)]
-    pub message_bytes: usize,
+    /// Bytes of a message in the scaling experiment, one size or several: 256 bytes fill the link, 8 do not
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [8, 256])]
+    pub message_bytes: Vec<usize>,
     /// Fewer points, shorter spans
     #[arg(long)]
     pub quick: bool,
@@ -71,8 +71,8 @@ struct LinkModel {
 const LINK_NAME: &str = "gen3x16 NTB";
 const CORES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const NODES: [usize; 5] = [2, 4, 8, 16, 32];
-/// Cores of a node while the number of nodes is what changes.
-const CORES_OF_MANY_NODES: usize = 2;
+/// Lanes of a simulated rack at most: each core has one to each other node, in memory of its own.
+const LANES_MAX: usize = 8192;
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// Virtual time of the modelled figures beside live ones.
 const MODELLED_NS: f64 = 1_000_000.0;
@@ -85,10 +85,8 @@ pub fn main(options: &Options) -> Result<()> {
         simulated::work(WORK_BYTES, frames);
         return Ok(());
     }
-    if !(1..=MESSAGE_BYTES_MAX).contains(&options.message_bytes) {
-        return Err(
-            WrongUse::of(format!("{} bytes a message; try 1 to {MESSAGE_BYTES_MAX}", options.message_bytes)).into()
-        );
+    if let Some(bytes) = options.message_bytes.iter().find(|bytes| !(1..=MESSAGE_BYTES_MAX).contains(*bytes)) {
+        return Err(WrongUse::of(format!("{bytes} bytes a message; try 1 to {MESSAGE_BYTES_MAX}")).into());
     }
     if !options.sim {
         let live = live::Options { json: options.json, quick: options.quick, plot: options.plot.clone() };
@@ -122,9 +120,9 @@ fn simulate(options: &Options) -> Report {
     let costs = if options.measure { measure() } else { Costs::default() };
     let span = Span::from_ns(if options.quick { 100_000.0 } else { 1_000_000.0 });
     let (cores, nodes) = if options.quick { (&CORES[..4], &NODES[..3]) } else { (&CORES[..], &NODES[..]) };
-    let by_cores = cores.iter().map(|&cores| (2, cores));
-    let by_nodes = nodes[1..].iter().flat_map(|&nodes| [(nodes, 1), (nodes, CORES_OF_MANY_NODES)]);
-    let points: Vec<(usize, usize)> = by_cores.chain(by_nodes).collect();
+    let all = nodes.iter().flat_map(|&nodes| cores.iter().map(move |&cores| (nodes, cores)));
+    let points: Vec<(usize, usize)> = all.filter(|(nodes, cores)| nodes * (nodes - 1) * cores <= LANES_MAX).collect();
+    let scale = |bytes: &usize| simulated::scaling(&points, *bytes, Span::from_ps(span.ps() / 2), costs, options.seed);
     let link = simulated::LINK;
     Report {
         schema: "crosslane-bench-windows-1",
@@ -139,7 +137,7 @@ fn simulate(options: &Options) -> Report {
             packet_header_bytes: link.header_bytes,
             packet_payload_bytes_max: link.payload_bytes_max,
         },
-        scaling: simulated::scaling(&points, options.message_bytes, Span::from_ps(span.ps() / 2), costs, options.seed),
+        scaling: options.message_bytes.iter().flat_map(scale).collect(),
         isolation: simulated::isolation(span, costs, options.seed),
     }
 }

@@ -8,6 +8,8 @@ use sim::{Random, Span, Time};
 
 /// Connections of each core in the scaling experiment.
 const STREAMS: usize = 4;
+/// With fewer cores, a span has too few messages to tell the rate by.
+const CORES_OF_A_SPAN: usize = 8;
 /// Slots of a ring, where the number of partitions is what matters.
 const SCALING_SLOTS: u64 = 512;
 /// Slots of a ring, where one partition is looked at.
@@ -51,11 +53,12 @@ pub struct Isolation {
     pub bulk_gbytes_per_s: f64,
 }
 
-/// Message rate of each node while all cores send to all peers, over one span of virtual time.
+/// Message rate of each node while all cores send to all peers, over one span of virtual time, or several for few cores.
 pub fn scaling(points: &[(usize, usize)], message_bytes: usize, span: Span, costs: Costs, seed: u64) -> Vec<Scaling> {
     let mut rows: Vec<Scaling> = Vec::new();
     for &(nodes, cores) in points {
-        let rate = rate(nodes, cores, message_bytes, span, costs, seed);
+        let spans = (CORES_OF_A_SPAN / cores).max(1) as u64;
+        let rate = rate(nodes, cores, message_bytes, Span::from_ps(spans * span.ps()), costs, seed);
         let messages_per_us_core = rate / cores as f64;
         let one = rows.iter().find(|row| row.nodes == nodes && row.cores == 1);
         let of_linear = one.map_or(1.0, |one| messages_per_us_core / one.messages_per_us_core);
@@ -102,10 +105,12 @@ fn rate(nodes: usize, cores: usize, message_bytes: usize, span: Span, costs: Cos
     // Where the link is full, what waits for it takes a while to gather.
     let warm = Time::ZERO + span;
     world.run(warm);
-    let before = world.counters(0..cores).bytes_received;
+    // Of all nodes: one alone may be served before others that want as much of a full link.
+    let all = 0..nodes * cores;
+    let before = world.counters(all.clone()).bytes_received;
     world.run(warm + span);
-    let messages = (world.counters(0..cores).bytes_received - before) as f64 / message_bytes as f64;
-    messages / (span.ns() / 1000.0)
+    let messages = (world.counters(all).bytes_received - before) as f64 / message_bytes as f64;
+    messages / nodes as f64 / (span.ns() / 1000.0)
 }
 
 /// Ping-pong of 8 bytes beside eight streams and one that nobody reads: alone, and without slices, with them, and with
@@ -173,6 +178,15 @@ mod tests {
         assert!(short[1].link_load < 0.9 && short[1].of_linear > 0.9, "{short:?}");
         let long = scale(16, 256);
         assert!((0.9..1.01).contains(&long[1].link_load) && long[1].of_linear < 0.9, "{long:?}");
+    }
+
+    #[test]
+    fn message_rate_is_the_same_by_core_however_many_nodes_there_are() {
+        let points = [2, 4, 8].map(|nodes| [(nodes, 1), (nodes, 4)]).concat();
+        let rows = scaling(&points, 256, Span::from_ns(100_000.0), Costs::default(), 1);
+        let by_core: Vec<f64> =
+            rows.iter().map(|row| row.messages_per_us_core / rows[0].messages_per_us_core).collect();
+        assert!(by_core.iter().all(|of_first| (0.9..1.1).contains(of_first)), "{rows:#?}");
     }
 
     #[test]
