@@ -1,5 +1,6 @@
 //! What `--cluster` names, and where the files of its nodes lie.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -54,6 +55,17 @@ impl LoadedCluster {
             Some(index) => Ok(vec![index]),
             None => bail!(unknown(&self.file, name)),
         }
+    }
+
+    /// The nodes that this machine is to run.
+    pub fn here(&self) -> Vec<usize> {
+        let nodes = &self.file.cluster.nodes;
+        // Only an address of this machine can be bound to; a node that is up has taken it already.
+        let is_here = |index: &usize| match nodes[*index].control {
+            None => true,
+            Some(control) => TcpListener::bind((control.ip(), 0)).is_ok(),
+        };
+        (0..nodes.len()).filter(is_here).collect()
     }
 
     /// The name of a node.

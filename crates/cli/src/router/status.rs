@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use router_node::ask::{PeerStatus, PortStatus, RoutesStatus, Status};
 use serde::Serialize;
 
@@ -56,7 +56,32 @@ pub fn main(options: &Options) -> Result<()> {
         directory: cluster.places.directory.clone(),
         nodes: nodes.iter().map(|index| node_report(&cluster, *index)).collect(),
     };
-    if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }
+    if options.json {
+        output::print_json(&report)?
+    } else {
+        output::print(&describe(&report))?
+    }
+    // A node of another machine is not to be up here, unless it is the one that was asked about.
+    let wanted = if options.node.is_some() { nodes } else { cluster.here() };
+    match not_up(&report, &wanted.iter().map(|index| cluster.name(*index)).collect::<Vec<_>>()) {
+        None => Ok(()),
+        Some(fault) => bail!(fault),
+    }
+}
+
+/// That nodes are not up, for scripts, which see it by the exit code.
+fn not_up(report: &Report, wanted: &[&str]) -> Option<String> {
+    let is_missing = |node: &&NodeReport| !node.is_up && wanted.contains(&node.node.as_str());
+    let missing: Vec<String> = report.nodes.iter().filter(is_missing).map(|node| format!("'{}'", node.node)).collect();
+    let (which, are) = match missing.len() {
+        0 => return None,
+        1 => ("node", "is"),
+        _ => ("nodes", "are"),
+    };
+    let (names, file) = (missing.join(", "), &report.file);
+    Some(format!(
+        "{which} {names} of {file} {are} not up; start what is down with 'crosslane router up --cluster {file}'"
+    ))
 }
 
 fn node_report(cluster: &LoadedCluster, index: usize) -> NodeReport {
@@ -222,6 +247,28 @@ fn drops(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_that_are_to_be_up_here_and_are_not_are_a_failure_and_others_are_none() {
+        let node = |name: &str, is_up| NodeReport {
+            node: name.to_owned(),
+            log: PathBuf::new(),
+            is_up,
+            error: None,
+            status: None,
+        };
+        let report = Report {
+            schema: "",
+            file: "c.toml".to_owned(),
+            name: String::new(),
+            directory: PathBuf::new(),
+            nodes: vec![node("a", true), node("b", false), node("c", false)],
+        };
+        let start = "start what is down with 'crosslane router up --cluster c.toml'";
+        assert_eq!(not_up(&report, &["a"]), None);
+        assert_eq!(not_up(&report, &["a", "c"]), Some(format!("node 'c' of c.toml is not up; {start}")));
+        assert_eq!(not_up(&report, &["b", "c"]), Some(format!("nodes 'b', 'c' of c.toml are not up; {start}")));
+    }
 
     #[test]
     fn routes_that_are_not_taken_are_counted_by_reason() {

@@ -1,6 +1,5 @@
 //! `crosslane router up`: the nodes of a cluster file on this machine.
 
-use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::process::Child;
@@ -68,13 +67,7 @@ fn local_nodes(cluster: &LoadedCluster, given: Option<&str>) -> Result<Vec<usize
     if given.is_some() {
         return cluster.chosen(given);
     }
-    let nodes = &cluster.file.cluster.nodes;
-    // Only an address of this machine can be bound to; a node that is up has taken it already.
-    let is_here = |index: &usize| match nodes[*index].control {
-        None => true,
-        Some(control) => TcpListener::bind((control.ip(), 0)).is_ok(),
-    };
-    let here: Vec<usize> = (0..nodes.len()).filter(is_here).collect();
+    let (nodes, here) = (&cluster.file.cluster.nodes, cluster.here());
     let shown = cluster.file.shown();
     if here.is_empty() {
         bail!(WrongUse::of(format!("{shown}: no node has a control address of this machine; name one with --node")));
