@@ -53,7 +53,8 @@ pub struct Isolation {
     pub bulk_gbytes_per_s: f64,
 }
 
-/// Message rate of each node while all cores send to all peers, over one span of virtual time, or several for few cores.
+/// Message rate of each node while all cores send to all peers, over one span of virtual time; over several where cores
+/// are few.
 pub fn scaling(points: &[(usize, usize)], message_bytes: usize, span: Span, costs: Costs, seed: u64) -> Vec<Scaling> {
     let mut rows: Vec<Scaling> = Vec::new();
     for &(nodes, cores) in points {
