@@ -52,10 +52,14 @@ impl Drop for Demo {
 }
 
 impl Demo {
-    /// All its steps have been taken.
-    fn stay() -> Self {
-        let demo = Self::start(&["--quick", "--stay"]);
+    /// All its steps have been taken, and were fine.
+    fn stay(interconnect: &str) -> Self {
+        let demo = Self::start(&["--quick", "--stay", "--interconnect", interconnect]);
         demo.process().wait_until("the end of its steps", PATIENCE, |demo| demo.stdout().contains("it stays until"));
+        let said = demo.process().stdout();
+        let fine = said.lines().filter(|line| line.starts_with("ok ")).count();
+        assert!(fine == STEPS && !said.contains("FAILED"), "{said}");
+        assert_eq!(demo.node(0)["interconnect"], interconnect);
         demo
     }
 
@@ -92,10 +96,7 @@ fn a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing() {
     if !can_make_namespaces("a_cluster_carries_what_nobody_changed_survives_a_death_and_leaves_nothing") {
         return;
     }
-    let demo = Demo::stay();
-    let said = demo.process().stdout();
-    let fine = said.lines().filter(|line| line.starts_with("ok ")).count();
-    assert!(fine == STEPS && !said.contains("FAILED"), "{said}");
+    let demo = Demo::stay("lane");
     a_death_was_counted(&demo);
     an_idle_node_uses_no_processor(&demo);
     routes_of_the_kernel_are_the_clusters(&demo);
@@ -286,7 +287,7 @@ fn an_interrupted_demo_leaves_nothing() {
     if !can_make_namespaces("an_interrupted_demo_leaves_nothing") {
         return;
     }
-    let demo = Demo::start(&["--quick"]);
+    let demo = Demo::start(&["--quick", "--interconnect", "rnic-lane"]);
     demo.process().wait_until("a first step", PATIENCE, |demo| demo.stdout().contains("ok "));
     let (name, folder) = (demo.name.clone(), demo.folder.clone());
     let finished = demo.interrupt().must_exit_with(1);
@@ -327,7 +328,7 @@ fn routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn() {
     if !can_make_namespaces("routes_of_bgp_are_learnt_by_all_nodes_and_withdrawn") {
         return;
     }
-    let demo = Demo::stay();
+    let demo = Demo::stay("window");
     let folder = tempfile::Builder::new().prefix("frr-").tempdir_in("/tmp").expect("a folder");
     fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a folder");
     // Host h1 is a router of somebody else's, with a network behind it.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use system_tests::{Process, place};
 
-use crate::cluster::{Cluster, Lab, PLAIN, wait_until};
+use crate::cluster::{Cluster, Lab, joined_by, wait_until};
 
 /// Of the node, which tells others the cluster's routes: to it they are *alien*, for another program put them into the
 /// kernel.
@@ -67,7 +67,7 @@ fn routes_of_bird_are_learnt_by_all_nodes_and_withdrawn() {
     lab.ip("h1", &["-6", "route", "del", "default"]);
     lab.ip("h1", &["address", "add", "203.0.113.1/24", "dev", "lo"]);
     lab.ip("h1", &["address", "add", "2001:db8:5::1/64", "dev", "lo", "nodad"]);
-    lab.write(PLAIN);
+    lab.write(&joined_by("rnic-lane"));
     lab.up();
     let folder = tempfile::tempdir().expect("a folder");
     let _of_node = start(&lab, folder.path(), "a", OF_NODE);

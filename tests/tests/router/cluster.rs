@@ -31,6 +31,11 @@ namespace = "NAMESPACE-b"
 device = "eth0"
 "#;
 
+/// [`PLAIN`], whose nodes are joined by something else than lanes.
+pub fn joined_by(interconnect: &str) -> String {
+    PLAIN.replacen("\n[[nodes]]", &format!("\n[interconnect]\nkind = \"{interconnect}\"\n\n[[nodes]]"), 1)
+}
+
 /// Whether network namespaces can be made here; a line says so where not.
 pub fn can_make_namespaces(test: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();

@@ -13,7 +13,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use serde_json::Value;
 use system_tests::{PATIENCE, Process, place};
 
-use crate::cluster::{Lab, PLAIN, wait_until};
+use crate::cluster::{Lab, PLAIN, joined_by, wait_until};
 
 const BROADCAST: MacAddress = MacAddress::BROADCAST;
 const HOST_A: MacAddress = MacAddress([2, 0, 0, 0, 7, 1]);
@@ -352,8 +352,9 @@ fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
     let Some(lab) = Lab::new("a_port_follows_the_address_and_the_mtu_of_its_interface", &namespaces) else { return };
     lab.join(("a", "eth0"), ("h1", "eth0"), 1);
     lab.join(("b", "eth0"), ("h2", "eth0"), 2);
-    for kind in ["af-xdp", "af-packet"] {
-        lab.write(&PLAIN.replace("\"eth0\"\n", &format!("\"eth0\"\nkind = \"{kind}\"\n")));
+    // A long packet is one record of a lane, and several packets of the RDMA transport.
+    for (kind, interconnect) in [("af-xdp", "lane"), ("af-packet", "rnic-lane")] {
+        lab.write(&joined_by(interconnect).replace("\"eth0\"\n", &format!("\"eth0\"\nkind = \"{kind}\"\n")));
         lab.up();
         lab.ping("h1", "10.77.2.2").must_succeed();
         lab.ip("a", &["link", "set", "eth0", "address", "02:00:00:00:05:05"]);
