@@ -379,7 +379,8 @@ fn a_port_follows_the_address_and_the_mtu_of_its_interface() {
     }
 }
 
-/// What `ip route` can say of a way: a router that is on no network of the port, and that a search ends.
+/// What `ip route` can say of a way: a router that is on no network of the port, or whose address is the other
+/// version's, and that a search ends.
 #[test]
 fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
     let namespaces = ["a", "b", "h1", "h2"];
@@ -404,6 +405,7 @@ fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
         lab.wait_for_route("a", address, Some("b"));
         lab.ping("h1", address).must_succeed();
     }
+    routes_by_a_link_local_address_lead_there(&lab);
     lab.ip("b", &["route", "add", "throw", "198.51.100.0/28"]);
     wait_until("the end of a search", || lab.routes("a", "198.51.100.1")[0]["kind"] == "throw");
     let finished = lab.ping("h1", "198.51.100.1");
@@ -411,6 +413,23 @@ fn routes_by_a_router_of_no_network_lead_there_and_thrown_ones_nowhere() {
     lab.ip("b", &["route", "del", "throw", "198.51.100.0/28"]);
     lab.wait_for_route("a", "198.51.100.1", Some("b"));
     lab.ping("h1", "198.51.100.1").must_succeed();
+}
+
+/// As BGP by unnumbered neighbours has them: the next hop, of IPv4 too, is the other router's link-local address.
+fn routes_by_a_link_local_address_lead_there(lab: &Lab) {
+    lab.ip("h2", &["address", "add", "fe80::9/64", "dev", "eth0", "nodad"]);
+    for (address, network, version) in [("192.0.2.1", "192.0.2.0/24", "-4"), ("fd92::1", "fd92::/64", "-6")] {
+        lab.ip("h2", &[version, "address", "add", address, "dev", "lo"]);
+        lab.ip("b", &[version, "route", "add", network, "via", "inet6", "fe80::9", "dev", "eth0"]);
+        lab.wait_for_route("a", address, Some("b"));
+        // Host h2 would answer too who asks its network for the address itself, which is adjacency 0.
+        assert_ne!(lab.routes("a", address)[0]["hops"][0]["adjacency"], 0);
+        lab.ping("h1", address).must_succeed();
+        let neighbours = lab.node(1)["neighbours"].as_array().expect("neighbours").clone();
+        assert!(neighbours.iter().any(|neighbour| neighbour["address"] == "fe80::9"), "{neighbours:#?}");
+        lab.ip("b", &[version, "route", "del", network]);
+        lab.wait_for_route("a", address, None);
+    }
 }
 
 /// Port `eth1` comes before the TAP, which keeps what it knows by another number, and goes again.
