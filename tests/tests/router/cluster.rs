@@ -85,6 +85,12 @@ impl Cluster {
         self.json("status", &[])["nodes"][index]["status"].clone()
     }
 
+    /// What a node has said to its log.
+    pub fn log(&self, node: &str) -> String {
+        let nodes = self.json("status", &["--node", node]);
+        fs::read_to_string(nodes["nodes"][0]["log"].as_str().expect("a path")).expect("a log")
+    }
+
     /// The namespace of a node or host.
     pub fn namespace(&self, at: &str) -> String {
         format!("{}-{at}", self.name)

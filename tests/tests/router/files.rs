@@ -73,8 +73,7 @@ fn an_mtu_beyond_the_interfaces_is_said_with_its_remedy() {
     assert!(!up.stdout.contains("node b: port"), "{up}");
     let status = run(&lab, "status", &[]).must_succeed();
     assert!(status.stdout.contains(&format!("port eth0: {line}\n")), "{status}");
-    let nodes = lab.json("status", &[]);
-    let log = fs::read_to_string(nodes["nodes"][0]["log"].as_str().expect("a path")).expect("a log");
+    let log = lab.log("a");
     assert_eq!(log.matches(line).count(), 1, "{log}");
 
     lab.ip("a", &["link", "set", "eth0", "mtu", "1600"]);
