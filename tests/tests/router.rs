@@ -125,8 +125,9 @@ fn a_death_was_counted(demo: &Demo) {
 
 fn an_idle_node_uses_no_processor(demo: &Demo) {
     const SPAN: Duration = Duration::from_secs(2);
-    // Beats of 20 ms to two nodes: far from all the time, which a node that looks on would take.
-    const SHARE_MAX: f64 = 0.1;
+    // Beats of 500 ms to two nodes, and each 20 ms a look whether their processes are stopped, took 0 to 2 hundredths
+    // of a second in this span, beside other tests; a thread that looks on instead of sleeping takes all it can get.
+    const SHARE_MAX: f64 = 0.05;
     let pids: Vec<u64> = (0..NODES.len()).map(|node| demo.node(node)["pid"].as_u64().expect("up")).collect();
     let before: Vec<u64> = pids.iter().map(|pid| ticks(*pid)).collect();
     let began = Instant::now();
