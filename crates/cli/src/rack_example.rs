@@ -23,7 +23,7 @@ pub struct Options {
     trust: Trust,
 }
 
-const NODES_MAX: i64 = Rack::EXAMPLE_NODES_MAX as i64;
+const NODES_MAX: i64 = rack::NODES_MAX as i64;
 
 /// Prints it.
 pub fn main(options: &Options) -> Result<()> {

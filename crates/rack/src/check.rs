@@ -43,9 +43,6 @@ fn check_partitions(rack: &Rack) -> Checked {
     for (index, some) in rack.partitions.iter().enumerate() {
         let key = |name: &str| format!("partitions[{index}].{name}");
         let count = some.count;
-        if count == 0 {
-            return Err(Fault::new(key("count"), "0 partitions; ask for at least 1, or leave this entry out"));
-        }
         let cores = some.cores.as_ref().map_or(usize::from(count), Vec::len);
         if cores != usize::from(count) {
             let what = format!("{cores} cores for {count} partitions; name one core for each, or set count = {cores}");

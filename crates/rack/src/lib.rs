@@ -184,7 +184,7 @@ pub struct Partitions {
     /// What they are for.
     pub class: Class,
     /// How many.
-    #[serde(default = "count_default")]
+    #[serde(default = "count_default", deserialize_with = "partition_count")]
     pub count: u16,
     /// The core that owns each; any core without it.
     #[serde(default)]
@@ -222,8 +222,28 @@ fn count_default() -> u16 {
     1
 }
 
+/// Names of an example's nodes: a letter, then two, as columns of a sheet are named.
+fn example_name(index: usize) -> String {
+    const LETTERS: usize = 26;
+    let letter = |place: usize| char::from(b'a' + (place % LETTERS) as u8);
+    let first = (index / LETTERS).checked_sub(1).map(letter);
+    first.into_iter().chain([letter(index)]).collect()
+}
+
 fn partitions_default() -> Vec<Partitions> {
     [Class::Latency, Class::Bulk].map(|class| Partitions { class, count: 1, cores: None }).to_vec()
+}
+
+/// Also of numbers that no `u16` holds the error is to say how many there can be.
+fn partition_count<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    use serde::de::Error;
+    let count = i64::deserialize(deserializer)?;
+    if count < 1 {
+        let what = format!("{count} partitions; ask for at least 1, or leave this entry out");
+        return Err(D::Error::custom(what));
+    }
+    let fits = u16::try_from(count).ok().filter(|count| usize::from(*count) <= PARTITIONS_MAX);
+    fits.ok_or_else(|| D::Error::custom(format!("{count} partitions; at most {PARTITIONS_MAX} in all: lower it")))
 }
 
 fn some_bytes<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
@@ -235,15 +255,15 @@ fn some_nanoseconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result
 }
 
 impl Rack {
-    /// The rack of `crosslane rack example`: nodes a, b, ... at 127.77.0.1, 127.77.0.2, ...; a device path of the usual
-    /// form for each where the backend wants one.
+    /// The rack of `crosslane rack example`: nodes a, b, ..., z, aa, ab, ... at 127.77.0.1, 127.77.0.2, ...; a device
+    /// path of the usual form for each where the backend wants one.
     ///
     /// # Panics
-    /// With fewer than 2 nodes or more than [`Rack::EXAMPLE_NODES_MAX`].
+    /// With fewer than 2 nodes or more than [`NODES_MAX`].
     pub fn example(nodes: usize, backend: Backend, timing: Option<Timing>, trust: Trust) -> Self {
-        assert!((2..=Self::EXAMPLE_NODES_MAX).contains(&nodes), "an example of {nodes} nodes");
+        assert!((2..=NODES_MAX).contains(&nodes), "an example of {nodes} nodes");
         let node = |index: usize| Node {
-            name: char::from(b'a' + index as u8).to_string(),
+            name: example_name(index),
             address: IpAddr::from([127, 77, 0, index as u8 + 1]),
             backend: None,
             device: backend.example_device().map(str::to_owned),
@@ -275,9 +295,6 @@ impl Rack {
             access: Vec::new(),
         }
     }
-
-    /// Nodes of an example: one a letter.
-    pub const EXAMPLE_NODES_MAX: usize = 26;
 
     /// The node of that name, with its slot.
     pub fn node(&self, name: &str) -> Option<(usize, &Node)> {

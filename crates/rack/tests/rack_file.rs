@@ -25,7 +25,7 @@ fn every_example_is_read_back_as_it_was() {
     for backend in Backend::ALL {
         for trust in Trust::ALL {
             for timing in Timing::ALL.iter().map(|timing| Some(*timing)).chain([None]) {
-                let rack = Rack::example(26, *backend, timing.filter(|_| *backend == Backend::Shm), *trust);
+                let rack = Rack::example(NODES_MAX, *backend, timing.filter(|_| *backend == Backend::Shm), *trust);
                 assert_eq!(parse(&rack.to_string()).unwrap().rack, rack);
             }
         }
@@ -162,7 +162,11 @@ fn each_other_wrong_value_is_named_with_its_line_and_what_would_be_right() {
         (Shm, "class = \"bulk\"", "class = \"fast\"", &["partitions[1].class", "fast", "`bulk`"]),
         (Shm, "count = 1", "count = 0", &["partitions[0].count", "at least 1"]),
         (Shm, "count = 1", "count = 2\ncores = [1]", &["partitions[0].cores", "1 cores for 2", "count = 1"]),
-        (Shm, "count = 1", "count = 65", &["partitions", "66", "at most 64"]),
+        (Shm, "count = 1", "count = -1", &["partitions[0].count", "-1", "at least 1"]),
+        (Shm, "count = 1", "count = 64", &["partitions", "65 partitions in all", "at most 64"]),
+        (Shm, "count = 1", "count = 65", &["partitions[0].count", "65", "at most 64"]),
+        (Shm, "count = 1", "count = 20000", &["[0].count: 20000 partitions; at most 64 in all: lower it"]),
+        (Shm, "count = 1", "count = 100000", &["[0].count: 100000 partitions; at most 64 in all: lower it"]),
         (
             Shm,
             "class = \"latency\"\ncount = 1",
