@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -59,7 +60,7 @@ impl Place {
 }
 
 #[test]
-fn an_example_describes_nodes_by_letter_with_what_was_asked_for() {
+fn an_example_describes_nodes_by_letters_with_what_was_asked_for() {
     let text = stdout(&crosslane(&["rack", "example", "--nodes", "3", "--link", "gen5x16", "--trust", "direct"]));
     for line in
         ["name = \"c\"", "address = \"127.77.0.3\"", "timing = \"gen5x16\"", "trust = \"direct\"", "backend = \"shm\""]
@@ -67,14 +68,19 @@ fn an_example_describes_nodes_by_letter_with_what_was_asked_for() {
         assert!(text.contains(line), "{line} in\n{text}");
     }
     assert!(!text.contains("127.77.0.4"));
+    let place = Place::new(&["--nodes", "32"]);
+    let rack = rack::RackFile::read(&place.file()).unwrap().rack;
+    for (name, address) in [("z", "127.77.0.26"), ("aa", "127.77.0.27"), ("af", "127.77.0.32")] {
+        assert_eq!(rack.node(name).map(|(_, node)| node.address), address.parse().ok());
+    }
     assert!(!stdout(&crosslane(&["rack", "example", "--nodes", "2", "--backend", "shm"])).contains("timing"));
 }
 
 #[test]
 fn an_example_of_something_unknown_is_wrong_use() {
     for (option, value, word) in [
-        ("--nodes", "1", "2..=26"),
-        ("--nodes", "27", "2..=26"),
+        ("--nodes", "1", "2..=32"),
+        ("--nodes", "33", "2..=32"),
         ("--backend", "ib", "choose one of shm, pci, dax"),
         ("--link", "gen2", "ntb"),
         ("--trust", "none", "direct"),
@@ -292,6 +298,49 @@ fn programs_are_told_by_the_monitor_why_there_is_no_way_to_another_node() {
     assert_eq!(asked("far 1 127.77.0.2:80"), "no no_listener", "the others are not concerned");
 }
 
+/// Asks the monitor whose socket it is given, and prints each packet that comes until the end.
+const STRANGER: &str = r#"
+import socket, sys
+monitor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+monitor.settimeout(30)
+monitor.connect(sys.argv[1])
+try:
+    monitor.send(b"far 1 127.77.0.2:80")
+except BrokenPipeError:
+    pass
+while True:
+    try:
+        packet = monitor.recv(65536)
+    except ConnectionResetError:
+        # The question was there unread when the monitor closed: that is said before what it sent.
+        continue
+    if not packet:
+        break
+    print(packet.decode())
+"#;
+
+#[test]
+fn another_user_who_reaches_the_monitors_socket_gets_no_answer_and_the_log_says_so() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: only root can be another user");
+    }
+    let place = up();
+    let directory = PathBuf::from(place.status()["nodes"][0]["directory"].as_str().unwrap());
+    let socket = directory.join("monitor.sock");
+    for folder in directory.ancestors().take_while(|folder| folder.starts_with(place.folder.path())) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o711)).unwrap();
+    }
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    let mut stranger = Command::new("python3");
+    let output = stranger.args(["-c", STRANGER]).arg(&socket).uid(65534).current_dir("/").output().unwrap();
+    let said = stdout(&output);
+    assert!(output.status.success() && said.lines().count() == 1, "{output:?}");
+    assert!(said.contains("refused") && said.contains("this monitor is another user's"), "{said}");
+    let log = fs::read_to_string(directory.join("monitor.log")).unwrap();
+    let line = log.lines().find(|line| line.contains("a stranger at the monitor's socket is refused"));
+    assert!(line.is_some_and(|line| line.contains("65534")), "{log}");
+}
+
 /// Closes a listener. A program that a test beside this one starts has it too, until it has become that program.
 fn give_back(listener: std::net::TcpListener) {
     let address = listener.local_addr().unwrap();
@@ -335,7 +384,7 @@ fn a_device_that_is_missing_or_too_small_is_wrong_use_with_its_line() {
 
 #[test]
 fn windows_larger_than_this_machines_memory_are_wrong_use_with_their_line() {
-    let place = Place::new(&["--nodes", "26"]);
+    let place = Place::new(&["--nodes", "32"]);
     place.change("window_bytes = 4194304", &format!("window_bytes = {}", 64_u64 << 30));
     let words = ["r.toml, line", "device.window_bytes", "68719476736 bytes", "are free", "at most"];
     assert_fails(&place.output(&["up", "--rack", "r.toml"]), 2, &words);
