@@ -31,9 +31,10 @@ namespace = "NAMESPACE-b"
 device = "eth0"
 "#;
 
-/// [`PLAIN`], whose nodes are joined by something else than lanes.
+/// [`PLAIN`], whose nodes are joined by something else than lanes, and look whether a link is hot.
 pub fn joined_by(interconnect: &str) -> String {
-    PLAIN.replacen("\n[[nodes]]", &format!("\n[interconnect]\nkind = \"{interconnect}\"\n\n[[nodes]]"), 1)
+    let how = format!("\n[interconnect]\nkind = \"{interconnect}\"\nbalance = \"valiant\"\n\n[[nodes]]");
+    PLAIN.replacen("\n[[nodes]]", &how, 1)
 }
 
 /// Whether network namespaces can be made here; a line says so where not.
