@@ -13,7 +13,7 @@ use rack::{Places, RackFile};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::rack_control::Process;
+use crate::rack_control::{self, Process};
 use crate::rack_dir;
 use crate::wrong_use::WrongUse;
 
@@ -276,6 +276,25 @@ impl LoadedRack {
             }
             Err(error) => bail!("monitor of node '{node}' at {}: {error}; see 'crosslane status'", socket.display()),
         }
+    }
+
+    /// That programs started here and a node that runs have one clock, where a modelled link goes by it: times of the
+    /// one would be far in the past or the future of the other, and what is sent be there at once or never.
+    pub fn check_clock(&self, node: &str) -> Result<()> {
+        if self.file.rack.link.is_none() {
+            return Ok(());
+        }
+        let Some(status) = rack_control::status(&self.places.node(node))? else { return Ok(()) };
+        let clock = |process: &str| std::fs::read_link(format!("/proc/{process}")).ok();
+        // What a program has that this command becomes or starts.
+        let own = clock("self/ns/time_for_children");
+        let nodes = clock(&format!("{}/ns/time", status.pid));
+        if nodes.is_none() || own == nodes {
+            return Ok(());
+        }
+        let remedy = "start it in the time namespace of 'crosslane up', or remove [link]";
+        let what = format!("the clock here is not that of node '{node}', and modelled links go by it; {remedy}");
+        bail!(WrongUse::of(self.file.fault("link.timing", what)))
     }
 
     /// The slot of the node of that name.

@@ -65,6 +65,7 @@ impl Place {
         let slot = rack.slot(name)?;
         let address = rack.file.rack.nodes[slot].address.to_string();
         let directory = rack.places.node(name).directory;
+        rack.check_clock(name)?;
         Ok(Self { rack: directory, node: Some(address), apart: rack.check_up(name) })
     }
 }

@@ -110,6 +110,7 @@ fn local_slots(rack: &LoadedRack, given: Option<&str>) -> Result<Vec<usize>> {
 /// go by other rules and time-outs, and can go on with them.
 fn check_same(rack: &LoadedRack, slots: &[usize], restart: bool) -> Result<bool> {
     let Some(running) = rack.running() else { return Ok(true) };
+    running.file.rack.nodes.iter().try_for_each(|node| running.check_clock(&node.name))?;
     let (before, now) = (&running.file.rack, &rack.file.rack);
     let changes: Vec<Change> = slots.iter().map(|slot| before.change_to(now, *slot)).collect();
     let mut left: BTreeSet<String> = changes.iter().flat_map(|change| change.left.clone()).collect();

@@ -674,6 +674,34 @@ fn a_link_is_modelled_only_between_nodes_that_share_a_clock() {
 }
 
 #[test]
+fn a_program_with_another_clock_is_refused_where_a_link_is_modelled() {
+    if !rustix::process::geteuid().is_root() || fs::read_link("/proc/self/ns/time_for_children").is_err() {
+        eprintln!("not run: only root makes time namespaces, on kernels that have them");
+        return;
+    }
+    for (link, is_refused) in [(&["--link", "ntb"][..], true), (&[], false)] {
+        let place = Place::new(link);
+        assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
+        let apart = |arguments: &[&str]| {
+            let command = place.command(arguments);
+            let mut unshare = Command::new("unshare");
+            unshare.args(["--time", "--monotonic", "1000", "--"]).arg(command.get_program()).args(command.get_args());
+            unshare.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            unshare.current_dir(place.folder.path()).output().unwrap()
+        };
+        let run = ["run", "--rack", "r.toml", "--node", "a", "--library", CROSSLANE, "--", "/bin/true"];
+        for arguments in [&run[..], &["up", "--rack", "r.toml"]] {
+            let output = apart(arguments);
+            if is_refused {
+                assert_fails(&output, 2, &["r.toml, line", "link.timing", "clock", "time namespace"]);
+            } else {
+                assert_ne!(output.status.code(), Some(2), "{output:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_proxy_that_hangs_is_replaced_and_the_link_comes_back() {
     let place = up();
     let before = place.monitor(0);
