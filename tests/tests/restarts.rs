@@ -2,6 +2,7 @@
 //! connections, the same descriptors, no byte lost.
 
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -15,43 +16,70 @@ use system_tests::{Finished, PATIENCE, Process, Stat, place, port};
 use tempfile::TempDir;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-const NODES: [&str; 2] = ["a", "b"];
+const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Two nodes of this machine.
-struct Pair {
+/// Room for two windows of the usual size.
+const FILE_BYTES: u64 = 16 << 20;
+
+/// Nodes of this machine: two, where nothing else is said.
+struct Nodes {
     folder: TempDir,
 }
 
-impl Drop for Pair {
+impl Drop for Nodes {
     /// Nothing of a failed test goes on running.
     fn drop(&mut self) {
         self.finish("down", &[]);
     }
 }
 
-impl Pair {
+impl Nodes {
     /// Connections wait for so long for a node that has died.
     fn up(return_time: &str) -> Self {
         Self::up_for("direct", return_time)
     }
 
     fn up_for(trust: &str, return_time: &str) -> Self {
-        Self::up_with(trust, |text| {
-            // A machine on which much goes on may keep a monitor from its processor for long.
-            let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
-            text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"))
-        })
+        Self::up_with(trust, |text| patient(text, return_time))
     }
 
     fn up_with(trust: &str, change: impl Fn(&str) -> String) -> Self {
+        Self::up_as(&["--nodes", "2", "--trust", trust], change)
+    }
+
+    fn up_as(example: &[&str], change: impl Fn(&str) -> String) -> Self {
+        let nodes = Self::described(example, change);
+        nodes.finish("up", &[]).must_succeed();
+        nodes
+    }
+
+    /// Nodes of which there is nothing but the rack file.
+    fn described(example: &[&str], change: impl Fn(&str) -> String) -> Self {
         let folder = tempfile::Builder::new().prefix("p-").tempdir_in("/tmp").expect("a folder");
-        let mut example = Command::new(place::crosslane());
-        let example = Process::start(example.args(["rack", "example", "--nodes", "2", "--trust", trust]));
+        let mut command = Command::new(place::crosslane());
+        let example = Process::start(command.args(["rack", "example"]).args(example));
         let text = change(&example.wait(PATIENCE).must_succeed().stdout);
         fs::write(folder.path().join("r.toml"), text).expect("a file");
-        let pair = Self { folder };
-        pair.finish("up", &[]).must_succeed();
-        pair
+        Self { folder }
+    }
+
+    /// Two nodes that have nothing but a file between them.
+    fn over_file(coherence: &str) -> Self {
+        let nodes = Self::described(&["--nodes", "2", "--backend", "dax"], |text| {
+            // One node after the other: there is nobody yet for whom the first could wait.
+            let text = patient(text, "10 s").replace("up_ns = 10000000000", "up_ns = \"1 ms\"");
+            text.replace("\"coherent\"", &format!("{coherence:?}"))
+        });
+        let (memory, rack) = (nodes.folder.path().join("memory"), nodes.folder.path().join("r.toml"));
+        let file = fs::File::options().create_new(true).write(true).mode(0o600).open(&memory).expect("a file");
+        file.set_len(FILE_BYTES).expect("a sparse file");
+        let text = fs::read_to_string(&rack).expect("a rack file");
+        fs::write(&rack, text.replace("\"/dev/dax0.0\"", &format!("{memory:?}"))).expect("a file");
+        for name in &NAMES[..2] {
+            nodes.finish("up", &["--node", name]).must_succeed();
+        }
+        nodes.wait_for_open(0);
+        nodes
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -92,7 +120,7 @@ impl Pair {
         (0..2).for_each(|node| self.wait_for_link(node, &format!("{count} connections"), has_all));
     }
 
-    /// As [`Pair::wait_for_connections`], of any.
+    /// As [`Nodes::wait_for_connections`], of any.
     #[track_caller]
     fn wait_for_open(&self, count: u64) {
         let has_all = |link: &Value| link["state"] == "up" && link["carried"]["connections_open"] == count;
@@ -115,15 +143,20 @@ impl Pair {
 
     /// A program of a node, which must not use the kernel's TCP.
     fn run(&self, node: usize) -> Command {
-        self.command(&["run", "--rack", "r.toml", "--node", NODES[node], "--require-lane", "--"])
+        self.command(&["run", "--rack", "r.toml", "--node", NAMES[node], "--require-lane", "--"])
     }
 
     /// A program of a node, in Python, with an address of node b and a file to talk about.
     fn python(&self, node: usize, script: &str, port: u16) -> Process {
+        self.python_for(node, 1, script, port)
+    }
+
+    /// As [`Nodes::python`], with an address of any node.
+    fn python_for(&self, node: usize, server: usize, script: &str, port: u16) -> Process {
         let mut command = self.run(node);
         let script = format!("{COMMON}\n{script}");
-        let python = command.arg(place::python()).args(["-c", &script, "127.77.0.2"]).arg(port.to_string());
-        Process::start(python.arg(self.file()))
+        let (address, port) = (format!("127.77.0.{}", server + 1), port.to_string());
+        Process::start(command.arg(place::python()).args(["-c", &script, &address, &port]).arg(self.file()))
     }
 
     fn file(&self) -> PathBuf {
@@ -132,18 +165,35 @@ impl Pair {
 
     /// A program of node b, once it listens.
     fn serve(&self, script: &str) -> (Process, u16) {
+        self.serve_on(1, script)
+    }
+
+    /// The same of any node.
+    fn serve_on(&self, node: usize, script: &str) -> (Process, u16) {
         let port = port::free_port();
-        let server = self.python(1, script, port);
+        let server = self.python_for(node, node, script, port);
         server.wait_until("listening", PATIENCE, |server| server.stdout().contains("listening"));
         (server, port)
     }
 
     /// A program of node a, once it has said something.
     fn client(&self, script: &str, port: u16, said: &str) -> Process {
-        let client = self.python(0, script, port);
+        self.client_of(0, 1, script, port, said)
+    }
+
+    /// A program of any node, of a server on any other, once it has said something.
+    fn client_of(&self, node: usize, server: usize, script: &str, port: u16, said: &str) -> Process {
+        let client = self.python_for(node, server, script, port);
         client.wait_until(said, PATIENCE, |client| client.stdout().contains(said));
         client
     }
+}
+
+/// A rack file whose nodes are not missed for being late, and are waited for.
+fn patient(text: &str, return_time: &str) -> String {
+    // A machine on which much goes on may keep a monitor from its processor for long.
+    let text = text.replace("silence_ns = 3000000000", "silence_ns = 30000000000");
+    text.replace("[timeouts]\n", &format!("[timeouts]\nreturn_ns = \"{return_time}\"\n"))
 }
 
 /// Also waits until its sockets are gone: until then others may take them for those of a process that answers.
@@ -236,7 +286,7 @@ fn words(client: &Process) -> usize {
 
 #[test]
 fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
-    let pair = Pair::up("60 s");
+    let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(ECHO);
     let client = pair.client(TALK, port, "words");
     pair.wait_for_connections(2);
@@ -291,7 +341,7 @@ with socket.create_connection(address) as server:
 
 #[test]
 fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have_it() {
-    let pair = Pair::up("60 s");
+    let pair = Nodes::up("60 s");
     // One that dies with bytes unread resets. It says so once they are there: what is still under way is not unread.
     let reads_none = "connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL); say(\"unread\"); time.sleep(60)";
     let (deaf, deaf_port) = pair.serve(&SERVER.replace("say(outcome(connection))", reads_none));
@@ -317,7 +367,7 @@ fn programs_that_die_while_a_monitor_is_dead_are_missed_as_the_kernel_would_have
 /// As long as a monitor is dead, its proxy goes on, also with connections that other nodes' programs begin.
 #[test]
 fn proxied_connections_stream_on_through_the_deaths_of_monitors_with_the_same_proxies() {
-    let pair = Pair::up_for("proxy", "60 s");
+    let pair = Nodes::up_for("proxy", "60 s");
     let (_server, port) = pair.serve(ECHO);
     let client = pair.client(TALK, port, "words");
     let proxies = [0, 1].map(|node| pair.processes(node)[1]);
@@ -346,7 +396,7 @@ fn proxied_connections_stream_on_through_the_deaths_of_monitors_with_the_same_pr
 #[test]
 fn proxied_connections_of_a_monitor_that_does_not_come_back_are_reset_or_go_on_over_kernel_tcp() {
     for is_failover in [false, true] {
-        let pair = Pair::up_with("proxy", |text| {
+        let pair = Nodes::up_with("proxy", |text| {
             let text = text.replace("failover = false", &format!("failover = {is_failover}"));
             text.replace("[timeouts]\n", "[timeouts]\nreturn_ns = \"500 ms\"\n")
         });
@@ -379,7 +429,7 @@ fn proxied_connections_of_a_monitor_that_does_not_come_back_are_reset_or_go_on_o
 fn where_monitor_and_proxy_die_at_once_proxied_connections_are_reset_at_both_ends_also_with_failover() {
     for is_failover in [false, true] {
         let pair =
-            Pair::up_with("proxy", |text| text.replace("failover = false", &format!("failover = {is_failover}")));
+            Nodes::up_with("proxy", |text| text.replace("failover = false", &format!("failover = {is_failover}")));
         let (server, port) = pair.serve(SERVER);
         let client = pair.client(CLIENT, port, "connected");
         pair.wait_for_open(1);
@@ -393,7 +443,7 @@ fn where_monitor_and_proxy_die_at_once_proxied_connections_are_reset_at_both_end
 
 #[test]
 fn connections_of_a_node_that_does_not_come_back_are_reset_and_down_leaves_nothing() {
-    let pair = Pair::up("500 ms");
+    let pair = Nodes::up("500 ms");
     let (server, port) = pair.serve(SERVER);
     let client = pair.client(CLIENT, port, "connected");
     kill(pair.processes(1)[0]);
@@ -416,8 +466,66 @@ fn connections_of_a_node_that_does_not_come_back_are_reset_and_down_leaves_nothi
 }
 
 #[test]
+fn two_nodes_talk_on_while_a_third_dies_wholly_and_with_it_again_once_it_is_back() {
+    for trust in ["proxy", "direct"] {
+        let nodes = Nodes::up_as(&["--nodes", "3", "--trust", trust], |text| patient(text, "500 ms"));
+        let (_echo, echo_port) = nodes.serve(ECHO);
+        let (server, port) = nodes.serve_on(2, SERVER);
+        let talk = nodes.client(TALK, echo_port, "words");
+        let reset = [0, 1].map(|node| nodes.client_of(node, 2, CLIENT, port, "connected"));
+        let epoch = || {
+            let link = nodes.monitor(0)["links"][0].clone();
+            assert_eq!(link["peer"], "b", "{link}");
+            link["epoch"].clone()
+        };
+        let (before, epoch_before) = (words(&talk), epoch());
+        nodes.processes(2).into_iter().for_each(kill);
+        for client in reset {
+            assert_eq!(client.wait(PATIENCE).must_succeed().stdout, "connected\nreset\n");
+        }
+        server.wait_until("resets", PATIENCE, |server| server.stdout() == "listening\nreset\nreset\n");
+        talk.wait_until("more words", PATIENCE, |talk| words(talk) > before + 3);
+        nodes.finish("up", &[]).must_succeed();
+        for node in [0, 1] {
+            nodes.client_of(node, 2, CLIENT, port, "connected");
+        }
+        let before = words(&talk);
+        talk.wait_until("words beside the node that is back", PATIENCE, |talk| words(talk) > before + 3);
+        assert_eq!(epoch(), epoch_before, "the link of the others is the same");
+        fs::write(nodes.file(), "").expect("a file");
+        let said = talk.wait(PATIENCE).must_succeed().stdout;
+        assert!(said.ends_with("over [True, True]\n") && !said.contains("rror"), "{said}");
+    }
+}
+
+/// Proxies write back and drop what they have cached of the one file where that is not coherent.
+#[test]
+fn streams_and_words_cross_a_file_both_ways_whether_it_is_coherent_or_not() {
+    for coherence in ["coherent", "non-coherent"] {
+        let nodes = Nodes::over_file(coherence);
+        let (_servers, ports): (Vec<_>, Vec<_>) = [0, 1].map(|node| nodes.serve_on(node, ECHO)).into_iter().unzip();
+        let clients = [(0, 1), (1, 0)].map(|(from, to)| nodes.client_of(from, to, TALK, ports[to], "words"));
+        for node in [0, 1] {
+            let carried = |link: &Value, name: &str| link["carried"][name].as_u64() > Some(FILE_BYTES);
+            let has_wrapped = |link: &Value| carried(link, "bytes_sent") && carried(link, "bytes_received");
+            nodes.wait_for_link(node, "more than the file has room for", has_wrapped);
+        }
+        fs::write(nodes.file(), "").expect("a file");
+        for client in clients {
+            let said = client.wait(PATIENCE).must_succeed().stdout;
+            assert!(said.ends_with("over [True, True]\n"), "{coherence}: {said}");
+        }
+        nodes.wait_for_open(0);
+        for node in [0, 1] {
+            let carried = nodes.monitor(node)["links"][0]["carried"].clone();
+            assert_eq!(carried["connections_total"], 4, "{coherence}: {carried}");
+        }
+    }
+}
+
+#[test]
 fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
-    let pair = Pair::up("60 s");
+    let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(SERVER);
     let client = pair.client(CLIENT, port, "connected");
     pair.wait_for_connections(1);
@@ -432,7 +540,7 @@ fn a_proxy_that_waits_for_the_next_monitor_is_ended_by_down() {
 
 #[test]
 fn a_proxy_that_hangs_when_its_monitor_dies_is_killed_by_the_next_before_it_touches_windows_again() {
-    let pair = Pair::up("60 s");
+    let pair = Nodes::up("60 s");
     let (_server, port) = pair.serve(SERVER);
     let client = pair.client(CLIENT, port, "connected");
     pair.wait_for_connections(1);
@@ -478,7 +586,7 @@ fn connections_of_nodes_with_ipv6_addresses_go_on_over_kernel_tcp_too() {
 }
 
 fn fail_over_and_back(addresses: &str, prelude: &str) {
-    let pair = Pair::up_with("proxy", |text| {
+    let pair = Nodes::up_with("proxy", |text| {
         let text = text.replace("failover = false", "failover = true").replace("127.77.0.", addresses);
         text.replace("silence_ns = 3000000000", "silence_ns = 1000000000")
     });
@@ -517,7 +625,7 @@ while True:
 #[test]
 fn nodes_with_ipv6_addresses_talk_as_others_do() {
     for trust in ["proxy", "direct"] {
-        let pair = Pair::up_with(trust, |text| text.replace("127.77.0.", "fd00:77::"));
+        let pair = Nodes::up_with(trust, |text| text.replace("127.77.0.", "fd00:77::"));
         let (_server, port) = pair.serve(DUAL_SERVER);
         let script = r#"
 with socket.create_connection(("fd00:77::2", address[1])) as server:
