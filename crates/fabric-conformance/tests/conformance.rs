@@ -162,13 +162,20 @@ fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (Faulty<L>, Fa
 fabric::conformance_suite!(miri_heap, heap::pair);
 fabric::conformance_suite!(real_shm, shm_pair);
 fabric::conformance_suite!(miri_faulty_heap, |window_bytes| faulty(heap::pair(window_bytes), FaultPlan::none));
-fabric::conformance_suite!(faulty_shm, |window_bytes| faulty(shm_pair(window_bytes), FaultPlan::none));
+fabric::conformance_suite!(combining_shm, |window_bytes| faulty(shm_pair(window_bytes), FaultPlan::write_combined));
 fabric::conformance_suite!(device_memory, device_in_memory);
 fabric::conformance_suite!(device_file, |window_bytes| device_in_file(Coherence::Coherent, window_bytes));
 fabric::conformance_suite!(device_combined, |window_bytes| device_in_file(Coherence::WriteCombined, window_bytes));
 fabric::conformance_suite!(device_non_coherent, |window_bytes| device_in_file(Coherence::NonCoherent, window_bytes));
 fabric::conformance_suite!(device_server, device_by_server);
-fabric::conformance_suite!(faulty_device, |window_bytes| faulty(device_in_memory(window_bytes), FaultPlan::none));
+fabric::conformance_suite!(combining_device_combined, |window_bytes| faulty(
+    device_in_file(Coherence::WriteCombined, window_bytes),
+    FaultPlan::write_combined
+));
+fabric::conformance_suite!(combining_device_non_coherent, |window_bytes| faulty(
+    device_in_file(Coherence::NonCoherent, window_bytes),
+    FaultPlan::write_combined
+));
 fabric::conformance_suite!(faulty_device_server, |window_bytes| faulty(
     device_by_server(window_bytes),
     FaultPlan::none
@@ -196,7 +203,10 @@ fabric::conformance_suite!(combining_stale, |window_bytes| faulty(
 
 fabric::conformance_suite!(coherent_dax, |window_bytes| dax_pair(window_bytes, coherent));
 fabric::conformance_suite!(non_coherent_dax, |window_bytes| dax_pair(window_bytes, non_coherent));
-fabric::conformance_suite!(faulty_dax, |window_bytes| faulty(dax_pair(window_bytes, non_coherent), FaultPlan::none));
+fabric::conformance_suite!(combining_non_coherent_dax, |window_bytes| faulty(
+    dax_pair(window_bytes, non_coherent),
+    FaultPlan::write_combined
+));
 fabric::conformance_suite!(combining_dax, |window_bytes| faulty(
     dax_pair(window_bytes, coherent),
     FaultPlan::write_combined
@@ -208,7 +218,10 @@ fabric::conformance_suite!(timed_stale, |window_bytes| timed(
     |memory_bytes| stale::pair(memory_bytes, Habits::restless(4)),
     window_bytes
 ));
-fabric::conformance_suite!(faulty_timed_shm, |window_bytes| faulty(timed(shm_pair, window_bytes), FaultPlan::none));
+fabric::conformance_suite!(combining_timed_device, |window_bytes| faulty(
+    timed(device_in_memory, window_bytes),
+    FaultPlan::write_combined
+));
 fabric::conformance_suite!(combining_timed_heap, |window_bytes| faulty(
     timed(heap::pair, window_bytes),
     FaultPlan::write_combined
