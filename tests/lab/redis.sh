@@ -1,22 +1,57 @@
 # lab: --guests 2 --program redis-server --program redis-cli --program redis-benchmark
-# redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory.
+# redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory. Over
+# DAX memory, once more with programs that write the windows themselves.
 
 [ "$(ls /sys/class/net)" = lo ] # no network but the loopback
+
+serve() {
+    lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
+    server=$!
+    wait_for grep -q 'Ready to accept connections' /tmp/redis.log
+}
+
+# Keeps a word in the server, and finds it there.
+set_and_get() {
+    wait_for lanes redis-cli -h 127.77.0.1 set word "$1"
+    [ "$(lanes redis-cli -h 127.77.0.1 get word)" = "$1" ]
+}
+
+# A number of the link to the other guest.
+carried() { crosslane status --rack "$RACK" --json | tr -d ' ,' | sed -n "s/^\"$1\"://p"; }
+
 barrier booted
 rack_up
-case $NODE in
-a)
-    lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
-    wait_for grep -q 'Ready to accept connections' /tmp/redis.log
-    barrier serving
-    ;;
-b)
-    barrier serving
-    wait_for lanes redis-cli -h 127.77.0.1 set word "$NODE"
-    [ "$(lanes redis-cli -h 127.77.0.1 get word)" = "$NODE" ]
+[ "$NODE" = b ] || serve
+barrier serving
+if [ "$NODE" = b ]; then
+    set_and_get "$NODE"
     lanes redis-benchmark -h 127.77.0.1 -c 4 -n 2000 -d 64 -t set,get --csv
     lanes redis-benchmark -h 127.77.0.1 -c 2 -n 200 -d 65536 -t set,get --csv
-    ;;
-esac
+fi
 barrier measured
+if [ "$DEVICE_KIND" != dax ]; then
+    crosslane down --rack "$RACK"
+    exit
+fi
+
+if [ "$NODE" = a ]; then
+    lanes redis-cli -h 127.77.0.1 shutdown nosave
+    wait "$server"
+fi
+crosslane down --rack "$RACK"
+barrier down
+rack_up direct
+[ "$NODE" = b ] || serve
+barrier 'serving directly'
+if [ "$NODE" = b ]; then
+    set_and_get directly
+    lanes redis-benchmark -h 127.77.0.1 -c 2 -n 200 -d 65536 -t set,get --csv
+fi
+barrier 'measured directly'
+direct=$(carried direct_total) missed=$(carried direct_missed) bytes=$(carried bytes_sent)
+echo "$direct direct connections, $missed missed, $bytes bytes by proxies"
+[ "$direct" -ge 1 ]
+[ "$missed" = 0 ]
+[ "$bytes" = 0 ]
+barrier counted
 crosslane down --rack "$RACK"

@@ -413,7 +413,8 @@ pub struct PeerReport {
     /// Such connections since the start.
     #[serde(default)]
     pub direct_total: u64,
-    /// Connections that were to be such, and went by the proxies for want of a span at either end.
+    /// Connections that were to be such, and went by the proxies for want of a span at either end; or failed, because
+    /// a program of this node could not map its span.
     #[serde(default)]
     pub direct_missed: u64,
     /// Of `direct_open`, those that wait for a link, or for the peer's word that it still has them.

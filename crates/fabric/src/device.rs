@@ -62,7 +62,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
-use volmem::{Mapping, Region};
+use volmem::{Alignment, Mapping, Region};
 
 /// What a node knows of the rack before it opens the device.
 #[derive(Debug, Clone)]
@@ -149,6 +149,7 @@ struct Inner {
     descriptor: OwnedFd,
     offset_bytes: u64,
     len_bytes: u64,
+    alignment: Option<Alignment>,
     header: Header,
     /// By place, none for this node's own: what the peer writes, and what this node writes.
     blocks: Vec<Option<[Block; 2]>>,
@@ -258,6 +259,7 @@ impl Device {
             layout,
             link_bytes,
             caching: found.caching,
+            alignment: file::alignment(&found.descriptor),
             descriptor: found.descriptor,
             offset_bytes: found.offset_bytes,
             len_bytes: found.len_bytes,
@@ -340,6 +342,16 @@ impl Device {
         let inner = self.inner();
         let begin = |writer, reader| inner.offset_bytes + inner.layout.window(writer, reader).start as u64;
         (inner.descriptor.as_fd(), [begin(peer, inner.own), begin(inner.own, peer)])
+    }
+
+    /// What a part of that memory has to be mapped by whole multiples of where pages do not do, as with a DAX device.
+    pub fn alignment(&self) -> Option<Alignment> {
+        self.inner().alignment
+    }
+
+    /// Where that memory ends.
+    pub fn end_in_memory(&self) -> u64 {
+        self.inner().offset_bytes + self.inner().len_bytes
     }
 
     /// The bells of one vector between this node and `peer`.

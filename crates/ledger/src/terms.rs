@@ -122,6 +122,8 @@ fallback_reasons! {
     ToItself => "to_itself", "the socket connected to itself: there is no second program";
     /// The rack's rules do not let this node connect there.
     AccessDenied => "access_denied", "the rack's access rules deny it";
+    /// The part of the windows that the connection got could not be mapped.
+    WindowUnmapped => "window_unmapped", "its part of the windows cannot be mapped in this program";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

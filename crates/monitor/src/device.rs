@@ -5,7 +5,8 @@ use std::path::Path;
 use fabric::Coherence;
 use fabric::device::{Caching, Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
 use rack::{Backend, PciMode, Places, Rack, Trust};
-use rustix::io::Errno;
+use socket::hello::Place;
+use socket::rendezvous;
 use socket::segment::Segment;
 
 const _: () = assert!(rack::SPAN_BYTES == Segment::WINDOW_BYTES as u64);
@@ -134,12 +135,26 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     if caching != Caching::Cached {
         return Some(format!("its memory is {caching}, and programs need it cached and coherent"));
     }
-    let may_lend = |answer: Result<bool, Errno>| match answer {
-        Ok(true) => None,
+    match rendezvous::may_lend(memory) {
+        Ok(true) => span_obstacle(rack, device, peer),
         Ok(false) => Some("its memory is a file, which somebody could cut off under a program".to_owned()),
         Err(errno) => Some(format!("its memory cannot be looked at: {errno}")),
-    };
-    may_lend(socket::rendezvous::may_lend(memory))
+    }
+}
+
+/// Why programs could not map their spans: found out here, for each of them would lose its connections by it.
+fn span_obstacle(rack: &Rack, device: &Device, peer: Slot) -> Option<String> {
+    let (memory, [inbound, outbound]) = device.windows_in_memory(peer);
+    let (alignment, end_bytes) = (device.alignment(), device.end_in_memory());
+    // What is mapped around the last span would lie beyond the end, and nothing but a signal would say so.
+    if let Some(alignment) = alignment.filter(|alignment| !end_bytes.is_multiple_of(alignment.bytes())) {
+        let align_bytes = alignment.bytes();
+        return Some(format!("its {end_bytes} bytes are no whole multiple of the {align_bytes} that it is mapped by"));
+    }
+    let offset_bytes = rack.cut().spans?.offset_bytes;
+    let place = Place { alignment, ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
+    let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
+    rendezvous::try_place(memory, place).err().map(failed)
 }
 
 #[cfg(test)]

@@ -175,7 +175,7 @@ fn render(status: &Status) -> String {
     });
     each("crosslane_direct_connections_total", "counter", "Such connections so far.", |link| link.carried.direct_total);
     each("crosslane_direct_held", "gauge", "Direct connections without a link.", |link| link.carried.direct_held);
-    each("crosslane_direct_missed_total", "counter", "Connections that found no span, and went by proxies.", |link| {
+    each("crosslane_direct_missed_total", "counter", "Connections that found no span, or could not map it.", |link| {
         link.carried.direct_missed
     });
     each("crosslane_sent_bytes_total", "counter", "Programs' bytes sent.", |link| link.carried.bytes_sent);

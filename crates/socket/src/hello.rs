@@ -4,7 +4,8 @@
 //! ```text
 //!    0  magic            "XLHELLO" and a zero
 //!    8  version          of this and of the segment's layout
-//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model
+//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model; the second
+//!                        byte: by whole multiples of which power of two that memory is mapped, 0: by pages
 //!   16  segment bytes    the size of the memfd, or of each end's span
 //!   24  secret           of the lane to the accepting end
 //!   32  secret           of the lane to the connecting end
@@ -17,6 +18,8 @@
 
 use std::fmt;
 
+use volmem::Alignment;
+
 use crate::model::{MODEL_BYTES, Model};
 use crate::segment::{LAYOUT_VERSION, Secrets, Segment};
 
@@ -27,7 +30,8 @@ const MODEL_OFFSET: usize = 56;
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
 const FLAG_WINDOWS: u32 = 1;
 const FLAG_MODEL: u32 = 2;
-const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL;
+const ALIGNMENT_SHIFT: u32 = 8;
+const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL | 0xff << ALIGNMENT_SHIFT;
 
 /// Where the spans of a connection between nodes lie, for the one who reads this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,19 +40,36 @@ pub struct Place {
     pub inbound_offset: u64,
     /// Bytes from there to the other end's.
     pub outbound_offset: u64,
+    /// What the memory is mapped by whole multiples of, where pages do not do. Told, because programs may not see where
+    /// the kernel describes devices.
+    pub alignment: Option<Alignment>,
     /// The link, where it is slowed down to a model.
     pub model: Option<Model>,
 }
 
 impl Place {
-    /// Over a link that is as fast as its memory.
+    /// Over a link that is as fast as its memory, which is mapped by pages.
     pub const fn new(inbound_offset: u64, outbound_offset: u64) -> Self {
-        Self { inbound_offset, outbound_offset, model: None }
+        Self { inbound_offset, outbound_offset, alignment: None, model: None }
     }
 
     /// Bytes of each span.
     pub const fn span_bytes(&self) -> usize {
         Segment::window_bytes(self.model.is_some())
+    }
+
+    /// All of it but the offsets and the model, in a number that is zero only without a place.
+    pub(crate) fn flags(place: Option<Self>) -> u32 {
+        let Some(place) = place else { return 0 };
+        let model = if place.model.is_some() { FLAG_MODEL } else { 0 };
+        let alignment = place.alignment.map_or(0, |alignment| u32::from(alignment.log2()) << ALIGNMENT_SHIFT);
+        FLAG_WINDOWS | model | alignment
+    }
+
+    /// What [`Place::flags`] says of the memory.
+    pub(crate) fn alignment_in(flags: u32) -> Option<Alignment> {
+        let [_, log2, ..] = flags.to_le_bytes();
+        Alignment::from_log2(log2)
     }
 }
 
@@ -74,7 +95,8 @@ pub enum HelloError {
     Flags(u32),
     /// A segment of another size than this version's.
     SegmentBytes(u64),
-    /// A place in windows, of a connection that lies in a memfd; or a model, of a link that is slowed down to none.
+    /// A place in windows, of a connection that lies in a memfd; a model, of a link that is slowed down to none; or an
+    /// alignment that no memory has.
     Place(Place),
 }
 
@@ -94,7 +116,8 @@ impl fmt::Display for HelloError {
             ),
             Self::Place(place) => write!(
                 formatter,
-                "a place in windows ({:#x}, {:#x}) of a connection in a memfd, or a model of a link that has none",
+                "a place in windows ({:#x}, {:#x}) of a connection in a memfd, a model of a link that has none, or an \
+                 alignment that no memory has",
                 place.inbound_offset, place.outbound_offset
             ),
         }
@@ -109,7 +132,7 @@ impl Hello {
         let mut bytes = [0_u8; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         bytes[8..12].copy_from_slice(&LAYOUT_VERSION.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&self.flags().to_ne_bytes());
+        bytes[12..16].copy_from_slice(&Place::flags(self.place).to_ne_bytes());
         bytes[16..24].copy_from_slice(&self.segment_bytes().to_ne_bytes());
         bytes[24..32].copy_from_slice(&self.secrets.to_acceptor.to_ne_bytes());
         bytes[32..40].copy_from_slice(&self.secrets.to_connector.to_ne_bytes());
@@ -118,14 +141,6 @@ impl Hello {
         bytes[48..MODEL_OFFSET].copy_from_slice(&place.outbound_offset.to_ne_bytes());
         bytes[MODEL_OFFSET..].copy_from_slice(&Model::encode(place.model));
         bytes
-    }
-
-    fn flags(&self) -> u32 {
-        match self.place {
-            None => 0,
-            Some(Place { model: None, .. }) => FLAG_WINDOWS,
-            Some(_) => FLAG_WINDOWS | FLAG_MODEL,
-        }
     }
 
     fn segment_bytes(&self) -> u64 {
@@ -151,7 +166,8 @@ impl Hello {
             return Err(HelloError::Flags(flags));
         }
         let model = bytes.last_chunk().and_then(Model::decode);
-        let place = Place { inbound_offset: word(bytes, 40), outbound_offset: word(bytes, 48), model };
+        let alignment = Place::alignment_in(flags);
+        let place = Place { inbound_offset: word(bytes, 40), outbound_offset: word(bytes, 48), alignment, model };
         let hello = Self {
             secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
             place: (flags & FLAG_WINDOWS != 0).then_some(place),
@@ -197,7 +213,8 @@ mod tests {
             let place = Place::new(to_connector, to_acceptor);
             let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
             let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
-            for place in [place, Place { model, ..place }] {
+            let alignment = Alignment::new(2 << 20);
+            for place in [place, Place { model, ..place }, Place { alignment, ..place }] {
                 let hello = Hello { place: Some(place), ..hello };
                 prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
             }
@@ -234,6 +251,7 @@ mod tests {
         assert_eq!(changed(8), HelloError::Version(LAYOUT_VERSION ^ u32::from_ne_bytes([0x40, 0, 0, 0])));
         assert_eq!(changed(12), HelloError::Flags(u32::from_ne_bytes([0x40, 0, 0, 0])));
         assert_eq!(changed(40), HelloError::Place(Place::new(0x40, 0)));
+        assert_eq!(changed(13), HelloError::Place(Place::new(0, 0)), "there is no memory of 2^64 bytes");
         assert!(matches!(changed(56), HelloError::Place(Place { model: Some(_), .. })));
         assert!(matches!(changed(16), HelloError::SegmentBytes(_)));
         assert!(changed(8).to_string().contains("version"));

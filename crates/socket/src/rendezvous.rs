@@ -11,7 +11,7 @@
 mod far;
 
 pub(crate) use far::adopt as adopt_in_windows;
-pub use far::{Progress, Reply, Underway, answer, connect_in_windows, leads_far, listen_for_far, may_lend};
+pub use far::{Progress, Reply, Underway, answer, connect_in_windows, leads_far, listen_for_far, may_lend, try_place};
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -29,7 +29,7 @@ mod ticks;
 pub use fences::{load_fence, store_fence};
 #[cfg(not(loom))]
 pub use lines::{LineControl, LineInstruction};
-pub use mapping::Mapping;
+pub use mapping::{Alignment, Mapping};
 #[cfg(loom)]
 pub use model::Region;
 #[cfg(not(loom))]

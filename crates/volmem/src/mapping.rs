@@ -53,6 +53,21 @@ impl Mapping {
         Ok(Self { base, len_bytes })
     }
 
+    /// Maps the whole multiples of `alignment` around `len_bytes` of `file` from `offset_bytes` on: a part of a device
+    /// that maps nothing less. Says where in the mapping that part begins.
+    ///
+    /// # Errors
+    /// As [`Mapping::at`], and `InvalidInput` for what lies beyond files.
+    pub fn around(
+        file: BorrowedFd<'_>,
+        offset_bytes: u64,
+        len_bytes: usize,
+        alignment: Alignment,
+    ) -> io::Result<(Self, usize)> {
+        let around = alignment.around(offset_bytes, len_bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        Self::at(file, around.offset_bytes, around.len_bytes).map(|mapping| (mapping, around.part_offset))
+    }
+
     /// First byte of the mapping.
     pub fn base(&self) -> NonNull<u8> {
         self.base
@@ -72,6 +87,57 @@ impl Drop for Mapping {
     }
 }
 
+/// What mappings of a device begin and end at whole multiples of: a power of two, at least [`Alignment::MIN_BYTES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alignment {
+    log2: u8,
+}
+
+/// Whole multiples of an [`Alignment`] around a part of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Around {
+    offset_bytes: u64,
+    len_bytes: usize,
+    /// Where in them the part begins.
+    part_offset: usize,
+}
+
+impl Alignment {
+    /// The smallest page of any machine: the kernel maps nothing less.
+    pub const MIN_BYTES: u64 = 4096;
+
+    /// `None`: no power of two, or less than a page.
+    pub fn new(bytes: u64) -> Option<Self> {
+        let is_valid = bytes.is_power_of_two() && bytes >= Self::MIN_BYTES;
+        is_valid.then_some(Self { log2: bytes.trailing_zeros() as u8 })
+    }
+
+    /// As [`Alignment::new`], of 2 to the power of `log2` bytes.
+    pub fn from_log2(log2: u8) -> Option<Self> {
+        1_u64.checked_shl(log2.into()).and_then(Self::new)
+    }
+
+    /// Which power of two.
+    pub fn log2(self) -> u8 {
+        self.log2
+    }
+
+    /// In bytes.
+    pub fn bytes(self) -> u64 {
+        1 << self.log2
+    }
+
+    fn around(self, offset_bytes: u64, len_bytes: usize) -> Option<Around> {
+        let begin = offset_bytes & !(self.bytes() - 1);
+        let end = offset_bytes.checked_add(len_bytes as u64)?.checked_next_multiple_of(self.bytes())?;
+        Some(Around {
+            offset_bytes: begin,
+            len_bytes: usize::try_from(end - begin).ok()?,
+            part_offset: (offset_bytes - begin) as usize,
+        })
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -83,7 +149,8 @@ mod tests {
     const PAGE_BYTES: u64 = 4096;
 
     fn file() -> File {
-        let path = std::env::temp_dir().join(format!("volmem-mapping-{}", std::process::id()));
+        let thread = std::thread::current().id();
+        let path = std::env::temp_dir().join(format!("volmem-mapping-{}-{thread:?}", std::process::id()));
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         std::fs::remove_file(path).unwrap();
         file.set_len(2 * PAGE_BYTES).unwrap();
@@ -102,5 +169,49 @@ mod tests {
             let error = Mapping::at(file.as_fd(), offset_bytes, PAGE_BYTES as usize).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         }
+    }
+
+    #[test]
+    fn miri_whole_multiples_around_a_part_are_the_fewest_that_hold_it() {
+        const UNIT_BYTES: u64 = 2 << 20;
+        let alignment = Alignment::new(UNIT_BYTES).unwrap();
+        let around = |offset_bytes, len_bytes| {
+            let found = alignment.around(offset_bytes, len_bytes)?;
+            Some((found.offset_bytes / UNIT_BYTES, found.len_bytes as u64 / UNIT_BYTES, found.part_offset))
+        };
+        const PART_BYTES: usize = 268 << 10;
+        assert_eq!(around(0, PART_BYTES), Some((0, 1, 0)));
+        assert_eq!(around(4096, PART_BYTES), Some((0, 1, 4096)));
+        let last_within = UNIT_BYTES - PART_BYTES as u64;
+        assert_eq!(around(last_within, PART_BYTES), Some((0, 1, last_within as usize)), "ends where a multiple does");
+        assert_eq!(around(last_within + 4096, PART_BYTES), Some((0, 2, last_within as usize + 4096)));
+        assert_eq!(around(7 * UNIT_BYTES, UNIT_BYTES as usize), Some((7, 1, 0)));
+        for offset_bytes in [u64::MAX, u64::MAX - UNIT_BYTES / 2 - PART_BYTES as u64] {
+            assert_eq!(around(offset_bytes, PART_BYTES), None, "{offset_bytes:#x}");
+        }
+    }
+
+    #[test]
+    fn miri_an_alignment_is_a_power_of_two_of_at_least_a_page() {
+        for bytes in [4096, 2 << 20, 1 << 30, 1 << 63] {
+            let alignment = Alignment::new(bytes).unwrap();
+            assert_eq!((alignment.bytes(), Alignment::from_log2(alignment.log2())), (bytes, Some(alignment)));
+        }
+        assert_eq!([0, 1, 2048, 4097, 3 << 20].map(Alignment::new), [None; 5]);
+        assert_eq!([0, 11, 64, 255].map(Alignment::from_log2), [None; 4]);
+    }
+
+    #[test]
+    fn a_part_is_found_in_the_multiples_that_are_mapped_around_it() {
+        let file = file();
+        let alignment = Alignment::new(2 * PAGE_BYTES).unwrap();
+        let (mapping, part) = Mapping::around(file.as_fd(), PAGE_BYTES + 8, 8, alignment).unwrap();
+        assert_eq!((mapping.len_bytes() as u64, part as u64), (2 * PAGE_BYTES, PAGE_BYTES + 8));
+        Region::of_mapping(Arc::new(mapping)).sub(part, 8).write(0, b"in there");
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, PAGE_BYTES + 8).unwrap();
+        assert_eq!(&bytes, b"in there");
+        let beyond = Mapping::around(file.as_fd(), u64::MAX, 8, alignment).unwrap_err();
+        assert_eq!(beyond.kind(), io::ErrorKind::InvalidInput);
     }
 }

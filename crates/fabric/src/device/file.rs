@@ -9,10 +9,13 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use volmem::Alignment;
 
 /// Bits of a mode that let others than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// What the kernel aligns mappings of DAX devices to by default: a huge page.
+const DAX_ALIGN_BYTES: u64 = 2 << 20;
 
 pub(super) fn open(path: &Path, caching: Caching) -> Result<Found, Problem> {
     let file = open_file(path)?;
@@ -66,13 +69,31 @@ pub(super) fn check_owner(owner: u32, forbidden: u32, mode: u32) -> Result<(), P
 
 /// The kernel says how large a DAX device is beside its number, not in its node.
 fn character_device_bytes(stat: &Stat) -> Result<u64, Problem> {
-    let (major, minor) = (major(stat.st_rdev), minor(stat.st_rdev));
-    let path = format!("/sys/dev/char/{major}:{minor}/size");
-    let text = fs::read_to_string(&path).unwrap_or_default();
-    text.trim().parse().map_err(|_| {
-        let found = format!("a character device without a size in {path}");
+    let path = attribute_path(stat, "size");
+    number_in(&path).ok_or_else(|| {
+        let found = format!("a character device without a size in {}", path.display());
         Problem::unfit(found, "name a DAX device (/dev/dax0.0) or a file")
     })
+}
+
+/// Where the kernel describes a character device.
+fn attribute_path(stat: &Stat, name: &str) -> PathBuf {
+    format!("/sys/dev/char/{}:{}/{name}", major(stat.st_rdev), minor(stat.st_rdev)).into()
+}
+
+fn number_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// What parts of the memory that are mapped by themselves begin and end at; `None`: at any page. A kernel that does not
+/// say it of a DAX device (before 5.10) has made that with its default, unless somebody asked for another: then a part
+/// cannot be mapped, and who tries finds out.
+pub(super) fn alignment(descriptor: &OwnedFd) -> Option<Alignment> {
+    let stat = fstat(descriptor).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        return None;
+    }
+    Alignment::new(number_in(&attribute_path(&stat, "align")).unwrap_or(DAX_ALIGN_BYTES))
 }
 
 /// Whether a memory file can never shrink.
@@ -95,6 +116,13 @@ pub(super) fn check_size(descriptor: &OwnedFd, mapped_bytes: u64) -> Result<(), 
 mod tests {
     use super::*;
     use rustix::io::Errno;
+
+    #[test]
+    fn parts_of_a_file_are_mapped_by_pages_and_those_of_a_device_that_says_nothing_by_huge_ones() {
+        let of = |file: File| alignment(&file.into()).map(Alignment::bytes);
+        assert_eq!(of(tempfile::tempfile().unwrap()), None);
+        assert_eq!(of(File::open("/dev/null").unwrap()), Some(DAX_ALIGN_BYTES));
+    }
 
     #[test]
     fn what_cannot_be_opened_is_named_with_the_remedy() {

@@ -53,14 +53,33 @@ struct State {
     entries: Vec<Entry>,
     total: u64,
     missed: u64,
+    /// Whether the log has it that programs cannot map their spans: once is enough.
+    has_said: bool,
 }
 
-#[derive(Debug, Clone, Default)]
+impl State {
+    /// Counts the connections whose programs have come to their spans since: one that cannot map its span never does.
+    fn count_attached(&mut self) {
+        let have_come = self.entries.iter_mut().filter_map(Entry::take_attached).count();
+        self.total += have_come as u64;
+    }
+}
+
+#[derive(Debug, Default)]
 struct Entry {
     is_taken: bool,
     rests_until_ns: u64,
+    /// Where the program will say that it has the span, until that is counted.
+    expected: Option<Arc<Endpoint<DeviceInbound>>>,
     /// What the monitor keeps of it.
     deposited: Option<(Kept, Arc<OwnedFd>)>,
+}
+
+impl Entry {
+    /// Tells once that the program has come to its span.
+    fn take_attached(&mut self) -> Option<()> {
+        self.expected.take_if(|end| end.is_attached()).map(drop)
+    }
 }
 
 /// A span that this proxy has taken for a connection.
@@ -82,6 +101,19 @@ impl Grant {
         }
     }
 
+    /// Expects the program of this node to come to its span.
+    fn expect(&self, endpoint: &Arc<Endpoint<DeviceInbound>>) {
+        self.pool.lock().entries[self.index].expected = Some(Arc::clone(endpoint));
+    }
+
+    /// The program has heard of its span and left without it. `true`: nobody has said so of this link yet.
+    fn miss(&self) -> bool {
+        let mut state = self.pool.lock();
+        state.entries[self.index].expected = None;
+        state.missed += 1;
+        !std::mem::replace(&mut state.has_said, true)
+    }
+
     fn kept(&self, number: Number) -> Kept {
         Kept { peer: self.pool.peer.0, span: self.index as u32, number: number.0 }
     }
@@ -89,9 +121,10 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let mut state = self.pool.lock();
+        let state = &mut *self.pool.lock();
         let entry = &mut state.entries[self.index];
-        entry.is_taken = false;
+        state.total += u64::from(entry.take_attached().is_some());
+        (entry.is_taken, entry.expected) = (false, None);
         if entry.deposited.take().is_some() {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
             // Before another connection can have the span, which another thread deposits. A monitor that is gone keeps
@@ -129,7 +162,6 @@ impl Proposal {
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
     pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
         loan::note(&self.descriptor, self.place).ok()?;
-        self.grant.pool.lock().total += 1;
         self.grant.deposit(number, &lifeline);
         Some((DirectEnd::new(self.inbound, lifeline, self.grant, true), self.place, self.descriptor))
     }
@@ -147,7 +179,6 @@ pub(super) struct Acceptance {
 impl Acceptance {
     /// The end of the connection, with the server's lifeline.
     pub(super) fn into_end(self, lifeline: OwnedFd) -> DirectEnd {
-        self.grant.pool.lock().total += 1;
         DirectEnd::new(self.inbound, Arc::new(lifeline), self.grant, false)
     }
 }
@@ -160,8 +191,8 @@ impl SpanPool {
         timing: Option<LinkTiming>,
         monitor: Arc<ToMonitor>,
     ) -> Self {
-        let entries = vec![Entry::default(); usize::try_from(spans.count).unwrap_or(0)];
-        let state = Mutex::new(State { entries, total: 0, missed: 0 });
+        let entries = (0..spans.count).map(|_| Entry::default()).collect();
+        let state = Mutex::new(State { entries, total: 0, missed: 0, has_said: false });
         let (pace, from_last) = (OnceLock::new(), own > peer);
         Self { peer, own, spans, timing, pace, monitor, from_last, state }
     }
@@ -195,9 +226,10 @@ impl SpanPool {
         self.pace.get().cloned()
     }
 
-    /// Spans in use now, connections so far, and those that found no span.
+    /// Spans in use now, connections so far, and those that found no span or whose program could not map it.
     pub(super) fn counts(&self) -> (u64, u64, u64) {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.count_attached();
         (state.entries.iter().filter(|entry| entry.is_taken).count() as u64, state.total, state.missed)
     }
 
@@ -232,7 +264,6 @@ impl SpanPool {
         let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken)?;
         let lifeline = Arc::new(lifeline);
         (entry.is_taken, entry.deposited) = (true, Some((kept, Arc::clone(&lifeline))));
-        state.total += 1;
         drop(state);
         let grant = Grant { pool: Arc::clone(self), index };
         let own = if self.own < self.peer { Side::Lower } else { Side::Higher };
@@ -292,7 +323,8 @@ impl SpanPool {
             inbound_pace_offset: inbound + pace,
             outbound_pace_offset: outbound + pace,
         });
-        (memory, Place { inbound_offset: inbound + offset, outbound_offset: outbound + offset, model })
+        let place = Place::new(inbound + offset, outbound + offset);
+        (memory, Place { alignment: device.alignment(), model, ..place })
     }
 
     fn inbound(&self, device: &Device, index: usize) -> DeviceInbound {
@@ -333,7 +365,7 @@ enum Hangup {
 /// this proxy has died and nobody has kept it, and the program counts the connection as reset.
 #[derive(Debug)]
 pub(super) struct DirectEnd {
-    endpoint: Endpoint<DeviceInbound>,
+    endpoint: Arc<Endpoint<DeviceInbound>>,
     lifeline: Arc<OwnedFd>,
     /// Until both programs are gone.
     grant: Grant,
@@ -344,7 +376,8 @@ pub(super) struct DirectEnd {
 
 impl DirectEnd {
     fn new(inbound: DeviceInbound, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
-        let endpoint = Endpoint::new(inbound);
+        let endpoint = Arc::new(Endpoint::new(inbound));
+        grant.expect(&endpoint);
         Self { endpoint, lifeline, grant, is_opener, has_rung: false, hangup: Hangup::No }
     }
 
@@ -362,8 +395,16 @@ impl DirectEnd {
         let _ = system::drain(lifeline);
         self.has_rung |= said & libc::POLLIN != 0;
         if said & libc::POLLHUP != 0 && self.hangup == Hangup::No {
-            let never_came = said & libc::POLLERR != 0 && !self.is_opener && !self.endpoint.is_attached();
-            self.hangup = if never_came { Hangup::Never } else { Hangup::Closed };
+            let is_attached = self.endpoint.is_attached();
+            self.hangup = if is_attached || self.is_opener { Hangup::Closed } else { Hangup::Never };
+            let has_read = said & libc::POLLERR == 0;
+            // It has heard of its span and ended without having come to it.
+            if has_read && !is_attached && self.grant.miss() {
+                eprintln!(
+                    "crosslane proxy: a program of this node could not map its part of the windows, or was killed just \
+                     then; its connection has failed; see its limits (ulimit -v), or have trust = \"proxy\""
+                );
+            }
         }
     }
 
@@ -573,5 +614,77 @@ impl Local for ProgramEnd {
         if let Self::Direct(end) = self {
             DirectEnd::peer_left(end);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::Channel;
+    use fabric::device::Seat;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use socket::segment::{Secrets, Side as End};
+    use volmem::{Mapping, Region};
+
+    const WINDOW_BYTES: u64 = 1 << 20;
+    const OWN: Slot = Slot(0);
+    const PEER: Slot = Slot(1);
+
+    /// A node's device, the spans of its link, and a monitor that hears nothing.
+    fn node() -> (Device, Arc<SpanPool>, Channel) {
+        let device_bytes = fabric::device::Layout::new(2, WINDOW_BYTES as usize).expect("a layout").bytes();
+        let name = format!("/dev/shm/proxy-direct-{}-{:?}", std::process::id(), std::thread::current().id());
+        let file = std::fs::File::create_new(&name).expect("a file");
+        file.set_len(device_bytes as u64).expect("room");
+        let device = Device::open_file(name.as_ref(), &Seat::new(OWN, 2));
+        std::fs::remove_file(name).expect("the file");
+        let (to_monitor, monitor) = Channel::pair().expect("a channel");
+        let spans = Spans { offset_bytes: 1 << 16, span_bytes: Segment::WINDOW_BYTES as u64, count: 3 };
+        let pool = SpanPool::new((PEER, OWN), spans, None, Arc::new(ToMonitor::new(to_monitor)));
+        (device.expect("a device"), Arc::new(pool), monitor)
+    }
+
+    /// The proxy's end of a connection that has got a span, and what the program has.
+    fn connection(device: &Device, pool: &Arc<SpanPool>) -> (DirectEnd, OwnedFd, Place, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let (lifeline, programs) = pair.expect("a pair");
+        let proposal = pool.propose(device).expect("a free span");
+        let end = proposal.into_end(Number::new(1, Side::Lower), Arc::new(lifeline));
+        let (end, place, loan) = end.expect("a lock");
+        (end, programs, place, loan)
+    }
+
+    #[test]
+    fn a_connection_is_direct_once_its_program_has_come_and_missed_if_that_leaves_without_its_span() {
+        let (device, pool, _monitor) = node();
+        let (mut end, lifeline, place, loan) = connection(&device, &pool);
+        assert_eq!(pool.counts(), (1, 0, 0), "who has not come counts as nothing");
+        let map = |offset| {
+            let mapping = Mapping::at(loan.as_fd(), offset, place.span_bytes()).expect("a mapping");
+            Region::of_mapping(Arc::new(mapping))
+        };
+        let (inbound, outbound) = (map(place.inbound_offset), map(place.outbound_offset));
+        let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+        Segment::in_windows(&inbound, &outbound, End::Connector, secrets).set_up();
+        assert_eq!([pool.counts(), pool.counts()], [(1, 1, 0); 2]);
+        drop(lifeline);
+        end.hear();
+        drop(end);
+        assert_eq!(pool.counts(), (0, 1, 0));
+
+        let (mut end, lifeline, ..) = connection(&device, &pool);
+        drop(lifeline);
+        end.hear();
+        assert_eq!(end.hangup, Hangup::Closed);
+        drop(end);
+        assert_eq!(pool.counts(), (0, 1, 1), "it had the descriptor and did not map it");
+
+        let (mut end, lifeline, ..) = connection(&device, &pool);
+        socket::system::ring(end.lifeline.as_raw_fd()).expect("room for a ring");
+        drop(lifeline);
+        end.hear();
+        drop(end);
+        assert_eq!(pool.counts(), (0, 1, 1), "one that has not read the reply knows of no span");
     }
 }

@@ -9,13 +9,13 @@
 //!    0  magic            "XLREPLY" and a zero
 //!    8  version          of this and of the segment's layout
 //!   12  error            0, or the error number that refuses the connection
-//!   16  flags            1: the connection lies in windows, in the memory whose descriptor is attached; 2: of a link
-//!                        that is slowed down to a model
+//!   16  flags            as in a hello; 1: the connection lies in the memory whose descriptor is attached
 //!   24  inbound          offset of the connecting end's span
 //!   32  outbound         offset of the accepting end's span
 //!   40  model            what a program must know of such a link
 //! ```
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use fabric::shm;
 use ledger::FallbackReason;
 use rustix::fs::FileType;
 use rustix::io::Errno;
-use volmem::{Mapping, Region};
+use volmem::{Alignment, Mapping, Region};
 
 use super::{
     Connected, LaneListener, NoLane, Request, Route, approach, bind_tuple, check_trusted, introduce, listen_as,
@@ -44,8 +44,6 @@ use crate::spin::{Spin, Turn};
 const REPLY_BYTES: usize = MODEL_OFFSET + MODEL_BYTES;
 const MODEL_OFFSET: usize = 40;
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLREPLY\0");
-const FLAG_WINDOWS: u64 = 1;
-const FLAG_MODEL: u64 = 2;
 /// How long a program waits for the other node's answer.
 const REPLY_WAIT_NS: u64 = 5_000_000_000;
 /// Looks at memory that take as long as one look at a socket.
@@ -79,11 +77,7 @@ impl Reply {
             Self::Taken(place) => (0, place),
             Self::Refused(errno) => (errno.raw_os_error(), None),
         };
-        let flags = match place {
-            None => 0,
-            Some(Place { model: None, .. }) => FLAG_WINDOWS,
-            Some(_) => FLAG_WINDOWS | FLAG_MODEL,
-        };
+        let flags = u64::from(Place::flags(place));
         let place = place.unwrap_or(Place::new(0, 0));
         let mut bytes = [0_u8; REPLY_BYTES];
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
@@ -101,9 +95,11 @@ impl Reply {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
         let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
-        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, model };
+        let flags = u32::try_from(word(16)?).ok()?;
+        let alignment = Place::alignment_in(flags);
+        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, model };
         let reply = match error {
-            0 => Self::Taken((word(16)? != 0).then_some(place)),
+            0 => Self::Taken((flags != 0).then_some(place)),
             1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
             _ => return None,
         };
@@ -314,7 +310,8 @@ fn settle(connected: Connected, heard: Heard) -> Result<Connected, NoLane> {
                 Ok(segment) => Ok(Connected { segment, memfd: Some(memory), ..connected }),
                 Err(errno) => {
                     close(memory);
-                    Err(broken(errno))
+                    // Not what a connect begun anew could mend: each would be one more for the server, and a span less.
+                    Err(NoLane::failed(FallbackReason::WindowUnmapped, errno))
                 }
             }
         }
@@ -396,10 +393,25 @@ pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
 fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
     check_place(memory, place)?;
     let span = |offset| {
-        let mapping = Mapping::at(memory, offset, place.span_bytes()).map_err(|_| Errno::INVAL)?;
-        Ok::<_, Errno>(Region::of_mapping(Arc::new(mapping)))
+        let span_bytes = place.span_bytes();
+        let (mapping, begin) = match place.alignment {
+            None => (Mapping::at(memory, offset, span_bytes)?, 0),
+            // More than the span: who trusts programs with windows trusts them with all of the memory.
+            Some(alignment) => Mapping::around(memory, offset, span_bytes, alignment)?,
+        };
+        Ok(Region::of_mapping(Arc::new(mapping)).sub(begin, span_bytes))
     };
-    Ok([span(place.inbound_offset)?, span(place.outbound_offset)?])
+    let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+    Ok([span(place.inbound_offset).map_err(errno)?, span(place.outbound_offset).map_err(errno)?])
+}
+
+/// Whether a program could have a place in the memory: maps it, and lets go of it untouched.
+///
+/// # Errors
+/// As a program would find: `PERM` where it [must not be lent](may_lend), `INVAL` for a place that is not in it, and
+/// what mmap answers.
+pub fn try_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
+    spans(memory, place).map(drop)
 }
 
 /// A place in memory that [may be lent](may_lend), before its end.
@@ -408,14 +420,19 @@ fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
         return Err(Errno::PERM);
     }
     let stat = rustix::fs::fstat(memory)?;
-    if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
-        return Ok(()); // Only mmap knows where it ends.
-    }
+    let end_bytes = match FileType::from_raw_mode(stat.st_mode) {
+        // Where a device ends, neither its node nor mmap says: only the proxy knows, which has mapped all of it.
+        FileType::CharacterDevice => i64::MAX as u64,
+        _ => stat.st_size as u64,
+    };
     let span_bytes = place.span_bytes() as u64;
-    let ends_within = |offset: u64| offset.checked_add(span_bytes).is_some_and(|end| end <= stat.st_size as u64);
+    let is_fit = |offset: u64| {
+        let ends_within = offset.checked_add(span_bytes).is_some_and(|end| end <= end_bytes);
+        ends_within && offset.is_multiple_of(Alignment::MIN_BYTES)
+    };
     let are_apart = place.inbound_offset.abs_diff(place.outbound_offset) >= span_bytes;
-    let is_inside = [place.inbound_offset, place.outbound_offset].into_iter().all(ends_within);
-    if is_inside && are_apart { Ok(()) } else { Err(Errno::INVAL) }
+    let are_fit = [place.inbound_offset, place.outbound_offset].into_iter().all(is_fit);
+    if are_fit && are_apart { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 /// Whether programs can have parts of the memory: one whose end nobody can move, which is a sealed memfd, the BAR of a
@@ -700,6 +717,7 @@ mod tests {
         let place = |own: u64| Place {
             inbound_offset: FIRST + own * SPAN_BYTES,
             outbound_offset: FIRST + (1 - own) * SPAN_BYTES,
+            alignment: None,
             model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
         };
         let open = |place, side| open_place(memory.as_fd(), place, side, secrets);
@@ -772,6 +790,40 @@ mod tests {
         assert_eq!(open(file.as_fd(), 0, span_bytes), Err(Errno::PERM));
     }
 
+    /// As of a DAX device, which maps nothing less: spans at any page, one of them across a multiple.
+    #[test]
+    fn spans_of_memory_that_is_mapped_by_larger_pieces_are_the_same_memory() {
+        const PIECE_BYTES: u64 = 1 << 20;
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+        let (memory, _mapping) = shm::create(3 * PIECE_BYTES as usize).unwrap();
+        let place = Place::new(4096, 2 * PIECE_BYTES - span_bytes / 2 / 4096 * 4096);
+        let back = Place::new(place.outbound_offset, place.inbound_offset);
+        let by_pieces = Place { alignment: Alignment::new(PIECE_BYTES), ..place };
+        let connector = open_place(memory.as_fd(), by_pieces, Side::Connector, secrets).unwrap();
+        let acceptor = open_place(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+        for (from, to) in [(&connector, &acceptor), (&acceptor, &connector)] {
+            assert_eq!(from.sender().write(b"in its place"), Ok(12));
+            let mut bytes = [0; 12];
+            assert_eq!((to.receiver().read(&mut bytes), &bytes), (Ok(12), b"in its place"));
+        }
+        let between_pages = Place { inbound_offset: 8, ..by_pieces };
+        assert_eq!(try_place(memory.as_fd(), between_pages), Err(Errno::INVAL));
+        assert_eq!(try_place(memory.as_fd(), by_pieces), Ok(()));
+    }
+
+    #[test]
+    fn a_program_that_cannot_map_its_span_says_so() {
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
+        let beyond = Reply::Taken(Some(Place::new(0, 2 * span_bytes)));
+        let taking = proxy(listen_for_far(&rack, address(SERVER), 1).unwrap(), beyond, Some(memory));
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::WindowUnmapped);
+        taking.join().unwrap();
+    }
+
     #[test]
     fn a_proxy_connects_with_the_far_programs_addresses_though_that_program_is_on_this_machine() {
         let (here, there) = (Scratch::new(), Scratch::new());
@@ -811,9 +863,10 @@ mod tests {
 
         #[test]
         fn replies_survive_the_way(inbound_offset: u64, outbound_offset: u64, errno in 1..4096_i32) {
-            let place = Some(Place::new(inbound_offset, outbound_offset));
+            let place = Place::new(inbound_offset, outbound_offset);
+            let aligned = Place { alignment: Alignment::new(1 << 30), ..place };
             let refused = Reply::Refused(Errno::from_raw_os_error(errno));
-            for reply in [Reply::Taken(None), Reply::Taken(place), refused] {
+            for reply in [Reply::Taken(None), Reply::Taken(Some(place)), Reply::Taken(Some(aligned)), refused] {
                 prop_assert_eq!(Reply::decode(&reply.encode()), Some(reply));
             }
         }
