@@ -25,9 +25,9 @@ use crate::{device_server, down, output};
 const LOCK_LIMIT: Duration = Duration::from_secs(60);
 /// How long a process may take until it answers: it maps a device, and the machine may be busy.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long the proxies and links of this machine may take, however short the wait for other machines is: they are
-/// there in a moment, but on a machine that is busy.
-const HERE_LIMIT: Duration = Duration::from_secs(30);
+/// How long the proxies and links of these nodes may take, however short the wait for other nodes is: they are there in
+/// a moment, but on a machine that is busy.
+const OWN_LIMIT: Duration = Duration::from_secs(30);
 /// Deaths of monitors after which `up --foreground` gives up, and within which time.
 const DEATHS_MAX: usize = 5;
 const DEATHS_WITHIN: Duration = Duration::from_secs(60);
@@ -66,17 +66,17 @@ pub fn main(options: &Options) -> Result<()> {
         slots.iter().try_for_each(|slot| end_monitor(&rack, &rack.file.rack.nodes[*slot].name))?;
     }
     let mut started = Started::default();
-    let links = match started.bring_up(&rack, &slots, options.restart) {
-        Ok(links) => links,
-        Err(error) => {
-            started.undo(&rack);
-            return Err(error);
-        }
-    };
+    let begun = Instant::now();
+    if let Err(error) = started.bring_up(&rack, &slots, options.restart) {
+        started.undo(&rack);
+        return Err(error);
+    }
     if is_same {
         rack.write_copy()?;
     }
+    // Nodes that another command brings up here need it before their links can be there.
     drop(lock);
+    let links = wait_for_others(&rack, &slots, begun)?;
     for obstacle in direct_obstacles(&rack, &slots) {
         eprintln!("crosslane: {obstacle}");
     }
@@ -216,8 +216,8 @@ struct Started {
 }
 
 impl Started {
-    /// The links that are not up yet, with why: to nodes of other machines only.
-    fn bring_up(&mut self, rack: &LoadedRack, slots: &[usize], replaces_proxies: bool) -> Result<Vec<String>> {
+    /// Until the nodes' proxies run, and the links between them.
+    fn bring_up(&mut self, rack: &LoadedRack, slots: &[usize], replaces_proxies: bool) -> Result<()> {
         let nodes = &rack.file.rack.nodes;
         if slots.iter().any(|slot| rack.file.rack.backend_of(&nodes[*slot]) == Backend::Shm) {
             self.start_server(rack)?;
@@ -232,13 +232,13 @@ impl Started {
         for (name, child) in &mut self.monitors {
             wait_for_monitor(rack, name, child)?;
         }
-        wait_for_links(rack, slots)
+        wait_for_own(rack, slots)
     }
 
     /// After a monitor has died.
     fn bring_up_again(&mut self, rack: &LoadedRack, slots: &[usize]) -> Result<()> {
         self.monitors.retain_mut(|(_, child)| !matches!(child.try_wait(), Ok(Some(_))));
-        self.bring_up(rack, slots, false).map(drop)
+        self.bring_up(rack, slots, false)
     }
 
     fn start_server(&mut self, rack: &LoadedRack) -> Result<()> {
@@ -331,40 +331,71 @@ fn wait_for_monitor(rack: &LoadedRack, name: &str, child: &mut Child) -> Result<
     Ok(())
 }
 
-/// Waits until links and proxies work. Those of this machine must; links to other machines are named.
-fn wait_for_links(rack: &LoadedRack, slots: &[usize]) -> Result<Vec<String>> {
-    let begun = Instant::now();
-    let limit = Duration::from_nanos(rack.file.rack.timeouts.up_ns as u64);
+/// Waits until the proxies of these nodes work, and the links between them.
+fn wait_for_own(rack: &LoadedRack, slots: &[usize]) -> Result<()> {
+    let deadline = Instant::now() + up_limit(rack).max(OWN_LIMIT);
     loop {
-        let (mut here, mut others) = (Vec::new(), Vec::new());
-        for slot in slots {
-            let name = &rack.file.rack.nodes[*slot].name;
-            let Some(status) = rack_control::status(&rack.places.node(name))? else {
-                bail!("the monitor of node '{name}' has ended; see {}", rack.places.node(name).monitor_log().display())
-            };
-            faults(rack, slots, &status, &mut here, &mut others);
+        let missing = missing(rack, slots)?.own;
+        if missing.is_empty() {
+            return Ok(());
         }
-        if here.is_empty() && (others.is_empty() || begun.elapsed() >= limit) {
-            return Ok(others);
-        }
-        if begun.elapsed() >= limit.max(HERE_LIMIT) {
-            bail!("rack {} did not come up: {}", rack.shown(), here.join("; "));
+        if Instant::now() >= deadline {
+            bail!("rack {} did not come up: {}", rack.shown(), missing.join("; "));
         }
         std::thread::sleep(4 * PAUSE);
     }
 }
 
-fn faults(rack: &LoadedRack, slots: &[usize], status: &Status, here: &mut Vec<String>, others: &mut Vec<String>) {
-    let node = &status.node;
-    if !status.proxy.is_some_and(|proxy| proxy.is_ready) {
-        let log = rack.places.node(node).proxy_log();
-        here.push(format!("the proxy of node '{node}' does not run ({}); see {}", last_line(&log), log.display()));
+/// Waits for the links to other nodes, for `up_ns` since `begun` at most. Those that are not up then, with why.
+fn wait_for_others(rack: &LoadedRack, slots: &[usize], begun: Instant) -> Result<Vec<String>> {
+    loop {
+        let missing = missing(rack, slots)?.others;
+        if missing.is_empty() || begun.elapsed() >= up_limit(rack) {
+            return Ok(missing);
+        }
+        std::thread::sleep(4 * PAUSE);
     }
-    for link in status.links.iter().filter(|link| link.state != "up") {
-        let reason = link.reason.as_deref().unwrap_or("its monitor has not come yet");
-        let text = format!("link from '{node}' to '{}' is {}: {reason}", link.peer, link.state);
-        let is_local = slots.iter().any(|slot| rack.file.rack.nodes[*slot].name == link.peer);
-        if is_local { here.push(text) } else { others.push(text) }
+}
+
+fn up_limit(rack: &LoadedRack) -> Duration {
+    Duration::from_nanos(rack.file.rack.timeouts.up_ns as u64)
+}
+
+/// What does not work yet, with why.
+#[derive(Default)]
+struct Missing {
+    /// Proxies of these nodes, and links between them.
+    own: Vec<String>,
+    /// Links to other nodes.
+    others: Vec<String>,
+}
+
+fn missing(rack: &LoadedRack, slots: &[usize]) -> Result<Missing> {
+    let mut missing = Missing::default();
+    for slot in slots {
+        let name = &rack.file.rack.nodes[*slot].name;
+        let Some(status) = rack_control::status(&rack.places.node(name))? else {
+            bail!("the monitor of node '{name}' has ended; see {}", rack.places.node(name).monitor_log().display())
+        };
+        missing.add(rack, slots, &status);
+    }
+    Ok(missing)
+}
+
+impl Missing {
+    fn add(&mut self, rack: &LoadedRack, slots: &[usize], status: &Status) {
+        let node = &status.node;
+        if !status.proxy.is_some_and(|proxy| proxy.is_ready) {
+            let log = rack.places.node(node).proxy_log();
+            let (said, log) = (last_line(&log), log.display());
+            self.own.push(format!("the proxy of node '{node}' does not run ({said}); see {log}"));
+        }
+        for link in status.links.iter().filter(|link| link.state != "up") {
+            let reason = link.reason.as_deref().unwrap_or("its monitor has not come yet");
+            let text = format!("link from '{node}' to '{}' is {}: {reason}", link.peer, link.state);
+            let is_own = slots.iter().any(|slot| rack.file.rack.nodes[*slot].name == link.peer);
+            if is_own { self.own.push(text) } else { self.others.push(text) }
+        }
     }
 }
 

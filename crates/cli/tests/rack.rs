@@ -461,6 +461,17 @@ fn nodes_over_a_file_come_up_one_after_the_other_without_any_server() {
 }
 
 #[test]
+fn two_commands_that_bring_up_a_node_each_wait_for_the_link_and_not_for_each_other() {
+    let (place, _) = over_file();
+    place.change("up_ns = \"1 s\"", "up_ns = \"600 s\"");
+    let first = place.command(&["up", "--rack", "r.toml", "--node", "b"]).stdout(Stdio::piped()).spawn().unwrap();
+    let second = place.output(&["up", "--rack", "r.toml", "--node", "a"]);
+    for output in [first.wait_with_output().unwrap(), second] {
+        assert!(output.status.success() && !stdout(&output).contains("not yet"), "{output:?}");
+    }
+}
+
+#[test]
 fn a_rack_file_that_changes_while_its_nodes_run_says_nothing_untrue_and_they_can_be_ended() {
     let place = Place::new(&[]);
     assert!(place.output(&["up", "--rack", "r.toml"]).status.success());
