@@ -16,8 +16,8 @@ use crate::{Counters, Event, Fault, Key, Tuple, Turn};
 use control::proxy::{Fate, FromProxy, Kept, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
 use rustix::buffer::spare_capacity;
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use socket::clock::now_ns;
 use socket::manners::Yielder;
@@ -37,8 +37,11 @@ const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
 /// Sleep where nothing rings for the peers: an eighth of the time for which there has been nothing to do, within these
-/// bounds. At the longest there are 250 looks a second, and a message comes that much late that nobody had waited for.
-const NAP_NS: RangeInclusive<u64> = 1_000_000..=4_000_000;
+/// bounds. So a message comes by an eighth of the pause before it late, and 4 ms at most; in the first 32 ms of a pause
+/// there are some forty looks, and 250 in each second after.
+const NAP_NS: RangeInclusive<u64> = 50_000..=4_000_000;
+/// The same while a peer has not greeted back.
+const GREETING_NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 const IDLE_TIMES_NAP: u64 = 8;
 /// How often a sleeper that is rung for everything looks whether its peers are still there.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -266,7 +269,8 @@ impl Owner {
             }
             if self.engines_sleep() {
                 let idle_since_ns = *self.idle_since_ns.get_or_insert_with(now_ns);
-                if self.look_at_kernel(&mut events, Some(self.sleep_limit(now_ns() - idle_since_ns))) {
+                self.sleep(&self.sleep_limit(now_ns() - idle_since_ns));
+                if self.look_at_kernel(&mut events) {
                     self.idle_since_ns = None;
                 }
                 self.engines_wake();
@@ -282,7 +286,7 @@ impl Owner {
     fn work(&mut self, events: &mut Vec<epoll::Event>) -> bool {
         for turn in 1_u32.. {
             if turn.is_multiple_of(TURNS_PER_LOOK) {
-                self.look_at_kernel(events, Some(Timespec::default()));
+                self.look_at_kernel(events);
                 self.check_peers();
             }
             if !self.turn_with_manners() || self.is_over {
@@ -320,7 +324,7 @@ impl Owner {
             match spin.turn_of(looks) {
                 Wait::Look => {}
                 Wait::AskKernel => {
-                    if self.look_at_kernel(events, Some(Timespec::default())) {
+                    if self.look_at_kernel(events) {
                         return true;
                     }
                 }
@@ -392,16 +396,21 @@ impl Owner {
         let has_links = self.engines.iter().any(Option::is_some);
         let greets = self.engines.iter().flatten().any(LinkEngine::is_greeting);
         match () {
-            () if greets => nap(0),
+            () if greets => GREETING_NAP,
             () if has_links && !has_bell => nap(idle_ns),
             () => LOOK,
         }
     }
 
+    /// Until somebody has something to say. An epoll's own limit would be of whole milliseconds.
+    fn sleep(&self, limit: &Timespec) {
+        let _ = poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(limit));
+    }
+
     /// Asks the kernel who has something to say; whether anybody had.
-    fn look_at_kernel(&mut self, events: &mut Vec<epoll::Event>, limit: Option<Timespec>) -> bool {
+    fn look_at_kernel(&mut self, events: &mut Vec<epoll::Event>) -> bool {
         events.clear();
-        let _ = epoll::wait(&self.epoll, spare_capacity(events), limit.as_ref());
+        let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&Timespec::default()));
         let mut has_orders = false;
         for event in events.iter() {
             match Token::decode(event.data.u64()) {
@@ -831,7 +840,7 @@ impl Owner {
     }
 }
 
-/// A nap, after nothing has come for so long.
+/// After nothing has come for so long.
 fn nap(idle_ns: u64) -> Timespec {
     let nap_ns = (idle_ns / IDLE_TIMES_NAP).clamp(*NAP_NS.start(), *NAP_NS.end());
     Timespec { tv_sec: 0, tv_nsec: nap_ns.cast_signed() }
@@ -866,6 +875,12 @@ pub(super) fn watch(epoll: &OwnedFd, descriptor: BorrowedFd<'_>, token: Token, f
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn naps_grow_with_the_time_for_which_nothing_has_come() {
+        let naps_us = |idle_us: u64| nap(idle_us * 1000).tv_nsec / 1000;
+        assert_eq!([0, 400, 800, 8_000, 32_000, 1_000_000].map(naps_us), [50, 50, 100, 1000, 4000, 4000]);
+    }
 
     #[test]
     fn tokens_survive_the_way() {
