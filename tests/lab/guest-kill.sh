@@ -13,9 +13,13 @@ a)
 b)
     wait_for ping
     lanes redis-cli -h 127.77.0.1 subscribe news >/tmp/news 2>&1 &
+    subscriber=$!
     wait_for grep -q subscribe /tmp/news
     host connected
-    wait $! || echo "the connection ended"
+    status=0
+    wait $subscriber || status=$?
+    echo "the connection ended with the machine: redis-cli's status $status"
+    [ $status != 0 ]
     host reset
     wait_for ping
     host again

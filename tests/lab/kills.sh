@@ -1,31 +1,50 @@
 # lab: --guests 2 --program redis-server --program redis-cli
-# kill -9 of the proxy and of the monitor of guest a: programs meet again, and the server never ended.
+# kill -9 of the monitor and of the proxy of guest a, beside a connection from guest b: the first leaves it alone, the
+# second resets it. Programs meet again, and the server never ended.
 
 is_gone() { [ -z "$(cat "/proc/$1/cmdline" 2>/dev/null)" ]; }
 ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
+kill_now() {
+    process=$(rack_process "$1")
+    kill -9 "$process"
+    wait_for is_gone "$process"
+}
 
 barrier booted
 rack_up
-if [ "$NODE" = a ]; then
+case $NODE in
+a)
     lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
     server=$!
     wait_for grep -q 'Ready to accept connections' /tmp/redis.log
-fi
-barrier serving
-[ "$NODE" = a ] || wait_for ping
-for victim in proxy monitor; do
-    barrier "$victim"
-    if [ "$NODE" = a ]; then
-        process=$(rack_process $victim)
-        kill -9 "$process"
-        wait_for is_gone "$process"
-        [ $victim = proxy ] || crosslane up --rack "$RACK" --node a
-        wait_for rack_process $victim >/dev/null
-    fi
-    barrier "after $victim"
-    [ "$NODE" = a ] || wait_for ping
-    echo "after kill -9 of the $victim: fine"
-done
-barrier measured
-[ "$NODE" = b ] || kill -0 "$server"
+    barrier serving
+    barrier subscribed
+    kill_now monitor
+    crosslane up --rack "$RACK" --node a
+    [ "$(lanes redis-cli -h 127.77.0.1 publish news 'after the monitor')" = 1 ]
+    barrier 'after the monitor'
+    kill_now proxy
+    wait_for rack_process proxy >/dev/null
+    barrier 'after the proxy'
+    kill -0 "$server"
+    ;;
+b)
+    barrier serving
+    wait_for ping
+    lanes redis-cli -h 127.77.0.1 subscribe news >/tmp/news 2>&1 &
+    subscriber=$!
+    wait_for grep -q subscribe /tmp/news
+    barrier subscribed
+    wait_for grep -q 'after the monitor' /tmp/news
+    wait_for ping
+    barrier 'after the monitor'
+    status=0
+    wait $subscriber || status=$?
+    echo "the connection ended with the proxy: redis-cli's status $status"
+    [ $status != 0 ]
+    barrier 'after the proxy'
+    wait_for ping
+    ;;
+esac
+barrier end
 crosslane down --rack "$RACK"

@@ -1,10 +1,29 @@
-# lab: --guests 3 --device vfio --memory 64M
-# Three guests over one device with a window for each ordered pair: every pair trains its link and uses it, woken by
-# interrupts, while the third does the same with another.
+# lab: --guests 3 --device vfio --program redis-server --program redis-cli
+# For a test: three nodes over one device, woken by interrupts, a server on each for the programs of all. Guest c is
+# killed and booted again; a connection between the other two does not notice.
 
-own=$(printf '%d' "'$NODE")
-own=$((own - 97))
-for peer in 0 1 2; do
-    [ $peer = $own ] || lab-link "vfio:$DEVICE" $own 3 $peer
-done
-barrier end
+ping() { [ "$(lanes redis-cli -h "$1" ping 2>/dev/null)" = PONG ]; }
+meet_all() {
+    for peer in a b c; do
+        wait_for ping $peer
+    done
+}
+
+rack_up proxy "10 s"
+lanes redis-server --port 6379 --protected-mode no --save '' >/tmp/redis.log 2>&1 &
+meet_all
+if [ "$NODE" = b ]; then
+    lanes redis-cli -h a subscribe news >/tmp/news 2>&1 &
+    subscriber=$!
+    wait_for grep -q subscribe /tmp/news
+fi
+host meshed # the first time, guest c gets no further
+case $NODE in
+a) [ "$(lanes redis-cli -h a publish news 'c is gone')" = 1 ] ;;
+b) wait_for grep -q 'c is gone' /tmp/news ;;
+esac
+host apart
+meet_all
+[ "$NODE" != b ] || kill "$subscriber"
+host again
+crosslane down --rack "$RACK"

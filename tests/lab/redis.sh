@@ -16,6 +16,11 @@ set_and_get() {
     [ "$(lanes redis-cli -h 127.77.0.1 get word)" = "$1" ]
 }
 
+# Interrupts of the device, since the guest booted.
+doorbells() {
+    awk '/vfio/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } END { print sum + 0 }' /proc/interrupts
+}
+
 # A number of the link to the other guest.
 carried() { crosslane status --rack "$RACK" --json | tr -d ' ,' | sed -n "s/^\"$1\"://p"; }
 
@@ -29,6 +34,10 @@ if [ "$NODE" = b ]; then
     lanes redis-benchmark -h 127.77.0.1 -c 2 -n 200 -d 65536 -t set,get --csv
 fi
 barrier measured
+if [ "$DEVICE_KIND" = vfio ]; then
+    echo "$(doorbells) doorbells"
+    [ "$(doorbells)" -ge 100 ] # without them, proxies would look from time to time
+fi
 if [ "$DEVICE_KIND" != dax ]; then
     crosslane down --rack "$RACK"
     exit

@@ -18,8 +18,8 @@ pub const GUESTS_MAX: u8 = 8;
 /// Cores of each node of a guest's memory, where it has several.
 const CORES_PER_NODE: u8 = 2;
 /// What a build puts into one folder: the command, its library, and helpers of scripts.
-pub const CROSSLANE_FILES: [&str; 6] =
-    ["crosslane", "libcrosslane.so", "lab-link", "lab-spoil", "lab-stream", "lab-word"];
+pub const CROSSLANE_FILES: [&str; 7] =
+    ["crosslane", "libcrosslane.so", "lab-copy", "lab-link", "lab-spoil", "lab-stream", "lab-word"];
 /// Long enough for guests that share a core with others.
 const LIMIT: Duration = Duration::from_secs(120);
 

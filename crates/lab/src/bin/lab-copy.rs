@@ -1,0 +1,55 @@
+//! `lab-copy FILE BYTES`: how fast one processor copies into a memory and out of it, to stand beside a lab's streams.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use volmem::{Mapping, Region};
+
+const USAGE: &str = "usage: lab-copy FILE BYTES";
+/// As iperf3 hands over at once.
+const BLOCK_BYTES: usize = 128 << 10;
+const LIMIT: Duration = Duration::from_secs(3);
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab-copy: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<()> {
+    let [path, bytes] = arguments else { bail!(USAGE) };
+    let bytes: usize = bytes.parse().context(USAGE)?;
+    ensure!(bytes >= BLOCK_BYTES, "{bytes} bytes are less than a block of {BLOCK_BYTES}");
+    let file = File::options().read(true).write(true).open(path).with_context(|| path.clone())?;
+    let mapping = Mapping::new(file.as_fd(), bytes).with_context(|| format!("mapping {bytes} bytes of {path}"))?;
+    let memory = Region::of_mapping(Arc::new(mapping));
+    let mut block = vec![1; BLOCK_BYTES];
+    let into = bytes_per_s(bytes, |offset| memory.write(offset, &block));
+    let out_of = bytes_per_s(bytes, |offset| {
+        memory.read(offset, &mut block);
+        black_box(&block);
+    });
+    println!("lab-copy: {} MB/s into the memory, {} MB/s out of it", into / 1_000_000, out_of / 1_000_000);
+    Ok(())
+}
+
+/// Copies blocks one behind the other, from the beginning again at the end.
+fn bytes_per_s(bytes: usize, mut copy: impl FnMut(usize)) -> u64 {
+    let (blocks, begun) = (bytes / BLOCK_BYTES, Instant::now());
+    let mut copied = 0;
+    while begun.elapsed() < LIMIT {
+        copy(copied % blocks * BLOCK_BYTES);
+        copied += 1;
+    }
+    ((copied * BLOCK_BYTES) as f64 / begun.elapsed().as_secs_f64()) as u64
+}
