@@ -2,8 +2,10 @@
 //! connections, the same descriptors, no byte lost.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -98,6 +100,17 @@ impl Nodes {
     fn status(&self) -> Value {
         let finished = self.finish("status", &["--json"]).must_succeed();
         serde_json::from_str(&finished.stdout).expect("JSON")
+    }
+
+    /// A node's metrics, as a reader gets them.
+    fn metrics(&self, node: usize) -> String {
+        let status = self.status();
+        let directory = Path::new(status["nodes"][node]["directory"].as_str().expect("a path"));
+        let mut reader = UnixStream::connect(directory.join("metrics.sock")).expect("a monitor");
+        reader.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("room");
+        let mut text = String::new();
+        reader.read_to_string(&mut text).expect("text");
+        text
     }
 
     fn monitor(&self, node: usize) -> Value {
@@ -315,6 +328,10 @@ fn direct_connections_stream_on_through_the_deaths_of_proxies_and_monitors() {
         client.wait_until("more words", PATIENCE, |client| words(client) > before + 3);
         assert!(!client.stdout().contains("rror"), "after death {index}: {}", client.stdout());
     }
+    let metrics = pair.metrics(0);
+    let of_programs = "crosslane_programs_sent_bytes{node=\"a\",path=\"window\"} ";
+    let sent: Option<u64> = metrics.lines().find_map(|line| line.strip_prefix(of_programs)?.parse().ok());
+    assert!(sent > Some(0), "what programs write themselves: {metrics}");
     fs::write(pair.file(), "").expect("a file");
     let said = client.wait(PATIENCE).must_succeed().stdout;
     assert!(said.ends_with("over [True, True]\n"), "{said}");

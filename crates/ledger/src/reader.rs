@@ -68,6 +68,17 @@ pub struct Process {
     pub fallbacks: BTreeMap<&'static str, u64>,
 }
 
+impl Process {
+    /// What a path carried in all.
+    pub fn totals(&self, path: Path) -> &Totals {
+        match path {
+            Path::Lane => &self.lane,
+            Path::Kernel => &self.kernel,
+            Path::Window => &self.window,
+        }
+    }
+}
+
 /// What a path carried for a process, closed connections included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {

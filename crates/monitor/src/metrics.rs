@@ -1,5 +1,6 @@
 //! Metrics in Prometheus' text form, over HTTP on a unix socket and, where the rack file says so, on a port.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,6 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use control::monitor::Status;
+use ledger::Path as Way;
+use ledger::reader::{Process, Totals};
 
 /// Readers at a time, at most; and how long each has for its request.
 const READERS_MAX: usize = 16;
@@ -81,9 +84,9 @@ impl Metrics {
         !self.asking.is_empty()
     }
 
-    /// Answers who has asked.
-    pub fn answer(&mut self, status: &Status) {
-        let text = render(status);
+    /// Answers who has asked: the node's state, and what its programs say in their ledgers.
+    pub fn answer(&mut self, status: &Status, programs: &[Process]) {
+        let text = render(status, programs);
         for mut stream in self.asking.drain(..) {
             let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\n";
             let answer = format!("{head}Content-Length: {}\r\n\r\n{text}", text.len());
@@ -130,8 +133,17 @@ const PROXY_COUNTERS: [(&str, &str, OfLink); 10] = [
     ("crosslane_wakes_total", "Rings of programs that were heard.", |link| link.carried.wakes),
 ];
 
+type OfProgram = fn(&Totals) -> u64;
+
+/// What programs count, by what carries it. They take their counts with them when they end: sums of them may fall.
+const PROGRAM_GAUGES: [(&str, &str, OfProgram); 3] = [
+    ("crosslane_programs_connections", "Connections that programs have open.", |totals| totals.connections_open),
+    ("crosslane_programs_sent_bytes", "Sent by the programs that run, so far.", |totals| totals.bytes_sent),
+    ("crosslane_programs_received_bytes", "Received by the programs that run, so far.", |totals| totals.bytes_received),
+];
+
 /// The state as Prometheus reads it.
-fn render(status: &Status) -> String {
+fn render(status: &Status, programs: &[Process]) -> String {
     let mut text = String::new();
     let node = &status.node;
     let one = |text: &mut String, name: &str, kind: &str, help: &str, value: u64| {
@@ -198,7 +210,34 @@ fn render(status: &Status) -> String {
     for (name, help, value) in PROXY_COUNTERS {
         each(name, "counter", help, value);
     }
+    render_programs(&mut text, node, programs);
     text
+}
+
+fn render_programs(text: &mut String, node: &str, programs: &[Process]) {
+    let head = |text: &mut String, name: &str, help: &str| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+    };
+    let (name, running) = ("crosslane_programs", programs.len());
+    head(text, name, "Programs that run as this node.");
+    let _ = writeln!(text, "{name}{{node=\"{node}\"}} {running}");
+    for (name, help, value) in PROGRAM_GAUGES {
+        head(text, name, help);
+        for way in [Way::Lane, Way::Window, Way::Kernel] {
+            let sum = programs.iter().map(|program| value(program.totals(way))).fold(0, u64::wrapping_add);
+            let _ = writeln!(text, "{name}{{node=\"{node}\",path=\"{}\"}} {sum}", way.name());
+        }
+    }
+    let mut fallbacks = BTreeMap::new();
+    for (reason, count) in programs.iter().flat_map(|program| &program.fallbacks) {
+        let sum: &mut u64 = fallbacks.entry(reason).or_default();
+        *sum = sum.wrapping_add(*count);
+    }
+    let name = "crosslane_programs_fallbacks";
+    head(text, name, "Times that the programs that run found no lane or window and used kernel TCP.");
+    for (reason, sum) in fallbacks {
+        let _ = writeln!(text, "{name}{{node=\"{node}\",reason=\"{reason}\"}} {sum}");
+    }
 }
 
 fn ready(status: &Status) -> u64 {
@@ -239,11 +278,28 @@ mod tests {
         }
     }
 
+    /// Two programs that have sent over windows, and one has used the kernel.
+    fn programs() -> [Process; 2] {
+        let sent = |bytes_sent| Totals { bytes_sent, ..Totals::default() };
+        [([("no_listener", 2)].into(), 5), (Default::default(), 7)].map(|(fallbacks, bytes)| Process {
+            pid: 1,
+            program: "redis-server".to_owned(),
+            node: None,
+            started_at_ns: 0,
+            connections: Vec::new(),
+            lane: sent(0),
+            kernel: sent(1),
+            window: sent(bytes),
+            connections_unlisted: 0,
+            fallbacks,
+        })
+    }
+
     fn answer(mut stream: impl Read + Write, metrics: &mut Metrics) -> String {
         assert!(!metrics.listen_turn(0));
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         assert!(metrics.listen_turn(0));
-        metrics.answer(&status());
+        metrics.answer(&status(), &programs());
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text
@@ -267,6 +323,9 @@ mod tests {
                 "# TYPE crosslane_link_ups_total counter",
                 "crosslane_etcd_up{node=\"a\"} 0",
                 "crosslane_copied_bytes_total{node=\"a\",peer=\"b\"} 300",
+                "crosslane_programs{node=\"a\"} 2",
+                "crosslane_programs_sent_bytes{node=\"a\",path=\"window\"} 12",
+                "crosslane_programs_fallbacks{node=\"a\",reason=\"no_listener\"} 2",
             ] {
                 assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
             }

@@ -697,7 +697,8 @@ impl Monitor {
     fn serve_metrics(&mut self, now_ns: u64) {
         if self.metrics.listen_turn(now_ns) {
             let status = self.status();
-            self.metrics.answer(&status);
+            let programs = ledger::reader::read_rack(&self.settings.node_places().directory).unwrap_or_default();
+            self.metrics.answer(&status, &programs.processes);
         }
     }
 
