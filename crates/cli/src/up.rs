@@ -76,7 +76,14 @@ pub fn main(options: &Options) -> Result<()> {
     }
     // Nodes that another command brings up here need it before their links can be there.
     drop(lock);
-    let links = wait_for_others(&rack, &slots, begun)?;
+    let links = match wait_for_others(&rack, &slots, begun) {
+        Ok(links) => links,
+        Err(error) => {
+            let _lock = self::lock(&rack)?;
+            started.undo(&rack);
+            return Err(error);
+        }
+    };
     for obstacle in direct_obstacles(&rack, &slots) {
         eprintln!("crosslane: {obstacle}");
     }
