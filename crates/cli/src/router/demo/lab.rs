@@ -76,12 +76,15 @@ impl<'a> Lab<'a> {
         }
         let peer = ["peer", "name", DEVICE, "netns", &host];
         self.ip(&[&["link", "add", DEVICE, "netns", &router, "type", "veth"][..], &peer].concat())?;
+        // Before they have addresses: those of a link that comes up later wait up to a second until they are used.
+        for namespace in [&router, &host] {
+            self.ip(&["-n", namespace, "link", "set", DEVICE, "up"])?;
+        }
         for (namespace, last) in [(&router, 1), (&host, 2)] {
             self.ip(&["-n", namespace, "address", "add", &format!("10.77.{number}.{last}/24"), "dev", DEVICE])?;
             // Nobody else is on this line: the address need not be looked for first.
             let v6 = format!("fd77:{number}::{last}/64");
             self.ip(&["-n", namespace, "address", "add", &v6, "dev", DEVICE, "nodad"])?;
-            self.ip(&["-n", namespace, "link", "set", DEVICE, "up"])?;
         }
         self.ip(&["-n", &host, "route", "add", "default", "via", &format!("10.77.{number}.1")])?;
         self.ip(&["-n", &host, "-6", "route", "add", "default", "via", &format!("fd77:{number}::1")])
