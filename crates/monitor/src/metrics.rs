@@ -84,9 +84,13 @@ impl Metrics {
         !self.asking.is_empty()
     }
 
-    /// Answers who has asked: the node's state, and what its programs say in their ledgers.
-    pub fn answer(&mut self, status: &Status, programs: &[Process]) {
-        let text = render(status, programs);
+    /// Answers who has asked: the node's state, and what its programs say in their
+    /// ledgers, unless those cannot be read.
+    pub fn answer(&mut self, status: &Status, programs: Option<&[Process]>) {
+        let mut text = render(status);
+        if let Some(programs) = programs {
+            render_programs(&mut text, &status.node, programs);
+        }
         for mut stream in self.asking.drain(..) {
             let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\n";
             let answer = format!("{head}Content-Length: {}\r\n\r\n{text}", text.len());
@@ -143,7 +147,7 @@ const PROGRAM_GAUGES: [(&str, &str, OfProgram); 3] = [
 ];
 
 /// The state as Prometheus reads it.
-fn render(status: &Status, programs: &[Process]) -> String {
+fn render(status: &Status) -> String {
     let mut text = String::new();
     let node = &status.node;
     let one = |text: &mut String, name: &str, kind: &str, help: &str, value: u64| {
@@ -210,7 +214,6 @@ fn render(status: &Status, programs: &[Process]) -> String {
     for (name, help, value) in PROXY_COUNTERS {
         each(name, "counter", help, value);
     }
-    render_programs(&mut text, node, programs);
     text
 }
 
@@ -299,7 +302,7 @@ mod tests {
         assert!(!metrics.listen_turn(0));
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         assert!(metrics.listen_turn(0));
-        metrics.answer(&status(), &programs());
+        metrics.answer(&status(), Some(&programs()));
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         text

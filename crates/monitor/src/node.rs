@@ -697,8 +697,8 @@ impl Monitor {
     fn serve_metrics(&mut self, now_ns: u64) {
         if self.metrics.listen_turn(now_ns) {
             let status = self.status();
-            let programs = ledger::reader::read_rack(&self.settings.node_places().directory).unwrap_or_default();
-            self.metrics.answer(&status, &programs.processes);
+            let programs = ledger::reader::read_rack(&self.settings.node_places().directory).ok();
+            self.metrics.answer(&status, programs.as_ref().map(|programs| &programs.processes[..]));
         }
     }
 
