@@ -38,10 +38,7 @@ b)
     wait_for grep -q 'after the monitor' /tmp/news
     wait_for ping
     barrier 'after the monitor'
-    status=0
-    wait $subscriber || status=$?
-    echo "the connection ended with the proxy: redis-cli's status $status"
-    [ $status != 0 ]
+    must_fail $subscriber
     barrier 'after the proxy'
     wait_for ping
     ;;

@@ -25,5 +25,6 @@ esac
 host apart
 meet_all
 [ "$NODE" != b ] || kill "$subscriber"
+[ "$(doorbells)" -ge 10 ]
 host again
 crosslane down --rack "$RACK"

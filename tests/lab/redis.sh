@@ -16,11 +16,6 @@ set_and_get() {
     [ "$(lanes redis-cli -h 127.77.0.1 get word)" = "$1" ]
 }
 
-# Interrupts of the device, since the guest booted.
-doorbells() {
-    awk '/vfio/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } END { print sum + 0 }' /proc/interrupts
-}
-
 # A number of the link to the other guest.
 carried() { crosslane status --rack "$RACK" --json | tr -d ' ,' | sed -n "s/^\"$1\"://p"; }
 

@@ -63,3 +63,16 @@ rack_process() {
     done
     return 1
 }
+
+# Interrupts of a device under VFIO, since the guest booted.
+doorbells() {
+    awk '/vfio/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } END { print sum + 0 }' /proc/interrupts
+}
+
+# Waits until a program in the background ends, which must be with a failure: must_fail PROCESS.
+must_fail() {
+    _status=0
+    wait "$1" || _status=$?
+    echo "ended with status $_status"
+    [ $_status != 0 ]
+}
