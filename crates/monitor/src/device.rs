@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fabric::Coherence;
-use fabric::device::{Caching, Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
+use fabric::device::{Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
 use rack::{Backend, PciMode, Places, Rack, Trust};
 use socket::hello::Place;
 use socket::rendezvous;
@@ -131,10 +131,6 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     // Any other node is as good as another: all windows are of one memory.
     let peer = device.layout().slots().find(|slot| *slot != device.own())?;
     let (memory, _) = device.windows_in_memory(peer);
-    let caching = device.caching();
-    if caching != Caching::Cached {
-        return Some(format!("its memory is {caching}, and programs need it cached and coherent"));
-    }
     match rendezvous::may_lend(memory) {
         Ok(true) => span_obstacle(rack, device, peer),
         Ok(false) => Some("its memory is a file, which somebody could cut off under a program".to_owned()),
@@ -152,7 +148,7 @@ fn span_obstacle(rack: &Rack, device: &Device, peer: Slot) -> Option<String> {
         return Some(format!("its {end_bytes} bytes are no whole multiple of the {align_bytes} that it is mapped by"));
     }
     let offset_bytes = rack.cut().spans?.offset_bytes;
-    let place = Place { alignment, ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
+    let place = Place { alignment, caching: device.caching(), ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
     let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
     rendezvous::try_place(memory, place).err().map(failed)
 }

@@ -1,7 +1,7 @@
 //! A connected stream over two lanes.
 //!
 //! * `transfer`: send and receive.
-//! * `ends`: of lanes in plain memory, and over modelled links.
+//! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
 //! * `hold`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
@@ -85,7 +85,7 @@ impl PlainLanes<'_> {
         match unsafe { &mut *self.0.sender.get() } {
             Sending::Plain(sender) => sender,
             // SAFETY: as above.
-            Sending::Timed(_) => unsafe { std::hint::unreachable_unchecked() },
+            Sending::Timed(_) | Sending::Apart(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 
@@ -98,7 +98,7 @@ impl PlainLanes<'_> {
         match unsafe { &mut *self.0.receiver.get() } {
             Receiving::Plain(receiver) => receiver,
             // SAFETY: as above.
-            Receiving::Timed(_) => unsafe { std::hint::unreachable_unchecked() },
+            Receiving::Timed(_) | Receiving::Apart(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 }
@@ -615,6 +615,7 @@ impl Connection {
         let has_unread = lanes.observer.unread_bytes().is_ok_and(|bytes| bytes > 0);
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;
+        lanes.observer.return_all_credit();
         // SAFETY: under the send lock.
         let finish = || unsafe { (*lanes.sender.get()).finish() };
         if resets || has_unread || is_reset {

@@ -9,7 +9,7 @@ use crate::frame::{Number, Side};
 use crate::{Broken, Input, Local};
 use control::ChannelError;
 use control::proxy::{FromProxy, Kept, Spans, send_kept};
-use fabric::device::{Device, DeviceInbound, Slot};
+use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, Slot};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
@@ -142,7 +142,7 @@ pub(super) struct Proposal {
     /// Noted as lent only when the other proxy has taken the span: where both nodes are on one machine, it looks at the
     /// same notes.
     descriptor: OwnedFd,
-    inbound: DeviceInbound,
+    endpoint: Endpoint<DeviceInbound>,
 }
 
 impl Proposal {
@@ -163,7 +163,7 @@ impl Proposal {
     pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
         loan::note(&self.descriptor, self.place).ok()?;
         self.grant.deposit(number, &lifeline);
-        Some((DirectEnd::new(self.inbound, lifeline, self.grant, true), self.place, self.descriptor))
+        Some((DirectEnd::new(self.endpoint, lifeline, self.grant, true), self.place, self.descriptor))
     }
 }
 
@@ -173,13 +173,13 @@ pub(super) struct Acceptance {
     grant: Grant,
     pub(super) place: Place,
     pub(super) loan: OwnedFd,
-    inbound: DeviceInbound,
+    endpoint: Endpoint<DeviceInbound>,
 }
 
 impl Acceptance {
     /// The end of the connection, with the server's lifeline.
     pub(super) fn into_end(self, lifeline: OwnedFd) -> DirectEnd {
-        DirectEnd::new(self.inbound, Arc::new(lifeline), self.grant, false)
+        DirectEnd::new(self.endpoint, Arc::new(lifeline), self.grant, false)
     }
 }
 
@@ -238,8 +238,12 @@ impl SpanPool {
         let proposal = self.take_any(device).and_then(|grant| {
             let (memory, place) = self.place(device, grant.index);
             let descriptor = loan::descriptor(memory).ok()?;
-            let inbound = self.inbound(device, grant.index);
-            Some(Proposal { grant, place, descriptor, inbound })
+            if place.is_apart() {
+                let (inbound, outbound) = self.spans_of(device, grant.index);
+                Segment::clean_apart(&inbound, &outbound);
+            }
+            let endpoint = self.endpoint(device, grant.index);
+            Some(Proposal { grant, place, descriptor, endpoint })
         });
         self.lock().missed += u64::from(proposal.is_none());
         proposal
@@ -248,13 +252,18 @@ impl SpanPool {
     /// Takes the span that the other node proposes, a number of any size. `None`: it is not free.
     pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32) -> Option<Acceptance> {
         let grant = self.take(device, usize::try_from(index).ok()?)?;
-        let inbound = self.inbound(device, grant.index);
-        // No program of either node reaches the span now: the other proxy has looked at its own.
-        Segment::clean_span(&inbound);
-        Segment::clean_far_span(&device.outbound(self.peer).slice(self.offset(grant.index), self.span_bytes()));
+        let (inbound, outbound) = self.spans_of(device, grant.index);
         let (memory, place) = self.place(device, grant.index);
+        // No program of either node reaches the span now: the other proxy has looked at its own.
+        if place.is_apart() {
+            Segment::clean_apart(&inbound, &outbound);
+        } else {
+            Segment::clean_span(&inbound);
+            Segment::clean_far_span(&outbound);
+        }
         let loan = loan::lend(memory, place).ok()?;
-        Some(Acceptance { grant, place, loan, inbound })
+        let endpoint = self.endpoint(device, grant.index);
+        Some(Acceptance { grant, place, loan, endpoint })
     }
 
     /// Goes on with a connection of an earlier proxy. `None`: there is no such span, or another connection has it.
@@ -268,7 +277,7 @@ impl SpanPool {
         let grant = Grant { pool: Arc::clone(self), index };
         let own = if self.own < self.peer { Side::Lower } else { Side::Higher };
         let is_opener = Number(kept.number).opener() == own;
-        Some(DirectEnd::new(self.inbound(device, index), lifeline, grant, is_opener))
+        Some(DirectEnd::new(self.endpoint(device, index), lifeline, grant, is_opener))
     }
 
     /// Has everything kept by another monitor, which knows of nothing yet.
@@ -287,7 +296,7 @@ impl SpanPool {
         let count = self.lock().entries.len();
         let is_orphan = |index: &usize| !self.lock().entries[*index].is_taken && self.is_lent(device, *index);
         for index in (0..count).filter(is_orphan) {
-            Endpoint::new(self.inbound(device, index)).note_reset();
+            self.endpoint(device, index).note_reset();
         }
     }
 
@@ -327,8 +336,17 @@ impl SpanPool {
         (memory, Place { alignment: device.alignment(), model, ..place })
     }
 
-    fn inbound(&self, device: &Device, index: usize) -> DeviceInbound {
-        device.inbound(self.peer).slice(self.offset(index), self.span_bytes())
+    /// A span in this node's window, and the one that goes with it in the peer's.
+    fn spans_of(&self, device: &Device, index: usize) -> (DeviceInbound, DeviceOutbound) {
+        let (offset, span_bytes) = (self.offset(index), self.span_bytes());
+        let (inbound, outbound) = (device.inbound(self.peer), device.outbound(self.peer));
+        (inbound.slice(offset, span_bytes), outbound.slice(offset, span_bytes))
+    }
+
+    /// What this proxy and a program of its node look at together.
+    fn endpoint(&self, device: &Device, index: usize) -> Endpoint<DeviceInbound> {
+        let (inbound, _) = self.spans_of(device, index);
+        if device.caching() == Caching::Cached { Endpoint::new(inbound) } else { Endpoint::apart(inbound) }
     }
 
     fn span_bytes(&self) -> usize {
@@ -375,8 +393,8 @@ pub(super) struct DirectEnd {
 }
 
 impl DirectEnd {
-    fn new(inbound: DeviceInbound, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
-        let endpoint = Arc::new(Endpoint::new(inbound));
+    fn new(endpoint: Endpoint<DeviceInbound>, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
+        let endpoint = Arc::new(endpoint);
         grant.expect(&endpoint);
         Self { endpoint, lifeline, grant, is_opener, has_rung: false, hangup: Hangup::No }
     }

@@ -20,6 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use fabric::device::DeviceMemory;
 use fabric::shm;
 use ledger::FallbackReason;
 use rustix::fs::FileType;
@@ -96,8 +97,8 @@ impl Reply {
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
         let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
         let flags = u32::try_from(word(16)?).ok()?;
-        let alignment = Place::alignment_in(flags);
-        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, model };
+        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, caching, model };
         let reply = match error {
             0 => Self::Taken((flags != 0).then_some(place)),
             1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
@@ -363,6 +364,12 @@ fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
 pub(super) fn open_place(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
     let [inbound, outbound] = spans(memory, place)?;
     let segment = match place.model {
+        None if place.is_apart() => {
+            let [inbound, outbound] = [inbound, outbound].map(|span| DeviceMemory::new(span, place.caching));
+            let (inbound, outbound) = inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)?;
+            let (_memfd, home) = shm::create(Segment::HOME_BYTES).map_err(|_| Errno::NOMEM)?;
+            Segment::apart(inbound, outbound, &Region::of_mapping(Arc::new(home)), side, secrets)
+        }
         None => Segment::in_windows(&inbound, &outbound, side, secrets),
         Some(model) => {
             let link = ModelledLink::map(memory, model)?;
@@ -715,10 +722,8 @@ mod tests {
         let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
         let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
         let place = |own: u64| Place {
-            inbound_offset: FIRST + own * SPAN_BYTES,
-            outbound_offset: FIRST + (1 - own) * SPAN_BYTES,
-            alignment: None,
             model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
+            ..Place::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
         };
         let open = |place, side| open_place(memory.as_fd(), place, side, secrets);
         let one = open(place(0), Side::Connector).unwrap();
