@@ -148,7 +148,8 @@ fn span_obstacle(rack: &Rack, device: &Device, peer: Slot) -> Option<String> {
         return Some(format!("its {end_bytes} bytes are no whole multiple of the {align_bytes} that it is mapped by"));
     }
     let offset_bytes = rack.cut().spans?.offset_bytes;
-    let place = Place { alignment, caching: device.caching(), ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
+    let place =
+        Place { alignment, caching: device.caching(), ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
     let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
     rendezvous::try_place(memory, place).err().map(failed)
 }

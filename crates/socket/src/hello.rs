@@ -37,8 +37,7 @@ const CACHING_MASK: u32 = 3;
 const ALIGNMENT_SHIFT: u32 = 8;
 const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL | CACHING_MASK << CACHING_SHIFT | 0xff << ALIGNMENT_SHIFT;
 /// What the kinds of memory are called in flags.
-const CACHINGS: [Caching; 4] =
-    [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
+const CACHINGS: [Caching; 4] = [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
 
 /// Where the spans of a connection between nodes lie, for the one who reads this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

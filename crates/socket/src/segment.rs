@@ -294,16 +294,32 @@ impl Segment {
     /// As [`Segment::in_windows`].
     pub fn adopt_in_windows(inbound: &Region, outbound: &Region, link: Option<ModelledLink>) -> Result<Self, Errno> {
         let (side, secrets) = (Side::Connector, Secrets::default());
-        let mut segment = match link {
+        let segment = match link {
             None => Self::in_windows(inbound, outbound, side, secrets),
             Some(link) => Self::in_modelled_windows(inbound, outbound, link, side, secrets)?,
         };
-        segment.side = match segment.load(Own::Side) {
+        segment.adopt_by_side()
+    }
+
+    /// As [`Segment::adopt`], of an end whose state lies apart from the windows.
+    ///
+    /// # Errors
+    /// If nobody has set the end up.
+    ///
+    /// # Panics
+    /// As [`Segment::apart`].
+    pub fn adopt_apart(inbound: DeviceMemory, outbound: DeviceMemory, home: &Region) -> Result<Self, Errno> {
+        Self::apart(inbound, outbound, home, Side::Connector, Secrets::default()).adopt_by_side()
+    }
+
+    /// The rest of an end that has an endpoint of its own.
+    fn adopt_by_side(mut self) -> Result<Self, Errno> {
+        self.side = match self.load(Own::Side) {
             1 => Side::Connector,
             2 => Side::Acceptor,
             _ => return Err(Errno::NOTCONN),
         };
-        segment.adopt_rest()
+        self.adopt_rest()
     }
 
     /// What the process that set the end up has left for those who come to hold it.

@@ -28,7 +28,8 @@ use super::to_monitor::ToMonitor;
 
 /// Bytes of the page with the pace of a modelled link.
 const PAGE_BYTES: u64 = 4096;
-/// How long a span is not proposed again that the other proxy has not taken.
+/// How long a span is not proposed again, if there are others, that the other proxy has not taken, or may not know to
+/// be free.
 const REST_NS: u64 = 100_000_000;
 
 /// The spans of one link, as this node's threads share them.
@@ -125,6 +126,7 @@ impl Drop for Grant {
         let entry = &mut state.entries[self.index];
         state.total += u64::from(entry.take_attached().is_some());
         (entry.is_taken, entry.expected) = (false, None);
+        entry.rests_until_ns = now_ns().saturating_add(REST_NS);
         if entry.deposited.take().is_some() {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
             // Before another connection can have the span, which another thread deposits. A monitor that is gone keeps
@@ -153,15 +155,12 @@ impl Proposal {
 
     /// The other proxy carries the connection's bytes.
     pub(super) fn refused(self) {
-        let mut state = self.grant.pool.lock();
-        state.missed += 1;
-        state.entries[self.grant.index].rests_until_ns = now_ns().saturating_add(REST_NS);
-        drop(state);
+        self.grant.pool.lock().missed += 1;
     }
 
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
     pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
-        loan::note(&self.descriptor, self.place).ok()?;
+        loan::note(self.descriptor.as_fd(), self.place).ok()?;
         self.grant.deposit(number, &lifeline);
         Some((DirectEnd::new(self.endpoint, lifeline, self.grant, true), self.place, self.descriptor))
     }
@@ -300,11 +299,16 @@ impl SpanPool {
         }
     }
 
+    /// One that has rested, else the one that has rested longest.
     fn take_any(self: &Arc<Self>, device: &Device) -> Option<Grant> {
-        let (count, now_ns) = (self.lock().entries.len(), now_ns());
-        let indices = (0..count).map(|index| if self.from_last { count - 1 - index } else { index });
-        let is_rested = |index: &usize| self.lock().entries[*index].rests_until_ns <= now_ns;
-        indices.filter(is_rested).find_map(|index| self.take(device, index))
+        let now_ns = now_ns();
+        let left_ns = |entry: &Entry| entry.rests_until_ns.saturating_sub(now_ns);
+        let free = |(index, entry): (usize, &Entry)| (!entry.is_taken).then(|| (left_ns(entry), index));
+        let mut free: Vec<(u64, usize)> = self.lock().entries.iter().enumerate().filter_map(free).collect();
+        free.sort_unstable_by_key(|(left_ns, index)| {
+            (*left_ns, if self.from_last { usize::MAX - index } else { *index })
+        });
+        free.into_iter().find_map(|(_, index)| self.take(device, index))
     }
 
     fn take(self: &Arc<Self>, device: &Device, index: usize) -> Option<Grant> {

@@ -133,7 +133,7 @@ fn ends(segment: Segment, others: Segment, nonblocking: bool) -> (End, End) {
 pub(crate) fn pair_with_memfd() -> (End, End) {
     let (one, two) = pair(true);
     let memfd = shm::create(4096).unwrap().0;
-    one.0.with_details(|details| details.memfd = HiddenFd::hide(memfd, Need::Optional).ok());
+    one.0.with_details(|details| details.memory = MemoryFds::of_memfd(memfd).hide().ok());
     (one, two)
 }
 

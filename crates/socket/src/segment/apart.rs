@@ -161,7 +161,11 @@ impl<M: Memory> Inbound for HomeInbound<M> {
 
     #[inline]
     fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
-        if is_in(offset, LINES_AT_HOME) { self.home.load_u64(offset, order) } else { self.window.load_u64(offset, order) }
+        if is_in(offset, LINES_AT_HOME) {
+            self.home.load_u64(offset, order)
+        } else {
+            self.window.load_u64(offset, order)
+        }
     }
 
     #[inline]
