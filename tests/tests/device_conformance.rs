@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::Coherence;
-use fabric::conformance as suite;
+use fabric::conformance::{self as suite, OneProcess};
 use fabric::device::{Device, DeviceLink, Layout, Mode, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
 use lab::{Lab, Node};
@@ -42,17 +42,17 @@ fn the_devices_of_guests_pass_the_suite_of_all_backends() {
 }
 
 fn run_suite(device: &str) {
-    let link = |window_bytes| pair(device, window_bytes);
-    let faulty = |window_bytes| {
+    let bare = OneProcess::new(|window_bytes| pair(device, window_bytes));
+    let faulty = OneProcess::new(|window_bytes| {
         let (a, b) = pair(device, window_bytes);
         (Faulty::new(a, FaultPlan::write_combined(1)), Faulty::new(b, FaultPlan::write_combined(2)))
-    };
+    });
     macro_rules! facts {
         (() $($fact:ident)*) => {
             $(
                 let begun = Instant::now();
-                suite::$fact(link);
-                suite::$fact(faulty);
+                suite::$fact(&bare);
+                suite::$fact(&faulty);
                 println!("{}: {} s", stringify!($fact), begun.elapsed().as_secs());
             )*
         };
