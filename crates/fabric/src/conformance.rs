@@ -22,7 +22,7 @@ pub use parties::{End, Ends, EndsHere, OneProcess, Parties};
 use crate::{Doorbell, Epoch, Inbound, Link, LinkState, Outbound, Scratchpad, Slice, Wake};
 use End::{A, B};
 use proptest::prelude::*;
-use proptest::test_runner::{RngSeed, TestRunner};
+use proptest::test_runner::{RngSeed, TestError, TestRunner};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -109,8 +109,10 @@ fn check<S: Strategy>(parties: &impl Parties, strategy: S, property: impl Fn(S::
         property(value);
         Ok(())
     });
-    if let Err(failure) = answer {
-        panic!("seed {seed:#x}: {failure}");
+    match answer {
+        Ok(()) => {}
+        Err(TestError::Fail(why, smallest)) => panic!("seed {seed:#x}, {smallest:?}: {why}"),
+        Err(TestError::Abort(why)) => panic!("seed {seed:#x}: {why}"),
     }
 }
 

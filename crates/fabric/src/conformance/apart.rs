@@ -70,7 +70,7 @@ impl<K: Link> Meeting<K> {
             resume_unwind(failure);
         }
         assert!(self.wait(count), "the other party has not come for {:?}: it is gone, or stuck", self.patience);
-        assert_eq!(loaded(&self.inbound, words + FAILED), 0, "the other party has failed: see what it says");
+        assert!(loaded(&self.inbound, words + FAILED) == 0, "the other party has failed: see what it says");
         loaded(&self.inbound, words)
     }
 
