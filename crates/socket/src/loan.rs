@@ -43,8 +43,10 @@ pub fn note(descriptor: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
     for offset in [place.inbound_offset, place.outbound_offset] {
         lock(&descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
     }
-    // A device has no position: there, a home says it.
-    let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
+    // Where there is a home, it says so; and a device has no position.
+    if !place.is_apart() {
+        let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
+    }
     Ok(())
 }
 

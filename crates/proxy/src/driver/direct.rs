@@ -337,7 +337,7 @@ impl SpanPool {
             outbound_pace_offset: outbound + pace,
         });
         let place = Place::new(inbound + offset, outbound + offset);
-        (memory, Place { alignment: device.alignment(), model, ..place })
+        (memory, Place { alignment: device.alignment(), caching: device.caching(), model, ..place })
     }
 
     /// A span in this node's window, and the one that goes with it in the peer's.

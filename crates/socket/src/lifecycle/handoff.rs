@@ -33,8 +33,9 @@ pub fn adopt_inherited() {
     for &socket in &sockets {
         adopt_listener(socket, &sockets);
     }
-    let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).collect();
-    for memfd in of_kind(InheritedKind::Memfd).filter(|&fd| is_memory(fd)) {
+    let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
+    let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
+    for memfd in memfds {
         // The last one: a program that has the device open itself has it at a lower number than what is hidden.
         let beside = |home: Home| others.iter().rposition(|&fd| is_of(home, fd)).map(|index| others.remove(index));
         let device = home_in(memfd).and_then(beside);
