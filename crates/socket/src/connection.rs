@@ -623,7 +623,6 @@ impl Connection {
         let has_unread = lanes.observer.unread_bytes().is_ok_and(|bytes| bytes > 0);
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;
-        lanes.observer.return_all_credit();
         // SAFETY: under the send lock.
         let finish = || unsafe { (*lanes.sender.get()).finish() };
         if resets || has_unread || is_reset {

@@ -157,7 +157,11 @@ impl Receiving {
     #[inline]
     pub(super) unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
         // SAFETY: the caller's.
-        any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) })
+        let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
+        if let Next::Read(_) = next {
+            self.note_read();
+        }
+        next
     }
 
     /// # Safety
@@ -165,7 +169,11 @@ impl Receiving {
     #[inline]
     pub(super) unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: the caller's.
-        any!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) })
+        let read = any!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) });
+        if let Ok(1..) = read {
+            self.note_read();
+        }
+        read
     }
 
     /// # Safety
@@ -193,7 +201,9 @@ impl Receiving {
     }
 
     pub(super) fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
-        any!(self, receiver => receiver.consume(len_bytes))
+        let consumed = any!(self, receiver => receiver.consume(len_bytes));
+        self.note_read();
+        consumed
     }
 
     pub(super) fn set_capacity(&mut self, bytes: usize) {
@@ -212,14 +222,16 @@ impl Receiving {
         any!(self, receiver => receiver.arrivals(seen))
     }
 
-    /// Who sleeps may be killed in its sleep, and has read then what it has read.
     pub(super) fn announce_sleep(&self) {
-        self.return_all_credit();
         any!(self, receiver => receiver.announce_sleep());
     }
 
-    pub(super) fn return_all_credit(&self) {
-        any!(self, receiver => receiver.return_all_credit());
+    /// Has the peer know what was read. By quarters of a ring would do for room, and a peer whose end is killed asks
+    /// what that has left unread: after each receive, as the kernel would know it.
+    fn note_read(&self) {
+        if let Self::Apart(receiver) = self {
+            receiver.return_all_credit();
+        }
     }
 
     #[inline]
