@@ -130,6 +130,9 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     }
     // Any other node is as good as another: all windows are of one memory.
     let peer = device.layout().slots().find(|slot| *slot != device.own())?;
+    if rack.backend_of(&rack.nodes[device.own().index()]) == Backend::Pci && rack.device.mode == Some(PciMode::Vfio) {
+        return Some("a device under VFIO is its proxy's alone; mode = \"sysfs\" lets programs at its memory".to_owned());
+    }
     let (memory, _) = device.windows_in_memory(peer);
     match rendezvous::may_lend(memory) {
         Ok(true) => span_obstacle(rack, device, peer),
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_no_part_of_memory_that_is_not_coherent_or_can_be_cut_off() {
+    fn programs_get_no_part_of_memory_that_can_be_cut_off() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
         let obstacle = |coherence, trust| {
@@ -205,8 +208,9 @@ mod tests {
             direct_obstacle(&rack, &device)
         };
         assert_eq!(obstacle(rack::Coherence::Coherent, Trust::Proxy), None);
-        assert!(obstacle(rack::Coherence::Coherent, Trust::Direct).unwrap().contains("is a file"));
-        assert!(obstacle(rack::Coherence::NonCoherent, Trust::Direct).unwrap().contains("non-coherent"));
+        for coherence in [rack::Coherence::Coherent, rack::Coherence::NonCoherent] {
+            assert!(obstacle(coherence, Trust::Direct).unwrap().contains("is a file"));
+        }
     }
 
     #[test]
