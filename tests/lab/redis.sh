@@ -46,8 +46,8 @@ directly() {
     barrier "serving $1"
     if [ "$NODE" = b ]; then
         set_and_get "$1"
-        lanes redis-benchmark -h 127.77.0.1 -c 4 -n 1000 -d 64 -t set,get --csv
-        lanes redis-benchmark -h 127.77.0.1 -c 2 -n 200 -d 65536 -t set,get --csv
+        lanes redis-benchmark -h 127.77.0.1 -c 4 -n 300 -d 64 -t set,get --csv
+        lanes redis-benchmark -h 127.77.0.1 -c 2 -n 60 -d 65536 -t set,get --csv
     fi
     barrier "measured $1"
     direct=$(carried direct_total) missed=$(carried direct_missed) bytes=$(carried bytes_sent)
