@@ -33,7 +33,7 @@ use std::sync::{Arc, mpsc};
 /// Turns with something to do between two looks at what only the kernel knows.
 const TURNS_PER_LOOK: u32 = 64;
 /// Events that are taken from the kernel at once.
-const EVENTS_MAX: usize = 256;
+pub(super) const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
 /// Sleep where nothing rings for the peers: an eighth of the time for which there has been nothing to do, within these
@@ -53,6 +53,15 @@ const LIFELINE_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).unio
 
 /// Offences of peers that a thread writes to its log.
 const OFFENCES_SAID_MAX: u32 = 100;
+
+/// What a look at everything brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looked {
+    Found,
+    Nothing,
+    /// Nothing, and it is not worth being awake any more.
+    IsTired,
+}
 
 /// An order to a thread.
 pub(super) enum Command {
@@ -285,15 +294,20 @@ impl Owner {
     /// Turns, as long as there is something to do; whether there was.
     fn work(&mut self, events: &mut Vec<epoll::Event>) -> bool {
         for turn in 1_u32.. {
-            if turn.is_multiple_of(TURNS_PER_LOOK) {
-                self.look_at_kernel(events);
-                self.check_peers();
-            }
-            if !self.turn_with_manners() || self.is_over {
+            if !self.work_once(turn, events) {
                 return turn > 1;
             }
         }
         true
+    }
+
+    /// One of the turns of a thread that has something to do, by its number among them; whether it came to something.
+    pub(super) fn work_once(&mut self, turn: u32, events: &mut Vec<epoll::Event>) -> bool {
+        if turn.is_multiple_of(TURNS_PER_LOOK) {
+            self.look_at_kernel(events);
+            self.check_peers();
+        }
+        self.turn_with_manners() && !self.is_over
     }
 
     /// A turn, and others run if it is to give way. Says whether it came to something.
@@ -310,7 +324,7 @@ impl Owner {
 
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
     fn look_on(&mut self, events: &mut Vec<epoll::Event>) -> bool {
-        let mut spin = Spin::with(self.patience);
+        let mut spin = self.begin_to_look();
         if spin.sleeps_at_once() {
             // Others need the processor, and those who hold it back are served last: sleepers come first.
             self.engines.iter_mut().flatten().for_each(LinkEngine::park_all);
@@ -318,23 +332,35 @@ impl Owner {
             return false;
         }
         spin.note_look();
-        // An idle turn looks at a handful of words of each engine.
-        let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
         loop {
-            match spin.turn_of(looks) {
-                Wait::Look => {}
-                Wait::AskKernel => {
-                    if self.look_at_kernel(events) {
-                        return true;
-                    }
-                }
-                Wait::Sleep => return false,
-            }
-            spin.note_look();
-            if self.turn_with_manners() {
-                return true;
+            match self.look_once(&mut spin, events) {
+                Looked::Found => return true,
+                Looked::Nothing => {}
+                Looked::IsTired => return false,
             }
         }
+    }
+
+    /// A wait of a thread that has nothing to do.
+    pub(super) fn begin_to_look(&self) -> Spin {
+        Spin::with(self.patience)
+    }
+
+    /// One of the looks of such a wait.
+    pub(super) fn look_once(&mut self, spin: &mut Spin, events: &mut Vec<epoll::Event>) -> Looked {
+        // An idle turn looks at a handful of words of each engine.
+        let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
+        match spin.turn_of(looks) {
+            Wait::Look => {}
+            Wait::AskKernel => {
+                if self.look_at_kernel(events) {
+                    return Looked::Found;
+                }
+            }
+            Wait::Sleep => return Looked::IsTired,
+        }
+        spin.note_look();
+        if self.turn_with_manners() { Looked::Found } else { Looked::Nothing }
     }
 
     /// One turn of every engine, and what they came to together. Who sleeps has been rung for.
@@ -633,6 +659,18 @@ impl Owner {
         }
         self.relays.tick();
         self.reset_late();
+    }
+
+    /// Whether both ends of some link have begun, and of all that there are.
+    pub(super) fn has_begun(&self) -> bool {
+        self.engines.iter().any(Option::is_some) && !self.engines.iter().flatten().any(LinkEngine::is_greeting)
+    }
+
+    /// What the engines that are there have done.
+    pub(super) fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        self.engines.iter().flatten().for_each(|link| sum += link.counters());
+        sum
     }
 
     fn report(&mut self) -> Vec<(u8, PeerReport)> {
