@@ -2,6 +2,7 @@
 //! kernel TCP, AF_UNIX and the floor; behind a modelled link, beside what was published; beside streams; and beside
 //! programs that compute.
 
+pub mod interleaved;
 mod plots;
 mod published;
 mod rack;

@@ -29,6 +29,7 @@ pub struct Embedded {
     commands: mpsc::Sender<Command>,
     bell: Arc<OwnedFd>,
     link: DeviceLink,
+    is_up: bool,
     /// What a monitor would read.
     said: Channel,
     events: Vec<epoll::Event>,
@@ -57,7 +58,7 @@ impl Embedded {
         let owner = owner.map_err(DriverError::Thread)?;
         let link = device.link(Slot(peer));
         let (events, wait, turns) = (Vec::with_capacity(super::owner::EVENTS_MAX), None, 0);
-        let embedded = Self { shared, owner, commands, bell, link, said, events, wait, turns };
+        let embedded = Self { shared, owner, commands, bell, link, is_up: false, said, events, wait, turns };
         embedded.order(Command::Device(device.clone()));
         Ok(embedded)
     }
@@ -65,11 +66,11 @@ impl Embedded {
     /// A step towards a link that is up; whether it is, and this end knows that the other one has begun too. Turns are
     /// to be taken meanwhile.
     pub fn train(&mut self) -> bool {
-        if self.link.state() != LinkState::Up {
-            if self.link.train() == LinkState::Up {
+        if !self.is_up {
+            self.is_up = self.link.train() == LinkState::Up;
+            if self.is_up {
                 self.order(Command::LinkUp { peer: self.link.peer().0, epoch: self.link.epoch().0 });
             }
-            return false;
         }
         self.owner.has_begun()
     }
@@ -85,7 +86,7 @@ impl Embedded {
     }
 
     /// A turn as the proxy's own thread takes it while it is awake, and all that is between two of them. Where that
-    /// thread would sleep, the next wait begins.
+    /// thread would sleep, this is as if it had woken up at once.
     pub fn turn(&mut self) {
         let Self { owner, events, wait, turns, .. } = self;
         match wait {
@@ -97,12 +98,20 @@ impl Embedded {
                     (*turns, *wait) = (0, Some(spin));
                 }
             }
-            Some(spin) => {
-                if owner.look_once(spin, events) != Looked::Nothing {
+            Some(spin) => match owner.look_once(spin, events) {
+                Looked::Nothing => {}
+                Looked::Found => *wait = None,
+                Looked::IsTired => {
                     *wait = None;
+                    owner.look_after_sleep(events);
                 }
-            }
+            },
         }
+    }
+
+    /// Connections that are not over.
+    pub fn connections(&self) -> usize {
+        self.owner.connections()
     }
 
     /// What the engines have done.

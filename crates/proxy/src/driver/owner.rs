@@ -279,16 +279,22 @@ impl Owner {
             if self.engines_sleep() {
                 let idle_since_ns = *self.idle_since_ns.get_or_insert_with(now_ns);
                 self.sleep(&self.sleep_limit(now_ns() - idle_since_ns));
-                if self.look_at_kernel(&mut events) {
+                if self.look_after_sleep(&mut events) {
                     self.idle_since_ns = None;
                 }
-                self.engines_wake();
-                self.check_peers();
             } else {
                 self.idle_since_ns = None;
             }
         }
         self.close_all();
+    }
+
+    /// What a sleep is followed by; whether somebody had something to say.
+    pub(super) fn look_after_sleep(&mut self, events: &mut Vec<epoll::Event>) -> bool {
+        let had_any = self.look_at_kernel(events);
+        self.engines_wake();
+        self.check_peers();
+        had_any
     }
 
     /// Turns, as long as there is something to do; whether there was.
@@ -664,6 +670,11 @@ impl Owner {
     /// Whether both ends of some link have begun, and of all that there are.
     pub(super) fn has_begun(&self) -> bool {
         self.engines.iter().any(Option::is_some) && !self.engines.iter().flatten().any(LinkEngine::is_greeting)
+    }
+
+    /// Of all engines.
+    pub(super) fn connections(&self) -> usize {
+        self.engines.iter().flatten().map(LinkEngine::connections).sum()
     }
 
     /// What the engines that are there have done.
