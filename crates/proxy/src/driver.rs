@@ -224,19 +224,7 @@ impl Shared {
         let span_pools = span_pools(&setup, &monitor, timing);
         let access = RwLock::new(setup.access.clone());
         let refused = Mutex::default();
-        Ok(Self {
-            setup,
-            addresses,
-            access,
-            places,
-            timing,
-            paces,
-            rack,
-            monitor,
-            span_pools,
-            refused,
-            refused_bell,
-        })
+        Ok(Self { setup, addresses, access, places, timing, paces, rack, monitor, span_pools, refused, refused_bell })
     }
 
     /// Whether a device has room for everything in each window.

@@ -19,6 +19,9 @@
 //! sleeping; other threads of the proxies' processes.
 
 pub mod program;
+pub(super) mod report;
+
+pub use report::main;
 
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
@@ -78,13 +81,16 @@ impl Loop {
 /// How long a sample is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {
+    /// So long, after a fifth of that to warm up.
     Milliseconds(u64),
+    /// So many round trips, and some to warm up.
     Trips(u64),
 }
 
 /// What a sample found.
 #[derive(Clone, Debug)]
 pub struct Found {
+    /// Of round trips.
     pub latencies: Latencies,
     /// A turn of a proxy that has nothing to do.
     pub idle_turn_ns: f64,
@@ -168,7 +174,12 @@ impl Interleaved {
 fn wait_for(socket: &Path, server: &Guard) -> Result<()> {
     let deadline = Instant::now() + READY_TIMEOUT;
     while UnixStream::connect(socket).is_err() {
-        ensure!(Instant::now() < deadline, "the device server does not listen at {}{}", socket.display(), server.said());
+        ensure!(
+            Instant::now() < deadline,
+            "the device server does not listen at {}{}",
+            socket.display(),
+            server.said()
+        );
         std::thread::sleep(LOOK_PAUSE);
     }
     Ok(())

@@ -83,10 +83,13 @@ pub fn serve(size_bytes: usize, proxy: &mut impl Neighbour, say: impl FnOnce(&st
 
 /// What the client found.
 pub struct Called {
+    /// Of round trips.
     pub latencies: Latencies,
     /// Round trips, warming up among them.
     pub trips: u64,
+    /// A turn of the proxy that has nothing to do.
     pub idle_turn_ns: f64,
+    /// A call of the program that receives nothing.
     pub idle_receive_ns: f64,
 }
 

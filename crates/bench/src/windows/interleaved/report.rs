@@ -1,0 +1,243 @@
+//! What the two loops found, as JSON and as text.
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::{Found, HAND_OVERS, Interleaved, Length, SIZES};
+use crate::floors::{self, CacheLine};
+use crate::histogram::{Latencies, Quantiles};
+use crate::launch::Launcher;
+use crate::machine::Machine;
+use crate::progress::Progress;
+use crate::stats::{median, median_ratio};
+use crate::table::{self, NOTHING, Table};
+
+const SCHEMA: &str = "crosslane.bench.windows.interleaved/1";
+
+/// What the figures are of.
+const WHAT: &str = "four parties in two loops: the client and the proxy beside the server in one thread, the server and \
+                    the proxy beside the client in another, each on a core of its own; unmodified sockets that do not \
+                    block, the proxies' own turns, nobody sleeps; no monitors. All six hand-overs are from core to \
+                    core, and each loop asks its other party in between: no better than four cores";
+
+/// How often, and for how long.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Plan {
+    /// Times that each size is measured, in turn.
+    pub rounds: u32,
+    /// Length of a sample.
+    pub sample_ms: u64,
+    /// Length of the floor beside it.
+    #[serde(skip)]
+    pub floor_ms: u64,
+}
+
+impl Plan {
+    /// The usual one, or a shorter one.
+    pub const fn new(is_quick: bool) -> Self {
+        let (rounds, sample_ms) = if is_quick { (3, 40) } else { (15, 100) };
+        Self { rounds, sample_ms, floor_ms: 4 }
+    }
+
+    /// Samples in all.
+    pub const fn steps(&self) -> u64 {
+        SIZES.len() as u64 * self.rounds as u64
+    }
+}
+
+/// All that was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    kind: &'static str,
+    what: &'static str,
+    #[serde(flatten)]
+    plan: Plan,
+    rows: Vec<Row>,
+    /// Samples that failed.
+    pub failures: Vec<String>,
+}
+
+/// Round trips of one size: medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    size_bytes: u64,
+    rounds: usize,
+    latency: Option<Quantiles>,
+    cache_line_rtt_ns_p50: Option<f64>,
+    p50_over_cache_line: Option<f64>,
+    /// The sixth part of a round trip.
+    hand_over_ns_p50: Option<f64>,
+    idle_turn_ns: Option<f64>,
+    idle_receive_ns: Option<f64>,
+    frames_per_trip: Option<f64>,
+}
+
+/// One size in one round.
+struct Sample {
+    size_bytes: u64,
+    found: Found,
+    line: Option<CacheLine>,
+}
+
+/// Measures all sizes in turn, each beside its floor.
+pub fn measure(launcher: &Launcher, plan: Plan, progress: &mut Progress) -> Result<Measured> {
+    let mut failures = Vec::new();
+    let mut samples = Vec::new();
+    let loops = Interleaved::up(launcher).map_err(|error| failures.push(format!("{error:#}"))).ok();
+    for round in 1..=plan.rounds {
+        for size_bytes in SIZES {
+            let size = table::size(size_bytes);
+            progress.step(&format!("round {round} of {}: four parties in two loops", plan.rounds), &size);
+            let Some(loops) = &loops else { continue };
+            let line = floors::cache_line(launcher, plan.floor_ms)?;
+            match loops.sample(launcher, size_bytes, Length::Milliseconds(plan.sample_ms)) {
+                Ok(found) => samples.push(Sample { size_bytes, found, line }),
+                Err(error) => {
+                    let what = format!("{size} by four parties in two loops, round {round}: {error:#}");
+                    progress.warn(&format!("failed: {what}"));
+                    failures.push(what);
+                }
+            }
+        }
+    }
+    Ok(Measured::of(plan, &samples, failures))
+}
+
+impl Measured {
+    /// None at all, where they were not asked for.
+    pub fn none() -> Self {
+        Self::of(Plan { rounds: 0, sample_ms: 0, floor_ms: 0 }, &[], Vec::new())
+    }
+
+    fn of(plan: Plan, samples: &[Sample], failures: Vec<String>) -> Self {
+        let row = |&size_bytes: &u64| {
+            let of_size = samples.iter().filter(|sample| sample.size_bytes == size_bytes);
+            Row::of(size_bytes, &of_size.collect::<Vec<_>>())
+        };
+        let sizes = if plan.rounds > 0 { &SIZES[..] } else { &[] };
+        Self { kind: "measured", what: WHAT, plan, rows: sizes.iter().map(row).collect(), failures }
+    }
+
+    /// A table; `beside` tells p50 in ns, and how many floors it is, of the same size by proxies as processes.
+    pub fn text(&self, beside: impl Fn(u64) -> (Option<f64>, Option<f64>)) -> String {
+        if self.plan.rounds == 0 {
+            return String::new();
+        }
+        let header = ["size", "p50", "p99", "p99.9", "max", "x floor", "a hand-over, ns", "frames"];
+        let header = header.into_iter().chain(["proxy", "program", "p50", "x floor"]);
+        let groups = [("", 1), ("four parties in two loops", 7), ("idle look, ns", 2), ("as processes", 2)];
+        let mut table = Table::new(header).groups(groups);
+        let number = |value: Option<f64>| value.map_or_else(|| NOTHING.to_owned(), |value| format!("{value:.0}"));
+        for row in &self.rows {
+            let micros = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
+            let (beside_ns, beside_floors) = beside(row.size_bytes);
+            table.row(vec![
+                table::size(row.size_bytes),
+                micros(|all| all.p50_ns),
+                micros(|all| all.p99_ns),
+                micros(|all| all.p999_ns),
+                micros(|all| all.max_ns),
+                table::times(row.p50_over_cache_line),
+                number(row.hand_over_ns_p50),
+                row.frames_per_trip.map_or_else(|| NOTHING.to_owned(), |frames| format!("{frames:.2}")),
+                number(row.idle_turn_ns),
+                number(row.idle_receive_ns),
+                table::micros(beside_ns),
+                table::times(beside_floors),
+            ]);
+        }
+        format!("measured, us, {} rounds, {}:\n\n{}", self.plan.rounds, self.what, table.render())
+    }
+}
+
+impl Row {
+    fn of(size_bytes: u64, samples: &[&Sample]) -> Self {
+        let all = |value: fn(&Sample) -> f64| samples.iter().map(|sample| value(sample)).collect::<Vec<f64>>();
+        let p50s = all(|sample| sample.found.latencies.quantile_ns(0.5));
+        let lines: Vec<f64> = samples.iter().filter_map(|sample| Some(sample.line?.rtt_ns_p50)).collect();
+        Self {
+            size_bytes,
+            rounds: samples.len(),
+            latency: quantiles(samples.iter().map(|sample| &sample.found.latencies)),
+            cache_line_rtt_ns_p50: median(lines.iter().copied()),
+            p50_over_cache_line: median_ratio(&p50s, &lines),
+            hand_over_ns_p50: median(p50s.iter().map(|ns| ns / f64::from(HAND_OVERS))),
+            idle_turn_ns: median(all(|sample| sample.found.idle_turn_ns)),
+            idle_receive_ns: median(all(|sample| sample.found.idle_receive_ns)),
+            frames_per_trip: median(all(|sample| sample.found.frames_per_trip)),
+        }
+    }
+}
+
+/// Medians of each round's quantiles; the maximum and the count are of all rounds.
+pub fn quantiles<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Quantiles> {
+    let rounds: Vec<Quantiles> = rounds.map(Latencies::quantiles).collect();
+    Some(Quantiles {
+        p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
+        p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
+        p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
+        max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
+        samples: rounds.iter().map(|round| round.samples).sum(),
+    })
+}
+
+/// The two loops alone, without the rest of `bench windows`.
+#[derive(Serialize)]
+struct Report {
+    schema: &'static str,
+    command: String,
+    machine: Machine,
+    where_cores_suffice: Measured,
+}
+
+/// Measures the two loops alone, and prints.
+pub fn main(is_quick: bool, is_json: bool) -> Result<()> {
+    let launcher = Launcher::new()?;
+    let machine = Machine::describe(launcher.cores);
+    let plan = Plan::new(is_quick);
+    let mut progress = Progress::new(plan.steps());
+    if let Some(warning) = machine.busy_warning() {
+        progress.warn(&warning);
+    }
+    let measured = measure(&launcher, plan, &mut progress)?;
+    drop(progress);
+    let words = [(is_quick, " --quick"), (is_json, " --json")].map(|(is_given, word)| if is_given { word } else { "" });
+    let command = format!("crosslane bench windows --interleaved{}", words.concat());
+    let report = Report { schema: SCHEMA, command, machine, where_cores_suffice: measured };
+    if is_json {
+        println!("{}", serde_json::to_string_pretty(&report).context("writing JSON")?);
+    } else {
+        print!("{}\n\n{}", report.machine.sentence(), report.where_cores_suffice.text(|_| (None, None)));
+    }
+    let failures = &report.where_cores_suffice.failures;
+    failures.first().map_or(Ok(()), |first| Err(anyhow::anyhow!("{} samples failed, first {first}", failures.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(size_bytes: u64, ns: f64) -> Sample {
+        let mut latencies = Latencies::new().unwrap();
+        latencies.add(ns, 100);
+        let found = Found { latencies, idle_turn_ns: 50.0, idle_receive_ns: 20.0, frames_per_trip: 2.0 };
+        let line = Some(CacheLine { rtt_ns_p50: 100.0, rtt_ns_p99: 120.0, rtt_ns_untimed: 90.0 });
+        Sample { size_bytes, found, line }
+    }
+
+    #[test]
+    fn rows_are_medians_in_multiples_of_the_floor_beside_them_and_say_what_they_are() {
+        let samples = [sample(8, 900.0), sample(8, 600.0), sample(8, 50_000.0)];
+        let measured = Measured::of(Plan::new(true), &samples, Vec::new());
+        let json = serde_json::to_value(&measured).unwrap();
+        assert_eq!((&json["kind"], &json["rounds"]), (&"measured".into(), &3.into()));
+        let row = &json["rows"][0];
+        assert_eq!(row["p50_over_cache_line"].as_f64().map(f64::round), Some(9.0));
+        assert_eq!(row["hand_over_ns_p50"].as_f64().map(f64::round), Some(150.0));
+        assert_eq!(json["rows"][1]["latency"], serde_json::Value::Null);
+        let text = measured.text(|_| (Some(8_500.0), Some(85.0)));
+        for words in ["measured", "four parties in two loops", "as processes", "8.50", "0.90"] {
+            assert!(text.contains(words), "{words} in\n{text}");
+        }
+    }
+}
