@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use crosslane_bench::windows::interleaved::program::{Called, Neighbour, call, serve};
-use crosslane_bench::windows::interleaved::{Length, Loop, places, rack};
+use crosslane_bench::windows::interleaved::{Asks, How, Length, Loop, places, rack};
 use monitor::{Settings, open_device};
 use proxy::Counters;
 use proxy::driver::Embedded;
@@ -23,6 +23,9 @@ pub struct Options {
     /// Bytes of a message
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     message_bytes: u32,
+    /// Whom of its parties the loop asks: both loops alike
+    #[arg(long, value_enum, default_value_t = Asks::Both)]
+    asks: Asks,
     /// Where the server listens
     #[arg(long, value_name = "ADDRESS", required_if_eq("which", "call"))]
     address: Option<SocketAddrV4>,
@@ -37,13 +40,13 @@ pub struct Options {
 /// Goes round until the client has measured.
 pub fn main(options: &Options) -> Result<()> {
     let mut neighbour = Proxy::new(options)?;
-    let size_bytes = options.message_bytes as usize;
+    let (size_bytes, asks) = (options.message_bytes as usize, options.asks);
     match (options.which, options.address) {
         (Loop::Call, Some(address)) => {
             let length = options.trips.map_or(Length::Milliseconds(options.milliseconds), Length::Trips);
-            say(&call(address, size_bytes, length, &mut neighbour)?);
+            say(&call(address, How { size_bytes, asks, length }, &mut neighbour)?);
         }
-        _ => serve(size_bytes, &mut neighbour, |line| println!("{line}"))?,
+        _ => serve(size_bytes, asks, &mut neighbour, |line| println!("{line}"))?,
     }
     let Counters { frames_sent, bytes_sent, .. } = neighbour.proxy.counters();
     println!("frames_sent {frames_sent}\nbytes_sent {bytes_sent}");
@@ -82,13 +85,17 @@ impl Proxy {
 
 impl Neighbour for Proxy {
     #[inline]
-    fn turn(&mut self) -> Result<()> {
-        self.proxy.turn();
+    fn turn(&mut self) -> Result<bool> {
         self.turns = self.turns.wrapping_add(1);
         match self.turns.is_multiple_of(TURNS_PER_LOOK).then(|| self.proxy.complaint()).flatten() {
             Some(complaint) => bail!("{complaint}"),
-            None => Ok(()),
+            None => Ok(self.proxy.turn()),
         }
+    }
+
+    fn carried_bytes(&self) -> (u64, u64) {
+        let Counters { bytes_sent, bytes_received, .. } = self.proxy.counters();
+        (bytes_sent, bytes_received)
     }
 
     fn mirror(&mut self, address: SocketAddrV4) -> Result<()> {
@@ -101,6 +108,6 @@ impl Neighbour for Proxy {
 
     fn link(&mut self) -> Result<bool> {
         let is_there = self.proxy.train();
-        self.turn().map(|()| is_there)
+        self.turn().map(|_| is_there)
     }
 }

@@ -26,6 +26,9 @@ pub struct Options {
     /// Only by proxies where cores suffice: programs and proxies in turns of two loops, on two cores
     #[arg(long, conflicts_with_all = ["sim", "plot"])]
     pub interleaved: bool,
+    /// So many round trips of each size, once
+    #[arg(long, value_name = "N", requires = "interleaved", hide = true)]
+    pub trips: Option<u64>,
     /// Write the plots as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
@@ -93,7 +96,7 @@ pub fn main(options: &Options) -> Result<()> {
     }
     if !options.sim {
         if options.interleaved {
-            return live::interleaved::main(options.quick, options.json);
+            return live::interleaved::main(options.quick, options.json, options.trips);
         }
         let live = live::Options { json: options.json, quick: options.quick, plot: options.plot.clone() };
         return live::main(&live, modelled(options.seed));

@@ -13,6 +13,7 @@
 //! * `relay`: connections that outlive their link, over kernel TCP.
 //! * `to_monitor`: the way to the monitor.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
+//! * `turn_clock`: the time of a turn, without asking for it in each.
 //! * `embedded`: a thread whose turns somebody else takes, and the least of a monitor that it needs.
 
 mod berth;
@@ -25,6 +26,7 @@ mod links;
 mod owner;
 mod relay;
 mod to_monitor;
+mod turn_clock;
 
 pub use embedded::Embedded;
 

@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rack::{Places, Rack};
+use serde::Serialize;
 
 use super::rack::Kind;
 use crate::histogram::Latencies;
@@ -39,7 +40,7 @@ use crate::probe::Findings;
 use crate::process::Guard;
 
 /// Bytes of a message.
-pub const SIZES: [u64; 6] = [8, 48, 64, 256, 1024, 4096];
+pub const SIZES: [usize; 6] = [8, 48, 64, 256, 1024, 4096];
 /// Hand-overs of a round trip: from program to proxy to proxy to program, and back.
 pub const HAND_OVERS: u32 = 6;
 /// Bytes of the memory of the device: the windows of two nodes and what is said of them.
@@ -78,12 +79,44 @@ impl Loop {
     }
 }
 
-/// How long a sample is.
+/// Whom of its two parties a loop asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Asks {
+    /// Both in turn.
+    Both,
+    /// Whose turn it is: the other one has nothing to do until then.
+    Next,
+}
+
+impl Asks {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Next => "next",
+        }
+    }
+}
+
+/// What is sent to and fro.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct How {
+    /// Of a message.
+    pub size_bytes: usize,
+    /// Whom both loops ask.
+    pub asks: Asks,
+    /// Of the sample.
+    pub length: Length,
+}
+
+/// How long a sample is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Length {
     /// So long, after a fifth of that to warm up.
+    #[serde(rename = "sample_ms")]
     Milliseconds(u64),
-    /// So many round trips, and some to warm up.
+    /// So many round trips.
+    #[serde(rename = "sample_trips")]
     Trips(u64),
 }
 
@@ -128,20 +161,21 @@ impl Interleaved {
         Ok(Self { program, places, _server: server })
     }
 
-    /// Round trips of `size_bytes`.
-    pub fn sample(&self, launcher: &Launcher, size_bytes: u64, length: Length) -> Result<Found> {
+    /// Round trips.
+    pub fn sample(&self, launcher: &Launcher, how: How) -> Result<Found> {
+        let How { size_bytes, length, .. } = how;
         let limit = match length {
             Length::Milliseconds(milliseconds) => Duration::from_millis(2 * milliseconds) + READY_TIMEOUT,
             Length::Trips(_) => 3 * READY_TIMEOUT,
         };
-        let mut server = Guard::spawn(self.command(Loop::Serve, size_bytes, &[]), launcher.server_core())?;
+        let mut server = Guard::spawn(self.command(Loop::Serve, how, &[]), launcher.server_core())?;
         let ready = server.line(READY_TIMEOUT, |line| line.starts_with("ready "))?;
         let (word, amount) = match length {
             Length::Milliseconds(milliseconds) => ("--milliseconds", milliseconds.to_string()),
             Length::Trips(trips) => ("--trips", trips.to_string()),
         };
         let more = ["--address", ready.trim_start_matches("ready "), word, &amount];
-        let client = Guard::spawn(self.command(Loop::Call, size_bytes, &more), launcher.client_core())?.finish(limit);
+        let client = Guard::spawn(self.command(Loop::Call, how, &more), launcher.client_core())?.finish(limit);
         let served = server.complete(SERVER_END_LIMIT);
         let (client, served) = match (client, served) {
             (Ok(client), Ok(served)) => (Findings::parse(&client)?, Findings::parse(&served)?),
@@ -160,12 +194,13 @@ impl Interleaved {
         })
     }
 
-    fn command(&self, which: Loop, size_bytes: u64, more: &[&str]) -> Command {
+    fn command(&self, which: Loop, how: How, more: &[&str]) -> Command {
         let node = &rack().nodes[which.slots().0].name;
         let mut command = Command::new(&self.program);
         command.args(["run", "--require-lane", "--node", node, "--rack"]).arg(self.places.node(node).directory);
         command.arg("--").arg(&self.program).args(["bench", "interleaved", which.word(), "--places"]);
-        command.arg(&self.places.directory).args(["--message-bytes", &size_bytes.to_string()]).args(more);
+        command.arg(&self.places.directory).args(["--message-bytes", &how.size_bytes.to_string()]);
+        command.args(["--asks", how.asks.word()]).args(more);
         command
     }
 }

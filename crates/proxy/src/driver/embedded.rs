@@ -86,26 +86,30 @@ impl Embedded {
     }
 
     /// A turn as the proxy's own thread takes it while it is awake, and all that is between two of them. Where that
-    /// thread would sleep, this is as if it had woken up at once.
-    pub fn turn(&mut self) {
+    /// thread would sleep, this is as if it had woken up at once. Says whether there was something to do.
+    pub fn turn(&mut self) -> bool {
         let Self { owner, events, wait, turns, .. } = self;
         match wait {
             None => {
                 *turns = turns.wrapping_add(1);
-                if !owner.work_once(*turns, events) {
+                let had_any = owner.work_once(*turns, events);
+                if !had_any {
                     let mut spin = owner.begin_to_look();
                     spin.note_look();
                     (*turns, *wait) = (0, Some(spin));
                 }
+                had_any
             }
-            Some(spin) => match owner.look_once(spin, events) {
-                Looked::Nothing => {}
-                Looked::Found => *wait = None,
-                Looked::IsTired => {
+            Some(spin) => {
+                let looked = owner.look_once(spin, events);
+                if looked != Looked::Nothing {
                     *wait = None;
+                }
+                if looked == Looked::IsTired {
                     owner.look_after_sleep(events);
                 }
-            },
+                looked == Looked::Found
+            }
         }
     }
 

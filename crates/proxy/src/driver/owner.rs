@@ -12,6 +12,7 @@ use super::end::SegmentEnd;
 use super::held::{HeldEnd, HeldEnds};
 use super::links::{LinkEngine, Standing};
 use super::relay::{Relays, Which};
+use super::turn_clock::TurnClock;
 use crate::{Counters, Event, Fault, Key, Tuple, Turn};
 use control::proxy::{Fate, FromProxy, Kept, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
@@ -19,7 +20,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use socket::clock::now_ns;
+use socket::clock::{now_ns, ticks};
 use socket::manners::Yielder;
 use socket::rendezvous::{Accepted, LaneListener};
 use socket::segment::Segment;
@@ -219,6 +220,7 @@ pub(super) struct Owner {
     /// What giving way has brought.
     yielder: Yielder,
     berth: Berth,
+    clock: TurnClock,
     /// Since when it has slept and found nothing after it.
     idle_since_ns: Option<u64>,
     is_over: bool,
@@ -256,6 +258,7 @@ impl Owner {
             patience: Box::leak(Box::new(Patience::of_server())),
             yielder: Yielder::new(),
             berth: Berth::default(),
+            clock: TurnClock::default(),
             idle_since_ns: None,
             is_over: false,
         };
@@ -313,12 +316,13 @@ impl Owner {
             self.look_at_kernel(events);
             self.check_peers();
         }
-        self.turn_with_manners() && !self.is_over
+        self.turn_with_manners(ticks()) && !self.is_over
     }
 
-    /// A turn, and others run if it is to give way. Says whether it came to something.
-    fn turn_with_manners(&mut self) -> bool {
-        let now_ns = now_ns();
+    /// A turn, and others run if it is to give way. Says whether it came to something. `ticks` is where the processor's
+    /// counter is.
+    fn turn_with_manners(&mut self, ticks: u64) -> bool {
+        let now_ns = self.clock.now_ns(ticks);
         let turn = self.turn(now_ns);
         if turn.gives_way {
             self.yielder.give_way();
@@ -365,8 +369,8 @@ impl Owner {
             }
             Wait::Sleep => return Looked::IsTired,
         }
-        spin.note_look();
-        if self.turn_with_manners() { Looked::Found } else { Looked::Nothing }
+        let now = spin.note_look();
+        if self.turn_with_manners(now) { Looked::Found } else { Looked::Nothing }
     }
 
     /// One turn of every engine, and what they came to together. Who sleeps has been rung for.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Length;
+use super::{Asks, How, Length};
 use crate::histogram::Latencies;
 use crate::launch::NODE_A;
 
@@ -22,13 +22,18 @@ const TRIPS_MIN: u64 = 100;
 /// Turns, or calls, over which one that finds nothing is timed: shorter than connections are looked at.
 const IDLE_TIMES: u32 = 100;
 
+/// Turns of a proxy that brings nothing between two looks whether the client has closed.
+const TURNS_PER_LOOK: u64 = 4096;
+
 /// The other party of a program's loop.
 pub trait Neighbour {
-    /// One turn.
+    /// One turn; whether there was something to do.
     ///
     /// # Errors
     /// The link cannot be used any more.
-    fn turn(&mut self) -> Result<()>;
+    fn turn(&mut self) -> Result<bool>;
+    /// Bytes of programs that it has sent to the other proxy and received from it.
+    fn carried_bytes(&self) -> (u64, u64);
     /// Stands in for a listener of the other node.
     ///
     /// # Errors
@@ -53,7 +58,7 @@ fn part(proxy: &mut impl Neighbour) -> Result<()> {
 }
 
 /// Sends back what comes, until the client closes; says `ready ADDRESS` to `say` before.
-pub fn serve(size_bytes: usize, proxy: &mut impl Neighbour, say: impl FnOnce(&str)) -> Result<()> {
+pub fn serve(size_bytes: usize, asks: Asks, proxy: &mut impl Neighbour, say: impl FnOnce(&str)) -> Result<()> {
     let node: Ipv4Addr = NODE_A.parse().context("an address")?;
     let listener = TcpListener::bind(SocketAddrV4::new(node, 0)).context("listening")?;
     listener.set_nonblocking(true).context("a listener that does not block")?;
@@ -71,14 +76,44 @@ pub fn serve(size_bytes: usize, proxy: &mut impl Neighbour, say: impl FnOnce(&st
         }
     };
     let mut end = Stream::new(stream, size_bytes)?;
+    match asks {
+        Asks::Both => serve_both(&mut end, proxy)?,
+        Asks::Next => serve_next(&mut end, proxy)?,
+    }
+    drop(end);
+    part(proxy)
+}
+
+/// Asks the program and the proxy in turn.
+fn serve_both(end: &mut Stream, proxy: &mut impl Neighbour) -> Result<()> {
     while let Some(has_come) = end.receive()? {
         if has_come {
             end.send(proxy)?;
         }
         proxy.turn()?;
     }
-    drop(end);
-    part(proxy)
+    Ok(())
+}
+
+/// Asks whose turn it is: the proxy, until the message has gone to the other one; the program, which answers; the
+/// proxy, until it has the answer.
+fn serve_next(end: &mut Stream, proxy: &mut impl Neighbour) -> Result<()> {
+    let size_bytes = end.message.len() as u64;
+    for trip in 1.. {
+        for turn in 1_u64.. {
+            if proxy.turn()? && proxy.carried_bytes().0 >= trip * size_bytes {
+                break;
+            }
+            // The client may have closed instead.
+            if turn.is_multiple_of(TURNS_PER_LOOK) && end.receive()?.is_none() {
+                return Ok(());
+            }
+        }
+        while !end.receive()?.context("the client closed the connection")? {}
+        end.send(proxy)?;
+        while !proxy.turn()? || proxy.carried_bytes().1 < trip * size_bytes {}
+    }
+    Ok(())
 }
 
 /// What the client found.
@@ -94,29 +129,27 @@ pub struct Called {
 }
 
 /// Times round trips to a server, each on its own.
-pub fn call(address: SocketAddrV4, size_bytes: usize, length: Length, proxy: &mut impl Neighbour) -> Result<Called> {
+pub fn call(to: SocketAddrV4, how: How, proxy: &mut impl Neighbour) -> Result<Called> {
+    let How { size_bytes, asks, length } = how;
     let begun = Instant::now();
     while !proxy.link()? {
         ensure!(begun.elapsed() < CONNECT_LIMIT, "the link does not come up");
     }
-    let mut end = Stream::new(connect(address, proxy)?, size_bytes)?;
-    let (warm_up, counted) = match length {
-        Length::Milliseconds(milliseconds) => (milliseconds / 5, milliseconds),
-        Length::Trips(_) => (0, 0),
+    let mut end = Stream::new(connect(to, proxy)?, size_bytes)?;
+    let (warm_up, counted, warm_up_trips, trips_min) = match length {
+        Length::Milliseconds(milliseconds) => (milliseconds / 5, milliseconds, TRIPS_MIN, TRIPS_MIN),
+        Length::Trips(trips) => (0, 0, 0, trips),
     };
-    let trips_min = if let Length::Trips(trips) = length { trips } else { TRIPS_MIN };
     let mut trips = 0;
     let (mut latencies, mut begun) = (Latencies::new()?, Instant::now());
-    while trips < TRIPS_MIN || begun.elapsed() < Duration::from_millis(warm_up) {
+    while trips < warm_up_trips || begun.elapsed() < Duration::from_millis(warm_up) {
         trips += 1;
-        end.round_trip(trips, proxy)?;
+        end.round_trip(trips, asks, proxy)?;
     }
     begun = Instant::now();
     while latencies.samples() < trips_min || begun.elapsed() < Duration::from_millis(counted) {
         trips += 1;
-        let before = Instant::now();
-        end.round_trip(trips, proxy)?;
-        latencies.add(before.elapsed().as_nanos() as f64, 1);
+        latencies.add(end.round_trip(trips, asks, proxy)?.as_nanos() as f64, 1);
     }
     let (idle_turn_ns, idle_receive_ns) = idle_ns(&mut end, proxy)?;
     drop(end);
@@ -204,31 +237,32 @@ impl Stream {
         while !rest.is_empty() {
             match self.stream.write(rest) {
                 Ok(bytes) => rest = &rest[bytes..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => proxy.turn()?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => _ = proxy.turn()?,
                 Err(error) => return Err(error).context("sending"),
             }
         }
         Ok(())
     }
 
-    /// Sends a message and waits until it has come back, and looks whether it is the same.
-    fn round_trip(&mut self, trip: u64, proxy: &mut impl Neighbour) -> Result<()> {
+    /// Sends a message and waits until it has come back: how long that took. What came is what was sent.
+    fn round_trip(&mut self, trip: u64, asks: Asks, proxy: &mut impl Neighbour) -> Result<Duration> {
         let mark = (trip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
-        let last = self.message.len() - 1;
-        (self.message[0], self.message[last]) = (mark, mark);
+        self.message.fill(mark);
+        let before = Instant::now();
         self.send(proxy)?;
-        loop {
-            proxy.turn()?;
-            match self.receive()? {
-                Some(true) => break,
-                Some(false) => {}
-                None => bail!("the server closed the connection"),
+        if asks == Asks::Next {
+            // It hands the message to the server, and then sends the answer on.
+            let sent_bytes = trip * self.message.len() as u64;
+            while !proxy.turn()? || proxy.carried_bytes().0 < sent_bytes {}
+        }
+        while !self.receive()?.context("the server closed the connection")? {
+            if asks == Asks::Both {
+                proxy.turn()?;
             }
         }
-        ensure!(
-            (self.message[0], self.message[last]) == (mark, mark),
-            "round trip {trip} came back with other bytes than were sent"
-        );
-        Ok(())
+        let took = before.elapsed();
+        let is_same = self.message.iter().all(|byte| *byte == mark);
+        ensure!(is_same, "round trip {trip} came back with other bytes than were sent");
+        Ok(took)
     }
 }

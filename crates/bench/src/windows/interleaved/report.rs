@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{Found, HAND_OVERS, Interleaved, Length, SIZES};
+use super::{Asks, Found, HAND_OVERS, How, Interleaved, Length, SIZES};
 use crate::floors::{self, CacheLine};
 use crate::histogram::{Latencies, Quantiles};
 use crate::launch::Launcher;
@@ -26,7 +26,8 @@ pub struct Plan {
     /// Times that each size is measured, in turn.
     pub rounds: u32,
     /// Length of a sample.
-    pub sample_ms: u64,
+    #[serde(flatten)]
+    pub length: Length,
     /// Length of the floor beside it.
     #[serde(skip)]
     pub floor_ms: u64,
@@ -36,12 +37,17 @@ impl Plan {
     /// The usual one, or a shorter one.
     pub const fn new(is_quick: bool) -> Self {
         let (rounds, sample_ms) = if is_quick { (3, 40) } else { (15, 100) };
-        Self { rounds, sample_ms, floor_ms: 4 }
+        Self { rounds, length: Length::Milliseconds(sample_ms), floor_ms: 4 }
+    }
+
+    /// So many round trips of each size, once: for whoever wants to know whether it works.
+    const fn of_trips(trips: u64) -> Self {
+        Self { rounds: 1, length: Length::Trips(trips), floor_ms: 1 }
     }
 
     /// Samples in all.
     pub const fn steps(&self) -> u64 {
-        SIZES.len() as u64 * self.rounds as u64
+        2 * SIZES.len() as u64 * self.rounds as u64
     }
 }
 
@@ -60,7 +66,8 @@ pub struct Measured {
 /// Round trips of one size: medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
-    size_bytes: u64,
+    size_bytes: usize,
+    asks: Asks,
     rounds: usize,
     latency: Option<Quantiles>,
     cache_line_rtt_ns_p50: Option<f64>,
@@ -74,9 +81,15 @@ struct Row {
 
 /// One size in one round.
 struct Sample {
-    size_bytes: u64,
+    size_bytes: usize,
+    asks: Asks,
     found: Found,
     line: Option<CacheLine>,
+}
+
+/// Each size, in both ways.
+fn cases() -> impl Iterator<Item = (usize, Asks)> {
+    SIZES.into_iter().flat_map(|size_bytes| [Asks::Both, Asks::Next].map(|asks| (size_bytes, asks)))
 }
 
 /// Measures all sizes in turn, each beside its floor.
@@ -85,13 +98,13 @@ pub fn measure(launcher: &Launcher, plan: Plan, progress: &mut Progress) -> Resu
     let mut samples = Vec::new();
     let loops = Interleaved::up(launcher).map_err(|error| failures.push(format!("{error:#}"))).ok();
     for round in 1..=plan.rounds {
-        for size_bytes in SIZES {
-            let size = table::size(size_bytes);
+        for (size_bytes, asks) in cases() {
+            let size = table::size(size_bytes as u64);
             progress.step(&format!("round {round} of {}: four parties in two loops", plan.rounds), &size);
             let Some(loops) = &loops else { continue };
             let line = floors::cache_line(launcher, plan.floor_ms)?;
-            match loops.sample(launcher, size_bytes, Length::Milliseconds(plan.sample_ms)) {
-                Ok(found) => samples.push(Sample { size_bytes, found, line }),
+            match loops.sample(launcher, How { size_bytes, asks, length: plan.length }) {
+                Ok(found) => samples.push(Sample { size_bytes, asks, found, line }),
                 Err(error) => {
                     let what = format!("{size} by four parties in two loops, round {round}: {error:#}");
                     progress.warn(&format!("failed: {what}"));
@@ -106,16 +119,16 @@ pub fn measure(launcher: &Launcher, plan: Plan, progress: &mut Progress) -> Resu
 impl Measured {
     /// None at all, where they were not asked for.
     pub fn none() -> Self {
-        Self::of(Plan { rounds: 0, sample_ms: 0, floor_ms: 0 }, &[], Vec::new())
+        Self::of(Plan { rounds: 0, ..Plan::new(true) }, &[], Vec::new())
     }
 
     fn of(plan: Plan, samples: &[Sample], failures: Vec<String>) -> Self {
-        let row = |&size_bytes: &u64| {
-            let of_size = samples.iter().filter(|sample| sample.size_bytes == size_bytes);
-            Row::of(size_bytes, &of_size.collect::<Vec<_>>())
+        let row = |case: (usize, Asks)| {
+            let of_case = samples.iter().filter(|sample| (sample.size_bytes, sample.asks) == case);
+            Row::of(case, &of_case.collect::<Vec<_>>())
         };
-        let sizes = if plan.rounds > 0 { &SIZES[..] } else { &[] };
-        Self { kind: "measured", what: WHAT, plan, rows: sizes.iter().map(row).collect(), failures }
+        let rows = cases().filter(|_| plan.rounds > 0).map(row).collect();
+        Self { kind: "measured", what: WHAT, plan, rows, failures }
     }
 
     /// A table; `beside` tells p50 in ns, and how many floors it is, of the same size by proxies as processes.
@@ -123,25 +136,28 @@ impl Measured {
         if self.plan.rounds == 0 {
             return String::new();
         }
-        let header = ["size", "p50", "p99", "p99.9", "max", "x floor", "a hand-over, ns", "frames"];
-        let header = header.into_iter().chain(["proxy", "program", "p50", "x floor"]);
-        let groups = [("", 1), ("four parties in two loops", 7), ("idle look, ns", 2), ("as processes", 2)];
-        let mut table = Table::new(header).groups(groups);
+        let header = ["size", "p50", "p99", "max", "x floor", "a hand-over, ns", "p50", "p99", "x floor"];
+        let header = header.into_iter().chain(["frames", "proxy", "program", "p50", "x floor"]);
+        let groups = [("", 1), ("asking both", 5), ("asking whose turn it is", 3), ("", 1), ("idle look, ns", 2)];
+        let mut table = Table::new(header).groups(groups.into_iter().chain([("as processes", 2)]));
         let number = |value: Option<f64>| value.map_or_else(|| NOTHING.to_owned(), |value| format!("{value:.0}"));
-        for row in &self.rows {
-            let micros = |of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
-            let (beside_ns, beside_floors) = beside(row.size_bytes);
+        for pair in self.rows.chunks_exact(2) {
+            let [both, next] = [&pair[0], &pair[1]];
+            let micros = |row: &Row, of: fn(&Quantiles) -> f64| table::micros(row.latency.as_ref().map(of));
+            let (beside_ns, beside_floors) = beside(both.size_bytes as u64);
             table.row(vec![
-                table::size(row.size_bytes),
-                micros(|all| all.p50_ns),
-                micros(|all| all.p99_ns),
-                micros(|all| all.p999_ns),
-                micros(|all| all.max_ns),
-                table::times(row.p50_over_cache_line),
-                number(row.hand_over_ns_p50),
-                row.frames_per_trip.map_or_else(|| NOTHING.to_owned(), |frames| format!("{frames:.2}")),
-                number(row.idle_turn_ns),
-                number(row.idle_receive_ns),
+                table::size(both.size_bytes as u64),
+                micros(both, |all| all.p50_ns),
+                micros(both, |all| all.p99_ns),
+                micros(both, |all| all.max_ns),
+                table::times(both.p50_over_cache_line),
+                number(both.hand_over_ns_p50),
+                micros(next, |all| all.p50_ns),
+                micros(next, |all| all.p99_ns),
+                table::times(next.p50_over_cache_line),
+                both.frames_per_trip.map_or_else(|| NOTHING.to_owned(), |frames| format!("{frames:.2}")),
+                number(both.idle_turn_ns),
+                number(both.idle_receive_ns),
                 table::micros(beside_ns),
                 table::times(beside_floors),
             ]);
@@ -151,12 +167,13 @@ impl Measured {
 }
 
 impl Row {
-    fn of(size_bytes: u64, samples: &[&Sample]) -> Self {
+    fn of((size_bytes, asks): (usize, Asks), samples: &[&Sample]) -> Self {
         let all = |value: fn(&Sample) -> f64| samples.iter().map(|sample| value(sample)).collect::<Vec<f64>>();
         let p50s = all(|sample| sample.found.latencies.quantile_ns(0.5));
         let lines: Vec<f64> = samples.iter().filter_map(|sample| Some(sample.line?.rtt_ns_p50)).collect();
         Self {
             size_bytes,
+            asks,
             rounds: samples.len(),
             latency: quantiles(samples.iter().map(|sample| &sample.found.latencies)),
             cache_line_rtt_ns_p50: median(lines.iter().copied()),
@@ -191,10 +208,10 @@ struct Report {
 }
 
 /// Measures the two loops alone, and prints.
-pub fn main(is_quick: bool, is_json: bool) -> Result<()> {
+pub fn main(is_quick: bool, is_json: bool, trips: Option<u64>) -> Result<()> {
     let launcher = Launcher::new()?;
     let machine = Machine::describe(launcher.cores);
-    let plan = Plan::new(is_quick);
+    let plan = trips.map_or(Plan::new(is_quick), Plan::of_trips);
     let mut progress = Progress::new(plan.steps());
     if let Some(warning) = machine.busy_warning() {
         progress.warn(&warning);
@@ -217,12 +234,12 @@ pub fn main(is_quick: bool, is_json: bool) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn sample(size_bytes: u64, ns: f64) -> Sample {
+    fn sample(size_bytes: usize, ns: f64) -> Sample {
         let mut latencies = Latencies::new().unwrap();
         latencies.add(ns, 100);
         let found = Found { latencies, idle_turn_ns: 50.0, idle_receive_ns: 20.0, frames_per_trip: 2.0 };
         let line = Some(CacheLine { rtt_ns_p50: 100.0, rtt_ns_p99: 120.0, rtt_ns_untimed: 90.0 });
-        Sample { size_bytes, found, line }
+        Sample { size_bytes, asks: Asks::Both, found, line }
     }
 
     #[test]
