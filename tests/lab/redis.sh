@@ -1,6 +1,6 @@
 # lab: --guests 2 --program redis-server --program redis-cli --program redis-benchmark
-# redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory. Over
-# DAX memory, once more with programs that write the windows themselves.
+# redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory. Once
+# more with programs that write the windows themselves, on DAX memory also as if it were not coherent.
 
 [ "$(ls /sys/class/net)" = lo ] # no network but the loopback
 
@@ -33,29 +33,32 @@ if [ "$DEVICE_KIND" = vfio ]; then
     echo "$(doorbells) doorbells"
     [ "$(doorbells)" -ge 100 ] # without them, proxies would look from time to time
 fi
-if [ "$DEVICE_KIND" != dax ]; then
-    crosslane down --rack "$RACK"
-    exit
-fi
+[ "$NODE" = b ] || lanes redis-cli -h 127.77.0.1 shutdown nosave
+crosslane down --rack "$RACK"
+[ "$DEVICE_KIND" != vfio ] || exit 0 # no program but the proxy gets at it
 
-if [ "$NODE" = a ]; then
-    lanes redis-cli -h 127.77.0.1 shutdown nosave
-    wait "$server"
-fi
-crosslane down --rack "$RACK"
-barrier down
-rack_up direct
-[ "$NODE" = b ] || serve
-barrier 'serving directly'
-if [ "$NODE" = b ]; then
-    set_and_get directly
-    lanes redis-benchmark -h 127.77.0.1 -c 2 -n 200 -d 65536 -t set,get --csv
-fi
-barrier 'measured directly'
-direct=$(carried direct_total) missed=$(carried direct_missed) bytes=$(carried bytes_sent)
-echo "$direct direct connections, $missed missed, $bytes bytes by proxies"
-[ "$direct" -ge 1 ]
-[ "$missed" = 0 ]
-[ "$bytes" = 0 ]
-barrier counted
-crosslane down --rack "$RACK"
+# By programs that write the windows themselves.
+directly() {
+    barrier "down $1"
+    COHERENCE=$1
+    rack_up direct
+    [ "$NODE" = b ] || serve
+    barrier "serving $1"
+    if [ "$NODE" = b ]; then
+        set_and_get "$1"
+        lanes redis-benchmark -h 127.77.0.1 -c 4 -n 300 -d 64 -t set,get --csv
+        lanes redis-benchmark -h 127.77.0.1 -c 2 -n 60 -d 65536 -t set,get --csv
+    fi
+    barrier "measured $1"
+    direct=$(carried direct_total) missed=$(carried direct_missed) bytes=$(carried bytes_sent)
+    echo "$direct direct connections, $missed missed, $bytes bytes by proxies"
+    [ "$direct" -ge 1 ]
+    [ "$missed" = 0 ]
+    [ "$bytes" = 0 ]
+    barrier "counted $1"
+    [ "$NODE" = b ] || lanes redis-cli -h 127.77.0.1 shutdown nosave
+    crosslane down --rack "$RACK"
+}
+
+directly coherent
+[ "$DEVICE_KIND" != dax ] || directly non-coherent

@@ -1,91 +1,236 @@
-//! The suite that every backend of `fabric` passes, on the devices of guests: a BAR through sysfs, and DAX memory, also
-//! as if nodes' caches knew nothing of each other. (VFIO's device has one owner, and the suite needs two ends.)
+//! The suite that every backend of `fabric` passes, on the devices of guests.
 //!
-//! This program takes itself along: in the guest, where [`VARIABLE`] names the device, the same test runs the suite.
+//! A device that a guest can open twice has both ends of a link in one guest: a BAR through sysfs, and DAX memory, also
+//! as if nodes' caches knew nothing of each other. Two guests with an end each pass the same suite: over VFIO, whose
+//! device has one owner and whose bells are interrupts, and over the others.
+//!
+//! This program takes itself along: in a guest, where [`VARIABLE`] names the way to the device, the same test runs the
+//! suite, or its part of it.
 
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::Coherence;
-use fabric::conformance as suite;
+use fabric::conformance::{self as suite, Apart, End, Meeting, OneProcess, WINDOW_BYTES};
 use fabric::device::{Device, DeviceLink, Layout, Mode, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
-use lab::{Lab, Node};
+use lab::Lab;
 use volmem::{Mapping, Region};
 
-/// Names the device to the copy of this program in a guest, as `pci:ADDRESS`, `coherent:PATH` or `non-coherent:PATH`.
+/// Says to the copy of this program in a guest how it gets to its device: one of [`open`]'s ways.
 const VARIABLE: &str = "CONFORMANCE_DEVICE";
-const TEST: &str = "the_devices_of_guests_pass_the_suite_of_all_backends";
 /// Guests share two cores with whatever else is tested: this only ends what hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
 /// Some tests have two links at once, which must not meet: each new one is between the next two nodes.
 const NODES: u8 = 8;
+/// Of the pairs of nodes, those whose links are tested by two guests, in turn; the next one is where the guests meet.
+const PLACES: u8 = 2;
 
 #[test]
 fn the_devices_of_guests_pass_the_suite_of_all_backends() {
-    if let Ok(device) = std::env::var(VARIABLE) {
-        return run_suite(&device);
+    if let Ok(way) = std::env::var(VARIABLE) {
+        return run_suite(&way);
     }
     let dax = lab::Device::Dax;
-    for (kind, prefix) in [(lab::Device::Plain, "pci"), (dax, "coherent"), (dax, "non-coherent")] {
-        let program = std::env::current_exe().unwrap();
-        let name = program.file_name().unwrap().to_string_lossy().into_owned();
-        let script = format!("{VARIABLE}={prefix}:$DEVICE {name} --exact {TEST} --nocapture");
-        let lab = Lab::new().guests(1).device(kind).built(&program).script(&script).limit(LIMIT);
-        let report = lab.run().unwrap().must_succeed();
-        assert!(report.output(Node::A).contains("1 passed"), "{report}");
+    for (kind, way) in [(lab::Device::Plain, "pci"), (dax, "coherent"), (dax, "non-coherent")] {
+        let lab = Lab::new().guests(1).device(kind);
+        run_in_guests(lab, way, "the_devices_of_guests_pass_the_suite_of_all_backends");
     }
 }
 
-fn run_suite(device: &str) {
-    let link = |window_bytes| pair(device, window_bytes);
-    let faulty = |window_bytes| {
-        let (a, b) = pair(device, window_bytes);
-        (Faulty::new(a, FaultPlan::write_combined(1)), Faulty::new(b, FaultPlan::write_combined(2)))
-    };
-    macro_rules! facts {
-        (() $($fact:ident)*) => {
-            $(
-                let begun = Instant::now();
-                suite::$fact(link);
-                suite::$fact(faulty);
-                println!("{}: {} s", stringify!($fact), begun.elapsed().as_secs());
-            )*
-        };
+#[test]
+fn two_guests_with_an_end_each_pass_it_over_vfio() {
+    if let Ok(way) = std::env::var(VARIABLE) {
+        return Party::new(&way).run_suite();
     }
-    fabric::conformance_facts!(facts!());
+    let lab = Lab::new().device(lab::Device::Vfio).devices(PLACES + 1);
+    run_in_guests(lab, "vfio", "two_guests_with_an_end_each_pass_it_over_vfio");
+}
+
+#[test]
+#[ignore = "boots eight guests: two minutes; in ./x exam"]
+fn two_guests_with_an_end_each_pass_it_on_every_other_device() {
+    if let Ok(way) = std::env::var(VARIABLE) {
+        return Party::new(&way).run_suite();
+    }
+    let dax = lab::Device::Dax;
+    let doorbell = lab::Device::Doorbell; // Without interrupts, which sysfs has none of.
+    let ways = [(lab::Device::Plain, "pci"), (doorbell, "pci"), (dax, "coherent"), (dax, "non-coherent")];
+    for (kind, way) in ways {
+        let lab = Lab::new().device(kind);
+        run_in_guests(lab, way, "two_guests_with_an_end_each_pass_it_on_every_other_device");
+    }
+}
+
+/// Runs one of these tests in all guests of a lab.
+fn run_in_guests(lab: Lab, way: &str, test: &str) {
+    let program = std::env::current_exe().unwrap();
+    let name = program.file_name().unwrap().to_string_lossy().into_owned();
+    let run = format!("{VARIABLE}={way} {name} --exact {test} --include-ignored --nocapture");
+    let script = format!("barrier booted\n{run}"); // Nobody waits for who still boots.
+    let report = lab.built(&program).script(&script).limit(LIMIT).run().unwrap().must_succeed();
+    println!("{report}");
+    for guest in &report.guests {
+        assert!(guest.output.contains("1 passed"), "{report}");
+    }
+}
+
+/// Calls all facts, on links as they are and on links whose stores combine.
+macro_rules! facts {
+    (($bare:expr, $faulty:expr, $after:expr) $($fact:ident)*) => {
+        $(
+            let begun = Instant::now();
+            suite::$fact($bare);
+            suite::$fact($faulty);
+            println!("{}: {} ms{}", stringify!($fact), begun.elapsed().as_millis(), $after(stringify!($fact)));
+        )*
+    };
+}
+
+fn faulty(link: DeviceLink, end: End) -> Faulty<DeviceLink> {
+    Faulty::new(link, FaultPlan::write_combined(1 + end as u64))
+}
+
+fn run_suite(way: &str) {
+    let bare = OneProcess::new(|window_bytes| pair(way, window_bytes));
+    let faulty = OneProcess::new(|window_bytes| {
+        let (a, b) = pair(way, window_bytes);
+        (faulty(a, End::A), faulty(b, End::B))
+    });
+    fabric::conformance_facts!(facts!(&bare, &faulty, |_: &str| ""));
 }
 
 /// Both ends of a link over the one device, each with a mapping of its own. Nothing is there of one that was in the
 /// same place before: a new link has no epoch.
-fn pair(device: &str, window_bytes: usize) -> (DeviceLink, DeviceLink) {
+fn pair(way: &str, window_bytes: usize) -> (DeviceLink, DeviceLink) {
     static NEXT: AtomicU8 = AtomicU8::new(0);
     let first = Slot(2 * (NEXT.fetch_add(1, Ordering::Relaxed) % (NODES / 2)));
     let second = Slot(first.0 + 1);
-    let layout = Layout::new(NODES, window_bytes).unwrap();
-    let memory = memory();
-    for block in [layout.control(first, second), layout.control(second, first)] {
-        memory.write(block.start, &vec![0; block.len()]);
-    }
-    let open = |own| {
-        let seat = Seat { window_bytes: Some(window_bytes), ..Seat::new(own, NODES) };
-        match device.split_once(':').unwrap() {
-            ("pci", address) => Device::open_pci(address, Mode::Sysfs, &seat).unwrap(),
-            ("coherent", path) => Device::open_dax(Path::new(path), Coherence::Coherent, &seat).unwrap(),
-            (_, path) => Device::open_dax(Path::new(path), Coherence::NonCoherent, &seat).unwrap(),
-        }
-    };
+    forget_link(&memory(), first, second, window_bytes);
+    let open = |own| open(way, &variable("DEVICE"), own, window_bytes);
     (open(first).link(second), open(second).link(first))
 }
 
-/// The guest's device, as its first program has found it.
+/// A guest's device, and its place there.
+fn open(way: &str, device: &str, own: Slot, window_bytes: usize) -> Device {
+    let seat = Seat { window_bytes: Some(window_bytes), ..Seat::new(own, NODES) };
+    let opened = match way {
+        "pci" => Device::open_pci(device, Mode::Sysfs, &seat),
+        "vfio" => Device::open_pci(device, Mode::Vfio, &seat),
+        "coherent" => Device::open_dax(Path::new(device), Coherence::Coherent, &seat),
+        "non-coherent" => Device::open_dax(Path::new(device), Coherence::NonCoherent, &seat),
+        _ => panic!("no way '{way}'"),
+    };
+    opened.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn forget_link(memory: &Region, first: Slot, second: Slot, window_bytes: usize) {
+    let layout = Layout::new(NODES, window_bytes).unwrap();
+    for block in [layout.control(first, second), layout.control(second, first)] {
+        memory.write(block.start, &vec![0; block.len()]);
+    }
+}
+
+/// What the guest's first program has found out.
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("no {name} in the environment"))
+}
+
 fn memory() -> Region {
-    let of = |name| std::env::var(name).unwrap();
-    let file = File::options().read(true).write(true).open(of("MEMORY")).unwrap();
-    let mapping = Mapping::new(file.as_fd(), of("MEMORY_BYTES").parse().unwrap()).unwrap();
+    let file = File::options().read(true).write(true).open(variable("MEMORY")).unwrap();
+    let mapping = Mapping::new(file.as_fd(), variable("MEMORY_BYTES").parse().unwrap()).unwrap();
     Region::of_mapping(Arc::new(mapping))
+}
+
+/// One of two guests.
+struct Party {
+    own: End,
+    way: String,
+    /// Where links are opened, place by place: one device where it can be opened again and again.
+    devices: Vec<String>,
+    meeting: Rc<Meeting<DeviceLink>>,
+    memory: Region,
+    /// Held, for the meeting and the memory are by it.
+    _met_by: Device,
+    /// Links opened.
+    links: Cell<u8>,
+    /// By place what is open there, until another link is to be: for its interrupts.
+    opened: RefCell<[Option<Device>; PLACES as usize]>,
+}
+
+impl Party {
+    fn new(way: &str) -> Self {
+        let own = if variable("NODE") == "a" { End::A } else { End::B };
+        let devices: Vec<String> = variable("DEVICES").split(',').map(str::to_owned).collect();
+        let [first, second] = nodes_of(PLACES, own);
+        let device = open(way, &devices[usize::from(PLACES) % devices.len()], first, WINDOW_BYTES);
+        let meeting = Rc::new(Meeting::new(&device.link(second)));
+        let (memory, way) = (memory_of(&device, second), way.to_owned());
+        let (links, opened) = (Cell::new(0), RefCell::default());
+        Self { own, way, devices, meeting, memory, _met_by: device, links, opened }
+    }
+
+    fn run_suite(&self) {
+        let bare = Apart::new(self.own, self.meeting.clone(), |window_bytes| self.open(window_bytes));
+        let faulty =
+            Apart::new(self.own, self.meeting.clone(), |window_bytes| faulty(self.open(window_bytes), self.own));
+        fabric::conformance_facts!(facts!(&bare, &faulty, |fact: &str| self.interrupts_of(fact)));
+    }
+
+    /// This guest's end of a new link, with nothing of one that was in the same place before.
+    fn open(&self, window_bytes: usize) -> DeviceLink {
+        let place = self.links.get() % PLACES;
+        self.links.set(self.links.get().wrapping_add(1));
+        let [own, peer] = nodes_of(place, self.own);
+        let opened = &mut self.opened.borrow_mut()[usize::from(place)];
+        *opened = None; // A device under VFIO is opened once at a time.
+        if self.own == End::A {
+            forget_link(&self.memory, own, peer, window_bytes);
+        }
+        self.meeting.meet();
+        let device = open(&self.way, self.device_at(place), own, window_bytes);
+        opened.insert(device).link(peer)
+    }
+
+    fn device_at(&self, place: u8) -> &str {
+        &self.devices[usize::from(place) % self.devices.len()]
+    }
+
+    /// Those of the last link, of which a fact about rings must have had some where there are any.
+    fn interrupts_of(&self, fact: &str) -> String {
+        if self.way != "vfio" {
+            return String::new();
+        }
+        let address = self.device_at(self.links.get().wrapping_sub(1) % PLACES);
+        let count = interrupts(address);
+        assert!(fact != "rings_both_ways_never_get_lost" || count > 0, "no interrupt of {address}");
+        format!(", {count} interrupts")
+    }
+}
+
+/// A guest's own place in a pair of nodes, and the other's.
+fn nodes_of(pair: u8, own: End) -> [Slot; 2] {
+    [own, own.other()].map(|end| Slot(2 * pair + end as u8))
+}
+
+/// All of a device's memory, of which nothing else has to be open.
+fn memory_of(device: &Device, peer: Slot) -> Region {
+    let (descriptor, [window, _]) = device.windows_in_memory(peer);
+    let begin = window - device.layout().window(peer, device.own()).start as u64;
+    let len_bytes = usize::try_from(device.end_in_memory() - begin).unwrap();
+    Region::of_mapping(Arc::new(Mapping::at(descriptor, begin, len_bytes).unwrap()))
+}
+
+/// Interrupts of a device under VFIO since it was opened.
+fn interrupts(address: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/interrupts").unwrap();
+    let lines = text.lines().filter(|line| line.contains("vfio") && line.contains(address));
+    let counts = lines.flat_map(|line| line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()));
+    counts.sum()
 }

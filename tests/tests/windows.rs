@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,8 +16,9 @@ use control::proxy::{
 };
 use control::{Channel, Received};
 use fabric::device::{Device, DeviceLink, Seat, Slot};
-use fabric::{Link, train_both};
+use fabric::{Coherence, Link, train_both};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use socket::monitor::{Answer, PACKET_BYTES_MAX, SOCKET_NAME, asked_for};
@@ -38,8 +39,10 @@ const DATA_BYTES: u64 = 4 << 20;
 const PAGE_BYTES: u64 = 4096;
 
 /// By way of the proxies, and by programs that store into windows themselves: those of links that are as fast as their
-/// memory, and of a modelled one.
-const WAYS: [Settings; 3] = [BY_PROXIES, DIRECT, MODELLED];
+/// memory, of a modelled one, and of memory that is no ordinary memory.
+const WAYS: [Settings; 5] = [BY_PROXIES, DIRECT, MODELLED, WRITE_COMBINED, NON_COHERENT];
+/// Those without proxies.
+const DIRECT_WAYS: [Settings; 4] = [DIRECT, MODELLED, WRITE_COMBINED, NON_COHERENT];
 const BY_PROXIES: Settings = Settings {
     timing: None,
     is_failover: false,
@@ -48,9 +51,12 @@ const BY_PROXIES: Settings = Settings {
     spans: 0,
     trains_partitions: false,
     core: None,
+    coherence: Coherence::Coherent,
 };
 const DIRECT: Settings = Settings { spans: 8, ..BY_PROXIES };
 const MODELLED: Settings = Settings { timing: Some("ntb"), ..DIRECT };
+const WRITE_COMBINED: Settings = Settings { coherence: Coherence::WriteCombined, ..DIRECT };
+const NON_COHERENT: Settings = Settings { coherence: Coherence::NonCoherent, trains_partitions: true, ..DIRECT };
 /// The delay of that model: 500 ns one way.
 const MODELLED_RTT_NS: u64 = 1_000;
 
@@ -185,7 +191,7 @@ struct Node {
 }
 
 /// What is out of the ordinary.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Settings {
     /// The link is as slow as this modelled one.
     timing: Option<&'static str>,
@@ -201,12 +207,21 @@ struct Settings {
     trains_partitions: bool,
     /// Where the threads of both proxies run.
     core: Option<u16>,
+    /// What the memory is taken for. Any other than coherent memory has no bells.
+    coherence: Coherence,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        BY_PROXIES
+    }
 }
 
 /// Two nodes joined by a link that is up.
 struct Nodes {
     nodes: Vec<Node>,
     _server: Process,
+    _memory: OwnedFd,
     _folder: TempDir,
 }
 
@@ -222,10 +237,14 @@ impl Nodes {
         let mut command = Command::new(place::crosslane());
         command.args(["device-server", "--size", "32M", "--vectors"]).arg(VECTORS.to_string());
         let server = Process::start(command.arg("--socket").arg(&socket));
+        let (memory, path) = memory_of_a_file();
         let device = |own| {
             let data_bytes = if settings.trains_partitions { DATA_BYTES } else { 0 };
             let link_bytes = Some((CONTROL_BYTES + data_bytes) as usize);
             let seat = Seat { vectors: VECTORS as usize, link_bytes, ..Seat::new(Slot(own), 2) };
+            if settings.coherence != Coherence::Coherent {
+                return Device::open_dax(&path, settings.coherence, &seat).expect("a device");
+            }
             // The server's name is there a moment before it listens.
             server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &seat).is_ok());
             Device::connect_server(&socket, &seat).expect("a device")
@@ -235,7 +254,7 @@ impl Nodes {
             devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, settings)).collect();
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
-        let nodes = Self { nodes, _server: server, _folder: folder };
+        let nodes = Self { nodes, _server: server, _memory: memory, _folder: folder };
         // Each has learned of the other's bells by now.
         for node in &nodes.nodes {
             node.device.look().expect("a device");
@@ -332,6 +351,14 @@ impl Nodes {
     }
 }
 
+/// Memory like a device's, which nobody can cut off, and the path by which this process and its own open it.
+fn memory_of_a_file() -> (OwnedFd, PathBuf) {
+    let (memory, _mapping) = fabric::shm::create(32 << 20).expect("memory");
+    rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).expect("a file of our own");
+    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
+    (memory, path.into())
+}
+
 impl Node {
     fn start(own: usize, device: Device, settings: Settings) -> Self {
         let rack = Rack::new();
@@ -399,7 +426,7 @@ fn programs_talk_by_windows_that_are_as_late_as_a_modelled_links() {
 
 #[test]
 fn programs_store_into_windows_themselves_and_the_proxies_see_no_byte() {
-    talk_directly(&Nodes::start_as(DIRECT));
+    [DIRECT, WRITE_COMBINED, NON_COHERENT].map(Nodes::start_as).iter().for_each(talk_directly);
 }
 
 /// One-sided: how long it takes is for benchmarks.
@@ -551,7 +578,7 @@ fn a_span_is_used_again_by_the_next_connection() {
 /// Those who sleep in every way there is, and are woken across the windows.
 #[test]
 fn sleepers_of_another_node_are_woken_for_bytes_for_room_and_for_the_end() {
-    [DIRECT, MODELLED].map(Nodes::start_as).iter().for_each(wake_sleepers);
+    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(wake_sleepers);
 }
 
 fn wake_sleepers(nodes: &Nodes) {
@@ -601,7 +628,7 @@ say(epoll.poll(20) != [], server.recv(1))
 
 #[test]
 fn a_forked_program_shares_a_connection_in_the_windows_and_its_end_comes_with_the_last() {
-    [DIRECT, MODELLED].map(Nodes::start_as).iter().for_each(share_by_fork);
+    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(share_by_fork);
 }
 
 fn share_by_fork(nodes: &Nodes) {
@@ -627,7 +654,7 @@ say(os.waitpid(child, 0)[1])
 
 #[test]
 fn a_connection_in_the_windows_is_handed_on_by_exec_and_by_scm_rights() {
-    [DIRECT, MODELLED].map(Nodes::start_as).iter().for_each(hand_on);
+    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(hand_on);
 }
 
 fn hand_on(nodes: &Nodes) {

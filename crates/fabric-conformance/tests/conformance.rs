@@ -4,6 +4,7 @@
 #[path = "../../fabric/tests/support/mod.rs"]
 mod support;
 
+use fabric::conformance::{Apart, End as Party, Meeting};
 use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::device::{Change, Device, DeviceLink, DeviceMemory, Layout, Seat, Slot};
 use fabric::faulty::{FaultPlan, Faulty};
@@ -14,7 +15,10 @@ use fabric::{Coherence, Epoch, Link, LinkState, Memory, heap, shm};
 use std::fs::{File, remove_file};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
 use support::Server;
 use volmem::Region;
 
@@ -158,6 +162,43 @@ fn shared(window_bytes: usize, words_bytes: usize) -> (Shared, Shared) {
 fn faulty<L: Link>((a, b): (L, L), plan: fn(u64) -> FaultPlan) -> (Faulty<L>, Faulty<L>) {
     (Faulty::new(a, plan(1)), Faulty::new(b, plan(2)))
 }
+
+/// Runs a fact as two parties, a thread each, of which the first makes both ends of each link.
+macro_rules! apart_tests {
+    (($name:ident, $make:expr) $($fact:ident)*) => {
+        mod $name {
+            use super::*;
+            $(
+                #[test]
+                fn $fact() {
+                    let (place_a, place_b) = heap::pair(fabric::conformance::WINDOW_BYTES);
+                    let (to_b, from_a) = channel();
+                    let open_a = move |window_bytes| {
+                        let (a, b) = $make(window_bytes);
+                        to_b.send(b).expect("the other party");
+                        a
+                    };
+                    let open_b = move |_| from_a.recv().expect("the other party");
+                    thread::scope(|scope| {
+                        scope.spawn(move || {
+                            let parties = Apart::new(Party::B, Rc::new(Meeting::new(&place_b)), open_b);
+                            fabric::conformance::$fact(&parties);
+                        });
+                        let parties = Apart::new(Party::A, Rc::new(Meeting::new(&place_a)), open_a);
+                        fabric::conformance::$fact(&parties);
+                    });
+                }
+            )*
+        }
+    };
+}
+
+fabric::conformance_facts!(apart_tests!(apart_heap, heap::pair));
+fabric::conformance_facts!(apart_tests!(apart_device_server, device_by_server));
+fabric::conformance_facts!(apart_tests!(apart_combining_device_non_coherent, |window_bytes| faulty(
+    device_in_file(Coherence::NonCoherent, window_bytes),
+    FaultPlan::write_combined
+)));
 
 fabric::conformance_suite!(miri_heap, heap::pair);
 fabric::conformance_suite!(real_shm, shm_pair);

@@ -244,7 +244,11 @@ impl Device {
         let len_bytes = usize::try_from(found.len_bytes).unwrap_or(usize::MAX);
         let mapping = Mapping::at(found.descriptor.as_fd(), found.offset_bytes, len_bytes)
             .map_err(Problem::system(format!("mmap of {len_bytes} bytes")))?;
-        let memory = DeviceMemory::new(Region::of_mapping(Arc::new(mapping)), found.caching)?;
+        let memory = DeviceMemory::new(Region::of_mapping(Arc::new(mapping)), found.caching);
+        let memory = memory.ok_or_else(|| {
+            let found = "this processor lets no program write cache lines back";
+            Problem::unfit(found, "use memory that is coherent between the nodes, and say so in the rack file")
+        })?;
         let block = |writer, reader| {
             let span = layout.control(writer, reader);
             Block::new(memory.part(span.start, span.len()))

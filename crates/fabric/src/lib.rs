@@ -18,7 +18,8 @@
 //! | [`faulty`] | wherever the link that it wraps has them | that link's, spoiled by a seeded plan | that link's |
 //!
 //! Other crates take them by the aliases in [`recommended`]. What a backend must do, whatever it is made of, stands in
-//! `conformance` (feature `conformance`), and every backend passes it.
+//! `conformance` (feature `conformance`), and every backend passes it: in one process where that can have both ends,
+//! and between two machines.
 //!
 //! Under `--cfg loom` only the traits and the windows exist: the backends need a kernel, or addresses.
 

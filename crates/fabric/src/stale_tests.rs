@@ -1,7 +1,8 @@
 //! The emulated caches keep what they should keep, and windows notice what is left out.
 
 use super::*;
-use crate::{Inbound, MemoryInbound, MemoryOutbound, Outbound, conformance};
+use crate::conformance::{self, OneProcess};
+use crate::{Inbound, MemoryInbound, MemoryOutbound, Outbound};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const LINE: usize = CACHE_LINE_BYTES;
@@ -94,8 +95,8 @@ fn a_restless_cache_changes_nothing_for_who_drops_and_writes_back() {
 #[test]
 fn a_window_whose_lines_are_not_written_back_or_not_dropped_fails_the_suite() {
     let fails = |omission| {
-        let make = move |window_bytes| pair(window_bytes, Habits::quiet().without(omission));
-        let answer = catch_unwind(AssertUnwindSafe(|| conformance::bytes_written_outbound_appear_inbound(make)));
+        let parties = OneProcess::new(move |window_bytes| pair(window_bytes, Habits::quiet().without(omission)));
+        let answer = catch_unwind(AssertUnwindSafe(|| conformance::bytes_written_outbound_appear_inbound(&parties)));
         answer.is_err()
     };
     assert!(fails(Omission::WriteBack));

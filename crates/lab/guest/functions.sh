@@ -29,7 +29,7 @@ wait_for() {
 # failed. With failover, nodes have the addresses of the network, else such as no network has.
 rack_up() {
     case $DEVICE_KIND in
-    dax) _device='backend = "dax"\ncoherence = "coherent"' ;;
+    dax) _device="backend = \"dax\"\ncoherence = \"${COHERENCE:-coherent}\"" ;;
     vfio) _device='backend = "pci"\nmode = "vfio"' ;;
     *) _device='backend = "pci"\nmode = "sysfs"' ;;
     esac

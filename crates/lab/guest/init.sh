@@ -34,22 +34,27 @@ fail() {
     end 1
 }
 
-# The address of the ivshmem device on the PCI bus.
+# The addresses of the ivshmem devices on the PCI bus, in their order there.
 find_ivshmem() {
+    DEVICES=
     for device in /sys/bus/pci/devices/*; do
         [ "$(cat "$device/vendor" "$device/device")" = "$(printf '0x1af4\n0x1110')" ] || continue
-        echo "${device##*/}"
-        return
+        DEVICES=$DEVICES${DEVICES:+,}${device##*/}
     done
-    fail "no ivshmem device on the PCI bus"
+    [ -n "$DEVICES" ] || fail "no ivshmem device on the PCI bus"
+    DEVICE=${DEVICES%%,*}
 }
 
 bind_vfio() {
-    echo vfio-pci >"/sys/bus/pci/devices/$DEVICE/driver_override"
-    echo "$DEVICE" >/sys/bus/pci/drivers_probe
-    group=$(readlink "/sys/bus/pci/devices/$DEVICE/iommu_group") || fail "$DEVICE has no IOMMU group"
-    export VFIO_GROUP="/dev/vfio/${group##*/}"
-    [ -c "$VFIO_GROUP" ] || fail "vfio-pci does not take $DEVICE: no $VFIO_GROUP"
+    for device in $(echo "$DEVICES" | tr , ' '); do
+        echo vfio-pci >"/sys/bus/pci/devices/$device/driver_override"
+        echo "$device" >/sys/bus/pci/drivers_probe
+        group=$(readlink "/sys/bus/pci/devices/$device/iommu_group") || fail "$device has no IOMMU group"
+        group=/dev/vfio/${group##*/}
+        [ -c "$group" ] || fail "vfio-pci does not take $device: no $group"
+        VFIO_GROUP=${VFIO_GROUP:-$group} # of the first one
+    done
+    export VFIO_GROUP
 }
 
 # A character device that maps the memory itself. The first guest writes the few words that say so into its first pages,
@@ -66,7 +71,7 @@ make_dax() {
     [ -c /dev/dax0.0 ] || fail "no /dev/dax0.0"
 }
 
-DEVICE='' MEMORY='' MEMORY_BYTES=''
+DEVICE='' DEVICES='' MEMORY='' MEMORY_BYTES=''
 for module in $(echo "$MODULES" | tr , ' '); do
     insmod "/lib/modules/$module" || fail "module $module"
 done
@@ -77,24 +82,27 @@ if [ -n "${NETWORK:=}" ]; then
 fi
 case $DEVICE_KIND in
 plain | doorbell)
-    DEVICE=$(find_ivshmem)
-    echo 1 >"/sys/bus/pci/devices/$DEVICE/enable"
+    find_ivshmem
+    for device in $(echo "$DEVICES" | tr , ' '); do
+        echo 1 >"/sys/bus/pci/devices/$device/enable"
+    done
     MEMORY=/sys/bus/pci/devices/$DEVICE/resource2
     MEMORY_BYTES=$(stat -c %s "$MEMORY")
     ;;
 vfio)
-    DEVICE=$(find_ivshmem)
+    find_ivshmem
     bind_vfio
     ;;
 dax)
     make_dax
     DEVICE=/dev/dax0.0
+    DEVICES=$DEVICE
     MEMORY=$DEVICE
     MEMORY_BYTES=$(cat /sys/bus/dax/devices/dax0.0/size)
     ;;
 esac
 RACK=/tmp/rack.toml
-export NODE NODES DEVICE DEVICE_KIND MEMORY MEMORY_BYTES NETWORK RACK
+export NODE NODES DEVICE DEVICES DEVICE_KIND MEMORY MEMORY_BYTES NETWORK RACK
 
 sh -eu -c '. /lab/functions; . /lab/script' lab
 end $?

@@ -67,20 +67,23 @@ impl Device {
         format!(",slots=1,maxmem={mib_max}M")
     }
 
-    /// QEMU's words for the device.
-    pub fn arguments(self, memory: &OwnedFd, size_bytes: u64, socket: &Path, vectors: u32) -> Vec<String> {
+    /// QEMU's words for `count` of the device, of which a server hands out any number and nothing else more than one.
+    pub fn arguments(self, memory: &OwnedFd, size_bytes: u64, socket: &Path, vectors: u32, count: u8) -> Vec<String> {
         // QEMU opens by name only: through this process, the memfd has one.
         let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
         let backend = format!("memory-backend-file,id=memory,share=on,size={size_bytes},mem-path={path}");
-        let server = format!("socket,id=server,path={}", socket.display());
-        let doorbell = format!("ivshmem-doorbell,chardev=server,vectors={vectors}");
-        let words: Vec<&str> = match self {
-            Self::Plain => vec!["-object", &backend, "-device", "ivshmem-plain,memdev=memory"],
-            Self::Doorbell => vec!["-chardev", &server, "-device", &doorbell],
-            Self::Vfio => vec!["-device", "intel-iommu,intremap=on", "-chardev", &server, "-device", &doorbell],
-            Self::Dax => vec!["-object", &backend, "-device", "nvdimm,memdev=memory"],
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let served = (0..count).flat_map(|index| {
+            let server = format!("socket,id=server{index},path={}", socket.display());
+            let doorbell = format!("ivshmem-doorbell,chardev=server{index},vectors={vectors}");
+            words(&["-chardev", &server, "-device", &doorbell])
+        });
+        match self {
+            Self::Plain => words(&["-object", &backend, "-device", "ivshmem-plain,memdev=memory"]),
+            Self::Doorbell => served.collect(),
+            Self::Vfio => words(&["-device", "intel-iommu,intremap=on"]).into_iter().chain(served).collect(),
+            Self::Dax => words(&["-object", &backend, "-device", "nvdimm,memdev=memory"]),
             Self::None => vec![],
-        };
-        words.into_iter().map(str::to_owned).collect()
+        }
     }
 }

@@ -125,14 +125,15 @@ impl Running {
         let boot = Boot { node, number: seat.boots };
         let image = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.image.as_raw_fd()));
         let mut arguments = self.lab.arguments(node, &self.kernel, &image, &self.modules);
-        arguments.extend(self.lab.device.arguments(&self.memory, self.lab.size_bytes, &socket, self.lab.vectors));
+        let Lab { device, size_bytes, vectors, devices, .. } = &self.lab;
+        arguments.extend(device.arguments(&self.memory, *size_bytes, &socket, *vectors, *devices));
         arguments.extend(self.line.iter().flat_map(|line| Lab::network_words(node, line.path())));
         seat.guest = Some(Guest::boot(boot, &arguments, &self.events_to)?);
         (seat.waits, seat.code) = (None, None);
         seat.boots += 1;
         if self.served.is_some() {
             // One after the other: a guest's number at the device is its place among the guests.
-            let taken = self.devices_taken + 1;
+            let taken = self.devices_taken + u32::from(self.lab.devices);
             self.pump(|lab| lab.devices_taken >= taken)?;
         }
         Ok(())

@@ -15,6 +15,8 @@ use crate::{Device, Report, Running, program};
 
 /// Guests of a lab at most.
 pub const GUESTS_MAX: u8 = 8;
+/// Devices of a guest at most, of a kind that it can have several of.
+const DEVICES_MAX: u8 = 4;
 /// Cores of each node of a guest's memory, where it has several.
 const CORES_PER_NODE: u8 = 2;
 /// What a build puts into one folder: the command, its library, and helpers of scripts.
@@ -47,6 +49,7 @@ impl fmt::Display for Node {
 pub struct Lab {
     pub(crate) guests: u8,
     pub(crate) device: Device,
+    pub(crate) devices: u8,
     pub(crate) size_bytes: u64,
     pub(crate) vectors: u32,
     pub(crate) ram_bytes: u64,
@@ -74,6 +77,7 @@ impl Lab {
         Self {
             guests: 2,
             device: Device::Plain,
+            devices: 1,
             size_bytes: 64 << 20,
             vectors: 4,
             ram_bytes: 512 << 20,
@@ -99,6 +103,12 @@ impl Lab {
     /// What they share.
     pub fn device(mut self, device: Device) -> Self {
         self.device = device;
+        self
+    }
+
+    /// How many each guest has, all of the one memory, where our device server hands them out: a client of it each.
+    pub fn devices(mut self, devices: u8) -> Self {
+        self.devices = devices;
         self
     }
 
@@ -198,6 +208,11 @@ impl Lab {
         }
         if self.has_network && self.guests != 2 {
             bail!("{} guests: a line joins two; leave --network out, or try --guests 2", self.guests);
+        }
+        let devices_max = if self.device.is_served() { DEVICES_MAX } else { 1 };
+        if !(1..=devices_max).contains(&self.devices) {
+            let (devices, name) = (self.devices, self.device.name());
+            bail!("{devices} devices of kind '{name}' in each guest: 1 to {devices_max} are possible");
         }
         Running::start(self)
     }

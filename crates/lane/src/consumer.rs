@@ -326,6 +326,14 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(self.look_ahead(|_| true)?.head.max(seen))
     }
 
+    /// Returns credit for all that was read, where that is done by quarters of a ring: for a sender that wants to know
+    /// whether it was.
+    pub fn return_all_credit(&self) {
+        if self.outbound.coherence() != Coherence::Coherent {
+            self.outbound.store_u64(self.layout.credit(), self.cursor().head, Ordering::Release);
+        }
+    }
+
     /// Asks the sender to ring when something arrives. Look once more before sleeping.
     pub fn announce_sleep(&self) {
         let count = self.layout.consumer_cursor() + SLEEPS;

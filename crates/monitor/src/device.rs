@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use fabric::Coherence;
-use fabric::device::{Caching, Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
+use fabric::device::{Device, DeviceError, Layout, Mode, Seat, Slot, VECTORS_MAX};
 use rack::{Backend, PciMode, Places, Rack, Trust};
 use socket::hello::Place;
 use socket::rendezvous;
@@ -133,11 +133,10 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     }
     // Any other node is as good as another: all windows are of one memory.
     let peer = device.layout().slots().find(|slot| *slot != device.own())?;
-    let (memory, _) = device.windows_in_memory(peer);
-    let caching = device.caching();
-    if caching != Caching::Cached {
-        return Some(format!("its memory is {caching}, and programs need it cached and coherent"));
+    if rack.backend_of(&rack.nodes[device.own().index()]) == Backend::Pci && rack.device.mode == Some(PciMode::Vfio) {
+        return Some("a device under VFIO is its proxy's alone; mode = \"sysfs\" lets programs at its memory".to_owned());
     }
+    let (memory, _) = device.windows_in_memory(peer);
     match rendezvous::may_lend(memory) {
         Ok(true) => span_obstacle(rack, device, peer),
         Ok(false) => Some("its memory is a file, which somebody could cut off under a program".to_owned()),
@@ -155,7 +154,8 @@ fn span_obstacle(rack: &Rack, device: &Device, peer: Slot) -> Option<String> {
         return Some(format!("its {end_bytes} bytes are no whole multiple of the {align_bytes} that it is mapped by"));
     }
     let offset_bytes = rack.cut().spans?.offset_bytes;
-    let place = Place { alignment, ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
+    let place =
+        Place { alignment, caching: device.caching(), ..Place::new(inbound + offset_bytes, outbound + offset_bytes) };
     let failed = |errno| format!("a part of its memory cannot be mapped: {errno}");
     rendezvous::try_place(memory, place).err().map(failed)
 }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_no_part_of_memory_that_is_not_coherent_or_can_be_cut_off() {
+    fn programs_get_no_part_of_memory_that_can_be_cut_off() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
         let obstacle = |coherence, trust| {
@@ -211,8 +211,9 @@ mod tests {
             direct_obstacle(&rack, &device)
         };
         assert_eq!(obstacle(rack::Coherence::Coherent, Trust::Proxy), None);
-        assert!(obstacle(rack::Coherence::Coherent, Trust::Direct).unwrap().contains("is a file"));
-        assert!(obstacle(rack::Coherence::NonCoherent, Trust::Direct).unwrap().contains("non-coherent"));
+        for coherence in [rack::Coherence::Coherent, rack::Coherence::NonCoherent] {
+            assert!(obstacle(coherence, Trust::Direct).unwrap().contains("is a file"));
+        }
     }
 
     #[test]

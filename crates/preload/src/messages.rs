@@ -283,8 +283,8 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
     unsafe {
         let mut copy = *message;
         copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
-        // The program's own room, and as much again for memory that travels with connections.
-        copy.msg_controllen = ((*message).msg_controllen.saturating_mul(2) + 64).min(CONTROL_BYTES);
+        // The program's own room, and twice as much for memory that travels with connections.
+        copy.msg_controllen = ((*message).msg_controllen.saturating_mul(3) + 64).min(CONTROL_BYTES);
         let received = real::recvmsg(fd, &raw mut copy, flags);
         if received < 0 {
             return received;

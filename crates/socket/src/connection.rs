@@ -1,7 +1,7 @@
 //! A connected stream over two lanes.
 //!
 //! * `transfer`: send and receive.
-//! * `ends`: of lanes in plain memory, and over modelled links.
+//! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
 //! * `hold`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
@@ -32,7 +32,8 @@ use ends::{Receiving, Sending};
 use presence::{Occupancy, Sleepers};
 
 use crate::address::Tuple;
-use crate::descriptors::{HiddenFd, Need};
+use crate::descriptors::HiddenFd;
+use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::lifecycle::inspect::inode_of;
 use crate::lock::Lock;
@@ -85,7 +86,7 @@ impl PlainLanes<'_> {
         match unsafe { &mut *self.0.sender.get() } {
             Sending::Plain(sender) => sender,
             // SAFETY: as above.
-            Sending::Timed(_) => unsafe { std::hint::unreachable_unchecked() },
+            Sending::Timed(_) | Sending::Apart(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 
@@ -98,7 +99,7 @@ impl PlainLanes<'_> {
         match unsafe { &mut *self.0.receiver.get() } {
             Receiving::Plain(receiver) => receiver,
             // SAFETY: as above.
-            Receiving::Timed(_) => unsafe { std::hint::unreachable_unchecked() },
+            Receiving::Timed(_) | Receiving::Apart(_) => unsafe { std::hint::unreachable_unchecked() },
         }
     }
 }
@@ -175,7 +176,7 @@ struct Details {
     descriptors: Vec<RawFd>,
     tuple: Option<Tuple>,
     options: OptionRecord,
-    memfd: Option<HiddenFd>,
+    memory: Option<MemoryFds<HiddenFd>>,
     spawns_at_open: u32,
     /// `SO_LINGER` with a time of zero: closing resets the connection.
     resets_on_close: bool,
@@ -216,7 +217,7 @@ static POOL: Pool<Connection> = Pool::new();
 impl Connection {
     /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it
     /// has nothing to read and no room to write.
-    pub fn open(origin: Origin, segment: Option<(Segment, Option<HiddenFd>)>) -> &'static Self {
+    pub fn open(origin: Origin, segment: Option<(Segment, Option<MemoryFds<HiddenFd>>)>) -> &'static Self {
         let connection = POOL.take();
         let _send = connection.send_lock.lock();
         let _receive = connection.receive_lock.lock();
@@ -239,15 +240,15 @@ impl Connection {
                 descriptors: vec![origin.fd],
                 tuple: Some(origin.tuple),
                 options: origin.options,
-                memfd: None,
+                memory: None,
                 spawns_at_open: system::spawns(),
                 ..Details::default()
             };
         });
         // SAFETY: under both locks of an object that nobody else knows yet.
         unsafe { *connection.slot.get() = origin.slot };
-        if let Some((segment, memfd)) = segment {
-            connection.attach_locked(segment, memfd);
+        if let Some((segment, memory)) = segment {
+            connection.attach_locked(segment, memory);
         }
         connection.occupancy.open();
         connection
@@ -353,12 +354,14 @@ impl Connection {
         }
     }
 
-    /// The number of the segment's descriptor in this process, for handing the connection to another; `None` when it
-    /// had to make room for the program's own.
-    pub fn memfd(&'static self) -> Option<RawFd> {
+    /// The numbers of its memory's descriptors in this process, for handing the connection to another; none when one of
+    /// them had to make room for the program's own.
+    pub fn memory(&'static self) -> Vec<RawFd> {
         let _send = self.hold(&self.send_lock);
         self.name_lifeline();
-        self.with_details(|details| details.memfd.as_ref().map(HiddenFd::raw)).filter(|&number| number >= 0)
+        let numbers = |memory: &MemoryFds<HiddenFd>| memory.iter().map(HiddenFd::raw).collect::<Vec<_>>();
+        let numbers = self.with_details(|details| details.memory.as_ref().map(numbers)).unwrap_or_default();
+        if numbers.iter().all(|number| *number >= 0) { numbers } else { Vec::new() }
     }
 
     /// Says whether the connection is to live through `exec`, as the program's descriptor does.
@@ -372,7 +375,12 @@ impl Connection {
         if inheritable {
             self.name_lifeline();
         }
-        self.with_details(|details| details.memfd.as_ref().map(|memfd| memfd.set_inheritable(inheritable)));
+        self.with_details(|details| {
+            for fd in details.memory.iter().flat_map(MemoryFds::iter) {
+                // Without it, the program after `exec` finds no connection.
+                let _ = fd.set_inheritable(inheritable);
+            }
+        });
     }
 
     /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.
@@ -478,10 +486,10 @@ impl Connection {
         }
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
         match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
-            Ok(Some((segment, memfd))) => {
-                let memfd = memfd.and_then(|memfd| HiddenFd::hide(memfd, Need::Optional).ok());
+            Ok(Some((segment, memory))) => {
+                let memory = memory.and_then(|memory| memory.hide().ok());
                 // A signal handler looks without the lock that it has interrupted.
-                system::without_signals(|| self.attach_locked(segment, memfd));
+                system::without_signals(|| self.attach_locked(segment, memory));
                 let asked = self.with_details(Details::ask_for_options);
                 self.bound_lanes(asked.send_bytes, asked.receive_bytes);
                 self.set_inheritable_locked(self.has_descriptor(is_inheritable));
@@ -506,7 +514,7 @@ impl Connection {
     }
 
     /// Under both locks, out of reach of signal handlers.
-    fn attach_locked(&self, segment: Segment, memfd: Option<HiddenFd>) {
+    fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>) {
         let lanes = Lanes {
             sender: UnsafeCell::new(Sending::of(&segment)),
             receiver: UnsafeCell::new(Receiving::of(&segment)),
@@ -518,7 +526,7 @@ impl Connection {
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.is_plain.store(is_plain, Ordering::Relaxed);
-        self.with_unreachable_details(|details| details.memfd = memfd);
+        self.with_unreachable_details(|details| details.memory = memory);
     }
 
     /// The lanes. The caller holds a lock of the connection, or is a waiter.
@@ -635,10 +643,10 @@ impl Connection {
             if !self.occupancy.take_back() {
                 return;
             }
-            let memfd = self.with_unreachable_details(|details| std::mem::take(details).memfd);
+            let memory = self.with_unreachable_details(|details| std::mem::take(details).memory);
             self.is_plain.store(false, Ordering::Relaxed);
             // SAFETY: under both locks, and there is no waiter.
-            (unsafe { (*self.lanes.get()).take() }, memfd)
+            (unsafe { (*self.lanes.get()).take() }, memory)
         };
         drop(dropped);
         POOL.give_back(self);

@@ -414,6 +414,8 @@ pub enum InheritedKind {
     Memfd,
     /// A socket of any kind.
     Socket,
+    /// Something else: the memory of a device may be it.
+    Other,
 }
 
 /// Descriptors that the program before `exec` may have left for us, by number; empty when it left no marker.
@@ -464,6 +466,8 @@ fn list_open() -> Result<Vec<(RawFd, InheritedKind)>, Errno> {
             found.push((number, InheritedKind::Memfd));
         } else if link.starts_with(b"socket:") {
             found.push((number, InheritedKind::Socket));
+        } else {
+            found.push((number, InheritedKind::Other));
         }
     })?;
     found.sort_unstable_by_key(|(number, _)| *number);

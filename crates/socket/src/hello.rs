@@ -4,8 +4,9 @@
 //! ```text
 //!    0  magic            "XLHELLO" and a zero
 //!    8  version          of this and of the segment's layout
-//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model; the second
-//!                        byte: by whole multiples of which power of two that memory is mapped, 0: by pages
+//!   12  flags            1: the connection lies in windows; 2: of a link that is slowed down to a model; 4, 8, 12: of
+//!                        memory that is uncached, write-combined, not coherent; the second byte: by whole multiples
+//!                        of which power of two that memory is mapped, 0: by pages
 //!   16  segment bytes    the size of the memfd, or of each end's span
 //!   24  secret           of the lane to the accepting end
 //!   32  secret           of the lane to the connecting end
@@ -18,6 +19,7 @@
 
 use std::fmt;
 
+use fabric::device::Caching;
 use volmem::Alignment;
 
 use crate::model::{MODEL_BYTES, Model};
@@ -30,8 +32,12 @@ const MODEL_OFFSET: usize = 56;
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLHELLO\0");
 const FLAG_WINDOWS: u32 = 1;
 const FLAG_MODEL: u32 = 2;
+const CACHING_SHIFT: u32 = 2;
+const CACHING_MASK: u32 = 3;
 const ALIGNMENT_SHIFT: u32 = 8;
-const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL | 0xff << ALIGNMENT_SHIFT;
+const FLAGS_KNOWN: u32 = FLAG_WINDOWS | FLAG_MODEL | CACHING_MASK << CACHING_SHIFT | 0xff << ALIGNMENT_SHIFT;
+/// What the kinds of memory are called in flags.
+const CACHINGS: [Caching; 4] = [Caching::Cached, Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
 
 /// Where the spans of a connection between nodes lie, for the one who reads this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,14 +49,22 @@ pub struct Place {
     /// What the memory is mapped by whole multiples of, where pages do not do. Told, because programs may not see where
     /// the kernel describes devices.
     pub alignment: Option<Alignment>,
+    /// How the memory is to be reached.
+    pub caching: Caching,
     /// The link, where it is slowed down to a model.
     pub model: Option<Model>,
 }
 
 impl Place {
-    /// Over a link that is as fast as its memory, which is mapped by pages.
+    /// Over a link that is as fast as its memory, which is ordinary memory, mapped by pages.
     pub const fn new(inbound_offset: u64, outbound_offset: u64) -> Self {
-        Self { inbound_offset, outbound_offset, alignment: None, model: None }
+        Self { inbound_offset, outbound_offset, alignment: None, caching: Caching::Cached, model: None }
+    }
+
+    /// Whether the programs' own state lies apart from the memory: its words cannot be changed by several processes at
+    /// once, or what lies beside them is not seen.
+    pub fn is_apart(&self) -> bool {
+        self.caching != Caching::Cached
     }
 
     /// Bytes of each span.
@@ -63,10 +77,16 @@ impl Place {
         let Some(place) = place else { return 0 };
         let model = if place.model.is_some() { FLAG_MODEL } else { 0 };
         let alignment = place.alignment.map_or(0, |alignment| u32::from(alignment.log2()) << ALIGNMENT_SHIFT);
-        FLAG_WINDOWS | model | alignment
+        let caching = CACHINGS.iter().position(|caching| *caching == place.caching).unwrap_or(0) as u32;
+        FLAG_WINDOWS | model | caching << CACHING_SHIFT | alignment
     }
 
-    /// What [`Place::flags`] says of the memory.
+    /// How [`Place::flags`] says that the memory is reached.
+    pub(crate) fn caching_in(flags: u32) -> Caching {
+        CACHINGS[(flags >> CACHING_SHIFT & CACHING_MASK) as usize]
+    }
+
+    /// By what [`Place::flags`] says that the memory is mapped.
     pub(crate) fn alignment_in(flags: u32) -> Option<Alignment> {
         let [_, log2, ..] = flags.to_le_bytes();
         Alignment::from_log2(log2)
@@ -166,8 +186,9 @@ impl Hello {
             return Err(HelloError::Flags(flags));
         }
         let model = bytes.last_chunk().and_then(Model::decode);
-        let alignment = Place::alignment_in(flags);
-        let place = Place { inbound_offset: word(bytes, 40), outbound_offset: word(bytes, 48), alignment, model };
+        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let (inbound_offset, outbound_offset) = (word(bytes, 40), word(bytes, 48));
+        let place = Place { inbound_offset, outbound_offset, alignment, caching, model };
         let hello = Self {
             secrets: Secrets { to_acceptor: word(bytes, 24), to_connector: word(bytes, 32) },
             place: (flags & FLAG_WINDOWS != 0).then_some(place),
@@ -214,7 +235,9 @@ mod tests {
             let timing = LinkTiming { one_way_ns: to_acceptor, bytes_per_us: 1, header_bytes: 2, payload_bytes_max: 3 };
             let model = Some(Model { timing, inbound_pace_offset: to_connector, outbound_pace_offset: 4 });
             let alignment = Alignment::new(2 << 20);
-            for place in [place, Place { model, ..place }, Place { alignment, ..place }] {
+            let of = |caching| Place { caching, ..place };
+            let apart = [of(Caching::Uncached), of(Caching::WriteCombined), of(Caching::NonCoherent)];
+            for place in [place, Place { model, ..place }, Place { alignment, ..place }].into_iter().chain(apart) {
                 let hello = Hello { place: Some(place), ..hello };
                 prop_assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
             }

@@ -25,6 +25,7 @@ pub mod descriptors;
 mod forks;
 pub mod hello;
 mod hogs;
+mod home;
 pub mod interest;
 pub mod lifecycle;
 pub mod limit;

@@ -9,7 +9,7 @@
 //! The description's position says which spans they are, for a program that gets the descriptor from another: by `exec`
 //! or `SCM_RIGHTS`. Nobody reads or writes by it otherwise.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use fabric::shm;
 use rustix::fs::{Mode, OFlags, SeekFrom};
@@ -39,12 +39,14 @@ pub fn descriptor(memory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// What fcntl answers.
-pub fn note(descriptor: &OwnedFd, place: Place) -> Result<(), Errno> {
+pub fn note(descriptor: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
     for offset in [place.inbound_offset, place.outbound_offset] {
-        lock(descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
+        lock(&descriptor, libc::F_OFD_SETLK, &mut span_lock(libc::F_RDLCK, offset)?)?;
     }
-    // A device has no position: its connections are not handed on.
-    let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
+    // Where there is a home, it says so; and a device has no position.
+    if !place.is_apart() {
+        let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
+    }
     Ok(())
 }
 
@@ -54,6 +56,7 @@ pub fn is_modelled(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// The spans that were noted on a descriptor, whoever made it.
+/// `None` for a device, beside whose descriptor a [`home`](crate::home) goes.
 pub fn place_of(descriptor: BorrowedFd<'_>) -> Option<Place> {
     let position = rustix::fs::seek(descriptor, SeekFrom::Current(0)).ok()?;
     let offset = |number: u64| (number & ((1 << PAGE_NUMBER_BITS) - 1)) * PAGE_BYTES;
@@ -77,7 +80,7 @@ fn position_of(place: Place) -> Result<u64, Errno> {
 /// Those of both.
 pub fn lend(memory: BorrowedFd<'_>, place: Place) -> Result<OwnedFd, Errno> {
     let descriptor = descriptor(memory)?;
-    note(&descriptor, place).map(|()| descriptor)
+    note(descriptor.as_fd(), place).map(|()| descriptor)
 }
 
 /// Whether a program of this machine may still reach one of the spans.
@@ -116,7 +119,6 @@ fn lock(file: &impl AsRawFd, command: i32, span: &mut libc::flock) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
     use volmem::Mapping;
 
     const SPAN_BYTES: u64 = Segment::WINDOW_BYTES as u64;

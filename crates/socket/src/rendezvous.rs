@@ -10,8 +10,8 @@
 
 mod far;
 
-pub(crate) use far::adopt as adopt_in_windows;
 pub use far::{Progress, Reply, Underway, answer, connect_in_windows, leads_far, listen_for_far, may_lend, try_place};
+pub(crate) use far::{adopt as adopt_in_windows, adopt_on_device};
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,6 +30,7 @@ use rustix::net::{
 use crate::address::{Opener, Tuple, canonical, destination, ephemeral_candidates, ephemeral_ports, local_source};
 use crate::descriptors::{HiddenFd, Need, close};
 use crate::hello::{HELLO_BYTES, Hello, HelloError};
+use crate::home::MemoryFds;
 use crate::monitor;
 use crate::options::{SocketOption, get_raw};
 use crate::rack::{ListenerName, Rack, RackLock};
@@ -130,8 +131,8 @@ pub struct Connected {
     pub tuple: Tuple,
     /// The connection's memory.
     pub segment: Segment,
-    /// The descriptor of that memory.
-    pub memfd: Option<OwnedFd>,
+    /// The descriptors of that memory.
+    pub memory: Option<MemoryFds>,
     /// Whether the proxy of this node is at the other end, for a listener of another.
     pub is_far: bool,
 }
@@ -318,7 +319,7 @@ fn introduce(lifeline: OwnedFd, tuple: Tuple) -> Result<Connected, NoLane> {
     send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
-    Ok(Connected { lifeline, tuple, segment, memfd: Some(memfd), is_far: false })
+    Ok(Connected { lifeline, tuple, segment, memory: Some(MemoryFds::of_memfd(memfd)), is_far: false })
 }
 
 /// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
@@ -519,7 +520,7 @@ impl Refused {
 ///
 /// # Errors
 /// What the peer sent instead. Descriptors that came with it are closed.
-pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<OwnedFd>)>, Refused> {
+pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
     let mut bytes = [0_u8; HELLO_BYTES];
     let (length, mut fds, cut_off) = match receive_with_descriptors(lifeline, &mut bytes) {
         Ok(received) => received,
@@ -559,18 +560,18 @@ fn judge(bytes: &[u8], descriptors: usize) -> Result<Hello, Refused> {
     if descriptors == 1 { Ok(hello) } else { Err(Refused::Descriptors(descriptors)) }
 }
 
-fn open_segment(hello: Hello, memory: OwnedFd) -> Result<(Segment, Option<OwnedFd>), Refused> {
+fn open_segment(hello: Hello, memory: OwnedFd) -> Result<(Segment, Option<MemoryFds>), Refused> {
     let opened = match hello.place {
-        None => Segment::open(&memory, hello.secrets),
-        Some(place) => far::open_place(memory.as_fd(), place, Side::Acceptor, hello.secrets),
+        None => match Segment::open(&memory, hello.secrets) {
+            Ok(segment) => Ok((segment, MemoryFds::of_memfd(memory))),
+            Err(errno) => {
+                close(memory);
+                Err(errno)
+            }
+        },
+        Some(place) => far::open_place(memory, place, Side::Acceptor, hello.secrets),
     };
-    match opened {
-        Ok(segment) => Ok((segment, Some(memory))),
-        Err(errno) => {
-            close(memory);
-            Err(Refused::Memory(errno))
-        }
-    }
+    opened.map(|(segment, memory)| (segment, Some(memory))).map_err(Refused::Memory)
 }
 
 /// Gives a lifeline the modes of the program's descriptor that it stands in for.
@@ -706,7 +707,7 @@ mod tests {
         let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
         assert_eq!(segment.secrets(), connected.segment.secrets());
         let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
-        assert_eq!(inode(memfd.as_ref().unwrap()), inode(connected.memfd.as_ref().unwrap()));
+        assert_eq!(inode(&memfd.unwrap().memfd), inode(&connected.memory.unwrap().memfd));
         assert!(receive_hello(accepted.lifeline.as_fd()).unwrap().is_none(), "the hello comes once");
         assert!(matches!(accept(listener.fd(), 0), Err(Errno::AGAIN)));
     }

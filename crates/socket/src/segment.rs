@@ -18,12 +18,17 @@
 //!
 //! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
 //! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
-//! to a model, what belongs to that ([`fabric::timed::InPlace`]) lies behind it in the span.
+//! to a model, what belongs to that ([`fabric::timed::InPlace`]) lies behind it in the span. In windows of memory that
+//! is no ordinary memory, the end's own state lies [apart] from them.
 //!
 //! An end's own state lies here so that processes sharing the connection after `fork`, `exec` or `SCM_RIGHTS` need
 //! nothing but the memfd. The peer can write there too; whatever is loaded from it is checked like any other word, and
 //! the worst a peer does by it is to garble its own connection.
 
+mod apart;
+
+use apart::{Apart, ReceiverOf, SenderOf};
+use fabric::device::DeviceMemory;
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, Shape};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, Layout, Producer};
@@ -43,9 +48,13 @@ pub type Receiver = Consumer<MemoryInbound, MemoryOutbound>;
 pub type TimedSender = Producer<InPlaceOutbound, InPlaceInbound>;
 /// The receiving end of such a lane.
 pub type TimedReceiver = Consumer<InPlaceInbound, InPlaceOutbound>;
+/// The sending end of a lane in windows of memory that is no ordinary memory.
+pub type ApartSender = SenderOf<DeviceMemory>;
+/// The receiving end of such a lane.
+pub type ApartReceiver = ReceiverOf<DeviceMemory>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 8;
+pub const LAYOUT_VERSION: u32 = 9;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
@@ -185,20 +194,33 @@ pub struct Secrets {
 /// One end's view of a connection's memory.
 #[derive(Debug)]
 pub struct Segment {
+    way: Way,
+    /// This end's endpoint: in the inbound memory, or at home.
+    own: Region,
+    side: Side,
+    secrets: Secrets,
+    is_adopted: bool,
+    is_in_windows: bool,
+}
+
+/// How an end reaches the other one.
+#[derive(Debug)]
+enum Way {
+    Plain(Plain),
+    Modelled(Box<Modelled>),
+    Apart(Box<Apart<DeviceMemory>>),
+}
+
+/// Ordinary memory, which both ends share.
+#[derive(Debug)]
+struct Plain {
     /// Where the incoming lane lies, and what its sender must know of the outgoing one.
     inbound: MemoryInbound,
     outbound: MemoryOutbound,
     incoming: Layout,
     outgoing: Layout,
-    /// This end's endpoint, in the inbound memory.
-    own: Region,
-    /// The other end's, in the outbound memory.
+    /// The other end's endpoint, in the outbound memory.
     peers: Region,
-    side: Side,
-    secrets: Secrets,
-    is_adopted: bool,
-    is_in_windows: bool,
-    modelled: Option<Box<Modelled>>,
 }
 
 /// The windows of an end as a modelled link makes them.
@@ -206,6 +228,8 @@ pub struct Segment {
 struct Modelled {
     windows: InPlace,
     model: Model,
+    /// As of [`Plain`].
+    peers: Region,
 }
 
 impl Segment {
@@ -215,6 +239,9 @@ impl Segment {
     pub const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BUFFER_BYTES;
     /// The same where the link is slowed down to a model.
     pub const TIMED_WINDOW_BYTES: usize = TIMED_SHAPE.memory_bytes().next_multiple_of(PAGE_BYTES);
+
+    /// Bytes of what an end has at home whose state lies apart from its span.
+    pub const HOME_BYTES: usize = PAGE_BYTES;
 
     /// Bytes of an end's span, over a link of that kind.
     pub const fn window_bytes(is_modelled: bool) -> usize {
@@ -267,16 +294,32 @@ impl Segment {
     /// As [`Segment::in_windows`].
     pub fn adopt_in_windows(inbound: &Region, outbound: &Region, link: Option<ModelledLink>) -> Result<Self, Errno> {
         let (side, secrets) = (Side::Connector, Secrets::default());
-        let mut segment = match link {
+        let segment = match link {
             None => Self::in_windows(inbound, outbound, side, secrets),
             Some(link) => Self::in_modelled_windows(inbound, outbound, link, side, secrets)?,
         };
-        segment.side = match segment.load(Own::Side) {
+        segment.adopt_by_side()
+    }
+
+    /// As [`Segment::adopt`], of an end whose state lies apart from the windows.
+    ///
+    /// # Errors
+    /// If nobody has set the end up.
+    ///
+    /// # Panics
+    /// As [`Segment::apart`].
+    pub fn adopt_apart(inbound: DeviceMemory, outbound: DeviceMemory, home: &Region) -> Result<Self, Errno> {
+        Self::apart(inbound, outbound, home, Side::Connector, Secrets::default()).adopt_by_side()
+    }
+
+    /// The rest of an end that has an endpoint of its own.
+    fn adopt_by_side(mut self) -> Result<Self, Errno> {
+        self.side = match self.load(Own::Side) {
             1 => Side::Connector,
             2 => Side::Acceptor,
             _ => return Err(Errno::NOTCONN),
         };
-        segment.adopt_rest()
+        self.adopt_rest()
     }
 
     /// What the process that set the end up has left for those who come to hold it.
@@ -330,19 +373,26 @@ impl Segment {
     /// The sending end of the outgoing lane.
     ///
     /// # Panics
-    /// Over a modelled link: see [`Segment::timed_sender`].
+    /// In windows that are no ordinary memory: see [`Segment::timed_sender`] and [`Segment::apart_sender`].
     pub fn sender(&self) -> Sender {
-        assert!(self.modelled.is_none(), "a lane over a modelled link");
-        Producer::new(self.outbound.clone(), self.inbound.clone(), self.outgoing, self.outgoing_secret())
+        let Plain { inbound, outbound, outgoing, .. } = self.plain();
+        Producer::new(outbound.clone(), inbound.clone(), *outgoing, self.outgoing_secret())
     }
 
     /// The receiving end of the incoming lane.
     ///
     /// # Panics
-    /// Over a modelled link: see [`Segment::timed_receiver`].
+    /// As [`Segment::sender`].
     pub fn receiver(&self) -> Receiver {
-        assert!(self.modelled.is_none(), "a lane over a modelled link");
-        Consumer::new(self.inbound.clone(), self.outbound.clone(), self.incoming, self.incoming_secret())
+        let Plain { inbound, outbound, incoming, .. } = self.plain();
+        Consumer::new(inbound.clone(), outbound.clone(), *incoming, self.incoming_secret())
+    }
+
+    fn plain(&self) -> &Plain {
+        match &self.way {
+            Way::Plain(plain) => plain,
+            _ => panic!("a lane that is not in ordinary memory"),
+        }
     }
 
     fn outgoing_secret(&self) -> u64 {
@@ -400,28 +450,39 @@ impl Segment {
     #[inline]
     pub fn status(&self, word: Status) -> u64 {
         let value = self.own.load_u64(word as usize, Ordering::Acquire);
-        if value == 0 { 0 } else { self.status_in_time(word, value) }
+        match (&self.way, value) {
+            (Way::Plain(_), _) | (Way::Modelled(_), 0) => value,
+            _ => self.status_elsewhere(word, value),
+        }
     }
 
     /// Over a modelled link the peer's good-bye comes behind what it has sent; this node's proxy is not that far away.
-    /// The other words mean nothing before it.
+    /// The other words mean nothing before it. Where this end's state lies apart, the peer's words do not lie beside it.
     #[cold]
     #[inline(never)]
-    fn status_in_time(&self, word: Status, value: u64) -> u64 {
-        match &self.modelled {
-            Some(modelled) if word == Status::Closed && value != LEFT_SILENTLY => {
+    fn status_elsewhere(&self, word: Status, value: u64) -> u64 {
+        match &self.way {
+            Way::Modelled(modelled) if word == Status::Closed && value != LEFT_SILENTLY => {
                 modelled.windows.inbound().load_u64(CLOSED_IN_TIME, Ordering::Acquire)
             }
+            Way::Apart(apart) if value == 0 => apart.status(word),
             _ => value,
         }
     }
 
     /// Tells the peer.
     pub fn tell(&self, word: Status, value: u64) {
-        if let (Some(modelled), Status::Closed) = (&self.modelled, word) {
-            modelled.windows.outbound().store_u64(CLOSED_IN_TIME, value, Ordering::Release);
-        }
-        self.peers.store_u64(word as usize, value, Ordering::Release);
+        let peers = match &self.way {
+            Way::Plain(plain) => &plain.peers,
+            Way::Modelled(modelled) => {
+                if word == Status::Closed {
+                    modelled.windows.outbound().store_u64(CLOSED_IN_TIME, value, Ordering::Release);
+                }
+                &modelled.peers
+            }
+            Way::Apart(apart) => return apart.tell(word, value),
+        };
+        peers.store_u64(word as usize, value, Ordering::Release);
     }
 
     /// Notes that the kernel says of the peer what it did not say itself: this end was reset.
@@ -438,19 +499,18 @@ impl Segment {
             Side::Acceptor => (second, first),
         };
         let other = if side == Side::Connector { Side::Acceptor } else { Side::Connector };
-        Self {
+        let plain = Plain {
             inbound: MemoryInbound::new(whole.clone()),
             outbound: MemoryOutbound::new(whole),
             incoming: layout_to(side),
             outgoing: layout_to(other),
-            own,
             peers,
-            side,
-            secrets,
-            is_adopted: false,
-            is_in_windows: false,
-            modelled: None,
-        }
+        };
+        Self::of(Way::Plain(plain), own, side, secrets)
+    }
+
+    fn of(way: Way, own: Region, side: Side, secrets: Secrets) -> Self {
+        Self { way, own, side, secrets, is_adopted: false, is_in_windows: false }
     }
 
     /// An end between nodes: `inbound` is its span of its own node's window, `outbound` the other end's of the other
@@ -460,22 +520,16 @@ impl Segment {
     /// # Panics
     /// If a span is of another size.
     pub fn in_windows(inbound: &Region, outbound: &Region, side: Side, secrets: Secrets) -> Self {
-        for span in [inbound, outbound] {
-            assert_eq!(span.len_bytes(), Self::WINDOW_BYTES, "a connection's span of a window");
-        }
-        Self {
+        check_spans([inbound, outbound], Self::WINDOW_BYTES);
+        let plain = Plain {
             inbound: MemoryInbound::new(inbound.clone()),
             outbound: MemoryOutbound::new(outbound.clone()),
             incoming: WINDOW_LAYOUT,
             outgoing: WINDOW_LAYOUT,
-            own: inbound.sub(0, ENDPOINT_BYTES),
             peers: outbound.sub(0, ENDPOINT_BYTES),
-            side,
-            secrets,
-            is_adopted: false,
-            is_in_windows: true,
-            modelled: None,
-        }
+        };
+        let own = inbound.sub(0, ENDPOINT_BYTES);
+        Self { is_in_windows: true, ..Self::of(Way::Plain(plain), own, side, secrets) }
     }
 
     /// As [`Segment::in_windows`], over a link that is slowed down to a model: spans of
@@ -493,21 +547,34 @@ impl Segment {
         side: Side,
         secrets: Secrets,
     ) -> Result<Self, Errno> {
-        for span in [inbound, outbound] {
-            assert_eq!(span.len_bytes(), Self::TIMED_WINDOW_BYTES, "a connection's span of a window");
-        }
+        check_spans([inbound, outbound], Self::TIMED_WINDOW_BYTES);
         let ModelledLink { model, pace, peers_pace } = link;
         let setup = InPlaceSetup { shape: TIMED_SHAPE, timing: model.timing, pace, peers_pace };
         let windows = InPlace::new(inbound, outbound, setup).map_err(|_| Errno::INVAL)?;
-        let [inbound, outbound] = [inbound, outbound].map(|span| span.sub(0, Self::WINDOW_BYTES));
-        let segment = Self::in_windows(&inbound, &outbound, side, secrets);
-        Ok(Self { modelled: Some(Box::new(Modelled { windows, model })), ..segment })
+        let modelled = Modelled { windows, model, peers: outbound.sub(0, ENDPOINT_BYTES) };
+        let own = inbound.sub(0, ENDPOINT_BYTES);
+        Ok(Self { is_in_windows: true, ..Self::of(Way::Modelled(Box::new(modelled)), own, side, secrets) })
+    }
+
+    /// As [`Segment::in_windows`], of memory that is no ordinary memory; `home` is ordinary memory of
+    /// [`Segment::HOME_BYTES`] that the processes which hold this end share, and zero for a new one.
+    ///
+    /// # Panics
+    /// If a span, or the home, is of another size.
+    pub fn apart(inbound: DeviceMemory, outbound: DeviceMemory, home: &Region, side: Side, secrets: Secrets) -> Self {
+        use fabric::Memory;
+        for span in [&inbound, &outbound] {
+            assert_eq!(span.len_bytes(), Self::WINDOW_BYTES, "a connection's span of a window");
+        }
+        let own = home.sub(0, ENDPOINT_BYTES);
+        let way = Way::Apart(Box::new(Apart::new(inbound, outbound, own.clone())));
+        Self { is_in_windows: true, ..Self::of(way, own, side, secrets) }
     }
 
     /// Over a modelled link, waits until what the peer has sent by now is here: a ring says that there is something,
     /// and has another way.
     pub fn settle(&self) {
-        if let Some(modelled) = &self.modelled {
+        if let Way::Modelled(modelled) = &self.way {
             modelled.windows.settle();
         }
     }
@@ -520,20 +587,40 @@ impl Segment {
 
     /// The sending end of the outgoing lane, where the link is slowed down to a model.
     pub fn timed_sender(&self) -> Option<TimedSender> {
-        let windows = &self.modelled.as_ref()?.windows;
-        Some(Producer::new(windows.outbound(), windows.inbound(), self.outgoing, self.outgoing_secret()))
+        let Way::Modelled(modelled) = &self.way else { return None };
+        let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
+        Some(Producer::new(outbound, inbound, WINDOW_LAYOUT, self.outgoing_secret()))
     }
 
     /// The receiving end of the incoming lane, where the link is slowed down to a model.
     pub fn timed_receiver(&self) -> Option<TimedReceiver> {
-        let windows = &self.modelled.as_ref()?.windows;
-        Some(Consumer::new(windows.inbound(), windows.outbound(), self.incoming, self.incoming_secret()))
+        let Way::Modelled(modelled) = &self.way else { return None };
+        let (inbound, outbound) = (modelled.windows.inbound(), modelled.windows.outbound());
+        Some(Consumer::new(inbound, outbound, WINDOW_LAYOUT, self.incoming_secret()))
+    }
+
+    /// The sending end of the outgoing lane, where this end's state lies apart from it.
+    pub fn apart_sender(&self) -> Option<ApartSender> {
+        let Way::Apart(apart) = &self.way else { return None };
+        Some(apart.sender(self.outgoing_secret()))
+    }
+
+    /// The receiving end of the incoming lane, where this end's state lies apart from it.
+    pub fn apart_receiver(&self) -> Option<ApartReceiver> {
+        let Way::Apart(apart) = &self.way else { return None };
+        Some(apart.receiver(self.incoming_secret()))
     }
 
     /// Makes a span of this node's window fit for a connection, while no program reaches it. Old records in the rings
     /// do not matter: the next connection has other secrets.
     pub fn clean_span(inbound: &impl Inbound) {
         clean(inbound.len_bytes(), |offset| inbound.store_u64(offset, 0, Ordering::Relaxed));
+    }
+
+    /// Cleans what this node writes in both spans of a connection whose ends have their state apart from them: each node
+    /// does so before it says that it takes them, while no program of it reaches them.
+    pub fn clean_apart(inbound: &impl Inbound, outbound: &impl Outbound) {
+        apart::clean(inbound, outbound);
     }
 
     /// As [`Segment::clean_span`], of the other node's window.
@@ -556,45 +643,71 @@ impl Segment {
         self.store(Own::Holders, 1);
         self.store(Own::Users, 1);
         self.store(Own::Side, self.side as u64 + 1);
-        if let Some(modelled) = &self.modelled {
+        if let Way::Modelled(modelled) = &self.way {
             for (place, word) in MODEL_PLACES.into_iter().zip(modelled.model.words()) {
                 self.own.store_u64(place, word, Ordering::Relaxed);
             }
         }
         self.store(Own::Attached, 1);
+        if let Way::Apart(apart) = &self.way {
+            apart.attach();
+        }
         self.tell(Status::Attached, 1);
+    }
+}
+
+fn check_spans(spans: [&Region; 2], span_bytes: usize) {
+    for span in spans {
+        assert_eq!(span.len_bytes(), span_bytes, "a connection's span of a window");
     }
 }
 
 /// The endpoint of a connection in windows, as the proxy of its node sees it: it tells the program what became of the
 /// other one.
 #[derive(Debug)]
-pub struct Endpoint<I>(I);
+pub struct Endpoint<I> {
+    span: I,
+    is_apart: bool,
+}
 
 impl<I: Inbound> Endpoint<I> {
     /// In a span of this node's window.
     pub fn new(span: I) -> Self {
         let is_span = [false, true].map(Segment::window_bytes).contains(&span.len_bytes());
         assert!(is_span, "a connection's span of a window of {} bytes", span.len_bytes());
-        Self(span)
+        Self { span, is_apart: false }
+    }
+
+    /// As [`Endpoint::new`], of a program whose own state lies apart from the span.
+    pub fn apart(span: I) -> Self {
+        Self { is_apart: true, ..Self::new(span) }
     }
 
     /// Whether the program has set its end up: a server has accepted the connection.
     pub fn is_attached(&self) -> bool {
-        self.0.load_u64(Own::Attached as usize, Ordering::Acquire) == 1
+        if self.is_apart {
+            return apart::is_attached(&self.span);
+        }
+        self.span.load_u64(Own::Attached as usize, Ordering::Acquire) == 1
     }
 
     /// The other program's last descriptor is gone, and it will not store any more.
     pub fn note_left(&self) {
-        if self.0.load_u64(Status::Closed as usize, Ordering::Acquire) == 0 {
-            self.0.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
+        if self.is_apart {
+            return apart::note_left(&self.span);
+        }
+        if self.span.load_u64(Status::Closed as usize, Ordering::Acquire) == 0 {
+            self.span.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
         }
     }
 
     /// The connection is over at once.
     pub fn note_reset(&self) {
-        self.0.store_u64(Status::Reset as usize, 1, Ordering::Release);
-        self.0.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
+        if self.is_apart {
+            return apart::note_reset(&self.span);
+        }
+        self.span.store_u64(Status::Reset as usize, 1, Ordering::Release);
+        self.span.store_u64(Status::Closed as usize, LEFT_SILENTLY, Ordering::Release);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Memory of a device, however the processor reaches it, and the words of a control block.
 
-use super::Problem;
 use super::layout::{BLOCK_BYTES, VECTORS_MAX, WORD_BYTES};
 use crate::memory_link::{CONTROL_BYTES, TRAINING_WORD};
 use crate::{Coherence, Memory, MemoryInbound, MemoryOutbound, MemoryScratchpad, SCRATCHPAD_WORDS, Scratchpad};
@@ -56,18 +55,15 @@ pub type DeviceOutbound = MemoryOutbound<DeviceMemory>;
 pub type DeviceScratchpad = MemoryScratchpad<DeviceMemory>;
 
 impl DeviceMemory {
-    pub(super) fn new(region: Region, caching: Caching) -> Result<Self, Problem> {
-        let no_instruction = || {
-            let found = "this processor lets no program write cache lines back";
-            Problem::unfit(found, "use memory that is coherent between the nodes, and say so in the rack file")
-        };
+    /// A region that is reached so. `None`: not coherent, on a processor that lets no program say what its caches keep.
+    pub fn new(region: Region, caching: Caching) -> Option<Self> {
         let reach = match caching {
             Caching::Cached => Reach::Cached,
             Caching::Uncached => Reach::Uncached,
             Caching::WriteCombined => Reach::WriteCombined,
-            Caching::NonCoherent => return Self::non_coherent(region).ok_or_else(no_instruction),
+            Caching::NonCoherent => return Self::non_coherent(region),
         };
-        Ok(Self { region, reach })
+        Some(Self { region, reach })
     }
 
     /// A region that other machines reach too, without coherence; `None` on a processor that lets no program say what

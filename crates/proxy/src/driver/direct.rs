@@ -9,7 +9,7 @@ use crate::frame::{Number, Side};
 use crate::{Broken, Input, Local};
 use control::ChannelError;
 use control::proxy::{FromProxy, Kept, Spans, send_kept};
-use fabric::device::{Device, DeviceInbound, Slot};
+use fabric::device::{Caching, Device, DeviceInbound, DeviceOutbound, Slot};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{Inbound, Outbound, Slice};
 use lane::{Draft, Span};
@@ -28,7 +28,8 @@ use super::to_monitor::ToMonitor;
 
 /// Bytes of the page with the pace of a modelled link.
 const PAGE_BYTES: u64 = 4096;
-/// How long a span is not proposed again that the other proxy has not taken.
+/// How long a span is not proposed again, if there are others, that the other proxy has not taken, or may not know to
+/// be free.
 const REST_NS: u64 = 100_000_000;
 
 /// The spans of one link, as this node's threads share them.
@@ -125,6 +126,7 @@ impl Drop for Grant {
         let entry = &mut state.entries[self.index];
         state.total += u64::from(entry.take_attached().is_some());
         (entry.is_taken, entry.expected) = (false, None);
+        entry.rests_until_ns = now_ns().saturating_add(REST_NS);
         if entry.deposited.take().is_some() {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
             // Before another connection can have the span, which another thread deposits. A monitor that is gone keeps
@@ -142,7 +144,7 @@ pub(super) struct Proposal {
     /// Noted as lent only when the other proxy has taken the span: where both nodes are on one machine, it looks at the
     /// same notes.
     descriptor: OwnedFd,
-    inbound: DeviceInbound,
+    endpoint: Endpoint<DeviceInbound>,
 }
 
 impl Proposal {
@@ -153,17 +155,14 @@ impl Proposal {
 
     /// The other proxy carries the connection's bytes.
     pub(super) fn refused(self) {
-        let mut state = self.grant.pool.lock();
-        state.missed += 1;
-        state.entries[self.grant.index].rests_until_ns = now_ns().saturating_add(REST_NS);
-        drop(state);
+        self.grant.pool.lock().missed += 1;
     }
 
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
     pub(super) fn into_end(mut self, number: Number, lifeline: Arc<OwnedFd>) -> Option<(DirectEnd, Place, OwnedFd)> {
-        loan::note(&self.descriptor, self.place).ok()?;
+        loan::note(self.descriptor.as_fd(), self.place).ok()?;
         self.grant.deposit(number, &lifeline);
-        Some((DirectEnd::new(self.inbound, lifeline, self.grant, true), self.place, self.descriptor))
+        Some((DirectEnd::new(self.endpoint, lifeline, self.grant, true), self.place, self.descriptor))
     }
 }
 
@@ -173,13 +172,13 @@ pub(super) struct Acceptance {
     grant: Grant,
     pub(super) place: Place,
     pub(super) loan: OwnedFd,
-    inbound: DeviceInbound,
+    endpoint: Endpoint<DeviceInbound>,
 }
 
 impl Acceptance {
     /// The end of the connection, with the server's lifeline.
     pub(super) fn into_end(self, lifeline: OwnedFd) -> DirectEnd {
-        DirectEnd::new(self.inbound, Arc::new(lifeline), self.grant, false)
+        DirectEnd::new(self.endpoint, Arc::new(lifeline), self.grant, false)
     }
 }
 
@@ -238,8 +237,12 @@ impl SpanPool {
         let proposal = self.take_any(device).and_then(|grant| {
             let (memory, place) = self.place(device, grant.index);
             let descriptor = loan::descriptor(memory).ok()?;
-            let inbound = self.inbound(device, grant.index);
-            Some(Proposal { grant, place, descriptor, inbound })
+            if place.is_apart() {
+                let (inbound, outbound) = self.spans_of(device, grant.index);
+                Segment::clean_apart(&inbound, &outbound);
+            }
+            let endpoint = self.endpoint(device, grant.index);
+            Some(Proposal { grant, place, descriptor, endpoint })
         });
         self.lock().missed += u64::from(proposal.is_none());
         proposal
@@ -248,13 +251,18 @@ impl SpanPool {
     /// Takes the span that the other node proposes, a number of any size. `None`: it is not free.
     pub(super) fn accept(self: &Arc<Self>, device: &Device, index: u32) -> Option<Acceptance> {
         let grant = self.take(device, usize::try_from(index).ok()?)?;
-        let inbound = self.inbound(device, grant.index);
-        // No program of either node reaches the span now: the other proxy has looked at its own.
-        Segment::clean_span(&inbound);
-        Segment::clean_far_span(&device.outbound(self.peer).slice(self.offset(grant.index), self.span_bytes()));
+        let (inbound, outbound) = self.spans_of(device, grant.index);
         let (memory, place) = self.place(device, grant.index);
+        // No program of either node reaches the span now: the other proxy has looked at its own.
+        if place.is_apart() {
+            Segment::clean_apart(&inbound, &outbound);
+        } else {
+            Segment::clean_span(&inbound);
+            Segment::clean_far_span(&outbound);
+        }
         let loan = loan::lend(memory, place).ok()?;
-        Some(Acceptance { grant, place, loan, inbound })
+        let endpoint = self.endpoint(device, grant.index);
+        Some(Acceptance { grant, place, loan, endpoint })
     }
 
     /// Goes on with a connection of an earlier proxy. `None`: there is no such span, or another connection has it.
@@ -268,7 +276,7 @@ impl SpanPool {
         let grant = Grant { pool: Arc::clone(self), index };
         let own = if self.own < self.peer { Side::Lower } else { Side::Higher };
         let is_opener = Number(kept.number).opener() == own;
-        Some(DirectEnd::new(self.inbound(device, index), lifeline, grant, is_opener))
+        Some(DirectEnd::new(self.endpoint(device, index), lifeline, grant, is_opener))
     }
 
     /// Has everything kept by another monitor, which knows of nothing yet.
@@ -287,15 +295,20 @@ impl SpanPool {
         let count = self.lock().entries.len();
         let is_orphan = |index: &usize| !self.lock().entries[*index].is_taken && self.is_lent(device, *index);
         for index in (0..count).filter(is_orphan) {
-            Endpoint::new(self.inbound(device, index)).note_reset();
+            self.endpoint(device, index).note_reset();
         }
     }
 
+    /// One that has rested, else the one that has rested longest.
     fn take_any(self: &Arc<Self>, device: &Device) -> Option<Grant> {
-        let (count, now_ns) = (self.lock().entries.len(), now_ns());
-        let indices = (0..count).map(|index| if self.from_last { count - 1 - index } else { index });
-        let is_rested = |index: &usize| self.lock().entries[*index].rests_until_ns <= now_ns;
-        indices.filter(is_rested).find_map(|index| self.take(device, index))
+        let now_ns = now_ns();
+        let left_ns = |entry: &Entry| entry.rests_until_ns.saturating_sub(now_ns);
+        let free = |(index, entry): (usize, &Entry)| (!entry.is_taken).then(|| (left_ns(entry), index));
+        let mut free: Vec<(u64, usize)> = self.lock().entries.iter().enumerate().filter_map(free).collect();
+        free.sort_unstable_by_key(|(left_ns, index)| {
+            (*left_ns, if self.from_last { usize::MAX - index } else { *index })
+        });
+        free.into_iter().find_map(|(_, index)| self.take(device, index))
     }
 
     fn take(self: &Arc<Self>, device: &Device, index: usize) -> Option<Grant> {
@@ -324,11 +337,20 @@ impl SpanPool {
             outbound_pace_offset: outbound + pace,
         });
         let place = Place::new(inbound + offset, outbound + offset);
-        (memory, Place { alignment: device.alignment(), model, ..place })
+        (memory, Place { alignment: device.alignment(), caching: device.caching(), model, ..place })
     }
 
-    fn inbound(&self, device: &Device, index: usize) -> DeviceInbound {
-        device.inbound(self.peer).slice(self.offset(index), self.span_bytes())
+    /// A span in this node's window, and the one that goes with it in the peer's.
+    fn spans_of(&self, device: &Device, index: usize) -> (DeviceInbound, DeviceOutbound) {
+        let (offset, span_bytes) = (self.offset(index), self.span_bytes());
+        let (inbound, outbound) = (device.inbound(self.peer), device.outbound(self.peer));
+        (inbound.slice(offset, span_bytes), outbound.slice(offset, span_bytes))
+    }
+
+    /// What this proxy and a program of its node look at together.
+    fn endpoint(&self, device: &Device, index: usize) -> Endpoint<DeviceInbound> {
+        let (inbound, _) = self.spans_of(device, index);
+        if device.caching() == Caching::Cached { Endpoint::new(inbound) } else { Endpoint::apart(inbound) }
     }
 
     fn span_bytes(&self) -> usize {
@@ -375,8 +397,8 @@ pub(super) struct DirectEnd {
 }
 
 impl DirectEnd {
-    fn new(inbound: DeviceInbound, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
-        let endpoint = Arc::new(Endpoint::new(inbound));
+    fn new(endpoint: Endpoint<DeviceInbound>, lifeline: Arc<OwnedFd>, grant: Grant, is_opener: bool) -> Self {
+        let endpoint = Arc::new(endpoint);
         grant.expect(&endpoint);
         Self { endpoint, lifeline, grant, is_opener, has_rung: false, hangup: Hangup::No }
     }

@@ -363,13 +363,13 @@ mod tests {
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
                     let row = comparison.run().expect("nodes").expect("a batch that carries it");
                     println!("{row:?}");
-                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.12, "{row:?}");
+                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.1, "{row:?}");
                     ratios.push(row.row.p99_ratio.median);
                 }
             }
         }
         let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-        assert!(mean < 0.92, "{mean}");
+        assert!(mean < 0.9, "{mean}");
     }
 
     #[test]
@@ -390,6 +390,19 @@ mod tests {
     #[test]
     fn and_where_nodes_pause() {
         assert_at_the_best_or_below(ASSUMPTIONS[5]);
+    }
+
+    #[test]
+    fn and_where_a_node_has_time_for_full_messages_of_long_packets_alone() {
+        // Where a message holds 8 packets, of 17 that wait one must not go by itself; and where it holds all 32, those
+        // that are worth it may take longer than the target.
+        let cases = [(ASSUMPTIONS[2], Manner::Lanes, 0.9), (ASSUMPTIONS[3], Manner::Rnic, 0.8)];
+        for (assumption, manner, load_share) in cases {
+            let trial = Span::from_ns(8e6);
+            let comparison = Comparison { assumption, manner, frame_bytes: 1500, load_share, trial, trials: 3 };
+            let row = comparison.run().expect("nodes").expect("a batch that carries it");
+            assert!(row.row.p99_ratio.median < 1.03, "{row:?}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use router::balance::{Balancer, LinkLoad, Thresholds};
-use router::batch::message::{DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message, MessageError, Source};
+use router::batch::message::{self, Header, Message, MessageError, Source};
 use router::batch::{Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
@@ -25,6 +25,9 @@ const NEWS_SPAN: Span = Span::from_ps(100_000_000);
 const OLD_NEWS_SPAN: Span = Span::from_ps(1_000_000_000);
 /// Adaptive batches are so large that about so many messages are under way.
 const MESSAGES_UNDER_WAY: u32 = 8;
+/// No more packets are worth a message by what is under way: one more says that a node has no time for any but full
+/// ones, which a full link does not say.
+const BY_UNDER_WAY_MAX: usize = PACKETS_MAX - 1;
 /// One of so many messages that find nothing under way is timed.
 const SAMPLE_EVERY: u32 = 4;
 /// At first all are timed, so many.
@@ -89,7 +92,7 @@ impl Peer {
         let latency = Latency::new(limits.latency_ns);
         Peer {
             state: PeerState::Absent,
-            batcher: Batcher::new(settings.policy, settings.queue_packets, latency),
+            batcher: Batcher::new(settings.policy, settings.queue_packets, limits.message_bytes_max, latency),
             counters: Counters::default(),
             sent: 0,
             sent_bytes: 0,
@@ -122,13 +125,14 @@ impl Peer {
         self.under_way.len() < limits.messages_max && self.sent_bytes - self.settled_bytes < limits.bytes_max
     }
 
-    /// How many packets are worth a message, by what is under way: all there are, once that is half of what may be.
+    /// How many packets are worth a message, by what is under way: nearly a full one, once that is half of what may be.
     fn by_under_way(&self, limits: &Limits) -> usize {
         let bytes = self.sent_bytes - self.settled_bytes;
         if bytes > limits.bytes_max / 2 || self.under_way.len() > limits.messages_max / 2 {
-            return PACKETS_MAX;
+            return BY_UNDER_WAY_MAX;
         }
-        (self.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY) as usize
+        let packets = self.packets_under_way().saturating_sub(limits.ahead_packets) / MESSAGES_UNDER_WAY;
+        (packets as usize).min(BY_UNDER_WAY_MAX)
     }
 
     /// The peer says what it has taken in. Nonsense is an error.
@@ -349,7 +353,7 @@ impl<C: Carrier> Mesh<C> {
 
     fn enqueue(&mut self, now: Time, pool: &mut Pool, to: NodeId, parcel: Parcel) {
         let bytes = pool.bytes(&parcel.1).len();
-        let fits = HEADER_BYTES + DESCRIPTOR_BYTES + bytes <= self.limits.message_bytes_max && bytes > 0;
+        let fits = message::length(1, bytes) <= self.limits.message_bytes_max && bytes > 0;
         let peer = &mut self.peers[usize::from(to.0)];
         if peer.state != PeerState::Up {
             peer.counters.drop_absent += 1;

@@ -7,7 +7,8 @@
 //! * **What overlaps.** The first packet of a message waits for its last, and the other node begins when it has all of
 //!   it. So while nothing presses, a message has as many packets as let the last of all that wait be there soonest:
 //!   many short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
-//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full.
+//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full. So they
+//!   are where none but full ones are worth it.
 //! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
 //!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
 //!   the target; all of it, where none but full messages are worth it. Long packets are worth one sooner: most of what
@@ -22,7 +23,7 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 use thiserror::Error;
 
-use super::{Latency, PACKETS_MAX, Sample};
+use super::{Latency, PACKETS_MAX, Sample, message};
 
 /// How packets are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,21 +115,23 @@ pub struct Batcher<T> {
     queue: VecDeque<Queued<T>>,
     queue_packets_max: usize,
     queue_bytes: usize,
+    message_bytes_max: usize,
     latency: Latency,
 }
 
 impl<T> Batcher<T> {
-    /// With room for so many packets. `latency`: what messages take, as far as it is known.
+    /// With room for so many packets, and messages of so many bytes. `latency`: what those take, as far as it is known.
     ///
     /// # Panics
     /// On a policy that cannot be, see [`Policy::check`], or no room.
-    pub fn new(policy: Policy, queue_packets_max: usize, latency: Latency) -> Batcher<T> {
+    pub fn new(policy: Policy, queue_packets_max: usize, message_bytes_max: usize, latency: Latency) -> Batcher<T> {
         assert!(policy.check().is_ok() && queue_packets_max > 0, "{policy:?} with room for {queue_packets_max}");
         Batcher {
             policy,
             queue: VecDeque::with_capacity(queue_packets_max),
             queue_packets_max,
             queue_bytes: 0,
+            message_bytes_max,
             latency,
         }
     }
@@ -166,8 +169,9 @@ impl<T> Batcher<T> {
         Ok(())
     }
 
-    /// How many packets are to go now. `least`: fewer are not worth a message, for this node is nearly busy, or the
-    /// peer has as many to take in yet as make a few messages of so many.
+    /// How many packets are to go now; of an adaptive batch, no more than a message holds. `least`: fewer are not worth
+    /// a message, for this node is nearly busy, or the peer has as many to take in yet as make a few messages of so
+    /// many. [`PACKETS_MAX`]: there is no time for any but full messages.
     #[inline]
     pub fn due(&self, now: Time, least: usize) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
@@ -177,19 +181,37 @@ impl<T> Batcher<T> {
                 let wanted = usize::from(packets);
                 if self.queue.len() >= wanted || waited >= wait { self.queue.len().min(wanted) } else { 0 }
             }
-            Policy::Adaptive { target } => {
-                let queued = self.queue.len().min(PACKETS_MAX);
-                if waited >= waits_at_most(target, least) {
-                    return queued;
-                }
-                if least <= 1 {
-                    // Nothing presses.
-                    return self.within(self.overlapping(queued), target.ns());
-                }
-                let is_enough = queued >= least.min(PACKETS_MAX) || self.queue_bytes >= ENOUGH_BYTES;
-                if is_enough { self.within(queued, target.ns()) } else { 0 }
-            }
+            Policy::Adaptive { target } => self.in_one_message(self.adaptive_due(target, waited, least)),
         }
+    }
+
+    #[inline]
+    fn adaptive_due(&self, target: Span, waited: Span, least: usize) -> usize {
+        let queued = self.queue.len().min(PACKETS_MAX);
+        if waited >= waits_at_most(target, least) {
+            return queued;
+        }
+        if least <= 1 {
+            // Nothing presses.
+            return self.within(self.overlapping(queued), target.ns());
+        }
+        if queued < least.min(PACKETS_MAX) && self.queue_bytes < ENOUGH_BYTES {
+            return 0;
+        }
+        // Where there is no time for any but full ones, shorter messages would only be more of them.
+        if least >= PACKETS_MAX { queued } else { self.within(queued, target.ns()) }
+    }
+
+    /// How many of the first `goes` packets one message holds, one of them at least. What is left of them would be a
+    /// small message, and whether that is worth it is asked by itself.
+    #[inline]
+    fn in_one_message(&self, goes: usize) -> usize {
+        // All that wait are at least as many bytes as those that would go, and known without a look at them.
+        if goes <= 1 || message::length(goes, self.queue_bytes) <= self.message_bytes_max {
+            return goes;
+        }
+        let lengths = self.queue.iter().take(goes).map(|queued| usize::from(queued.bytes));
+        message::fit(self.message_bytes_max, lengths).0.max(1)
     }
 
     /// How many of the first `queued` packets a message is to have so that the last of all that wait is there soonest.
@@ -259,12 +281,14 @@ impl<T> Batcher<T> {
 mod tests {
     use super::*;
 
+    const MESSAGE_BYTES_MAX: usize = 49_152;
+
     fn at(us: f64) -> Time {
         Time::ZERO + Span::from_ns(us * 1000.0)
     }
 
     fn with(policy: Policy, packets: usize, bytes: u16) -> Batcher<usize> {
-        let mut batcher = Batcher::new(policy, 100, Latency::default());
+        let mut batcher = Batcher::new(policy, 100, MESSAGE_BYTES_MAX, Latency::default());
         (0..packets).for_each(|item| batcher.push(at(0.0), bytes, item).unwrap());
         batcher
     }
@@ -310,6 +334,30 @@ mod tests {
         for (packets, bytes, due) in [(5, 1500, 0), (6, 1500, 6), (31, 64, 0), (32, 64, 32)] {
             assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), 32), due, "{packets} of {bytes} B");
         }
+    }
+
+    #[test]
+    fn no_more_goes_than_a_message_holds_and_the_rest_is_asked_about_by_itself() {
+        let holding = |message_bytes_max| {
+            let mut batcher = Batcher::new(Policy::adaptive(), 100, message_bytes_max, Latency::default());
+            (0..17).for_each(|item| batcher.push(at(0.0), 1500, item).unwrap());
+            batcher
+        };
+        // A header of 16 bytes, and 8 a packet.
+        let mut batcher = holding(16 + 8 * 1508);
+        assert_eq!([(0.0, 8), (0.0, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), least)), [8, 8, 8]);
+        assert_eq!(holding(16 + 8 * 1508 - 1).due(at(0.0), 8), 7);
+        assert_eq!(holding(100).due(at(0.0), 8), 1, "one always goes");
+        (0..16).for_each(|_| _ = batcher.pop());
+        let due = [(0.0, 8), (5.0, 8), (9.9, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), least));
+        assert_eq!(due, [0, 1, 0, 1], "one of 17 is not worth a message yet");
+    }
+
+    #[test]
+    fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
+        // By what is published 22 of 1500 B take 9.9 us.
+        let batcher = with(Policy::adaptive(), 40, 1500);
+        assert_eq!([2, 31, 32].map(|least| batcher.due(at(0.0), least)), [22, 22, 32]);
     }
 
     #[test]

@@ -201,6 +201,11 @@ fn length_of(descriptor: &[u8; DESCRIPTOR_BYTES]) -> usize {
     usize::from(u16::from_le_bytes([descriptor[0], descriptor[1]]))
 }
 
+/// Bytes of a message of so many packets, with so many bytes all together.
+pub const fn length(packets: usize, packet_bytes: usize) -> usize {
+    HEADER_BYTES + packets * DESCRIPTOR_BYTES + packet_bytes
+}
+
 /// How many of the packets with these lengths, from the first one on, go into a message of at most `bytes_max`; and the
 /// bytes of that message.
 pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, usize) {

@@ -1,8 +1,9 @@
-//! The ends of lanes in plain memory, or over a link that is slowed down to a model. Short messages in plain memory
-//! are found before anybody asks which it is; everything else is asked here.
+//! The ends of lanes in plain memory, over a link that is slowed down to a model, or in memory that is no ordinary
+//! memory. Short messages in plain memory are found before anybody asks which it is; everything else is asked here.
 
-use crate::segment::{Receiver, Segment, Sender, TimedReceiver, TimedSender};
-use lane::{Chunk, Corrupt};
+use crate::segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
+use fabric::{Inbound, Outbound};
+use lane::{Chunk, Corrupt, Next, Producer};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 
@@ -13,27 +14,32 @@ const STAGED_BYTES: usize = 16 << 10;
 pub(super) enum Sending {
     Plain(Sender),
     Timed(Box<TimedSender>),
+    Apart(Box<ApartSender>),
 }
 
 /// The receiving end of the incoming lane.
 pub(super) enum Receiving {
     Plain(Receiver),
     Timed(Box<TimedReceiver>),
+    Apart(Box<ApartReceiver>),
 }
 
-/// Does the same with either.
-macro_rules! either {
+/// Does the same with any.
+macro_rules! any {
     ($end:expr, $name:ident => $do:expr) => {
         match $end {
             Self::Plain($name) => $do,
             Self::Timed($name) => $do,
+            Self::Apart($name) => $do,
         }
     };
 }
 
 impl Sending {
     pub(super) fn of(segment: &Segment) -> Self {
-        segment.timed_sender().map_or_else(|| Self::Plain(segment.sender()), |sender| Self::Timed(Box::new(sender)))
+        let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
+        let special = timed.or_else(|| segment.apart_sender().map(|sender| Self::Apart(Box::new(sender))));
+        special.unwrap_or_else(|| Self::Plain(segment.sender()))
     }
 
     /// # Safety
@@ -41,11 +47,11 @@ impl Sending {
     #[inline]
     pub(super) unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: the caller's.
-        either!(self, sender => unsafe { sender.write_from(source, len_bytes) })
+        any!(self, sender => unsafe { sender.write_from(source, len_bytes) })
     }
 
     pub(super) fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
-        either!(self, sender => sender.write(source))
+        any!(self, sender => sender.write(source))
     }
 
     /// Sends what `fill` writes to an address, at most so many bytes; it answers how many. `None`: there is no room.
@@ -65,65 +71,97 @@ impl Sending {
                 sender.commit(filled).map_err(corrupt)?;
                 Ok(Some(filled))
             }
-            Self::Timed(sender) => {
-                let Some(mut draft) = sender.draft(len_bytes.min(STAGED_BYTES)).map_err(corrupt)? else {
-                    return Ok(None);
-                };
-                let mut bytes = [0; STAGED_BYTES];
-                let room_bytes = draft.room_bytes().min(STAGED_BYTES);
-                let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
-                draft.append(&bytes[..filled]);
-                draft.publish();
-                Ok(Some(filled))
-            }
+            Self::Timed(sender) => fill_staged(sender, len_bytes, fill, corrupt),
+            Self::Apart(sender) => fill_staged(sender, len_bytes, fill, corrupt),
         }
+    }
+
+    /// As [`Producer::write_short_from`].
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
+    #[inline]
+    pub(super) unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
+        // SAFETY: the caller's.
+        any!(self, sender => unsafe { sender.write_short_from(source, len_bytes, is_awaited) })
     }
 
     #[inline]
     pub(super) fn take_wake_request(&mut self) -> bool {
-        either!(self, sender => sender.take_wake_request())
+        any!(self, sender => sender.take_wake_request())
     }
 
     #[inline]
     pub(super) fn position(&self) -> u64 {
-        either!(self, sender => sender.position())
+        any!(self, sender => sender.position())
     }
 
     #[inline]
     pub(super) fn hand_over_since(&self, position: u64) {
-        either!(self, sender => sender.hand_over_since(position));
+        any!(self, sender => sender.hand_over_since(position));
     }
 
     pub(super) fn finish(&mut self) {
-        either!(self, sender => sender.finish());
+        any!(self, sender => sender.finish());
     }
 
     pub(super) fn is_writable(&self) -> Result<bool, Corrupt> {
-        either!(self, sender => sender.is_writable())
+        any!(self, sender => sender.is_writable())
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        either!(self, sender => sender.is_drained())
+        any!(self, sender => sender.is_drained())
     }
 
     pub(super) fn set_capacity(&mut self, bytes: usize) {
-        either!(self, sender => sender.set_capacity(bytes));
+        any!(self, sender => sender.set_capacity(bytes));
     }
 
     pub(super) fn announce_sleep(&self) {
-        either!(self, sender => sender.announce_sleep());
+        any!(self, sender => sender.announce_sleep());
     }
+}
+
+/// As [`Sending::fill`], of a lane that cannot be written in place.
+fn fill_staged<O: Outbound, I: Inbound>(
+    sender: &mut Producer<O, I>,
+    len_bytes: usize,
+    fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
+    corrupt: impl Fn(Corrupt) -> Errno,
+) -> Result<Option<usize>, Errno> {
+    let Some(mut draft) = sender.draft(len_bytes.min(STAGED_BYTES)).map_err(corrupt)? else { return Ok(None) };
+    let mut bytes = [0; STAGED_BYTES];
+    let room_bytes = draft.room_bytes().min(STAGED_BYTES);
+    let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
+    draft.append(&bytes[..filled]);
+    draft.publish();
+    Ok(Some(filled))
 }
 
 impl Receiving {
     pub(super) fn of(segment: &Segment) -> Self {
-        let timed = segment.timed_receiver();
-        timed.map_or_else(|| Self::Plain(segment.receiver()), |receiver| Self::Timed(Box::new(receiver)))
+        let timed = segment.timed_receiver().map(|receiver| Self::Timed(Box::new(receiver)));
+        let special = timed.or_else(|| segment.apart_receiver().map(|receiver| Self::Apart(Box::new(receiver))));
+        special.unwrap_or_else(|| Self::Plain(segment.receiver()))
     }
 
     #[inline(always)] // Looked at in a loop.
     pub(super) fn may_have_data(&self) -> bool {
-        either!(self, receiver => receiver.may_have_data())
+        any!(self, receiver => receiver.may_have_data())
+    }
+
+    /// As [`lane::Consumer::read_short_to`].
+    ///
+    /// # Safety
+    /// `destination` is writable for `len_bytes`.
+    #[inline]
+    pub(super) unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
+        // SAFETY: the caller's.
+        let next = any!(self, receiver => unsafe { receiver.read_short_to(destination, len_bytes) });
+        if let Next::Read(_) = next {
+            self.note_read();
+        }
+        next
     }
 
     /// # Safety
@@ -131,7 +169,11 @@ impl Receiving {
     #[inline]
     pub(super) unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         // SAFETY: the caller's.
-        either!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) })
+        let read = any!(self, receiver => unsafe { receiver.read_to(destination, len_bytes) });
+        if let Ok(1..) = read {
+            self.note_read();
+        }
+        read
     }
 
     /// # Safety
@@ -143,47 +185,57 @@ impl Receiving {
         len_bytes: usize,
     ) -> Result<usize, Corrupt> {
         // SAFETY: the caller's.
-        either!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes) })
+        any!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes) })
     }
 
     pub(super) fn unread_bytes(&self) -> Result<usize, Corrupt> {
-        either!(self, receiver => receiver.unread_bytes())
+        any!(self, receiver => receiver.unread_bytes())
     }
 
     pub(super) fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
-        either!(self, receiver => receiver.peek())
+        any!(self, receiver => receiver.peek())
     }
 
     pub(super) fn pointer(&self, chunk: Chunk) -> NonNull<u8> {
-        either!(self, receiver => receiver.pointer(chunk))
+        any!(self, receiver => receiver.pointer(chunk))
     }
 
     pub(super) fn consume(&mut self, len_bytes: usize) -> Result<(), Corrupt> {
-        either!(self, receiver => receiver.consume(len_bytes))
+        let consumed = any!(self, receiver => receiver.consume(len_bytes));
+        self.note_read();
+        consumed
     }
 
     pub(super) fn set_capacity(&mut self, bytes: usize) {
-        either!(self, receiver => receiver.set_capacity(bytes));
+        any!(self, receiver => receiver.set_capacity(bytes));
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        either!(self, receiver => receiver.is_finished())
+        any!(self, receiver => receiver.is_finished())
     }
 
     pub(super) fn fin_is_coming(&self) -> bool {
-        either!(self, receiver => receiver.fin_is_coming())
+        any!(self, receiver => receiver.fin_is_coming())
     }
 
     pub(super) fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        either!(self, receiver => receiver.arrivals(seen))
+        any!(self, receiver => receiver.arrivals(seen))
     }
 
     pub(super) fn announce_sleep(&self) {
-        either!(self, receiver => receiver.announce_sleep());
+        any!(self, receiver => receiver.announce_sleep());
+    }
+
+    /// Has the peer know what was read. By quarters of a ring would do for room, and a peer whose end is killed asks
+    /// what that has left unread: after each receive, as the kernel would know it.
+    fn note_read(&self) {
+        if let Self::Apart(receiver) = self {
+            receiver.return_all_credit();
+        }
     }
 
     #[inline]
     pub(super) fn take_wake_request(&mut self) -> bool {
-        either!(self, receiver => receiver.take_wake_request())
+        any!(self, receiver => receiver.take_wake_request())
     }
 }

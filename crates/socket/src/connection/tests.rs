@@ -6,8 +6,9 @@ use crate::lock::Lock;
 use crate::model::{Model, ModelledLink};
 use crate::segment::{Endpoint, Secrets, Segment, Side};
 use crate::spin::Spin;
+use fabric::device::{Caching, DeviceMemory};
 use fabric::timed::{LinkTiming, Pace};
-use fabric::{MemoryInbound, shm};
+use fabric::{MemoryInbound, MemoryOutbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use volmem::Region;
@@ -43,6 +44,12 @@ pub(crate) fn pair(nonblocking: bool) -> (End, End) {
 
 /// As [`pair`], in windows of two nodes.
 fn pair_in_windows(nonblocking: bool) -> (End, End) {
+    let ([connector, acceptor], _) = segments_in_windows();
+    ends(connector, acceptor, nonblocking)
+}
+
+/// Both ends of a connection in windows, and what a proxy has of the first.
+fn segments_in_windows() -> ([Segment; 2], Endpoint<MemoryInbound>) {
     let spans = [(); 2].map(|()| Region::heap(Segment::WINDOW_BYTES));
     let secrets = Secrets { to_acceptor: 0x0123_4567_89ab_cdef, to_connector: 0xfedc_ba98_7654_3210 };
     for span in &spans {
@@ -53,6 +60,36 @@ fn pair_in_windows(nonblocking: bool) -> (End, End) {
     let acceptor = Segment::in_windows(&spans[1], &spans[0], Side::Acceptor, secrets);
     connector.set_up();
     acceptor.set_up();
+    ([connector, acceptor], Endpoint::new(MemoryInbound::new(spans[0].clone())))
+}
+
+/// Memory that is no ordinary memory.
+const NOT_ORDINARY: [Caching; 3] = [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent];
+
+/// Both ends of a connection in windows of such memory, and what a proxy has of the first. The nodes have cleaned what
+/// they write.
+fn segments_apart(caching: Caching) -> ([Segment; 2], Endpoint<MemoryInbound>) {
+    let spans = [(); 2].map(|()| Region::heap(Segment::WINDOW_BYTES));
+    for span in &spans {
+        (0..Segment::WINDOW_BYTES).step_by(8).for_each(|offset| span.store_u64(offset, !0, Ordering::Relaxed));
+    }
+    for [own, other] in [[0, 1], [1, 0]] {
+        let (inbound, outbound) = (spans[own].clone(), spans[other].clone());
+        Segment::clean_apart(&MemoryInbound::new(inbound), &MemoryOutbound::new(outbound));
+    }
+    let segment = |own: usize, side| {
+        let memory = |span: usize| DeviceMemory::new(spans[span].clone(), caching).unwrap();
+        let secrets = Secrets { to_acceptor: 5, to_connector: 6 };
+        Segment::apart(memory(own), memory(1 - own), &Region::heap(Segment::HOME_BYTES), side, secrets)
+    };
+    let segments = [segment(0, Side::Connector), segment(1, Side::Acceptor)];
+    segments.iter().for_each(Segment::set_up);
+    (segments, Endpoint::apart(MemoryInbound::new(spans[0].clone())))
+}
+
+/// As [`pair`], in windows of such memory.
+fn pair_apart(caching: Caching, nonblocking: bool) -> (End, End) {
+    let ([connector, acceptor], _) = segments_apart(caching);
     ends(connector, acceptor, nonblocking)
 }
 
@@ -96,7 +133,7 @@ fn ends(segment: Segment, others: Segment, nonblocking: bool) -> (End, End) {
 pub(crate) fn pair_with_memfd() -> (End, End) {
     let (one, two) = pair(true);
     let memfd = shm::create(4096).unwrap().0;
-    one.0.with_details(|details| details.memfd = HiddenFd::hide(memfd, Need::Optional).ok());
+    one.0.with_details(|details| details.memory = MemoryFds::of_memfd(memfd).hide().ok());
     (one, two)
 }
 
@@ -131,6 +168,32 @@ fn what_is_sent_is_received() {
 #[test]
 fn windows_carry_both_directions_through_small_and_big_rings_to_their_ends() {
     carry_both_directions(pair_in_windows(true));
+}
+
+#[test]
+fn windows_that_are_no_ordinary_memory_carry_both_directions_to_their_ends() {
+    for caching in NOT_ORDINARY {
+        carry_both_directions(pair_apart(caching, true));
+    }
+}
+
+#[test]
+fn sleepers_in_windows_that_are_no_ordinary_memory_are_woken() {
+    for caching in NOT_ORDINARY {
+        let (one, two) = pair_apart(caching, false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..20_u8 {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                    send(one.0, &[round]).unwrap();
+                }
+            });
+            for round in 0..20_u8 {
+                let mut byte = [0xff];
+                assert_eq!((receive(two.0, &mut byte), byte), (Ok(1), [round]));
+            }
+        });
+    }
 }
 
 #[test]
@@ -286,51 +349,59 @@ fn a_pipe_fills_a_lane_over_a_modelled_link() {
 }
 
 /// One end of a connection in windows, whose lifeline ends at a proxy: what that does with its end of it.
-fn end_at_a_proxy(blocked: bool) -> (End, Segment, Endpoint<MemoryInbound>, OwnedFd) {
-    let spans = [(); 2].map(|()| Region::heap(Segment::WINDOW_BYTES));
-    let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
-    let segment = Segment::in_windows(&spans[0], &spans[1], Side::Connector, secrets);
-    let others = Segment::in_windows(&spans[1], &spans[0], Side::Acceptor, secrets);
-    segment.set_up();
-    others.set_up();
-    let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+fn end_at_a_proxy(caching: Caching, blocked: bool) -> (End, End, Endpoint<MemoryInbound>, OwnedFd) {
+    let ([segment, others], endpoint) = match caching {
+        Caching::Cached => segments_in_windows(),
+        caching => segments_apart(caching),
+    };
+    let [(one, two), (three, _)] =
+        [(); 2].map(|()| socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap());
     let one = Connection::open(origin(one.into_raw_fd(), !blocked), Some((segment, None)));
-    (End(one), others, Endpoint::new(MemoryInbound::new(spans[0].clone())), two)
+    let others = Connection::open(origin(three.into_raw_fd(), true), Some((others, None)));
+    (End(one), End(others), endpoint, two)
+}
+
+fn segment_of(end: &End) -> &Segment {
+    &end.0.lanes().expect("attached").segment
 }
 
 #[test]
 fn what_the_proxy_says_of_a_peer_in_windows_ends_the_stream_or_resets_it_as_the_kernel_would() {
-    for (is_read, expected) in [(true, Ok(0)), (false, Err(Errno::CONNRESET))] {
-        let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
-        others.sender().write(b"last words").unwrap();
-        send(one.0, b"to be read").unwrap();
-        if is_read {
-            assert_eq!(others.receiver().read(&mut [0; 20]), Ok(10));
+    for caching in [Caching::Cached].into_iter().chain(NOT_ORDINARY) {
+        for (is_read, expected) in [(true, Ok(0)), (false, Err(Errno::CONNRESET))] {
+            let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
+            send(others.0, b"last words").unwrap();
+            send(one.0, b"to be read").unwrap();
+            if is_read {
+                assert_eq!(receive(others.0, &mut [0; 20]), Ok(10));
+            }
+            endpoint.note_left();
+            assert_eq!(receive(one.0, &mut [0; 20]), Ok(10), "what came before the end");
+            assert_eq!(receive(one.0, &mut [0; 20]), expected, "{caching}");
         }
+        let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
+        endpoint.note_reset();
+        assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
+        drop(one);
+        assert_eq!(segment_of(&others).status(Status::Reset), 1, "who was reset does not leave in good order");
+        // What the peer has said itself stands.
+        let (one, others, endpoint, _lifeline) = end_at_a_proxy(caching, false);
+        send(one.0, b"unread").unwrap();
+        segment_of(&others).tell(Status::Closed, 1);
         endpoint.note_left();
-        assert_eq!(receive(one.0, &mut [0; 20]), Ok(10), "what came before the end");
-        assert_eq!(receive(one.0, &mut [0; 20]), expected);
+        assert_eq!(receive(one.0, &mut [0; 8]), Ok(0), "{caching}");
     }
-    let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
-    endpoint.note_reset();
-    assert_eq!(receive(one.0, &mut [0; 8]), Err(Errno::CONNRESET));
-    drop(one);
-    assert_eq!(others.status(Status::Reset), 1, "who was reset does not leave in good order");
-    // What the peer has said itself stands.
-    let (one, others, endpoint, _lifeline) = end_at_a_proxy(false);
-    send(one.0, b"unread").unwrap();
-    others.tell(Status::Closed, 1);
-    endpoint.note_left();
-    assert_eq!(receive(one.0, &mut [0; 8]), Ok(0));
 }
 
 #[test]
 fn a_proxy_that_dies_resets_its_connections_in_windows() {
-    let (one, others, _endpoint, lifeline) = end_at_a_proxy(true);
-    others.sender().write(b"last words").unwrap();
-    drop(lifeline);
-    assert_eq!(receive(one.0, &mut [0; 20]), Ok(10));
-    assert_eq!(receive(one.0, &mut [0; 20]), Err(Errno::CONNRESET));
+    for caching in [Caching::Cached].into_iter().chain(NOT_ORDINARY) {
+        let (one, others, _endpoint, lifeline) = end_at_a_proxy(caching, true);
+        send(others.0, b"last words").unwrap();
+        drop(lifeline);
+        assert_eq!(receive(one.0, &mut [0; 20]), Ok(10));
+        assert_eq!(receive(one.0, &mut [0; 20]), Err(Errno::CONNRESET));
+    }
 }
 
 #[test]

@@ -147,20 +147,20 @@ impl Connection {
         next
     }
 
-    /// As [`Connection::receive_short`], over a modelled link too: asked only where there was no plain lane.
+    /// As [`Connection::receive_short`], in any memory: asked only where there was no plain lane.
     #[inline(always)] // As that.
     unsafe fn receive_short_by_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
         // SAFETY: the caller's spans.
         match unsafe { self.receive_short(generation, spans, flags) } {
             // SAFETY: as above.
-            Next::Other if !self.is_plain() => unsafe { self.receive_short_timed(generation, spans, flags) },
+            Next::Other if !self.is_plain() => unsafe { self.receive_short_elsewhere(generation, spans, flags) },
             next => next,
         }
     }
 
     #[cold]
     #[inline(never)]
-    unsafe fn receive_short_timed(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
+    unsafe fn receive_short_elsewhere(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Next {
         let [span] = spans else { return Next::Other };
         let is_plain = !flags.peek && !flags.wait_all && !flags.discard && span.iov_len > 0;
         if !is_plain || self.low_water_bytes.load(Ordering::Relaxed) > 1 {
@@ -169,7 +169,7 @@ impl Connection {
         let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
         let Some(lanes) = self.lanes().filter(|lanes| !self.may_be_shared(lanes)) else { return Next::Other };
         // SAFETY: under the receive lock.
-        let Receiving::Timed(receiver) = (unsafe { &mut *lanes.receiver.get() }) else { return Next::Other };
+        let receiver = unsafe { &mut *lanes.receiver.get() };
         // SAFETY: the caller's span.
         let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
         let Next::Read(bytes) = next else { return next };
@@ -274,7 +274,7 @@ impl Connection {
         if threads::is_single() {
             if !self.is_plain() {
                 // SAFETY: the caller's spans.
-                return unsafe { self.receive_soon_timed(generation, spans, flags, spin) };
+                return unsafe { self.receive_soon_elsewhere(generation, spans, flags, spin) };
             }
             for _ in 0..TRIES_MAX {
                 // SAFETY: the caller's spans.
@@ -289,7 +289,7 @@ impl Connection {
 
     #[cold]
     #[inline(never)]
-    unsafe fn receive_soon_timed(
+    unsafe fn receive_soon_elsewhere(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -298,7 +298,7 @@ impl Connection {
     ) -> Next {
         for _ in 0..TRIES_MAX {
             // SAFETY: the caller's spans.
-            let next = unsafe { self.receive_short_timed(generation, spans, flags) };
+            let next = unsafe { self.receive_short_elsewhere(generation, spans, flags) };
             if next != Next::Nothing || spin.turn() != Turn::Look {
                 return next;
             }
@@ -478,10 +478,10 @@ impl Connection {
         Some(span.iov_len)
     }
 
-    /// As [`Connection::send_short`], over a modelled link: asked only where there was no plain lane.
+    /// As [`Connection::send_short`], in any memory: asked only where there was no plain lane.
     #[cold]
     #[inline(never)]
-    unsafe fn send_short_timed(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
+    unsafe fn send_short_elsewhere(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
         let [span] = spans else { return None };
         let guard = self.hold_of(generation, &self.send_lock).ok()?;
         let lanes = self.lanes()?;
@@ -494,7 +494,7 @@ impl Connection {
             return None;
         }
         // SAFETY: under the send lock.
-        let Sending::Timed(sender) = (unsafe { &mut *lanes.sender.get() }) else { return None };
+        let sender = unsafe { &mut *lanes.sender.get() };
         // SAFETY: the caller's span.
         if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
             return None;
@@ -512,7 +512,7 @@ impl Connection {
     unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if !self.is_plain()
             // SAFETY: the caller's spans.
-            && let Some(bytes) = unsafe { self.send_short_timed(generation, spans) }
+            && let Some(bytes) = unsafe { self.send_short_elsewhere(generation, spans) }
         {
             return Ok(bytes);
         }

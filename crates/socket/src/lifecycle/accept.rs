@@ -5,6 +5,7 @@ use super::inspect;
 use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
 use crate::address::Opener;
 use crate::connection::{Connection, Origin};
+use crate::home::MemoryFds;
 use crate::limit;
 use crate::rendezvous::{self, Accepted, Refused};
 use crate::segment::Segment;
@@ -15,7 +16,7 @@ use crate::table::{self, Entry};
 use ledger::{FallbackReason, Path, Role};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 
 /// Clients without a hello of ours that one look at the lane listener sends away.
 const STRANGERS_MAX: usize = 64;
@@ -80,7 +81,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
     let segment = match receive_hello(lifeline.as_fd()) {
-        Ok(segment) => segment.map(|(segment, memfd)| (segment, hide(memfd))),
+        Ok(segment) => segment.map(|(segment, memory)| (segment, hide(memory))),
         Err(_) => return Ok(None),
     };
     let fd = lifeline.into_raw_fd();
@@ -107,7 +108,7 @@ fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnect
 
 /// Receives the hello, which follows the connection at once if the client is a client of ours. `None`: it is late, and
 /// the connection attaches when it comes.
-fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<OwnedFd>)>, Refused> {
+fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
     let receive = || limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline));
     let first = receive()?;
     if first.is_some() {

@@ -5,7 +5,8 @@ use super::{inspect, pending};
 use crate::address::Tuple;
 use crate::clock::now_ns;
 use crate::connection::{Connection, Origin};
-use crate::descriptors::{HiddenFd, Need};
+use crate::descriptors::HiddenFd;
+use crate::home::MemoryFds;
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, Connected, Progress, Underway};
@@ -17,7 +18,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 /// How long a blocking connect waits at a full backlog before it gives up: as long as Linux sends SYNs.
 const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
@@ -285,7 +286,7 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) 
             nonblocking: is_nonblocking,
             slot: Some(enter_lane_connection(fd, tuple, Role::Connect, connected.is_far)),
         },
-        Some((connected.segment, hide(connected.memfd))),
+        Some((connected.segment, hide(connected.memory))),
     );
     connection.begin(is_nonblocking);
     for &descriptor in &descriptors {
@@ -304,9 +305,9 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) 
     Ok(is_nonblocking)
 }
 
-/// Keeps the memory's descriptor for handing the connection on, out of the program's sight.
-pub(super) fn hide(memfd: Option<OwnedFd>) -> Option<HiddenFd> {
-    memfd.and_then(|memfd| HiddenFd::hide(memfd, Need::Optional).ok())
+/// Keeps the memory's descriptors for handing the connection on, out of the program's sight.
+pub(super) fn hide(memory: Option<MemoryFds>) -> Option<MemoryFds<HiddenFd>> {
+    memory.and_then(|memory| memory.hide().ok())
 }
 
 pub(super) fn enter_lane_connection(fd: RawFd, tuple: Tuple, role: Role, is_far: bool) -> ledger::ConnectionSlot {

@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn what_one_thread_spawns_with_is_inheritable_until_all_have_spawned() {
         let (one, _two) = pair_with_memfd();
-        let is_inheritable = || is_inheritable(one.0.memfd().unwrap());
+        let is_inheritable = || is_inheritable(one.0.memory()[0]);
         assert!(!is_inheritable());
         while_inheritable(|| {
             assert!(is_inheritable());

@@ -1,16 +1,18 @@
 //! Connections that change hands: by `exec`, and by `SCM_RIGHTS`.
 //!
-//! All that a connection is lies in its memory and its lifeline. In windows a [`loan`] stands for the memfd. The memfd
-//! of a connection is a hidden descriptor with the same close-on-exec flag as the program's, so it passes through
-//! `exec` beside it; and it is appended to the descriptors of a message that carries the lifeline. Whoever has both
-//! finds the end it holds by the lifeline's inode.
+//! All that a connection is lies in its memory and its lifeline. In windows a [`loan`] stands for the memfd, or, in
+//! those of a device, its [home](crate::home), and a descriptor of that memory beside it. They are hidden descriptors
+//! with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and they are appended to
+//! the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds by the lifeline's
+//! inode.
 
 use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
 use super::{Listener, ListenerInner, settings};
 use crate::address::{Opener, Tuple};
 use crate::connection::{Connection, Origin};
-use crate::descriptors::{self, HiddenFd, InheritedKind, Need};
+use crate::descriptors::{self, InheritedKind};
+use crate::home::{Home, MemoryFds};
 use crate::loan;
 use crate::options::OptionRecord;
 use crate::rendezvous;
@@ -31,9 +33,14 @@ pub fn adopt_inherited() {
     for &socket in &sockets {
         adopt_listener(socket, &sockets);
     }
-    for memfd in of_kind(InheritedKind::Memfd).filter(|&fd| is_memory(fd)) {
-        // SAFETY: made by this library before `exec`, and nobody in this program knows it yet.
-        adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &sockets);
+    let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
+    let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
+    for memfd in memfds {
+        // The last one: a program that has the device open itself has it at a lower number than what is hidden.
+        let beside = |home: Home| others.iter().rposition(|&fd| is_of(home, fd)).map(|index| others.remove(index));
+        let device = home_in(memfd).and_then(beside);
+        // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
+        adopt(unsafe { memory_of(memfd, device) }, &sockets);
     }
 }
 
@@ -42,10 +49,11 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
     let mut all = rights.to_vec();
     for &fd in rights {
         if let Entry::Connection(connection) = table::get(fd)
-            && let Some(memfd) = connection.memfd()
+            && let memory = connection.memory()
+            && !memory.is_empty()
         {
             connection.note_shared();
-            all.push(memfd);
+            all.extend(memory);
         }
         if let Entry::Listener(listener) = table::get(fd) {
             all.push(listener.lane_fd());
@@ -57,13 +65,30 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
 /// The descriptors of a received message that are for the program; the memory of connections among them is taken out
 /// and used.
 pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
-    let (memfds, sockets): (Vec<RawFd>, Vec<RawFd>) = rights.iter().partition(|&&fd| is_memory(fd));
+    let (mut memories, mut sockets) = (Vec::new(), Vec::new());
+    let mut rights = rights.iter().copied().peekable();
+    while let Some(fd) = rights.next() {
+        if is_memory(fd) {
+            let device = home_in(fd).and_then(|home| rights.next_if(|&next| is_of(home, next)));
+            memories.push((fd, device));
+        } else {
+            sockets.push(fd);
+        }
+    }
     let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
-    for memfd in memfds {
-        // SAFETY: just received, and nobody else knows the number.
-        adopt(unsafe { OwnedFd::from_raw_fd(memfd) }, &kept);
+    for (memfd, device) in memories {
+        // SAFETY: just received, and nobody else knows the numbers.
+        adopt(unsafe { memory_of(memfd, device) }, &kept);
     }
     kept
+}
+
+/// # Safety
+/// Open, and nobody else's.
+unsafe fn memory_of(memfd: RawFd, device: Option<RawFd>) -> MemoryFds {
+    // SAFETY: the caller's.
+    let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+    MemoryFds { memfd: own(memfd), device: device.map(own) }
 }
 
 /// Makes a listener of a hidden one and that of `sockets` beside which it listens. `false`: it is not a hidden
@@ -91,15 +116,29 @@ fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
     true
 }
 
-/// Whether a descriptor is a connection's memory: a segment, or a part of windows.
+/// Whether a descriptor is a connection's memory, or stands for it: a segment, a part of windows, or a home.
 fn is_memory(fd: RawFd) -> bool {
     // SAFETY: only asks; a closed number is answered with an error.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    Segment::is_segment(fd) || loan::place_of(borrowed).is_some()
+    Segment::is_segment(fd) || loan::place_of(borrowed).is_some() || home_in(fd).is_some()
+}
+
+fn home_in(fd: RawFd) -> Option<Home> {
+    // SAFETY: as above.
+    Home::of(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Whether a descriptor is one of the memory that a home is about.
+fn is_of(home: Home, fd: RawFd) -> bool {
+    // SAFETY: as above.
+    home.is_of(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// The ends that whoever has the memory may hold.
-fn ends_in(memfd: &OwnedFd) -> Vec<Segment> {
+fn ends_in(MemoryFds { memfd, device }: &MemoryFds) -> Vec<Segment> {
+    if let Some(device) = device {
+        return rendezvous::adopt_on_device(memfd, device.as_fd()).into_iter().collect();
+    }
     if loan::place_of(memfd.as_fd()).is_some() {
         return rendezvous::adopt_in_windows(memfd.as_fd()).into_iter().collect();
     }
@@ -107,22 +146,22 @@ fn ends_in(memfd: &OwnedFd) -> Vec<Segment> {
 }
 
 /// Makes a connection of the memory and those of `sockets` that are its lifeline.
-fn adopt(memfd: OwnedFd, sockets: &[RawFd]) {
+fn adopt(memory: MemoryFds, sockets: &[RawFd]) {
     let find = |segment: Segment| {
         let inode = segment.lifeline_inode();
         let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
         (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
     };
-    let Some((segment, lifelines)) = ends_in(&memfd).into_iter().find_map(find) else { return };
+    let Some((segment, lifelines)) = ends_in(&memory).into_iter().find_map(find) else { return };
     let [fd, others @ ..] = &lifelines[..] else { return };
     if matches!(table::get(*fd), Entry::Connection(_)) {
         // This process holds the connection already.
         return;
     }
-    open_adopted(*fd, others, segment, memfd);
+    open_adopted(*fd, others, segment, memory);
 }
 
-fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
+fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds) {
     let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
     let Some((tuple, is_far)) = tuple_of(fd, role) else { return };
     // SAFETY: the program's descriptor.
@@ -134,8 +173,7 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memfd: OwnedFd) {
         nonblocking: flags.contains(OFlags::NONBLOCK),
         slot: Some(enter_lane_connection(fd, tuple, role, is_far)),
     };
-    let memfd = HiddenFd::adopt(memfd, Need::Optional).ok();
-    let connection = Connection::open(origin, Some((segment, memfd)));
+    let connection = Connection::open(origin, Some((segment, memory.adopt().ok())));
     connection.note_shared();
     table::set(fd, Entry::Connection(connection));
     for &other in others {

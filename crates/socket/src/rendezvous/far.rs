@@ -20,6 +20,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use fabric::device::DeviceMemory;
 use fabric::shm;
 use ledger::FallbackReason;
 use rustix::fs::FileType;
@@ -34,6 +35,7 @@ use crate::address::{Tuple, canonical, destination};
 use crate::clock::now_ns;
 use crate::descriptors::{HiddenFd, Need, close};
 use crate::hello::{Hello, Place};
+use crate::home::{self, Home, MemoryFds};
 use crate::loan;
 use crate::model::{MODEL_BYTES, Model, ModelledLink};
 use crate::monitor::{self, Answer};
@@ -96,8 +98,8 @@ impl Reply {
         let error = i32::from_ne_bytes(bytes.get(12..16)?.try_into().ok()?);
         let model = bytes.get(MODEL_OFFSET..)?.first_chunk().and_then(Model::decode);
         let flags = u32::try_from(word(16)?).ok()?;
-        let alignment = Place::alignment_in(flags);
-        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, model };
+        let (alignment, caching) = (Place::alignment_in(flags), Place::caching_in(flags));
+        let place = Place { inbound_offset: word(24)?, outbound_offset: word(32)?, alignment, caching, model };
         let reply = match error {
             0 => Self::Taken((flags != 0).then_some(place)),
             1..=4095 => Self::Refused(Errno::from_raw_os_error(error)),
@@ -178,7 +180,7 @@ struct Introduced {
     lifeline: HiddenFd,
     tuple: Tuple,
     segment: Segment,
-    memfd: Option<HiddenFd>,
+    memory: Option<MemoryFds<HiddenFd>>,
 }
 
 /// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
@@ -223,9 +225,10 @@ fn say_hello(lifeline: OwnedFd, tuple: Tuple) -> Result<Progress, NoLane> {
     if let Some(reply) = look_awake(connected.lifeline.as_fd()) {
         return settle(connected, reply).map(Progress::Connected);
     }
-    let Connected { lifeline, tuple, segment, memfd, .. } = connected;
-    let memfd = memfd.map(hide).transpose()?;
-    let introduced = Introduced { lifeline: hide(lifeline)?, tuple, segment, memfd };
+    let Connected { lifeline, tuple, segment, memory, .. } = connected;
+    // Not in windows yet: it is one.
+    let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
+    let introduced = Introduced { lifeline: hide(lifeline)?, tuple, segment, memory };
     Ok(Progress::Underway(Underway::new(Stage::Introduced(introduced), REPLY_WAIT_NS)))
 }
 
@@ -288,9 +291,10 @@ impl Introduced {
     }
 
     fn show(self) -> Result<Connected, NoLane> {
-        let Self { lifeline, tuple, segment, memfd } = self;
+        let Self { lifeline, tuple, segment, memory } = self;
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
-        Ok(Connected { lifeline, tuple, segment, memfd: memfd.and_then(HiddenFd::show), is_far: true })
+        let memory = memory.and_then(|memory| memory.memfd.show()).map(MemoryFds::of_memfd);
+        Ok(Connected { lifeline, tuple, segment, memory, is_far: true })
     }
 }
 
@@ -304,16 +308,12 @@ fn settle(connected: Connected, heard: Heard) -> Result<Connected, NoLane> {
     match (reply, memory) {
         (Reply::Taken(None), None) => Ok(connected),
         (Reply::Taken(Some(place)), Some(memory)) => {
-            let segment = open_place(memory.as_fd(), place, Side::Connector, connected.segment.secrets());
-            connected.memfd.into_iter().for_each(close);
-            match segment {
-                Ok(segment) => Ok(Connected { segment, memfd: Some(memory), ..connected }),
-                Err(errno) => {
-                    close(memory);
-                    // Not what a connect begun anew could mend: each would be one more for the server, and a span less.
-                    Err(NoLane::failed(FallbackReason::WindowUnmapped, errno))
-                }
-            }
+            let opened = open_place(memory, place, Side::Connector, connected.segment.secrets());
+            connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
+            // Not what a connect begun anew could mend: each would be one more for the server, and a span less.
+            let unmapped = |errno| NoLane::failed(FallbackReason::WindowUnmapped, errno);
+            let (segment, memory) = opened.map_err(unmapped)?;
+            Ok(Connected { segment, memory: Some(memory), ..connected })
         }
         (Reply::Refused(Errno::CONNREFUSED), None) => Err(NoLane::because(FallbackReason::NoListener)),
         (Reply::Refused(Errno::AGAIN), None) => Err(NoLane::because(FallbackReason::BacklogFull)),
@@ -355,22 +355,56 @@ fn look_awake(lifeline: BorrowedFd<'_>) -> Option<Heard> {
     }
 }
 
-/// The end of a connection whose spans lie in `memory`.
+/// The end of a connection whose spans lie in `memory`, and what it is handed on by.
 ///
 /// # Errors
 /// `PERM` for memory that somebody could cut off under a mapping, `INVAL` for a place that is not in it, and what mmap
-/// answers.
-pub(super) fn open_place(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
+/// answers. The descriptor is closed then.
+pub(super) fn open_place(
+    memory: OwnedFd,
+    place: Place,
+    side: Side,
+    secrets: Secrets,
+) -> Result<(Segment, MemoryFds), Errno> {
+    match open_spans(memory.as_fd(), place, side, secrets) {
+        Ok((segment, None)) => Ok((segment, MemoryFds::of_memfd(memory))),
+        Ok((segment, Some(home))) => Ok((segment, MemoryFds { memfd: home, device: Some(memory) })),
+        Err(errno) => {
+            close(memory);
+            Err(errno)
+        }
+    }
+}
+
+/// The end, set up, and its home if it has one: where its state is, or where the memory cannot say itself what lies
+/// where.
+fn open_spans(
+    memory: BorrowedFd<'_>,
+    place: Place,
+    side: Side,
+    secrets: Secrets,
+) -> Result<(Segment, Option<OwnedFd>), Errno> {
     let [inbound, outbound] = spans(memory, place)?;
-    let segment = match place.model {
-        None => Segment::in_windows(&inbound, &outbound, side, secrets),
-        Some(model) => {
+    let has_home = place.is_apart() || !shm::is_sealed(memory);
+    let home = has_home.then(|| home::create(place, memory)).transpose()?;
+    let segment = match (place.model, &home) {
+        (None, Some((_, home))) if place.is_apart() => {
+            let (inbound, outbound) = device_memory([inbound, outbound], place)?;
+            Segment::apart(inbound, outbound, home, side, secrets)
+        }
+        (None, _) => Segment::in_windows(&inbound, &outbound, side, secrets),
+        (Some(model), _) => {
             let link = ModelledLink::map(memory, model)?;
             Segment::in_modelled_windows(&inbound, &outbound, link, side, secrets)?
         }
     };
     segment.set_up();
-    Ok(segment)
+    Ok((segment, home.map(|(memfd, _)| memfd)))
+}
+
+fn device_memory(spans: [Region; 2], place: Place) -> Result<(DeviceMemory, DeviceMemory), Errno> {
+    let [inbound, outbound] = spans.map(|span| DeviceMemory::new(span, place.caching));
+    inbound.zip(outbound).ok_or(Errno::OPNOTSUPP)
 }
 
 /// The end of a connection in windows that another process set up, by its [loan].
@@ -388,6 +422,24 @@ pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let model = segment.model().ok_or(Errno::INVAL)?;
     let [inbound, outbound] = spans(loan, Place { model: Some(model), ..place })?;
     Segment::adopt_in_windows(&inbound, &outbound, Some(ModelledLink::map(loan, model)?))
+}
+
+/// As [`adopt`], of an end whose connection lies in a device's memory, by its home and a descriptor of that memory.
+///
+/// # Errors
+/// `INVAL` for a descriptor that is no home, or memory that it is not about, and `NOTCONN` where nobody has set the end
+/// up.
+pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
+    let Home { place, .. } = Home::of(memfd.as_fd()).filter(|home| home.is_of(memory)).ok_or(Errno::INVAL)?;
+    // Of several that were handed on together, each may do for the others' memory.
+    loan::note(memory, place)?;
+    let spans = spans(memory, place)?;
+    if place.is_apart() {
+        let (inbound, outbound) = device_memory(spans, place)?;
+        return Segment::adopt_apart(inbound, outbound, &home::map(memfd)?);
+    }
+    let [inbound, outbound] = spans;
+    Segment::adopt_in_windows(&inbound, &outbound, None)
 }
 
 fn spans(memory: BorrowedFd<'_>, place: Place) -> Result<[Region; 2], Errno> {
@@ -481,6 +533,7 @@ mod tests {
     use crate::address::Opener;
     use crate::rack::tests::Scratch;
     use crate::rendezvous::{accept, connect_in, listen_in, receive_hello, unix_stream};
+    use fabric::device::Caching;
     use fabric::timed::LinkTiming;
     use proptest::prelude::*;
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
@@ -491,6 +544,10 @@ mod tests {
 
     fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
+    }
+
+    fn segment_in(memory: BorrowedFd<'_>, place: Place, side: Side, secrets: Secrets) -> Result<Segment, Errno> {
+        open_spans(memory, place, side, secrets).map(|(segment, _home)| segment)
     }
 
     fn request() -> Request {
@@ -577,7 +634,7 @@ mod tests {
         let monitor = monitor(&rack, ready, listen);
         let taking = std::thread::spawn(move || proxy(listener.recv().unwrap(), Reply::Taken(None), None).join());
         let connected = connect_to(&rack).unwrap();
-        assert!(connected.is_far && connected.memfd.is_some() && leads_far(connected.lifeline.as_fd()));
+        assert!(connected.is_far && connected.memory.is_some() && leads_far(connected.lifeline.as_fd()));
         monitor.join().unwrap();
         let (_lifeline, segment) = taking.join().unwrap().unwrap();
         assert_eq!(segment.secrets(), connected.segment.secrets());
@@ -692,10 +749,10 @@ mod tests {
         let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
         let taking = proxy(listener, Reply::Taken(Some(place)), Some(memory.try_clone().unwrap()));
         let connected = connect_to(&rack).unwrap();
-        assert!(connected.memfd.is_some() && connected.segment.is_in_windows());
+        assert!(connected.memory.is_some() && connected.segment.is_in_windows());
         let secrets = taking.join().unwrap().1.secrets();
         let back = Place::new(place.outbound_offset, place.inbound_offset);
-        let other = open_place(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+        let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
         assert_eq!(connected.segment.sender().write(b"through the window"), Ok(18));
         let mut bytes = [0; 18];
         assert_eq!(other.receiver().read(&mut bytes), Ok(18));
@@ -715,12 +772,10 @@ mod tests {
         let timing = LinkTiming { one_way_ns: 100, bytes_per_us: 10_000, header_bytes: 24, payload_bytes_max: 256 };
         let secrets = Secrets { to_acceptor: 7, to_connector: 8 };
         let place = |own: u64| Place {
-            inbound_offset: FIRST + own * SPAN_BYTES,
-            outbound_offset: FIRST + (1 - own) * SPAN_BYTES,
-            alignment: None,
             model: Some(Model { timing, inbound_pace_offset: own * 4096, outbound_pace_offset: (1 - own) * 4096 }),
+            ..Place::new(FIRST + own * SPAN_BYTES, FIRST + (1 - own) * SPAN_BYTES)
         };
-        let open = |place, side| open_place(memory.as_fd(), place, side, secrets);
+        let open = |place, side| segment_in(memory.as_fd(), place, side, secrets);
         let one = open(place(0), Side::Connector).unwrap();
         open(place(1), Side::Acceptor).unwrap();
         let heir = adopt(loan::lend(memory.as_fd(), place(1)).unwrap().as_fd()).unwrap();
@@ -738,6 +793,35 @@ mod tests {
             open(Place { model, ..place(0) }, Side::Connector).map(|_| ()).unwrap_err()
         };
         assert_eq!([FIRST + 2 * SPAN_BYTES, 1, u64::MAX].map(beyond), [Errno::INVAL; 3]);
+    }
+
+    #[test]
+    fn who_comes_to_hold_an_end_whose_state_lies_at_home_goes_on_where_it_was() {
+        let (memory, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+        let span_bytes = Segment::WINDOW_BYTES as u64;
+        let secrets = Secrets { to_acceptor: 9, to_connector: 10 };
+        for caching in [Caching::Uncached, Caching::WriteCombined, Caching::NonCoherent] {
+            let place = Place { caching, ..Place::new(0, span_bytes) };
+            let back = Place { caching, ..Place::new(span_bytes, 0) };
+            let loan = loan::lend(memory.as_fd(), place).unwrap();
+            let (one, fds) = open_place(loan, place, Side::Connector, secrets).unwrap();
+            let device = fds.device.as_ref().unwrap().try_clone().unwrap();
+            let other = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+            assert_eq!(one.apart_sender().unwrap().write(b"first "), Ok(6));
+            let heir = adopt_on_device(&fds.memfd, device.as_fd()).unwrap();
+            assert_eq!((heir.side(), heir.secrets(), heir.is_adopted()), (Side::Connector, secrets, true));
+            assert_eq!(heir.apart_sender().unwrap().write(b"second"), Ok(6));
+            let mut bytes = [0; 12];
+            assert_eq!(other.apart_receiver().unwrap().read(&mut bytes), Ok(12));
+            assert_eq!(&bytes, b"first second");
+            // Memory that it is not about, and a home that nobody has set up.
+            let (stranger, _mapping) = shm::create(3 * Segment::WINDOW_BYTES).unwrap();
+            assert_eq!(adopt_on_device(&fds.memfd, stranger.as_fd()).unwrap_err(), Errno::INVAL);
+            let (empty, _region) = home::create(place, memory.as_fd()).unwrap();
+            assert_eq!(adopt_on_device(&empty, memory.as_fd()).unwrap_err(), Errno::NOTCONN);
+            drop((one, other, heir, fds, device));
+            assert!(!loan::is_lent(memory.as_fd(), place).unwrap());
+        }
     }
 
     #[test]
@@ -776,7 +860,7 @@ mod tests {
         let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
         let (memory, _mapping) = shm::create(2 * Segment::WINDOW_BYTES).unwrap();
         let open = |memory: BorrowedFd<'_>, inbound_offset, outbound_offset| {
-            open_place(memory, Place::new(inbound_offset, outbound_offset), Side::Acceptor, secrets).map(|_| ())
+            segment_in(memory, Place::new(inbound_offset, outbound_offset), Side::Acceptor, secrets).map(|_| ())
         };
         assert_eq!(open(memory.as_fd(), 0, span_bytes), Ok(()));
         for (inbound, outbound) in
@@ -800,8 +884,8 @@ mod tests {
         let place = Place::new(4096, 2 * PIECE_BYTES - span_bytes / 2 / 4096 * 4096);
         let back = Place::new(place.outbound_offset, place.inbound_offset);
         let by_pieces = Place { alignment: Alignment::new(PIECE_BYTES), ..place };
-        let connector = open_place(memory.as_fd(), by_pieces, Side::Connector, secrets).unwrap();
-        let acceptor = open_place(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
+        let connector = segment_in(memory.as_fd(), by_pieces, Side::Connector, secrets).unwrap();
+        let acceptor = segment_in(memory.as_fd(), back, Side::Acceptor, secrets).unwrap();
         for (from, to) in [(&connector, &acceptor), (&acceptor, &connector)] {
             assert_eq!(from.sender().write(b"in its place"), Ok(12));
             let mut bytes = [0; 12];
