@@ -22,8 +22,10 @@ const TRIPS_MIN: u64 = 100;
 /// Turns, or calls, over which one that finds nothing is timed: shorter than connections are looked at.
 const IDLE_TIMES: u32 = 100;
 
-/// Turns of a proxy that brings nothing between two looks whether the client has closed.
-const TURNS_PER_LOOK: u64 = 4096;
+/// Turns of a proxy that say that they brought nothing between two looks at what it has carried all the same.
+const TURNS_PER_LOOK: u64 = 64;
+/// How long a loop asks one party before it says that the other loop is gone.
+const CARRY_LIMIT: Duration = Duration::from_secs(5);
 
 /// The other party of a program's loop.
 pub trait Neighbour {
@@ -55,6 +57,26 @@ fn part(proxy: &mut impl Neighbour) -> Result<()> {
         proxy.turn()?;
     }
     Ok(())
+}
+
+/// Turns until the proxy has carried what it is to carry. `false`: `is_over`, which is asked now and then.
+fn carry(
+    proxy: &mut impl Neighbour,
+    has_carried: impl Fn((u64, u64)) -> bool,
+    mut is_over: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
+    let begun = Instant::now();
+    for turn in 1_u64.. {
+        let looks = turn.is_multiple_of(TURNS_PER_LOOK);
+        if (proxy.turn()? || looks) && has_carried(proxy.carried_bytes()) {
+            return Ok(true);
+        }
+        if looks && is_over()? {
+            return Ok(false);
+        }
+        ensure!(!looks || begun.elapsed() < CARRY_LIMIT, "nothing comes from the other loop");
+    }
+    Ok(false)
 }
 
 /// Sends back what comes, until the client closes; says `ready ADDRESS` to `say` before.
@@ -100,18 +122,14 @@ fn serve_both(end: &mut Stream, proxy: &mut impl Neighbour) -> Result<()> {
 fn serve_next(end: &mut Stream, proxy: &mut impl Neighbour) -> Result<()> {
     let size_bytes = end.message.len() as u64;
     for trip in 1.. {
-        for turn in 1_u64.. {
-            if proxy.turn()? && proxy.carried_bytes().0 >= trip * size_bytes {
-                break;
-            }
-            // The client may have closed instead.
-            if turn.is_multiple_of(TURNS_PER_LOOK) && end.receive()?.is_none() {
-                return Ok(());
-            }
+        // The client may have closed instead. It cannot have sent: that comes by this proxy.
+        let is_over = || end.receive().map(|received| received.is_none());
+        if !carry(proxy, |(sent_bytes, _)| sent_bytes >= trip * size_bytes, is_over)? {
+            return Ok(());
         }
         while !end.receive()?.context("the client closed the connection")? {}
         end.send(proxy)?;
-        while !proxy.turn()? || proxy.carried_bytes().1 < trip * size_bytes {}
+        carry(proxy, |(_, received_bytes)| received_bytes >= trip * size_bytes, || Ok(false))?;
     }
     Ok(())
 }
@@ -253,7 +271,7 @@ impl Stream {
         if asks == Asks::Next {
             // It hands the message to the server, and then sends the answer on.
             let sent_bytes = trip * self.message.len() as u64;
-            while !proxy.turn()? || proxy.carried_bytes().0 < sent_bytes {}
+            carry(proxy, |(sent, _)| sent >= sent_bytes, || Ok(false))?;
         }
         while !self.receive()?.context("the server closed the connection")? {
             if asks == Asks::Both {
