@@ -29,6 +29,8 @@ use tempfile::TempDir;
 
 #[path = "windows/connects.rs"]
 mod connects;
+#[path = "windows/interleaved.rs"]
+mod interleaved;
 
 const NODES: [&str; 2] = ["a", "b"];
 const VECTORS: u32 = 2;

@@ -85,6 +85,18 @@ impl Latencies {
         }
     }
 
+    /// How often each latency occurred: (ns, count).
+    pub fn counts(&self) -> impl Iterator<Item = (f64, u64)> {
+        self.counts
+            .iter_recorded()
+            .map(|step| (step.value_iterated_to() as f64 / STEPS_PER_NS, step.count_since_last_iteration()))
+    }
+
+    /// The longest.
+    pub fn max_ns(&self) -> f64 {
+        self.max_ns
+    }
+
     /// The points of the cumulative distribution: (ns, share of operations at or below it).
     pub fn cumulative(&self) -> Vec<(f64, f64)> {
         let total = self.samples().max(1) as f64;

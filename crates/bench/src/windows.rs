@@ -2,6 +2,7 @@
 //! kernel TCP, AF_UNIX and the floor; behind a modelled link, beside what was published; beside streams; and beside
 //! programs that compute.
 
+pub mod interleaved;
 mod plots;
 mod published;
 mod rack;
@@ -231,6 +232,7 @@ struct Plan {
     beside_rounds: u32,
     beside_ms: u64,
     counts_instructions: bool,
+    interleaved: Option<interleaved::report::Plan>,
 }
 
 impl Plan {
@@ -243,13 +245,15 @@ impl Plan {
         ];
         let (rounds, sample_ms) = if options.quick { (2, 60) } else { (5, 150) };
         let (beside_rounds, beside_ms) = if options.quick { (2, 200) } else { (15, 500) };
-        let points = points.concat();
-        Self { points, rounds, sample_ms, floor_ms: 4, beside_rounds, beside_ms, counts_instructions: true }
+        let (points, floor_ms, counts_instructions) = (points.concat(), 4, true);
+        let interleaved = Some(interleaved::report::Plan::new(options.quick));
+        Self { points, rounds, sample_ms, floor_ms, beside_rounds, beside_ms, counts_instructions, interleaved }
     }
 
     fn steps(&self) -> u64 {
         let samples: usize = self.points.iter().map(|(experiment, _)| experiment.ways().len()).sum();
-        samples as u64 * u64::from(self.rounds) + BESIDE.len() as u64 * u64::from(self.beside_rounds)
+        let interleaved = self.interleaved.map_or(0, |plan| plan.steps());
+        samples as u64 * u64::from(self.rounds) + BESIDE.len() as u64 * u64::from(self.beside_rounds) + interleaved
     }
 }
 
@@ -299,6 +303,8 @@ struct Measured {
     missing: Vec<(Kind, String)>,
     failures: Vec<Failure>,
     said: Vec<String>,
+    /// By proxies where cores suffice.
+    interleaved: interleaved::report::Measured,
     /// How all pairs of programs have ended.
     pairs: Tally,
 }
@@ -340,6 +346,7 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
         missing: Vec::new(),
         failures: Vec::new(),
         said: Vec::new(),
+        interleaved: interleaved::report::Measured::none(),
         pairs: Tally::default(),
     };
     let mut progress = Progress::new(plan.steps());
@@ -368,6 +375,9 @@ fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine, modelled: &Model
         for round in 1..=plan.beside_rounds {
             take_beside(launcher, plan, &racks, round, &mut measured, &mut progress);
         }
+    }
+    if let Some(plan) = plan.interleaved {
+        measured.interleaved = interleaved::report::measure(launcher, plan, &mut progress)?;
     }
     if plan.counts_instructions {
         progress.step("instructions", "of a frame");
@@ -573,8 +583,10 @@ mod tests {
         let launcher = Launcher::with_stand_in("false").unwrap();
         let points = vec![(Experiment::RoundTrip, 8), (Experiment::RoundTrip, 48)];
         let (rounds, beside_rounds) = (2, 2);
+        let (sample_ms, floor_ms, beside_ms, counts_instructions) = (5, 1, 5, false);
+        let interleaved = None;
         let plan =
-            Plan { points, rounds, sample_ms: 5, floor_ms: 1, beside_rounds, beside_ms: 5, counts_instructions: false };
+            Plan { points, rounds, sample_ms, floor_ms, beside_rounds, beside_ms, counts_instructions, interleaved };
         let modelled = Modelled { assumptions: String::new(), isolation: Vec::new(), work_arguments: Vec::new() };
         let machine = Machine::describe(launcher.cores);
         let measured = measure(&launcher, &plan, &machine, &modelled).unwrap();

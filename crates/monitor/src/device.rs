@@ -94,7 +94,10 @@ fn dax_bytes(path: &Path) -> Result<u64, String> {
 }
 
 /// Opens the device as the node in `slot`.
-pub(crate) fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceError> {
+///
+/// # Errors
+/// Names the device, what is wrong with it, and the remedy.
+pub fn open(rack: &Rack, slot: usize, places: &Places) -> Result<Device, DeviceError> {
     let node = &rack.nodes[slot];
     let device = node.device.as_deref().unwrap_or_default();
     let mut seat = Seat::new(Slot(slot as u8), rack.slots() as u8);

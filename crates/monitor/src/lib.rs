@@ -30,5 +30,5 @@ mod session;
 mod store;
 
 pub use description::InEtcd;
-pub use device::{check_device, server_bytes, vectors};
+pub use device::{check_device, open as open_device, server_bytes, vectors};
 pub use node::{Monitor, MonitorError, Settings};

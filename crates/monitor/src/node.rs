@@ -111,8 +111,8 @@ impl Settings {
         !(is_pci && self.rack.device.mode == Some(rack::PciMode::Vfio))
     }
 
-    /// `direct_obstacle` is what keeps programs from windows.
-    fn configuration(&self, direct_obstacle: Option<&str>) -> Configuration {
+    /// What a proxy of the node works by; `direct_obstacle` is what keeps programs from windows.
+    pub fn configuration(&self, direct_obstacle: Option<&str>) -> Configuration {
         let rack = &self.rack;
         let node = |node: &rack::Node| words::Node { name: node.name.clone(), address: node.address };
         let partition = |partition: rack::Partition| words::Partition {

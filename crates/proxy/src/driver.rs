@@ -13,16 +13,22 @@
 //! * `relay`: connections that outlive their link, over kernel TCP.
 //! * `to_monitor`: the way to the monitor.
 //! * `doors`: listeners that stand in for those of other nodes, and the servers of this one.
+//! * `turn_clock`: the time of a turn, without asking for it in each.
+//! * `embedded`: a thread whose turns somebody else takes, and the least of a monitor that it needs.
 
 mod berth;
 mod direct;
 mod doors;
+mod embedded;
 mod end;
 mod held;
 mod links;
 mod owner;
 mod relay;
 mod to_monitor;
+mod turn_clock;
+
+pub use embedded::Embedded;
 
 use crate::frame::Number;
 use crate::{Class, Held};
@@ -207,6 +213,35 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(setup: Configuration, monitor: Arc<ToMonitor>) -> Result<Self, DriverError> {
+        let timing = setup.timing.as_ref().map(timing_of).transpose()?;
+        let slots = setup.nodes.len().max(usize::from(setup.slots));
+        let paces = (0..slots).map(|_| Pace::new()).collect();
+        let known = |slot: usize| setup.nodes.get(slot).map_or_else(OnceLock::new, |node| OnceLock::from(node.address));
+        let addresses = (0..slots).map(known).collect();
+        let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
+        let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
+        let places = places_of(&setup);
+        let refused_bell = new_bell().map_err(DriverError::Thread)?;
+        let span_pools = span_pools(&setup, &monitor, timing);
+        let access = RwLock::new(setup.access.clone());
+        let refused = Mutex::default();
+        Ok(Self { setup, addresses, access, places, timing, paces, rack, monitor, span_pools, refused, refused_bell })
+    }
+
+    /// Whether a device has room for everything in each window.
+    fn check_room(&self, device: &Device) -> Result<(), DriverError> {
+        let (window_bytes, partitions) = (device.layout().window_bytes(), self.setup.partitions.len());
+        let bytes = links::partition_bytes(window_bytes, &self.setup);
+        let holds_model = self.timing.is_none_or(|timing| links::timed_slots(bytes, timing).is_some());
+        let holds_ring = links::ring_slots(window_bytes, &self.setup).is_some();
+        let holds_spans = self.span_pools.iter().all(|pool| pool.fits(window_bytes));
+        if !holds_model || !holds_ring || !holds_spans || self.places.is_empty() {
+            return Err(DriverError::Windows { window_bytes, partitions });
+        }
+        Ok(())
+    }
+
     /// The other node has nobody at this address.
     fn note_refused(&self, address: SocketAddr) {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(address);
@@ -309,31 +344,8 @@ impl Proxy {
         if setup.version != VERSION {
             return Err(DriverError::Order("a configuration of another version"));
         }
-        let timing = setup.timing.as_ref().map(timing_of).transpose()?;
-        let slots = setup.nodes.len().max(usize::from(setup.slots));
-        let paces = (0..slots).map(|_| Pace::new()).collect();
-        let known = |slot: usize| setup.nodes.get(slot).map_or_else(OnceLock::new, |node| OnceLock::from(node.address));
-        let addresses = (0..slots).map(known).collect();
-        let failed = |errno| DriverError::Rack { path: setup.rack_directory.display().to_string(), errno };
-        let rack = Arc::new(Rack::open(&setup.rack_directory).map_err(failed)?);
-        let places = places_of(&setup);
-        let heirs = setup.heir_socket.as_deref().map(Heirs::listen).transpose()?;
-        let refused_bell = new_bell().map_err(DriverError::Thread)?;
-        let span_pools = span_pools(&setup, &monitor, timing);
-        let access = RwLock::new(setup.access.clone());
-        let shared = Arc::new(Shared {
-            setup,
-            addresses,
-            access,
-            places,
-            timing,
-            paces,
-            rack,
-            monitor,
-            span_pools,
-            refused: Mutex::default(),
-            refused_bell,
-        });
+        let shared = Arc::new(Shared::new(setup, monitor)?);
+        let heirs = shared.setup.heir_socket.as_deref().map(Heirs::listen).transpose()?;
         let threads = threads_of(&shared.places)
             .into_iter()
             .enumerate()
@@ -364,14 +376,7 @@ impl Proxy {
             return Ok(device.renew(text, descriptors)?);
         }
         let device = Device::take_over(text, descriptors)?;
-        let (window_bytes, partitions) = (device.layout().window_bytes(), self.shared.setup.partitions.len());
-        let bytes = links::partition_bytes(window_bytes, &self.shared.setup);
-        let holds_model = self.shared.timing.is_none_or(|timing| links::timed_slots(bytes, timing).is_some());
-        let holds_ring = links::ring_slots(window_bytes, &self.shared.setup).is_some();
-        let holds_spans = self.shared.span_pools.iter().all(|pool| pool.fits(window_bytes));
-        if !holds_model || !holds_ring || !holds_spans || self.shared.places.is_empty() {
-            return Err(DriverError::Windows { window_bytes, partitions });
-        }
+        self.shared.check_room(&device)?;
         for (_, pool) in self.shared.span_pools_of_peers() {
             pool.find_pace(&device).map_err(DriverError::Pace)?;
         }

@@ -396,9 +396,11 @@ impl Spin {
         self.manner == Manner::Sleeps
     }
 
-    /// A server looks now, for the first time in this wait or again.
-    pub fn note_look(&mut self) {
-        self.note_look_at(ticks());
+    /// A server looks now, for the first time in this wait or again; answers where the clock's ticks are.
+    pub fn note_look(&mut self) -> u64 {
+        let now = ticks();
+        self.note_look_at(now);
+        now
     }
 
     fn note_look_at(&mut self, now: u64) {

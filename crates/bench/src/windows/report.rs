@@ -3,11 +3,12 @@
 use anyhow::Result;
 use serde::Serialize;
 
+use super::interleaved::report::{Measured as Interleaved, quantiles};
 use super::published::{self, Assumption};
 use super::rack::Counts;
 use super::{BesideCell, Cell, Company, Experiment, Measured, Modelled, ONE_WAY_NS, Options, Plan, Way};
 use crate::floors::{Beside, FloorSummary};
-use crate::histogram::{Latencies, Quantiles};
+use crate::histogram::Quantiles;
 use crate::launch::Tally;
 use crate::machine::Machine;
 use crate::stats::{median, median_ratio};
@@ -116,6 +117,8 @@ pub struct Copies {
 /// What can be said without as many cores as parties.
 #[derive(Serialize)]
 pub struct WhereCoresSuffice {
+    /// Four parties in two loops.
+    pub measured: Interleaved,
     pub modelled: Modelled,
     /// The quiet case without the wire: what programs, proxies and cache lines add.
     pub modelled_without_wire_ns: Option<f64>,
@@ -168,18 +171,6 @@ impl Cell {
     }
 }
 
-/// Medians of each round's quantiles; the maximum and the count are of all rounds.
-fn quantiles<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Quantiles> {
-    let rounds: Vec<Quantiles> = rounds.map(Latencies::quantiles).collect();
-    Some(Quantiles {
-        p50_ns: median(rounds.iter().map(|round| round.p50_ns))?,
-        p99_ns: median(rounds.iter().map(|round| round.p99_ns))?,
-        p999_ns: median(rounds.iter().map(|round| round.p999_ns))?,
-        max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
-        samples: rounds.iter().map(|round| round.samples).sum(),
-    })
-}
-
 impl IsolationRow {
     fn rounds_begun(&self) -> usize {
         self.rounds + self.rounds_failed
@@ -224,7 +215,8 @@ impl Report {
         };
         let row = |cell: &Cell| cell.row(kernel_of(cell), measured.why_missing(cell.experiment, cell.way));
         let rows: Vec<Row> = measured.cells.iter().map(row).collect();
-        let failures = measured.failures.iter().map(|failure| &failure.what).chain(&measured.said).cloned().collect();
+        let failures = measured.failures.iter().map(|failure| &failure.what).chain(&measured.said);
+        let failures = failures.chain(&measured.interleaved.failures).cloned().collect();
         let quiet = |of: &BesideCell| {
             measured
                 .beside
@@ -241,7 +233,7 @@ impl Report {
             timed: Timed { assumptions: published::assumptions(), figures: figures(&rows) },
             isolation: measured.beside.iter().map(|cell| cell.row(quiet(cell), plan.beside_ms)).collect(),
             copies: measured.counts.iter().map(Copies::of).collect(),
-            where_cores_suffice: WhereCoresSuffice::of(modelled, &floors, measured.instructions),
+            where_cores_suffice: WhereCoresSuffice::of(measured.interleaved, modelled, &floors, measured.instructions),
             rows,
             floors,
             pairs: measured.pairs,
@@ -320,10 +312,11 @@ impl Copies {
 }
 
 impl WhereCoresSuffice {
-    fn of(modelled: Modelled, floors: &FloorSummary, instructions: Result<f64, String>) -> Self {
+    fn of(measured: Interleaved, modelled: Modelled, floors: &FloorSummary, instructions: Result<f64, String>) -> Self {
         let quiet_ns = modelled.isolation.first().map(|case| case.rtt_ns_p50 as f64 - WIRE_NS);
         let line_ns = floors.cache_line_rtt_ns_p50;
         Self {
+            measured,
             modelled,
             modelled_without_wire_ns: quiet_ns,
             modelled_over_cache_line: quiet_ns.zip(line_ns).map(|(quiet_ns, line_ns)| quiet_ns / line_ns),
@@ -525,6 +518,11 @@ impl Report {
         let cores = &self.where_cores_suffice;
         let mut text =
             format!("\nWhere cores suffice (8 B by proxies; asked for: at most {FLOORS_BY_PROXY} x floor)\n\n");
+        text += &cores.measured.text(|size_bytes| {
+            let row = self.row(Experiment::RoundTrip, size_bytes, Way::WindowProxy);
+            let p50_ns = row.and_then(|row| row.latency.as_ref()).map(|latency| latency.p50_ns);
+            (p50_ns, row.and_then(|row| row.p50_over_cache_line))
+        });
         text += &format!(
             "modelled: {} ns beside the wire, {}; {}\n",
             cores.modelled_without_wire_ns.map_or_else(|| NOTHING.to_owned(), |ns| format!("{ns:.0}")),
@@ -559,6 +557,7 @@ mod tests {
     use super::super::{BESIDE, Failure, ModelledCase, Sample};
     use super::*;
     use crate::floors::CacheLine;
+    use crate::histogram::Latencies;
 
     fn latencies(ns: f64) -> Latencies {
         let mut latencies = Latencies::new().unwrap();
@@ -611,6 +610,7 @@ mod tests {
                 way: Way::WindowProxy,
             }],
             said: Vec::new(),
+            interleaved: Interleaved::none(),
             pairs: Tally { pairs: 9, clients_failed: 1, ..Tally::default() },
         };
         let case = ModelledCase { case: "quiet", rtt_ns_p50: 2000, rtt_ns_p99: 2100, p99_of_quiet: 1.0 };

@@ -12,6 +12,7 @@ use super::end::SegmentEnd;
 use super::held::{HeldEnd, HeldEnds};
 use super::links::{LinkEngine, Standing};
 use super::relay::{Relays, Which};
+use super::turn_clock::TurnClock;
 use crate::{Counters, Event, Fault, Key, Tuple, Turn};
 use control::proxy::{Fate, FromProxy, Kept, PeerReport};
 use fabric::device::{Device, Vector, VectorBell};
@@ -19,7 +20,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use socket::clock::now_ns;
+use socket::clock::{now_ns, ticks};
 use socket::manners::Yielder;
 use socket::rendezvous::{Accepted, LaneListener};
 use socket::segment::Segment;
@@ -33,7 +34,7 @@ use std::sync::{Arc, mpsc};
 /// Turns with something to do between two looks at what only the kernel knows.
 const TURNS_PER_LOOK: u32 = 64;
 /// Events that are taken from the kernel at once.
-const EVENTS_MAX: usize = 256;
+pub(super) const EVENTS_MAX: usize = 256;
 /// Programs that are accepted at one listener before others have their turn.
 const ACCEPTS_MAX: usize = 64;
 /// Sleep where nothing rings for the peers: an eighth of the time for which there has been nothing to do, within these
@@ -53,6 +54,15 @@ const LIFELINE_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).unio
 
 /// Offences of peers that a thread writes to its log.
 const OFFENCES_SAID_MAX: u32 = 100;
+
+/// What a look at everything brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looked {
+    Found,
+    Nothing,
+    /// Nothing, and it is not worth being awake any more.
+    IsTired,
+}
 
 /// An order to a thread.
 pub(super) enum Command {
@@ -210,6 +220,7 @@ pub(super) struct Owner {
     /// What giving way has brought.
     yielder: Yielder,
     berth: Berth,
+    clock: TurnClock,
     /// Since when it has slept and found nothing after it.
     idle_since_ns: Option<u64>,
     is_over: bool,
@@ -247,6 +258,7 @@ impl Owner {
             patience: Box::leak(Box::new(Patience::of_server())),
             yielder: Yielder::new(),
             berth: Berth::default(),
+            clock: TurnClock::default(),
             idle_since_ns: None,
             is_over: false,
         };
@@ -270,11 +282,9 @@ impl Owner {
             if self.engines_sleep() {
                 let idle_since_ns = *self.idle_since_ns.get_or_insert_with(now_ns);
                 self.sleep(&self.sleep_limit(now_ns() - idle_since_ns));
-                if self.look_at_kernel(&mut events) {
+                if self.look_after_sleep(&mut events) {
                     self.idle_since_ns = None;
                 }
-                self.engines_wake();
-                self.check_peers();
             } else {
                 self.idle_since_ns = None;
             }
@@ -282,23 +292,37 @@ impl Owner {
         self.close_all();
     }
 
+    /// What a sleep is followed by; whether somebody had something to say.
+    pub(super) fn look_after_sleep(&mut self, events: &mut Vec<epoll::Event>) -> bool {
+        let had_any = self.look_at_kernel(events);
+        self.engines_wake();
+        self.check_peers();
+        had_any
+    }
+
     /// Turns, as long as there is something to do; whether there was.
     fn work(&mut self, events: &mut Vec<epoll::Event>) -> bool {
         for turn in 1_u32.. {
-            if turn.is_multiple_of(TURNS_PER_LOOK) {
-                self.look_at_kernel(events);
-                self.check_peers();
-            }
-            if !self.turn_with_manners() || self.is_over {
+            if !self.work_once(turn, events) {
                 return turn > 1;
             }
         }
         true
     }
 
-    /// A turn, and others run if it is to give way. Says whether it came to something.
-    fn turn_with_manners(&mut self) -> bool {
-        let now_ns = now_ns();
+    /// One of the turns of a thread that has something to do, by its number among them; whether it came to something.
+    pub(super) fn work_once(&mut self, turn: u32, events: &mut Vec<epoll::Event>) -> bool {
+        if turn.is_multiple_of(TURNS_PER_LOOK) {
+            self.look_at_kernel(events);
+            self.check_peers();
+        }
+        self.turn_with_manners(ticks()) && !self.is_over
+    }
+
+    /// A turn, and others run if it is to give way. Says whether it came to something. `ticks` is where the processor's
+    /// counter is.
+    fn turn_with_manners(&mut self, ticks: u64) -> bool {
+        let now_ns = self.clock.now_ns(ticks);
         let turn = self.turn(now_ns);
         if turn.gives_way {
             self.yielder.give_way();
@@ -310,7 +334,7 @@ impl Owner {
 
     /// Looks for something to do, for as long as being awake is worth it; `false`: it is not any more.
     fn look_on(&mut self, events: &mut Vec<epoll::Event>) -> bool {
-        let mut spin = Spin::with(self.patience);
+        let mut spin = self.begin_to_look();
         if spin.sleeps_at_once() {
             // Others need the processor, and those who hold it back are served last: sleepers come first.
             self.engines.iter_mut().flatten().for_each(LinkEngine::park_all);
@@ -318,23 +342,35 @@ impl Owner {
             return false;
         }
         spin.note_look();
-        // An idle turn looks at a handful of words of each engine.
-        let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
         loop {
-            match spin.turn_of(looks) {
-                Wait::Look => {}
-                Wait::AskKernel => {
-                    if self.look_at_kernel(events) {
-                        return true;
-                    }
-                }
-                Wait::Sleep => return false,
-            }
-            spin.note_look();
-            if self.turn_with_manners() {
-                return true;
+            match self.look_once(&mut spin, events) {
+                Looked::Found => return true,
+                Looked::Nothing => {}
+                Looked::IsTired => return false,
             }
         }
+    }
+
+    /// A wait of a thread that has nothing to do.
+    pub(super) fn begin_to_look(&self) -> Spin {
+        Spin::with(self.patience)
+    }
+
+    /// One of the looks of such a wait.
+    pub(super) fn look_once(&mut self, spin: &mut Spin, events: &mut Vec<epoll::Event>) -> Looked {
+        // An idle turn looks at a handful of words of each engine.
+        let looks = (4 * self.engines.iter().flatten().count() as u32).max(1);
+        match spin.turn_of(looks) {
+            Wait::Look => {}
+            Wait::AskKernel => {
+                if self.look_at_kernel(events) {
+                    return Looked::Found;
+                }
+            }
+            Wait::Sleep => return Looked::IsTired,
+        }
+        let now = spin.note_look();
+        if self.turn_with_manners(now) { Looked::Found } else { Looked::Nothing }
     }
 
     /// One turn of every engine, and what they came to together. Who sleeps has been rung for.
@@ -633,6 +669,23 @@ impl Owner {
         }
         self.relays.tick();
         self.reset_late();
+    }
+
+    /// Whether both ends of some link have begun, and of all that there are.
+    pub(super) fn has_begun(&self) -> bool {
+        self.engines.iter().any(Option::is_some) && !self.engines.iter().flatten().any(LinkEngine::is_greeting)
+    }
+
+    /// Of all engines.
+    pub(super) fn connections(&self) -> usize {
+        self.engines.iter().flatten().map(LinkEngine::connections).sum()
+    }
+
+    /// What the engines that are there have done.
+    pub(super) fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        self.engines.iter().flatten().for_each(|link| sum += link.counters());
+        sum
     }
 
     fn report(&mut self) -> Vec<(u8, PeerReport)> {
