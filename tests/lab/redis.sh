@@ -10,6 +10,11 @@ serve() {
     wait_for grep -q 'Ready to accept connections' /tmp/redis.log
 }
 
+shut_down() {
+    lanes redis-cli -h 127.77.0.1 shutdown nosave
+    wait "$server"
+}
+
 # Keeps a word in the server, and finds it there.
 set_and_get() {
     wait_for lanes redis-cli -h 127.77.0.1 set word "$1"
@@ -33,14 +38,14 @@ if [ "$DEVICE_KIND" = vfio ]; then
     echo "$(doorbells) doorbells"
     [ "$(doorbells)" -ge 100 ] # without them, proxies would look from time to time
 fi
-[ "$NODE" = b ] || lanes redis-cli -h 127.77.0.1 shutdown nosave
+[ "$NODE" = b ] || shut_down
 crosslane down --rack "$RACK"
 [ "$DEVICE_KIND" != vfio ] || exit 0 # no program but the proxy gets at it
 
 # By programs that write the windows themselves.
 directly() {
     barrier "down $1"
-    COHERENCE=$1
+    export COHERENCE="$1"
     rack_up direct
     [ "$NODE" = b ] || serve
     barrier "serving $1"
@@ -56,7 +61,7 @@ directly() {
     [ "$missed" = 0 ]
     [ "$bytes" = 0 ]
     barrier "counted $1"
-    [ "$NODE" = b ] || lanes redis-cli -h 127.77.0.1 shutdown nosave
+    [ "$NODE" = b ] || shut_down
     crosslane down --rack "$RACK"
 }
 
