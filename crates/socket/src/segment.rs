@@ -457,7 +457,8 @@ impl Segment {
     }
 
     /// Over a modelled link the peer's good-bye comes behind what it has sent; this node's proxy is not that far away.
-    /// The other words mean nothing before it. Where this end's state lies apart, the peer's words do not lie beside it.
+    /// The other words mean nothing before it. Where this end's state lies apart, the peer's words do not lie beside
+    /// it.
     #[cold]
     #[inline(never)]
     fn status_elsewhere(&self, word: Status, value: u64) -> u64 {
@@ -617,8 +618,8 @@ impl Segment {
         clean(inbound.len_bytes(), |offset| inbound.store_u64(offset, 0, Ordering::Relaxed));
     }
 
-    /// Cleans what this node writes in both spans of a connection whose ends have their state apart from them: each node
-    /// does so before it says that it takes them, while no program of it reaches them.
+    /// Cleans what this node writes in both spans of a connection whose ends have their state apart from them: each
+    /// node does so before it says that it takes them, while no program of it reaches them.
     pub fn clean_apart(inbound: &impl Inbound, outbound: &impl Outbound) {
         apart::clean(inbound, outbound);
     }

@@ -3,8 +3,8 @@
 //! Everything is as in a proxy of its own: the engines over the partitions of a device, programs' segments and
 //! lifelines, the turns of [`Owner`] with the clock, the manners and the looks at the kernel between them. Two things
 //! are not. Whoever embeds it calls [`Embedded::turn`], again and again: it never sleeps. And there is no monitor: the
-//! link is trained here ([`Embedded::train`]), nobody talks over the control partition, and listeners of other nodes are
-//! named by whoever embeds it.
+//! link is trained here ([`Embedded::train`]), nobody talks over the control partition, and listeners of other nodes
+//! are named by whoever embeds it.
 
 use super::owner::{Command, Looked, Owner};
 use super::to_monitor::ToMonitor;

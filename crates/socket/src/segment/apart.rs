@@ -1,5 +1,5 @@
-//! An end in windows of memory that is no ordinary memory: on which compare-and-exchange means nothing, as on the BAR of
-//! a PCI device, or of which caches keep old lines, as of a CXL device that is not coherent.
+//! An end in windows of memory that is no ordinary memory: on which compare-and-exchange means nothing, as on the BAR
+//! of a PCI device, or of which caches keep old lines, as of a CXL device that is not coherent.
 //!
 //! Only what nodes say to each other lies in the windows then. The end's own state and its cursors lie at home, in a
 //! memfd of its own that the processes which hold the end share: an endpoint like any other, of which the window has
