@@ -16,9 +16,9 @@ const SCHEMA: &str = "crosslane.bench.windows.interleaved/1";
 
 /// What the figures are of.
 const WHAT: &str = "four parties in two loops: the client and the proxy beside the server in one thread, the server \
-                    and the proxy beside the client in another, each on a core of its own; unmodified sockets that do not \
-                    block, the proxies' own turns, nobody sleeps; no monitors. All six hand-overs are from core to \
-                    core, and each loop asks its other party in between: no better than four cores";
+                    and the proxy beside the client in another, each on a core of its own; unmodified sockets that \
+                    do not block, the proxies' own turns, nobody sleeps; no monitors. All six hand-overs are from \
+                    core to core, and each loop asks its other party in between: no better than four cores";
 
 /// How often, and for how long.
 #[derive(Clone, Copy, Debug, Serialize)]
