@@ -678,6 +678,17 @@ mod tests {
     }
 
     #[test]
+    fn a_span_that_is_free_again_rests_while_there_are_others() {
+        let (device, pool, _monitor) = node();
+        let first = pool.propose(&device).expect("a free span");
+        let index = first.index();
+        first.refused();
+        let others = [(); 2].map(|()| pool.propose(&device).expect("another"));
+        assert!(others.iter().all(|other| other.index() != index));
+        assert_eq!(pool.propose(&device).expect("the one that rests").index(), index);
+    }
+
+    #[test]
     fn a_connection_is_direct_once_its_program_has_come_and_missed_if_that_leaves_without_its_span() {
         let (device, pool, _monitor) = node();
         let (mut end, lifeline, place, loan) = connection(&device, &pool);
