@@ -12,6 +12,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// That all bytes came back, and that proxies have sent them, the command looks itself.
 #[test]
+#[ignore = "spins on two cores, and starves what is tested beside it; in ./x exam"]
 fn four_parties_in_two_loops_bring_every_byte_back_by_frames_through_partitions() {
     if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
         return;
