@@ -251,6 +251,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.batch.show(&self.outbound, true)
     }
 
+    /// Whether nothing is staged.
+    #[inline]
+    pub(crate) fn has_shown_all(&self) -> bool {
+        self.batch.is_empty()
+    }
+
     /// Says that nothing follows. Idempotent; needs no room.
     pub fn finish(&mut self) {
         self.publish_staged();
@@ -322,7 +328,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether the receiver sleeps and must be rung for what was sent before this call. Takes the request: ring once.
     #[inline(always)] // A fence and a load.
     pub fn take_wake_request(&mut self) -> bool {
-        debug_assert!(self.batch.is_empty(), "who looks for sleepers has shown everything");
+        debug_assert!(self.has_shown_all(), "who looks for sleepers has shown everything");
         let taken = self.layout.producer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.consumer_asleep(), taken)
     }

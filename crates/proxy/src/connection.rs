@@ -196,6 +196,7 @@ impl<L> Connection<L> {
     }
 
     /// Bytes that may be sent now.
+    #[inline]
     pub(crate) fn credit_bytes(&self) -> usize {
         usize::try_from(self.limit.saturating_sub(self.sent)).unwrap_or(usize::MAX)
     }
@@ -242,8 +243,20 @@ impl<L> Connection<L> {
     }
 
     /// Whether what the program sends can be sent on.
+    #[inline]
     pub(crate) fn wants_input(&self) -> bool {
         self.out_end != End::None || self.credit_bytes() > 0
+    }
+
+    /// Whether a look would find nothing, and it goes on being looked at: it was active after `active_ns_min`.
+    #[inline]
+    pub(crate) fn is_quiet(&mut self, active_ns_min: u64) -> bool
+    where
+        L: Local,
+    {
+        let stays = self.place == Place::Polled && self.active_ns > active_ns_min;
+        let is_waited_for = stays && self.held.is_empty() && self.wants_input();
+        is_waited_for && self.local.as_mut().is_some_and(|local| !local.may_have_input())
     }
 
     /// Bytes that the program has, or that it had no room for yet.

@@ -116,6 +116,13 @@ impl<I: Inbound, O: Outbound> Port<I, O> {
         Self { to, from, fresh, stale, control, fresh_run: 0, is_full: false, has_sent: false }
     }
 
+    /// Whether nothing has come, and nobody waits for it.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        !self.has_sent && !self.has_queued() && !self.from.may_have_data()
+    }
+
+    #[inline]
     fn has_queued(&self) -> bool {
         !(self.fresh.is_empty() && self.stale.is_empty() && self.control.is_empty())
     }
@@ -313,6 +320,10 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     /// The link is to be taken down: see [`Engine::take_down`].
     pub fn turn(&mut self, now_ns: u64) -> Result<Turn, Fault> {
         self.now_ns = self.now_ns.max(now_ns);
+        if self.has_nothing_to_do() {
+            self.note_idle();
+            return Ok(Turn::default());
+        }
         let mut progressed = false;
         for port in 0..self.ports.len() {
             progressed |= self.receive(port)?;

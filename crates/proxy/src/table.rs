@@ -65,11 +65,13 @@ impl<C> Table<C> {
         Key { index, generation: entry.generation }
     }
 
+    #[inline]
     pub(crate) fn find(&self, number: Number) -> Option<Key> {
         let index = *self.by_number.get(&number.0)?;
         Some(Key { index, generation: self.entries[index as usize].generation })
     }
 
+    #[inline]
     pub(crate) fn get(&mut self, key: Key) -> Option<&mut C> {
         let entry = self.entries.get_mut(key.index as usize).filter(|entry| entry.generation == key.generation)?;
         entry.content.as_mut().map(|(_, content)| content)

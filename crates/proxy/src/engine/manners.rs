@@ -51,6 +51,11 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         gives_way
     }
 
+    /// A turn in which nothing was carried.
+    pub(super) fn note_idle(&mut self) {
+        self.manners.carries_since_ns = None;
+    }
+
     /// Whether turns have carried something for so long, this one among them.
     fn has_carried_long(&mut self) -> bool {
         let carried_bytes = self.counters.bytes_sent + self.counters.bytes_received;

@@ -1,8 +1,9 @@
 //! Frames to the peer, and whose turn it is.
 //!
 //! A turn puts all frames that are ready into the partitions, and then shows those of a partition together: one fence
-//! and one store, where each frame would cost as much. Nothing waits for more to come. What is there already is shown
-//! before anything that takes long: the copy of a long frame, or looks at many connections.
+//! and one store, where each frame would cost as much. Nothing waits for more to come: the first frame of a connection
+//! is shown at once where nobody else waits for its turn, and what is there already before anything that takes long:
+//! the copy of a long frame, or looks at many connections.
 
 use super::{Engine, Fault, Port};
 use crate::connection::{self, Connection, Due, Phase, Place};
@@ -184,8 +185,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let bytes_before = self.counters.bytes_sent;
         let mut left_bytes = slice_bytes;
         let mut left_frames = if left_bytes == usize::MAX { u64::MAX } else { FRAMES_PER_SLICE_MAX };
+        let mut is_alone = !self.ports.iter().any(Port::has_queued);
         let end = loop {
-            match self.send_frame(key, port, left_bytes)? {
+            match self.send_frame(key, port, left_bytes, std::mem::take(&mut is_alone))? {
                 Ok(bytes) => left_bytes -= bytes,
                 Err(end) => break end,
             }
@@ -200,8 +202,14 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         Ok(end == End::Full)
     }
 
-    /// One frame of at most `left_bytes`; answers how many it had.
-    fn send_frame(&mut self, key: Key, port: usize, left_bytes: usize) -> Result<Result<usize, End>, Fault> {
+    /// One frame of at most `left_bytes`, which is shown at once or later; answers how many it had.
+    fn send_frame(
+        &mut self,
+        key: Key,
+        port: usize,
+        left_bytes: usize,
+        is_shown_at_once: bool,
+    ) -> Result<Result<usize, End>, Fault> {
         let Some(connection) = self.table.get(key) else { return Ok(Err(End::Said(Input::Nothing))) };
         let input_bytes = match connection.input() {
             Input::Bytes(bytes) => bytes,
@@ -225,18 +233,24 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         let len_bytes = draft.room_bytes() - HEADER_BYTES;
         let aux = connection.sent as u32;
         draft.append(&Header { connection: connection.number, kind: Kind::Data, len_bytes, aux }.encode());
-        let consumed = match &mut connection.local {
+        let retained = match &mut connection.local {
             Some(local) if !self.settings.is_failover => {
                 local.copy_input(&mut draft, len_bytes);
-                draft.stage();
-                local.consume(len_bytes)
+                None
             }
             _ => {
                 let retained = connection.retain(len_bytes);
                 connection.retained.from(connection.sent, len_bytes).iter().for_each(|piece| draft.append(piece));
-                draft.stage();
-                retained
+                Some(retained)
             }
+        };
+        draft.stage();
+        if is_shown_at_once {
+            self.shown.publish(&mut self.ports, &mut self.counters);
+        }
+        let consumed = match (retained, &mut connection.local) {
+            (None, Some(local)) => local.consume(len_bytes),
+            (retained, _) => retained.unwrap_or(Ok(())),
         };
         connection.sent += len_bytes as u64;
         self.counters.frames_sent += 1;

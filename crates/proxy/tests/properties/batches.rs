@@ -140,6 +140,26 @@ fn a_frame_alone_waits_for_no_other() {
     }
 }
 
+/// What the program says after it comes in the same turn, and is not waited for.
+#[test]
+fn the_first_frame_of_a_connection_alone_is_shown_before_the_next_is_looked_for() {
+    let mut pair = write_combined();
+    pair.connect(2);
+    let says_two = |index: u8| {
+        move |end: &End| {
+            end.send([index; 8].into_iter());
+            end.lock().next_output = vec![index; 8];
+        }
+    };
+    says_two(1)(&pair.senders[0]);
+    assert_eq!(pair.turn(), Cost { frames: 2, publishes: 2, barriers: 2 });
+    says_two(2)(&pair.senders[0]);
+    says_two(3)(&pair.senders[1]);
+    let Cost { frames, publishes, .. } = pair.turn();
+    assert_eq!((frames, publishes), (4, 2), "the first is kept for who waits behind it");
+    assert_eq!(pair.received(), [[vec![1; 16], vec![2; 16]].concat(), vec![3; 16]]);
+}
+
 #[test]
 fn a_turn_with_nothing_to_say_stores_nothing() {
     let mut pair = write_combined();

@@ -37,6 +37,8 @@ pub struct Shared {
     pub is_rung: bool,
     /// Sent at the very moment in which the proxy parks the connection, so that nobody rings.
     pub late_output: Vec<u8>,
+    /// Sent at the very moment in which the proxy has taken what came before.
+    pub next_output: Vec<u8>,
     /// It has been told to give way.
     pub gives_way: bool,
     finish_is_seen: bool,
@@ -143,6 +145,8 @@ impl Local for End {
         let mut shared = self.lock();
         shared.output.drain(..len_bytes);
         shared.consumed_bytes += len_bytes as u64;
+        let next = std::mem::take(&mut shared.next_output);
+        shared.output.extend(next);
         Ok(())
     }
 
