@@ -381,13 +381,18 @@ impl Owner {
             let Some(link) = &mut self.engines[index] else { continue };
             match link.turn(now_ns, is_crowded) {
                 Ok(turn) => {
-                    progressed |= turn.progressed;
                     gives_way |= turn.gives_way;
+                    // Events come with frames alone.
+                    if turn.progressed {
+                        progressed = true;
+                        self.handle_events(index);
+                    }
                 }
                 Err(fault) => self.give_up(index, &fault),
             }
-            progressed |= self.handle_events(index);
-            self.adopt_held(index);
+            if !self.held.is_empty() {
+                self.adopt_held(index);
+            }
         }
         if !self.early.is_empty() {
             self.serve_early();
@@ -593,9 +598,6 @@ impl Owner {
     /// What waited for this link goes on over it, before anything is taken from it: once the peer is there.
     fn adopt_held(&mut self, index: usize) {
         let Some(link) = self.engines[index].as_mut().filter(|link| !link.is_greeting()) else { return };
-        if self.held.is_empty() {
-            return;
-        }
         let (peer, place, epoll) = (link.peer, link.place, &self.epoll);
         for HeldEnd { held, .. } in self.held.take(|end| (end.peer, end.place) == (peer, place)) {
             link.adopt(held, |key, end| {

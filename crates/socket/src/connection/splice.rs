@@ -117,7 +117,7 @@ impl Connection {
             if pipe.until(libc::POLLOUT)? & libc::POLLERR != 0 {
                 return Err(Errno::PIPE);
             }
-            match self.take(generation, Flags::default(), |lanes| self.copy_to(lanes, pipe, len_bytes))? {
+            match self.take(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))? {
                 Step::Moved(bytes) => return Ok(bytes),
                 Step::End => return Ok(0),
                 Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),

@@ -116,7 +116,7 @@ impl Connection {
             // SAFETY: as above.
             Next::Nothing if self.waits(flags) => unsafe { self.receive_waiting(generation, spans, 0, flags) },
             // SAFETY: as above.
-            _ => unsafe { self.receive_any(generation, spans, flags) },
+            next => unsafe { self.receive_any(generation, spans, flags, next == Next::Nothing) },
         }
     }
 
@@ -182,10 +182,17 @@ impl Connection {
         next
     }
 
+    /// `has_looked`: there was nothing just now.
     #[inline(never)]
-    unsafe fn receive_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+    unsafe fn receive_any(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        flags: Flags,
+        has_looked: bool,
+    ) -> Result<usize, Errno> {
         // SAFETY: the caller's spans, here and below.
-        match unsafe { self.receive_now(generation, spans, 0, flags)? } {
+        match unsafe { self.receive_now(generation, spans, 0, flags, has_looked)? } {
             Step::Moved(bytes) if self.is_enough(bytes, spans, flags) => Ok(bytes),
             // SAFETY: as above.
             Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
@@ -252,7 +259,7 @@ impl Connection {
             // What was peeked at is there still.
             let skip = if flags.peek { 0 } else { done };
             // SAFETY: the caller's spans.
-            match unsafe { self.receive_now(generation, spans, skip, flags) } {
+            match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
                 Ok(Step::Moved(bytes)) => {
                     done = skip + bytes;
                     if is_last_look || self.is_enough(done, spans, flags) {
@@ -323,19 +330,22 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         flags: Flags,
+        has_looked: bool,
     ) -> Result<Step, Errno> {
         // SAFETY: the caller's spans.
-        let step = self.take(generation, flags, |lanes| unsafe { self.copy_in(lanes, spans, skip, flags) })?;
+        let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
+        let step = self.take(generation, flags, has_looked, copy)?;
         Ok(if matches!(step, Step::Nothing) { self.nothing_or_empty_read(spans) } else { step })
     }
 
     /// Has `copy` take what is in the lane, and answers how many bytes that was, or what else there is to say. `flags`
-    /// only tell how to count.
+    /// only tell how to count. `has_looked`: there was nothing to take just now.
     #[inline]
     pub(super) fn take(
         &'static self,
         generation: u32,
         flags: Flags,
+        has_looked: bool,
         mut copy: impl FnMut(&Lanes) -> Result<usize, Errno>,
     ) -> Result<Step, Errno> {
         let guard = self.hold_of(generation, &self.receive_lock)?;
@@ -344,7 +354,7 @@ impl Connection {
             return self.nothing_before_hello();
         };
         let shared = self.share(lanes, Own::ReceiveLock)?;
-        let mut moved = copy(lanes)?;
+        let mut moved = if has_looked && !lanes.observer.may_have_data() { 0 } else { copy(lanes)? };
         let mut end = false;
         if moved == 0 {
             self.ask_kernel_now_and_then(lanes);
