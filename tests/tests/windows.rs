@@ -39,10 +39,10 @@ const DATA_BYTES: u64 = 4 << 20;
 const PAGE_BYTES: u64 = 4096;
 
 /// By way of the proxies, and by programs that store into windows themselves: those of links that are as fast as their
-/// memory, of a modelled one, and of memory that is no ordinary memory.
-const WAYS: [Settings; 5] = [BY_PROXIES, DIRECT, MODELLED, WRITE_COMBINED, NON_COHERENT];
+/// memory, of a modelled one, and of memory that is no ordinary memory, for both nodes or for one of them.
+const WAYS: [Settings; 6] = [BY_PROXIES, DIRECT, MODELLED, WRITE_COMBINED, HALF_COMBINED, NON_COHERENT];
 /// Those without proxies.
-const DIRECT_WAYS: [Settings; 4] = [DIRECT, MODELLED, WRITE_COMBINED, NON_COHERENT];
+const DIRECT_WAYS: [Settings; 5] = [DIRECT, MODELLED, WRITE_COMBINED, HALF_COMBINED, NON_COHERENT];
 const BY_PROXIES: Settings = Settings {
     timing: None,
     is_failover: false,
@@ -51,12 +51,14 @@ const BY_PROXIES: Settings = Settings {
     spans: 0,
     trains_partitions: false,
     core: None,
-    coherence: Coherence::Coherent,
+    coherence: [Coherence::Coherent; 2],
 };
 const DIRECT: Settings = Settings { spans: 8, ..BY_PROXIES };
 const MODELLED: Settings = Settings { timing: Some("ntb"), ..DIRECT };
-const WRITE_COMBINED: Settings = Settings { coherence: Coherence::WriteCombined, ..DIRECT };
-const NON_COHERENT: Settings = Settings { coherence: Coherence::NonCoherent, trains_partitions: true, ..DIRECT };
+const WRITE_COMBINED: Settings = Settings { coherence: [Coherence::WriteCombined; 2], ..DIRECT };
+/// A host beside a guest that has its memory on a BAR.
+const HALF_COMBINED: Settings = Settings { coherence: [Coherence::Coherent, Coherence::WriteCombined], ..DIRECT };
+const NON_COHERENT: Settings = Settings { coherence: [Coherence::NonCoherent; 2], trains_partitions: true, ..DIRECT };
 /// The delay of that model: 500 ns one way.
 const MODELLED_RTT_NS: u64 = 1_000;
 
@@ -207,8 +209,8 @@ struct Settings {
     trains_partitions: bool,
     /// Where the threads of both proxies run.
     core: Option<u16>,
-    /// What the memory is taken for. Any other than coherent memory has no bells.
-    coherence: Coherence,
+    /// What each node takes the memory for. Where one takes it for other than coherent memory, there are no bells.
+    coherence: [Coherence; 2],
 }
 
 impl Default for Settings {
@@ -242,8 +244,8 @@ impl Nodes {
             let data_bytes = if settings.trains_partitions { DATA_BYTES } else { 0 };
             let link_bytes = Some((CONTROL_BYTES + data_bytes) as usize);
             let seat = Seat { vectors: VECTORS as usize, link_bytes, ..Seat::new(Slot(own), 2) };
-            if settings.coherence != Coherence::Coherent {
-                return Device::open_dax(&path, settings.coherence, &seat).expect("a device");
+            if settings.coherence != [Coherence::Coherent; 2] {
+                return Device::open_dax(&path, settings.coherence[usize::from(own)], &seat).expect("a device");
             }
             // The server's name is there a moment before it listens.
             server.wait_until("the device", PATIENCE, |_| Device::connect_server(&socket, &seat).is_ok());
@@ -567,7 +569,10 @@ say(len(right))
 
 #[test]
 fn a_span_is_used_again_by_the_next_connection() {
-    let nodes = Nodes::start_as(Settings { spans: 1, ..DIRECT });
+    DIRECT_WAYS.map(|way| Nodes::start_as(Settings { spans: 1, ..way })).iter().for_each(use_again);
+}
+
+fn use_again(nodes: &Nodes) {
     let (_server, port) = nodes.serve(ECHO);
     for turn in 1..=4 {
         nodes.client(&READER.replace("say(outcome(server))", "pass"), port);
@@ -696,7 +701,12 @@ os.execv(sys.executable, [sys.executable, "-c", HEIR, str(server.fileno()), "exe
 /// A program that does not notice that its link was lost may still store into the other node's window.
 #[test]
 fn a_span_that_an_old_program_can_reach_is_nobody_elses_until_that_is_gone() {
-    let mut nodes = Nodes::start_as(Settings { spans: 1, ..DIRECT });
+    for way in [DIRECT, WRITE_COMBINED, HALF_COMBINED] {
+        leave_span_to_old_program(Nodes::start_as(Settings { spans: 1, ..way }));
+    }
+}
+
+fn leave_span_to_old_program(mut nodes: Nodes) {
     let (server, port) = nodes.serve(ECHO);
     let sleeper = READER.replace("say(outcome(server))", "time.sleep(60)");
     let old = nodes.start_client(&sleeper, port, "connected");

@@ -253,8 +253,9 @@ impl SpanPool {
         let grant = self.take(device, usize::try_from(index).ok()?)?;
         let (inbound, outbound) = self.spans_of(device, grant.index);
         let (memory, place) = self.place(device, grant.index);
-        // No program of either node reaches the span now: the other proxy has looked at its own.
-        if place.is_apart() {
+        // No program of either node reaches the span now: the other proxy has looked at its own. Where a line has one
+        // writer, that one has cleaned the rest of them.
+        if device.caching() == Caching::NonCoherent {
             Segment::clean_apart(&inbound, &outbound);
         } else {
             Segment::clean_span(&inbound);
@@ -302,18 +303,27 @@ impl SpanPool {
     /// One that has rested, else the one that has rested longest.
     fn take_any(self: &Arc<Self>, device: &Device) -> Option<Grant> {
         let now_ns = now_ns();
-        let left_ns = |entry: &Entry| entry.rests_until_ns.saturating_sub(now_ns);
-        let free = |(index, entry): (usize, &Entry)| (!entry.is_taken).then(|| (left_ns(entry), index));
+        let last = self.lock().entries.len().checked_sub(1)?;
+        let mut indexes = (0..=last).map(|at| if self.from_last { last - at } else { at });
+        let rested = indexes.find_map(|index| self.take_if(device, index, |entry| entry.rests_until_ns <= now_ns));
+        rested.or_else(|| self.take_resting(device))
+    }
+
+    #[cold]
+    fn take_resting(self: &Arc<Self>, device: &Device) -> Option<Grant> {
+        let free = |(index, entry): (usize, &Entry)| (!entry.is_taken).then_some((entry.rests_until_ns, index));
         let mut free: Vec<(u64, usize)> = self.lock().entries.iter().enumerate().filter_map(free).collect();
-        free.sort_unstable_by_key(|(left_ns, index)| {
-            (*left_ns, if self.from_last { usize::MAX - index } else { *index })
-        });
+        free.sort_unstable();
         free.into_iter().find_map(|(_, index)| self.take(device, index))
     }
 
     fn take(self: &Arc<Self>, device: &Device, index: usize) -> Option<Grant> {
+        self.take_if(device, index, |_| true)
+    }
+
+    fn take_if(self: &Arc<Self>, device: &Device, index: usize, may: impl Fn(&Entry) -> bool) -> Option<Grant> {
         let mut state = self.lock();
-        let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken)?;
+        let entry = state.entries.get_mut(index).filter(|entry| !entry.is_taken && may(entry))?;
         if self.is_lent(device, index) {
             return None;
         }
@@ -681,8 +691,10 @@ mod tests {
     fn a_span_that_is_free_again_rests_while_there_are_others() {
         let (device, pool, _monitor) = node();
         let first = pool.propose(&device).expect("a free span");
-        let index = first.index();
+        let (index, before_ns) = (first.index(), now_ns());
         first.refused();
+        let until_ns = std::mem::replace(&mut pool.lock().entries[index as usize].rests_until_ns, u64::MAX);
+        assert!(until_ns >= before_ns + REST_NS);
         let others = [(); 2].map(|()| pool.propose(&device).expect("another"));
         assert!(others.iter().all(|other| other.index() != index));
         assert_eq!(pool.propose(&device).expect("the one that rests").index(), index);

@@ -132,6 +132,8 @@ fn errno_of(no_lane: &NoLane) -> Errno {
 /// The segment of a program that has been accepted, once its hello is there. `Ok(None)`: not yet.
 pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<socket::segment::Segment>, Errno> {
     match rendezvous::receive_hello(accepted.lifeline.as_fd()) {
+        // Only proxies say that a connection lies in windows, and to programs.
+        Ok(Some((segment, _))) if segment.is_in_windows() => Err(Errno::PROTO),
         Ok(heard) => Ok(heard.map(|(segment, _)| segment)),
         Err(_) => Err(Errno::PROTO),
     }
@@ -141,6 +143,11 @@ pub(super) fn hear_hello(accepted: &Accepted) -> Result<Option<socket::segment::
 mod tests {
     use super::*;
     use control::proxy::Rule;
+    use fabric::device::Caching;
+    use rustix::fs::{MemfdFlags, SealFlags};
+    use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
+    use socket::hello::{Hello, Place};
+    use socket::segment::Segment;
 
     #[test]
     fn addresses_survive_the_way_and_hostile_ones_are_none() {
@@ -163,6 +170,31 @@ mod tests {
             }
             let others = address::Tuple { local: at("[fd00:77::9]:1"), ..tuple };
             assert_eq!(encode(&others, nodes, None), None);
+        }
+    }
+
+    #[test]
+    fn a_program_that_says_that_it_lies_in_windows_is_turned_away() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let memory = rustix::fs::memfd_create("spans", MemfdFlags::ALLOW_SEALING).expect("memory");
+        rustix::fs::ftruncate(&memory, 2 * Segment::WINDOW_BYTES as u64).expect("room");
+        rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK).expect("a seal");
+        for caching in [Caching::Cached, Caching::Uncached, Caching::WriteCombined] {
+            let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+            let (program, lifeline) = pair.expect("a pair");
+            let place = Place { caching, ..Place::new(0, Segment::WINDOW_BYTES as u64) };
+            let secrets = Secrets { to_acceptor: 1, to_connector: 2 };
+            let hello = Hello { secrets, place: Some(place) }.encode();
+            let fds = [memory.as_fd()];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            rustix::net::sendmsg(&program, &[std::io::IoSlice::new(&hello)], &mut control, SendFlags::empty())
+                .expect("room");
+            let end = SocketAddr::from(([127, 77, 0, 1], 80));
+            let tuple = address::Tuple { local: end, peer: end };
+            let accepted = Accepted { lifeline, tuple, opener: address::Opener::Program };
+            assert_eq!(hear_hello(&accepted).map(|heard| heard.is_some()), Err(Errno::PROTO), "{caching}");
         }
     }
 
