@@ -732,7 +732,7 @@ fn a_thread_that_works_for_an_earlier_connection_of_the_object_finds_out() {
     let earlier = one.0.generation().wrapping_sub(1);
     send(two.0, b"not for it").unwrap();
     assert_eq!(one.0.wait_to_receive(earlier, wait::Deadline::after(0), Spin::new()), Err(Errno::BADF));
-    let taken = one.0.take(earlier, Flags::default(), |_| panic!("looked at another's stream"));
+    let taken = one.0.take(earlier, Flags::default(), false, |_| panic!("looked at another's stream"));
     assert!(matches!(taken, Err(Errno::BADF)));
 }
 
