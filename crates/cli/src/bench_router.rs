@@ -221,8 +221,8 @@ fn between_nodes(report: &Report) -> String {
         text += &loads(&report.loads);
     }
     if !report.adaptive.is_empty() {
-        text +=
-            "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its (19 of 20 times in brackets)\n";
+        text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its (19 of 20 times in brackets);\n\
+             control: a fixed one beside itself, which differs by what the machine does\n";
         text += &adaptive(&report.adaptive);
     }
     if !report.adaptive_rates.is_empty() {
@@ -244,7 +244,7 @@ fn between_nodes(report: &Report) -> String {
 
 fn adaptive(rows: &[AdaptiveRow]) -> String {
     let columns = [("BYTES", RIGHT), ("MPPS", RIGHT), ("P50", RIGHT), ("P99", RIGHT), ("BEST FIXED", RIGHT)];
-    let mut table = Table::new(&[&columns[..], &[("ITS P99", RIGHT), ("P99", RIGHT)]].concat());
+    let mut table = Table::new(&[&columns[..], &[("ITS P99", RIGHT), ("P99", RIGHT), ("CONTROL", RIGHT)]].concat());
     for row in rows {
         table.row(vec![
             row.size_bytes.to_string(),
@@ -254,6 +254,7 @@ fn adaptive(rows: &[AdaptiveRow]) -> String {
             row.best_fixed_batch.to_string(),
             format!("{:.2}", row.best_fixed_p99_us),
             ratio(row.p99_ratio),
+            row.control.map_or(String::new(), |control| ratio(control.p99_ratio)),
         ]);
     }
     table.render()

@@ -26,6 +26,11 @@ impl Rounds {
     pub const fn with_all(all: usize) -> Rounds {
         Rounds { all, most: all }
     }
+
+    /// Whether they may go on until the two are told from each other.
+    pub(super) const fn compares(self) -> bool {
+        self.most > self.all
+    }
 }
 
 /// To which part of it a ratio is to be known, to either side.

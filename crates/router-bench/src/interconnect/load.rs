@@ -40,6 +40,10 @@ pub struct LoadRow {
     pub packets_per_message: f64,
     /// The p99 of each round; nothing of a round in which stalls had to do with most packets.
     pub rounds_p99_us: Vec<Option<f64>>,
+    /// That of the same policy once more in the same rounds, where it is the control: nothing of rounds in which it was
+    /// not.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub control_rounds_p99_us: Vec<Option<f64>>,
 }
 
 impl LoadRow {
@@ -61,25 +65,29 @@ pub fn load(
     effort: &Effort,
     cores: Cores,
 ) -> Result<Vec<LoadRow>, BenchError> {
-    let mut trials: Vec<(Batching, Vec<Trial>)> = Batching::all().map(|batching| (batching, Vec::new())).collect();
-    let mut taking_part: Vec<usize> = (0..trials.len()).collect();
+    let mut found: Vec<Found> = Batching::all().map(Found::of).collect();
+    let mut taking_part: Vec<(usize, As)> = (0..found.len()).map(|at| (at, As::Policy)).collect();
     for round in 0..rounds.most {
+        let rows = || rows_of(kind, frame_bytes, load_mpps, &found);
+        if rounds.compares() && round == rounds.all / 3 {
+            taking_part.extend(control(&rows()).map(|at| (at, As::Control)));
+        }
         if round >= rounds.all {
-            let rows = rows_of(kind, frame_bytes, load_mpps, &trials);
+            let rows = rows();
             if adaptive_rows(&rows).iter().all(|row| row.p99_ratio.is_known()) {
                 break;
             }
             if round == rounds.all {
-                taking_part = contenders(&rows);
+                let contenders = contenders(&rows);
+                taking_part.retain(|(at, _)| contenders.contains(at));
             }
         }
         // Nobody is always the first.
         taking_part.rotate_left(1);
-        for at in &taking_part {
-            let (batching, trials) = &mut trials[*at];
+        for (at, part) in &taking_part {
             let setup = TrialSetup {
                 kind,
-                batching: *batching,
+                batching: found[*at].batching,
                 frame_bytes,
                 offered: Offered::Mpps(load_mpps),
                 trial: effort.load_trial,
@@ -87,14 +95,47 @@ pub fn load(
                 // All policies of a round see the same packets at the same moments.
                 seed: round as u64,
             };
-            trials.push(run(&setup, cores)?);
+            found[*at].note(round, *part, run(&setup, cores)?);
         }
     }
-    Ok(rows_of(kind, frame_bytes, load_mpps, &trials))
+    Ok(rows_of(kind, frame_bytes, load_mpps, &found))
 }
 
-fn rows_of(kind: Kind, frame_bytes: usize, load_mpps: f64, trials: &[(Batching, Vec<Trial>)]) -> Vec<LoadRow> {
-    let row = |(batching, trials): &(Batching, Vec<Trial>)| {
+/// As what a policy takes part in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum As {
+    /// As one of those that are compared.
+    Policy,
+    /// Beside itself: what then differs is the machine's doing.
+    Control,
+}
+
+/// The trials of a policy, by round.
+#[derive(Debug)]
+struct Found {
+    batching: Batching,
+    trials: Vec<Trial>,
+    control_p99_us: ByRound,
+}
+
+impl Found {
+    fn of(batching: Batching) -> Found {
+        Found { batching, trials: Vec::new(), control_p99_us: Vec::new() }
+    }
+
+    fn note(&mut self, round: usize, part: As, trial: Trial) {
+        match part {
+            As::Policy => self.trials.push(trial),
+            As::Control => {
+                self.control_p99_us.resize(round, None);
+                self.control_p99_us.push(p99_us(&trial));
+            }
+        }
+    }
+}
+
+fn rows_of(kind: Kind, frame_bytes: usize, load_mpps: f64, found: &[Found]) -> Vec<LoadRow> {
+    let row = |Found { batching, trials, control_p99_us }: &Found| {
         let of = |value: fn(&Trial) -> f64| median(trials.iter().map(value)).unwrap_or(0.0);
         let of_quiet = |value: fn(Quantiles) -> f64| median(trials.iter().filter_map(quiet).map(value));
         LoadRow {
@@ -108,10 +149,19 @@ fn rows_of(kind: Kind, frame_bytes: usize, load_mpps: f64, trials: &[(Batching, 
             p99_all_us: of(|trial| trial.latency.p99_us),
             delivered_mpps: of(|trial| trial.delivered_mpps),
             packets_per_message: of(|trial| trial.packets_per_message),
-            rounds_p99_us: trials.iter().map(|trial| Some(quiet(trial)?.p99_us)).collect(),
+            rounds_p99_us: trials.iter().map(p99_us).collect(),
+            control_rounds_p99_us: control_p99_us.clone(),
         }
     };
-    trials.iter().map(row).collect()
+    found.iter().map(row).collect()
+}
+
+/// Which of the rows of one load is the control's: the fixed batch that looks like the best one after a few rounds.
+fn control(rows: &[LoadRow]) -> Option<usize> {
+    let adaptive = rows.iter().find(|row| row.batching == Batching::Adaptive)?;
+    let fixed = comparable(rows, adaptive);
+    let (batch, _) = fixed.iter().min_by(|(_, one), (_, other)| one.p99_us.total_cmp(&other.p99_us))?;
+    rows.iter().position(|row| row.batching == Batching::Fixed(*batch))
 }
 
 /// Of the rows of one load, those of the adaptive policy and of the fixed batches that may be the best.
@@ -126,6 +176,10 @@ fn contenders(rows: &[LoadRow]) -> Vec<usize> {
         }
     };
     (0..rows.len()).filter(|at| is_one(&rows[*at])).collect()
+}
+
+fn p99_us(trial: &Trial) -> Option<f64> {
+    quiet(trial).map(|quiet| quiet.p99_us)
 }
 
 /// What a trial says of packets that no stall had anything to do with, where those are enough to say something.
@@ -151,6 +205,28 @@ pub struct AdaptiveRow {
     /// The adaptive p99 as a multiple of that in the same round, in which both saw the same packets and nearly the same
     /// machine.
     pub p99_ratio: Ratio,
+    /// A fixed batch beside itself, in the same rounds: a ratio that differs from one by no more says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control: Option<Control>,
+}
+
+/// What two policies differ by that are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Control {
+    /// Which fixed batch.
+    pub fixed_batch: u8,
+    /// Its p99 as a multiple of its own in the same round.
+    pub p99_ratio: Ratio,
+}
+
+impl Control {
+    /// By the rows of one load.
+    fn among(fixed: &[(u8, &LoadRow)]) -> Option<Control> {
+        let (fixed_batch, row) = fixed.iter().find(|(_, row)| !row.control_rounds_p99_us.is_empty())?;
+        let rounds = row.control_rounds_p99_us.iter().zip(&row.rounds_p99_us);
+        let ratios: Vec<f64> = rounds.filter_map(|(control, own)| Some((*control)? / (*own)?)).collect();
+        (!ratios.is_empty()).then(|| Control { fixed_batch: *fixed_batch, p99_ratio: Ratio::of(&ratios) })
+    }
 }
 
 /// The adaptive rows of what [`load`] found, one for each load. Where the machine was so busy that no fixed batch
@@ -177,6 +253,7 @@ fn beside_fixed(rows: &[LoadRow], adaptive: &LoadRow) -> Option<AdaptiveRow> {
         best_fixed_batch,
         best_fixed_p99_us,
         p99_ratio,
+        control: Control::among(&fixed),
     })
 }
 
@@ -225,7 +302,27 @@ mod tests {
             delivered_mpps,
             packets_per_message: 1.0,
             rounds_p99_us: vec![Some(p99_us)],
+            control_rounds_p99_us: Vec::new(),
         }
+    }
+
+    #[test]
+    fn the_control_is_the_best_fixed_batch_beside_itself() {
+        let rounds = |values: &[f64]| values.iter().map(|value| (*value > 0.0).then_some(*value)).collect::<ByRound>();
+        let mut rows = [
+            row(Batching::Fixed(1), 9.0, 3.0, 4.0),
+            row(Batching::Fixed(8), 9.0, 9.0, 7.0),
+            row(Batching::Fixed(32), 9.0, 9.0, 5.0),
+            row(Batching::Adaptive, 9.0, 9.0, 4.5),
+        ];
+        assert_eq!((control(&rows), control(&rows[..3])), (Some(2), None));
+        assert_eq!(adaptive_rows(&rows)[0].control, None);
+        let mut found = Found::of(Batching::Fixed(32));
+        found.control_p99_us.resize(2, None);
+        rows[2].rounds_p99_us = rounds(&[9.0, 9.0, 4.0, 0.0, 5.0, 10.0]);
+        rows[2].control_rounds_p99_us = found.control_p99_us.into_iter().chain(rounds(&[5.0, 5.0, 4.0, 0.0])).collect();
+        let control = adaptive_rows(&rows)[0].control.unwrap();
+        assert_eq!((control.fixed_batch, control.p99_ratio), (32, Ratio::of(&[1.25, 0.8])));
     }
 
     #[test]

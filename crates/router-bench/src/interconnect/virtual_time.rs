@@ -301,6 +301,7 @@ impl Comparison {
             best_fixed_batch: carried[beside.best].0,
             best_fixed_p99_us: beside.best_value,
             p99_ratio: beside.ratio,
+            control: None,
         };
         let interconnect = match self.manner {
             Manner::Lanes => name(Kind::Lanes),
