@@ -175,6 +175,7 @@ mod tests {
             delivered_mpps,
             packets_per_message: 1.0,
             rounds_p99_us: vec![Some(9.0)],
+            control_rounds_p99_us: Vec::new(),
         }
     }
 
