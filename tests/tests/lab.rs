@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lab::{Device, Lab, Node, Trouble};
-use system_tests::{Process, place};
+use system_tests::{Process, c, place};
 
 /// Guests share two cores with whatever else is tested and built: this only ends what hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -276,6 +276,15 @@ fn redis(device: Device) {
     for node in [Node::A, Node::B] {
         let direct = report.output(node).matches(" direct connections, 0 missed, 0 bytes by proxies").count();
         assert_eq!(direct, direct_runs, "{report}");
+    }
+}
+
+#[test]
+fn programs_that_write_windows_under_vfio_die_and_are_handed_on_and_keep_no_monitor_from_the_device() {
+    let hand_on = c::build("hand-on", &[place::package_file("lab/hand_on.c")], &["-O2", "-Wall", "-Wextra", "-Werror"]);
+    let report = committed("direct.sh").built(&hand_on).run().unwrap().must_succeed();
+    for who in ["at first", "by message", "after exec"] {
+        assert!(report.output(Node::B).contains(&format!("answered {who}")), "{report}");
     }
 }
 
