@@ -2,13 +2,7 @@
 # kill -9 of the monitor and of the proxy of guest a, beside a connection from guest b: the first leaves it alone, the
 # second resets it. Programs meet again, and the server never ended.
 
-is_gone() { [ -z "$(cat "/proc/$1/cmdline" 2>/dev/null)" ]; }
 ping() { [ "$(lanes redis-cli -h 127.77.0.1 ping 2>/dev/null)" = PONG ]; }
-kill_now() {
-    process=$(rack_process "$1")
-    kill -9 "$process"
-    wait_for is_gone "$process"
-}
 
 barrier booted
 rack_up

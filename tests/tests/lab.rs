@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lab::{Device, Lab, Node, Trouble};
-use system_tests::{Process, place};
+use system_tests::{Process, c, place};
 
 /// Guests share two cores with whatever else is tested and built: this only ends what hangs.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -257,7 +257,7 @@ fn redis_in_one_guest_serves_a_benchmark_in_another_without_a_network_by_proxies
 }
 
 #[test]
-fn redis_is_served_over_vfio_with_its_doorbells() {
+fn redis_is_served_over_vfio_with_its_doorbells_by_proxies_and_by_programs() {
     redis(Device::Vfio);
 }
 
@@ -270,13 +270,21 @@ fn redis(device: Device) {
     let report = committed("redis.sh").device(device).run().unwrap().must_succeed();
     let direct_runs = match device {
         Device::Dax => 2, // Coherent, and as if it were not.
-        Device::Vfio => 0,
         _ => 1,
     };
     assert_eq!(report.output(Node::B).matches("\"GET\",").count(), 2 + 2 * direct_runs, "{report}");
     for node in [Node::A, Node::B] {
         let direct = report.output(node).matches(" direct connections, 0 missed, 0 bytes by proxies").count();
         assert_eq!(direct, direct_runs, "{report}");
+    }
+}
+
+#[test]
+fn programs_that_write_windows_under_vfio_die_and_are_handed_on_and_keep_no_monitor_from_the_device() {
+    let hand_on = c::build("hand-on", &[place::package_file("lab/hand_on.c")], &["-O2", "-Wall", "-Wextra", "-Werror"]);
+    let report = committed("direct.sh").built(&hand_on).run().unwrap().must_succeed();
+    for who in ["at first", "by message", "after exec"] {
+        assert!(report.output(Node::B).contains(&format!("answered {who}")), "{report}");
     }
 }
 

@@ -125,6 +125,8 @@ struct Found {
     descriptor: OwnedFd,
     offset_bytes: u64,
     len_bytes: u64,
+    /// Why programs cannot have parts of the memory, where this is known here; a process that takes over is not told.
+    lending_obstacle: Option<String>,
     kicks: Kicks,
     /// The file and offset of `kicks.registers`, for another process.
     registers: Option<(OwnedFd, u64)>,
@@ -150,6 +152,7 @@ struct Inner {
     offset_bytes: u64,
     len_bytes: u64,
     alignment: Option<Alignment>,
+    lending_obstacle: Option<String>,
     header: Header,
     /// By place, none for this node's own: what the peer writes, and what this node writes.
     blocks: Vec<Option<[Block; 2]>>,
@@ -267,6 +270,7 @@ impl Device {
             descriptor: found.descriptor,
             offset_bytes: found.offset_bytes,
             len_bytes: found.len_bytes,
+            lending_obstacle: found.lending_obstacle,
             header,
             blocks,
             bells,
@@ -346,6 +350,12 @@ impl Device {
         let inner = self.inner();
         let begin = |writer, reader| inner.offset_bytes + inner.layout.window(writer, reader).start as u64;
         (inner.descriptor.as_fd(), [begin(peer, inner.own), begin(inner.own, peer)])
+    }
+
+    /// Why programs cannot have parts of that memory, for who has opened the device and not taken it over; `None`: only
+    /// the memory itself can tell.
+    pub fn lending_obstacle(&self) -> Option<&str> {
+        self.inner().lending_obstacle.as_deref()
     }
 
     /// What a part of that memory has to be mapped by whole multiples of where pages do not do, as with a DAX device.

@@ -64,7 +64,20 @@ rack_process() {
     return 1
 }
 
-# Interrupts of a device under VFIO, since the guest booted.
+# Kills this guest's proxy or monitor, and waits until it is gone: kill_now proxy|monitor.
+kill_now() {
+    _victim=$(rack_process "$1")
+    kill -9 "$_victim"
+    wait_for is_gone "$_victim"
+}
+
+# Whether a process has ended, whoever waits for it or not.
+is_gone() { [ -z "$(cat "/proc/$1/cmdline" 2>/dev/null)" ]; }
+
+# A number of the links to the other guests, as status has it: carried NAME.
+carried() { crosslane status --rack "$RACK" --json | tr -d ' ,' | sed -n "s/^\"$1\"://p"; }
+
+# Interrupts of a device under VFIO, since it was opened.
 doorbells() {
     awk '/vfio/ { for (field = 2; $field ~ /^[0-9]+$/; field++) sum += $field } END { print sum + 0 }' /proc/interrupts
 }

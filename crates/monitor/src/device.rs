@@ -133,10 +133,8 @@ pub(crate) fn direct_obstacle(rack: &Rack, device: &Device) -> Option<String> {
     }
     // Any other node is as good as another: all windows are of one memory.
     let peer = device.layout().slots().find(|slot| *slot != device.own())?;
-    if rack.backend_of(&rack.nodes[device.own().index()]) == Backend::Pci && rack.device.mode == Some(PciMode::Vfio) {
-        return Some(
-            "a device under VFIO is its proxy's alone; mode = \"sysfs\" lets programs at its memory".to_owned(),
-        );
+    if let Some(obstacle) = device.lending_obstacle() {
+        return Some(obstacle.to_owned());
     }
     let (memory, _) = device.windows_in_memory(peer);
     match rendezvous::may_lend(memory) {

@@ -37,6 +37,7 @@ pub(super) fn open(path: &Path, caching: Caching) -> Result<Found, Problem> {
         descriptor: file,
         offset_bytes: 0,
         len_bytes,
+        lending_obstacle: None,
         kicks: Kicks::default(),
         registers: None,
         server: None,

@@ -162,8 +162,19 @@ impl Parts {
             return Err(nonsense("not of one piece"));
         }
         let name = rest.to_owned();
-        let found =
-            Found { name, caching, descriptor, offset_bytes, len_bytes, kicks, registers, server: None, keepers };
+        let (lending_obstacle, server) = (None, None); // The business of who has opened it.
+        let found = Found {
+            name,
+            caching,
+            descriptor,
+            offset_bytes,
+            len_bytes,
+            lending_obstacle,
+            kicks,
+            registers,
+            server,
+            keepers,
+        };
         Ok(Self { own, layout, found })
     }
 }

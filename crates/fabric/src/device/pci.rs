@@ -65,6 +65,21 @@ impl Sysfs {
         self.bars.get(bar).copied().unwrap_or(0)
     }
 
+    /// The file of a BAR.
+    fn bar_file(&self, bar: usize, suffix: &str) -> PathBuf {
+        self.folder.join(format!("resource{bar}{suffix}"))
+    }
+
+    /// The file of the memory, and how the processor reaches what is mapped by it.
+    pub(super) fn memory_file(&self) -> (Caching, PathBuf) {
+        let combined = self.bar_file(MEMORY_BAR, "_wc");
+        if combined.exists() {
+            (Caching::WriteCombined, combined)
+        } else {
+            (Caching::Uncached, self.bar_file(MEMORY_BAR, ""))
+        }
+    }
+
     /// The device answers no access before somebody has said that it may.
     fn enable(&self) -> Result<(), Problem> {
         let switch = self.folder.join("enable");
@@ -96,14 +111,11 @@ pub(super) fn open(address: &str) -> Result<Found, Problem> {
 fn open_sysfs(sysfs: &Sysfs, address: &str) -> Result<Found, Problem> {
     sysfs.enable()?;
     let len_bytes = sysfs.bar_bytes(MEMORY_BAR);
-    let path = |bar: usize, suffix: &str| sysfs.folder.join(format!("resource{bar}{suffix}"));
-    let combined = path(MEMORY_BAR, "_wc");
-    let (caching, path_memory) =
-        if combined.exists() { (Caching::WriteCombined, combined) } else { (Caching::Uncached, path(MEMORY_BAR, "")) };
+    let (caching, path_memory) = sysfs.memory_file();
     let descriptor = file::open_file(&path_memory)?;
     // Peers that have interrupts sleep until one comes; a device without any ignores the register.
     let kicks_peers = sysfs.bar_bytes(INTERRUPTS_BAR) > 0 && sysfs.bar_bytes(REGISTERS_BAR) > 0;
-    let registers = if kicks_peers { Some((file::open_file(&path(REGISTERS_BAR, ""))?, 0)) } else { None };
+    let registers = if kicks_peers { Some((file::open_file(&sysfs.bar_file(REGISTERS_BAR, ""))?, 0)) } else { None };
     let kicks = Kicks { registers: registers.as_ref().map(map_registers).transpose()?, ..Kicks::default() };
     Ok(Found {
         name: address.to_owned(),
@@ -111,6 +123,7 @@ fn open_sysfs(sysfs: &Sysfs, address: &str) -> Result<Found, Problem> {
         descriptor,
         offset_bytes: 0,
         len_bytes,
+        lending_obstacle: None,
         kicks,
         registers,
         server: None,
@@ -125,13 +138,13 @@ pub(super) fn map_registers((file, offset_bytes): &(OwnedFd, u64)) -> Result<Reg
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const ADDRESS: &str = "0000:00:04.0";
 
     /// A folder like sysfs's.
-    fn devices(files: &[(&str, &str)]) -> tempfile::TempDir {
+    pub(in super::super) fn devices(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a folder");
         let folder = root.path().join(ADDRESS);
         fs::create_dir(&folder).expect("a folder");
@@ -146,8 +159,12 @@ mod tests {
         root
     }
 
+    pub(in super::super) fn sysfs(root: &tempfile::TempDir) -> Result<Sysfs, Problem> {
+        Sysfs::find_in(root.path(), ADDRESS)
+    }
+
     fn found(root: &tempfile::TempDir) -> Result<Found, Problem> {
-        open_sysfs(&Sysfs::find_in(root.path(), ADDRESS)?, ADDRESS)
+        open_sysfs(&sysfs(root)?, ADDRESS)
     }
 
     #[test]

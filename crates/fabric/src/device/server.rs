@@ -90,6 +90,7 @@ pub(super) fn connect(path: &Path, vectors: usize) -> Result<Found, Problem> {
         descriptor,
         offset_bytes: 0,
         len_bytes,
+        lending_obstacle: None,
         kicks,
         registers: None,
         server: Some(client),

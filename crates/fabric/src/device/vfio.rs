@@ -1,7 +1,12 @@
-//! ivshmem devices by VFIO: BAR 2 mapped, interrupts as eventfds, and peers rung by a register.
+//! ivshmem devices by VFIO: interrupts as eventfds, and peers rung by a register.
 //!
 //! The device does no DMA of its own, so nothing is mapped for it; the IOMMU is what the kernel asks for before it
 //! hands a device to a program at all.
+//!
+//! The memory is mapped by the file that sysfs has of BAR 2, if the kernel lets us: VFIO's own mappings keep the device
+//! open, so that a program with a part of the memory would keep it from this node's next monitor. VFIO claims a BAR
+//! when it first maps it, and kernels that are strict about claims (`CONFIG_IO_STRICT_DEVMEM`) then refuse the file and
+//! take the mappings that it has made. So it is one way for all processes of a node.
 
 use super::bell::Kicks;
 use super::layout::VECTORS_MAX;
@@ -14,6 +19,7 @@ use std::ffi::{CString, c_void};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use volmem::Mapping;
 
 /// `<linux/vfio.h>`: requests count from 100.
 const GROUP: u8 = b';';
@@ -127,16 +133,17 @@ pub(super) fn open(address: &str, vectors: usize) -> Result<Found, Problem> {
     check_driver(&sysfs, address)?;
     let (container, group) = open_group(&group_path(&sysfs)?)?;
     let device = device_of(&group, address)?;
-    let memory = region(&device, MEMORY_BAR as u32)?;
     let registers_info = region(&device, REGISTERS_BAR as u32)?;
-    let is_mappable = memory.flags & registers_info.flags & REGION_CAN_BE_MAPPED != 0;
-    if !is_mappable || memory.size == 0 || registers_info.size < REGISTERS_BYTES as u64 {
-        return Err(Problem::unfit("its BARs cannot be mapped through VFIO", "open it through sysfs"));
+    if registers_info.flags & REGION_CAN_BE_MAPPED == 0 || registers_info.size < REGISTERS_BYTES as u64 {
+        return Err(Problem::unfit("its registers cannot be mapped through VFIO", "open it through sysfs"));
     }
+    let memory = match memory_by_sysfs(&sysfs) {
+        Ok(memory) => memory,
+        Err(problem) => memory_by_vfio(&device, &problem)?,
+    };
     enable(&device)?;
     let own = set_interrupts(&device, vectors)?;
-    let second = rustix::io::fcntl_dupfd_cloexec(&device, 0).map_err(Problem::system("fcntl F_DUPFD_CLOEXEC"))?;
-    let registers = (second, registers_info.offset);
+    let registers = (device, registers_info.offset);
     let mapped = map_registers(&registers)?;
     let position = mapped.load(POSITION_REGISTER);
     let identity = u16::try_from(position).map_err(|_| {
@@ -146,14 +153,54 @@ pub(super) fn open(address: &str, vectors: usize) -> Result<Found, Problem> {
     let kicks = Kicks { identity: Some(identity), own, registers: Some(mapped), ..Kicks::default() };
     Ok(Found {
         name: address.to_owned(),
-        caching: Caching::Uncached,
-        descriptor: device,
-        offset_bytes: memory.offset,
-        len_bytes: memory.size,
+        caching: memory.caching,
+        descriptor: memory.descriptor,
+        offset_bytes: memory.offset_bytes,
+        len_bytes: memory.len_bytes,
+        lending_obstacle: memory.lending_obstacle,
         kicks,
         registers: Some(registers),
         server: None,
         keepers: vec![group, container],
+    })
+}
+
+/// BAR 2, and how it can be mapped.
+struct MemoryBar {
+    caching: Caching,
+    descriptor: OwnedFd,
+    offset_bytes: u64,
+    len_bytes: u64,
+    /// As in [`Found`].
+    lending_obstacle: Option<String>,
+}
+
+/// By a file that has nothing to do with who has the device.
+fn memory_by_sysfs(sysfs: &Sysfs) -> Result<MemoryBar, Problem> {
+    let (caching, path) = sysfs.memory_file();
+    let len_bytes = sysfs.bar_bytes(MEMORY_BAR);
+    let descriptor = file::open_file(&path)?;
+    // Only this tells of a BAR that is claimed, and of a kernel that is locked down.
+    Mapping::at(descriptor.as_fd(), 0, len_bytes as usize).map_err(|error| {
+        let remedy = "boot with iomem=relaxed, or use mode = \"sysfs\"";
+        Problem::unfit(format!("mmap of {}: {error}", path.display()), remedy)
+    })?;
+    Ok(MemoryBar { caching, descriptor, offset_bytes: 0, len_bytes, lending_obstacle: None })
+}
+
+/// By the device itself, which then lives as long as the mapping; `problem` is what keeps from the file.
+fn memory_by_vfio(device: &OwnedFd, problem: &Problem) -> Result<MemoryBar, Problem> {
+    let memory = region(device, MEMORY_BAR as u32)?;
+    if memory.flags & REGION_CAN_BE_MAPPED == 0 || memory.size == 0 {
+        return Err(Problem::unfit("its memory cannot be mapped through VFIO", "open it through sysfs"));
+    }
+    let descriptor = rustix::io::fcntl_dupfd_cloexec(device, 0).map_err(Problem::system("fcntl F_DUPFD_CLOEXEC"))?;
+    Ok(MemoryBar {
+        caching: Caching::Uncached,
+        descriptor,
+        offset_bytes: memory.offset,
+        len_bytes: memory.size,
+        lending_obstacle: Some(format!("under VFIO its memory is its proxy's alone, for {problem}")),
     })
 }
 
@@ -250,4 +297,27 @@ fn set_interrupts(device: &OwnedFd, vectors: usize) -> Result<Vec<OwnedFd>, Prob
     }
     request_with(device, DEVICE_SET_IRQS, &mut set).map_err(Problem::system("VFIO_DEVICE_SET_IRQS"))?;
     Ok(bells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pci::tests::{devices, sysfs};
+    use super::*;
+
+    #[test]
+    fn the_memory_is_what_the_file_of_its_bar_maps() {
+        let root = devices(&[]);
+        let memory = memory_by_sysfs(&sysfs(&root).unwrap()).unwrap();
+        assert_eq!((memory.caching, memory.offset_bytes, memory.len_bytes), (Caching::Uncached, 0, 1 << 20));
+        assert_eq!(memory.lending_obstacle, None);
+    }
+
+    #[test]
+    fn a_file_that_the_kernel_does_not_map_is_named_with_the_remedy() {
+        let root = devices(&[]);
+        let sysfs = sysfs(&root).unwrap();
+        std::os::unix::fs::symlink("/dev/null", sysfs.folder.join("resource2_wc")).unwrap();
+        let problem = memory_by_sysfs(&sysfs).err().expect("a device that maps nothing").to_string();
+        assert!(problem.contains("resource2_wc: No such device") && problem.contains("iomem=relaxed"), "{problem}");
+    }
 }

@@ -70,6 +70,8 @@ impl State {
 struct Entry {
     is_taken: bool,
     rests_until_ns: u64,
+    /// The other proxy did not take it the last time: a program there may keep it for long.
+    was_refused: bool,
     /// Where the program will say that it has the span, until that is counted.
     expected: Option<Arc<Endpoint<DeviceInbound>>>,
     /// What the monitor keeps of it.
@@ -125,7 +127,7 @@ impl Drop for Grant {
         let state = &mut *self.pool.lock();
         let entry = &mut state.entries[self.index];
         state.total += u64::from(entry.take_attached().is_some());
-        (entry.is_taken, entry.expected) = (false, None);
+        (entry.is_taken, entry.was_refused, entry.expected) = (false, false, None);
         entry.rests_until_ns = now_ns().saturating_add(REST_NS);
         if entry.deposited.take().is_some() {
             let (peer, span) = (self.pool.peer.0, self.index as u32);
@@ -155,7 +157,11 @@ impl Proposal {
 
     /// The other proxy carries the connection's bytes.
     pub(super) fn refused(self) {
-        self.grant.pool.lock().missed += 1;
+        let (pool, index) = (Arc::clone(&self.grant.pool), self.grant.index);
+        drop(self);
+        let mut state = pool.lock();
+        state.missed += 1;
+        state.entries[index].was_refused = true;
     }
 
     /// The end of the connection, with the program's lifeline; and what the program gets. `None`: no lock can be had.
@@ -300,21 +306,30 @@ impl SpanPool {
         }
     }
 
-    /// One that has rested, else the one that has rested longest.
+    /// One that has rested, else the one that has rested longest; those that were refused behind the others.
     fn take_any(self: &Arc<Self>, device: &Device) -> Option<Grant> {
         let now_ns = now_ns();
-        let last = self.lock().entries.len().checked_sub(1)?;
-        let mut indexes = (0..=last).map(|at| if self.from_last { last - at } else { at });
-        let rested = indexes.find_map(|index| self.take_if(device, index, |entry| entry.rests_until_ns <= now_ns));
-        rested.or_else(|| self.take_resting(device))
+        let is_good = |entry: &Entry| entry.rests_until_ns <= now_ns && !entry.was_refused;
+        let good = self.in_order().find_map(|index| self.take_if(device, index, is_good));
+        good.or_else(|| self.take_poor(device, now_ns))
     }
 
     #[cold]
-    fn take_resting(self: &Arc<Self>, device: &Device) -> Option<Grant> {
-        let free = |(index, entry): (usize, &Entry)| (!entry.is_taken).then_some((entry.rests_until_ns, index));
-        let mut free: Vec<(u64, usize)> = self.lock().entries.iter().enumerate().filter_map(free).collect();
-        free.sort_unstable();
-        free.into_iter().find_map(|(_, index)| self.take(device, index))
+    fn take_poor(self: &Arc<Self>, device: &Device, now_ns: u64) -> Option<Grant> {
+        let mut indexes: Vec<usize> = self.in_order().collect();
+        let state = self.lock();
+        indexes.sort_by_key(|index| {
+            let entry = &state.entries[*index];
+            (entry.rests_until_ns.saturating_sub(now_ns), entry.was_refused)
+        });
+        drop(state);
+        indexes.into_iter().find_map(|index| self.take(device, index))
+    }
+
+    /// All spans: the two nodes begin at different ends.
+    fn in_order(&self) -> impl Iterator<Item = usize> + use<> {
+        let (count, from_last) = (self.lock().entries.len(), self.from_last);
+        (0..count).map(move |at| if from_last { count - 1 - at } else { at })
     }
 
     fn take(self: &Arc<Self>, device: &Device, index: usize) -> Option<Grant> {
@@ -698,6 +713,18 @@ mod tests {
         let others = [(); 2].map(|()| pool.propose(&device).expect("another"));
         assert!(others.iter().all(|other| other.index() != index));
         assert_eq!(pool.propose(&device).expect("the one that rests").index(), index);
+    }
+
+    /// A program there that hangs would else have each connection miss that comes when the span has rested.
+    #[test]
+    fn a_span_that_was_refused_comes_behind_all_others_also_when_it_has_rested() {
+        let (device, pool, _monitor) = node();
+        let first = pool.propose(&device).expect("a free span");
+        let index = first.index();
+        first.refused();
+        pool.lock().entries.iter_mut().for_each(|entry| entry.rests_until_ns = 0);
+        let others = [(); 2].map(|()| pool.propose(&device).expect("another").index());
+        assert!(others.iter().all(|other| *other != index), "{others:?}");
     }
 
     #[test]

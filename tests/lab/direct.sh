@@ -1,0 +1,124 @@
+# lab: --guests 2 --device vfio --program redis-server --program redis-cli --timeout 300
+# Programs that write the windows of a device under VFIO themselves. Killed ones leave their spans to the next; a
+# connection is handed on by exec and by SCM_RIGHTS, outlives a proxy, and is reset with a monitor. Where the kernel
+# keeps the memory for VFIO, programs go by the proxies. For a test, which brings hand-on.
+
+SPANS=7 # of windows as large as this rack's
+
+serve() { # PORT
+    lanes redis-server --port "$1" --protected-mode no --save '' >"/tmp/redis.$1" 2>&1 &
+    wait_for grep -q 'Ready to accept connections' "/tmp/redis.$1"
+}
+ask() { lanes redis-cli -h 127.77.0.1 -p "$@" 2>/dev/null; }
+ping() { [ "$(ask "$1" ping)" = PONG ]; }
+# Whoever subscribes waits for what is published.
+subscribe() { # FILE
+    lanes redis-cli -h 127.77.0.1 subscribe news >"$1" 2>&1 &
+    subscriber=$!
+    wait_for grep -q subscribe "$1"
+}
+is_direct() { [ "$(carried direct_missed)" = 0 ] && [ "$(carried bytes_sent)" = 0 ]; }
+has_mapped() { grep -q '/resource2_wc$' "/proc/$1/maps"; }
+has_open() { [ "$(carried direct_open)" = "$1" ]; }
+# It was told of the reset, and met no end of the memory.
+must_be_reset() { # PROCESS
+    status=0
+    wait "$1" || status=$?
+    [ $status = 1 ]
+}
+
+barrier booted
+rack_up direct
+[ "$NODE" = b ] || serve 6379
+barrier serving
+
+# More connections one after the other than there are spans.
+if [ "$NODE" = b ]; then
+    wait_for ping 6379
+    for number in $(seq $((SPANS + 1))); do
+        subscribe "/tmp/killed.$number"
+        kill -9 "$(pidof redis-cli)"
+        wait_for has_open 0
+    done
+    lanes hand-on 127.77.0.1 6379
+    subscribe /tmp/news
+    [ "$(carried direct_total)" -ge $((SPANS + 3)) ]
+fi
+is_direct
+barrier subscribed
+
+# The next proxy goes on with the connection.
+if [ "$NODE" = a ]; then
+    kill_now proxy
+    wait_for rack_process proxy >/dev/null
+    [ "$(ask 6379 publish news 'after the proxy')" = 1 ]
+fi
+[ "$NODE" = a ] || wait_for grep -q 'after the proxy' /tmp/news
+barrier 'after the proxy'
+
+# The monitor takes the proxy along, and connections are reset: of programs that are busy, and of stopped ones, which
+# have the memory mapped all the time. That keeps neither the device nor another server's clients from anything.
+if [ "$NODE" = a ]; then
+    lanes lab-stream serve 127.77.0.1:9001 1000 &
+    stream=$!
+    wait_for grep -q ':2329 ' /proc/net/tcp
+    program=$(pidof redis-server)
+    barrier listening
+else
+    program=$(pidof redis-cli)
+    barrier listening
+    lanes lab-stream connect 127.77.0.1:9001 1000 &
+    stream=$!
+fi
+wait_for has_open 2
+kill -STOP "$program"
+has_mapped "$program"
+barrier stopped
+if [ "$NODE" = a ]; then
+    kill_now monitor
+    must_be_reset "$stream"
+    crosslane up --rack "$RACK" --node a
+    serve 6380
+else
+    must_be_reset "$stream"
+fi
+barrier 'another server'
+[ "$NODE" = a ] || wait_for ping 6380
+has_mapped "$program"
+barrier 'by the other server'
+is_direct
+[ "$(carried direct_total)" -ge 1 ]
+barrier counted
+kill -CONT "$program"
+if [ "$NODE" = b ]; then
+    must_be_reset "$subscriber"
+    wait_for ping 6379
+fi
+barrier 'served again'
+if [ "$NODE" = a ]; then
+    kill -0 "$program"
+    # shellcheck disable=SC2046 # two of them
+    kill $(pidof redis-server)
+fi
+crosslane down --rack "$RACK"
+
+# Once VFIO has mapped the memory, the kernel lets no program at it.
+barrier down
+# shellcheck disable=SC2153 # DEVICE comes from the first program
+bar=/sys/bus/pci/devices/$DEVICE/resource2_wc
+bytes=$(stat -c %s "$bar")
+mount --bind /dev/null "$bar"
+rack_up direct 2>/tmp/up
+umount "$bar"
+grep -q "no effect.*VFIO.*$bar.*iomem=relaxed" /tmp/up
+refused=$(lab-word "$bar" "$bytes" 0 2>&1 || true)
+echo "$refused" | grep -q 'Invalid argument'
+[ "$NODE" = b ] || serve 6379
+barrier 'by proxies'
+if [ "$NODE" = b ]; then
+    wait_for ping 6379
+    [ "$(carried bytes_sent)" -gt 0 ]
+fi
+barrier end
+crosslane down --rack "$RACK"
+lab-word "$bar" "$bytes" 0
