@@ -35,15 +35,17 @@ pub struct Costs {
     pub receive_ns: f64,
     /// A byte copied.
     pub byte_ns: f64,
-    /// From the proxy to the program beside it and back.
+    /// Of a short message there and back, what is not the link's, at each end: from the proxy to the program and back,
+    /// with the work on both frames.
     pub program_ns: f64,
 }
 
 impl Default for Costs {
-    /// Assumptions, on the safe side of what `crosslane bench windows --sim --measure` finds for a frame where this was
-    /// written; a copy at 10 GB/s; two cache lines between cores for the program.
+    /// Assumptions, on the safe side of what was found where this was written: for a frame by `crosslane bench windows
+    /// --sim --measure` (57 ns), for a turn and an end by `--interleaved` (32 to 36 ns, and half of 0.77 us); a copy at
+    /// 10 GB/s.
     fn default() -> Self {
-        Self { turn_ns: 30.0, send_ns: 120.0, receive_ns: 120.0, byte_ns: 0.1, program_ns: 200.0 }
+        Self { turn_ns: 40.0, send_ns: 120.0, receive_ns: 120.0, byte_ns: 0.1, program_ns: 400.0 }
     }
 }
 
