@@ -40,6 +40,17 @@ impl<I: Inbound> Span<'_, I> {
         Self { inbound: self.inbound, offset: self.offset + skip_bytes, len_bytes }
     }
 
+    /// The bytes as words, where they are few and begin with one. What lies behind them in the last word comes along.
+    #[inline(always)] // In registers.
+    fn words(&self) -> Option<[u64; WORDWISE_BYTES_MAX / WORD_BYTES]> {
+        let has_any = (1..=WORDWISE_BYTES_MAX).contains(&self.len_bytes) && self.offset.is_multiple_of(WORD_BYTES);
+        let word = |index: usize| match index * WORD_BYTES < self.len_bytes {
+            true => self.inbound.load_u64(self.offset + index * WORD_BYTES, Ordering::Relaxed),
+            false => 0,
+        };
+        has_any.then(|| std::array::from_fn(word))
+    }
+
     /// Copies the first bytes out, as many as `destination` has.
     ///
     /// # Panics
@@ -116,6 +127,13 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
             return span.read(&mut self.line[HEADER_BYTES + skip_bytes..][..span.len_bytes]);
         }
         let at = self.start + skip_bytes;
+        if let Some(words) = span.words()
+            && at.is_multiple_of(WORD_BYTES)
+            && self.producer.outbound().coherence() == Coherence::Coherent
+        {
+            // SAFETY: the words are readable; else as in `append`.
+            return unsafe { self.producer.copy_words(at, words.as_ptr().cast(), span.len_bytes) };
+        }
         let source = span.inbound.pointer(span.offset, span.len_bytes);
         if let Some(destination) = self.producer.outbound().pointer(at, span.len_bytes) {
             let apart = source.addr().get().abs_diff(destination.addr().get()) >= span.len_bytes;
@@ -142,11 +160,15 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
         if self.len_bytes == 0 {
             return false;
         }
+        if !self.is_one_line {
+            let mut head = [0; HEADER_BYTES / WORD_BYTES];
+            self.producer.stage(self.cursor, &mut head, self.len_bytes, false);
+            return true;
+        }
         let (words, _) = self.line.as_chunks();
         let mut line: [u64; LINE_WORDS] = std::array::from_fn(|index| u64::from_ne_bytes(words[index]));
-        let head_bytes = HEADER_BYTES + if self.is_one_line { self.len_bytes } else { 0 };
-        let head = &mut line[..head_bytes.div_ceil(WORD_BYTES)];
-        self.producer.stage(self.cursor, head, self.len_bytes, self.is_one_line);
+        let words = (HEADER_BYTES + self.len_bytes).div_ceil(WORD_BYTES);
+        self.producer.stage(self.cursor, &mut line[..words], self.len_bytes, true);
         true
     }
 
@@ -190,16 +212,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// As one line, put together here: what a short message takes nearly always. `false`: nothing was sent.
     #[inline]
     fn write_line_of<S: Inbound>(&mut self, span: &Span<'_, S>) -> bool {
-        let mut bytes = [0; INLINE_BYTES];
-        if span.len_bytes <= WORDWISE_BYTES_MAX && span.offset.is_multiple_of(WORD_BYTES) {
-            // Words whole: what lies behind the span in its last one is not sent.
-            for at in (0..span.len_bytes).step_by(WORD_BYTES) {
-                let word = span.inbound.load_u64(span.offset + at, Ordering::Relaxed);
-                bytes[at..at + WORD_BYTES].copy_from_slice(&word.to_ne_bytes());
-            }
-        } else {
-            span.read(&mut bytes[..span.len_bytes]);
+        if let Some(words) = span.words() {
+            // SAFETY: the words are readable, and the span is not longer.
+            return unsafe { self.write_short_from(words.as_ptr().cast(), span.len_bytes, false) };
         }
+        let mut bytes = [0; INLINE_BYTES];
+        span.read(&mut bytes[..span.len_bytes]);
         // SAFETY: a slice is readable, and the span is not longer.
         unsafe { self.write_short_from(bytes.as_ptr(), span.len_bytes, false) }
     }

@@ -320,15 +320,18 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
     /// The link is to be taken down: see [`Engine::take_down`].
     pub fn turn(&mut self, now_ns: u64) -> Result<Turn, Fault> {
         self.now_ns = self.now_ns.max(now_ns);
-        if self.has_nothing_to_do() {
-            self.note_idle();
-            return Ok(Turn::default());
-        }
         let mut progressed = false;
-        for port in 0..self.ports.len() {
-            progressed |= self.receive(port)?;
+        if self.nothing_has_come() {
+            if self.polled_are_quiet() {
+                self.note_idle();
+                return Ok(Turn::default());
+            }
+        } else {
+            for port in 0..self.ports.len() {
+                progressed |= self.receive(port)?;
+            }
+            progressed |= self.send_due()?;
         }
-        progressed |= self.send_due()?;
         if self.polled.len() > LOOKS_UNPUBLISHED_MAX {
             self.publish();
         }

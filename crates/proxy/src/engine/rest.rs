@@ -107,16 +107,17 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
         }
     }
 
-    /// Whether a turn would find nothing: one look at each partition and each connection that is looked at. Turns that
-    /// wait for something spend half of what they take on its way, so this comes before everything else.
+    /// Whether the partitions have nothing, and nothing waits for them. With [`Engine::polled_are_quiet`], that is one
+    /// look at each place: turns that wait for something spend half of what they take on its way.
     #[inline]
-    pub(super) fn has_nothing_to_do(&mut self) -> bool {
+    pub(super) fn nothing_has_come(&self) -> bool {
         let is_said = self.turns_unrung == 0 && self.orphans.is_empty() && self.touched.is_empty();
-        is_said && self.ports.iter().all(Port::is_quiet) && self.polled_are_quiet()
+        is_said && self.ports.iter().all(Port::is_quiet)
     }
 
+    /// Whether a look at those that are looked at would find nothing.
     #[inline]
-    fn polled_are_quiet(&mut self) -> bool {
+    pub(super) fn polled_are_quiet(&mut self) -> bool {
         // Of many, one has something soon, and all would be looked at twice.
         if self.polled.len() > LOOKS_UNPUBLISHED_MAX {
             return false;
@@ -160,17 +161,9 @@ impl<I: Inbound, O: Outbound, L: Local> Engine<I, O, L> {
             return false;
         };
         if wants_input && local.may_have_input() {
-            match local.input() {
-                Input::Bytes(_) => {
-                    self.queue(key);
-                    return false;
-                }
-                Input::Nothing => {}
-                end => {
-                    self.take_input_end(key, end);
-                    return self.table.get(key).is_some_and(|connection| connection.place == Place::Polled);
-                }
-            }
+            // What it is, also an end, is found when it has its turn.
+            self.queue(key);
+            return false;
         }
         if !wants_input && !has_held {
             connection.place = Place::Resting;
