@@ -29,6 +29,8 @@ use tempfile::TempDir;
 
 #[path = "windows/connects.rs"]
 mod connects;
+#[path = "windows/handed_on.rs"]
+mod handed_on;
 #[path = "windows/interleaved.rs"]
 mod interleaved;
 
@@ -650,47 +652,6 @@ if child == 0:
     os._exit(0 if server.recv(100) == b"child" else 1)
 server.close()
 say(os.waitpid(child, 0)[1])
-"#,
-        port,
-    );
-    assert_eq!(said, "0\n");
-    assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
-}
-
-#[test]
-fn a_connection_in_the_windows_is_handed_on_by_exec_and_by_scm_rights() {
-    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(hand_on);
-}
-
-fn hand_on(nodes: &Nodes) {
-    let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
-        r#"
-HEIR = '''
-import os, socket, sys
-def talk(server, who):
-    server.sendall(who)
-    assert server.recv(100) == who
-ours = socket.socket(fileno=int(sys.argv[1]))
-if sys.argv[2] == "exec":
-    talk(ours, b"after exec")
-else:
-    data, fds, _, _ = socket.recv_fds(ours, 10, 4)
-    assert len(fds) == 1, fds
-    talk(socket.socket(fileno=fds[0]), b"by message")
-'''
-import subprocess
-server = socket.create_connection(address, timeout=20)
-server.settimeout(None)
-server.sendall(b"before")
-assert server.recv(100) == b"before"
-ours, theirs = socket.socketpair()
-child = subprocess.Popen([sys.executable, "-c", HEIR, str(theirs.fileno()), "message"], pass_fds=[theirs.fileno()])
-socket.send_fds(ours, [b"x"], [server.fileno()])
-say(child.wait())
-os.set_inheritable(server.fileno(), True)
-sys.stdout.flush()
-os.execv(sys.executable, [sys.executable, "-c", HEIR, str(server.fileno()), "exec"])
 "#,
         port,
     );
