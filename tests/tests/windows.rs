@@ -225,7 +225,8 @@ impl Default for Settings {
 struct Nodes {
     nodes: Vec<Node>,
     _server: Process,
-    _memory: OwnedFd,
+    /// The device's, where it has no server.
+    memory: OwnedFd,
     _folder: TempDir,
 }
 
@@ -241,7 +242,8 @@ impl Nodes {
         let mut command = Command::new(place::crosslane());
         command.args(["device-server", "--size", "32M", "--vectors"]).arg(VECTORS.to_string());
         let server = Process::start(command.arg("--socket").arg(&socket));
-        let (memory, path) = memory_of_a_file();
+        let memory = memory_of_a_file();
+        let path = path_of(&memory);
         let device = |own| {
             let data_bytes = if settings.trains_partitions { DATA_BYTES } else { 0 };
             let link_bytes = Some((CONTROL_BYTES + data_bytes) as usize);
@@ -258,7 +260,7 @@ impl Nodes {
             devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, settings)).collect();
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
-        let nodes = Self { nodes, _server: server, _memory: memory, _folder: folder };
+        let nodes = Self { nodes, _server: server, memory, _folder: folder };
         // Each has learned of the other's bells by now.
         for node in &nodes.nodes {
             node.device.look().expect("a device");
@@ -355,12 +357,16 @@ impl Nodes {
     }
 }
 
-/// Memory like a device's, which nobody can cut off, and the path by which this process and its own open it.
-fn memory_of_a_file() -> (OwnedFd, PathBuf) {
+/// Memory like a device's, which nobody can cut off.
+fn memory_of_a_file() -> OwnedFd {
     let (memory, _mapping) = fabric::shm::create(32 << 20).expect("memory");
     rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).expect("a file of our own");
-    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
-    (memory, path.into())
+    memory
+}
+
+/// By which this process and those that it starts open the memory.
+fn path_of(memory: &OwnedFd) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd()).into()
 }
 
 impl Node {

@@ -2,7 +2,7 @@
 
 use system_tests::script::ECHO;
 
-use super::{DIRECT, DIRECT_WAYS, Nodes, WRITE_COMBINED};
+use super::{DIRECT, DIRECT_WAYS, Nodes, WRITE_COMBINED, path_of};
 
 /// Connects, and has programs that get the connection.
 const GIVER: &str = r#"
@@ -59,6 +59,24 @@ print("after exec")
 "#,
     );
     assert_eq!(said, "0\nafter exec\n");
+}
+
+/// At the highest number that a descriptor can have: higher than all that is hidden.
+#[test]
+fn a_program_that_has_the_device_open_itself_has_it_after_exec_and_after_its_connection() {
+    let nodes = Nodes::start_as(WRITE_COMBINED);
+    let script = r#"
+highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1 << 16) - 1
+own = fcntl.fcntl(os.open(MEMORY, os.O_RDWR), fcntl.F_DUPFD, highest)
+become('''
+own, server = int(sys.argv[2]), socket.socket(fileno=int(sys.argv[1]))
+talk(server, b"after exec")
+server.close()
+print(os.pread(own, 6, 0) == os.pread(os.open(sys.argv[3], os.O_RDONLY), 6, 0))
+''', str(own), MEMORY)
+"#;
+    let said = give(&nodes, &format!("MEMORY = '{}'\n{script}", path_of(&nodes.memory).display()));
+    assert_eq!(said, "True\n");
 }
 
 /// A connection in memory that says itself what lies where takes two of a message's 253 descriptors, on a device three.
