@@ -289,7 +289,9 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         }
         let mut clean = Control([0; CONTROL_BYTES]);
         let mut rewriter = Rewriter { control: &mut clean, used: 0, fits: true };
-        for_each_control(&raw const copy, |header| rewriter.rewrite(header, lifecycle::receive_rights));
+        for_each_control(&raw const copy, |header| {
+            rewriter.rewrite(header, |rights| lifecycle::receive_rights(fd, rights));
+        });
         let used = rewriter.used;
         let room = (*message).msg_controllen;
         let (kept, is_cut) = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);

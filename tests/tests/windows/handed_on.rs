@@ -79,6 +79,42 @@ print(os.pread(own, 6, 0) == os.pread(os.open(sys.argv[3], os.O_RDONLY), 6, 0))
     assert_eq!(said, "True\n");
 }
 
+/// Whoever takes one maps a device that the sender names.
+#[test]
+fn a_connection_on_a_device_is_taken_only_from_the_same_user_or_root() {
+    let said = give(
+        &Nodes::start_as(WRITE_COMBINED),
+        r#"
+def hand_over(kind, uid):
+    theirs = socket.socket(socket.AF_UNIX, kind)
+    theirs.bind(f"\0crosslane-test-{os.getpid()}-{kind}-{uid}")
+    if kind == socket.SOCK_STREAM:
+        theirs.listen()
+    heir = start('''
+carrier = socket.socket(fileno=int(sys.argv[1]))
+if carrier.type == socket.SOCK_STREAM:
+    carrier = carrier.accept()[0]
+fds = socket.recv_fds(carrier, 10, 4)[1]
+assert len(fds) == 1, fds
+print(socket.socket(fileno=fds[0]).family.name)
+''', theirs)
+    os.seteuid(uid)
+    with socket.socket(socket.AF_UNIX, kind) as ours:
+        ours.connect(theirs.getsockname())
+        socket.send_fds(ours, [b"x"], [server.fileno()])
+    os.seteuid(OWN)
+    return heir.communicate()[0].strip()
+OWN, NOBODY = os.geteuid(), 65534
+say("same user", hand_over(socket.SOCK_STREAM, OWN))
+say("unknown", hand_over(socket.SOCK_DGRAM, OWN))
+# Only root can become somebody else.
+say("another", hand_over(socket.SOCK_STREAM, NOBODY) if OWN == 0 else "AF_UNIX")
+talk(server, b"after all")
+"#,
+    );
+    assert_eq!(said, "same user AF_INET\nunknown AF_UNIX\nanother AF_UNIX\n");
+}
+
 /// A connection in memory that says itself what lies where takes two of a message's 253 descriptors, on a device three.
 #[test]
 fn a_message_with_more_connections_than_it_has_room_for_is_refused_as_a_whole() {

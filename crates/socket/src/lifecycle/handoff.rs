@@ -61,9 +61,9 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
     all
 }
 
-/// The descriptors of a received message that are for the program; the memory of connections among them is taken out
-/// and used.
-pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
+/// The descriptors of a message received from `carrier` that are for the program; the memory of connections among them
+/// is taken out and used.
+pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     let (mut memories, mut sockets) = (Vec::new(), Vec::new());
     let mut rights = rights.iter().copied().peekable();
     while let Some(fd) = rights.next() {
@@ -77,9 +77,20 @@ pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
     let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
     for (memfd, device) in memories {
         // SAFETY: just received, and nobody else knows the numbers.
-        adopt(unsafe { memory_of(memfd, device) }, &kept);
+        let memory = unsafe { memory_of(memfd, device) };
+        if memory.device.is_none() || is_from_trusted(carrier) {
+            adopt(memory, &kept);
+        }
     }
     kept
+}
+
+/// Whether who is at the other end of a socket may name a device that is to be mapped here. Of a memfd everybody may:
+/// nobody can cut that off under a mapping, as who controls a device could. A socket at which anybody can send, without
+/// a connection, has nobody at its other end.
+fn is_from_trusted(carrier: RawFd) -> bool {
+    // SAFETY: the program's descriptor, in a call about it.
+    rendezvous::is_trusted(unsafe { BorrowedFd::borrow_raw(carrier) }, None) == Ok(true)
 }
 
 /// # Safety
