@@ -29,6 +29,8 @@ use tempfile::TempDir;
 
 #[path = "windows/connects.rs"]
 mod connects;
+#[path = "windows/handed_on.rs"]
+mod handed_on;
 #[path = "windows/interleaved.rs"]
 mod interleaved;
 
@@ -223,7 +225,8 @@ impl Default for Settings {
 struct Nodes {
     nodes: Vec<Node>,
     _server: Process,
-    _memory: OwnedFd,
+    /// The device's, where it has no server.
+    memory: OwnedFd,
     _folder: TempDir,
 }
 
@@ -239,7 +242,8 @@ impl Nodes {
         let mut command = Command::new(place::crosslane());
         command.args(["device-server", "--size", "32M", "--vectors"]).arg(VECTORS.to_string());
         let server = Process::start(command.arg("--socket").arg(&socket));
-        let (memory, path) = memory_of_a_file();
+        let memory = memory_of_a_file();
+        let path = path_of(&memory);
         let device = |own| {
             let data_bytes = if settings.trains_partitions { DATA_BYTES } else { 0 };
             let link_bytes = Some((CONTROL_BYTES + data_bytes) as usize);
@@ -256,7 +260,7 @@ impl Nodes {
             devices.into_iter().enumerate().map(|(own, device)| Node::start(own, device, settings)).collect();
         let [a, b] = &mut nodes[..] else { unreachable!() };
         assert!(train_both(&mut a.link, &mut b.link));
-        let nodes = Self { nodes, _server: server, _memory: memory, _folder: folder };
+        let nodes = Self { nodes, _server: server, memory, _folder: folder };
         // Each has learned of the other's bells by now.
         for node in &nodes.nodes {
             node.device.look().expect("a device");
@@ -353,12 +357,16 @@ impl Nodes {
     }
 }
 
-/// Memory like a device's, which nobody can cut off, and the path by which this process and its own open it.
-fn memory_of_a_file() -> (OwnedFd, PathBuf) {
+/// Memory like a device's, which nobody can cut off.
+fn memory_of_a_file() -> OwnedFd {
     let (memory, _mapping) = fabric::shm::create(32 << 20).expect("memory");
     rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).expect("a file of our own");
-    let path = format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd());
-    (memory, path.into())
+    memory
+}
+
+/// By which this process and those that it starts open the memory.
+fn path_of(memory: &OwnedFd) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), memory.as_raw_fd()).into()
 }
 
 impl Node {
@@ -650,47 +658,6 @@ if child == 0:
     os._exit(0 if server.recv(100) == b"child" else 1)
 server.close()
 say(os.waitpid(child, 0)[1])
-"#,
-        port,
-    );
-    assert_eq!(said, "0\n");
-    assert_eq!(nodes.wait_for_free_spans(0, 1).bytes_sent, 0);
-}
-
-#[test]
-fn a_connection_in_the_windows_is_handed_on_by_exec_and_by_scm_rights() {
-    DIRECT_WAYS.map(Nodes::start_as).iter().for_each(hand_on);
-}
-
-fn hand_on(nodes: &Nodes) {
-    let (_server, port) = nodes.serve(ECHO);
-    let said = nodes.client(
-        r#"
-HEIR = '''
-import os, socket, sys
-def talk(server, who):
-    server.sendall(who)
-    assert server.recv(100) == who
-ours = socket.socket(fileno=int(sys.argv[1]))
-if sys.argv[2] == "exec":
-    talk(ours, b"after exec")
-else:
-    data, fds, _, _ = socket.recv_fds(ours, 10, 4)
-    assert len(fds) == 1, fds
-    talk(socket.socket(fileno=fds[0]), b"by message")
-'''
-import subprocess
-server = socket.create_connection(address, timeout=20)
-server.settimeout(None)
-server.sendall(b"before")
-assert server.recv(100) == b"before"
-ours, theirs = socket.socketpair()
-child = subprocess.Popen([sys.executable, "-c", HEIR, str(theirs.fileno()), "message"], pass_fds=[theirs.fileno()])
-socket.send_fds(ours, [b"x"], [server.fileno()])
-say(child.wait())
-os.set_inheritable(server.fileno(), True)
-sys.stdout.flush()
-os.execv(sys.executable, [sys.executable, "-c", HEIR, str(server.fileno()), "exec"])
 "#,
         port,
     );

@@ -10,8 +10,8 @@ use socket::lifecycle;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Descriptors in one message, and as many for the memory of connections among them.
-const RIGHTS_MAX: usize = 253;
+/// More than a message of 253 descriptors takes, each a connection with the memory that travels with it: the kernel
+/// takes no more than those 253 in all.
 const CONTROL_BYTES: usize = 8192;
 
 unsafe fn spans_of<'a>(message: *const msghdr) -> Result<&'a [iovec], Errno> {
@@ -260,18 +260,16 @@ unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> i
         }
         let mut control = Control([0; CONTROL_BYTES]);
         let mut rewriter = Rewriter { control: &mut control, used: 0, fits: true };
-        for_each_control(message, |header| {
-            rewriter.rewrite(header, |rights| {
-                let all = lifecycle::send_rights(rights);
-                if all.len() <= RIGHTS_MAX { all } else { rights.to_vec() }
-            });
-        });
+        for_each_control(message, |header| rewriter.rewrite(header, lifecycle::send_rights));
         let (used, fits) = (rewriter.used, rewriter.fits);
-        let mut copy = *message;
-        if fits {
-            copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
-            copy.msg_controllen = used;
+        // As the kernel answers where there are too many descriptors: a connection that went without its memory would
+        // be lost, and nobody would be told.
+        if !fits {
+            return count_or_errno(Err(Errno::INVAL));
         }
+        let mut copy = *message;
+        copy.msg_control = control.0.as_mut_ptr().cast::<c_void>();
+        copy.msg_controllen = used;
         real::sendmsg(fd, &raw const copy, flags)
     }
 }
@@ -291,7 +289,9 @@ unsafe fn receive_with_rights(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         }
         let mut clean = Control([0; CONTROL_BYTES]);
         let mut rewriter = Rewriter { control: &mut clean, used: 0, fits: true };
-        for_each_control(&raw const copy, |header| rewriter.rewrite(header, lifecycle::receive_rights));
+        for_each_control(&raw const copy, |header| {
+            rewriter.rewrite(header, |rights| lifecycle::receive_rights(fd, rights));
+        });
         let used = rewriter.used;
         let room = (*message).msg_controllen;
         let (kept, is_cut) = copy_control(&clean.0[..used], (*message).msg_control.cast::<u8>(), room);

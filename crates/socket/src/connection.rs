@@ -375,12 +375,7 @@ impl Connection {
         if inheritable {
             self.name_lifeline();
         }
-        self.with_details(|details| {
-            for fd in details.memory.iter().flat_map(MemoryFds::iter) {
-                // Without it, the program after `exec` finds no connection.
-                let _ = fd.set_inheritable(inheritable);
-            }
-        });
+        self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
     }
 
     /// Writes into the memory which lifeline belongs to it: whoever gets both from this process finds out by that.

@@ -5,8 +5,7 @@
 //! processors together: what goes on in a cpuset or a control group of our own is not seen.
 
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
-use rustix::fs::{CWD, Mode, OFlags, openat};
-use std::ffi::CStr;
+use crate::system::read_text;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// How long an answer of the kernel holds: asking takes a few microseconds.
@@ -30,7 +29,7 @@ pub fn is_there(now: u64) -> bool {
 /// Threads of this machine that run or could, this one among them.
 fn running() -> Option<u32> {
     let mut line = [0; 128];
-    running_in(read(c"/proc/loadavg", &mut line)?)
+    running_in(read_text(c"/proc/loadavg", &mut line)?)
 }
 
 /// Of `0.31 0.25 0.30 2/113 4711`, the 2.
@@ -46,7 +45,7 @@ fn processors() -> u32 {
     }
     let mut list = [0; 1024];
     // Unknown is more than can be crowded.
-    let count = read(c"/sys/devices/system/cpu/online", &mut list).and_then(count_in).unwrap_or(u32::MAX);
+    let count = read_text(c"/sys/devices/system/cpu/online", &mut list).and_then(count_in).unwrap_or(u32::MAX);
     PROCESSORS.store(count, Ordering::Relaxed);
     count
 }
@@ -58,13 +57,6 @@ fn count_in(list: &str) -> Option<u32> {
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
         sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
     })
-}
-
-/// What fits of a file.
-fn read<'a>(path: &CStr, bytes: &'a mut [u8]) -> Option<&'a str> {
-    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let length = rustix::io::read(&file, &mut *bytes).ok()?;
-    std::str::from_utf8(&bytes[..length]).ok()
 }
 
 #[cfg(test)]

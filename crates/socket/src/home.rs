@@ -82,6 +82,17 @@ impl MemoryFds {
     }
 }
 
+impl MemoryFds<HiddenFd> {
+    /// Says whether they outlive `exec`: all of them, or none where one has made room for the program's own. What is
+    /// left of them would be no connection.
+    pub(crate) fn set_inheritable(&self, inheritable: bool) {
+        let set = |inheritable| self.iter().filter(|fd| fd.set_inheritable(inheritable).is_err()).count();
+        if set(inheritable) > 0 {
+            set(false);
+        }
+    }
+}
+
 /// A home as those who come to hold the end find it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Home {
@@ -156,7 +167,32 @@ pub fn map(memfd: &OwnedFd) -> Result<Region, Errno> {
 mod tests {
     use super::*;
     use fabric::device::Caching;
+    use rustix::io::FdFlags;
     use volmem::Alignment;
+
+    #[test]
+    fn what_a_connection_is_handed_on_by_outlives_exec_as_a_whole_or_not_at_all() {
+        let _no_child = crate::forks::none();
+        let hidden = || {
+            let (memory, _mapping) = shm::create(4096).unwrap();
+            let (memfd, _region) = create(Place::new(0, 4096), memory.as_fd()).unwrap();
+            MemoryFds { memfd, device: Some(memory) }.hide().unwrap()
+        };
+        let is_inheritable =
+            |fd: &HiddenFd| !rustix::io::fcntl_getfd(fd.fd().unwrap()).unwrap().contains(FdFlags::CLOEXEC);
+        let whole = hidden();
+        for inheritable in [true, false] {
+            whole.set_inheritable(inheritable);
+            assert!(whole.iter().all(|fd| is_inheritable(fd) == inheritable));
+        }
+        for (released, left) in [(0, 1), (1, 0)] {
+            let memory = hidden();
+            let all: Vec<&HiddenFd> = memory.iter().collect();
+            all[released].release();
+            memory.set_inheritable(true);
+            assert!(!is_inheritable(all[left]), "{released} made room");
+        }
+    }
 
     #[test]
     fn a_home_says_where_its_connection_lies_and_nothing_else_is_one() {

@@ -9,6 +9,7 @@
 //! The description's position says which spans they are, for a program that gets the descriptor from another: by `exec`
 //! or `SCM_RIGHTS`. Nobody reads or writes by it otherwise.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use fabric::shm;
@@ -22,6 +23,8 @@ use crate::system::{self, call};
 const PAGE_BYTES: u64 = 4096;
 /// Two numbers of pages and a bit make a position, which is less than 2^63.
 const PAGE_NUMBER_BITS: u32 = 31;
+/// Several times what the kernel says of a descriptor with two locks.
+const INFO_BYTES_MAX: usize = 2048;
 /// In a position: the link is a modelled one.
 const MODELLED: u64 = 1 << (2 * PAGE_NUMBER_BITS);
 
@@ -48,6 +51,27 @@ pub fn note(descriptor: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
         let _ = rustix::fs::seek(descriptor, SeekFrom::Start(position_of(place)?));
     }
     Ok(())
+}
+
+/// Whether both spans were noted on this very open file description, whatever others there are of the same memory.
+pub fn is_noted_on(descriptor: BorrowedFd<'_>, place: Place) -> bool {
+    // `F_OFD_GETLK` tells only of the locks of others.
+    let mut bytes = [0; INFO_BYTES_MAX];
+    let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+    let Some(info) = system::read_text(path.as_str(), &mut bytes) else { return false };
+    [place.inbound_offset, place.outbound_offset].into_iter().all(|first| {
+        let last = first.saturating_add(Segment::WINDOW_BYTES as u64 - 1);
+        info.lines().filter_map(locked_in).any(|range| range.contains(&first) && range.contains(&last))
+    })
+}
+
+/// The bytes that are locked by a line such as `lock: 1: OFDLCK ADVISORY READ -1 00:06:411 4096 278527`. Two spans side
+/// by side are one lock.
+fn locked_in(line: &str) -> Option<RangeInclusive<u64>> {
+    let mut words = line.strip_prefix("lock:")?.split_ascii_whitespace();
+    let (_number, kind) = (words.next()?, words.next()?);
+    let (last, first) = (words.next_back()?.parse().ok()?, words.next_back()?.parse().ok()?);
+    (kind == "OFDLCK").then_some(first..=last)
 }
 
 /// Whether the spans that were noted on a descriptor are those of a modelled link, whose model lies in them.
@@ -144,6 +168,21 @@ mod tests {
         assert!(is_lent(ONE), "mapped");
         drop(mapping);
         assert!(!is_lent(ONE));
+    }
+
+    #[test]
+    fn a_loan_is_told_from_other_descriptors_of_the_same_memory() {
+        let (memory, _mapping) = shm::create(4 * Segment::WINDOW_BYTES).unwrap();
+        let own = descriptor(memory.as_fd()).unwrap();
+        for place in [ONE, OTHER, Place::new(SPAN_BYTES, 0)] {
+            let loan = lend(memory.as_fd(), place).unwrap();
+            let copy = rustix::io::dup(&loan).unwrap();
+            let is_noted_on = |descriptor: &OwnedFd, place| is_noted_on(descriptor.as_fd(), place);
+            assert_eq!([&loan, &copy, &own].map(|it| is_noted_on(it, place)), [true, true, false]);
+            let partly = Place::new(place.inbound_offset, 3 * SPAN_BYTES + 4096);
+            assert!(!is_noted_on(&loan, partly), "of one span, not of the other");
+        }
+        assert!(!is_noted_on(own.as_fd(), ONE));
     }
 
     #[test]

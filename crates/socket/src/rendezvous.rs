@@ -378,7 +378,10 @@ fn reach(rack: &Rack, lifeline: BorrowedFd<'_>, names: &[ListenerName]) -> Resul
 
 /// Whether the process at the other end is of our own user or root; on the accepting end, also of the user who made the
 /// listener, because a server may have given up that user's rights since.
-fn is_trusted(lifeline: BorrowedFd<'_>, listener: Option<BorrowedFd<'_>>) -> Result<bool, Errno> {
+///
+/// # Errors
+/// What getsockopt answers.
+pub(crate) fn is_trusted(lifeline: BorrowedFd<'_>, listener: Option<BorrowedFd<'_>>) -> Result<bool, Errno> {
     let peer = peer_uid(lifeline)?;
     if peer == 0 || peer == rustix::process::geteuid().as_raw() {
         return Ok(true);

@@ -1,6 +1,7 @@
 //! The few system calls that a waiting thread makes. They are handed in, because a library that stands between a
 //! program and libc must use libc's own versions: those are cancellation points, raw system calls are not.
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -198,6 +199,14 @@ unsafe fn enter_kernel(number: libc::c_long, arguments: [usize; 6]) -> isize {
 /// What the last system call of this thread failed with.
 pub fn errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// What fits of a file in which the kernel says something.
+pub fn read_text(path: impl rustix::path::Arg, bytes: &mut [u8]) -> Option<&str> {
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let length = rustix::io::read(&file, &mut *bytes);
+    crate::descriptors::close(file);
+    std::str::from_utf8(&bytes[..length.ok()?]).ok()
 }
 
 /// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the

@@ -4,7 +4,7 @@
 //! those of a device, its [home](crate::home), and a descriptor of that memory beside it. They are hidden descriptors
 //! with the same close-on-exec flag as the program's, so they pass through `exec` beside it; and they are appended to
 //! the descriptors of a message that carries the lifeline. Whoever has all finds the end it holds by the lifeline's
-//! inode.
+//! inode. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as lent.
 
 use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
@@ -36,8 +36,7 @@ pub fn adopt_inherited() {
     let (memfds, others): (Vec<RawFd>, Vec<RawFd>) = of_kind(InheritedKind::Memfd).partition(|&fd| is_memory(fd));
     let mut others: Vec<RawFd> = of_kind(InheritedKind::Other).chain(others).collect();
     for memfd in memfds {
-        // The last one: a program that has the device open itself has it at a lower number than what is hidden.
-        let beside = |home: Home| others.iter().rposition(|&fd| is_of(home, fd)).map(|index| others.remove(index));
+        let beside = |home: Home| others.iter().position(|&fd| is_loan(home, fd)).map(|index| others.remove(index));
         let device = home_in(memfd).and_then(beside);
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
         adopt(unsafe { memory_of(memfd, device) }, &sockets);
@@ -62,9 +61,9 @@ pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
     all
 }
 
-/// The descriptors of a received message that are for the program; the memory of connections among them is taken out
-/// and used.
-pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
+/// The descriptors of a message received from `carrier` that are for the program; the memory of connections among them
+/// is taken out and used.
+pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
     let (mut memories, mut sockets) = (Vec::new(), Vec::new());
     let mut rights = rights.iter().copied().peekable();
     while let Some(fd) = rights.next() {
@@ -78,9 +77,20 @@ pub fn receive_rights(rights: &[RawFd]) -> Vec<RawFd> {
     let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
     for (memfd, device) in memories {
         // SAFETY: just received, and nobody else knows the numbers.
-        adopt(unsafe { memory_of(memfd, device) }, &kept);
+        let memory = unsafe { memory_of(memfd, device) };
+        if memory.device.is_none() || is_from_trusted(carrier) {
+            adopt(memory, &kept);
+        }
     }
     kept
+}
+
+/// Whether who is at the other end of a socket may name a device that is to be mapped here. Of a memfd everybody may:
+/// nobody can cut that off under a mapping, as who controls a device could. A socket at which anybody can send, without
+/// a connection, has nobody at its other end.
+fn is_from_trusted(carrier: RawFd) -> bool {
+    // SAFETY: the program's descriptor, in a call about it.
+    rendezvous::is_trusted(unsafe { BorrowedFd::borrow_raw(carrier) }, None) == Ok(true)
 }
 
 /// # Safety
@@ -132,6 +142,12 @@ fn home_in(fd: RawFd) -> Option<Home> {
 fn is_of(home: Home, fd: RawFd) -> bool {
     // SAFETY: as above.
     home.is_of(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// As [`is_of`], and lent for the connection: the program may have the device open itself.
+fn is_loan(home: Home, fd: RawFd) -> bool {
+    // SAFETY: as above.
+    is_of(home, fd) && loan::is_noted_on(unsafe { BorrowedFd::borrow_raw(fd) }, home.place)
 }
 
 /// The ends that whoever has the memory may hold.

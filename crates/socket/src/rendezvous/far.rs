@@ -431,8 +431,6 @@ pub(crate) fn adopt(loan: BorrowedFd<'_>) -> Result<Segment, Errno> {
 /// up.
 pub(crate) fn adopt_on_device(memfd: &OwnedFd, memory: BorrowedFd<'_>) -> Result<Segment, Errno> {
     let Home { place, .. } = Home::of(memfd.as_fd()).filter(|home| home.is_of(memory)).ok_or(Errno::INVAL)?;
-    // Of several that were handed on together, each may do for the others' memory.
-    loan::note(memory, place)?;
     let spans = spans(memory, place)?;
     if place.is_apart() {
         let (inbound, outbound) = device_memory(spans, place)?;
