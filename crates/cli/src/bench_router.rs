@@ -221,8 +221,8 @@ fn between_nodes(report: &Report) -> String {
         text += &loads(&report.loads);
     }
     if !report.adaptive.is_empty() {
-        text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its (19 of 20 times in brackets);\n\
-             control: a fixed one beside itself, which differs by what the machine does\n";
+        text += "\nAdaptive batches beside the best fixed one, us; p99 in multiples of its (19 of 20 times in\n\
+                 brackets); control: a fixed one beside itself, which differs by what the machine does\n";
         text += &adaptive(&report.adaptive);
     }
     if !report.adaptive_rates.is_empty() {

@@ -15,8 +15,10 @@
 //!   8, 11                   cursors           -
 //! ```
 //!
-//! So no line has two writers, but for sleepers' flags where memory is coherent after all (who takes one clears it), nor
-//! a writer that reaches it otherwise than its reader does: the program and the proxy of a node have the same caches.
+//! So no line has two writers, but for sleepers' flags where memory is coherent after all (who takes one clears it),
+//! nor a writer that reaches it otherwise than its reader does: the program and the proxy of a node have the same
+//! caches.
+//!
 //! Where memory is not coherent, each node cleans what it writes itself, in its own window and in the other one, before
 //! it says that it takes the span: the other node then finds it. Elsewhere the one who accepts cleans both, for the
 //! other node may reach them as its own memory, and have left its state there.
