@@ -1,6 +1,7 @@
 # lab: --guests 2 --program redis-server --program redis-cli --program redis-benchmark
 # redis-server in guest a, redis-benchmark in guest b; there is no network between them, only the device's memory. Once
-# more with programs that write the windows themselves, on DAX memory also as if it were not coherent.
+# more with programs that write the windows themselves, on DAX memory also as if it were not coherent; there a
+# connection is handed on by exec and by SCM_RIGHTS. For a test, which brings hand-on.
 
 [ "$(ls /sys/class/net)" = lo ] # no network but the loopback
 
@@ -51,6 +52,7 @@ directly() {
     barrier "serving $1"
     if [ "$NODE" = b ]; then
         set_and_get "$1"
+        lanes hand-on 127.77.0.1 6379
         lanes redis-benchmark -h 127.77.0.1 -c 4 -n 300 -d 64 -t set,get --csv
         lanes redis-benchmark -h 127.77.0.1 -c 2 -n 60 -d 65536 -t set,get --csv
     fi

@@ -5,13 +5,13 @@
 //! time.
 
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use lab::{Device, Lab, Node, Trouble};
+use lab::{Device, Lab, Node, Report, Trouble};
 use system_tests::{Process, c, place};
 
 /// Guests share two cores with whatever else is tested and built: this only ends what hangs.
@@ -267,12 +267,13 @@ fn redis_is_served_over_dax_memory_by_proxies_and_by_programs_that_write_it_them
 }
 
 fn redis(device: Device) {
-    let report = committed("redis.sh").device(device).run().unwrap().must_succeed();
+    let report = committed("redis.sh").device(device).built(hand_on()).run().unwrap().must_succeed();
     let direct_runs = match device {
         Device::Dax => 2, // Coherent, and as if it were not.
         _ => 1,
     };
     assert_eq!(report.output(Node::B).matches("\"GET\",").count(), 2 + 2 * direct_runs, "{report}");
+    must_be_handed_on(&report, direct_runs);
     for node in [Node::A, Node::B] {
         let direct = report.output(node).matches(" direct connections, 0 missed, 0 bytes by proxies").count();
         assert_eq!(direct, direct_runs, "{report}");
@@ -281,10 +282,22 @@ fn redis(device: Device) {
 
 #[test]
 fn programs_that_write_windows_under_vfio_die_and_are_handed_on_and_keep_no_monitor_from_the_device() {
-    let hand_on = c::build("hand-on", &[place::package_file("lab/hand_on.c")], &["-O2", "-Wall", "-Wextra", "-Werror"]);
-    let report = committed("direct.sh").built(&hand_on).run().unwrap().must_succeed();
+    let report = committed("direct.sh").built(hand_on()).run().unwrap().must_succeed();
+    must_be_handed_on(&report, 1);
+}
+
+/// Built once, for tests that run at once.
+fn hand_on() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let flags = ["-O2", "-Wall", "-Wextra", "-Werror"];
+    BUILT.get_or_init(|| c::build("hand-on", &[place::package_file("lab/hand_on.c")], &flags))
+}
+
+#[track_caller]
+fn must_be_handed_on(report: &Report, times: usize) {
     for who in ["at first", "by message", "after exec"] {
-        assert!(report.output(Node::B).contains(&format!("answered {who}")), "{report}");
+        let answers = report.output(Node::B).matches(&format!("answered {who}")).count();
+        assert_eq!(answers, times, "{who}: {report}");
     }
 }
 
