@@ -95,11 +95,11 @@ unsafe fn counted_spans<'a>(vector: *const iovec, count: c_int) -> Result<&'a [i
 }
 
 /// What was only looked at will be received again.
-pub(crate) fn counted_receive_with(stream: &Stream, flags: c_int, result: isize) -> isize {
+pub(crate) fn counted_receive_with(stream: &'static Stream, flags: c_int, result: isize) -> isize {
     if flags & libc::MSG_PEEK != 0 { result } else { counted_receive(stream, result) }
 }
 
-pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
+pub(crate) fn counted_receive(stream: &'static Stream, result: isize) -> isize {
     if result > 0 {
         stream.count_received(result as usize);
     } else if result < 0 {
@@ -108,7 +108,7 @@ pub(crate) fn counted_receive(stream: &Stream, result: isize) -> isize {
     result
 }
 
-pub(crate) fn counted_send(stream: &Stream, result: isize) -> isize {
+pub(crate) fn counted_send(stream: &'static Stream, result: isize) -> isize {
     if result > 0 {
         stream.count_sent(result as usize);
     } else if result < 0 {

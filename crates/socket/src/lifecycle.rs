@@ -40,7 +40,7 @@ use rustix::io::Errno;
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
 
 /// What a TCP socket is before it is anything more, or when it stays with the kernel.
 #[derive(Default)]
@@ -48,6 +48,8 @@ pub struct Stream {
     lock: Lock,
     /// Under `lock`.
     inner: UnsafeCell<StreamInner>,
+    /// Closed in signal handlers that have interrupted the holder of `lock`.
+    left: LeftToHolder,
 }
 
 #[derive(Default)]
@@ -87,25 +89,74 @@ unsafe impl Sync for Listener {}
 static STREAMS: Pool<Stream> = Pool::new();
 static LISTENERS: Pool<Listener> = Pool::new();
 
+/// Descriptors of a socket that were closed in signal handlers which had interrupted the holder of its lock: waiting
+/// there would have no end. Each is one more than the number, and zero is none.
+#[derive(Default)]
+struct LeftToHolder([AtomicI32; 8]);
+
+impl LeftToHolder {
+    /// One for which there is no room stays known, as if it were not closed: more were closed within a few instructions
+    /// than a socket has, but for contrived ones.
+    fn add(&self, fd: RawFd) {
+        let is_free =
+            |place: &&AtomicI32| place.compare_exchange(0, fd + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        self.0.iter().find(is_free);
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        // They are filled from the first on.
+        self.0[0].load(Ordering::Relaxed) == 0
+    }
+
+    fn take(&self) -> impl Iterator<Item = RawFd> {
+        self.0.iter().rev().map(|place| place.swap(0, Ordering::SeqCst) - 1).filter(|fd| *fd >= 0)
+    }
+}
+
 impl Stream {
-    fn with<R>(&self, access: impl FnOnce(&mut StreamInner) -> R) -> R {
-        let _guard = self.lock.lock();
+    fn with<R>(&'static self, access: impl FnOnce(&mut StreamInner) -> R) -> R {
+        let guard = self.lock.lock();
         // SAFETY: under the lock.
-        access(unsafe { &mut *self.inner.get() })
+        let answer = access(unsafe { &mut *self.inner.get() });
+        drop(guard);
+        // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
+        compiler_fence(Ordering::SeqCst);
+        if !self.left.is_empty() {
+            self.left.take().for_each(|fd| self.forget(fd));
+        }
+        answer
+    }
+
+    /// The program has closed one of its descriptors of the socket.
+    fn forget(&'static self, fd: RawFd) {
+        if self.lock.is_held_by_this_thread() {
+            return self.left.add(fd);
+        }
+        let last = self.with(|inner| {
+            let before = inner.descriptors.len();
+            inner.descriptors.retain(|&known| known != fd);
+            let was_last = inner.descriptors.is_empty() && before > 0;
+            was_last.then(|| std::mem::take::<StreamInner>(inner))
+        });
+        if last.is_some() {
+            drop(last);
+            STREAMS.give_back(self);
+        }
     }
 
     /// Runs `access` on the record of the socket's options.
-    pub fn with_options<R>(&self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
+    pub fn with_options<R>(&'static self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
         self.with(|inner| access(&mut inner.options))
     }
 
     /// Counts bytes that the kernel carried.
-    pub fn count_sent(&self, bytes: usize) {
+    pub fn count_sent(&'static self, bytes: usize) {
         self.with(|inner| inner.slot.as_ref().inspect(|slot| slot.add_sent(bytes as u64)).is_some());
     }
 
     /// Counts bytes that the kernel carried.
-    pub fn count_received(&self, bytes: usize) {
+    pub fn count_received(&'static self, bytes: usize) {
         self.with(|inner| inner.slot.as_ref().inspect(|slot| slot.add_received(bytes as u64)).is_some());
     }
 }
@@ -265,4 +316,24 @@ fn unlock_after_fork() {
 /// Whether a program that calls `connect` again on a connection should be told that it is there.
 fn already_connected(connection: &Connection) -> Result<(), Errno> {
     if connection.take_connect_report() { Ok(()) } else { Err(Errno::ISCONN) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_handler_closes_that_has_interrupted_the_holder_is_forgotten_when_that_lets_go() {
+        // Numbers that no table has: nothing but the record is touched.
+        let stream = STREAMS.take();
+        stream.with(|inner| inner.descriptors = vec![901, 902, 903]);
+        stream.with(|_| [902, 901].map(|fd| stream.forget(fd)));
+        stream.with(|inner| assert_eq!(inner.descriptors, [903]));
+        stream.with(|inner| {
+            stream.forget(903);
+            assert_eq!(inner.descriptors, [903], "left to the holder");
+        });
+        stream.with(|inner| assert_eq!(inner.descriptors, []));
+        assert!(stream.left.is_empty());
+    }
 }

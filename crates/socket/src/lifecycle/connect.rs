@@ -214,7 +214,12 @@ fn waits(fd: RawFd) -> bool {
     rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
 }
 
-pub(super) fn fall_back(fd: RawFd, stream: &Stream, destination: SocketAddr, reason: FallbackReason) -> Outcome {
+pub(super) fn fall_back(
+    fd: RawFd,
+    stream: &'static Stream,
+    destination: SocketAddr,
+    reason: FallbackReason,
+) -> Outcome {
     count_fallback(reason);
     // A socket that connects to itself reaches no other program, and is no lane lost.
     if settings().require_lane && reason != FallbackReason::ToItself {
@@ -244,7 +249,7 @@ pub(super) fn refuse(fd: RawFd) -> Outcome {
     Outcome::Answered(refused().map_or_else(Err, |()| Err(Errno::CONNREFUSED)))
 }
 
-fn enter_kernel_connection(fd: RawFd, stream: &Stream, destination: SocketAddr) {
+fn enter_kernel_connection(fd: RawFd, stream: &'static Stream, destination: SocketAddr) {
     let slot = ledger().open_connection(&ledger::Connection {
         fd,
         path: Path::Kernel,

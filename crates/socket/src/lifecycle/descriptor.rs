@@ -1,6 +1,6 @@
 //! `dup`, `close` and their kin, kept in step with what the kernel does.
 
-use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner};
+use super::{LISTENERS, Listener, ListenerInner};
 use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest;
@@ -52,7 +52,7 @@ fn forget(fd: RawFd) {
         Entry::Listener(listener) => forget_listener(fd, listener),
         Entry::Stream(stream) => {
             interest::forget_stream(fd);
-            forget_stream(fd, stream);
+            stream.forget(fd);
         }
         Entry::Interest(set) => set.remove_descriptor(fd),
     }
@@ -67,17 +67,6 @@ fn forget_listener(fd: RawFd, listener: &'static Listener) {
     if last.is_some() {
         drop(last);
         LISTENERS.give_back(listener);
-    }
-}
-
-fn forget_stream(fd: RawFd, stream: &'static Stream) {
-    let last = stream.with(|inner| {
-        inner.descriptors.retain(|&known| known != fd);
-        inner.descriptors.is_empty().then(|| std::mem::take::<StreamInner>(inner))
-    });
-    if last.is_some() {
-        drop(last);
-        STREAMS.give_back(stream);
     }
 }
 

@@ -43,7 +43,12 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     Ok(())
 }
 
-fn add_lane(fd: RawFd, stream: &Stream, bound: SocketAddr, backlog: i32) -> Result<LaneListener, FallbackReason> {
+fn add_lane(
+    fd: RawFd,
+    stream: &'static Stream,
+    bound: SocketAddr,
+    backlog: i32,
+) -> Result<LaneListener, FallbackReason> {
     if !settings().applies_to(bound.port()) {
         return Err(FallbackReason::PortRule);
     }

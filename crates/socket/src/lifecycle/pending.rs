@@ -67,12 +67,12 @@ pub fn is_any_pending() -> bool {
 }
 
 /// Whether this socket's connect waits.
-pub fn is_pending(stream: &Stream) -> bool {
+pub fn is_pending(stream: &'static Stream) -> bool {
     is_any_pending() && stream.with(|inner| inner.pending.is_some())
 }
 
 /// Whether somebody is just looking at this socket's connect, and may be ending it.
-pub fn is_looked_at(stream: &Stream) -> bool {
+pub fn is_looked_at(stream: &'static Stream) -> bool {
     let is_taken = |pending: &Pending| matches!(pending.turn, Turn::Taken);
     is_any_pending() && stream.with(|inner| inner.pending.as_ref().is_some_and(is_taken))
 }
@@ -83,7 +83,7 @@ pub fn is_looked_at(stream: &Stream) -> bool {
 /// What the system answers to one that wants a silent listener.
 pub(super) fn begin(
     fd: RawFd,
-    stream: &Stream,
+    stream: &'static Stream,
     destination: SocketAddr,
     bound: Option<SocketAddr>,
     underway: Option<Box<Underway>>,
@@ -239,7 +239,7 @@ pub fn hold_off() -> Option<Guard<'static>> {
 }
 
 /// The program takes back what it has asked for: by `shutdown`, or by `connect` to no address.
-pub fn abandon(stream: &Stream) {
+pub fn abandon(stream: &'static Stream) {
     if is_pending(stream) {
         let _guard = hold_off();
         drop(stream.with(|inner| inner.pending.take()));
