@@ -5,7 +5,8 @@ pub const COMMON: &str = r#"
 import hashlib, os, socket, struct, sys, threading, time
 address = (sys.argv[1], int(sys.argv[2]))
 def say(*words):
-    print(*words, flush=True)
+    # In one piece: print() writes in several, which those of threads come between.
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 def listen():
     listener = socket.create_server(address)
     say("listening")

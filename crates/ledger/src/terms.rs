@@ -124,6 +124,8 @@ fallback_reasons! {
     AccessDenied => "access_denied", "the rack's access rules deny it";
     /// The part of the windows that the connection got could not be mapped.
     WindowUnmapped => "window_unmapped", "its part of the windows cannot be mapped in this program";
+    /// The other node still has a connection of the program's port, whose end here is closed.
+    PortInUse => "port_in_use", "the server still has an earlier connection from that port";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

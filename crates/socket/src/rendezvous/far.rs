@@ -48,6 +48,8 @@ const MODEL_OFFSET: usize = 40;
 const MAGIC: u64 = u64::from_ne_bytes(*b"XLREPLY\0");
 /// How long a program waits for the other node's answer.
 const REPLY_WAIT_NS: u64 = 5_000_000_000;
+/// Ports that are tried, each a word to the other node and back, until one is found which that has no connection of.
+const PORT_TRIES_MAX: u32 = 32;
 /// Looks at memory that take as long as one look at a socket.
 const LOOKS_PER_CALL: u32 = 250;
 /// File system of the files that are the BARs of PCI devices.
@@ -162,11 +164,18 @@ enum Stage {
     Introduced(Introduced),
 }
 
+/// What a connect begins with; and begins anew with, where the other node still has a connection of the port chosen.
+#[derive(Debug)]
+struct Aim {
+    rack: Arc<Rack>,
+    request: Request,
+    tries_left: u32,
+}
+
 /// The monitor is to see to it that the proxy stands in for the listener.
 #[derive(Debug)]
 struct Asked {
-    rack: Arc<Rack>,
-    request: Request,
+    aim: Aim,
     lifeline: HiddenFd,
     /// The lifeline's, if that has one already.
     tuple: Option<Tuple>,
@@ -177,6 +186,7 @@ struct Asked {
 /// The proxy has got the hello, and is to reply.
 #[derive(Debug)]
 struct Introduced {
+    aim: Aim,
     lifeline: HiddenFd,
     tuple: Tuple,
     segment: Segment,
@@ -186,50 +196,73 @@ struct Introduced {
 /// Connects to the proxy of this node, which stands in for a listener of another. Where it does not yet, the monitor is
 /// asked to see to it.
 pub(super) fn connect(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd) -> Result<Progress, NoLane> {
-    let destination = destination(request.destination);
-    let name = ListenerName::far(destination);
-    // A node has one address; only for a destination of the other family it must be asked for.
-    let known = request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
-    let Some(node) = known.filter(|_| rack.is_live(&name) == Ok(true)) else {
-        return ask(rack, request, lifeline, None);
-    };
-    let tuple = bind(request, &lifeline, node)?;
-    match reach(&rack, lifeline.as_fd(), &[name]) {
-        // It has its name and does not listen yet, or does not any more: the monitor sees to it.
-        Err(no_lane) if no_lane.reason == FallbackReason::NoListener => ask(rack, request, lifeline, Some(tuple)),
-        reached => reached.and_then(|()| say_hello(lifeline, tuple)),
-    }
+    Aim { rack, request: *request, tries_left: PORT_TRIES_MAX }.connect(lifeline)
 }
 
-fn bind(request: &Request, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
-    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    bind_tuple(lifeline.as_fd(), &request.far_route(node)?, spread_u32(), request.opener).map_err(broken)
+impl Aim {
+    fn connect(self, lifeline: OwnedFd) -> Result<Progress, NoLane> {
+        let destination = destination(self.request.destination);
+        let name = ListenerName::far(destination);
+        // A node has one address; only for a destination of the other family it must be asked for.
+        let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
+        let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
+            return self.ask(lifeline, None);
+        };
+        let tuple = self.bind(&lifeline, node)?;
+        match reach(&self.rack, lifeline.as_fd(), &[name]) {
+            // It has its name and does not listen yet, or does not any more: the monitor sees to it.
+            Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)),
+            reached => reached.and_then(|()| self.say_hello(lifeline, tuple)),
+        }
+    }
+
+    fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
+        let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
+        let route = self.request.far_route(node)?;
+        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener).map_err(broken)
+    }
+
+    fn ask(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
+        let question = self.question()?;
+        let asked = Asked { aim: self, lifeline: hide(lifeline)?, tuple, question };
+        Ok(Progress::Underway(Underway::new(Stage::Asked(asked), monitor::ANSWER_WAIT_NS)))
+    }
+
+    fn question(&self) -> Result<Option<HiddenFd>, NoLane> {
+        let destination = destination(self.request.destination);
+        monitor::ask(&self.rack, destination).map_err(NoLane::because)?.map(hide).transpose()
+    }
+
+    fn say_hello(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Progress, NoLane> {
+        let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
+        if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
+            return self.settle(connected, heard);
+        }
+        let Connected { lifeline, tuple, segment, memory, .. } = connected;
+        // Not in windows yet: it is one.
+        let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
+        let introduced = Introduced { aim: self, lifeline: hide(lifeline)?, tuple, segment, memory };
+        Ok(Progress::Underway(Underway::new(Stage::Introduced(introduced), REPLY_WAIT_NS)))
+    }
+
+    /// Ends with what the proxy has replied; or begins anew with another port, if the other node still has a connection
+    /// of this one, whose end here has long been closed, and the program has named none.
+    fn settle(mut self, connected: Connected, heard: Heard) -> Result<Progress, NoLane> {
+        let is_port_free = self.request.source.is_none_or(|source| source.port() == 0);
+        match heard {
+            Ok((Reply::Refused(Errno::ADDRINUSE), None)) if is_port_free && self.tries_left > 0 => {
+                connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
+                close(connected.lifeline);
+                self.tries_left -= 1;
+                self.connect(new_lifeline()?)
+            }
+            heard => settle(connected, heard).map(Progress::Connected),
+        }
+    }
 }
 
 fn hide(fd: OwnedFd) -> Result<HiddenFd, NoLane> {
     HiddenFd::hide(fd, Need::Required).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
-}
-
-fn ask(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
-    let question = question(&rack, request)?;
-    let asked = Asked { rack, request: *request, lifeline: hide(lifeline)?, tuple, question };
-    Ok(Progress::Underway(Underway::new(Stage::Asked(asked), monitor::ANSWER_WAIT_NS)))
-}
-
-fn question(rack: &Rack, request: &Request) -> Result<Option<HiddenFd>, NoLane> {
-    monitor::ask(rack, destination(request.destination)).map_err(NoLane::because)?.map(hide).transpose()
-}
-
-fn say_hello(lifeline: OwnedFd, tuple: Tuple) -> Result<Progress, NoLane> {
-    let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
-    if let Some(reply) = look_awake(connected.lifeline.as_fd()) {
-        return settle(connected, reply).map(Progress::Connected);
-    }
-    let Connected { lifeline, tuple, segment, memory, .. } = connected;
-    // Not in windows yet: it is one.
-    let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
-    let introduced = Introduced { lifeline: hide(lifeline)?, tuple, segment, memory };
-    Ok(Progress::Underway(Underway::new(Stage::Introduced(introduced), REPLY_WAIT_NS)))
 }
 
 impl Underway {
@@ -262,7 +295,7 @@ impl Underway {
 impl Asked {
     fn go_on(mut self, deadline_ns: u64) -> Result<Progress, NoLane> {
         if self.question.is_none() {
-            self.question = question(&self.rack, &self.request)?;
+            self.question = self.aim.question()?;
         }
         match self.question.as_ref().and_then(HiddenFd::get).and_then(monitor::answer) {
             Some(Answer::Ready { node }) => self.meet(node),
@@ -273,28 +306,31 @@ impl Asked {
     }
 
     fn meet(self, node: IpAddr) -> Result<Progress, NoLane> {
-        let Self { rack, request, lifeline, tuple, .. } = self;
+        let Self { aim, lifeline, tuple, .. } = self;
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
-        let tuple = tuple.map_or_else(|| bind(&request, &lifeline, node), Ok)?;
-        reach(&rack, lifeline.as_fd(), &[ListenerName::far(destination(request.destination))])?;
-        say_hello(lifeline, tuple)
+        let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
+        reach(&aim.rack, lifeline.as_fd(), &[ListenerName::far(destination(aim.request.destination))])?;
+        aim.say_hello(lifeline, tuple)
     }
 }
 
 impl Introduced {
     fn go_on(self, deadline_ns: u64) -> Result<Progress, NoLane> {
         match self.lifeline.get().and_then(look) {
-            Some(reply) => settle(self.show()?, reply).map(Progress::Connected),
+            Some(heard) => {
+                let (aim, connected) = self.show()?;
+                aim.settle(connected, heard)
+            }
             None if now_ns() >= deadline_ns => Err(NoLane::failed(FallbackReason::HandshakeFailed, Errno::TIMEDOUT)),
             None => Ok(Progress::Underway(Underway { stage: Stage::Introduced(self), deadline_ns })),
         }
     }
 
-    fn show(self) -> Result<Connected, NoLane> {
-        let Self { lifeline, tuple, segment, memory } = self;
+    fn show(self) -> Result<(Aim, Connected), NoLane> {
+        let Self { aim, lifeline, tuple, segment, memory } = self;
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
         let memory = memory.and_then(|memory| memory.memfd.show()).map(MemoryFds::of_memfd);
-        Ok(Connected { lifeline, tuple, segment, memory, is_far: true })
+        Ok((aim, Connected { lifeline, tuple, segment, memory, is_far: true }))
     }
 }
 
@@ -319,6 +355,7 @@ fn settle(connected: Connected, heard: Heard) -> Result<Connected, NoLane> {
         (Reply::Refused(Errno::AGAIN), None) => Err(NoLane::because(FallbackReason::BacklogFull)),
         (Reply::Refused(Errno::ACCESS), None) => Err(NoLane::because(FallbackReason::PeerRefused)),
         (Reply::Refused(Errno::NETUNREACH), None) => Err(NoLane::because(FallbackReason::LinkDown)),
+        (Reply::Refused(errno @ Errno::ADDRINUSE), None) => Err(NoLane::failed(FallbackReason::PortInUse, errno)),
         (_, memory) => {
             memory.into_iter().for_each(close);
             Err(NoLane::because(FallbackReason::HandshakeFailed))
@@ -530,7 +567,7 @@ mod tests {
     use super::*;
     use crate::address::Opener;
     use crate::rack::tests::Scratch;
-    use crate::rendezvous::{accept, connect_in, listen_in, receive_hello, unix_stream};
+    use crate::rendezvous::{Accepted, accept, connect_in, listen_in, receive_hello, unix_stream};
     use fabric::device::Caching;
     use fabric::timed::LinkTiming;
     use proptest::prelude::*;
@@ -558,7 +595,11 @@ mod tests {
     }
 
     fn connect_to(rack: &Arc<Rack>) -> Result<Connected, FallbackReason> {
-        let mut progress = connect(Arc::clone(rack), &request(), unix_stream().unwrap()).map_err(|none| none.reason)?;
+        connect_as(rack, &request())
+    }
+
+    fn connect_as(rack: &Arc<Rack>, request: &Request) -> Result<Connected, FallbackReason> {
+        let mut progress = connect(Arc::clone(rack), request, unix_stream().unwrap()).map_err(|none| none.reason)?;
         loop {
             progress = match progress {
                 Progress::Connected(connected) => return Ok(connected),
@@ -600,24 +641,27 @@ mod tests {
     /// A proxy that takes one connection and replies.
     fn proxy(listener: LaneListener, reply: Reply, memory: Option<OwnedFd>) -> JoinHandle<(OwnedFd, Segment)> {
         std::thread::spawn(move || {
-            let accepted = loop {
-                match accept(listener.fd(), libc::SOCK_CLOEXEC) {
-                    Err(Errno::AGAIN) => std::thread::yield_now(),
-                    accepted => break accepted.unwrap(),
-                }
-            };
-            assert_eq!(
-                (accepted.tuple.peer.ip().to_string().as_str(), accepted.opener),
-                ("127.77.0.1", Opener::Program)
-            );
-            let segment = loop {
-                if let Some((segment, _memfd)) = receive_hello(accepted.lifeline.as_fd()).unwrap() {
-                    break segment;
-                }
-            };
-            answer(accepted.lifeline.as_fd(), reply, memory.as_ref().map(OwnedFd::as_fd)).unwrap();
+            let (accepted, segment) = take(&listener, reply, memory);
             (accepted.lifeline, segment)
         })
+    }
+
+    fn take(listener: &LaneListener, reply: Reply, memory: Option<OwnedFd>) -> (Accepted, Segment) {
+        let accepted = loop {
+            match accept(listener.fd(), libc::SOCK_CLOEXEC) {
+                Err(Errno::AGAIN) => std::thread::yield_now(),
+                accepted => break accepted.unwrap(),
+            }
+        };
+        let from = accepted.tuple.peer.ip().to_string();
+        assert_eq!((from.as_str(), accepted.opener), ("127.77.0.1", Opener::Program));
+        let segment = loop {
+            if let Some((segment, _memfd)) = receive_hello(accepted.lifeline.as_fd()).unwrap() {
+                break segment;
+            }
+        };
+        answer(accepted.lifeline.as_fd(), reply, memory.as_ref().map(OwnedFd::as_fd)).unwrap();
+        (accepted, segment)
     }
 
     #[test]
@@ -684,6 +728,31 @@ mod tests {
             assert_eq!(connect_to(&rack).unwrap_err(), reason);
             taking.join().unwrap();
         }
+    }
+
+    #[test]
+    fn another_port_is_tried_while_the_other_node_has_a_connection_of_the_one_before() {
+        let _no_child = crate::forks::none();
+        let scratch = Scratch::new();
+        let rack = node(&scratch);
+        let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
+        let in_use = Reply::Refused(Errno::ADDRINUSE);
+        let taking = std::thread::spawn(move || {
+            let first = take(&listener, in_use, None).0.tuple;
+            let second = take(&listener, Reply::Taken(None), None).0.tuple;
+            (0..=PORT_TRIES_MAX).for_each(|_| drop(take(&listener, in_use, None)));
+            take(&listener, in_use, None);
+            [first, second]
+        });
+        let connected = connect_to(&rack).unwrap();
+        assert_eq!(connect_to(&rack).unwrap_err(), FallbackReason::PortInUse);
+        // A program that has named its port has no other.
+        let source = Some(SocketAddr::from(([127, 77, 0, 1], crate::rendezvous::tests::own_port())));
+        let named = Request { source, ..request() };
+        assert_eq!(connect_as(&rack, &named).unwrap_err(), FallbackReason::PortInUse);
+        let [first, second] = taking.join().unwrap().map(|tuple| tuple.reversed());
+        assert_ne!(first, second);
+        assert_eq!(connected.tuple, second);
     }
 
     #[test]
