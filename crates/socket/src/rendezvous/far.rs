@@ -161,7 +161,7 @@ pub struct Underway {
 #[derive(Debug)]
 enum Stage {
     Asked(Asked),
-    Introduced(Introduced),
+    Introduced(Box<Introduced>),
 }
 
 /// What a connect begins with; and begins anew with, where the other node still has a connection of the port chosen.
@@ -242,7 +242,7 @@ impl Aim {
         // Not in windows yet: it is one.
         let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
         let introduced = Introduced { aim: self, lifeline: hide(lifeline)?, tuple, segment, memory };
-        Ok(Progress::Underway(Underway::new(Stage::Introduced(introduced), REPLY_WAIT_NS)))
+        Ok(Progress::Underway(Underway::new(Stage::Introduced(Box::new(introduced)), REPLY_WAIT_NS)))
     }
 
     /// Ends with what the proxy has replied; or begins anew with another port, if the other node still has a connection
@@ -315,7 +315,7 @@ impl Asked {
 }
 
 impl Introduced {
-    fn go_on(self, deadline_ns: u64) -> Result<Progress, NoLane> {
+    fn go_on(self: Box<Self>, deadline_ns: u64) -> Result<Progress, NoLane> {
         match self.lifeline.get().and_then(look) {
             Some(heard) => {
                 let (aim, connected) = self.show()?;
