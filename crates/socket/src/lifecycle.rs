@@ -45,11 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, c
 /// What a TCP socket is before it is anything more, or when it stays with the kernel.
 #[derive(Default)]
 pub struct Stream {
-    lock: Lock,
-    /// Under `lock`.
-    inner: UnsafeCell<StreamInner>,
-    /// Closed in signal handlers that have interrupted the holder of `lock`.
-    left: LeftToHolder,
+    shared: Shared<StreamInner>,
 }
 
 #[derive(Default)]
@@ -62,16 +58,11 @@ struct StreamInner {
     pending: Option<pending::Pending>,
 }
 
-// SAFETY: the cell is accessed under the lock.
-unsafe impl Sync for Stream {}
-
 /// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for
 /// either does not get stuck in one; the program's own idea of the mode is kept here.
 #[derive(Default)]
 pub struct Listener {
-    lock: Lock,
-    /// Under `lock`.
-    inner: UnsafeCell<ListenerInner>,
+    shared: Shared<ListenerInner>,
     is_nonblocking: AtomicBool,
 }
 
@@ -83,11 +74,46 @@ struct ListenerInner {
     lane: Option<LaneListener>,
 }
 
-// SAFETY: the cell is accessed under the lock.
-unsafe impl Sync for Listener {}
-
 static STREAMS: Pool<Stream> = Pool::new();
 static LISTENERS: Pool<Listener> = Pool::new();
+
+/// What the threads of the program share of a socket.
+#[derive(Default)]
+struct Shared<T> {
+    lock: Lock,
+    /// Under `lock`.
+    inner: UnsafeCell<T>,
+    /// Closed in signal handlers that have interrupted the holder of `lock`.
+    left: LeftToHolder,
+}
+
+// SAFETY: the cell is accessed under the lock.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// `forget`: what a close does.
+    fn with<R>(&self, access: impl FnOnce(&mut T) -> R, forget: impl FnMut(RawFd)) -> R {
+        let guard = self.lock.lock();
+        // SAFETY: under the lock.
+        let answer = access(unsafe { &mut *self.inner.get() });
+        drop(guard);
+        // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
+        compiler_fence(Ordering::SeqCst);
+        if !self.left.is_empty() {
+            self.left.take().for_each(forget);
+        }
+        answer
+    }
+
+    /// Whether a close is left to the holder of the lock, which this is a signal handler above.
+    fn leaves_to_holder(&self, fd: RawFd) -> bool {
+        let is_held = self.lock.is_held_by_this_thread();
+        if is_held {
+            self.left.add(fd);
+        }
+        is_held
+    }
+}
 
 /// Descriptors of a socket that were closed in signal handlers which had interrupted the holder of its lock: waiting
 /// there would have no end. Each is one more than the number, and zero is none.
@@ -114,31 +140,24 @@ impl LeftToHolder {
     }
 }
 
+fn is_last_struck_out(descriptors: &mut Vec<RawFd>, fd: RawFd) -> bool {
+    let before = descriptors.len();
+    descriptors.retain(|&known| known != fd);
+    descriptors.is_empty() && before > 0
+}
+
 impl Stream {
     fn with<R>(&'static self, access: impl FnOnce(&mut StreamInner) -> R) -> R {
-        let guard = self.lock.lock();
-        // SAFETY: under the lock.
-        let answer = access(unsafe { &mut *self.inner.get() });
-        drop(guard);
-        // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
-        compiler_fence(Ordering::SeqCst);
-        if !self.left.is_empty() {
-            self.left.take().for_each(|fd| self.forget(fd));
-        }
-        answer
+        self.shared.with(access, |fd| self.forget(fd))
     }
 
     /// The program has closed one of its descriptors of the socket.
     fn forget(&'static self, fd: RawFd) {
-        if self.lock.is_held_by_this_thread() {
-            return self.left.add(fd);
+        if self.shared.leaves_to_holder(fd) {
+            return;
         }
-        let last = self.with(|inner| {
-            let before = inner.descriptors.len();
-            inner.descriptors.retain(|&known| known != fd);
-            let was_last = inner.descriptors.is_empty() && before > 0;
-            was_last.then(|| std::mem::take::<StreamInner>(inner))
-        });
+        let last = self
+            .with(|inner| is_last_struck_out(&mut inner.descriptors, fd).then(|| std::mem::take::<StreamInner>(inner)));
         if last.is_some() {
             drop(last);
             STREAMS.give_back(self);
@@ -162,19 +181,32 @@ impl Stream {
 }
 
 impl Listener {
-    fn with<R>(&self, access: impl FnOnce(&mut ListenerInner) -> R) -> R {
-        let _guard = self.lock.lock();
-        // SAFETY: under the lock.
-        access(unsafe { &mut *self.inner.get() })
+    fn with<R>(&'static self, access: impl FnOnce(&mut ListenerInner) -> R) -> R {
+        self.shared.with(access, |fd| self.forget(fd))
+    }
+
+    /// The program has closed one of its descriptors of the listener.
+    fn forget(&'static self, fd: RawFd) {
+        if self.shared.leaves_to_holder(fd) {
+            return;
+        }
+        crate::interest::forget_listener(fd, self);
+        let last = self.with(|inner| {
+            is_last_struck_out(&mut inner.descriptors, fd).then(|| std::mem::take::<ListenerInner>(inner))
+        });
+        if last.is_some() {
+            drop(last);
+            LISTENERS.give_back(self);
+        }
     }
 
     /// The hidden descriptor on which lane connections arrive.
-    pub fn lane_fd(&self) -> RawFd {
+    pub fn lane_fd(&'static self) -> RawFd {
         self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
     }
 
     /// Runs `access` on the program's descriptors of this listener.
-    pub fn with_descriptors<R>(&self, access: impl FnOnce(&[RawFd]) -> R) -> R {
+    pub fn with_descriptors<R>(&'static self, access: impl FnOnce(&[RawFd]) -> R) -> R {
         self.with(|inner| access(&inner.descriptors))
     }
 
@@ -187,7 +219,7 @@ impl Listener {
     }
 
     /// Says whether the lane listener outlives `exec`.
-    fn set_inheritable(&self, inheritable: bool) {
+    fn set_inheritable(&'static self, inheritable: bool) {
         self.with(|inner| inner.lane.as_ref().map(|lane| lane.set_inheritable(inheritable)));
     }
 
@@ -197,13 +229,13 @@ impl Listener {
     }
 
     /// Notes the program's choice of mode; the kernel socket stays non-blocking.
-    pub fn set_nonblocking(&self, nonblocking: bool) {
+    pub fn set_nonblocking(&'static self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
         inspect::remember_mode(self.lane_fd(), nonblocking);
     }
 
     /// Runs `access` on the record of the socket's options.
-    pub fn with_options<R>(&self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
+    pub fn with_options<R>(&'static self, access: impl FnOnce(&mut OptionRecord) -> R) -> R {
         self.with(|inner| access(&mut inner.options))
     }
 }
@@ -275,8 +307,8 @@ pub fn before_fork() {
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
     crate::interest::before_fork();
-    STREAMS.lock_around_fork().iter().for_each(|stream| stream.lock.lock_until_unlocked());
-    LISTENERS.lock_around_fork().iter().for_each(|listener| listener.lock.lock_until_unlocked());
+    STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_until_unlocked());
+    LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_until_unlocked());
     crate::connection::before_fork();
     MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
 }
@@ -307,9 +339,9 @@ pub fn after_fork_in_child() {
 }
 
 fn unlock_after_fork() {
-    LISTENERS.all_during_fork().iter().for_each(|listener| listener.lock.unlock());
+    LISTENERS.all_during_fork().iter().for_each(|listener| listener.shared.lock.unlock());
     LISTENERS.unlock_after_fork();
-    STREAMS.all_during_fork().iter().for_each(|stream| stream.lock.unlock());
+    STREAMS.all_during_fork().iter().for_each(|stream| stream.shared.lock.unlock());
     STREAMS.unlock_after_fork();
 }
 
@@ -334,6 +366,20 @@ mod tests {
             assert_eq!(inner.descriptors, [903], "left to the holder");
         });
         stream.with(|inner| assert_eq!(inner.descriptors, []));
-        assert!(stream.left.is_empty());
+        assert!(stream.shared.left.is_empty());
+    }
+
+    #[test]
+    fn the_same_of_a_listener() {
+        let listener = LISTENERS.take();
+        listener.with(|inner| inner.descriptors = vec![904, 905]);
+        listener.with(|inner| {
+            listener.forget(904);
+            assert_eq!(inner.descriptors, [904, 905], "left to the holder");
+        });
+        listener.with(|inner| assert_eq!(inner.descriptors, [905]));
+        listener.with_descriptors(|_| listener.forget(905));
+        listener.with(|inner| assert_eq!(inner.descriptors, []));
+        assert!(listener.shared.left.is_empty());
     }
 }

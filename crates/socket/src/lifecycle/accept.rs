@@ -66,7 +66,7 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
     }
 }
 
-fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> {
+fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     for _ in 0..STRANGERS_MAX {
         if let Some(accepted) = accept_lane_once(listener, flags)? {
             return Ok(accepted);
@@ -76,7 +76,7 @@ fn accept_lane(listener: &Listener, flags: i32) -> Result<NewConnection, Errno> 
 }
 
 /// `Ok(None)`: a stranger came and was sent away.
-fn accept_lane_once(listener: &Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
+fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let Accepted { lifeline, tuple, opener } = rendezvous::accept(listener.lane_fd(), flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
@@ -135,7 +135,7 @@ fn spin_until(mut is_true: impl FnMut() -> bool) -> bool {
 }
 
 /// `Ok(None)`: a plain client came and was sent away.
-fn accept_tcp(fd: RawFd, listener: &Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
+fn accept_tcp(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (accepted, peer) = inspect::accept_with_peer(fd, flags)?;
     count_fallback(FallbackReason::PlainClient);
     if settings().require_lane {
@@ -170,7 +170,7 @@ struct Ready {
 
 /// Waits until one of the two has somebody: awake for a moment, because a client that has just been served comes back
 /// sooner than a sleeper wakes.
-fn wait(fd: RawFd, listener: &Listener) -> Result<Ready, Errno> {
+fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
     let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
     let mut entries = [fd, listener.lane_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let mut polled = Ok(0);

@@ -1,6 +1,6 @@
 //! `dup`, `close` and their kin, kept in step with what the kernel does.
 
-use super::{LISTENERS, Listener, ListenerInner};
+use super::{LISTENERS, Listener};
 use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest;
@@ -49,24 +49,12 @@ fn forget(fd: RawFd) {
             interest::forget(fd, connection);
             connection.remove_descriptor(fd);
         }
-        Entry::Listener(listener) => forget_listener(fd, listener),
+        Entry::Listener(listener) => listener.forget(fd),
         Entry::Stream(stream) => {
             interest::forget_stream(fd);
             stream.forget(fd);
         }
         Entry::Interest(set) => set.remove_descriptor(fd),
-    }
-}
-
-fn forget_listener(fd: RawFd, listener: &'static Listener) {
-    interest::forget_listener(fd, listener);
-    let last = listener.with(|inner| {
-        inner.descriptors.retain(|&known| known != fd);
-        inner.descriptors.is_empty().then(|| std::mem::take::<ListenerInner>(inner))
-    });
-    if last.is_some() {
-        drop(last);
-        LISTENERS.give_back(listener);
     }
 }
 
@@ -212,7 +200,7 @@ pub(super) fn follow_cloexec(connection: &'static Connection) {
     connection.set_inheritable(is_anybody_spawning() || connection.has_descriptor(is_inheritable));
 }
 
-fn follow_listener(listener: &Listener) {
+fn follow_listener(listener: &'static Listener) {
     let inheritable = listener.with(|inner| inner.descriptors.iter().any(|&fd| is_inheritable(fd)));
     listener.set_inheritable(is_anybody_spawning() || inheritable);
 }
