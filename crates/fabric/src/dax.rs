@@ -14,6 +14,7 @@
 use crate::device::DeviceMemory;
 use crate::memory_link::{Before, MemoryLink};
 use crate::pair::{PAGE_BYTES, PairLayout};
+use crate::shm::TMPFS_MAGIC;
 use crate::{Memory, PolledDoorbell};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 use rustix::fs::{fstat, fstatfs, major, minor, open, statx};
@@ -357,7 +358,6 @@ impl Extent {
 }
 
 /// Types of file systems, see statfs(2).
-const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
 #[cfg(test)]

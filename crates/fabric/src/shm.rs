@@ -27,7 +27,7 @@ const SEALS_REFUSED: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE)
 
 /// Type of the file system that memfds of ordinary pages live on. Huge pages may run out at the first touch, which
 /// kills.
-const TMPFS_MAGIC: u64 = 0x0102_1994;
+pub const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// What files are called in the kernel's lists; no path leads to them.
 const MEMFD_NAME: &str = "crosslane";

@@ -4,11 +4,13 @@ use crate::bytes::{connect_and_send, counted_receive_with, counted_send, receive
 use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
+use rustix::net::AddressFamily;
 use socket::clock::now_ns;
 use socket::connection::total_bytes;
 use socket::lifecycle;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 
 /// More than a message of 253 descriptors takes, each a connection with the memory that travels with it: the kernel
 /// takes no more than those 253 in all.
@@ -70,7 +72,11 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if !matches!(table::get(fd), Entry::Connection(_)) {
+    // SAFETY: the C caller's array, of which the kernel takes so many.
+    let carries = |index| unsafe { carries_connection(&raw const (*messages.add(index)).msg_hdr) };
+    let is_one_by_one = matches!(table::get(fd), Entry::Connection(_))
+        || !messages.is_null() && (0..count.min(libc::UIO_MAXIOV as c_uint) as usize).any(carries);
+    if !is_one_by_one {
         // SAFETY: the C caller's.
         let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
         if let Entry::Stream(stream) = table::get(fd) {
@@ -111,7 +117,13 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if !matches!(table::get(fd), Entry::Connection(_)) {
+    // SAFETY: the C caller's array, of which the kernel takes so many.
+    let has_room = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen > 0 };
+    let mut all = 0..count.min(libc::UIO_MAXIOV as c_uint) as usize;
+    // Only these bring descriptors.
+    let is_one_by_one =
+        matches!(table::get(fd), Entry::Connection(_)) || !messages.is_null() && all.any(has_room) && is_unix(fd);
+    if !is_one_by_one {
         // SAFETY: the C caller's.
         let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
         if let Entry::Stream(stream) = table::get(fd) {
@@ -156,6 +168,11 @@ pub unsafe extern "C" fn recvmmsg(
         }
     }
     count as c_int
+}
+
+fn is_unix(fd: c_int) -> bool {
+    // SAFETY: only asks; a closed number is answered with an error.
+    fd >= 0 && rustix::net::sockopt::socket_domain(unsafe { BorrowedFd::borrow_raw(fd) }) == Ok(AddressFamily::UNIX)
 }
 
 /// When so much time has passed from now on.
@@ -245,22 +262,41 @@ impl Rewriter<'_> {
     }
 }
 
-/// Sends a message whose descriptors may be connections: their memory goes with them.
-unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
-    let mut carries_connection = false;
+/// Whether a message's descriptors are connections or listeners of ours.
+unsafe fn carries_connection(message: *const msghdr) -> bool {
+    let mut carries = false;
     // SAFETY: the C caller's message.
     unsafe {
         for_each_control(message, |header| {
             let rights = rights_of(header).unwrap_or_default();
             let is_ours = |right| matches!(table::get(right), Entry::Connection(_) | Entry::Listener(_));
-            carries_connection |= rights.iter().any(|&right| is_ours(right));
+            carries |= rights.iter().any(|&right| is_ours(right));
         });
-        if !carries_connection {
+    }
+    carries
+}
+
+/// Sends a message whose descriptors may be connections: their memory goes with them.
+unsafe fn send_with_rights(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    // SAFETY: the C caller's message.
+    unsafe {
+        if !carries_connection(message) {
             return real::sendmsg(fd, message, flags);
         }
         let mut control = Control([0; CONTROL_BYTES]);
         let mut rewriter = Rewriter { control: &mut control, used: 0, fits: true };
-        for_each_control(message, |header| rewriter.rewrite(header, lifecycle::send_rights));
+        let mut refusal = None;
+        for_each_control(message, |header| {
+            rewriter.rewrite(header, |rights| {
+                lifecycle::send_rights(rights).unwrap_or_else(|errno| {
+                    refusal = Some(errno);
+                    Vec::new()
+                })
+            });
+        });
+        if let Some(errno) = refusal {
+            return count_or_errno(Err(errno));
+        }
         let (used, fits) = (rewriter.used, rewriter.fits);
         // As the kernel answers where there are too many descriptors: a connection that went without its memory would
         // be lost, and nobody would be told.

@@ -24,7 +24,7 @@ mod wait;
 
 pub use peer::PeerState;
 pub use ready::Edges;
-pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open};
+pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of};
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
@@ -213,6 +213,11 @@ unsafe impl Sync for Connection {}
 unsafe impl Send for Connection {}
 
 static POOL: Pool<Connection> = Pool::new();
+
+/// Whether this is a signal handler that has interrupted a thread which holds a direction of a connection.
+pub(crate) fn is_inside_a_connection() -> bool {
+    POOL.any(|it| it.send_lock.is_held_by_this_thread() || it.receive_lock.is_held_by_this_thread())
+}
 
 impl Connection {
     /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it

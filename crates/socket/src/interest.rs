@@ -186,17 +186,36 @@ impl InterestSet {
         result
     }
 
+    /// As [`InterestSet::with`] if nobody is inside, and nobody would be waited for.
+    fn with_if_free(&self, access: impl FnOnce(&mut Roster)) -> bool {
+        let nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter_if_free().map(Some) } else { Some(None) };
+        let is_free = nesting.is_some_and(|_nesting| {
+            self.lock.enter_if_free().is_some_and(|_guard| {
+                // SAFETY: under the lock.
+                self.access_locked(unsafe { &mut *self.roster.get() }, access);
+                true
+            })
+        });
+        if is_free && self.left.is_any() {
+            self.enter(|_| ());
+        }
+        is_free
+    }
+
+    fn access_locked<R>(&self, roster: &mut Roster, access: impl FnOnce(&mut Roster) -> R) -> R {
+        if self.left.is_any() {
+            self.follow_closes(roster);
+        }
+        access(roster)
+    }
+
     #[inline]
     fn enter<R>(&self, access: impl FnOnce(&mut Roster) -> R) -> R {
         // Nobody waits for it twice: this thread may be inside an outer set already.
         let _nesting = if self.nests.load(Ordering::Relaxed) { NESTING.enter() } else { None };
         let _guard = self.lock.lock();
         // SAFETY: under the lock.
-        let roster = unsafe { &mut *self.roster.get() };
-        if self.left.is_any() {
-            self.follow_closes(roster);
-        }
-        access(roster)
+        self.access_locked(unsafe { &mut *self.roster.get() }, access)
     }
 
     /// Does what signal handlers have left to do.
@@ -454,11 +473,16 @@ fn control_own(
     let events = event.events;
     match (operation, found) {
         (EPOLL_CTL_ADD, _) if events & EXCLUSIVE != 0 && !allows_exclusive(target, events) => Err(Errno::INVAL),
-        (EPOLL_CTL_ADD, Some(index)) if !matches!(roster.at(index).target, Target::Stream) => Err(Errno::EXIST),
+        (EPOLL_CTL_ADD, Some(index)) if is_registered(roster, index, fd) => Err(Errno::EXIST),
         (EPOLL_CTL_ADD, found) => {
-            if let Some(index) = found {
+            match found {
                 // A TCP socket that had this number before.
-                set.drop_registration(roster, index);
+                Some(index) if matches!(roster.at(index).target, Target::Stream) => {
+                    set.drop_registration(roster, index)
+                }
+                // A handler has closed it, and somebody is about to say so here.
+                Some(index) => set.forget(roster, index, &[]),
+                None => {}
             }
             set.add(roster, Registration::new(fd, target, events, event.u64))
         }
@@ -472,6 +496,12 @@ fn control_own(
         }
         _ => Err(Errno::INVAL),
     }
+}
+
+/// Whether the number still is what was registered under it, or that lives on under another.
+fn is_registered(roster: &Roster, index: u32, fd: RawFd) -> bool {
+    let target = roster.at(index).target;
+    !matches!(target, Target::Stream) && (!Target::has_gone(&(fd, target)) || !target.descriptors().is_empty())
 }
 
 fn allows_exclusive(target: Target, events: u32) -> bool {
@@ -578,27 +608,59 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
         return;
     }
     let survivors = survivors();
+    let close = Close { fd, is_last: survivors.is_empty(), is_of_set: false };
     if is_inside_a_set() {
         // This may be the thread that every one of them waits for.
-        return leave_to_all(Close { fd, is_last: survivors.is_empty(), is_of_set: false });
+        return leave_to_all(close);
     }
+    let close = Close { fd, is_last: survivors.is_empty(), is_of_set: false };
     POOL.for_each(|set| {
-        set.with(|roster| {
-            if let Some(index) = roster.find(fd) {
+        let forget = |roster: &mut Roster| {
+            // The number may be another object's by now, which is registered under it.
+            let is_stale = |index: &u32| {
+                let registered = roster.at(*index).target;
+                registered.is(target) || Target::has_gone(&(fd, registered))
+            };
+            if let Some(index) = roster.find(fd).filter(is_stale) {
                 set.forget(roster, index, &survivors);
             }
             while let Some(index) = roster.orphan_of(target, fd, survivors.is_empty()) {
                 set.forget(roster, index, &survivors);
             }
-        });
+        };
+        if set.with_if_free(forget) {
+            return;
+        }
+        if is_inside_a_socket() {
+            // Whoever is inside the set may wait for what this thread holds below this handler.
+            set.left.leave(close);
+            set.with_if_free(|_| ());
+        } else {
+            set.with(forget);
+        }
     });
+}
+
+/// Whether this is a signal handler that has interrupted a thread which holds something that sets look at.
+fn is_inside_a_socket() -> bool {
+    lifecycle::is_inside_a_listener() || crate::connection::is_inside_a_connection()
 }
 
 /// Before a fork: no thread is inside a set while the process is copied.
 pub fn before_fork() {
+    while !lock_all_around_fork() {
+        rustix::thread::sched_yield();
+    }
+}
+
+/// `false`, and nothing is locked: somebody stays inside, perhaps a signal handler that waits for the list of all sets.
+fn lock_all_around_fork() -> bool {
     let sets = POOL.lock_around_fork();
-    NESTING.lock_until_unlocked();
-    sets.iter().for_each(|set| set.lock.lock_until_unlocked());
+    let locks = || std::iter::once(&NESTING).chain(sets.iter().map(|set| &set.lock));
+    let Some(held) = locks().position(|lock| !lock.lock_soon_until_unlocked()) else { return true };
+    locks().take(held).for_each(Lock::unlock);
+    POOL.unlock_after_fork();
+    false
 }
 
 /// After a fork, in the parent.

@@ -118,7 +118,10 @@ impl<T> Shared<T> {
 /// Descriptors of a socket that were closed in signal handlers which had interrupted the holder of its lock: waiting
 /// there would have no end. Each is one more than the number, and zero is none.
 #[derive(Default)]
-struct LeftToHolder([AtomicI32; 8]);
+struct LeftToHolder {
+    is_any: AtomicBool,
+    places: [AtomicI32; 8],
+}
 
 impl LeftToHolder {
     /// One for which there is no room stays known, as if it were not closed: more were closed within a few instructions
@@ -126,17 +129,19 @@ impl LeftToHolder {
     fn add(&self, fd: RawFd) {
         let is_free =
             |place: &&AtomicI32| place.compare_exchange(0, fd + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        self.0.iter().find(is_free);
+        self.places.iter().find(is_free);
+        self.is_any.store(true, Ordering::SeqCst);
     }
 
     #[inline]
     fn is_empty(&self) -> bool {
-        // They are filled from the first on.
-        self.0[0].load(Ordering::Relaxed) == 0
+        !self.is_any.load(Ordering::Relaxed)
     }
 
+    /// What comes meanwhile is taken now or says so anew.
     fn take(&self) -> impl Iterator<Item = RawFd> {
-        self.0.iter().rev().map(|place| place.swap(0, Ordering::SeqCst) - 1).filter(|fd| *fd >= 0)
+        self.is_any.store(false, Ordering::SeqCst);
+        self.places.iter().map(|place| place.swap(0, Ordering::SeqCst) - 1).filter(|fd| *fd >= 0)
     }
 }
 
@@ -299,6 +304,11 @@ fn complain(message: &std::fmt::Arguments<'_>) {
 
 /// The signals that the forking thread had blocked, while it holds all locks.
 static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
+
+/// Whether this is a signal handler that has interrupted a thread which holds a listener.
+pub(crate) fn is_inside_a_listener() -> bool {
+    LISTENERS.any(|listener| listener.shared.lock.is_held_by_this_thread())
+}
 
 /// Handlers around `fork`; see `connection::before_fork`. Sets come first, because they ask listeners and connections
 /// under their lock, and nobody asks the other way round.

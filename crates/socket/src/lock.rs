@@ -47,9 +47,25 @@ impl Lock {
         if self.take_if_free() || self.take_slowly() { Some(Guard(self)) } else { None }
     }
 
+    /// Takes the lock if nobody has it.
+    pub fn enter_if_free(&self) -> Option<Guard<'_>> {
+        self.take_if_free().then_some(Guard(self))
+    }
+
     /// Takes the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
     pub fn lock_until_unlocked(&self) {
         std::mem::forget(self.lock());
+    }
+
+    /// As [`Lock::lock_until_unlocked`], unless somebody has it for long.
+    pub fn lock_soon_until_unlocked(&self) -> bool {
+        (0..SPINS).any(|_| {
+            let is_mine = self.take_if_free();
+            if !is_mine {
+                rustix::thread::sched_yield();
+            }
+            is_mine
+        })
     }
 
     /// Frees the lock.

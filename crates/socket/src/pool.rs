@@ -6,6 +6,9 @@ use crate::system;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 
+/// Objects that are visited each time the lock is taken.
+const VISITED_AT_ONCE: usize = 64;
+
 /// All objects of one kind.
 pub struct Pool<T: 'static> {
     lock: Lock,
@@ -44,9 +47,21 @@ impl<T: Default + Sync> Pool<T> {
         self.with_lists(|lists| lists.free.push_back(object));
     }
 
-    /// Runs `visit` on every object, used or not, without holding the lock.
+    /// Runs `visit` on every object, used or not, without holding the lock. Allocates nothing: a signal handler that
+    /// closes a socket may have interrupted the program's allocator.
     pub fn for_each(&self, mut visit: impl FnMut(&'static T)) {
-        self.with_lists(|lists| lists.all.clone()).into_iter().for_each(&mut visit);
+        let mut seen = 0;
+        loop {
+            let mut some = [None; VISITED_AT_ONCE];
+            self.with_lists(|lists| {
+                some.iter_mut().zip(lists.all.iter().skip(seen)).for_each(|(place, object)| *place = Some(*object));
+            });
+            some.into_iter().flatten().for_each(&mut visit);
+            seen += VISITED_AT_ONCE;
+            if some.last().is_none_or(Option::is_none) {
+                return;
+            }
+        }
     }
 
     /// Whether some object, used or not, is as `is_wanted` says, which is asked under the lock. Allocates nothing.
@@ -98,6 +113,17 @@ mod tests {
         POOL.give_back(two);
         assert!(std::ptr::eq(POOL.take(), one));
         assert!(std::ptr::eq(POOL.take(), two));
+    }
+
+    #[test]
+    fn all_objects_are_visited_once() {
+        for count in [0, 1, VISITED_AT_ONCE, VISITED_AT_ONCE + 1, 2 * VISITED_AT_ONCE] {
+            let pool: &Pool<u8> = Box::leak(Box::default());
+            let all: Vec<_> = (0..count).map(|_| std::ptr::from_ref(pool.take())).collect();
+            let mut visited = Vec::new();
+            pool.for_each(|object| visited.push(std::ptr::from_ref(object)));
+            assert_eq!(visited, all);
+        }
     }
 
     #[test]

@@ -139,3 +139,115 @@ say(heir.communicate()[0].strip())
         assert_eq!(said, format!("EINVAL\n{most}\n"));
     }
 }
+
+#[test]
+fn a_connection_that_comes_back_to_who_holds_it_is_the_same_one() {
+    for way in DIRECT_WAYS {
+        let said = give(
+            &Nodes::start_as(way),
+            r#"
+ours, theirs = socket.socketpair()
+socket.send_fds(ours, [b"x"], [server.fileno()])
+again = socket.socket(fileno=socket.recv_fds(theirs, 10, 4)[1][0])
+def stream(own):
+    for _ in range(200):
+        own.sendall(b"12345678" * 100)
+senders = [threading.Thread(target=stream, args=(own,)) for own in (server, again)]
+[sender.start() for sender in senders]
+say(read(again, 320_000) == b"12345678" * 40_000)
+[sender.join() for sender in senders]
+server.close()
+talk(again, b"still there")
+"#,
+        );
+        assert_eq!(said, "True\n");
+    }
+}
+
+/// It looks like what stands for a part of windows: sealed, and with a position that is a place.
+#[test]
+fn a_memfd_of_the_programs_own_comes_with_a_message_in_its_place() {
+    let said = give(
+        &Nodes::start_as(DIRECT),
+        r#"
+own = os.memfd_create("own", os.MFD_ALLOW_SEALING)
+os.write(own, b"its own" * 100_000)
+fcntl.fcntl(own, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+ours, theirs = socket.socketpair()
+heir = start('''
+fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 10, 5)[1]
+assert len(fds) == 3, fds
+talk(socket.socket(fileno=fds[1]), b"by message")
+print(*[os.pread(fd, 7, 0).decode() for fd in (fds[0], fds[2])])
+''', theirs)
+socket.send_fds(ours, [b"x"], [own, server.fileno(), own])
+say(heir.communicate()[0].strip())
+"#,
+    );
+    assert_eq!(said, "its own its own\n");
+}
+
+/// What travels with it has made room for descriptors of the program, which alone count.
+#[test]
+fn a_connection_whose_memory_has_made_room_is_not_handed_on() {
+    let said = give(
+        &Nodes::start_as(DIRECT),
+        r#"
+ours, theirs = socket.socketpair()
+files = []
+try:
+    while True:
+        files.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as error:
+    say(errno.errorcode[error.errno])
+files.append(socket.socket().detach())
+[os.close(file) for file in files]
+try:
+    socket.send_fds(ours, [b"x"], [server.fileno()])
+    say("sent")
+except OSError as error:
+    say(errno.errorcode[error.errno])
+talk(server, b"still there")
+"#,
+    );
+    assert_eq!(said, "EMFILE\nETOOMANYREFS\n");
+}
+
+#[test]
+fn connections_are_handed_on_by_several_messages_at_once() {
+    let said = give(
+        &Nodes::start_as(DIRECT),
+        r#"
+import ctypes
+C = ctypes.CDLL(None, use_errno=True)
+class Vector(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+class Message(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_void_p), ("name_bytes", ctypes.c_uint), ("vectors", ctypes.POINTER(Vector)),
+        ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_bytes", ctypes.c_size_t),
+        ("flags", ctypes.c_long), ("bytes", ctypes.c_ulong)]
+class Room:
+    def __init__(self, fd):
+        control = struct.pack("@Qiii4x", 20, socket.SOL_SOCKET, socket.SCM_RIGHTS, fd)
+        self.data, self.control = ctypes.create_string_buffer(b"x", 10), ctypes.create_string_buffer(control, 24)
+        self.vector = Vector(ctypes.addressof(self.data), 1)
+    def fill(self, message):
+        message.vectors, message.count = ctypes.pointer(self.vector), 1
+        message.control, message.control_bytes = ctypes.addressof(self.control), 24
+rooms = [Room(server.fileno()), Room(server.fileno())]
+messages = (Message * 2)()
+[room.fill(message) for room, message in zip(rooms, messages)]
+ours, theirs = socket.socketpair()
+say(C.sendmmsg(ours.fileno(), messages, 2, 0))
+into = [Room(-1), Room(-1)]
+[room.fill(message) for room, message in zip(into, messages)]
+say(C.recvmmsg(theirs.fileno(), messages, 2, 0, None))
+for room in into:
+    fd = struct.unpack_from("@i", room.control.raw, 16)[0]
+    with socket.socket(fileno=fd) as again:
+        talk(again, b"by several")
+talk(server, b"still there")
+"#,
+    );
+    assert_eq!(said, "2\n2\n");
+}

@@ -5,6 +5,7 @@
 
 use super::{Connection, Lanes, POOL};
 use crate::clock::{TICKS_PER_MILLISECOND, now_ns, ticks};
+use crate::lifecycle::inspect::inode_of;
 use crate::segment::{HOLDERS_NAMED_MAX, Own, Segment};
 use crate::system;
 use rustix::io::Errno;
@@ -39,6 +40,11 @@ impl Connection {
             system::poll_for(self.lifeline(), libc::POLLIN, i32::try_from(left_ms).unwrap_or(0));
             let _ = self.attach_if_pending();
         }
+    }
+
+    /// Before the connection is handed on: waits as before a fork.
+    pub fn await_hello(&'static self) {
+        self.attach_before_fork(now_ns().saturating_add(HELLOS_WAIT_NS));
     }
 
     /// Whether other processes may hold this end.
@@ -130,6 +136,22 @@ fn lock_between_processes(segment: &Segment, word: Own) -> Result<Shared<'_>, Er
 fn is_dead(process: u64) -> bool {
     let Some(process) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return true };
     rustix::process::test_kill_process(process) == Err(Errno::SRCH)
+}
+
+/// The open connection of this process that is the end which a segment is, if there is one.
+pub fn holder_of(segment: &Segment) -> Option<&'static Connection> {
+    let mut holder = None;
+    for_each_open(|connection| {
+        let is_it = |lanes: &Lanes| {
+            lanes.segment.side() == segment.side()
+                && lanes.segment.secrets() == segment.secrets()
+                && inode_of(connection.lifeline()) == Some(segment.lifeline_inode())
+        };
+        if connection.lanes().is_some_and(is_it) {
+            holder = Some(connection);
+        }
+    });
+    holder
 }
 
 /// Runs `visit` on every open connection of this process.

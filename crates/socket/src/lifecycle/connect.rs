@@ -270,6 +270,11 @@ pub fn note_kernel_failure(fd: RawFd) {
 /// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking
 /// mode.
 pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
+    // No handler that closes the socket comes between its steps.
+    system::without_signals(|| put_in_place(fd, stream, connected))
+}
+
+fn put_in_place(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
@@ -302,8 +307,11 @@ pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) 
         interest::adopt(descriptor, connection);
     }
     // Only now: threads that still find the stream are not to take the lifeline for a TCP socket that has connected.
-    drop(stream.with(std::mem::take::<StreamInner>));
-    STREAMS.give_back(stream);
+    let inner = stream.with(std::mem::take::<StreamInner>);
+    // Else another thread has closed it meanwhile, and given it back.
+    if !inner.descriptors.is_empty() {
+        STREAMS.give_back(stream);
+    }
     if outlives_exec {
         connection.set_inheritable(true);
     }

@@ -10,7 +10,7 @@ use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
 use super::{Listener, ListenerInner, settings};
 use crate::address::{Opener, Tuple};
-use crate::connection::{Connection, Origin};
+use crate::connection::{self, Connection, Origin};
 use crate::descriptors::{self, InheritedKind};
 use crate::home::{Home, MemoryFds};
 use crate::loan;
@@ -20,7 +20,8 @@ use crate::segment::{Segment, Side};
 use crate::table::{self, Entry};
 use ledger::Role;
 use rustix::fs::OFlags;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// Finds the connections that this program inherited through `exec`. Costs one system call where there are none.
 pub fn adopt_inherited() {
@@ -39,47 +40,69 @@ pub fn adopt_inherited() {
         let beside = |home: Home| others.iter().position(|&fd| is_loan(home, fd)).map(|index| others.remove(index));
         let device = home_in(memfd).and_then(beside);
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
-        adopt(unsafe { memory_of(memfd, device) }, &sockets);
+        let _ = adopt(unsafe { memory_of(memfd, device) }, &sockets);
     }
 }
 
 /// The descriptors to send instead of `rights`: those of lane connections bring their memory along.
-pub fn send_rights(rights: &[RawFd]) -> Vec<RawFd> {
+///
+/// # Errors
+/// `TOOMANYREFS` for a connection without it: its descriptors made room for the program's own, or its hello has not
+/// come. Alone its lifeline is nothing that anybody could use, and nobody would be told.
+pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
     let mut all = rights.to_vec();
     for &fd in rights {
-        if let Entry::Connection(connection) = table::get(fd)
-            && let memory = connection.memory()
-            && !memory.is_empty()
-        {
-            connection.note_shared();
-            all.extend(memory);
-        }
-        if let Entry::Listener(listener) = table::get(fd) {
-            all.push(listener.lane_fd());
+        match table::get(fd) {
+            Entry::Connection(connection) => {
+                connection.await_hello();
+                let memory = connection.memory();
+                if memory.is_empty() {
+                    return Err(Errno::TOOMANYREFS);
+                }
+                connection.note_shared();
+                all.extend(memory);
+            }
+            Entry::Listener(listener) => all.push(listener.lane_fd()),
+            _ => {}
         }
     }
-    all
+    Ok(all)
+}
+
+/// A part of a message's descriptors.
+enum Received {
+    Other(RawFd),
+    /// What may be a connection's memory, and the device that belongs to it.
+    Memory(RawFd, Option<RawFd>),
 }
 
 /// The descriptors of a message received from `carrier` that are for the program; the memory of connections among them
 /// is taken out and used.
 pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
-    let (mut memories, mut sockets) = (Vec::new(), Vec::new());
+    let (mut received, mut others) = (Vec::new(), Vec::new());
     let mut rights = rights.iter().copied().peekable();
     while let Some(fd) = rights.next() {
         if is_memory(fd) {
             let device = home_in(fd).and_then(|home| rights.next_if(|&next| is_of(home, next)));
-            memories.push((fd, device));
+            received.push(Received::Memory(fd, device));
         } else {
-            sockets.push(fd);
+            received.push(Received::Other(fd));
+            others.push(fd);
         }
     }
-    let kept: Vec<RawFd> = sockets.iter().copied().filter(|&fd| !adopt_listener(fd, &sockets)).collect();
-    for (memfd, device) in memories {
-        // SAFETY: just received, and nobody else knows the numbers.
-        let memory = unsafe { memory_of(memfd, device) };
-        if memory.device.is_none() || is_from_trusted(carrier) {
-            adopt(memory, &kept);
+    let for_program: Vec<RawFd> = others.iter().copied().filter(|&fd| !adopt_listener(fd, &others)).collect();
+    let mut kept = Vec::new();
+    for part in received {
+        match part {
+            Received::Other(fd) => kept.extend(Some(fd).filter(|fd| for_program.contains(fd))),
+            Received::Memory(memfd, device) => {
+                // SAFETY: just received, and nobody else knows the numbers.
+                let memory = unsafe { memory_of(memfd, device) };
+                if memory.device.is_none() || is_from_trusted(carrier) {
+                    let foreign = adopt(memory, &for_program).err();
+                    kept.extend(foreign.into_iter().flat_map(MemoryFds::into_all).map(OwnedFd::into_raw_fd));
+                }
+            }
         }
     }
     kept
@@ -162,19 +185,32 @@ fn ends_in(MemoryFds { memfd, device }: &MemoryFds) -> Vec<Segment> {
 }
 
 /// Makes a connection of the memory and those of `sockets` that are its lifeline.
-fn adopt(memory: MemoryFds, sockets: &[RawFd]) {
+///
+/// # Errors
+/// The memory, where none of them is: it only looks like a connection's, and is the program's.
+fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
     let find = |segment: Segment| {
         let inode = segment.lifeline_inode();
         let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
         (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
     };
-    let Some((segment, lifelines)) = ends_in(&memory).into_iter().find_map(find) else { return };
-    let [fd, others @ ..] = &lifelines[..] else { return };
+    let Some((segment, lifelines)) = ends_in(&memory).into_iter().find_map(find) else { return Err(memory) };
+    let [fd, others @ ..] = &lifelines[..] else { return Err(memory) };
     if matches!(table::get(*fd), Entry::Connection(_)) {
-        // This process holds the connection already.
-        return;
+        return Ok(()); // The memory came twice.
     }
-    open_adopted(*fd, others, segment, memory);
+    match connection::holder_of(&segment) {
+        Some(connection) => lifelines.iter().for_each(|fd| add_lifeline(connection, *fd)),
+        None => open_adopted(*fd, others, segment, memory),
+    }
+    Ok(())
+}
+
+/// One more descriptor of a connection that this process holds already.
+fn add_lifeline(connection: &'static Connection, fd: RawFd) {
+    connection.add_descriptor(fd);
+    table::set(fd, Entry::Connection(connection));
+    super::descriptor::set_cloexec(fd);
 }
 
 fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds) {

@@ -6,6 +6,7 @@ use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, co
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, LaneListener};
+use crate::system;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
@@ -37,7 +38,7 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
     let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, stream, bound, backlog));
     match lane {
-        Ok(lane) => promote(fd, stream, lane),
+        Ok(lane) => system::without_signals(|| promote(fd, stream, lane)),
         Err(reason) => count_fallback(reason),
     }
     Ok(())
@@ -67,8 +68,12 @@ fn add_lane(
     })
 }
 
+/// No handler that closes the socket comes between its steps.
 fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
     let inner = stream.with(std::mem::take::<StreamInner>);
+    if inner.descriptors.is_empty() {
+        return; // Closed meanwhile.
+    }
     STREAMS.give_back(stream);
     // SAFETY: the program's descriptor, which it is listening on.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -90,11 +95,19 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
 /// After `shutdown(2)` of a listener: nobody gets in any more, a blocked `accept` ends, and the socket is a plain one
 /// again.
 pub fn shutdown_listener(listener: &'static Listener) {
+    // No handler that closes the socket comes between its steps.
+    system::without_signals(|| demote(listener));
+}
+
+fn demote(listener: &'static Listener) {
     // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
     let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
     let _ = rustix::net::shutdown(lane, rustix::net::Shutdown::Both);
     let is_nonblocking = listener.is_nonblocking();
     let inner = listener.with(std::mem::take::<ListenerInner>);
+    if inner.descriptors.is_empty() {
+        return; // Closed meanwhile.
+    }
     let stream = STREAMS.take();
     stream.with(|own| {
         *own = StreamInner {

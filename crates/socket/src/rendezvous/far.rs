@@ -199,19 +199,36 @@ pub(super) fn connect(rack: Arc<Rack>, request: &Request, lifeline: OwnedFd) -> 
     Aim { rack, request: *request, tries_left: PORT_TRIES_MAX }.connect(lifeline)
 }
 
+/// What became of a try with one port. `Err`: the other node still has a connection of it, another is to be tried.
+type Tried = Result<Progress, Aim>;
+
+fn or_another_port(tried: Tried) -> Result<Progress, NoLane> {
+    tried.or_else(|aim| aim.connect(new_lifeline()?))
+}
+
 impl Aim {
-    fn connect(self, lifeline: OwnedFd) -> Result<Progress, NoLane> {
+    fn connect(mut self, mut lifeline: OwnedFd) -> Result<Progress, NoLane> {
+        loop {
+            match self.try_port(lifeline)? {
+                Ok(progress) => return Ok(progress),
+                Err(aim) => self = aim,
+            }
+            lifeline = new_lifeline()?;
+        }
+    }
+
+    fn try_port(self, lifeline: OwnedFd) -> Result<Tried, NoLane> {
         let destination = destination(self.request.destination);
         let name = ListenerName::far(destination);
         // A node has one address; only for a destination of the other family it must be asked for.
         let known = self.request.node.filter(|node| node.is_ipv4() == destination.is_ipv4());
         let Some(node) = known.filter(|_| self.rack.is_live(&name) == Ok(true)) else {
-            return self.ask(lifeline, None);
+            return self.ask(lifeline, None).map(Ok);
         };
         let tuple = self.bind(&lifeline, node)?;
         match reach(&self.rack, lifeline.as_fd(), &[name]) {
             // It has its name and does not listen yet, or does not any more: the monitor sees to it.
-            Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)),
+            Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)).map(Ok),
             reached => reached.and_then(|()| self.say_hello(lifeline, tuple)),
         }
     }
@@ -233,7 +250,7 @@ impl Aim {
         monitor::ask(&self.rack, destination).map_err(NoLane::because)?.map(hide).transpose()
     }
 
-    fn say_hello(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Progress, NoLane> {
+    fn say_hello(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
         let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
         if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
             return self.settle(connected, heard);
@@ -242,21 +259,22 @@ impl Aim {
         // Not in windows yet: it is one.
         let memory = memory.map(|memory| hide(memory.memfd).map(MemoryFds::of_memfd)).transpose()?;
         let introduced = Introduced { aim: self, lifeline: hide(lifeline)?, tuple, segment, memory };
-        Ok(Progress::Underway(Underway::new(Stage::Introduced(Box::new(introduced)), REPLY_WAIT_NS)))
+        let underway = Underway::new(Stage::Introduced(Box::new(introduced)), REPLY_WAIT_NS);
+        Ok(Ok(Progress::Underway(underway)))
     }
 
-    /// Ends with what the proxy has replied; or begins anew with another port, if the other node still has a connection
-    /// of this one, whose end here has long been closed, and the program has named none.
-    fn settle(mut self, connected: Connected, heard: Heard) -> Result<Progress, NoLane> {
+    /// What the proxy has replied. Another port is tried if the other node still has a connection of this one, whose
+    /// end here has long been closed, and the program has named none.
+    fn settle(mut self, connected: Connected, heard: Heard) -> Result<Tried, NoLane> {
         let is_port_free = self.request.source.is_none_or(|source| source.port() == 0);
         match heard {
             Ok((Reply::Refused(Errno::ADDRINUSE), None)) if is_port_free && self.tries_left > 0 => {
                 connected.memory.into_iter().flat_map(MemoryFds::into_all).for_each(close);
                 close(connected.lifeline);
                 self.tries_left -= 1;
-                self.connect(new_lifeline()?)
+                Ok(Err(self))
             }
-            heard => settle(connected, heard).map(Progress::Connected),
+            heard => settle(connected, heard).map(Progress::Connected).map(Ok),
         }
     }
 }
@@ -310,7 +328,7 @@ impl Asked {
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
         let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
         reach(&aim.rack, lifeline.as_fd(), &[ListenerName::far(destination(aim.request.destination))])?;
-        aim.say_hello(lifeline, tuple)
+        or_another_port(aim.say_hello(lifeline, tuple)?)
     }
 }
 
@@ -319,7 +337,7 @@ impl Introduced {
         match self.lifeline.get().and_then(look) {
             Some(heard) => {
                 let (aim, connected) = self.show()?;
-                aim.settle(connected, heard)
+                or_another_port(aim.settle(connected, heard)?)
             }
             None if now_ns() >= deadline_ns => Err(NoLane::failed(FallbackReason::HandshakeFailed, Errno::TIMEDOUT)),
             None => Ok(Progress::Underway(Underway { stage: Stage::Introduced(self), deadline_ns })),
@@ -526,11 +544,17 @@ fn check_place(memory: BorrowedFd<'_>, place: Place) -> Result<(), Errno> {
 /// device, or a device.
 ///
 /// # Errors
-/// What fstat answers.
+/// What fstat and fstatfs answer.
 pub fn may_lend(memory: BorrowedFd<'_>) -> Result<bool, Errno> {
     let is_device = FileType::from_raw_mode(rustix::fs::fstat(memory)?.st_mode) == FileType::CharacterDevice;
-    let is_bar = || rustix::fs::fstatfs(memory).is_ok_and(|stat| stat.f_type as u64 == SYSFS_MAGIC);
-    Ok(is_device || shm::is_sealed(memory) || is_bar())
+    if is_device {
+        return Ok(true);
+    }
+    match rustix::fs::fstatfs(memory)?.f_type as u64 {
+        // Not a sealed file of huge pages: those may run out at the first touch, which kills.
+        shm::TMPFS_MAGIC => Ok(shm::is_sealed(memory)),
+        file_system => Ok(file_system == SYSFS_MAGIC),
+    }
 }
 
 /// Connects to a listener of this node on behalf of another node's program, to a connection in windows: `place` is the
