@@ -613,7 +613,6 @@ fn forget_one_of(fd: RawFd, target: Target, survivors: impl FnOnce() -> Vec<RawF
         // This may be the thread that every one of them waits for.
         return leave_to_all(close);
     }
-    let close = Close { fd, is_last: survivors.is_empty(), is_of_set: false };
     POOL.for_each(|set| {
         let forget = |roster: &mut Roster| {
             // The number may be another object's by now, which is registered under it.

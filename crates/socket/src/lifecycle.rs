@@ -310,6 +310,12 @@ pub(crate) fn is_inside_a_listener() -> bool {
     LISTENERS.any(|listener| listener.shared.lock.is_held_by_this_thread())
 }
 
+/// Runs `work` as a signal handler runs that has interrupted a thread which holds a listener.
+#[cfg(test)]
+pub(crate) fn inside_a_listener(work: impl FnOnce()) {
+    LISTENERS.take().with(|_| work());
+}
+
 /// Handlers around `fork`; see `connection::before_fork`. Sets come first, because they ask listeners and connections
 /// under their lock, and nobody asks the other way round.
 pub fn before_fork() {

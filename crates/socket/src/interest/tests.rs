@@ -736,3 +736,29 @@ fn a_process_that_inherits_a_set_registers_under_other_tokens() {
     assert!(before.iter().all(|token| !after.contains(token)), "{before:x?} {after:x?}");
     leave();
 }
+
+/// Whoever is inside may wait for what the handler's thread holds.
+#[test]
+fn what_a_handler_closes_whose_thread_holds_a_socket_is_left_to_who_is_inside_the_set() {
+    let (own, _peer) = own_and_peer();
+    let epoll = Epoll::new();
+    epoll.add(own.fd(), IN, 1);
+    let Entry::Interest(set) = table::get(epoll.0) else { panic!("no set") };
+    let ((inside, is_inside), (go_on, goes_on)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+    let waiting = std::thread::spawn(move || {
+        set.with(|_| {
+            inside.send(()).unwrap();
+            goes_on.recv_timeout(Duration::from_nanos(HANG_NS)).unwrap();
+        });
+    });
+    is_inside.recv().unwrap();
+    let registered = table::get(own.fd());
+    lifecycle::inside_a_listener(|| {
+        table::set(own.fd(), Entry::None);
+        forget(own.fd(), own.0.0);
+    });
+    go_on.send(()).unwrap();
+    waiting.join().unwrap();
+    table::set(own.fd(), registered);
+    assert_eq!(epoll.control(EPOLL_CTL_MOD, own.fd(), IN, 1), Err(Errno::NOENT));
+}
