@@ -72,10 +72,12 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the C caller's array, of which the kernel takes so many.
+    // The kernel takes no more.
+    let count = count.min(libc::UIO_MAXIOV as c_uint);
+    // SAFETY: the C caller's array.
     let carries = |index| unsafe { carries_connection(&raw const (*messages.add(index)).msg_hdr) };
-    let is_one_by_one = matches!(table::get(fd), Entry::Connection(_))
-        || !messages.is_null() && (0..count.min(libc::UIO_MAXIOV as c_uint) as usize).any(carries);
+    let is_one_by_one =
+        matches!(table::get(fd), Entry::Connection(_)) || !messages.is_null() && (0..count as usize).any(carries);
     if !is_one_by_one {
         // SAFETY: the C caller's.
         let sent = unsafe { real::sendmmsg(fd, messages, count, flags) };
@@ -85,7 +87,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
         }
         return sent;
     }
-    for index in 0..count.min(libc::UIO_MAXIOV as c_uint) {
+    for index in 0..count {
         // SAFETY: the C caller's array.
         let message = unsafe { &mut *messages.add(index as usize) };
         // SAFETY: as above.
@@ -100,7 +102,7 @@ pub unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_ui
             return index as c_int + 1;
         }
     }
-    count.min(libc::UIO_MAXIOV as c_uint) as c_int
+    count as c_int
 }
 
 /// Bytes of the first `count` messages together; none for an error.
@@ -117,12 +119,13 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    // SAFETY: the C caller's array, of which the kernel takes so many.
+    // The kernel takes no more.
+    let count = count.min(libc::UIO_MAXIOV as c_uint);
+    // SAFETY: the C caller's array.
     let has_room = |index| unsafe { (*messages.add(index)).msg_hdr.msg_controllen > 0 };
-    let mut all = 0..count.min(libc::UIO_MAXIOV as c_uint) as usize;
     // Only these bring descriptors.
-    let is_one_by_one =
-        matches!(table::get(fd), Entry::Connection(_)) || !messages.is_null() && all.any(has_room) && is_unix(fd);
+    let is_one_by_one = matches!(table::get(fd), Entry::Connection(_))
+        || !messages.is_null() && (0..count as usize).any(has_room) && is_unix(fd);
     if !is_one_by_one {
         // SAFETY: the C caller's.
         let received = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
@@ -140,7 +143,6 @@ pub unsafe extern "C" fn recvmmsg(
             return -1;
         }
     };
-    let count = count.min(libc::UIO_MAXIOV as c_uint);
     let mut flags = flags;
     for index in 0..count {
         // SAFETY: the C caller's array.
