@@ -10,7 +10,7 @@ mod latency;
 pub mod message;
 mod occupancy;
 
-pub use batcher::{Batcher, Policy, PolicyError, Queued};
+pub use batcher::{Batcher, Policy, PolicyError, Queued, Worth};
 pub use latency::{Latency, Sample};
 pub use occupancy::Occupancy;
 

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use router::balance::{Balancer, LinkLoad, Thresholds};
 use router::batch::message::{self, Header, Message, MessageError, Source};
-use router::batch::{Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample};
+use router::batch::{Batcher, Latency, Occupancy, PACKETS_MAX, Parcel, Policy, Sample, Worth};
 use router::{NODES_MAX, NodeId, Pool};
 use sim::{Span, Time};
 
@@ -239,6 +239,7 @@ struct TakeIn<'a> {
     limits: &'a Limits,
     /// Who has so much under way that it is to be told now what is taken in.
     waits: Option<NodeId>,
+    occupancy: &'a mut Occupancy,
     pool: &'a mut Pool,
     peers: &'a mut [Peer; NODES],
     arrived: &'a mut Vec<Parcel>,
@@ -256,8 +257,9 @@ impl Intake for TakeIn<'_> {
             peer.settle(self.now, Told { taken, wants })?;
         }
         peer.take_in(self.now, &message.header, message.packets())?;
+        let mut bytes = 0;
         for place in message.places() {
-            peer.untold_bytes += place.bytes as u64;
+            bytes += place.bytes;
             let is_own = place.hop.node == self.own;
             let packet = self.pool.take().filter(|_| place.bytes <= self.pool.bytes_max());
             let Some(mut packet) = packet else {
@@ -269,6 +271,10 @@ impl Intake for TakeIn<'_> {
             let parcels = if is_own { &mut *self.arrived } else { &mut *self.relayed };
             peer.counters.relayed_packets += u64::from(!is_own);
             parcels.push((place.hop, packet));
+        }
+        peer.untold_bytes += bytes as u64;
+        if message.packets() > 0 {
+            self.occupancy.note_message(message.packets(), bytes);
         }
         if self.limits.tells_by_messages && peer.untold_bytes >= untold_bytes_max(self.limits) {
             self.waits = Some(from);
@@ -410,8 +416,8 @@ impl<C: Carrier> Mesh<C> {
         let mut has_sent = false;
         // Each round sends a packet at least.
         for _ in 0..self.settings.queue_packets {
-            let least = self.least(now, node)?;
-            let due = self.peers[usize::from(node.0)].batcher.due(now, least);
+            let worth = self.worth(now, node)?;
+            let due = self.peers[usize::from(node.0)].batcher.due(now, worth);
             if due == 0 {
                 break;
             }
@@ -430,12 +436,12 @@ impl<C: Carrier> Mesh<C> {
     }
 
     /// How many packets are worth a message, by what is under way and by how busy the two nodes are.
-    fn least(&mut self, now: Time, node: NodeId) -> Result<usize, Fault> {
+    fn worth(&mut self, now: Time, node: NodeId) -> Result<Worth, Fault> {
         if self.wants_news(now, node) {
             self.look(now, node)?;
         }
         let peer = &self.peers[usize::from(node.0)];
-        Ok(peer.by_under_way(&self.limits).max(self.by_occupancy(now, peer)))
+        Ok(Worth { by_occupancy: self.by_occupancy(now, peer), by_under_way: peer.by_under_way(&self.limits) })
     }
 
     /// How many packets are worth a message, by how busy this node is, and a peer as it says itself.
@@ -488,6 +494,7 @@ impl<C: Carrier> Mesh<C> {
                 pool.free(queued.item.1);
             }
             peer.note_sent(now, sent, bytes, is_timed);
+            self.occupancy.note_message(sent, bytes);
             done += sent;
         }
         Ok(done)
@@ -628,9 +635,10 @@ impl<C: Carrier> Interconnect for Mesh<C> {
         let mut relayed = std::mem::take(&mut self.relayed);
         let before = arrived.len();
         while arrived.len() - before + relayed.len() < packets_max {
-            let Self { own, peers, carrier, limits, .. } = self;
+            let Self { own, peers, carrier, limits, occupancy, .. } = self;
             let (own, arrived, relayed) = (*own, &mut *arrived, &mut relayed);
-            let mut take_in = TakeIn { own, now, limits, waits: None, pool: &mut *pool, peers, arrived, relayed };
+            let mut take_in =
+                TakeIn { own, now, limits, waits: None, occupancy, pool: &mut *pool, peers, arrived, relayed };
             let received = carrier.receive(&mut take_in);
             match (take_in.waits, received) {
                 (waits, Ok(true)) => {

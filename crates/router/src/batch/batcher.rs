@@ -91,10 +91,33 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 /// does, and each node has to wait for all of them.
 const ENOUGH_BYTES: usize = 8 << 10;
 
+/// A message has no more bytes, while there is time for more messages: its first packet waits for all of them to be
+/// copied twice.
+const LONG_BYTES: usize = 24_000;
+
 /// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for
 /// there is no time for any more of them.
-fn waits_at_most(target: Span, least: usize) -> Span {
-    if least >= PACKETS_MAX { target } else { Span::from_ps(target.ps() / 2) }
+fn waits_at_most(target: Span, worth: Worth) -> Span {
+    if worth.is_full_only() { target } else { Span::from_ps(target.ps() / 2) }
+}
+
+/// How many packets are worth a message: the more of the two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Worth {
+    /// By how busy the two nodes are. [`PACKETS_MAX`]: there is no time for any but full messages.
+    pub by_occupancy: usize,
+    /// By what the peer has yet to take in: as many as make a few messages of so many.
+    pub by_under_way: usize,
+}
+
+impl Worth {
+    fn least(self) -> usize {
+        self.by_occupancy.max(self.by_under_way)
+    }
+
+    fn is_full_only(self) -> bool {
+        self.by_occupancy >= PACKETS_MAX
+    }
 }
 
 /// A packet that waits.
@@ -169,11 +192,10 @@ impl<T> Batcher<T> {
         Ok(())
     }
 
-    /// How many packets are to go now; of an adaptive batch, no more than a message holds. `least`: fewer are not worth
-    /// a message, for this node is nearly busy, or the peer has as many to take in yet as make a few messages of so
-    /// many. [`PACKETS_MAX`]: there is no time for any but full messages.
+    /// How many packets are to go now; of an adaptive batch, no more than a message holds, nor fewer than are worth one
+    /// unless the oldest has waited for long.
     #[inline]
-    pub fn due(&self, now: Time, least: usize) -> usize {
+    pub fn due(&self, now: Time, worth: Worth) -> usize {
         let Some(oldest) = self.queue.front() else { return 0 };
         let waited = now.since(oldest.since);
         match self.policy {
@@ -181,25 +203,37 @@ impl<T> Batcher<T> {
                 let wanted = usize::from(packets);
                 if self.queue.len() >= wanted || waited >= wait { self.queue.len().min(wanted) } else { 0 }
             }
-            Policy::Adaptive { target } => self.in_one_message(self.adaptive_due(target, waited, least)),
+            Policy::Adaptive { target } => self.in_one_message(self.adaptive_due(target, waited, worth)),
         }
     }
 
     #[inline]
-    fn adaptive_due(&self, target: Span, waited: Span, least: usize) -> usize {
-        let queued = self.queue.len().min(PACKETS_MAX);
-        if waited >= waits_at_most(target, least) {
+    fn adaptive_due(&self, target: Span, waited: Span, worth: Worth) -> usize {
+        let queued = self.longest(worth);
+        if waited >= waits_at_most(target, worth) {
             return queued;
         }
-        if least <= 1 {
+        if worth.least() <= 1 {
             // Nothing presses.
             return self.within(self.overlapping(queued), target.ns());
         }
-        if queued < least.min(PACKETS_MAX) && self.queue_bytes < ENOUGH_BYTES {
+        if queued < worth.least().min(PACKETS_MAX) && self.queue_bytes < ENOUGH_BYTES {
             return 0;
         }
         // Where there is no time for any but full ones, shorter messages would only be more of them.
-        if least >= PACKETS_MAX { queued } else { self.within(queued, target.ns()) }
+        if worth.is_full_only() { queued } else { self.within(queued, target.ns()) }
+    }
+
+    /// How many of those that wait a message has at most: as many as have [`LONG_BYTES`], if all were of one length, or
+    /// are worth one to a busy node.
+    #[inline]
+    fn longest(&self, worth: Worth) -> usize {
+        let queued = self.queue.len().min(PACKETS_MAX);
+        if worth.is_full_only() || self.queue_bytes <= LONG_BYTES {
+            return queued;
+        }
+        let by_bytes = LONG_BYTES * self.queue.len() / self.queue_bytes;
+        queued.min(by_bytes.max(worth.by_occupancy).max(1))
     }
 
     /// How many of the first `goes` packets one message holds, one of them at least. What is left of them would be a
@@ -249,7 +283,7 @@ impl<T> Batcher<T> {
         let oldest = self.queue.front()?;
         let wait = match self.policy {
             Policy::Fixed { wait, .. } => wait,
-            Policy::Adaptive { target } => waits_at_most(target, 1),
+            Policy::Adaptive { target } => waits_at_most(target, Worth::default()),
         };
         Some(oldest.since + wait)
     }
@@ -283,6 +317,18 @@ mod tests {
 
     const MESSAGE_BYTES_MAX: usize = 49_152;
 
+    const NOTHING_PRESSES: Worth = Worth { by_occupancy: 1, by_under_way: 0 };
+
+    /// A node, this one or the peer, is so busy.
+    fn busy(by_occupancy: usize) -> Worth {
+        Worth { by_occupancy, by_under_way: 0 }
+    }
+
+    /// The peer has so much yet to take in.
+    fn behind(by_under_way: usize) -> Worth {
+        Worth { by_occupancy: 1, by_under_way }
+    }
+
     fn at(us: f64) -> Time {
         Time::ZERO + Span::from_ns(us * 1000.0)
     }
@@ -305,34 +351,38 @@ mod tests {
     fn a_fixed_batch_goes_when_it_is_full_or_its_oldest_packet_has_waited() {
         let batcher = with(Policy::fixed(8), 7, 64);
         assert_eq!(batcher.deadline(), Some(at(10.0)));
-        assert_eq!((batcher.due(at(9.9), 0), batcher.due(at(10.0), 0)), (0, 7));
-        assert_eq!(with(Policy::fixed(8), 8, 64).due(at(0.0), 32), 8);
-        assert_eq!(with(Policy::fixed(8), 20, 64).due(at(0.0), 0), 8);
-        assert_eq!(with(Policy::fixed(1), 0, 64).due(at(99.0), 0), 0);
+        assert_eq!((batcher.due(at(9.9), NOTHING_PRESSES), batcher.due(at(10.0), NOTHING_PRESSES)), (0, 7));
+        assert_eq!(with(Policy::fixed(8), 8, 64).due(at(0.0), busy(32)), 8);
+        assert_eq!(with(Policy::fixed(8), 20, 64).due(at(0.0), NOTHING_PRESSES), 8);
+        assert_eq!(with(Policy::fixed(1), 0, 64).due(at(99.0), NOTHING_PRESSES), 0);
     }
 
     #[test]
     fn an_adaptive_one_takes_what_is_there() {
         for (queued, goes) in [(0, 0), (1, 1), (5, 5), (7, 7)] {
-            assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), 0), goes);
+            assert_eq!(with(Policy::adaptive(), queued, 64).due(at(0.0), NOTHING_PRESSES), goes);
         }
-        assert_eq!(with(Policy::adaptive(), 90, 64).due(at(0.0), 15), 32);
+        assert_eq!(with(Policy::adaptive(), 90, 64).due(at(0.0), behind(15)), 32);
     }
 
     #[test]
     fn while_the_peer_is_behind_small_messages_wait_for_it_but_not_for_ever() {
         let batcher = with(Policy::adaptive(), 5, 64);
-        let due = [(4.9, 6), (4.9, 5), (4.9, 0), (5.0, 31)].map(|(us, least)| batcher.due(at(us), least));
+        let due = [(4.9, 6), (4.9, 5), (4.9, 0), (5.0, 31)].map(|(us, least)| batcher.due(at(us), behind(least)));
         assert_eq!(due, [0, 5, 5, 5]);
         assert_eq!(batcher.deadline(), Some(at(5.0)));
-        assert_eq!([5.0, 9.9, 10.0].map(|us| batcher.due(at(us), 32)), [0, 0, 5], "no time for any but full ones");
-        assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), 99), 32, "a full one costs the peer least");
+        assert_eq!(
+            [5.0, 9.9, 10.0].map(|us| batcher.due(at(us), busy(32))),
+            [0, 0, 5],
+            "no time for any but full ones"
+        );
+        assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), behind(31)), 32, "a full one costs the peer least");
     }
 
     #[test]
     fn eight_kib_are_worth_a_message_however_few_packets_they_are() {
         for (packets, bytes, due) in [(5, 1500, 0), (6, 1500, 6), (31, 64, 0), (32, 64, 32)] {
-            assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), 32), due, "{packets} of {bytes} B");
+            assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), busy(32)), due, "{packets} of {bytes} B");
         }
     }
 
@@ -345,11 +395,11 @@ mod tests {
         };
         // A header of 16 bytes, and 8 a packet.
         let mut batcher = holding(16 + 8 * 1508);
-        assert_eq!([(0.0, 8), (0.0, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), least)), [8, 8, 8]);
-        assert_eq!(holding(16 + 8 * 1508 - 1).due(at(0.0), 8), 7);
-        assert_eq!(holding(100).due(at(0.0), 8), 1, "one always goes");
+        assert_eq!([(0.0, 8), (0.0, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), busy(least))), [8, 8, 8]);
+        assert_eq!(holding(16 + 8 * 1508 - 1).due(at(0.0), busy(8)), 7);
+        assert_eq!(holding(100).due(at(0.0), busy(8)), 1, "one always goes");
         (0..16).for_each(|_| _ = batcher.pop());
-        let due = [(0.0, 8), (5.0, 8), (9.9, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), least));
+        let due = [(0.0, 8), (5.0, 8), (9.9, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), busy(least)));
         assert_eq!(due, [0, 1, 0, 1], "one of 17 is not worth a message yet");
     }
 
@@ -357,14 +407,28 @@ mod tests {
     fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
         // By what is published 22 of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        assert_eq!([2, 31, 32].map(|least| batcher.due(at(0.0), least)), [22, 22, 32]);
+        assert_eq!([2, 31, 32].map(|least| batcher.due(at(0.0), busy(least))), [16, 22, 32]);
+    }
+
+    #[test]
+    fn a_message_has_24_000_bytes_at_most_while_there_is_time_for_more_of_them() {
+        let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
+        assert_eq!(due(40, 1500, 0.0, behind(31)), 16, "whatever is under way");
+        assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 16, "and however late");
+        assert_eq!([12, 20, 32].map(|least| due(40, 1500, 5.0, busy(least))), [16, 20, 32], "unless more are worth it");
+        assert_eq!((due(17, 1500, 5.0, behind(1)), due(16, 1500, 5.0, behind(1))), (16, 16));
+        assert_eq!((due(40, 750, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
     }
 
     #[test]
     fn while_nothing_presses_what_waits_goes_in_messages_that_overlap() {
         // By what is published a message takes 27 times what a packet of 64 B does, and 4.7 times one of 1500 B.
         for (queued, bytes, goes) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 10), (40, 1500, 14)] {
-            assert_eq!(with(Policy::adaptive(), queued, bytes).due(at(0.0), 0), goes, "of {queued} x {bytes} B");
+            assert_eq!(
+                with(Policy::adaptive(), queued, bytes).due(at(0.0), NOTHING_PRESSES),
+                goes,
+                "of {queued} x {bytes} B"
+            );
         }
     }
 
@@ -373,10 +437,10 @@ mod tests {
         let mut batcher = with(Policy::adaptive(), 40, 1500);
         teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 0.5 * bytes as f64);
         // 1,800 + 9 x 800 ns are below 10 us, 10 x 800 are below, 11 are not.
-        assert_eq!((batcher.due(at(0.0), 0), batcher.due(at(0.0), 11)), (10, 10));
-        assert_eq!(batcher.due(at(5.0), 0), 32);
+        assert_eq!((batcher.due(at(0.0), NOTHING_PRESSES), batcher.due(at(0.0), behind(11))), (10, 10));
+        assert_eq!(batcher.due(at(5.0), NOTHING_PRESSES), 16, "late, and long");
         teach(&mut batcher, |_, _| 50_000.0);
-        assert_eq!(batcher.due(at(0.0), 0), 1, "one always goes");
+        assert_eq!(batcher.due(at(0.0), NOTHING_PRESSES), 1, "one always goes");
     }
 
     #[test]

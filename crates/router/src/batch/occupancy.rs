@@ -13,63 +13,91 @@ const ROUND_NS_MAX: f64 = 10_000.0;
 const IDLE_ROUND_NS_MAX: f64 = 4000.0;
 /// One of so many counts for what such a round takes.
 const IDLE_ROUNDS: f64 = 64.0;
-/// One of so many periods counts for the share of the time that a node works: packets come at random.
-const PERIODS: f64 = 2.0;
-/// Beyond this share of the time, more packets go together. See the policies in virtual time, which say what these are
-/// worth.
-const GROWS_ABOVE: f64 = 0.8;
-const GROWS_BY: f64 = 1.25;
-/// Below this share, fewer, but slowly: a machine that was slow for a millisecond soon is again, and each time small
-/// messages would pile up first.
-const SHRINKS_BELOW: f64 = 0.7;
-const SHRINKS_BY: f64 = 0.98;
-/// Below this share they are fewer soon: the load is another one.
-const SHRINKS_SOON_BELOW: f64 = 0.4;
-const SHRINKS_SOON_BY: f64 = 0.9;
-/// A node that finds something to do in rounds of this share of the time has no time left.
-const SATURATED_ABOVE: f64 = 0.97;
-const SATURATED_GROWS_BY: f64 = 2.0;
+/// One of so many periods counts for what a node does: packets come at random.
+const PERIODS: f64 = 8.0;
+/// A node is to work for this share of the time at most: what is left makes up for interruptions.
+const WORKS_AT_MOST: f64 = 0.8;
+/// What a message costs, besides its packets, and what those and their bytes do: nanoseconds, as between two cores of
+/// one server. Only their proportion counts, and not much: messages three times as dear, or a third, change nothing
+/// that the policies in virtual time show.
+const MESSAGE_NS: f64 = 280.0;
+const PACKET_NS: f64 = 15.0;
+const BYTE_NS: f64 = 0.13;
 
-/// What share of the time a node works, from round to round of its loop.
+/// What share of the time a node works, from round to round of its loop, and on what messages.
 ///
 /// Who sends whatever is there is never idle, and neither is who receives it: the less time passes between two rounds,
 /// the fewer packets go together, each message at its full price. Up to three quarters of the time that costs nothing.
 /// Beyond, there is little time left in which to make up for an interruption, and the messages that pile up meanwhile
-/// are small. So the busier a node is, the more packets are worth a message.
+/// are small. So as many packets are worth a message as leave the node idle for a fifth of the time.
 ///
 /// What a round takes when there is nothing to do is no work: the busier a node, the more it does in a round. Else one
-/// that looks at many places would think itself busy at half of what it can carry. A node that finds something in
-/// nearly every round is busy whatever that share is, and many packets wait for each of its rounds anyhow.
+/// that looks at many places would think itself busy at half of what it can carry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Occupancy {
     looked: Time,
     /// What a round takes in which there is nothing to do.
     idle_round_ns: f64,
-    period: Period,
-    share: f64,
+    has_slept: bool,
+    /// Since it was decided last.
+    period: Work,
+    /// As much as one period has of it, lately.
+    recent: Work,
     least_packets: f64,
 }
 
-/// What a node did since it was decided last.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Period {
-    has_slept: bool,
+/// What a node did in some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Work {
     /// All time, but for what interruptions took.
     passed_ns: f64,
-    /// Of that, rounds in which there was something to do.
-    busy_ns: f64,
-    /// Of those, what they took beyond a round with nothing to do.
+    /// Of that, what rounds in which there was something to do took beyond one with nothing to do.
     worked_ns: f64,
+    /// Sent and taken in.
+    messages: f64,
+    packets: f64,
+    bytes: f64,
 }
 
-impl Period {
-    const NEW: Period = Period { has_slept: false, passed_ns: 0.0, busy_ns: 0.0, worked_ns: 0.0 };
+impl Work {
+    const NONE: Work = Work { passed_ns: 0.0, worked_ns: 0.0, messages: 0.0, packets: 0.0, bytes: 0.0 };
+
+    fn with(self, other: Work, both: impl Fn(f64, f64) -> f64) -> Work {
+        Work {
+            passed_ns: both(self.passed_ns, other.passed_ns),
+            worked_ns: both(self.worked_ns, other.worked_ns),
+            messages: both(self.messages, other.messages),
+            packets: both(self.packets, other.packets),
+            bytes: both(self.bytes, other.bytes),
+        }
+    }
+
+    /// How many packets a message is to have so that this load is carried in [`WORKS_AT_MOST`] of the time.
+    ///
+    /// Where a message costs as much as `r` packets, and has `k` of them, the packets alone take `f = s / (1 + r / k)`
+    /// of the time, of which `s` is work. With `n` a message it is `f (1 + r / n)`.
+    fn packets_wanted(&self) -> f64 {
+        if self.messages == 0.0 || self.packets == 0.0 {
+            return 1.0;
+        }
+        let message_packets = MESSAGE_NS / (PACKET_NS + BYTE_NS * self.bytes / self.packets);
+        let share = self.worked_ns / self.passed_ns;
+        let by_packets = share / (1.0 + message_packets * self.messages / self.packets);
+        if by_packets < WORKS_AT_MOST { message_packets / (WORKS_AT_MOST / by_packets - 1.0) } else { f64::INFINITY }
+    }
 }
 
 impl Occupancy {
     /// Of a node that begins, idle.
     pub const fn new() -> Occupancy {
-        Occupancy { looked: Time::ZERO, idle_round_ns: 0.0, period: Period::NEW, share: 0.0, least_packets: 1.0 }
+        Occupancy {
+            looked: Time::ZERO,
+            idle_round_ns: 0.0,
+            has_slept: false,
+            period: Work::NONE,
+            recent: Work::NONE,
+            least_packets: 1.0,
+        }
     }
 
     /// Fewer packets are not worth a message: 1 to [`PACKETS_MAX`].
@@ -79,7 +107,14 @@ impl Occupancy {
 
     /// The node slept, for there was nothing to do.
     pub fn note_sleep(&mut self) {
-        self.period.has_slept = true;
+        self.has_slept = true;
+    }
+
+    /// The node sent a message or took one in, of so many packets with so many bytes all together.
+    pub fn note_message(&mut self, packets: usize, bytes: usize) {
+        self.period.messages += 1.0;
+        self.period.packets += packets as f64;
+        self.period.bytes += bytes as f64;
     }
 
     /// A round of the node's loop begins; whether there was something to do in the one that ends.
@@ -88,7 +123,7 @@ impl Occupancy {
         self.looked = now;
         if was_busy {
             self.note_work(round_ns.min(ROUND_NS_MAX));
-        } else if self.period.has_slept {
+        } else if self.has_slept {
             self.period.passed_ns += round_ns;
         } else {
             self.note_idle_round(round_ns.min(IDLE_ROUND_NS_MAX));
@@ -100,7 +135,6 @@ impl Occupancy {
 
     fn note_work(&mut self, round_ns: f64) {
         self.period.passed_ns += round_ns;
-        self.period.busy_ns += round_ns;
         self.period.worked_ns += (round_ns - self.idle_round_ns).max(0.0);
     }
 
@@ -110,22 +144,12 @@ impl Occupancy {
     }
 
     fn decide(&mut self) {
-        let Period { has_slept, passed_ns, busy_ns, worked_ns } = std::mem::replace(&mut self.period, Period::NEW);
-        let periods = if has_slept { passed_ns / PERIOD_NS } else { 1.0 };
-        let forgotten = 1.0 - (1.0 - 1.0 / PERIODS).powf(periods);
-        self.share += (worked_ns / passed_ns - self.share) * forgotten;
-        let factor = if busy_ns > SATURATED_ABOVE * passed_ns {
-            SATURATED_GROWS_BY
-        } else if self.share > GROWS_ABOVE {
-            GROWS_BY
-        } else if self.share < SHRINKS_SOON_BELOW {
-            SHRINKS_SOON_BY.powf(periods)
-        } else if self.share < SHRINKS_BELOW {
-            SHRINKS_BY.powf(periods)
-        } else {
-            1.0
-        };
-        self.least_packets = (self.least_packets * factor).clamp(1.0, PACKETS_MAX as f64);
+        let period = std::mem::replace(&mut self.period, Work::NONE);
+        // Who slept for long forgets what was before, as in many periods; but what comes now counts as it did.
+        let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
+        let kept = (1.0 - 1.0 / PERIODS).powf(periods);
+        self.recent = self.recent.with(period, |recent, period| recent * kept + period / periods * (1.0 - kept));
+        self.least_packets = self.recent.packets_wanted().clamp(1.0, PACKETS_MAX as f64);
     }
 }
 
@@ -141,8 +165,12 @@ mod tests {
 
     use super::*;
 
-    /// Rounds of 1 us, of which so many of a hundred have something to do; in the others 20 looks find nothing.
-    fn run(occupancy: &mut Occupancy, now: &mut Time, rounds: u64, of_hundred: u64) {
+    /// Each message has so many packets of 46 bytes: one costs as much as 13 of those.
+    const BYTES: usize = 46;
+
+    /// Rounds of 1 us, of which so many of a hundred have something to do, a message; in the others 20 looks find
+    /// nothing.
+    fn run(occupancy: &mut Occupancy, now: &mut Time, rounds: u64, of_hundred: u64, packets: usize) {
         for round in 0..rounds {
             let is_busy = round * 37 % 100 < of_hundred;
             let looks = if is_busy { 1 } else { 20 };
@@ -150,34 +178,49 @@ mod tests {
                 *now += Span::from_ps(1_000_000 / looks);
                 occupancy.begin_round(*now, is_busy);
             }
+            if is_busy {
+                occupancy.note_message(packets, packets * BYTES);
+            }
         }
     }
 
-    #[test]
-    fn the_busier_a_node_the_more_packets_are_worth_a_message() {
+    fn least_after(of_hundred: u64, packets: usize) -> usize {
         let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
-        let mut after = |rounds, of_hundred| {
-            run(&mut occupancy, &mut now, rounds, of_hundred);
-            occupancy.least_packets()
-        };
-        assert_eq!(after(1000, 70), 1, "what is not nearly busy sends what is there");
-        assert_eq!(after(1000, 95), 7, "ten decisions, of which the first takes another one like it");
-        assert_eq!(after(1000, 95), PACKETS_MAX);
-        assert_eq!(after(1000, 80), PACKETS_MAX, "neither busy nor idle: as it was");
-        assert_eq!(after(1000, 60), 26, "that may have been a moment");
-        assert_eq!(after(4000, 20), 1, "and that is another load");
+        run(&mut occupancy, &mut now, 2000, 0, 1);
+        run(&mut occupancy, &mut now, 10_000, of_hundred, packets);
+        occupancy.least_packets()
     }
 
     #[test]
-    fn who_finds_something_in_every_round_has_no_time_left_whatever_its_rounds_take() {
+    fn as_many_packets_are_worth_a_message_as_leave_a_fifth_of_the_time() {
+        // 5% of a busy round are what one takes with nothing to do, so of 80% of the time 76 are work.
+        assert_eq!([20, 60, 80].map(|of_hundred| least_after(of_hundred, 1)), [1, 1, 1], "there is time enough");
+        assert_eq!(least_after(80, 20), 17, "as many as there are, nearly: fewer would leave less");
+        assert_eq!(least_after(95, 10), 12, "0.90 = f (1 + 13.3 / 10), and 0.8 = f (1 + 13.3 / 12.4)");
+        assert_eq!(least_after(100, 32), PACKETS_MAX, "0.95 = f (1 + 13.3 / 32): no message is long enough");
+    }
+
+    #[test]
+    fn who_works_all_the_time_soon_sends_none_but_full_messages() {
         let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
-        run(&mut occupancy, &mut now, 1000, 0);
-        // A round with nothing to do takes 50 ns, one with something twice that: half the time is work.
-        for _ in 0..6000 {
-            now += Span::from_ps(100_000);
-            occupancy.begin_round(now, true);
+        for _ in 0..40 {
+            // Packets pile up, so there is always one more than are worth a message.
+            let packets = occupancy.least_packets() + 1;
+            run(&mut occupancy, &mut now, 100, 100, packets);
         }
-        assert_eq!(occupancy.least_packets(), PACKETS_MAX, "five decisions and one");
+        assert_eq!(occupancy.least_packets(), PACKETS_MAX, "after 4 ms");
+    }
+
+    #[test]
+    fn who_has_less_to_do_sends_shorter_messages_again() {
+        let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+        run(&mut occupancy, &mut now, 5000, 95, 30);
+        assert_eq!(occupancy.least_packets(), PACKETS_MAX);
+        run(&mut occupancy, &mut now, 5000, 40, 4);
+        assert_eq!(occupancy.least_packets(), 1);
+        run(&mut occupancy, &mut now, 5000, 95, 30);
+        run(&mut occupancy, &mut now, 3000, 0, 1);
+        assert_eq!(occupancy.least_packets(), 1, "nothing to do any more");
     }
 
     #[test]
@@ -188,32 +231,37 @@ mod tests {
             let is_busy = round % 10 != 0;
             now += Span::from_ps(if is_busy { 600_000 } else { 500_000 });
             occupancy.begin_round(now, is_busy);
+            occupancy.note_message(8, 8 * BYTES);
         }
         assert_eq!(occupancy.least_packets(), 1);
     }
 
     #[test]
     fn who_wakes_after_long_forgets_that_it_was_busy_and_who_was_held_up_does_not() {
-        for (sleeps, left) in [(true, 1), (false, PACKETS_MAX)] {
+        for (sleeps, left) in [(true, 1), (false, 28)] {
             let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
-            run(&mut occupancy, &mut now, 3000, 95);
+            run(&mut occupancy, &mut now, 3000, 95, 30);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX);
             if sleeps {
                 occupancy.note_sleep();
             }
             now += Span::from_ps(5_000_000_000);
             occupancy.begin_round(now, false);
+            run(&mut occupancy, &mut now, 100, 0, 1);
             assert_eq!(occupancy.least_packets(), left);
+            run(&mut occupancy, &mut now, 3000, 95, 30);
+            assert_eq!(occupancy.least_packets(), PACKETS_MAX, "a long sleep weighs no more than a period");
         }
     }
 
     #[test]
     fn an_interruption_is_neither_work_nor_time() {
-        for (interrupts_busy, of_hundred, least) in [(true, 50, 1), (false, 50, 1), (false, 95, PACKETS_MAX)] {
+        let cases = [(true, 50, 1, 1), (false, 50, 1, 1), (false, 95, 32, PACKETS_MAX)];
+        for (interrupts_busy, of_hundred, packets, least) in cases {
             let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
             for _ in 0..100 {
                 // Every 100 us, for 30.
-                run(&mut occupancy, &mut now, 70, of_hundred);
+                run(&mut occupancy, &mut now, 70, of_hundred, packets);
                 now += Span::from_ps(30_000_000);
                 occupancy.begin_round(now, interrupts_busy);
             }
