@@ -57,6 +57,9 @@ pub trait Memory: Clone + Send {
     /// Hints that another core reads the span next.
     #[inline]
     fn demote(&self, _offset: usize, _len_bytes: usize) {}
+    /// Hints that this core writes the span soon.
+    #[inline]
+    fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
     /// Starts to write the span's lines back to where the other node finds them.
     #[inline]
     fn write_back(&self, _offset: usize, _len_bytes: usize) {}
@@ -129,6 +132,11 @@ impl Memory for Region {
     #[inline]
     fn demote(&self, offset: usize, len_bytes: usize) {
         self.demote(offset, len_bytes);
+    }
+
+    #[inline]
+    fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
+        self.prefetch_for_writes(offset, len_bytes);
     }
 }
 
@@ -246,6 +254,11 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
         let pointer = self.0.pointer(offset, len_bytes);
         (self.0.coherence() != Coherence::NonCoherent).then_some(pointer)
+    }
+
+    #[inline]
+    fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
+        self.0.prefetch_for_writes(offset, len_bytes);
     }
 
     #[inline]

@@ -91,6 +91,9 @@ pub trait Outbound: Send {
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>>;
     /// Orders all stores before it ahead of all stores after it, as the mapping needs (payload, fence, tag).
     fn fence(&self);
+    /// Hints that the span is written soon, where that can hurry it.
+    #[inline]
+    fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
     /// Hints that the peer reads the span next, where that can hurry it.
     #[inline]
     fn hand_over(&self, _offset: usize, _len_bytes: usize) {}

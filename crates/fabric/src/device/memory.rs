@@ -156,6 +156,13 @@ impl Memory for DeviceMemory {
     }
 
     #[inline]
+    fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
+        if matches!(self.reach, Reach::Cached) {
+            self.region.prefetch_for_writes(offset, len_bytes);
+        }
+    }
+
+    #[inline]
     fn write_back(&self, offset: usize, len_bytes: usize) {
         if let Reach::NonCoherent(lines) = self.reach {
             lines.write_back(&self.region, offset, len_bytes);

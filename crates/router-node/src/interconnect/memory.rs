@@ -11,7 +11,7 @@ use std::time::Duration;
 use fabric::shm::{EventfdDoorbell, ShmParts, create_memory, open_memory};
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Shape};
 use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, Wake};
-use lane::{Consumer, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
+use lane::{Consumer, Draft, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
 use router::batch::message::{self, Header, Message, Source};
 use router::{NODES_MAX, NodeId};
 use volmem::sync::Ordering;
@@ -209,29 +209,20 @@ impl<W: Windows> Peer<W> {
 
     /// Whether the message that `buffer` holds went.
     fn publish(&mut self, buffer: &[u8]) -> Result<bool, Fault> {
-        let draft = self.to.draft(buffer.len())?;
-        self.is_blocked = true;
-        let Some(mut draft) = draft.filter(|draft| draft.room_bytes() >= buffer.len()) else { return Ok(false) };
-        draft.append(buffer);
-        draft.publish();
-        self.is_blocked = false;
-        Ok(true)
+        self.publish_with(buffer.len(), |draft| draft.append(buffer))
     }
 
-    /// As [`Peer::publish`], for packets that are long: they are copied once, each by itself.
-    fn publish_packets<'a>(
+    /// Whether there was room for a message of so many bytes, which `append` puts together: then it went.
+    fn publish_with(
         &mut self,
-        buffer: &mut [u8],
-        header: &Header,
-        packets: impl Packets<'a>,
+        bytes: usize,
+        append: impl FnOnce(&mut Draft<'_, W::Outbound, W::Inbound>),
     ) -> Result<bool, Fault> {
-        let front_bytes = message::put_front(buffer, header, packets.clone());
-        let bytes = front_bytes + packets.clone().map(|(_, bytes)| bytes.len()).sum::<usize>();
         let draft = self.to.draft(bytes)?;
         self.is_blocked = true;
         let Some(mut draft) = draft.filter(|draft| draft.room_bytes() >= bytes) else { return Ok(false) };
-        draft.append(&buffer[..front_bytes]);
-        packets.for_each(|(_, bytes)| draft.append(bytes));
+        draft.prefetch();
+        append(&mut draft);
         draft.publish();
         self.is_blocked = false;
         Ok(true)
@@ -448,21 +439,24 @@ fn send<'a, W: Windows>(
     packets: impl Packets<'a>,
 ) -> Result<usize, Fault> {
     let lengths = || packets.clone().map(|(_, bytes)| bytes.len());
-    let (mut count, _) = message::fit(peer.bytes_to_end(), lengths());
+    let (mut count, mut bytes) = message::fit(peer.bytes_to_end(), lengths());
     if count == 0 {
         if !peer.fill(buffer)? {
             return Ok(0);
         }
-        (count, _) = message::fit(peer.bytes_to_end(), lengths());
+        (count, bytes) = message::fit(peer.bytes_to_end(), lengths());
     }
+    let is_gathered = lengths().take(count).all(|bytes| bytes <= GATHERED_BYTES_MAX);
     let packets = packets.take(count);
-    let bytes_each = packets.clone().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
-    let has_gone = if bytes_each > GATHERED_BYTES_MAX {
-        peer.publish_packets(buffer, header, packets)?
-    } else {
-        let bytes = message::put(buffer, header, packets);
-        peer.publish(&buffer[..bytes])?
-    };
+    let has_gone = peer.publish_with(bytes, |draft| {
+        if is_gathered {
+            message::put(buffer, header, packets);
+            return draft.append(&buffer[..bytes]);
+        }
+        let front_bytes = message::put_front(buffer, header, packets.clone());
+        draft.append(&buffer[..front_bytes]);
+        packets.for_each(|(_, bytes)| draft.append(bytes));
+    })?;
     Ok(if has_gone { count } else { 0 })
 }
 
