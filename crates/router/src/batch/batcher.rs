@@ -92,8 +92,9 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 const ENOUGH_BYTES: usize = 8 << 10;
 
 /// A message has no more bytes, while there is time for more messages: its first packet waits for all of them to be
-/// copied twice.
-const LONG_BYTES: usize = 24_000;
+/// copied twice. Eight packets of 1500 B; longer ones save little where no system call is made for each, and cost more
+/// where both copies of them do not fit the first cache.
+const LONG_BYTES: usize = 12_500;
 
 /// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for
 /// there is no time for any more of them.
@@ -407,23 +408,23 @@ mod tests {
     fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
         // By what is published 22 of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        assert_eq!([2, 31, 32].map(|least| batcher.due(at(0.0), busy(least))), [16, 22, 32]);
+        assert_eq!([2, 31, 32].map(|least| batcher.due(at(0.0), busy(least))), [8, 22, 32]);
     }
 
     #[test]
-    fn a_message_has_24_000_bytes_at_most_while_there_is_time_for_more_of_them() {
+    fn a_message_has_12_500_bytes_at_most_while_there_is_time_for_more_of_them() {
         let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
-        assert_eq!(due(40, 1500, 0.0, behind(31)), 16, "whatever is under way");
-        assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 16, "and however late");
-        assert_eq!([12, 20, 32].map(|least| due(40, 1500, 5.0, busy(least))), [16, 20, 32], "unless more are worth it");
-        assert_eq!((due(17, 1500, 5.0, behind(1)), due(16, 1500, 5.0, behind(1))), (16, 16));
-        assert_eq!((due(40, 750, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
+        assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is under way");
+        assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 8, "and however late");
+        assert_eq!([7, 20, 32].map(|least| due(40, 1500, 5.0, busy(least))), [8, 20, 32], "unless more are worth it");
+        assert_eq!((due(9, 1500, 5.0, behind(1)), due(8, 1500, 5.0, behind(1))), (8, 8));
+        assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
     }
 
     #[test]
     fn while_nothing_presses_what_waits_goes_in_messages_that_overlap() {
         // By what is published a message takes 27 times what a packet of 64 B does, and 4.7 times one of 1500 B.
-        for (queued, bytes, goes) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 10), (40, 1500, 14)] {
+        for (queued, bytes, goes) in [(25, 64, 25), (40, 64, 32), (4, 1500, 4), (20, 1500, 8), (40, 1500, 8)] {
             assert_eq!(
                 with(Policy::adaptive(), queued, bytes).due(at(0.0), NOTHING_PRESSES),
                 goes,
@@ -434,11 +435,11 @@ mod tests {
 
     #[test]
     fn a_message_takes_no_longer_than_its_target_unless_it_is_late() {
-        let mut batcher = with(Policy::adaptive(), 40, 1500);
-        teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 0.5 * bytes as f64);
+        let mut batcher = with(Policy::adaptive(), 40, 500);
+        teach(&mut batcher, |packets, bytes| 1750.0 + 50.0 * packets as f64 + 1.5 * bytes as f64);
         // 1,800 + 9 x 800 ns are below 10 us, 10 x 800 are below, 11 are not.
         assert_eq!((batcher.due(at(0.0), NOTHING_PRESSES), batcher.due(at(0.0), behind(11))), (10, 10));
-        assert_eq!(batcher.due(at(5.0), NOTHING_PRESSES), 16, "late, and long");
+        assert_eq!(batcher.due(at(5.0), NOTHING_PRESSES), 25, "late, and long");
         teach(&mut batcher, |_, _| 50_000.0);
         assert_eq!(batcher.due(at(0.0), NOTHING_PRESSES), 1, "one always goes");
     }
