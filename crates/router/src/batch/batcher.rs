@@ -7,8 +7,8 @@
 //! * **What overlaps.** The first packet of a message waits for its last, and the other node begins when it has all of
 //!   it. So while nothing presses, a message has as many packets as let the last of all that wait be there soonest:
 //!   many short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
-//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are full. So they
-//!   are where none but full ones are worth it.
+//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are long, up to
+//!   `LONG_BYTES`. They are full where none but full ones are worth it.
 //! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
 //!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
 //!   the target; all of it, where none but full messages are worth it. Long packets are worth one sooner: most of what
