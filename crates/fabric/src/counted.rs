@@ -17,6 +17,8 @@ pub struct Counts {
     pub settles: u64,
     /// Spans that were written back.
     pub write_backs: u64,
+    /// Bytes of spans that were to be fetched for writing.
+    pub prefetched_bytes: u64,
 }
 
 /// What an owner does after a store.
@@ -36,6 +38,7 @@ struct Tally {
     barriers: AtomicU64,
     settles: AtomicU64,
     write_backs: AtomicU64,
+    prefetched_bytes: AtomicU64,
 }
 
 impl<M: Memory> Counted<M> {
@@ -67,8 +70,13 @@ impl<M: Memory> Counted<M> {
     /// How often, so far.
     pub fn counts(&self) -> Counts {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Tally { barriers, settles, write_backs } = &*self.tally;
-        Counts { barriers: load(barriers), settles: load(settles), write_backs: load(write_backs) }
+        let Tally { barriers, settles, write_backs, prefetched_bytes } = &*self.tally;
+        Counts {
+            barriers: load(barriers),
+            settles: load(settles),
+            write_backs: load(write_backs),
+            prefetched_bytes: load(prefetched_bytes),
+        }
     }
 }
 
@@ -119,6 +127,11 @@ impl<M: Memory> Memory for Counted<M> {
         self.memory.pointer(offset, len_bytes)
     }
 
+    fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
+        self.tally.prefetched_bytes.fetch_add(len_bytes as u64, Ordering::Relaxed);
+        self.memory.prefetch_for_writes(offset, len_bytes);
+    }
+
     fn write_back(&self, offset: usize, len_bytes: usize) {
         count(&self.tally.write_backs);
         self.memory.write_back(offset, len_bytes);
@@ -157,7 +170,7 @@ mod tests {
         part.store_line_behind(64, &[3, 4]);
         window.fence();
         part.flush();
-        assert_eq!(memory.counts(), Counts { barriers: 3, settles: 1, write_backs: 3 });
+        assert_eq!(memory.counts(), Counts { barriers: 3, settles: 1, write_backs: 3, prefetched_bytes: 0 });
         assert_eq!((memory.load_u64(64, Ordering::Relaxed), memory.load_u64(136, Ordering::Relaxed)), (1, 4));
     }
 

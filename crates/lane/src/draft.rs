@@ -97,10 +97,9 @@ impl<O: Outbound, I: Inbound> Draft<'_, O, I> {
     /// for the first, at which the receiver looks until the record is there.
     #[inline]
     pub fn prefetch(&self) {
-        let second_line = self.start - HEADER_BYTES + SLOT_BYTES;
-        let end = self.start + self.room_bytes;
-        if end > second_line {
-            self.producer.outbound().prefetch_for_writes(second_line, end - second_line);
+        if self.room_bytes > INLINE_BYTES {
+            let rest_bytes = self.room_bytes - INLINE_BYTES;
+            self.producer.outbound().prefetch_for_writes(self.start + INLINE_BYTES, rest_bytes);
         }
     }
 
@@ -250,6 +249,24 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use crate::tests::pair;
+    use crate::{Layout, Producer};
+    use fabric::counted::Counted;
+    use fabric::{MemoryInbound, MemoryOutbound};
+    use volmem::Region;
+
+    #[test]
+    fn all_lines_of_a_draft_but_the_first_are_fetched_for_writing() {
+        let layout = Layout::packed(8, 0);
+        let memory = || Region::heap(layout.window_bytes());
+        let receivers = Counted::new(memory());
+        let (outbound, inbound) = (MemoryOutbound::new(receivers.clone()), MemoryInbound::new(memory()));
+        let mut to = Producer::new(outbound, inbound, layout, 7);
+        for (len_bytes, fetched) in [(1, 0), (48, 0), (49, 1), (200, 152)] {
+            let before = receivers.counts().prefetched_bytes;
+            to.draft(len_bytes).unwrap().expect("room").prefetch();
+            assert_eq!(receivers.counts().prefetched_bytes - before, fetched, "{len_bytes} B");
+        }
+    }
 
     #[test]
     fn miri_a_record_of_several_pieces_is_read_as_one() {

@@ -5,7 +5,7 @@
 
 use crate::{CACHE_LINE_BYTES, Region};
 
-/// An instruction that writes a line back.
+/// What a processor can be told about a line. None changes its contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LineInstruction {
     /// Keeps the line in the cache; does not wait for others.
@@ -14,6 +14,12 @@ pub enum LineInstruction {
     Clflushopt,
     /// Takes the line out of the cache, one line after the other: every 64-bit x86 has it.
     Clflush,
+    /// A hint that another core reads it next: it moves to the cache that the cores share. A no-operation on older
+    /// processors.
+    Cldemote,
+    /// A hint that this core writes it soon: it is brought here, from another core's cache too. A no-operation on older
+    /// processors.
+    Prefetchw,
 }
 
 /// Writes lines back and drops them, by the best instructions of this processor.
@@ -101,7 +107,7 @@ fn features() -> Option<Features> {
 }
 
 #[inline]
-fn for_each_line(instruction: LineInstruction, region: &Region, offset: usize, len_bytes: usize) {
+pub(crate) fn for_each_line(instruction: LineInstruction, region: &Region, offset: usize, len_bytes: usize) {
     let first = region.pointer(offset, len_bytes).as_ptr();
     if len_bytes == 0 {
         return;
@@ -127,6 +133,8 @@ unsafe fn of_line(instruction: LineInstruction, line: *mut u8) {
             LineInstruction::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
             LineInstruction::Clflushopt => asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)),
             LineInstruction::Clflush => asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)),
+            LineInstruction::Cldemote => asm!("cldemote [{}]", in(reg) line, options(nostack, preserves_flags)),
+            LineInstruction::Prefetchw => asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The real region: words by atomics, bytes by opaque copies.
 
+use crate::lines::for_each_line;
 use crate::sync::{AtomicU64, Ordering};
-use crate::{CACHE_LINE_BYTES, Mapping};
+use crate::{CACHE_LINE_BYTES, LineInstruction, Mapping};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -67,34 +68,14 @@ impl Region {
     /// contents.
     #[inline]
     pub fn demote(&self, offset: usize, len_bytes: usize) {
-        let base = self.checked(offset, len_bytes);
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for at in (0..len_bytes).step_by(CACHE_LINE_BYTES) {
-            // SAFETY: inside the region, says `checked`; the instruction is a hint, and a no-operation on older
-            // processors.
-            unsafe {
-                core::arch::asm!("cldemote [{}]", in(reg) base.as_ptr().add(at), options(nostack, preserves_flags))
-            };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = base;
+        for_each_line(LineInstruction::Cldemote, self, offset, len_bytes);
     }
 
     /// Hints that this core writes the span soon: its lines are brought here all at once, from the caches of other
     /// cores too, where stores would wait for one after the other. Changes no contents.
     #[inline]
     pub fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
-        let base = self.checked(offset, len_bytes);
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for at in (0..len_bytes).step_by(CACHE_LINE_BYTES) {
-            // SAFETY: inside the region, says `checked`; the instruction is a hint, and a no-operation on older
-            // processors.
-            unsafe {
-                core::arch::asm!("prefetchw [{}]", in(reg) base.as_ptr().add(at), options(nostack, preserves_flags))
-            };
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = base;
+        for_each_line(LineInstruction::Prefetchw, self, offset, len_bytes);
     }
 
     /// Loads the word at `offset` (8-byte aligned).

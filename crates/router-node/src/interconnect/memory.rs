@@ -462,6 +462,7 @@ fn send<'a, W: Windows>(
 
 #[cfg(test)]
 mod tests {
+    use fabric::counted::Counted;
     use router::batch::Parcel;
     use router::batch::message::MessageError;
     use router::{Hop, Pool};
@@ -483,6 +484,40 @@ mod tests {
             let (mapping, bell) = open_memory(parts, 2 * Direct.side_bytes()).unwrap();
             let carrier = MemoryCarrier::new(Direct);
             Hostile { peer: carrier.join(mapping, bell, offer.terms.secret, 1).unwrap() }
+        }
+    }
+
+    /// The sender's stores are counted.
+    struct CountedWindows(Counted<Region>);
+
+    impl Windows for CountedWindows {
+        type Inbound = MemoryInbound<Counted<Region>>;
+        type Outbound = MemoryOutbound<Counted<Region>>;
+
+        fn inbound(&self) -> Self::Inbound {
+            MemoryInbound::new(Counted::new(Region::heap(LAYOUT.window_bytes())))
+        }
+
+        fn outbound(&self) -> Self::Outbound {
+            MemoryOutbound::new(self.0.clone())
+        }
+
+        fn settle(&self) {}
+    }
+
+    #[test]
+    fn the_lines_of_a_message_are_fetched_for_writing_whether_its_packets_are_gathered_or_not() {
+        let (_, bell, _) = create_memory(4096).unwrap();
+        let memory = Counted::new(Region::heap(LAYOUT.window_bytes()));
+        let mut peer = Peer::new(CountedWindows(memory.clone()), bell, 7, false);
+        let hop = Hop { node: NodeId(0), port: router::PortId(1), adjacency: router::AdjacencyId(2) };
+        let mut buffer = vec![0; RECORD_BYTES_MAX];
+        for packet in [&[7; 46][..], &[7; 1486]] {
+            let before = memory.counts().prefetched_bytes;
+            let packets = std::iter::repeat_n((hop, packet), 4);
+            assert_eq!(send(&mut peer, &mut buffer, &Header::default(), packets).unwrap(), 4);
+            let fetched = memory.counts().prefetched_bytes - before;
+            assert_eq!(fetched as usize, message::length(4, 4 * packet.len()) - (SLOT_BYTES - RECORD_HEADER_BYTES));
         }
     }
 

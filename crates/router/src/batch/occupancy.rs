@@ -47,7 +47,7 @@ pub struct Occupancy {
 }
 
 /// What a node did in some time.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Work {
     /// All time, but for what interruptions took.
     passed_ns: f64,
