@@ -179,8 +179,8 @@ fn run_virtual(setup: &VirtualSetup) -> Result<VirtualTrial, BenchError> {
     })
 }
 
-/// What of a trial is left out at its beginning.
-const WARM_UP: Span = Span::from_ps(1_500_000_000);
+/// What of a trial is left out at its beginning: as live, until it is learnt what messages cost.
+const WARM_UP: Span = Span::from_ps(4_000_000_000);
 
 /// Nodes as they are assumed to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -192,20 +192,24 @@ struct Assumption {
 }
 
 /// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or as 1.3 of 1500.
-const EVEN: Work = Work { message_ns: 280.0, packet_ns: 15.0, byte_ns: 0.13 };
+const EVEN: Work = Work { message_ns: 280.0, packet_ns: 15.0, byte_ns: 0.13, far_byte_ns: 0.0 };
 /// Half as much again.
-const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195 };
+const SLOW: Work = Work { message_ns: 420.0, packet_ns: 22.5, byte_ns: 0.195, far_byte_ns: 0.0 };
 /// As of a network card: more a message, less a byte.
-const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11 };
+const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11, far_byte_ns: 0.0 };
+
+/// As where no longer message than of eight packets of 1500 bytes costs less: an Intel Xeon, the RNIC in lanes.
+const NEAR: Work = Work { far_byte_ns: 0.025, ..EVEN };
 
 /// All that are modelled.
-const ASSUMPTIONS: [Assumption; 6] = [
+const ASSUMPTIONS: [Assumption; 7] = [
     assumed("two cores", costs(EVEN, EVEN, 100.0)),
     assumed("a slower sender", costs(SLOW, EVEN, 100.0)),
     assumed("a slower receiver", costs(EVEN, SLOW, 100.0)),
     assumed("dear messages, 400 ns away", costs(CARD, CARD, 400.0)),
     assumed("dear rounds, 500 ns away", DEAR_ROUNDS),
     Assumption { pauses: Some(PAUSES), ..assumed("dear rounds and pauses, 500 ns away", DEAR_ROUNDS) },
+    assumed("long messages are no cheaper", costs(NEAR, NEAR, 100.0)),
 ];
 
 const DEAR_ROUNDS: Costs = Costs { turn_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
@@ -249,7 +253,7 @@ struct Comparison {
     frame_bytes: usize,
     /// The load, as a share of what the slower node carries in full messages.
     load_share: f64,
-    /// One trial, of which the first 1.5 ms are left out.
+    /// One trial, of which the first 4 ms are left out.
     trial: Span,
     /// So many trials, each with other moments at which packets come.
     trials: u64,
@@ -360,11 +364,11 @@ mod tests {
         for manner in [Manner::Lanes, Manner::Rnic] {
             for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in [0.2, 0.4, 0.5, 0.8] {
-                    let trial = Span::from_ns(4e6);
+                    let trial = Span::from_ns(12e6);
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
                     let row = comparison.run().expect("nodes").expect("a batch that carries it");
                     println!("{row:?}");
-                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.1, "{row:?}");
+                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.06, "{row:?}");
                     ratios.push(row.row.p99_ratio.median);
                 }
             }
@@ -394,12 +398,17 @@ mod tests {
     }
 
     #[test]
+    fn and_where_long_messages_are_no_cheaper() {
+        assert_at_the_best_or_below(ASSUMPTIONS[6]);
+    }
+
+    #[test]
     fn and_where_a_node_has_time_for_full_messages_of_long_packets_alone() {
         // Where a message holds 8 packets, of 17 that wait one must not go by itself; and where it holds all 32, those
         // that are worth it may take longer than the target.
         let cases = [(ASSUMPTIONS[2], Manner::Lanes, 0.9), (ASSUMPTIONS[3], Manner::Rnic, 0.8)];
         for (assumption, manner, load_share) in cases {
-            let trial = Span::from_ns(8e6);
+            let trial = Span::from_ns(12e6);
             let comparison = Comparison { assumption, manner, frame_bytes: 1500, load_share, trial, trials: 3 };
             let row = comparison.run().expect("nodes").expect("a batch that carries it");
             assert!(row.row.p99_ratio.median < 1.03, "{row:?}");

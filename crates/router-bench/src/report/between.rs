@@ -17,7 +17,7 @@ const LOADS_QUICK: [f64; 3] = [0.1, 0.5, 0.8];
 const SIZE_LOAD: f64 = 0.5;
 const SIZES_QUICK: [usize; 3] = [64, 512, 1500];
 /// A trial in virtual time.
-const MODELLED_TRIAL: Span = Span::from_ps(8_000_000_000);
+const MODELLED_TRIAL: Span = Span::from_ps(12_000_000_000);
 
 /// How much is measured.
 pub(super) struct Scale {

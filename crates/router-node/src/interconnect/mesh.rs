@@ -274,7 +274,7 @@ impl Intake for TakeIn<'_> {
         }
         peer.untold_bytes += bytes as u64;
         if message.packets() > 0 {
-            self.occupancy.note_message(message.packets(), bytes);
+            self.occupancy.note_taken(message.packets(), bytes);
         }
         if self.limits.tells_by_messages && peer.untold_bytes >= untold_bytes_max(self.limits) {
             self.waits = Some(from);
@@ -435,13 +435,16 @@ impl<C: Carrier> Mesh<C> {
         (self.occupancy.least_packets() - 1) as u8
     }
 
-    /// How many packets are worth a message, by what is under way and by how busy the two nodes are.
+    /// How many packets are worth a message, by what is under way and by how busy the two nodes are, and how long it
+    /// may be.
     fn worth(&mut self, now: Time, node: NodeId) -> Result<Worth, Fault> {
         if self.wants_news(now, node) {
             self.look(now, node)?;
         }
         let peer = &self.peers[usize::from(node.0)];
-        Ok(Worth { by_occupancy: self.by_occupancy(now, peer), by_under_way: peer.by_under_way(&self.limits) })
+        let by_occupancy = self.by_occupancy(now, peer);
+        let limit = self.occupancy.limit(by_occupancy);
+        Ok(Worth { by_occupancy, by_under_way: peer.by_under_way(&self.limits), limit })
     }
 
     /// How many packets are worth a message, by how busy this node is, and a peer as it says itself.
@@ -494,7 +497,7 @@ impl<C: Carrier> Mesh<C> {
                 pool.free(queued.item.1);
             }
             peer.note_sent(now, sent, bytes, is_timed);
-            self.occupancy.note_message(sent, bytes);
+            self.occupancy.note_sent(sent, bytes);
             done += sent;
         }
         Ok(done)

@@ -24,12 +24,19 @@ pub struct Work {
     pub packet_ns: f64,
     /// On each of their bytes.
     pub byte_ns: f64,
+    /// On each of those beyond what fits the first cache twice ([`NEAR_BYTES`]), besides.
+    pub far_byte_ns: f64,
 }
+
+/// A message of so many bytes and its copy fit a first cache of 32 KiB.
+const NEAR_BYTES: usize = 12_500;
 
 impl Work {
     /// On a message of so many packets, with so many bytes all together.
     pub fn ns(&self, packets: usize, bytes: usize) -> f64 {
-        self.message_ns + self.packet_ns * packets as f64 + self.byte_ns * bytes as f64
+        let far_bytes = bytes.saturating_sub(NEAR_BYTES);
+        let bytes_ns = self.byte_ns * bytes as f64 + self.far_byte_ns * far_bytes as f64;
+        self.message_ns + self.packet_ns * packets as f64 + bytes_ns
     }
 }
 
@@ -284,7 +291,7 @@ mod tests {
 
     use super::*;
 
-    const WORK: Work = Work { message_ns: 200.0, packet_ns: 20.0, byte_ns: 0.1 };
+    const WORK: Work = Work { message_ns: 200.0, packet_ns: 20.0, byte_ns: 0.1, far_byte_ns: 0.0 };
     const COSTS: Costs = Costs { turn_ns: 30.0, sends: WORK, takes: WORK, look_ns: 80.0, one_way_ns: 100.0 };
     const ROUND: Span = Span::from_ps(10_000_000);
 

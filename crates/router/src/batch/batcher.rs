@@ -7,8 +7,8 @@
 //! * **What overlaps.** The first packet of a message waits for its last, and the other node begins when it has all of
 //!   it. So while nothing presses, a message has as many packets as let the last of all that wait be there soonest:
 //!   many short packets, few long ones. What messages take is learnt ([`Latency`]). None takes longer than the target.
-//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are long, up to
-//!   `LONG_BYTES`. They are full where none but full ones are worth it.
+//! * **Lateness.** Once the oldest packet has used half the target, rate is what helps, and messages are as long as
+//!   they may be ([`Limit`]): where long ones cost more, or save nothing, no more than so many bytes.
 //! * **A node that is nearly busy**, this one or the other, which says so in its messages. The busier it is, the more
 //!   packets are worth a message ([`super::Occupancy`]), and fewer wait for others, or until the oldest has used half
 //!   the target; all of it, where none but full messages are worth it. Long packets are worth one sooner: most of what
@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 use thiserror::Error;
 
-use super::{Latency, PACKETS_MAX, Sample, message};
+use super::{Latency, Limit, PACKETS_MAX, Sample, message};
 
 /// How packets are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,24 +91,21 @@ const MESSAGE_PACKETS_MIN: f64 = 4.0;
 /// does, and each node has to wait for all of them.
 const ENOUGH_BYTES: usize = 8 << 10;
 
-/// A message has no more bytes, while there is time for more messages: its first packet waits for all of them to be
-/// copied twice. Eight packets of 1500 B; longer ones save little where no system call is made for each, and cost more
-/// where both copies of them do not fit the first cache.
-const LONG_BYTES: usize = 12_500;
-
 /// How long the oldest packet waits: half the target, and all of it where none but full messages are worth it, for
 /// there is no time for any more of them.
-fn waits_at_most(target: Span, worth: Worth) -> Span {
-    if worth.is_full_only() { target } else { Span::from_ps(target.ps() / 2) }
+fn waits_at_most(target: Span, is_full_only: bool) -> Span {
+    if is_full_only { target } else { Span::from_ps(target.ps() / 2) }
 }
 
-/// How many packets are worth a message: the more of the two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How many packets are worth a message, the more of the two, and how long it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worth {
     /// By how busy the two nodes are. [`PACKETS_MAX`]: there is no time for any but full messages.
     pub by_occupancy: usize,
     /// By what the peer has yet to take in: as many as make a few messages of so many.
     pub by_under_way: usize,
+    /// How long a message may be, unless more packets are worth one to a busy node.
+    pub limit: Limit,
 }
 
 impl Worth {
@@ -210,8 +207,8 @@ impl<T> Batcher<T> {
 
     #[inline]
     fn adaptive_due(&self, target: Span, waited: Span, worth: Worth) -> usize {
-        let queued = self.longest(worth);
-        if waited >= waits_at_most(target, worth) {
+        let queued = self.longest(waited >= target, worth);
+        if waited >= waits_at_most(target, worth.is_full_only()) {
             return queued;
         }
         if worth.least() <= 1 {
@@ -225,16 +222,18 @@ impl<T> Batcher<T> {
         if worth.is_full_only() { queued } else { self.within(queued, target.ns()) }
     }
 
-    /// How many of those that wait a message has at most: as many as have [`LONG_BYTES`], if all were of one length, or
+    /// How many of those that wait a message has at most: as many as it may have bytes, if all were of one length, or
     /// are worth one to a busy node.
     #[inline]
-    fn longest(&self, worth: Worth) -> usize {
+    fn longest(&self, is_late: bool, worth: Worth) -> usize {
         let queued = self.queue.len().min(PACKETS_MAX);
-        if worth.is_full_only() || self.queue_bytes <= LONG_BYTES {
+        let is_behind = worth.limit.is_tried && worth.is_full_only() && is_late;
+        if self.queue_bytes <= worth.limit.bytes || is_behind {
             return queued;
         }
-        let by_bytes = LONG_BYTES * self.queue.len() / self.queue_bytes;
-        queued.min(by_bytes.max(worth.by_occupancy).max(1))
+        let by_bytes = worth.limit.bytes * self.queue.len() / self.queue_bytes;
+        let by_occupancy = if worth.is_full_only() { 1 } else { worth.by_occupancy };
+        queued.min(by_bytes.max(by_occupancy).max(1))
     }
 
     /// How many of the first `goes` packets one message holds, one of them at least. What is left of them would be a
@@ -284,7 +283,7 @@ impl<T> Batcher<T> {
         let oldest = self.queue.front()?;
         let wait = match self.policy {
             Policy::Fixed { wait, .. } => wait,
-            Policy::Adaptive { target } => waits_at_most(target, Worth::default()),
+            Policy::Adaptive { target } => waits_at_most(target, false),
         };
         Some(oldest.since + wait)
     }
@@ -318,16 +317,18 @@ mod tests {
 
     const MESSAGE_BYTES_MAX: usize = 49_152;
 
-    const NOTHING_PRESSES: Worth = Worth { by_occupancy: 1, by_under_way: 0 };
+    const SHORT: Limit = Limit { bytes: 12_500, is_tried: false };
+    const NOTHING_PRESSES: Worth = Worth { by_occupancy: 1, by_under_way: 0, limit: SHORT };
 
     /// A node, this one or the peer, is so busy.
     fn busy(by_occupancy: usize) -> Worth {
-        Worth { by_occupancy, by_under_way: 0 }
+        let limit = if by_occupancy < 32 { SHORT } else { Limit { bytes: usize::MAX, ..SHORT } };
+        Worth { by_occupancy, limit, ..NOTHING_PRESSES }
     }
 
     /// The peer has so much yet to take in.
     fn behind(by_under_way: usize) -> Worth {
-        Worth { by_occupancy: 1, by_under_way }
+        Worth { by_under_way, ..NOTHING_PRESSES }
     }
 
     fn at(us: f64) -> Time {
@@ -412,13 +413,23 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_12_500_bytes_at_most_while_there_is_time_for_more_of_them() {
+    fn a_message_is_as_long_as_it_may_be_while_there_is_time_for_more_of_them() {
         let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
         assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is under way");
         assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 8, "and however late");
         assert_eq!([7, 20, 32].map(|least| due(40, 1500, 5.0, busy(least))), [8, 20, 32], "unless more are worth it");
         assert_eq!((due(9, 1500, 5.0, behind(1)), due(8, 1500, 5.0, behind(1))), (8, 8));
         assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
+    }
+
+    #[test]
+    fn full_messages_are_short_where_long_ones_cost_more_but_who_is_late_does_not_try_it() {
+        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), Worth { limit, ..busy(32) });
+        assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
+        let tried = Limit { is_tried: true, ..SHORT };
+        assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
+        let worth = Worth { limit: tried, ..busy(31) };
+        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 31, "as many as are worth one");
     }
 
     #[test]

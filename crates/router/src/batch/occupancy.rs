@@ -2,7 +2,8 @@
 
 use sim::Time;
 
-use super::PACKETS_MAX;
+use super::lengths::Lengths;
+use super::{Limit, PACKETS_MAX};
 
 /// How often it is decided anew: after so much time without interruptions.
 const PERIOD_NS: f64 = 100_000.0;
@@ -44,6 +45,7 @@ pub struct Occupancy {
     /// As much as one period has of it, lately.
     recent: Work,
     least_packets: f64,
+    lengths: Lengths,
 }
 
 /// What a node did in some time.
@@ -72,6 +74,11 @@ impl Work {
         }
     }
 
+    /// What share of the time is work.
+    fn share(&self) -> f64 {
+        self.worked_ns / self.passed_ns
+    }
+
     /// How many packets a message is to have so that this load is carried in [`WORKS_AT_MOST`] of the time.
     ///
     /// Where a message costs as much as `r` packets, and has `k` of them, the packets alone take `f = s / (1 + r / k)`
@@ -81,8 +88,7 @@ impl Work {
             return 1.0;
         }
         let message_packets = MESSAGE_NS / (PACKET_NS + BYTE_NS * self.bytes / self.packets);
-        let share = self.worked_ns / self.passed_ns;
-        let by_packets = share / (1.0 + message_packets * self.messages / self.packets);
+        let by_packets = self.share() / (1.0 + message_packets * self.messages / self.packets);
         if by_packets < WORKS_AT_MOST { message_packets / (WORKS_AT_MOST / by_packets - 1.0) } else { f64::INFINITY }
     }
 }
@@ -97,6 +103,7 @@ impl Occupancy {
             period: Work::NONE,
             recent: Work::NONE,
             least_packets: 1.0,
+            lengths: Lengths::new(),
         }
     }
 
@@ -105,16 +112,37 @@ impl Occupancy {
         self.least_packets as usize
     }
 
+    /// How long a message may be where so many packets are worth one to the busier of two nodes.
+    pub fn limit(&self, least_packets: usize) -> Limit {
+        self.lengths.limit(self.has_time(), least_packets >= PACKETS_MAX)
+    }
+
+    /// For more than full messages.
+    fn has_time(&self) -> bool {
+        self.least_packets() < PACKETS_MAX
+    }
+
     /// The node slept, for there was nothing to do.
     pub fn note_sleep(&mut self) {
         self.has_slept = true;
     }
 
-    /// The node sent a message or took one in, of so many packets with so many bytes all together.
-    pub fn note_message(&mut self, packets: usize, bytes: usize) {
+    /// The node took in a message of so many packets, with so many bytes all together.
+    pub fn note_taken(&mut self, packets: usize, bytes: usize) {
+        self.note_message(packets, bytes);
+    }
+
+    /// It sent one.
+    pub fn note_sent(&mut self, packets: usize, bytes: usize) {
+        self.note_message(packets, bytes);
+        self.lengths.note_sent(bytes);
+    }
+
+    fn note_message(&mut self, packets: usize, bytes: usize) {
         self.period.messages += 1.0;
         self.period.packets += packets as f64;
         self.period.bytes += bytes as f64;
+        self.lengths.note_message(bytes);
     }
 
     /// A round of the node's loop begins; whether there was something to do in the one that ends.
@@ -122,6 +150,7 @@ impl Occupancy {
         let round_ns = now.since(self.looked).ns();
         self.looked = now;
         if was_busy {
+            self.lengths.end_round(round_ns, self.work_of(round_ns));
             self.note_work(round_ns.min(ROUND_NS_MAX));
         } else if self.has_slept {
             self.period.passed_ns += round_ns;
@@ -135,7 +164,12 @@ impl Occupancy {
 
     fn note_work(&mut self, round_ns: f64) {
         self.period.passed_ns += round_ns;
-        self.period.worked_ns += (round_ns - self.idle_round_ns).max(0.0);
+        self.period.worked_ns += self.work_of(round_ns);
+    }
+
+    /// What of a round is work, if there was something to do in it.
+    fn work_of(&self, round_ns: f64) -> f64 {
+        (round_ns - self.idle_round_ns).max(0.0)
     }
 
     fn note_idle_round(&mut self, round_ns: f64) {
@@ -145,6 +179,7 @@ impl Occupancy {
 
     fn decide(&mut self) {
         let period = std::mem::replace(&mut self.period, Work::NONE);
+        self.lengths.end_period(self.has_time(), period.share() > WORKS_AT_MOST);
         // Who slept for long forgets what was before, as in many periods; but what comes now counts as it did.
         let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
         let kept = (1.0 - 1.0 / PERIODS).powf(periods);
@@ -179,7 +214,7 @@ mod tests {
                 occupancy.begin_round(*now, is_busy);
             }
             if is_busy {
-                occupancy.note_message(packets, packets * BYTES);
+                occupancy.note_taken(packets, packets * BYTES);
             }
         }
     }
@@ -231,7 +266,7 @@ mod tests {
             let is_busy = round % 10 != 0;
             now += Span::from_ps(if is_busy { 600_000 } else { 500_000 });
             occupancy.begin_round(now, is_busy);
-            occupancy.note_message(8, 8 * BYTES);
+            occupancy.note_taken(8, 8 * BYTES);
         }
         assert_eq!(occupancy.least_packets(), 1);
     }
