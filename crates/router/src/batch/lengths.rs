@@ -2,27 +2,38 @@
 //!
 //! The first packet of a long message waits for all of it to be copied twice. Whether that saves anything depends on
 //! the carrier, the processor and its caches: where a system call is made for each message, much; where both copies
-//! have to fit a first cache, nothing or less. So both lengths take their turns under the same load, for a period each,
+//! have to fit a first cache, nothing or less. So all lengths take their turns under the same load, for a period each,
 //! whatever waits: what their costs then differ by is not the load's doing.
 
-/// Short: eight packets of 1500 B.
-pub(super) const SHORT_BYTES: usize = 12_500;
-/// Long, while there is time for more than full messages.
-const LONG_BYTES: usize = 24_000;
-/// A period says something if a message of it had more bytes: both lengths may be so long, and then differ.
-const BOUND_BYTES: usize = SHORT_BYTES / 4 * 3;
+use super::occupancy::WORKS_AT_MOST;
+
+/// No message has more bytes, by length from short to full: eight packets of 1500 B, sixteen, and as many as one holds.
+const BYTES_MAX: [usize; LENGTHS] = [12_500, 24_000, usize::MAX];
+const LENGTHS: usize = 3;
+const SHORT: usize = 0;
+const LONG: usize = 1;
+const FULL: usize = 2;
+/// A period says something if a message of it had so many bytes: a little longer, and lengths differ.
+const BOUND_BYTES: usize = BYTES_MAX[SHORT] / 4 * 3;
+/// A period: so much time, but for interruptions and sleep. One round may take longer where messages are system calls.
+const PERIOD_NS: f64 = 100_000.0;
 /// Rounds that take longer do not count: they were interrupted.
-const ROUND_NS_MAX: f64 = 100_000.0;
+const ROUND_NS_MAX: f64 = 1_000_000.0;
+/// A period that costs more than so many of those before was interrupted, too, and counts for no more.
+const COST_MAX: f64 = 2.0;
 /// The first periods that would say something do not: nothing is in a cache yet.
 const PERIODS_COLD: u32 = 2;
-/// After so many periods of each length it is known what costs less.
+/// After so many periods of a length it is known what that costs.
 const PERIODS_KNOWN: u32 = 8;
+/// After so many if it costs more than so many times the cheapest.
+const PERIODS_KNOWN_SOON: u32 = 3;
+const SOON_COSTS: f64 = 1.25;
 /// Of each length the last periods count, so many.
 const PERIODS_KEPT: u32 = 32;
-/// Then one of so many periods tries what costs more: too few for the 99th percentile to notice.
+/// Then one of so many periods tries another length: too few for the 99th percentile to notice.
 const PERIODS_APART: u32 = 1024;
-/// Long messages are worth it if they cost at most this share of what short ones do.
-const LONG_COSTS_AT_MOST: f64 = 0.98;
+/// Longer messages are worth it if they cost at most this share of what shorter ones do.
+const LONGER_COSTS_AT_MOST: f64 = 0.98;
 
 /// How long a message may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,38 +49,54 @@ pub struct Limit {
 pub(super) struct Lengths {
     with_time: Choice,
     without_time: Choice,
-    /// Of rounds of this period that were not interrupted: their work, and the bytes of their messages.
-    worked_ns: f64,
-    bytes: f64,
-    /// Of messages of this round.
+    /// Whether there has been time since this period began.
+    had_time: bool,
+    period: Period,
+    /// Bytes of messages of this round.
     round_bytes: f64,
-    /// Of the longest message that was sent in this period.
+}
+
+/// What happened in rounds that were not interrupted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Period {
+    passed_ns: f64,
+    worked_ns: f64,
+    /// Of messages sent and taken in.
+    bytes: f64,
+    /// Of the longest message that was sent.
     longest_bytes: usize,
+}
+
+impl Period {
+    const BEGINS: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0 };
+
+    /// What a byte cost, if messages were so long that their limit counted.
+    fn byte_ns(&self) -> Option<f64> {
+        (self.longest_bytes >= BOUND_BYTES && self.bytes > 0.0).then(|| self.worked_ns / self.bytes)
+    }
 }
 
 impl Lengths {
     pub const fn new() -> Lengths {
         Lengths {
-            with_time: Choice::new(false),
-            without_time: Choice::new(true),
-            worked_ns: 0.0,
-            bytes: 0.0,
+            with_time: Choice::WITH_TIME,
+            without_time: Choice::WITHOUT_TIME,
+            had_time: true,
+            period: Period::BEGINS,
             round_bytes: 0.0,
-            longest_bytes: 0,
         }
     }
 
     /// How long messages may be, as this node `has_time` for more than full ones or not. Where it has, but the other
     /// node has not (`is_full_only`), they are full: what they cost over there is not known here.
     pub fn limit(&self, has_time: bool, is_full_only: bool) -> Limit {
-        let choice = if has_time { self.with_time } else { self.without_time };
-        let bytes = match (choice.is_long, is_full_only) {
-            (_, true) if has_time => usize::MAX,
-            (true, true) => usize::MAX,
-            (true, false) => LONG_BYTES,
-            (false, _) => SHORT_BYTES,
-        };
-        Limit { bytes, is_tried: choice.is_tried }
+        let choice = self.choice(has_time);
+        let length = if has_time && is_full_only { FULL } else { choice.length };
+        Limit { bytes: BYTES_MAX[length], is_tried: choice.is_tried }
+    }
+
+    fn choice(&self, has_time: bool) -> &Choice {
+        if has_time { &self.with_time } else { &self.without_time }
     }
 
     /// A message was sent or taken in.
@@ -79,86 +106,106 @@ impl Lengths {
 
     /// The same, sent.
     pub fn note_sent(&mut self, bytes: usize) {
-        self.longest_bytes = self.longest_bytes.max(bytes);
+        self.period.longest_bytes = self.period.longest_bytes.max(bytes);
     }
 
-    /// A round is over in which there was something to do.
-    pub fn end_round(&mut self, round_ns: f64, worked_ns: f64) {
+    /// A round is over, of which so much was work, and in which this node had time or not.
+    pub fn end_round(&mut self, round_ns: f64, worked_ns: f64, has_time: bool) {
         let bytes = std::mem::take(&mut self.round_bytes);
-        if round_ns <= ROUND_NS_MAX {
-            self.worked_ns += worked_ns;
-            self.bytes += bytes;
-        }
-    }
-
-    /// A period is over, in which this node had time or not, and in which it worked for more of the time than it is to.
-    pub fn end_period(&mut self, had_time: bool, was_busy: bool) {
-        let [worked_ns, bytes] = [&mut self.worked_ns, &mut self.bytes].map(std::mem::take);
-        if std::mem::take(&mut self.longest_bytes) < BOUND_BYTES || bytes == 0.0 {
+        if self.had_time != has_time {
+            (self.had_time, self.period) = (has_time, Period::BEGINS);
             return;
         }
-        let byte_ns = worked_ns / bytes;
-        let was_long = if had_time { self.with_time.is_long } else { self.without_time.is_long };
-        if had_time {
-            self.with_time.learn(was_long, byte_ns);
+        if round_ns > ROUND_NS_MAX {
+            return;
+        }
+        self.period.passed_ns += round_ns;
+        self.period.worked_ns += worked_ns;
+        self.period.bytes += bytes;
+        if self.period.passed_ns >= PERIOD_NS {
+            self.end_period();
+        }
+    }
+
+    fn end_period(&mut self) {
+        let period = std::mem::replace(&mut self.period, Period::BEGINS);
+        let Some(byte_ns) = period.byte_ns() else { return };
+        let length = self.choice(self.had_time).length;
+        if self.had_time {
+            self.with_time.learn(length, byte_ns);
         }
         // Who comes to have no time has seen by then what short messages cost.
-        if !had_time || was_busy {
-            self.without_time.learn(was_long, byte_ns);
+        if !self.had_time || period.worked_ns > WORKS_AT_MOST * period.passed_ns {
+            self.without_time.learn(length, byte_ns);
         }
     }
 }
 
-/// The cheaper of two lengths, as far as it is known.
+/// The cheapest length, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Choice {
-    short: Cost,
-    long: Cost,
+    /// Among which lengths, from short to long.
+    among: &'static [usize],
+    costs: [Cost; LENGTHS],
     /// Periods to be left out at the beginning.
     cold: u32,
-    /// Periods since what costs more was tried.
+    /// Periods since another length was tried, and which of the others that was.
     since_tried: u32,
-    /// What this period is.
-    is_long: bool,
+    tries: usize,
+    /// That of this period, and whether it is only tried.
+    length: usize,
     is_tried: bool,
 }
 
 impl Choice {
-    const fn new(is_long: bool) -> Choice {
-        Choice {
-            short: Cost::UNKNOWN,
-            long: Cost::UNKNOWN,
-            cold: PERIODS_COLD,
-            since_tried: 0,
-            is_long,
-            is_tried: true,
-        }
+    /// Short before anything is known.
+    const WITH_TIME: Choice = Choice::among(&[SHORT, LONG, FULL], SHORT);
+    /// Full ones, which most who have no time need: others are tried at the price of a queue.
+    const WITHOUT_TIME: Choice = Choice::among(&[SHORT, FULL], FULL);
+
+    const fn among(among: &'static [usize], length: usize) -> Choice {
+        let costs = [Cost::UNKNOWN; LENGTHS];
+        Choice { among, costs, cold: PERIODS_COLD, since_tried: 0, tries: 0, length, is_tried: true }
     }
 
-    /// What a byte cost in a period of long or short messages.
-    fn learn(&mut self, was_long: bool, byte_ns: f64) {
+    /// What a byte cost in a period of messages of that length.
+    fn learn(&mut self, length: usize, byte_ns: f64) {
         if self.cold > 0 {
             self.cold -= 1;
             return;
         }
-        let cost = if was_long { &mut self.long } else { &mut self.short };
-        cost.learn(byte_ns);
+        self.costs[length].learn(byte_ns);
         self.since_tried += 1;
-        self.choose();
-    }
-
-    fn choose(&mut self) {
-        let Choice { short, long, .. } = *self;
-        if short.periods.min(long.periods) < PERIODS_KNOWN {
-            (self.is_long, self.is_tried) = (long.periods < short.periods, true);
+        let unknown = self.among.iter().copied().filter(|length| !self.is_known(*length));
+        if let Some(length) = unknown.min_by_key(|length| self.costs[*length].periods) {
+            (self.length, self.is_tried) = (length, true);
             return;
         }
+        let cheapest = self.cheapest();
         self.is_tried = self.since_tried >= PERIODS_APART;
-        if self.is_tried {
-            self.since_tried = 0;
-        }
-        let is_worth_it = long.byte_ns <= LONG_COSTS_AT_MOST * short.byte_ns;
-        self.is_long = is_worth_it != self.is_tried;
+        self.length = if self.is_tried { self.next_to_try(cheapest) } else { cheapest };
+    }
+
+    fn is_known(&self, length: usize) -> bool {
+        let Cost { periods, byte_ns } = self.costs[length];
+        let known = self.costs.iter().filter(|cost| cost.periods >= PERIODS_KNOWN_SOON);
+        let least_ns = known.map(|cost| cost.byte_ns).fold(f64::INFINITY, f64::min);
+        periods >= PERIODS_KNOWN || periods >= PERIODS_KNOWN_SOON && byte_ns > SOON_COSTS * least_ns
+    }
+
+    /// The shortest that no longer one is cheaper than by much.
+    fn cheapest(&self) -> usize {
+        let is_cheaper =
+            |longer: usize, than: usize| self.costs[longer].byte_ns <= LONGER_COSTS_AT_MOST * self.costs[than].byte_ns;
+        let longer = self.among[1..].iter().copied();
+        longer.fold(self.among[0], |cheapest, longer| if is_cheaper(longer, cheapest) { longer } else { cheapest })
+    }
+
+    fn next_to_try(&mut self, cheapest: usize) -> usize {
+        self.since_tried = 0;
+        self.tries = (self.tries + 1) % (self.among.len() - 1);
+        let mut others = self.among.iter().copied().filter(|length| *length != cheapest);
+        others.nth(self.tries).unwrap_or(cheapest)
     }
 }
 
@@ -173,6 +220,7 @@ impl Cost {
     const UNKNOWN: Cost = Cost { byte_ns: 0.0, periods: 0 };
 
     fn learn(&mut self, byte_ns: f64) {
+        let byte_ns = if self.periods > 0 { byte_ns.min(COST_MAX * self.byte_ns) } else { byte_ns };
         self.periods = (self.periods + 1).min(PERIODS_KEPT);
         self.byte_ns += (byte_ns - self.byte_ns) / f64::from(self.periods);
     }
@@ -182,106 +230,137 @@ impl Cost {
 mod tests {
     use super::*;
 
-    /// Each period sends its longest message with all that it may have, and each byte costs as much as is said of it.
+    /// Each period sends a message of so many bytes and others, and each byte costs what it does by the length.
     struct Node {
         lengths: Lengths,
         has_time: bool,
-        was_busy: bool,
+        /// What share of the time is work.
+        share: f64,
     }
 
     impl Node {
         fn new(has_time: bool) -> Node {
-            Node { lengths: Lengths::new(), has_time, was_busy: false }
+            let mut node = Node { lengths: Lengths::new(), has_time, share: 0.5 };
+            node.lengths.end_round(0.0, 0.0, has_time);
+            node
         }
 
-        fn is_long(&self) -> bool {
-            self.lengths.limit(self.has_time, false).bytes > SHORT_BYTES
+        /// As it has seen enough.
+        fn warm(has_time: bool, bytes_ns: [f64; LENGTHS]) -> Node {
+            let mut node = Node::new(has_time);
+            node.run(30, bytes_ns);
+            node
         }
 
-        /// How many of so many periods were long.
-        fn run(&mut self, periods: usize, short_ns: f64, long_ns: f64) -> usize {
-            (0..periods).filter(|_| self.period(10_000, short_ns, long_ns)).count()
+        fn length(&self) -> usize {
+            let bytes = self.lengths.limit(self.has_time, !self.has_time).bytes;
+            BYTES_MAX.iter().position(|max| *max == bytes).unwrap()
         }
 
-        fn period(&mut self, longest_bytes: usize, short_ns: f64, long_ns: f64) -> bool {
-            let is_long = self.is_long();
+        /// How many of so many periods had each length.
+        fn run(&mut self, periods: usize, bytes_ns: [f64; LENGTHS]) -> [usize; LENGTHS] {
+            let mut had = [0; LENGTHS];
+            (0..periods).for_each(|_| had[self.period(BOUND_BYTES, bytes_ns)] += 1);
+            had
+        }
+
+        fn period(&mut self, longest_bytes: usize, bytes_ns: [f64; LENGTHS]) -> usize {
+            let length = self.length();
+            let worked_ns = self.share * PERIOD_NS;
             self.lengths.note_message(longest_bytes);
             self.lengths.note_sent(longest_bytes);
-            self.lengths.note_message(40_000);
-            let byte_ns = if is_long { long_ns } else { short_ns };
-            let worked_ns = byte_ns * (longest_bytes + 40_000) as f64;
-            self.lengths.end_round(worked_ns, worked_ns);
-            self.lengths.end_period(self.has_time, self.was_busy);
-            is_long
+            self.lengths.note_message((worked_ns / bytes_ns[length]) as usize - longest_bytes);
+            self.lengths.end_round(worked_ns, worked_ns, self.has_time);
+            self.lengths.end_round(PERIOD_NS - worked_ns, 0.0, self.has_time);
+            length
         }
     }
 
     #[test]
-    fn both_lengths_take_their_turns_until_it_is_known_what_costs_less() {
-        for has_time in [true, false] {
+    fn all_lengths_take_their_turns_until_it_is_known_what_costs_least() {
+        for (has_time, first) in [(true, SHORT), (false, FULL)] {
             let mut node = Node::new(has_time);
-            assert_eq!(node.is_long(), !has_time, "as long as it was found to be best before anything is known");
+            assert_eq!(node.length(), first, "what was found to be best, before anything is known");
             assert!(node.lengths.limit(has_time, true).is_tried);
-            let cold = node.run(2, 1.9, 0.1);
-            assert_eq!((cold, node.run(16, 0.2, 0.17)), (if has_time { 0 } else { 2 }, 8));
-            assert!(node.run(500, 0.2, 0.17) == 500 && !node.lengths.limit(has_time, true).is_tried);
-            let mut node = Node::new(has_time);
-            node.run(20, 0.2, 0.2);
-            assert_eq!(node.run(500, 0.2, 0.2), 0, "what saves nothing is not worth it");
+            assert_eq!(node.run(2, [1.0, 0.1, 0.1])[first], 2, "cold");
+            let in_turn = if has_time { [8, 8, 8] } else { [8, 0, 8] };
+            assert_eq!(node.run(in_turn.iter().sum(), [0.2, 0.18, 0.19]), in_turn);
+            assert_eq!(node.run(500, [0.2, 0.18, 0.19]), if has_time { [0, 500, 0] } else { [0, 0, 500] });
+            assert!(!node.lengths.limit(has_time, true).is_tried);
+            for (bytes_ns, length) in [([0.2, 0.2, 0.2], 0), ([0.2, 0.19, 0.18], 2), ([0.2, 0.21, 0.18], 2)] {
+                assert_eq!(Node::warm(has_time, bytes_ns).length(), length, "{bytes_ns:?}");
+            }
         }
+    }
+
+    #[test]
+    fn what_is_dear_is_not_tried_for_long() {
+        let mut node = Node::new(true);
+        node.run(2, [0.2; LENGTHS]);
+        assert_eq!(node.run(100, [0.2, 0.15, 0.14]), [3, 8, 89]);
     }
 
     #[test]
     fn what_costs_more_is_tried_now_and_then_and_taken_once_it_costs_less() {
-        let mut node = Node::new(true);
-        node.run(20, 0.2, 0.21);
-        assert_eq!(node.run(10 * PERIODS_APART as usize, 0.2, 0.21), 10);
-        // The short ones become dear, as with another carrier: that is seen at once.
-        let long = node.run(100, 0.3, 0.21);
-        assert!(long > 80, "{long} of 100");
-        assert_eq!(node.run(10 * PERIODS_APART as usize, 0.3, 0.21), 10 * (PERIODS_APART as usize - 1));
+        let mut node = Node::warm(true, [0.2, 0.21, 0.22]);
+        let apart = PERIODS_APART as usize;
+        assert_eq!(node.run(10 * apart, [0.2, 0.21, 0.22]), [10 * apart - 10, 5, 5]);
+        // Short ones become dear, as by another neighbour on the processor: that is seen at once.
+        let had = node.run(100, [0.3, 0.21, 0.22]);
+        assert!(had[1] > 80, "{had:?}");
+        assert_eq!(node.run(10 * apart, [0.3, 0.21, 0.22])[1], 10 * apart - 10);
     }
 
     #[test]
-    fn periods_without_long_messages_and_rounds_that_were_interrupted_say_nothing() {
+    fn periods_without_long_messages_and_what_interrupts_say_nothing() {
         let mut node = Node::new(true);
         for _ in 0..1000 {
-            assert!(!node.period(BOUND_BYTES - 1, 0.2, 0.1));
-            node.lengths.end_period(true, true);
+            assert_eq!(node.period(BOUND_BYTES - 1, [0.2, 0.1, 0.1]), SHORT);
         }
         assert_eq!(node.lengths, Lengths::new());
         for _ in 0..100 {
-            if !node.is_long() {
-                node.lengths.end_round(ROUND_NS_MAX + 1.0, ROUND_NS_MAX + 1.0);
+            if node.length() == SHORT {
+                node.lengths.end_round(ROUND_NS_MAX + 1.0, ROUND_NS_MAX + 1.0, true);
             }
-            node.period(10_000, 0.2, 0.2);
+            node.period(BOUND_BYTES, [0.2; LENGTHS]);
         }
-        assert!(!node.is_long(), "what interrupts short ones does not make them dear");
+        assert_eq!(node.length(), SHORT, "what interrupts short ones does not make them dear");
+        let mut node = Node::new(true);
+        node.run(12, [0.2, 0.16, 0.2]);
+        node.period(BOUND_BYTES, [2.0; LENGTHS]);
+        node.run(20, [0.2, 0.16, 0.2]);
+        assert_eq!(node.length(), 1, "nor does it others, once");
     }
 
     #[test]
     fn what_short_messages_cost_before_a_node_had_no_time_need_not_be_tried() {
+        for (share, tried) in [(0.9, 0), (0.5, 8)] {
+            let mut node = Node::new(true);
+            node.share = share;
+            node.run(30, [0.2, 0.19, 0.17]);
+            node.has_time = false;
+            node.lengths.end_round(0.0, 0.0, false);
+            node.lengths.without_time.cold = 0;
+            assert_eq!(node.run(30, [0.2, 0.19, 0.17])[SHORT], tried, "{share} of the time was work before");
+        }
+    }
+
+    #[test]
+    fn a_period_in_which_a_node_comes_to_have_no_time_says_nothing() {
         let mut node = Node::new(true);
-        node.was_busy = true;
-        let long = node.run(20, 0.2, 0.17);
-        node.has_time = false;
-        assert!(long > 0 && node.run(20, 0.2, 0.17) == 20, "nothing is tried any more");
-        node.lengths = Lengths::new();
-        (node.has_time, node.was_busy) = (true, false);
-        node.run(20, 0.2, 0.17);
-        node.has_time = false;
-        assert!(node.run(20, 0.2, 0.17) < 20, "what they cost with time to spare is another matter");
+        for has_time in [true, false].into_iter().cycle().take(1000) {
+            node.lengths.end_round(PERIOD_NS / 2.0, PERIOD_NS / 4.0, has_time);
+            node.lengths.note_message(BOUND_BYTES);
+            node.lengths.note_sent(BOUND_BYTES);
+        }
+        assert_eq!((node.lengths.with_time, node.lengths.without_time), (Choice::WITH_TIME, Choice::WITHOUT_TIME));
     }
 
     #[test]
     fn full_messages_are_short_where_that_costs_this_node_less_and_it_is_the_busy_one() {
-        let mut node = Node::new(false);
-        node.run(20, 0.2, 0.22);
+        let node = Node::warm(false, [0.2, 0.21, 0.22]);
         let limit = |has_time, is_full_only| node.lengths.limit(has_time, is_full_only).bytes;
-        assert_eq!((limit(false, true), limit(false, false)), (SHORT_BYTES, SHORT_BYTES));
-        assert_eq!((limit(true, true), limit(true, false)), (usize::MAX, SHORT_BYTES));
-        node.run(100, 0.3, 0.22);
-        let limit = |is_full_only| node.lengths.limit(false, is_full_only).bytes;
-        assert_eq!((limit(true), limit(false)), (usize::MAX, LONG_BYTES));
+        assert_eq!((limit(false, true), limit(true, true)), (BYTES_MAX[SHORT], BYTES_MAX[FULL]));
+        assert_eq!(limit(true, false), BYTES_MAX[SHORT], "as nothing is known of when it has time");
     }
 }

@@ -17,7 +17,7 @@ const IDLE_ROUNDS: f64 = 64.0;
 /// One of so many periods counts for what a node does: packets come at random.
 const PERIODS: f64 = 8.0;
 /// A node is to work for this share of the time at most: what is left makes up for interruptions.
-const WORKS_AT_MOST: f64 = 0.8;
+pub(super) const WORKS_AT_MOST: f64 = 0.8;
 /// What a message costs, besides its packets, and what those and their bytes do: nanoseconds, as between two cores of
 /// one server. Only their proportion counts, and not much: messages three times as dear, or a third, change nothing
 /// that the policies in virtual time show.
@@ -74,11 +74,6 @@ impl Work {
         }
     }
 
-    /// What share of the time is work.
-    fn share(&self) -> f64 {
-        self.worked_ns / self.passed_ns
-    }
-
     /// How many packets a message is to have so that this load is carried in [`WORKS_AT_MOST`] of the time.
     ///
     /// Where a message costs as much as `r` packets, and has `k` of them, the packets alone take `f = s / (1 + r / k)`
@@ -88,7 +83,8 @@ impl Work {
             return 1.0;
         }
         let message_packets = MESSAGE_NS / (PACKET_NS + BYTE_NS * self.bytes / self.packets);
-        let by_packets = self.share() / (1.0 + message_packets * self.messages / self.packets);
+        let share = self.worked_ns / self.passed_ns;
+        let by_packets = share / (1.0 + message_packets * self.messages / self.packets);
         if by_packets < WORKS_AT_MOST { message_packets / (WORKS_AT_MOST / by_packets - 1.0) } else { f64::INFINITY }
     }
 }
@@ -149,8 +145,9 @@ impl Occupancy {
     pub fn begin_round(&mut self, now: Time, was_busy: bool) {
         let round_ns = now.since(self.looked).ns();
         self.looked = now;
+        let worked_ns = if was_busy { self.work_of(round_ns) } else { 0.0 };
+        self.lengths.end_round(round_ns, worked_ns, self.has_time());
         if was_busy {
-            self.lengths.end_round(round_ns, self.work_of(round_ns));
             self.note_work(round_ns.min(ROUND_NS_MAX));
         } else if self.has_slept {
             self.period.passed_ns += round_ns;
@@ -179,7 +176,6 @@ impl Occupancy {
 
     fn decide(&mut self) {
         let period = std::mem::replace(&mut self.period, Work::NONE);
-        self.lengths.end_period(self.has_time(), period.share() > WORKS_AT_MOST);
         // Who slept for long forgets what was before, as in many periods; but what comes now counts as it did.
         let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
         let kept = (1.0 - 1.0 / PERIODS).powf(periods);
