@@ -70,9 +70,11 @@ struct Period {
 impl Period {
     const BEGINS: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0 };
 
-    /// What a byte cost, if messages were so long that their limit counted.
+    /// What a byte cost, if messages were so long that their limit counted. Where rounds with nothing to do take as
+    /// long as others, that is not known.
     fn byte_ns(&self) -> Option<f64> {
-        (self.longest_bytes >= BOUND_BYTES && self.bytes > 0.0).then(|| self.worked_ns / self.bytes)
+        let is_known = self.longest_bytes >= BOUND_BYTES && self.bytes > 0.0 && self.worked_ns > 0.0;
+        is_known.then(|| self.worked_ns / self.bytes)
     }
 }
 
@@ -317,7 +319,12 @@ mod tests {
         for _ in 0..1000 {
             assert_eq!(node.period(BOUND_BYTES - 1, [0.2, 0.1, 0.1]), SHORT);
         }
-        assert_eq!(node.lengths, Lengths::new());
+        for _ in 0..100 {
+            node.lengths.note_message(BOUND_BYTES);
+            node.lengths.note_sent(BOUND_BYTES);
+            node.lengths.end_round(PERIOD_NS, 0.0, true);
+        }
+        assert_eq!(node.lengths, Lengths::new(), "nor what takes no longer than nothing does");
         for _ in 0..100 {
             if node.length() == SHORT {
                 node.lengths.end_round(ROUND_NS_MAX + 1.0, ROUND_NS_MAX + 1.0, true);
