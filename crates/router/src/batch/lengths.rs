@@ -327,6 +327,8 @@ mod tests {
         assert_eq!(node.lengths, Lengths::new(), "nor what takes no longer than nothing does");
         for _ in 0..100 {
             if node.length() == SHORT {
+                node.lengths.note_message(BOUND_BYTES);
+                node.lengths.note_sent(BOUND_BYTES);
                 node.lengths.end_round(ROUND_NS_MAX + 1.0, ROUND_NS_MAX + 1.0, true);
             }
             node.period(BOUND_BYTES, [0.2; LENGTHS]);
@@ -356,9 +358,10 @@ mod tests {
     fn a_period_in_which_a_node_comes_to_have_no_time_says_nothing() {
         let mut node = Node::new(true);
         for has_time in [true, false].into_iter().cycle().take(1000) {
-            node.lengths.end_round(PERIOD_NS / 2.0, PERIOD_NS / 4.0, has_time);
+            node.lengths.end_round(0.0, 0.0, has_time);
             node.lengths.note_message(BOUND_BYTES);
             node.lengths.note_sent(BOUND_BYTES);
+            node.lengths.end_round(PERIOD_NS / 2.0, PERIOD_NS / 4.0, has_time);
         }
         assert_eq!((node.lengths.with_time, node.lengths.without_time), (Choice::WITH_TIME, Choice::WITHOUT_TIME));
     }
