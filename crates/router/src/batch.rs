@@ -22,5 +22,9 @@ use crate::{Hop, Packet};
 /// A packet on its way to the node that sends it: from its IP header on, without a header of Ethernet.
 pub type Parcel = (Hop, Packet);
 
-/// Packets of a message, at most.
-pub const PACKETS_MAX: usize = 32;
+/// Packets of a message, at most: twice as many as of the longest fixed batch. Short packets cost little beside their
+/// message: 64 of 64 B take a seventh less time than twice 32.
+pub const PACKETS_MAX: usize = 64;
+
+/// Packets of a fixed batch, at most, as published.
+pub const FIXED_PACKETS_MAX: usize = 32;

@@ -5,7 +5,7 @@
 //! difference between two policies is theirs, the same for the same seed.
 
 use router_node::interconnect::Kind;
-use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, message_packets_max, pair};
+use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, fixed_packets_max, pair};
 use serde::Serialize;
 use sim::{Random, Span, Time};
 
@@ -233,7 +233,7 @@ pub struct ModelledRow {
     pub assumed: &'static str,
     /// As which interconnect.
     pub interconnect: &'static str,
-    /// The load, as a share of what the slower node carries in full messages.
+    /// The load, as a share of what the slower node carries in the longest fixed batches.
     pub load_share: f64,
     /// What the adaptive policy delivered of it.
     pub delivered_share: f64,
@@ -251,7 +251,7 @@ struct Comparison {
     manner: Manner,
     /// Bytes of a frame.
     frame_bytes: usize,
-    /// The load, as a share of what the slower node carries in full messages.
+    /// The load, as a share of what the slower node carries in the longest fixed batches.
     load_share: f64,
     /// One trial, of which the first 4 ms are left out.
     trial: Span,
@@ -263,7 +263,7 @@ impl Comparison {
     fn load_mpps(&self) -> f64 {
         let Costs { sends, takes, .. } = self.assumption.costs;
         let bytes = packet_bytes(self.frame_bytes);
-        let packets = message_packets_max(self.manner, bytes);
+        let packets = fixed_packets_max(self.manner, bytes);
         let full_ns = [sends, takes].map(|work| work.ns(packets, packets * bytes)).into_iter().fold(0.0, f64::max);
         self.load_share * 1000.0 * packets as f64 / full_ns
     }

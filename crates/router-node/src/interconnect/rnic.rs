@@ -21,7 +21,7 @@ use rnic::verbs::{
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{Lanes, Live, LiveError, Udp, WINDOW_BYTES, Wire};
 use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message};
-use router::batch::{Latency, PACKETS_MAX};
+use router::batch::{FIXED_PACKETS_MAX, Latency};
 use router::{NODES_MAX, NodeId};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
@@ -43,7 +43,7 @@ const PSN_MASK: u64 = 0xff_ffff;
 const QP_NUMBER_MAX: u32 = 0xff_ffff;
 
 const _: () = assert!(
-    HEADER_BYTES + PACKETS_MAX * (DESCRIPTOR_BYTES + PACKET_BYTES_USUAL) + size_of::<u64>() <= SLOT_BYTES,
+    HEADER_BYTES + FIXED_PACKETS_MAX * (DESCRIPTOR_BYTES + PACKET_BYTES_USUAL) + size_of::<u64>() <= SLOT_BYTES,
     "with its token"
 );
 const _: () = assert!(WINDOW_MESSAGES_MAX < TURN_PACKETS && SENDS <= WINDOW_PACKETS_MAX as usize);

@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use router::NodeId;
+use router::batch::FIXED_PACKETS_MAX;
 use router::batch::message::{self, Header, Message};
 use sim::{Span, Time};
 
@@ -73,9 +74,10 @@ impl Manner {
     }
 }
 
-/// How many packets of so many bytes a full message has.
-pub fn message_packets_max(manner: Manner, packet_bytes: usize) -> usize {
-    message::fit(manner.limits().message_bytes_max, std::iter::repeat(packet_bytes)).0
+/// How many packets of so many bytes a message of the longest fixed batch has.
+pub fn fixed_packets_max(manner: Manner, packet_bytes: usize) -> usize {
+    let packets = std::iter::repeat_n(packet_bytes, FIXED_PACKETS_MAX);
+    message::fit(manner.limits().message_bytes_max, packets).0
 }
 
 /// What both nodes share.

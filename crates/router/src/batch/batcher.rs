@@ -23,12 +23,13 @@ use std::collections::VecDeque;
 use sim::{Span, Time};
 use thiserror::Error;
 
-use super::{Latency, Limit, PACKETS_MAX, Sample, message};
+use super::lengths::FULL_BYTES;
+use super::{FIXED_PACKETS_MAX, Latency, Limit, PACKETS_MAX, Sample, message};
 
 /// How packets are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// So many, 1 to [`PACKETS_MAX`], or fewer once the oldest has waited for so long.
+    /// So many, 1 to [`FIXED_PACKETS_MAX`], or fewer once the oldest has waited for so long.
     Fixed {
         /// How many.
         packets: u8,
@@ -76,7 +77,7 @@ impl Policy {
     /// Names what cannot be.
     pub fn check(&self) -> Result<(), PolicyError> {
         let (what, value, least, most) = match self {
-            Policy::Fixed { packets, .. } => ("batches", u64::from(*packets), 1, PACKETS_MAX as u64),
+            Policy::Fixed { packets, .. } => ("batches", u64::from(*packets), 1, FIXED_PACKETS_MAX as u64),
             Policy::Adaptive { target } => ("a target in picoseconds", target.ps(), 1, Self::TARGET_MAX.ps()),
         };
         if (least..=most).contains(&value) { Ok(()) } else { Err(PolicyError { what, value, least, most }) }
@@ -86,6 +87,10 @@ impl Policy {
 /// A message counts for so many packets at least, whatever was learnt: packets that go together cost both nodes less,
 /// and what is learnt from one length of packets cannot tell a message's part in it.
 const MESSAGE_PACKETS_MIN: f64 = 4.0;
+
+/// More packets go together only where more are worth a message: the first of them waits for all, and the other node
+/// could have begun.
+const USUAL_PACKETS_MAX: usize = 32;
 
 /// So many bytes are worth a message, however few packets they are: to copy them takes several times what the message
 /// does, and each node has to wait for all of them.
@@ -222,16 +227,17 @@ impl<T> Batcher<T> {
         if worth.is_full_only() { queued } else { self.within(queued, target.ns()) }
     }
 
-    /// How many of those that wait a message has at most: as many as it may have bytes, if all were of one length, or
-    /// are worth one to a busy node.
+    /// How many of those that wait a message has at most: as many as are usual and as it may have bytes, if all were of
+    /// one length, or as are worth one to a busy node.
     #[inline]
     fn longest(&self, is_late: bool, worth: Worth) -> usize {
-        let queued = self.queue.len().min(PACKETS_MAX);
+        let queued = self.queue.len().min(worth.least().max(USUAL_PACKETS_MAX));
         let is_behind = worth.limit.is_tried && worth.is_full_only() && is_late;
-        if self.queue_bytes <= worth.limit.bytes || is_behind {
+        let bytes_max = if is_behind { FULL_BYTES } else { worth.limit.bytes };
+        if self.queue_bytes <= bytes_max {
             return queued;
         }
-        let by_bytes = worth.limit.bytes * self.queue.len() / self.queue_bytes;
+        let by_bytes = bytes_max * self.queue.len() / self.queue_bytes;
         let by_occupancy = if worth.is_full_only() { 1 } else { worth.by_occupancy };
         queued.min(by_bytes.max(by_occupancy).max(1))
     }
@@ -320,9 +326,12 @@ mod tests {
     const SHORT: Limit = Limit { bytes: 12_500, is_tried: false };
     const NOTHING_PRESSES: Worth = Worth { by_occupancy: 1, by_under_way: 0, limit: SHORT };
 
+    const FULL_ONLY: Worth =
+        Worth { by_occupancy: PACKETS_MAX, limit: Limit { bytes: FULL_BYTES, is_tried: false }, ..NOTHING_PRESSES };
+
     /// A node, this one or the peer, is so busy.
     fn busy(by_occupancy: usize) -> Worth {
-        let limit = if by_occupancy < 32 { SHORT } else { Limit { bytes: usize::MAX, ..SHORT } };
+        let limit = if by_occupancy < PACKETS_MAX { SHORT } else { Limit { bytes: FULL_BYTES, ..SHORT } };
         Worth { by_occupancy, limit, ..NOTHING_PRESSES }
     }
 
@@ -343,7 +352,7 @@ mod tests {
 
     fn teach(batcher: &mut Batcher<usize>, ns: impl Fn(usize, usize) -> f64) {
         for round in 0..3000 {
-            let packets = 1 + round * 7 % 32;
+            let packets = 1 + round * 7 % PACKETS_MAX;
             let bytes = packets * (64 + round * 13 % 1436);
             batcher.learn(&Sample { packets, bytes, took: Span::from_ns(ns(packets, bytes)) });
         }
@@ -354,7 +363,7 @@ mod tests {
         let batcher = with(Policy::fixed(8), 7, 64);
         assert_eq!(batcher.deadline(), Some(at(10.0)));
         assert_eq!((batcher.due(at(9.9), NOTHING_PRESSES), batcher.due(at(10.0), NOTHING_PRESSES)), (0, 7));
-        assert_eq!(with(Policy::fixed(8), 8, 64).due(at(0.0), busy(32)), 8);
+        assert_eq!(with(Policy::fixed(8), 8, 64).due(at(0.0), FULL_ONLY), 8);
         assert_eq!(with(Policy::fixed(8), 20, 64).due(at(0.0), NOTHING_PRESSES), 8);
         assert_eq!(with(Policy::fixed(1), 0, 64).due(at(99.0), NOTHING_PRESSES), 0);
     }
@@ -368,23 +377,30 @@ mod tests {
     }
 
     #[test]
+    fn more_packets_than_usual_go_together_where_as_many_are_worth_a_message() {
+        let due = |us, worth| with(Policy::adaptive(), 90, 64).due(at(us), worth);
+        assert_eq!([busy(20), busy(40), behind(50), FULL_ONLY].map(|worth| due(0.0, worth)), [32, 40, 50, 64]);
+        assert_eq!([NOTHING_PRESSES, busy(40), FULL_ONLY].map(|worth| due(99.0, worth)), [32, 40, 64], "however late");
+    }
+
+    #[test]
     fn while_the_peer_is_behind_small_messages_wait_for_it_but_not_for_ever() {
         let batcher = with(Policy::adaptive(), 5, 64);
         let due = [(4.9, 6), (4.9, 5), (4.9, 0), (5.0, 31)].map(|(us, least)| batcher.due(at(us), behind(least)));
         assert_eq!(due, [0, 5, 5, 5]);
         assert_eq!(batcher.deadline(), Some(at(5.0)));
         assert_eq!(
-            [5.0, 9.9, 10.0].map(|us| batcher.due(at(us), busy(32))),
+            [5.0, 9.9, 10.0].map(|us| batcher.due(at(us), FULL_ONLY)),
             [0, 0, 5],
             "no time for any but full ones"
         );
-        assert_eq!(with(Policy::adaptive(), 40, 64).due(at(0.0), behind(31)), 32, "a full one costs the peer least");
+        assert_eq!(with(Policy::adaptive(), 70, 64).due(at(0.0), behind(63)), 63, "a full one costs the peer least");
     }
 
     #[test]
     fn eight_kib_are_worth_a_message_however_few_packets_they_are() {
-        for (packets, bytes, due) in [(5, 1500, 0), (6, 1500, 6), (31, 64, 0), (32, 64, 32)] {
-            assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), busy(32)), due, "{packets} of {bytes} B");
+        for (packets, bytes, due) in [(5, 1500, 0), (6, 1500, 6), (63, 64, 0), (64, 64, 64)] {
+            assert_eq!(with(Policy::adaptive(), packets, bytes).due(at(0.0), FULL_ONLY), due, "{packets} of {bytes} B");
         }
     }
 
@@ -397,11 +413,11 @@ mod tests {
         };
         // A header of 16 bytes, and 8 a packet.
         let mut batcher = holding(16 + 8 * 1508);
-        assert_eq!([(0.0, 8), (0.0, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), busy(least))), [8, 8, 8]);
+        assert_eq!([(0.0, 8), (0.0, 64), (10.0, 64)].map(|(us, least)| batcher.due(at(us), busy(least))), [8, 8, 8]);
         assert_eq!(holding(16 + 8 * 1508 - 1).due(at(0.0), busy(8)), 7);
         assert_eq!(holding(100).due(at(0.0), busy(8)), 1, "one always goes");
         (0..16).for_each(|_| _ = batcher.pop());
-        let due = [(0.0, 8), (5.0, 8), (9.9, 32), (10.0, 32)].map(|(us, least)| batcher.due(at(us), busy(least)));
+        let due = [(0.0, 8), (5.0, 8), (9.9, 64), (10.0, 64)].map(|(us, least)| batcher.due(at(us), busy(least)));
         assert_eq!(due, [0, 1, 0, 1], "one of 17 is not worth a message yet");
     }
 
@@ -409,7 +425,7 @@ mod tests {
     fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
         // By what is published 22 of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        assert_eq!([2, 31, 32].map(|least| batcher.due(at(0.0), busy(least))), [8, 22, 32]);
+        assert_eq!([2, 31, 64].map(|least| batcher.due(at(0.0), busy(least))), [8, 22, 32]);
     }
 
     #[test]
@@ -417,14 +433,14 @@ mod tests {
         let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
         assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is under way");
         assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 8, "and however late");
-        assert_eq!([7, 20, 32].map(|least| due(40, 1500, 5.0, busy(least))), [8, 20, 32], "unless more are worth it");
+        assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 20, 32], "unless more are worth it");
         assert_eq!((due(9, 1500, 5.0, behind(1)), due(8, 1500, 5.0, behind(1))), (8, 8));
         assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
     }
 
     #[test]
     fn full_messages_are_short_where_long_ones_cost_more_but_who_is_late_does_not_try_it() {
-        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), Worth { limit, ..busy(32) });
+        let due = |us, limit| with(Policy::adaptive(), 40, 1500).due(at(us), Worth { limit, ..FULL_ONLY });
         assert_eq!([0.0, 5.0, 10.0, 99.0].map(|us| due(us, SHORT)), [8, 8, 8, 8]);
         let tried = Limit { is_tried: true, ..SHORT };
         assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);

@@ -5,10 +5,13 @@
 //! have to fit a first cache, nothing or less. So all lengths take their turns under the same load, for a period each,
 //! whatever waits: what their costs then differ by is not the load's doing.
 
+use super::FIXED_PACKETS_MAX;
 use super::occupancy::WORKS_AT_MOST;
 
-/// No message has more bytes, by length from short to full: eight packets of 1500 B, sixteen, and as many as one holds.
-const BYTES_MAX: [usize; LENGTHS] = [12_500, 24_000, usize::MAX];
+/// A full message: the longest fixed batch of packets of 1500 B.
+pub(super) const FULL_BYTES: usize = FIXED_PACKETS_MAX * 1500;
+/// No message has more bytes, by length from short to full: eight packets of 1500 B, sixteen, all.
+const BYTES_MAX: [usize; LENGTHS] = [12_500, 24_000, FULL_BYTES];
 const LENGTHS: usize = 3;
 const SHORT: usize = 0;
 const LONG: usize = 1;

@@ -1,9 +1,9 @@
-//! A message of packets, as it stands on the wire, version 2. Numbers have their little end first.
+//! A message of packets, as it stands on the wire, version 3. Numbers have their little end first.
 //!
 //! ```text
 //!   0   magic 0xc5        4   sequence: packets sent before this message, mod 2^32
 //!   1   version           8   taken: packets that the sender has taken in from the receiver, mod 2^32
-//!   2   packets, 0 to 32  12  bytes of the message
+//!   2   packets, 0 to 64  12  bytes of the message
 //!   3   flags             16  descriptors of 8 bytes, then the packets, in the same order, without gaps
 //!
 //!   descriptor:  0  bytes of the packet, at least 1      3  port of that node, 255 for its kernel
@@ -12,7 +12,7 @@
 //!
 //! Flag 1 asks for a message back, if only for its `taken`. Flag 2 says that what follows the header is nothing: a ring
 //! is filled up to its end with it. The other flags are a number, how busy the sender is: fewer packets than that and
-//! one more, 31 and one at most, are not worth a message to it. A message says everything about itself twice, so that
+//! one more, 63 and one at most, are not worth a message to it. A message says everything about itself twice, so that
 //! one that was cut or put together wrongly is found; what packets hold is the business of who looks at them.
 
 use thiserror::Error;
@@ -25,7 +25,7 @@ pub const HEADER_BYTES: usize = 16;
 /// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 8;
 /// The one version there is.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Who is as busy as can be wants full messages: this and one more are [`PACKETS_MAX`].
 pub const WANTS_MAX: u8 = PACKETS_MAX as u8 - 1;
 
@@ -35,6 +35,8 @@ const FLAG_FILLER: u8 = 2;
 const FLAGS: u8 = FLAG_ASKS | FLAG_FILLER;
 /// The flags above those two are a number.
 const WANTS_SHIFT: u32 = FLAGS.count_ones();
+
+const _: () = assert!(WANTS_MAX == u8::MAX >> WANTS_SHIFT, "all that those bits can say makes sense");
 
 /// What a message says besides its packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -126,9 +128,6 @@ impl Message {
             return fault("a version", usize::from(version));
         }
         let wants = flags >> WANTS_SHIFT;
-        if wants > WANTS_MAX {
-            return fault("flags", usize::from(flags));
-        }
         if word(12) as usize != bytes {
             return fault("a stated length", word(12) as usize);
         }
@@ -220,7 +219,8 @@ pub fn fit(bytes_max: usize, lengths: impl Iterator<Item = usize>) -> (usize, us
     (packets, bytes)
 }
 
-/// Puts a message of these packets, 32 at most, at the front of `into`; says how long it is, as [`fit`] does.
+/// Puts a message of these packets, [`PACKETS_MAX`] at most, at the front of `into`; says how long it is, as [`fit`]
+/// does.
 ///
 /// # Panics
 /// When there are more, or `into` has no room for them.
@@ -297,7 +297,8 @@ mod tests {
         let packets: [(Hop, &[u8]); 3] =
             [(hop(1, 2, 3), &[7; 46]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])];
         let mut bytes = vec![0; 2000];
-        let length = put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true, wants: 31 }, packets.into_iter());
+        let length =
+            put(&mut bytes, &Header { sequence: 5, taken: 6, asks: true, wants: WANTS_MAX }, packets.into_iter());
         assert_eq!(fit(length, packets.iter().map(|(_, packet)| packet.len())), (3, length));
         bytes.truncate(length);
         bytes
@@ -307,7 +308,7 @@ mod tests {
     fn what_was_put_is_found() {
         let bytes = three();
         let message = Message::check(bytes.as_slice()).unwrap();
-        assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true, wants: 31 });
+        assert_eq!(message.header, Header { sequence: 5, taken: 6, asks: true, wants: WANTS_MAX });
         let found: Vec<(Hop, &[u8])> =
             message.places().map(|place| (place.hop, &bytes[place.offset..][..place.bytes])).collect();
         assert_eq!(found, [(hop(1, 2, 3), &[7; 46][..]), (hop(7, 255, 0xffff), &[8]), (hop(0, 0, 0), &[9; 1500])]);
@@ -327,7 +328,7 @@ mod tests {
     fn packets_go_into_a_message_as_far_as_there_is_room() {
         assert_eq!(fit(15, [1].into_iter()), (0, 16));
         assert_eq!(fit(16 + 8 + 46, [46, 46].into_iter()), (1, 70));
-        assert_eq!(fit(100_000, [46; 40].into_iter()), (32, 16 + 32 * 54));
+        assert_eq!(fit(100_000, [46; 70].into_iter()), (64, 16 + 64 * 54));
     }
 
     #[test]
@@ -335,9 +336,8 @@ mod tests {
         for (at, value, what) in [
             (0, 0, "a magic"),
             (1, 1, "a version"),
-            (2, 33, "a number of packets"),
+            (2, 65, "a number of packets"),
             (2, 2, "a length without its packets"),
-            (3, 0x80, "flags"),
             (3, 2, "a number of packets"),
             (12, 0, "a stated length"),
             (16, 47, "a packet's length"),

@@ -2,7 +2,7 @@
 
 use sim::Time;
 
-use super::lengths::Lengths;
+use super::lengths::{FULL_BYTES, Lengths};
 use super::{Limit, PACKETS_MAX};
 
 /// How often it is decided anew: after so much time without interruptions.
@@ -74,6 +74,13 @@ impl Work {
         }
     }
 
+    /// The same, as far as a message holds as many: where only more than a full one would do, [`PACKETS_MAX`].
+    fn least_packets(&self) -> f64 {
+        let wanted = self.packets_wanted();
+        let is_beyond_full = wanted * self.bytes > FULL_BYTES as f64 * self.packets;
+        if is_beyond_full { PACKETS_MAX as f64 } else { wanted.clamp(1.0, PACKETS_MAX as f64) }
+    }
+
     /// How many packets a message is to have so that this load is carried in [`WORKS_AT_MOST`] of the time.
     ///
     /// Where a message costs as much as `r` packets, and has `k` of them, the packets alone take `f = s / (1 + r / k)`
@@ -103,7 +110,7 @@ impl Occupancy {
         }
     }
 
-    /// Fewer packets are not worth a message: 1 to [`PACKETS_MAX`].
+    /// Fewer packets are not worth a message: 1 to [`PACKETS_MAX`], which says that none but full ones are.
     pub fn least_packets(&self) -> usize {
         self.least_packets as usize
     }
@@ -180,7 +187,7 @@ impl Occupancy {
         let periods = if std::mem::take(&mut self.has_slept) { period.passed_ns / PERIOD_NS } else { 1.0 };
         let kept = (1.0 - 1.0 / PERIODS).powf(periods);
         self.recent = self.recent.with(period, |recent, period| recent * kept + period / periods * (1.0 - kept));
-        self.least_packets = self.recent.packets_wanted().clamp(1.0, PACKETS_MAX as f64);
+        self.least_packets = self.recent.least_packets();
     }
 }
 
@@ -228,7 +235,19 @@ mod tests {
         assert_eq!([20, 60, 80].map(|of_hundred| least_after(of_hundred, 1)), [1, 1, 1], "there is time enough");
         assert_eq!(least_after(80, 20), 17, "as many as there are, nearly: fewer would leave less");
         assert_eq!(least_after(95, 10), 12, "0.90 = f (1 + 13.3 / 10), and 0.8 = f (1 + 13.3 / 12.4)");
-        assert_eq!(least_after(100, 32), PACKETS_MAX, "0.95 = f (1 + 13.3 / 32): no message is long enough");
+        assert_eq!(least_after(95, 32), 52, "0.90 = f (1 + 13.3 / 32), and 0.8 = f (1 + 13.3 / 51.7)");
+        assert_eq!(least_after(100, 40), PACKETS_MAX, "0.95 = f (1 + 13.3 / 40): no message is long enough");
+    }
+
+    #[test]
+    fn where_more_bytes_than_a_full_message_has_would_be_worth_one_none_but_full_ones_are() {
+        // One costs as much as 1.33 packets of 1500 B: 0.8 / 0.769 is 1 + 1.33 / 33, 0.8 / 0.768 is 1 + 1.33 / 31.8.
+        for (by_packets, least) in [(0.760, 25), (0.768, 31), (0.769, PACKETS_MAX), (0.9, PACKETS_MAX)] {
+            let worked_ns = by_packets * (1.0 + 280.0 / 210.0 / 8.0);
+            let work = Work { passed_ns: 1.0, worked_ns, messages: 1.0, packets: 8.0, bytes: 12_000.0 };
+            assert_eq!(work.least_packets() as usize, least, "{by_packets} of the time are packets");
+        }
+        assert_eq!((Work { passed_ns: 1.0, ..Work::NONE }).least_packets(), 1.0, "nothing to do");
     }
 
     #[test]
@@ -245,11 +264,11 @@ mod tests {
     #[test]
     fn who_has_less_to_do_sends_shorter_messages_again() {
         let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
-        run(&mut occupancy, &mut now, 5000, 95, 30);
+        run(&mut occupancy, &mut now, 5000, 95, 50);
         assert_eq!(occupancy.least_packets(), PACKETS_MAX);
         run(&mut occupancy, &mut now, 5000, 40, 4);
         assert_eq!(occupancy.least_packets(), 1);
-        run(&mut occupancy, &mut now, 5000, 95, 30);
+        run(&mut occupancy, &mut now, 5000, 95, 50);
         run(&mut occupancy, &mut now, 3000, 0, 1);
         assert_eq!(occupancy.least_packets(), 1, "nothing to do any more");
     }
@@ -269,9 +288,9 @@ mod tests {
 
     #[test]
     fn who_wakes_after_long_forgets_that_it_was_busy_and_who_was_held_up_does_not() {
-        for (sleeps, left) in [(true, 1), (false, 28)] {
+        for (sleeps, left) in [(true, 1), (false, 46)] {
             let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
-            run(&mut occupancy, &mut now, 3000, 95, 30);
+            run(&mut occupancy, &mut now, 3000, 95, 50);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX);
             if sleeps {
                 occupancy.note_sleep();
@@ -280,14 +299,14 @@ mod tests {
             occupancy.begin_round(now, false);
             run(&mut occupancy, &mut now, 100, 0, 1);
             assert_eq!(occupancy.least_packets(), left);
-            run(&mut occupancy, &mut now, 3000, 95, 30);
+            run(&mut occupancy, &mut now, 3000, 95, 50);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX, "a long sleep weighs no more than a period");
         }
     }
 
     #[test]
     fn an_interruption_is_neither_work_nor_time() {
-        let cases = [(true, 50, 1, 1), (false, 50, 1, 1), (false, 95, 32, PACKETS_MAX)];
+        let cases = [(true, 50, 1, 1), (false, 50, 1, 1), (false, 95, 64, PACKETS_MAX)];
         for (interrupts_busy, of_hundred, packets, least) in cases {
             let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
             for _ in 0..100 {
