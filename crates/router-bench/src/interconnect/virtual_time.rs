@@ -368,7 +368,7 @@ mod tests {
                     let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
                     let row = comparison.run().expect("nodes").expect("a batch that carries it");
                     println!("{row:?}");
-                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.06, "{row:?}");
+                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.07, "{row:?}");
                     ratios.push(row.row.p99_ratio.median);
                 }
             }

@@ -109,7 +109,7 @@ pub struct Worth {
     pub by_occupancy: usize,
     /// By what the peer has yet to take in: as many as make a few messages of so many.
     pub by_under_way: usize,
-    /// How long a message may be, unless more packets are worth one to a busy node.
+    /// How long a message may be.
     pub limit: Limit,
 }
 
@@ -227,8 +227,9 @@ impl<T> Batcher<T> {
         if worth.is_full_only() { queued } else { self.within(queued, target.ns()) }
     }
 
-    /// How many of those that wait a message has at most: as many as are usual and as it may have bytes, if all were of
-    /// one length, or as are worth one to a busy node.
+    /// How many of those that wait a message has at most: as many as are usual, or worth one, and as it may have bytes,
+    /// if all were of one length. Where long messages cost more, or save nothing, no more packets are worth one than
+    /// that.
     #[inline]
     fn longest(&self, is_late: bool, worth: Worth) -> usize {
         let queued = self.queue.len().min(worth.least().max(USUAL_PACKETS_MAX));
@@ -238,8 +239,7 @@ impl<T> Batcher<T> {
             return queued;
         }
         let by_bytes = bytes_max * self.queue.len() / self.queue_bytes;
-        let by_occupancy = if worth.is_full_only() { 1 } else { worth.by_occupancy };
-        queued.min(by_bytes.max(by_occupancy).max(1))
+        queued.min(by_bytes.max(1))
     }
 
     /// How many of the first `goes` packets one message holds, one of them at least. What is left of them would be a
@@ -425,7 +425,8 @@ mod tests {
     fn where_none_but_full_messages_are_worth_it_they_may_take_longer_than_the_target() {
         // By what is published 22 of 1500 B take 9.9 us.
         let batcher = with(Policy::adaptive(), 40, 1500);
-        assert_eq!([2, 31, 64].map(|least| batcher.due(at(0.0), busy(least))), [8, 22, 32]);
+        let busy = Worth { limit: FULL_ONLY.limit, ..busy(31) };
+        assert_eq!([busy, FULL_ONLY].map(|worth| batcher.due(at(0.0), worth)), [22, 32]);
     }
 
     #[test]
@@ -433,7 +434,7 @@ mod tests {
         let due = |packets, bytes, us, worth| with(Policy::adaptive(), packets, bytes).due(at(us), worth);
         assert_eq!(due(40, 1500, 0.0, behind(31)), 8, "whatever is under way");
         assert_eq!(due(40, 1500, 5.0, NOTHING_PRESSES), 8, "and however late");
-        assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 20, 32], "unless more are worth it");
+        assert_eq!([7, 20, 64].map(|least| due(40, 1500, 5.0, busy(least))), [8, 8, 32], "and whatever is worth one");
         assert_eq!((due(9, 1500, 5.0, behind(1)), due(8, 1500, 5.0, behind(1))), (8, 8));
         assert_eq!((due(40, 390, 5.0, behind(1)), due(40, 50_000, 5.0, behind(1))), (32, 1), "one always goes");
     }
@@ -445,7 +446,7 @@ mod tests {
         let tried = Limit { is_tried: true, ..SHORT };
         assert_eq!([0.0, 5.0, 9.9, 10.0].map(|us| due(us, tried)), [8, 8, 8, 32]);
         let worth = Worth { limit: tried, ..busy(31) };
-        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 31, "as many as are worth one");
+        assert_eq!(with(Policy::adaptive(), 40, 500).due(at(99.0), worth), 25, "nor are more worth one");
     }
 
     #[test]

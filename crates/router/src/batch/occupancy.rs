@@ -9,6 +9,11 @@ use super::{Limit, PACKETS_MAX};
 const PERIOD_NS: f64 = 100_000.0;
 /// A round that takes longer was interrupted: the rest of it says nothing of the work, nor of what time there is.
 const ROUND_NS_MAX: f64 = 10_000.0;
+/// But where rounds with something to do take long, as where each message or port is a system call, only one that takes
+/// more than so many times what those do was.
+const ROUNDS_MAX: f64 = 4.0;
+/// One of so many counts for that: a message may have eight times the bytes of those before.
+const BUSY_ROUNDS: f64 = 16.0;
 /// The same of a round in which there was nothing to do: a node that has to ask the kernel at each port needs a few
 /// microseconds.
 const IDLE_ROUND_NS_MAX: f64 = 4000.0;
@@ -39,6 +44,8 @@ pub struct Occupancy {
     looked: Time,
     /// What a round takes in which there is nothing to do.
     idle_round_ns: f64,
+    /// The same where there is, but for interruptions.
+    busy_round_ns: f64,
     has_slept: bool,
     /// Since it was decided last.
     period: Work,
@@ -102,6 +109,7 @@ impl Occupancy {
         Occupancy {
             looked: Time::ZERO,
             idle_round_ns: 0.0,
+            busy_round_ns: 0.0,
             has_slept: false,
             period: Work::NONE,
             recent: Work::NONE,
@@ -155,7 +163,7 @@ impl Occupancy {
         let worked_ns = if was_busy { self.work_of(round_ns) } else { 0.0 };
         self.lengths.end_round(round_ns, worked_ns, self.has_time());
         if was_busy {
-            self.note_work(round_ns.min(ROUND_NS_MAX));
+            self.note_busy_round(round_ns.min(ROUND_NS_MAX.max(ROUNDS_MAX * self.busy_round_ns)));
         } else if self.has_slept {
             self.period.passed_ns += round_ns;
         } else {
@@ -166,9 +174,10 @@ impl Occupancy {
         }
     }
 
-    fn note_work(&mut self, round_ns: f64) {
+    fn note_busy_round(&mut self, round_ns: f64) {
         self.period.passed_ns += round_ns;
         self.period.worked_ns += self.work_of(round_ns);
+        self.busy_round_ns += (round_ns - self.busy_round_ns) / BUSY_ROUNDS;
     }
 
     /// What of a round is work, if there was something to do in it.
@@ -302,6 +311,24 @@ mod tests {
             run(&mut occupancy, &mut now, 3000, 95, 50);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX, "a long sleep weighs no more than a period");
         }
+    }
+
+    #[test]
+    fn where_each_round_takes_long_all_of_it_is_work() {
+        // A look at ports that are system calls takes 4 us, a round with something to do 60.
+        let busy_of = |hundred: u64| {
+            let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+            for round in 0..10_000 {
+                let is_busy = round * 37 % 100 < hundred;
+                now += Span::from_ps(if is_busy { 60_000_000 } else { 4_000_000 });
+                occupancy.begin_round(now, is_busy);
+                if is_busy {
+                    occupancy.note_taken(50, 50 * BYTES);
+                }
+            }
+            occupancy.least_packets()
+        };
+        assert_eq!([3, 20, 90].map(busy_of), [5, 36, PACKETS_MAX]);
     }
 
     #[test]
