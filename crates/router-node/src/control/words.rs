@@ -5,8 +5,8 @@ use router::{AdjacencyId, Hop, NODES_MAX, NodeId, PORTS_MAX, PortId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The version of these messages: all nodes of a cluster have the same.
-pub const VERSION: u16 = 4;
+/// The version of these messages and of those with packets: all nodes of a cluster have the same.
+pub const VERSION: u16 = 5;
 /// Bytes of a message at most.
 pub const MESSAGE_BYTES_MAX: usize = ::control::MESSAGE_BYTES_MAX;
 /// Routes that one message changes at most: so it stays below [`MESSAGE_BYTES_MAX`] whatever they are.
