@@ -358,6 +358,9 @@ pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<Mod
 mod tests {
     use super::*;
 
+    /// No cell is to be above, as a multiple of the best fixed batch's p99.
+    const RATIO_BELOW: f64 = 1.06;
+
     /// Of a policy that is at the best fixed batch or below wherever it counts.
     fn assert_at_the_best_or_below(assumption: Assumption) {
         let mut ratios = Vec::new();
@@ -365,10 +368,15 @@ mod tests {
             for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in [0.2, 0.4, 0.5, 0.8] {
                     let trial = Span::from_ns(12e6);
-                    let comparison = Comparison { assumption, manner, frame_bytes, load_share, trial, trials: 1 };
-                    let row = comparison.run().expect("nodes").expect("a batch that carries it");
+                    let comparison = |trials| Comparison { assumption, manner, frame_bytes, load_share, trial, trials };
+                    let by = |trials| comparison(trials).run().expect("nodes").expect("a batch that carries it");
+                    let is_fine = |row: &ModelledRow| {
+                        row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < RATIO_BELOW
+                    };
+                    // Three say more than one, and take three times as long.
+                    let row = Some(by(1)).filter(is_fine).unwrap_or_else(|| by(3));
                     println!("{row:?}");
-                    assert!(row.delivered_share >= CARRIED_SHARE && row.row.p99_ratio.median < 1.07, "{row:?}");
+                    assert!(is_fine(&row), "{row:?}");
                     ratios.push(row.row.p99_ratio.median);
                 }
             }

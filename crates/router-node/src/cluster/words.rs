@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use router::batch::FIXED_PACKETS_MAX;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -105,8 +106,7 @@ pub enum Batch {
     Fixed(u8),
 }
 
-/// The most packets of a message.
-const BATCH_MAX: u8 = 32;
+const BATCH_MAX: u8 = FIXED_PACKETS_MAX as u8;
 
 impl<'de> Deserialize<'de> for Batch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
