@@ -3,7 +3,7 @@
 //! * [`message`]: how a message stands on the wire, and its check.
 //! * [`Batcher`]: which packets go together, and when: fixed batches, as published, or adaptive ones.
 //! * [`Latency`]: what a message takes, learnt while messages go.
-//! * [`Limit`]: how long a message may be, by what long ones cost.
+//! * [`Limit`]: how long a message may be, by what long ones cost; [`Carried`]: what of that is known beforehand.
 //! * [`Occupancy`]: how busy a node is, and with it how many packets are worth a message.
 
 mod batcher;
@@ -14,7 +14,7 @@ mod occupancy;
 
 pub use batcher::{Batcher, Policy, PolicyError, Queued, Worth};
 pub use latency::{Latency, Sample};
-pub use lengths::Limit;
+pub use lengths::{Carried, Limit};
 pub use occupancy::Occupancy;
 
 use crate::{Hop, Packet};

@@ -4,7 +4,6 @@
 //! assumed to cost, and by nothing else: no machine that is taken away, or is faster now than a moment ago. So a
 //! difference between two policies is theirs, the same for the same seed.
 
-use router_node::interconnect::Kind;
 use router_node::interconnect::virtual_time::{Clocks, Costs, Manner, Work, fixed_packets_max, pair};
 use serde::Serialize;
 use sim::{Random, Span, Time};
@@ -12,7 +11,7 @@ use sim::{Random, Span, Time};
 use super::beside::{Better, ByRound, beside_best};
 use super::load::CARRIED_SHARE;
 use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
-use super::{AdaptiveRow, BATCHES, Batching, BenchError, LOAD_FRAME_BYTES, name};
+use super::{AdaptiveRow, BATCHES, Batching, BenchError, LOAD_FRAME_BYTES, kinds, name};
 use crate::statistics::{Quantiles, median};
 
 /// What is tried.
@@ -189,6 +188,8 @@ struct Assumption {
     name: &'static str,
     costs: Costs,
     pauses: Option<Pauses>,
+    /// As which interconnects they are modelled.
+    manners: &'static [Manner],
 }
 
 /// Two cores of one server: a message costs as much as 13 packets of 64 bytes, or as 1.3 of 1500.
@@ -201,8 +202,11 @@ const CARD: Work = Work { message_ns: 800.0, packet_ns: 25.0, byte_ns: 0.11, far
 /// As where no longer message than of eight packets of 1500 bytes costs less: an Intel Xeon, the RNIC in lanes.
 const NEAR: Work = Work { far_byte_ns: 0.025, ..EVEN };
 
+/// As where the kernel is called for each message: UDP on one machine.
+const KERNEL: Work = Work { message_ns: 2000.0, packet_ns: 15.0, byte_ns: 0.6, far_byte_ns: 0.0 };
+
 /// All that are modelled.
-const ASSUMPTIONS: [Assumption; 7] = [
+const ASSUMPTIONS: [Assumption; 8] = [
     assumed("two cores", costs(EVEN, EVEN, 100.0)),
     assumed("a slower sender", costs(SLOW, EVEN, 100.0)),
     assumed("a slower receiver", costs(EVEN, SLOW, 100.0)),
@@ -210,14 +214,17 @@ const ASSUMPTIONS: [Assumption; 7] = [
     assumed("dear rounds, 500 ns away", DEAR_ROUNDS),
     Assumption { pauses: Some(PAUSES), ..assumed("dear rounds and pauses, 500 ns away", DEAR_ROUNDS) },
     assumed("long messages are no cheaper", costs(NEAR, NEAR, 100.0)),
+    Assumption { manners: &[Manner::RnicUdp], ..assumed("messages are system calls", KERNEL_ROUNDS) },
 ];
 
 const DEAR_ROUNDS: Costs = Costs { turn_ns: 200.0, ..costs(EVEN, EVEN, 500.0) };
+/// Who finds nothing has called the kernel, too.
+const KERNEL_ROUNDS: Costs = Costs { turn_ns: 500.0, ..costs(KERNEL, KERNEL, 1000.0) };
 /// As virtual machines have them.
 const PAUSES: Pauses = Pauses { each: Span::from_ps(1_500_000), apart: Span::from_ps(50_000_000) };
 
 const fn assumed(name: &'static str, costs: Costs) -> Assumption {
-    Assumption { name, costs, pauses: None }
+    Assumption { name, costs, pauses: None, manners: &[Manner::Lanes, Manner::RnicLanes] }
 }
 
 const fn costs(sends: Work, takes: Work, one_way_ns: f64) -> Costs {
@@ -307,10 +314,12 @@ impl Comparison {
             p99_ratio: beside.ratio,
             control: None,
         };
-        let interconnect = match self.manner {
-            Manner::Lanes => name(Kind::Lanes),
-            Manner::Rnic => name(Kind::RnicLanes),
-        };
+        let [lanes, _, rnic_lanes, rnic_udp] = kinds();
+        let interconnect = name(match self.manner {
+            Manner::Lanes => lanes,
+            Manner::RnicLanes => rnic_lanes,
+            Manner::RnicUdp => rnic_udp,
+        });
         Ok(Some(ModelledRow {
             kind: "modelled",
             assumed: self.assumption.name,
@@ -342,10 +351,10 @@ fn of(trials: &[VirtualTrial], value: fn(&VirtualTrial) -> f64) -> f64 {
 pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<ModelledRow>, BenchError> {
     let mut rows = Vec::new();
     for assumption in ASSUMPTIONS {
-        for manner in [Manner::Lanes, Manner::Rnic] {
+        for manner in assumption.manners {
             for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in load_shares {
-                    let load_share = *load_share;
+                    let (manner, load_share) = (*manner, *load_share);
                     rows.extend(Comparison { assumption, manner, frame_bytes, load_share, trial, trials }.run()?);
                 }
             }
@@ -364,8 +373,9 @@ mod tests {
     /// Of a policy that is at the best fixed batch or below wherever it counts.
     fn assert_at_the_best_or_below(assumption: Assumption) {
         let mut ratios = Vec::new();
-        for manner in [Manner::Lanes, Manner::Rnic] {
+        for manner in assumption.manners {
             for frame_bytes in LOAD_FRAME_BYTES {
+                let manner = *manner;
                 for load_share in [0.2, 0.4, 0.5, 0.8] {
                     let trial = Span::from_ns(12e6);
                     let comparison = |trials| Comparison { assumption, manner, frame_bytes, load_share, trial, trials };
@@ -411,10 +421,15 @@ mod tests {
     }
 
     #[test]
+    fn and_where_messages_are_system_calls() {
+        assert_at_the_best_or_below(ASSUMPTIONS[7]);
+    }
+
+    #[test]
     fn and_where_a_node_has_time_for_full_messages_of_long_packets_alone() {
         // Where a message holds 8 packets, of 17 that wait one must not go by itself; and where it holds all 32, those
         // that are worth it may take longer than the target.
-        let cases = [(ASSUMPTIONS[2], Manner::Lanes, 0.9), (ASSUMPTIONS[3], Manner::Rnic, 0.8)];
+        let cases = [(ASSUMPTIONS[2], Manner::Lanes, 0.9), (ASSUMPTIONS[3], Manner::RnicLanes, 0.8)];
         for (assumption, manner, load_share) in cases {
             let trial = Span::from_ns(12e6);
             let comparison = Comparison { assumption, manner, frame_bytes: 1500, load_share, trial, trials: 3 };

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use router::batch::Carried;
 use router::batch::message::{Header, Message, MessageError, Source, WANTS_MAX};
 use router::{Hop, NodeId};
 use thiserror::Error;
@@ -31,6 +32,8 @@ pub(super) struct Limits {
     pub ahead_packets: u32,
     /// Messages under way.
     pub messages_max: usize,
+    /// By what messages are carried.
+    pub carried: Carried,
     /// What messages take before it is learnt, see [`router::batch::Latency::new`].
     pub latency_ns: [f64; 3],
     /// Bytes under way.

@@ -12,6 +12,7 @@ use fabric::shm::{EventfdDoorbell, ShmParts, create_memory, open_memory};
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, LinkTiming, Pace, Shape};
 use fabric::{Doorbell, Inbound, MemoryInbound, MemoryOutbound, Outbound, Wake};
 use lane::{Consumer, Draft, Layout, Producer, RECORD_BYTES_MAX, SLOT_BYTES, Span};
+use router::batch::Carried;
 use router::batch::message::{self, Header, Message, Source};
 use router::{NODES_MAX, NodeId};
 use volmem::sync::Ordering;
@@ -318,6 +319,7 @@ pub(super) fn limits(medium: &impl Medium) -> Limits {
         ahead_packets: medium.ahead_packets(),
         // What the ring has room for is what may be under way.
         messages_max: SLOTS as usize,
+        carried: Carried::ByCopies,
         latency_ns: [LATENCY_NS[0] + 2.0 * medium.one_way_ns(), LATENCY_NS[1], LATENCY_NS[2]],
         bytes_max: u64::MAX,
         tells_by_messages: false,

@@ -310,7 +310,7 @@ impl<C: Carrier> Mesh<C> {
             own,
             settings,
             is_adaptive: matches!(settings.policy, Policy::Adaptive { .. }),
-            occupancy: Occupancy::new(),
+            occupancy: Occupancy::new(limits.carried),
             limits,
             carrier,
             peers: std::array::from_fn(|_| Peer::new(&settings, &limits)),
@@ -598,7 +598,7 @@ impl<C: Carrier> Interconnect for Mesh<C> {
     fn renew(&mut self, pool: &mut Pool) -> Result<(), InterconnectError> {
         (0..NODES_MAX).for_each(|node| self.leave(pool, NodeId(node)));
         self.balancer = balancer(self.own, &self.settings, self.flow_seed);
-        self.occupancy = Occupancy::new();
+        self.occupancy = Occupancy::new(self.limits.carried);
         self.carrier.renew()
     }
 

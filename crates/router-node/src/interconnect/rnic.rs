@@ -21,7 +21,7 @@ use rnic::verbs::{
 use rnic::wire::{Psn, QpNumber, Service};
 use rnic_live::{Lanes, Live, LiveError, Udp, WINDOW_BYTES, Wire};
 use router::batch::message::{self, DESCRIPTOR_BYTES, HEADER_BYTES, Header, Message};
-use router::batch::{FIXED_PACKETS_MAX, Latency};
+use router::batch::{Carried, FIXED_PACKETS_MAX, Latency};
 use router::{NODES_MAX, NodeId};
 
 use super::carrier::{Carrier, Fault, Intake, Limits, Packets, Told};
@@ -52,6 +52,8 @@ const _: () = assert!(WINDOW_MESSAGES_MAX < TURN_PACKETS && SENDS <= WINDOW_PACK
 pub(super) trait PeerWire: Wire + std::marker::Send {
     /// Bytes of the token after each message: none where nobody else can write.
     const TOKEN_BYTES: usize;
+    /// By what messages are carried.
+    const CARRIED: Carried;
 
     /// What the transport's packets hold, at most.
     fn mtu(&self) -> Mtu;
@@ -89,6 +91,7 @@ pub(super) struct Offered {
 
 impl PeerWire for Lanes {
     const TOKEN_BYTES: usize = 0;
+    const CARRIED: Carried = Carried::ByCopies;
 
     fn mtu(&self) -> Mtu {
         Mtu::B4096
@@ -140,6 +143,7 @@ impl PeerWire for Lanes {
 
 impl PeerWire for Udp {
     const TOKEN_BYTES: usize = size_of::<u64>();
+    const CARRIED: Carried = Carried::BySystemCalls;
 
     /// On one machine the longest; between machines what Ethernet carries.
     fn mtu(&self) -> Mtu {
@@ -459,12 +463,13 @@ impl<W: PeerWire> RnicCarrier<W> {
     }
 }
 
-/// How much may be under way over the RDMA transport, with so many bytes of a token after each message.
-pub(super) fn limits(token_bytes: usize) -> Limits {
+/// How much may be under way over the RDMA transport, by a wire that carries it so.
+pub(super) fn limits<W: PeerWire>() -> Limits {
     Limits {
-        message_bytes_max: SLOT_BYTES - token_bytes,
+        message_bytes_max: SLOT_BYTES - W::TOKEN_BYTES,
         ahead_packets: AHEAD_PACKETS,
         messages_max: WINDOW_MESSAGES_MAX,
+        carried: W::CARRIED,
         latency_ns: Latency::PUBLISHED,
         bytes_max: WINDOW_BYTES_MAX,
         tells_by_messages: true,
@@ -473,7 +478,7 @@ pub(super) fn limits(token_bytes: usize) -> Limits {
 
 impl<W: PeerWire> Carrier for RnicCarrier<W> {
     fn limits(&self) -> Limits {
-        limits(W::TOKEN_BYTES)
+        limits::<W>()
     }
 
     fn offer(&mut self, node: NodeId) -> Result<Offer, InterconnectError> {

@@ -62,14 +62,17 @@ pub enum Manner {
     /// [`super::Kind::Lanes`].
     Lanes,
     /// [`super::Kind::RnicLanes`].
-    Rnic,
+    RnicLanes,
+    /// [`super::Kind::RnicUdp`].
+    RnicUdp,
 }
 
 impl Manner {
     fn limits(self) -> Limits {
         match self {
             Manner::Lanes => memory::limits(&memory::Direct),
-            Manner::Rnic => rnic::limits(0),
+            Manner::RnicLanes => rnic::limits::<rnic_live::Lanes>(),
+            Manner::RnicUdp => rnic::limits::<rnic_live::Udp>(),
         }
     }
 }
@@ -175,7 +178,7 @@ impl VirtualCarrier {
     /// Whether the ring in memory, if that is what carries messages, has room for one more.
     fn has_room(&self, bytes: usize) -> bool {
         let waiting_bytes = self.clocks.lock().waiting_bytes[1 - self.own];
-        self.manner == Manner::Rnic || waiting_bytes + bytes <= memory::RING_BYTES
+        self.manner != Manner::Lanes || waiting_bytes + bytes <= memory::RING_BYTES
     }
 }
 
@@ -256,7 +259,7 @@ impl Carrier for VirtualCarrier {
     }
 
     fn told(&mut self, _: NodeId) -> Option<Told> {
-        if self.manner == Manner::Rnic {
+        if self.manner != Manner::Lanes {
             return None;
         }
         let mut shared = self.clocks.lock();
@@ -352,7 +355,7 @@ mod tests {
 
     #[test]
     fn who_says_that_it_is_busy_gets_what_comes_in_half_the_target_together_while_that_is_news() {
-        for manner in [Manner::Lanes, Manner::Rnic] {
+        for manner in [Manner::Lanes, Manner::RnicLanes, Manner::RnicUdp] {
             let mut nodes = Nodes::new(manner);
             nodes.send(1);
             assert_eq!(nodes.sent(), (1, 1), "{manner:?}: nothing is known yet");

@@ -1,9 +1,9 @@
-//! How long a message may be: whether long ones cost a node less than short ones is tried while they go.
+//! How long a message may be: whether long ones cost a node less than short ones is known, or tried while they go.
 //!
 //! The first packet of a long message waits for all of it to be copied twice. Whether that saves anything depends on
-//! the carrier, the processor and its caches: where a system call is made for each message, much; where both copies
-//! have to fit a first cache, nothing or less. So all lengths take their turns under the same load, for a period each,
-//! whatever waits: what their costs then differ by is not the load's doing.
+//! the carrier, the processor and its caches. Where system calls carry each message, much, everywhere, and to try short
+//! ones costs a queue. Where both copies have to fit a first cache, nothing or less: there all lengths take their turns
+//! under the same load, for a period each, whatever waits: what their costs then differ by is not the load's doing.
 
 use super::FIXED_PACKETS_MAX;
 use super::occupancy::WORKS_AT_MOST;
@@ -38,6 +38,15 @@ const PERIODS_APART: u32 = 1024;
 /// Longer messages are worth it if they cost at most this share of what shorter ones do.
 const LONGER_COSTS_AT_MOST: f64 = 0.98;
 
+/// By what messages are carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// The process itself copies them, into memory that the peer sees: whether long ones save anything is to be learnt.
+    ByCopies,
+    /// The kernel is called for each: long ones save much.
+    BySystemCalls,
+}
+
 /// How long a message may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -45,6 +54,11 @@ pub struct Limit {
     pub bytes: usize,
     /// So it is only tried: where none but full messages are worth it and packets are late, they go all the same.
     pub is_tried: bool,
+}
+
+impl Limit {
+    /// As long as can be.
+    pub(super) const FULL: Limit = Limit { bytes: FULL_BYTES, is_tried: false };
 }
 
 /// How long messages are to be while a node has time for more than full ones, and while it has not.
@@ -68,10 +82,12 @@ struct Period {
     bytes: f64,
     /// Of the longest message that was sent.
     longest_bytes: usize,
+    /// Whether messages were to be full, whatever length was to be tried.
+    is_full: bool,
 }
 
 impl Period {
-    const BEGINS: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0 };
+    const BEGINS: Period = Period { passed_ns: 0.0, worked_ns: 0.0, bytes: 0.0, longest_bytes: 0, is_full: false };
 
     /// What a byte cost, if messages were so long that their limit counted. Where rounds with nothing to do take as
     /// long as others, that is not known.
@@ -94,10 +110,13 @@ impl Lengths {
 
     /// How long messages may be, as this node `has_time` for more than full ones or not. Where it has, but the other
     /// node has not (`is_full_only`), they are full: what they cost over there is not known here.
-    pub fn limit(&self, has_time: bool, is_full_only: bool) -> Limit {
+    pub fn limit(&mut self, has_time: bool, is_full_only: bool) -> Limit {
+        if has_time && is_full_only {
+            self.period.is_full = true;
+            return Limit::FULL;
+        }
         let choice = self.choice(has_time);
-        let length = if has_time && is_full_only { FULL } else { choice.length };
-        Limit { bytes: BYTES_MAX[length], is_tried: choice.is_tried }
+        Limit { bytes: BYTES_MAX[choice.length], is_tried: choice.is_tried }
     }
 
     fn choice(&self, has_time: bool) -> &Choice {
@@ -136,6 +155,9 @@ impl Lengths {
         let period = std::mem::replace(&mut self.period, Period::BEGINS);
         let Some(byte_ns) = period.byte_ns() else { return };
         let length = self.choice(self.had_time).length;
+        if period.is_full && length != FULL {
+            return;
+        }
         if self.had_time {
             self.with_time.learn(length, byte_ns);
         }
@@ -257,7 +279,7 @@ mod tests {
             node
         }
 
-        fn length(&self) -> usize {
+        fn length(&mut self) -> usize {
             let bytes = self.lengths.limit(self.has_time, !self.has_time).bytes;
             BYTES_MAX.iter().position(|max| *max == bytes).unwrap()
         }
@@ -286,12 +308,12 @@ mod tests {
         for (has_time, first) in [(true, SHORT), (false, FULL)] {
             let mut node = Node::new(has_time);
             assert_eq!(node.length(), first, "what was found to be best, before anything is known");
-            assert!(node.lengths.limit(has_time, true).is_tried);
+            assert!(node.lengths.limit(has_time, !has_time).is_tried);
             assert_eq!(node.run(2, [1.0, 0.1, 0.1])[first], 2, "cold");
             let in_turn = if has_time { [8, 8, 8] } else { [8, 0, 8] };
             assert_eq!(node.run(in_turn.iter().sum(), [0.2, 0.18, 0.19]), in_turn);
             assert_eq!(node.run(500, [0.2, 0.18, 0.19]), if has_time { [0, 500, 0] } else { [0, 0, 500] });
-            assert!(!node.lengths.limit(has_time, true).is_tried);
+            assert!(!node.lengths.limit(has_time, !has_time).is_tried);
             for (bytes_ns, length) in [([0.2, 0.2, 0.2], 0), ([0.2, 0.19, 0.18], 2), ([0.2, 0.21, 0.18], 2)] {
                 assert_eq!(Node::warm(has_time, bytes_ns).length(), length, "{bytes_ns:?}");
             }
@@ -370,9 +392,27 @@ mod tests {
     }
 
     #[test]
+    fn a_period_in_which_messages_are_full_for_the_other_node_says_nothing_of_shorter_ones() {
+        let mut node = Node::new(true);
+        for _ in 0..100 {
+            assert_eq!(node.lengths.limit(true, true), Limit::FULL);
+            node.lengths.note_message(FULL_BYTES);
+            node.lengths.note_sent(FULL_BYTES);
+            node.lengths.end_round(PERIOD_NS, PERIOD_NS / 2.0, true);
+        }
+        assert_eq!(node.lengths, Lengths::new(), "which is the one to be tried");
+        let mut node = Node::warm(true, [0.2, 0.19, 0.18]);
+        assert_eq!(node.length(), FULL);
+        let before = node.lengths;
+        node.lengths.limit(true, true);
+        node.period(FULL_BYTES, [0.1; LENGTHS]);
+        assert_ne!(node.lengths, before, "of full ones it does");
+    }
+
+    #[test]
     fn full_messages_are_short_where_that_costs_this_node_less_and_it_is_the_busy_one() {
-        let node = Node::warm(false, [0.2, 0.21, 0.22]);
-        let limit = |has_time, is_full_only| node.lengths.limit(has_time, is_full_only).bytes;
+        let mut node = Node::warm(false, [0.2, 0.21, 0.22]);
+        let mut limit = |has_time, is_full_only| node.lengths.limit(has_time, is_full_only).bytes;
         assert_eq!((limit(false, true), limit(true, true)), (BYTES_MAX[SHORT], BYTES_MAX[FULL]));
         assert_eq!(limit(true, false), BYTES_MAX[SHORT], "as nothing is known of when it has time");
     }

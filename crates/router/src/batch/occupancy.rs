@@ -3,7 +3,7 @@
 use sim::Time;
 
 use super::lengths::{FULL_BYTES, Lengths};
-use super::{Limit, PACKETS_MAX};
+use super::{Carried, Limit, PACKETS_MAX};
 
 /// How often it is decided anew: after so much time without interruptions.
 const PERIOD_NS: f64 = 100_000.0;
@@ -52,7 +52,8 @@ pub struct Occupancy {
     /// As much as one period has of it, lately.
     recent: Work,
     least_packets: f64,
-    lengths: Lengths,
+    /// Where long messages need not be cheaper.
+    lengths: Option<Lengths>,
 }
 
 /// What a node did in some time.
@@ -104,8 +105,8 @@ impl Work {
 }
 
 impl Occupancy {
-    /// Of a node that begins, idle.
-    pub const fn new() -> Occupancy {
+    /// Of a node that begins, idle, whose messages are carried so.
+    pub const fn new(carried: Carried) -> Occupancy {
         Occupancy {
             looked: Time::ZERO,
             idle_round_ns: 0.0,
@@ -114,7 +115,10 @@ impl Occupancy {
             period: Work::NONE,
             recent: Work::NONE,
             least_packets: 1.0,
-            lengths: Lengths::new(),
+            lengths: match carried {
+                Carried::ByCopies => Some(Lengths::new()),
+                Carried::BySystemCalls => None,
+            },
         }
     }
 
@@ -124,8 +128,9 @@ impl Occupancy {
     }
 
     /// How long a message may be where so many packets are worth one to the busier of two nodes.
-    pub fn limit(&self, least_packets: usize) -> Limit {
-        self.lengths.limit(self.has_time(), least_packets >= PACKETS_MAX)
+    pub fn limit(&mut self, least_packets: usize) -> Limit {
+        let (has_time, is_full_only) = (self.has_time(), least_packets >= PACKETS_MAX);
+        self.lengths.as_mut().map_or(Limit::FULL, |lengths| lengths.limit(has_time, is_full_only))
     }
 
     /// For more than full messages.
@@ -146,14 +151,18 @@ impl Occupancy {
     /// It sent one.
     pub fn note_sent(&mut self, packets: usize, bytes: usize) {
         self.note_message(packets, bytes);
-        self.lengths.note_sent(bytes);
+        if let Some(lengths) = &mut self.lengths {
+            lengths.note_sent(bytes);
+        }
     }
 
     fn note_message(&mut self, packets: usize, bytes: usize) {
         self.period.messages += 1.0;
         self.period.packets += packets as f64;
         self.period.bytes += bytes as f64;
-        self.lengths.note_message(bytes);
+        if let Some(lengths) = &mut self.lengths {
+            lengths.note_message(bytes);
+        }
     }
 
     /// A round of the node's loop begins; whether there was something to do in the one that ends.
@@ -161,7 +170,10 @@ impl Occupancy {
         let round_ns = now.since(self.looked).ns();
         self.looked = now;
         let worked_ns = if was_busy { self.work_of(round_ns) } else { 0.0 };
-        self.lengths.end_round(round_ns, worked_ns, self.has_time());
+        let has_time = self.has_time();
+        if let Some(lengths) = &mut self.lengths {
+            lengths.end_round(round_ns, worked_ns, has_time);
+        }
         if was_busy {
             self.note_busy_round(round_ns.min(ROUND_NS_MAX.max(ROUNDS_MAX * self.busy_round_ns)));
         } else if self.has_slept {
@@ -200,12 +212,6 @@ impl Occupancy {
     }
 }
 
-impl Default for Occupancy {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use sim::Span;
@@ -232,7 +238,7 @@ mod tests {
     }
 
     fn least_after(of_hundred: u64, packets: usize) -> usize {
-        let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         run(&mut occupancy, &mut now, 2000, 0, 1);
         run(&mut occupancy, &mut now, 10_000, of_hundred, packets);
         occupancy.least_packets()
@@ -261,7 +267,7 @@ mod tests {
 
     #[test]
     fn who_works_all_the_time_soon_sends_none_but_full_messages() {
-        let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         for _ in 0..40 {
             // Packets pile up, so there is always one more than are worth a message.
             let packets = occupancy.least_packets() + 1;
@@ -272,7 +278,7 @@ mod tests {
 
     #[test]
     fn who_has_less_to_do_sends_shorter_messages_again() {
-        let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         run(&mut occupancy, &mut now, 5000, 95, 50);
         assert_eq!(occupancy.least_packets(), PACKETS_MAX);
         run(&mut occupancy, &mut now, 5000, 40, 4);
@@ -285,7 +291,7 @@ mod tests {
     #[test]
     fn what_a_round_takes_with_nothing_to_do_is_no_work() {
         // Nine of ten rounds find something, which takes a fifth more: a loop that looks at much, with little to do.
-        let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+        let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
         for round in 0..10_000 {
             let is_busy = round % 10 != 0;
             now += Span::from_ps(if is_busy { 600_000 } else { 500_000 });
@@ -298,7 +304,7 @@ mod tests {
     #[test]
     fn who_wakes_after_long_forgets_that_it_was_busy_and_who_was_held_up_does_not() {
         for (sleeps, left) in [(true, 1), (false, 46)] {
-            let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+            let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
             run(&mut occupancy, &mut now, 3000, 95, 50);
             assert_eq!(occupancy.least_packets(), PACKETS_MAX);
             if sleeps {
@@ -317,7 +323,7 @@ mod tests {
     fn where_each_round_takes_long_all_of_it_is_work() {
         // A look at ports that are system calls takes 4 us, a round with something to do 60.
         let busy_of = |hundred: u64| {
-            let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+            let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
             for round in 0..10_000 {
                 let is_busy = round * 37 % 100 < hundred;
                 now += Span::from_ps(if is_busy { 60_000_000 } else { 4_000_000 });
@@ -332,10 +338,23 @@ mod tests {
     }
 
     #[test]
+    fn where_messages_are_system_calls_short_ones_are_not_even_tried() {
+        let mut occupancy = Occupancy::new(Carried::BySystemCalls);
+        let mut now = Time::ZERO;
+        for round in 0..10_000 {
+            now += Span::from_ps(60_000_000);
+            assert_eq!(occupancy.limit(1 + round % PACKETS_MAX), Limit::FULL);
+            occupancy.begin_round(now, true);
+            occupancy.note_sent(8, 12_000);
+        }
+        assert_eq!(Occupancy::new(Carried::ByCopies).limit(1), Lengths::new().limit(true, false));
+    }
+
+    #[test]
     fn an_interruption_is_neither_work_nor_time() {
         let cases = [(true, 50, 1, 1), (false, 50, 1, 1), (false, 95, 64, PACKETS_MAX)];
         for (interrupts_busy, of_hundred, packets, least) in cases {
-            let (mut occupancy, mut now) = (Occupancy::new(), Time::ZERO);
+            let (mut occupancy, mut now) = (Occupancy::new(Carried::ByCopies), Time::ZERO);
             for _ in 0..100 {
                 // Every 100 us, for 30.
                 run(&mut occupancy, &mut now, 70, of_hundred, packets);
