@@ -24,8 +24,9 @@ const PERIOD_NS: f64 = 100_000.0;
 const ROUND_NS_MAX: f64 = 1_000_000.0;
 /// A period that costs more than so many of those before was interrupted, too, and counts for no more.
 const COST_MAX: f64 = 2.0;
-/// The first periods that would say something do not: nothing is in a cache yet.
-const PERIODS_COLD: u32 = 2;
+/// The first periods that would say something do not: nothing is in a cache yet. A byte of the RNIC's messages costs a
+/// quarter more in the first few than later, and what comes first in turn is short.
+const PERIODS_COLD: u32 = 8;
 /// After so many periods of a length it is known what that costs.
 const PERIODS_KNOWN: u32 = 8;
 /// After so many if it costs more than so many times the cheapest.
@@ -257,6 +258,8 @@ impl Cost {
 mod tests {
     use super::*;
 
+    const COLD: usize = PERIODS_COLD as usize;
+
     /// Each period sends a message of so many bytes and others, and each byte costs what it does by the length.
     struct Node {
         lengths: Lengths,
@@ -275,7 +278,7 @@ mod tests {
         /// As it has seen enough.
         fn warm(has_time: bool, bytes_ns: [f64; LENGTHS]) -> Node {
             let mut node = Node::new(has_time);
-            node.run(30, bytes_ns);
+            node.run(COLD + 28, bytes_ns);
             node
         }
 
@@ -309,7 +312,7 @@ mod tests {
             let mut node = Node::new(has_time);
             assert_eq!(node.length(), first, "what was found to be best, before anything is known");
             assert!(node.lengths.limit(has_time, !has_time).is_tried);
-            assert_eq!(node.run(2, [1.0, 0.1, 0.1])[first], 2, "cold");
+            assert_eq!(node.run(COLD, [1.0, 0.1, 0.1])[first], COLD, "cold");
             let in_turn = if has_time { [8, 8, 8] } else { [8, 0, 8] };
             assert_eq!(node.run(in_turn.iter().sum(), [0.2, 0.18, 0.19]), in_turn);
             assert_eq!(node.run(500, [0.2, 0.18, 0.19]), if has_time { [0, 500, 0] } else { [0, 0, 500] });
@@ -323,7 +326,7 @@ mod tests {
     #[test]
     fn what_is_dear_is_not_tried_for_long() {
         let mut node = Node::new(true);
-        node.run(2, [0.2; LENGTHS]);
+        node.run(COLD, [0.2; LENGTHS]);
         assert_eq!(node.run(100, [0.2, 0.15, 0.14]), [3, 8, 89]);
     }
 
@@ -360,7 +363,7 @@ mod tests {
         }
         assert_eq!(node.length(), SHORT, "what interrupts short ones does not make them dear");
         let mut node = Node::new(true);
-        node.run(12, [0.2, 0.16, 0.2]);
+        node.run(COLD + 10, [0.2, 0.16, 0.2]);
         node.period(BOUND_BYTES, [2.0; LENGTHS]);
         node.run(20, [0.2, 0.16, 0.2]);
         assert_eq!(node.length(), 1, "nor does it others, once");
@@ -371,7 +374,7 @@ mod tests {
         for (share, tried) in [(0.9, 0), (0.5, 8)] {
             let mut node = Node::new(true);
             node.share = share;
-            node.run(30, [0.2, 0.19, 0.17]);
+            node.run(COLD + 28, [0.2, 0.19, 0.17]);
             node.has_time = false;
             node.lengths.end_round(0.0, 0.0, false);
             node.lengths.without_time.cold = 0;
