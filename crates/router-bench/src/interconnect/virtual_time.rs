@@ -351,10 +351,10 @@ fn of(trials: &[VirtualTrial], value: fn(&VirtualTrial) -> f64) -> f64 {
 pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<ModelledRow>, BenchError> {
     let mut rows = Vec::new();
     for assumption in ASSUMPTIONS {
-        for manner in assumption.manners {
+        for manner in assumption.manners.iter().copied() {
             for frame_bytes in LOAD_FRAME_BYTES {
                 for load_share in load_shares {
-                    let (manner, load_share) = (*manner, *load_share);
+                    let load_share = *load_share;
                     rows.extend(Comparison { assumption, manner, frame_bytes, load_share, trial, trials }.run()?);
                 }
             }
@@ -373,9 +373,8 @@ mod tests {
     /// Of a policy that is at the best fixed batch or below wherever it counts.
     fn assert_at_the_best_or_below(assumption: Assumption) {
         let mut ratios = Vec::new();
-        for manner in assumption.manners {
+        for manner in assumption.manners.iter().copied() {
             for frame_bytes in LOAD_FRAME_BYTES {
-                let manner = *manner;
                 for load_share in [0.2, 0.4, 0.5, 0.8] {
                     let trial = Span::from_ns(12e6);
                     let comparison = |trials| Comparison { assumption, manner, frame_bytes, load_share, trial, trials };
@@ -436,6 +435,29 @@ mod tests {
             let row = comparison.run().expect("nodes").expect("a batch that carries it");
             assert!(row.row.p99_ratio.median < 1.03, "{row:?}");
         }
+    }
+
+    #[test]
+    fn messages_that_are_system_calls_are_long_from_the_first() {
+        let packets_per_message = |manner| {
+            let assumption = ASSUMPTIONS[7];
+            let trial = Span::from_ns(2e6);
+            let comparison = Comparison { assumption, manner, frame_bytes: 1500, load_share: 0.9, trial, trials: 1 };
+            let setup = VirtualSetup {
+                manner,
+                costs: assumption.costs,
+                pauses: None,
+                batching: Batching::Adaptive,
+                frame_bytes: comparison.frame_bytes,
+                load_mpps: comparison.load_mpps(),
+                trial,
+                warm_up: Span::ZERO,
+                seed: 1,
+            };
+            run_virtual(&setup).expect("nodes").packets_per_message
+        };
+        let [known, tried] = [Manner::RnicUdp, Manner::RnicLanes].map(packets_per_message);
+        assert!(known > 1.25 * tried, "{known} and {tried} packets a message");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! How long a message may be: whether long ones cost a node less than short ones is known, or tried while they go.
 //!
 //! The first packet of a long message waits for all of it to be copied twice. Whether that saves anything depends on
-//! the carrier, the processor and its caches. Where system calls carry each message, much, everywhere, and to try short
-//! ones costs a queue. Where both copies have to fit a first cache, nothing or less: there all lengths take their turns
+//! the carrier, the processor and its caches. Where system calls carry each message, much, and to try short ones costs
+//! a queue. Where both copies have to fit a first cache, nothing or less: there all lengths take their turns
 //! under the same load, for a period each, whatever waits: what their costs then differ by is not the load's doing.
 
 use super::FIXED_PACKETS_MAX;
