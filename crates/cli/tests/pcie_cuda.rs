@@ -108,6 +108,7 @@ fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
         ("cuDeviceGet", "cuDeviceGet"),
         ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain"),
         ("cuDeviceGetName", "cuDeviceGetName"),
+        ("cuDeviceGetPCIBusId", "cuDeviceGetPCIBusId"),
         ("cuDeviceGetAttribute@3", "cuDeviceGetAttribute"),
         ("cuCtxSetCurrent", "cuCtxSetCurrent"),
         ("cuCtxSetCurrent@9", "cuCtxSetCurrent"),

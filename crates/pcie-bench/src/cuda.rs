@@ -1,5 +1,8 @@
 //! A GPU as the device: its threads load and store pinned memory of the host across PCIe.
 //!
+//! A warp does a transfer: its lanes take a word each, so that their accesses become as few requests as the GPU makes of
+//! them. One thread would wait for each word before it asks for the next: 64 bytes took an H100 eight times as long.
+//!
 //! The kernels are compiled at run time, and the driver is loaded then, so that nothing needs a GPU to build. A unit is
 //! visited once a launch, because a GPU's caches may serve what a launch has loaded before; between launches the host
 //! brings the caches into the state asked for.
@@ -8,8 +11,11 @@ mod driver;
 mod plan;
 
 use std::ffi::{CStr, CString};
+use std::fs;
+use std::path::Path;
 
 use crosslane_bench::Machine;
+use pcie::configuration;
 use pcie::result::Provenance;
 use pcie::test::{Cache, Kind, Test};
 
@@ -21,6 +27,7 @@ use driver::{Argument, Gpu, Pinned, Words};
 use plan::Rate;
 
 const SOURCE: &str = include_str!("cuda/kernels.cu");
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 const WORD_BYTES: u32 = 8;
 /// Threads of a block in bandwidth tests: four warps.
 const BLOCK_THREADS: u32 = 128;
@@ -33,7 +40,6 @@ const TIMER_SAMPLES: u32 = 4096;
 /// The device.
 pub struct Cuda {
     about: About,
-    words: String,
     gpu: Gpu,
     window: Option<Pinned>,
     ns_per_tick: f64,
@@ -51,10 +57,21 @@ impl Cuda {
         };
         let source = CString::new(SOURCE).map_err(|_| Error::Failed("cuda: the kernels hold a zero".to_owned()))?;
         let gpu = Gpu::open(number, &source)?;
-        let words = format!("{} as the device; {}", gpu.name, Machine::describe(None).words());
         let name = format!("cuda:{number}");
-        let about = About { name, words: words.clone(), provenance: Provenance::Measured, link: None };
-        Ok(Self { about, words, gpu, window: None, ns_per_tick: 0.0, timer_ticks: 0 })
+        let about = About { name, words: String::new(), provenance: Provenance::Measured, link: None };
+        Ok(Self { about, gpu, window: None, ns_per_tick: 0.0, timer_ticks: 0 })
+    }
+
+    /// Says what the device is, and what its link is now: an idle GPU may let it rest at a lower speed.
+    fn describe(&mut self) {
+        let space = fs::read(Path::new(PCI_DEVICES).join(&self.gpu.pci_address).join("config")).unwrap_or_default();
+        self.about.link = configuration::link(&space);
+        let link = self.about.link.map(|link| {
+            let (mps, mrrs) = (link.mps_bytes, link.mrrs_bytes);
+            format!(" on gen{}x{}, MPS {mps} B, MRRS {mrrs} B", link.generation, link.lanes)
+        });
+        let link = link.unwrap_or_default();
+        self.about.words = format!("{} as the device{link}; {}", self.gpu.name, Machine::describe(None).words());
     }
 
     fn window(&self) -> Result<&Pinned> {
@@ -87,8 +104,11 @@ impl Cuda {
             let arguments = [Argument::Wide(window.address), Argument::Wide(test.window_bytes), Argument::Wide(pass)];
             return self.gpu.launch(c"fill", self.gpu.processors, BLOCK_THREADS, &arguments).map(|_| ());
         }
-        // SAFETY: the window has as many bytes, and no kernel runs: every launch is waited for.
-        unsafe { window.host.write_bytes(pass as u8, bytes) };
+        // Store by store: what fills memory in bulk may go past the caches.
+        for at in (0..bytes).step_by(WORD_BYTES as usize) {
+            // SAFETY: the window has as many bytes, and no kernel runs: every launch is waited for.
+            unsafe { window.host.add(at).cast::<u64>().write_volatile(pass) };
+        }
         if test.cache == Cache::Cold {
             // SAFETY: as above.
             unsafe { lines::flush(window.host, bytes) };
@@ -158,7 +178,9 @@ impl Device for Cuda {
             self.gpu.unpin(&old);
         }
         self.window = Some(self.gpu.pin(test.window_bytes as usize)?);
-        self.calibrate()
+        self.calibrate()?;
+        self.describe();
+        Ok(())
     }
 
     fn timer(&self) -> Timer {
@@ -181,7 +203,7 @@ impl Device for Cuda {
                 Argument::Narrow(test.size_bytes / WORD_BYTES),
                 Argument::Wide(0),
             ];
-            self.gpu.launch(kernel, 1, 1, &arguments)?;
+            self.gpu.launch(kernel, 1, WARP_THREADS, &arguments)?;
             for ticks in self.gpu.download(&ticks)? {
                 sink(ticks.saturating_sub(self.timer_ticks) as f64 * self.ns_per_tick);
             }
@@ -197,7 +219,7 @@ impl Device for Cuda {
             rates.push(Rate { warps, transfers_per_ns: units as f64 / elapsed_ns });
         }
         let (best, knee) = plan::best_and_knee(&rates)?;
-        self.about.words = format!("{}; {best} warps in flight, 95% of the rate from {knee} on", self.words);
+        self.about.words += &format!("; {best} warps in flight, 95% of the rate from {knee} on");
         // Of a read-and-write test so many in each direction; a pass alternates.
         let directions = if test.test == Kind::BwRdwr { 2 } else { 1 };
         let transfers = test.samples * directions;

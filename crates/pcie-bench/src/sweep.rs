@@ -1,5 +1,7 @@
 //! Many tests at once: every combination of lists of parameters, on every device.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -139,37 +141,47 @@ fn varied<T: Copy>(jobs: Vec<Job>, values: &[T], set: impl Fn(&mut Test, T)) -> 
 /// # Errors
 /// Before anything runs: a test or a device that does not fit. Later: the first job that failed.
 pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) -> Result<Vec<TestResult>> {
+    // A device is opened once: a GPU takes half a second for it.
+    let mut devices = BTreeMap::new();
     let (mut simulated, mut measured) = (Vec::new(), Vec::new());
     for (index, job) in jobs.iter().enumerate() {
         job.test.check()?;
-        let device = device::open(&job.device, options.device)?;
+        let device = match devices.entry(job.device.as_str()) {
+            Entry::Occupied(opened) => opened.into_mut(),
+            Entry::Vacant(vacant) => vacant.insert(device::open(&job.device, options.device)?),
+        };
         device.check(&job.test)?;
         if device.about().provenance == Provenance::Measured { measured.push(index) } else { simulated.push(index) }
     }
     let results: Mutex<Vec<Option<Result<TestResult>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
-    let run_one = |index: usize| {
-        before(&jobs[index]);
-        let result = run_job(&jobs[index], options);
+    let keep = |index: usize, result: Result<TestResult>| {
         results.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[index] = Some(result);
+    };
+    let run_simulated = |index: usize| {
+        let job: &Job = &jobs[index];
+        before(job);
+        let device = device::open(&job.device, options.device);
+        keep(index, device.and_then(|mut device| runner::run(device.as_mut(), &job.test, options.raw)));
     };
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..options.threads.clamp(1, simulated.len().max(1)) {
             scope.spawn(|| {
                 while let Some(index) = simulated.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    run_one(*index);
+                    run_simulated(*index);
                 }
             });
         }
     });
-    measured.into_iter().for_each(run_one);
+    for index in measured {
+        let job = &jobs[index];
+        before(job);
+        if let Some(device) = devices.get_mut(job.device.as_str()) {
+            keep(index, runner::run(device.as_mut(), &job.test, options.raw));
+        }
+    }
     let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.into_iter().map(|result| result.unwrap_or_else(|| Error::failed("a job was left out"))).collect()
-}
-
-fn run_job(job: &Job, options: SweepOptions) -> Result<TestResult> {
-    let mut device = device::open(&job.device, options.device)?;
-    runner::run(device.as_mut(), &job.test, options.raw)
 }
 
 #[cfg(test)]

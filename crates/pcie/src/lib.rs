@@ -1,6 +1,7 @@
 //! PCI Express, three ways, in one vocabulary:
 //!
 //! * [`link`]: what a link is: generation, width, payload and request limits.
+//! * [`configuration`]: what a device's configuration space says of its link.
 //! * [`tlp`]: the packets on it, and what each costs in bytes.
 //! * [`model`]: what a link leaves for data, by the protocol's arithmetic alone.
 //! * [`parameters`]: files that describe devices and hosts.
@@ -12,6 +13,7 @@
 //!
 //! Source of the method: Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018.
 
+pub mod configuration;
 pub mod fit;
 pub mod host;
 pub mod link;

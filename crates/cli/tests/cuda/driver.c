@@ -109,7 +109,7 @@ static int latency(unsigned threads, void **arguments, double *ns, int writes)
     uint32_t samples = narrow(arguments, 3), words = narrow(arguments, 4);
     uint64_t *addresses = span(wide(arguments, 1), 8 * (uint64_t)samples);
     uint64_t *ticks = span(wide(arguments, 2), 8 * (uint64_t)samples);
-    expect(threads == 1, __func__, "one thread chases");
+    expect(threads == 32, __func__, "one warp chases");
     expect(wide(arguments, 5) == 0, __func__, "the mask of nothing is not zero");
     for (uint32_t i = 0; ticks && addresses && i < samples; i++) {
         uint64_t *at = span(wide(arguments, 0) + addresses[i], 8 * (uint64_t)words);
@@ -220,6 +220,15 @@ int cuDeviceGetName(char *name, int bytes, int device)
     BEGIN(OUT_OF_MEMORY);
     expect(device == 40, __func__, "device");
     snprintf(name, (size_t)bytes, "Fake GPU");
+    return 0;
+}
+
+int cuDeviceGetPCIBusId(char *address, int bytes, int device)
+{
+    BEGIN(OUT_OF_MEMORY);
+    expect(device == 40, __func__, "device");
+    /* No machine has it: a bus has 32 devices. */
+    snprintf(address, (size_t)bytes, "0000:FF:3F.0");
     return 0;
 }
 

@@ -65,6 +65,7 @@ functions! {
         device_get = "cuDeviceGet": fn(*mut c_int, c_int) -> c_int;
         device_count = "cuDeviceGetCount": fn(*mut c_int) -> c_int;
         device_name = "cuDeviceGetName": fn(*mut c_char, c_int, c_int) -> c_int;
+        device_pci_address = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, c_int) -> c_int;
         device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, c_int) -> c_int;
         context_retain = "cuDevicePrimaryCtxRetain": fn(*mut Handle, c_int) -> c_int;
         context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int) -> c_int;
@@ -112,6 +113,8 @@ pub(super) struct Gpu {
     module: Handle,
     /// As the driver calls it.
     pub name: String,
+    /// Where it is on the bus, as in `0000:17:00.0`.
+    pub pci_address: String,
     /// Its multiprocessors.
     pub processors: u32,
 }
@@ -215,8 +218,11 @@ impl Gpu {
         driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, index as c_int) })?;
         // SAFETY: the output is writable; the device is one that the driver named.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.context_retain)(&mut context, device) })?;
-        let mut gpu = Self { driver, device, context, module: ptr::null_mut(), name: String::new(), processors: 0 };
-        gpu.name = gpu.driver.name_of(device)?;
+        let (module, name, pci_address) = (ptr::null_mut(), String::new(), String::new());
+        let mut gpu = Self { driver, device, context, module, name, pci_address, processors: 0 };
+        gpu.name = gpu.driver.text_of("cuDeviceGetName", gpu.driver.device_name, device)?;
+        let address = gpu.driver.text_of("cuDeviceGetPCIBusId", gpu.driver.device_pci_address, device)?;
+        gpu.pci_address = address.to_ascii_lowercase();
         gpu.processors = gpu.driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
         gpu.load(&compiler, source)?;
         Ok(gpu)
@@ -358,13 +364,19 @@ impl Driver {
         Error::failed(format!("cuda: {what} failed with {code} ({name})"))
     }
 
-    fn name_of(&self, device: c_int) -> Result<String> {
-        let mut name = [0 as c_char; 256];
+    /// What a function of the driver writes about a device.
+    fn text_of(
+        &self,
+        what: &str,
+        function: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+        device: c_int,
+    ) -> Result<String> {
+        let mut text = [0 as c_char; 256];
         // SAFETY: the buffer has the length given, less the zero that stays at its end.
-        let code = unsafe { (self.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
-        self.check("cuDeviceGetName", code)?;
+        let code = unsafe { function(text.as_mut_ptr(), text.len() as c_int - 1, device) };
+        self.check(what, code)?;
         // SAFETY: the last byte is zero.
-        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+        Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 
     fn attribute(&self, device: c_int, attribute: c_int) -> Result<u32> {

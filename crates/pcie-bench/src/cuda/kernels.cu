@@ -7,6 +7,10 @@
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
+#define WARP 32
+// Words of 8 bytes in a transfer of 4 KiB, the largest, for each lane of a warp.
+#define WORDS_OF_LANE_MAX 16
+
 __device__ __forceinline__ u64 now() {
     u64 ticks;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(ticks)::"memory");
@@ -43,67 +47,86 @@ extern "C" __global__ void clock_rate(u64 *out, u64 ns) {
     out[1] = wall_end - wall;
 }
 
-// LAT_RD by one thread. The window holds zeros, or what a host wrote: the value loaded is added to the next address
-// under a mask of nothing, so that no load begins before the one before it has arrived.
+// A warp's loads of a transfer, a word a lane at a time: all of them are asked for before the first is waited for.
+// Returns the lane's sum.
+__device__ __forceinline__ u64 read(const u64 *at, u32 words) {
+    u64 values[WORDS_OF_LANE_MAX];
+    u32 lane = threadIdx.x % WARP;
+#pragma unroll
+    for (u32 i = 0; i < WORDS_OF_LANE_MAX; i++) {
+        u32 word = i * WARP + lane;
+        values[i] = word < words ? load(at + word) : 0;
+    }
+    u64 sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < WORDS_OF_LANE_MAX; i++) sum ^= values[i];
+    return sum;
+}
+
+// A warp's stores of a transfer. Returns the lane's last one, or null.
+__device__ __forceinline__ u64 *write(u64 *at, u32 words, u64 value) {
+    u64 *last = 0;
+    for (u32 word = threadIdx.x % WARP; word < words; word += WARP) {
+        last = at + word;
+        store(last, value);
+    }
+    return last;
+}
+
+// LAT_RD by one warp. The window holds zeros, or what a host wrote: the sum loaded is added to the next address under a
+// mask of nothing, so that no load begins before those before it have arrived.
 extern "C" __global__ void lat_rd(char *window, const u64 *addresses, u64 *ticks, u32 samples, u32 words, u64 nothing) {
-    __shared__ volatile u64 arrived;
+    __shared__ volatile u64 arrived[WARP];
     u64 carried = 0;
     for (u32 i = 0; i < samples; i++) {
         u64 *at = (u64 *)(window + addresses[i] + (carried & nothing));
+        __syncwarp();
         u64 start = now();
-        u64 sum = 0;
-        for (u32 w = 0; w < words; w++) sum ^= load(at + w);
-        carried = sum;
-        // A warp issues in order, and this store cannot before the sum is known: neither can the clock behind it.
-        arrived = sum;
+        carried = read(at, words);
+        // A warp issues in order, and this store cannot before every lane's sum is known: nor can the clock behind it.
+        arrived[threadIdx.x] = carried;
         u64 end = now();
-        ticks[i] = end - start;
+        if (threadIdx.x == 0) ticks[i] = end - start;
     }
 }
 
-// LAT_WRRD by one thread: store, fence that the host takes part in, load of the same words.
+// LAT_WRRD by one warp: stores, a fence that the host takes part in, loads of the same words.
 extern "C" __global__ void lat_wrrd(char *window, const u64 *addresses, u64 *ticks, u32 samples, u32 words, u64 nothing) {
-    __shared__ volatile u64 arrived;
+    __shared__ volatile u64 arrived[WARP];
     u64 carried = 0;
     for (u32 i = 0; i < samples; i++) {
         u64 *at = (u64 *)(window + addresses[i] + (carried & nothing));
+        __syncwarp();
         u64 start = now();
-        for (u32 w = 0; w < words; w++) store(at + w, i);
+        write(at, words, i);
         __threadfence_system();
-        u64 sum = 0;
-        for (u32 w = 0; w < words; w++) sum ^= load(at + w);
-        carried = sum;
-        arrived = sum;
+        carried = read(at, words);
+        arrived[threadIdx.x] = carried;
         u64 end = now();
-        ticks[i] = end - start;
+        if (threadIdx.x == 0) ticks[i] = end - start;
     }
 }
 
-// Bandwidth by whole warps: a warp takes a transfer at a time, its lanes the words of it. `mode` 0 reads, 1 writes,
-// 2 alternates. `sums` keeps the loads from being dropped; the warp that ends a run of writes reads its last one back.
+// Bandwidth by many warps, each a transfer at a time. `mode` 0 reads, 1 writes, 2 alternates. `sums` keeps the loads
+// from being dropped; a lane that ends with writes reads its last one back.
 extern "C" __global__ void bandwidth(char *window, const u64 *addresses, u64 *sums, u32 transfers, u32 words, u32 mode) {
-    u32 lane = threadIdx.x % 32;
-    u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    u32 warps = gridDim.x * blockDim.x / 32;
+    u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 warps = gridDim.x * blockDim.x / WARP;
     u64 sum = 0;
     u64 *last = 0;
-    for (u32 i = warp; i < transfers; i += warps) {
+    for (u32 i = thread / WARP; i < transfers; i += warps) {
         u64 *at = (u64 *)(window + addresses[i]);
-        bool writes = mode == 1 || (mode == 2 && i % 2 == 1);
-        for (u32 w = lane; w < words; w += 32) {
-            if (writes) {
-                store(at + w, i);
-                last = at + w;
-            } else {
-                sum += load(at + w);
-            }
+        if (mode == 1 || (mode == 2 && i % 2 == 1)) {
+            last = write(at, words, i);
+        } else {
+            sum += read(at, words);
         }
     }
     if (last) {
         __threadfence_system();
         sum += load(last);
     }
-    sums[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+    sums[thread] = sum;
 }
 
 // The device's own write of the whole window: device-warm.
