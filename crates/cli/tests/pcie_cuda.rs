@@ -99,6 +99,33 @@ fn bandwidth_is_taken_with_the_best_number_of_warps() {
     assert_eq!(fake.complaints(), "");
 }
 
+/// The kernels are compiled anew for each size, and what the sweep pinned and loaded before is given back.
+#[test]
+fn a_sweep_opens_the_gpu_once_and_visits_every_test() {
+    let fake = Fake::new();
+    let sweep = |fail: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_crosslane"));
+        command.args(["pcie", "sweep", "--device", "cuda:0", "--test", "bw-rd,lat-rd", "--size", "8,64,4096"]);
+        command.args(["--cache", "host-warm", "--window", "16M", "--samples", "5000", "--json"]);
+        command.env("LD_LIBRARY_PATH", fake.folder.path()).env("FAKE_CUDA_LOG", fake.path("log"));
+        command.env("FAKE_CUDA_FAIL", fail).output().unwrap()
+    };
+    let results = json(&sweep("cuDevicePrimaryCtxRetain@2"));
+    let words = |result: &Value| result["description"].as_str().unwrap().to_owned();
+    let results = results.as_array().unwrap();
+    assert_eq!(results.len(), 6);
+    for result in results {
+        let is_latency = result["test"] == "lat-rd";
+        assert_eq!(words(result).contains("warps in flight"), !is_latency, "{result}");
+        assert!(!is_latency || result["p50_ns"] == 700.0, "{result}");
+        assert!(result["link"].is_null(), "no device is at that address: {result}");
+    }
+    let failed = sweep("cuModuleUnload");
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert!(said.ends_with("crosslane: cuda: cuModuleUnload failed with 2 (CUDA_ERROR_OUT_OF_MEMORY)\n"), "{said}");
+    assert_eq!((failed.status.code(), fake.complaints().as_str()), (Some(1), ""));
+}
+
 #[test]
 fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
     let fake = Fake::new();

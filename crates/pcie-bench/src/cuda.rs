@@ -55,8 +55,7 @@ impl Cuda {
         let Ok(number) = index.parse() else {
             return Error::wrong_use(format!("cuda: '{index}' is no number of a GPU; write cuda:0 for the first"));
         };
-        let source = CString::new(SOURCE).map_err(|_| Error::Failed("cuda: the kernels hold a zero".to_owned()))?;
-        let gpu = Gpu::open(number, &source)?;
+        let gpu = Gpu::open(number)?;
         let name = format!("cuda:{number}");
         let about = About { name, words: String::new(), provenance: Provenance::Measured, link: None };
         Ok(Self { about, gpu, window: None, ns_per_tick: 0.0, timer_ticks: 0 })
@@ -141,7 +140,6 @@ impl Cuda {
                 Argument::Wide(addresses.address),
                 Argument::Wide(sums.address),
                 Argument::Narrow(transfers as u32),
-                Argument::Narrow(test.size_bytes / WORD_BYTES),
                 Argument::Narrow(mode),
             ];
             self.gpu.launch(c"bandwidth", threads.div_ceil(block), block, &arguments)
@@ -177,6 +175,8 @@ impl Device for Cuda {
         if let Some(old) = self.window.take() {
             self.gpu.unpin(&old);
         }
+        let source = CString::new(SOURCE).map_err(|_| Error::Failed("cuda: the kernels hold a zero".to_owned()))?;
+        self.gpu.load(&source, test.size_bytes / WORD_BYTES)?;
         self.window = Some(self.gpu.pin(test.window_bytes as usize)?);
         self.calibrate()?;
         self.describe();
@@ -200,7 +200,6 @@ impl Device for Cuda {
                 Argument::Wide(addresses.address),
                 Argument::Wide(ticks.address),
                 Argument::Narrow(samples as u32),
-                Argument::Narrow(test.size_bytes / WORD_BYTES),
                 Argument::Wide(0),
             ];
             self.gpu.launch(kernel, 1, WARP_THREADS, &arguments)?;

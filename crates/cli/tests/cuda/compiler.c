@@ -1,4 +1,5 @@
-/* Stands in for NVRTC: "compiles" kernels into a text that names the architecture; the driver's stand-in checks it. */
+/* Stands in for NVRTC: "compiles" kernels into a text that names the architecture and the words of a transfer; the
+ * driver's stand-in reads it. */
 #include "fake.h"
 
 #define FAILED 6
@@ -35,11 +36,13 @@ int nvrtcCreateProgram(void **program, const char *source, const char *name, int
 
 int nvrtcCompileProgram(void *handle, int count, const char *const *options)
 {
-    const char *wanted = "--gpu-architecture=compute_";
+    const char *target = "--gpu-architecture=compute_", *words = "--define-macro=WORDS=";
     struct program *program = checked(handle, __func__);
     BEGIN(FAILED);
-    expect(count == 1 && strncmp(options[0], wanted, strlen(wanted)) == 0, __func__, "options");
-    snprintf(program->ptx, sizeof program->ptx, "fake ptx for %s", options[0] + strlen(wanted));
+    expect(count == 2 && strncmp(options[0], target, strlen(target)) == 0, __func__, "target");
+    expect(count == 2 && strncmp(options[1], words, strlen(words)) == 0, __func__, "words");
+    snprintf(program->ptx, sizeof program->ptx, "fake ptx for %s, %s words", options[0] + strlen(target),
+             options[1] + strlen(words));
     return 0;
 }
 

@@ -26,6 +26,8 @@ struct block {
 
 static struct block blocks[BLOCKS_MAX];
 static int is_ready, is_retained, is_current, is_loaded, events;
+/* Words of a transfer, as the kernels were compiled. */
+static unsigned words;
 static double now_ns;
 
 static struct block *block_of(const char *base)
@@ -106,11 +108,11 @@ static int clock_rate(unsigned threads, void **arguments, double *ns)
 
 static int latency(unsigned threads, void **arguments, double *ns, int writes)
 {
-    uint32_t samples = narrow(arguments, 3), words = narrow(arguments, 4);
+    uint32_t samples = narrow(arguments, 3);
     uint64_t *addresses = span(wide(arguments, 1), 8 * (uint64_t)samples);
     uint64_t *ticks = span(wide(arguments, 2), 8 * (uint64_t)samples);
     expect(threads == 32, __func__, "one warp chases");
-    expect(wide(arguments, 5) == 0, __func__, "the mask of nothing is not zero");
+    expect(wide(arguments, 4) == 0, __func__, "the mask of nothing is not zero");
     for (uint32_t i = 0; ticks && addresses && i < samples; i++) {
         uint64_t *at = span(wide(arguments, 0) + addresses[i], 8 * (uint64_t)words);
         if (!at)
@@ -151,7 +153,7 @@ static void expect_once(const uint64_t *addresses, uint32_t transfers)
 
 static int bandwidth(unsigned threads, void **arguments, double *ns)
 {
-    uint32_t transfers = narrow(arguments, 3), words = narrow(arguments, 4), mode = narrow(arguments, 5);
+    uint32_t transfers = narrow(arguments, 3), mode = narrow(arguments, 4);
     uint64_t *addresses = span(wide(arguments, 1), 8 * (uint64_t)transfers);
     unsigned warps = threads / 32;
     expect(threads % 32 == 0, __func__, "whole warps");
@@ -278,9 +280,18 @@ int cuModuleLoadData(void **module, const void *image)
 {
     BEGIN(OUT_OF_MEMORY);
     expect(is_current, __func__, "no context is current");
-    expect(strcmp(image, "fake ptx for 90") == 0, __func__, "image");
+    expect(sscanf(image, "fake ptx for 90, %u words", &words) == 1 && words > 0, __func__, "image");
+    expect(!is_loaded, __func__, "the module before is still loaded");
     is_loaded = 1;
     *module = &is_loaded;
+    return 0;
+}
+
+int cuModuleUnload(void *module)
+{
+    BEGIN(OUT_OF_MEMORY);
+    expect(is_current && module == &is_loaded && is_loaded, __func__, "module");
+    is_loaded = 0;
     return 0;
 }
 

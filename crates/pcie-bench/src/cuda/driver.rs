@@ -71,6 +71,7 @@ functions! {
         context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int) -> c_int;
         context_set = "cuCtxSetCurrent": fn(Handle) -> c_int;
         synchronize = "cuCtxSynchronize": fn() -> c_int;
+        module_unload = "cuModuleUnload": fn(Handle) -> c_int;
         module_load = "cuModuleLoadData": fn(*mut Handle, *const c_void) -> c_int;
         module_function = "cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char) -> c_int;
         host_alloc = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint) -> c_int;
@@ -108,8 +109,10 @@ functions! {
 /// A GPU with its context and its compiled kernels.
 pub(super) struct Gpu {
     driver: Driver,
+    compiler: Compiler,
     device: c_int,
     context: Handle,
+    /// The kernels last compiled; null before.
     module: Handle,
     /// As the driver calls it.
     pub name: String,
@@ -196,8 +199,8 @@ impl Drop for Event<'_> {
 }
 
 impl Gpu {
-    /// Opens the GPU number `index` and compiles `source` for it.
-    pub(super) fn open(index: u32, source: &CStr) -> Result<Self> {
+    /// Opens the GPU number `index`.
+    pub(super) fn open(index: u32) -> Result<Self> {
         let (library_driver, name) =
             library(&[DRIVER], "it comes with NVIDIA's driver, so choose another device here")?;
         let driver = Driver::of(library_driver, &name)?;
@@ -219,20 +222,25 @@ impl Gpu {
         // SAFETY: the output is writable; the device is one that the driver named.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.context_retain)(&mut context, device) })?;
         let (module, name, pci_address) = (ptr::null_mut(), String::new(), String::new());
-        let mut gpu = Self { driver, device, context, module, name, pci_address, processors: 0 };
+        let mut gpu = Self { driver, compiler, device, context, module, name, pci_address, processors: 0 };
         gpu.name = gpu.driver.text_of("cuDeviceGetName", gpu.driver.device_name, device)?;
         let address = gpu.driver.text_of("cuDeviceGetPCIBusId", gpu.driver.device_pci_address, device)?;
         gpu.pci_address = address.to_ascii_lowercase();
         gpu.processors = gpu.driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
-        gpu.load(&compiler, source)?;
         Ok(gpu)
     }
 
-    /// Compiles `source` for this GPU, and loads it.
-    fn load(&mut self, compiler: &Compiler, source: &CStr) -> Result<()> {
+    /// Compiles `source` for this GPU, with `WORDS` defined as a number, and loads it in place of what was loaded.
+    pub(super) fn load(&mut self, source: &CStr, words: u32) -> Result<()> {
         let attribute = |attribute| self.driver.attribute(self.device, attribute);
-        let ptx = compiler.ptx_of(source, (attribute(ATTRIBUTE_MAJOR)?, attribute(ATTRIBUTE_MINOR)?))?;
+        let capability = (attribute(ATTRIBUTE_MAJOR)?, attribute(ATTRIBUTE_MINOR)?);
+        let ptx = self.compiler.ptx_of(source, capability, words)?;
         self.make_current()?;
+        let old = std::mem::replace(&mut self.module, ptr::null_mut());
+        if !old.is_null() {
+            // SAFETY: loaded below, and no kernel runs: every launch is waited for.
+            self.driver.check("cuModuleUnload", unsafe { (self.driver.module_unload)(old) })?;
+        }
         // SAFETY: the text ends with a zero and outlives the call; the output is writable.
         let loaded = unsafe { (self.driver.module_load)(&mut self.module, ptx.as_ptr().cast()) };
         self.driver.check("cuModuleLoadData", loaded)
@@ -388,8 +396,8 @@ impl Driver {
 }
 
 impl Compiler {
-    /// Compiles for a compute capability; the text ends with a zero.
-    fn ptx_of(&self, source: &CStr, (major, minor): (u32, u32)) -> Result<Vec<u8>> {
+    /// Compiles for a compute capability, with `WORDS` defined; the text ends with a zero.
+    fn ptx_of(&self, source: &CStr, (major, minor): (u32, u32), words: u32) -> Result<Vec<u8>> {
         let mut program = ptr::null_mut();
         // SAFETY: both strings end with a zero; there are no headers; the output is writable.
         let created = unsafe {
@@ -398,9 +406,11 @@ impl Compiler {
         if created != 0 {
             return Error::failed(format!("cuda: nvrtcCreateProgram failed with {created}"));
         }
-        let option = CString::new(format!("--gpu-architecture=compute_{major}{minor}")).unwrap_or_default();
-        // SAFETY: the program exists, and one option is given that outlives the call.
-        let compiled = unsafe { (self.compile)(program, 1, [option.as_ptr()].as_ptr()) };
+        let options = [format!("--gpu-architecture=compute_{major}{minor}"), format!("--define-macro=WORDS={words}")];
+        let options = options.map(|option| CString::new(option).unwrap_or_default());
+        let pointers = options.each_ref().map(|option| option.as_ptr());
+        // SAFETY: the program exists, and so many options are given that outlive the call.
+        let compiled = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
         let text = if compiled == 0 {
             self.text(program, self.ptx_size, self.ptx)
         } else {
