@@ -236,10 +236,10 @@ impl Gpu {
         let capability = (attribute(ATTRIBUTE_MAJOR)?, attribute(ATTRIBUTE_MINOR)?);
         let ptx = self.compiler.ptx_of(source, capability, words)?;
         self.make_current()?;
-        let old = std::mem::replace(&mut self.module, ptr::null_mut());
-        if !old.is_null() {
+        if !self.module.is_null() {
             // SAFETY: loaded below, and no kernel runs: every launch is waited for.
-            self.driver.check("cuModuleUnload", unsafe { (self.driver.module_unload)(old) })?;
+            self.driver.check("cuModuleUnload", unsafe { (self.driver.module_unload)(self.module) })?;
+            self.module = ptr::null_mut();
         }
         // SAFETY: the text ends with a zero and outlives the call; the output is writable.
         let loaded = unsafe { (self.driver.module_load)(&mut self.module, ptx.as_ptr().cast()) };
