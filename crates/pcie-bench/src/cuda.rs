@@ -1,7 +1,7 @@
 //! A GPU as the device: its threads load and store pinned memory of the host across PCIe.
 //!
-//! A warp does a transfer: its lanes take a word each, so that their accesses become as few requests as the GPU makes of
-//! them. One thread would wait for each word before it asks for the next: 64 bytes took an H100 eight times as long.
+//! A warp does a transfer: its lanes take a word each, so that their accesses become as few requests as the GPU makes
+//! of them. One thread would wait for each word before it asks for the next: 64 bytes took an H100 six times as long.
 //!
 //! The kernels are compiled at run time, and the driver is loaded then, so that nothing needs a GPU to build. A unit is
 //! visited once a launch, because a GPU's caches may serve what a launch has loaded before; between launches the host
