@@ -16,6 +16,7 @@ use std::path::Path;
 
 use crosslane_bench::Machine;
 use pcie::configuration;
+use pcie::link::Link;
 use pcie::result::Provenance;
 use pcie::test::{Cache, Kind, Test};
 
@@ -23,11 +24,11 @@ use crate::device::{About, Device, Timer};
 use crate::error::{Error, Result};
 use crate::lines;
 use crate::order::Visits;
+use crate::pci;
 use driver::{Argument, Gpu, Pinned, Words};
 use plan::Rate;
 
 const SOURCE: &str = include_str!("cuda/kernels.cu");
-const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 const WORD_BYTES: u32 = 8;
 /// Threads of a block in bandwidth tests: four warps.
 const BLOCK_THREADS: u32 = 128;
@@ -64,8 +65,7 @@ impl Cuda {
 
     /// Says what the device is, and what its link is now: an idle GPU may let it rest at a lower speed.
     fn describe(&mut self) {
-        let space = fs::read(Path::new(PCI_DEVICES).join(&self.gpu.pci_address).join("config")).unwrap_or_default();
-        self.about.link = configuration::link(&space);
+        self.about.link = link_of(Path::new(pci::DEVICES), &self.gpu.pci_address);
         let link = self.about.link.map(|link| {
             let (mps, mrrs) = (link.mps_bytes, link.mrrs_bytes);
             format!(" on gen{}x{}, MPS {mps} B, MRRS {mrrs} B", link.generation, link.lanes)
@@ -234,9 +234,31 @@ impl Device for Cuda {
     }
 }
 
+/// The link of a device on the bus, as far as its configuration space is to be seen. The driver writes addresses in
+/// capitals, the kernel does not.
+fn link_of(devices: &Path, address: &str) -> Option<Link> {
+    let space = fs::read(devices.join(address.to_ascii_lowercase()).join("config")).ok()?;
+    configuration::link(&space)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_link_is_that_of_the_address() {
+        let devices = tempfile::tempdir().unwrap();
+        let folder = devices.path().join("0000:b7:00.0");
+        fs::create_dir(&folder).unwrap();
+        assert_eq!(link_of(devices.path(), "0000:B7:00.0"), None);
+        // A list of capabilities, of which the first is PCI Express: MPS 256, MRRS 512, generation 4, eight lanes.
+        let mut space = [0; 0x60];
+        (space[0x06], space[0x34], space[0x40]) = (0x10, 0x40, 0x10);
+        (space[0x48], space[0x49], space[0x52]) = (0x20, 0x20, 0x84);
+        fs::write(folder.join("config"), space).unwrap();
+        let link = link_of(devices.path(), "0000:B7:00.0").unwrap();
+        assert_eq!((link.generation.number(), link.lanes.count(), link.mrrs_bytes.bytes()), (4, 8, 512));
+    }
 
     #[test]
     fn what_is_missing_is_named() {

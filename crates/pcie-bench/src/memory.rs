@@ -128,6 +128,7 @@ impl Device for Memory {
     }
 
     fn prepare(&mut self, test: &Test) -> Result<()> {
+        self.ready = None; // a pool of pages may have no more than one window's
         let roles = self.topology.roles(test.numa)?;
         let window = Window::map(test.window_bytes, self.pages)?;
         if self.topology.count() > 1 {

@@ -1,14 +1,12 @@
 //! Many tests at once: every combination of lists of parameters, on every device.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pcie::result::{Provenance, TestResult};
 use pcie::test::{Cache, Iommu, Kind, Numa, Order, Test};
 
-use crate::device::{self, DeviceOptions};
+use crate::device::{self, Device, DeviceOptions};
 use crate::error::{Error, Result};
 use crate::runner;
 
@@ -141,18 +139,15 @@ fn varied<T: Copy>(jobs: Vec<Job>, values: &[T], set: impl Fn(&mut Test, T)) -> 
 /// # Errors
 /// Before anything runs: a test or a device that does not fit. Later: the first job that failed.
 pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) -> Result<Vec<TestResult>> {
-    // A device is opened once: a GPU takes half a second for it.
-    let mut devices = BTreeMap::new();
     let (mut simulated, mut measured) = (Vec::new(), Vec::new());
+    let mut open = Opened::default();
     for (index, job) in jobs.iter().enumerate() {
         job.test.check()?;
-        let device = match devices.entry(job.device.as_str()) {
-            Entry::Occupied(opened) => opened.into_mut(),
-            Entry::Vacant(vacant) => vacant.insert(device::open(&job.device, options.device)?),
-        };
+        let device = open.get(&job.device, options.device)?;
         device.check(&job.test)?;
         if device.about().provenance == Provenance::Measured { measured.push(index) } else { simulated.push(index) }
     }
+    drop(open);
     let results: Mutex<Vec<Option<Result<TestResult>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
     let keep = |index: usize, result: Result<TestResult>| {
         results.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[index] = Some(result);
@@ -173,15 +168,39 @@ pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) 
             });
         }
     });
+    let mut open = Opened::default();
     for index in measured {
         let job = &jobs[index];
         before(job);
-        if let Some(device) = devices.get_mut(job.device.as_str()) {
-            keep(index, runner::run(device.as_mut(), &job.test, options.raw));
+        let device = open.get(&job.device, options.device);
+        let result = device.and_then(|device| runner::run(device, &job.test, options.raw));
+        let has_failed = result.is_err();
+        keep(index, result);
+        if has_failed {
+            break; // what a device does after that means nothing
         }
     }
     let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.into_iter().map(|result| result.unwrap_or_else(|| Error::failed("a job was left out"))).collect()
+}
+
+/// The device of the last job: jobs of one device come one after the other, and a GPU takes half a second to open. No
+/// other device holds memory meanwhile.
+#[derive(Default)]
+struct Opened<'a>(Option<(&'a str, Box<dyn Device>)>);
+
+impl<'a> Opened<'a> {
+    fn get(&mut self, name: &'a str, options: DeviceOptions) -> Result<&mut dyn Device> {
+        let is_other = self.0.as_ref().is_none_or(|(opened, _)| *opened != name);
+        if is_other {
+            self.0 = None;
+            self.0 = Some((name, device::open(name, options)?));
+        }
+        match &mut self.0 {
+            Some((_, device)) => Ok(device.as_mut()),
+            None => Error::failed("a device was closed before its job"),
+        }
+    }
 }
 
 #[cfg(test)]

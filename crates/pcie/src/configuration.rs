@@ -25,7 +25,7 @@ const ECRC_GENERATION: u16 = 1 << 6;
 /// Express capability, no link (a virtual function has none of its own), or if so much of the space is not given:
 /// Linux shows an unprivileged program the first 64 bytes.
 ///
-/// A hypervisor may show a guest limits of its own.
+/// A hypervisor may show a guest limits of its own. How wide addresses are, requests alone say: 64 bits are assumed.
 pub fn link(space: &[u8]) -> Option<Link> {
     let express = capability(space, PCI_EXPRESS)?;
     let device_control = u16_at(space, express + DEVICE_CONTROL)?;
@@ -86,68 +86,79 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A space with power management at 0x60 and PCI Express at 0x80, an empty capability at 0x100, and advanced errors
-    /// at 0x140.
+    /// The first bytes of an H100's space, as a guest sees it: capabilities from 0x40 on, PCI Express at 0x60, behind
+    /// them an empty extended capability at 0x100. To those are added advanced errors at 0x140.
     fn space() -> Vec<u8> {
-        let mut space = vec![0; SPACE_BYTES];
-        let mut put = |at: usize, value: u32, bytes: usize| {
-            space[at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
-        };
-        put(STATUS, 0x0010, 2);
-        put(CAPABILITIES, 0x60, 1);
-        put(0x60, 0x8001, 2);
-        put(0x80, 0x0010, 2);
-        // Of an H100: MPS 256, MRRS 4096, 64 bytes of read completion boundary, 32 GT/s by 16 lanes.
-        put(0x80 + DEVICE_CONTROL, 0x513e, 2);
-        put(0x80 + LINK_STATUS, 0x1105, 2);
-        put(0x100, 0x1400_0000, 4);
-        put(0x140, 0x0001_0001, 4);
+        let mut space = vec![0; 0x1000];
+        let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0x00, &[0xde, 0x10, 0x30, 0x23, 0x06, 0x04, 0x10, 0x00]);
+        put(0x34, &[0x40]);
+        put(0x40, &[0x01, 0x48, 0x13, 0x00, 0x08, 0x00, 0x00, 0x00, 0x05, 0x60, 0x88, 0x03]);
+        put(0x60, &[0x10, 0xb0, 0x02, 0x00, 0x21, 0x80, 0x00, 0x10, 0x3e, 0x51, 0x00, 0x00, 0x05, 0x79, 0x45, 0x00]);
+        put(0x70, &[0x00, 0x00, 0x05, 0x11]);
+        put(0xb0, &[0x11, 0x00, 0x08, 0x80]);
+        put(0x100, &[0x00, 0x00, 0x00, 0x14]);
+        put(0x140, &[0x01, 0x00, 0x01, 0x00]);
         space
+    }
+
+    fn changed(changes: &[(usize, u8)]) -> Vec<u8> {
+        let mut space = space();
+        changes.iter().for_each(|(at, value)| space[*at] = *value);
+        space
+    }
+
+    /// Generation, lanes, MPS, MRRS, RCB, checksum.
+    fn facts(space: &[u8]) -> (u8, u8, u32, u32, u32, bool) {
+        let link = link(space).unwrap();
+        let Link { generation, lanes, mps_bytes, mrrs_bytes, rcb_bytes, ecrc, .. } = link;
+        (generation.number(), lanes.count(), mps_bytes.bytes(), mrrs_bytes.bytes(), rcb_bytes.bytes(), ecrc)
     }
 
     #[test]
     fn a_link_is_what_its_registers_say() {
-        let mut space = space();
-        let found = link(&space).unwrap();
-        assert_eq!((found.generation.number(), found.lanes.count()), (5, 16));
-        assert_eq!((found.mps_bytes.bytes(), found.mrrs_bytes.bytes(), found.rcb_bytes.bytes()), (256, 4096, 64));
-        assert!(!found.ecrc);
-        space[0x80 + LINK_CONTROL] |= RCB_128 as u8;
-        space[0x140 + ADVANCED_ERRORS_CONTROL] |= ECRC_GENERATION as u8;
-        let found = link(&space).unwrap();
-        assert_eq!((found.rcb_bytes.bytes(), found.ecrc), (128, true));
-        space[0x80 + LINK_STATUS..][..2].copy_from_slice(&0x0083_u16.to_le_bytes());
-        space[0x80 + DEVICE_CONTROL..][..2].copy_from_slice(&0x2010_u16.to_le_bytes());
-        let found = link(&space).unwrap();
-        assert_eq!((found.generation.number(), found.lanes.count()), (3, 8));
-        assert_eq!((found.mps_bytes.bytes(), found.mrrs_bytes.bytes()), (128, 512));
+        assert_eq!(facts(&space()), (5, 16, 256, 4096, 64, false));
+        assert_eq!(facts(&changed(&[(0x70, 0x08)])), (5, 16, 256, 4096, 128, false), "a boundary of 128 bytes");
+        assert_eq!(facts(&changed(&[(0x158, 0x40)])), (5, 16, 256, 4096, 64, true), "with checksums");
+        assert_eq!(facts(&changed(&[(0x72, 0x83), (0x73, 0x00)])), (3, 8, 256, 4096, 64, false));
+        assert_eq!(facts(&changed(&[(0x72, 0x06), (0x73, 0x02)])), (6, 32, 256, 4096, 64, false));
+        assert_eq!(facts(&changed(&[(0x68, 0x1e), (0x69, 0x2f)])), (5, 16, 128, 512, 64, false));
+    }
+
+    #[test]
+    fn capabilities_are_found_wherever_they_are() {
+        // The two lowest bits of where a capability is have no meaning.
+        for (at, value) in [(0x34, 0x43), (0x34, 0x61), (0x49, 0x62)] {
+            assert_eq!(facts(&changed(&[(at, value)])), (5, 16, 256, 4096, 64, false), "{at:#x} is {value:#x}");
+        }
+        let mut first = space();
+        first.copy_within(0x60..0x80, 0x40);
+        assert!(link(&first).is_some());
+        let mut first = changed(&[(0x158, 0x40)]);
+        first.copy_within(0x140..0x160, 0x100);
+        assert!(link(&first).unwrap().ecrc);
     }
 
     #[test]
     fn no_link_is_made_up() {
-        let changed = |at: usize, value: u8| {
-            let mut space = space();
-            space[at] = value;
-            space
-        };
         for (what, space) in [
             ("nothing", Vec::new()),
             ("what an unprivileged program sees", space()[..64].to_vec()),
-            ("no capabilities", changed(STATUS, 0)),
-            ("no PCI Express", changed(0x80, 0x11)),
-            ("a list in a circle", changed(0x61, 0x60)),
-            ("a list that leaves for the header", changed(0x61, 0x10)),
-            ("no speed", changed(0x80 + LINK_STATUS, 0)),
-            ("no such width", changed(0x80 + LINK_STATUS + 1, 0x20)),
-            ("no such payload limit", changed(0x80 + DEVICE_CONTROL, 0xe0)),
+            ("no capabilities", changed(&[(0x06, 0)])),
+            ("no PCI Express", changed(&[(0x60, 0x11)])),
+            ("a list in a circle", changed(&[(0x49, 0x40)])),
+            ("a list that leaves for the header", changed(&[(0x49, 0x10)])),
+            ("no speed", changed(&[(0x72, 0)])),
+            ("no such speed", changed(&[(0x72, 0x08)])),
+            ("no such width", changed(&[(0x73, 0x00)])),
+            ("no such payload limit", changed(&[(0x68, 0xfe)])),
+            ("no such request limit", changed(&[(0x69, 0x71)])),
         ] {
             assert_eq!(link(&space), None, "{what}");
         }
-        // Advanced errors cannot be seen, or are a list in a circle: no checksum is known of.
-        assert!(!link(&space()[..0x100]).unwrap().ecrc);
-        let mut circle = changed(0x140, 2);
-        circle[0x143] = 0x14;
-        assert!(!link(&circle).unwrap().ecrc);
+        // Advanced errors cannot be seen, or are not in a list that is a circle: no checksum is known of.
+        assert!(!link(&changed(&[(0x158, 0x40)])[..0x100]).unwrap().ecrc);
+        assert!(!link(&changed(&[(0x140, 2), (0x143, 0x14), (0x158, 0x40)])).unwrap().ecrc);
     }
 
     proptest! {

@@ -10,11 +10,17 @@
 #define LAUNCH_NS 5000.0
 #define CLOCK_GHZ 2
 #define TIMER_TICKS 8
-#define READ_NS 700
-#define WRITE_READ_NS 1200
-/* A transfer takes so long; up to so many warps go on side by side. */
-#define TRANSFER_NS 640.0
+/* Beside what its words take. */
+#define READ_NS 620
+#define WRITE_READ_NS 1120
+/* A transfer takes so long, beside what its words take, and a write only a share of it; up to so many warps go on side
+ * by side. */
+#define TRANSFER_NS 560.0
+#define WRITE_SHARE 0.8
+#define WORD_NS 10
 #define WARPS_AT_ONCE 64
+/* What is launched first after a copy begins so much later. */
+#define IDLE_NS 50000.0
 
 typedef int (*kernel)(unsigned threads, void **arguments, double *ns);
 
@@ -25,7 +31,7 @@ struct block {
 };
 
 static struct block blocks[BLOCKS_MAX];
-static int is_ready, is_retained, is_current, is_loaded, events;
+static int is_idle, is_ready, is_retained, is_current, is_loaded, events;
 /* Words of a transfer, as the kernels were compiled. */
 static unsigned words;
 static double now_ns;
@@ -119,7 +125,7 @@ static int latency(unsigned threads, void **arguments, double *ns, int writes)
             return ILLEGAL_ADDRESS;
         for (uint32_t word = 0; writes && word < words; word++)
             at[word] = i;
-        ticks[i] = TIMER_TICKS + CLOCK_GHZ * (uint64_t)(writes ? WRITE_READ_NS : READ_NS);
+        ticks[i] = TIMER_TICKS + CLOCK_GHZ * (uint64_t)((writes ? WRITE_READ_NS : READ_NS) + WORD_NS * words);
     }
     *ns = (double)samples * READ_NS;
     return ticks && addresses ? 0 : ILLEGAL_ADDRESS;
@@ -156,6 +162,7 @@ static int bandwidth(unsigned threads, void **arguments, double *ns)
     uint32_t transfers = narrow(arguments, 3), mode = narrow(arguments, 4);
     uint64_t *addresses = span(wide(arguments, 1), 8 * (uint64_t)transfers);
     unsigned warps = threads / 32;
+    double transfer_ns = TRANSFER_NS + WORD_NS * words, all_ns = 0;
     expect(threads % 32 == 0, __func__, "whole warps");
     expect(mode <= 2, __func__, "mode");
     if (!addresses || !span(wide(arguments, 2), 8 * (uint64_t)threads))
@@ -165,10 +172,14 @@ static int bandwidth(unsigned threads, void **arguments, double *ns)
         uint64_t *at = span(wide(arguments, 0) + addresses[i], 8 * (uint64_t)words);
         if (!at)
             return ILLEGAL_ADDRESS;
-        if (mode == 1 || (mode == 2 && i % 2 == 1))
+        if (mode == 1 || (mode == 2 && (i % warps + i / warps) % 2 == 1)) {
             *at = i;
+            all_ns += WRITE_SHARE * transfer_ns;
+        } else {
+            all_ns += transfer_ns;
+        }
     }
-    *ns = transfers * TRANSFER_NS / (warps < WARPS_AT_ONCE ? warps : WARPS_AT_ONCE);
+    *ns = all_ns / (warps < WARPS_AT_ONCE ? warps : WARPS_AT_ONCE);
     return 0;
 }
 
@@ -349,6 +360,7 @@ int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
 {
     void *place = span(to, bytes);
     BEGIN(OUT_OF_MEMORY);
+    is_idle = 1;
     if (place)
         memcpy(place, from, bytes);
     return place ? 0 : INVALID;
@@ -377,7 +389,8 @@ int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned gr
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (function == (void *)&kernels[i]) {
             code = kernels[i].run(grid_x * block_x, arguments, &ns);
-            now_ns += LAUNCH_NS + ns;
+            now_ns += LAUNCH_NS + ns + (is_idle ? IDLE_NS : 0);
+            is_idle = 0;
             return code;
         }
     complain("%s: no function", __func__);

@@ -116,7 +116,7 @@ pub(super) struct Gpu {
     module: Handle,
     /// As the driver calls it.
     pub name: String,
-    /// Where it is on the bus, as in `0000:17:00.0`.
+    /// Where it is on the bus, as in `0000:B7:00.0`.
     pub pci_address: String,
     /// Its multiprocessors.
     pub processors: u32,
@@ -224,8 +224,7 @@ impl Gpu {
         let (module, name, pci_address) = (ptr::null_mut(), String::new(), String::new());
         let mut gpu = Self { driver, compiler, device, context, module, name, pci_address, processors: 0 };
         gpu.name = gpu.driver.text_of("cuDeviceGetName", gpu.driver.device_name, device)?;
-        let address = gpu.driver.text_of("cuDeviceGetPCIBusId", gpu.driver.device_pci_address, device)?;
-        gpu.pci_address = address.to_ascii_lowercase();
+        gpu.pci_address = gpu.driver.text_of("cuDeviceGetPCIBusId", gpu.driver.device_pci_address, device)?;
         gpu.processors = gpu.driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
         Ok(gpu)
     }
@@ -318,10 +317,10 @@ impl Gpu {
         let launched =
             unsafe { (self.driver.launch)(function, blocks, 1, 1, threads, 1, 1, 0, ptr::null_mut(), pointers, none) };
         self.driver.check(&format!("kernel {}", kernel.to_string_lossy()), launched)?;
-        end.record()?;
-        end.wait()?;
-        // SAFETY: no arguments. Errors of the kernel itself come to light here.
-        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.synchronize)() })?;
+        let ended = end.record().and_then(|()| end.wait());
+        // SAFETY: no arguments. Errors of the kernel itself come to light here; nothing runs afterwards, whatever failed.
+        let synchronised = self.driver.check("cuCtxSynchronize", unsafe { (self.driver.synchronize)() });
+        ended.and(synchronised)?;
         end.ns_since(&start)
     }
 

@@ -63,10 +63,15 @@ __device__ __forceinline__ void read(u64 (&values)[ROUNDS], const u64 *at) {
 // A warp's stores of a transfer. Returns where the lane's last one is, or null.
 __device__ __forceinline__ u64 *write(u64 *at, u64 value) {
     u32 lane = threadIdx.x % WARP;
+    u64 *last = 0;
 #pragma unroll
-    for (u32 i = 0; i < ROUNDS; i++)
-        if (has_word(i, lane)) store(at + lane + i * WARP, value);
-    return lane < WORDS ? at + lane : 0;
+    for (u32 i = 0; i < ROUNDS; i++) {
+        if (has_word(i, lane)) {
+            last = at + lane + i * WARP;
+            store(last, value);
+        }
+    }
+    return last;
 }
 
 __device__ __forceinline__ u64 sum_of(const u64 (&values)[ROUNDS]) {
@@ -122,16 +127,18 @@ extern "C" __global__ void lat_wrrd(char *window, const u64 *addresses, u64 *tic
     }
 }
 
-// Bandwidth by many warps, each a transfer at a time. `mode` 0 reads, 1 writes, 2 alternates. `sums` keeps the loads
-// from being dropped; a lane that ends with writes reads its last one back.
+// Bandwidth by many warps, each a transfer at a time. `mode` 0 reads, 1 writes, 2 alternates: each warp does, and half
+// of them begin with a write. `sums` keeps the loads from being dropped; a lane that ends with writes reads its last one
+// back.
 extern "C" __global__ void bandwidth(char *window, const u64 *addresses, u64 *sums, u32 transfers, u32 mode) {
     u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
     u32 warps = gridDim.x * blockDim.x / WARP;
     u64 values[ROUNDS], sum = 0;
     u64 *last = 0;
-    for (u32 i = thread / WARP; i < transfers; i += warps) {
+    u32 turn = thread / WARP;
+    for (u32 i = turn; i < transfers; i += warps, turn++) {
         u64 *at = (u64 *)(window + addresses[i]);
-        if (mode == 1 || (mode == 2 && i % 2 == 1)) {
+        if (mode == 1 || (mode == 2 && turn % 2 == 1)) {
             last = write(at, i);
         } else {
             read(values, at);

@@ -26,6 +26,9 @@ pub(super) fn check(test: &Test) -> Result<()> {
             "cuda: threads load words of 8 bytes; choose multiples of 8 for --size and --host-offset",
         );
     }
+    if !test.window_bytes.is_multiple_of(u64::from(WORD_BYTES)) {
+        return Error::wrong_use("cuda: a window is filled by words of 8 bytes; choose a multiple of 8 for --window");
+    }
     if test.device_offset_bytes != 0 {
         return Error::wrong_use("cuda: --device-offset does not apply, transfers end in registers; leave it out");
     }
@@ -77,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn warps_double_up_to_what_a_gpu_holds() {
+    fn warps_double_up_to_so_many_a_multiprocessor() {
         assert_eq!(warps(1), [1, 2, 4, 8, 16, 32]);
         assert_eq!(warps(132).last(), Some(&4096));
         assert!(!warps(0).is_empty());
@@ -90,6 +93,7 @@ mod tests {
         for (test, words) in [
             (test(Kind::BwRd), "--window 262144"),
             (Test { size_bytes: 63, ..large.clone() }, "multiples of 8"),
+            (Test { window_bytes: (1 << 20) + 4, ..large.clone() }, "--window"),
             (Test { iommu: Iommu::Pages4K, ..large.clone() }, "--iommu"),
             (Test { numa: Numa::Remote, ..large.clone() }, "numactl"),
             (Test { device_offset_bytes: 8, ..large }, "--device-offset"),
