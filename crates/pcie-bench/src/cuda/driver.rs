@@ -318,7 +318,8 @@ impl Gpu {
             unsafe { (self.driver.launch)(function, blocks, 1, 1, threads, 1, 1, 0, ptr::null_mut(), pointers, none) };
         self.driver.check(&format!("kernel {}", kernel.to_string_lossy()), launched)?;
         let ended = end.record().and_then(|()| end.wait());
-        // SAFETY: no arguments. Errors of the kernel itself come to light here; nothing runs afterwards, whatever failed.
+        // SAFETY: no arguments. Errors of the kernel itself come to light here. Nothing runs afterwards, whatever
+        // failed.
         let synchronised = self.driver.check("cuCtxSynchronize", unsafe { (self.driver.synchronize)() });
         ended.and(synchronised)?;
         end.ns_since(&start)
