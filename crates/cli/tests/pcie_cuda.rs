@@ -39,8 +39,12 @@ impl Fake {
     }
 
     fn command(&self, device: &str, arguments: &[&str]) -> Command {
+        self.of("bench", device, arguments)
+    }
+
+    fn of(&self, subcommand: &str, device: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_crosslane"));
-        command.args(["pcie", "bench", "--device", device]).args(arguments);
+        command.args(["pcie", subcommand, "--device", device]).args(arguments);
         command.env("LD_LIBRARY_PATH", self.folder.path()).env("FAKE_CUDA_LOG", self.path("log"));
         command
     }
@@ -103,16 +107,14 @@ fn bandwidth_is_taken_with_the_best_number_of_warps() {
     assert_eq!(fake.complaints(), "");
 }
 
-/// The kernels are compiled anew for each size, and what the sweep pinned and loaded before is given back.
+/// The kernels are compiled anew for each other size, and what the sweep pinned and loaded before is given back.
 #[test]
 fn a_sweep_opens_the_gpu_twice_to_ask_and_to_measure_and_visits_every_test() {
     let fake = Fake::new();
     let sweep = |fail: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_crosslane"));
-        command.args(["pcie", "sweep", "--device", "cuda:0", "--test", "bw-rd,lat-rd", "--size", "8,64,4096"]);
-        command.args(["--cache", "host-warm", "--window", "16M", "--samples", "5000", "--json"]);
-        command.env("LD_LIBRARY_PATH", fake.folder.path()).env("FAKE_CUDA_LOG", fake.path("log"));
-        command.env("FAKE_CUDA_FAIL", fail).output().unwrap()
+        let tests = ["--test", "bw-rd,lat-rd", "--size", "8,64,4096", "--samples", "5000", "--json"];
+        let arguments = [&tests[..], &["--cache", "host-warm", "--window", "16M"]].concat();
+        fake.of("sweep", "cuda:0", &arguments).env("FAKE_CUDA_FAIL", fail).output().unwrap()
     };
     let results = json(&sweep("cuDevicePrimaryCtxRetain@3"));
     let said = |result: &Value| result["description"].as_str().unwrap().to_owned();
@@ -134,6 +136,17 @@ fn a_sweep_opens_the_gpu_twice_to_ask_and_to_measure_and_visits_every_test() {
     let said = String::from_utf8_lossy(&failed.stderr);
     assert!(said.ends_with("crosslane: cuda: cuModuleUnload failed with 2 (CUDA_ERROR_OUT_OF_MEMORY)\n"), "{said}");
     assert_eq!((failed.status.code(), fake.complaints().as_str()), (Some(1), ""));
+}
+
+#[test]
+fn kernels_are_loaded_once_for_all_windows_of_a_size() {
+    let fake = Fake::new();
+    for (fail, is_fine) in [("cuModuleLoadData@2", false), ("cuModuleLoadData@3", true)] {
+        let arguments = ["--test", "lat-rd", "--size", "8,64", "--window", "4K,8K", "--samples", "100"];
+        let mut command = fake.of("sweep", "cuda:0", &arguments);
+        assert_eq!(command.env("FAKE_CUDA_FAIL", fail).output().unwrap().status.success(), is_fine, "{fail}");
+    }
+    assert_eq!(fake.complaints(), "");
 }
 
 #[test]

@@ -149,37 +149,29 @@ pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) 
     }
     drop(open);
     let results: Mutex<Vec<Option<Result<TestResult>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
-    let keep = |index: usize, result: Result<TestResult>| {
-        results.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[index] = Some(result);
-    };
-    let run_simulated = |index: usize| {
-        let job: &Job = &jobs[index];
+    let run_one = |open: &mut Opened, index: usize| {
+        let job = &jobs[index];
         before(job);
-        let device = device::open(&job.device, options.device);
-        keep(index, device.and_then(|mut device| runner::run(device.as_mut(), &job.test, options.raw)));
+        let device = open.get(&job.device, options.device);
+        let result = device.and_then(|device| runner::run(device, &job.test, options.raw));
+        let is_fine = result.is_ok();
+        results.lock().unwrap_or_else(std::sync::PoisonError::into_inner)[index] = Some(result);
+        is_fine
     };
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..options.threads.clamp(1, simulated.len().max(1)) {
             scope.spawn(|| {
+                let mut open = Opened::default();
                 while let Some(index) = simulated.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    run_simulated(*index);
+                    run_one(&mut open, *index);
                 }
             });
         }
     });
+    // What a device does after a failure means nothing.
     let mut open = Opened::default();
-    for index in measured {
-        let job = &jobs[index];
-        before(job);
-        let device = open.get(&job.device, options.device);
-        let result = device.and_then(|device| runner::run(device, &job.test, options.raw));
-        let has_failed = result.is_err();
-        keep(index, result);
-        if has_failed {
-            break; // what a device does after that means nothing
-        }
-    }
+    measured.into_iter().all(|index| run_one(&mut open, index));
     let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.into_iter().map(|result| result.unwrap_or_else(|| Error::failed("a job was left out"))).collect()
 }
@@ -187,19 +179,16 @@ pub fn run(jobs: &[Job], options: SweepOptions, before: &(dyn Fn(&Job) + Sync)) 
 /// The device of the last job: jobs of one device come one after the other, and a GPU takes half a second to open. No
 /// other device holds memory meanwhile.
 #[derive(Default)]
-struct Opened<'a>(Option<(&'a str, Box<dyn Device>)>);
+struct Opened(Option<(String, Box<dyn Device>)>);
 
-impl<'a> Opened<'a> {
-    fn get(&mut self, name: &'a str, options: DeviceOptions) -> Result<&mut dyn Device> {
-        let is_other = self.0.as_ref().is_none_or(|(opened, _)| *opened != name);
-        if is_other {
-            self.0 = None;
-            self.0 = Some((name, device::open(name, options)?));
-        }
-        match &mut self.0 {
-            Some((_, device)) => Ok(device.as_mut()),
-            None => Error::failed("a device was closed before its job"),
-        }
+impl Opened {
+    fn get(&mut self, name: &str, options: DeviceOptions) -> Result<&mut dyn Device> {
+        let same = self.0.take().filter(|(opened, _)| opened == name);
+        let device = match same {
+            Some((_, device)) => device,
+            None => device::open(name, options)?,
+        };
+        Ok(self.0.insert((name.to_owned(), device)).1.as_mut())
     }
 }
 

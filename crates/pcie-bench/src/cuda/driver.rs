@@ -112,8 +112,9 @@ pub(super) struct Gpu {
     compiler: Compiler,
     device: c_int,
     context: Handle,
-    /// The kernels last compiled; null before.
+    /// The kernels last compiled, and for transfers of how many words; 0 before.
     module: Handle,
+    words: u32,
     /// As the driver calls it.
     pub name: String,
     /// Where it is on the bus, as in `0000:B7:00.0`.
@@ -222,27 +223,33 @@ impl Gpu {
         // SAFETY: the output is writable; the device is one that the driver named.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.context_retain)(&mut context, device) })?;
         let (module, name, pci_address) = (ptr::null_mut(), String::new(), String::new());
-        let mut gpu = Self { driver, compiler, device, context, module, name, pci_address, processors: 0 };
+        let mut gpu = Self { driver, compiler, device, context, module, words: 0, name, pci_address, processors: 0 };
         gpu.name = gpu.driver.text_of("cuDeviceGetName", gpu.driver.device_name, device)?;
         gpu.pci_address = gpu.driver.text_of("cuDeviceGetPCIBusId", gpu.driver.device_pci_address, device)?;
         gpu.processors = gpu.driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
         Ok(gpu)
     }
 
-    /// Compiles `source` for this GPU, with `WORDS` defined as a number, and loads it in place of what was loaded.
+    /// Compiles `source` for this GPU, with `WORDS` defined as a number, and loads it in place of what was loaded,
+    /// unless that was it.
     pub(super) fn load(&mut self, source: &CStr, words: u32) -> Result<()> {
+        if self.words == words {
+            return Ok(());
+        }
         let attribute = |attribute| self.driver.attribute(self.device, attribute);
         let capability = (attribute(ATTRIBUTE_MAJOR)?, attribute(ATTRIBUTE_MINOR)?);
         let ptx = self.compiler.ptx_of(source, capability, words)?;
         self.make_current()?;
-        if !self.module.is_null() {
+        if self.words != 0 {
             // SAFETY: loaded below, and no kernel runs: every launch is waited for.
             self.driver.check("cuModuleUnload", unsafe { (self.driver.module_unload)(self.module) })?;
-            self.module = ptr::null_mut();
+            self.words = 0;
         }
         // SAFETY: the text ends with a zero and outlives the call; the output is writable.
         let loaded = unsafe { (self.driver.module_load)(&mut self.module, ptx.as_ptr().cast()) };
-        self.driver.check("cuModuleLoadData", loaded)
+        self.driver.check("cuModuleLoadData", loaded)?;
+        self.words = words;
+        Ok(())
     }
 
     fn make_current(&self) -> Result<()> {

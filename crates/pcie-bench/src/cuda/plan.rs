@@ -2,11 +2,11 @@
 
 use pcie::test::{Iommu, Numa, Test};
 
+use super::WORD_BYTES;
 use crate::error::{Error, Result};
 
 /// A bandwidth test visits a unit once a launch, and a launch must last longer than it costs to begin.
 pub(super) const TRANSFERS_MIN: u64 = 4096;
-const WORD_BYTES: u32 = 8;
 /// Warps tried: powers of two up to so many a multiprocessor.
 const WARPS_PER_PROCESSOR_MAX: u32 = 32;
 /// The share of the best rate from which on more warps bring next to nothing.
