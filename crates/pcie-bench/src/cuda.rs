@@ -217,7 +217,8 @@ impl Device for Cuda {
     fn bandwidth(&mut self, test: &Test) -> Result<f64> {
         let units = test.units();
         let mut rates = Vec::new();
-        for (pass, warps) in plan::warps(self.gpu.processors).into_iter().enumerate() {
+        let held = self.gpu.processors.saturating_mul(self.gpu.processor_threads / WARP_THREADS);
+        for (pass, warps) in plan::warps(held).into_iter().enumerate() {
             let elapsed_ns = self.pass(test, pass as u64, units, warps)?;
             rates.push(Rate { warps, transfers_per_ns: units as f64 / elapsed_ns });
         }

@@ -249,7 +249,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     BEGIN(OUT_OF_MEMORY);
     expect(device == 40, __func__, "device");
-    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 8 : -1;
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 8 : attribute == 39 ? 1024 : -1;
     expect(*value >= 0, __func__, "attribute");
     return 0;
 }

@@ -16,6 +16,7 @@ const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
 const ATTRIBUTE_MAJOR: c_int = 75;
 const ATTRIBUTE_MINOR: c_int = 76;
 const ATTRIBUTE_PROCESSORS: c_int = 16;
+const ATTRIBUTE_PROCESSOR_THREADS: c_int = 39;
 const EVENT_DEFAULT: c_uint = 0;
 
 type Handle = *mut c_void;
@@ -121,6 +122,8 @@ pub(super) struct Gpu {
     pub pci_address: String,
     /// Its multiprocessors.
     pub processors: u32,
+    /// Threads that each of them holds at a time.
+    pub processor_threads: u32,
 }
 
 // SAFETY: the driver's functions may be called from any thread once the context is current there, which every method
@@ -222,11 +225,22 @@ impl Gpu {
         driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, index as c_int) })?;
         // SAFETY: the output is writable; the device is one that the driver named.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.context_retain)(&mut context, device) })?;
-        let (module, name, pci_address) = (ptr::null_mut(), String::new(), String::new());
-        let mut gpu = Self { driver, compiler, device, context, module, words: 0, name, pci_address, processors: 0 };
+        let mut gpu = Self {
+            driver,
+            compiler,
+            device,
+            context,
+            module: ptr::null_mut(),
+            words: 0,
+            name: String::new(),
+            pci_address: String::new(),
+            processors: 0,
+            processor_threads: 0,
+        };
         gpu.name = gpu.driver.text_of("cuDeviceGetName", gpu.driver.device_name, device)?;
         gpu.pci_address = gpu.driver.text_of("cuDeviceGetPCIBusId", gpu.driver.device_pci_address, device)?;
         gpu.processors = gpu.driver.attribute(device, ATTRIBUTE_PROCESSORS)?;
+        gpu.processor_threads = gpu.driver.attribute(device, ATTRIBUTE_PROCESSOR_THREADS)?;
         Ok(gpu)
     }
 

@@ -7,8 +7,6 @@ use crate::error::{Error, Result};
 
 /// A bandwidth test visits a unit once a launch, and a launch must last longer than it costs to begin.
 pub(super) const TRANSFERS_MIN: u64 = 4096;
-/// Warps tried: powers of two up to so many a multiprocessor.
-const WARPS_PER_PROCESSOR_MAX: u32 = 32;
 /// The share of the best rate from which on more warps bring next to nothing.
 const KNEE_SHARE: f64 = 0.95;
 
@@ -49,10 +47,9 @@ pub(super) fn check(test: &Test) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of warps to try.
-pub(super) fn warps(processors: u32) -> Vec<u32> {
-    let most = processors.max(1).saturating_mul(WARPS_PER_PROCESSOR_MAX);
-    std::iter::successors(Some(1_u32), |warps| warps.checked_mul(2)).take_while(|warps| *warps <= most).collect()
+/// The numbers of warps to try: powers of two up to as many as the GPU holds at a time.
+pub(super) fn warps(held: u32) -> Vec<u32> {
+    std::iter::successors(Some(1_u32), |warps| warps.checked_mul(2)).take_while(|warps| *warps <= held.max(1)).collect()
 }
 
 /// The number of warps with the best rate, and the smallest that comes close to it: where tags or credits run out.
@@ -80,10 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn warps_double_up_to_so_many_a_multiprocessor() {
-        assert_eq!(warps(1), [1, 2, 4, 8, 16, 32]);
-        assert_eq!(warps(132).last(), Some(&4096));
-        assert!(!warps(0).is_empty());
+    fn warps_double_up_to_as_many_as_are_held() {
+        assert_eq!(warps(32), [1, 2, 4, 8, 16, 32]);
+        assert_eq!(warps(132 * 64).last(), Some(&8192));
+        assert_eq!(warps(0), [1]);
     }
 
     #[test]
