@@ -37,6 +37,12 @@ pub struct Options {
     /// Between nodes, this interconnect alone: lanes, windows, rnic_lanes or rnic_udp
     #[arg(long, value_name = "NAME", value_parser = kind)]
     pub interconnect: Option<Kind>,
+    /// Between nodes, rates and latencies of frames of these sizes alone, 64 to 1500
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(64..=1500))]
+    pub size: Vec<u16>,
+    /// Latency by these loads alone, in percent of the best rate of a fixed batch, 1 to 100
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub load: Vec<u8>,
     /// Write the plots as SVG files into this directory, each as soon as it is measured
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
@@ -60,17 +66,31 @@ impl Options {
     fn measured(&self) -> Result<report::Options> {
         let parts = Parts::only(&self.only);
         let chosen = || self.only.iter().map(|part| part.name()).collect::<Vec<_>>().join(",");
-        if self.interconnect.is_some() && !parts.any(Part::is_between_nodes) {
-            bail!(WrongUse::of(format!(
-                "--interconnect chooses nothing of --only {}; add interconnect, latency or adaptive",
-                chosen()
-            )));
+        let is_by_load = |part| matches!(part, Part::Latency | Part::Adaptive);
+        let choices = [
+            ("--interconnect", self.interconnect.is_some(), parts.any(Part::is_between_nodes), "interconnect, "),
+            ("--size", !self.size.is_empty(), parts.any(Part::is_between_nodes), "interconnect, "),
+            ("--load", !self.load.is_empty(), parts.any(is_by_load), ""),
+        ];
+        for (option, is_given, is_used, more) in choices {
+            if is_given && !is_used {
+                bail!(WrongUse::of(format!(
+                    "{option} chooses nothing of --only {}; add {more}latency or adaptive",
+                    chosen()
+                )));
+            }
         }
         let has_file = self.mrt.is_some() || self.prefixes.is_some();
         if has_file && !parts.any(|part| matches!(part, Part::Fib | Part::Core)) {
             bail!(WrongUse::of(format!("a file of routes is for nothing of --only {}; add fib or core", chosen())));
         }
-        Ok(report::Options { parts, kind: self.interconnect, ..report::Options::new(self.quick, self.seed) })
+        Ok(report::Options {
+            parts,
+            kind: self.interconnect,
+            frame_bytes: self.size.iter().copied().map(usize::from).collect(),
+            load_shares: self.load.iter().map(|percent| f64::from(*percent) / 100.0).collect(),
+            ..report::Options::new(self.quick, self.seed)
+        })
     }
 
     /// The file with routes, and its routes.

@@ -40,6 +40,8 @@ fn what_it_does_not_know_is_named() {
     assert_fails(&crosslane(&["bench", "router", "--seed", "x"]), 2, &["--seed"]);
     assert_fails(&crosslane(&["bench", "router", "--links", "3"]), 2, &["--links"]);
     assert_fails(&crosslane(&["bench", "router", "--mrt", "a", "--prefixes", "b"]), 2, &["--mrt", "--prefixes"]);
+    assert_fails(&crosslane(&["bench", "router", "--size", "1500,63"]), 2, &["--size", "63", "64..=1500"]);
+    assert_fails(&crosslane(&["bench", "router", "--load", "101"]), 2, &["--load", "101", "1..=100"]);
     let parts = "choose of fib, core, churn, ethernet, interconnect, latency, adaptive";
     assert_fails(&crosslane(&["bench", "router", "--only", "core,cores"]), 2, &["--only", "'cores'", parts]);
     let kinds = "choose one of lanes, windows, rnic_lanes, rnic_udp";
@@ -50,6 +52,10 @@ fn what_it_does_not_know_is_named() {
 fn a_choice_that_chooses_nothing_is_one_line() {
     let nothing = crosslane(&["bench", "router", "--only", "fib,core", "--interconnect", "lanes"]);
     assert_fails(&nothing, 2, &["--interconnect", "--only fib,core", "latency"]);
+    let nothing = crosslane(&["bench", "router", "--only", "core", "--size", "1500"]);
+    assert_fails(&nothing, 2, &["--size", "--only core", "interconnect, latency"]);
+    let nothing = crosslane(&["bench", "router", "--only", "interconnect", "--load", "90"]);
+    assert_fails(&nothing, 2, &["--load", "--only interconnect", "add latency or adaptive"]);
     let nothing = crosslane(&["bench", "router", "--only", "ethernet", "--prefixes", "table.txt"]);
     assert_fails(&nothing, 2, &["--only ethernet", "add fib or core"]);
 }

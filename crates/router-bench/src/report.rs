@@ -34,12 +34,17 @@ pub struct Options {
     pub parts: Parts,
     /// The only interconnect; all without one.
     pub kind: Option<Kind>,
+    /// The only sizes of frames whose rates and latencies are taken, 64 to 1500; the usual ones without any.
+    pub frame_bytes: Vec<usize>,
+    /// The only loads by which latency is taken, as shares of the best rate of a fixed batch; the usual ones without any.
+    pub load_shares: Vec<f64>,
 }
 
 impl Options {
     /// Everything.
     pub fn new(is_quick: bool, seed: u64) -> Options {
-        Options { is_quick, seed, parts: Parts::ALL, kind: None }
+        let (frame_bytes, load_shares) = (Vec::new(), Vec::new());
+        Options { is_quick, seed, parts: Parts::ALL, kind: None, frame_bytes, load_shares }
     }
 
     /// Over which interconnect the adaptive policy stands beside the fixed ones.

@@ -11,7 +11,7 @@ use sim::{Random, Span, Time};
 use super::beside::{Better, ByRound, beside_best};
 use super::load::CARRIED_SHARE;
 use super::nodes::{Arrivals, BUFFERS, Node, VECTOR_PACKETS, packet_bytes, settings};
-use super::{AdaptiveRow, BATCHES, Batching, BenchError, LOAD_FRAME_BYTES, kinds, name};
+use super::{AdaptiveRow, BATCHES, Batching, BenchError, kinds, name};
 use crate::statistics::{Quantiles, median};
 
 /// What is tried.
@@ -344,17 +344,21 @@ fn of(trials: &[VirtualTrial], value: fn(&VirtualTrial) -> f64) -> f64 {
     median(trials.iter().map(value)).unwrap_or(0.0)
 }
 
-/// All assumptions, both ways in which an interconnect works, short and long frames, at these shares of the load.
+/// All assumptions, both ways in which an interconnect works, these sizes of frames, at these shares of the load.
 ///
 /// # Errors
 /// When nodes cannot be made.
-pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<ModelledRow>, BenchError> {
+pub fn modelled(
+    sizes: &[usize],
+    load_shares: &[f64],
+    trial: Span,
+    trials: u64,
+) -> Result<Vec<ModelledRow>, BenchError> {
     let mut rows = Vec::new();
     for assumption in ASSUMPTIONS {
         for manner in assumption.manners.iter().copied() {
-            for frame_bytes in LOAD_FRAME_BYTES {
-                for load_share in load_shares {
-                    let load_share = *load_share;
+            for frame_bytes in sizes.iter().copied() {
+                for load_share in load_shares.iter().copied() {
                     rows.extend(Comparison { assumption, manner, frame_bytes, load_share, trial, trials }.run()?);
                 }
             }
@@ -365,6 +369,7 @@ pub fn modelled(load_shares: &[f64], trial: Span, trials: u64) -> Result<Vec<Mod
 
 #[cfg(test)]
 mod tests {
+    use super::super::LOAD_FRAME_BYTES;
     use super::*;
 
     /// No cell is to be above, as a multiple of the best fixed batch's p99.

@@ -24,21 +24,24 @@ pub(super) struct Scale {
     pub effort: Effort,
     hop_sizes: &'static [usize],
     hop_batches: &'static [u8],
-    shares: &'static [f64],
-    sizes: &'static [usize],
+    /// Of frames whose rates and latency by load are taken.
+    load_sizes: Vec<usize>,
+    shares: Vec<f64>,
+    sizes: Vec<usize>,
     /// Rates and latency over the adaptive policy's interconnect alone.
     is_short: bool,
 }
 
 impl Scale {
     pub fn of(options: &Options) -> Scale {
-        if options.is_quick {
+        let usual = if options.is_quick {
             Scale {
                 effort: Effort::quick(),
                 hop_sizes: &LOAD_FRAME_BYTES,
                 hop_batches: &[1, 16],
-                shares: &LOADS_QUICK,
-                sizes: &SIZES_QUICK,
+                load_sizes: LOAD_FRAME_BYTES.to_vec(),
+                shares: LOADS_QUICK.to_vec(),
+                sizes: SIZES_QUICK.to_vec(),
                 is_short: true,
             }
         } else {
@@ -46,17 +49,33 @@ impl Scale {
                 effort: Effort::full(),
                 hop_sizes: &FRAME_BYTES,
                 hop_batches: &BATCHES,
-                shares: &LOADS,
-                sizes: &FRAME_BYTES,
+                load_sizes: LOAD_FRAME_BYTES.to_vec(),
+                shares: LOADS.to_vec(),
+                sizes: FRAME_BYTES.to_vec(),
                 is_short: false,
             }
+        };
+        let chosen_or = |chosen: &[usize], usual| if chosen.is_empty() { usual } else { ascending(chosen) };
+        Scale {
+            load_sizes: chosen_or(&options.frame_bytes, usual.load_sizes),
+            sizes: chosen_or(&options.frame_bytes, usual.sizes),
+            shares: if options.load_shares.is_empty() { usual.shares } else { options.load_shares.clone() },
+            ..usual
         }
     }
 
     /// What is modelled: the same loads, in virtual time.
     pub fn model(&self) -> Result<Vec<ModelledRow>, BenchError> {
-        modelled(self.shares, MODELLED_TRIAL, if self.is_short { 1 } else { 3 })
+        modelled(&self.load_sizes, &self.shares, MODELLED_TRIAL, if self.is_short { 1 } else { 3 })
     }
+}
+
+/// The longest one last: latency by size is measured at a load that is a share of its rate.
+fn ascending(sizes: &[usize]) -> Vec<usize> {
+    let mut sizes = sizes.to_vec();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
 /// What is measured over one interconnect.
@@ -94,7 +113,7 @@ impl Plan {
         let Rounds { all, most } = self.rounds(scale.effort.rate_rounds);
         let of_size = count(self.has_rates, all + usize::from(most > all)) + count(self.has_loads, scale.shares.len());
         let sizes = count(self.has_sizes, scale.sizes.len());
-        count(self.has_hops, scale.hop_batches.len() + 1) + LOAD_FRAME_BYTES.len() * of_size + sizes
+        count(self.has_hops, scale.hop_batches.len() + 1) + scale.load_sizes.len() * of_size + sizes
     }
 }
 
@@ -131,7 +150,7 @@ struct Between<'a> {
 
 impl Between<'_> {
     fn measure(&self, report: &mut Report, follower: &mut dyn Follower) -> Result<(), BenchError> {
-        let Between { kind, plan, scale: Scale { effort, hop_sizes, hop_batches, .. }, cores } = self;
+        let Between { kind, plan, scale: Scale { effort, hop_sizes, hop_batches, load_sizes, .. }, cores } = self;
         if plan.has_hops {
             let mut step = |what: &str| follower.begins(name(*kind), what);
             report.hops.extend(hops(*kind, hop_sizes, hop_batches, effort, *cores, &mut step)?);
@@ -144,12 +163,12 @@ impl Between<'_> {
             follower.grew(report);
         }
         let mut carried_mpps = 0.0;
-        for frame_bytes in LOAD_FRAME_BYTES {
+        for frame_bytes in load_sizes {
             if plan.has_rates {
-                carried_mpps = self.rates(frame_bytes, report, follower)?;
+                carried_mpps = self.rates(*frame_bytes, report, follower)?;
             }
             if plan.has_loads {
-                self.loads(frame_bytes, carried_mpps, report, follower)?;
+                self.loads(*frame_bytes, carried_mpps, report, follower)?;
             }
         }
         if plan.has_sizes { self.sizes(SIZE_LOAD * carried_mpps, report, follower) } else { Ok(()) }
@@ -176,7 +195,7 @@ impl Between<'_> {
         let Between { kind, plan, scale: Scale { effort, shares, .. }, cores } = self;
         let rounds = plan.rounds(effort.load_rounds);
         let mut rows = Vec::new();
-        for share in *shares {
+        for share in shares {
             let percent = 100.0 * share;
             follower.begins(name(*kind), &format!("latency by load, {frame_bytes} B, {percent:.0}% of the rate"));
             rows.extend(load(*kind, frame_bytes, share * carried_mpps, rounds, effort, *cores)?);
@@ -189,7 +208,7 @@ impl Between<'_> {
     fn sizes(&self, mpps: f64, report: &mut Report, follower: &mut dyn Follower) -> Result<(), BenchError> {
         let Between { kind, scale: Scale { effort, sizes, .. }, cores, .. } = self;
         let mut rows = Vec::new();
-        for frame_bytes in *sizes {
+        for frame_bytes in sizes {
             follower.begins(name(*kind), &format!("latency by size, {frame_bytes} B"));
             rows.extend(load(*kind, *frame_bytes, mpps, effort.size_rounds, effort, *cores)?);
         }
@@ -253,6 +272,15 @@ mod tests {
         let said = "lanes: no fixed batch was seen to carry 64 B without a loss; loads are shares of half of the best \
                     flood, 3.000 Mpps";
         assert_eq!((mpps, remark.as_deref()), (3.0, Some(said)));
+    }
+
+    #[test]
+    fn chosen_sizes_and_loads_take_the_place_of_the_usual_ones() {
+        let usual = Scale::of(&Options::new(false, 1));
+        assert_eq!((usual.load_sizes, usual.shares), (LOAD_FRAME_BYTES.to_vec(), LOADS.to_vec()));
+        let options = Options { frame_bytes: vec![1500, 512, 1500], load_shares: vec![0.9], ..Options::new(false, 1) };
+        let scale = Scale::of(&options);
+        assert_eq!((scale.load_sizes, scale.sizes, scale.shares), (vec![512, 1500], vec![512, 1500], vec![0.9]));
     }
 
     #[test]
