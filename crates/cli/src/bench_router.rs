@@ -38,10 +38,12 @@ pub struct Options {
     #[arg(long, value_name = "NAME", value_parser = kind)]
     pub interconnect: Option<Kind>,
     /// Between nodes, rates and latencies of frames of these sizes alone, 64 to 1500
-    #[arg(long, value_name = "BYTES,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(64..=1500))]
+    #[arg(long, value_name = "BYTES,...", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u16).range(64..=1500))]
     pub size: Vec<u16>,
     /// Latency by these loads alone, in percent of the best rate of a fixed batch, 1 to 100
-    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',')]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
     pub load: Vec<u8>,
     /// Write the plots as SVG files into this directory, each as soon as it is measured
     #[arg(long, value_name = "DIR")]

@@ -36,7 +36,7 @@ pub struct Options {
     pub kind: Option<Kind>,
     /// The only sizes of frames whose rates and latencies are taken, 64 to 1500; the usual ones without any.
     pub frame_bytes: Vec<usize>,
-    /// The only loads by which latency is taken, as shares of the best rate of a fixed batch; the usual ones without any.
+    /// The only loads by which latency is taken, as shares of a fixed batch's best rate; the usual ones without any.
     pub load_shares: Vec<f64>,
 }
 
