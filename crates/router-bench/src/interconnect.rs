@@ -115,7 +115,8 @@ pub struct Effort {
     pub round_trips: usize,
     /// One trial of latency under a load: short, so that a round is over before the machine's mood changes.
     pub load_trial: Span,
-    /// What of that is left out.
+    /// What of that is left out: longer than the adaptive policy takes to learn what each length of a message costs, in
+    /// some thousand messages that are long. A node learns that once.
     pub load_warm_up: Span,
     /// Rounds of latency under a load: 99% of one trial's packets are at the mercy of a few pauses of the machine.
     pub load_rounds: Rounds,
@@ -134,8 +135,8 @@ impl Effort {
             rounds: 3,
             rate_rounds: Rounds { all: 3, most: 9 },
             round_trips: 500,
-            load_trial: Span::from_ns(15e6),
-            load_warm_up: Span::from_ns(3e6),
+            load_trial: Span::from_ns(32e6),
+            load_warm_up: Span::from_ns(20e6),
             load_rounds: Rounds { all: 11, most: 33 },
             size_rounds: Rounds::with_all(11),
             search_precision: 0.02,
@@ -145,13 +146,13 @@ impl Effort {
     /// For results that are committed.
     pub fn full() -> Effort {
         Effort {
-            trial: Span::from_ns(40e6),
-            warm_up: Span::from_ns(8e6),
+            trial: Span::from_ns(56e6),
+            warm_up: Span::from_ns(24e6),
             rounds: 7,
             rate_rounds: Rounds { all: 7, most: 31 },
             round_trips: 5000,
-            load_trial: Span::from_ns(20e6),
-            load_warm_up: Span::from_ns(4e6),
+            load_trial: Span::from_ns(56e6),
+            load_warm_up: Span::from_ns(40e6),
             load_rounds: Rounds { all: 21, most: 121 },
             size_rounds: Rounds::with_all(11),
             search_precision: 0.005,
