@@ -38,6 +38,9 @@ const PERIODS_KEPT: u32 = 32;
 const PERIODS_APART: u32 = 1024;
 /// Longer messages are worth it if they cost at most this share of what shorter ones do.
 const LONGER_COSTS_AT_MOST: f64 = 0.98;
+/// The same while a node has no time: they are, unless they cost it more by much. What they save the other node is not
+/// seen here, and eight periods differ by some percent from the next eight.
+const LONGER_COSTS_AT_MOST_WITHOUT_TIME: f64 = 1.1;
 
 /// By what messages are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +177,8 @@ impl Lengths {
 struct Choice {
     /// Among which lengths, from short to long.
     among: &'static [usize],
+    /// Which share of what a shorter one costs makes a longer one worth it.
+    longer_costs_at_most: f64,
     costs: [Cost; LENGTHS],
     /// Periods to be left out at the beginning.
     cold: u32,
@@ -187,13 +192,14 @@ struct Choice {
 
 impl Choice {
     /// Short before anything is known.
-    const WITH_TIME: Choice = Choice::among(&[SHORT, LONG, FULL], SHORT);
+    const WITH_TIME: Choice = Choice::among(&[SHORT, LONG, FULL], LONGER_COSTS_AT_MOST, SHORT);
     /// Full ones, which most who have no time need: others are tried at the price of a queue.
-    const WITHOUT_TIME: Choice = Choice::among(&[SHORT, FULL], FULL);
+    const WITHOUT_TIME: Choice = Choice::among(&[SHORT, FULL], LONGER_COSTS_AT_MOST_WITHOUT_TIME, FULL);
 
-    const fn among(among: &'static [usize], length: usize) -> Choice {
+    const fn among(among: &'static [usize], longer_costs_at_most: f64, length: usize) -> Choice {
         let costs = [Cost::UNKNOWN; LENGTHS];
-        Choice { among, costs, cold: PERIODS_COLD, since_tried: 0, tries: 0, length, is_tried: true }
+        let (cold, since_tried, tries, is_tried) = (PERIODS_COLD, 0, 0, true);
+        Choice { among, longer_costs_at_most, costs, cold, since_tried, tries, length, is_tried }
     }
 
     /// What a byte cost in a period of messages of that length.
@@ -221,12 +227,13 @@ impl Choice {
         periods >= PERIODS_KNOWN || periods >= PERIODS_KNOWN_SOON && byte_ns > SOON_COSTS * least_ns
     }
 
-    /// The shortest that no longer one is cheaper than by much.
+    /// The shortest that no longer one is worth more than.
     fn cheapest(&self) -> usize {
-        let is_cheaper =
-            |longer: usize, than: usize| self.costs[longer].byte_ns <= LONGER_COSTS_AT_MOST * self.costs[than].byte_ns;
+        let is_worth = |longer: usize, than: usize| {
+            self.costs[longer].byte_ns <= self.longer_costs_at_most * self.costs[than].byte_ns
+        };
         let longer = self.among[1..].iter().copied();
-        longer.fold(self.among[0], |cheapest, longer| if is_cheaper(longer, cheapest) { longer } else { cheapest })
+        longer.fold(self.among[0], |cheapest, longer| if is_worth(longer, cheapest) { longer } else { cheapest })
     }
 
     fn next_to_try(&mut self, cheapest: usize) -> usize {
@@ -317,7 +324,9 @@ mod tests {
             assert_eq!(node.run(in_turn.iter().sum(), [0.2, 0.18, 0.19]), in_turn);
             assert_eq!(node.run(500, [0.2, 0.18, 0.19]), if has_time { [0, 500, 0] } else { [0, 0, 500] });
             assert!(!node.lengths.limit(has_time, !has_time).is_tried);
-            for (bytes_ns, length) in [([0.2, 0.2, 0.2], 0), ([0.2, 0.19, 0.18], 2), ([0.2, 0.21, 0.18], 2)] {
+            let by_costs = [([0.2, 0.2, 0.23], 0), ([0.2, 0.19, 0.18], 2), ([0.2, 0.21, 0.18], 2)];
+            let where_equal = [[0.2, 0.2, 0.2], [0.2, 0.2, 0.21]].map(|bytes_ns| (bytes_ns, first));
+            for (bytes_ns, length) in by_costs.into_iter().chain(where_equal) {
                 assert_eq!(Node::warm(has_time, bytes_ns).length(), length, "{bytes_ns:?}");
             }
         }
@@ -414,7 +423,7 @@ mod tests {
 
     #[test]
     fn full_messages_are_short_where_that_costs_this_node_less_and_it_is_the_busy_one() {
-        let mut node = Node::warm(false, [0.2, 0.21, 0.22]);
+        let mut node = Node::warm(false, [0.2, 0.21, 0.23]);
         let mut limit = |has_time, is_full_only| node.lengths.limit(has_time, is_full_only).bytes;
         assert_eq!((limit(false, true), limit(true, true)), (BYTES_MAX[SHORT], BYTES_MAX[FULL]));
         assert_eq!(limit(true, false), BYTES_MAX[SHORT], "as nothing is known of when it has time");
