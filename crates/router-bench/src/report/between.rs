@@ -1,5 +1,7 @@
 //! What is measured between two nodes, over each interconnect.
 
+use std::cmp::Ordering;
+
 use router_node::interconnect::Kind;
 use sim::Span;
 
@@ -55,11 +57,10 @@ impl Scale {
                 is_short: false,
             }
         };
-        let chosen_or = |chosen: &[usize], usual| if chosen.is_empty() { usual } else { ascending(chosen) };
         Scale {
             load_sizes: chosen_or(&options.frame_bytes, usual.load_sizes),
             sizes: chosen_or(&options.frame_bytes, usual.sizes),
-            shares: if options.load_shares.is_empty() { usual.shares } else { options.load_shares.clone() },
+            shares: chosen_or(&options.load_shares, usual.shares),
             ..usual
         }
     }
@@ -70,12 +71,15 @@ impl Scale {
     }
 }
 
-/// The longest one last: latency by size is measured at a load that is a share of its rate.
-fn ascending(sizes: &[usize]) -> Vec<usize> {
-    let mut sizes = sizes.to_vec();
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes
+/// Each value once, for rows are told apart by them; the longest size last, of whose rate latency by size has a share.
+fn chosen_or<T: Copy + PartialOrd>(chosen: &[T], usual: Vec<T>) -> Vec<T> {
+    if chosen.is_empty() {
+        return usual;
+    }
+    let mut chosen = chosen.to_vec();
+    chosen.sort_by(|one, other| one.partial_cmp(other).unwrap_or(Ordering::Equal));
+    chosen.dedup();
+    chosen
 }
 
 /// What is measured over one interconnect.
@@ -278,9 +282,10 @@ mod tests {
     fn chosen_sizes_and_loads_take_the_place_of_the_usual_ones() {
         let usual = Scale::of(&Options::new(false, 1));
         assert_eq!((usual.load_sizes, usual.shares), (LOAD_FRAME_BYTES.to_vec(), LOADS.to_vec()));
-        let options = Options { frame_bytes: vec![1500, 512, 1500], load_shares: vec![0.9], ..Options::new(false, 1) };
+        let (frame_bytes, load_shares) = (vec![1500, 512, 1500], vec![0.9, 0.5, 0.9]);
+        let options = Options { frame_bytes, load_shares, ..Options::new(false, 1) };
         let scale = Scale::of(&options);
-        assert_eq!((scale.load_sizes, scale.sizes, scale.shares), (vec![512, 1500], vec![512, 1500], vec![0.9]));
+        assert_eq!((scale.load_sizes, scale.sizes, scale.shares), (vec![512, 1500], vec![512, 1500], vec![0.5, 0.9]));
     }
 
     #[test]
