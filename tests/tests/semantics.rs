@@ -25,6 +25,14 @@ const EXPLAINED: &[Difference] = &[Difference {
     reason: "a library copies by the program's own loads and stores: a bad address is a SIGSEGV, not EFAULT",
 }];
 
+/// Checks of lanes alone: the kernel passes them nearly always. When a connect is refused, it wakes who sleeps once as
+/// the state changes and again for the error (tcp_done_with_error). Who is quick in between has taken the error by the
+/// second time and hears of the end twice: 3 of 176 runs did, eight at a time on two cores, with Linux 6.18.
+const KERNEL_RACES: &[Difference] = &[Difference {
+    check: "connects_that_wait_are_refused_once_to_who_sleeps_on_them",
+    reason: "the kernel tells of an end in two steps, and a program that looks in between is told of both",
+}];
+
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
@@ -54,13 +62,27 @@ impl Examination {
     /// Panics with the list of checks that failed without an explanation.
     #[track_caller]
     fn must_pass(&self, explained: &[Difference]) {
+        self.must_pass_but_for(explained, &[]);
+    }
+
+    /// Where the kernel does the work.
+    #[track_caller]
+    fn must_pass_as_the_kernel_does(&self) {
+        self.must_pass_but_for(&[], KERNEL_RACES);
+    }
+
+    #[track_caller]
+    fn must_pass_but_for(&self, explained: &[Difference], by_chance: &[Difference]) {
         let missing: Vec<String> = listed().into_iter().filter(|name| !self.verdicts.contains_key(name)).collect();
         assert!(missing.is_empty(), "checks without a verdict: {missing:?}");
         let mut wrong = String::new();
         for (name, verdict) in &self.verdicts {
-            let excused = explained.iter().any(|difference| difference.check == name);
+            let is_among = |differences: &[Difference]| differences.iter().any(|difference| difference.check == name);
+            let excused = is_among(explained);
             match verdict {
-                Verdict::Failed(why) if !excused => wrong.push_str(&format!("FAIL {name}: {why}\n")),
+                Verdict::Failed(why) if !excused && !is_among(by_chance) => {
+                    wrong.push_str(&format!("FAIL {name}: {why}\n"))
+                }
                 Verdict::Passed if excused => wrong.push_str(&format!("{name} passes: take it from the table\n")),
                 _ => {}
             }
@@ -91,7 +113,7 @@ fn listed() -> BTreeSet<String> {
 fn the_examination_is_complete() {
     let names = listed();
     assert!(names.len() >= CHECKS_MIN, "{} checks", names.len());
-    for difference in EXPLAINED {
+    for difference in EXPLAINED.iter().chain(KERNEL_RACES) {
         assert!(names.contains(difference.check), "no check is named {}", difference.check);
         assert!(!difference.reason.is_empty(), "{} has no reason", difference.check);
     }
@@ -115,14 +137,14 @@ fn an_unknown_check_is_wrong_use() {
 #[test]
 fn kernel_tcp_passes() {
     let finished = Process::start(&mut Rack::new().bare_command(c::semantics())).wait(RUN_LIMIT);
-    Examination::of(&finished, Traffic::default()).must_pass(&[]);
+    Examination::of(&finished, Traffic::default()).must_pass_as_the_kernel_does();
 }
 
 #[test]
 fn passed_through_passes() {
     let rack = Rack::new();
     let examination = Examination::run(&rack, &mut rack.run(&["--except", "1-65535"], c::semantics()));
-    examination.must_pass(&[]);
+    examination.must_pass_as_the_kernel_does();
     assert_eq!(examination.traffic.lane_bytes, 0, "{:?}", examination.traffic);
 }
 
