@@ -242,6 +242,28 @@ fn missing_libraries_and_gpus_are_wrong_use() {
 }
 
 #[test]
+fn doctor_names_the_library_that_is_missing() {
+    let fake = Fake::new();
+    let found = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_crosslane"));
+        let output = command.args(["doctor", "--json"]).env("LD_LIBRARY_PATH", fake.folder.path()).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let check = checks.iter().find(|check| check["name"] == "cuda").unwrap().clone();
+        (check["found"].as_str().unwrap().to_owned(), check["remedy"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(found(), ("libcuda.so.1 libnvrtc.so".to_owned(), String::new()));
+    for name in COMPILERS {
+        fs::write(fake.path(name), "").unwrap();
+    }
+    let (name, remedy) = found();
+    assert!(name == "no libnvrtc.so" && remedy.contains("package libnvrtc"), "{name}: {remedy}");
+    fs::write(fake.path("libcuda.so.1"), "").unwrap();
+    let (name, remedy) = found();
+    assert!(name == "no libcuda.so.1" && remedy.contains("NVIDIA's driver"), "{name}: {remedy}");
+}
+
+#[test]
 fn what_a_gpu_cannot_do_is_refused_before_anything_is_pinned() {
     let fake = Fake::new();
     for (more, word) in [

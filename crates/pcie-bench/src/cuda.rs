@@ -28,6 +28,8 @@ use crate::pci;
 use driver::{Argument, Gpu, Pinned, Words};
 use plan::Rate;
 
+pub use driver::Needed;
+
 const SOURCE: &str = include_str!("cuda/kernels.cu");
 const WORD_BYTES: u32 = 8;
 /// Threads of a block in bandwidth tests: four warps.

@@ -1,17 +1,14 @@
 //! Processors and hardware of windows between hosts: nothing of it is needed on one machine.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use pcie_bench::cuda::Needed;
 
 use super::Check;
 
 /// PCI vendor and device of QEMU's inter-VM shared memory.
 const IVSHMEM: (&str, &str) = ("0x1af4", "0x1110");
-/// What a GPU's driver is called, and where it is apart from where the environment says.
-const CUDA_DRIVER: &str = "libcuda.so.1";
-const LIBRARY_FOLDERS: [&str; 5] =
-    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib"];
 
 /// One check a kind.
 pub fn checks() -> Vec<Check> {
@@ -80,14 +77,14 @@ fn rdma(sys: &Path) -> Check {
     }
 }
 
+/// The libraries are loaded, as the benchmark does it: where they are is the loader's business.
 fn cuda() -> Check {
-    let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let folders = env::split_paths(&paths).chain(LIBRARY_FOLDERS.map(PathBuf::from));
-    match folders.map(|folder| folder.join(CUDA_DRIVER)).find(|path| path.exists()) {
-        Some(path) => Check::ok("cuda", path.display().to_string()),
-        None => {
-            let remedy = "only for 'crosslane pcie bench --device cuda': install the driver of an NVIDIA GPU";
-            Check::note("cuda", format!("no {CUDA_DRIVER}"), remedy)
+    let found = Needed::ALL.map(|library| library.found().ok_or(library));
+    match found {
+        [Ok(driver), Ok(compiler)] => Check::ok("cuda", format!("{driver} {compiler}")),
+        [Err(missing), _] | [_, Err(missing)] => {
+            let remedy = format!("only for 'crosslane pcie bench --device cuda': {}", missing.remedy);
+            Check::note("cuda", format!("no {}", missing.name()), remedy)
         }
     }
 }

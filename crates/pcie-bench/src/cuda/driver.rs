@@ -7,9 +7,13 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-const DRIVER: &str = "libcuda.so.1";
+const DRIVER: Needed =
+    Needed { names: &["libcuda.so.1"], remedy: "it comes with NVIDIA's driver; without a GPU choose another device" };
 /// Every version has the few functions needed.
-const COMPILERS: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"];
+const COMPILER: Needed = Needed {
+    names: &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"],
+    remedy: "install NVIDIA's run-time compiler (package libnvrtc)",
+};
 
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: the GPU sees the memory.
 const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
@@ -32,14 +36,38 @@ fn symbol<T: Copy>(library: &Library, library_name: &str, name: &str) -> Result<
         .map_err(|_| Error::Failed(format!("cuda: {library_name} lacks {name}: it is too old")))
 }
 
-fn library(names: &[&str], remedy: &str) -> Result<(Library, String)> {
-    for name in names {
-        // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers touch nothing of ours.
-        if let Ok(library) = unsafe { Library::new(*name) } {
-            return Ok((library, (*name).to_owned()));
-        }
+/// A library that the device loads.
+#[derive(Clone, Copy, Debug)]
+pub struct Needed {
+    /// The names under which it is looked for, one after the other.
+    names: &'static [&'static str],
+    /// What to do where it is missing.
+    pub remedy: &'static str,
+}
+
+impl Needed {
+    /// All, in the order in which they are loaded.
+    pub const ALL: [Self; 2] = [DRIVER, COMPILER];
+
+    /// The name by which messages call it.
+    pub fn name(&self) -> &'static str {
+        self.names[0]
     }
-    Error::wrong_use(format!("cuda: {} is missing; {remedy}", names[0]))
+
+    /// The name under which this machine has it, if it can be loaded.
+    pub fn found(&self) -> Option<&'static str> {
+        self.load().ok().map(|(_, name)| name)
+    }
+
+    fn load(&self) -> Result<(Library, &'static str)> {
+        for name in self.names {
+            // SAFETY: NVIDIA's libraries may be loaded at any time; their initialisers touch nothing of ours.
+            if let Ok(library) = unsafe { Library::new(*name) } {
+                return Ok((library, name));
+            }
+        }
+        Error::wrong_use(format!("cuda: {} is missing; {}", self.name(), self.remedy))
+    }
 }
 
 macro_rules! functions {
@@ -205,11 +233,10 @@ impl Drop for Event<'_> {
 impl Gpu {
     /// Opens the GPU number `index`.
     pub(super) fn open(index: u32) -> Result<Self> {
-        let (library_driver, name) =
-            library(&[DRIVER], "it comes with NVIDIA's driver, so choose another device here")?;
-        let driver = Driver::of(library_driver, &name)?;
-        let (library_compiler, name) = library(&COMPILERS, "install NVIDIA's run-time compiler (package libnvrtc)")?;
-        let compiler = Compiler::of(library_compiler, &name)?;
+        let (library_driver, name) = DRIVER.load()?;
+        let driver = Driver::of(library_driver, name)?;
+        let (library_compiler, name) = COMPILER.load()?;
+        let compiler = Compiler::of(library_compiler, name)?;
         // SAFETY: no arguments but flags.
         driver.check("cuInit", unsafe { (driver.init)(0) })?;
         let mut count = 0;
