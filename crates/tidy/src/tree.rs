@@ -8,6 +8,9 @@ use crate::Source;
 /// Folders that hold no source of ours: build outputs, what a fuzzer found, tables that a program wrote.
 const FOLDERS_SKIPPED: [&str; 4] = ["target", "corpus", "artifacts", "results"];
 
+/// Where results and the documents beside them are.
+const RESULTS: &str = "docs/results";
+
 /// Scripts without an extension.
 const SCRIPTS: [&str; 2] = ["x", ".ci/run"];
 
@@ -18,7 +21,18 @@ pub fn root() -> PathBuf {
 
 /// Every file below `root` that a check looks at, by path.
 pub fn sources(root: &Path) -> io::Result<Vec<Source>> {
-    let mut sources = Vec::new();
+    files(root, is_entered, is_checked)
+}
+
+/// Every document below `root`, by path: those beside results too, which people write.
+pub fn documents(root: &Path) -> io::Result<Vec<Source>> {
+    let is_document = |path: &str| Source::new(path, "").extension() == "md";
+    files(root, |path| is_entered(path) || path == RESULTS, is_document)
+}
+
+/// The files of the folders that `enters` lets in, as far as `takes` wants them.
+fn files(root: &Path, enters: impl Fn(&str) -> bool, takes: impl Fn(&str) -> bool) -> io::Result<Vec<Source>> {
+    let mut files = Vec::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
         for entry in root.join(&folder).read_dir()? {
@@ -28,15 +42,15 @@ pub fn sources(root: &Path) -> io::Result<Vec<Source>> {
                 continue;
             };
             let kind = entry.file_type()?;
-            if kind.is_dir() && is_entered(path) {
+            if kind.is_dir() && enters(path) {
                 folders.push(relative);
-            } else if kind.is_file() && is_checked(path) {
-                sources.push(Source::new(path, std::fs::read_to_string(entry.path())?));
+            } else if kind.is_file() && takes(path) {
+                files.push(Source::new(path, std::fs::read_to_string(entry.path())?));
             }
         }
     }
-    sources.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(sources)
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
 }
 
 /// Hidden folders belong to tools, but for the one of continuous integration.
