@@ -60,6 +60,8 @@ pub trait Memory: Clone + Send {
     /// Hints that this core writes the span soon.
     #[inline]
     fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
+    /// Gives the memory of whole pages of the span back to the system, where that is possible.
+    fn discard(&self, _offset: usize, _len_bytes: usize) {}
     /// Starts to write the span's lines back to where the other node finds them.
     #[inline]
     fn write_back(&self, _offset: usize, _len_bytes: usize) {}
@@ -137,6 +139,10 @@ impl Memory for Region {
     #[inline]
     fn prefetch_for_writes(&self, offset: usize, len_bytes: usize) {
         self.prefetch_for_writes(offset, len_bytes);
+    }
+
+    fn discard(&self, offset: usize, len_bytes: usize) {
+        self.discard(offset, len_bytes);
     }
 }
 
@@ -264,6 +270,10 @@ impl<M: Memory> Outbound for MemoryOutbound<M> {
     #[inline]
     fn hand_over(&self, offset: usize, len_bytes: usize) {
         self.0.demote(offset, len_bytes);
+    }
+
+    fn discard(&self, offset: usize, len_bytes: usize) {
+        self.0.discard(offset, len_bytes);
     }
 
     /// Nothing to do on coherent memory: the release store that publishes orders it by itself.

@@ -97,6 +97,9 @@ pub trait Outbound: Send {
     /// Hints that the peer reads the span next, where that can hurry it.
     #[inline]
     fn hand_over(&self, _offset: usize, _len_bytes: usize) {}
+    /// Gives the memory of whole pages of the span back to the system, where that is possible: they are zero from then
+    /// on. Nobody may store there meanwhile.
+    fn discard(&self, _offset: usize, _len_bytes: usize) {}
     /// Returns once all stores before it are visible to the peer. May cost a round trip: only for a node about to
     /// sleep.
     fn flush(&self);

@@ -1,7 +1,10 @@
 //! The receiving end.
 
 use crate::layout::Ring;
-use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_SLOTS_MAX, SLOT_BYTES, slots_of, tag};
+use crate::producer::{WAKE_EVERY_SLOTS, open_read_mark};
+use crate::record::{
+    HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_SLOTS_MAX, SLOT_BYTES, slots_of, stamp_of, tag,
+};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short, store_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
@@ -15,10 +18,17 @@ const WAKE_DUE: usize = 16;
 const SLEEPS: usize = 24;
 const WAKES: usize = 32;
 
-/// Where in the record at the head: its length and the offset in it take 31 bits each, the ring the lowest.
-const PLACE_BITS: u32 = 31;
-const PLACE_IN_BIG_RING: u64 = 1;
+/// Where in the record at the head: its length and the offset in it take 24 bits each, above a bit that says whether it
+/// is open; the lowest byte is the ring's number.
+const PLACE_BITS: u32 = 24;
+const PLACE_RING: u64 = 0xff;
+const PLACE_OPEN: u64 = 1 << 8;
+const PLACE_SHIFT: u32 = 16;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
+
+/// In [`WAKE_DUE`]: a sleeping sender is woken if there is as much room as it needs, or in any case.
+const WAKE_IF_ROOM: u64 = 1;
+const WAKE_ALWAYS: u64 = 2;
 
 /// The receiving end of a lane.
 ///
@@ -60,7 +70,11 @@ struct Cursor {
     head: u64,
     record_bytes: usize,
     offset_bytes: usize,
-    in_big_ring: bool,
+    ring: u8,
+    /// The sender may append to the record.
+    is_open: bool,
+    /// It has come past something whose credit is not returned yet.
+    is_credit_due: bool,
 }
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
@@ -78,7 +92,25 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline(always)] // Looked at in a loop.
     pub fn may_have_data(&self) -> bool {
         let cursor = self.cursor();
-        cursor.record_bytes != 0 || self.is_published(&cursor) || self.fin(Ordering::Relaxed) != 0
+        let has_record = if cursor.record_bytes != 0 { self.has_more(&cursor) } else { self.is_published(&cursor) };
+        has_record || self.fin(Ordering::Relaxed) != 0
+    }
+
+    /// In a record: whether something of it is unread, or follows.
+    #[inline(never)]
+    fn has_more(&self, cursor: &Cursor) -> bool {
+        let mut ahead = *cursor;
+        self.load_record(&mut ahead).unwrap_or(true)
+    }
+
+    /// The [stamp](crate::Producer::set_stamp) of the record that is read next.
+    pub fn next_stamp(&self) -> Option<u64> {
+        let mut cursor = self.cursor();
+        if !self.load_record(&mut cursor).unwrap_or(false) {
+            return None;
+        }
+        let slot = self.ring(&cursor).slot_offset(cursor.head);
+        Some(stamp_of(self.inbound.load_u64(slot + WORD_BYTES, Ordering::Relaxed)))
     }
 
     /// Copies up to `len_bytes` unread bytes to `destination`; returns how many. Zero: nothing there now (or
@@ -92,7 +124,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     pub unsafe fn read_to(&mut self, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut cursor = self.cursor();
-        let was_in_big_ring = cursor.in_big_ring;
         let mut read_bytes = 0;
         let mut end = Ok(());
         while read_bytes < len_bytes {
@@ -110,7 +141,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             read_bytes += chunk_bytes;
             self.advance(&mut cursor, chunk_bytes);
         }
-        self.store_cursor(&cursor, was_in_big_ring);
+        self.store_cursor(&cursor);
         // What came before nonsense was good: it is delivered, and the next read finds the nonsense again.
         if read_bytes == 0 && len_bytes > 0 {
             end?;
@@ -128,10 +159,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline(always)] // Most of what it spares is the work of being called.
     pub unsafe fn read_short_to(&mut self, destination: *mut u8, len_bytes: usize) -> Next {
         let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
-        if place & !PLACE_IN_BIG_RING != 0 {
+        if place & !PLACE_RING != 0 {
             return Next::Other;
         }
-        let ring = Ring::of(&self.layout, place != 0);
+        let ring = Ring::of(&self.layout, place as u8);
         let slot = ring.slot_offset(head);
         self.inbound.invalidate(slot, SLOT_BYTES);
         if self.inbound.load_u64(slot, Ordering::Acquire) != tag(self.secret, head) {
@@ -140,10 +171,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let [header, first, second] = self.inbound.load_words(slot + WORD_BYTES);
         let Some(record_bytes) = Record::decode_inline(header) else {
             // SAFETY: the caller's span.
-            return unsafe { self.read_slots_to(header, ring, head, place, destination, len_bytes) };
+            return unsafe { self.read_slots_to(header, ring, head, destination, len_bytes) };
         };
-        let next = head.wrapping_add(1);
-        if !self.is_all_there_is(record_bytes, len_bytes, next, place) {
+        let next = ring.place(head.wrapping_add(1));
+        if !self.is_all_there_is(record_bytes, len_bytes, next, ring) {
             return Next::Other;
         }
         if record_bytes <= WORDWISE_BYTES_MAX {
@@ -167,7 +198,6 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         header: u64,
         ring: Ring,
         head: u64,
-        place: u64,
         destination: *mut u8,
         len_bytes: usize,
     ) -> Next {
@@ -179,8 +209,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let slots = slots_of(record_bytes);
         let rest_bytes = (slots as usize - 1) * SLOT_BYTES;
         self.inbound.invalidate(slot + SLOT_BYTES, rest_bytes);
-        let next = head.wrapping_add(slots);
-        if !self.is_all_there_is(record_bytes, len_bytes, next, place) {
+        let next = ring.place(head.wrapping_add(slots));
+        if !self.is_all_there_is(record_bytes, len_bytes, next, ring) {
             return Next::Other;
         }
         // SAFETY: the caller's span.
@@ -193,9 +223,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// Whether a record fits a buffer of `len_bytes`, and nothing has come at `next` that would go there too: less than
     /// is there, and has perhaps been peeked at, is no answer.
     #[inline(always)]
-    fn is_all_there_is(&self, record_bytes: usize, len_bytes: usize, next: u64, place: u64) -> bool {
-        let after = Cursor { head: next, record_bytes: 0, offset_bytes: 0, in_big_ring: place != 0 };
-        record_bytes == len_bytes || (record_bytes < len_bytes && !self.is_published(&after))
+    fn is_all_there_is(&self, record_bytes: usize, len_bytes: usize, next: u64, ring: Ring) -> bool {
+        record_bytes == len_bytes || (record_bytes < len_bytes && !self.is_published_in(ring, next))
     }
 
     /// Copies unread bytes to `destination`; returns how many. Zero: nothing there now.
@@ -255,9 +284,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     pub fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
         self.peeked_bytes = 0;
         let mut cursor = self.cursor();
-        let was_in_big_ring = cursor.in_big_ring;
         let loaded = self.load_record(&mut cursor)?;
-        self.store_cursor(&cursor, was_in_big_ring);
+        self.store_cursor(&cursor);
         if !loaded {
             self.check_end(&cursor)?;
             return Ok(None);
@@ -295,7 +323,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return Err(self.corrupt_cursor(&cursor));
         }
         self.advance(&mut cursor, len_bytes);
-        self.store_cursor(&cursor, cursor.in_big_ring);
+        self.store_cursor(&cursor);
         Ok(())
     }
 
@@ -303,7 +331,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// nothing is said, none. That may be room: ask [`Consumer::take_wake_request`] then.
     pub fn set_capacity(&mut self, bytes: usize) {
         self.outbound.store_u64(self.layout.receiver_capacity(), bytes as u64, Ordering::Release);
-        self.set_word(WAKE_DUE, 1);
+        self.set_word(WAKE_DUE, WAKE_ALWAYS);
     }
 
     /// Whether the sender has finished and everything is read.
@@ -323,7 +351,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn arrivals(&self, seen: u64) -> Result<u64, Corrupt> {
-        Ok(self.look_ahead(|_| true)?.head.max(seen))
+        let end = self.look_ahead(|_| true)?;
+        // An open record grows where it is.
+        let so_far = end.head.wrapping_mul(SLOT_BYTES as u64).wrapping_add(end.record_bytes as u64);
+        Ok(so_far.max(seen))
     }
 
     /// Returns credit for all that was read, where that is done by quarters of a ring: for a sender that wants to know
@@ -352,23 +383,37 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 
     fn take_due_wake_request(&mut self) -> bool {
+        let due = self.word(WAKE_DUE);
         self.set_word(WAKE_DUE, 0);
+        if self.layout.elastic.is_some() {
+            let (asleep, head) = (self.layout.producer_asleep(), self.word(HEAD));
+            return wake::take_reached(&self.inbound, asleep, head, due == WAKE_ALWAYS);
+        }
         let taken = self.layout.consumer_cursor() + WAKES;
         wake::take(&self.outbound, &self.inbound, self.layout.producer_asleep(), taken)
     }
 
     #[inline]
     fn is_published(&self, cursor: &Cursor) -> bool {
-        let slot = self.ring(cursor).slot_offset(cursor.head);
+        self.is_published_in(self.ring(cursor), cursor.head)
+    }
+
+    #[inline(always)]
+    fn is_published_in(&self, ring: Ring, position: u64) -> bool {
+        let slot = ring.slot_offset(position);
         self.inbound.invalidate(slot, SLOT_BYTES);
-        self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, cursor.head)
+        self.inbound.load_u64(slot, Ordering::Acquire) == tag(self.secret, position)
     }
 
     /// Makes the cursor stand in a record with unread bytes, if there is one.
     #[inline]
     fn load_record(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
         if cursor.record_bytes != 0 {
-            return self.check_in_record(cursor);
+            self.check_in_record(cursor)?;
+            if cursor.offset_bytes < cursor.record_bytes {
+                return Ok(true);
+            }
+            return self.load_rest(cursor);
         }
         if !self.is_published(cursor) {
             return Ok(false);
@@ -376,36 +421,79 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.load_header(cursor)
     }
 
+    /// Past all that was seen of an open record: what has been appended, or what follows once it is closed.
+    #[cold]
+    fn load_rest(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
+        let ring = self.ring(cursor);
+        let word = self.inbound.load_u64(ring.slot_offset(cursor.head) + WORD_BYTES, Ordering::Acquire);
+        let (so_far, is_open) = match Record::decode(word, ring.slots_to_end(cursor.head))? {
+            Record::Open(len_bytes) => (len_bytes, true),
+            Record::Data(len_bytes) => (len_bytes, false),
+            Record::Switch(_) => return Err(Corrupt { what: "open record", value: word }),
+        };
+        if so_far < cursor.record_bytes {
+            return Err(Corrupt { what: "open record", value: word });
+        }
+        (cursor.record_bytes, cursor.is_open) = (so_far, is_open);
+        if cursor.offset_bytes < so_far || is_open {
+            return Ok(cursor.offset_bytes < so_far);
+        }
+        step_over(cursor, ring);
+        cursor.is_credit_due = true;
+        if self.is_published(cursor) { self.load_header(cursor) } else { Ok(false) }
+    }
+
     #[inline]
     fn load_header(&self, cursor: &mut Cursor) -> Result<bool, Corrupt> {
         let ring = self.ring(cursor);
         let slot = ring.slot_offset(cursor.head);
-        let word = self.inbound.load_u64(slot + 8, Ordering::Relaxed);
+        // What an open record's length covers is there: its header is stored after its bytes.
+        let word = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
         match Record::decode(word, ring.slots_to_end(cursor.head))? {
             Record::Data(len_bytes) => {
                 self.inbound.invalidate(slot + SLOT_BYTES, (slots_of(len_bytes) as usize - 1) * SLOT_BYTES);
-                cursor.record_bytes = len_bytes;
-                cursor.offset_bytes = 0;
+                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (len_bytes, 0, false);
                 Ok(true)
             }
-            Record::Switch if cursor.in_big_ring || self.layout.big_slots == 0 => {
-                Err(Corrupt { what: "a second ring switch", value: word })
+            Record::Open(len_bytes) if self.layout.elastic.is_some() => {
+                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (len_bytes, 0, true);
+                Ok(true)
             }
-            Record::Switch => {
-                cursor.in_big_ring = true;
-                cursor.head = cursor.head.wrapping_add(1);
-                self.load_record(cursor)
-            }
+            Record::Switch(ring) => self.follow_switch(cursor, ring, word),
+            Record::Open(_) => Err(Corrupt { what: "record header", value: word }),
+        }
+    }
+
+    /// Goes on in another ring, where a record awaits: a switch that leads to another one is none of ours.
+    #[cold]
+    fn follow_switch(&self, cursor: &mut Cursor, ring: u8, word: u64) -> Result<bool, Corrupt> {
+        let is_known = usize::from(ring) <= self.layout.rings_larger();
+        let leads_on = ring != cursor.ring && (ring > 0 || self.layout.elastic.is_some());
+        if !is_known || !leads_on {
+            return Err(Corrupt { what: "a ring switch", value: word });
+        }
+        cursor.ring = ring;
+        cursor.head = self.ring(cursor).place(cursor.head.wrapping_add(1));
+        cursor.is_credit_due = true;
+        if !self.is_published(cursor) {
+            return Ok(false);
+        }
+        let slot = self.ring(cursor).slot_offset(cursor.head);
+        let next = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
+        match Record::decode(next, self.ring(cursor).slots_to_end(cursor.head))? {
+            Record::Switch(_) => Err(Corrupt { what: "a second ring switch", value: next }),
+            _ => self.load_header(cursor),
         }
     }
 
     /// The cursor is in memory that the peer can write on some backends: it is checked like everything else.
     #[inline]
-    fn check_in_record(&self, cursor: &Cursor) -> Result<bool, Corrupt> {
+    fn check_in_record(&self, cursor: &Cursor) -> Result<(), Corrupt> {
         let fits = cursor.record_bytes <= RECORD_BYTES_MAX
-            && cursor.offset_bytes < cursor.record_bytes
+            && (cursor.offset_bytes < cursor.record_bytes
+                || (cursor.is_open && cursor.offset_bytes == cursor.record_bytes))
             && slots_of(cursor.record_bytes) <= self.ring(cursor).slots_to_end(cursor.head);
-        if fits { Ok(true) } else { Err(self.corrupt_cursor(cursor)) }
+        if fits { Ok(()) } else { Err(self.corrupt_cursor(cursor)) }
     }
 
     #[cold]
@@ -432,10 +520,11 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     fn look_ahead(&self, mut visit: impl FnMut(&Cursor) -> bool) -> Result<Cursor, Corrupt> {
         let mut cursor = self.cursor();
         let first = cursor.head;
-        let lap = self.layout.big_slots.max(self.layout.small_slots);
+        let lap = self.layout.slots_total();
         while cursor.head.wrapping_sub(first) < lap && self.load_record(&mut cursor)? && visit(&cursor) {
             cursor.offset_bytes = cursor.record_bytes;
-            step_over(&mut cursor);
+            let ring = self.ring(&cursor);
+            step_over(&mut cursor, ring); // Of an open record, there may be more.
         }
         Ok(cursor)
     }
@@ -474,19 +563,21 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     #[inline]
     fn advance(&mut self, cursor: &mut Cursor, len_bytes: usize) {
         cursor.offset_bytes += len_bytes;
-        let head_before = cursor.head;
-        if !step_over(cursor) {
-            return;
+        let (head_before, ring) = (cursor.head, self.ring(cursor));
+        if step_over(cursor, ring) {
+            self.return_credit(ring, head_before, cursor.head);
+        } else if cursor.is_open && cursor.offset_bytes == cursor.record_bytes {
+            let mark = open_read_mark(cursor.head, cursor.record_bytes);
+            self.outbound.store_u64(self.layout.open_read(), mark, Ordering::Release);
         }
-        self.return_credit(self.ring(cursor), head_before, cursor.head);
     }
 
     #[inline(always)]
     fn return_credit(&mut self, ring: Ring, head_before: u64, head: u64) {
-        let quarter = ring.slots / 4;
+        let quarter = if self.layout.elastic.is_some() { WAKE_EVERY_SLOTS } else { ring.slots / 4 };
         let crossed = (head_before ^ head) & !(quarter - 1) != 0;
         if crossed {
-            self.set_word(WAKE_DUE, 1);
+            self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
         }
         // On coherent memory the credit line stays in this core until the sender looks: returning it every time is
         // free.
@@ -502,7 +593,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
 
     #[inline]
     fn ring(&self, cursor: &Cursor) -> Ring {
-        Ring::of(&self.layout, cursor.in_big_ring)
+        Ring::of(&self.layout, cursor.ring)
     }
 
     #[inline]
@@ -510,26 +601,31 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let [head, place] = self.inbound.load_words(self.layout.consumer_cursor());
         Cursor {
             head,
-            record_bytes: ((place >> 1) & PLACE_MASK) as usize,
-            offset_bytes: ((place >> (1 + PLACE_BITS)) & PLACE_MASK) as usize,
-            in_big_ring: place & PLACE_IN_BIG_RING != 0,
+            record_bytes: ((place >> PLACE_SHIFT) & PLACE_MASK) as usize,
+            offset_bytes: ((place >> (PLACE_SHIFT + PLACE_BITS)) & PLACE_MASK) as usize,
+            ring: (place & PLACE_RING) as u8,
+            is_open: place & PLACE_OPEN != 0 && self.layout.elastic.is_some(),
+            is_credit_due: false,
         }
     }
 
     #[inline(always)] // The compiler would share it, through memory.
-    fn store_cursor(&mut self, cursor: &Cursor, was_in_big_ring: bool) {
-        if cursor.in_big_ring != was_in_big_ring {
-            self.return_switch(cursor);
+    fn store_cursor(&mut self, cursor: &Cursor) {
+        if cursor.is_credit_due {
+            self.return_due_credit(cursor);
         }
-        let record = (cursor.record_bytes as u64) << 1 | (cursor.offset_bytes as u64) << (1 + PLACE_BITS);
+        let record = (cursor.record_bytes as u64) << PLACE_SHIFT
+            | (cursor.offset_bytes as u64) << (PLACE_SHIFT + PLACE_BITS)
+            | if cursor.is_open { PLACE_OPEN } else { 0 };
         self.set_word(HEAD, cursor.head);
-        self.set_word(PLACE, record | u64::from(cursor.in_big_ring));
+        self.set_word(PLACE, record | u64::from(cursor.ring));
     }
 
-    /// The record that led to the big ring has its credit returned too, and may have crossed a quarter.
+    /// A record that led to another ring, or that was open, has its credit returned too, and may have crossed a
+    /// multiple.
     #[cold]
-    fn return_switch(&mut self, cursor: &Cursor) {
-        self.set_word(WAKE_DUE, 1);
+    fn return_due_credit(&mut self, cursor: &Cursor) {
+        self.set_word(WAKE_DUE, self.word(WAKE_DUE).max(WAKE_IF_ROOM));
         self.outbound.store_u64(self.layout.credit(), cursor.head, Ordering::Release);
     }
 
@@ -544,13 +640,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     }
 }
 
-/// Leaves a record whose bytes are all read; says whether it did.
+/// Leaves a record whose bytes are all read and to which none are appended; says whether it did.
 #[inline]
-fn step_over(cursor: &mut Cursor) -> bool {
-    if cursor.offset_bytes < cursor.record_bytes {
+fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
+    if cursor.offset_bytes < cursor.record_bytes || cursor.is_open {
         return false;
     }
-    cursor.head = cursor.head.wrapping_add(slots_of(cursor.record_bytes));
+    cursor.head = ring.place(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
     cursor.record_bytes = 0;
     cursor.offset_bytes = 0;
     true

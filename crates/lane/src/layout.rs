@@ -3,7 +3,16 @@
 use crate::SLOT_BYTES;
 use volmem::CACHE_LINE_BYTES as LINE;
 
+/// Larger rings of an elastic lane.
+pub const ELASTIC_RINGS: usize = 10;
+/// Slots of the first of them (32 KiB); each has twice as many as the one before, the last holds 16 MiB.
+pub const ELASTIC_SLOTS_MIN: u64 = 512;
+
 /// Offsets of a lane's parts. The forward part lies in the receiver's window, the back part in the sender's.
+///
+/// A lane has a small ring and, beside it, either nothing, or one big ring to which it moves for good, or the
+/// [`ELASTIC_RINGS`] larger rings of an *elastic* lane: its sender moves to a larger one when it needs room, and back
+/// to the small one once everything is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Forward block and receiver's cursor, then the rings: offset in the receiver's window.
@@ -14,17 +23,22 @@ pub struct Layout {
     pub small_offset: usize,
     /// Slots of the small ring: a power of two, at least 8.
     pub small_slots: u64,
+    /// How many of them are used in each lap, at least half: positions skip the others. So a ring need not be a power
+    /// of two to be indexed by a mask.
+    pub small_slots_used: u64,
     /// Offset of the big ring in the receiver's window.
     pub big_offset: usize,
     /// Slots of the big ring: a power of two larger than the small ring's, or 0 for a lane without one.
     pub big_slots: u64,
+    /// Offsets of the larger rings of an elastic lane in the receiver's window. Such a lane has no big ring.
+    pub elastic: Option<[usize; ELASTIC_RINGS]>,
 }
 
 impl Layout {
     /// Bytes of the block at `forward_offset`: sender's words, then the receiver's cursor.
     pub const FORWARD_BYTES: usize = 3 * LINE;
     /// Bytes of the block at `back_offset`: receiver's words, then the sender's cursor.
-    pub const BACK_BYTES: usize = 3 * LINE;
+    pub const BACK_BYTES: usize = 4 * LINE;
 
     /// A lane packed at the start of both windows, for lanes that stand alone.
     pub const fn packed(small_slots: u64, big_slots: u64) -> Self {
@@ -34,14 +48,35 @@ impl Layout {
             back_offset: Self::FORWARD_BYTES,
             small_offset,
             small_slots,
+            small_slots_used: small_slots,
             big_offset: small_offset + small_slots as usize * SLOT_BYTES,
             big_slots,
+            elastic: None,
         }
+    }
+
+    /// An elastic lane packed at the start of both windows, for tests: of the small ring `small_slots_used` slots are
+    /// used in a lap.
+    pub const fn packed_elastic(small_slots: u64, small_slots_used: u64) -> Self {
+        let packed = Self::packed(small_slots, 0);
+        let mut offsets = [0; ELASTIC_RINGS];
+        let (mut ring, mut end) = (0, packed.big_offset);
+        while ring < ELASTIC_RINGS {
+            offsets[ring] = end;
+            end += (ELASTIC_SLOTS_MIN << ring) as usize * SLOT_BYTES;
+            ring += 1;
+        }
+        Self { small_slots_used, elastic: Some(offsets), ..packed }
     }
 
     /// Bytes a window must have for this layout.
     pub const fn window_bytes(&self) -> usize {
-        self.big_offset + self.big_slots as usize * SLOT_BYTES
+        match self.elastic {
+            None => self.big_offset + self.big_slots as usize * SLOT_BYTES,
+            Some(offsets) => {
+                offsets[ELASTIC_RINGS - 1] + (ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1)) as usize * SLOT_BYTES
+            }
+        }
     }
 
     /// What the two ends rely on: every part inside its window, on cache lines, and no part on another.
@@ -51,17 +86,32 @@ impl Layout {
             "small ring of {} slots",
             self.small_slots
         );
+        let is_used = (self.small_slots / 2..=self.small_slots).contains(&self.small_slots_used);
+        assert!(is_used, "{} slots used of {}", self.small_slots_used, self.small_slots);
+        assert!(self.elastic.is_none() || self.big_slots == 0, "an elastic lane with a big ring");
         let big_fits = self.big_slots == 0 || (self.big_slots.is_power_of_two() && self.big_slots > self.small_slots);
         assert!(big_fits, "big ring of {} slots", self.big_slots);
         let forward = Part::new(self.forward_offset, Self::FORWARD_BYTES as u64);
-        let small = Part::of_slots(self.small_offset, self.small_slots);
-        let big = Part::of_slots(self.big_offset, self.big_slots);
-        for part in [forward, small, big] {
+        let rings = (0..=self.rings_larger()).map(|ring| Ring::of(self, ring as u8));
+        let mut parts = vec![forward];
+        parts.extend(rings.map(|ring| Part::of_slots(ring.offset, ring.slots_used)));
+        for (index, part) in parts.iter().enumerate() {
             part.check_inside(receivers_bytes);
+            let is_apart = parts[..index].iter().all(|other| part.is_apart(*other));
+            assert!(is_apart, "parts of a layout overlap: {self:?}");
         }
         Part::new(self.back_offset, Self::BACK_BYTES as u64).check_inside(senders_bytes);
-        let apart = forward.is_apart(small) && forward.is_apart(big) && small.is_apart(big);
-        assert!(apart, "parts of a layout overlap: {self:?}");
+    }
+
+    /// How many rings there are beside the small one.
+    #[inline]
+    pub(crate) fn rings_larger(&self) -> usize {
+        if self.elastic.is_some() { ELASTIC_RINGS } else { usize::from(self.big_slots != 0) }
+    }
+
+    /// Slots of all rings together.
+    pub(crate) fn slots_total(&self) -> u64 {
+        (0..=self.rings_larger()).map(|ring| Ring::of(self, ring as u8).slots).sum()
     }
 
     // Written by the sender, in the receiver's window.
@@ -78,6 +128,9 @@ impl Layout {
     // Written by the receiver, in the sender's window.
     pub(crate) const fn credit(&self) -> usize {
         self.back_offset
+    }
+    pub(crate) const fn open_read(&self) -> usize {
+        self.back_offset + 8
     }
     pub(crate) const fn consumer_asleep(&self) -> usize {
         self.back_offset + LINE
@@ -125,20 +178,42 @@ impl Part {
     }
 }
 
-/// One of the two rings of a lane.
+/// One of the rings of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ring {
     pub offset: usize,
+    /// Positions of a lap: a power of two.
     pub slots: u64,
+    /// Those of them that have a slot.
+    pub slots_used: u64,
 }
 
 impl Ring {
-    pub(crate) fn of(layout: &Layout, big: bool) -> Self {
-        if big && layout.big_slots != 0 {
-            Self { offset: layout.big_offset, slots: layout.big_slots }
-        } else {
-            Self { offset: layout.small_offset, slots: layout.small_slots }
+    /// Ring `number` of a lane: 0 is the small one. A number that no ring has, which a peer may have written, is that
+    /// of the largest.
+    #[inline(always)] // A comparison where it is the small one.
+    pub(crate) fn of(layout: &Layout, number: u8) -> Self {
+        if number == 0 {
+            return Self {
+                offset: layout.small_offset,
+                slots: layout.small_slots,
+                slots_used: layout.small_slots_used,
+            };
         }
+        Self::larger(layout, number)
+    }
+
+    #[inline]
+    fn larger(layout: &Layout, number: u8) -> Self {
+        let (offset, slots) = match &layout.elastic {
+            Some(offsets) => {
+                let index = usize::from(number - 1).min(ELASTIC_RINGS - 1);
+                (offsets[index], ELASTIC_SLOTS_MIN << index)
+            }
+            None if layout.big_slots != 0 => (layout.big_offset, layout.big_slots),
+            None => return Self::of(layout, 0),
+        };
+        Self { offset, slots, slots_used: slots }
     }
 
     #[inline]
@@ -146,9 +221,19 @@ impl Ring {
         self.offset + (position & (self.slots - 1)) as usize * SLOT_BYTES
     }
 
-    /// Slots from `position` to the end of the ring: a record does not wrap.
+    /// Slots from `position` to the end of the lap: a record does not wrap.
     #[inline]
     pub(crate) fn slots_to_end(&self, position: u64) -> u64 {
-        self.slots - (position & (self.slots - 1))
+        self.slots_used.saturating_sub(position & (self.slots - 1))
+    }
+
+    /// The first position from `position` on that has a slot.
+    #[inline(always)]
+    pub(crate) fn place(&self, position: u64) -> u64 {
+        if position & (self.slots - 1) < self.slots_used {
+            position
+        } else {
+            (position | (self.slots - 1)).wrapping_add(1)
+        }
     }
 }

@@ -4,7 +4,7 @@ use crate::batch::Batch;
 use crate::layout::Ring;
 use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, slots_of, tag};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
-use crate::{Corrupt, Layout, wake};
+use crate::{Corrupt, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
@@ -15,11 +15,69 @@ const HAND_OVER_SLOTS_MAX: u64 = 64;
 /// The first four are loaded together.
 const TAIL: usize = 0;
 const CREDIT_SEEN: usize = 8;
-const IN_BIG_RING: usize = 16;
+const RING: usize = 16;
 const TAIL_LIMIT: usize = 24;
 const CAPACITY: usize = 32;
 const SLEEPS: usize = 40;
 const WAKES: usize = 48;
+/// Position of the first record in the present ring.
+const ENTRY: usize = 56;
+/// Length and slots of the open record at the tail; 0 where there is none.
+const OPEN: usize = 64;
+/// Its stamp.
+const OPEN_STAMP: usize = 72;
+/// Larger rings whose memory has been used since it was last given back, a bit each.
+const RINGS_USED: usize = 80;
+
+/// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots.
+pub(crate) const WAKE_EVERY_SLOTS: u64 = 32;
+/// Writes shorter than this share records where the receiver lags.
+const SHARED_BYTES_MAX: usize = 2048;
+/// Slots of a record that writes share.
+const OPEN_SLOTS: u64 = 64;
+/// A receiver that lags so many slots is behind: before, each write is a record of its own, which is read faster.
+const LAG_SLOTS: u64 = 4096;
+/// A sender that would rather wait for a receiver than use more memory moves on to rings of so many slots; by writes of
+/// at least [`BULK_BYTES`] to rings of [`BULK_SLOTS`]. 256 KiB fit the second-level cache, which is best for writes of
+/// 4 KiB; those of 16 KiB and more went 1.3 to 1.8 times as fast with 4 MiB.
+const STREAM_SLOTS: u64 = 4096;
+const BULK_SLOTS: u64 = 65_536;
+const BULK_BYTES: usize = 8192;
+/// Memory is accounted for in steps of so many slots, as a ring is used for the first time.
+const ACCOUNT_SLOTS: u64 = 1024;
+
+/// What a process lets its lanes take of memory, beyond their small rings.
+pub trait Budget: Sync {
+    /// Takes so many bytes; `false`: there are not so many left.
+    fn take(&self, bytes: usize) -> bool;
+    /// Gives back what was taken.
+    fn give_back(&self, bytes: usize);
+}
+
+/// A budget without an end.
+#[derive(Debug)]
+struct Unlimited;
+
+impl Budget for Unlimited {
+    fn take(&self, _bytes: usize) -> bool {
+        true
+    }
+
+    fn give_back(&self, _bytes: usize) {}
+}
+
+/// What [`Producer::give_back_memory`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivenBack {
+    /// There is nothing but the small ring.
+    Nothing,
+    /// Everything was read, and the larger rings have no memory any more.
+    All,
+    /// Something is unread.
+    InUse,
+    /// As [`GivenBack::InUse`]; the receiver, if it sleeps, must be rung to see that a record has ended.
+    Closed,
+}
 
 /// The sending end of a lane.
 ///
@@ -34,6 +92,48 @@ pub struct Producer<O, I> {
     secret: u64,
     reserved: Option<Reserved>,
     batch: Batch,
+    stamp: u64,
+    /// See [`Producer::set_patient`].
+    is_patient: bool,
+    /// There was no memory for a larger ring, or none may be used: the room is that of the present one.
+    is_confined: bool,
+    memory: Account,
+}
+
+/// Memory that a lane has taken from a budget.
+struct Account {
+    budget: &'static dyn Budget,
+    taken_bytes: usize,
+    /// Positions up to which the present ring is accounted for; what lies outside of its first lap is an old ring's.
+    paid_until: u64,
+}
+
+impl std::fmt::Debug for Account {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes taken, positions until {}", self.taken_bytes, self.paid_until)
+    }
+}
+
+impl Account {
+    fn take(&mut self, bytes: usize) -> bool {
+        let is_taken = self.budget.take(bytes);
+        self.taken_bytes += if is_taken { bytes } else { 0 };
+        is_taken
+    }
+
+    fn give_back(&mut self) {
+        let taken_bytes = std::mem::take(&mut self.taken_bytes);
+        if taken_bytes > 0 {
+            self.budget.give_back(taken_bytes);
+        }
+        self.paid_until = 0;
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.give_back();
+    }
 }
 
 /// Where writing stands: loaded once at the start of an operation, because a peer on shared memory can change it at any
@@ -41,9 +141,18 @@ pub struct Producer<O, I> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cursor {
     tail: u64,
-    in_big_ring: bool,
-    /// The next record is the first in the big ring: it is published together with the switch in the slot before it.
-    switch_is_due: bool,
+    ring: u8,
+    /// The next record is the first in another ring: it is published together with the switch that leads there.
+    switch: Option<Switch>,
+}
+
+/// A switch to another ring that is not published yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Switch {
+    /// The ring that is left.
+    from: u8,
+    /// The position of the switch in it.
+    position: u64,
 }
 
 /// What the last reservation promised, in memory of this process alone.
@@ -54,6 +163,19 @@ struct Reserved {
     /// Where the record goes.
     cursor: Cursor,
     len_bytes: usize,
+}
+
+/// The record at the tail to which writes are appended.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    len_bytes: usize,
+    slots: u64,
+}
+
+/// What a receiver says that has read so much of the open record at `position`: never 0.
+#[inline]
+pub(crate) fn open_read_mark(position: u64, len_bytes: usize) -> u64 {
+    position << 16 | len_bytes as u64
 }
 
 /// A span reserved in place: fill it, then [`Producer::commit`].
@@ -73,7 +195,42 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// If the layout does not fit the windows.
     pub fn new(outbound: O, inbound: I, layout: Layout, secret: u64) -> Self {
         layout.check(outbound.len_bytes(), inbound.len_bytes());
-        Self { outbound, inbound, layout, secret, reserved: None, batch: Batch::default() }
+        Self {
+            outbound,
+            inbound,
+            layout,
+            secret,
+            reserved: None,
+            batch: Batch::default(),
+            stamp: 0,
+            is_patient: false,
+            is_confined: false,
+            memory: Account { budget: &Unlimited, taken_bytes: 0, paid_until: 0 },
+        }
+    }
+
+    /// Takes the memory of larger rings from a budget, until it is given back or the lane is dropped.
+    pub fn set_budget(&mut self, budget: &'static dyn Budget) {
+        self.memory.give_back();
+        self.memory.budget = budget;
+    }
+
+    /// Marks the records that follow: a receiver of several lanes tells by it which record was sent first, see
+    /// [`crate::Consumer::next_stamp`]. The lowest [`STAMP_BITS`](crate::STAMP_BITS) bits count.
+    #[inline(always)]
+    pub fn set_stamp(&mut self, stamp: u64) {
+        self.stamp = stamp;
+    }
+
+    /// Whether an elastic lane keeps to a ring that suits its writes, as a sender wants that can wait for the receiver,
+    /// or takes what it may hold, as one that cannot.
+    pub fn set_patient(&mut self, is_patient: bool) {
+        self.is_patient = is_patient;
+    }
+
+    /// Keeps an elastic lane in the rings that it uses now.
+    pub fn confine(&mut self) {
+        self.is_confined = true;
     }
 
     /// Sends as much of the `len_bytes` at `source` as there is room for; returns how much that was.
@@ -85,10 +242,18 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// `source` is readable for `len_bytes`.
     #[inline]
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
-        let mut cursor = self.cursor();
         let mut sent_bytes = 0;
+        if self.has_open_record() {
+            // SAFETY: the caller's span.
+            sent_bytes = unsafe { self.append_to_open_record(source, len_bytes) }?;
+        }
+        let mut cursor = self.cursor();
         while sent_bytes < len_bytes {
             let rest_bytes = len_bytes - sent_bytes;
+            if self.shares_records(&cursor, rest_bytes)? {
+                // SAFETY: the caller's span, from what is not yet sent on.
+                return unsafe { self.write_shared(source, sent_bytes, len_bytes) };
+            }
             let room_bytes = self.room_for(&mut cursor, rest_bytes)?;
             if room_bytes == 0 {
                 break;
@@ -109,18 +274,18 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// `source` is readable for `len_bytes`.
     #[inline(always)] // Most of what it spares is the work of being called.
     pub unsafe fn write_short_from(&mut self, source: *const u8, len_bytes: usize, is_awaited: bool) -> bool {
-        let [tail, _, in_big_ring, limit] = self.inbound.load_words(self.layout.producer_cursor());
+        let [tail, _, ring, limit] = self.inbound.load_words(self.layout.producer_cursor());
         let is_coherent = self.outbound.coherence() == Coherence::Coherent;
         if !is_coherent || tail >= limit {
             return false;
         }
-        let ring = Ring::of(&self.layout, in_big_ring != 0);
+        let ring = Ring::of(&self.layout, ring as u8);
         if !(1..=INLINE_BYTES).contains(&len_bytes) {
             // SAFETY: the caller's span.
             return unsafe { self.write_slots_from(ring, tail, limit, source, len_bytes, is_awaited) };
         }
         let slot = ring.slot_offset(tail);
-        let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode());
+        let (tag, header) = (tag(self.secret, tail), Record::Data(len_bytes).encode(self.stamp));
         if len_bytes <= WORDWISE_BYTES_MAX {
             // SAFETY: the caller's span.
             let [first, second] = unsafe { load_words(source, len_bytes) };
@@ -130,7 +295,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let [first, second, third, fourth, fifth, sixth] = unsafe { load_words(source, len_bytes) };
             self.outbound.store_line(slot, &[tag, header, first, second, third, fourth, fifth, sixth]);
         }
-        self.set_inbound_word(TAIL, tail.wrapping_add(1));
+        self.set_inbound_word(TAIL, ring.place(tail.wrapping_add(1)));
         if is_awaited {
             self.outbound.hand_over(slot, SLOT_BYTES);
         }
@@ -158,8 +323,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         // SAFETY: the caller's span.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.show(slot, tail, Record::Data(len_bytes));
-        let next = tail.wrapping_add(slots);
-        self.set_inbound_word(TAIL, next);
+        self.set_inbound_word(TAIL, ring.place(tail.wrapping_add(slots)));
         if is_awaited && slots <= HAND_OVER_SLOTS_MAX {
             self.outbound.hand_over(slot, slots as usize * SLOT_BYTES);
         }
@@ -181,6 +345,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn reserve(&mut self, len_bytes_max: usize) -> Result<Option<Reservation>, Corrupt> {
+        self.close_open_record();
         let before = self.cursor();
         let (cursor, start, len_bytes) = self.place_for(len_bytes_max)?;
         if len_bytes == 0 {
@@ -196,6 +361,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     #[inline]
     pub(crate) fn place_for(&mut self, len_bytes_max: usize) -> Result<(Cursor, usize, usize), Corrupt> {
         self.reserved = None;
+        self.close_open_record();
         let mut cursor = self.cursor();
         let room_bytes = self.room_for(&mut cursor, len_bytes_max)?;
         let start = self.ring(&cursor).slot_offset(cursor.tail) + HEADER_BYTES;
@@ -230,10 +396,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(())
     }
 
-    /// Says how many bytes this end should hold unread, 0 for as many as the lane can. A lane whose ends together ask
-    /// for less than a quarter of the big ring does not move there; one that has moved stays.
+    /// Says how many bytes this end should hold unread, 0 for as many as the lane can. An elastic lane takes as many as
+    /// both ends together ask for. Any other has the room of its ring; one whose ends together ask for less than a
+    /// quarter of the big ring does not move there, and one that has moved stays.
     pub fn set_capacity(&mut self, bytes: usize) {
         self.set_inbound_word(CAPACITY, bytes as u64);
+        self.set_inbound_word(TAIL_LIMIT, 0);
     }
 
     /// Shows the receiver all records that were [staged](crate::Draft::stage), in one go; `false`: there were none.
@@ -260,16 +428,21 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Says that nothing follows. Idempotent; needs no room.
     pub fn finish(&mut self) {
         self.publish_staged();
+        self.close_open_record();
         self.outbound.fence();
         self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
     }
 
-    /// Whether at least a quarter of the ring is free: the level at which a sleeping sender is woken.
+    /// Whether there is as much room as a sleeping sender is woken for: at least a quarter of the ring; of an elastic
+    /// lane a third of what it may hold, as TCP's.
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
     pub fn is_writable(&self) -> Result<bool, Corrupt> {
         let cursor = self.cursor();
+        if self.layout.elastic.is_some() {
+            return self.is_elastic_writable(&cursor, false);
+        }
         if self.may_grow(&cursor) || self.has_room_to_wake(&cursor, self.inbound_word(CREDIT_SEEN))? {
             return Ok(true);
         }
@@ -277,9 +450,51 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         self.has_room_to_wake(&cursor, credit)
     }
 
+    /// As [`Producer::is_writable`], without moving to a larger ring: for a sender that waits for the receiver first.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn is_ring_writable(&self) -> Result<bool, Corrupt> {
+        if self.layout.elastic.is_some() { self.is_elastic_writable(&self.cursor(), true) } else { self.is_writable() }
+    }
+
     /// Whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
-        self.receivers_word(self.layout.credit()) == self.position()
+        let position = self.position();
+        let open_bytes = self.inbound_word(OPEN) & u64::from(u32::MAX);
+        let is_open_read = open_bytes == 0
+            || self.receivers_word(self.layout.open_read()) == open_read_mark(position, open_bytes as usize);
+        is_open_read && self.receivers_word(self.layout.credit()) == position
+    }
+
+    /// Gives the memory of larger rings back to the system, once everything is read; the lane then goes on in its small
+    /// ring. Costs a system call for each ring that was used.
+    pub fn give_back_memory(&mut self) -> GivenBack {
+        let used = self.inbound_word(RINGS_USED);
+        if self.layout.elastic.is_none() || used == 0 {
+            return GivenBack::Nothing;
+        }
+        let was_open = self.has_open_record();
+        self.close_open_record();
+        if !self.is_drained() {
+            return if was_open { GivenBack::Closed } else { GivenBack::InUse };
+        }
+        let is_used = |ring: &usize| used >> ring & 1 != 0;
+        for ring in (1..=self.layout.rings_larger()).filter(is_used) {
+            let Ring { offset, slots, .. } = Ring::of(&self.layout, ring as u8);
+            self.outbound.discard(offset, slots as usize * SLOT_BYTES);
+        }
+        self.set_inbound_word(RINGS_USED, 0);
+        // The next record finds no room known, and is led to the small ring.
+        self.set_inbound_word(TAIL_LIMIT, 0);
+        self.memory.give_back();
+        self.is_confined = false;
+        GivenBack::All
+    }
+
+    /// Bytes of memory that the lane has taken from its budget.
+    pub fn memory_bytes(&self) -> usize {
+        self.memory.taken_bytes
     }
 
     /// Slots that are sent and whose credit has not come back.
@@ -289,7 +504,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub fn unread_slots(&self) -> Result<u64, Corrupt> {
         let cursor = self.cursor();
         let credit = self.reload_credit(&cursor)?;
-        Ok(self.ring(&cursor).slots - self.free_slots(&cursor, credit)?)
+        self.used_slots(&cursor, credit)
     }
 
     /// Slots that may be read already though their credit is not back: where a store crosses a link, the receiver
@@ -309,13 +524,21 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let cursor = self.cursor();
         let slots = cursor.tail.wrapping_sub(position);
         let ring = self.ring(&cursor);
-        if slots <= HAND_OVER_SLOTS_MAX && slots <= ring.slots_to_end(position) {
+        let is_here = position.wrapping_sub(self.inbound_word(ENTRY)) as i64 >= 0;
+        if slots <= HAND_OVER_SLOTS_MAX && slots <= ring.slots_to_end(position) && is_here {
             self.outbound.hand_over(ring.slot_offset(position), slots as usize * SLOT_BYTES);
         }
     }
 
     /// Asks the receiver to ring when room has come back. Look at [`Producer::is_writable`] once more before sleeping.
     pub fn announce_sleep(&self) {
+        if self.layout.elastic.is_some() {
+            let cursor = self.cursor();
+            let needed = cursor.tail.wrapping_sub(self.writable_slots_used(&cursor, false));
+            // The receiver looks for sleepers at multiples, and the next one is not beyond the tail.
+            let target = needed.wrapping_add(WAKE_EVERY_SLOTS - 1) & !(WAKE_EVERY_SLOTS - 1);
+            return wake::announce_until(&self.outbound, self.layout.producer_asleep(), target);
+        }
         let count = self.layout.producer_cursor() + SLEEPS;
         wake::announce(&self.outbound, &self.inbound, self.layout.producer_asleep(), count);
     }
@@ -345,6 +568,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     #[cold]
     fn room_by_credit(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
+        if self.layout.elastic.is_some() {
+            return self.elastic_room(cursor, wanted_bytes);
+        }
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
         let mut free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
         if free_slots < wanted_slots {
@@ -353,15 +579,284 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         }
         let is_bulk = wanted_bytes / SLOT_BYTES > self.layout.small_slots as usize / 2;
         if (is_bulk || free_slots < wanted_slots) && self.may_grow(cursor) {
-            *cursor = Cursor { tail: cursor.tail.wrapping_add(1), in_big_ring: true, switch_is_due: true };
+            self.move_to(cursor, 1);
             free_slots = self.writable_slots(cursor, self.inbound_word(CREDIT_SEEN))?;
         }
-        // As long as the switch may not come to be, the limit stays the small ring's.
-        if !cursor.switch_is_due {
-            self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(free_slots));
+        Ok(self.known_room(cursor, free_slots, free_slots))
+    }
+
+    /// Answers what of the room one record can have, and notes how far the next ones need not ask.
+    fn known_room(&self, cursor: &Cursor, free_slots: u64, unasked_slots: u64) -> usize {
+        // As long as the switch may not come to be, the limit stays the old ring's.
+        if cursor.switch.is_none() {
+            self.set_inbound_word(TAIL_LIMIT, cursor.tail.wrapping_add(unasked_slots));
         }
         let slots = free_slots.min(self.ring(cursor).slots_to_end(cursor.tail));
-        Ok((slots as usize * SLOT_BYTES).saturating_sub(HEADER_BYTES).min(RECORD_BYTES_MAX))
+        (slots as usize * SLOT_BYTES).saturating_sub(HEADER_BYTES).min(RECORD_BYTES_MAX)
+    }
+
+    fn move_to(&self, cursor: &mut Cursor, ring: u8) {
+        let switch = Switch { from: cursor.ring, position: cursor.tail };
+        let tail = Ring::of(&self.layout, ring).place(cursor.tail.wrapping_add(1));
+        *cursor = Cursor { tail, ring, switch: Some(switch) };
+    }
+
+    /// [`Producer::room_by_credit`] of an elastic lane.
+    fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
+        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
+        let mut credit = self.inbound_word(CREDIT_SEEN);
+        if self.elastic_free_slots(cursor, credit)? < wanted_slots || cursor.ring != 0 {
+            credit = self.reload_credit(cursor)?;
+        }
+        if cursor.switch.is_none() {
+            self.choose_ring(cursor, credit, wanted_bytes)?;
+        }
+        let free_slots = self.elastic_free_slots(cursor, credit)?;
+        let paid_slots = if free_slots == 0 { 0 } else { self.pay_for(cursor, free_slots.min(wanted_slots)) };
+        let room_slots = free_slots.min(paid_slots);
+        // Where the receiver lags, writes share records: they come by here.
+        let lag_slots = self.lag_slots().saturating_sub(cursor.tail.wrapping_sub(credit));
+        Ok(self.known_room(cursor, room_slots, room_slots.min(lag_slots)))
+    }
+
+    /// Moves to the ring in which the next record goes, if that is another one.
+    fn choose_ring(&mut self, cursor: &mut Cursor, credit: u64, wanted_bytes: usize) -> Result<(), Corrupt> {
+        if cursor.ring != 0 && self.inbound_word(RINGS_USED) == 0 && credit == cursor.tail {
+            // The memory was given back.
+            self.move_to(cursor, 0);
+        }
+        let ring = self.ring(cursor);
+        let capacity_left = self.capacity_left(cursor, credit);
+        let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX)).min(capacity_left);
+        let bulk_slots = ((wanted_bytes / SLOT_BYTES) as u64).min(capacity_left);
+        let is_full = self.elastic_ring_slots(cursor, credit)? < wanted_slots;
+        let is_bulk = bulk_slots > ring.slots_used / 2 && ring.slots < BULK_SLOTS;
+        let suits = if wanted_bytes >= BULK_BYTES { BULK_SLOTS } else { STREAM_SLOTS };
+        let grows = is_bulk || (is_full && (ring.slots < suits || !self.is_patient));
+        if !grows || self.is_confined {
+            return Ok(());
+        }
+        let wanted_ring_slots = (bulk_slots * 4).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
+        let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
+        let number = ring_number(wanted_ring_slots);
+        // One that was left may still have something unread only if it is smaller than the present one.
+        let is_larger = number > cursor.ring && usize::from(number) <= ELASTIC_RINGS;
+        if is_larger && cursor.switch.is_none() {
+            let stays = *cursor;
+            self.move_to(cursor, number);
+            if !self.pays_for_ring(cursor) {
+                *cursor = stays;
+                self.is_confined = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pays for the first slots of a ring that is about to be entered, once.
+    fn pays_for_ring(&mut self, cursor: &Cursor) -> bool {
+        let paid_until = cursor.tail.wrapping_add(ELASTIC_SLOTS_MIN);
+        let is_paid = self.memory.paid_until == paid_until || self.memory.take(ELASTIC_SLOTS_MIN as usize * SLOT_BYTES);
+        if is_paid {
+            self.memory.paid_until = paid_until;
+        }
+        is_paid
+    }
+
+    /// Pays for slots that are used for the first time since their memory was given back; answers how many may be used.
+    fn pay_for(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
+        if cursor.ring == 0 {
+            return u64::MAX;
+        }
+        let (entry, ring) = (self.entry(cursor), self.ring(cursor));
+        let end = entry.wrapping_add(ring.slots);
+        let is_first_lap = cursor.tail.wrapping_sub(entry) < ring.slots;
+        if !is_first_lap {
+            return u64::MAX;
+        }
+        if self.memory.paid_until.wrapping_sub(entry) > ring.slots {
+            self.memory.paid_until = entry; // Another process has moved here.
+        }
+        while self.memory.paid_until != end && self.paid_slots(cursor) < wanted_slots {
+            let slots = ACCOUNT_SLOTS.min(end.wrapping_sub(self.memory.paid_until));
+            if !self.memory.take(slots as usize * SLOT_BYTES) {
+                self.is_confined = true;
+                break;
+            }
+            self.memory.paid_until = self.memory.paid_until.wrapping_add(slots);
+        }
+        if self.memory.paid_until == end { u64::MAX } else { self.paid_slots(cursor) }
+    }
+
+    fn paid_slots(&self, cursor: &Cursor) -> u64 {
+        (self.memory.paid_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
+    }
+
+    /// Slots that may be written: there is room in the ring, and the lane may hold them.
+    fn elastic_free_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
+        Ok(self.elastic_ring_slots(cursor, credit)?.min(self.capacity_left(cursor, credit)))
+    }
+
+    /// Free slots of the ring, but for one that is kept for the record that leaves it.
+    fn elastic_ring_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
+        let ring = self.ring(cursor);
+        let free = self.free_slots(cursor, credit)?.saturating_sub(1);
+        let (to_end, skipped) = (ring.slots_to_end(cursor.tail), ring.slots - ring.slots_used);
+        // Behind the end of a lap positions are skipped, which have no slot.
+        Ok(match free.checked_sub(skipped) {
+            _ if free < to_end => free,
+            Some(free) if free >= to_end => free,
+            _ => to_end.saturating_sub(1),
+        })
+    }
+
+    fn capacity_left(&self, cursor: &Cursor, credit: u64) -> u64 {
+        self.capacity_slots().saturating_sub(cursor.tail.wrapping_sub(credit))
+    }
+
+    /// What both ends together have asked for.
+    fn capacity_slots(&self) -> u64 {
+        let own_bytes = self.inbound_word(CAPACITY);
+        let theirs_bytes = self.receivers_word(self.layout.receiver_capacity());
+        let largest = ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1);
+        let slots = own_bytes.saturating_add(theirs_bytes).div_ceil(SLOT_BYTES as u64);
+        if own_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
+    }
+
+    fn lag_slots(&self) -> u64 {
+        LAG_SLOTS.min(self.capacity_slots() / 4)
+    }
+
+    /// Slots that may be used, at most, for the lane to be writable.
+    fn writable_slots_used(&self, cursor: &Cursor, in_ring: bool) -> u64 {
+        let capacity_slots = self.capacity_slots();
+        let by_capacity = capacity_slots - capacity_slots / 3;
+        let ring = self.ring(cursor);
+        let is_largest = usize::from(cursor.ring) == ELASTIC_RINGS;
+        if in_ring || self.is_confined || is_largest {
+            by_capacity.min(ring.slots_used - ring.slots_used / 4)
+        } else {
+            by_capacity
+        }
+    }
+
+    fn is_elastic_writable(&self, cursor: &Cursor, in_ring: bool) -> Result<bool, Corrupt> {
+        let limit_slots = self.writable_slots_used(cursor, in_ring);
+        let is_within = |credit: u64| {
+            // What comes back between two multiples comes without a wake-up.
+            cursor.tail.wrapping_sub(credit & !(WAKE_EVERY_SLOTS - 1)) <= limit_slots.max(WAKE_EVERY_SLOTS)
+        };
+        if is_within(self.inbound_word(CREDIT_SEEN)) {
+            return Ok(true);
+        }
+        self.reload_credit(cursor).map(is_within)
+    }
+
+    #[inline]
+    fn has_open_record(&self) -> bool {
+        self.layout.elastic.is_some() && self.inbound_word(OPEN) != 0
+    }
+
+    /// Whether a write is to share a record with others: short ones do, where the receiver lags.
+    fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
+        if self.layout.elastic.is_none() || len_bytes >= SHARED_BYTES_MAX || cursor.switch.is_some() {
+            return Ok(false);
+        }
+        let lags = |credit: u64| cursor.tail.wrapping_sub(credit) >= self.lag_slots();
+        Ok(lags(self.inbound_word(CREDIT_SEEN)) && lags(self.reload_credit(cursor)?))
+    }
+
+    /// Sends what is left of a short write from `sent_bytes` on in records that the next write may share.
+    unsafe fn write_shared(
+        &mut self,
+        source: *const u8,
+        sent_bytes: usize,
+        len_bytes: usize,
+    ) -> Result<usize, Corrupt> {
+        let mut sent_bytes = sent_bytes;
+        while sent_bytes < len_bytes {
+            self.close_open_record();
+            let mut cursor = self.cursor();
+            let room_bytes = self.room_for(&mut cursor, OPEN_SLOTS as usize * SLOT_BYTES - HEADER_BYTES)?;
+            let room_bytes = room_bytes.min(OPEN_SLOTS as usize * SLOT_BYTES - HEADER_BYTES);
+            if room_bytes == 0 {
+                break;
+            }
+            let record_bytes = room_bytes.min(len_bytes - sent_bytes);
+            // SAFETY: the caller's span, from what is not yet sent on.
+            unsafe { self.open_record(&mut cursor, source.add(sent_bytes), record_bytes, slots_of(room_bytes)) };
+            sent_bytes += record_bytes;
+        }
+        Ok(sent_bytes)
+    }
+
+    /// Publishes an open record with its first bytes: `slots` are its own.
+    unsafe fn open_record(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize, slots: u64) {
+        let slot = self.ring(cursor).slot_offset(cursor.tail);
+        // SAFETY: the caller's span.
+        unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
+        self.show(slot, cursor.tail, Record::Open(len_bytes));
+        if let Some(switch) = cursor.switch.take() {
+            self.publish_switch(cursor, switch);
+        }
+        self.set_inbound_word(TAIL, cursor.tail);
+        self.set_inbound_word(TAIL_LIMIT, 0);
+        self.set_inbound_word(OPEN, len_bytes as u64 | slots << 32);
+        self.set_inbound_word(OPEN_STAMP, self.stamp);
+    }
+
+    /// Appends to the open record what it has room for, and closes it if that is not all.
+    #[cold]
+    unsafe fn append_to_open_record(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
+        let open = self.open()?;
+        let cursor = self.cursor();
+        let room_bytes = open.slots as usize * SLOT_BYTES - HEADER_BYTES - open.len_bytes;
+        let is_read = self.receivers_word(self.layout.open_read()) == open_read_mark(cursor.tail, open.len_bytes);
+        // A receiver that has caught up is served by records of their own.
+        let appended_bytes = if is_read || len_bytes >= SHARED_BYTES_MAX { 0 } else { room_bytes.min(len_bytes) };
+        if appended_bytes > 0 {
+            let slot = self.ring(&cursor).slot_offset(cursor.tail);
+            // SAFETY: the caller's span.
+            unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
+            let so_far = open.len_bytes + appended_bytes;
+            self.outbound.fence();
+            let header = Record::Open(so_far).encode(self.inbound_word(OPEN_STAMP));
+            self.outbound.store_u64(slot + WORD_BYTES, header, Ordering::Release);
+            self.set_inbound_word(OPEN, so_far as u64 | open.slots << 32);
+        }
+        if appended_bytes < len_bytes {
+            self.close_open_record();
+        }
+        Ok(appended_bytes)
+    }
+
+    /// The open record at the tail, whose words a peer may have written: what is answered lies inside the ring.
+    fn open(&self) -> Result<Open, Corrupt> {
+        let word = self.inbound_word(OPEN);
+        let cursor = self.cursor();
+        let (len_bytes, slots) = ((word & u64::from(u32::MAX)) as usize, word >> 32);
+        let fits = slots <= OPEN_SLOTS.min(self.ring(&cursor).slots_to_end(cursor.tail))
+            && len_bytes > 0
+            && slots_of(len_bytes.min(RECORD_BYTES_MAX)) <= slots;
+        if fits { Ok(Open { len_bytes, slots }) } else { Err(Corrupt { what: "open record", value: word }) }
+    }
+
+    /// Nothing more comes in the open record, if there is one.
+    fn close_open_record(&mut self) {
+        if self.has_open_record() {
+            self.close_record();
+        }
+    }
+
+    #[cold]
+    fn close_record(&mut self) {
+        let (open, cursor) = (self.open(), self.cursor());
+        self.set_inbound_word(OPEN, 0);
+        // One that a peer has spoilt is its own loss.
+        let Ok(Open { len_bytes, .. }) = open else { return };
+        let ring = self.ring(&cursor);
+        let header = Record::Data(len_bytes).encode(self.inbound_word(OPEN_STAMP));
+        self.outbound.store_u64(ring.slot_offset(cursor.tail) + WORD_BYTES, header, Ordering::Release);
+        self.set_inbound_word(TAIL, ring.place(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
     #[inline]
@@ -414,25 +909,25 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Adds a record to those that are shown together: its payload is in place, but for `line`, whose first two words
     /// are filled in here. `is_whole`: all of the record is in the first of its words.
     pub(crate) fn stage(&mut self, cursor: Cursor, line: &mut [u64], len_bytes: usize, is_whole: bool) {
-        if cursor.switch_is_due {
+        if let Some(Switch { from, position }) = cursor.switch {
             // The receiver comes by it before the record.
-            let position = cursor.tail.wrapping_sub(1);
-            let switch = [tag(self.secret, position), Record::Switch.encode()];
-            let slot = Ring::of(&self.layout, false).slot_offset(position);
+            let switch = [tag(self.secret, position), Record::Switch(cursor.ring).encode(self.stamp)];
+            let slot = Ring::of(&self.layout, from).slot_offset(position);
             self.batch.add(&self.outbound, slot, &switch, true);
-            self.set_inbound_word(IN_BIG_RING, 1);
+            self.note_ring(&cursor);
         }
+        let ring = self.ring(&cursor);
         line[0] = tag(self.secret, cursor.tail);
-        line[1] = Record::Data(len_bytes).encode();
-        self.batch.add(&self.outbound, self.ring(&cursor).slot_offset(cursor.tail), line, is_whole);
-        self.set_inbound_word(TAIL, cursor.tail.wrapping_add(slots_of(len_bytes)));
+        line[1] = Record::Data(len_bytes).encode(self.stamp);
+        self.batch.add(&self.outbound, ring.slot_offset(cursor.tail), line, is_whole);
+        self.set_inbound_word(TAIL, ring.place(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 
     /// A short record as the one line that it is: stored as such, it crosses in one packet.
     unsafe fn show_line(&self, cursor: &Cursor, source: *const u8, len_bytes: usize) {
         let mut line = [0; SLOT_BYTES / WORD_BYTES];
         line[0] = tag(self.secret, cursor.tail);
-        line[1] = Record::Data(len_bytes).encode();
+        line[1] = Record::Data(len_bytes).encode(self.stamp);
         let payload = &mut line[HEADER_BYTES / WORD_BYTES..];
         for (word, at) in payload.iter_mut().zip((0..len_bytes).step_by(WORD_BYTES)) {
             // SAFETY: the caller's span, from what is not yet sent on.
@@ -445,27 +940,40 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Moves on behind a record that is visible.
     #[inline(always)] // As `publish`.
     fn step_over(&mut self, cursor: &mut Cursor, len_bytes: usize) {
-        if cursor.switch_is_due {
-            self.publish_switch(cursor);
+        if let Some(switch) = cursor.switch.take() {
+            self.publish_switch(cursor, switch);
         }
-        cursor.tail = cursor.tail.wrapping_add(slots_of(len_bytes));
+        cursor.tail = self.ring(cursor).place(cursor.tail.wrapping_add(slots_of(len_bytes)));
         self.set_inbound_word(TAIL, cursor.tail);
     }
 
-    /// Leads the receiver to the big ring, where a record awaits it: a switch alone would be something unread without
-    /// a byte.
+    /// Leads the receiver to another ring, where a record awaits it: a switch alone would be something unread without a
+    /// byte.
     #[cold]
-    fn publish_switch(&mut self, cursor: &mut Cursor) {
-        let position = cursor.tail.wrapping_sub(1);
-        self.show(Ring::of(&self.layout, false).slot_offset(position), position, Record::Switch);
-        self.set_inbound_word(IN_BIG_RING, 1);
-        cursor.switch_is_due = false;
+    fn publish_switch(&mut self, cursor: &Cursor, switch: Switch) {
+        let slot = Ring::of(&self.layout, switch.from).slot_offset(switch.position);
+        self.show(slot, switch.position, Record::Switch(cursor.ring));
+        self.note_ring(cursor);
+        // What was known of the old ring's room is not true of this one's.
+        self.set_inbound_word(TAIL_LIMIT, 0);
+        if switch.from != 0 && self.layout.elastic.is_some() {
+            self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << switch.from);
+        }
+    }
+
+    /// From now on the lane is in the ring of `cursor`, whose tail is the first position there.
+    fn note_ring(&self, cursor: &Cursor) {
+        self.set_inbound_word(RING, cursor.ring.into());
+        self.set_inbound_word(ENTRY, cursor.tail);
+        if cursor.ring != 0 {
+            self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << cursor.ring);
+        }
     }
 
     /// Header, fence, tag.
     #[inline(always)]
     fn show(&mut self, slot: usize, position: u64, record: Record) {
-        self.outbound.store_u64(slot + 8, record.encode(), Ordering::Relaxed);
+        self.outbound.store_u64(slot + 8, record.encode(self.stamp), Ordering::Relaxed);
         self.outbound.fence();
         self.outbound.store_u64(slot, tag(self.secret, position), Ordering::Release);
     }
@@ -476,10 +984,24 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         Ok(self.free_slots(cursor, credit)?.saturating_sub(kept_slots))
     }
 
+    /// Free slots of the ring: of what is unread, only what lies in this ring counts.
     fn free_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
+        let corrupt = Corrupt { what: "credit", value: credit };
+        let used_slots = self.used_slots(cursor, credit)?;
+        let in_ring_slots = used_slots.min(cursor.tail.wrapping_sub(self.entry(cursor)));
+        self.ring(cursor).slots.checked_sub(in_ring_slots).ok_or(corrupt)
+    }
+
+    /// Slots that are unread, in whichever ring.
+    fn used_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
         let used_slots = cursor.tail.wrapping_sub(credit);
-        // After a switch, what is unread in the small ring counts too: never more than the big ring holds.
-        self.ring(cursor).slots.checked_sub(used_slots).ok_or(Corrupt { what: "credit", value: credit })
+        let is_possible = used_slots <= self.layout.slots_total();
+        if is_possible { Ok(used_slots) } else { Err(Corrupt { what: "credit", value: credit }) }
+    }
+
+    /// Position of the first record in the ring of `cursor`.
+    fn entry(&self, cursor: &Cursor) -> u64 {
+        if cursor.switch.is_some() { cursor.tail } else { self.inbound_word(ENTRY) }
     }
 
     /// The receiver looks for sleepers when it crosses a quarter of the ring, so room counts from there on: what comes
@@ -502,7 +1024,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     fn can_grow(&self, cursor: &Cursor) -> bool {
-        self.layout.big_slots != 0 && !cursor.in_big_ring
+        self.layout.big_slots != 0 && cursor.ring == 0
     }
 
     fn may_grow(&self, cursor: &Cursor) -> bool {
@@ -516,13 +1038,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     #[inline]
     fn ring(&self, cursor: &Cursor) -> Ring {
-        Ring::of(&self.layout, cursor.in_big_ring)
+        Ring::of(&self.layout, cursor.ring)
     }
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        let in_big_ring = self.inbound_word(IN_BIG_RING) != 0;
-        Cursor { tail: self.inbound_word(TAIL), in_big_ring, switch_is_due: false }
+        let ring = self.inbound_word(RING).min(self.layout.rings_larger() as u64) as u8;
+        Cursor { tail: self.inbound_word(TAIL), ring, switch: None }
     }
 
     /// A word that the receiver writes.

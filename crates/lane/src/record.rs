@@ -1,6 +1,6 @@
 //! The record: one header, then payload, in contiguous slots.
 
-use crate::Corrupt;
+use crate::{Corrupt, ELASTIC_RINGS};
 
 /// Bytes of a slot: one cache line.
 pub const SLOT_BYTES: usize = volmem::CACHE_LINE_BYTES;
@@ -17,15 +17,27 @@ pub(crate) const SHORT_SLOTS_MAX: u64 = 65;
 /// Payload bytes of the longest message that [`crate::Producer::write_short_from`] sends.
 pub const SHORT_BYTES_MAX: usize = SHORT_SLOTS_MAX as usize * SLOT_BYTES - HEADER_BYTES;
 
-const KIND_SHIFT: u32 = 32;
+const LEN_BITS: u32 = 16;
+const KIND_BITS: u32 = 4;
+const STAMP_SHIFT: u32 = LEN_BITS + KIND_BITS;
+const LEN_MASK: u64 = (1 << LEN_BITS) - 1;
+const KIND_MASK: u64 = (1 << KIND_BITS) - 1;
+const KIND_DATA: u64 = 1;
+const KIND_SWITCH: u64 = 2;
+const KIND_OPEN: u64 = 3;
+
+/// Bits of a [stamp](crate::Producer::set_stamp).
+pub const STAMP_BITS: u32 = u64::BITS - STAMP_SHIFT;
 
 /// What a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Record {
     /// Payload of this many bytes.
     Data(usize),
-    /// The next record is in the big ring.
-    Switch,
+    /// The next record is in this ring.
+    Switch(u8),
+    /// Payload of this many bytes so far: the sender may append more, or make it [`Record::Data`].
+    Open(usize),
 }
 
 /// The word that says "a record starts here", for this position of this lane and no other.
@@ -40,32 +52,42 @@ pub(crate) fn slots_of(payload_bytes: usize) -> u64 {
     (payload_bytes + HEADER_BYTES).div_ceil(SLOT_BYTES) as u64
 }
 
+/// The stamp in a header word.
+#[inline]
+pub(crate) fn stamp_of(word: u64) -> u64 {
+    word >> STAMP_SHIFT
+}
+
 impl Record {
-    #[inline]
-    pub(crate) fn encode(self) -> u64 {
-        match self {
-            Record::Data(len_bytes) => len_bytes as u64 | 1 << KIND_SHIFT,
-            Record::Switch => 2 << KIND_SHIFT,
-        }
+    /// The header word: length, kind, and in the bits above the stamp.
+    #[inline(always)]
+    pub(crate) fn encode(self, stamp: u64) -> u64 {
+        let (len, kind) = match self {
+            Record::Data(len_bytes) => (len_bytes as u64, KIND_DATA),
+            Record::Switch(ring) => (ring.into(), KIND_SWITCH),
+            Record::Open(len_bytes) => (len_bytes as u64, KIND_OPEN),
+        };
+        len | kind << LEN_BITS | stamp << STAMP_SHIFT
     }
 
     /// Decodes a header word that a peer wrote; `slots_max` is how many slots a record may have at its place.
     #[inline]
     pub(crate) fn decode(word: u64, slots_max: u64) -> Result<Self, Corrupt> {
-        let len_bytes = (word & u64::from(u32::MAX)) as usize;
-        match word >> KIND_SHIFT {
-            1 if (1..=RECORD_BYTES_MAX).contains(&len_bytes) && slots_of(len_bytes) <= slots_max => {
-                Ok(Record::Data(len_bytes))
-            }
-            2 if len_bytes == 0 => Ok(Record::Switch),
+        let len = word & LEN_MASK;
+        let len_bytes = len as usize;
+        let fits = (1..=RECORD_BYTES_MAX).contains(&len_bytes) && slots_of(len_bytes) <= slots_max;
+        match word >> LEN_BITS & KIND_MASK {
+            KIND_DATA if fits => Ok(Record::Data(len_bytes)),
+            KIND_OPEN if fits => Ok(Record::Open(len_bytes)),
+            KIND_SWITCH if len <= ELASTIC_RINGS as u64 => Ok(Record::Switch(len as u8)),
             _ => Err(Corrupt { what: "record header", value: word }),
         }
     }
 
     /// Payload bytes, if a header word that a peer wrote says that they are in the header's own slot.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decode_inline(word: u64) -> Option<usize> {
-        let len_bytes = word.wrapping_sub(1 << KIND_SHIFT);
+        let len_bytes = (word & (KIND_MASK << LEN_BITS | LEN_MASK)).wrapping_sub(KIND_DATA << LEN_BITS);
         (1..=INLINE_BYTES as u64).contains(&len_bytes).then_some(len_bytes as usize)
     }
 }

@@ -1,7 +1,7 @@
 //! First facts about a lane; the oracle, the hostile peer and the model check have files of their own.
 
 use crate::record::{Record, slots_of, tag};
-use crate::{Consumer, Corrupt, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX};
+use crate::{Consumer, Corrupt, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -440,7 +440,7 @@ impl Inbound for Endless {
                 // Two slots, but for the ring's last: laps are stepped over, never met exactly.
                 let payload_bytes = if position % 8 == 7 { 1 } else { 100 };
                 self.position.set(position + slots_of(payload_bytes));
-                Record::Data(payload_bytes).encode()
+                Record::Data(payload_bytes).encode(0)
             }
         }
     }
@@ -469,7 +469,7 @@ fn looking_ahead_ends_though_the_peer_publishes_without_end() {
         look(&Consumer::new(inbound, MemoryOutbound::new(Region::heap(layout.window_bytes())), layout, SECRET));
     };
     look(|consumer| assert_eq!(consumer.unread_bytes(), Ok(401)));
-    look(|consumer| assert_eq!(consumer.arrivals(0), Ok(16)));
+    look(|consumer| assert_eq!(consumer.arrivals(0), Ok(16 * SLOT_BYTES as u64)));
     look(|consumer| {
         let mut byte = 0;
         // SAFETY: one byte is writable.

@@ -68,6 +68,20 @@ impl Mapping {
         Self::at(file, around.offset_bytes, around.len_bytes).map(|mapping| (mapping, around.part_offset))
     }
 
+    /// Gives the memory of the whole pages among `len_bytes` from `begin` on, which lie in the mapping, back to the
+    /// system.
+    pub(crate) fn discard(&self, begin: NonNull<u8>, len_bytes: usize) {
+        const PAGE_BYTES: usize = Alignment::MIN_BYTES as usize;
+        let first = begin.addr().get().next_multiple_of(PAGE_BYTES);
+        let end = (begin.addr().get() + len_bytes) / PAGE_BYTES * PAGE_BYTES;
+        if first < end {
+            let pages = begin.as_ptr().with_addr(first);
+            // SAFETY: inside the mapping, as the caller says. What changes is the contents, which others may write at
+            // any time too.
+            unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) };
+        }
+    }
+
     /// First byte of the mapping.
     pub fn base(&self) -> NonNull<u8> {
         self.base

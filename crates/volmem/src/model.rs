@@ -36,6 +36,8 @@ impl Region {
 
     pub fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
 
+    pub fn discard(&self, _offset: usize, _len_bytes: usize) {}
+
     pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
         self.word(offset).load(order)
     }

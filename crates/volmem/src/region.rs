@@ -78,6 +78,18 @@ impl Region {
         for_each_line(LineInstruction::Prefetchw, self, offset, len_bytes);
     }
 
+    /// Gives the memory of the whole pages of a span back to the system: they are zero from then on. Only in a mapping of
+    /// shared memory (`MADV_REMOVE`); elsewhere, and where the system refuses, nothing happens.
+    ///
+    /// # Panics
+    /// If the span is not inside this region.
+    pub fn discard(&self, offset: usize, len_bytes: usize) {
+        let begin = self.checked(offset, len_bytes);
+        if let Keeper::Mapping(mapping) = &self._keeper {
+            mapping.discard(begin, len_bytes);
+        }
+    }
+
     /// Loads the word at `offset` (8-byte aligned).
     #[inline]
     pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {

@@ -6,7 +6,7 @@
 use crate::oracle::Shape;
 use crate::windows::{GuardedOutbound, Lie, LyingInbound, SECRET};
 use fabric::Coherence;
-use lane::{Chunk, Consumer, Layout, Next, Producer, SHORT_BYTES_MAX};
+use lane::{Chunk, Consumer, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use volmem::sync::Ordering;
@@ -73,7 +73,8 @@ pub enum Act {
 
 /// Lets a victim with one lane each way act beside such a peer.
 pub fn check(shape: Shape, coherence: Coherence, acts: &[Act]) {
-    let mut victim = Victim::new(shape.layout(), coherence);
+    let is_coherent = coherence == Coherence::Coherent;
+    let mut victim = Victim::new(if is_coherent { shape.layout() } else { shape.fixed_layout() }, coherence);
     for act in acts {
         victim.step(act);
     }
@@ -141,14 +142,19 @@ impl Victim {
         usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
     }
 
-    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring as its lowest bit.
+    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring's number in its lowest byte.
     fn publish(&self, header: Lie) {
         let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
         let head = self.own.load_u64(cursor, Ordering::Relaxed);
-        let in_big_ring = self.own.load_u64(cursor + 8, Ordering::Relaxed) & 1 != 0 && self.layout.big_slots != 0;
-        let (ring, slots) = match in_big_ring {
-            false => (self.layout.small_offset, self.layout.small_slots),
-            true => (self.layout.big_offset, self.layout.big_slots),
+        let number = self.own.load_u64(cursor + 8, Ordering::Relaxed) as u8;
+        let (ring, slots) = match (number, &self.layout.elastic) {
+            (0, _) => (self.layout.small_offset, self.layout.small_slots),
+            (_, Some(offsets)) => {
+                let index = usize::from(number - 1).min(ELASTIC_RINGS - 1);
+                (offsets[index], ELASTIC_SLOTS_MIN << index)
+            }
+            (_, None) if self.layout.big_slots == 0 => (self.layout.small_offset, self.layout.small_slots),
+            (_, None) => (self.layout.big_offset, self.layout.big_slots),
         };
         let slot = ring + (head % slots) as usize * CACHE_LINE_BYTES;
         self.own.store_u64(slot, Lie::Tag(0).told(&self.own, &self.layout, slot), Ordering::Relaxed);
@@ -225,6 +231,9 @@ impl Victim {
         let _ = self.consumer.take_wake_request();
         self.consumer.cancel_sleep();
         let _ = self.producer.is_writable();
+        let _ = self.producer.is_ring_writable();
+        let _ = self.producer.give_back_memory();
+        let _ = self.consumer.next_stamp();
         let _ = self.producer.is_drained();
         let _ = self.producer.position();
         self.producer.publish_staged();

@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use windows::Lie;
 
 fn shape() -> impl Strategy<Value = Shape> {
-    (0..4_u8, 0..7_u8).prop_map(|(small_doublings, big_doublings)| Shape { small_doublings, big_doublings })
+    (0..4_u8, 0..8_u8).prop_map(|(small_doublings, big_doublings)| Shape { small_doublings, big_doublings })
 }
 
 /// Sizes around the edges of records and rings, small ones more often.
@@ -49,6 +49,10 @@ fn op() -> impl Strategy<Value = Op> {
         40 => Just(Op::ProducerSleeps),
         40 => Just(Op::ConsumerSleeps),
         1 => Just(Op::Finish),
+        20 => (any::<bool>(), any::<u16>())
+            .prop_map(|(by_producer, bytes)| Op::SetCapacity { by_producer, bytes }),
+        20 => any::<bool>().prop_map(Op::Patience),
+        20 => Just(Op::GiveBack),
         80 => any::<u8>().prop_map(Op::Drain),
     ]
 }
@@ -62,7 +66,8 @@ fn lie() -> impl Strategy<Value = Lie> {
         3 => any::<i8>().prop_map(Lie::Near),
         4 => (0..20_u8).prop_map(Lie::Tag),
         3 => size().prop_map(Lie::Data),
-        1 => Just(Lie::Switch),
+        2 => (0..12_u8).prop_map(Lie::Switch),
+        2 => size().prop_map(Lie::Open),
         1 => any::<u16>().prop_map(Lie::CopyOf),
     ]
 }

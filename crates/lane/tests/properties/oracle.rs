@@ -3,7 +3,7 @@
 use crate::windows::{Random, SECRET, WriteCombined};
 use fabric::stale::{Habits, StaleMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
-use lane::{Consumer, Layout, Next, Producer, SHORT_BYTES_MAX};
+use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
 use volmem::Region;
 
@@ -45,6 +45,17 @@ pub enum Op {
     ConsumerSleeps,
     /// The sender is done.
     Finish,
+    /// One end says how much it should hold unread (of an elastic lane).
+    SetCapacity {
+        /// Which end.
+        by_producer: bool,
+        /// How much.
+        bytes: u16,
+    },
+    /// The sender would rather wait than use more memory, or not (of an elastic lane).
+    Patience(bool),
+    /// The memory of larger rings is given back, if everything is read.
+    GiveBack,
     /// Gathered stores get through (where they gather).
     Drain(u8),
 }
@@ -55,13 +66,23 @@ pub enum Op {
 pub struct Shape {
     /// The small ring has 8 slots, doubled so often (at most 3 times).
     pub small_doublings: u8,
-    /// The big ring has the small ring's slots, doubled so often (at most 6 times); none at 0.
+    /// The big ring has the small ring's slots, doubled so often (at most 6 times); none at 0; at 7, where memory is
+    /// coherent, the lane is elastic.
     pub big_doublings: u8,
 }
 
 impl Shape {
     /// The layout of this shape.
     pub fn layout(self) -> Layout {
+        if self.is_elastic() { Layout::packed_elastic(128, 115) } else { self.fixed_layout() }
+    }
+
+    fn is_elastic(self) -> bool {
+        self.big_doublings % 8 == 7
+    }
+
+    /// As [`Shape::layout`], never of an elastic lane.
+    pub fn fixed_layout(self) -> Layout {
         let small_slots = 8 << (self.small_doublings % 4);
         let big_doublings = self.big_doublings % 7;
         Layout::packed(small_slots, if big_doublings == 0 { 0 } else { small_slots << big_doublings })
@@ -76,6 +97,7 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
     let mut harness = Harness::new(producer, consumer, Visibility::AtOnce { credit_is_lazy: false });
+    harness.is_elastic = shape.is_elastic();
     for op in ops {
         harness.step(*op);
         harness.check_now();
@@ -86,7 +108,7 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
 
 /// The same where stores gather and arrive in any order that the fences allow.
 pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
-    let layout = shape.layout();
+    let layout = shape.fixed_layout();
     let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
     let (forward, back) = (WriteCombined::new(receivers.clone()), WriteCombined::new(senders.clone()));
     let producer = Producer::new(forward.clone(), MemoryInbound::new(senders), layout, SECRET);
@@ -109,7 +131,7 @@ pub fn check_write_combined(shape: Shape, ops: &[Op], seed: u64) {
 /// The same on memory without coherence. Caches that move lines only when they are told show each store at once; others
 /// show it in time, with lines that come and go unasked.
 pub fn check_non_coherent(shape: Shape, ops: &[Op], habits: Habits) {
-    let layout = shape.layout();
+    let layout = shape.fixed_layout();
     let [(senders_own, receivers_peer), (receivers_own, senders_peer)] =
         StaleMemory::windows(layout.window_bytes(), habits);
     let (forward, back) = (receivers_peer.clone(), senders_peer.clone());
@@ -157,6 +179,8 @@ struct Harness<O: Outbound, I: Inbound> {
     consumer_sleeps: bool,
     arrivals_seen: u64,
     has_arrived: bool,
+    is_elastic: bool,
+    is_patient: bool,
 }
 
 impl<O: Outbound, I: Inbound> Harness<O, I> {
@@ -173,6 +197,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
             consumer_sleeps: false,
             arrivals_seen: 0,
             has_arrived: false,
+            is_elastic: false,
+            is_patient: false,
         }
     }
 
@@ -201,7 +227,34 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
                 let staged = self.staged.take().unwrap_or_default();
                 self.shown(&staged);
             }
-            Op::Drain(_) => {}
+            Op::SetCapacity { by_producer, bytes } if self.is_elastic => self.set_capacity(by_producer, bytes.into()),
+            Op::Patience(is_patient) => {
+                self.is_patient = is_patient && self.is_elastic;
+                self.producer.set_patient(self.is_patient);
+            }
+            Op::GiveBack => self.give_back(),
+            Op::SetCapacity { .. } | Op::Drain(_) => {}
+        }
+    }
+
+    fn set_capacity(&mut self, by_producer: bool, bytes: usize) {
+        if by_producer {
+            self.producer.set_capacity(bytes);
+            if self.producer_sleeps {
+                self.sleep_producer(); // It is its own to know.
+            }
+        } else {
+            self.consumer.set_capacity(bytes);
+            self.ring_producer();
+        }
+    }
+
+    fn give_back(&mut self) {
+        let given = self.producer.give_back_memory();
+        if self.unread.is_empty() && self.staged.is_none() {
+            assert_ne!(given, GivenBack::InUse, "everything is read");
+        } else {
+            assert_ne!(given, GivenBack::All, "something is unread");
         }
     }
 
@@ -209,7 +262,11 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         if self.is_finished {
             return;
         }
-        let was_writable = self.producer.is_writable().expect("an honest receiver");
+        let was_writable = match self.is_patient {
+            true => self.producer.is_ring_writable(),
+            false => self.producer.is_writable(),
+        }
+        .expect("an honest receiver");
         let bytes = self.next_bytes(len_bytes);
         let sent_bytes = self.producer.write(&bytes).expect("an honest receiver");
         assert!(sent_bytes <= len_bytes);
@@ -302,7 +359,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
                 self.received(&bytes[..read_bytes]);
             }
             Next::Nothing => assert!(self.unread.is_empty() || !self.is_at_once(), "what is there was not seen"),
-            Next::Other => assert!(!self.unread.is_empty(), "something that nobody wrote"),
+            // All that was seen of an open record is read.
+            Next::Other => assert!(!self.unread.is_empty() || self.is_elastic, "something that nobody wrote"),
         }
     }
 
@@ -349,6 +407,10 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     fn received(&mut self, bytes: &[u8]) {
         self.check_front(0, bytes);
         self.unread.drain(..bytes.len());
+        self.ring_producer();
+    }
+
+    fn ring_producer(&mut self) {
         if self.consumer.take_wake_request() {
             assert!(self.producer_sleeps || !self.is_at_once(), "a ring for nobody");
             self.producer_sleeps = false;

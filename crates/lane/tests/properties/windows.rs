@@ -1,7 +1,7 @@
 //! Windows that behave worse than memory.
 
 use fabric::{Coherence, Inbound, Outbound};
-use lane::Layout;
+use lane::{ELASTIC_SLOTS_MIN, Layout};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -120,8 +120,10 @@ pub enum Lie {
     Tag(u8),
     /// A data record of so many bytes.
     Data(u16),
-    /// A ring switch.
-    Switch,
+    /// A switch to a ring.
+    Switch(u8),
+    /// An open record of so many bytes.
+    Open(u16),
     /// Another word of the window.
     CopyOf(u16),
 }
@@ -138,8 +140,9 @@ impl Lie {
                 let head = memory.load_u64(layout.forward_offset + 2 * CACHE_LINE_BYTES, Ordering::Relaxed);
                 SECRET ^ head.wrapping_add(ahead.into()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
             }
-            Lie::Data(len_bytes) => u64::from(len_bytes) | 1 << 32,
-            Lie::Switch => 2 << 32,
+            Lie::Data(len_bytes) => u64::from(len_bytes) | 1 << 16,
+            Lie::Switch(ring) => u64::from(ring) | 2 << 16,
+            Lie::Open(len_bytes) => u64::from(len_bytes) | 3 << 16,
             Lie::CopyOf(index) => {
                 let words = memory.len_bytes() / size_of::<u64>();
                 memory.load_u64(usize::from(index) % words * size_of::<u64>(), Ordering::Relaxed)
@@ -178,7 +181,7 @@ impl Inbound for LyingInbound {
         let line = CACHE_LINE_BYTES;
         let (forward, back) = (self.layout.forward_offset, self.layout.back_offset);
         // Its cursors, and the flags that it takes back.
-        let own = [forward + line..forward + 3 * line, back + line..back + 3 * line];
+        let own = [forward + line..forward + 3 * line, back + line..back + 4 * line];
         assert!(own.iter().any(|span| span.contains(&offset)), "a store to {offset} of the own window");
         self.memory.store_u64(offset, value, order);
     }
@@ -223,7 +226,8 @@ impl Outbound for GuardedOutbound {
         let line = CACHE_LINE_BYTES;
         let (forward, back) = (self.layout.forward_offset, self.layout.back_offset);
         let words = [forward, forward + line, back, back + line];
-        if !words.contains(&offset) {
+        let is_open_read = self.layout.elastic.is_some() && offset == back + size_of::<u64>();
+        if !words.contains(&offset) && !is_open_read {
             assert_in_ring(&self.layout, offset, size_of::<u64>());
         }
         self.memory.store_u64(offset, value, order);
@@ -247,8 +251,10 @@ impl Outbound for GuardedOutbound {
 
 fn assert_in_ring(layout: &Layout, offset: usize, len_bytes: usize) {
     let ring = |start: usize, slots: u64| start..start + slots as usize * CACHE_LINE_BYTES;
-    let rings: [Range<usize>; 2] =
-        [ring(layout.small_offset, layout.small_slots), ring(layout.big_offset, layout.big_slots)];
+    let mut rings: Vec<Range<usize>> =
+        vec![ring(layout.small_offset, layout.small_slots), ring(layout.big_offset, layout.big_slots)];
+    let larger = layout.elastic.into_iter().flatten().enumerate();
+    rings.extend(larger.map(|(index, offset)| ring(offset, ELASTIC_SLOTS_MIN << index)));
     let inside = rings.iter().any(|span| span.start <= offset && offset + len_bytes <= span.end);
     assert!(inside, "{offset}+{len_bytes} is outside the rings {rings:?}");
 }
