@@ -2,6 +2,7 @@
 //!
 //! * `transfer`: send and receive.
 //! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
+//! * `give_back`: memory of what was read.
 //! * `hold`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
@@ -11,6 +12,7 @@
 //! * `share`: several processes holding one end.
 
 mod ends;
+mod give_back;
 mod hold;
 mod peer;
 mod presence;
@@ -163,6 +165,11 @@ pub struct Connection {
     receive_timeout_ns: AtomicU64,
     /// `SO_RCVLOWAT`: fewer unread bytes do not count as readable. 0 and 1 are the same.
     low_water_bytes: AtomicU32,
+    /// The outgoing lane has memory beyond its small ring.
+    has_memory: AtomicBool,
+    /// Where the outgoing lane stood when it was last seen, for giving memory back, and when that was, in clock ticks.
+    seen_position: AtomicU64,
+    seen_ticks: AtomicU64,
     /// Written while nobody else knows the object, and under both locks.
     slot: UnsafeCell<Option<ConnectionSlot>>,
     details_lock: Lock,
@@ -201,8 +208,8 @@ impl Details {
             send_timeout_ns: self.options.send_timeout_ns(),
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
-            send_bytes: self.options.send_buffer_bytes(),
-            receive_bytes: self.options.receive_buffer_bytes(),
+            send_bytes: self.options.send_capacity_bytes(),
+            receive_bytes: self.options.receive_capacity_bytes(),
         }
     }
 }
@@ -223,6 +230,7 @@ impl Connection {
     /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it
     /// has nothing to read and no room to write.
     pub fn open(origin: Origin, segment: Option<(Segment, Option<MemoryFds<HiddenFd>>)>) -> &'static Self {
+        crate::memory_budget::prepare();
         let connection = POOL.take();
         let _send = connection.send_lock.lock();
         let _receive = connection.receive_lock.lock();
@@ -644,6 +652,7 @@ impl Connection {
                 return;
             }
             let memory = self.with_unreachable_details(|details| std::mem::take(details).memory);
+            self.forget_memory();
             self.is_plain.store(false, Ordering::Relaxed);
             // SAFETY: under both locks, and there is no waiter.
             (unsafe { (*self.lanes.get()).take() }, memory)

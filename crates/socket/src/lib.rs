@@ -32,6 +32,7 @@ pub mod limit;
 pub mod loan;
 pub mod lock;
 pub mod manners;
+pub mod memory_budget;
 pub mod model;
 pub mod monitor;
 pub mod multiplex;

@@ -10,12 +10,14 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::address::Family;
 use crate::descriptors::close;
+use crate::system::read_text;
 
 /// Options that one socket's record holds; what comes after is accepted and not remembered.
 const RECORDS_MAX: usize = 64;
@@ -68,8 +70,50 @@ const RECEIVE_BUFFERS: [SocketOption; 2] =
     [SocketOption::socket(libc::SO_RCVBUF), SocketOption::socket(libc::SO_RCVBUFFORCE)];
 /// The least that Linux makes of `SO_SNDBUF`.
 const SEND_BUFFER_BYTES_MIN: usize = 4608;
-/// What Linux begins with: the middle of `tcp_rmem`.
-const RECEIVE_BUFFER_BYTES: usize = 131_072;
+/// The least that Linux makes of `SO_RCVBUF`.
+const RECEIVE_BUFFER_BYTES_MIN: usize = 2304;
+/// What `SO_SNDBUF` is on a connection over the loopback interface once it is established (`tcp_sndbuf_expand`: ten
+/// segments of 64 KiB, twice), unless the maximum of `tcp_wmem` is less.
+const SEND_BUFFER_BYTES_ESTABLISHED: usize = 2_626_560;
+/// Beside both buffers TCP has what is on the way; and what a lane holds is counted by lines.
+const RECEIVE_MARGIN_BYTES_MAX: usize = 65_536;
+const MARGIN_SHARE: usize = 32;
+
+/// What the kernel says of buffers, for all sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BufferLimits {
+    /// `net.core.wmem_max` and `net.core.rmem_max`: the most that a program may ask for.
+    send_bytes_max: usize,
+    receive_bytes_max: usize,
+    /// The last of `tcp_wmem`: what a send buffer grows to by itself.
+    send_bytes_grown: usize,
+    /// The middle of `tcp_rmem`: what a receive buffer begins with.
+    receive_bytes: usize,
+}
+
+impl BufferLimits {
+    /// What Linux has where nobody has changed it.
+    const DEFAULT: Self =
+        Self { send_bytes_max: 212_992, receive_bytes_max: 212_992, send_bytes_grown: 4 << 20, receive_bytes: 131_072 };
+
+    /// Read once.
+    fn of_kernel() -> Self {
+        static LIMITS: OnceLock<BufferLimits> = OnceLock::new();
+        let number = |path: &std::ffi::CStr, index: usize| {
+            let mut text = [0; 128];
+            read_text(path, &mut text)?.split_ascii_whitespace().nth(index)?.parse().ok()
+        };
+        *LIMITS.get_or_init(|| {
+            let Self { send_bytes_max, receive_bytes_max, send_bytes_grown, receive_bytes } = Self::DEFAULT;
+            Self {
+                send_bytes_max: number(c"/proc/sys/net/core/wmem_max", 0).unwrap_or(send_bytes_max),
+                receive_bytes_max: number(c"/proc/sys/net/core/rmem_max", 0).unwrap_or(receive_bytes_max),
+                send_bytes_grown: number(c"/proc/sys/net/ipv4/tcp_wmem", 2).unwrap_or(send_bytes_grown),
+                receive_bytes: number(c"/proc/sys/net/ipv4/tcp_rmem", 1).unwrap_or(receive_bytes),
+            }
+        })
+    }
+}
 const LINGER: [SocketOption; 1] = [SocketOption::socket(libc::SO_LINGER)];
 
 /// Options whose value is a pointer or a descriptor, or that undo such an option: nothing to play back.
@@ -111,6 +155,8 @@ pub enum Special {
     ReceiveTimeout,
     /// `SO_SNDTIMEO`: see [`timeval`].
     SendTimeout,
+    /// `SO_SNDBUF`: see [`OptionRecord::send_buffer_bytes_established`].
+    SendBuffer,
     /// `SO_LINGER`: see [`linger`].
     Linger,
     /// `TCP_INFO`: see [`tcp_info`].
@@ -130,6 +176,7 @@ impl Special {
             (libc::SOL_SOCKET, libc::SO_ERROR) => Some(Self::Error),
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) => Some(Self::ReceiveTimeout),
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW) => Some(Self::SendTimeout),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(Self::SendBuffer),
             (libc::SOL_SOCKET, libc::SO_LINGER) => Some(Self::Linger),
             (libc::SOL_SOCKET, SO_PEERNAME) => Some(Self::PeerName),
             (libc::SOL_SOCKET, libc::SO_COOKIE) => Some(Self::Lifeline),
@@ -256,14 +303,36 @@ impl OptionRecord {
         self.find(SocketOption::socket(libc::SO_RCVLOWAT)).and_then(parse_u32).unwrap_or(0)
     }
 
-    /// Bytes that Linux would hold in a send buffer; 0 when the program did not say.
-    pub fn send_buffer_bytes(&self) -> usize {
-        self.latest(&SEND_BUFFERS).and_then(parse_u32).map_or(0, |bytes| doubled(bytes).max(SEND_BUFFER_BYTES_MIN))
+    /// Unread bytes that the sending end of a lane should hold, as Linux would in its send buffer.
+    pub fn send_capacity_bytes(&self) -> usize {
+        let limits = BufferLimits::of_kernel();
+        let asked = self.asked_bytes(&SEND_BUFFERS, limits.send_bytes_max);
+        let bytes = asked.map_or(limits.send_bytes_grown, |bytes| bytes.max(SEND_BUFFER_BYTES_MIN));
+        bytes + bytes / MARGIN_SHARE
     }
 
-    /// Bytes that Linux would hold in a receive buffer.
-    pub fn receive_buffer_bytes(&self) -> usize {
-        self.latest(&RECEIVE_BUFFERS).and_then(parse_u32).map_or(RECEIVE_BUFFER_BYTES, doubled)
+    /// Unread bytes that the receiving end should hold, as Linux would in its receive buffer and on the way there.
+    pub fn receive_capacity_bytes(&self) -> usize {
+        let limits = BufferLimits::of_kernel();
+        let asked = self.asked_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
+        let bytes = asked.map_or(limits.receive_bytes, |bytes| bytes.max(RECEIVE_BUFFER_BYTES_MIN));
+        bytes + bytes / MARGIN_SHARE + (bytes / 2).min(RECEIVE_MARGIN_BYTES_MAX)
+    }
+
+    /// `SO_SNDBUF` of an established connection that the program has not set; `None`: it has.
+    pub fn send_buffer_bytes_established(&self) -> Option<i32> {
+        let bytes = SEND_BUFFER_BYTES_ESTABLISHED.min(BufferLimits::of_kernel().send_bytes_grown);
+        self.latest(&SEND_BUFFERS).is_none().then_some(bytes as i32)
+    }
+
+    /// What Linux makes of the size that the program has asked for: all of it only with the privileged option.
+    fn asked_bytes(&self, options: &[SocketOption; 2], bytes_max: usize) -> Option<usize> {
+        let known = self.records.iter().rev().find(|(known, _)| options.contains(known));
+        known.and_then(|(option, value)| {
+            let bytes = parse_u32(value)? as usize;
+            let is_forced = *option == options[1];
+            Some(doubled(if is_forced { bytes } else { bytes.min(bytes_max) }))
+        })
     }
 
     /// `SO_LINGER` in seconds, when it is on.
@@ -361,8 +430,8 @@ fn parse_u32(value: &[u8]) -> Option<u32> {
 }
 
 /// Linux doubles what a program asks for.
-fn doubled(bytes: u32) -> usize {
-    bytes as usize * 2
+fn doubled(bytes: usize) -> usize {
+    bytes.min(i32::MAX as usize / 2) * 2
 }
 
 /// The bytes of a `struct timeval` for a time-out, 0 for none.
@@ -612,12 +681,27 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_holds_what_both_buffers_of_tcp_would() {
+        let limits = BufferLimits::of_kernel();
+        let mut record = OptionRecord::default();
+        assert_eq!(record.send_capacity_bytes(), limits.send_bytes_grown + limits.send_bytes_grown / MARGIN_SHARE);
+        assert!(record.receive_capacity_bytes() > limits.receive_bytes);
+        assert!(record.send_buffer_bytes_established().is_some_and(|bytes| bytes > 0));
+        record.note(RECEIVE_BUFFERS[0], &int(4096));
+        assert_eq!(record.receive_capacity_bytes(), 8192 + 8192 / MARGIN_SHARE + 4096);
+        record.note(SEND_BUFFERS[0], &int(i32::MAX));
+        assert_eq!(record.send_capacity_bytes(), 2 * limits.send_bytes_max * (MARGIN_SHARE + 1) / MARGIN_SHARE);
+        assert_eq!(record.send_buffer_bytes_established(), None);
+    }
+
+    #[test]
     fn the_later_of_two_names_for_a_time_out_counts() {
         let mut record = OptionRecord::default();
-        assert_eq!((record.send_buffer_bytes(), record.receive_buffer_bytes()), (0, RECEIVE_BUFFER_BYTES));
+        record.note(SEND_BUFFERS[0], &int(8192));
+        record.note(SEND_BUFFERS[1], &int(100_000));
+        assert_eq!(record.send_capacity_bytes(), 200_000 + 200_000 / MARGIN_SHARE);
         record.note(SEND_BUFFERS[0], &int(1));
-        record.note(RECEIVE_BUFFERS[0], &int(4096));
-        assert_eq!((record.send_buffer_bytes(), record.receive_buffer_bytes()), (SEND_BUFFER_BYTES_MIN, 8192));
+        assert_eq!(record.send_capacity_bytes(), SEND_BUFFER_BYTES_MIN + SEND_BUFFER_BYTES_MIN / MARGIN_SHARE);
         record.note(RECEIVE_TIMEOUTS[1], &timeval(5_000_000));
         record.note(RECEIVE_TIMEOUTS[0], &timeval(7_000_000));
         assert_eq!(record.receive_timeout_ns(), 7_000_000);

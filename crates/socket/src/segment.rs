@@ -9,12 +9,14 @@
 //!     status: written by the peer
 //!     forward block and cursor of the lane that comes in
 //!     back block and cursor of the lane that goes out
-//!   small rings (8 KiB): of the accepting end, of the connecting end
-//!   big rings (256 KiB, untouched until they carry bulk): the same
+//!   small rings (7360 bytes): of the accepting end, of the connecting end
+//!   larger rings (32 KiB to 16 MiB, each twice the one before): of the accepting end, of the connecting end
 //! ```
 //!
-//! The endpoints and the start of a ring share a page, because finding and zeroing a page costs more than any system
-//! call of a connect: a connection that carries little touches two.
+//! What comes before the larger rings has 16 KiB: so much a connection keeps, whatever it has carried. The larger ones
+//! have memory only while they hold something: where they lie costs addresses and nothing else. The endpoints and the
+//! start of a ring share a page, because finding and zeroing a page costs more than any system call of a connect: a
+//! connection that carries little touches two.
 //!
 //! In windows each end has a span of its own node's: its endpoint, the small ring and the big ring that come in.
 //! Whatever an end loads lies in its own span, so that nothing is loaded across the link. Where the link is slowed down
@@ -54,24 +56,33 @@ pub type ApartSender = SenderOf<DeviceMemory>;
 pub type ApartReceiver = ReceiverOf<DeviceMemory>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 9;
+pub const LAYOUT_VERSION: u32 = 10;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
 /// 1 KiB took half as long again.
 const SMALL_SLOTS: u64 = 128;
+/// Of a lane between windows.
 const BIG_SLOTS: u64 = 4096;
 
 const SMALL_BYTES: usize = SMALL_SLOTS as usize * lane::SLOT_BYTES;
+/// Of the small ring in a memfd so many slots are used in each lap: both fill the pages of the endpoints.
+const SMALL_SLOTS_USED: u64 = 115;
+const SMALL_BYTES_USED: usize = SMALL_SLOTS_USED as usize * lane::SLOT_BYTES;
 
 const FORWARD_OFFSET: usize = 384;
 const BACK_OFFSET: usize = FORWARD_OFFSET + Layout::FORWARD_BYTES;
 const ENDPOINT_BYTES: usize = BACK_OFFSET + Layout::BACK_BYTES;
 const SMALL_OFFSET: usize = 2 * ENDPOINT_BYTES;
-const BIG_OFFSET: usize = (SMALL_OFFSET + 2 * SMALL_BYTES).next_multiple_of(PAGE_BYTES);
+const RINGS_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES_USED;
+const _: () = assert!(RINGS_OFFSET == 4 * PAGE_BYTES);
+/// All larger rings of one direction.
+const RINGS_BYTES: usize = (lane::ELASTIC_SLOTS_MIN as usize * lane::SLOT_BYTES) * ((1 << lane::ELASTIC_RINGS) - 1);
 
-/// Bytes that one direction holds at most.
-pub const BUFFER_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
+/// Bytes of the big ring of a lane between windows.
+const BIG_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
+/// Bytes that one direction holds unread at most.
+pub const CAPACITY_BYTES_MAX: usize = 16 << 20;
 
 /// A lane between windows: the receiver's half is laid out like the sender's.
 const WINDOW_LAYOUT: Layout = Layout {
@@ -79,8 +90,10 @@ const WINDOW_LAYOUT: Layout = Layout {
     back_offset: BACK_OFFSET,
     small_offset: ENDPOINT_BYTES,
     small_slots: SMALL_SLOTS,
+    small_slots_used: SMALL_SLOTS,
     big_offset: BIG_IN_WINDOW_OFFSET,
     big_slots: BIG_SLOTS,
+    elastic: None,
 };
 const BIG_IN_WINDOW_OFFSET: usize = (ENDPOINT_BYTES + SMALL_BYTES).next_multiple_of(PAGE_BYTES);
 /// The same over a modelled link: the endpoint is memory, and behind it lie rings.
@@ -95,11 +108,25 @@ const fn layout_to(receiver: Side) -> Layout {
     Layout {
         forward_offset: receiver * ENDPOINT_BYTES + FORWARD_OFFSET,
         back_offset: sender * ENDPOINT_BYTES + BACK_OFFSET,
-        small_offset: SMALL_OFFSET + sender * SMALL_BYTES,
+        small_offset: SMALL_OFFSET + sender * SMALL_BYTES_USED,
         small_slots: SMALL_SLOTS,
-        big_offset: BIG_OFFSET + sender * BUFFER_BYTES,
-        big_slots: BIG_SLOTS,
+        small_slots_used: SMALL_SLOTS_USED,
+        big_offset: 0,
+        big_slots: 0,
+        elastic: Some(larger_rings(RINGS_OFFSET + sender * RINGS_BYTES)),
     }
+}
+
+/// The offsets of larger rings that lie one behind the other.
+const fn larger_rings(first_offset: usize) -> [usize; lane::ELASTIC_RINGS] {
+    let mut offsets = [first_offset; lane::ELASTIC_RINGS];
+    let mut ring = 1;
+    while ring < lane::ELASTIC_RINGS {
+        let before_bytes = (lane::ELASTIC_SLOTS_MIN << (ring - 1)) as usize * lane::SLOT_BYTES;
+        offsets[ring] = offsets[ring - 1] + before_bytes;
+        ring += 1;
+    }
+    offsets
 }
 
 const SECRET_TO_ACCEPTOR: usize = 200;
@@ -234,9 +261,9 @@ struct Modelled {
 
 impl Segment {
     /// Bytes of the memfd.
-    pub const SEGMENT_BYTES: usize = BIG_OFFSET + 2 * BUFFER_BYTES;
+    pub const SEGMENT_BYTES: usize = RINGS_OFFSET + 2 * RINGS_BYTES;
     /// Bytes of an end's span in its node's window, whole pages.
-    pub const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BUFFER_BYTES;
+    pub const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BIG_BYTES;
     /// The same where the link is slowed down to a model.
     pub const TIMED_WINDOW_BYTES: usize = TIMED_SHAPE.memory_bytes().next_multiple_of(PAGE_BYTES);
 

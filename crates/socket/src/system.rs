@@ -1,6 +1,7 @@
 //! The few system calls that a waiting thread makes. They are handed in, because a library that stands between a
 //! program and libc must use libc's own versions: those are cancellation points, raw system calls are not.
 
+use crate::signals::Moment;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::c_void;
@@ -209,10 +210,56 @@ pub fn read_text(path: impl rustix::path::Arg, bytes: &mut [u8]) -> Option<&str>
     std::str::from_utf8(&bytes[..length.ok()?]).ok()
 }
 
+/// How long a thread sleeps, at most, while there is idle work.
+const IDLE_WORK_EVERY_MS: u64 = 250;
+/// What a thread that is about to sleep is to do now and then; null for nothing.
+static IDLE_WORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Has sleeping threads wake up a few times a second to do `work`, as long as it answers that there is more.
+pub fn use_idle_work(work: fn() -> bool) {
+    IDLE_WORK.store(work as *mut c_void, Ordering::Release);
+}
+
+/// Sleeps by `sleep`, which is told for how long (`None`: for ever) and answers whether it woke for something; in pieces,
+/// while there is idle work.
+fn in_pieces<R>(
+    timeout_ns: Option<u64>,
+    mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,
+    has_woken: impl Fn(&R) -> bool,
+) -> Result<R, Errno> {
+    const PIECE_NS: u64 = IDLE_WORK_EVERY_MS * 1_000_000;
+    let mut left_ns = timeout_ns;
+    loop {
+        let work = IDLE_WORK.load(Ordering::Acquire);
+        let is_last = work.is_null() || left_ns.is_some_and(|left_ns| left_ns <= PIECE_NS);
+        let result = sleep(if is_last { left_ns } else { Some(PIECE_NS) });
+        if is_last || result.as_ref().map_or(true, &has_woken) {
+            return result;
+        }
+        left_ns = left_ns.map(|left_ns| left_ns - PIECE_NS);
+        // SAFETY: not null, so stored by `use_idle_work`, which stores such a function.
+        let work = unsafe { std::mem::transmute::<*mut c_void, fn() -> bool>(work) };
+        if !work() {
+            IDLE_WORK.store(std::ptr::null_mut(), Ordering::Release);
+        }
+    }
+}
+
 /// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the
 /// handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream; `CONNRESET` is one too,
 /// and the kernel says it once: the peer has left something unread, or was never accepted.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
+    let began = Moment::now();
+    while !IDLE_WORK.load(Ordering::Acquire).is_null() {
+        // Until there is something to receive, or no more idle work.
+        let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        let poll = |timeout_ns: Option<u64>| poll_once(&mut entry, timeout_ns.map_or(-1, |ns| (ns / 1_000_000) as i32));
+        match in_pieces(None, poll, |ready| *ready > 0) {
+            Err(Errno::INTR) if began.goes_on() => {}
+            Err(error) => return Err(error),
+            Ok(_) => break,
+        }
+    }
     let mut byte = 0_u8;
     let receive = RECEIVE.load(Ordering::Acquire);
     let buffer = (&raw mut byte).cast::<c_void>();
@@ -230,6 +277,15 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
 
 /// `poll(2)`, with a time-out in milliseconds or -1.
 pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
+    if timeout_ms == 0 || IDLE_WORK.load(Ordering::Relaxed).is_null() {
+        return poll_once(fds, timeout_ms);
+    }
+    let timeout_ns = u64::try_from(timeout_ms).ok().map(|ms| ms * 1_000_000);
+    let poll = |left_ns: Option<u64>| poll_once(fds, left_ns.map_or(-1, |ns| ns.div_ceil(1_000_000) as i32));
+    in_pieces(timeout_ns, poll, |ready| *ready > 0)
+}
+
+fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
     let poll = POLL.load(Ordering::Acquire);
     let ready = if poll.is_null() {
         // SAFETY: the slice is writable for its length.
@@ -248,6 +304,19 @@ pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
 /// # Safety
 /// `mask` is null or a signal set.
 pub unsafe fn ppoll(
+    fds: &mut [libc::pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
+        // SAFETY: the caller's mask.
+        return unsafe { ppoll_once(fds, timeout_ns, mask) };
+    }
+    // SAFETY: as above.
+    in_pieces(timeout_ns, |left_ns| unsafe { ppoll_once(fds, left_ns, mask) }, |ready| *ready > 0)
+}
+
+unsafe fn ppoll_once(
     fds: &mut [libc::pollfd],
     timeout_ns: Option<u64>,
     mask: *const libc::sigset_t,
@@ -300,6 +369,22 @@ pub unsafe fn pselect(
 /// # Safety
 /// `events` is writable for `max` events; `mask` is null or a signal set.
 pub unsafe fn epoll_wait(
+    epfd: i32,
+    events: *mut libc::epoll_event,
+    max: i32,
+    timeout_ns: Option<u64>,
+    mask: *const libc::sigset_t,
+) -> Result<usize, Errno> {
+    if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
+        // SAFETY: the caller's array and mask.
+        return unsafe { epoll_wait_once(epfd, events, max, timeout_ns, mask) };
+    }
+    // SAFETY: as above.
+    let wait = |left_ns: Option<u64>| unsafe { epoll_wait_once(epfd, events, max, left_ns, mask) };
+    in_pieces(timeout_ns, wait, |count| *count > 0)
+}
+
+unsafe fn epoll_wait_once(
     epfd: i32,
     events: *mut libc::epoll_event,
     max: i32,

@@ -1,9 +1,10 @@
 //! The ends of lanes in plain memory, over a link that is slowed down to a model, or in memory that is no ordinary
 //! memory. Short messages in plain memory are found before anybody asks which it is; everything else is asked here.
 
+use crate::memory_budget;
 use crate::segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use fabric::{Inbound, Outbound};
-use lane::{Chunk, Corrupt, Next, Producer};
+use lane::{Chunk, Corrupt, GivenBack, Next, Producer};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 
@@ -39,7 +40,37 @@ impl Sending {
     pub(super) fn of(segment: &Segment) -> Self {
         let timed = segment.timed_sender().map(|sender| Self::Timed(Box::new(sender)));
         let special = timed.or_else(|| segment.apart_sender().map(|sender| Self::Apart(Box::new(sender))));
-        special.unwrap_or_else(|| Self::Plain(segment.sender()))
+        special.unwrap_or_else(|| {
+            let mut sender = segment.sender();
+            sender.set_budget(&memory_budget::PROCESS);
+            Self::Plain(sender)
+        })
+    }
+
+    /// Before a write: whether it may wait for the receiver, and its stamp. Returns the position where it begins.
+    #[inline]
+    pub(super) fn prepare(&mut self, is_patient: bool, stamp: u64) -> u64 {
+        any!(self, sender => {
+            sender.set_patient(is_patient);
+            sender.set_stamp(stamp);
+            sender.position()
+        })
+    }
+
+    pub(super) fn is_ring_writable(&self) -> Result<bool, Corrupt> {
+        any!(self, sender => sender.is_ring_writable())
+    }
+
+    pub(super) fn unread_slots(&self) -> Result<u64, Corrupt> {
+        any!(self, sender => sender.unread_slots())
+    }
+
+    pub(super) fn give_back_memory(&mut self) -> GivenBack {
+        any!(self, sender => sender.give_back_memory())
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        any!(self, sender => sender.memory_bytes())
     }
 
     /// # Safety
@@ -224,6 +255,10 @@ impl Receiving {
 
     pub(super) fn announce_sleep(&self) {
         any!(self, receiver => receiver.announce_sleep());
+    }
+
+    pub(super) fn next_stamp(&self) -> Option<u64> {
+        any!(self, receiver => receiver.next_stamp())
     }
 
     /// Has the peer know what was read. By quarters of a ring would do for room, and a peer whose end is killed asks

@@ -66,6 +66,12 @@ impl Connection {
         if self.generation() == generation { Ok(hold) } else { Err(Errno::BADF) }
     }
 
+    /// As [`Connection::hold`], where nobody is to be waited for.
+    pub(super) fn hold_if_free(&'static self, lock: &'static Lock) -> Option<Hold> {
+        std::mem::forget(lock.enter_if_free()?);
+        Some(Hold { connection: self, lock })
+    }
+
     /// Both directions; `None` as [`Connection::hold`].
     pub(super) fn hold_both(&'static self) -> Option<(Hold, Hold)> {
         let send = self.hold(&self.send_lock)?;

@@ -4,7 +4,7 @@
 //! peer that goes with unread data, or in a hurry, resets at once.
 
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
-use crate::clock::{TICKS_PER_MILLISECOND, ticks};
+use crate::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
 use crate::segment::{LEFT_SILENTLY, Own, Standing, Status};
 use crate::system;
 use rustix::io::Errno;
@@ -66,6 +66,7 @@ impl Connection {
     #[inline]
     pub(super) fn ask_kernel_now_and_then(&self, lanes: &Lanes) {
         let now = ticks();
+        note_ticks(now);
         if now.wrapping_sub(self.asked_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
             self.asked_ticks.store(now, Ordering::Relaxed);
             self.ask_kernel(lanes);

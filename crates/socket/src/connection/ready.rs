@@ -5,7 +5,7 @@
 
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
-use crate::segment::{BUFFER_BYTES, Own, Status};
+use crate::segment::{Own, Status};
 use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -107,7 +107,20 @@ impl Connection {
     /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has
     /// arrived.
     pub fn unsent_bytes(&'static self) -> usize {
-        if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 { 0 } else { BUFFER_BYTES }
+        if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 {
+            return 0;
+        }
+        let _guard = self.hold(&self.send_lock);
+        let Some(lanes) = self.lanes() else { return 0 };
+        // SAFETY: under the send lock.
+        let slots = unsafe { (*lanes.sender.get()).unread_slots() };
+        slots.unwrap_or(0) as usize * lane::SLOT_BYTES
+    }
+
+    /// When the first unread record was sent ([`crate::clock::stamp`]); `None`: nothing is unread.
+    pub fn arrival_stamp(&'static self) -> Option<u64> {
+        let _guard = self.hold(&self.receive_lock);
+        self.lanes()?.observer.next_stamp()
     }
 
     /// The state that TCP would be in.

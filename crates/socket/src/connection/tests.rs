@@ -228,7 +228,7 @@ fn until_there(connection: &'static Connection, bytes: &mut [u8]) -> Result<usiz
 }
 
 fn carry_both_directions((one, two): (End, End)) {
-    let data: Vec<u8> = (0..3 * crate::segment::BUFFER_BYTES).map(|index| (index % 251) as u8).collect();
+    let data: Vec<u8> = (0..3 * (256 << 10)).map(|index| (index % 251) as u8).collect();
     for (from, to) in [(&one, &two), (&two, &one)] {
         let mut received = Vec::new();
         let mut buffer = vec![0; 70_000];

@@ -1,8 +1,10 @@
 //! Send and receive.
 
 use super::ends::{Receiving, Sending};
-use super::wait::Deadline;
+use super::give_back;
+use super::wait::{Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use crate::clock::stamp;
 use crate::manners;
 use crate::segment::{Own, Status};
 use crate::spin::{Spin, Turn};
@@ -227,6 +229,7 @@ impl Connection {
     ) -> Result<usize, Errno> {
         let mut done = done;
         if !self.waits(flags) {
+            give_back::while_polling();
             return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
         }
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
@@ -475,6 +478,7 @@ impl Connection {
         if standing.holders > 1 || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
             return None;
         }
+        sender.set_stamp(stamp());
         // SAFETY: the caller's span.
         if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
             return None;
@@ -528,7 +532,7 @@ impl Connection {
         }
         let wanted = total_bytes(spans);
         // SAFETY: the caller's spans.
-        let done = unsafe { self.send_now(generation, spans, 0, wanted) }?;
+        let done = unsafe { self.send_now(generation, spans, 0, wanted, self.waits(flags)) }?;
         if done == wanted {
             return Ok(done);
         }
@@ -556,7 +560,9 @@ impl Connection {
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
             let waited = self.wait_to_send(generation, deadline);
             // SAFETY: the caller's spans.
-            match waited.and_then(|()| unsafe { self.send_now(generation, spans, done, wanted) }) {
+            match waited
+                .and_then(|room| unsafe { self.send_now(generation, spans, done, wanted, room == Room::InRing) })
+            {
                 Ok(bytes) => done += bytes,
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
@@ -572,6 +578,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         wanted: usize,
+        is_patient: bool,
     ) -> Result<usize, Errno> {
         let guard = self.hold_of(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else {
@@ -587,7 +594,7 @@ impl Connection {
             return Ok(wanted - skip);
         }
         // SAFETY: under the send lock.
-        let position = unsafe { (*lanes.sender.get()).position() };
+        let position = unsafe { (*lanes.sender.get()).prepare(is_patient, stamp()) };
         // SAFETY: the caller's spans.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
         if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
@@ -597,6 +604,7 @@ impl Connection {
         }
         // SAFETY: under the send lock.
         let wakes_receiver = sent > 0 && unsafe { (*lanes.sender.get()).take_wake_request() };
+        self.note_memory(lanes);
         drop(shared);
         drop(guard);
         if wakes_receiver {
@@ -605,6 +613,7 @@ impl Connection {
         if sent > 0 {
             self.count_sent(sent);
         }
+        give_back::under_pressure();
         Ok(sent)
     }
 
@@ -668,9 +677,10 @@ impl Connection {
         let dont_wait = !self.waits(flags);
         let generation = self.generation();
         let mut done = 0;
+        let mut is_patient = !dont_wait;
         while done < len_bytes {
-            match self.fill_once(generation, len_bytes - done, &is_at_end, &mut |pointer, len| fill(pointer, len, done))
-            {
+            let mut fill_rest = |pointer: *mut u8, len: usize| fill(pointer, len, done);
+            match self.fill_once(generation, len_bytes - done, is_patient, &is_at_end, &mut fill_rest) {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
@@ -679,8 +689,9 @@ impl Connection {
                 }
                 Ok(None) => {
                     let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
-                    if let Err(error) = self.wait_to_send(generation, deadline) {
-                        return if done > 0 { Ok(done) } else { Err(error) };
+                    match self.wait_to_send(generation, deadline) {
+                        Ok(room) => is_patient = room == Room::InRing,
+                        Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
                     }
                 }
                 Err(_) if done > 0 => return Ok(done),
@@ -694,6 +705,7 @@ impl Connection {
         &'static self,
         generation: u32,
         len_bytes: usize,
+        is_patient: bool,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
@@ -712,9 +724,10 @@ impl Connection {
         }
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
-        let Some(filled) = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt))? else {
-            return Ok(None);
-        };
+        sender.prepare(is_patient, stamp());
+        let filled = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt))?;
+        self.note_memory(lanes);
+        let Some(filled) = filled else { return Ok(None) };
         if sender.take_wake_request() {
             self.ring();
         }

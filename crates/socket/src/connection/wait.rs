@@ -24,6 +24,15 @@ const ROOM_LOOK_MS: i32 = 100;
 /// Sleep of a thread that waits for a hello.
 const HELLO_NAP_MS: i32 = 10;
 
+/// Where a send that has waited may find room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// The receiver has made some.
+    InRing,
+    /// The lane may hold more than its ring does.
+    InLargerRing,
+}
+
 /// When a wait ends without success.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deadline {
@@ -154,19 +163,25 @@ impl Connection {
         outcome
     }
 
-    /// Waits until a send may find room.
-    pub(super) fn wait_to_send(&'static self, generation: u32, deadline: Deadline) -> Result<(), Errno> {
+    /// Waits until a send may find room: for the receiver to make some, and where that takes long, for as much as the
+    /// lane may hold.
+    pub(super) fn wait_to_send(&'static self, generation: u32, deadline: Deadline) -> Result<Room, Errno> {
         let (waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
         let Some(lanes) = lanes else {
             drop(waiter);
-            return self.wait_for_hello(deadline);
+            return self.wait_for_hello(deadline).map(|()| Room::InRing);
         };
-        let is_ready = || self.has_room(lanes) || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE);
-        if self.spin(lanes, deadline, Spin::new(), is_ready)? {
-            return Ok(());
+        let has_ended = || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE);
+        if self.spin(lanes, deadline, Spin::new(), || self.has_ring_room(lanes) || has_ended())? {
+            return Ok(Room::InRing);
+        }
+        let is_ready = || self.has_room(lanes) || has_ended();
+        if is_ready() {
+            return Ok(Room::InLargerRing);
         }
         let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
-        self.sleep_unless(is_ready, || self.announce_send_sleep(lanes), || self.sleep(lanes, deadline, longest_ms))
+        self.sleep_unless(is_ready, || self.announce_send_sleep(lanes), || self.sleep(lanes, deadline, longest_ms))?;
+        Ok(Room::InLargerRing)
     }
 
     /// Has the peer asked to ring by `announce`, looks once more, sleeps. The thread counts as a sleeper before the
@@ -204,6 +219,13 @@ impl Connection {
         let _guard = self.hold(&self.send_lock);
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).is_writable() }.unwrap_or(true)
+    }
+
+    /// As [`Connection::has_room`], in the ring that the lane is in.
+    fn has_ring_room(&'static self, lanes: &Lanes) -> bool {
+        let _guard = self.hold(&self.send_lock);
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).is_ring_writable() }.unwrap_or(true)
     }
 
     pub(super) fn announce_receive_sleep(&'static self, lanes: &Lanes) {

@@ -27,17 +27,22 @@ pub unsafe fn get_option(
     length_inout: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
     let option = SocketOption { level, name };
-    let Some(special) = Special::of(option) else {
+    let by_template = || {
         let (family, record) = (family_of(connection), connection.with_options(|record| record.clone()));
         // SAFETY: the caller's.
-        return unsafe { record.get_c(family, option, value, length_inout) };
+        unsafe { record.get_c(family, option, value, length_inout) }
     };
+    let Some(special) = Special::of(option) else { return by_template() };
     let bytes = match special {
         Special::Error => connection.take_error().to_ne_bytes().to_vec(),
         Special::ReceiveTimeout => {
             options::timeval(connection.with_options(|record| record.receive_timeout_ns())).to_vec()
         }
         Special::SendTimeout => options::timeval(connection.with_options(|record| record.send_timeout_ns())).to_vec(),
+        Special::SendBuffer => match connection.with_options(|record| record.send_buffer_bytes_established()) {
+            Some(bytes) => bytes.to_ne_bytes().to_vec(),
+            None => return by_template(),
+        },
         Special::Linger => options::linger(connection.with_options(|record| record.linger_seconds())).to_vec(),
         Special::TcpInfo => options::tcp_info(&facts_of(connection)).to_vec(),
         Special::MaxSegment => SEGMENT_BYTES_MAX.to_ne_bytes().to_vec(),

@@ -12,7 +12,7 @@
 //!   4                       own state         reset, closed: what the proxy says to the program
 //!   5                       reset             status: written by the peer
 //!   6, 7 and 9, 10          -                 words of both lanes: written by the peer
-//!   8, 11                   cursors           -
+//!   8, 11, 12               cursors           -
 //! ```
 //!
 //! So no line has two writers, but for sleepers' flags where memory is coherent after all (who takes one clears it),
@@ -39,11 +39,11 @@ const LINES_OF_NODE: u64 = 1 << (ATTACHED / LINE) | 1 << (RESET_BY_PROXY / LINE)
 /// Those that the peer writes.
 const LINES_OF_PEER: u64 = 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9 | 1 << 10;
 /// Those of cursors, which lie at home.
-const LINES_AT_HOME: u64 = 1 << 8 | 1 << 11;
+const LINES_AT_HOME: u64 = 1 << 8 | 1 << 11 | 1 << 12;
 
 const _: () = assert!(Status::Reset as usize / LINE == 5 && Status::GiveWay as usize / LINE == 5);
 const _: () = assert!(WINDOW_LAYOUT.forward_offset == 6 * LINE && WINDOW_LAYOUT.back_offset == 9 * LINE);
-const _: () = assert!(ENDPOINT_BYTES == 12 * LINE);
+const _: () = assert!(ENDPOINT_BYTES == 13 * LINE);
 
 /// The sending end of a lane whose cursor lies at home.
 pub type SenderOf<M> = Producer<MemoryOutbound<M>, HomeInbound<M>>;
@@ -309,7 +309,11 @@ mod tests {
     #[test]
     fn every_line_of_a_windows_endpoint_has_one_writer_at_most() {
         assert_eq!(LINES_OF_NODE & LINES_OF_PEER | LINES_AT_HOME & (LINES_OF_NODE | LINES_OF_PEER), 0);
-        let cursors = [WINDOW_LAYOUT.forward_offset + 2 * LINE, WINDOW_LAYOUT.back_offset + 2 * LINE];
+        let cursors = [
+            WINDOW_LAYOUT.forward_offset + 2 * LINE,
+            WINDOW_LAYOUT.back_offset + 2 * LINE,
+            WINDOW_LAYOUT.back_offset + 3 * LINE,
+        ];
         assert!(cursors.into_iter().all(|cursor| is_in(cursor, LINES_AT_HOME)));
         assert!(WORDS.iter().all(|word| is_in(*word as usize, LINES_OF_PEER)));
     }
