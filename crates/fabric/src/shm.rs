@@ -138,6 +138,11 @@ impl std::error::Error for ShmError {
 /// [`ShmError::Length`], or [`ShmError::System`] with what the kernel said.
 pub fn create(len_bytes: usize) -> Result<(OwnedFd, Mapping), ShmError> {
     check_length(len_bytes)?;
+    // The kernel ends a process by SIGXFSZ that makes a file larger than it may.
+    let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) {
+        return Err(ShmError::System { call: "ftruncate", len_bytes, error: Errno::FBIG.into() });
+    }
     let failed = |call| move |errno: Errno| ShmError::System { call, len_bytes, error: errno.into() };
     let memfd = new_memfd().map_err(failed("memfd_create"))?;
     ftruncate(&memfd, len_bytes as u64).map_err(failed("ftruncate"))?;

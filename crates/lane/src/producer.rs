@@ -28,6 +28,8 @@ const OPEN: usize = 64;
 const OPEN_STAMP: usize = 72;
 /// Larger rings whose memory has been used since it was last given back, a bit each.
 const RINGS_USED: usize = 80;
+/// The larger ring from which the lane has come back to the small one: the record that led here may be unread there.
+const LEFT_RING: usize = 88;
 
 /// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots.
 pub(crate) const WAKE_EVERY_SLOTS: u64 = 32;
@@ -37,6 +39,8 @@ const SHARED_BYTES_MAX: usize = 2048;
 const OPEN_SLOTS: u64 = 64;
 /// A receiver that lags so many slots is behind: before, each write is a record of its own, which is read faster.
 const LAG_SLOTS: u64 = 4096;
+/// Or this share of what the lane may hold: single bytes before then are a small part of it.
+const LAG_SHARE: u64 = 32;
 /// A sender that would rather wait for a receiver than use more memory moves on to rings of so many slots; by writes of
 /// at least [`BULK_BYTES`] to rings of [`BULK_SLOTS`]. 256 KiB fit the second-level cache, which is best for writes of
 /// 4 KiB; those of 16 KiB and more went 1.3 to 1.8 times as fast with 4 MiB.
@@ -470,7 +474,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Gives the memory of larger rings back to the system, once everything is read; the lane then goes on in its small
     /// ring. Costs a system call for each ring that was used.
     pub fn give_back_memory(&mut self) -> GivenBack {
-        let used = self.inbound_word(RINGS_USED);
+        let used = self.inbound_word(RINGS_USED) & !1;
         if self.layout.elastic.is_none() || used == 0 {
             return GivenBack::Nothing;
         }
@@ -621,7 +625,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Moves to the ring in which the next record goes, if that is another one.
     fn choose_ring(&mut self, cursor: &mut Cursor, credit: u64, wanted_bytes: usize) -> Result<(), Corrupt> {
-        if cursor.ring != 0 && self.inbound_word(RINGS_USED) == 0 && credit == cursor.tail {
+        if cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0 && credit == cursor.tail {
             // The memory was given back.
             self.move_to(cursor, 0);
         }
@@ -639,7 +643,11 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let wanted_ring_slots = (bulk_slots * 4).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
         let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
         let number = ring_number(wanted_ring_slots);
-        // One that was left may still have something unread only if it is smaller than the present one.
+        // A ring that was left may still have something unread: if it is smaller than the present one; or if it is the
+        // one from which the lane came back here, as long as the receiver has not followed.
+        let has_followed = credit.wrapping_sub(self.entry(cursor)) as i64 >= 0;
+        let left_ring = if cursor.ring == 0 && !has_followed { self.inbound_word(LEFT_RING) as u8 } else { 0 };
+        let number = number.max(left_ring.saturating_add(1));
         let is_larger = number > cursor.ring && usize::from(number) <= ELASTIC_RINGS;
         if is_larger && cursor.switch.is_none() {
             let stays = *cursor;
@@ -722,8 +730,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         if own_bytes == 0 { largest } else { slots.clamp(2 * WAKE_EVERY_SLOTS, largest) }
     }
 
+    /// A sender that waits for the receiver fills its ring with records of their own first.
     fn lag_slots(&self) -> u64 {
-        LAG_SLOTS.min(self.capacity_slots() / 4)
+        if self.is_patient { u64::MAX } else { LAG_SLOTS.min(self.capacity_slots() / LAG_SHARE) }
     }
 
     /// Slots that may be used, at most, for the lane to be writable.
@@ -914,7 +923,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             let switch = [tag(self.secret, position), Record::Switch(cursor.ring).encode(self.stamp)];
             let slot = Ring::of(&self.layout, from).slot_offset(position);
             self.batch.add(&self.outbound, slot, &switch, true);
-            self.note_ring(&cursor);
+            self.note_ring(&cursor, from);
         }
         let ring = self.ring(&cursor);
         line[0] = tag(self.secret, cursor.tail);
@@ -953,21 +962,18 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     fn publish_switch(&mut self, cursor: &Cursor, switch: Switch) {
         let slot = Ring::of(&self.layout, switch.from).slot_offset(switch.position);
         self.show(slot, switch.position, Record::Switch(cursor.ring));
-        self.note_ring(cursor);
+        self.note_ring(cursor, switch.from);
         // What was known of the old ring's room is not true of this one's.
         self.set_inbound_word(TAIL_LIMIT, 0);
-        if switch.from != 0 && self.layout.elastic.is_some() {
-            self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << switch.from);
-        }
     }
 
     /// From now on the lane is in the ring of `cursor`, whose tail is the first position there.
-    fn note_ring(&self, cursor: &Cursor) {
+    fn note_ring(&self, cursor: &Cursor, from: u8) {
         self.set_inbound_word(RING, cursor.ring.into());
         self.set_inbound_word(ENTRY, cursor.tail);
-        if cursor.ring != 0 {
-            self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << cursor.ring);
-        }
+        self.set_inbound_word(LEFT_RING, from.into());
+        // The switch itself takes memory of the ring that is left.
+        self.set_inbound_word(RINGS_USED, self.inbound_word(RINGS_USED) | 1 << cursor.ring | 1 << from);
     }
 
     /// Header, fence, tag.

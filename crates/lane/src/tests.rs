@@ -1,7 +1,10 @@
 //! First facts about a lane; the oracle, the hostile peer and the model check have files of their own.
 
 use crate::record::{Record, slots_of, tag};
-use crate::{Consumer, Corrupt, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES};
+use crate::{
+    Budget, Consumer, Corrupt, GivenBack, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX,
+    SLOT_BYTES,
+};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -489,4 +492,155 @@ fn a_layout_whose_rings_overlap_is_a_bug() {
 fn a_layout_that_only_overflowing_would_fit_is_a_bug() {
     let layout = Layout { big_slots: 1 << 58, ..Layout::packed(8, 0) };
     layout.check(1 << 20, 1 << 20);
+}
+
+fn elastic_pair() -> Pair {
+    let layout = Layout::packed_elastic(128, 115);
+    pair_in(layout, &Region::heap(layout.window_bytes()), &Region::heap(layout.window_bytes()))
+}
+
+/// Reads all there is, and compares it with what was sent.
+fn read_all(consumer: &mut Consumer<MemoryInbound, MemoryOutbound>, sent: &[u8]) {
+    let mut bytes = vec![0; sent.len() + 1];
+    assert_eq!(consumer.read(&mut bytes), Ok(sent.len()));
+    assert!(bytes[..sent.len()] == *sent, "other bytes than were sent");
+}
+
+#[test]
+fn a_ring_that_was_left_is_not_used_again_before_the_receiver_has_followed() {
+    let (mut producer, mut consumer) = elastic_pair();
+    let bulk: Vec<u8> = (0..12_000_u32).map(|index| index as u8).collect();
+    assert_eq!(producer.write(&bulk), Ok(12_000));
+    read_all(&mut consumer, &bulk);
+    assert_eq!(producer.give_back_memory(), GivenBack::All);
+    // Back in the small ring, by a record that is unread in the ring of 32 KiB; then more than that holds.
+    let mut sent = vec![9_u8; 7];
+    assert_eq!(producer.write(&sent), Ok(7));
+    for index in 0..100_u8 {
+        let more = vec![index; 400];
+        assert_eq!(producer.write(&more), Ok(400));
+        sent.extend(more);
+    }
+    read_all(&mut consumer, &sent);
+}
+
+#[test]
+fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
+    for len_bytes in [1, 48, 100, 1000, 5000, 300_000] {
+        let (mut producer, mut consumer) = elastic_pair();
+        producer.set_capacity(400_000);
+        consumer.set_capacity(100_000);
+        let message = vec![7; len_bytes];
+        let mut sent_bytes = 0;
+        while let Ok(bytes @ 1..) = producer.write(&message) {
+            sent_bytes += bytes;
+        }
+        assert!((470_000..=500_000).contains(&sent_bytes), "{sent_bytes} bytes by writes of {len_bytes}");
+        assert_eq!(producer.is_writable(), Ok(false));
+        consumer.set_capacity(200_000);
+        assert!(consumer.take_wake_request() || producer.is_writable() == Ok(false), "nobody sleeps");
+        read_all(&mut consumer, &vec![7; sent_bytes]);
+        assert_eq!((producer.is_drained(), producer.is_writable()), (true, Ok(true)));
+        assert_eq!(producer.give_back_memory(), GivenBack::All);
+        assert_eq!(producer.memory_bytes(), 0);
+    }
+}
+
+#[test]
+fn a_patient_sender_stays_in_a_ring_that_suits_its_writes() {
+    for (len_bytes, ring_bytes) in [(64, 256 << 10), (4096, 256 << 10), (16_384, 4 << 20)] {
+        let (mut producer, _consumer) = elastic_pair();
+        producer.set_patient(true);
+        let mut sent_bytes = 0;
+        while let Ok(bytes @ 1..) = producer.write(&vec![1; len_bytes]) {
+            sent_bytes += bytes;
+        }
+        // Beside the ring, those before it; and each record has a header.
+        assert!((ring_bytes / 2..2 * ring_bytes).contains(&sent_bytes), "{sent_bytes} bytes by {len_bytes}");
+        assert_eq!((producer.is_ring_writable(), producer.is_writable()), (Ok(false), Ok(true)));
+        producer.set_patient(false);
+        assert!(producer.write(&[2; 100_000]).unwrap() > 0, "now it does not wait");
+    }
+}
+
+#[test]
+fn a_sleeper_is_woken_when_there_is_the_room_that_it_sleeps_for_and_not_before() {
+    let (mut producer, mut consumer) = elastic_pair();
+    producer.set_capacity(300_000);
+    let mut sent_bytes = 0;
+    while let Ok(bytes @ 1..) = producer.write(&[3; 10_000]) {
+        sent_bytes += bytes;
+    }
+    producer.announce_sleep();
+    assert_eq!(producer.is_writable(), Ok(false));
+    let mut read_bytes = 0;
+    while !consumer.take_wake_request() {
+        assert_eq!(producer.is_writable(), Ok(false), "room after {read_bytes} bytes, and no wake-up");
+        read_bytes += consumer.read(&mut [0; 1000]).unwrap();
+    }
+    assert_eq!(producer.is_writable(), Ok(true), "woken for {read_bytes} bytes");
+    assert!((sent_bytes / 4..sent_bytes / 2).contains(&read_bytes), "{read_bytes} of {sent_bytes}");
+}
+
+#[test]
+fn writes_share_a_record_until_the_receiver_has_caught_up() {
+    let (mut producer, mut consumer) = elastic_pair();
+    producer.set_capacity(8192);
+    let mut sent = Vec::new();
+    for byte in 0..100 {
+        assert_eq!(producer.write(&[byte]), Ok(1));
+        sent.push(byte);
+    }
+    let slots = producer.unread_slots().unwrap();
+    assert!(slots < 10, "{slots} slots for a hundred bytes");
+    read_all(&mut consumer, &sent);
+    assert!(!consumer.may_have_data());
+    assert!(producer.is_drained(), "all of the open record is read");
+    // Appended or not, it is read as it comes.
+    for byte in 100..103 {
+        assert_eq!(producer.write(&[byte]), Ok(1));
+        assert!(consumer.may_have_data());
+        read_all(&mut consumer, &[byte]);
+    }
+    producer.finish();
+    assert_eq!(consumer.read(&mut [0]), Ok(0));
+    assert!(consumer.is_finished());
+}
+
+#[test]
+fn a_lane_stays_as_small_as_its_budget_has_it() {
+    #[derive(Debug)]
+    struct Nothing;
+    impl Budget for Nothing {
+        fn take(&self, _bytes: usize) -> bool {
+            false
+        }
+        fn give_back(&self, _bytes: usize) {
+            unreachable!("nothing was taken");
+        }
+    }
+    let (mut producer, mut consumer) = elastic_pair();
+    producer.set_budget(&Nothing);
+    let bytes = vec![5; 20_000];
+    let sent = producer.write(&bytes).unwrap();
+    assert!((7000..7400).contains(&sent), "{sent} bytes in the small ring");
+    assert_eq!(producer.is_writable(), Ok(false), "there is no more room than the ring's");
+    producer.announce_sleep();
+    read_all(&mut consumer, &bytes[..sent]);
+    assert!(consumer.take_wake_request());
+    assert_eq!((producer.is_writable(), producer.memory_bytes()), (Ok(true), 0));
+}
+
+#[test]
+fn a_record_says_when_it_was_sent() {
+    let (mut producer, mut consumer) = elastic_pair();
+    assert_eq!(consumer.next_stamp(), None);
+    for (stamp, len_bytes) in [(7, 1), (8, 100), (9, 10_000)] {
+        producer.set_stamp(stamp);
+        assert_eq!(producer.write(&vec![0; len_bytes]), Ok(len_bytes));
+    }
+    for (stamp, len_bytes) in [(7, 1), (8, 100), (9, 10_000)] {
+        assert_eq!(consumer.next_stamp(), Some(stamp));
+        assert_eq!(consumer.read(&mut vec![0; len_bytes]), Ok(len_bytes));
+    }
 }
