@@ -139,8 +139,12 @@ pub struct Connection {
     is_nonblocking: AtomicBool,
     /// The process was forked before the hello came: it is the parent's.
     is_orphan: AtomicBool,
-    /// A lock between processes could not be had: the peer wrote it.
-    has_forged_lock: AtomicBool,
+    /// Times in a row that a lock between processes could not be had.
+    lock_waits: AtomicU32,
+    /// Children that the process had made when this became a connection.
+    spawns_at_open: AtomicU32,
+    /// Another process may hold this end without being a child: it came by `exec` or a message, or went by one.
+    is_handed_on: AtomicBool,
     /// This process counts among the end's users.
     is_user: AtomicBool,
     /// A fork has waited for its hello already.
@@ -184,10 +188,8 @@ struct Details {
     tuple: Option<Tuple>,
     options: OptionRecord,
     memory: Option<MemoryFds<HiddenFd>>,
-    spawns_at_open: u32,
     /// `SO_LINGER` with a time of zero: closing resets the connection.
     resets_on_close: bool,
-    is_shared: bool,
     /// `connect` has answered `EINPROGRESS`; the next call answers that it is done.
     reports_connect: bool,
 }
@@ -239,7 +241,9 @@ impl Connection {
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
-        connection.has_forged_lock.store(false, Ordering::Relaxed);
+        connection.lock_waits.store(0, Ordering::Relaxed);
+        connection.spawns_at_open.store(system::spawns(), Ordering::Relaxed);
+        connection.is_handed_on.store(false, Ordering::Relaxed);
         connection.is_user.store(false, Ordering::Relaxed);
         connection.was_awaited.store(false, Ordering::Relaxed);
         connection.patience.forget();
@@ -254,7 +258,6 @@ impl Connection {
                 tuple: Some(origin.tuple),
                 options: origin.options,
                 memory: None,
-                spawns_at_open: system::spawns(),
                 ..Details::default()
             };
         });
@@ -316,7 +319,7 @@ impl Connection {
 
     /// Another process may hold this end from now on: only the kernel knows when the last one is gone.
     pub fn note_shared(&self) {
-        self.with_details(|details| details.is_shared = true);
+        self.is_handed_on.store(true, Ordering::Relaxed);
     }
 
     /// After a non-blocking `connect` has answered `EINPROGRESS`.
@@ -449,7 +452,7 @@ impl Connection {
             if self.peer_state(lanes) == PeerState::Reset {
                 return Err(Errno::NOTCONN);
             }
-            let _shared = self.share(lanes, Own::SendLock)?;
+            let _shared = self.share_waiting(lanes, Own::SendLock)?;
             let before = lanes.segment.load(Own::Shutdown);
             lanes.segment.store(Own::Shutdown, before | directions);
             if directions & SHUTDOWN_WRITE != 0 {
@@ -622,8 +625,7 @@ impl Connection {
         self.sign_off(&lanes.segment);
         let others = lanes.segment.add(Own::Holders, u64::MAX).saturating_sub(1);
         let (resets, is_last) = self.with_unreachable_details(|details| {
-            let may_be_held_elsewhere = details.is_shared || details.spawns_at_open != system::spawns();
-            (details.resets_on_close, others == 0 && !may_be_held_elsewhere)
+            (details.resets_on_close, others == 0 && !self.can_be_held_elsewhere())
         });
         if !is_last {
             return;

@@ -11,14 +11,16 @@ use crate::system;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A holder that died leaves its lock to the next after this long, once it is seen to be dead.
-const SUSPECT_AFTER_NS: u64 = 10_000_000;
+/// A holder that died leaves its lock to the next after so many waits, once it is seen to be dead.
+const SUSPECT_AFTER_WAITS: u32 = 10;
 /// How often a connection with several holders looks which of them are left.
 const COUNT_EVERY_TICKS: u64 = 10 * TICKS_PER_MILLISECOND;
 /// How long a fork waits for all clients together that have connected and not said hello.
 const HELLOS_WAIT_NS: u64 = 100_000_000;
-/// A lock that cannot be had for this long is a peer's forgery: the words are in memory that it can write.
-const GIVE_UP_AFTER_NS: u64 = 5_000_000_000;
+/// How long one call waits for a lock, where the program does not wait for anything.
+const LOCK_WAIT_NS: u64 = 1_000_000;
+/// A lock that cannot be had so often in a row is a peer's forgery: the words are in memory that it can write.
+const LOCK_WAITS_MAX: u32 = 300;
 
 /// A direction, locked between processes.
 pub(super) struct Shared<'a> {
@@ -47,27 +49,58 @@ impl Connection {
         self.attach_before_fork(now_ns().saturating_add(HELLOS_WAIT_NS));
     }
 
+    /// Whether another process can hold this end: it has been handed on, or this process has made a child since. What
+    /// the words of the end say of holders, a peer may have written.
+    #[inline(always)] // Asked by every send and receive.
+    pub(super) fn can_be_held_elsewhere(&self) -> bool {
+        self.spawns_at_open.load(Ordering::Relaxed) != system::spawns() || self.is_handed_on.load(Ordering::Relaxed)
+    }
+
     /// Whether other processes may hold this end.
     #[inline]
     pub(super) fn may_be_shared(&self, lanes: &Lanes) -> bool {
-        lanes.segment.load(Own::Holders) > 1
+        self.can_be_held_elsewhere() && lanes.segment.load(Own::Holders) > 1
     }
 
     /// Excludes the other processes that hold this end, if there are any. The caller holds the direction's lock in this
-    /// process.
+    /// process. `AGAIN`: another process holds the direction, and the program does not wait.
     #[inline]
     pub(super) fn share<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
         if !self.may_be_shared(lanes) {
             return Ok(None);
         }
-        if self.has_forged_lock.load(Ordering::Relaxed) {
-            return Err(Errno::CONNRESET);
+        self.lock_between_processes(&lanes.segment, word, !self.is_nonblocking.load(Ordering::Relaxed)).map(Some)
+    }
+
+    /// As [`Connection::share`], for a call that never answers `AGAIN`.
+    pub(super) fn share_waiting<'a>(&self, lanes: &'a Lanes, word: Own) -> Result<Option<Shared<'a>>, Errno> {
+        if !self.may_be_shared(lanes) {
+            return Ok(None);
         }
-        let shared = lock_between_processes(&lanes.segment, word);
-        if shared.is_err() {
-            self.has_forged_lock.store(true, Ordering::Relaxed);
+        self.lock_between_processes(&lanes.segment, word, true).map(Some)
+    }
+
+    #[cold]
+    fn lock_between_processes<'a>(&self, segment: &'a Segment, word: Own, waits: bool) -> Result<Shared<'a>, Errno> {
+        let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
+        loop {
+            if self.lock_waits.load(Ordering::Relaxed) > LOCK_WAITS_MAX {
+                return Err(Errno::CONNRESET);
+            }
+            let Err(holder) = lock_soon(segment, word, own) else {
+                self.lock_waits.store(0, Ordering::Relaxed);
+                return Ok(Shared { segment, word });
+            };
+            let waited = self.lock_waits.fetch_add(1, Ordering::Relaxed);
+            let is_left = waited >= SUSPECT_AFTER_WAITS && is_dead(holder);
+            if is_left && segment.compare_exchange(word, holder, own).is_ok() {
+                self.lock_waits.store(0, Ordering::Relaxed);
+                return Ok(Shared { segment, word });
+            }
+            if !waits {
+                return Err(Errno::AGAIN);
+            }
         }
-        shared.map(Some)
     }
 
     /// Counts this process among those that wait at the end, once, if there may be others. One that only sends or
@@ -116,20 +149,15 @@ impl Connection {
     }
 }
 
-#[cold]
-fn lock_between_processes(segment: &Segment, word: Own) -> Result<Shared<'_>, Errno> {
-    let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
+/// Takes a lock between processes within a moment; the error is who has it.
+fn lock_soon(segment: &Segment, word: Own, own: u64) -> Result<(), u64> {
     let started = now_ns();
     loop {
-        let Err(holder) = segment.compare_exchange(word, 0, own) else { return Ok(Shared { segment, word }) };
-        let waited_ns = now_ns() - started;
-        if waited_ns > GIVE_UP_AFTER_NS {
-            return Err(Errno::CONNRESET);
+        match segment.compare_exchange(word, 0, own) {
+            Ok(_) => return Ok(()),
+            Err(holder) if now_ns() - started > LOCK_WAIT_NS => return Err(holder),
+            Err(_) => rustix::thread::sched_yield(),
         }
-        if waited_ns > SUSPECT_AFTER_NS && is_dead(holder) && segment.compare_exchange(word, holder, own).is_ok() {
-            return Ok(Shared { segment, word });
-        }
-        rustix::thread::sched_yield();
     }
 }
 

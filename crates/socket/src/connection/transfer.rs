@@ -475,7 +475,8 @@ impl Connection {
             self.ask_kernel_now_and_then(lanes);
         }
         let standing = lanes.segment.standing();
-        if standing.holders > 1 || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
+        let is_shared = standing.holders > 1 && self.can_be_held_elsewhere();
+        if is_shared || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
             return None;
         }
         sender.set_stamp(stamp());
@@ -504,7 +505,8 @@ impl Connection {
             self.ask_kernel_now_and_then(lanes);
         }
         let standing = lanes.segment.standing();
-        if standing.holders > 1 || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
+        let is_shared = standing.holders > 1 && self.can_be_held_elsewhere();
+        if is_shared || self.has_ended_in(lanes, standing, SHUTDOWN_WRITE) {
             return None;
         }
         // SAFETY: under the send lock.
