@@ -24,6 +24,10 @@ pub struct Options {
     /// Server ports that stay on kernel TCP
     #[arg(long, value_name = "PORTS")]
     except: Option<PortList>,
+    /// Whether packet filters of the loopback interface decide about connections between programs of one machine:
+    /// 'honour' leaves such connections to kernel TCP
+    #[arg(long, value_name = "ignore|honour", value_enum)]
+    filters: Option<Filters>,
     /// Make a connection that gets no lane an error instead of a kernel TCP connection
     #[arg(long)]
     require_lane: bool,
@@ -37,6 +41,13 @@ pub struct Options {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM ARGS")]
     command: Vec<OsString>,
+}
+
+/// What packet filters of the loopback interface mean to connections that could have a lane.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Filters {
+    Ignore,
+    Honour,
 }
 
 /// Where the program meets others, and as whom.
@@ -124,6 +135,11 @@ fn set_environment(command: &mut Command, options: &Options, rack: &Path, node: 
         if let Some(ports) = rule {
             command.env(variable, ports.to_string()).env_remove(other);
         }
+    }
+    match options.filters {
+        Some(Filters::Honour) => _ = command.env("CROSSLANE_FILTERS", "honour"),
+        Some(Filters::Ignore) => _ = command.env_remove("CROSSLANE_FILTERS"),
+        None => {}
     }
     if options.require_lane {
         command.env("CROSSLANE_REQUIRE_LANE", "1").env_remove("CROSSLANE_OFF");

@@ -156,6 +156,8 @@ struct ProcessReport<'a> {
     started_at_ns: u64,
     connections: Vec<ConnectionReport>,
     connections_unlisted: u64,
+    lane_memory_bytes: u64,
+    lane_memory_bytes_max: u64,
     totals: TotalsReport,
     fallbacks: &'a BTreeMap<&'static str, u64>,
 }
@@ -222,6 +224,8 @@ impl<'a> ProcessReport<'a> {
             started_at_ns: process.started_at_ns,
             connections: process.connections.iter().map(ConnectionReport::new).collect(),
             connections_unlisted: process.connections_unlisted,
+            lane_memory_bytes: process.lane_memory_bytes,
+            lane_memory_bytes_max: process.lane_memory_bytes_max,
             totals: TotalsReport {
                 lane_bytes_sent: process.lane.bytes_sent,
                 lane_bytes_received: process.lane.bytes_received,
@@ -295,6 +299,8 @@ fn processes(snapshot: &Snapshot, rack: &Chosen) -> Table {
         ("LANES", Align::Right),
         ("SENT", Align::Right),
         ("RECEIVED", Align::Right),
+        ("MEMORY", Align::Right),
+        ("OF", Align::Right),
         ("WINDOWS", Align::Right),
         ("BYTES", Align::Right),
         ("KERNEL", Align::Right),
@@ -310,6 +316,8 @@ fn processes(snapshot: &Snapshot, rack: &Chosen) -> Table {
             process.lane.connections_open.to_string(),
             units::bytes(process.lane.bytes_sent),
             units::bytes(process.lane.bytes_received),
+            units::bytes(process.lane_memory_bytes),
+            units::bytes(process.lane_memory_bytes_max),
             process.window.connections_open.to_string(),
             units::bytes(process.window.bytes_sent.saturating_add(process.window.bytes_received)),
             process.kernel.connections_open.to_string(),
@@ -438,6 +446,7 @@ mod tests {
         slots[0].add_received(10);
         slots[1].add_received(3);
         ledger.count_fallback(FallbackReason::PlainClient);
+        ledger.note_lane_memory(65_536, 3 << 30);
         (rack, ledger, slots)
     }
 
@@ -474,6 +483,8 @@ mod tests {
         ] {
             assert_eq!(process["totals"][key], value, "{key}");
         }
+        assert_eq!(process["lane_memory_bytes"], 65_536);
+        assert_eq!(process["lane_memory_bytes_max"], 3_u64 << 30);
         assert_eq!(process["fallbacks"], serde_json::json!({"plain_client": 1}));
     }
 
@@ -481,7 +492,17 @@ mod tests {
     fn people_see_tables() {
         let (rack, _ledger, _slots) = rack_with_traffic();
         let text = describe(&read(&directory(&rack)).unwrap(), &Chosen::Directory(rack.path().to_owned()));
-        for word in ["redis-server", "2.0 KiB", "127.77.0.2:41234", "lane", "kernel", "plain_client", "FALLBACKS"] {
+        for word in [
+            "redis-server",
+            "2.0 KiB",
+            "64.0 KiB",
+            "3.0 GiB",
+            "127.77.0.2:41234",
+            "lane",
+            "kernel",
+            "plain_client",
+            "FALLBACKS",
+        ] {
             assert!(text.contains(word), "{word} in\n{text}");
         }
     }

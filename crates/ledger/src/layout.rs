@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 /// First eight bytes of a finished page. Stored last, so a page without it is one that is still being made.
 pub(crate) const MAGIC: u64 = u64::from_ne_bytes(*b"XLLEDGER");
 /// Changes whenever a field moves or changes its meaning.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Connections that get a line of their own; further ones are counted in the totals only.
 pub const SLOTS: usize = 16_384;
 /// Bytes of the header, a whole memory page.
@@ -96,6 +96,9 @@ pub(crate) struct Header {
     pub(crate) slots_used_max: AtomicU32,
     /// Connections that found no slot.
     pub(crate) connections_unlisted: AtomicU64,
+    /// Bytes of memory that the lanes of the process have taken beyond their small rings, and that they may take.
+    pub(crate) lane_memory_bytes: AtomicU64,
+    pub(crate) lane_memory_bytes_max: AtomicU64,
     /// By `Path as usize`.
     pub(crate) totals: [PathTotals; Path::COUNT],
     /// By `FallbackReason as usize`.
@@ -147,6 +150,8 @@ impl Header {
             program: [const { AtomicU64::new(0) }; PROGRAM_BYTES / 8],
             slots_used_max: AtomicU32::new(0),
             connections_unlisted: AtomicU64::new(0),
+            lane_memory_bytes: AtomicU64::new(0),
+            lane_memory_bytes_max: AtomicU64::new(0),
             totals: [const {
                 PathTotals {
                     connections_total: AtomicU64::new(0),

@@ -64,6 +64,10 @@ pub struct Process {
     pub window: Totals,
     /// Connections that found no slot, since the start.
     pub connections_unlisted: u64,
+    /// Bytes of memory that its lanes have taken beyond their small rings.
+    pub lane_memory_bytes: u64,
+    /// Bytes that they may take; 0 as long as there was no lane.
+    pub lane_memory_bytes_max: u64,
     /// Reasons that occurred, and how often.
     pub fallbacks: BTreeMap<&'static str, u64>,
 }
@@ -255,6 +259,8 @@ pub fn decode(page: &[u8]) -> Result<Process, PageError> {
         kernel: decode_totals(&header, Path::Kernel, &connections),
         window: decode_totals(&header, Path::Window, &connections),
         connections_unlisted: header.u64(offset_of!(Header, connections_unlisted)),
+        lane_memory_bytes: header.u64(offset_of!(Header, lane_memory_bytes)),
+        lane_memory_bytes_max: header.u64(offset_of!(Header, lane_memory_bytes_max)),
         fallbacks: decode_fallbacks(&header),
         connections,
     })

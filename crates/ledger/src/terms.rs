@@ -126,6 +126,8 @@ fallback_reasons! {
     WindowUnmapped => "window_unmapped", "its part of the windows cannot be mapped in this program";
     /// The other node still has a connection of the program's port, whose end here is closed.
     PortInUse => "port_in_use", "the server still has an earlier connection from that port";
+    /// `--filters honour`: packet filters of the loopback interface are to see the connection.
+    PacketFilters => "packet_filters", "packet filters are honoured: --filters honour";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

@@ -194,6 +194,12 @@ impl Ledger {
         self.header().fallbacks[reason as usize].fetch_add(1, Relaxed);
     }
 
+    /// Says how much memory the lanes of the process have taken beyond their small rings, and how much they may take.
+    pub fn note_lane_memory(&self, bytes: u64, bytes_max: u64) {
+        self.header().lane_memory_bytes.store(bytes, Relaxed);
+        self.header().lane_memory_bytes_max.store(bytes_max, Relaxed);
+    }
+
     /// Enters a connection. Takes no lock and allocates nothing; makes a system call only when the table grows.
     pub fn open_connection(&'static self, connection: &Connection) -> ConnectionSlot {
         let totals = &self.header().totals[connection.path as usize];

@@ -271,6 +271,13 @@ pub fn ledger() -> &'static Ledger {
     })
 }
 
+/// Tells `crosslane stat` what lanes have taken of memory, if there is a page.
+pub(crate) fn note_lane_memory(bytes: u64, bytes_max: u64) {
+    if let Some(ledger) = LEDGER.get() {
+        ledger.note_lane_memory(bytes, bytes_max);
+    }
+}
+
 fn count_fallback(reason: FallbackReason) {
     ledger().count_fallback(reason);
 }

@@ -50,13 +50,20 @@ impl Budget for ProcessBudget {
         if is_within && !is_taken {
             self.give_back(bytes);
         }
+        show();
         is_taken
     }
 
     fn give_back(&self, bytes: usize) {
         let give = |taken: usize| Some(taken.saturating_sub(bytes));
         let _ = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, give);
+        show();
     }
+}
+
+/// For `crosslane stat`.
+fn show() {
+    crate::lifecycle::note_lane_memory(taken_bytes() as u64, limit_bytes());
 }
 
 /// Bytes that the lanes of this process have taken.

@@ -189,7 +189,11 @@ fn connect_now(request: &Request) -> Result<Progress, NoLane> {
     if may_be_far && monitor::is_there(&rack) {
         return far::connect(rack, request, lifeline);
     }
-    connect_by(&rack, route?, lifeline, request.opener).map(Progress::Connected)
+    let route = route?;
+    if crate::lifecycle::settings().honours_filters {
+        return Err(NoLane::because(FallbackReason::PacketFilters));
+    }
+    connect_by(&rack, route, lifeline, request.opener).map(Progress::Connected)
 }
 
 /// What a program asks of `connect`.

@@ -88,6 +88,8 @@ pub struct Settings {
     pub except: Option<PortList>,
     /// A fallback is an error.
     pub require_lane: bool,
+    /// Connections between programs of one machine are left to kernel TCP, for its packet filters to see them.
+    pub honours_filters: bool,
     /// Variables whose value made no sense and which are treated as not set. The command checks them before it starts a
     /// program.
     pub ignored: u32,
@@ -107,7 +109,8 @@ impl Settings {
         let node = parsed(&variable, "CROSSLANE_NODE", &mut ignored, parse_node);
         let only = parsed(&variable, "CROSSLANE_ONLY", &mut ignored, |text| PortList::parse(text).ok());
         let except = parsed(&variable, "CROSSLANE_EXCEPT", &mut ignored, |text| PortList::parse(text).ok());
-        Self { off, node, only, except, require_lane, ignored }
+        let honours_filters = parsed(&variable, "CROSSLANE_FILTERS", &mut ignored, parse_filters).unwrap_or(false);
+        Self { off, node, only, except, require_lane, honours_filters, ignored }
     }
 
     /// Whether connections to this server port take lanes.
@@ -135,6 +138,14 @@ fn parsed<T>(
     let result = value.to_str().and_then(parse);
     *ignored += u32::from(result.is_none());
     result
+}
+
+fn parse_filters(text: &str) -> Option<bool> {
+    match text {
+        "honour" => Some(true),
+        "ignore" => Some(false),
+        _ => None,
+    }
 }
 
 fn parse_switch(text: &str) -> Option<bool> {
@@ -187,6 +198,13 @@ mod tests {
         assert!(!all.applies_to(80));
         let empty = settings(&[("CROSSLANE_OFF", ""), ("CROSSLANE_ONLY", ""), ("CROSSLANE_REQUIRE_LANE", "0")]);
         assert_eq!(empty, Settings::default());
+    }
+
+    #[test]
+    fn filters_are_honoured_where_that_is_asked_for() {
+        let honours = |text| settings(&[("CROSSLANE_FILTERS", text)]).honours_filters;
+        assert_eq!([honours("honour"), honours("ignore"), honours("")], [true, false, false]);
+        assert_eq!(settings(&[("CROSSLANE_FILTERS", "yes")]).ignored, 1);
     }
 
     #[test]

@@ -53,6 +53,9 @@ fn add_lane(
     if !settings().applies_to(bound.port()) {
         return Err(FallbackReason::PortRule);
     }
+    if settings().honours_filters {
+        return Err(FallbackReason::PacketFilters);
+    }
     if stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
         return Err(FallbackReason::UnsupportedCall);
     }
