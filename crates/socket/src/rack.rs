@@ -1,11 +1,12 @@
 //! The rack directory: where listeners leave the names by which connecting ends find them.
 //!
 //! ```text
-//!   RACK/v1/net-<inode of the network namespace>/127.0.0.1:6379   one AF_UNIX stream socket per lane listener
+//!   RACK/v2/net-<inode of the network namespace>/127.0.0.1:6379   one AF_UNIX stream socket per lane listener
 //!                                                [::]:80          takes IPv4 too
 //!                                                [::]:443!6       IPv6 only
 //!                                                0.0.0.0:80#3     one of several at this address (SO_REUSEPORT)
 //!                                                127.77.0.2:80!far   another node's; this node's proxy listens
+//!   RACK/v2/key                                                   the key of the names of lifelines ([`NameKey`])
 //!   RACK/monitor.sock                                             where there are other nodes: this node's monitor
 //!   RACK/v1/stat/<pid>                                            the ledger pages
 //! ```
@@ -35,6 +36,12 @@ use crate::address::canonical;
 use crate::descriptors::{HiddenFd, Need, close};
 use crate::options::{SocketOption, get_raw};
 
+pub(crate) mod key;
+
+pub use key::NameKey;
+
+/// The directory of a rack, by version: programs of another one find neither listeners nor a key there.
+const VERSION: &str = "v2";
 /// Listeners that can share one address.
 pub const MEMBERS_MAX: u8 = 64;
 /// Names of one directory that are looked at.
@@ -177,6 +184,8 @@ pub struct Rack {
     path: PathBuf,
     identity: (u64, u64),
     circumstances: Circumstances,
+    /// Read once: a process that has given up the rack's user since could not read it again.
+    key: NameKey,
     /// The kernel's cookie of the network namespace, 0 while nobody has asked for it.
     netns_cookie: AtomicU64,
 }
@@ -201,7 +210,8 @@ impl Rack {
     /// the namespace or the directory has changed.
     ///
     /// # Errors
-    /// `PERM` when a directory is not the user's own, and what mkdir and open answer.
+    /// `PERM` when a directory or the key is not the user's own, `INVAL` when the key has another length than one, and
+    /// what mkdir and open answer.
     pub fn current() -> Result<Arc<Self>, Errno> {
         let now = Circumstances::now()?;
         if let Some(rack) = kept().filter(|rack| rack.circumstances == now && rack.is_intact()) {
@@ -244,14 +254,14 @@ impl Rack {
     fn open_in(rack: &Path, circumstances: Circumstances) -> Result<Self, Errno> {
         let mut path = rack.to_path_buf();
         let root = open_private(rustix::fs::CWD, rack.as_os_str().as_bytes(), circumstances.uid)?;
-        let version = open_within(root, "v1", &mut path, circumstances.uid)?;
-        open_private(version.as_fd(), b"stat", circumstances.uid).map(close)?;
+        let version = open_within(root, VERSION, &mut path, circumstances.uid)?;
+        let key = NameKey::read_or_make(version.as_fd(), circumstances.uid);
         let net = format!("net-{}", circumstances.netns);
         let directory = open_within(version, &net, &mut path, circumstances.uid)?;
-        let stat = rustix::fs::fstat(&directory)?;
         let directory = HiddenFd::hide(directory, Need::Required)?;
+        let stat = rustix::fs::fstat(directory.fd()?)?;
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { directory, path, identity, circumstances, netns_cookie: AtomicU64::new(0) })
+        Ok(Self { directory, path, identity, circumstances, key: key?, netns_cookie: AtomicU64::new(0) })
     }
 
     /// Whether our descriptor still is the directory, and the directory still exists.
@@ -263,6 +273,11 @@ impl Rack {
     /// The user whose rack this is.
     pub fn uid(&self) -> u32 {
         self.circumstances.uid
+    }
+
+    /// The key of the abstract names that lifelines of this rack are bound to.
+    pub fn key(&self) -> NameKey {
+        self.key
     }
 
     /// The directory of listener names.
@@ -524,11 +539,11 @@ pub(crate) mod tests {
     fn directories_are_made_private() {
         let scratch = Scratch::new();
         let rack = scratch.rack();
-        for path in [rack.path(), &scratch.0.join("rack"), &scratch.0.join("rack/v1/stat")] {
+        for path in [rack.path(), &scratch.0.join("rack"), &scratch.0.join("rack/v2")] {
             assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o700, "{}", path.display());
         }
         let netns = std::fs::metadata("/proc/self/ns/net").unwrap().ino();
-        assert_eq!(rack.path(), scratch.0.join(format!("rack/v1/net-{netns}")));
+        assert_eq!(rack.path(), scratch.0.join(format!("rack/v2/net-{netns}")));
         assert!(Rack::open(&scratch.0.join("rack")).is_ok(), "a second program finds the same directories");
     }
 
@@ -554,8 +569,11 @@ pub(crate) mod tests {
     fn a_rack_within_is_refused_like_the_rack_itself() {
         let scratch = Scratch::new();
         scratch.rack();
-        let version = scratch.0.join("rack/v1");
+        let version = scratch.0.join("rack/v2");
         std::fs::set_permissions(&version, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(Rack::open(&scratch.0.join("rack")).unwrap_err(), Errno::PERM);
+        std::fs::set_permissions(&version, std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::fs::set_permissions(version.join("key"), std::fs::Permissions::from_mode(0o640)).unwrap();
         assert_eq!(Rack::open(&scratch.0.join("rack")).unwrap_err(), Errno::PERM);
     }
 

@@ -236,7 +236,7 @@ impl Aim {
     fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
         let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
         let route = self.request.far_route(node)?;
-        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener).map_err(broken)
+        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &self.rack.key()).map_err(broken)
     }
 
     fn ask(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
@@ -672,7 +672,7 @@ mod tests {
 
     fn take(listener: &LaneListener, reply: Reply, memory: Option<OwnedFd>) -> (Accepted, Segment) {
         let accepted = loop {
-            match accept(listener.fd(), libc::SOCK_CLOEXEC) {
+            match accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
                 Err(Errno::AGAIN) => std::thread::yield_now(),
                 accepted => break accepted.unwrap(),
             }
@@ -822,7 +822,7 @@ mod tests {
         let rack = node(&scratch);
         let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
         let going = std::thread::spawn(move || {
-            while let Err(Errno::AGAIN) = accept(listener.fd(), libc::SOCK_CLOEXEC) {
+            while let Err(Errno::AGAIN) = accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
                 std::thread::yield_now();
             }
         });
@@ -935,7 +935,7 @@ mod tests {
         assert!(!loan::is_lent(memory.as_fd(), place).unwrap());
         let server = listen_in(&rack, address(SERVER), false, false, 1).unwrap();
         let _lifeline = connect().unwrap();
-        let accepted = accept(server.fd(), libc::SOCK_CLOEXEC).unwrap();
+        let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!(accepted.tuple.peer, source);
         let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
         drop(memfd);
@@ -1010,7 +1010,7 @@ mod tests {
         let source = Some(program.tuple.local);
         let onward =
             connect_in(&far_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
-        let accepted = accept(server.fd(), libc::SOCK_CLOEXEC).unwrap();
+        let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!((accepted.tuple.peer, accepted.opener), (program.tuple.local, Opener::Proxy));
         assert_eq!(onward.tuple, program.tuple);
     }
