@@ -105,16 +105,17 @@ pub fn listen_in(
     reuse_port: bool,
     backlog: i32,
 ) -> Result<LaneListener, Errno> {
-    listen_as(rack, |lock| lock.free_name(bound, v6_only, reuse_port), backlog)
+    listen_as(rack, bound, |lock| lock.free_name(v6_only, reuse_port), backlog)
 }
 
 fn listen_as(
     rack: &Arc<Rack>,
+    address: SocketAddr,
     free_name: impl FnOnce(&RackLock<'_>) -> Result<ListenerName, Errno>,
     backlog: i32,
 ) -> Result<LaneListener, Errno> {
     let socket = unix_stream()?;
-    let lock = rack.lock()?;
+    let lock = rack.lock(canonical(address))?;
     let name = free_name(&lock)?;
     lock.bind(socket.as_fd(), &name)?;
     // Still under the lock: a name that is bound but does not listen yet looks stale to nobody then.
@@ -124,6 +125,8 @@ fn listen_as(
     if fd.is_err() {
         let _ = rack.remove_if_stale(&name);
     }
+    // Only tidying up.
+    let _ = rack.sweep();
     Ok(LaneListener { fd: Some(fd?), name, rack: Arc::clone(rack) })
 }
 
@@ -329,7 +332,7 @@ fn introduce(lifeline: OwnedFd, tuple: Tuple) -> Result<Connected, NoLane> {
 
 /// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
 fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -> Result<Vec<ListenerName>, Errno> {
-    let mut names = rack.names(|name| name.rank_for(destination).is_some())?;
+    let mut names = rack.names_for(destination)?;
     names.sort_unstable_by_key(|name| name.member);
     if !names.is_empty() {
         let turns = random as usize % names.len();
@@ -603,7 +606,7 @@ pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     // SAFETY: only asked what it is; a closed number is answered with an error.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     let path = path_of(socket)?;
-    let name = ListenerName::parse(std::str::from_utf8(path.rsplit(|byte| *byte == b'/').next()?).ok()?)?;
+    let name = ListenerName::from_path(&path)?;
     let mut listens = [0_u8; 4];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN };
     get_raw(socket, option, &mut listens).ok()?;
@@ -667,13 +670,14 @@ mod tests {
         }
 
         fn names(&self) -> HashSet<String> {
-            self.rack.names(|_| true).unwrap().iter().map(ToString::to_string).collect()
+            self.rack.names().unwrap().iter().map(ToString::to_string).collect()
         }
 
         /// A listener of this name made by hand, with a small backlog.
         fn listen_by_hand(&self, name: &str, backlog: i32) -> OwnedFd {
             let socket = unix_stream().unwrap();
-            self.rack.lock().unwrap().bind(socket.as_fd(), &ListenerName::parse(name).unwrap()).unwrap();
+            let name = ListenerName::parse(name).unwrap();
+            self.rack.lock(name.address).unwrap().bind(socket.as_fd(), &name).unwrap();
             rustix::net::listen(&socket, backlog).unwrap();
             socket
         }
@@ -1160,6 +1164,15 @@ mod tests {
         let listener = meeting.listen("127.0.0.1:80");
         assert!(meeting.connect("127.0.0.1:80").is_ok());
         accept_now(&listener);
+    }
+
+    #[test]
+    fn listeners_remove_what_killed_ones_left_at_other_addresses() {
+        let meeting = Meeting::new();
+        Server::start(&meeting).kill();
+        assert_eq!(meeting.names().len(), 2);
+        let _listeners: Vec<_> = (90..94).map(|port| meeting.listen(&format!("127.0.0.1:{port}"))).collect();
+        assert_eq!(meeting.names(), (90..94).map(|port| format!("127.0.0.1:{port}")).collect());
     }
 
     #[test]

@@ -63,7 +63,7 @@ const SYSFS_MAGIC: u64 = 0x6265_6572;
 pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
     let name = ListenerName::far(address);
     let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
-    listen_as(rack, free, backlog)
+    listen_as(rack, name.address, free, backlog)
 }
 
 /// What became of a connection to another node, from the proxy to the program that connects.
@@ -581,9 +581,7 @@ pub fn connect_in_windows(
 /// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
 pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
     let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
-    let name = path.as_deref().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
-    let name = name.and_then(|name| ListenerName::parse(std::str::from_utf8(name).ok()?));
-    name.is_some_and(|name| name.is_far)
+    path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_far)
 }
 
 #[cfg(test)]
@@ -719,7 +717,7 @@ mod tests {
         let rack = node(&scratch);
         let name = ListenerName::far(address(SERVER));
         let early = unix_stream().unwrap();
-        rustix::net::bind(&early, &rack.address_of(&name).unwrap()).unwrap();
+        rack.lock(name.address).unwrap().bind(early.as_fd(), &name).unwrap();
         assert_eq!(rack.is_live(&name), Ok(true));
         let proxy_rack = Arc::clone(&rack);
         let (made, listener) = std::sync::mpsc::channel();
