@@ -566,6 +566,19 @@ impl Rack {
     }
 }
 
+/// Whether a path in an AF_UNIX address is that of a listener in a rack of any user and any version so far.
+pub fn is_in_any_rack(path: &[u8]) -> bool {
+    let is_net = |component: &[u8]| {
+        let inode = component.strip_prefix(b"net-").unwrap_or_default();
+        !inode.is_empty() && inode.iter().all(u8::is_ascii_digit)
+    };
+    let is_version = |component: &[u8]| matches!(component, [b'v', version @ ..] if !version.is_empty());
+    let above: Vec<&[u8]> = path.rsplit(|byte| *byte == b'/').skip(1).take(3).collect();
+    // In the first version the names of all addresses lay in one directory.
+    let is_below_net = above.windows(2).any(|pair| is_net(pair[0]) && is_version(pair[1]));
+    is_below_net || path.starts_with(b"/proc/self/fd/") && ListenerName::from_path(path).is_some()
+}
+
 /// Calls `visit` with the names in an open directory, from its position on, and the position after each, until it
 /// breaks; `entries_max` of them at most.
 fn visit_entries(
@@ -942,6 +955,25 @@ pub(crate) mod tests {
             ["", "/", "lane", "/lane", "127.0.0.1:80", "127.0.0.1:80/", "127.0.0.1:80/lan", "127.0.0.1:80/lanes"]
         {
             assert_eq!(from_path(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn racks_of_other_users_and_versions_are_known_by_their_paths() {
+        for (path, expected) in [
+            ("/run/user/1/crosslane/v1/net-4026531840/127.0.0.1:80", true),
+            ("/run/user/1/crosslane/v2/net-4026531840/127.0.0.1:80/lane", true),
+            ("/proc/self/fd/9/127.0.0.1:80/lane#1", true),
+            ("/proc/self/fd/9/socket", false),
+            ("/tmp/127.0.0.1:80/lane", false),
+            ("/tmp/net-1/socket", false),
+            ("/tmp/v1/net-x/socket", false),
+            ("/tmp/v1/net-/socket", false),
+            ("/tmp/v1/net-1/1/2/socket", false),
+            ("/v1/net-1", false),
+            ("socket", false),
+        ] {
+            assert_eq!(is_in_any_rack(path.as_bytes()), expected, "{path}");
         }
     }
 

@@ -33,7 +33,7 @@ use crate::hello::{HELLO_BYTES, Hello, HelloError};
 use crate::home::MemoryFds;
 use crate::monitor;
 use crate::options::{SocketOption, get_raw};
-use crate::rack::{ListenerName, NameKey, Rack, RackLock};
+use crate::rack::{ListenerName, NameKey, Rack, RackLock, is_in_any_rack};
 use crate::segment::{Segment, Side};
 
 /// Strangers that one call of `accept` sends away.
@@ -601,18 +601,24 @@ pub fn set_modes(lifeline: BorrowedFd<'_>, cloexec: bool, nonblocking: bool) -> 
     rustix::io::fcntl_setfd(lifeline, if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() })
 }
 
-/// The lane listener behind a descriptor that the program before `exec` left; `None` when it is none, and stays open.
+/// The lane listener behind a descriptor that the program before `exec` left; `None` when it is none, and stays open,
+/// or when nobody could accept there. Then it is closed, so that clients which find it take kernel TCP: it is another
+/// version's of this library, or of another rack, which a user that the process was before has.
 pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     // SAFETY: only asked what it is; a closed number is answered with an error.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let path = path_of(socket)?;
-    let name = ListenerName::from_path(&path)?;
+    let path = path_of(socket).filter(|path| is_in_any_rack(path))?;
     let mut listens = [0_u8; 4];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN };
-    get_raw(socket, option, &mut listens).ok()?;
-    let rack = Rack::current().ok().filter(|rack| i32::from_ne_bytes(listens) != 0 && rack.holds(&path))?;
+    get_raw(socket, option, &mut listens).ok().filter(|_| i32::from_ne_bytes(listens) != 0)?;
     // SAFETY: made by this library before `exec`, as its name and place say; nobody in this program owns it yet.
-    let fd = HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) }, Need::Required).ok()?;
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let rack = Rack::current().ok().filter(|rack| rack.holds(&path));
+    let (Some(rack), Some(name)) = (rack, ListenerName::from_path(&path)) else {
+        close(fd);
+        return None;
+    };
+    let fd = HiddenFd::adopt(fd, Need::Required).ok()?;
     Some(LaneListener { fd: Some(fd), name, rack })
 }
 
@@ -640,7 +646,7 @@ mod tests {
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::collections::HashSet;
     use std::io::{BufRead, BufReader};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, IntoRawFd};
     use std::process::{Child, Command, Stdio};
 
     /// A rack of its own, and the two ends of a rendezvous in it.
@@ -853,6 +859,36 @@ mod tests {
         drop(childs);
         assert_eq!(reason(meeting.connect("127.0.0.1:80")), FallbackReason::NoListener);
         assert!(meeting.names().is_empty(), "whoever finds a stale name removes it");
+    }
+
+    #[test]
+    fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_take_tcp() {
+        let _no_child = crate::forks::none();
+        let meeting = Meeting::new();
+        let folder = meeting.rack.path().parent().unwrap().join("other/v1/net-1");
+        std::fs::create_dir_all(&folder).unwrap();
+        let first_version = folder.join("127.0.0.1:80");
+        let other_rack = meeting.rack.path_of(&ListenerName::parse("127.0.0.1:80").unwrap());
+        std::fs::create_dir(other_rack.parent().unwrap()).unwrap();
+        let listen_at = |path: &std::path::Path| {
+            let listener = unix_stream().unwrap();
+            rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+            rustix::net::listen(&listener, 1).unwrap();
+            listener.into_raw_fd()
+        };
+        let reach = |path| rustix::net::connect(unix_stream().unwrap(), &SocketAddrUnix::new(path).unwrap());
+        for path in [&first_version, &other_rack] {
+            let fd = listen_at(path);
+            assert_eq!(reach(path), Ok(()));
+            assert!(adopt_listener(fd).is_none());
+            assert_eq!(reach(path), Err(Errno::CONNREFUSED));
+        }
+        let programs_own = folder.parent().unwrap().join("127.0.0.1:80");
+        let fd = listen_at(&programs_own);
+        assert!(adopt_listener(fd).is_none());
+        assert_eq!(reach(&programs_own), Ok(()));
+        // SAFETY: made above.
+        unsafe { rustix::io::close(fd) };
     }
 
     #[test]
