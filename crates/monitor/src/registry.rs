@@ -45,13 +45,8 @@ impl Registry {
     }
 
     fn has(&self, address: SocketAddr) -> bool {
-        let names = self.rack.names(|name| !name.is_far && name.rank_for(address).is_some()).unwrap_or_default();
-        self.is_any_live(&names, address)
-    }
-
-    fn is_any_live(&self, names: &[ListenerName], address: SocketAddr) -> bool {
-        let mut meant = names.iter().filter(|name| name.rank_for(address).is_some());
-        meant.any(|name| self.rack.is_live(name).unwrap_or(false))
+        let names = self.rack.names_for(address).unwrap_or_default();
+        names.iter().any(|name| !name.is_far && self.rack.is_live(name).unwrap_or(false))
     }
 
     /// What was there and is gone, with the peer that was told. A killed program leaves its name behind, so this is to
@@ -59,9 +54,7 @@ impl Registry {
     pub fn vanished(&mut self) -> Vec<(usize, SocketAddr)> {
         self.take_news();
         let told: BTreeSet<SocketAddr> = self.interests.iter().flatten().copied().collect();
-        // The directory is read once, however many there are.
-        let names = self.rack.names(|name| !name.is_far).unwrap_or_default();
-        let is_gone = |address: &SocketAddr| !self.is_any_live(&names, *address);
+        let is_gone = |address: &SocketAddr| !self.has(*address);
         let gone: BTreeSet<SocketAddr> = told.into_iter().filter(is_gone).collect();
         let mut vanished = Vec::new();
         for (peer, interests) in self.interests.iter_mut().enumerate() {
@@ -103,12 +96,13 @@ impl Registry {
 
     /// Where programs of this node listen, `count_max` of them at most.
     pub fn listeners(&self, count_max: usize) -> Vec<SocketAddr> {
-        let names: Vec<ListenerName> = self.rack.names(|name| !name.is_far).unwrap_or_default();
-        let live = names.iter().filter(|name| self.rack.is_live(name).unwrap_or(false)).map(|name| name.address);
+        let names = self.rack.names().unwrap_or_default();
+        let is_live = |name: &&ListenerName| !name.is_far && self.rack.is_live(name).unwrap_or(false);
+        let live = names.iter().filter(is_live).map(|name| name.address);
         live.take(count_max).collect()
     }
 
-    /// Polls readable when a name was removed.
+    /// Polls readable when the last name at an address was removed, and its directory with it.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }
@@ -124,14 +118,23 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+    use std::sync::Arc;
 
     fn registry(folder: &Path) -> Registry {
         Registry::open(&folder.join("rack"), 3).unwrap()
     }
 
     fn listen(registry: &Registry, name: &str) -> UnixListener {
-        UnixListener::bind(registry.rack.path().join(name)).unwrap()
+        let path = path_of(registry, name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        UnixListener::bind(path).unwrap()
+    }
+
+    fn path_of(registry: &Registry, name: &str) -> PathBuf {
+        registry.rack.path_of(&ListenerName::parse(name).unwrap())
     }
 
     fn at(text: &str) -> SocketAddr {
@@ -168,6 +171,25 @@ mod tests {
     }
 
     #[test]
+    fn the_descriptor_says_that_a_listener_was_closed() {
+        let _no_child = crate::forks::none();
+        let folder = tempfile::tempdir().unwrap();
+        let mut registry = registry(folder.path());
+        let is_readable = |registry: &Registry| {
+            let mut polled = [PollFd::from_borrowed_fd(registry.descriptor(), PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
+        };
+        let rack = Arc::new(Rack::open(&folder.path().join("rack")).unwrap());
+        let listen = |bound| socket::rendezvous::listen_in(&rack, at(bound), false, false, 1).unwrap();
+        let (closed, _stays) = (listen("127.77.0.1:80"), listen("127.77.0.1:81"));
+        assert!(registry.is_listening(0, at("127.77.0.1:80")) && !is_readable(&registry));
+        drop(closed);
+        assert!(is_readable(&registry));
+        assert_eq!(registry.vanished(), [(0, at("127.77.0.1:80"))]);
+        assert!(!is_readable(&registry));
+    }
+
+    #[test]
     fn a_peer_is_told_once_that_a_listener_is_gone_whether_its_name_was_removed_or_not() {
         let _no_child = crate::forks::none();
         let folder = tempfile::tempdir().unwrap();
@@ -179,7 +201,7 @@ mod tests {
         }
         assert_eq!(registry.vanished(), []);
         drop(removed);
-        std::fs::remove_file(registry.rack.path().join("127.77.0.1:80")).unwrap();
+        std::fs::remove_file(path_of(&registry, "127.77.0.1:80")).unwrap();
         assert_eq!(registry.vanished(), [(0, at("127.77.0.1:80")), (1, at("127.77.0.1:80"))]);
         registry.forget(1);
         drop(killed);

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)] // Socket addresses in the memory of C callers.
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -14,6 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::rack::NameKey;
 
 /// The family of a program's socket, which decides how addresses are shown to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -205,6 +208,8 @@ pub enum TupleNameError {
     Version(u32),
     /// Ours, but no tuple any end would write.
     Malformed,
+    /// The message authentication code is not that of the key.
+    Forged,
 }
 
 /// Who opened a connection, as its name tells.
@@ -218,20 +223,33 @@ pub enum Opener {
 }
 
 impl Opener {
-    fn separator(self) -> char {
+    fn separator(self) -> u8 {
         match self {
-            Self::Program => '>',
-            Self::Proxy => '~',
+            Self::Program => b'>',
+            Self::Proxy => b'~',
         }
+    }
+
+    fn of_separator(byte: u8) -> Option<Self> {
+        [Self::Program, Self::Proxy].into_iter().find(|opener| opener.separator() == byte)
     }
 }
 
 /// What stands before the version in a tuple's name.
-const NAME_PREFIX: &str = "crosslane/";
+const NAME_PREFIX: &[u8] = b"crosslane/";
 /// Version of the tuple's name.
-const NAME_VERSION: u32 = 1;
+const NAME_VERSION: u32 = 2;
+/// Prefix and version, the part of the name before the message authentication code.
+const NAME_HEAD: &[u8] = b"crosslane/2/";
+/// The message authentication code: 128 bits in hexadecimal digits.
+const MAC_DIGITS: usize = 32;
 /// Bytes an abstract AF_UNIX name can have.
 pub const NAME_BYTES_MAX: usize = 107;
+/// Bytes that are left for the addresses.
+const ADDRESSES_BYTES_MAX: usize = NAME_BYTES_MAX - NAME_HEAD.len() - MAC_DIGITS - 1;
+/// An IPv6 address in binary: address, port and scope.
+const BINARY_ADDRESS_BYTES: usize = 16 + 2 + 4;
+const _: () = assert!(2 * BINARY_ADDRESS_BYTES < ADDRESSES_BYTES_MAX);
 
 impl Tuple {
     /// The same connection seen from the other end.
@@ -246,48 +264,110 @@ impl Tuple {
         Self { local: shown_in(self.local, family), peer: shown_in(self.peer, family) }
     }
 
-    /// The abstract AF_UNIX name that the connecting end binds its lifeline to:
-    /// `crosslane/1/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end.
+    /// Returns the abstract AF_UNIX name that the connecting end binds its lifeline to:
+    /// `crosslane/2/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end.
+    /// The code is the message authentication code of the rest under the rack's key, so no other user can bind the name
+    /// before us. IPv6 addresses that are too long as text are binary.
     ///
-    /// The kernel lets a name be bound once, so a tuple is unique among lanes, and is free again when the last
-    /// descriptor of the connecting end is gone. Abstract names belong to a network namespace already, so that the name
-    /// need not say which.
+    /// The kernel lets a name be bound once, so a tuple is unique among the lanes of a rack, and is free again when the
+    /// last descriptor of the connecting end is gone. Abstract names belong to a network namespace already, so that the
+    /// name need not say which.
     ///
     /// # Errors
-    /// `INVAL` when these cannot be the addresses of a connection, `NAMETOOLONG` when the name would not fit.
-    pub fn name(&self, opener: Opener) -> Result<String, Errno> {
+    /// `INVAL` when these cannot be the addresses of a connection.
+    pub fn name(&self, opener: Opener, key: &NameKey) -> Result<Vec<u8>, Errno> {
         if !is_whole(self.local) || !is_whole(self.peer) || self.local.is_ipv4() != self.peer.is_ipv4() {
             return Err(Errno::INVAL);
         }
-        let name = format!("{NAME_PREFIX}{NAME_VERSION}/{}{}{}", self.local, opener.separator(), self.peer);
-        if name.len() > NAME_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(name) }
+        let addresses = self.encode_addresses(opener);
+        let mac = key.mac(NAME_HEAD, &addresses);
+        let mut name = Vec::with_capacity(NAME_BYTES_MAX);
+        name.extend_from_slice(NAME_HEAD);
+        let _ = write!(name, "{mac:0MAC_DIGITS$x}/"); // Writing to memory cannot fail.
+        name.extend_from_slice(&addresses);
+        Ok(name)
     }
 
-    /// The tuple in an abstract AF_UNIX name, seen from the end that bound it, and who that is. Anybody can bind any
-    /// name, so only a name that [`Tuple::name`] would have written is taken.
+    /// Returns the tuple in an abstract AF_UNIX name, seen from the end that bound it, and who that is. Anybody can
+    /// bind any name, so only a name that [`Tuple::name`] would have written with this key is taken.
     ///
     /// # Errors
     /// What the bytes are instead.
-    pub fn from_name(name: &[u8]) -> Result<(Self, Opener), TupleNameError> {
-        if name.len() > NAME_BYTES_MAX {
-            return Err(TupleNameError::Foreign);
-        }
-        let text = std::str::from_utf8(name).map_err(|_| TupleNameError::Foreign)?;
-        let rest = text.strip_prefix(NAME_PREFIX).ok_or(TupleNameError::Foreign)?;
-        let (version, addresses) = rest.split_once('/').ok_or(TupleNameError::Malformed)?;
-        let version = version.parse().map_err(|_| TupleNameError::Malformed)?;
-        if version != NAME_VERSION {
-            return Err(TupleNameError::Version(version));
-        }
-        let split = |opener: Opener| Some((opener, addresses.split_once(opener.separator())?));
-        let (opener, (local, peer)) =
-            split(Opener::Program).or_else(|| split(Opener::Proxy)).ok_or(TupleNameError::Malformed)?;
-        let local = local.parse().map_err(|_| TupleNameError::Malformed)?;
-        let peer = peer.parse().map_err(|_| TupleNameError::Malformed)?;
-        let tuple = Self { local, peer };
-        let is_ours = tuple.name(opener).is_ok_and(|again| again == text);
-        if is_ours { Ok((tuple, opener)) } else { Err(TupleNameError::Malformed) }
+    pub fn from_name(name: &[u8], key: &NameKey) -> Result<(Self, Opener), TupleNameError> {
+        let (tuple, opener) = Self::from_unauthenticated_name(name)?;
+        let (mac, addresses) = name[NAME_HEAD.len()..].split_at(MAC_DIGITS);
+        let mac = std::str::from_utf8(mac).ok().and_then(|digits| u128::from_str_radix(digits, 16).ok());
+        // The time that this comparison takes tells nobody anything: whoever can show us a name has come through the
+        // rack's private directory, where the key lies.
+        if mac == Some(key.mac(NAME_HEAD, &addresses[1..])) { Ok((tuple, opener)) } else { Err(TupleNameError::Forged) }
     }
+
+    /// As [`Tuple::from_name`], without the key: for a lifeline that is known by the memory that came with it, whose
+    /// name was authenticated when it was accepted. The process that holds it now may be of a user who cannot read the
+    /// key.
+    ///
+    /// # Errors
+    /// What the bytes are instead; never `Forged`.
+    pub fn from_unauthenticated_name(name: &[u8]) -> Result<(Self, Opener), TupleNameError> {
+        use TupleNameError::{Foreign, Malformed};
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Foreign);
+        }
+        let Some(rest) = name.strip_prefix(NAME_HEAD) else {
+            let version = name.strip_prefix(NAME_PREFIX).ok_or(Foreign)?;
+            let version = version.split(|byte| *byte == b'/').next().and_then(|text| std::str::from_utf8(text).ok());
+            let version = version.and_then(|text| text.parse().ok()).filter(|version| *version != NAME_VERSION);
+            return Err(version.map_or(Malformed, TupleNameError::Version));
+        };
+        let (mac, rest) = rest.split_at_checked(MAC_DIGITS).ok_or(Malformed)?;
+        let addresses = rest.strip_prefix(b"/").ok_or(Malformed)?;
+        let is_mac = mac.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let decoded = Self::decode_addresses(addresses).filter(|_| is_mac);
+        decoded.filter(|(tuple, opener)| tuple.encode_addresses(*opener) == addresses).ok_or(Malformed)
+    }
+
+    /// Text, or where that does not fit the separator and both addresses in binary.
+    fn encode_addresses(&self, opener: Opener) -> Vec<u8> {
+        let text = format!("{}{}{}", self.local, char::from(opener.separator()), self.peer).into_bytes();
+        match (self.local, self.peer) {
+            (SocketAddr::V6(local), SocketAddr::V6(peer)) if text.len() > ADDRESSES_BYTES_MAX => {
+                let mut bytes = vec![opener.separator()];
+                for address in [local, peer] {
+                    bytes.extend_from_slice(&address.ip().octets());
+                    bytes.extend_from_slice(&address.port().to_be_bytes());
+                    bytes.extend_from_slice(&address.scope_id().to_be_bytes());
+                }
+                bytes
+            }
+            _ => text,
+        }
+    }
+
+    /// What [`Tuple::encode_addresses`] may have encoded, and nothing that cannot be the addresses of a connection.
+    fn decode_addresses(bytes: &[u8]) -> Option<(Self, Opener)> {
+        let (tuple, opener) = match bytes.split_first() {
+            Some((first, rest)) if Opener::of_separator(*first).is_some() => {
+                let (local, peer) = rest.split_at_checked(BINARY_ADDRESS_BYTES)?;
+                let tuple = Self { local: decode_binary(local)?, peer: decode_binary(peer)? };
+                (tuple, Opener::of_separator(*first)?)
+            }
+            _ => {
+                let at = bytes.iter().position(|byte| Opener::of_separator(*byte).is_some())?;
+                let parse = |text: &[u8]| std::str::from_utf8(text).ok()?.parse().ok();
+                let tuple = Self { local: parse(&bytes[..at])?, peer: parse(&bytes[at + 1..])? };
+                (tuple, Opener::of_separator(bytes[at])?)
+            }
+        };
+        let is_whole = is_whole(tuple.local) && is_whole(tuple.peer);
+        (is_whole && tuple.local.is_ipv4() == tuple.peer.is_ipv4()).then_some((tuple, opener))
+    }
+}
+
+fn decode_binary(bytes: &[u8]) -> Option<SocketAddr> {
+    let ip = Ipv6Addr::from(array::<16>(bytes, 0)?);
+    let (port, scope) = (array(bytes, 16).map(u16::from_be_bytes)?, array(bytes, 18).map(u32::from_be_bytes)?);
+    let is_whole = bytes.len() == BINARY_ADDRESS_BYTES;
+    is_whole.then(|| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)))
 }
 
 /// Whether the address is canonical and one end of a connection can have it.
@@ -296,8 +376,12 @@ fn is_whole(address: SocketAddr) -> bool {
     address == canonical(address) && address.port() != 0 && !ip.is_unspecified() && !ip.is_multicast()
 }
 
-/// How many ephemeral ports are tried before a connection goes without a lane.
-const EPHEMERAL_TRIES_MAX: usize = 2048;
+/// Ephemeral ports that are probed at random places of each half of the range before it is searched in order. Where a
+/// third of a half is free, all of its probes fail once in 400,000 times.
+const RANDOM_PROBES: u32 = 32;
+/// Ephemeral ports that are tried in order before a connection goes without a lane. Only the rack's own lanes can have
+/// taken the names, so where none is found nearly the whole range is in use.
+const SEQUENTIAL_TRIES_MAX: usize = 1024;
 /// What the kernel uses where /proc cannot be read.
 const EPHEMERAL_PORTS_DEFAULT: (u16, u16) = (32_768, 60_999);
 
@@ -329,18 +413,29 @@ fn parse_port_range(text: &str) -> Option<(u16, u16)> {
     (low >= 1 && low <= high).then_some((low, high))
 }
 
-/// Ephemeral ports in the order to try them, from a random place.
+/// Returns ephemeral ports in the order to try them: a few at random, then a part of the range in order, from a random
+/// place. A few are tried twice.
 ///
 /// The kernel's `connect` prefers ports an even distance from the start of the range. Lanes prefer the others, so that
 /// a server hardly ever sees one address on a lane and on kernel TCP at once.
 pub fn ephemeral_candidates(range: RangeInclusive<u16>, random: u32) -> impl Iterator<Item = u16> {
     let low = u32::from(*range.start());
     let ports = u32::from(*range.end()) - low + 1;
-    let half = move |parity: u32| {
+    let at_random = [1, 0].into_iter().flat_map(move |parity| {
         let count = (ports + 1 - parity) / 2;
-        (0..count).map(move |step| low + 2 * ((random % count + step) % count) + parity)
-    };
-    half(1).chain(half(0)).map(|port| port as u16).take(EPHEMERAL_TRIES_MAX)
+        let probes = if count == 0 { 0 } else { RANDOM_PROBES };
+        (0..probes).map(move |probe| low + 2 * (scramble(random, probe) % count) + parity)
+    });
+    let in_order = (0..ports).map(move |step| low + (random % ports + step) % ports).take(SEQUENTIAL_TRIES_MAX);
+    at_random.chain(in_order).map(|port| port as u16)
+}
+
+/// A different place for each probe, without a pattern that two processes could share (the finalizer of MurmurHash3).
+fn scramble(random: u32, probe: u32) -> u32 {
+    let mut bits = random.wrapping_add(probe.wrapping_mul(0x9e37_79b9));
+    bits = (bits ^ bits >> 16).wrapping_mul(0x85eb_ca6b);
+    bits = (bits ^ bits >> 13).wrapping_mul(0xc2b2_ae35);
+    bits ^ bits >> 16
 }
 
 /// Whether the address is one of this machine's, in the network namespace of the caller.
@@ -456,6 +551,8 @@ fn ip_of_octets(octets: &[u8]) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rack::key::tests::OTHER_KEY;
+    use crate::rack::tests::Scratch;
     use proptest::prelude::*;
 
     fn address(text: &str) -> SocketAddr {
@@ -476,16 +573,6 @@ mod tests {
             IpAddr::V4(v4) => SocketAddr::V4(SocketAddrV4::new(v4, port)),
             IpAddr::V6(v6) => SocketAddr::V6(SocketAddrV6::new(v6, port, flow, scope)),
         })
-    }
-
-    /// Link-local addresses are of fe80::/64, RFC 4291 section 2.5.6: bits 10 to 63 are zero. With those set and a
-    /// scope
-    /// behind them they are longer than what names are made for.
-    fn is_oversized_link_local(address: SocketAddr) -> bool {
-        match address.ip() {
-            IpAddr::V6(v6) => v6.is_unicast_link_local() && v6.segments()[..4] != [0xfe80, 0, 0, 0],
-            IpAddr::V4(_) => false,
-        }
     }
 
     fn read_back(address: SocketAddr) -> Result<SocketAddr, Errno> {
@@ -526,19 +613,16 @@ mod tests {
             prop_assert_eq!(canonical(shown_in(once, Family::V6)), once);
         }
 
-        /// Names have room for any two addresses that RFC 4291 allows, with any scope.
+        /// Names have room for any two addresses, with any scope.
         #[test]
         fn a_tuple_survives_its_name(local in any_address(), peer in any_address(), by_proxy: bool) {
             let tuple = Tuple { local: canonical(local), peer: canonical(peer) };
             let opener = if by_proxy { Opener::Proxy } else { Opener::Program };
-            match tuple.name(opener) {
+            match tuple.name(opener, &OTHER_KEY) {
                 Ok(name) => {
                     prop_assert!(name.len() <= NAME_BYTES_MAX);
-                    prop_assert_eq!(Tuple::from_name(name.as_bytes()), Ok((tuple, opener)));
-                }
-                Err(Errno::NAMETOOLONG) => {
-                    let beyond = [tuple.local, tuple.peer].into_iter().any(is_oversized_link_local);
-                    prop_assert!(beyond, "{tuple:?}");
+                    prop_assert_eq!(Tuple::from_name(&name, &OTHER_KEY), Ok((tuple, opener)));
+                    prop_assert_eq!(Tuple::from_unauthenticated_name(&name), Ok((tuple, opener)));
                 }
                 Err(error) => {
                     let same_family = tuple.local.is_ipv4() == tuple.peer.is_ipv4();
@@ -549,9 +633,35 @@ mod tests {
         }
 
         #[test]
-        fn a_hostile_name_is_an_error_or_what_we_would_write(name in "(crosslane/1/)?[0-9a-f:.>~\\[\\]%/]{0,60}") {
-            if let Ok((tuple, opener)) = Tuple::from_name(name.as_bytes()) {
-                prop_assert_eq!(tuple.name(opener).unwrap(), name);
+        fn a_hostile_name_is_an_error_or_has_the_addresses_that_we_would_write(
+            head in "(crosslane/2/[0-9a-f]{32}/)?",
+            text in "[0-9a-f:.>~\\[\\]%/]{0,60}",
+            binary in prop::option::of(prop::collection::vec(any::<u8>(), 40..50)),
+            by_proxy: bool,
+        ) {
+            let mut name = head.into_bytes();
+            match binary {
+                Some(binary) => {
+                    name.push(if by_proxy { b'~' } else { b'>' });
+                    name.extend(binary);
+                }
+                None => name.extend(text.into_bytes()),
+            }
+            prop_assert!(Tuple::from_name(&name, &OTHER_KEY).is_err(), "128 bits are not guessed");
+            if let Ok((tuple, opener)) = Tuple::from_unauthenticated_name(&name) {
+                let ours = tuple.name(opener, &OTHER_KEY).unwrap();
+                let addresses = NAME_HEAD.len() + MAC_DIGITS;
+                prop_assert_eq!(&ours[addresses..], &name[addresses..]);
+            }
+        }
+
+        #[test]
+        fn any_changed_bit_of_a_name_makes_it_a_strangers(port in 1..u16::MAX, bit in 0..8 * 80_usize) {
+            let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 1], port)), peer: address("127.0.0.1:6379") };
+            let mut name = tuple.name(Opener::Program, &OTHER_KEY).unwrap();
+            if let Some(byte) = name.get_mut(bit / 8) {
+                *byte ^= 1 << (bit % 8);
+                prop_assert!(Tuple::from_name(&name, &OTHER_KEY).is_err());
             }
         }
 
@@ -568,60 +678,120 @@ mod tests {
         }
 
         #[test]
-        fn ephemeral_ports_are_tried_once_each_odd_distances_first(
+        fn all_ports_of_a_small_range_are_tried_and_those_at_odd_distances_first(
             low in 1..60_000_u16,
-            more in 0..1500_u16,
+            more in 0..SEQUENTIAL_TRIES_MAX as u16,
             random: u32,
         ) {
             let range = low..=low + more;
             let tried: Vec<u16> = ephemeral_candidates(range.clone(), random).collect();
             let mut sorted = tried.clone();
             sorted.sort_unstable();
+            sorted.dedup();
             prop_assert!(sorted.iter().copied().eq(range));
-            let odd = usize::from(more).div_ceil(2);
+            let odd = if more == 0 { 0 } else { RANDOM_PROBES as usize };
             prop_assert!(tried[..odd].iter().all(|port| (port - low) % 2 == 1));
         }
     }
 
     #[test]
-    fn tuples_are_named_readably() {
-        let tuple = Tuple { local: address("127.0.0.1:40000"), peer: address("127.0.0.1:6379") };
-        assert_eq!(tuple.name(Opener::Program).unwrap(), "crosslane/1/127.0.0.1:40000>127.0.0.1:6379");
-        assert_eq!(tuple.name(Opener::Proxy).unwrap(), "crosslane/1/127.0.0.1:40000~127.0.0.1:6379");
-        let tuple = Tuple { local: address("[fe80::1%3]:40000"), peer: address("[fe80::2%3]:80") };
-        assert_eq!(tuple.name(Opener::Program).unwrap(), "crosslane/1/[fe80::1%3]:40000>[fe80::2%3]:80");
+    fn the_ports_of_a_large_range_are_not_all_tried_and_the_first_ones_are_spread() {
+        for random in [0, 1, u32::MAX, 0x1234_5678] {
+            let tried: Vec<u16> = ephemeral_candidates(32_768..=60_999, random).collect();
+            assert_eq!(tried.len(), 2 * RANDOM_PROBES as usize + SEQUENTIAL_TRIES_MAX);
+            let spread = &tried[..RANDOM_PROBES as usize];
+            assert!(spread.iter().min().unwrap().abs_diff(*spread.iter().max().unwrap()) > 10_000, "{spread:?}");
+        }
+    }
+
+    fn name_of(tuple: Tuple, opener: Opener) -> Vec<u8> {
+        tuple.name(opener, &OTHER_KEY).unwrap()
     }
 
     #[test]
-    fn the_longest_global_addresses_fit_a_name() {
-        let longest = address("[2001:1db8:1111:2222:3333:4444:5555:6666]:65535");
-        let name = Tuple { local: longest, peer: longest }.name(Opener::Proxy).unwrap();
-        assert_eq!(name.len(), NAME_BYTES_MAX);
+    fn tuples_are_named_readably_where_that_fits() {
+        let after_code = |name: &[u8]| {
+            assert!(name.starts_with(NAME_HEAD) && name.len() <= NAME_BYTES_MAX);
+            String::from_utf8(name[NAME_HEAD.len() + MAC_DIGITS..].to_vec()).unwrap()
+        };
+        let tuple = Tuple { local: address("127.0.0.1:40000"), peer: address("127.0.0.1:6379") };
+        assert_eq!(after_code(&name_of(tuple, Opener::Program)), "/127.0.0.1:40000>127.0.0.1:6379");
+        assert_eq!(after_code(&name_of(tuple, Opener::Proxy)), "/127.0.0.1:40000~127.0.0.1:6379");
+        let tuple = Tuple { local: address("[fe80::1%3]:40000"), peer: address("[fe80::2%3]:80") };
+        assert_eq!(after_code(&name_of(tuple, Opener::Program)), "/[fe80::1%3]:40000>[fe80::2%3]:80");
+        let longest = address("255.255.255.255:65535");
+        let tuple = Tuple { local: longest, peer: longest };
+        assert_eq!(after_code(&name_of(tuple, Opener::Proxy)), "/255.255.255.255:65535~255.255.255.255:65535");
+    }
+
+    #[test]
+    fn the_longest_addresses_fit_a_name() {
+        for longest in [
+            "[2001:1db8:1111:2222:3333:4444:5555:6666]:65535",
+            "[febf:1db8:1111:2222:3333:4444:5555:6666%4294967295]:65535",
+        ] {
+            let tuple = Tuple { local: address(longest), peer: address(longest) };
+            let name = name_of(tuple, Opener::Proxy);
+            assert!(name.len() <= NAME_BYTES_MAX);
+            assert_eq!(Tuple::from_name(&name, &OTHER_KEY), Ok((tuple, Opener::Proxy)));
+        }
+    }
+
+    #[test]
+    fn a_name_is_another_one_under_another_key() {
+        let (scratch, other) = (Scratch::new(), Scratch::new());
+        let keys = [scratch.rack().key(), other.rack().key()];
+        let tuple = Tuple { local: address("127.0.0.1:40000"), peer: address("127.0.0.1:6379") };
+        let names = keys.map(|key| tuple.name(Opener::Program, &key).unwrap());
+        assert_ne!(names[0], names[1]);
+        assert_eq!(Tuple::from_name(&names[0], &keys[0]), Ok((tuple, Opener::Program)));
+        assert_eq!(Tuple::from_name(&names[0], &keys[1]), Err(TupleNameError::Forged));
+        assert_eq!(Tuple::from_unauthenticated_name(&names[0]), Ok((tuple, Opener::Program)));
     }
 
     #[test]
     fn names_nobody_would_write_are_refused() {
-        use TupleNameError::{Foreign, Malformed, Version};
+        use TupleNameError::{Foreign, Forged, Malformed, Version};
+        let code = "0123456789abcdef0123456789abcdef";
+        let named = |addresses: &str| format!("crosslane/2/{code}/{addresses}").into_bytes();
         for (name, error) in [
-            (&b""[..], Foreign),
-            (b"\xff", Foreign),
-            (b"other/1/127.0.0.1:1>127.0.0.1:2", Foreign),
-            (b"crosslane/2/whatever", Version(2)),
-            (b"crosslane/1", Malformed),
-            (b"crosslane/01/127.0.0.1:1>127.0.0.1:2", Malformed),
-            (b"crosslane/1/127.0.0.1:01>127.0.0.1:2", Malformed),
-            (b"crosslane/1/127.0.0.1:0>127.0.0.1:2", Malformed),
-            (b"crosslane/1/0.0.0.0:1>127.0.0.1:2", Malformed),
-            (b"crosslane/1/127.0.0.1:1>[::1]:2", Malformed),
-            (b"crosslane/1/[::ffff:127.0.0.1]:1>[::ffff:127.0.0.1]:2", Malformed),
-            (b"crosslane/1/[0::1]:1>[::1]:2", Malformed),
-            (b"crosslane/1/[::1%1]:1>[::1]:2", Malformed),
-            (b"crosslane/1/127.0.0.1:1>127.0.0.1:2>127.0.0.1:3", Malformed),
-            (b"crosslane/1/127.0.0.1:1~127.0.0.1:2>127.0.0.1:3", Malformed),
-            (b"crosslane/1/224.0.0.1:1>127.0.0.1:2", Malformed),
+            (b"".to_vec(), Foreign),
+            (b"\xff".to_vec(), Foreign),
+            (b"other/2/127.0.0.1:1>127.0.0.1:2".to_vec(), Foreign),
+            (vec![b'/'; NAME_BYTES_MAX + 1], Foreign),
+            (b"crosslane/1/127.0.0.1:1>127.0.0.1:2".to_vec(), Version(1)),
+            (b"crosslane/3/whatever".to_vec(), Version(3)),
+            (b"crosslane/2".to_vec(), Malformed),
+            (b"crosslane/02/".to_vec(), Malformed),
+            (b"crosslane/2/127.0.0.1:1>127.0.0.1:2".to_vec(), Malformed),
+            (format!("crosslane/2/{}/127.0.0.1:1>127.0.0.1:2", code.to_uppercase()).into_bytes(), Malformed),
+            (format!("crosslane/2/{code}0/127.0.0.1:1>127.0.0.1:2").into_bytes(), Malformed),
+            (named(""), Malformed),
+            (named(">"), Malformed),
+            (named("127.0.0.1:01>127.0.0.1:2"), Malformed),
+            (named("127.0.0.1:0>127.0.0.1:2"), Malformed),
+            (named("0.0.0.0:1>127.0.0.1:2"), Malformed),
+            (named("127.0.0.1:1>[::1]:2"), Malformed),
+            (named("[::ffff:127.0.0.1]:1>[::ffff:127.0.0.1]:2"), Malformed),
+            (named("[0::1]:1>[::1]:2"), Malformed),
+            (named("[::1%1]:1>[::1]:2"), Malformed),
+            (named("127.0.0.1:1>127.0.0.1:2>127.0.0.1:3"), Malformed),
+            (named("127.0.0.1:1~127.0.0.1:2>127.0.0.1:3"), Malformed),
+            (named("224.0.0.1:1>127.0.0.1:2"), Malformed),
+            (named("127.0.0.1:1>127.0.0.1:2"), Forged),
         ] {
-            assert_eq!(Tuple::from_name(name), Err(error), "{}", String::from_utf8_lossy(name));
+            assert_eq!(Tuple::from_name(&name, &OTHER_KEY), Err(error), "{}", String::from_utf8_lossy(&name));
         }
+    }
+
+    #[test]
+    fn addresses_that_fit_as_text_are_refused_in_binary() {
+        let mut name = b"crosslane/2/0123456789abcdef0123456789abcdef/>".to_vec();
+        for _ in 0..2 {
+            name.extend_from_slice(&Ipv6Addr::LOCALHOST.octets());
+            name.extend_from_slice(&[0, 80, 0, 0, 0, 0]);
+        }
+        assert_eq!(Tuple::from_unauthenticated_name(&name), Err(TupleNameError::Malformed));
     }
 
     #[test]

@@ -31,6 +31,7 @@ use crate::connection::Connection;
 use crate::lock::Lock;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
+use crate::rack::NameKey;
 use crate::rendezvous::LaneListener;
 use crate::rules::Settings;
 use crate::system;
@@ -208,6 +209,11 @@ impl Listener {
     /// The hidden descriptor on which lane connections arrive.
     pub fn lane_fd(&'static self) -> RawFd {
         self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
+    }
+
+    /// The hidden descriptor, and the key of the names that connecting ends have.
+    fn lane(&'static self) -> Option<(RawFd, NameKey)> {
+        self.with(|inner| inner.lane.as_ref().map(|lane| (lane.fd(), lane.key())))
     }
 
     /// Runs `access` on the program's descriptors of this listener.

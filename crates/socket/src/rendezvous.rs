@@ -33,7 +33,7 @@ use crate::hello::{HELLO_BYTES, Hello, HelloError};
 use crate::home::MemoryFds;
 use crate::monitor;
 use crate::options::{SocketOption, get_raw};
-use crate::rack::{ListenerName, Rack, RackLock};
+use crate::rack::{ListenerName, NameKey, Rack, RackLock, is_in_any_rack};
 use crate::segment::{Segment, Side};
 
 /// Strangers that one call of `accept` sends away.
@@ -64,6 +64,11 @@ impl LaneListener {
     /// Says whether the hidden socket outlives `exec`, as the program's listener does.
     pub fn set_inheritable(&self, inheritable: bool) {
         self.fd.as_ref().map(|fd| fd.set_inheritable(inheritable));
+    }
+
+    /// The key of the names that connecting ends have.
+    pub fn key(&self) -> NameKey {
+        self.rack.key()
     }
 
     /// Its name in the rack.
@@ -100,16 +105,17 @@ pub fn listen_in(
     reuse_port: bool,
     backlog: i32,
 ) -> Result<LaneListener, Errno> {
-    listen_as(rack, |lock| lock.free_name(bound, v6_only, reuse_port), backlog)
+    listen_as(rack, bound, |lock| lock.free_name(v6_only, reuse_port), backlog)
 }
 
 fn listen_as(
     rack: &Arc<Rack>,
+    address: SocketAddr,
     free_name: impl FnOnce(&RackLock<'_>) -> Result<ListenerName, Errno>,
     backlog: i32,
 ) -> Result<LaneListener, Errno> {
     let socket = unix_stream()?;
-    let lock = rack.lock()?;
+    let lock = rack.lock(canonical(address))?;
     let name = free_name(&lock)?;
     lock.bind(socket.as_fd(), &name)?;
     // Still under the lock: a name that is bound but does not listen yet looks stale to nobody then.
@@ -119,6 +125,8 @@ fn listen_as(
     if fd.is_err() {
         let _ = rack.remove_if_stale(&name);
     }
+    // Only tidying up.
+    let _ = rack.sweep();
     Ok(LaneListener { fd: Some(fd?), name, rack: Arc::clone(rack) })
 }
 
@@ -297,7 +305,7 @@ fn approach(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Res
     let random = spread_u32();
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     // The tuple first: with its name the listener learns who comes.
-    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener).map_err(&broken)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener, &rack.key()).map_err(&broken)?;
     // The one listener that has the very address is most often there, and is the best: only without it the rack is
     // searched.
     let exact = ListenerName::new(route.destination, false, None);
@@ -328,7 +336,7 @@ fn introduce(lifeline: OwnedFd, tuple: Tuple) -> Result<Connected, NoLane> {
 
 /// The listeners that answer for a destination, the best first; those that share an address in turn, from a random one.
 fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -> Result<Vec<ListenerName>, Errno> {
-    let mut names = rack.names(|name| name.rank_for(destination).is_some())?;
+    let mut names = rack.names_for(destination)?;
     names.sort_unstable_by_key(|name| name.member);
     if !names.is_empty() {
         let turns = random as usize % names.len();
@@ -339,13 +347,19 @@ fn listeners_for(rack: &Rack, destination: SocketAddr, random: u32) -> Result<Ve
 }
 
 /// Binds a lifeline to the name of a tuple that no lane has: the port asked for, or a free one.
-fn bind_tuple(lifeline: BorrowedFd<'_>, route: &Route, random: u32, opener: Opener) -> Result<Tuple, Errno> {
+fn bind_tuple(
+    lifeline: BorrowedFd<'_>,
+    route: &Route,
+    random: u32,
+    opener: Opener,
+    key: &NameKey,
+) -> Result<Tuple, Errno> {
     let bind = |port| {
         let tuple = route.tuple(port);
         if tuple.local == tuple.peer {
             return Err(Errno::ADDRINUSE); // Nobody chooses a port by chance that leads to itself.
         }
-        let address = SocketAddrUnix::new_abstract_name(tuple.name(opener)?.as_bytes())?;
+        let address = SocketAddrUnix::new_abstract_name(&tuple.name(opener, key)?)?;
         rustix::net::bind(lifeline, &address).map(|()| tuple)
     };
     if route.port != 0 {
@@ -451,12 +465,13 @@ pub struct Accepted {
     pub opener: Opener,
 }
 
-/// Takes a connection from a lane listener, without waiting. `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers,
-/// who have no tuple for a name or are another user's, are sent away.
+/// Takes a connection from a lane listener, without waiting. `key` is that of the listener's rack, `flags` are
+/// `SOCK_NONBLOCK` and `SOCK_CLOEXEC`. Strangers, who have no tuple of this rack for a name or are another user's, are
+/// sent away.
 ///
 /// # Errors
 /// `AGAIN` when there is none, and what `accept4(2)` answers.
-pub fn accept(lane_fd: RawFd, flags: i32) -> Result<Accepted, Errno> {
+pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Errno> {
     if lane_fd < 0 {
         return Err(Errno::BADF);
     }
@@ -470,7 +485,7 @@ pub fn accept(lane_fd: RawFd, flags: i32) -> Result<Accepted, Errno> {
             Err(Errno::CONNABORTED | Errno::INTR) => continue,
             outcome => outcome?,
         };
-        match name.as_ref().and_then(tuple_of) {
+        match name.as_ref().and_then(|name| tuple_of(name, key)) {
             Some((tuple, opener)) if is_trusted(lifeline.as_fd(), Some(listener)) == Ok(true) => {
                 return Ok(Accepted { lifeline, tuple: tuple.reversed(), opener });
             }
@@ -481,7 +496,7 @@ pub fn accept(lane_fd: RawFd, flags: i32) -> Result<Accepted, Errno> {
 }
 
 /// The tuple in the address of a connecting end, seen from there, and who that is.
-fn tuple_of(address: &SocketAddrAny) -> Option<(Tuple, Opener)> {
+fn tuple_of(address: &SocketAddrAny, key: &NameKey) -> Option<(Tuple, Opener)> {
     if address.address_family() != AddressFamily::UNIX {
         return None;
     }
@@ -489,7 +504,7 @@ fn tuple_of(address: &SocketAddrAny) -> Option<(Tuple, Opener)> {
     // SAFETY: the address is initialized for its length.
     let bytes = unsafe { std::slice::from_raw_parts(address.as_ptr().cast::<u8>(), length) };
     match bytes.get(size_of::<libc::sa_family_t>()..)? {
-        [0, name @ ..] => Tuple::from_name(name).ok(),
+        [0, name @ ..] => Tuple::from_name(name, key).ok(),
         _ => None,
     }
 }
@@ -590,18 +605,24 @@ pub fn set_modes(lifeline: BorrowedFd<'_>, cloexec: bool, nonblocking: bool) -> 
     rustix::io::fcntl_setfd(lifeline, if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() })
 }
 
-/// The lane listener behind a descriptor that the program before `exec` left; `None` when it is none, and stays open.
+/// The lane listener behind a descriptor that the program before `exec` left; `None` when it is none, and stays open,
+/// or when nobody could accept there. Then it is closed, so that clients which find it take kernel TCP: it is another
+/// version's of this library, or of another rack, which a user that the process was before has.
 pub fn adopt_listener(fd: RawFd) -> Option<LaneListener> {
     // SAFETY: only asked what it is; a closed number is answered with an error.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-    let path = path_of(socket)?;
-    let name = ListenerName::parse(std::str::from_utf8(path.rsplit(|byte| *byte == b'/').next()?).ok()?)?;
+    let path = path_of(socket).filter(|path| is_in_any_rack(path))?;
     let mut listens = [0_u8; 4];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_ACCEPTCONN };
-    get_raw(socket, option, &mut listens).ok()?;
-    let rack = Rack::current().ok().filter(|rack| i32::from_ne_bytes(listens) != 0 && rack.holds(&path))?;
+    get_raw(socket, option, &mut listens).ok().filter(|_| i32::from_ne_bytes(listens) != 0)?;
     // SAFETY: made by this library before `exec`, as its name and place say; nobody in this program owns it yet.
-    let fd = HiddenFd::adopt(unsafe { OwnedFd::from_raw_fd(fd) }, Need::Required).ok()?;
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let rack = Rack::current().ok().filter(|rack| rack.holds(&path));
+    let (Some(rack), Some(name)) = (rack, ListenerName::from_path(&path)) else {
+        close(fd);
+        return None;
+    };
+    let fd = HiddenFd::adopt(fd, Need::Required).ok()?;
     Some(LaneListener { fd: Some(fd), name, rack })
 }
 
@@ -623,12 +644,13 @@ fn path_in(address: SocketAddrAny) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rack::key::tests::OTHER_KEY;
     use crate::rack::tests::Scratch;
     use rustix::fs::{MemfdFlags, SealFlags};
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::collections::HashSet;
     use std::io::{BufRead, BufReader};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, IntoRawFd};
     use std::process::{Child, Command, Stdio};
 
     /// A rack of its own, and the two ends of a rendezvous in it.
@@ -658,13 +680,14 @@ mod tests {
         }
 
         fn names(&self) -> HashSet<String> {
-            self.rack.names(|_| true).unwrap().iter().map(ToString::to_string).collect()
+            self.rack.names().unwrap().iter().map(ToString::to_string).collect()
         }
 
         /// A listener of this name made by hand, with a small backlog.
         fn listen_by_hand(&self, name: &str, backlog: i32) -> OwnedFd {
             let socket = unix_stream().unwrap();
-            self.rack.lock().unwrap().bind(socket.as_fd(), &ListenerName::parse(name).unwrap()).unwrap();
+            let name = ListenerName::parse(name).unwrap();
+            self.rack.lock(name.address).unwrap().bind(socket.as_fd(), &name).unwrap();
             rustix::net::listen(&socket, backlog).unwrap();
             socket
         }
@@ -675,10 +698,10 @@ mod tests {
     }
 
     fn accept_now(listener: &LaneListener) -> Accepted {
-        accept(listener.fd(), libc::SOCK_CLOEXEC).unwrap()
+        accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC).unwrap()
     }
 
-    /// Tuples belong to the whole machine, where other runs of these tests may be.
+    /// Names without a key belong to the whole machine, where other runs of these tests may be.
     pub(super) fn own_port() -> u16 {
         1024 + (std::process::id() % 30_000) as u16
     }
@@ -694,9 +717,9 @@ mod tests {
         let request =
             Request { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
         let lifeline = unix_stream().unwrap();
-        bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program).unwrap();
+        bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program, &meeting.rack.key()).unwrap();
         reach(&meeting.rack, lifeline.as_fd(), &[listener.name()]).unwrap();
-        close(accept(listener.fd(), 0).unwrap().lifeline);
+        close(accept(listener.fd(), &listener.key(), 0).unwrap().lifeline);
         let (segment, memfd) = Segment::create().unwrap();
         assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
     }
@@ -716,7 +739,7 @@ mod tests {
         let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
         assert_eq!(inode(&memfd.unwrap().memfd), inode(&connected.memory.unwrap().memfd));
         assert!(receive_hello(accepted.lifeline.as_fd()).unwrap().is_none(), "the hello comes once");
-        assert!(matches!(accept(listener.fd(), 0), Err(Errno::AGAIN)));
+        assert!(matches!(accept(listener.fd(), &listener.key(), 0), Err(Errno::AGAIN)));
     }
 
     #[test]
@@ -804,7 +827,7 @@ mod tests {
         // Three names, each picked with a third of the chances: all but surely each in so many connections.
         for _ in 0..200 {
             let _connected = meeting.connect("127.0.0.1:80").unwrap();
-            let taker = listeners.iter().position(|listener| accept(listener.fd(), 0).is_ok());
+            let taker = listeners.iter().position(|listener| accept(listener.fd(), &listener.key(), 0).is_ok());
             reached.insert(taker.expect("one of them has the connection"));
         }
         assert_eq!(reached.len(), 3);
@@ -836,10 +859,40 @@ mod tests {
         drop(listener);
         assert!(meeting.names().contains("127.0.0.1:80"));
         let _connected = meeting.connect("127.0.0.1:80").unwrap();
-        assert!(accept(childs.as_raw_fd(), 0).is_ok());
+        assert!(accept(childs.as_raw_fd(), &meeting.rack.key(), 0).is_ok());
         drop(childs);
         assert_eq!(reason(meeting.connect("127.0.0.1:80")), FallbackReason::NoListener);
         assert!(meeting.names().is_empty(), "whoever finds a stale name removes it");
+    }
+
+    #[test]
+    fn an_inherited_listener_of_another_rack_or_version_is_closed_so_that_clients_take_tcp() {
+        let _no_child = crate::forks::none();
+        let meeting = Meeting::new();
+        let folder = meeting.rack.path().parent().unwrap().join("other/v1/net-1");
+        std::fs::create_dir_all(&folder).unwrap();
+        let first_version = folder.join("127.0.0.1:80");
+        let other_rack = meeting.rack.path_of(&ListenerName::parse("127.0.0.1:80").unwrap());
+        std::fs::create_dir(other_rack.parent().unwrap()).unwrap();
+        let listen_at = |path: &std::path::Path| {
+            let listener = unix_stream().unwrap();
+            rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+            rustix::net::listen(&listener, 1).unwrap();
+            listener.into_raw_fd()
+        };
+        let reach = |path| rustix::net::connect(unix_stream().unwrap(), &SocketAddrUnix::new(path).unwrap());
+        for path in [&first_version, &other_rack] {
+            let fd = listen_at(path);
+            assert_eq!(reach(path), Ok(()));
+            assert!(adopt_listener(fd).is_none());
+            assert_eq!(reach(path), Err(Errno::CONNREFUSED));
+        }
+        let programs_own = folder.parent().unwrap().join("127.0.0.1:80");
+        let fd = listen_at(&programs_own);
+        assert!(adopt_listener(fd).is_none());
+        assert_eq!(reach(&programs_own), Ok(()));
+        // SAFETY: made above.
+        unsafe { rustix::io::close(fd) };
     }
 
     #[test]
@@ -856,6 +909,29 @@ mod tests {
         drop(first);
         assert!(connect().is_ok());
         drop(accepted);
+    }
+
+    /// Anybody can bind abstract names. A name that others can compute takes the port from the connecting end.
+    #[test]
+    fn names_that_are_bound_without_the_key_take_no_port() {
+        let _no_child = crate::forks::none();
+        let meeting = Meeting::new();
+        let listener = meeting.listen("127.0.0.1:80");
+        let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 8], own_port())), peer: address("127.0.0.1:80") };
+        let first_version = format!("crosslane/1/{}>{}", tuple.local, tuple.peer).into_bytes();
+        let bind = |name: &[u8]| {
+            let socket = unix_stream().unwrap();
+            let bound = rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name).unwrap());
+            bound.map(|()| socket)
+        };
+        let squatters =
+            [first_version, tuple.name(Opener::Program, &OTHER_KEY).unwrap()].map(|name| bind(&name).unwrap());
+        let source = tuple.local.to_string();
+        let connected = meeting.connect_from("127.0.0.1:80", Some(&source)).unwrap();
+        assert_eq!((connected.tuple, accept_now(&listener).tuple.reversed()), (tuple, tuple));
+        let keyed = tuple.name(Opener::Program, &meeting.rack.key()).unwrap();
+        assert_eq!(bind(&keyed).unwrap_err(), Errno::ADDRINUSE, "it is ours");
+        drop(squatters);
     }
 
     #[test]
@@ -897,10 +973,14 @@ mod tests {
         let meeting = Meeting::new();
         let listener = meeting.listen("127.0.0.1:80");
         let unique = format!("nonsense {}", meeting.rack.path().display());
+        // One of the first version, whose names had no code, and one of another rack.
+        let tuple = Tuple { local: SocketAddr::from(([127, 0, 0, 7], own_port())), peer: address("127.0.0.1:80") };
         let strangers = [
             stranger(&meeting, &listener, None),
             stranger(&meeting, &listener, Some(&unique.as_bytes()[..unique.len().min(100)])),
             stranger(&meeting, &listener, Some(&[0xff; 107])),
+            stranger(&meeting, &listener, Some(format!("crosslane/1/{}>{}", tuple.local, tuple.peer).as_bytes())),
+            stranger(&meeting, &listener, Some(&tuple.name(Opener::Program, &OTHER_KEY).unwrap())),
         ];
         let connected = meeting.connect("127.0.0.1:80").unwrap();
         assert_eq!(accept_now(&listener).tuple.reversed(), connected.tuple);
@@ -928,7 +1008,7 @@ mod tests {
                 let socket = unix_stream().unwrap();
                 let tuple =
                     Tuple { local: SocketAddr::from(([127, 0, 0, 3], own_port())), peer: address("127.0.0.3:2") };
-                let own = SocketAddrUnix::new_abstract_name(tuple.name(Opener::Program).unwrap().as_bytes()).unwrap();
+                let own = SocketAddrUnix::new_abstract_name(&tuple.name(Opener::Program, &OTHER_KEY).unwrap()).unwrap();
                 rustix::net::bind(&socket, &own).unwrap();
                 rustix::net::connect(&socket, &place).unwrap();
                 socket
@@ -937,9 +1017,9 @@ mod tests {
             .unwrap()
         };
         drop(come_as(65_534));
-        assert_eq!(accept(listener.as_raw_fd(), 0).unwrap_err(), Errno::AGAIN);
+        assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap_err(), Errno::AGAIN);
         drop(come_as(0));
-        assert_eq!(accept(listener.as_raw_fd(), 0).unwrap().tuple.peer.port(), own_port());
+        assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap().tuple.peer.port(), own_port());
     }
 
     /// An accepted lifeline, and the connecting end's that has said nothing yet.
@@ -1056,12 +1136,12 @@ mod tests {
         let listener = meeting.listen("127.0.0.1:80");
         for flags in [0, libc::SOCK_CLOEXEC, libc::SOCK_NONBLOCK, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK] {
             let _connected = meeting.connect("127.0.0.1:80").unwrap();
-            let accepted = accept(listener.fd(), flags).unwrap();
+            let accepted = accept(listener.fd(), &listener.key(), flags).unwrap();
             let cloexec = rustix::io::fcntl_getfd(&accepted.lifeline).unwrap().contains(FdFlags::CLOEXEC);
             let nonblocking = rustix::fs::fcntl_getfl(&accepted.lifeline).unwrap().contains(OFlags::NONBLOCK);
             assert_eq!((cloexec, nonblocking), (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0));
         }
-        assert_eq!(accept(-1, 0).unwrap_err(), Errno::BADF);
+        assert_eq!(accept(-1, &meeting.rack.key(), 0).unwrap_err(), Errno::BADF);
     }
 
     /// Run by the tests below in a process of its own: listens, says so, and stays until it is killed.
@@ -1124,6 +1204,15 @@ mod tests {
         let listener = meeting.listen("127.0.0.1:80");
         assert!(meeting.connect("127.0.0.1:80").is_ok());
         accept_now(&listener);
+    }
+
+    #[test]
+    fn listeners_remove_what_killed_ones_left_at_other_addresses() {
+        let meeting = Meeting::new();
+        Server::start(&meeting).kill();
+        assert_eq!(meeting.names().len(), 2);
+        let _listeners: Vec<_> = (90..94).map(|port| meeting.listen(&format!("127.0.0.1:{port}"))).collect();
+        assert_eq!(meeting.names(), (90..94).map(|port| format!("127.0.0.1:{port}")).collect());
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn decode_offer(bytes: &[u8; OFFER_BYTES]) -> Offer {
 
 /// A program that has connected to a listener which stands in for another node's.
 pub(super) fn accept(listener: &LaneListener) -> Result<Accepted, Errno> {
-    rendezvous::accept(listener.fd(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
+    rendezvous::accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
 }
 
 /// Whether the rules of this node let a program of `peer` connect there. An honest node has asked before: its monitor

@@ -77,7 +77,8 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
-    let Accepted { lifeline, tuple, opener } = rendezvous::accept(listener.lane_fd(), flags)?;
+    let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
+    let Accepted { lifeline, tuple, opener } = rendezvous::accept(lane_fd, &key, flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
     let segment = match receive_hello(lifeline.as_fd()) {

@@ -235,7 +235,8 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds
     super::descriptor::follow_cloexec(connection);
 }
 
-/// Whether a descriptor is a connection's lifeline, by its name.
+/// Whether a descriptor is a connection's lifeline, by its name. The code in the name is not checked: the lifeline may
+/// be another user's, with a key that cannot be read here.
 pub fn is_lifeline(fd: RawFd) -> bool {
     [Role::Connect, Role::Accept].into_iter().any(|role| tuple_of(fd, role).is_some())
 }
@@ -249,7 +250,7 @@ fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
         Role::Accept => rustix::net::getpeername(lifeline).ok()??,
     };
     let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
-    let (tuple, opener) = Tuple::from_name(name.abstract_name()?).ok()?;
+    let (tuple, opener) = Tuple::from_unauthenticated_name(name.abstract_name()?).ok()?;
     Some(match role {
         Role::Connect => (tuple, rendezvous::leads_far(lifeline)),
         Role::Accept => (tuple.reversed(), opener == Opener::Proxy),

@@ -63,7 +63,7 @@ const SYSFS_MAGIC: u64 = 0x6265_6572;
 pub fn listen_for_far(rack: &Arc<Rack>, address: SocketAddr, backlog: i32) -> Result<LaneListener, Errno> {
     let name = ListenerName::far(address);
     let free = |lock: &RackLock<'_>| lock.remove_if_stale(&name)?.then_some(name).ok_or(Errno::ADDRINUSE);
-    listen_as(rack, free, backlog)
+    listen_as(rack, name.address, free, backlog)
 }
 
 /// What became of a connection to another node, from the proxy to the program that connects.
@@ -236,7 +236,7 @@ impl Aim {
     fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
         let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
         let route = self.request.far_route(node)?;
-        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener).map_err(broken)
+        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &self.rack.key()).map_err(broken)
     }
 
     fn ask(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {
@@ -581,9 +581,7 @@ pub fn connect_in_windows(
 /// Whether a connecting end's lifeline has reached a proxy, which stands in for a listener of another node.
 pub fn leads_far(lifeline: BorrowedFd<'_>) -> bool {
     let path = rustix::net::getpeername(lifeline).ok().flatten().and_then(path_in);
-    let name = path.as_deref().and_then(|path| path.rsplit(|byte| *byte == b'/').next());
-    let name = name.and_then(|name| ListenerName::parse(std::str::from_utf8(name).ok()?));
-    name.is_some_and(|name| name.is_far)
+    path.as_deref().and_then(ListenerName::from_path).is_some_and(|name| name.is_far)
 }
 
 #[cfg(test)]
@@ -672,7 +670,7 @@ mod tests {
 
     fn take(listener: &LaneListener, reply: Reply, memory: Option<OwnedFd>) -> (Accepted, Segment) {
         let accepted = loop {
-            match accept(listener.fd(), libc::SOCK_CLOEXEC) {
+            match accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
                 Err(Errno::AGAIN) => std::thread::yield_now(),
                 accepted => break accepted.unwrap(),
             }
@@ -719,7 +717,7 @@ mod tests {
         let rack = node(&scratch);
         let name = ListenerName::far(address(SERVER));
         let early = unix_stream().unwrap();
-        rustix::net::bind(&early, &rack.address_of(&name).unwrap()).unwrap();
+        rack.lock(name.address).unwrap().bind(early.as_fd(), &name).unwrap();
         assert_eq!(rack.is_live(&name), Ok(true));
         let proxy_rack = Arc::clone(&rack);
         let (made, listener) = std::sync::mpsc::channel();
@@ -822,7 +820,7 @@ mod tests {
         let rack = node(&scratch);
         let listener = listen_for_far(&rack, address(SERVER), 1).unwrap();
         let going = std::thread::spawn(move || {
-            while let Err(Errno::AGAIN) = accept(listener.fd(), libc::SOCK_CLOEXEC) {
+            while let Err(Errno::AGAIN) = accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC) {
                 std::thread::yield_now();
             }
         });
@@ -935,7 +933,7 @@ mod tests {
         assert!(!loan::is_lent(memory.as_fd(), place).unwrap());
         let server = listen_in(&rack, address(SERVER), false, false, 1).unwrap();
         let _lifeline = connect().unwrap();
-        let accepted = accept(server.fd(), libc::SOCK_CLOEXEC).unwrap();
+        let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!(accepted.tuple.peer, source);
         let (segment, memfd) = receive_hello(accepted.lifeline.as_fd()).unwrap().unwrap();
         drop(memfd);
@@ -1010,7 +1008,7 @@ mod tests {
         let source = Some(program.tuple.local);
         let onward =
             connect_in(&far_rack, &Request { source, node: None, opener: Opener::Proxy, ..request() }).unwrap();
-        let accepted = accept(server.fd(), libc::SOCK_CLOEXEC).unwrap();
+        let accepted = accept(server.fd(), &server.key(), libc::SOCK_CLOEXEC).unwrap();
         assert_eq!((accepted.tuple.peer, accepted.opener), (program.tuple.local, Opener::Proxy));
         assert_eq!(onward.tuple, program.tuple);
     }
