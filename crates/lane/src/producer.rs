@@ -172,6 +172,20 @@ struct Reserved {
     len_bytes: usize,
 }
 
+/// What an elastic lane has room for: in its ring, and by what it may hold.
+#[derive(Debug, Clone, Copy)]
+struct FoundRoom {
+    credit: u64,
+    ring_slots: u64,
+    capacity_left: u64,
+}
+
+impl FoundRoom {
+    fn slots(&self) -> u64 {
+        self.ring_slots.min(self.capacity_left)
+    }
+}
+
 /// The record at the tail to which writes are appended.
 #[derive(Debug, Clone, Copy)]
 struct Open {
@@ -611,20 +625,28 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// [`Producer::room_by_credit`] of an elastic lane.
     fn elastic_room(&mut self, cursor: &mut Cursor, wanted_bytes: usize) -> Result<usize, Corrupt> {
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX));
-        let mut credit = self.inbound_word(CREDIT_SEEN);
+        let capacity_slots = self.capacity_slots();
+        let mut found = self.found_room(cursor, self.inbound_word(CREDIT_SEEN), capacity_slots)?;
         // The receiver's line costs as much as a message: it is asked only where it makes a difference.
-        if self.elastic_free_slots(cursor, credit)? < wanted_slots || self.was_given_back(cursor) {
-            credit = self.reload_credit(cursor)?;
+        if found.slots() < wanted_slots || self.was_given_back(cursor) {
+            found = self.found_room(cursor, self.reload_credit(cursor)?, capacity_slots)?;
         }
-        if cursor.switch.is_none() {
-            self.choose_ring(cursor, credit, wanted_bytes)?;
+        if cursor.switch.is_none() && self.choose_ring(cursor, &found, wanted_bytes) {
+            found = self.found_room(cursor, found.credit, capacity_slots)?;
         }
-        let free_slots = self.elastic_free_slots(cursor, credit)?;
-        let paid_slots = if free_slots == 0 { 0 } else { self.pay_for(cursor, free_slots.min(wanted_slots)) };
-        let room_slots = free_slots.min(paid_slots);
+        let mut room_slots = found.slots();
+        if cursor.ring != 0 && room_slots > 0 {
+            room_slots = room_slots.min(self.pay_for(cursor, room_slots.min(wanted_slots)));
+        }
         // Where the receiver lags, writes share records: they come by here.
-        let lag_slots = self.lag_slots().saturating_sub(cursor.tail.wrapping_sub(credit));
+        let lag_slots = self.lag_slots(capacity_slots).saturating_sub(cursor.tail.wrapping_sub(found.credit));
         Ok(self.known_room(cursor, room_slots, room_slots.min(lag_slots)))
+    }
+
+    fn found_room(&self, cursor: &Cursor, credit: u64, capacity_slots: u64) -> Result<FoundRoom, Corrupt> {
+        let ring_slots = self.elastic_ring_slots(cursor, credit)?;
+        let capacity_left = capacity_slots.saturating_sub(cursor.tail.wrapping_sub(credit));
+        Ok(FoundRoom { credit, ring_slots, capacity_left })
     }
 
     /// Whether the lane is in a larger ring whose memory was given back.
@@ -632,23 +654,28 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         cursor.ring != 0 && self.inbound_word(RINGS_USED) & !1 == 0
     }
 
-    /// Moves to the ring in which the next record goes, if that is another one.
-    fn choose_ring(&mut self, cursor: &mut Cursor, credit: u64, wanted_bytes: usize) -> Result<(), Corrupt> {
+    /// Moves to the ring in which the next record goes; `false`: it stays in this one.
+    fn choose_ring(&mut self, cursor: &mut Cursor, found: &FoundRoom, wanted_bytes: usize) -> bool {
+        let FoundRoom { credit, ring_slots, capacity_left } = *found;
         if self.was_given_back(cursor) && credit == cursor.tail {
             self.move_to(cursor, 0);
+            return true;
         }
         let ring = self.ring(cursor);
-        let capacity_left = self.capacity_left(cursor, credit);
         let wanted_slots = slots_of(wanted_bytes.min(RECORD_BYTES_MAX)).min(capacity_left);
         let bulk_slots = ((wanted_bytes / SLOT_BYTES) as u64).min(capacity_left);
-        let is_full = self.elastic_ring_slots(cursor, credit)? < wanted_slots;
+        let is_full = ring_slots < wanted_slots;
         let holds_writes = if cursor.ring == 0 { 2 } else { RING_PER_WRITE / 2 };
         let is_bulk = bulk_slots * holds_writes > ring.slots_used && ring.slots < BULK_SLOTS;
         let suits = if wanted_bytes >= BULK_BYTES { BULK_SLOTS } else { STREAM_SLOTS };
         let grows = is_bulk || (is_full && (ring.slots < suits || !self.is_patient));
-        if !grows || self.is_confined {
-            return Ok(());
-        }
+        grows && !self.is_confined && self.grow(cursor, credit, bulk_slots)
+    }
+
+    /// Moves to a larger ring, for writes of `bulk_slots`, if there is one and memory for it.
+    #[cold]
+    fn grow(&mut self, cursor: &mut Cursor, credit: u64, bulk_slots: u64) -> bool {
+        let ring = self.ring(cursor);
         let wanted_ring_slots = (bulk_slots * RING_PER_WRITE).clamp(ring.slots * 2, BULK_SLOTS.max(ring.slots * 2));
         let ring_number = |slots: u64| (slots / ELASTIC_SLOTS_MIN).max(1).next_power_of_two().ilog2() as u8 + 1;
         let number = ring_number(wanted_ring_slots);
@@ -657,16 +684,16 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let has_followed = credit.wrapping_sub(self.entry(cursor)) as i64 >= 0;
         let left_ring = if cursor.ring == 0 && !has_followed { self.inbound_word(LEFT_RING) as u8 } else { 0 };
         let number = number.max(left_ring.saturating_add(1));
-        let is_larger = number > cursor.ring && usize::from(number) <= ELASTIC_RINGS;
-        if is_larger && cursor.switch.is_none() {
-            let stays = *cursor;
-            self.move_to(cursor, number);
-            if !self.pays_for_ring(cursor) {
-                *cursor = stays;
-                self.is_confined = true;
-            }
+        if number <= cursor.ring || usize::from(number) > ELASTIC_RINGS {
+            return false;
         }
-        Ok(())
+        let stays = *cursor;
+        self.move_to(cursor, number);
+        if !self.pays_for_ring(cursor) {
+            *cursor = stays;
+            self.is_confined = true;
+        }
+        cursor.ring == number
     }
 
     /// Pays for the first slots of a ring that is about to be entered, once.
@@ -681,9 +708,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Pays for slots that are used for the first time since their memory was given back; answers how many may be used.
     fn pay_for(&mut self, cursor: &Cursor, wanted_slots: u64) -> u64 {
-        if cursor.ring == 0 {
-            return u64::MAX;
-        }
         let (entry, ring) = (self.entry(cursor), self.ring(cursor));
         let end = entry.wrapping_add(ring.slots);
         let is_first_lap = cursor.tail.wrapping_sub(entry) < ring.slots;
@@ -708,11 +732,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         (self.memory.paid_until.wrapping_sub(cursor.tail) as i64).max(0) as u64
     }
 
-    /// Slots that may be written: there is room in the ring, and the lane may hold them.
-    fn elastic_free_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
-        Ok(self.elastic_ring_slots(cursor, credit)?.min(self.capacity_left(cursor, credit)))
-    }
-
     /// Free slots of the ring, but for one that is kept for the record that leaves it.
     fn elastic_ring_slots(&self, cursor: &Cursor, credit: u64) -> Result<u64, Corrupt> {
         let ring = self.ring(cursor);
@@ -726,10 +745,6 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         })
     }
 
-    fn capacity_left(&self, cursor: &Cursor, credit: u64) -> u64 {
-        self.capacity_slots().saturating_sub(cursor.tail.wrapping_sub(credit))
-    }
-
     /// What both ends together have asked for.
     fn capacity_slots(&self) -> u64 {
         let own_bytes = self.inbound_word(CAPACITY);
@@ -740,8 +755,8 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// A sender that waits for the receiver fills its ring with records of their own first.
-    fn lag_slots(&self) -> u64 {
-        if self.is_patient { u64::MAX } else { LAG_SLOTS.min(self.capacity_slots() / LAG_SHARE) }
+    fn lag_slots(&self, capacity_slots: u64) -> u64 {
+        if self.is_patient { u64::MAX } else { LAG_SLOTS.min(capacity_slots / LAG_SHARE) }
     }
 
     /// Slots that may be used, at most, for the lane to be writable.
@@ -776,10 +791,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether a write is to share a record with others: short ones do, where the receiver lags.
     fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
-        if self.layout.elastic.is_none() || len_bytes >= SHARED_BYTES_MAX || cursor.switch.is_some() {
+        let never = self.layout.elastic.is_none() || self.is_patient || len_bytes >= SHARED_BYTES_MAX;
+        if never || cursor.switch.is_some() {
             return Ok(false);
         }
-        let lags = |credit: u64| cursor.tail.wrapping_sub(credit) >= self.lag_slots();
+        let lag_slots = self.lag_slots(self.capacity_slots());
+        let lags = |credit: u64| cursor.tail.wrapping_sub(credit) >= lag_slots;
         Ok(lags(self.inbound_word(CREDIT_SEEN)) && lags(self.reload_credit(cursor)?))
     }
 
