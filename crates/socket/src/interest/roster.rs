@@ -356,14 +356,13 @@ impl Roster {
         }
     }
 
-    /// Another registration of the same object, and what it asks for.
+    /// Another registration of the same listener, and what it asks for.
     fn another_of(&self, index: u32) -> Option<(u32, u32)> {
         let target = self.at(index).target;
-        let mut others = (0..self.slots.len() as u32).filter(|&other| other != index).filter_map(|other| {
-            let registration = self.slots[other as usize].registration.as_ref()?;
-            registration.target.is(target).then_some((other, registration.events))
-        });
-        others.next()
+        let registered = target.descriptors().into_iter().filter_map(|fd| self.find(fd));
+        let mut others = registered.chain(self.orphans.iter().copied());
+        let is_another = |&other: &u32| other != index && self.at(other).target.is(target);
+        others.find(is_another).map(|other| (other, self.at(other).events))
     }
 
     pub fn token(&self, index: u32) -> u64 {
