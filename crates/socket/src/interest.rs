@@ -5,14 +5,20 @@
 //! the lifelines of its connections, under data that no program uses. What is ready on lanes is found in memory first;
 //! see `roster` for how that stays cheap, and `wait` for how a wait goes.
 //!
+//! What is ready on lanes is reported in the order in which it became ready, and what was reported and stays ready goes
+//! to the tail, as in the kernel's ready list; see `order`.
+//!
 //! Where this differs from the kernel:
 //! * A registration whose descriptor was closed while another one of the same connection lives stays, as in the kernel;
 //!   but where the set holds all those others too, it is looked at in steps of a millisecond.
 //! * A wait that finds lanes ready may leave out foreign descriptors that are ready too, for 20 microseconds at most.
+//! * Only what arrives has a time of its own. The end of a stream, an error or room to write counts as of the wait that
+//!   finds it, and of several records that an edge-triggered watcher has not read, the first one counts.
 //! * Sets nest four deep: the kernel allows five instances on a path, and the last has an inner one.
 
 mod kernel;
 mod left;
+mod order;
 mod registration;
 mod roster;
 #[cfg(test)]
@@ -35,7 +41,7 @@ use rustix::io::Errno;
 use std::cell::{Cell, UnsafeCell};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use wait::{Call, Sink};
+use wait::Call;
 
 /// What may stand beside `EPOLLEXCLUSIVE`.
 const EXCLUSIVE_ALLOWED: u32 =

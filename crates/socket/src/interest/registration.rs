@@ -1,6 +1,7 @@
 //! One registered descriptor: what is asked of it, and what was last reported.
 
 use super::InterestSet;
+use super::order::{ReadyTime, ready_time};
 use crate::connection::{Connection, Edges};
 use crate::lifecycle::Listener;
 use crate::system;
@@ -77,6 +78,21 @@ pub(super) enum Lifeline {
     Deaf,
 }
 
+/// How the set finds out that a registration has something to report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watch {
+    /// It has nothing to report until the kernel says so or the program changes it.
+    Off,
+    /// Every wait polls it.
+    Hot,
+    /// It was found ready and waits for its turn to be reported; since when.
+    Queued(ReadyTime),
+    /// Its peer has been asked to ring.
+    Parked,
+    /// Its peer cannot ring: waits poll such ones in turn.
+    Unparkable,
+}
+
 /// One registered descriptor.
 pub(super) struct Registration {
     /// The number under which the program registered it; closed since, if it is an orphan.
@@ -91,8 +107,7 @@ pub(super) struct Registration {
     pub lifeline: Lifeline,
     /// Not since a one-shot report.
     pub is_enabled: bool,
-    /// In the list of those that every wait looks at.
-    pub is_hot: bool,
+    pub watch: Watch,
     /// The peer has been asked to ring.
     pub is_parked: bool,
     /// Made before a fork: the kernel's part of it is another process's too.
@@ -101,8 +116,18 @@ pub(super) struct Registration {
     pub is_pending: bool,
     /// Reported in the wait that is about to return.
     pub was_reported: bool,
-    /// Looks in a row that found nothing.
-    pub idle_looks: u32,
+    /// Found ready in the scan that is going on.
+    pub is_found: bool,
+    /// How many scans of the set had reported something when this was last reported, or became hot.
+    pub active_at: u32,
+    /// It has been reported since it was added.
+    pub is_used: bool,
+    /// It cannot have joined the ready list earlier: when it was added, changed or last reported.
+    joined: ReadyTime,
+    /// When it joined the ready list, once it was found ready and until it is reported.
+    listed: Option<ReadyTime>,
+    /// It was ready in each poll since it was last reported.
+    stays_ready: bool,
     /// Nothing has been reported since it was added or changed.
     is_fresh: bool,
     /// Edge-triggered: what held when it was last reported, less what has ceased to hold.
@@ -121,12 +146,17 @@ impl Registration {
             data,
             lifeline: Lifeline::Unheard,
             is_enabled: true,
-            is_hot: false,
+            watch: Watch::Off,
             is_parked: false,
             is_inherited: false,
             is_pending: false,
             was_reported: false,
-            idle_looks: 0,
+            is_found: false,
+            active_at: 0,
+            is_used: false,
+            joined: ReadyTime::now(),
+            listed: None,
+            stays_ready: false,
             is_fresh: true,
             last_ready: 0,
             edges_reported: Edges::default(),
@@ -136,12 +166,15 @@ impl Registration {
 
     /// Starts anew, as `EPOLL_CTL_MOD` does.
     pub fn renew(&mut self, events: u32, data: u64) {
+        let asks_for_more = events & !self.events & INPUT as u32 != 0;
+        if !self.is_enabled || asks_for_more {
+            self.joined = ReadyTime::now();
+        }
         self.events = events;
         self.data = data;
         self.is_enabled = true;
         self.is_fresh = true;
         self.is_pending = matches!(self.target, Target::Listener(_) | Target::Nested(_));
-        self.idle_looks = 0;
     }
 
     #[inline]
@@ -150,7 +183,7 @@ impl Registration {
     }
 
     #[inline]
-    fn is_edge(&self) -> bool {
+    pub fn is_edge(&self) -> bool {
         self.events & EDGE != 0
     }
 
@@ -158,6 +191,8 @@ impl Registration {
     /// what only the kernel knows.
     #[inline]
     pub fn look(&mut self, fully: bool) -> i16 {
+        #[cfg(test)]
+        super::tests::note_poll();
         match self.target {
             _ if !self.is_enabled => 0,
             Target::Connection(connection) => self.look_at_connection(connection, fully),
@@ -221,13 +256,52 @@ impl Registration {
         if is_ready && is_news { INPUT & self.wanted() } else { 0 }
     }
 
-    /// The program is being told.
+    /// As [`Registration::look`]; what is not ready is not in the ready list.
     #[inline]
-    pub fn note_report(&mut self, ready: i16) {
+    pub fn poll(&mut self, fully: bool) -> i16 {
+        let ready = self.look(fully);
+        if ready == 0 {
+            (self.listed, self.stays_ready) = (None, false);
+        }
+        ready
+    }
+
+    /// When it joined the ready list, of one that is ready.
+    #[inline]
+    pub fn ready_since(&mut self, ready: i16, now: ReadyTime) -> ReadyTime {
+        if let Some(listed) = self.listed {
+            return listed;
+        }
+        let stamp = if ready & INPUT == 0 { None } else { self.arrival_stamp() };
+        let seen = if self.stays_ready { self.joined } else { now };
+        *self.listed.insert(ready_time(stamp, seen, self.joined, now))
+    }
+
+    /// Whether it is known when it became ready.
+    pub fn has_stamp(&self) -> bool {
+        self.arrival_stamp().is_some()
+    }
+
+    /// The stamp of the first unread record.
+    fn arrival_stamp(&self) -> Option<u64> {
+        #[cfg(test)]
+        if let Some(stamp) = super::tests::made_up_stamp(self.fd) {
+            return Some(stamp);
+        }
+        match self.target {
+            Target::Connection(connection) => connection.arrival_stamp(),
+            Target::Listener(_) | Target::Nested(_) | Target::Stream => None,
+        }
+    }
+
+    /// The program is being told: if it stays ready, it is behind all that are ready now.
+    #[inline]
+    pub fn note_report(&mut self, ready: i16, now: ReadyTime) {
+        self.joined = now;
+        (self.listed, self.stays_ready) = (None, true);
         self.is_fresh = false;
         self.is_pending = false;
         self.was_reported = true;
-        self.idle_looks = 0;
         self.last_ready = ready;
         self.edges_reported = self.edges_seen;
         if self.events & ONESHOT != 0 {
@@ -235,7 +309,11 @@ impl Registration {
         }
     }
 
-    /// Whether waits must go on looking at it.
+    pub fn is_connection(&self) -> bool {
+        matches!(self.target, Target::Connection(_))
+    }
+
+    /// Whether waits must go on polling it.
     #[inline]
     pub fn stays_hot(&self) -> bool {
         self.is_enabled
@@ -244,11 +322,6 @@ impl Registration {
                 Target::Listener(_) => self.is_pending,
                 Target::Stream => false,
             }
-    }
-
-    /// Whether a wait that spins may find something here that the kernel does not report.
-    pub fn is_spun_for(&self) -> bool {
-        matches!(self.target, Target::Connection(_)) && !matches!(self.lifeline, Lifeline::Ended | Lifeline::Deaf)
     }
 
     /// Whether the kernel reports it.

@@ -1,16 +1,23 @@
 //! The registrations of a set. Everything here runs under the set's lock.
 //!
-//! *Hot* registrations are looked at by every wait; the others are *parked*: their peers ring, and the inner epoll
-//! reports it. A wait costs as much as there are hot ones, however many are registered.
+//! *Hot* connections are polled by every wait, and their number is bounded; the others are *parked*: their peers ring,
+//! and the inner epoll reports it. So a wait costs the same however many are registered. See `scan` for how waits poll,
+//! and in which order they report.
+
+mod scan;
 
 use super::kernel;
-use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target};
-use super::{InterestSet, Sink};
+use super::order::ReadyTime;
+use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target, Watch};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::descriptors::HiddenFd;
 use crate::system;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
+use scan::Found;
+#[cfg(test)]
+pub(super) use scan::HOT_BEGIN;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::RawFd;
 
 /// The token of the bell.
@@ -21,12 +28,6 @@ const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
 
 /// Tokens taken from the inner epoll at once.
 const TOKENS: usize = 64;
-/// More hot registrations than this, and those that have been idle for long are parked.
-const HOT_MAX: usize = 64;
-/// How long that is, in looks: about ten milliseconds of spinning.
-const IDLE_LOOKS_MAX: u32 = 4096;
-/// How many are parked in one look, at most.
-const PARKED_PER_LOOK_MAX: usize = 4;
 /// Waits that end without asking the kernel, before the clock is read to see whether it is time to ask.
 const CALLS_PER_CLOCK_LOOK: u32 = 8;
 /// Foreign descriptors and parked connections wait this long, at most, while hot ones keep the program busy.
@@ -55,9 +56,22 @@ pub(super) struct Roster {
     by_fd: Vec<u32>,
     /// Those whose descriptor the program has closed while another one names the same object.
     orphans: Vec<u32>,
+    /// Connections that every wait polls: the one that has been idle for longest comes first.
     hot: Vec<u32>,
-    /// Where the next look at the hot ones begins.
-    first: usize,
+    /// Nested sets, and listeners that the kernel has reported: every wait polls them too.
+    hot_others: Vec<u32>,
+    /// Connections that were found ready and had to make room among the hot ones, by when they became ready.
+    queue: BTreeSet<(ReadyTime, u32)>,
+    /// Connections that can neither be woken for nor be polled by every wait.
+    unparkable: VecDeque<u32>,
+    /// How many more connections than [`scan::HOT_BEGIN`] may be hot.
+    hot_extra: usize,
+    /// Scans that have reported something.
+    reports: u32,
+    /// How many connections are parked and not hot.
+    parked_count: usize,
+    /// What the scan that is going on has found; empty between scans.
+    found: Vec<Found>,
     inner: Option<HiddenFd>,
     bell: Option<HiddenFd>,
     calls_since_clock: u32,
@@ -74,15 +88,15 @@ struct Slot {
 }
 
 impl Roster {
-    /// Hot connections that are worth spinning for.
+    /// Connections that are worth spinning for: those that cannot ring leave the hot ones at the first sleep.
     pub fn spun_for_count(&self) -> usize {
-        self.hot.iter().filter(|&&index| self.at(index).is_spun_for()).count()
+        self.hot.len()
     }
 
     /// Whether only the kernel knows the rest of the answer. Without foreign descriptors, listeners and parked
     /// connections a set whose connections are all hot knows everything itself.
     pub fn needs_kernel(&self) -> bool {
-        self.has_foreign || self.slots.len() - self.free.len() > self.hot.len()
+        self.has_foreign || self.count() > self.hot.len() + self.queue.len()
     }
 
     /// The epoll instance that the program does not see, or -1.
@@ -220,9 +234,7 @@ impl Roster {
     /// Takes a registration out; the kernel's part is [`Roster::delist`].
     pub fn remove(&mut self, index: u32) {
         self.at_mut(index).unpark();
-        if self.at(index).is_hot {
-            self.hot.retain(|&hot| hot != index);
-        }
+        self.set_watch(index, Watch::Off);
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1).wrapping_add(self.generations_skipped);
         if let Some(registration) = slot.registration.take()
@@ -263,7 +275,7 @@ impl Roster {
                 registration.is_inherited = true;
                 // The connections have forgotten their sleepers already.
                 registration.is_parked = false;
-                self.heat(index);
+                self.warm(index);
             }
         }
     }
@@ -344,14 +356,13 @@ impl Roster {
         }
     }
 
-    /// Another registration of the same object, and what it asks for.
+    /// Another registration of the same listener, and what it asks for.
     fn another_of(&self, index: u32) -> Option<(u32, u32)> {
         let target = self.at(index).target;
-        let mut others = (0..self.slots.len() as u32).filter(|&other| other != index).filter_map(|other| {
-            let registration = self.slots[other as usize].registration.as_ref()?;
-            registration.target.is(target).then_some((other, registration.events))
-        });
-        others.next()
+        let registered = target.descriptors().into_iter().filter_map(|fd| self.find(fd));
+        let mut others = registered.chain(self.orphans.iter().copied());
+        let is_another = |&other: &u32| other != index && self.at(other).target.is(target);
+        others.find(is_another).map(|other| (other, self.at(other).events))
     }
 
     pub fn token(&self, index: u32) -> u64 {
@@ -362,25 +373,6 @@ impl Roster {
         let index = (token >> 32) as u32;
         let slot = self.slots.get(index as usize)?;
         (slot.generation == token as u32 && slot.registration.is_some()).then_some(index)
-    }
-
-    /// Has every wait look at it.
-    pub fn heat(&mut self, index: u32) {
-        let registration = self.at_mut(index);
-        if !registration.is_hot && registration.stays_hot() {
-            registration.is_hot = true;
-            registration.idle_looks = 0;
-            self.hot.push(index);
-        }
-    }
-
-    fn cool(&mut self) {
-        let Self { hot, slots, .. } = self;
-        hot.retain(|&index| {
-            let Some(registration) = slots[index as usize].registration.as_mut() else { return false };
-            registration.is_hot = registration.stays_hot() && registration.is_hot;
-            registration.is_hot
-        });
     }
 
     /// Whether foreign descriptors and parked connections have waited long enough.
@@ -398,112 +390,6 @@ impl Roster {
         self.asked_ticks = ticks();
     }
 
-    /// Reports what is ready among the hot ones.
-    #[inline]
-    pub fn scan(&mut self, sink: &mut Sink, fully: bool) {
-        let count = self.hot.len();
-        let mut place = if self.first < count { self.first } else { 0 };
-        self.first = 0;
-        let mut some_left = false;
-        for _ in 0..count {
-            let Some(registration) = self.slots[self.hot[place] as usize].registration.as_mut() else { continue };
-            place = if place + 1 == count { 0 } else { place + 1 };
-            let ready = registration.look(fully);
-            if ready == 0 {
-                registration.idle_looks = registration.idle_looks.saturating_add(1);
-                continue;
-            }
-            if !sink.push(registration, ready) {
-                continue;
-            }
-            registration.note_report(ready);
-            some_left |= !registration.stays_hot();
-            if sink.is_full() {
-                self.first = place;
-                break;
-            }
-        }
-        if some_left {
-            self.cool();
-        }
-        if count > HOT_MAX {
-            self.park_some_idle();
-        }
-    }
-
-    /// Among very many hot ones, those that have been idle for long are looked at no more.
-    #[cold]
-    fn park_some_idle(&mut self) {
-        let mut parks_left = PARKED_PER_LOOK_MAX;
-        for place in 0..self.hot.len() {
-            let index = self.hot[place];
-            if self.at(index).idle_looks > IDLE_LOOKS_MAX && self.park(index) {
-                let registration = self.at_mut(index);
-                registration.is_hot = registration.look(true) != 0;
-                registration.idle_looks = 0;
-                parks_left -= 1;
-                if parks_left == 0 {
-                    break;
-                }
-            }
-        }
-        if parks_left < PARKED_PER_LOOK_MAX {
-            self.cool();
-        }
-    }
-
-    /// Whether a hot one is ready, without reporting it.
-    pub fn peek(&mut self, fully: bool) -> bool {
-        let Self { hot, slots, .. } = self;
-        hot.iter().any(|&index| slots[index as usize].registration.as_mut().is_some_and(|one| one.look(fully) != 0))
-    }
-
-    /// Before a sleep: asks the peers of all hot connections to ring, looks once more, and cools those that have
-    /// nothing. Nested sets do the same and enter themselves in `asleep`. `false`: something is ready.
-    pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>) -> bool {
-        let mut is_quiet = true;
-        self.has_deaf = false;
-        for place in 0..self.hot.len() {
-            let index = self.hot[place];
-            let is_parked = self.park(index);
-            let registration = self.at_mut(index);
-            if let Target::Nested(set) = registration.target {
-                set.fall_asleep(asleep);
-            }
-            registration.was_reported = false;
-            let is_ready = registration.look(true) != 0;
-            is_quiet &= !is_ready;
-            registration.is_hot = is_ready || !is_parked;
-            let is_deaf = registration.lifeline == Lifeline::Deaf;
-            self.has_deaf |= is_deaf;
-        }
-        self.cool();
-        is_quiet
-    }
-
-    /// At the end of a wait while other threads sleep on the set: they must be rung for whatever comes next. Rings the
-    /// bell for what is there already.
-    pub fn hand_over(&mut self) {
-        let mut rings = false;
-        for place in 0..self.hot.len() {
-            let index = self.hot[place];
-            self.park(index);
-            let registration = self.at_mut(index);
-            rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
-        }
-        if rings {
-            self.ring_bell();
-        }
-    }
-
-    /// As [`Roster::hand_over`], for one that was just added or changed.
-    pub fn announce(&mut self, index: u32) {
-        self.park(index);
-        if self.at_mut(index).look(true) != 0 {
-            self.ring_bell();
-        }
-    }
-
     /// Wakes the threads that sleep on the set.
     pub fn ring_bell(&mut self) {
         if self.bell.is_none() {
@@ -516,7 +402,7 @@ impl Roster {
         }
     }
 
-    /// Takes what the inner epoll reports: those registrations become hot.
+    /// Takes what the inner epoll reports: those registrations become hot, as many as they are; a scan follows.
     pub fn collect(&mut self) {
         let inner = self.inner_fd();
         for _ in 0..=self.count() / TOKENS {
@@ -576,7 +462,7 @@ impl Roster {
             // A one-shot report was made: it says nothing until it is changed.
             self.delist(index);
         }
-        self.heat(index);
+        self.warm(index);
     }
 
     fn hear_connection(&mut self, index: u32, events: u32) {

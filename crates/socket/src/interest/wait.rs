@@ -70,6 +70,12 @@ impl Sink {
         self.len == self.max
     }
 
+    /// How many more events it takes.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.max - self.len
+    }
+
     /// Appends an event. `false`: a listener that is in there already, because the kernel reported its TCP side.
     #[inline]
     pub fn push(&mut self, registration: &Registration, ready: i16) -> bool {
@@ -242,7 +248,7 @@ impl InterestSet {
             return Ok(());
         }
         for _ in 0..ASKS_MAX {
-            let room = sink.max - sink.len;
+            let room = sink.room();
             // SAFETY: the rest of the caller's array.
             let count = unsafe { kernel::wait_now(call.epfd, sink.events.add(sink.len), room) }?;
             self.take_in(sink, count, life, !lanes_first)?;
