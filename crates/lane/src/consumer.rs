@@ -8,6 +8,7 @@ use crate::record::{
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short, store_words};
 use crate::{Corrupt, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
+use std::cell::Cell;
 use std::ptr::NonNull;
 use volmem::sync::Ordering;
 
@@ -42,6 +43,8 @@ pub struct Consumer<I, O> {
     secret: u64,
     /// What the last peek showed, in memory of this process alone.
     peeked_bytes: usize,
+    /// Of the last record that a read began.
+    stamp: Cell<u64>,
 }
 
 /// Unread bytes of one record, in place.
@@ -85,7 +88,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     /// If the layout does not fit the windows.
     pub fn new(inbound: I, outbound: O, layout: Layout, secret: u64) -> Self {
         layout.check(inbound.len_bytes(), outbound.len_bytes());
-        Self { inbound, outbound, layout, secret, peeked_bytes: 0 }
+        Self { inbound, outbound, layout, secret, peeked_bytes: 0, stamp: Cell::new(0) }
     }
 
     /// Whether there may be something to read: one load of the line that would carry it. Needs no exclusion.
@@ -101,6 +104,12 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
     fn has_more(&self, cursor: &Cursor) -> bool {
         let mut ahead = *cursor;
         self.load_record(&mut ahead).unwrap_or(true)
+    }
+
+    /// The [stamp](crate::Producer::set_stamp) of the last record that a read has found.
+    #[inline(always)]
+    pub fn last_stamp(&self) -> u64 {
+        self.stamp.get()
     }
 
     /// The [stamp](crate::Producer::set_stamp) of the record that is read next.
@@ -169,6 +178,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             return Next::Nothing;
         }
         let [header, first, second] = self.inbound.load_words(slot + WORD_BYTES);
+        self.stamp.set(stamp_of(header));
         let Some(record_bytes) = Record::decode_inline(header) else {
             // SAFETY: the caller's span.
             return unsafe { self.read_slots_to(header, ring, head, destination, len_bytes) };
@@ -449,6 +459,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let slot = ring.slot_offset(cursor.head);
         // What an open record's length covers is there: its header is stored after its bytes.
         let word = self.inbound.load_u64(slot + WORD_BYTES, Ordering::Acquire);
+        self.stamp.set(stamp_of(word));
         match Record::decode(word, ring.slots_to_end(cursor.head))? {
             Record::Data(len_bytes) => {
                 self.inbound.invalidate(slot + SLOT_BYTES, (slots_of(len_bytes) as usize - 1) * SLOT_BYTES);

@@ -30,8 +30,43 @@ pub struct Layout {
     pub big_offset: usize,
     /// Slots of the big ring: a power of two larger than the small ring's, or 0 for a lane without one.
     pub big_slots: u64,
-    /// Offsets of the larger rings of an elastic lane in the receiver's window. Such a lane has no big ring.
-    pub elastic: Option<[usize; ELASTIC_RINGS]>,
+    /// The larger rings of an elastic lane, which has no big ring.
+    pub elastic: Option<LargerRings>,
+}
+
+/// Where the larger rings of an elastic lane lie in the receiver's window: ring `index` (of [`ELASTIC_RINGS`]) at
+/// `origin + (unit << index)`. So the rings of one lane can lie one behind the other, or those of one size of many
+/// lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LargerRings {
+    /// Offset that the rings' offsets are counted from; sums wrap, so it may lie before the window.
+    pub origin: usize,
+    /// Bytes from there to the first ring.
+    pub unit: usize,
+}
+
+impl LargerRings {
+    /// Bytes of the first ring.
+    pub const BYTES_MIN: usize = ELASTIC_SLOTS_MIN as usize * SLOT_BYTES;
+    /// Bytes of all rings together.
+    pub const BYTES: usize = Self::BYTES_MIN * ((1 << ELASTIC_RINGS) - 1);
+
+    /// Rings one behind the other, from `offset` on.
+    pub const fn in_a_row(offset: usize) -> Self {
+        Self { origin: offset.wrapping_sub(Self::BYTES_MIN), unit: Self::BYTES_MIN }
+    }
+
+    /// Offset of a ring.
+    #[inline]
+    pub const fn offset_of(&self, index: usize) -> usize {
+        self.origin.wrapping_add(self.unit << index)
+    }
+
+    /// Bytes of a ring.
+    #[inline]
+    pub const fn bytes_of(index: usize) -> usize {
+        Self::BYTES_MIN << index
+    }
 }
 
 impl Layout {
@@ -59,23 +94,14 @@ impl Layout {
     /// used in a lap.
     pub const fn packed_elastic(small_slots: u64, small_slots_used: u64) -> Self {
         let packed = Self::packed(small_slots, 0);
-        let mut offsets = [0; ELASTIC_RINGS];
-        let (mut ring, mut end) = (0, packed.big_offset);
-        while ring < ELASTIC_RINGS {
-            offsets[ring] = end;
-            end += (ELASTIC_SLOTS_MIN << ring) as usize * SLOT_BYTES;
-            ring += 1;
-        }
-        Self { small_slots_used, elastic: Some(offsets), ..packed }
+        Self { small_slots_used, elastic: Some(LargerRings::in_a_row(packed.big_offset)), ..packed }
     }
 
     /// Bytes a window must have for this layout.
     pub const fn window_bytes(&self) -> usize {
         match self.elastic {
             None => self.big_offset + self.big_slots as usize * SLOT_BYTES,
-            Some(offsets) => {
-                offsets[ELASTIC_RINGS - 1] + (ELASTIC_SLOTS_MIN << (ELASTIC_RINGS - 1)) as usize * SLOT_BYTES
-            }
+            Some(rings) => rings.offset_of(ELASTIC_RINGS - 1) + LargerRings::bytes_of(ELASTIC_RINGS - 1),
         }
     }
 
@@ -206,9 +232,9 @@ impl Ring {
     #[inline]
     fn larger(layout: &Layout, number: u8) -> Self {
         let (offset, slots) = match &layout.elastic {
-            Some(offsets) => {
+            Some(rings) => {
                 let index = usize::from(number - 1).min(ELASTIC_RINGS - 1);
-                (offsets[index], ELASTIC_SLOTS_MIN << index)
+                (rings.offset_of(index), ELASTIC_SLOTS_MIN << index)
             }
             None if layout.big_slots != 0 => (layout.big_offset, layout.big_slots),
             None => return Self::of(layout, 0),

@@ -24,11 +24,11 @@
 //! **Rings.** A lane starts in a small ring, so that an idle or chatty connection touches little memory. One with a big
 //! ring moves there, for good, the first time it carries bulk. An *elastic* lane has larger rings of doubling sizes:
 //! its sender publishes a record "continues in ring N" and goes on there, when a write or a receiver that lags asks for
-//! more room and what both ends may hold unread ([`Producer::set_capacity`]) allows it. Once everything is read it gives
-//! the memory back ([`Producer::give_back_memory`]) and goes on in the small ring.
+//! more room and what both ends may hold unread ([`Producer::set_capacity`]) allows it. Once everything is read it
+//! gives the memory back ([`Producer::give_back_memory`]) and goes on in the small ring.
 //!
-//! **Open records.** Where the receiver of an elastic lane lags, short writes share a record: its length grows with each
-//! of them until it is closed. A stream of single bytes would else take 64 times its length.
+//! **Open records.** Where the receiver of an elastic lane lags, short writes share a record: its length grows with
+//! each of them until it is closed. A stream of single bytes would else take 64 times its length.
 //!
 //! **Hostile peers.** A position, a length or a credit is loaded once, checked, then used, also where it is this end's
 //! own word: on shared memory the peer reaches those too. Whatever it writes, each call ends, stays inside the parts of
@@ -55,9 +55,9 @@
 //!   or by whom the lock around the producer ordered before it.
 //! * *Sleep* is the one place where a store must not pass a later load, which release and acquire do not forbid on any
 //!   machine. Of two ends that each store, fence and look, at least one sees the other. Credit is returned often and
-//!   sleepers for room are rare, so the receiver fences only where it crosses a quarter of the ring (in an elastic lane:
-//!   a multiple of 32 slots); [`Producer::is_writable`] counts room from there on. A sender of an elastic lane says from
-//!   which position on it wants to be woken.
+//!   sleepers for room are rare, so the receiver fences only where it crosses a quarter of the ring (in an elastic
+//!   lane: a multiple of 32 slots); [`Producer::is_writable`] counts room from there on. A sender of an elastic lane
+//!   says from which position on it wants to be woken.
 //! * Flags are cleared by their reader with relaxed stores. A clear that is late could undo a *newer* announcement, but
 //!   whoever cleared then rings, and the doorbell remembers: it must order like a lock (ring releases, wait acquires)
 //!   and keep a ring that comes early. An eventfd, a socket and a condition variable with a flag do.
@@ -89,7 +89,7 @@ mod words;
 
 pub use consumer::{Chunk, Consumer, Next};
 pub use draft::{Draft, Span};
-pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout};
+pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
 pub use producer::{Budget, GivenBack, Producer, Reservation};
 pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES, STAMP_BITS};
 

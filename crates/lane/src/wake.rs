@@ -18,16 +18,16 @@ pub(crate) fn announce(outbound: &impl Outbound, inbound: &impl Inbound, flag: u
     sleep_fence();
 }
 
-/// Announces, on coherent memory, sleep until the other end's position has reached `target`: so the sleeper is not woken
-/// for less than it needs.
+/// Announces, on coherent memory, sleep until the other end's position has reached `target`: so the sleeper is not
+/// woken for less than it needs.
 pub(crate) fn announce_until(outbound: &impl Outbound, flag: usize, target: u64) {
     outbound.store_u64(flag, target.wrapping_add(1).max(1), Ordering::Release);
     outbound.flush();
     sleep_fence();
 }
 
-/// Takes the announcement of [`announce_until`] in `flag` if `position` has reached its target, or `always`; says whether
-/// it did.
+/// Takes the announcement of [`announce_until`] in `flag` if `position` has reached its target, or `always`; says
+/// whether it did.
 pub(crate) fn take_reached(inbound: &impl Inbound, flag: usize, position: u64, always: bool) -> bool {
     sleep_fence();
     let announced = inbound.load_u64(flag, Ordering::Relaxed);

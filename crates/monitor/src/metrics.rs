@@ -294,6 +294,8 @@ mod tests {
             kernel: sent(1),
             window: sent(bytes),
             connections_unlisted: 0,
+            lane_memory_bytes: 0,
+            lane_memory_bytes_max: 0,
             fallbacks,
         })
     }

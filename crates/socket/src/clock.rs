@@ -1,6 +1,7 @@
 //! The cheapest clock there is, for deciding when to look at something slow.
 
 use crate::threads;
+use lane::STAMP_BITS;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use volmem::{TICKS_PER_MICROSECOND, TICKS_PER_MILLISECOND, ticks};
@@ -14,6 +15,7 @@ pub fn now_ns() -> u64 {
 /// Ticks of a [`stamp`]: a few nanoseconds, so that none wraps around within a day.
 const TICKS_PER_STAMP_LOG2: u32 = 4;
 
+/// 0 until the clock is read for the first time: anything that is received is far ahead then.
 static LAST_STAMP: AtomicU64 = AtomicU64::new(0);
 
 /// A number for what is sent now, greater than that of anything this process has sent before: a hybrid logical clock
@@ -27,6 +29,29 @@ pub fn stamp() -> u64 {
         next
     } else {
         ticks() >> TICKS_PER_STAMP_LOG2
+    }
+}
+
+/// Stamps may be ahead of this process's by so much, a few milliseconds, without its looking at the clock.
+const AHEAD_MAX: u64 = 1 << 18;
+
+/// Brings [`stamp`] up to that of a record which has been received: what is sent now was sent later.
+#[inline(always)]
+pub fn note_stamp(received: u64) {
+    let last = LAST_STAMP.load(Ordering::Relaxed);
+    let ahead = received.wrapping_sub(last) << (u64::BITS - STAMP_BITS) >> (u64::BITS - STAMP_BITS);
+    if ahead > AHEAD_MAX {
+        // Older, or this process has not looked at the clock for long; or a peer makes it up.
+        note_far(ahead);
+    } else {
+        LAST_STAMP.store(last + ahead, Ordering::Relaxed);
+    }
+}
+
+#[cold]
+fn note_far(ahead: u64) {
+    if ahead < 1 << (STAMP_BITS - 1) {
+        note_ticks(ticks());
     }
 }
 

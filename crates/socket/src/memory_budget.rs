@@ -76,8 +76,8 @@ pub fn limit_bytes() -> u64 {
     LIMITS.get().map_or(LIMIT_BYTES_DEFAULT, |limits| limits.bytes)
 }
 
-/// Finds the limits out, which allocates: to be called before there is a lane, and not when one grows, for that may be in
-/// a signal handler.
+/// Finds the limits out, which allocates: to be called before there is a lane, and not when one grows, for that may be
+/// in a signal handler.
 pub fn prepare() {
     LIMITS.get_or_init(|| {
         let mut text = [0; 256];

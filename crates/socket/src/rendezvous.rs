@@ -201,7 +201,7 @@ fn connect_now(request: &Request) -> Result<Progress, NoLane> {
     if crate::lifecycle::settings().honours_filters {
         return Err(NoLane::because(FallbackReason::PacketFilters));
     }
-    connect_by(&rack, route, lifeline, request.opener).map(Progress::Connected)
+    connect_by(&rack, route, lifeline, request.opener).map(Box::new).map(Progress::Connected)
 }
 
 /// What a program asks of `connect`.

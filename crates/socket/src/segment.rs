@@ -33,7 +33,7 @@ use apart::{Apart, ReceiverOf, SenderOf};
 use fabric::device::DeviceMemory;
 use fabric::timed::{InPlace, InPlaceInbound, InPlaceOutbound, InPlaceSetup, Shape};
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, Outbound, shm};
-use lane::{Consumer, Layout, Producer};
+use lane::{Consumer, LargerRings, Layout, Producer};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -76,9 +76,6 @@ const ENDPOINT_BYTES: usize = BACK_OFFSET + Layout::BACK_BYTES;
 const SMALL_OFFSET: usize = 2 * ENDPOINT_BYTES;
 const RINGS_OFFSET: usize = SMALL_OFFSET + 2 * SMALL_BYTES_USED;
 const _: () = assert!(RINGS_OFFSET == 4 * PAGE_BYTES);
-/// All larger rings of one direction.
-const RINGS_BYTES: usize = (lane::ELASTIC_SLOTS_MIN as usize * lane::SLOT_BYTES) * ((1 << lane::ELASTIC_RINGS) - 1);
-
 /// Bytes of the big ring of a lane between windows.
 const BIG_BYTES: usize = BIG_SLOTS as usize * lane::SLOT_BYTES;
 /// Bytes that one direction holds unread at most.
@@ -113,20 +110,8 @@ const fn layout_to(receiver: Side) -> Layout {
         small_slots_used: SMALL_SLOTS_USED,
         big_offset: 0,
         big_slots: 0,
-        elastic: Some(larger_rings(RINGS_OFFSET + sender * RINGS_BYTES)),
+        elastic: Some(LargerRings::in_a_row(RINGS_OFFSET + sender * LargerRings::BYTES)),
     }
-}
-
-/// The offsets of larger rings that lie one behind the other.
-const fn larger_rings(first_offset: usize) -> [usize; lane::ELASTIC_RINGS] {
-    let mut offsets = [first_offset; lane::ELASTIC_RINGS];
-    let mut ring = 1;
-    while ring < lane::ELASTIC_RINGS {
-        let before_bytes = (lane::ELASTIC_SLOTS_MIN << (ring - 1)) as usize * lane::SLOT_BYTES;
-        offsets[ring] = offsets[ring - 1] + before_bytes;
-        ring += 1;
-    }
-    offsets
 }
 
 const SECRET_TO_ACCEPTOR: usize = 200;
@@ -232,6 +217,7 @@ pub struct Segment {
 
 /// How an end reaches the other one.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "almost every segment is a plain one")]
 enum Way {
     Plain(Plain),
     Modelled(Box<Modelled>),
@@ -261,7 +247,7 @@ struct Modelled {
 
 impl Segment {
     /// Bytes of the memfd.
-    pub const SEGMENT_BYTES: usize = RINGS_OFFSET + 2 * RINGS_BYTES;
+    pub const SEGMENT_BYTES: usize = RINGS_OFFSET + 2 * LargerRings::BYTES;
     /// Bytes of an end's span in its node's window, whole pages.
     pub const WINDOW_BYTES: usize = BIG_IN_WINDOW_OFFSET + BIG_BYTES;
     /// The same where the link is slowed down to a model.

@@ -220,8 +220,8 @@ pub fn use_idle_work(work: fn() -> bool) {
     IDLE_WORK.store(work as *mut c_void, Ordering::Release);
 }
 
-/// Sleeps by `sleep`, which is told for how long (`None`: for ever) and answers whether it woke for something; in pieces,
-/// while there is idle work.
+/// Sleeps by `sleep`, which is told for how long (`None`: for ever) and answers whether it woke for something; in
+/// pieces, while there is idle work.
 fn in_pieces<R>(
     timeout_ns: Option<u64>,
     mut sleep: impl FnMut(Option<u64>) -> Result<R, Errno>,

@@ -142,16 +142,17 @@ impl Victim {
         usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
     }
 
-    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring's number in its lowest byte.
+    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring's number in its lowest
+    /// byte.
     fn publish(&self, header: Lie) {
         let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
         let head = self.own.load_u64(cursor, Ordering::Relaxed);
         let number = self.own.load_u64(cursor + 8, Ordering::Relaxed) as u8;
         let (ring, slots) = match (number, &self.layout.elastic) {
             (0, _) => (self.layout.small_offset, self.layout.small_slots),
-            (_, Some(offsets)) => {
+            (_, Some(rings)) => {
                 let index = usize::from(number - 1).min(ELASTIC_RINGS - 1);
-                (offsets[index], ELASTIC_SLOTS_MIN << index)
+                (rings.offset_of(index), ELASTIC_SLOTS_MIN << index)
             }
             (_, None) if self.layout.big_slots == 0 => (self.layout.small_offset, self.layout.small_slots),
             (_, None) => (self.layout.big_offset, self.layout.big_slots),

@@ -1,7 +1,7 @@
 //! Windows that behave worse than memory.
 
 use fabric::{Coherence, Inbound, Outbound};
-use lane::{ELASTIC_SLOTS_MIN, Layout};
+use lane::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -253,8 +253,9 @@ fn assert_in_ring(layout: &Layout, offset: usize, len_bytes: usize) {
     let ring = |start: usize, slots: u64| start..start + slots as usize * CACHE_LINE_BYTES;
     let mut rings: Vec<Range<usize>> =
         vec![ring(layout.small_offset, layout.small_slots), ring(layout.big_offset, layout.big_slots)];
-    let larger = layout.elastic.into_iter().flatten().enumerate();
-    rings.extend(larger.map(|(index, offset)| ring(offset, ELASTIC_SLOTS_MIN << index)));
+    let larger =
+        |of: LargerRings| (0..ELASTIC_RINGS).map(move |index| ring(of.offset_of(index), ELASTIC_SLOTS_MIN << index));
+    rings.extend(layout.elastic.into_iter().flat_map(larger));
     let inside = rings.iter().any(|span| span.start <= offset && offset + len_bytes <= span.end);
     assert!(inside, "{offset}+{len_bytes} is outside the rings {rings:?}");
 }

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 const STAGED_BYTES: usize = 16 << 10;
 
 /// The sending end of the outgoing lane.
+#[allow(clippy::large_enum_variant, reason = "short messages find the plain one without another access to memory")]
 pub(super) enum Sending {
     Plain(Sender),
     Timed(Box<TimedSender>),
@@ -255,6 +256,11 @@ impl Receiving {
 
     pub(super) fn announce_sleep(&self) {
         any!(self, receiver => receiver.announce_sleep());
+    }
+
+    #[inline(always)]
+    pub(super) fn last_stamp(&self) -> u64 {
+        any!(self, receiver => receiver.last_stamp())
     }
 
     pub(super) fn next_stamp(&self) -> Option<u64> {

@@ -2,8 +2,8 @@
 //!
 //! The rings into which a lane has grown are the sender's to give back: only it knows that it does not write there. It
 //! does so once everything was read and nothing was sent for a while, in two ways: threads that are about to block wake
-//! up a few times a second as long as any lane of the process has such memory; and a process whose lanes have taken more
-//! than a few MiB gives back those that have rested for a moment when another one grows.
+//! up a few times a second as long as any lane of the process has such memory; and a process whose lanes have taken
+//! more than a few MiB gives back those that have rested for a moment when another one grows.
 
 use super::{Connection, Lanes, POOL};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};

@@ -569,7 +569,7 @@ fn words_that_a_peer_forged_hold_nobody_up() {
     let segment = &one.0.lanes().unwrap().segment;
     let forge = |holders: u64, holder: u64| {
         segment.store(Own::Holders, holders);
-        [Own::SendLock, Own::ReceiveLock].map(|lock| segment.store(lock, holder));
+        [Own::SendLock, Own::ReceiveLock].into_iter().for_each(|lock| segment.store(lock, holder));
     };
     let someone = std::os::unix::process::parent_id().into();
     // Nobody can hold this end but this process: the words are not even looked at.

@@ -4,7 +4,7 @@ use super::ends::{Receiving, Sending};
 use super::give_back;
 use super::wait::{Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
-use crate::clock::stamp;
+use crate::clock::{note_stamp, stamp};
 use crate::manners;
 use crate::segment::{Own, Status};
 use crate::spin::{Spin, Turn};
@@ -140,6 +140,7 @@ impl Connection {
         // SAFETY: the caller's span.
         let next = unsafe { receiver.read_short_to(span.iov_base.cast(), span.iov_len) };
         let Next::Read(bytes) = next else { return next };
+        note_stamp(receiver.last_stamp());
         let wakes_sender = receiver.take_wake_request();
         guard.let_go();
         if wakes_sender {
@@ -368,7 +369,11 @@ impl Connection {
             }
         }
         // SAFETY: under the receive lock.
-        let wakes_sender = moved > 0 && unsafe { (*lanes.receiver.get()).take_wake_request() };
+        let receiver = unsafe { &mut *lanes.receiver.get() };
+        if moved > 0 {
+            note_stamp(receiver.last_stamp());
+        }
+        let wakes_sender = moved > 0 && receiver.take_wake_request();
         drop(shared);
         drop(guard);
         if wakes_sender {
@@ -562,9 +567,8 @@ impl Connection {
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
             let waited = self.wait_to_send(generation, deadline);
             // SAFETY: the caller's spans.
-            match waited
-                .and_then(|room| unsafe { self.send_now(generation, spans, done, wanted, room == Room::InRing) })
-            {
+            let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, room == Room::InRing) };
+            match waited.and_then(go_on) {
                 Ok(bytes) => done += bytes,
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),

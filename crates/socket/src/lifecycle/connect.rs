@@ -91,7 +91,7 @@ pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>, underw
     let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
     match progress.unwrap_or_else(|| limit::above_when_needed(|| rendezvous::connect(destination, bound), has_run_out))
     {
-        Ok(Progress::Connected(connected)) => Attempt::Connected(Box::new(connected)),
+        Ok(Progress::Connected(connected)) => Attempt::Connected(connected),
         Ok(Progress::Underway(underway)) => Attempt::Underway(Box::new(underway)),
         Err(FallbackReason::BacklogFull) => Attempt::Full,
         Err(reason) => Attempt::NoLane(reason),

@@ -146,7 +146,7 @@ impl Request {
 #[derive(Debug)]
 pub enum Progress {
     /// There.
-    Connected(Connected),
+    Connected(Box<Connected>),
     /// Others have to say something first.
     Underway(Underway),
 }
@@ -274,7 +274,7 @@ impl Aim {
                 self.tries_left -= 1;
                 Ok(Err(self))
             }
-            heard => settle(connected, heard).map(Progress::Connected).map(Ok),
+            heard => settle(connected, heard).map(Box::new).map(Progress::Connected).map(Ok),
         }
     }
 }
@@ -624,7 +624,7 @@ mod tests {
         let mut progress = connect(Arc::clone(rack), request, unix_stream().unwrap()).map_err(|none| none.reason)?;
         loop {
             progress = match progress {
-                Progress::Connected(connected) => return Ok(connected),
+                Progress::Connected(connected) => return Ok(*connected),
                 Progress::Underway(underway) => underway.go_on()?,
             };
             std::thread::yield_now();
