@@ -211,7 +211,7 @@ fn check_size(found_bytes: u64, expected_bytes: usize) -> Result<(), ShmError> {
 }
 
 fn map(memfd: BorrowedFd<'_>, len_bytes: usize) -> Result<Mapping, ShmError> {
-    Mapping::new(memfd, len_bytes).map_err(|error| ShmError::System { call: "mmap", len_bytes, error })
+    Mapping::sparse(memfd, len_bytes).map_err(|error| ShmError::System { call: "mmap", len_bytes, error })
 }
 
 /// One end of a link between processes.

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
 /// A shared, readable and writable mapping of a file, unmapped when dropped.
 ///
 /// The file must not shrink while it is mapped: seal a memfd with `F_SEAL_SHRINK` before mapping it, and check the
@@ -34,18 +36,33 @@ impl Mapping {
     /// # Errors
     /// What `mmap(2)` answers; `InvalidInput` for a length of zero, and an offset between pages or beyond files.
     pub fn at(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize) -> io::Result<Self> {
-        let offset = libc::off_t::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len_bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                offset,
-            )
+        Self::protected(file, offset_bytes, len_bytes, READ_WRITE)
+    }
+
+    /// As [`Mapping::new`], of a file that is mostly never touched: none of its memory is locked or taken beforehand,
+    /// even in a process that has called `mlockall(MCL_FUTURE)`.
+    ///
+    /// # Errors
+    /// As [`Mapping::new`], and what `mprotect(2)` answers.
+    pub fn sparse(file: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
+        // `mmap` takes all memory of a locked mapping that can be read or written, so this one can be neither until it
+        // is unlocked.
+        let mapping = Self::protected(file, 0, len_bytes, libc::PROT_NONE)?;
+        let address = mapping.base.as_ptr().cast();
+        // SAFETY: the range is the new mapping, which nobody has seen. Whether it stays locked decides only when its
+        // memory is taken.
+        let is_accessible = unsafe {
+            libc::munlock(address, len_bytes);
+            libc::mprotect(address, len_bytes, READ_WRITE) == 0
         };
+        if is_accessible { Ok(mapping) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn protected(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize, protection: i32) -> io::Result<Self> {
+        let offset = libc::off_t::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (anywhere, file) = (std::ptr::null_mut(), file.as_raw_fd());
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let address = unsafe { libc::mmap(anywhere, len_bytes, protection, libc::MAP_SHARED, file, offset) };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
