@@ -420,6 +420,25 @@ fn a_descriptor_limit_loses_no_connection() {
     }
 }
 
+/// What the listener's hidden socket takes, and a number for the moment in which a connection's memory is received.
+const NUMBERS_OF_LISTENER: usize = 2;
+
+#[test]
+fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_by_tcp_and_resets_none() {
+    let rack = Rack::new();
+    for limits in [["40", "40"], ["60", "80"], ["300", "300"], ["1024", "1024"], ["1024", "4096"]] {
+        let fitted = |command: &mut Command| -> usize {
+            command.arg(package_file("python/accept_at_limit.py")).args(limits);
+            let finished = finish(command).must_succeed();
+            let fitted = finished.stdout.strip_prefix("ok ").and_then(|count| count.trim().parse().ok());
+            fitted.unwrap_or_else(|| panic!("{finished}"))
+        };
+        let by_tcp = fitted(&mut Command::new(python()));
+        let by_lanes = fitted(&mut rack.require_lane(python()));
+        assert!(by_lanes + NUMBERS_OF_LISTENER >= by_tcp, "{limits:?}: {by_lanes} of {by_tcp}");
+    }
+}
+
 // --- a hostile neighbour -------------------------------------------------------------------------------------------
 
 const REQUIRED: &[&str] = &["--require-lane"];

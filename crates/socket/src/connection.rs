@@ -38,6 +38,7 @@ use crate::descriptors::HiddenFd;
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::lifecycle::inspect::inode_of;
+use crate::limit;
 use crate::lock::Lock;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
@@ -496,7 +497,8 @@ impl Connection {
             return Err(Errno::CONNRESET);
         }
         // SAFETY: the descriptor is the program's, and the call it is in uses it.
-        match rendezvous::receive_hello(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }) {
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        match limit::with_one_free(lifeline, || rendezvous::receive_hello(lifeline)) {
             Ok(Some((segment, memory))) => {
                 let memory = memory.and_then(|memory| memory.hide().ok());
                 // A signal handler looks without the lock that it has interrupted.

@@ -4,8 +4,10 @@
 //! needs a few, so the soft limit is raised towards the hard one for as long as it takes to get them; hidden ones then
 //! stay above the program's limit.
 
+use crate::descriptors::{close, release_all_optional};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Descriptors that one connection or listener needs at most beyond the program's.
 const SPARE: u64 = 16;
@@ -43,27 +45,51 @@ pub fn above_when_needed<T, E>(
     }
 }
 
-/// Runs `action`, which cannot be tried twice, above the program's limit if `newest`, the lowest number that was free,
-/// is close to it.
-pub fn above_when_near<R>(newest: RawFd, action: impl FnOnce() -> R) -> R {
-    // Below a small limit our own hidden descriptors may stand between the newest and the limit.
-    let is_near = getrlimit(Resource::Nofile)
-        .current
-        .is_some_and(|limit| newest as u64 + SPARE >= limit || limit <= SMALL_LIMIT && !has_another(newest));
-    let _raised = is_near.then(raise);
+/// Runs `action`, which needs one number for a moment and cannot be tried twice, above the program's limit if that is
+/// close; where the limit cannot be raised, hidden descriptors make room. `any` is any open descriptor.
+pub fn with_one_free<R>(any: BorrowedFd<'_>, action: impl FnOnce() -> R) -> R {
+    let lowest = rustix::io::fcntl_dupfd_cloexec(any, 0).ok();
+    let _raised = lowest.as_ref().is_none_or(|lowest| is_near(lowest.as_raw_fd())).then(raise);
+    match lowest {
+        Some(lowest) => close(lowest),
+        None => _ = lowest_free(any).map(close),
+    }
     action()
 }
 
-fn has_another(fd: RawFd) -> bool {
-    // SAFETY: the caller's new descriptor.
-    rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(fd) }, 0).map(crate::descriptors::close).is_ok()
+/// Whether two more numbers can be had, one below the program's limit for the descriptor that `accept` returns, and one
+/// that is needed while its connection's memory is received. `listener` is any open descriptor.
+///
+/// # Errors
+/// `MFILE` when there are none, though hidden descriptors have made room; what fcntl answers.
+pub fn ensure_two_free(listener: BorrowedFd<'_>) -> Result<(), Errno> {
+    let first = lowest_free(listener)?;
+    let second = if is_near(first.as_raw_fd()) {
+        let _raised = raise();
+        lowest_free(listener).map(close)
+    } else {
+        Ok(())
+    };
+    close(first);
+    second
+}
+
+/// Below a small limit our own hidden descriptors may stand between the lowest free number and the limit.
+fn is_near(lowest_free: RawFd) -> bool {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.is_some_and(|limit| limit <= SMALL_LIMIT || lowest_free as u64 + SPARE >= limit)
+}
+
+/// A copy of `fd` at the lowest free number, for which hidden descriptors make room.
+fn lowest_free(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    sparing(|| rustix::io::fcntl_dupfd_cloexec(fd, 0), |error| *error == Errno::MFILE)
 }
 
 /// Runs `action`; if it failed because the program has no number left, gives up what hidden descriptors can be spared
 /// and runs it once more.
 pub fn sparing<T, E>(action: impl Fn() -> Result<T, E>, lacks_descriptors: impl Fn(&E) -> bool) -> Result<T, E> {
     match action() {
-        Err(error) if lacks_descriptors(&error) && crate::descriptors::release_all_optional() > 0 => action(),
+        Err(error) if lacks_descriptors(&error) && release_all_optional() > 0 => action(),
         result => result,
     }
 }

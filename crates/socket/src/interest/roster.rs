@@ -11,6 +11,7 @@ use super::order::ReadyTime;
 use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target, Watch};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::descriptors::HiddenFd;
+use crate::limit;
 use crate::system;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use rustix::io::Errno;
@@ -117,7 +118,8 @@ impl Roster {
         if self.inner.is_some() {
             return Ok(());
         }
-        let inner = kernel::create_hidden().map_err(|_| Errno::NOMEM)?;
+        let inner = limit::above_when_needed(kernel::create_hidden, |error| *error == Errno::MFILE)
+            .map_err(|_| Errno::NOMEM)?;
         kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::data_of(kernel::Own::Inner))?;
         self.inner = Some(inner);
         Ok(())

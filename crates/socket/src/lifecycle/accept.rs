@@ -49,7 +49,11 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         if ready.lane {
             match accept_lane(listener, flags) {
                 Err(Errno::AGAIN) => {}
-                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
+                // A client that came by TCP needs one number less.
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+                    let by_tcp = if ready.tcp { accept_tcp(fd, listener, flags) } else { Ok(None) };
+                    return by_tcp.ok().flatten().ok_or(error);
+                }
                 // The lane listener is gone; TCP may go on.
                 Err(_) => {}
                 accepted => return accepted,
@@ -78,6 +82,11 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
+    if let Err(error) = ensure_two_free(lane_fd) {
+        // Whoever waits stays in the backlog, as with TCP.
+        let is_waited_for = system::poll_for(lane_fd, libc::POLLIN, 0) != 0;
+        return Err(if is_waited_for { error } else { Errno::AGAIN });
+    }
     let Accepted { lifeline, tuple, opener } = rendezvous::accept(lane_fd, &key, flags)?;
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
@@ -107,10 +116,19 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
 }
 
+/// As [`limit::ensure_two_free`]: once a connection is accepted it cannot be left in the backlog any more.
+fn ensure_two_free(lane_fd: RawFd) -> Result<(), Errno> {
+    if lane_fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: not -1; the number of a listener that is open. Were it closed, the calls would fail.
+    limit::ensure_two_free(unsafe { BorrowedFd::borrow_raw(lane_fd) })
+}
+
 /// Receives the hello, which follows the connection at once if the client is a client of ours. `None`: it is late, and
 /// the connection attaches when it comes.
 fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
-    let receive = || limit::above_when_near(lifeline.as_raw_fd(), || rendezvous::receive_hello(lifeline));
+    let receive = || limit::with_one_free(lifeline, || rendezvous::receive_hello(lifeline));
     let first = receive()?;
     if first.is_some() {
         return Ok(first);
