@@ -439,6 +439,14 @@ fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_by_tcp_and_resets_
     }
 }
 
+#[test]
+fn a_client_that_cannot_make_memory_leaves_no_broken_connection_behind() {
+    let rack = Rack::new();
+    let mut command = rack.run(&[], python());
+    let finished = finish(command.arg(package_file("python/no_memory_file.py"))).must_succeed();
+    assert_eq!(finished.stdout, "ok\n");
+}
+
 // --- a hostile neighbour -------------------------------------------------------------------------------------------
 
 const REQUIRED: &[&str] = &["--require-lane"];

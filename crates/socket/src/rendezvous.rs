@@ -293,12 +293,28 @@ fn new_lifeline() -> Result<OwnedFd, NoLane> {
 }
 
 fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<Connected, NoLane> {
-    let (lifeline, tuple) = approach(rack, route, lifeline, opener)?;
-    introduce(lifeline, tuple)
+    let mut memory = None;
+    let (lifeline, tuple) = approach(rack, route, lifeline, opener, || {
+        if memory.is_none() {
+            memory = Some(new_memory()?);
+        }
+        Ok(())
+    })?;
+    introduce(lifeline, tuple, memory.map_or_else(new_memory, Ok)?)
 }
 
-/// Gets the lifeline to a listener.
-fn approach(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Result<(OwnedFd, Tuple), NoLane> {
+fn new_memory() -> Result<(Segment, OwnedFd), NoLane> {
+    Segment::create().map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+}
+
+/// Gets the lifeline to a listener. `prepare` gets what the connection needs before the first listener hears of it.
+fn approach(
+    rack: &Rack,
+    route: Route,
+    lifeline: OwnedFd,
+    opener: Opener,
+    mut prepare: impl FnMut() -> Result<(), NoLane>,
+) -> Result<(OwnedFd, Tuple), NoLane> {
     if route.leads_to_itself() {
         return Err(NoLane::because(FallbackReason::ToItself));
     }
@@ -309,9 +325,10 @@ fn approach(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> Res
     // The one listener that has the very address is most often there, and is the best: only without it the rack is
     // searched.
     let exact = ListenerName::new(route.destination, false, None);
-    if reach(rack, lifeline.as_fd(), &[exact]).is_err() {
+    if reach(rack, lifeline.as_fd(), &[exact], &mut prepare).is_err() {
         let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
-        reach(rack, lifeline.as_fd(), &listeners_for(rack, route.destination, random).map_err(unavailable)?)?;
+        let listeners = listeners_for(rack, route.destination, random).map_err(unavailable)?;
+        reach(rack, lifeline.as_fd(), &listeners, prepare)?;
     }
     Ok((lifeline, tuple))
 }
@@ -323,12 +340,12 @@ fn check_trusted(lifeline: BorrowedFd<'_>) -> Result<(), NoLane> {
     }
 }
 
-/// Makes the memory of a connection and hands it to whom the lifeline has reached.
-fn introduce(lifeline: OwnedFd, tuple: Tuple) -> Result<Connected, NoLane> {
+/// Hands the memory of a connection to whom the lifeline has reached.
+fn introduce(lifeline: OwnedFd, tuple: Tuple, memory: (Segment, OwnedFd)) -> Result<Connected, NoLane> {
     check_trusted(lifeline.as_fd())?;
+    let (segment, memfd) = memory;
     let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
-    let (segment, memfd) = Segment::create().map_err(&broken)?;
-    send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(&broken)?;
+    send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).map_err(broken)?;
     // Only now: while the first pages are found here, the other end maps them there.
     segment.set_up();
     Ok(Connected { lifeline, tuple, segment, memory: Some(MemoryFds::of_memfd(memfd)), is_far: false })
@@ -374,10 +391,20 @@ fn bind_tuple(
     Err(Errno::ADDRNOTAVAIL)
 }
 
-/// Connects the lifeline to the first of the listeners that lives and has room.
-fn reach(rack: &Rack, lifeline: BorrowedFd<'_>, names: &[ListenerName]) -> Result<(), NoLane> {
+/// Connects the lifeline to the first of the listeners that lives and has room, after `prepare`, which is called only
+/// if there may be one: a connection that is accepted and then given up would be a reset for the server.
+fn reach(
+    rack: &Rack,
+    lifeline: BorrowedFd<'_>,
+    names: &[ListenerName],
+    mut prepare: impl FnMut() -> Result<(), NoLane>,
+) -> Result<(), NoLane> {
     let mut outcome = NoLane::because(FallbackReason::NoListener);
     for name in names {
+        if !rack.has(name) {
+            continue;
+        }
+        prepare()?;
         match rack.address_of(name).and_then(|address| rustix::net::connect(lifeline, &address)) {
             Ok(()) => return Ok(()),
             Err(Errno::CONNREFUSED) => {
@@ -718,7 +745,7 @@ mod tests {
             Request { destination: address("127.0.0.1:7001"), source: None, node: None, opener: Opener::Program };
         let lifeline = unix_stream().unwrap();
         bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program, &meeting.rack.key()).unwrap();
-        reach(&meeting.rack, lifeline.as_fd(), &[listener.name()]).unwrap();
+        reach(&meeting.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
         close(accept(listener.fd(), &listener.key(), 0).unwrap().lifeline);
         let (segment, memfd) = Segment::create().unwrap();
         assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));

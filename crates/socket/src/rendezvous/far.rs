@@ -29,7 +29,7 @@ use volmem::{Alignment, Mapping, Region};
 
 use super::{
     Connected, LaneListener, NoLane, Request, Route, approach, bind_tuple, check_trusted, introduce, listen_as,
-    new_lifeline, path_in, reach, receive_with_descriptors, send_with_descriptor, spread_u32,
+    new_lifeline, new_memory, path_in, reach, receive_with_descriptors, send_with_descriptor, spread_u32,
 };
 use crate::address::{Tuple, canonical, destination};
 use crate::clock::now_ns;
@@ -226,7 +226,7 @@ impl Aim {
             return self.ask(lifeline, None).map(Ok);
         };
         let tuple = self.bind(&lifeline, node)?;
-        match reach(&self.rack, lifeline.as_fd(), &[name]) {
+        match reach(&self.rack, lifeline.as_fd(), &[name], || Ok(())) {
             // It has its name and does not listen yet, or does not any more: the monitor sees to it.
             Err(no_lane) if no_lane.reason == FallbackReason::NoListener => self.ask(lifeline, Some(tuple)).map(Ok),
             reached => reached.and_then(|()| self.say_hello(lifeline, tuple)),
@@ -251,7 +251,7 @@ impl Aim {
     }
 
     fn say_hello(self, lifeline: OwnedFd, tuple: Tuple) -> Result<Tried, NoLane> {
-        let connected = Connected { is_far: true, ..introduce(lifeline, tuple)? };
+        let connected = Connected { is_far: true, ..introduce(lifeline, tuple, new_memory()?)? };
         if let Some(heard) = look_awake(connected.lifeline.as_fd()) {
             return self.settle(connected, heard);
         }
@@ -327,7 +327,8 @@ impl Asked {
         let Self { aim, lifeline, tuple, .. } = self;
         let lifeline = lifeline.show().ok_or(NoLane::because(FallbackReason::HandshakeFailed))?;
         let tuple = tuple.map_or_else(|| aim.bind(&lifeline, node), Ok)?;
-        reach(&aim.rack, lifeline.as_fd(), &[ListenerName::far(destination(aim.request.destination))])?;
+        let name = ListenerName::far(destination(aim.request.destination));
+        reach(&aim.rack, lifeline.as_fd(), &[name], || Ok(()))?;
         or_another_port(aim.say_hello(lifeline, tuple)?)
     }
 }
@@ -568,7 +569,7 @@ pub fn connect_in_windows(
     (place, secrets): (Place, Secrets),
     loan: BorrowedFd<'_>,
 ) -> Result<OwnedFd, NoLane> {
-    let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener)?;
+    let (lifeline, _) = approach(rack, request.route()?, new_lifeline()?, request.opener, || Ok(()))?;
     check_trusted(lifeline.as_fd())?;
     let hello = Hello { secrets, place: Some(place) }.encode();
     match send_with_descriptor(lifeline.as_fd(), &hello, Some(loan)) {
