@@ -31,12 +31,13 @@ const RINGS_USED: usize = 80;
 /// The larger ring from which the lane has come back to the small one: the record that led here may be unread there.
 const LEFT_RING: usize = 88;
 
-/// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots.
-pub(crate) const WAKE_EVERY_SLOTS: u64 = 32;
+/// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots. In the
+/// small rings of a model there is room for several multiples of fewer.
+pub(crate) const WAKE_EVERY_SLOTS: u64 = if cfg!(loom) { 4 } else { 32 };
 /// Writes shorter than this share records where the receiver lags.
 const SHARED_BYTES_MAX: usize = 2048;
-/// Slots of a record that writes share.
-const OPEN_SLOTS: u64 = 64;
+/// Slots of a record that writes share: of a model's small ring, few.
+const OPEN_SLOTS: u64 = if cfg!(loom) { 2 } else { 64 };
 /// A receiver that lags so many slots is behind: before, each write is a record of its own, which is read faster.
 const LAG_SLOTS: u64 = 4096;
 /// Or this share of what the lane may hold: single bytes before then are a small part of it.

@@ -70,6 +70,7 @@ impl Mapping {
 
     /// Gives the memory of the whole pages among `len_bytes` from `begin` on, which lie in the mapping, back to the
     /// system.
+    #[cfg(not(loom))] // Modelled memory is no mapping.
     pub(crate) fn discard(&self, begin: NonNull<u8>, len_bytes: usize) {
         const PAGE_BYTES: usize = Alignment::MIN_BYTES as usize;
         let first = begin.addr().get().next_multiple_of(PAGE_BYTES);
