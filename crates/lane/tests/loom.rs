@@ -474,10 +474,11 @@ fn what_is_appended_is_not_read_when_the_length_has_no_order() {
 }
 
 /// The sender moves to a larger ring, and back to the small one if everything is read by then.
-fn hand_over(back: Flaw) {
+/// Where it is not patient, that may be an open record, of which the receiver does not know that it is closed.
+fn hand_over(back: Flaw, is_patient: bool) {
     explore_outcomes(&[false, true], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, back);
-        producer.set_patient(true); // It writes records of their own.
+        producer.set_patient(is_patient); // Such a one writes records of their own.
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
         let sender = thread::spawn(move || {
@@ -496,13 +497,18 @@ fn hand_over(back: Flaw) {
 
 #[test]
 fn bytes_follow_the_moves_between_the_rings_of_an_elastic_lane() {
-    hand_over(Flaw::None);
+    hand_over(Flaw::None, true);
+}
+
+#[test]
+fn bytes_follow_the_move_from_an_open_record_whose_ring_was_given_back() {
+    hand_over(Flaw::None, false);
 }
 
 #[test]
 #[should_panic(expected = "not what was written")]
 fn bytes_do_not_follow_when_memory_is_given_back_that_is_unread() {
-    hand_over(Flaw::CreditAtLeast(1 + 6 + 1)); // The record that leads to the larger ring, and both there.
+    hand_over(Flaw::CreditAtLeast(1 + 6 + 1), true); // The record that leads to the larger ring, and both there.
 }
 
 /// The way out of a larger ring is unread when the sender moves to a larger one again: to another one, then.

@@ -2,9 +2,10 @@
 
 use crate::windows::{Random, SECRET, WriteCombined};
 use fabric::stale::{Habits, StaleMemory};
-use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
+use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound, shm};
 use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use volmem::Region;
 
 /// One call of a user, at either end.
@@ -92,7 +93,10 @@ impl Shape {
 /// Runs the calls on a lane in coherent memory and on the oracle; panics where they differ.
 pub fn check_coherent(shape: Shape, ops: &[Op]) {
     let layout = shape.layout();
-    let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
+    let senders = Region::heap(layout.window_bytes());
+    // What is given back has to be zero from then on.
+    let receivers =
+        if shape.is_elastic() { shared(layout.window_bytes()) } else { Region::heap(layout.window_bytes()) };
     let producer =
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
@@ -104,6 +108,11 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
     }
     harness.publish_staged();
     harness.check_rest();
+}
+
+fn shared(len_bytes: usize) -> Region {
+    let (_, mapping) = shm::create(len_bytes).expect("shared memory");
+    Region::of_mapping(Arc::new(mapping))
 }
 
 /// The same where stores gather and arrive in any order that the fences allow.
@@ -256,6 +265,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         } else {
             assert_ne!(given, GivenBack::All, "something is unread");
         }
+        assert!(given != GivenBack::All || self.producer.memory_bytes() == 0);
     }
 
     fn write(&mut self, len_bytes: usize) {
@@ -444,6 +454,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     /// What must hold after every call where a store is visible at once.
     fn check_now(&mut self) {
         assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
+        let is_all_read = self.unread.is_empty() && self.staged.is_none();
+        assert!(self.producer.is_drained() == is_all_read || !self.is_elastic, "drained, or not");
         assert_eq!(self.consumer.fin_is_coming(), self.is_finished);
         let has_something = !self.unread.is_empty() || self.is_finished;
         assert!(self.consumer.may_have_data() || !has_something);
