@@ -414,16 +414,16 @@ const ELASTIC: Layout = Layout::packed_elastic(8, 8);
 /// Takes six slots, and no small ring.
 const BULK_BYTES: usize = 5 * SLOT_BYTES;
 
-/// Explores `body`, whose threads store to more words that the other one loads: with two preemptions, or one less than
-/// `LOOM_MAX_PREEMPTIONS` (3 take a minute or two). `body` says what came to pass, and all of `expected` must have.
-fn explore_outcomes<T>(expected: &[T], body: impl Fn() -> T + Sync + Send + 'static)
+/// Explores `body`, whose threads store to more words that the other one loads, with so many preemptions, or
+/// one more where `LOOM_MAX_PREEMPTIONS` is set. `body` says what came to pass, and all of `expected` must have.
+fn explore_outcomes<T>(preemptions: usize, expected: &[T], body: impl Fn() -> T + Sync + Send + 'static)
 where
     T: Ord + Copy + std::fmt::Debug + Send + 'static,
 {
     let seen = std::sync::Arc::new(std::sync::Mutex::new(BTreeSet::new()));
     let outcomes = seen.clone();
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(3) - 1);
+    builder.preemption_bound = Some(preemptions + usize::from(builder.preemption_bound.is_some()));
     builder.max_branches = 100_000;
     builder.check(move || _ = outcomes.lock().unwrap().insert(body()));
     assert_eq!(*seen.lock().unwrap(), expected.iter().copied().collect(), "the outcomes that were explored");
@@ -439,7 +439,7 @@ fn close_and_ring(producer: &mut Sender, bell: &Doorbell) {
 /// Two messages come behind an open record that the receiver reads meanwhile: they are appended as long as it has not
 /// caught up. The end closes the record.
 fn append(forward: Flaw) {
-    explore_outcomes(&[1, 2, 3], move || {
+    explore_outcomes(2, &[1, 2, 3], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, forward, Flaw::None);
         let bell = Doorbell::new();
         let senders_bell = bell.clone();
@@ -476,7 +476,7 @@ fn what_is_appended_is_not_read_when_the_length_has_no_order() {
 /// The sender moves to a larger ring, and back to the small one if everything is read by then.
 /// Where it is not patient, that may be an open record, of which the receiver does not know that it is closed.
 fn hand_over(back: Flaw, is_patient: bool) {
-    explore_outcomes(&[false, true], move || {
+    explore_outcomes(2, &[false, true], move || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, back);
         producer.set_patient(is_patient); // Such a one writes records of their own.
         let bell = Doorbell::new();
@@ -514,7 +514,7 @@ fn bytes_do_not_follow_when_memory_is_given_back_that_is_unread() {
 /// The way out of a larger ring is unread when the sender moves to a larger one again: to another one, then.
 #[test]
 fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
-    explore_outcomes(&[()], || {
+    explore_outcomes(1, &[()], || {
         let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
         producer.set_patient(true);
         let bell = Doorbell::new();
@@ -522,14 +522,18 @@ fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
         assert_eq!(producer.write(&[1; BULK_BYTES]), Ok(BULK_BYTES));
         assert_eq!(consumer.read(&mut [0; BULK_BYTES]), Ok(BULK_BYTES));
         assert_eq!(producer.give_back_memory(), GivenBack::All);
+        // So many that the next but one to go there would lie on the way out.
+        for number in 2..9 {
+            assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
+        }
         let sender = thread::spawn(move || {
-            write_and_ring(&mut producer, &senders_bell, &message(2));
-            for number in 3..6 {
+            for number in 9..11 {
                 write_and_ring(&mut producer, &senders_bell, &[number; BULK_BYTES]);
             }
         });
-        let bytes = read_all(&mut consumer, &bell, MESSAGE_BYTES + 3 * BULK_BYTES);
-        let written = [&message(2)[..], &[3; BULK_BYTES], &[4; BULK_BYTES], &[5; BULK_BYTES]].concat();
+        let bytes = read_all(&mut consumer, &bell, 7 * MESSAGE_BYTES + 2 * BULK_BYTES);
+        let messages = (2..9).flat_map(message);
+        let written: Vec<u8> = messages.chain([9; BULK_BYTES]).chain([10; BULK_BYTES]).collect();
         assert_eq!(bytes, written);
         sender.join().unwrap();
     });
