@@ -1,11 +1,10 @@
 //! The oracle: what a lane must do, as a queue of bytes.
 
-use crate::windows::{Random, SECRET, WriteCombined};
+use crate::windows::{self, Random, SECRET, WriteCombined};
 use fabric::stale::{Habits, StaleMemory};
-use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound, shm};
+use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use volmem::Region;
 
 /// One call of a user, at either end.
@@ -93,10 +92,7 @@ impl Shape {
 /// Runs the calls on a lane in coherent memory and on the oracle; panics where they differ.
 pub fn check_coherent(shape: Shape, ops: &[Op]) {
     let layout = shape.layout();
-    let senders = Region::heap(layout.window_bytes());
-    // What is given back has to be zero from then on.
-    let receivers =
-        if shape.is_elastic() { shared(layout.window_bytes()) } else { Region::heap(layout.window_bytes()) };
+    let (senders, receivers) = (windows::memory(&layout), windows::memory(&layout));
     let producer =
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
@@ -108,11 +104,6 @@ pub fn check_coherent(shape: Shape, ops: &[Op]) {
     }
     harness.publish_staged();
     harness.check_rest();
-}
-
-fn shared(len_bytes: usize) -> Region {
-    let (_, mapping) = shm::create(len_bytes).expect("shared memory");
-    Region::of_mapping(Arc::new(mapping))
 }
 
 /// The same where stores gather and arrive in any order that the fences allow.
