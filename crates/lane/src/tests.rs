@@ -9,7 +9,7 @@ use fabric::{Inbound, MemoryInbound, MemoryOutbound, shm};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use volmem::Region;
-use volmem::sync::Ordering;
+use volmem::sync::{Arc, Ordering};
 
 const SECRET: u64 = 0x5EC7;
 
@@ -496,7 +496,9 @@ fn a_layout_that_only_overflowing_would_fit_is_a_bug() {
 
 fn elastic_pair() -> Pair {
     let layout = Layout::packed_elastic(128, 115);
-    pair_in(layout, &Region::heap(layout.window_bytes()), &Region::heap(layout.window_bytes()))
+    // What is given back has to be zero; and nobody has to clear 64 MiB.
+    let memory = || Region::of_mapping(Arc::new(shm::create(layout.window_bytes()).unwrap().1));
+    pair_in(layout, &memory(), &memory())
 }
 
 /// Reads all there is, and compares it with what was sent.
@@ -609,9 +611,7 @@ fn writes_share_a_record_until_the_receiver_has_caught_up() {
 
 /// An open record of which everything is read: the receiver looks for more only when it has a reason to.
 fn pair_with_open_record_read(larger_ring: bool) -> Pair {
-    let layout = Layout::packed_elastic(128, 115);
-    let memory = || Region::of_mapping(std::sync::Arc::new(shm::create(layout.window_bytes()).unwrap().1));
-    let (mut producer, mut consumer) = pair_in(layout, &memory(), &memory());
+    let (mut producer, mut consumer) = elastic_pair();
     producer.set_capacity(100_000);
     let first = vec![1; if larger_ring { 20_000 } else { 4_000 }];
     assert_eq!(producer.write(&first), Ok(first.len()));
