@@ -407,7 +407,7 @@ fn the_end_comes_before_the_last_byte_when_stores_have_no_order() {
     finish(Flaw::Unordered);
 }
 
-// --- elastic lanes ----------------------------------------------------------------------------------------------------
+// --- elastic lanes ---------------------------------------------------------------------------------------------------
 
 /// The small ring and two larger ones, which have few slots under the checker.
 const ELASTIC: Layout = Layout::packed_elastic(8, 8);

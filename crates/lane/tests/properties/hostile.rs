@@ -142,7 +142,8 @@ impl Victim {
         usize::from(word) % (self.own.len_bytes() / size_of::<u64>()) * size_of::<u64>()
     }
 
-    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring's number in its lowest byte.
+    /// The slot is found as the victim finds it: by its cursor, whose second word has the ring's number in its lowest
+    /// byte.
     fn publish(&self, header: Lie) {
         let cursor = self.layout.forward_offset + 2 * CACHE_LINE_BYTES;
         let head = self.own.load_u64(cursor, Ordering::Relaxed);

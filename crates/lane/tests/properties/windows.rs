@@ -12,8 +12,8 @@ use volmem::{CACHE_LINE_BYTES, Region};
 /// The secret of every lane under test.
 pub const SECRET: u64 = 0x5EC7_0A11_0F4A_1AE5;
 
-/// Zeroed memory for a window of a lane. That of an elastic one is shared memory: what is given back has to be zero, and
-/// an address sanitizer takes its time over 32 MiB of the heap.
+/// Zeroed memory for a window of a lane. That of an elastic one is shared memory: what is given back has to be zero,
+/// and an address sanitizer takes its time over 32 MiB of the heap.
 pub fn memory(layout: &Layout) -> Region {
     if layout.elastic.is_none() {
         return Region::heap(layout.window_bytes());
