@@ -984,6 +984,40 @@ TEST(killed_idle_peer_is_eof)
     expect_eof(fd);
 }
 
+enum { SHORT_MESSAGES = 20000 };
+
+// Lets all of them come before it reads any, and reads no more than them.
+static void live_late_reading(int fd)
+{
+    static char bytes[SHORT_MESSAGES];
+    say(fd, "alive");
+    for (int arrived = 0; arrived < SHORT_MESSAGES; pause_ms(1))
+        OK(ioctl(fd, FIONREAD, &arrived));
+    for (size_t got = 0; got < SHORT_MESSAGES;) {
+        ssize_t count = recv(fd, bytes, SHORT_MESSAGES - got, 0);
+        CHECK(count > 0);
+        got += (size_t)count;
+    }
+    say(fd, "read");
+    for (;;)
+        pause();
+}
+
+TEST(killed_peer_that_has_read_many_short_messages_is_eof)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    pid_t pid = start_victim(&at, live_late_reading);
+    int fd = accept_from(listener);
+    expect(fd, "alive");
+    for (int i = 0; i < SHORT_MESSAGES; i++)
+        CHECK_EQ(send(fd, "x", 1, MSG_DONTWAIT), 1);
+    expect(fd, "read");
+    OK(shutdown(fd, SHUT_WR));
+    kill_child(pid);
+    expect_eof(fd);
+}
+
 static void *kill_later(void *argument)
 {
     pause_ms(SILENCE_MS);

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use socket::segment::{self, Segment};
 use system_tests::place::{self, package_file, python, tool};
 use system_tests::port::free_port;
 use system_tests::{Finished, PATIENCE, Process, Rack, Server, c, start_server};
@@ -587,6 +588,47 @@ fn neighbours_that_pass_wrong_descriptors_stall_nobody() {
 
 fn descriptors_of(server: &Server) -> usize {
     fs::read_dir(format!("/proc/{}/fd", server.process.pid())).unwrap().count()
+}
+
+/// Where a client finds the words of its connection's memory: the size of it, then the lane to the server and back.
+fn offsets_in_segment() -> Vec<String> {
+    let [to_server, back] = [segment::Side::Acceptor, segment::Side::Connector].map(segment::layout_to);
+    [
+        Segment::SEGMENT_BYTES,
+        to_server.small_offset,
+        to_server.small_slots as usize,
+        to_server.forward_offset,
+        to_server.back_offset,
+        back.forward_offset,
+        back.back_offset,
+    ]
+    .map(|number| number.to_string())
+    .to_vec()
+}
+
+const HONEST_CLIENTS_MAX: usize = 200;
+
+#[test]
+fn neighbours_that_forge_words_of_their_own_connections_stall_nobody() {
+    let rack = Rack::new();
+    let server = start_server(|port| {
+        let mut command = rack.require_lane(python());
+        command.arg(package_file("python/selector_echo_server.py")).arg(port.to_string());
+        command
+    });
+    let mut hostile = rack.require_lane(python());
+    hostile.arg(package_file("python/hostile_client.py")).arg(server.port.to_string()).args(offsets_in_segment());
+    let hostile = Process::start(&mut hostile);
+    // Some seconds pass before the last word is forged.
+    let has_forged = (0..HONEST_CLIENTS_MAX).any(|_| {
+        must_echo(&rack, &server);
+        hostile.stdout().starts_with("forged ") || !hostile.is_running()
+    });
+    assert!(has_forged && hostile.is_running(), "{} {}", hostile.stdout(), hostile.stderr());
+    must_echo(&rack, &server);
+    assert!(!hostile.stdout().contains("reset 0"), "nothing that was forged did any harm");
+    drop(hostile);
+    must_echo(&rack, &server);
 }
 
 /// Options of the server and its client, and what to put where the server's name goes.

@@ -1,7 +1,7 @@
 //! What is accepted from a peer, and what is not.
 
 use super::*;
-use crate::{Inbound, Link, LinkState, Outbound, train_both};
+use crate::{Inbound, Link, LinkState, MemoryOutbound, Outbound, Slice, train_both};
 use rustix::fs::MemfdFlags;
 use rustix::io::{fcntl_getfd, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -32,6 +32,36 @@ fn a_second_mapping_sees_the_same() {
     let mut bytes = [0; 4];
     ours.read(1, &mut bytes);
     assert_eq!(&bytes, b"back");
+}
+
+#[test]
+fn what_an_outbound_window_discards_goes_back_to_the_system() {
+    let (memfd, mapping) = create(4 * PAGE_BYTES).expect("a segment");
+    let outbound = MemoryOutbound::new(region(mapping));
+    let theirs = region(open(&memfd, 4 * PAGE_BYTES).expect("the same segment"));
+    let taken_bytes = || fstat(&memfd).expect("its blocks").st_blocks as usize * 512;
+    outbound.write(0, &[7; 4 * PAGE_BYTES]);
+    assert_eq!(taken_bytes(), 4 * PAGE_BYTES);
+    // A whole page, and parts of two.
+    outbound.discard(PAGE_BYTES / 2, 2 * PAGE_BYTES);
+    assert_eq!(taken_bytes(), 3 * PAGE_BYTES);
+    let mut bytes = [0; 4 * PAGE_BYTES];
+    theirs.read(0, &mut bytes);
+    let is_discarded = |offset: usize| (PAGE_BYTES..2 * PAGE_BYTES).contains(&offset);
+    assert!(bytes.iter().enumerate().all(|(offset, byte)| *byte == if is_discarded(offset) { 0 } else { 7 }));
+    assert_eq!(taken_bytes(), 4 * PAGE_BYTES, "what is read has memory again");
+    outbound.slice(2 * PAGE_BYTES, 2 * PAGE_BYTES).discard(PAGE_BYTES, PAGE_BYTES);
+    assert_eq!(taken_bytes(), 3 * PAGE_BYTES);
+    assert_eq!(theirs.load_u64(3 * PAGE_BYTES, Ordering::Acquire), 0);
+}
+
+#[test]
+fn an_outbound_window_in_memory_of_the_process_keeps_it() {
+    let memory = Region::heap(4 * PAGE_BYTES);
+    let outbound = MemoryOutbound::new(memory.clone());
+    outbound.write(0, &[7; 4 * PAGE_BYTES]);
+    outbound.discard(0, 4 * PAGE_BYTES);
+    assert_eq!(memory.load_u64(PAGE_BYTES, Ordering::Acquire), 0x0707_0707_0707_0707);
 }
 
 #[test]

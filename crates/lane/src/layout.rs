@@ -3,10 +3,10 @@
 use crate::SLOT_BYTES;
 use volmem::CACHE_LINE_BYTES as LINE;
 
-/// Larger rings of an elastic lane.
-pub const ELASTIC_RINGS: usize = 10;
+/// Larger rings of an elastic lane. A model checker gets by with fewer and smaller ones: it keeps every word of them.
+pub const ELASTIC_RINGS: usize = if cfg!(loom) { 2 } else { 10 };
 /// Slots of the first of them (32 KiB); each has twice as many as the one before, the last holds 16 MiB.
-pub const ELASTIC_SLOTS_MIN: u64 = 512;
+pub const ELASTIC_SLOTS_MIN: u64 = if cfg!(loom) { 16 } else { 512 };
 
 /// Offsets of a lane's parts. The forward part lies in the receiver's window, the back part in the sender's.
 ///

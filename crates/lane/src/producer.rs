@@ -30,13 +30,16 @@ const OPEN_STAMP: usize = 72;
 const RINGS_USED: usize = 80;
 /// The larger ring from which the lane has come back to the small one: the record that led here may be unread there.
 const LEFT_RING: usize = 88;
+/// What a receiver says that has read all of the record that was closed last.
+const CLOSED: usize = 96;
 
-/// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots.
-pub(crate) const WAKE_EVERY_SLOTS: u64 = 32;
+/// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots. In the
+/// small rings of a model there is room for several multiples of fewer.
+pub(crate) const WAKE_EVERY_SLOTS: u64 = if cfg!(loom) { 4 } else { 32 };
 /// Writes shorter than this share records where the receiver lags.
 const SHARED_BYTES_MAX: usize = 2048;
-/// Slots of a record that writes share.
-const OPEN_SLOTS: u64 = 64;
+/// Most slots of a record that writes share: of a model's small ring, few.
+const OPEN_SLOTS: u64 = if cfg!(loom) { 2 } else { 64 };
 /// A receiver that lags so many slots is behind: before, each write is a record of its own, which is read faster.
 const LAG_SLOTS: u64 = 4096;
 /// Or this share of what the lane may hold: single bytes before then are a small part of it.
@@ -82,8 +85,6 @@ pub enum GivenBack {
     All,
     /// Something is unread.
     InUse,
-    /// As [`GivenBack::InUse`]; the receiver, if it sleeps, must be rung to see that a record has ended.
-    Closed,
 }
 
 /// The sending end of a lane.
@@ -481,29 +482,46 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
 
     /// Whether the receiver has consumed every byte sent.
     pub fn is_drained(&self) -> bool {
-        let position = self.position();
+        let (position, credit) = (self.position(), self.receivers_word(self.layout.credit()));
         let open_bytes = self.inbound_word(OPEN) & u64::from(u32::MAX);
-        let is_open_read = open_bytes == 0
-            || self.receivers_word(self.layout.open_read()) == open_read_mark(position, open_bytes as usize);
-        is_open_read && self.receivers_word(self.layout.credit()) == position
+        if credit != position {
+            return open_bytes == 0 && self.has_read_closed_record(credit);
+        }
+        let is_read = |mark| self.receivers_word(self.layout.open_read()) == mark;
+        open_bytes == 0 || is_read(open_read_mark(position, open_bytes as usize))
+    }
+
+    /// Whether the last record begins at `credit`, and was read before the receiver could know that it is closed: its
+    /// credit comes when the receiver looks for what follows, which it may not do before there is something.
+    fn has_read_closed_record(&self, credit: u64) -> bool {
+        let closed = self.inbound_word(CLOSED);
+        let len_bytes = (closed & u64::from(u16::MAX)) as usize;
+        let end = self.ring(&self.cursor()).place(credit.wrapping_add(slots_of(len_bytes)));
+        let is_last = closed == open_read_mark(credit, len_bytes) && end == self.position();
+        closed != 0 && is_last && self.receivers_word(self.layout.open_read()) == closed
     }
 
     /// Gives the memory of larger rings back to the system, once everything is read; the lane then goes on in its small
-    /// ring. Costs a system call for each ring that was used.
+    /// ring. Costs a system call or two for each ring that was used. A page may stay, where the receiver stands.
     pub fn give_back_memory(&mut self) -> GivenBack {
         let used = self.inbound_word(RINGS_USED) & !1;
         if self.layout.elastic.is_none() || used == 0 {
             return GivenBack::Nothing;
         }
-        let was_open = self.has_open_record();
-        self.close_open_record();
         if !self.is_drained() {
-            return if was_open { GivenBack::Closed } else { GivenBack::InUse };
+            return GivenBack::InUse;
         }
+        // Where the receiver stands. If that is a record that was open, it looks at its header once more.
+        let credit = self.receivers_word(self.layout.credit());
+        let kept_offset = self.ring(&self.cursor()).slot_offset(credit);
         let is_used = |ring: &usize| used >> ring & 1 != 0;
         for ring in (1..=self.layout.rings_larger()).filter(is_used) {
             let Ring { offset, slots, .. } = Ring::of(&self.layout, ring as u8);
-            self.outbound.discard(offset, slots as usize * SLOT_BYTES);
+            let span = offset..offset + slots as usize * SLOT_BYTES;
+            let kept = kept_offset.clamp(span.start, span.end)..(kept_offset + SLOT_BYTES).clamp(span.start, span.end);
+            for part in [span.start..kept.start, kept.end..span.end].iter().filter(|part| !part.is_empty()) {
+                self.outbound.discard(part.start, part.len());
+            }
         }
         self.set_inbound_word(RINGS_USED, 0);
         // The next record finds no room known, and is led to the small ring.
@@ -657,7 +675,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Moves to the ring in which the next record goes; `false`: it stays in this one.
     fn choose_ring(&mut self, cursor: &mut Cursor, found: &FoundRoom, wanted_bytes: usize) -> bool {
         let FoundRoom { credit, ring_slots, capacity_left } = *found;
-        if self.was_given_back(cursor) && credit == cursor.tail {
+        if self.was_given_back(cursor) && self.is_drained() {
             self.move_to(cursor, 0);
             return true;
         }
@@ -811,8 +829,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         while sent_bytes < len_bytes {
             self.close_open_record();
             let mut cursor = self.cursor();
-            let room_bytes = self.room_for(&mut cursor, OPEN_SLOTS as usize * SLOT_BYTES - HEADER_BYTES)?;
-            let room_bytes = room_bytes.min(OPEN_SLOTS as usize * SLOT_BYTES - HEADER_BYTES);
+            let open_bytes = |slots: u64| slots as usize * SLOT_BYTES - HEADER_BYTES;
+            let slots_max = self.open_slots_max();
+            let room_bytes = self.room_for(&mut cursor, open_bytes(slots_max))?.min(open_bytes(slots_max));
             if room_bytes == 0 {
                 break;
             }
@@ -822,6 +841,13 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             sent_bytes += record_bytes;
         }
         Ok(sent_bytes)
+    }
+
+    /// So few of what the lane may hold, and of the ring, that they do not keep it from being writable: a receiver that
+    /// has read all of an open record may not return its credit before something follows.
+    fn open_slots_max(&self) -> u64 {
+        let ring_slots = self.ring(&self.cursor()).slots_used;
+        OPEN_SLOTS.min(self.capacity_slots() / 8).min(ring_slots / 4)
     }
 
     /// Publishes an open record with its first bytes: `slots` are its own.
@@ -891,6 +917,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let ring = self.ring(&cursor);
         let header = Record::Data(len_bytes).encode(self.inbound_word(OPEN_STAMP));
         self.outbound.store_u64(ring.slot_offset(cursor.tail) + WORD_BYTES, header, Ordering::Release);
+        self.set_inbound_word(CLOSED, open_read_mark(cursor.tail, len_bytes));
         self.set_inbound_word(TAIL, ring.place(cursor.tail.wrapping_add(slots_of(len_bytes))));
     }
 

@@ -5,11 +5,11 @@ use crate::{
     Budget, Consumer, Corrupt, GivenBack, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX,
     SLOT_BYTES,
 };
-use fabric::{Inbound, MemoryInbound, MemoryOutbound};
+use fabric::{Inbound, MemoryInbound, MemoryOutbound, shm};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use volmem::Region;
-use volmem::sync::Ordering;
+use volmem::sync::{Arc, Ordering};
 
 const SECRET: u64 = 0x5EC7;
 
@@ -496,7 +496,9 @@ fn a_layout_that_only_overflowing_would_fit_is_a_bug() {
 
 fn elastic_pair() -> Pair {
     let layout = Layout::packed_elastic(128, 115);
-    pair_in(layout, &Region::heap(layout.window_bytes()), &Region::heap(layout.window_bytes()))
+    // What is given back has to be zero; and nobody has to clear 64 MiB.
+    let memory = || Region::of_mapping(Arc::new(shm::create(layout.window_bytes()).unwrap().1));
+    pair_in(layout, &memory(), &memory())
 }
 
 /// Reads all there is, and compares it with what was sent.
@@ -605,6 +607,102 @@ fn writes_share_a_record_until_the_receiver_has_caught_up() {
     producer.finish();
     assert_eq!(consumer.read(&mut [0]), Ok(0));
     assert!(consumer.is_finished());
+}
+
+/// An open record of which everything is read: the receiver looks for more only when it has a reason to.
+fn pair_with_open_record_read(larger_ring: bool) -> Pair {
+    let (mut producer, mut consumer) = elastic_pair();
+    producer.set_capacity(100_000);
+    let first = vec![1; if larger_ring { 20_000 } else { 4_000 }];
+    assert_eq!(producer.write(&first), Ok(first.len()));
+    let position = producer.position();
+    assert_eq!(producer.write(&[2]), Ok(1));
+    assert_eq!(producer.position(), position, "the record is not open");
+    read_all(&mut consumer, &[&first[..], &[2]].concat());
+    (producer, consumer)
+}
+
+#[test]
+fn what_is_read_stays_known_as_read_when_its_record_is_closed() {
+    let (mut producer, mut consumer) = pair_with_open_record_read(false);
+    assert!(producer.is_drained());
+    producer.finish();
+    assert!(producer.is_drained(), "the receiver has not looked since");
+    assert_eq!(consumer.read(&mut [0]), Ok(0));
+    assert!(producer.is_drained() && consumer.is_finished());
+    let (mut producer, mut consumer) = pair_with_open_record_read(false);
+    assert_eq!(producer.write(&[3]), Ok(1));
+    assert!(!producer.is_drained(), "something follows");
+    read_all(&mut consumer, &[3]);
+    assert!(producer.is_drained());
+}
+
+#[test]
+fn memory_is_given_back_though_the_receiver_stands_in_an_open_record() {
+    for is_closed in [false, true] {
+        let (mut producer, mut consumer) = pair_with_open_record_read(true);
+        if is_closed {
+            assert!(producer.reserve(1).unwrap().is_some(), "given up: a record that ends without another");
+        }
+        let whole = producer.memory_bytes();
+        assert!(whole > 0);
+        assert_eq!(producer.give_back_memory(), GivenBack::All);
+        assert_eq!((producer.give_back_memory(), producer.memory_bytes()), (GivenBack::Nothing, 0));
+        assert!(!consumer.may_have_data());
+        for lap in 0..300_u16 {
+            let bytes = [lap as u8; 100];
+            assert_eq!(producer.write(&bytes), Ok(bytes.len()));
+            read_all(&mut consumer, &bytes);
+        }
+        assert_eq!(producer.memory_bytes(), 0, "it went on in the small ring");
+        assert_eq!(producer.give_back_memory(), GivenBack::All, "the way out of the larger one took memory");
+    }
+}
+
+/// Sends single bytes behind `lead` records that are read, until a record is open and then as many as `open_bytes`, or
+/// until it is full; returns how many it has.
+fn fill_open_record((producer, consumer): &mut Pair, lead: usize, open_bytes: usize) -> usize {
+    for _ in 0..lead {
+        assert_eq!(producer.write(&[0]), Ok(1));
+        read_all(consumer, &[0]);
+    }
+    let mut position = producer.position();
+    loop {
+        assert_eq!(producer.write(&[0]), Ok(1));
+        if std::mem::replace(&mut position, producer.position()) == producer.position() {
+            break;
+        }
+    }
+    let mut sent_bytes = 1;
+    while sent_bytes < open_bytes && producer.write(&[0]) == Ok(1) && producer.position() == position {
+        sent_bytes += 1;
+    }
+    sent_bytes
+}
+
+#[test]
+fn a_record_that_was_read_while_it_was_open_does_not_keep_a_lane_from_being_writable() {
+    for (capacity_bytes, is_confined) in [(1, false), (5_000, false), (7_000, false), (10_000, false), (100_000, true)]
+    {
+        for lead in [0, 1, 15, 27, 28, 29, 30, 31] {
+            let make = || {
+                let mut pair = elastic_pair();
+                pair.0.set_capacity(capacity_bytes);
+                is_confined.then(|| pair.0.confine());
+                pair
+            };
+            let full_bytes = fill_open_record(&mut make(), lead, usize::MAX);
+            let mut pair = make();
+            assert_eq!(fill_open_record(&mut pair, lead, full_bytes), full_bytes);
+            let (mut producer, mut consumer) = pair;
+            let mut unread_bytes = consumer.unread_bytes().unwrap();
+            while unread_bytes > 0 {
+                unread_bytes -= consumer.read(&mut vec![0; unread_bytes]).unwrap(); // No call looks for more.
+            }
+            let _ = producer.reserve(1).unwrap(); // Given up: the record ends, and nothing follows.
+            assert_eq!(producer.is_writable(), Ok(true), "{capacity_bytes} bytes, {lead} records before");
+        }
+    }
 }
 
 #[test]

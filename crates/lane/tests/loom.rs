@@ -13,9 +13,10 @@
 
 use fabric::{Coherence, MemoryInbound, MemoryOutbound, Outbound};
 use lane::mutation::WithoutSleepFences;
-use lane::{Consumer, Layout, Producer};
+use lane::{Consumer, GivenBack, Layout, Producer, SLOT_BYTES};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use volmem::Region;
 use volmem::sync::{Arc, Ordering};
@@ -31,8 +32,10 @@ enum Flaw {
     None,
     /// Stores have no order.
     Unordered,
-    /// Credit is returned for one slot too many.
-    CreditEarly,
+    /// The length of an open record has no order: it may show before what is appended.
+    LengthUnordered,
+    /// All credit is for so many slots at least.
+    CreditAtLeast(u64),
 }
 
 struct Window {
@@ -51,10 +54,12 @@ impl Outbound for Window {
 
     fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
         let is_credit = offset == RING.back_offset;
+        let is_length = offset >= RING.small_offset && offset % SLOT_BYTES == size_of::<u64>();
         match self.flaw {
-            Flaw::None => self.memory.store_u64(offset, value, order),
             Flaw::Unordered => self.memory.store_u64(offset, value, Ordering::Relaxed),
-            Flaw::CreditEarly => self.memory.store_u64(offset, value + u64::from(is_credit), order),
+            Flaw::LengthUnordered if is_length => self.memory.store_u64(offset, value, Ordering::Relaxed),
+            Flaw::CreditAtLeast(slots) if is_credit => self.memory.store_u64(offset, value.max(slots), order),
+            Flaw::None | Flaw::LengthUnordered | Flaw::CreditAtLeast(_) => self.memory.store_u64(offset, value, order),
         }
     }
 
@@ -74,13 +79,19 @@ impl Outbound for Window {
     fn flush(&self) {
         self.memory.flush();
     }
+
+    fn discard(&self, offset: usize, len_bytes: usize) {
+        self.memory.discard(offset, len_bytes);
+    }
 }
 
 type Sender = Producer<Window, MemoryInbound>;
 type Receiver = Consumer<MemoryInbound, Window>;
 
 fn lane(layout: Layout, forward: Flaw, back: Flaw) -> (Sender, Receiver) {
-    let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
+    // No ring lies in the sender's memory: each word costs the checker time.
+    let senders = Region::heap(layout.back_offset + Layout::BACK_BYTES);
+    let receivers = Region::heap(layout.window_bytes());
     let forward = Window { memory: MemoryOutbound::new(receivers.clone()), flaw: forward };
     let back = Window { memory: MemoryOutbound::new(senders.clone()), flaw: back };
     let producer = Producer::new(forward, MemoryInbound::new(senders), layout, SECRET);
@@ -254,7 +265,7 @@ fn an_unread_slot_is_not_overwritten_when_the_ring_wraps() {
 #[test]
 #[should_panic(expected = "overwritten before it was read")]
 fn an_unread_slot_is_overwritten_when_credit_comes_early() {
-    credit(Flaw::CreditEarly);
+    credit(Flaw::CreditAtLeast(2));
 }
 
 /// The receiver sleeps for each of two messages.
@@ -394,4 +405,183 @@ fn the_end_comes_after_the_last_byte() {
 #[should_panic(expected = "end of stream")]
 fn the_end_comes_before_the_last_byte_when_stores_have_no_order() {
     finish(Flaw::Unordered);
+}
+
+// --- elastic lanes ---------------------------------------------------------------------------------------------------
+
+/// The small ring and two larger ones, which have few slots under the checker.
+const ELASTIC: Layout = Layout::packed_elastic(8, 8);
+/// Takes six slots, and no small ring.
+const BULK_BYTES: usize = 5 * SLOT_BYTES;
+
+/// Explores `body`, whose threads store to more words that the other one loads, with so many preemptions, or
+/// one more where `LOOM_MAX_PREEMPTIONS` is set. `body` says what came to pass, and all of `expected` must have.
+fn explore_outcomes<T>(preemptions: usize, expected: &[T], body: impl Fn() -> T + Sync + Send + 'static)
+where
+    T: Ord + Copy + std::fmt::Debug + Send + 'static,
+{
+    let seen = std::sync::Arc::new(std::sync::Mutex::new(BTreeSet::new()));
+    let outcomes = seen.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions + usize::from(builder.preemption_bound.is_some()));
+    builder.max_branches = 100_000;
+    builder.check(move || _ = outcomes.lock().unwrap().insert(body()));
+    assert_eq!(*seen.lock().unwrap(), expected.iter().copied().collect(), "the outcomes that were explored");
+}
+
+fn close_and_ring(producer: &mut Sender, bell: &Doorbell) {
+    producer.finish();
+    if producer.take_wake_request() {
+        bell.ring();
+    }
+}
+
+/// Two messages come behind an open record that the receiver reads meanwhile: they are appended as long as it has not
+/// caught up. The end closes the record.
+fn append(forward: Flaw) {
+    explore_outcomes(2, &[1, 2, 3], move || {
+        let (mut producer, mut consumer) = lane(ELASTIC, forward, Flaw::None);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        // The first is unread, so that the second opens a record.
+        assert_eq!(producer.write(&message(1)), Ok(MESSAGE_BYTES));
+        assert_eq!(producer.write(&message(2)), Ok(MESSAGE_BYTES));
+        let slots_before = producer.position();
+        let sender = thread::spawn(move || {
+            write_and_ring(&mut producer, &senders_bell, &message(3));
+            write_and_ring(&mut producer, &senders_bell, &message(4));
+            close_and_ring(&mut producer, &senders_bell);
+            producer.position()
+        });
+        let bytes = read_all(&mut consumer, &bell, 4 * MESSAGE_BYTES);
+        assert_eq!(bytes, [message(1), message(2), message(3), message(4)].concat(), "not what was written");
+        let slots = sender.join().unwrap() - slots_before;
+        assert_eq!(consumer.read(&mut message(0)), Ok(0));
+        assert!(consumer.is_finished());
+        slots
+    });
+}
+
+#[test]
+fn what_is_appended_to_an_open_record_is_read_once_and_in_order() {
+    append(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "not what was written")]
+fn what_is_appended_is_not_read_when_the_length_has_no_order() {
+    append(Flaw::LengthUnordered);
+}
+
+/// The sender moves to a larger ring, and back to the small one if everything is read by then.
+/// Where it is not patient, that may be an open record, of which the receiver does not know that it is closed.
+fn hand_over(back: Flaw, is_patient: bool) {
+    explore_outcomes(2, &[false, true], move || {
+        let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, back);
+        producer.set_patient(is_patient); // Such a one writes records of their own.
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        let sender = thread::spawn(move || {
+            write_and_ring(&mut producer, &senders_bell, &[1; BULK_BYTES]);
+            write_and_ring(&mut producer, &senders_bell, &message(2));
+            let given = producer.give_back_memory();
+            write_and_ring(&mut producer, &senders_bell, &message(3));
+            given == GivenBack::All
+        });
+        let bytes = read_all(&mut consumer, &bell, BULK_BYTES + 2 * MESSAGE_BYTES);
+        let written = [&[1; BULK_BYTES][..], &message(2), &message(3)].concat();
+        assert_eq!(bytes, written, "not what was written");
+        sender.join().unwrap()
+    });
+}
+
+#[test]
+fn bytes_follow_the_moves_between_the_rings_of_an_elastic_lane() {
+    hand_over(Flaw::None, true);
+}
+
+#[test]
+fn bytes_follow_the_move_from_an_open_record_whose_ring_was_given_back() {
+    hand_over(Flaw::None, false);
+}
+
+#[test]
+#[should_panic(expected = "not what was written")]
+fn bytes_do_not_follow_when_memory_is_given_back_that_is_unread() {
+    hand_over(Flaw::CreditAtLeast(1 + 6 + 1), true); // The record that leads to the larger ring, and both there.
+}
+
+/// The way out of a larger ring is unread when the sender moves to a larger one again: to another one, then.
+#[test]
+fn a_ring_that_was_left_is_not_written_before_the_way_out_of_it_is_read() {
+    explore_outcomes(1, &[()], || {
+        let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
+        producer.set_patient(true);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        assert_eq!(producer.write(&[1; BULK_BYTES]), Ok(BULK_BYTES));
+        assert_eq!(consumer.read(&mut [0; BULK_BYTES]), Ok(BULK_BYTES));
+        assert_eq!(producer.give_back_memory(), GivenBack::All);
+        // So many that the next but one to go there would lie on the way out.
+        for number in 2..9 {
+            assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
+        }
+        let sender = thread::spawn(move || {
+            for number in 9..11 {
+                write_and_ring(&mut producer, &senders_bell, &[number; BULK_BYTES]);
+            }
+        });
+        let bytes = read_all(&mut consumer, &bell, 7 * MESSAGE_BYTES + 2 * BULK_BYTES);
+        let messages = (2..9).flat_map(message);
+        let written: Vec<u8> = messages.chain([9; BULK_BYTES]).chain([10; BULK_BYTES]).collect();
+        assert_eq!(bytes, written);
+        sender.join().unwrap();
+    });
+}
+
+/// A sender sleeps for room, of which the receiver gives back just what it asks for.
+fn sender_sleeps_for_enough() {
+    explore(|| {
+        let (mut producer, mut consumer) = lane(ELASTIC, Flaw::None, Flaw::None);
+        producer.confine();
+        producer.set_patient(true);
+        for number in 0..7 {
+            assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
+        }
+        assert_eq!(producer.write(&message(7)), Ok(0), "the slot that is kept");
+        // Four slots are asked for. The first two of them are not worth a wake-up, and the others may be.
+        (0..2).for_each(|number| read_message(&mut consumer, number));
+        let bell = Doorbell::new();
+        let receivers_bell = bell.clone();
+        let receiver = thread::spawn(move || {
+            for number in 2..4 {
+                read_message(&mut consumer, number);
+                if consumer.take_wake_request() {
+                    receivers_bell.ring();
+                }
+            }
+        });
+        loop {
+            producer.announce_sleep();
+            if producer.is_writable().unwrap() {
+                producer.cancel_sleep();
+                break;
+            }
+            bell.wait();
+        }
+        assert_eq!(producer.write(&message(7)), Ok(MESSAGE_BYTES));
+        receiver.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sender_that_sleeps_is_woken_when_as_much_room_comes_back_as_it_asks_for() {
+    sender_sleeps_for_enough();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_sender_that_sleeps_is_not_woken_when_enough_room_comes_back_without_the_fences() {
+    let _mutation = WithoutSleepFences::new();
+    sender_sleeps_for_enough();
 }

@@ -97,7 +97,7 @@ const BIG_IN_WINDOW_OFFSET: usize = (ENDPOINT_BYTES + SMALL_BYTES).next_multiple
 const TIMED_SHAPE: Shape = Shape { window_bytes: Segment::WINDOW_BYTES, words_bytes: ENDPOINT_BYTES };
 
 /// The lane to an end in a memfd. Both windows are the whole memory.
-const fn layout_to(receiver: Side) -> Layout {
+pub const fn layout_to(receiver: Side) -> Layout {
     let (receiver, sender) = match receiver {
         Side::Connector => (0, 1),
         Side::Acceptor => (1, 0),

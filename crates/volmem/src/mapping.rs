@@ -87,6 +87,7 @@ impl Mapping {
 
     /// Gives the memory of the whole pages among `len_bytes` from `begin` on, which lie in the mapping, back to the
     /// system.
+    #[cfg(not(loom))] // Modelled memory is no mapping.
     pub(crate) fn discard(&self, begin: NonNull<u8>, len_bytes: usize) {
         const PAGE_BYTES: usize = Alignment::MIN_BYTES as usize;
         let first = begin.addr().get().next_multiple_of(PAGE_BYTES);
@@ -174,8 +175,8 @@ mod tests {
     use super::*;
     use crate::{Region, sync::Arc};
     use std::fs::File;
-    use std::os::fd::AsFd;
-    use std::os::unix::fs::FileExt;
+    use std::os::fd::{AsFd, FromRawFd};
+    use std::os::unix::fs::{FileExt, MetadataExt};
 
     const PAGE_BYTES: u64 = 4096;
 
@@ -244,5 +245,91 @@ mod tests {
         assert_eq!(&bytes, b"in there");
         let beyond = Mapping::around(file.as_fd(), u64::MAX, 8, alignment).unwrap_err();
         assert_eq!(beyond.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    /// A region of a sealed memfd of so many pages, all of them written, and its file.
+    fn written(pages: usize) -> (Region, File) {
+        // SAFETY: the name ends in a zero byte.
+        let descriptor = unsafe { libc::memfd_create(c"volmem-test".as_ptr(), libc::MFD_ALLOW_SEALING) };
+        assert!(descriptor >= 0, "{}", io::Error::last_os_error());
+        // SAFETY: new, and nobody else's.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len((pages * PAGE_BYTES as usize) as u64).unwrap();
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: a system call without pointers.
+        assert_eq!(unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, seals) }, 0);
+        let mapping = Mapping::new(file.as_fd(), pages * PAGE_BYTES as usize).unwrap();
+        let region = Region::of_mapping(Arc::new(mapping));
+        region.write(0, &vec![0xA5; region.len_bytes()]);
+        assert_eq!(taken_bytes(&file), region.len_bytes());
+        (region, file)
+    }
+
+    /// Bytes of memory that a file has.
+    fn taken_bytes(file: &File) -> usize {
+        file.metadata().unwrap().blocks() as usize * 512
+    }
+
+    /// Offsets of the first and behind the last byte that is zero.
+    fn zeros(region: &Region) -> Option<(usize, usize)> {
+        let mut bytes = vec![0; region.len_bytes()];
+        region.read(0, &mut bytes);
+        let first = bytes.iter().position(|byte| *byte == 0)?;
+        let last = bytes.iter().rposition(|byte| *byte == 0)?;
+        assert!(bytes[first..=last].iter().all(|byte| *byte == 0), "zeros in several places");
+        Some((first, last + 1))
+    }
+
+    #[test]
+    fn the_memory_of_whole_pages_goes_back_to_the_system_and_no_other() {
+        const PAGE: usize = PAGE_BYTES as usize;
+        for (offset, len_bytes, discarded) in [
+            (0, 8 * PAGE, Some((0, 8 * PAGE))),
+            (2 * PAGE, 3 * PAGE, Some((2 * PAGE, 5 * PAGE))),
+            (PAGE - 1, 2 * PAGE + 2, Some((PAGE, 3 * PAGE))),
+            (PAGE + 1, 2 * PAGE - 1, Some((2 * PAGE, 3 * PAGE))),
+            (PAGE + 1, 2 * PAGE - 2, None),
+            (PAGE, PAGE - 1, None),
+            (PAGE + 64, 128, None),
+            (5 * PAGE, 0, None),
+            (8 * PAGE, 0, None),
+        ] {
+            let (region, file) = written(8);
+            region.discard(offset, len_bytes);
+            let discarded_bytes = discarded.map_or(0, |(begin, end)| end - begin);
+            assert_eq!(taken_bytes(&file), 8 * PAGE - discarded_bytes, "{offset}+{len_bytes}");
+            assert_eq!(zeros(&region), discarded, "{offset}+{len_bytes}");
+            region.write(offset, &vec![1; len_bytes]);
+        }
+    }
+
+    #[test]
+    fn what_a_part_of_a_region_discards_is_gone_from_every_mapping() {
+        const PAGE: usize = PAGE_BYTES as usize;
+        let (region, file) = written(4);
+        let others = Region::of_mapping(Arc::new(Mapping::new(file.as_fd(), 4 * PAGE).unwrap()));
+        region.sub(PAGE, 3 * PAGE).discard(PAGE, PAGE);
+        assert_eq!(zeros(&others), Some((2 * PAGE, 3 * PAGE)));
+    }
+
+    #[test]
+    fn memory_of_the_heap_is_left_alone() {
+        let region = Region::heap(64 << 10);
+        region.write(0, &vec![0xA5; region.len_bytes()]);
+        region.discard(0, region.len_bytes());
+        assert_eq!(zeros(&region), None);
+    }
+
+    #[test]
+    fn a_span_outside_of_a_region_is_not_discarded() {
+        const PAGE: usize = PAGE_BYTES as usize;
+        let (whole, file) = written(4);
+        let region = whole.sub(PAGE, 2 * PAGE);
+        let spans = [(0, 2 * PAGE + 1), (2 * PAGE + 1, 0), (PAGE, 2 * PAGE), (usize::MAX, 2), (1, usize::MAX)];
+        for (offset, len_bytes) in spans {
+            let discard = std::panic::AssertUnwindSafe(|| region.discard(offset, len_bytes));
+            assert!(std::panic::catch_unwind(discard).is_err(), "{offset}+{len_bytes}");
+        }
+        assert_eq!((taken_bytes(&file), zeros(&whole)), (4 * PAGE, None));
     }
 }

@@ -1,5 +1,6 @@
 //! The region under a model checker: an array of modelled words.
 
+use crate::CACHE_LINE_BYTES;
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 const WORD_BYTES: usize = size_of::<u64>();
@@ -36,7 +37,15 @@ impl Region {
 
     pub fn prefetch_for_writes(&self, _offset: usize, _len_bytes: usize) {}
 
-    pub fn discard(&self, _offset: usize, _len_bytes: usize) {}
+    /// Here a page is a cache line.
+    pub fn discard(&self, offset: usize, len_bytes: usize) {
+        let end = offset + len_bytes;
+        assert!(end <= self.len_bytes);
+        let pages = offset.next_multiple_of(CACHE_LINE_BYTES)..end / CACHE_LINE_BYTES * CACHE_LINE_BYTES;
+        for word in pages.step_by(WORD_BYTES) {
+            self.store_u64(word, 0, Ordering::Relaxed);
+        }
+    }
 
     pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
         self.word(offset).load(order)

@@ -78,8 +78,9 @@ impl Region {
         for_each_line(LineInstruction::Prefetchw, self, offset, len_bytes);
     }
 
-    /// Gives the memory of the whole pages of a span back to the system: they are zero from then on. Only in a mapping
-    /// of shared memory (`MADV_REMOVE`); elsewhere, and where the system refuses, nothing happens.
+    /// Gives the memory of the whole pages of a span back to the system: they are zero from then on, and have memory
+    /// again once anybody reads or writes them. Only in a mapping of shared memory (`MADV_REMOVE`); elsewhere, and
+    /// where the system refuses, nothing happens.
     ///
     /// # Panics
     /// If the span is not inside this region.

@@ -4,7 +4,7 @@
 //! bytes or [`lane::Corrupt`].
 
 use crate::oracle::Shape;
-use crate::windows::{GuardedOutbound, Lie, LyingInbound, SECRET};
+use crate::windows::{self, GuardedOutbound, Lie, LyingInbound, SECRET};
 use fabric::Coherence;
 use lane::{Chunk, Consumer, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, Next, Producer, SHORT_BYTES_MAX};
 use std::collections::VecDeque;
@@ -92,9 +92,9 @@ struct Victim {
 
 impl Victim {
     fn new(layout: Layout, coherence: Coherence) -> Self {
-        let own = Region::heap(layout.window_bytes());
+        let own = windows::memory(&layout);
         let script = Arc::new(Mutex::new(VecDeque::new()));
-        let outbound = GuardedOutbound::new(Region::heap(layout.window_bytes()), layout, coherence);
+        let outbound = GuardedOutbound::new(windows::memory(&layout), layout, coherence);
         let inbound = LyingInbound::new(own.clone(), layout, script.clone());
         Self {
             layout,

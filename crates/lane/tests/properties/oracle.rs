@@ -1,6 +1,6 @@
 //! The oracle: what a lane must do, as a queue of bytes.
 
-use crate::windows::{Random, SECRET, WriteCombined};
+use crate::windows::{self, Random, SECRET, WriteCombined};
 use fabric::stale::{Habits, StaleMemory};
 use fabric::{Inbound, Memory, MemoryInbound, MemoryOutbound, Outbound};
 use lane::{Consumer, GivenBack, Layout, Next, Producer, SHORT_BYTES_MAX};
@@ -92,7 +92,7 @@ impl Shape {
 /// Runs the calls on a lane in coherent memory and on the oracle; panics where they differ.
 pub fn check_coherent(shape: Shape, ops: &[Op]) {
     let layout = shape.layout();
-    let (senders, receivers) = (Region::heap(layout.window_bytes()), Region::heap(layout.window_bytes()));
+    let (senders, receivers) = (windows::memory(&layout), windows::memory(&layout));
     let producer =
         Producer::new(MemoryOutbound::new(receivers.clone()), MemoryInbound::new(senders.clone()), layout, SECRET);
     let consumer = Consumer::new(MemoryInbound::new(receivers), MemoryOutbound::new(senders), layout, SECRET);
@@ -256,6 +256,7 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
         } else {
             assert_ne!(given, GivenBack::All, "something is unread");
         }
+        assert!(given != GivenBack::All || self.producer.memory_bytes() == 0);
     }
 
     fn write(&mut self, len_bytes: usize) {
@@ -444,6 +445,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     /// What must hold after every call where a store is visible at once.
     fn check_now(&mut self) {
         assert_eq!(self.consumer.unread_bytes(), Ok(self.unread.len()));
+        let is_all_read = self.unread.is_empty() && self.staged.is_none();
+        assert!(self.producer.is_drained() == is_all_read || !self.is_elastic, "drained, or not");
         assert_eq!(self.consumer.fin_is_coming(), self.is_finished);
         let has_something = !self.unread.is_empty() || self.is_finished;
         assert!(self.consumer.may_have_data() || !has_something);

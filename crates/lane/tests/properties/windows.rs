@@ -1,6 +1,6 @@
 //! Windows that behave worse than memory.
 
-use fabric::{Coherence, Inbound, Outbound};
+use fabric::{Coherence, Inbound, Outbound, shm};
 use lane::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,6 +11,16 @@ use volmem::{CACHE_LINE_BYTES, Region};
 
 /// The secret of every lane under test.
 pub const SECRET: u64 = 0x5EC7_0A11_0F4A_1AE5;
+
+/// Zeroed memory for a window of a lane. That of an elastic one is shared memory: what is given back has to be zero,
+/// and an address sanitizer takes its time over 32 MiB of the heap.
+pub fn memory(layout: &Layout) -> Region {
+    if layout.elastic.is_none() {
+        return Region::heap(layout.window_bytes());
+    }
+    let (_, mapping) = shm::create(layout.window_bytes()).expect("shared memory");
+    Region::of_mapping(Arc::new(mapping))
+}
 
 /// A small generator (SplitMix64): the same numbers from the same seed, everywhere.
 #[derive(Debug, Clone)]
@@ -242,6 +252,11 @@ impl Outbound for GuardedOutbound {
     fn pointer(&self, offset: usize, len_bytes: usize) -> Option<NonNull<u8>> {
         assert_in_ring(&self.layout, offset, len_bytes);
         Some(self.memory.pointer(offset, len_bytes))
+    }
+
+    fn discard(&self, offset: usize, len_bytes: usize) {
+        assert_in_ring(&self.layout, offset, len_bytes);
+        self.memory.discard(offset, len_bytes);
     }
 
     fn fence(&self) {}

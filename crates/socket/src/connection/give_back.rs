@@ -8,7 +8,6 @@
 use super::{Connection, Lanes, POOL};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::memory_budget::{WARM_BYTES, taken_bytes};
-use crate::segment::Own;
 use crate::system;
 use lane::GivenBack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -94,15 +93,6 @@ impl Connection {
         match sender.give_back_memory() {
             GivenBack::Nothing | GivenBack::All => self.forget_memory(),
             GivenBack::InUse => {}
-            GivenBack::Closed => self.ring_if_asleep(lanes),
-        }
-    }
-
-    /// Has a receiver that sleeps see that a record has ended. Under the send lock.
-    fn ring_if_asleep(&self, lanes: &Lanes) {
-        // SAFETY: under the send lock.
-        if lanes.segment.load(Own::Attached) == 1 && unsafe { (*lanes.sender.get()).take_wake_request() } {
-            self.ring();
         }
     }
 }

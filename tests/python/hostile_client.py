@@ -1,0 +1,134 @@
+"""Stores forged words into the memory of its own connections to an echo server, and keeps them open.
+
+Usage: hostile_client.py PORT SEGMENT_BYTES RING SLOTS FORWARD BACK RETURN_FORWARD RETURN_BACK
+
+The offsets are those of the lane to the server, then of the lane back; see `lane::Layout`. Prints "forged N, reset M"
+at the end: how many connections, and how many of them the server has ended.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+import time
+
+PORT, SEGMENT_BYTES, RING, SLOTS, FORWARD, BACK, RETURN_FORWARD, RETURN_BACK = map(int, sys.argv[1:])
+LINE = 64
+WORD = (1 << 64) - 1
+TAG_FACTOR = 0x9E37_79B9_7F4A_7C15
+DATA, SWITCH, OPEN = 1 << 16, 2 << 16, 3 << 16
+# The cursor of the server's receiving end: its position, then its place in the record with the number of the ring.
+HEAD, PLACE = FORWARD + 2 * LINE, FORWARD + 2 * LINE + 8
+# Our own position; the server's, and the number of the ring that it writes to.
+TAIL, SERVERS_TAIL, SERVERS_RING = BACK + 2 * LINE, RETURN_BACK + 2 * LINE, RETURN_BACK + 2 * LINE + 16
+SERVERS_OPEN = RETURN_BACK + 2 * LINE + 64
+PRODUCER_ASLEEP = FORWARD + LINE
+CREDIT, OPEN_READ, CAPACITY = RETURN_BACK, RETURN_BACK + 8, RETURN_BACK + LINE + 8
+
+
+def mappings():
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if "memfd:crosslane" in line and end - begin == SEGMENT_BYTES:
+                yield begin
+
+
+class Connection:
+    """A connection, and the words of its memory."""
+
+    def __init__(self):
+        token = os.urandom(8)
+        self.socket = socket.create_connection(("127.0.0.1", PORT), timeout=20)
+        self.socket.sendall(token)
+        assert self.socket.recv(8, socket.MSG_WAITALL) == token
+        self.socket.setblocking(False)
+        (self.base,) = (base for base in mappings() if ctypes.string_at(base + RING + 16, 8) == token)
+        self.secret = self[RING] ^ (self[HEAD] - 1) * TAG_FACTOR & WORD
+
+    def __getitem__(self, offset):
+        return ctypes.c_uint64.from_address(self.base + offset).value
+
+    def __setitem__(self, offset, value):
+        ctypes.c_uint64.from_address(self.base + offset).value = value & WORD
+
+    def slot(self, position):
+        return RING + position % SLOTS * LINE
+
+    def send(self, count=1):
+        """Sends honestly, as far as there is a way: whoever waits is woken."""
+        for _ in range(count):
+            try:
+                self.socket.send(b"x" * 100)
+            except OSError:
+                return
+        time.sleep(0.01)
+
+    def is_ended(self):
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def forge_record(self, header):
+        """A record where the server reads next, and an honest one behind it."""
+        position = self[TAIL]
+        self[self.slot(position) + 8] = header
+        self[self.slot(position)] = self.secret ^ position * TAG_FACTOR & WORD
+        self[TAIL] = position + 1
+        self.send()
+        return self.slot(position)
+
+
+def forge_words(offset, values):
+    def forge(value):
+        connection = Connection()
+        connection[offset] = value(connection) if callable(value) else value
+        connection.send(200)
+        return connection
+
+    return [lambda value=value: forge(value) for value in values]
+
+
+def forge_switch(ring):
+    connection = Connection()
+    connection.forge_record(SWITCH | ring)
+    return connection
+
+
+def forge_open_record(first, then):
+    connection = Connection()
+    slot = connection.forge_record(first)
+    for header in then:
+        connection[slot + 8] = header
+        connection.send()
+    return connection
+
+
+def steps():
+    far = [1, 2, 1 << 40, 1 << 63, WORD, WORD - 1]
+    near = [lambda c, by=by: c[HEAD] + by for by in (-1, 1, 33, 1 << 20)]
+    near_servers = [lambda c, by=by: c[SERVERS_TAIL] + by for by in (-64, 1, 128, 1 << 20)]
+    yield from forge_words(PLACE, [1, 10, 11, 255, 1 << 8, 40 << 16 | 1 << 8, 40 << 16 | 50 << 40, WORD])
+    yield from forge_words(SERVERS_RING, [1, 10, 11, 200, WORD])
+    yield from forge_words(SERVERS_OPEN, [1, 1 << 32 | 1, 64 << 32 | 4080, 64 << 32 | 5000, 1 << 63, WORD])
+    yield from forge_words(PRODUCER_ASLEEP, far + near)
+    yield from forge_words(CREDIT, far + near_servers)
+    yield from forge_words(OPEN_READ, far)
+    yield from forge_words(CAPACITY, [1, WORD])
+    yield from (lambda ring=ring: forge_switch(ring) for ring in (0, 1, 5, 10, 11, 255, 65535))
+    for first in (1, 40, 4080, 16_368, 16_369, 65_535):
+        for then in ([], [OPEN | 1], [DATA | 1], [OPEN | 65_535], [SWITCH | 1], [0], [OPEN | 50, DATA | 50]):
+            yield lambda first=first, then=then: forge_open_record(OPEN | first, then)
+
+
+held = []
+for step in steps():
+    held.append(step())
+print(f"forged {len(held)}, reset {sum(connection.is_ended() for connection in held)}", flush=True)
+time.sleep(1000)

@@ -1,0 +1,52 @@
+"""Echoes any number of clients on 127.0.0.1 from one thread that never blocks in a call but select's.
+
+Usage: selector_echo_server.py PORT
+"""
+
+import selectors
+import socket
+import sys
+
+BUFFERED_BYTES_MAX = 1 << 20
+
+selector = selectors.DefaultSelector()
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", int(sys.argv[1])))
+listener.listen(64)
+listener.setblocking(False)
+selector.register(listener, selectors.EVENT_READ)
+
+
+def serve(client, buffered, events):
+    if events & selectors.EVENT_READ:
+        data = client.recv(65536)
+        if not data:
+            raise ConnectionResetError
+        buffered += data
+    if buffered:
+        try:
+            del buffered[: client.send(buffered)]
+        except BlockingIOError:
+            pass
+    wanted = selectors.EVENT_WRITE if buffered else 0
+    if len(buffered) < BUFFERED_BYTES_MAX:
+        wanted |= selectors.EVENT_READ
+    selector.modify(client, wanted, buffered)
+
+
+while True:
+    for key, events in selector.select():
+        try:
+            if key.fileobj is listener:
+                client, _ = listener.accept()
+                client.setblocking(False)
+                selector.register(client, selectors.EVENT_READ, bytearray())
+            else:
+                serve(key.fileobj, key.data, events)
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            if key.fileobj is not listener:
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
