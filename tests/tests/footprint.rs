@@ -1,5 +1,6 @@
 //! What connections cost while they carry little or nothing: counts, not times.
 
+use std::process::Command;
 use std::time::Duration;
 
 use system_tests::place::{package_file, python};
@@ -96,6 +97,44 @@ fn the_library_has_no_thread() {
     for arguments in [&[] as &[&str], &["connect"]] {
         let finished = Process::start(rack.require_lane(&program).args(arguments)).wait(PATIENCE).must_succeed();
         assert_eq!(finished.stdout, "1\n", "{finished}");
+    }
+}
+
+/// What both endpoints and both small rings of a connection take.
+const DRAINED_BYTES: &str = "16384";
+
+#[test]
+fn a_connection_that_was_read_to_the_end_keeps_only_its_small_rings() {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    command.arg(package_file("python/drained_memory.py")).arg(DRAINED_BYTES);
+    let finished = Process::start(&mut command).wait(PATIENCE).must_succeed();
+    assert_eq!(finished.stdout, "ok\n", "{finished}");
+}
+
+/// A line of `unread_bytes.py`: `SO_SNDBUF`, `SO_RCVBUF`, bytes of a write, bytes accepted.
+fn unread_bytes(command: &mut Command) -> Vec<[u64; 4]> {
+    let finished = Process::start(command.arg(package_file("python/unread_bytes.py"))).wait(RUN_LIMIT).must_succeed();
+    let numbers = |line: &str| -> Option<[u64; 4]> {
+        let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+        numbers.try_into().ok()
+    };
+    let lines = finished.stdout.lines();
+    lines.map(|line| numbers(line).unwrap_or_else(|| panic!("'{line}': {finished}"))).collect()
+}
+
+#[test]
+fn a_sender_whose_peer_does_not_read_is_accepted_one_to_two_times_what_tcp_accepts() {
+    let by_tcp = unread_bytes(&mut Command::new(python()));
+    let by_lanes = unread_bytes(&mut Rack::new().require_lane(python()));
+    assert_eq!((by_tcp.len(), by_lanes.len()), (12, 12));
+    for (tcp, lane) in by_tcp.iter().zip(&by_lanes) {
+        let [.., write_bytes, accepted_by_tcp] = *tcp;
+        let [.., accepted] = *lane;
+        assert_eq!(tcp[..3], lane[..3]);
+        // The last write may be the one that is cut off or not.
+        let bounds = accepted_by_tcp.saturating_sub(write_bytes)..=2 * accepted_by_tcp + write_bytes;
+        assert!(bounds.contains(&accepted), "{lane:?} by a lane, {tcp:?} by TCP");
     }
 }
 

@@ -42,6 +42,9 @@ const SHARED_BYTES_MAX: usize = 2048;
 const OPEN_SLOTS: u64 = if cfg!(loom) { 2 } else { 64 };
 /// A receiver that lags so many slots is behind: before, each write is a record of its own, which is read faster.
 const LAG_SLOTS: u64 = 4096;
+/// A sender is writable once this part of the lane's capacity is free. Linux asks for a third of the send buffer
+/// (`sk_stream_is_writeable`), and that is about half of the capacity.
+const ROOM_SHARE: u64 = 6;
 /// Or this share of what the lane may hold: single bytes before then are a small part of it.
 const LAG_SHARE: u64 = 32;
 /// A sender that would rather wait for a receiver than use more memory moves on to rings of so many slots; by writes of
@@ -51,8 +54,8 @@ const STREAM_SLOTS: u64 = 4096;
 const BULK_SLOTS: u64 = 65_536;
 const BULK_BYTES: usize = 8192;
 /// A long write moves on to a ring that holds so many of its length: by round trips of 40 kB, 4 of them took 16% longer
-/// than 16.
-const RING_PER_WRITE: u64 = 16;
+/// than 16. A model has no rings for that.
+const RING_PER_WRITE: u64 = if cfg!(loom) { 4 } else { 16 };
 /// Memory is accounted for in steps of so many slots, as a ring is used for the first time.
 const ACCOUNT_SLOTS: u64 = 1024;
 
@@ -456,7 +459,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Whether there is as much room as a sleeping sender is woken for: at least a quarter of the ring; of an elastic
-    /// lane a third of what it may hold, as TCP's.
+    /// lane a sixth of what it may hold ([`ROOM_SHARE`]).
     ///
     /// # Errors
     /// [`Corrupt`] if the receiver returned impossible credit.
@@ -780,7 +783,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Slots that may be used, at most, for the lane to be writable.
     fn writable_slots_used(&self, cursor: &Cursor, in_ring: bool) -> u64 {
         let capacity_slots = self.capacity_slots();
-        let by_capacity = capacity_slots - capacity_slots / 3;
+        let by_capacity = capacity_slots - capacity_slots / ROOM_SHARE;
         let ring = self.ring(cursor);
         let is_largest = usize::from(cursor.ring) == ELASTIC_RINGS;
         if in_ring || self.is_confined || is_largest {

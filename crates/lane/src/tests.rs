@@ -539,7 +539,7 @@ fn a_lane_takes_what_both_ends_ask_for_whatever_the_sizes_of_writes() {
         }
         assert!((470_000..=500_000).contains(&sent_bytes), "{sent_bytes} bytes by writes of {len_bytes}");
         assert_eq!(producer.is_writable(), Ok(false));
-        consumer.set_capacity(200_000);
+        consumer.set_capacity(110_000);
         assert!(consumer.take_wake_request() || producer.is_writable() == Ok(false), "nobody sleeps");
         read_all(&mut consumer, &vec![7; sent_bytes]);
         assert_eq!((producer.is_drained(), producer.is_writable()), (true, Ok(true)));
@@ -581,7 +581,7 @@ fn a_sleeper_is_woken_when_there_is_the_room_that_it_sleeps_for_and_not_before()
         read_bytes += consumer.read(&mut [0; 1000]).unwrap();
     }
     assert_eq!(producer.is_writable(), Ok(true), "woken for {read_bytes} bytes");
-    assert!((sent_bytes / 4..sent_bytes / 2).contains(&read_bytes), "{read_bytes} of {sent_bytes}");
+    assert!((sent_bytes / 8..sent_bytes / 3).contains(&read_bytes), "{read_bytes} of {sent_bytes}");
 }
 
 #[test]

@@ -1,0 +1,90 @@
+"""Exchanges bulk over some connections, reads everything, and waits for what their memory comes down to.
+
+A server that waits in poll and a client that waits in recv are the two ends. Prints the bytes of shared memory that a
+connection keeps, once they are few; how long it took is not judged.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+CONNECTIONS = 20
+KEPT_BYTES_MAX = int(sys.argv[1])
+PATIENCE_S = 30
+
+
+def memory_bytes(pid):
+    """The memory of the lanes that a process has: blocks of distinct memfds."""
+    found = {}
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{name}"
+        try:
+            if os.readlink(path).startswith("/memfd:crosslane"):
+                stat = os.stat(path)
+                found[stat.st_ino] = stat.st_blocks * 512
+        except FileNotFoundError:
+            pass
+    return sum(found.values())
+
+
+def serve(listener):
+    poll, connections = select.poll(), {}
+    for _ in range(CONNECTIONS):
+        connection = listener.accept()[0]
+        connections[connection.fileno()] = connection
+        poll.register(connection, select.POLLIN)
+    while True:
+        for number, _ in poll.poll():
+            connections[number].sendall(connections[number].recv(1 << 20))
+
+
+def exchange(address, done):
+    connections = [socket.create_connection(address) for _ in range(CONNECTIONS)]
+    for connection in connections:
+        for size in [40_000] * 20 + [300_000]:
+            connection.sendall(bytes(size))
+            left = size
+            while left:
+                left -= len(connection.recv(left))
+    os.write(done, b"!")
+    connections[0].recv(1)
+
+
+listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
+done, say_done = os.pipe()
+
+
+def start(run, *arguments):
+    """Runs a function in a child of its own, which ends with it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run(*arguments)
+        finally:
+            os._exit(1)
+    return child
+
+
+server = start(serve, listener)
+client = start(exchange, listener.getsockname(), say_done)
+os.close(say_done)
+try:
+    if os.read(done, 1) != b"!":
+        raise SystemExit("the client ended")
+    began = time.monotonic()
+    while True:
+        kept = [memory_bytes(pid) // CONNECTIONS for pid in (server, client)]
+        if max(kept) <= KEPT_BYTES_MAX and min(kept) > 0:
+            break
+        if time.monotonic() - began > PATIENCE_S:
+            raise SystemExit(f"a connection still keeps {max(kept)} bytes of at most {KEPT_BYTES_MAX}")
+        time.sleep(0.05)
+    print(max(kept), f"after {time.monotonic() - began:.2f} s", file=sys.stderr)
+    print("ok")
+finally:
+    for pid in (server, client):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
