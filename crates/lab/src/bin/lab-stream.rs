@@ -38,14 +38,20 @@ fn run(arguments: &[String]) -> Result<(u64, u64)> {
         "connect" => (TcpStream::connect(address)?, SEED_CLIENT, SEED_SERVER),
         _ => bail!(USAGE),
     };
-    let sending = stream.try_clone()?;
-    let sender = thread::spawn(move || send(sending, own, limit));
+    // The client's machine may be switched off once the server has ended its stream, and takes along what is under way:
+    // so the server ends its stream only when it has received everything.
+    let is_server = role == "serve";
+    let (sending, ending) = (stream.try_clone()?, stream.try_clone()?);
+    let sender = thread::spawn(move || send(sending, own, limit, !is_server));
     let received = receive(stream, theirs)?;
     let sent = sender.join().map_err(|_| anyhow!("the sender panicked"))??;
+    if is_server {
+        ending.shutdown(Shutdown::Write).context("ending the stream")?;
+    }
     Ok((sent, received))
 }
 
-fn send(mut stream: TcpStream, seed: u64, limit: Duration) -> Result<u64> {
+fn send(mut stream: TcpStream, seed: u64, limit: Duration, ends_stream: bool) -> Result<u64> {
     let (mut blocks, mut bytes) = (Blocks { state: seed }, 0);
     let begun = Instant::now();
     while begun.elapsed() < limit {
@@ -53,7 +59,9 @@ fn send(mut stream: TcpStream, seed: u64, limit: Duration) -> Result<u64> {
         bytes += BLOCK_BYTES as u64;
     }
     stream.write_all(&LAST).context("sending the last block")?;
-    stream.shutdown(Shutdown::Write)?;
+    if ends_stream {
+        stream.shutdown(Shutdown::Write).context("ending the stream")?;
+    }
     Ok(bytes)
 }
 
