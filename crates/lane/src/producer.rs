@@ -269,14 +269,14 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub unsafe fn write_from(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let mut sent_bytes = 0;
         if self.has_open_record() {
-            // SAFETY: the caller's span.
+            // SAFETY: our caller says that `source` is readable for `len_bytes`, and no more is read.
             sent_bytes = unsafe { self.append_to_open_record(source, len_bytes) }?;
         }
         let mut cursor = self.cursor();
         while sent_bytes < len_bytes {
             let rest_bytes = len_bytes - sent_bytes;
             if self.shares_records(&cursor, rest_bytes)? {
-                // SAFETY: the caller's span, from what is not yet sent on.
+                // SAFETY: `source` is readable for `len_bytes`, which is more than `sent_bytes` in this loop.
                 return unsafe { self.write_shared(source, sent_bytes, len_bytes) };
             }
             let room_bytes = self.room_for(&mut cursor, rest_bytes)?;
@@ -839,7 +839,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
                 break;
             }
             let record_bytes = room_bytes.min(len_bytes - sent_bytes);
-            // SAFETY: the caller's span, from what is not yet sent on.
+            // SAFETY: `source` is readable for `len_bytes`; `sent_bytes` plus `record_bytes` are at most that.
             unsafe { self.open_record(&mut cursor, source.add(sent_bytes), record_bytes, slots_of(room_bytes)) };
             sent_bytes += record_bytes;
         }
@@ -854,9 +854,12 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Publishes an open record with its first bytes: `slots` are its own.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
     unsafe fn open_record(&mut self, cursor: &mut Cursor, source: *const u8, len_bytes: usize, slots: u64) {
         let slot = self.ring(cursor).slot_offset(cursor.tail);
-        // SAFETY: the caller's span.
+        // SAFETY: `source` is readable for `len_bytes`; the window checks the bounds of what is written.
         unsafe { self.outbound.write_from(slot + HEADER_BYTES, source, len_bytes) };
         self.show(slot, cursor.tail, Record::Open(len_bytes));
         if let Some(switch) = cursor.switch.take() {
@@ -869,6 +872,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     }
 
     /// Appends to the open record what it has room for, and closes it if that is not all.
+    ///
+    /// # Safety
+    /// `source` is readable for `len_bytes`.
     #[cold]
     unsafe fn append_to_open_record(&mut self, source: *const u8, len_bytes: usize) -> Result<usize, Corrupt> {
         let open = self.open()?;
@@ -879,7 +885,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
         let appended_bytes = if is_read || len_bytes >= SHARED_BYTES_MAX { 0 } else { room_bytes.min(len_bytes) };
         if appended_bytes > 0 {
             let slot = self.ring(&cursor).slot_offset(cursor.tail);
-            // SAFETY: the caller's span.
+            // SAFETY: `source` is readable for `len_bytes`, and `appended_bytes` are at most that (`min`).
             unsafe { self.outbound.write_from(slot + HEADER_BYTES + open.len_bytes, source, appended_bytes) };
             let so_far = open.len_bytes + appended_bytes;
             self.outbound.fence();

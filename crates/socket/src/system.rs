@@ -309,10 +309,10 @@ pub unsafe fn ppoll(
     mask: *const libc::sigset_t,
 ) -> Result<usize, Errno> {
     if timeout_ns == Some(0) || IDLE_WORK.load(Ordering::Relaxed).is_null() {
-        // SAFETY: the caller's mask.
+        // SAFETY: our caller says that `mask` is null or a signal set, and that is all that is asked.
         return unsafe { ppoll_once(fds, timeout_ns, mask) };
     }
-    // SAFETY: as above.
+    // SAFETY: `mask` is null or a signal set until this call returns, and so in each piece of the wait.
     in_pieces(timeout_ns, |left_ns| unsafe { ppoll_once(fds, left_ns, mask) }, |ready| *ready > 0)
 }
 
