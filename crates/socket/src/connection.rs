@@ -1,6 +1,7 @@
 //! A connected stream over two lanes.
 //!
 //! * `transfer`: send and receive.
+//! * `lifeline`: send and receive before there are lanes, and how a connection gets them.
 //! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
 //! * `give_back`: memory of what was read.
 //! * `hold`: a direction's lock, in signal handlers too.
@@ -14,6 +15,7 @@
 mod ends;
 mod give_back;
 mod hold;
+mod lifeline;
 mod peer;
 mod presence;
 mod ready;
@@ -26,15 +28,16 @@ mod wait;
 
 pub use peer::PeerState;
 pub use ready::Edges;
-pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of};
+pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of, with_lifeline};
 pub use splice::Pipe;
 pub use transfer::{Flags, total_bytes};
 
 use ends::{Receiving, Sending};
+use lifeline::Early;
 use presence::{Occupancy, Sleepers};
 
 use crate::address::Tuple;
-use crate::descriptors::HiddenFd;
+use crate::descriptors::{self, HiddenFd};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::lifecycle::inspect::inode_of;
@@ -43,7 +46,7 @@ use crate::lock::Lock;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous;
-use crate::segment::{Own, Receiver, Segment, Sender, Status};
+use crate::segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, Segment, Sender, Side, Status};
 use crate::spin::Patience;
 use crate::system;
 use ledger::ConnectionSlot;
@@ -63,12 +66,32 @@ struct Lanes {
     sender: UnsafeCell<Sending>,
     /// Under the receive lock.
     receiver: UnsafeCell<Receiving>,
-    /// A second view of the incoming lane, for looking at it without a lock.
-    observer: Receiving,
+    /// A second view of the incoming lane, for looking at it without a lock. Written, like the receiver, under both
+    /// locks, and while the incoming lane is not in use.
+    observer: UnsafeCell<Receiving>,
     segment: Segment,
+    /// Where the incoming lane lies, if not in `segment`: both ends have got lanes at the same time. Written under both
+    /// locks.
+    inbound: UnsafeCell<Option<Segment>>,
 }
 
 impl Lanes {
+    /// The view of the incoming lane that needs no lock.
+    #[inline(always)]
+    fn observer(&self) -> &Receiving {
+        // SAFETY: written only while the incoming lane is not in use, and so nobody looks at it.
+        unsafe { &*self.observer.get() }
+    }
+
+    /// Tells the peer, wherever it looks. Under a lock.
+    fn tell(&self, word: Status, value: u64) {
+        self.segment.tell(word, value);
+        // SAFETY: under a lock, and written under both.
+        if let Some(inbound) = unsafe { &*self.inbound.get() } {
+            inbound.tell(word, value);
+        }
+    }
+
     fn are_plain(&self) -> bool {
         // SAFETY: nobody else has the lanes yet; and which kind an end is of never changes.
         unsafe { matches!((&*self.sender.get(), &*self.receiver.get()), (Sending::Plain(_), Receiving::Plain(_))) }
@@ -107,6 +130,16 @@ impl PlainLanes<'_> {
     }
 }
 
+/// How the bytes of a connection travel when it begins.
+pub enum Start {
+    /// By the lifeline, until the connection gets lanes; which end of it this is.
+    Lifeline(Side),
+    /// Not at all: the hello of a proxy, which brings the lanes, has not come.
+    Hello,
+    /// By lanes, whose memory is at hand.
+    Lanes(Segment, Option<MemoryFds<HiddenFd>>),
+}
+
 /// How a connection came to be.
 pub struct Origin {
     /// The program's descriptor, which is the lifeline.
@@ -131,8 +164,14 @@ pub struct Connection {
     receive_lock: Lock,
     /// Written under both locks while there is no waiter; read under either lock, or by a waiter.
     lanes: UnsafeCell<Option<Lanes>>,
-    /// Whether there are lanes and both their ends are plain ones: written and read as those are.
+    /// Whether both directions go by lanes and both their ends are plain ones: written and read as those are.
     is_plain: AtomicBool,
+    /// Directions that go by the lanes, as [`Own::ByLane`] has them. Written under both locks.
+    by_lane: AtomicU64,
+    /// What there is to know before they do.
+    early: Early,
+    /// A proxy's connection, whose hello has not come.
+    awaits_hello: AtomicBool,
     /// Whether the object is a connection, and which; who looks at the lanes without a lock.
     occupancy: Occupancy<AtomicU32>,
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
@@ -230,10 +269,10 @@ pub(crate) fn is_inside_a_connection() -> bool {
 }
 
 impl Connection {
-    /// A connection whose memory is at hand, or, without a segment, an accepted one whose hello has not come yet: it
-    /// has nothing to read and no room to write.
-    pub fn open(origin: Origin, segment: Option<(Segment, Option<MemoryFds<HiddenFd>>)>) -> &'static Self {
+    /// A connection. One that awaits a hello has nothing to read and no room to write.
+    pub fn open(origin: Origin, start: Start) -> &'static Self {
         crate::memory_budget::prepare();
+        descriptors::note_lifeline();
         let connection = POOL.take();
         let _send = connection.send_lock.lock();
         let _receive = connection.receive_lock.lock();
@@ -264,8 +303,18 @@ impl Connection {
         });
         // SAFETY: under both locks of an object that nobody else knows yet.
         unsafe { *connection.slot.get() = origin.slot };
-        if let Some((segment, memory)) = segment {
-            connection.attach_locked(segment, memory);
+        connection.by_lane.store(0, Ordering::Relaxed);
+        connection.awaits_hello.store(matches!(start, Start::Hello), Ordering::Relaxed);
+        match start {
+            Start::Lifeline(side) => connection.early.begin(side),
+            Start::Hello => {}
+            Start::Lanes(segment, memory) => {
+                connection.early.begin(segment.side());
+                if segment.is_adopted() {
+                    connection.early.note_memory(memory.as_ref());
+                }
+                connection.attach_locked(segment, memory, BY_LANE_BOTH);
+            }
         }
         connection.occupancy.open();
         connection
@@ -354,6 +403,7 @@ impl Connection {
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
         if let Some(_both) = self.hold_both() {
+            self.bound_lifeline(asked.send_bytes);
             self.bound_lanes(asked.send_bytes, asked.receive_bytes);
         }
     }
@@ -391,6 +441,8 @@ impl Connection {
     fn set_inheritable_locked(&self, inheritable: bool) {
         if inheritable {
             self.name_lifeline();
+            // A lifeline alone does not say that it was left for the library.
+            let _ = descriptors::ensure_marker();
         }
         self.with_details(|details| details.memory.iter().for_each(|memory| memory.set_inheritable(inheritable)));
     }
@@ -449,14 +501,16 @@ impl Connection {
                 self.leave_to_holder(directions as u32);
                 return Ok(());
             };
-            let lanes = self.lanes().ok_or(Errno::NOTCONN)?;
+            let Some(lanes) = self.lanes() else { return self.shut_lifeline(directions) };
             if self.peer_state(lanes) == PeerState::Reset {
                 return Err(Errno::NOTCONN);
             }
             let _shared = self.share_waiting(lanes, Own::SendLock)?;
             let before = lanes.segment.load(Own::Shutdown);
             lanes.segment.store(Own::Shutdown, before | directions);
-            if directions & SHUTDOWN_WRITE != 0 {
+            if directions & SHUTDOWN_WRITE != 0 && !self.sends_by_lane() {
+                self.shut_lifeline(SHUTDOWN_WRITE)?;
+            } else if directions & SHUTDOWN_WRITE != 0 {
                 // SAFETY: under the send lock.
                 let sender = unsafe { &mut *lanes.sender.get() };
                 sender.finish();
@@ -478,11 +532,14 @@ impl Connection {
     /// Whether the connection was reset.
     pub fn is_reset(&'static self) -> bool {
         let _send = self.hold(&self.send_lock);
-        self.lanes().is_some_and(|lanes| self.peer_state(lanes) == PeerState::Reset)
+        self.lanes().map_or_else(|| self.early.is_reset(), |lanes| self.peer_state(lanes) == PeerState::Reset)
     }
 
-    /// Attaches an accepted connection whose hello came late. `Ok(false)`: it has not come yet.
+    /// Attaches a proxy's connection whose hello came late. `Ok(false)`: it has not come yet.
     fn attach_if_pending(&'static self) -> Result<bool, Errno> {
+        if !self.awaits_hello.load(Ordering::Relaxed) {
+            return if self.is_open() { Ok(true) } else { Err(Errno::BADF) };
+        }
         let both = self.hold_both();
         if !self.is_open() {
             return Err(Errno::BADF);
@@ -501,17 +558,22 @@ impl Connection {
         match limit::with_one_free(lifeline, || rendezvous::receive_hello(lifeline)) {
             Ok(Some((segment, memory))) => {
                 let memory = memory.and_then(|memory| memory.hide().ok());
-                // A signal handler looks without the lock that it has interrupted.
-                system::without_signals(|| self.attach_locked(segment, memory));
-                let asked = self.with_details(Details::ask_for_options);
-                self.bound_lanes(asked.send_bytes, asked.receive_bytes);
-                self.set_inheritable_locked(self.has_descriptor(is_inheritable));
-                self.announce_earlier_sleepers();
+                self.attach_in_use(segment, memory, BY_LANE_BOTH);
                 Ok(true)
             }
             Ok(None) => Ok(false),
             Err(_) => Err(Errno::CONNRESET),
         }
+    }
+
+    /// Gives lanes to a connection that the program has already. Under both locks.
+    fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
+        // A signal handler looks without the lock that it has interrupted.
+        system::without_signals(|| self.attach_locked(segment, memory, by_lane));
+        let asked = self.with_details(Details::ask_for_options);
+        self.bound_lanes(asked.send_bytes, asked.receive_bytes);
+        self.set_inheritable_locked(self.has_descriptor(is_inheritable));
+        self.announce_earlier_sleepers();
     }
 
     /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.
@@ -526,20 +588,44 @@ impl Connection {
         }
     }
 
-    /// Under both locks, out of reach of signal handlers.
-    fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>) {
+    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, unless a
+    /// process that held this end before has noted them.
+    fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         let lanes = Lanes {
             sender: UnsafeCell::new(Sending::of(&segment)),
             receiver: UnsafeCell::new(Receiving::of(&segment)),
-            observer: Receiving::of(&segment),
+            observer: UnsafeCell::new(Receiving::of(&segment)),
             segment,
+            inbound: UnsafeCell::new(None),
         };
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
-        let is_plain = lanes.are_plain();
+        let noted = if lanes.segment.is_adopted() { lanes.segment.load(Own::ByLane) } else { 0 };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
-        self.is_plain.store(is_plain, Ordering::Relaxed);
+        self.awaits_hello.store(false, Ordering::Relaxed);
+        self.go_by_lane(if noted == 0 { by_lane } else { noted });
         self.with_unreachable_details(|details| details.memory = memory);
+    }
+
+    /// From now on so many directions go by the lanes. Under both locks.
+    fn go_by_lane(&self, directions: u64) {
+        let Some(lanes) = self.lanes() else { return };
+        let by_lane = self.by_lane.load(Ordering::Relaxed) | directions & BY_LANE_BOTH;
+        self.by_lane.store(by_lane, Ordering::Relaxed);
+        lanes.segment.store(Own::ByLane, by_lane);
+        self.is_plain.store(by_lane == BY_LANE_BOTH && lanes.are_plain(), Ordering::Relaxed);
+    }
+
+    /// Whether what is sent goes by a lane. Under the send lock, or as a glance.
+    #[inline]
+    fn sends_by_lane(&self) -> bool {
+        self.by_lane.load(Ordering::Relaxed) & BY_LANE_SEND != 0
+    }
+
+    /// Whether what is received comes by a lane. Under the receive lock, or as a glance.
+    #[inline]
+    fn receives_by_lane(&self) -> bool {
+        self.by_lane.load(Ordering::Relaxed) & BY_LANE_RECEIVE != 0
     }
 
     /// The lanes. The caller holds a lock of the connection, or is a waiter.
@@ -587,6 +673,7 @@ impl Connection {
     /// The last descriptor of this process is about to go.
     fn close(&'static self) {
         self.hear_last_hello();
+        self.hear_last_words();
         self.finish_close();
     }
 
@@ -600,6 +687,7 @@ impl Connection {
             if let Some(lanes) = self.lanes() {
                 self.leave(lanes);
             }
+            self.early.clear();
             // SAFETY: under both locks; the ledger's slot closes with it.
             unsafe { *self.slot.get() = None };
         }
@@ -611,7 +699,7 @@ impl Connection {
     fn hear_last_hello(&'static self) {
         let is_pending = {
             let _receive = self.hold(&self.receive_lock);
-            self.lanes().is_none() && !self.is_orphan.load(Ordering::Relaxed)
+            self.awaits_hello.load(Ordering::Relaxed) && !self.is_orphan.load(Ordering::Relaxed)
         };
         if is_pending {
             // SAFETY: the program's descriptor, which it is closing.
@@ -632,19 +720,19 @@ impl Connection {
         if !is_last {
             return;
         }
-        let has_unread = lanes.observer.unread_bytes().is_ok_and(|bytes| bytes > 0);
+        let has_unread = self.receives_by_lane() && lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0);
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;
         // SAFETY: under the send lock.
         let finish = || unsafe { (*lanes.sender.get()).finish() };
         if resets || has_unread || is_reset {
-            lanes.segment.tell(Status::Reset, 1);
+            lanes.tell(Status::Reset, 1);
             // First: who finds the end of the stream before this takes it for one in good order.
-            lanes.segment.tell(Status::Closed, 1);
+            lanes.tell(Status::Closed, 1);
             finish();
         } else {
             finish();
-            lanes.segment.tell(Status::Closed, 1);
+            lanes.tell(Status::Closed, 1);
         }
     }
 

@@ -11,7 +11,7 @@
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, RawDir};
 use rustix::io::{Errno, FdFlags};
@@ -379,14 +379,29 @@ pub fn visible_ranges(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
+/// The process has had a connection: its lifeline alone may be left to a child.
+static HAS_LIFELINES: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a child may inherit a lifeline, without any hidden descriptor.
+#[inline]
+pub fn note_lifeline() {
+    if !HAS_LIFELINES.load(Ordering::Relaxed) {
+        HAS_LIFELINES.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Makes the marker if there is anything that a child could inherit.
 pub fn prepare_inheritance() {
-    if SLOTS_USED.load(Ordering::Acquire) > 0 {
+    if SLOTS_USED.load(Ordering::Acquire) > 0 || HAS_LIFELINES.load(Ordering::Relaxed) {
         let _ = ensure_marker();
     }
 }
 
-fn ensure_marker() -> Result<(), Errno> {
+/// Makes the marker by which a program after `exec` knows that something was left for it; see [`inherited`].
+///
+/// # Errors
+/// `MFILE` when there is no number for it; what memfd_create answers.
+pub fn ensure_marker() -> Result<(), Errno> {
     if MARKER_SLOT.load(Ordering::Acquire) != 0 {
         return Ok(());
     }

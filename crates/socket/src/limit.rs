@@ -57,23 +57,6 @@ pub fn with_one_free<R>(any: BorrowedFd<'_>, action: impl FnOnce() -> R) -> R {
     action()
 }
 
-/// Whether two more numbers can be had, one below the program's limit for the descriptor that `accept` returns, and one
-/// that is needed while its connection's memory is received. `listener` is any open descriptor.
-///
-/// # Errors
-/// `MFILE` when there are none, though hidden descriptors have made room; what fcntl answers.
-pub fn ensure_two_free(listener: BorrowedFd<'_>) -> Result<(), Errno> {
-    let first = lowest_free(listener)?;
-    let second = if is_near(first.as_raw_fd()) {
-        let _raised = raise();
-        lowest_free(listener).map(close)
-    } else {
-        Ok(())
-    };
-    close(first);
-    second
-}
-
 /// Below a small limit our own hidden descriptors may stand between the lowest free number and the limit.
 fn is_near(lowest_free: RawFd) -> bool {
     let limit = getrlimit(Resource::Nofile).current;

@@ -396,7 +396,11 @@ impl Call<'_> {
         let mut entries = kernel_entries(self.fds, true);
         let entries = entries.as_mut_slice();
         let left_ns = self.deadline.left_exactly_ns();
-        let naps = lifecycle::is_any_pending();
+        let is_in_vain = |entry: &pollfd| match Kind::of(entry.fd) {
+            Kind::Connection(connection) => connection.waits_for_room_in_vain(entry.events),
+            _ => false,
+        };
+        let naps = lifecycle::is_any_pending() || self.fds.iter().any(is_in_vain);
         match self
             .doze(entries, if naps { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns })?
         {

@@ -1,5 +1,6 @@
-//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, `accept` learns both addresses,
-//! and the first message hands the connection's memory over.
+//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, and `accept` learns both addresses.
+//! Between programs that is all: the connection begins on its lifeline, and its memory follows when it pays
+//! (`connection::lifeline`). Where a proxy is at one end, the first message, a hello, hands the memory over.
 //!
 //! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both
 //! addresses without waiting for anything, and no tuple exists twice. Nothing here waits for a peer: whatever does not
@@ -201,7 +202,9 @@ fn connect_now(request: &Request) -> Result<Progress, NoLane> {
     if crate::lifecycle::settings().honours_filters {
         return Err(NoLane::because(FallbackReason::PacketFilters));
     }
-    connect_by(&rack, route, lifeline, request.opener).map(Box::new).map(Progress::Connected)
+    let (lifeline, tuple) = approach(&rack, route, lifeline, request.opener, || Ok(()))?;
+    check_trusted(lifeline.as_fd())?;
+    Ok(Progress::Reached { lifeline, tuple })
 }
 
 /// What a program asks of `connect`.
@@ -280,7 +283,7 @@ impl Route {
     }
 }
 
-/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it.
+/// Connects to a lane listener in a rack, if there is one for the destination, without waiting for it, and says hello.
 ///
 /// # Errors
 /// Why there is no lane; the program's connection is kernel TCP's then.
@@ -304,7 +307,7 @@ fn connect_by(rack: &Rack, route: Route, lifeline: OwnedFd, opener: Opener) -> R
 }
 
 fn new_memory() -> Result<(Segment, OwnedFd), NoLane> {
-    Segment::create().map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
+    Segment::create(Side::Connector).map_err(NoLane::ran_out_or(FallbackReason::HandshakeFailed))
 }
 
 /// Gets the lifeline to a listener. `prepare` gets what the connection needs before the first listener hears of it.
@@ -747,7 +750,7 @@ mod tests {
         bind_tuple(lifeline.as_fd(), &request.route().unwrap(), 1, Opener::Program, &meeting.rack.key()).unwrap();
         reach(&meeting.rack, lifeline.as_fd(), &[listener.name()], || Ok(())).unwrap();
         close(accept(listener.fd(), &listener.key(), 0).unwrap().lifeline);
-        let (segment, memfd) = Segment::create().unwrap();
+        let (segment, memfd) = Segment::create(Side::Connector).unwrap();
         assert_eq!(send_hello(lifeline.as_fd(), &segment, memfd.as_fd()), Ok(()));
     }
 
@@ -1065,7 +1068,7 @@ mod tests {
     }
 
     fn valid_hello() -> ([u8; HELLO_BYTES], OwnedFd) {
-        let (segment, memfd) = Segment::create().unwrap();
+        let (segment, memfd) = Segment::create(Side::Connector).unwrap();
         (Hello { secrets: segment.secrets(), place: None }.encode(), memfd)
     }
 

@@ -56,7 +56,7 @@ pub type ApartSender = SenderOf<DeviceMemory>;
 pub type ApartReceiver = ReceiverOf<DeviceMemory>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 10;
+pub const LAYOUT_VERSION: u32 = 11;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
@@ -132,6 +132,8 @@ pub enum Own {
     PendingError = 24,
     /// What is known of the peer's end; see `connection::PeerState`.
     Peer = 32,
+    /// Directions that go by the lanes: [`BY_LANE_SEND`], [`BY_LANE_RECEIVE`].
+    ByLane = 40,
     /// Holder of the send lock between processes.
     SendLock = 64,
     /// Holder of the receive lock between processes.
@@ -180,6 +182,13 @@ const MODEL_PLACES: [usize; MODEL_WORDS] = [232, 240, 248, 352, 360, 368];
 /// that is a reset, what it has read tells.
 pub const LEFT_SILENTLY: u64 = 2;
 
+/// In [`Own::ByLane`]: what this end sends goes by its lane.
+pub const BY_LANE_SEND: u64 = 1;
+/// In [`Own::ByLane`]: what this end receives comes by its lane.
+pub const BY_LANE_RECEIVE: u64 = 2;
+/// In [`Own::ByLane`]: both directions.
+pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;
+
 /// Holders that can sign, with a name each: others can find out that they are gone.
 pub const HOLDERS_NAMED_MAX: usize = 8;
 /// Names of holders, a word each.
@@ -192,6 +201,16 @@ pub enum Side {
     Connector,
     /// The end that called `accept`.
     Acceptor,
+}
+
+impl Side {
+    /// The end that this one is connected to.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Connector => Self::Acceptor,
+            Self::Acceptor => Self::Connector,
+        }
+    }
 }
 
 /// What tells a record of each lane from other bytes.
@@ -261,12 +280,12 @@ impl Segment {
         if is_modelled { Self::TIMED_WINDOW_BYTES } else { Self::WINDOW_BYTES }
     }
 
-    /// Makes the memory of a new connection: the connecting end's view, and the memfd for the other end. The caller
-    /// calls [`Segment::set_up`].
+    /// Makes the memory of a connection: the view of its end `side`, and the memfd for the other end. The caller calls
+    /// [`Segment::set_up`].
     ///
     /// # Errors
     /// What memfd_create, ftruncate, fcntl, mmap or getrandom answer.
-    pub fn create() -> Result<(Self, OwnedFd), Errno> {
+    pub fn create(side: Side) -> Result<(Self, OwnedFd), Errno> {
         let (memfd, mapping) = shm::create(Self::SEGMENT_BYTES).map_err(|_| Errno::NOMEM)?;
         let mut random = [0_u8; 16];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -274,7 +293,7 @@ impl Segment {
             to_acceptor: u64::from_ne_bytes(random[..8].try_into().expect("eight bytes")),
             to_connector: u64::from_ne_bytes(random[8..].try_into().expect("eight bytes")),
         };
-        Ok((Self::view(Arc::new(mapping), Side::Connector, secrets), memfd))
+        Ok((Self::view(Arc::new(mapping), side, secrets), memfd))
     }
 
     /// The accepting end's view of memory that the connecting end made.
@@ -286,6 +305,33 @@ impl Segment {
         let segment = Self::view(Arc::new(mapping), Side::Acceptor, secrets);
         segment.set_up();
         Ok(segment)
+    }
+
+    /// The view of the end `side` of memory that came by the lifeline: the other end has made it, and set itself up;
+    /// or a process that held this end before.
+    ///
+    /// # Errors
+    /// If `memfd` is not a sealed memfd of exactly this size, or neither end is set up.
+    pub fn join(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+        let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
+        let own = Self::view(Arc::clone(&mapping), side, Secrets::default());
+        if own.load(Own::Attached) == 1 {
+            return own.adopt_rest();
+        }
+        let maker = Self::view(Arc::clone(&mapping), side.other(), Secrets::default()).adopt_rest()?;
+        let segment = Self::view(mapping, side, maker.secrets);
+        segment.set_up();
+        Ok(segment)
+    }
+
+    /// A look at memory that is on its way to the end `side`, which is not set up by it.
+    ///
+    /// # Errors
+    /// As [`Segment::join`].
+    pub fn glimpse(memfd: &OwnedFd, side: Side) -> Result<Self, Errno> {
+        let mapping = Arc::new(shm::open(memfd.as_fd(), Self::SEGMENT_BYTES).map_err(|_| Errno::INVAL)?);
+        let maker = Self::view(Arc::clone(&mapping), side.other(), Secrets::default()).adopt_rest()?;
+        Ok(Self::view(mapping, side, maker.secrets))
     }
 
     /// The view of an end that another process set up: after `exec` or `SCM_RIGHTS`.
@@ -512,12 +558,11 @@ impl Segment {
             Side::Connector => (first, second),
             Side::Acceptor => (second, first),
         };
-        let other = if side == Side::Connector { Side::Acceptor } else { Side::Connector };
         let plain = Plain {
             inbound: MemoryInbound::new(whole.clone()),
             outbound: MemoryOutbound::new(whole),
             incoming: layout_to(side),
-            outgoing: layout_to(other),
+            outgoing: layout_to(side.other()),
             peers,
         };
         Self::of(Way::Plain(plain), own, side, secrets)

@@ -24,7 +24,7 @@ pub enum PeerState {
 }
 
 impl PeerState {
-    fn from_word(word: u64) -> Self {
+    pub(super) fn from_word(word: u64) -> Self {
         match word {
             1 => Self::Closed,
             2 => Self::ClosedAndAnswered,
@@ -129,6 +129,9 @@ impl Connection {
     pub fn take_error(&'static self) -> i32 {
         let _ = self.attach_if_pending();
         let _send = self.hold(&self.send_lock);
+        if self.lanes().is_none() && self.is_on_lifeline() {
+            return self.take_early_error();
+        }
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
             match lanes.segment.swap(Own::PendingError, 0) {
@@ -146,7 +149,7 @@ impl Connection {
         if pending != 0 && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok() {
             return Err(errno_of(pending));
         }
-        Ok(lanes.observer.is_finished()
+        Ok(lanes.observer().is_finished()
             || peer != PeerState::Alive
             || lanes.segment.load(Own::Shutdown) & super::SHUTDOWN_READ != 0)
     }

@@ -3,9 +3,10 @@
 //! A readiness set looks at a connection in memory while it is busy. Before it sleeps it *parks* the connection: the
 //! peer is asked to ring, and the lifeline then becomes readable in the kernel.
 
-use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
+use super::{Connection, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::options::TcpState;
 use crate::segment::{Own, Status};
+use crate::system;
 use std::sync::atomic::Ordering;
 
 const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -23,6 +24,11 @@ impl Connection {
     /// Which of `wanted` (`POLLIN` and so on; errors and hang-up always) hold now. Makes no system call but once a
     /// millisecond, to notice a peer that was killed.
     pub fn readiness(&'static self, wanted: i16) -> i16 {
+        if self.is_on_lifeline()
+            && let Some(ready) = self.lifeline_readiness(wanted)
+        {
+            return ready & (wanted | ALWAYS_REPORTED);
+        }
         let receive_guard = self.hold(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
             let ready = self.input_readiness(lanes);
@@ -46,7 +52,7 @@ impl Connection {
         }
         let _guard = self.hold(&self.receive_lock);
         self.lanes().is_some_and(|lanes| {
-            lanes.observer.may_have_data()
+            (self.receives_by_lane() && lanes.observer().may_have_data())
                 || lanes.segment.load(Own::Peer) != 0
                 || lanes.segment.status(Status::Closed) != 0
                 || lanes.segment.load(Own::Shutdown) != 0
@@ -56,16 +62,16 @@ impl Connection {
 
     /// Under the receive lock.
     fn input_readiness(&self, lanes: &Lanes) -> i16 {
-        let has_data = lanes.observer.may_have_data();
+        let has_data = lanes.observer().may_have_data();
         if !has_data {
             self.ask_kernel_now_and_then(lanes);
         }
         let peer = self.peer_state(lanes);
         let shutdown = lanes.segment.load(Own::Shutdown);
-        let input_ended = peer != PeerState::Alive || lanes.observer.fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
+        let input_ended = peer != PeerState::Alive || lanes.observer().fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
         let has_enough =
-            has_data && (low_water <= 1 || lanes.observer.unread_bytes().is_ok_and(|bytes| bytes >= low_water));
+            has_data && (low_water <= 1 || lanes.observer().unread_bytes().is_ok_and(|bytes| bytes >= low_water));
         let mut ready = 0;
         if has_enough || input_ended {
             ready |= libc::POLLIN | libc::POLLRDNORM;
@@ -85,7 +91,7 @@ impl Connection {
         ready
     }
 
-    fn output_readiness(&'static self, wanted: i16) -> i16 {
+    pub(super) fn output_readiness(&'static self, wanted: i16) -> i16 {
         const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         if wanted & OUTPUT == 0 {
             return 0;
@@ -111,7 +117,7 @@ impl Connection {
             return 0;
         }
         let _guard = self.hold(&self.send_lock);
-        let Some(lanes) = self.lanes() else { return 0 };
+        let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };
         // SAFETY: under the send lock.
         let slots = unsafe { (*lanes.sender.get()).unread_slots() };
         slots.unwrap_or(0) as usize * lane::SLOT_BYTES
@@ -120,17 +126,23 @@ impl Connection {
     /// When the first unread record was sent ([`crate::clock::stamp`]); `None`: nothing is unread.
     pub fn arrival_stamp(&'static self) -> Option<u64> {
         let _guard = self.hold(&self.receive_lock);
-        self.lanes()?.observer.next_stamp()
+        self.lanes().filter(|_| self.receives_by_lane())?.observer().next_stamp()
     }
 
     /// The state that TCP would be in.
     pub fn tcp_state(&'static self) -> TcpState {
         let _guard = self.hold(&self.receive_lock);
-        let Some(lanes) = self.lanes() else { return TcpState::Established };
-        let we_have_shut_down = lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0;
-        let peer_has_shut_down = lanes.observer.fin_is_coming() || self.peer_state(lanes) != PeerState::Alive;
-        match (we_have_shut_down, peer_has_shut_down) {
-            _ if matches!(self.peer_state(lanes), PeerState::Reset | PeerState::ClosedAndAnswered) => TcpState::Close,
+        let is_early = self.is_on_lifeline();
+        if self.awaits_hello.load(Ordering::Relaxed) {
+            return TcpState::Established;
+        }
+        let (peer, shutdown) = self.state();
+        let input_has_ended = || match self.lanes() {
+            Some(lanes) if !is_early => lanes.observer().fin_is_coming() || peer != PeerState::Alive,
+            _ => self.lifeline_has_no_more(),
+        };
+        match (shutdown & SHUTDOWN_WRITE != 0, input_has_ended()) {
+            _ if matches!(peer, PeerState::Reset | PeerState::ClosedAndAnswered) => TcpState::Close,
             (false, false) => TcpState::Established,
             (true, false) => TcpState::FinWait,
             (false, true) => TcpState::CloseWait,
@@ -142,15 +154,19 @@ impl Connection {
     /// what happened.
     pub fn edges(&'static self, seen: Edges) -> Edges {
         let _guard = self.hold(&self.receive_lock);
-        let Some(lanes) = self.lanes() else { return seen };
-        let arrived = lanes.observer.arrivals(0).unwrap_or(u64::MAX >> 3);
-        let ended = u64::from(lanes.observer.fin_is_coming())
-            + u64::from(self.peer_state(lanes) != PeerState::Alive)
-            + lanes.segment.load(Own::Shutdown).count_ones() as u64;
-        Edges {
-            arrivals: seen.arrivals.max(arrived.wrapping_mul(8).wrapping_add(ended)),
-            room_returns: self.room_returns.load(Ordering::Relaxed),
+        let is_early = self.is_on_lifeline();
+        if self.awaits_hello.load(Ordering::Relaxed) {
+            return seen;
         }
+        let (peer, shutdown) = self.state();
+        let by_lane = self.lanes().filter(|_| !is_early).map(Lanes::observer);
+        let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
+        let ended = u64::from(by_lane.is_some_and(Receiving::fin_is_coming))
+            + u64::from(peer != PeerState::Alive)
+            + u64::from(shutdown.count_ones());
+        // Both only grow, and so does their sum when what comes in comes by a lane.
+        let arrivals = arrived.wrapping_mul(8).wrapping_add(ended).wrapping_add(self.early_arrivals());
+        Edges { arrivals: seen.arrivals.max(arrivals), room_returns: self.room_returns.load(Ordering::Relaxed) }
     }
 
     /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before
@@ -187,6 +203,9 @@ impl Connection {
     pub fn answer_ring(&'static self) -> bool {
         // Both: nobody asks to be rung between the question whether others sleep and the taking.
         let both = self.hold_both();
+        if self.is_on_lifeline() {
+            return system::poll_now(self.lifeline(), libc::POLLIN) == 0;
+        }
         let Some(lanes) = self.lanes() else { return true };
         if both.is_none() || !self.sleeps_alone(lanes) {
             self.ask_kernel(lanes);
@@ -211,6 +230,9 @@ impl Connection {
     /// Whether the peer is gone: the lifeline has nothing more to say, and stays readable for ever.
     pub fn has_ended(&'static self) -> bool {
         let _guard = self.hold(&self.receive_lock);
+        if self.is_on_lifeline() {
+            return self.lifeline_has_hung_up();
+        }
         self.lanes().is_some_and(|lanes| self.peer_state(lanes) != PeerState::Alive)
     }
 }

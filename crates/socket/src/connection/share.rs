@@ -182,6 +182,17 @@ pub fn holder_of(segment: &Segment) -> Option<&'static Connection> {
     holder
 }
 
+/// The open connection of this process whose lifeline has this inode, if there is one.
+pub fn with_lifeline(inode: Option<u64>) -> Option<&'static Connection> {
+    let mut found = None;
+    for_each_open(|connection| {
+        if inode.is_some() && connection.is_on_lifeline() && inode_of(connection.lifeline()) == inode {
+            found = Some(connection);
+        }
+    });
+    found
+}
+
 /// Runs `visit` on every open connection of this process.
 pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
     POOL.for_each(|connection| {
@@ -193,6 +204,8 @@ pub fn for_each_open(mut visit: impl FnMut(&'static Connection)) {
 
 /// Before a fork: no thread is inside a connection while the process is copied, and each has one holder more.
 pub fn before_fork() {
+    // Before the child counts: an end that two processes may hold gets no lanes any more.
+    for_each_open(Connection::settle_early);
     crate::system::note_spawn();
     // One process would take the hello, and the other would wait for it for ever.
     let deadline_ns = now_ns().saturating_add(HELLOS_WAIT_NS);
@@ -314,7 +327,7 @@ pub fn after_fork_in_child() {
         connection.details_lock.reset();
         connection.receive_lock.reset();
         connection.send_lock.reset();
-        if connection.lanes().is_none() {
+        if connection.awaits_hello.load(Ordering::Relaxed) {
             connection.is_orphan.store(true, Ordering::Relaxed);
         }
         if connection.is_open()

@@ -117,7 +117,21 @@ impl Connection {
             if pipe.until(libc::POLLOUT)? & libc::POLLERR != 0 {
                 return Err(Errno::PIPE);
             }
-            match self.take(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))? {
+            let by_lifeline = if self.is_on_lifeline() {
+                // SAFETY: the bytes are readable, as many as are said.
+                let write = |bytes, len| unsafe { pipe.write(bytes, len) };
+                match self.take_by_lifeline(generation, len_bytes, write) {
+                    Err(Errno::AGAIN) => Some(Step::Nothing),
+                    step => step?,
+                }
+            } else {
+                None
+            };
+            let step = match by_lifeline {
+                Some(step) => step,
+                None => self.take(generation, Flags::default(), false, |lanes| self.copy_to(lanes, pipe, len_bytes))?,
+            };
+            match step {
                 Step::Moved(bytes) => return Ok(bytes),
                 Step::End => return Ok(0),
                 Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),

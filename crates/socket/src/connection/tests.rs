@@ -36,7 +36,7 @@ fn origin(fd: RawFd, nonblocking: bool) -> Origin {
 
 /// Both ends of a connection over a socket pair.
 pub(crate) fn pair(nonblocking: bool) -> (End, End) {
-    let (segment, memfd) = Segment::create().unwrap();
+    let (segment, memfd) = Segment::create(Side::Connector).unwrap();
     segment.set_up();
     let others = Segment::open(&memfd, segment.secrets()).unwrap();
     ends(segment, others, nonblocking)
@@ -124,8 +124,8 @@ fn pair_over_a_model(one_way_ns: u64, nonblocking: bool) -> (End, End) {
 
 fn ends(segment: Segment, others: Segment, nonblocking: bool) -> (End, End) {
     let (one, two) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Some((segment, None)));
-    let two = Connection::open(origin(two.into_raw_fd(), nonblocking), Some((others, None)));
+    let one = Connection::open(origin(one.into_raw_fd(), nonblocking), Start::Lanes(segment, None));
+    let two = Connection::open(origin(two.into_raw_fd(), nonblocking), Start::Lanes(others, None));
     (End(one), End(two))
 }
 
@@ -303,7 +303,7 @@ fn over_a_modelled_link_the_end_comes_behind_what_was_sent() {
     const ONE_WAY_NS: u64 = 2_000_000;
     let ([segment, others], _) = segments_over_a_model(ONE_WAY_NS);
     let (one, _lifeline) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let one = End(Connection::open(origin(one.into_raw_fd(), true), Some((segment, None))));
+    let one = End(Connection::open(origin(one.into_raw_fd(), true), Start::Lanes(segment, None)));
     let begun_ns = crate::clock::now_ns();
     let mut sender = others.timed_sender().unwrap();
     sender.write(b"last words").unwrap();
@@ -356,8 +356,8 @@ fn end_at_a_proxy(caching: Caching, blocked: bool) -> (End, End, Endpoint<Memory
     };
     let [(one, two), (three, _)] =
         [(); 2].map(|()| socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap());
-    let one = Connection::open(origin(one.into_raw_fd(), !blocked), Some((segment, None)));
-    let others = Connection::open(origin(three.into_raw_fd(), true), Some((others, None)));
+    let one = Connection::open(origin(one.into_raw_fd(), !blocked), Start::Lanes(segment, None));
+    let others = Connection::open(origin(three.into_raw_fd(), true), Start::Lanes(others, None));
     (End(one), End(others), endpoint, two)
 }
 
@@ -627,10 +627,10 @@ fn a_holder_that_never_uses_the_end_disturbs_nobody() {
 
 /// The connecting end of a connection whose other end has the lifeline and nothing else.
 fn unanswered(nonblocking: bool, lifeline: OwnedFd) -> End {
-    let (segment, memfd) = Segment::create().unwrap();
+    let (segment, memfd) = Segment::create(Side::Connector).unwrap();
     rendezvous::send_hello(lifeline.as_fd(), &segment, memfd.as_fd()).unwrap();
     segment.set_up();
-    End(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), Some((segment, None))))
+    End(Connection::open(origin(lifeline.into_raw_fd(), nonblocking), Start::Lanes(segment, None)))
 }
 
 #[test]
@@ -651,7 +651,7 @@ fn a_peer_that_closed_before_the_hello_came_is_the_end() {
 #[test]
 fn a_peer_that_closes_without_having_looked_for_the_hello_is_the_end() {
     let (own, peers) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-    let two = End(Connection::open(origin(peers.into_raw_fd(), false), None));
+    let two = End(Connection::open(origin(peers.into_raw_fd(), false), Start::Hello));
     let one = unanswered(false, own);
     drop(two);
     assert_eq!(receive(one.0, &mut [0]), Ok(0));

@@ -170,7 +170,8 @@ impl Connection {
             return Next::Other;
         }
         let Ok(guard) = self.hold_of(generation, &self.receive_lock) else { return Next::Other };
-        let Some(lanes) = self.lanes().filter(|lanes| !self.may_be_shared(lanes)) else { return Next::Other };
+        let may_take = |lanes: &&Lanes| self.receives_by_lane() && !self.may_be_shared(lanes);
+        let Some(lanes) = self.lanes().filter(may_take) else { return Next::Other };
         // SAFETY: under the receive lock.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         // SAFETY: the caller's span.
@@ -320,8 +321,11 @@ impl Connection {
     /// Whether the input has ended, read or not.
     fn no_more_arrives(&'static self) -> bool {
         let _guard = self.hold(&self.receive_lock);
+        if self.is_on_lifeline() {
+            return self.lifeline_has_no_more();
+        }
         self.lanes().is_none_or(|lanes| {
-            lanes.observer.fin_is_coming()
+            lanes.observer().fin_is_coming()
                 || self.peer_state(lanes) != PeerState::Alive
                 || lanes.segment.load(Own::Shutdown) & SHUTDOWN_READ != 0
         })
@@ -336,6 +340,12 @@ impl Connection {
         flags: Flags,
         has_looked: bool,
     ) -> Result<Step, Errno> {
+        if !self.receives_by_lane()
+            // SAFETY: the caller's spans.
+            && let Some(step) = unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }?
+        {
+            return Ok(step);
+        }
         // SAFETY: the caller's spans.
         let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
         let step = self.take(generation, flags, has_looked, copy)?;
@@ -358,7 +368,7 @@ impl Connection {
             return self.nothing_before_hello();
         };
         let shared = self.share(lanes, Own::ReceiveLock)?;
-        let mut moved = if has_looked && !lanes.observer.may_have_data() { 0 } else { copy(lanes)? };
+        let mut moved = if has_looked && !lanes.observer().may_have_data() { 0 } else { copy(lanes)? };
         let mut end = false;
         if moved == 0 {
             self.ask_kernel_now_and_then(lanes);
@@ -392,12 +402,15 @@ impl Connection {
             return Step::Nothing;
         }
         let _guard = self.hold(&self.receive_lock);
-        if self.lanes().is_some_and(|lanes| lanes.observer.may_have_data()) { Step::End } else { Step::Nothing }
+        if self.lanes().is_some_and(|lanes| lanes.observer().may_have_data()) { Step::End } else { Step::Nothing }
     }
 
     /// The end of the input or an error, but only once nothing is left to read.
     fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
-        if lanes.observer.may_have_data() && !lanes.observer.is_finished() && lanes.observer.unread_bytes() != Ok(0) {
+        if lanes.observer().may_have_data()
+            && !lanes.observer().is_finished()
+            && lanes.observer().unread_bytes() != Ok(0)
+        {
             return Ok(false);
         }
         self.end_of_input(lanes)
@@ -437,7 +450,7 @@ impl Connection {
     }
 
     #[inline]
-    fn count_received(&self, bytes: usize, flags: Flags) {
+    pub(super) fn count_received(&self, bytes: usize, flags: Flags) {
         self.unanswered_sends.store(0, Ordering::Relaxed);
         if !flags.peek
             && let Some(slot) = self.slot()
@@ -504,7 +517,7 @@ impl Connection {
     unsafe fn send_short_elsewhere(&'static self, generation: u32, spans: &[iovec]) -> Option<usize> {
         let [span] = spans else { return None };
         let guard = self.hold_of(generation, &self.send_lock).ok()?;
-        let lanes = self.lanes()?;
+        let lanes = self.lanes().filter(|_| self.sends_by_lane())?;
         let is_answer = self.unanswered_sends.load(Ordering::Relaxed) == 0;
         if !is_answer {
             self.ask_kernel_now_and_then(lanes);
@@ -586,6 +599,31 @@ impl Connection {
         wanted: usize,
         is_patient: bool,
     ) -> Result<usize, Errno> {
+        let mut before = 0;
+        if !self.sends_by_lane() {
+            // SAFETY: the caller's spans.
+            let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
+            if !goes_on || (sent > 0 && skip + sent == wanted) {
+                return Ok(sent);
+            }
+            before = sent;
+        }
+        // SAFETY: as above.
+        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, is_patient) } {
+            Err(_) if before > 0 => Ok(before),
+            sent => sent.map(|sent| before + sent),
+        }
+    }
+
+    #[inline]
+    unsafe fn send_by_lane(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+        is_patient: bool,
+    ) -> Result<usize, Errno> {
         let guard = self.hold_of(generation, &self.send_lock)?;
         let Some(lanes) = self.lanes() else {
             drop(guard);
@@ -624,7 +662,7 @@ impl Connection {
     }
 
     #[inline]
-    fn count_sent(&self, bytes: usize) {
+    pub(super) fn count_sent(&self, bytes: usize) {
         let unanswered = self.unanswered_sends.load(Ordering::Relaxed);
         self.unanswered_sends.store(unanswered.saturating_add(1), Ordering::Relaxed);
         if let Some(slot) = self.slot() {
@@ -716,6 +754,9 @@ impl Connection {
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
         let guard = self.hold_of(generation, &self.send_lock)?;
+        if !self.sends_by_lane() && !self.awaits_hello.load(Ordering::Relaxed) {
+            return self.fill_early(len_bytes, is_at_end, fill);
+        }
         let Some(lanes) = self.lanes() else {
             drop(guard);
             return self.nothing_before_hello().map(|_| None);
@@ -743,6 +784,26 @@ impl Connection {
         Ok(Some(filled))
     }
 
+    /// Under the send lock.
+    fn fill_early(
+        &self,
+        len_bytes: usize,
+        is_at_end: &impl Fn() -> bool,
+        fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
+    ) -> Result<Option<usize>, Errno> {
+        if self.has_no_more_to_send_early() && is_at_end() {
+            return Ok(Some(0));
+        }
+        if !self.may_fill_early(len_bytes)? {
+            return fill_in_vain(len_bytes, fill).map(Some);
+        }
+        let filled = self.fill_lifeline(len_bytes, fill)?;
+        if let (Some(filled), Some(slot)) = (filled, self.slot()) {
+            slot.add_sent(filled as u64);
+        }
+        Ok(filled)
+    }
+
     /// Bytes that this process has sent and received.
     pub fn carried_bytes(&'static self) -> (u64, u64) {
         let _guard = self.hold(&self.send_lock);
@@ -752,8 +813,11 @@ impl Connection {
     /// Bytes that a receive would find now (`FIONREAD`).
     pub fn unread_bytes(&'static self) -> usize {
         let _ = self.attach_if_pending();
+        if self.is_on_lifeline() {
+            return self.unread_in_lifeline();
+        }
         let _guard = self.hold(&self.receive_lock);
-        self.lanes().map_or(0, |lanes| lanes.observer.unread_bytes().unwrap_or(0))
+        self.lanes().map_or(0, |lanes| lanes.observer().unread_bytes().unwrap_or(0))
     }
 
     /// A call came before the hello: attach if it is there now.
@@ -769,8 +833,8 @@ impl Connection {
 
     #[cold]
     pub(super) fn ring(&self) {
-        if !self.is_open() {
-            // The number may be another file's by now.
+        if !self.is_open() || !self.sends_by_lane() {
+            // The number may be another file's by now; or the byte would be taken for the program's.
             return;
         }
         if let Some(slot) = self.slot() {

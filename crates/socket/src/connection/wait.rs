@@ -21,6 +21,10 @@ const NAP_MS: i32 = 1;
 /// Longest sleep of a thread that waits for room beside other threads: one may shut the connection down, and the only
 /// thing that wakes a sleeper at once, the end of the lifeline, would end reading too.
 const ROOM_LOOK_MS: i32 = 100;
+/// Longest sleep of a thread that waits before there are lanes, beside other threads.
+const EARLY_LOOK_MS: i32 = 20;
+/// Looks at memory that take as long as one system call.
+const LOOKS_PER_CALL: u32 = 250;
 /// Sleep of a thread that waits for a hello.
 const HELLO_NAP_MS: i32 = 10;
 
@@ -147,13 +151,12 @@ impl Drop for Sleep {
 impl Connection {
     /// Waits until a receive may find something; `spin` has perhaps begun.
     pub(super) fn wait_to_receive(&'static self, generation: u32, deadline: Deadline, spin: Spin) -> Result<(), Errno> {
-        let (waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
-        let Some(lanes) = lanes else {
-            drop(waiter);
-            return self.wait_for_hello(deadline);
+        let (_waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
+        let Some(lanes) = lanes.filter(|_| self.receives_by_lane()) else {
+            return self.wait_before_lanes(deadline, spin, libc::POLLIN);
         };
         let is_ready =
-            || lanes.observer.may_have_data() || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_READ);
+            || lanes.observer().may_have_data() || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_READ);
         if self.spin(lanes, deadline, spin, is_ready)? {
             return Ok(());
         }
@@ -166,10 +169,9 @@ impl Connection {
     /// Waits until a send may find room: for the receiver to make some, and where that takes long, for as much as the
     /// lane may hold.
     pub(super) fn wait_to_send(&'static self, generation: u32, deadline: Deadline) -> Result<Room, Errno> {
-        let (waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
-        let Some(lanes) = lanes else {
-            drop(waiter);
-            return self.wait_for_hello(deadline).map(|()| Room::InRing);
+        let (_waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
+        let Some(lanes) = lanes.filter(|_| self.sends_by_lane()) else {
+            return self.wait_before_lanes(deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
         };
         let has_ended = || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE);
         if self.spin(lanes, deadline, Spin::new(), || self.has_ring_room(lanes) || has_ended())? {
@@ -178,6 +180,10 @@ impl Connection {
         let is_ready = || self.has_room(lanes) || has_ended();
         if is_ready() {
             return Ok(Room::InLargerRing);
+        }
+        if !self.receives_by_lane() {
+            // The peer does not ring yet.
+            return self.nap(deadline).map(|()| Room::InLargerRing);
         }
         let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
         self.sleep_unless(is_ready, || self.announce_send_sleep(lanes), || self.sleep(lanes, deadline, longest_ms))?;
@@ -290,7 +296,8 @@ impl Connection {
     fn take_ring_if(&'static self, lanes: &Lanes, is_alone: &dyn Fn() -> bool) -> bool {
         let both = self.hold_both();
         // Closed meanwhile, the number may be another file's.
-        both.is_none() || !self.is_open() || !is_alone() || self.drain_lifeline(lanes)
+        let is_mine = self.is_open() && self.receives_by_lane();
+        both.is_none() || !is_mine || !is_alone() || self.drain_lifeline(lanes)
     }
 
     /// Whether the calling sleeper is the only one, in this process and in those that hold the same end: only then may
@@ -356,6 +363,53 @@ impl Connection {
         deadline.left_ms()?;
         poll_again_after_signals(&mut [], NAP_MS, deadline)?;
         deadline.check_signals()
+    }
+
+    /// Waits until the kernel has something to say of the lifeline: `POLLIN` or `POLLOUT`. The caller is a waiter.
+    fn wait_before_lanes(&'static self, deadline: Deadline, mut spin: Spin, events: i16) -> Result<(), Errno> {
+        if self.awaits_hello.load(Ordering::Relaxed) {
+            return self.wait_for_hello(deadline);
+        }
+        let is_over = || self.is_early_wait_over(events);
+        loop {
+            if is_over() || system::poll_now(self.lifeline(), events) != 0 {
+                return Ok(());
+            }
+            match spin.turn_of(LOOKS_PER_CALL) {
+                Turn::Look => {}
+                Turn::AskKernel => deadline.check_signals()?,
+                Turn::Sleep => break,
+            }
+        }
+        let outcome = self.sleep_unless(is_over, || {}, || self.sleep_on_lifeline(deadline, events));
+        self.patience.note_awake();
+        outcome
+    }
+
+    fn sleep_on_lifeline(&'static self, deadline: Deadline, events: i16) -> Result<(), Errno> {
+        if let Some(slot) = self.slot() {
+            slot.count_sleep();
+        }
+        let fd = self.lifeline();
+        let left_ms = deadline.left_ms()?;
+        if !self.is_open() {
+            return Err(Errno::BADF);
+        }
+        deadline.check_signals()?;
+        let is_alone = threads::is_single() && !self.can_be_held_elsewhere();
+        if is_alone && events == libc::POLLIN && left_ms < 0 && !self.is_nonblocking.load(Ordering::Relaxed) {
+            return match system::wait_to_receive(fd) {
+                Err(Errno::CONNRESET) => {
+                    self.note_kernel_reset();
+                    Ok(())
+                }
+                woken => woken.map(|_| ()),
+            };
+        }
+        // Another thread or process may shut the connection down, or take what says that the rest comes by a lane.
+        let longest_ms = if is_alone { left_ms } else { EARLY_LOOK_MS };
+        let mut entry = [libc::pollfd { fd, events, revents: 0 }];
+        poll_again_after_signals(&mut entry, if left_ms < 0 { longest_ms } else { left_ms.min(longest_ms) }, deadline)
     }
 
     fn wait_for_hello(&self, deadline: Deadline) -> Result<(), Errno> {

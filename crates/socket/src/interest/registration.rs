@@ -260,10 +260,20 @@ impl Registration {
     #[inline]
     pub fn poll(&mut self, fully: bool) -> i16 {
         let ready = self.look(fully);
-        if ready == 0 {
+        if ready == 0 && (fully || !self.is_on_lifeline()) {
             (self.listed, self.stays_ready) = (None, false);
         }
         ready
+    }
+
+    /// Whether only the kernel knows what has arrived.
+    fn is_on_lifeline(&self) -> bool {
+        matches!(self.target, Target::Connection(connection) if connection.is_on_lifeline())
+    }
+
+    /// Whether nothing wakes for what it waits for, though its lifeline can ring.
+    pub fn waits_in_vain(&self) -> bool {
+        matches!(self.target, Target::Connection(connection) if connection.waits_for_room_in_vain(self.wanted()))
     }
 
     /// When it joined the ready list, of one that is ready.

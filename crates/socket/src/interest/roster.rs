@@ -321,7 +321,7 @@ impl Roster {
     fn park(&mut self, index: u32) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
-        if !matches!(registration.target, Target::Connection(_)) {
+        if !registration.is_connection() || registration.waits_in_vain() {
             return false;
         }
         if registration.lifeline == Lifeline::Unheard {
@@ -476,12 +476,14 @@ impl Roster {
         let before = registration.lifeline;
         registration.lifeline = match () {
             () if connection.has_ended() => Lifeline::Ended,
+            // Before there are lanes the peer may say so, and only one that is gone says nothing more.
+            () if connection.is_on_lifeline() => Lifeline::Shared,
             () if events & INPUT_SHUT != 0 && events & HANG_UP == 0 => Lifeline::Deaf,
             () if is_taken => Lifeline::Rings,
             () => Lifeline::Shared,
         };
         let (fd, after) = (registration.kernel_fd, registration.lifeline);
-        if after == Lifeline::Shared {
+        if after == Lifeline::Shared && !connection.is_on_lifeline() {
             system::thin_out_rings(connection.lifeline());
         }
         if after == before {

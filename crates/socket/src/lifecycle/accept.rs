@@ -4,11 +4,11 @@ use super::connect::{enter_lane_connection, hide};
 use super::inspect;
 use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
 use crate::address::Opener;
-use crate::connection::{Connection, Origin};
+use crate::connection::{Connection, Origin, Start};
 use crate::home::MemoryFds;
 use crate::limit;
 use crate::rendezvous::{self, Accepted, Refused};
-use crate::segment::Segment;
+use crate::segment::{Segment, Side};
 use crate::signals::{Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 
-/// Clients without a hello of ours that one look at the lane listener sends away.
+/// Strangers that one look at the lane listener sends away.
 const STRANGERS_MAX: usize = 64;
-/// How long `accept` waits for a client's hello.
+/// How long `accept` waits for a proxy's hello.
 const HELLO_WAIT_MS: i32 = 2;
 /// Looks at memory that take as long as one system call.
 const LOOKS_PER_CALL: u32 = 250;
@@ -82,17 +82,24 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
-    if let Err(error) = ensure_two_free(lane_fd) {
-        // Whoever waits stays in the backlog, as with TCP.
-        let is_waited_for = system::poll_for(lane_fd, libc::POLLIN, 0) != 0;
-        return Err(if is_waited_for { error } else { Errno::AGAIN });
-    }
-    let Accepted { lifeline, tuple, opener } = rendezvous::accept(lane_fd, &key, flags)?;
+    let accepted = limit::sparing(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
+    let Accepted { lifeline, tuple, opener } = match accepted {
+        // The kernel says so before it looks; whoever waits stays in the backlog, as with TCP.
+        Err(error @ (Errno::MFILE | Errno::NFILE)) => {
+            let is_waited_for = system::poll_for(lane_fd, libc::POLLIN, 0) != 0;
+            return Err(if is_waited_for { error } else { Errno::AGAIN });
+        }
+        accepted => accepted?,
+    };
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
-    let segment = match receive_hello(lifeline.as_fd()) {
-        Ok(segment) => segment.map(|(segment, memory)| (segment, hide(memory))),
-        Err(_) => return Ok(None),
+    let start = match opener {
+        Opener::Program => Start::Lifeline(Side::Acceptor),
+        Opener::Proxy => match receive_hello(lifeline.as_fd()) {
+            Ok(Some((segment, memory))) => Start::Lanes(segment, hide(memory)),
+            Ok(None) => Start::Hello,
+            Err(_) => return Ok(None),
+        },
     };
     let fd = lifeline.into_raw_fd();
     if !table::can_hold(fd) {
@@ -107,7 +114,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
         nonblocking: flags & libc::SOCK_NONBLOCK != 0,
         slot: Some(enter_lane_connection(fd, tuple, Role::Accept, opener == Opener::Proxy)),
     };
-    let connection = Connection::open(origin, segment);
+    let connection = Connection::open(origin, start);
     connection.begin(false);
     table::set(fd, Entry::Connection(connection));
     if flags & libc::SOCK_CLOEXEC == 0 {
@@ -116,17 +123,8 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     Ok(Some(NewConnection { fd, peer: Some(tuple.peer) }))
 }
 
-/// As [`limit::ensure_two_free`]: once a connection is accepted it cannot be left in the backlog any more.
-fn ensure_two_free(lane_fd: RawFd) -> Result<(), Errno> {
-    if lane_fd < 0 {
-        return Err(Errno::BADF);
-    }
-    // SAFETY: not -1; the number of a listener that is open. Were it closed, the calls would fail.
-    limit::ensure_two_free(unsafe { BorrowedFd::borrow_raw(lane_fd) })
-}
-
-/// Receives the hello, which follows the connection at once if the client is a client of ours. `None`: it is late, and
-/// the connection attaches when it comes.
+/// Receives the hello of a proxy, which follows the connection at once. `None`: it is late, and the connection attaches
+/// when it comes.
 fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option<MemoryFds>)>, Refused> {
     let receive = || limit::with_one_free(lifeline, || rendezvous::receive_hello(lifeline));
     let first = receive()?;

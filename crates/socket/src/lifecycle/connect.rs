@@ -4,12 +4,13 @@ use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fal
 use super::{inspect, pending};
 use crate::address::Tuple;
 use crate::clock::now_ns;
-use crate::connection::{Connection, Origin};
+use crate::connection::{Connection, Origin, Start};
 use crate::descriptors::HiddenFd;
 use crate::home::MemoryFds;
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, Connected, Progress, Underway};
+use crate::segment::Side;
 use crate::signals::Moment;
 use crate::system;
 use crate::table::{self, Entry};
@@ -18,7 +19,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// How long a blocking connect waits at a full backlog before it gives up: as long as Linux sends SYNs.
 const BACKLOG_WAIT_NS: u64 = 127_000_000_000;
@@ -74,9 +75,24 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     Call { fd, stream, destination, bound, is_pending, underway: None }.run()
 }
 
+/// A lifeline that has reached a listener, and what is known of the connection.
+pub(super) struct Met {
+    lifeline: OwnedFd,
+    tuple: Tuple,
+    start: Start,
+    is_far: bool,
+}
+
+impl From<Connected> for Met {
+    fn from(connected: Connected) -> Self {
+        let Connected { lifeline, tuple, segment, memory, is_far } = connected;
+        Self { lifeline, tuple, start: Start::Lanes(segment, hide(memory)), is_far }
+    }
+}
+
 /// What one try came to.
 pub(super) enum Attempt {
-    Connected(Box<Connected>),
+    Met(Box<Met>),
     /// The listener's backlog is full.
     Full,
     /// Others have to say something first.
@@ -91,7 +107,11 @@ pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>, underw
     let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
     match progress.unwrap_or_else(|| limit::above_when_needed(|| rendezvous::connect(destination, bound), has_run_out))
     {
-        Ok(Progress::Connected(connected)) => Attempt::Connected(connected),
+        Ok(Progress::Connected(connected)) => Attempt::Met(Box::new((*connected).into())),
+        Ok(Progress::Reached { lifeline, tuple }) => {
+            let start = Start::Lifeline(Side::Connector);
+            Attempt::Met(Box::new(Met { lifeline, tuple, start, is_far: false }))
+        }
         Ok(Progress::Underway(underway)) => Attempt::Underway(Box::new(underway)),
         Err(FallbackReason::BacklogFull) => Attempt::Full,
         Err(reason) => Attempt::NoLane(reason),
@@ -141,13 +161,13 @@ impl Call {
                 self.underway = Some(underway);
                 None
             }
-            Attempt::Connected(connected) => Some(self.install(*connected)),
+            Attempt::Met(met) => Some(self.install(*met)),
             Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.destination, reason)),
         }
     }
 
-    fn install(&self, connected: Connected) -> Outcome {
-        match install(self.fd, self.stream, connected) {
+    fn install(&self, met: Met) -> Outcome {
+        match install(self.fd, self.stream, met) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
             Err(_) => fall_back(self.fd, self.stream, self.destination, FallbackReason::ResourceLimit),
@@ -269,34 +289,35 @@ pub fn note_kernel_failure(fd: RawFd) {
 
 /// Puts the lifeline in the place of the TCP socket, under all its descriptors. Answers whether it is in non-blocking
 /// mode.
-pub(super) fn install(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
+pub(super) fn install(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {
     // No handler that closes the socket comes between its steps.
-    system::without_signals(|| put_in_place(fd, stream, connected))
+    system::without_signals(|| put_in_place(fd, stream, met))
 }
 
-fn put_in_place(fd: RawFd, stream: &'static Stream, connected: Connected) -> Result<bool, Errno> {
+fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {
+    let Met { lifeline, tuple, start, is_far } = met;
     // SAFETY: the program's descriptor, which it is connecting.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) })?;
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
     if !is_nonblocking {
-        rustix::fs::fcntl_setfl(&connected.lifeline, OFlags::empty())?;
+        rustix::fs::fcntl_setfl(&lifeline, OFlags::empty())?;
     }
     let (descriptors, is_v6) = stream.with(|inner| (inner.descriptors.clone(), inner.is_v6));
     let mut outlives_exec = false;
     for &descriptor in &descriptors {
-        outlives_exec |= !replace(descriptor, connected.lifeline.as_raw_fd())?;
+        outlives_exec |= !replace(descriptor, lifeline.as_raw_fd())?;
     }
     let options = stream.with(|inner| std::mem::take(&mut inner.options));
-    let tuple = connected.tuple.shown_in(family(is_v6));
+    let tuple = tuple.shown_in(family(is_v6));
     let connection = Connection::open(
         Origin {
             fd,
             tuple,
             options,
             nonblocking: is_nonblocking,
-            slot: Some(enter_lane_connection(fd, tuple, Role::Connect, connected.is_far)),
+            slot: Some(enter_lane_connection(fd, tuple, Role::Connect, is_far)),
         },
-        Some((connected.segment, hide(connected.memory))),
+        start,
     );
     connection.begin(is_nonblocking);
     for &descriptor in &descriptors {

@@ -10,7 +10,7 @@ use super::connect::enter_lane_connection;
 use super::inspect::{self, inode_of};
 use super::{Listener, ListenerInner, settings};
 use crate::address::{Opener, Tuple};
-use crate::connection::{self, Connection, Origin};
+use crate::connection::{self, Connection, Origin, Start};
 use crate::descriptors::{self, InheritedKind};
 use crate::home::{Home, MemoryFds};
 use crate::loan;
@@ -42,21 +42,41 @@ pub fn adopt_inherited() {
         // SAFETY: made by this library before `exec`, and nobody in this program knows them yet.
         let _ = adopt(unsafe { memory_of(memfd, device) }, &sockets);
     }
+    sockets.iter().for_each(|&socket| adopt_lifeline(socket, &sockets));
+}
+
+/// Makes a connection of a lifeline that came without memory, because it had none: it begins, or goes on, as a plain
+/// stream.
+fn adopt_lifeline(fd: RawFd, sockets: &[RawFd]) {
+    if !matches!(table::get(fd), Entry::None) || !table::can_hold(fd) {
+        return;
+    }
+    let near = |(role, side)| Some((side, role, tuple_of(fd, role).filter(|(_, is_far)| !is_far)?.0));
+    let roles = [(Role::Connect, Side::Connector), (Role::Accept, Side::Acceptor)];
+    let Some((side, role, tuple)) = roles.into_iter().find_map(near) else { return };
+    let inode = inode_of(fd);
+    let is_another = |other: &&RawFd| **other != fd && inode_of(**other) == inode;
+    let others: Vec<RawFd> = sockets.iter().filter(is_another).copied().collect();
+    let known = others.iter().find_map(|&other| table::connection(other)).or_else(|| connection::with_lifeline(inode));
+    match known {
+        Some(connection) => add_lifeline(connection, fd),
+        None => open_handed_on(fd, &others, (tuple, role, false), Start::Lifeline(side)),
+    }
 }
 
 /// The descriptors to send instead of `rights`: those of lane connections bring their memory along.
 ///
 /// # Errors
-/// `TOOMANYREFS` for a connection without it: its descriptors made room for the program's own, or its hello has not
-/// come. Alone its lifeline is nothing that anybody could use, and nobody would be told.
+/// `TOOMANYREFS` for a connection that has lanes and no descriptor of their memory, which made room for the program's
+/// own; or whose hello has not come. Alone its lifeline is nothing that anybody could use, and nobody would be told.
 pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
     let mut all = rights.to_vec();
     for &fd in rights {
         match table::get(fd) {
             Entry::Connection(connection) => {
-                connection.await_hello();
+                connection.prepare_to_be_sent();
                 let memory = connection.memory();
-                if memory.is_empty() {
+                if memory.is_empty() && !connection.needs_no_memory() {
                     return Err(Errno::TOOMANYREFS);
                 }
                 connection.note_shared();
@@ -105,6 +125,7 @@ pub fn receive_rights(carrier: RawFd, rights: &[RawFd]) -> Vec<RawFd> {
             }
         }
     }
+    for_program.iter().for_each(|&fd| adopt_lifeline(fd, &for_program));
     kept
 }
 
@@ -216,6 +237,10 @@ fn add_lifeline(connection: &'static Connection, fd: RawFd) {
 fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds) {
     let role = if segment.side() == Side::Connector { Role::Connect } else { Role::Accept };
     let Some((tuple, is_far)) = tuple_of(fd, role) else { return };
+    open_handed_on(fd, others, (tuple, role, is_far), Start::Lanes(segment, memory.adopt().ok()));
+}
+
+fn open_handed_on(fd: RawFd, others: &[RawFd], (tuple, role, is_far): (Tuple, Role, bool), start: Start) {
     // SAFETY: the program's descriptor.
     let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap_or(OFlags::empty());
     let origin = Origin {
@@ -225,7 +250,7 @@ fn open_adopted(fd: RawFd, others: &[RawFd], segment: Segment, memory: MemoryFds
         nonblocking: flags.contains(OFlags::NONBLOCK),
         slot: Some(enter_lane_connection(fd, tuple, role, is_far)),
     };
-    let connection = Connection::open(origin, Some((segment, memory.adopt().ok())));
+    let connection = Connection::open(origin, start);
     connection.note_shared();
     table::set(fd, Entry::Connection(connection));
     for &other in others {

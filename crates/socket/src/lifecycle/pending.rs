@@ -6,13 +6,13 @@
 //! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness, or ask how the connect goes, look
 //! whether it can go on; no step of it waits.
 
-use super::connect::{Attempt, attempt, fall_back, install, refuse};
+use super::connect::{Attempt, Met, attempt, fall_back, install, refuse};
 use super::{Outcome, STREAMS, Stream, StreamInner, inspect};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
 use crate::lock::{Guard, Lock};
-use crate::rendezvous::{Connected, Underway};
+use crate::rendezvous::Underway;
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
@@ -127,7 +127,7 @@ fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
             None
         }
         Attempt::Underway(underway) => Some(underway),
-        Attempt::Connected(connected) => return end(stream, waiting, Ok(connected)),
+        Attempt::Met(met) => return end(stream, waiting, Ok(met)),
         Attempt::NoLane(reason) => return end(stream, waiting, Err(reason)),
     };
     // What a socket leaves that was closed meanwhile is dropped without its lock.
@@ -176,7 +176,7 @@ impl Waiting {
 }
 
 /// A close in another thread comes before this, or finds what has become of the descriptor.
-fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Connected>, FallbackReason>) {
+fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Met>, FallbackReason>) {
     let Some(_guard) = ENDING.enter() else {
         // A signal handler has interrupted a close: it is another look's turn.
         return drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
@@ -185,13 +185,13 @@ fn end(stream: &'static Stream, waiting: Waiting, outcome: Result<Box<Connected>
         return;
     }
     match outcome {
-        Ok(connected) => finish(stream, waiting, *connected),
+        Ok(met) => finish(stream, waiting, *met),
         Err(reason) => give_to_kernel(stream, waiting, reason),
     }
 }
 
-fn finish(stream: &'static Stream, waiting: Waiting, connected: Connected) {
-    if install(waiting.fd, stream, connected).is_err() {
+fn finish(stream: &'static Stream, waiting: Waiting, met: Met) {
+    if install(waiting.fd, stream, met).is_err() {
         // It is dropped, and tried again.
         drop(stream.with(|inner| waiting.give_turn_back(inner, None)));
     } else if let Entry::Connection(connection) = table::get(waiting.fd) {

@@ -145,8 +145,15 @@ impl Request {
 /// How far a connect has come that need not be waited for.
 #[derive(Debug)]
 pub enum Progress {
-    /// There.
+    /// There, with the memory of the connection.
     Connected(Box<Connected>),
+    /// There: the lifeline has reached a listener of this node, non-blocking and closed at `exec`.
+    Reached {
+        /// The kernel object that is to stand behind the program's descriptor.
+        lifeline: OwnedFd,
+        /// Its addresses, canonical.
+        tuple: Tuple,
+    },
     /// Others have to say something first.
     Underway(Underway),
 }
@@ -627,6 +634,7 @@ mod tests {
             progress = match progress {
                 Progress::Connected(connected) => return Ok(*connected),
                 Progress::Underway(underway) => underway.go_on()?,
+                Progress::Reached { .. } => panic!("no proxy"),
             };
             std::thread::yield_now();
         }
@@ -635,7 +643,7 @@ mod tests {
     fn begin(rack: &Arc<Rack>) -> Underway {
         match connect(Arc::clone(rack), &request(), unix_stream().unwrap()).unwrap() {
             Progress::Underway(underway) => underway,
-            Progress::Connected(connected) => panic!("{connected:?}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -367,7 +367,7 @@ impl Roster {
         for &index in &self.unparkable {
             let registration = in_use(&mut self.slots, index);
             is_quiet &= registration.look(true) == 0;
-            self.has_deaf |= registration.lifeline == Lifeline::Deaf;
+            self.has_deaf |= registration.lifeline == Lifeline::Deaf || registration.waits_in_vain();
         }
         is_quiet
     }

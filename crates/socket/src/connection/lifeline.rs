@@ -1,0 +1,1231 @@
+//! How a connection begins: its bytes go by the lifeline, a plain AF_UNIX stream, until lanes pay.
+//!
+//! So `connect` and `accept` need no memory, no further descriptor and nothing of the other end, and what happens to
+//! a young connection (a fork, an `exec`, a limit that is reached, a peer that says nothing) is the kernel's affair.
+//! Where AF_UNIX answers otherwise than TCP, this file translates.
+//!
+//! *Getting lanes.* Messages of one byte with a descriptor attached say it, in the stream itself:
+//!
+//! * `OFFER`: here is memory, for both directions if you like.
+//! * `SWITCH`: behind this byte, what I send is in this memory.
+//! * `FOLLOW`: the same, in the memory that you have sent.
+//!
+//! The accepting end offers once a connection has proved busy, and the other one attaches and follows. An end whose
+//! lifeline is full switches without having been asked, since its peer may read nothing for long. Who receives a
+//! `SWITCH` or `FOLLOW` has the incoming lane from there, and follows if it has not switched itself. Who cannot attach,
+//! or may not because several processes hold the end, ignores an offer, and the connection stays as it is. Who has
+//! switched ignores an offer too; where two ends switch at the same time, each direction has memory of its own. A
+//! receive ends behind bytes with descriptors (`unix(7)`), and a look without room for descriptors says that there are
+//! some: so these bytes are never taken for the program's.
+//!
+//! Rings are bytes too: an end rings only once what it sends goes by its lane, and a sender that waits for room in its
+//! lane before its peer has followed looks once a millisecond.
+
+use super::transfer::Step;
+use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
+use crate::descriptors::{HiddenFd, close};
+use crate::home::MemoryFds;
+use crate::lifecycle::descriptor::is_inheritable;
+use crate::limit;
+use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side, Status};
+use crate::system;
+use libc::iovec;
+use rustix::io::Errno;
+use std::cell::UnsafeCell;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+const OFFER: u8 = 2;
+const SWITCH: u8 = 3;
+const FOLLOW: u8 = 4;
+/// Messages that an honest end sends at most.
+const MESSAGES_MAX: u32 = 4;
+/// Receives that brought something, by the accepting end, before it offers lanes with its next answer: a connection
+/// for one question and one answer is over by then.
+const RECEIVES_BEFORE_OFFER: u32 = 2;
+/// The same where it does not answer.
+const RECEIVES_BEFORE_LONE_OFFER: u32 = 8;
+/// What an AF_UNIX stream holds if nobody says otherwise (`net.core.wmem_default`).
+const LIFELINE_BYTES: usize = 212_992;
+/// Bytes that are taken out at once where the program does not want them.
+const SCRATCH_BYTES: usize = 16 << 10;
+/// Descriptors that a message may bring before they are cut off; one is right.
+const RIGHTS_MAX: usize = 4;
+/// What the kernel takes at once.
+const SPANS_MAX: usize = 1024;
+const NO_SPAN: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+const CONTROL_WORDS: usize = 8;
+
+/// A message with a descriptor that has been received and not followed yet.
+struct Heard {
+    kind: u8,
+    memory: Option<OwnedFd>,
+}
+
+/// Memory that has been offered.
+struct Offered {
+    segment: Segment,
+    memory: Option<MemoryFds<HiddenFd>>,
+}
+
+/// What a connection knows while one of its directions goes by the lifeline.
+#[derive(Default)]
+pub(super) struct Early {
+    is_acceptor: AtomicBool,
+    /// Directions that the program has shut down.
+    shutdown: AtomicU64,
+    /// What sends know of the peer: a [`PeerState`].
+    peer: AtomicU64,
+    /// An error number to be reported once.
+    error: AtomicU64,
+    /// Receives that brought something.
+    receives: AtomicU32,
+    /// Bytes that have been taken out of the lifeline, messages among them.
+    taken_bytes: AtomicU64,
+    /// Another process may hold the end, and has no part in its lanes.
+    is_shared: AtomicBool,
+    has_offered: AtomicBool,
+    has_heard: AtomicBool,
+    /// Messages that have come.
+    messages: AtomicU32,
+    /// Inode of the memory that the outgoing lane lies in.
+    inode: AtomicU64,
+    /// Under the send lock.
+    offered: UnsafeCell<Option<Offered>>,
+    /// Under the receive lock.
+    heard: UnsafeCell<Option<Heard>>,
+}
+
+impl Early {
+    /// Under both locks, or before anybody knows the connection.
+    pub(super) fn begin(&self, side: Side) {
+        self.is_acceptor.store(side == Side::Acceptor, Ordering::Relaxed);
+        self.shutdown.store(0, Ordering::Relaxed);
+        self.peer.store(PeerState::Alive as u64, Ordering::Relaxed);
+        self.error.store(0, Ordering::Relaxed);
+        self.receives.store(0, Ordering::Relaxed);
+        self.taken_bytes.store(0, Ordering::Relaxed);
+        self.is_shared.store(false, Ordering::Relaxed);
+        self.inode.store(0, Ordering::Relaxed);
+        self.messages.store(0, Ordering::Relaxed);
+        self.clear();
+    }
+
+    /// Forgets what is on its way. Under both locks, or as [`Early::begin`].
+    pub(super) fn clear(&self) {
+        self.has_offered.store(false, Ordering::Relaxed);
+        self.has_heard.store(false, Ordering::Relaxed);
+        // SAFETY: the caller's locks.
+        drop(unsafe { (*self.offered.get()).take() });
+        // SAFETY: as above.
+        drop(unsafe { (*self.heard.get()).take() });
+    }
+
+    /// Of an end that another process has held: where its outgoing lane lies.
+    pub(super) fn note_memory(&self, memory: Option<&MemoryFds<HiddenFd>>) {
+        let inode = memory.and_then(|memory| rustix::fs::fstat(memory.memfd.get()?).ok()).map_or(0, |stat| stat.st_ino);
+        self.inode.store(inode, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_reset(&self) -> bool {
+        self.peer.load(Ordering::Relaxed) == PeerState::Reset as u64
+    }
+
+    fn side(&self) -> Side {
+        if self.is_acceptor.load(Ordering::Relaxed) { Side::Acceptor } else { Side::Connector }
+    }
+
+    fn note_reset(&self) {
+        self.peer.store(PeerState::Reset as u64, Ordering::Relaxed);
+        self.error.store(Errno::CONNRESET.raw_os_error() as u64, Ordering::Relaxed);
+    }
+
+    /// Takes the error that is to be reported once.
+    fn take_error(&self) -> Option<Errno> {
+        let error = self.error.swap(0, Ordering::Relaxed);
+        (error != 0).then(|| Errno::from_raw_os_error(error as i32))
+    }
+}
+
+/// What one receive by the lifeline came to.
+enum Taken {
+    Bytes(usize),
+    End,
+    /// A message for us has been put aside.
+    Heard,
+    /// The incoming direction goes by its lane.
+    ByLane,
+}
+
+impl Connection {
+    /// Sends by the lifeline as far as that goes. Answers how many bytes went, and whether the rest goes by the lane.
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    pub(super) unsafe fn send_by_lifeline(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<(usize, bool), Errno> {
+        let mut sent = 0;
+        loop {
+            let guard = self.hold_of(generation, &self.send_lock)?;
+            if self.awaits_hello.load(Ordering::Relaxed) {
+                return Ok((sent, true));
+            }
+            if self.sends_by_lane() || self.switch_back(None) {
+                return Ok((sent, true));
+            }
+            if sent == 0 && !self.may_send_early(wanted - skip)? {
+                return Ok((wanted - skip, false));
+            }
+            if skip + sent >= wanted {
+                return Ok((sent, false));
+            }
+            self.offer_with_answer();
+            // SAFETY: the caller's spans.
+            match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
+                Ok(bytes) => {
+                    sent += bytes;
+                    self.count_sent(bytes);
+                }
+                Err(Errno::AGAIN) => {
+                    drop(guard);
+                    if !self.switch_at_once() {
+                        return Ok((sent, false));
+                    }
+                }
+                Err(Errno::PIPE | Errno::CONNRESET) if sent > 0 => return Ok((sent, false)),
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    return self.send_to_gone().map(|()| (wanted - skip, false));
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return if sent > 0 { Ok((sent, false)) } else { Err(error) },
+            }
+        }
+    }
+
+    /// As `may_send` of lanes.
+    fn may_send_early(&self, len_bytes: usize) -> Result<bool, Errno> {
+        if self.is_shut(SHUTDOWN_WRITE) {
+            return Err(Errno::PIPE);
+        }
+        match PeerState::from_word(self.early.peer.load(Ordering::Relaxed)) {
+            PeerState::Alive => Ok(true),
+            PeerState::Closed if len_bytes == 0 => Ok(false),
+            PeerState::Closed => {
+                self.early.peer.store(PeerState::ClosedAndAnswered as u64, Ordering::Relaxed);
+                Ok(false)
+            }
+            PeerState::ClosedAndAnswered => Err(Errno::PIPE),
+            PeerState::Reset => Err(self.early.take_error().unwrap_or(Errno::PIPE)),
+        }
+    }
+
+    /// The kernel refuses a send: the peer is gone. TCP's buffer takes the first one all the same, unless a reset has
+    /// come.
+    fn send_to_gone(&self) -> Result<(), Errno> {
+        let said = rustix::net::sockopt::socket_error(self.borrow_lifeline());
+        if matches!(said, Ok(Err(Errno::CONNRESET))) && !self.is_unanswered_offer() {
+            self.early.note_reset();
+            return Err(self.early.take_error().unwrap_or(Errno::PIPE));
+        }
+        if !self.lifeline_has_hung_up() {
+            // Another process that holds the end has shut it down.
+            self.early.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
+            return Err(Errno::PIPE);
+        }
+        self.early.peer.store(PeerState::ClosedAndAnswered as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether all that the peer may have left unread is an offer.
+    fn is_unanswered_offer(&self) -> bool {
+        self.early.has_offered.load(Ordering::Relaxed) && self.unanswered_sends.load(Ordering::Relaxed) == 0
+    }
+
+    /// Receives by the lifeline; `None`: the direction goes by its lane.
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    pub(super) unsafe fn receive_by_lifeline(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<Option<Step>, Errno> {
+        loop {
+            if self.early.has_heard.load(Ordering::Relaxed) {
+                self.follow_heard()?;
+            }
+            let guard = self.hold_of(generation, &self.receive_lock)?;
+            let shared = match self.lanes() {
+                Some(lanes) => self.share(lanes, Own::ReceiveLock)?,
+                None => None,
+            };
+            // SAFETY: the caller's spans.
+            let taken = unsafe { self.take_from_lifeline(spans, skip, flags) };
+            drop(shared);
+            drop(guard);
+            match taken? {
+                Taken::ByLane => return Ok(None),
+                Taken::Heard => {}
+                Taken::End => return Ok(Some(Step::End)),
+                Taken::Bytes(0) => return Ok(Some(Step::Nothing)),
+                Taken::Bytes(bytes) => {
+                    self.note_early_receive(bytes, flags);
+                    return Ok(Some(Step::Moved(bytes)));
+                }
+            }
+        }
+    }
+
+    fn note_early_receive(&'static self, bytes: usize, flags: Flags) {
+        let is_answered = self.unanswered_sends.load(Ordering::Relaxed) > 0;
+        self.count_received(bytes, flags);
+        if flags.peek {
+            return;
+        }
+        let receives = self.early.receives.fetch_add(1, Ordering::Relaxed) + 1;
+        if receives >= RECEIVES_BEFORE_LONE_OFFER && !is_answered {
+            let _send = self.hold(&self.send_lock);
+            self.offer();
+        }
+    }
+
+    /// Under the receive lock.
+    unsafe fn take_from_lifeline(&'static self, spans: &[iovec], skip: usize, flags: Flags) -> Result<Taken, Errno> {
+        if self.comes_by_lane() || self.awaits_hello.load(Ordering::Relaxed) {
+            return Ok(Taken::ByLane);
+        }
+        let mut one = [NO_SPAN];
+        let spans = rest_of(spans, skip, &mut one);
+        if flags.discard {
+            let mut scratch = [0_u8; SCRATCH_BYTES];
+            let len = total_bytes(spans).min(SCRATCH_BYTES);
+            let unwanted = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: len }];
+            // SAFETY: the scratch is writable.
+            return unsafe { self.take_spans(&unwanted, flags) };
+        }
+        // SAFETY: the caller's spans.
+        unsafe { self.take_spans(spans, flags) }
+    }
+
+    /// Looks first, without room for descriptors: what has some is none of the program's.
+    unsafe fn take_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<Taken, Errno> {
+        // SAFETY: the caller's spans.
+        let (bytes, has_message) = match unsafe { look(self.lifeline(), spans) } {
+            Ok((0, false)) => return self.end_of_lifeline(spans),
+            Ok((bytes, true)) => (bytes - 1, true),
+            Ok(seen) => seen,
+            Err(Errno::AGAIN | Errno::INTR) if self.is_shut(SHUTDOWN_READ) => return Ok(Taken::End),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Taken::Bytes(0)),
+            Err(Errno::CONNRESET) => return self.reset_by_kernel(),
+            Err(error) => return Err(error),
+        };
+        if bytes == 0 {
+            return self.put_message_aside();
+        }
+        if flags.peek {
+            return Ok(Taken::Bytes(bytes));
+        }
+        // SAFETY: as above.
+        let taken = unsafe { take_exactly(self.lifeline(), spans, bytes, has_message) }?;
+        // Another process that holds this end may have been faster: what it has left may end with a message.
+        if let Some(heard) = taken.1 {
+            self.put_aside(heard);
+        }
+        self.early.taken_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
+        Ok(Taken::Bytes(taken.0))
+    }
+
+    /// Whether the incoming direction goes by its lane, as this process or another one that holds the end has found.
+    /// Under the receive lock.
+    fn comes_by_lane(&self) -> bool {
+        if self.receives_by_lane() {
+            return true;
+        }
+        let Some(lanes) = self.lanes() else { return false };
+        if self.can_be_held_elsewhere() && lanes.segment.load(Own::ByLane) & BY_LANE_RECEIVE != 0 {
+            system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
+            self.announce_earlier_sleepers();
+        }
+        self.receives_by_lane()
+    }
+
+    /// The kernel says that nothing comes any more.
+    fn end_of_lifeline(&self, spans: &[iovec]) -> Result<Taken, Errno> {
+        if total_bytes(spans) == 0 {
+            let is_there = system::poll_now(self.lifeline(), libc::POLLIN) & libc::POLLIN != 0;
+            return Ok(if is_there { Taken::End } else { Taken::Bytes(0) });
+        }
+        match self.lanes() {
+            Some(lanes) => self.end_of_input(lanes).map(|_| Taken::End),
+            None => self.early.take_error().map_or(Ok(Taken::End), Err),
+        }
+    }
+
+    /// The peer has left something unread; the kernel says so once.
+    fn reset_by_kernel(&self) -> Result<Taken, Errno> {
+        if let Some(lanes) = self.lanes() {
+            self.note_hang_up(lanes, true);
+            return self.end_of_input(lanes).map(|_| Taken::End);
+        }
+        if self.is_unanswered_offer() {
+            return Ok(Taken::End);
+        }
+        self.early.note_reset();
+        Err(self.early.take_error().unwrap_or(Errno::CONNRESET))
+    }
+
+    /// Receives a message that has come first. Under the receive lock.
+    fn put_message_aside(&'static self) -> Result<Taken, Errno> {
+        let lifeline = self.borrow_lifeline();
+        let received = limit::with_one_free(lifeline, || {
+            let mut kind = 0_u8;
+            let spans = [iovec { iov_base: (&raw mut kind).cast(), iov_len: 1 }];
+            // SAFETY: one byte is writable.
+            unsafe { receive(lifeline.as_raw_fd(), &spans, 0) }.map(|received| (received, kind))
+        });
+        match received {
+            Ok((Received { bytes: 1, rights, .. }, kind)) => {
+                self.put_aside(Heard { kind, memory: rights });
+                Ok(Taken::Heard)
+            }
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(Taken::Bytes(0)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Under the receive lock. Nothing more is received until it is followed.
+    fn put_aside(&self, heard: Heard) {
+        // SAFETY: under the receive lock.
+        unsafe { *self.early.heard.get() = Some(heard) };
+        self.early.taken_bytes.fetch_add(1, Ordering::Relaxed);
+        self.early.has_heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Does what a message says that has been received.
+    ///
+    /// # Errors
+    /// `AGAIN` in a signal handler that has interrupted who holds the connection; `CONNRESET` if the memory that
+    /// bytes are in cannot be had.
+    fn follow_heard(&'static self) -> Result<(), Errno> {
+        let _both = self.hold_both().ok_or(Errno::AGAIN)?;
+        self.early.has_heard.store(false, Ordering::Relaxed);
+        // SAFETY: under the receive lock.
+        let Some(Heard { kind, memory }) = (unsafe { (*self.early.heard.get()).take() }) else { return Ok(()) };
+        if self.early.messages.fetch_add(1, Ordering::Relaxed) >= MESSAGES_MAX {
+            memory.into_iter().for_each(close);
+            return Err(self.break_off());
+        }
+        match kind {
+            OFFER => {
+                self.take_offer(memory);
+                Ok(())
+            }
+            SWITCH => self.follow_switch(memory),
+            FOLLOW => self.be_followed(memory),
+            _ => Err(self.break_off()),
+        }
+    }
+
+    fn break_off(&self) -> Errno {
+        self.early.note_reset();
+        self.early.take_error();
+        if let Some(lanes) = self.lanes() {
+            self.note_corruption(lanes);
+        }
+        Errno::CONNRESET
+    }
+
+    /// Under both locks.
+    fn take_offer(&'static self, memory: Option<OwnedFd>) {
+        let Some(memory) = memory else { return };
+        let joined = if self.lanes().is_none() && self.may_get_lanes() {
+            Segment::join(&memory, self.early.side()).ok()
+        } else {
+            None
+        };
+        match joined {
+            Some(segment) if send_message(self.borrow_lifeline(), FOLLOW, memory.as_fd()).is_ok() => {
+                self.withdraw_offer();
+                self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
+            }
+            _ => close(memory),
+        }
+    }
+
+    /// The peer's bytes go by a lane from here on, in memory that it has sent. Under both locks.
+    fn follow_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
+        let Some(memory) = memory else { return Err(self.break_off()) };
+        let is_known = self.lanes().is_some() && inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
+        if is_known || self.lanes().is_some() {
+            let elsewhere = if is_known { Ok(()) } else { self.receive_elsewhere(&memory) };
+            close(memory);
+            elsewhere?;
+            self.receive_by_lane();
+            return Ok(());
+        }
+        self.withdraw_offer();
+        let Ok(segment) = Segment::join(&memory, self.early.side()) else {
+            close(memory);
+            return Err(self.break_off());
+        };
+        let copy = rustix::io::fcntl_dupfd_cloexec(&memory, 0).ok();
+        self.begin_lanes(segment, Memory::Received(memory), BY_LANE_RECEIVE);
+        self.switch_back(copy);
+        Ok(())
+    }
+
+    /// The peer's bytes go by a lane from here on, in memory that this end has sent. Under both locks.
+    fn be_followed(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
+        if self.lanes().is_some() {
+            received.into_iter().for_each(close);
+            self.receive_by_lane();
+            return Ok(());
+        }
+        let Some(Offered { segment, memory }) = self.withdraw_offer() else {
+            received.into_iter().for_each(close);
+            return Err(self.break_off());
+        };
+        self.begin_lanes(segment, Memory::Own(memory), BY_LANE_RECEIVE);
+        self.switch_back(received);
+        Ok(())
+    }
+
+    /// Under both locks.
+    fn receive_by_lane(&self) {
+        system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
+        self.announce_earlier_sleepers();
+    }
+
+    /// Both ends have switched at the same time, each to memory of its own. Under both locks.
+    fn receive_elsewhere(&self, memory: &OwnedFd) -> Result<(), Errno> {
+        let joined = Segment::join(memory, self.early.side());
+        let (Ok(inbound), Some(lanes)) = (joined, self.lanes()) else { return Err(self.break_off()) };
+        let asked = self.with_details(super::Details::ask_for_options);
+        let mut receiver = Receiving::of(&inbound);
+        receiver.set_capacity(asked.receive_bytes);
+        // SAFETY: under both locks, and nobody looks at a lane that is not in use.
+        unsafe {
+            *lanes.receiver.get() = receiver;
+            *lanes.observer.get() = Receiving::of(&inbound);
+            *lanes.inbound.get() = Some(inbound);
+        }
+        Ok(())
+    }
+
+    /// After the peer has switched: so does this end, if it has not. Any descriptor will do for it; one is at hand if
+    /// none is given. Under the send lock. Answers whether what is sent goes by the lane.
+    fn switch_back(&self, descriptor: Option<OwnedFd>) -> bool {
+        let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane() && !self.sends_by_lane()) else {
+            descriptor.into_iter().for_each(close);
+            return self.sends_by_lane();
+        };
+        if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
+            descriptor.into_iter().for_each(close);
+            return false;
+        }
+        let copy = || {
+            let copy = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
+            self.with_details(|details| details.memory.as_ref().and_then(copy))
+        };
+        let Some(descriptor) = descriptor.or_else(copy) else { return false };
+        let sent = send_message(self.borrow_lifeline(), FOLLOW, descriptor.as_fd());
+        close(descriptor);
+        if sent.is_ok() {
+            system::without_signals(|| self.go_by_lane(BY_LANE_SEND));
+        }
+        sent.is_ok()
+    }
+
+    /// Whether the end may get lanes: it is this process's alone, and can still say so to a peer that is there. Before
+    /// a fork every end gets lanes that can, so children by `vfork` are left, which take along what outlives `exec`.
+    fn may_get_lanes(&self) -> bool {
+        let can_say_so =
+            !self.is_shut(SHUTDOWN_WRITE) && self.early.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        let may_be_left = || self.can_be_held_elsewhere() && self.has_descriptor(is_inheritable);
+        can_say_so
+            && !self.early.is_shared.load(Ordering::Relaxed)
+            && !self.is_handed_on.load(Ordering::Relaxed)
+            && !may_be_left()
+    }
+
+    /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
+    pub(super) fn switch_at_once(&'static self) -> bool {
+        let Some(_both) = self.hold_both() else { return false };
+        if !self.is_open() || self.awaits_hello.load(Ordering::Relaxed) {
+            return false;
+        }
+        if self.sends_by_lane() {
+            return true;
+        }
+        if self.lanes().is_some() || !self.may_get_lanes() {
+            return false;
+        }
+        let lifeline = self.borrow_lifeline();
+        let own = self.withdraw_offer().and_then(|Offered { segment, memory }| {
+            let memory = memory?;
+            let copy = rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok()?;
+            Some((segment, copy))
+        });
+        let made = own.map_or_else(|| limit::with_one_free(lifeline, || make_memory(self.early.side())), Ok);
+        let Ok((segment, memory)) = made else { return false };
+        if send_message(lifeline, SWITCH, memory.as_fd()).is_err() {
+            close(memory);
+            return false;
+        }
+        self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
+        true
+    }
+
+    /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
+    fn offer_with_answer(&self) {
+        let is_due = self.early.receives.load(Ordering::Relaxed) >= RECEIVES_BEFORE_OFFER;
+        if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
+            self.offer();
+        }
+    }
+
+    /// Offers lanes, once. Only the accepting end does. Under the send lock.
+    fn offer(&self) {
+        let early = &self.early;
+        let is_out_of_place = self.lanes().is_some() || self.awaits_hello.load(Ordering::Relaxed);
+        let may_offer = early.is_acceptor.load(Ordering::Relaxed) && !early.has_offered.load(Ordering::Relaxed);
+        if is_out_of_place || !may_offer || !self.may_get_lanes() {
+            return;
+        }
+        // A descriptor and memory that cannot be had now may be there for another connection later, not for this one.
+        early.has_offered.store(true, Ordering::Relaxed);
+        let Ok((segment, memory)) = make_memory(early.side()) else { return };
+        if send_message(self.borrow_lifeline(), OFFER, memory.as_fd()).is_err() {
+            return close(memory);
+        }
+        early.inode.store(inode_of(&memory), Ordering::Relaxed);
+        let memory = MemoryFds::of_memfd(memory).hide().ok();
+        // SAFETY: under the send lock.
+        unsafe { *early.offered.get() = Some(Offered { segment, memory }) };
+    }
+
+    /// Lets the lifeline hold no more than the program has asked for. Under the send lock.
+    pub(super) fn bound_lifeline(&self, send_bytes: usize) {
+        if send_bytes < LIFELINE_BYTES && self.lanes().is_none() {
+            // The kernel doubles it.
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(self.borrow_lifeline(), send_bytes / 2);
+        }
+    }
+
+    /// Takes back the memory that was offered, if any. Under the send lock.
+    fn withdraw_offer(&self) -> Option<Offered> {
+        // SAFETY: under the send lock.
+        unsafe { (*self.early.offered.get()).take() }
+    }
+
+    /// Under both locks.
+    fn begin_lanes(&'static self, segment: Segment, memory: Memory, by_lane: u64) {
+        let early = &self.early;
+        let memory = match memory {
+            Memory::Own(memory) => memory,
+            Memory::Received(memory) => {
+                early.inode.store(inode_of(&memory), Ordering::Relaxed);
+                MemoryFds::of_memfd(memory).hide().ok()
+            }
+        };
+        if !segment.is_adopted() {
+            segment.store(Own::Shutdown, early.shutdown.load(Ordering::Relaxed));
+        }
+        self.attach_in_use(segment, memory, by_lane);
+    }
+
+    /// Shuts down directions that go by the lifeline. Under the send lock.
+    ///
+    /// # Errors
+    /// `NOTCONN` after a reset.
+    pub(super) fn shut_lifeline(&'static self, directions: u64) -> Result<(), Errno> {
+        if self.early.is_reset() {
+            return Err(Errno::NOTCONN);
+        }
+        let before = self.early.shutdown.fetch_or(directions, Ordering::Relaxed);
+        let fresh = directions & !before;
+        if fresh & SHUTDOWN_WRITE != 0 {
+            let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Write);
+        }
+        // Those who sleep must look again.
+        if fresh & SHUTDOWN_READ != 0 && self.sleepers.is_any() {
+            let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Read);
+        }
+        Ok(())
+    }
+
+    /// Before a close: a message that was left unread would reset the peer, and `SO_LINGER` may ask for a reset.
+    pub(super) fn hear_last_words(&'static self) {
+        // What is there may be for another process.
+        if self.receives_by_lane() || self.awaits_hello.load(Ordering::Relaxed) || self.can_be_held_elsewhere() {
+            return;
+        }
+        if self.with_details(|details| details.resets_on_close) {
+            self.switch_at_once();
+        }
+        self.hear_messages();
+    }
+
+    /// Follows the messages that come first in the lifeline.
+    fn hear_messages(&'static self) {
+        while self.hear_next_message() {}
+    }
+
+    /// Follows the message that comes first in the lifeline, if that is what comes first.
+    fn hear_next_message(&'static self) -> bool {
+        {
+            let guard = self.hold(&self.receive_lock);
+            if guard.is_none() || self.comes_by_lane() {
+                return false;
+            }
+            let is_first = self.early.has_heard.load(Ordering::Relaxed)
+                || (self.first_in_lifeline() == First::Message && matches!(self.put_message_aside(), Ok(Taken::Heard)));
+            if !is_first {
+                return false;
+            }
+        }
+        self.follow_heard().is_ok()
+    }
+
+    /// Under the receive lock.
+    fn first_in_lifeline(&self) -> First {
+        let mut byte = 0_u8;
+        let spans = [iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        // SAFETY: one byte is writable.
+        match unsafe { look(self.lifeline(), &spans) } {
+            Ok((0, _)) => First::End,
+            Ok((_, true)) => First::Message,
+            Ok((_, false)) => First::Bytes,
+            Err(Errno::CONNRESET) => {
+                self.note_kernel_reset();
+                First::End
+            }
+            Err(_) => First::Nothing,
+        }
+    }
+
+    /// Before another process comes to hold the end: what is under way is settled, and the end gets lanes if it can,
+    /// whose memory both processes have. Else it stays on the lifeline for ever.
+    pub(super) fn settle_early(&'static self) {
+        if self.awaits_hello.load(Ordering::Relaxed) || self.receives_by_lane() {
+            return;
+        }
+        self.hear_messages();
+        if !self.switch_at_once() {
+            self.early.is_shared.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Connection::readiness`], where what comes in comes by the lifeline. Three system calls. `None`: it does not
+    /// any more.
+    pub(super) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
+        self.hear_messages();
+        if self.receives_by_lane() {
+            return None;
+        }
+        let said = system::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
+        let first = if said & (libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP) == 0 {
+            First::Nothing
+        } else {
+            let _guard = self.hold(&self.receive_lock);
+            self.first_in_lifeline()
+        };
+        let has_ended = said & libc::POLLRDHUP != 0;
+        let has_hung_up = said & libc::POLLHUP != 0 && first == First::Bytes;
+        let is_shut = |direction| self.is_shut(direction);
+        if let Some(lanes) = self.lanes().filter(|_| said & libc::POLLHUP != 0) {
+            self.note_hang_up(lanes, said & libc::POLLERR != 0);
+        }
+        let (peer, _) = self.state();
+        let has_error = self
+            .lanes()
+            .map_or(self.early.error.load(Ordering::Relaxed), |lanes| lanes.segment.load(Own::PendingError))
+            != 0;
+        let mut ready = 0;
+        if (first == First::Bytes && self.has_low_water()) || has_ended || is_shut(SHUTDOWN_READ) {
+            ready |= libc::POLLIN | libc::POLLRDNORM;
+        }
+        if has_ended || is_shut(SHUTDOWN_READ) {
+            ready |= libc::POLLRDHUP;
+        }
+        if ready & libc::POLLRDHUP != 0 && is_shut(SHUTDOWN_WRITE) {
+            ready |= libc::POLLHUP;
+        }
+        // The receive that comes to the end of what there is will tell.
+        if (said & libc::POLLERR != 0 && !self.is_unanswered_offer()) || (has_hung_up && self.is_reset_behind()) {
+            ready |= libc::POLLERR | libc::POLLHUP;
+        }
+        if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
+            ready |= libc::POLLHUP;
+        }
+        if has_error || peer == PeerState::ClosedAndAnswered {
+            ready |= libc::POLLERR;
+        }
+        let output = if self.sends_by_lane() { self.output_readiness(wanted) } else { self.early_output(said) };
+        Some(ready | output)
+    }
+
+    /// Whether a peer that is gone has reset the connection, behind bytes that are unread.
+    fn is_reset_behind(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
+        let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
+        self.look_behind(unread).1.is_some_and(|behind| behind.is_reset)
+    }
+
+    /// A lifeline that is full gives way to a lane, if there can be one.
+    fn early_output(&self, said: i16) -> i16 {
+        const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+        let has_room = said & (libc::POLLOUT | libc::POLLHUP) != 0 || self.is_shut(SHUTDOWN_WRITE);
+        if !has_room && self.send_is_blocked.load(Ordering::Relaxed) {
+            return 0;
+        }
+        if self.send_is_blocked.swap(false, Ordering::Relaxed) {
+            self.room_returns.fetch_add(1, Ordering::Relaxed);
+        }
+        OUTPUT
+    }
+
+    fn has_low_water(&'static self) -> bool {
+        let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
+        low_water <= 1 || self.unread_in_lifeline() >= low_water
+    }
+
+    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to.
+    pub(super) fn unread_in_lifeline(&'static self) -> usize {
+        let _guard = self.hold(&self.receive_lock);
+        let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
+        let (bytes, behind) = self.look_behind(unread);
+        bytes + behind.map_or(0, |behind| behind.unread_bytes)
+    }
+
+    /// Looks through the `unread` bytes of the lifeline: how many are the program's, and what is in the lane that they
+    /// lead to. Under the receive lock.
+    fn look_behind(&self, unread: usize) -> (usize, Option<Behind>) {
+        let mut scratch = vec![0_u8; unread];
+        let spans = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: unread }];
+        // SAFETY: the scratch is writable.
+        let Ok((bytes, true)) = (unsafe { look(self.lifeline(), &spans) }) else { return (unread, None) };
+        let own = |lanes: &Lanes| Behind::of(&lanes.segment, lanes.observer());
+        let behind = match scratch[bytes - 1] {
+            FOLLOW => self.lanes().map(own),
+            SWITCH => {
+                // SAFETY: as above.
+                let received = limit::with_one_free(self.borrow_lifeline(), || unsafe {
+                    receive(self.lifeline(), &spans, libc::MSG_PEEK)
+                });
+                let memory = received.ok().and_then(|received| received.rights);
+                memory.and_then(|memory| {
+                    let segment = Segment::glimpse(&memory, self.early.side());
+                    close(memory);
+                    segment.ok().map(|segment| Behind::of(&segment, &Receiving::of(&segment)))
+                })
+            }
+            _ => None,
+        };
+        (bytes - 1, behind)
+    }
+
+    /// What `SO_ERROR` answers, before there are lanes.
+    pub(super) fn take_early_error(&'static self) -> i32 {
+        if let Some(error) = self.early.take_error() {
+            return error.raw_os_error();
+        }
+        match rustix::net::sockopt::socket_error(self.borrow_lifeline()) {
+            Ok(Err(Errno::CONNRESET)) if self.is_unanswered_offer() => 0,
+            Ok(Err(error)) => {
+                self.early.note_reset();
+                self.early.take_error();
+                error.raw_os_error()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether what comes in has ended, as the kernel says, read or not.
+    pub(super) fn lifeline_has_no_more(&self) -> bool {
+        self.is_shut(SHUTDOWN_READ)
+            || system::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
+    }
+
+    /// Whether the peer is gone, as the kernel says.
+    pub(super) fn lifeline_has_hung_up(&self) -> bool {
+        system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
+    }
+
+    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers. Only grows.
+    pub(super) fn early_arrivals(&self) -> u64 {
+        let is_early = self.is_on_lifeline();
+        let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
+        self.early.taken_bytes.load(Ordering::Relaxed) + unread
+    }
+
+    /// What is known of the peer, and which directions are shut down.
+    pub(super) fn state(&self) -> (PeerState, u64) {
+        match self.lanes() {
+            Some(lanes) => (self.peer_state(lanes), lanes.segment.load(Own::Shutdown)),
+            None => {
+                let peer = PeerState::from_word(self.early.peer.load(Ordering::Relaxed));
+                (peer, self.early.shutdown.load(Ordering::Relaxed))
+            }
+        }
+    }
+
+    fn is_shut(&self, direction: u64) -> bool {
+        self.state().1 & direction != 0
+    }
+
+    pub(super) fn borrow_lifeline(&self) -> BorrowedFd<'_> {
+        // SAFETY: one of the program's descriptors, in a call about it. Were it closed, calls would fail, or be about
+        // another file of the program's: as with any descriptor that one thread closes while another one uses it.
+        unsafe { BorrowedFd::borrow_raw(self.lifeline()) }
+    }
+
+    /// Sends what `fill` puts into a buffer, where nothing can be written in place. `None`: there is no room. Under the
+    /// send lock.
+    pub(super) fn fill_lifeline(
+        &self,
+        len_bytes: usize,
+        fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
+    ) -> Result<Option<usize>, Errno> {
+        // The kernel says that there is room when three quarters are free: more than the buffer has.
+        if system::poll_now(self.lifeline(), libc::POLLOUT) & libc::POLLOUT == 0 {
+            return Ok(None);
+        }
+        let mut bytes = [0_u8; SCRATCH_BYTES];
+        let room_bytes = len_bytes.min(SCRATCH_BYTES);
+        let filled = fill(bytes.as_mut_ptr(), room_bytes)?.min(room_bytes);
+        let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: filled }];
+        // SAFETY: filled so far.
+        let sent = if filled == 0 { 0 } else { unsafe { send_now(self.lifeline(), &spans, 0) }? };
+        Ok(Some(sent))
+    }
+
+    /// Whether a send by the lifeline would reach nobody.
+    pub(super) fn has_no_more_to_send_early(&self) -> bool {
+        self.is_shut(SHUTDOWN_WRITE) || self.lifeline_has_hung_up()
+    }
+
+    /// As `may_send` of lanes, where what is sent is not known before.
+    pub(super) fn may_fill_early(&self, len_bytes: usize) -> Result<bool, Errno> {
+        let is_news = self.early.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        if is_news && !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_has_hung_up() {
+            self.send_to_gone()?;
+            return Ok(false);
+        }
+        self.may_send_early(len_bytes)
+    }
+
+    /// Receives at most 16 KiB by the lifeline, of which `take` says how many it has used.
+    pub(super) fn take_by_lifeline(
+        &'static self,
+        generation: u32,
+        len_bytes: usize,
+        take: impl FnOnce(*mut u8, usize) -> Result<usize, Errno>,
+    ) -> Result<Option<Step>, Errno> {
+        let mut scratch = [0_u8; SCRATCH_BYTES];
+        let begin = scratch.as_mut_ptr();
+        let span = |len| [iovec { iov_base: begin.cast(), iov_len: len }];
+        let peek = Flags { peek: true, ..Flags::default() };
+        let first = span(len_bytes.min(SCRATCH_BYTES));
+        // SAFETY: the scratch is writable.
+        let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
+        let Some(Step::Moved(bytes)) = seen else { return Ok(seen) };
+        let used = span(take(begin, bytes)?);
+        // SAFETY: as above.
+        unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
+    }
+
+    /// Whether nothing wakes who waits for room: the peer cannot ring before this end has received its `SWITCH`.
+    pub fn waits_for_room_in_vain(&self, wanted: i16) -> bool {
+        wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0
+            && !self.receives_by_lane()
+            && self.send_is_blocked.load(Ordering::Relaxed)
+    }
+
+    /// Whether what comes in comes by the lifeline.
+    pub fn is_on_lifeline(&self) -> bool {
+        !self.receives_by_lane() && !self.awaits_hello.load(Ordering::Relaxed)
+    }
+
+    /// Whether the lifeline is all there is of the connection.
+    pub fn needs_no_memory(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
+        self.is_on_lifeline() && self.lanes().is_none()
+    }
+
+    /// Before the connection goes to another process by a message: it gets lanes if it can, and their memory goes along.
+    pub fn prepare_to_be_sent(&'static self) {
+        self.await_hello();
+        self.settle_early();
+    }
+
+    /// Whether one that waits on the lifeline need not any more, whatever the kernel says of it: `POLLIN`, `POLLOUT`.
+    pub(super) fn is_early_wait_over(&'static self, events: i16) -> bool {
+        let is_switched = || {
+            let _receive = self.hold(&self.receive_lock);
+            self.comes_by_lane()
+        };
+        if events & libc::POLLIN != 0 {
+            is_switched() || self.is_shut(SHUTDOWN_READ)
+        } else {
+            self.sends_by_lane() || self.is_shut(SHUTDOWN_WRITE)
+        }
+    }
+
+    /// The kernel has said `CONNRESET` to one that waited.
+    pub(super) fn note_kernel_reset(&self) {
+        match self.lanes() {
+            Some(lanes) => self.note_hang_up(lanes, true),
+            None if self.is_unanswered_offer() => {}
+            None => self.early.note_reset(),
+        }
+    }
+}
+
+/// Where the memory of new lanes comes from.
+enum Memory {
+    /// It was offered by this end.
+    Own(Option<MemoryFds<HiddenFd>>),
+    Received(OwnedFd),
+}
+
+/// What a lane holds that the lifeline leads to.
+struct Behind {
+    unread_bytes: usize,
+    /// The peer has reset the connection.
+    is_reset: bool,
+}
+
+impl Behind {
+    fn of(segment: &Segment, lane: &Receiving) -> Self {
+        Self { unread_bytes: lane.unread_bytes().unwrap_or(0), is_reset: segment.status(Status::Reset) != 0 }
+    }
+}
+
+/// What comes first in a lifeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum First {
+    Nothing,
+    Bytes,
+    Message,
+    End,
+}
+
+fn make_memory(side: Side) -> Result<(Segment, OwnedFd), Errno> {
+    let (segment, memory) = Segment::create(side)?;
+    segment.set_up();
+    Ok((segment, memory))
+}
+
+fn inode_of(memory: &OwnedFd) -> u64 {
+    rustix::fs::fstat(memory).map_or(0, |stat| stat.st_ino)
+}
+
+/// The spans behind the first `skip` bytes; where those end inside a span, the rest of that one alone.
+fn rest_of<'a>(spans: &'a [iovec], skip: usize, one: &'a mut [iovec; 1]) -> &'a [iovec] {
+    let mut skip = skip;
+    for (index, span) in spans.iter().enumerate() {
+        if skip == 0 {
+            return &spans[index..];
+        }
+        if skip < span.iov_len {
+            let begin = span.iov_base.cast::<u8>().wrapping_add(skip).cast();
+            one[0] = iovec { iov_base: begin, iov_len: span.iov_len - skip };
+            return one;
+        }
+        skip -= span.iov_len;
+    }
+    &[]
+}
+
+/// # Safety
+/// Every span is readable for its length.
+unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result<usize, Errno> {
+    let mut one = [NO_SPAN];
+    let spans = rest_of(spans, skip, &mut one);
+    let message = message_of(spans, &mut []);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the message is of the caller's spans.
+    let sent = unsafe { system::call!(libc::SYS_sendmsg, fd, &raw const message, flags) };
+    usize::try_from(sent).map_err(|_| system::errno())
+}
+
+fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
+    // SAFETY: all zeros are a message of nothing; musl's has padding that no literal can name.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast_mut();
+    message.msg_iovlen = spans.len() as _;
+    if !control.is_empty() {
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(control) as _;
+    }
+    message
+}
+
+/// Sends a message of ours with its memory, though the lifeline may be full: that is what half of its buffer is for.
+fn send_message(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
+    match send_message_now(lifeline, kind, memory) {
+        Err(Errno::AGAIN) => {
+            // The system's bound for programs is twice what sockets have from the beginning.
+            rustix::net::sockopt::set_socket_send_buffer_size(lifeline, i32::MAX as usize / 2)?;
+            send_message_now(lifeline, kind, memory)
+        }
+        sent => sent,
+    }
+}
+
+fn send_message_now(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let memory = [memory];
+    if !control.push(rustix::net::SendAncillaryMessage::ScmRights(&memory)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+    match rustix::net::sendmsg(lifeline, &[std::io::IoSlice::new(&[kind])], &mut control, flags)? {
+        1 => Ok(()),
+        _ => Err(Errno::PROTO),
+    }
+}
+
+/// Looks at what comes next, without room for descriptors. Answers how many bytes, and whether the last one has some.
+///
+/// The kernel says that there are descriptors when it has come to bytes that have some, or, where the buffer is full,
+/// when such bytes come at any later time. So the look has room for one byte more than is asked for: if that stays
+/// empty, it has ended behind the last byte that there is, or behind one with descriptors.
+///
+/// # Safety
+/// Every span is writable for its length.
+unsafe fn look(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
+    let mut extra = 0_u8;
+    let extra = iovec { iov_base: (&raw mut extra).cast(), iov_len: 1 };
+    let spans = &spans[..spans.len().min(SPANS_MAX - 1)];
+    let wanted = total_bytes(spans);
+    let seen = if let [span] = spans {
+        // SAFETY: the caller's span, and a byte of our own.
+        unsafe { look_once(fd, &[*span, extra]) }
+    } else {
+        let all: Vec<iovec> = spans.iter().copied().chain([extra]).collect();
+        // SAFETY: as above.
+        unsafe { look_once(fd, &all) }
+    };
+    seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
+}
+
+unsafe fn look_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> {
+    let mut message = message_of(spans, &mut []);
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: the message is of the caller's spans.
+    let seen = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
+    let bytes = usize::try_from(seen).map_err(|_| system::errno())?;
+    Ok((bytes, message.msg_flags & libc::MSG_CTRUNC != 0))
+}
+
+/// What a receive has brought.
+struct Received {
+    bytes: usize,
+    rights: Option<OwnedFd>,
+    /// Descriptors came, though perhaps none could be had.
+    has_rights: bool,
+}
+
+/// Receives without waiting.
+///
+/// # Safety
+/// Every span is writable for its length.
+unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<Received, Errno> {
+    let mut control = [0_u64; CONTROL_WORDS];
+    let mut message = message_of(spans, &mut control);
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the message is of the caller's spans and our control buffer.
+    let received = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
+    let bytes = usize::try_from(received).map_err(|_| system::errno())?;
+    let mut rights = None;
+    let mut has_rights = message.msg_flags & libc::MSG_CTRUNC != 0;
+    // SAFETY: the kernel has filled the control buffer and said how far.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    while !header.is_null() {
+        // SAFETY: a whole header, as the macros have found.
+        let (level, kind, len) = unsafe { ((*header).cmsg_level, (*header).cmsg_type, (*header).cmsg_len as usize) };
+        if (level, kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: computes only.
+            let count = (len - unsafe { libc::CMSG_LEN(0) } as usize) / size_of::<RawFd>();
+            for index in 0..count.min(RIGHTS_MAX) {
+                // SAFETY: the data are so many numbers, just received and nobody else's.
+                let one = unsafe {
+                    OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().add(index).read_unaligned())
+                };
+                if let Some(more) = rights.replace(one) {
+                    close(more);
+                }
+            }
+            has_rights = true;
+        }
+        // SAFETY: as for the first.
+        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+    }
+    Ok(Received { bytes, rights, has_rights })
+}
+
+/// Receives what was seen: `bytes`, and a message behind them if there `is_more` of that. Answers how many bytes are the
+/// program's.
+///
+/// # Safety
+/// Every span is writable for its length.
+unsafe fn take_exactly(
+    fd: RawFd,
+    spans: &[iovec],
+    bytes: usize,
+    is_more: bool,
+) -> Result<(usize, Option<Heard>), Errno> {
+    if !is_more {
+        // SAFETY: the caller's spans.
+        return unsafe { receive(fd, spans, 0) }.map(|received| part_of(spans, received));
+    }
+    let mut left = bytes;
+    for span in spans {
+        let part = [iovec { iov_base: span.iov_base, iov_len: span.iov_len.min(left) }];
+        if part[0].iov_len == 0 {
+            continue;
+        }
+        // SAFETY: a part of the caller's span.
+        match unsafe { receive(fd, &part, 0) } {
+            Ok(received) => {
+                let (got, heard) = part_of(&part, received);
+                left -= got;
+                if heard.is_some() || got < part[0].iov_len {
+                    return Ok((bytes - left, heard));
+                }
+            }
+            Err(_) if left < bytes => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((bytes - left, None))
+}
+
+/// The program's bytes, and the message behind them.
+fn part_of(spans: &[iovec], received: Received) -> (usize, Option<Heard>) {
+    let Received { bytes, rights, has_rights } = received;
+    if !has_rights || bytes == 0 {
+        rights.into_iter().for_each(close);
+        return (bytes, None);
+    }
+    let mut last = bytes - 1;
+    for span in spans {
+        if last < span.iov_len {
+            // SAFETY: the kernel has just written there.
+            let kind = unsafe { span.iov_base.cast::<u8>().add(last).read() };
+            return (bytes - 1, Some(Heard { kind, memory: rights }));
+        }
+        last -= span.iov_len;
+    }
+    (bytes, None)
+}
