@@ -720,7 +720,11 @@ impl Connection {
         if !is_last {
             return;
         }
-        let has_unread = self.receives_by_lane() && lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0);
+        let has_unread = if self.receives_by_lane() {
+            lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
+        } else {
+            self.has_unread_in_lifeline()
+        };
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;
         // SAFETY: under the send lock.

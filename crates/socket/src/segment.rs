@@ -545,6 +545,17 @@ impl Segment {
         peers.store_u64(word as usize, value, Ordering::Release);
     }
 
+    /// Whether the peer has come to the end of what was sent to it by the lifeline, as it says itself. Of an end in
+    /// windows nothing ever was.
+    pub fn peer_receives_by_lane(&self) -> bool {
+        match &self.way {
+            Way::Plain(plain) if !self.is_in_windows => {
+                plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & BY_LANE_RECEIVE != 0
+            }
+            _ => true,
+        }
+    }
+
     /// Notes that the kernel says of the peer what it did not say itself: this end was reset.
     pub fn note_reset(&self) {
         self.own.store_u64(Status::Reset as usize, 1, Ordering::Release);

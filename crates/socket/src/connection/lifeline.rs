@@ -43,8 +43,6 @@ const MESSAGES_MAX: u32 = 4;
 /// Receives that brought something, by the accepting end, before it offers lanes with its next answer: a connection
 /// for one question and one answer is over by then.
 const RECEIVES_BEFORE_OFFER: u32 = 2;
-/// The same where it does not answer.
-const RECEIVES_BEFORE_LONE_OFFER: u32 = 8;
 /// What an AF_UNIX stream holds if nobody says otherwise (`net.core.wmem_default`).
 const LIFELINE_BYTES: usize = 212_992;
 /// Bytes that are taken out at once where the program does not want them.
@@ -82,9 +80,15 @@ pub(super) struct Early {
     receives: AtomicU32,
     /// Bytes that have been taken out of the lifeline, messages among them.
     taken_bytes: AtomicU64,
+    /// How far it was seen to have ended.
+    ends: AtomicU64,
+    /// The lifeline holds all that it may.
+    is_wide: AtomicBool,
     /// Another process may hold the end, and has no part in its lanes.
     is_shared: AtomicBool,
     has_offered: AtomicBool,
+    /// The peer had not read all of the lifeline when what is sent went over to a lane.
+    was_unread: AtomicBool,
     has_heard: AtomicBool,
     /// Messages that have come.
     messages: AtomicU32,
@@ -106,6 +110,9 @@ impl Early {
         self.receives.store(0, Ordering::Relaxed);
         self.taken_bytes.store(0, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
+        self.is_wide.store(false, Ordering::Relaxed);
+        self.ends.store(0, Ordering::Relaxed);
+        self.was_unread.store(false, Ordering::Relaxed);
         self.inode.store(0, Ordering::Relaxed);
         self.messages.store(0, Ordering::Relaxed);
         self.clear();
@@ -193,13 +200,18 @@ impl Connection {
                 }
                 Err(Errno::AGAIN) => {
                     drop(guard);
-                    if !self.switch_at_once() {
+                    if !self.switch_at_once() && !self.widen() {
                         return Ok((sent, false));
                     }
                 }
                 Err(Errno::PIPE | Errno::CONNRESET) if sent > 0 => return Ok((sent, false)),
                 Err(Errno::PIPE | Errno::CONNRESET) => {
-                    return self.send_to_gone().map(|()| (wanted - skip, false));
+                    drop(guard);
+                    self.hear_messages();
+                    match self.lanes() {
+                        Some(lanes) => self.ask_kernel(lanes),
+                        None => return self.send_to_gone().map(|()| (wanted - skip, false)),
+                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return if sent > 0 { Ok((sent, false)) } else { Err(error) },
@@ -207,12 +219,15 @@ impl Connection {
         }
     }
 
-    /// As `may_send` of lanes.
+    /// As [`Connection::may_send`], where what is sent goes by the lifeline.
     fn may_send_early(&self, len_bytes: usize) -> Result<bool, Errno> {
+        if let Some(lanes) = self.lanes() {
+            return self.may_send(lanes, len_bytes);
+        }
         if self.is_shut(SHUTDOWN_WRITE) {
             return Err(Errno::PIPE);
         }
-        match PeerState::from_word(self.early.peer.load(Ordering::Relaxed)) {
+        match self.state().0 {
             PeerState::Alive => Ok(true),
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
@@ -226,24 +241,31 @@ impl Connection {
 
     /// The kernel refuses a send: the peer is gone. TCP's buffer takes the first one all the same, unless a reset has
     /// come.
-    fn send_to_gone(&self) -> Result<(), Errno> {
-        let said = rustix::net::sockopt::socket_error(self.borrow_lifeline());
-        if matches!(said, Ok(Err(Errno::CONNRESET))) && !self.is_unanswered_offer() {
-            self.early.note_reset();
-            return Err(self.early.take_error().unwrap_or(Errno::PIPE));
-        }
+    fn send_to_gone(&'static self) -> Result<(), Errno> {
         if !self.lifeline_has_hung_up() {
             // Another process that holds the end has shut it down.
             self.early.shutdown.fetch_or(SHUTDOWN_WRITE, Ordering::Relaxed);
             return Err(Errno::PIPE);
         }
+        if self.is_reset_early() {
+            return Err(self.early.take_error().unwrap_or(Errno::PIPE));
+        }
         self.early.peer.store(PeerState::ClosedAndAnswered as u64, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether all that the peer may have left unread is an offer.
-    fn is_unanswered_offer(&self) -> bool {
-        self.early.has_offered.load(Ordering::Relaxed) && self.unanswered_sends.load(Ordering::Relaxed) == 0
+    /// Whether the peer has reset the connection, as the kernel says, or a lane that the lifeline leads to. Notes it,
+    /// with the error to be reported once.
+    fn is_reset_early(&'static self) -> bool {
+        if self.early.is_reset() {
+            return true;
+        }
+        let said = system::poll_now(self.lifeline(), 0);
+        let is_reset = said & libc::POLLERR != 0 || (said & libc::POLLHUP != 0 && self.is_reset_behind());
+        if is_reset {
+            self.early.note_reset();
+        }
+        is_reset
     }
 
     /// Receives by the lifeline; `None`: the direction goes by its lane.
@@ -276,23 +298,13 @@ impl Connection {
                 Taken::End => return Ok(Some(Step::End)),
                 Taken::Bytes(0) => return Ok(Some(Step::Nothing)),
                 Taken::Bytes(bytes) => {
-                    self.note_early_receive(bytes, flags);
+                    self.count_received(bytes, flags);
+                    if !flags.peek {
+                        self.early.receives.fetch_add(1, Ordering::Relaxed);
+                    }
                     return Ok(Some(Step::Moved(bytes)));
                 }
             }
-        }
-    }
-
-    fn note_early_receive(&'static self, bytes: usize, flags: Flags) {
-        let is_answered = self.unanswered_sends.load(Ordering::Relaxed) > 0;
-        self.count_received(bytes, flags);
-        if flags.peek {
-            return;
-        }
-        let receives = self.early.receives.fetch_add(1, Ordering::Relaxed) + 1;
-        if receives >= RECEIVES_BEFORE_LONE_OFFER && !is_answered {
-            let _send = self.hold(&self.send_lock);
-            self.offer();
         }
     }
 
@@ -339,6 +351,10 @@ impl Connection {
             self.put_aside(heard);
         }
         self.early.taken_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
+        if has_message && taken.0 == bytes {
+            // What says where the stream goes on is not left lying: a receive takes from both.
+            let _ = self.put_message_aside();
+        }
         Ok(Taken::Bytes(taken.0))
     }
 
@@ -374,11 +390,10 @@ impl Connection {
             self.note_hang_up(lanes, true);
             return self.end_of_input(lanes).map(|_| Taken::End);
         }
-        if self.is_unanswered_offer() {
-            return Ok(Taken::End);
+        if !self.early.is_reset() {
+            self.early.note_reset();
         }
-        self.early.note_reset();
-        Err(self.early.take_error().unwrap_or(Errno::CONNRESET))
+        self.early.take_error().map_or(Ok(Taken::End), Err)
     }
 
     /// Receives a message that has come first. Under the receive lock.
@@ -450,6 +465,7 @@ impl Connection {
         } else {
             None
         };
+        self.note_unread();
         match joined {
             Some(segment) if send_message(self.borrow_lifeline(), FOLLOW, memory.as_fd()).is_ok() => {
                 self.withdraw_offer();
@@ -467,7 +483,7 @@ impl Connection {
             let elsewhere = if is_known { Ok(()) } else { self.receive_elsewhere(&memory) };
             close(memory);
             elsewhere?;
-            self.receive_by_lane();
+            self.begin_to_receive_by_lane();
             return Ok(());
         }
         self.withdraw_offer();
@@ -485,7 +501,7 @@ impl Connection {
     fn be_followed(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
         if self.lanes().is_some() {
             received.into_iter().for_each(close);
-            self.receive_by_lane();
+            self.begin_to_receive_by_lane();
             return Ok(());
         }
         let Some(Offered { segment, memory }) = self.withdraw_offer() else {
@@ -498,7 +514,7 @@ impl Connection {
     }
 
     /// Under both locks.
-    fn receive_by_lane(&self) {
+    fn begin_to_receive_by_lane(&self) {
         system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
         self.announce_earlier_sleepers();
     }
@@ -535,6 +551,7 @@ impl Connection {
             self.with_details(|details| details.memory.as_ref().and_then(copy))
         };
         let Some(descriptor) = descriptor.or_else(copy) else { return false };
+        self.note_unread();
         let sent = send_message(self.borrow_lifeline(), FOLLOW, descriptor.as_fd());
         close(descriptor);
         if sent.is_ok() {
@@ -567,20 +584,64 @@ impl Connection {
         if self.lanes().is_some() || !self.may_get_lanes() {
             return false;
         }
-        let lifeline = self.borrow_lifeline();
-        let own = self.withdraw_offer().and_then(|Offered { segment, memory }| {
-            let memory = memory?;
-            let copy = rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok()?;
-            Some((segment, copy))
-        });
-        let made = own.map_or_else(|| limit::with_one_free(lifeline, || make_memory(self.early.side())), Ok);
-        let Ok((segment, memory)) = made else { return false };
-        if send_message(lifeline, SWITCH, memory.as_fd()).is_err() {
+        let (segment, memory, message) = match self.memory_for_switch() {
+            Ok(found) => found,
+            Err(_) => return false,
+        };
+        self.note_unread();
+        if send_message(self.borrow_lifeline(), message, memory.as_fd()).is_err() {
             close(memory);
             return false;
         }
         self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
         true
+    }
+
+    /// The memory to switch to, and how to say so: what the peer has sent, though there are bytes to be read before
+    /// that; what was offered; or fresh memory. Under both locks.
+    fn memory_for_switch(&self) -> Result<(Segment, OwnedFd, u8), Errno> {
+        let offered = self.withdraw_offer();
+        if let Some(memory) = self.look_behind().memory {
+            match Segment::join(&memory, self.early.side()) {
+                Ok(segment) => return Ok((segment, memory, FOLLOW)),
+                Err(_) => close(memory),
+            }
+        }
+        let copy_of = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
+        if let Some(Offered { segment, memory }) = offered
+            && let Some(copy) = memory.as_ref().and_then(copy_of)
+        {
+            return Ok((segment, copy, SWITCH));
+        }
+        let (segment, memory) = limit::with_one_free(self.borrow_lifeline(), || make_memory(self.early.side()))?;
+        Ok((segment, memory, SWITCH))
+    }
+
+    /// Before what is sent goes by a lane.
+    fn note_unread(&self) {
+        let mut unread_bytes = 0_i32;
+        // SAFETY: the number is writable.
+        let asked = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
+        self.early.was_unread.store(asked < 0 || unread_bytes > 0, Ordering::Relaxed);
+    }
+
+    /// Where there can be no lane: lets the lifeline hold as much as it may, once. Answers whether it holds more now.
+    fn widen(&'static self) -> bool {
+        let _send = self.hold(&self.send_lock);
+        if self.lanes().is_some() || self.early.is_wide.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let bytes = self.with_details(|details| details.options.send_capacity_bytes());
+        bytes >= LIFELINE_BYTES && widen(self.borrow_lifeline()).is_ok()
+    }
+
+    /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
+    /// something of the program's, and not only a message or rings.
+    pub(super) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
+        if lanes.segment.peer_receives_by_lane() {
+            return false;
+        }
+        !self.sends_by_lane() || self.early.was_unread.load(Ordering::Relaxed)
     }
 
     /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
@@ -637,6 +698,9 @@ impl Connection {
         };
         if !segment.is_adopted() {
             segment.store(Own::Shutdown, early.shutdown.load(Ordering::Relaxed));
+            // What was reported is not reported again.
+            segment.store(Own::Peer, early.peer.load(Ordering::Relaxed));
+            segment.store(Own::PendingError, early.error.swap(0, Ordering::Relaxed));
         }
         self.attach_in_use(segment, memory, by_lane);
     }
@@ -670,11 +734,18 @@ impl Connection {
         if self.with_details(|details| details.resets_on_close) {
             self.switch_at_once();
         }
+        // An offer comes too late.
+        self.early.is_shared.store(true, Ordering::Relaxed);
         self.hear_messages();
     }
 
+    /// After a receive by the lifeline: whether the stream goes on in a lane.
+    pub(super) fn goes_on_by_lane(&'static self) -> bool {
+        self.early.has_heard.load(Ordering::Relaxed) && self.follow_heard().is_ok() && self.receives_by_lane()
+    }
+
     /// Follows the messages that come first in the lifeline.
-    fn hear_messages(&'static self) {
+    pub(super) fn hear_messages(&'static self) {
         while self.hear_next_message() {}
     }
 
@@ -738,10 +809,12 @@ impl Connection {
             self.first_in_lifeline()
         };
         let has_ended = said & libc::POLLRDHUP != 0;
-        let has_hung_up = said & libc::POLLHUP != 0 && first == First::Bytes;
         let is_shut = |direction| self.is_shut(direction);
         if let Some(lanes) = self.lanes().filter(|_| said & libc::POLLHUP != 0) {
             self.note_hang_up(lanes, said & libc::POLLERR != 0);
+        }
+        if self.lanes().is_none() && said & libc::POLLHUP != 0 {
+            self.is_reset_early();
         }
         let (peer, _) = self.state();
         let has_error = self
@@ -758,10 +831,6 @@ impl Connection {
         if ready & libc::POLLRDHUP != 0 && is_shut(SHUTDOWN_WRITE) {
             ready |= libc::POLLHUP;
         }
-        // The receive that comes to the end of what there is will tell.
-        if (said & libc::POLLERR != 0 && !self.is_unanswered_offer()) || (has_hung_up && self.is_reset_behind()) {
-            ready |= libc::POLLERR | libc::POLLHUP;
-        }
         if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
             ready |= libc::POLLHUP;
         }
@@ -770,13 +839,6 @@ impl Connection {
         }
         let output = if self.sends_by_lane() { self.output_readiness(wanted) } else { self.early_output(said) };
         Some(ready | output)
-    }
-
-    /// Whether a peer that is gone has reset the connection, behind bytes that are unread.
-    fn is_reset_behind(&'static self) -> bool {
-        let _guard = self.hold(&self.receive_lock);
-        let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
-        self.look_behind(unread).1.is_some_and(|behind| behind.is_reset)
     }
 
     /// A lifeline that is full gives way to a lane, if there can be one.
@@ -797,55 +859,64 @@ impl Connection {
         low_water <= 1 || self.unread_in_lifeline() >= low_water
     }
 
+    /// As [`Connection::unread_in_lifeline`]: whether there are any. A message counts too.
+    pub(super) fn has_unread_in_lifeline(&self) -> bool {
+        rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
+    }
+
     /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to.
     pub(super) fn unread_in_lifeline(&'static self) -> usize {
         let _guard = self.hold(&self.receive_lock);
-        let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
-        let (bytes, behind) = self.look_behind(unread);
-        bytes + behind.map_or(0, |behind| behind.unread_bytes)
+        let behind = self.look_behind();
+        let in_lane = match (behind.message, self.lanes(), &behind.memory) {
+            (Some(FOLLOW), Some(lanes), _) => lanes.observer().unread_bytes().unwrap_or(0),
+            (Some(SWITCH), _, Some(memory)) => {
+                let segment = Segment::glimpse(memory, self.early.side());
+                segment.map_or(0, |segment| Receiving::of(&segment).unread_bytes().unwrap_or(0))
+            }
+            _ => 0,
+        };
+        behind.memory.into_iter().for_each(close);
+        behind.bytes + in_lane
     }
 
-    /// Looks through the `unread` bytes of the lifeline: how many are the program's, and what is in the lane that they
-    /// lead to. Under the receive lock.
-    fn look_behind(&self, unread: usize) -> (usize, Option<Behind>) {
+    /// Whether a peer that is gone has reset the connection, behind bytes that are unread.
+    fn is_reset_behind(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
+        let Some(memory) = self.look_behind().memory else { return false };
+        let segment = Segment::glimpse(&memory, self.early.side());
+        close(memory);
+        segment.is_ok_and(|segment| segment.status(Status::Reset) != 0)
+    }
+
+    /// Looks through the lifeline as far as the first message, and leaves everything there. Under the receive lock.
+    fn look_behind(&self) -> Behind {
+        let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
+        let nothing = Behind { bytes: unread, message: None, memory: None };
+        if unread == 0 {
+            return nothing;
+        }
         let mut scratch = vec![0_u8; unread];
         let spans = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: unread }];
         // SAFETY: the scratch is writable.
-        let Ok((bytes, true)) = (unsafe { look(self.lifeline(), &spans) }) else { return (unread, None) };
-        let own = |lanes: &Lanes| Behind::of(&lanes.segment, lanes.observer());
-        let behind = match scratch[bytes - 1] {
-            FOLLOW => self.lanes().map(own),
-            SWITCH => {
-                // SAFETY: as above.
-                let received = limit::with_one_free(self.borrow_lifeline(), || unsafe {
-                    receive(self.lifeline(), &spans, libc::MSG_PEEK)
-                });
-                let memory = received.ok().and_then(|received| received.rights);
-                memory.and_then(|memory| {
-                    let segment = Segment::glimpse(&memory, self.early.side());
-                    close(memory);
-                    segment.ok().map(|segment| Behind::of(&segment, &Receiving::of(&segment)))
-                })
-            }
-            _ => None,
-        };
-        (bytes - 1, behind)
+        let Ok((bytes, true)) = (unsafe { look(self.lifeline(), &spans) }) else { return nothing };
+        // SAFETY: as above.
+        let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
+        let received = limit::with_one_free(self.borrow_lifeline(), receive);
+        let memory = received.ok().and_then(|received| received.rights);
+        Behind { bytes: bytes - 1, message: Some(scratch[bytes - 1]), memory }
+    }
+
+    pub(super) fn keep_early_error(&self, error: Errno) {
+        self.early.error.store(error.raw_os_error() as u64, Ordering::Relaxed);
     }
 
     /// What `SO_ERROR` answers, before there are lanes.
     pub(super) fn take_early_error(&'static self) -> i32 {
-        if let Some(error) = self.early.take_error() {
-            return error.raw_os_error();
-        }
-        match rustix::net::sockopt::socket_error(self.borrow_lifeline()) {
-            Ok(Err(Errno::CONNRESET)) if self.is_unanswered_offer() => 0,
-            Ok(Err(error)) => {
-                self.early.note_reset();
-                self.early.take_error();
-                error.raw_os_error()
-            }
-            _ => 0,
-        }
+        self.is_reset_early();
+        // What the kernel still has to say has been noted.
+        let _ = rustix::net::sockopt::socket_error(self.borrow_lifeline());
+        self.early.take_error().map_or(0, Errno::raw_os_error)
     }
 
     /// Whether what comes in has ended, as the kernel says, read or not.
@@ -864,6 +935,17 @@ impl Connection {
         let is_early = self.is_on_lifeline();
         let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
         self.early.taken_bytes.load(Ordering::Relaxed) + unread
+    }
+
+    /// As [`Connection::early_arrivals`]: how far the lifeline has come to its end. Only grows.
+    pub(super) fn early_ends(&self) -> u64 {
+        let ends = if self.is_on_lifeline() {
+            let said = system::poll_now(self.lifeline(), libc::POLLRDHUP);
+            u64::from((said & (libc::POLLRDHUP | libc::POLLHUP)).count_ones())
+        } else {
+            0
+        };
+        self.early.ends.fetch_max(ends, Ordering::Relaxed).max(ends)
     }
 
     /// What is known of the peer, and which directions are shut down.
@@ -913,7 +995,7 @@ impl Connection {
     }
 
     /// As `may_send` of lanes, where what is sent is not known before.
-    pub(super) fn may_fill_early(&self, len_bytes: usize) -> Result<bool, Errno> {
+    pub(super) fn may_fill_early(&'static self, len_bytes: usize) -> Result<bool, Errno> {
         let is_news = self.early.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
         if is_news && !self.is_shut(SHUTDOWN_WRITE) && self.lifeline_has_hung_up() {
             self.send_to_gone()?;
@@ -983,7 +1065,7 @@ impl Connection {
     pub(super) fn note_kernel_reset(&self) {
         match self.lanes() {
             Some(lanes) => self.note_hang_up(lanes, true),
-            None if self.is_unanswered_offer() => {}
+            None if self.early.is_reset() => {}
             None => self.early.note_reset(),
         }
     }
@@ -996,17 +1078,13 @@ enum Memory {
     Received(OwnedFd),
 }
 
-/// What a lane holds that the lifeline leads to.
+/// What the lifeline leads to.
 struct Behind {
-    unread_bytes: usize,
-    /// The peer has reset the connection.
-    is_reset: bool,
-}
-
-impl Behind {
-    fn of(segment: &Segment, lane: &Receiving) -> Self {
-        Self { unread_bytes: lane.unread_bytes().unwrap_or(0), is_reset: segment.status(Status::Reset) != 0 }
-    }
+    /// The program's bytes before the first message.
+    bytes: usize,
+    message: Option<u8>,
+    /// What came with it.
+    memory: Option<OwnedFd>,
 }
 
 /// What comes first in a lifeline.
@@ -1069,12 +1147,16 @@ fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
     message
 }
 
+/// The system's bound for programs is twice what sockets have from the beginning.
+fn widen(lifeline: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::net::sockopt::set_socket_send_buffer_size(lifeline, i32::MAX as usize / 2)
+}
+
 /// Sends a message of ours with its memory, though the lifeline may be full: that is what half of its buffer is for.
 fn send_message(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
     match send_message_now(lifeline, kind, memory) {
         Err(Errno::AGAIN) => {
-            // The system's bound for programs is twice what sockets have from the beginning.
-            rustix::net::sockopt::set_socket_send_buffer_size(lifeline, i32::MAX as usize / 2)?;
+            widen(lifeline)?;
             send_message_now(lifeline, kind, memory)
         }
         sent => sent,

@@ -100,15 +100,15 @@ impl Connection {
         drained == Ok(true)
     }
 
-    /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, which says nothing of a
-    /// peer that has attached, because rings do not count; any other was never accepted, where without an error it was
-    /// accepted and closed at once. In windows it is the end of the proxy, and so of the way to the peer.
+    /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, because something was left
+    /// unread, which says nothing once only rings go there. In windows it is the end of the proxy, and so of the way to
+    /// the peer.
     pub(super) fn note_hang_up(&self, lanes: &Lanes, is_broken: bool) {
         if self.peer_state(lanes) != PeerState::Alive {
             return;
         }
-        let never_came = is_broken && lanes.segment.status(Status::Attached) == 0;
-        let lost_way = never_came || lanes.segment.is_in_windows();
+        let has_left_bytes = is_broken && self.has_left_bytes_unread(lanes);
+        let lost_way = has_left_bytes || lanes.segment.is_in_windows();
         let reset = lanes.segment.status(Status::Reset) != 0 || lost_way || !lanes.observer_of_sent_is_drained();
         self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
@@ -128,10 +128,13 @@ impl Connection {
     /// Takes the error that is to be reported once: what `SO_ERROR` answers, or zero.
     pub fn take_error(&'static self) -> i32 {
         let _ = self.attach_if_pending();
-        let _send = self.hold(&self.send_lock);
-        if self.lanes().is_none() && self.is_on_lifeline() {
+        if self.is_on_lifeline() {
+            self.hear_messages();
+        }
+        if self.is_on_lifeline() && self.lanes().is_none() {
             return self.take_early_error();
         }
+        let _send = self.hold(&self.send_lock);
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
             match lanes.segment.swap(Own::PendingError, 0) {
@@ -165,6 +168,19 @@ impl Connection {
     pub(super) fn has_ended_in(&self, lanes: &Lanes, standing: Standing, directions: u64) -> bool {
         let may_be_gone = standing.peer != 0 || lanes.segment.status(Status::Closed) != 0;
         standing.shutdown & directions != 0 || (may_be_gone && self.peer_state(lanes) != PeerState::Alive)
+    }
+
+    /// An error that a call has taken and cannot answer, because it has sent something before: the next one does.
+    #[cold]
+    pub(super) fn keep_error(&'static self, error: Errno) {
+        if error != Errno::CONNRESET {
+            return;
+        }
+        let _send = self.hold(&self.send_lock);
+        match self.lanes() {
+            Some(lanes) => lanes.segment.store(Own::PendingError, error.raw_os_error() as u64),
+            None => self.keep_early_error(error),
+        }
     }
 
     /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer

@@ -131,6 +131,9 @@ impl Connection {
 
     /// The state that TCP would be in.
     pub fn tcp_state(&'static self) -> TcpState {
+        if self.is_on_lifeline() {
+            self.hear_messages();
+        }
         let _guard = self.hold(&self.receive_lock);
         let is_early = self.is_on_lifeline();
         if self.awaits_hello.load(Ordering::Relaxed) {
@@ -163,7 +166,8 @@ impl Connection {
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
         let ended = u64::from(by_lane.is_some_and(Receiving::fin_is_coming))
             + u64::from(peer != PeerState::Alive)
-            + u64::from(shutdown.count_ones());
+            + u64::from(shutdown.count_ones())
+            + self.early_ends();
         // Both only grow, and so does their sum when what comes in comes by a lane.
         let arrivals = arrived.wrapping_mul(8).wrapping_add(ended).wrapping_add(self.early_arrivals());
         Edges { arrivals: seen.arrivals.max(arrivals), room_returns: self.room_returns.load(Ordering::Relaxed) }

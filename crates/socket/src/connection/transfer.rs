@@ -340,12 +340,41 @@ impl Connection {
         flags: Flags,
         has_looked: bool,
     ) -> Result<Step, Errno> {
-        if !self.receives_by_lane()
+        if !self.receives_by_lane() {
             // SAFETY: the caller's spans.
-            && let Some(step) = unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }?
-        {
-            return Ok(step);
+            match unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }? {
+                Some(Step::Moved(bytes))
+                    if self.goes_on_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
+                {
+                    // SAFETY: as above.
+                    let rest = unsafe { self.receive_by_lane(generation, spans, skip + bytes, flags, false) };
+                    let more = match rest {
+                        Ok(Step::Moved(more)) => more,
+                        Ok(_) => 0,
+                        Err(error) => {
+                            self.keep_error(error);
+                            0
+                        }
+                    };
+                    return Ok(Step::Moved(bytes + more));
+                }
+                Some(step) => return Ok(step),
+                None => {}
+            }
         }
+        // SAFETY: as above.
+        unsafe { self.receive_by_lane(generation, spans, skip, flags, has_looked) }
+    }
+
+    #[inline]
+    unsafe fn receive_by_lane(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+        has_looked: bool,
+    ) -> Result<Step, Errno> {
         // SAFETY: the caller's spans.
         let copy = |lanes: &Lanes| unsafe { self.copy_in(lanes, spans, skip, flags) };
         let step = self.take(generation, flags, has_looked, copy)?;
@@ -583,7 +612,10 @@ impl Connection {
             let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, room == Room::InRing) };
             match waited.and_then(go_on) {
                 Ok(bytes) => done += bytes,
-                Err(_) if done > 0 => return Ok(done),
+                Err(error) if done > 0 => {
+                    self.keep_error(error);
+                    return Ok(done);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -610,7 +642,10 @@ impl Connection {
         }
         // SAFETY: as above.
         match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, is_patient) } {
-            Err(_) if before > 0 => Ok(before),
+            Err(error) if before > 0 => {
+                self.keep_error(error);
+                Ok(before)
+            }
             sent => sent.map(|sent| before + sent),
         }
     }
@@ -786,7 +821,7 @@ impl Connection {
 
     /// Under the send lock.
     fn fill_early(
-        &self,
+        &'static self,
         len_bytes: usize,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,

@@ -267,8 +267,20 @@ impl Registration {
     }
 
     /// Whether only the kernel knows what has arrived.
-    fn is_on_lifeline(&self) -> bool {
+    pub fn is_on_lifeline(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.is_on_lifeline())
+    }
+
+    /// Whether the kernel can tell when there is something to report, and there is nothing now that was not reported.
+    pub fn may_be_left_to_kernel(&self) -> bool {
+        let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
+        self.is_on_lifeline() && self.listed.is_none() && !waits_for_room
+    }
+
+    /// The kernel has reported it: as it does so in order, what it has reported before came before.
+    pub fn note_heard(&mut self) {
+        let joined = self.joined;
+        self.listed.get_or_insert_with(|| ReadyTime::now().max(joined));
     }
 
     /// Whether nothing wakes for what it waits for, though its lifeline can ring.

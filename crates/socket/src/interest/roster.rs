@@ -73,6 +73,8 @@ pub(super) struct Roster {
     parked_count: usize,
     /// What the scan that is going on has found; empty between scans.
     found: Vec<Found>,
+    /// The scan that is going on has polled a connection that is on its lifeline.
+    has_polled_lifeline: bool,
     inner: Option<HiddenFd>,
     bell: Option<HiddenFd>,
     calls_since_clock: u32,
@@ -331,6 +333,31 @@ impl Roster {
         registration.park()
     }
 
+    /// Has the kernel report a connection that is on its lifeline, at once if something is there that an earlier report
+    /// does not cover. `false`: it cannot.
+    fn leave_to_kernel(&mut self, index: u32) -> bool {
+        let (token, inner) = (self.token(index), self.inner_fd());
+        let registration = self.at_mut(index);
+        let operation = match registration.lifeline {
+            Lifeline::Unheard => Some(EPOLL_CTL_ADD),
+            Lifeline::Rings => Some(EPOLL_CTL_MOD),
+            Lifeline::Shared if registration.is_enabled && !registration.is_edge() => Some(EPOLL_CTL_MOD),
+            Lifeline::Shared => None,
+            Lifeline::Ended | Lifeline::Deaf => return false,
+        };
+        if let Some(operation) = operation {
+            let events = INPUT | INPUT_SHUT | EDGE;
+            if kernel::control(inner, operation, registration.kernel_fd, events, token).is_err() {
+                return false;
+            }
+            registration.lifeline = Lifeline::Shared;
+        }
+        registration.park();
+        registration.watch = Watch::Off;
+        self.set_watch(index, Watch::Parked);
+        true
+    }
+
     /// Undoes [`Roster::enlist`]. What is not there any more need not be taken out.
     pub fn delist(&mut self, index: u32) {
         let inner = self.inner_fd();
@@ -472,6 +499,9 @@ impl Roster {
         let registration = self.at_mut(index);
         let Target::Connection(connection) = registration.target else { return };
         registration.unpark();
+        if connection.is_on_lifeline() {
+            registration.note_heard();
+        }
         let is_taken = connection.take_ring();
         let before = registration.lifeline;
         registration.lifeline = match () {

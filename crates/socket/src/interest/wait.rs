@@ -173,15 +173,15 @@ impl InterestSet {
     fn wait_for_lanes(&'static self, call: &Call) -> Result<usize, Errno> {
         let life = self.life.load(Ordering::Acquire);
         let mut sink = Sink::new(call)?;
-        let (is_due, needs_kernel) = self.with_life(life, |roster| {
+        let dont_wait = call.timeout_ns == Some(0);
+        let is_due = self.with_life(life, |roster| {
             let is_due = roster.kernel_is_due();
             if !is_due {
                 roster.scan(&mut sink, false);
             }
-            (is_due, roster.needs_kernel())
+            is_due || (dont_wait && sink.len == 0 && roster.needs_kernel())
         })?;
-        let dont_wait = call.timeout_ns == Some(0);
-        if is_due || (dont_wait && needs_kernel && sink.len == 0) {
+        if is_due {
             self.look_everywhere(call, &mut sink, life)?;
         }
         if sink.len == 0 && !dont_wait {

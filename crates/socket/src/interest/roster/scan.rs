@@ -163,7 +163,18 @@ impl Roster {
                 self.park_idle();
             }
         }
+        if std::mem::take(&mut self.has_polled_lifeline) {
+            self.leave_lifelines_to_kernel();
+        }
         self.trim();
+    }
+
+    /// Connections on their lifelines cost system calls to poll, and the kernel knows their order: it reports each when
+    /// something comes, and those at once that were reported and stay ready. Room to write is not reported so.
+    fn leave_lifelines_to_kernel(&mut self) {
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain(|&index| !self.at(index).may_be_left_to_kernel() || !self.leave_to_kernel(index));
+        self.hot = hot;
     }
 
     /// Polls everything hot. Answers the place of the last find among the hot connections: those from there on were
@@ -187,7 +198,9 @@ impl Roster {
     #[inline]
     fn poll(&mut self, index: u32, scan: &mut Scan, newest: Option<ReadyTime>) -> bool {
         let registration = in_use(&mut self.slots, index);
-        let ready = registration.poll(scan.fully);
+        let is_on_lifeline = registration.is_on_lifeline();
+        self.has_polled_lifeline |= is_on_lifeline;
+        let ready = registration.poll(scan.fully || is_on_lifeline);
         if ready == 0 {
             return false;
         }
