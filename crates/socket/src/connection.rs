@@ -131,6 +131,7 @@ impl PlainLanes<'_> {
 }
 
 /// How the bytes of a connection travel when it begins.
+#[allow(clippy::large_enum_variant, reason = "each is moved once, into its connection")]
 pub enum Start {
     /// By the lifeline, until the connection gets lanes; which end of it this is.
     Lifeline(Side),
@@ -310,10 +311,13 @@ impl Connection {
             Start::Hello => {}
             Start::Lanes(segment, memory) => {
                 connection.early.begin(segment.side());
-                if segment.is_adopted() {
+                let by_lane = if segment.is_adopted() {
                     connection.early.note_memory(memory.as_ref());
-                }
-                connection.attach_locked(segment, memory, BY_LANE_BOTH);
+                    0
+                } else {
+                    BY_LANE_BOTH
+                };
+                connection.attach_locked(segment, memory, by_lane);
             }
         }
         connection.occupancy.open();
@@ -404,6 +408,7 @@ impl Connection {
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
         if let Some(_both) = self.hold_both() {
             self.bound_lifeline(asked.send_bytes);
+            self.offer_bounds(asked.receive_bytes);
             self.bound_lanes(asked.send_bytes, asked.receive_bytes);
         }
     }
@@ -588,8 +593,8 @@ impl Connection {
         }
     }
 
-    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, unless a
-    /// process that held this end before has noted them.
+    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, beside those
+    /// that a process which held this end before has noted.
     fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         let lanes = Lanes {
             sender: UnsafeCell::new(Sending::of(&segment)),
@@ -603,7 +608,7 @@ impl Connection {
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.awaits_hello.store(false, Ordering::Relaxed);
-        self.go_by_lane(if noted == 0 { by_lane } else { noted });
+        self.go_by_lane(noted | by_lane);
         self.with_unreachable_details(|details| details.memory = memory);
     }
 

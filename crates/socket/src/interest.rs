@@ -287,7 +287,9 @@ impl InterestSet {
 
     /// Waits look at it from now on; threads that sleep on the set are woken if it is ready.
     fn start_watching(&self, roster: &mut Roster, index: u32) {
-        roster.heat(index);
+        if !roster.at(index).may_be_left_to_kernel_at_once() || !roster.leave_to_kernel(index, true) {
+            roster.heat(index);
+        }
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             roster.announce(index);
         }

@@ -447,6 +447,16 @@ impl Segment {
         Consumer::new(inbound.clone(), outbound.clone(), *incoming, self.incoming_secret())
     }
 
+    /// Writes, in the place of the other end of new memory, how many bytes that will hold unread.
+    ///
+    /// # Panics
+    /// As [`Segment::sender`].
+    pub fn presume_capacity(&self, bytes: usize) {
+        let Plain { inbound, outbound, outgoing, .. } = self.plain();
+        // Both windows are the whole memory.
+        Consumer::new(inbound.clone(), outbound.clone(), *outgoing, self.outgoing_secret()).set_capacity(bytes);
+    }
+
     fn plain(&self) -> &Plain {
         match &self.way {
             Way::Plain(plain) => plain,

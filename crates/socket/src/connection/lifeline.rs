@@ -14,7 +14,8 @@
 //! lifeline is full switches without having been asked, since its peer may read nothing for long. Who receives a
 //! `SWITCH` or `FOLLOW` has the incoming lane from there, and follows if it has not switched itself. Who cannot attach,
 //! or may not because several processes hold the end, ignores an offer, and the connection stays as it is. Who has
-//! switched ignores an offer too; where two ends switch at the same time, each direction has memory of its own. A
+//! switched ignores an offer too; of two that cross, the connecting end's counts; and where two ends switch at the same
+//! time, each direction has memory of its own. A
 //! receive ends behind bytes with descriptors (`unix(7)`), and a look without room for descriptors says that there are
 //! some: so these bytes are never taken for the program's.
 //!
@@ -27,6 +28,7 @@ use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::limit;
+use crate::options::OptionRecord;
 use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side, Status};
 use crate::system;
 use libc::iovec;
@@ -78,7 +80,7 @@ pub(super) struct Early {
     error: AtomicU64,
     /// Receives that brought something.
     receives: AtomicU32,
-    /// Bytes that have been taken out of the lifeline, messages among them.
+    /// Bytes of the program's that have been taken out of the lifeline.
     taken_bytes: AtomicU64,
     /// How far it was seen to have ended.
     ends: AtomicU64,
@@ -87,6 +89,8 @@ pub(super) struct Early {
     /// Another process may hold the end, and has no part in its lanes.
     is_shared: AtomicBool,
     has_offered: AtomicBool,
+    /// The program has sent something.
+    has_sent: AtomicBool,
     /// The peer had not read all of the lifeline when what is sent went over to a lane.
     was_unread: AtomicBool,
     has_heard: AtomicBool,
@@ -112,6 +116,7 @@ impl Early {
         self.is_shared.store(false, Ordering::Relaxed);
         self.is_wide.store(false, Ordering::Relaxed);
         self.ends.store(0, Ordering::Relaxed);
+        self.has_sent.store(false, Ordering::Relaxed);
         self.was_unread.store(false, Ordering::Relaxed);
         self.inode.store(0, Ordering::Relaxed);
         self.messages.store(0, Ordering::Relaxed);
@@ -196,6 +201,7 @@ impl Connection {
             match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
                 Ok(bytes) => {
                     sent += bytes;
+                    self.early.has_sent.store(true, Ordering::Relaxed);
                     self.count_sent(bytes);
                 }
                 Err(Errno::AGAIN) => {
@@ -254,6 +260,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether all that the peer can have left unread is an offer.
+    fn has_only_offered(&self) -> bool {
+        self.early.has_offered.load(Ordering::Relaxed) && !self.early.has_sent.load(Ordering::Relaxed)
+    }
+
     /// Whether the peer has reset the connection, as the kernel says, or a lane that the lifeline leads to. Notes it,
     /// with the error to be reported once.
     fn is_reset_early(&'static self) -> bool {
@@ -261,7 +272,8 @@ impl Connection {
             return true;
         }
         let said = system::poll_now(self.lifeline(), 0);
-        let is_reset = said & libc::POLLERR != 0 || (said & libc::POLLHUP != 0 && self.is_reset_behind());
+        let has_left_bytes = said & libc::POLLERR != 0 && !self.has_only_offered();
+        let is_reset = has_left_bytes || (said & libc::POLLHUP != 0 && self.is_reset_behind());
         if is_reset {
             self.early.note_reset();
         }
@@ -390,9 +402,7 @@ impl Connection {
             self.note_hang_up(lanes, true);
             return self.end_of_input(lanes).map(|_| Taken::End);
         }
-        if !self.early.is_reset() {
-            self.early.note_reset();
-        }
+        self.note_kernel_reset();
         self.early.take_error().map_or(Ok(Taken::End), Err)
     }
 
@@ -419,7 +429,6 @@ impl Connection {
     fn put_aside(&self, heard: Heard) {
         // SAFETY: under the receive lock.
         unsafe { *self.early.heard.get() = Some(heard) };
-        self.early.taken_bytes.fetch_add(1, Ordering::Relaxed);
         self.early.has_heard.store(true, Ordering::Relaxed);
     }
 
@@ -460,7 +469,7 @@ impl Connection {
     /// Under both locks.
     fn take_offer(&'static self, memory: Option<OwnedFd>) {
         let Some(memory) = memory else { return };
-        let joined = if self.lanes().is_none() && self.may_get_lanes() {
+        let joined = if self.lanes().is_none() && !self.own_offer_counts() && self.may_get_lanes() {
             Segment::join(&memory, self.early.side()).ok()
         } else {
             None
@@ -473,6 +482,12 @@ impl Connection {
             }
             _ => close(memory),
         }
+    }
+
+    /// Of two offers that cross, whether it is this end's that both keep to. Under the send lock.
+    fn own_offer_counts(&self) -> bool {
+        // SAFETY: under the send lock.
+        self.early.side() == Side::Connector && unsafe { (*self.early.offered.get()).is_some() }
     }
 
     /// The peer's bytes go by a lane from here on, in memory that it has sent. Under both locks.
@@ -505,8 +520,8 @@ impl Connection {
             return Ok(());
         }
         let Some(Offered { segment, memory }) = self.withdraw_offer() else {
-            received.into_iter().for_each(close);
-            return Err(self.break_off());
+            // A process that held this end before has sent it, and nobody else has it.
+            return self.follow_switch(received);
         };
         self.begin_lanes(segment, Memory::Own(memory), BY_LANE_RECEIVE);
         self.switch_back(received);
@@ -600,9 +615,12 @@ impl Connection {
     /// The memory to switch to, and how to say so: what the peer has sent, though there are bytes to be read before
     /// that; what was offered; or fresh memory. Under both locks.
     fn memory_for_switch(&self) -> Result<(Segment, OwnedFd, u8), Errno> {
+        let own_offer_counts = self.own_offer_counts();
         let offered = self.withdraw_offer();
-        if let Some(memory) = self.look_behind().memory {
-            match Segment::join(&memory, self.early.side()) {
+        let Behind { message, memory, .. } = self.look_behind();
+        if let Some(memory) = memory {
+            let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_counts);
+            match if counts { Segment::join(&memory, self.early.side()) } else { Err(Errno::INVAL) } {
                 Ok(segment) => return Ok((segment, memory, FOLLOW)),
                 Err(_) => close(memory),
             }
@@ -614,6 +632,9 @@ impl Connection {
             return Ok((segment, copy, SWITCH));
         }
         let (segment, memory) = limit::with_one_free(self.borrow_lifeline(), || make_memory(self.early.side()))?;
+        // A peer that would hold another amount has said so; some of this one lies in the lifeline.
+        let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
+        segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
         Ok((segment, memory, SWITCH))
     }
 
@@ -644,25 +665,35 @@ impl Connection {
         !self.sends_by_lane() || self.early.was_unread.load(Ordering::Relaxed)
     }
 
+    /// Offers lanes at once where the program has said how much is to be received unread: in their memory the peer finds
+    /// that. Under the send lock.
+    pub(super) fn offer_bounds(&self, receive_bytes: usize) {
+        if receive_bytes != OptionRecord::default().receive_capacity_bytes() {
+            self.offer();
+        }
+    }
+
     /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
     fn offer_with_answer(&self) {
-        let is_due = self.early.receives.load(Ordering::Relaxed) >= RECEIVES_BEFORE_OFFER;
+        let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
+        let is_due = is_acceptor && self.early.receives.load(Ordering::Relaxed) >= RECEIVES_BEFORE_OFFER;
         if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
             self.offer();
         }
     }
 
-    /// Offers lanes, once. Only the accepting end does. Under the send lock.
+    /// Offers lanes, once. Under the send lock.
     fn offer(&self) {
         let early = &self.early;
         let is_out_of_place = self.lanes().is_some() || self.awaits_hello.load(Ordering::Relaxed);
-        let may_offer = early.is_acceptor.load(Ordering::Relaxed) && !early.has_offered.load(Ordering::Relaxed);
-        if is_out_of_place || !may_offer || !self.may_get_lanes() {
+        if is_out_of_place || early.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
             return;
         }
         // A descriptor and memory that cannot be had now may be there for another connection later, not for this one.
         early.has_offered.store(true, Ordering::Relaxed);
         let Ok((segment, memory)) = make_memory(early.side()) else { return };
+        let receive_bytes = self.with_details(|details| details.options.receive_capacity_bytes());
+        Receiving::of(&segment).set_capacity(receive_bytes);
         if send_message(self.borrow_lifeline(), OFFER, memory.as_fd()).is_err() {
             return close(memory);
         }
@@ -986,6 +1017,7 @@ impl Connection {
         let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: filled }];
         // SAFETY: filled so far.
         let sent = if filled == 0 { 0 } else { unsafe { send_now(self.lifeline(), &spans, 0) }? };
+        self.early.has_sent.store(true, Ordering::Relaxed);
         Ok(Some(sent))
     }
 
@@ -1065,7 +1097,7 @@ impl Connection {
     pub(super) fn note_kernel_reset(&self) {
         match self.lanes() {
             Some(lanes) => self.note_hang_up(lanes, true),
-            None if self.early.is_reset() => {}
+            None if self.early.is_reset() || self.has_only_offered() => {}
             None => self.early.note_reset(),
         }
     }

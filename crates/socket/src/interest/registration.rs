@@ -277,6 +277,11 @@ impl Registration {
         self.is_on_lifeline() && self.listed.is_none() && !waits_for_room
     }
 
+    /// As [`Registration::may_be_left_to_kernel`], of one that has just been added or changed.
+    pub fn may_be_left_to_kernel_at_once(&self) -> bool {
+        self.wanted() & OUTPUT == 0 && self.may_be_left_to_kernel()
+    }
+
     /// The kernel has reported it: as it does so in order, what it has reported before came before.
     pub fn note_heard(&mut self) {
         let joined = self.joined;

@@ -334,14 +334,16 @@ impl Roster {
     }
 
     /// Has the kernel report a connection that is on its lifeline, at once if something is there that an earlier report
-    /// does not cover. `false`: it cannot.
-    fn leave_to_kernel(&mut self, index: u32) -> bool {
+    /// does not cover, or if it `begins_anew`. `false`: it cannot.
+    pub fn leave_to_kernel(&mut self, index: u32, begins_anew: bool) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
         let operation = match registration.lifeline {
             Lifeline::Unheard => Some(EPOLL_CTL_ADD),
             Lifeline::Rings => Some(EPOLL_CTL_MOD),
-            Lifeline::Shared if registration.is_enabled && !registration.is_edge() => Some(EPOLL_CTL_MOD),
+            Lifeline::Shared if begins_anew || (registration.is_enabled && !registration.is_edge()) => {
+                Some(EPOLL_CTL_MOD)
+            }
             Lifeline::Shared => None,
             Lifeline::Ended | Lifeline::Deaf => return false,
         };
@@ -353,7 +355,6 @@ impl Roster {
             registration.lifeline = Lifeline::Shared;
         }
         registration.park();
-        registration.watch = Watch::Off;
         self.set_watch(index, Watch::Parked);
         true
     }

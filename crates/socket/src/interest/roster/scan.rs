@@ -173,7 +173,7 @@ impl Roster {
     /// something comes, and those at once that were reported and stay ready. Room to write is not reported so.
     fn leave_lifelines_to_kernel(&mut self) {
         let mut hot = std::mem::take(&mut self.hot);
-        hot.retain(|&index| !self.at(index).may_be_left_to_kernel() || !self.leave_to_kernel(index));
+        hot.retain(|&index| !self.at(index).may_be_left_to_kernel() || !self.leave_to_kernel(index, false));
         self.hot = hot;
     }
 
