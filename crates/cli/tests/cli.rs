@@ -87,6 +87,8 @@ fn wrong_use_is_one_line_and_exit_code_2() {
         (&["top", "--interval", "0"], &["0", "--interval"]),
         (&["bench", "nonsense"], &["nonsense", "crosslane bench --help"]),
         (&["demo", "--rounds", "0"], &["0", "--rounds"]),
+        (&["bench", "sockets", "--only", "bulk", "--clients", "3"], &["--clients 3", "add connects-at-once"]),
+        (&["bench", "sockets", "--clients", "9999"], &["--clients 9999", "give --connections 2"]),
     ] {
         assert_fails(&crosslane(arguments), 2, words);
     }
