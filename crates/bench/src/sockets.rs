@@ -1,6 +1,7 @@
 //! `crosslane bench sockets`: an ordinary C program over kernel TCP, AF_UNIX and Crosslane, with the floors beside
-//! each sample.
+//! each sample; or over two builds of the library.
 
+mod comparison;
 mod plots;
 mod report;
 
@@ -13,10 +14,11 @@ use serde::Serialize;
 
 use crate::floors::{self, Beside, FloorTimes};
 use crate::histogram::Latencies;
-use crate::launch::{Launcher, Transport};
+use crate::launch::{Launcher, Libraries, Transport};
 use crate::machine::Machine;
 use crate::probe::Probe;
 use crate::progress::Progress;
+use crate::stats::Ratio;
 use crate::table;
 use report::Report;
 
@@ -32,7 +34,7 @@ pub struct Options {
     /// Write the plots as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
-    /// How many alternating rounds (default: 5, with --quick 2)
+    /// How many alternating rounds (default: 5, or 2 with --quick; with --baseline 15, or 6 with --quick)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
     /// Run these experiments alone
@@ -44,6 +46,12 @@ pub struct Options {
     /// How many connections each of these makes, one after the other (default: 10)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub connections: Option<u32>,
+    /// The library to load [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
+    #[arg(long, value_name = "PATH")]
+    pub library: Option<PathBuf>,
+    /// Compare --library with this build of it, and with nothing else
+    #[arg(long, value_name = "PATH", requires = "library", conflicts_with = "plot")]
+    pub baseline: Option<PathBuf>,
 }
 
 /// Connections of all clients of a sample together: below the ephemeral port range (28 k), as kernel TCP keeps each
@@ -70,6 +78,10 @@ impl Options {
             CONNECTIONS_MAX / processes
         );
         Ok(())
+    }
+
+    fn libraries(&self) -> Libraries {
+        Libraries { library: self.library.clone(), baseline: self.baseline.clone() }
     }
 
     fn chooses(&self, experiment: Experiment) -> bool {
@@ -103,7 +115,7 @@ pub fn main(options: &Options) -> Result<()> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot make the plot directory {}", directory.display()))?;
     }
-    run(options, &Launcher::new()?, &Plan::of(options))
+    run(options, &Launcher::with_libraries(options.libraries())?, &Plan::of(options))
 }
 
 fn run(options: &Options, launcher: &Launcher, plan: &Plan) -> Result<()> {
@@ -213,6 +225,8 @@ struct Plan {
     sample_ms: u64,
     floors: FloorTimes,
     clients: Clients,
+    /// Two builds of the library with each other, rather than transports.
+    compares_builds: bool,
 }
 
 impl Plan {
@@ -221,16 +235,28 @@ impl Plan {
         let points = experiments.flat_map(|experiment| {
             experiment.sizes().iter().map(|size| Point { experiment: *experiment, size_bytes: *size })
         });
-        let (rounds, sample_ms, floors) = match options.quick {
-            true => (2, 40, FloorTimes { line_ms: 3, copy_ms: 10 }),
-            false => (5, 250, FloorTimes { line_ms: 6, copy_ms: 25 }),
+        let (sample_ms, floors) = match options.quick {
+            true => (40, FloorTimes { line_ms: 3, copy_ms: 10 }),
+            false => (250, FloorTimes { line_ms: 6, copy_ms: 25 }),
         };
-        let rounds = options.rounds.unwrap_or(rounds);
-        Self { points: points.collect(), rounds, sample_ms, floors, clients: Clients::of(options) }
+        let compares_builds = options.baseline.is_some();
+        let rounds = match (compares_builds, options.quick) {
+            (true, true) => Ratio::ROUNDS_MIN as u32,
+            (true, false) => 15,
+            (false, true) => 2,
+            (false, false) => 5,
+        };
+        let (rounds, clients) = (options.rounds.unwrap_or(rounds), Clients::of(options));
+        Self { points: points.collect(), rounds, sample_ms, floors, clients, compares_builds }
+    }
+
+    /// What is compared in an experiment.
+    fn transports(&self, experiment: Experiment) -> &'static [Transport] {
+        if self.compares_builds { &[Transport::Baseline, Transport::Crosslane] } else { experiment.transports() }
     }
 
     fn steps(&self) -> u64 {
-        let samples: usize = self.points.iter().map(|point| point.experiment.transports().len()).sum();
+        let samples: usize = self.points.iter().map(|point| self.transports(point.experiment).len()).sum();
         samples as u64 * u64::from(self.rounds)
     }
 }
@@ -265,6 +291,7 @@ impl Failure {
     }
 }
 
+#[derive(Default)]
 struct Measured {
     cells: Vec<Cell>,
     syscalls_ns: Vec<f64>,
@@ -284,13 +311,13 @@ impl Measured {
 
 fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measured> {
     let cells = plan.points.iter().flat_map(|point| {
-        point.experiment.transports().iter().map(|transport| Cell {
+        plan.transports(point.experiment).iter().map(|transport| Cell {
             point: *point,
             transport: *transport,
             rounds: Vec::new(),
         })
     });
-    let mut measured = Measured { cells: cells.collect(), syscalls_ns: Vec::new(), failures: Vec::new() };
+    let mut measured = Measured { cells: cells.collect(), ..Measured::default() };
     let mut progress = Progress::new(plan.steps());
     if let Some(warning) = machine.busy_warning() {
         progress.warn(&warning);
@@ -392,6 +419,7 @@ mod tests {
             sample_ms: 10,
             floors: FloorTimes { line_ms: 2, copy_ms: 5 },
             clients: Clients { processes: 3, connections_each: 2 },
+            compares_builds: false,
         }
     }
 
@@ -463,6 +491,9 @@ mod tests {
         assert_eq!(sizes(Experiment::Bulk).max(), Some(4 * MIB));
         assert!(sizes(Experiment::RoundTripEpoll).eq(ROUND_TRIP_SIZES));
         assert_eq!(Plan::of(&Options { quick: true, ..Options::default() }).rounds, 2);
+        let compares = Options { baseline: Some("old.so".into()), ..Options::default() };
+        assert_eq!(Plan::of(&compares).rounds, 15);
+        assert_eq!(Plan::of(&Options { quick: true, ..compares }).rounds, 6);
     }
 
     #[test]
@@ -471,10 +502,72 @@ mod tests {
         let plan = Plan::of(&options);
         let experiments: Vec<Experiment> = plan.points.iter().map(|point| point.experiment).collect();
         assert_eq!(experiments, [Experiment::Connects, Experiment::ConnectsAtOnce]);
-        let measured = Measured { cells: Vec::new(), syscalls_ns: Vec::new(), failures: Vec::new() };
+        let measured = Measured::default();
         let report = Report::of(&options, &plan, Machine::describe(None), &measured).unwrap();
         assert_eq!(report.command, "crosslane bench sockets --only connects-at-once,connects");
         assert!(!report.text().contains("Bulk"), "{}", report.text());
+    }
+
+    #[test]
+    fn two_builds_are_compared_with_each_other_alone_in_every_experiment() {
+        let launcher = Launcher::with_stand_in("env").unwrap();
+        let plan = Plan { compares_builds: true, rounds: 6, sample_ms: 2, ..small_plan() };
+        let machine = Machine::describe(launcher.cores);
+        let measured = measure(&launcher, &plan, &machine).unwrap();
+        let baseline = Some(PathBuf::from("old.so"));
+        let options = Options { library: Some("new.so".into()), baseline, ..Options::default() };
+        let report = Report::of(&options, &plan, machine, &measured).unwrap();
+        assert!(report.failures.is_empty(), "{:?}", report.failures);
+        let of = |transport| report.rows.iter().filter(move |row| row.transport == transport);
+        assert_eq!((of(Transport::Baseline).count(), of(Transport::Crosslane).count()), (7, 7));
+        assert_eq!(report.rows.len(), 14, "nothing else");
+        for row in of(Transport::Crosslane) {
+            let Ratio { median, interval: [low, high], rounds } = row.time_over_baseline.unwrap();
+            assert!(rounds == 6 && 0.0 < low && low <= median && median <= high, "{:?}", row.time_over_baseline);
+        }
+        assert!(of(Transport::Baseline).all(|row| row.time_over_baseline.is_none()));
+        let text = report.text();
+        assert!(text.contains("95% interval") && text.contains("old.so") && text.contains(" to "), "{text}");
+        assert_eq!(report.command, "crosslane bench sockets --library new.so --baseline old.so");
+    }
+
+    #[test]
+    fn a_library_that_takes_longer_has_a_ratio_above_one_whatever_was_measured() {
+        // Three rounds; the machine is ten times slower in the last.
+        let cell = |experiment, transport, time_ns: f64| {
+            let sample = |slowness: f64| {
+                let mut latencies = Latencies::new().unwrap();
+                latencies.add(time_ns * slowness, 1);
+                let is_rate = experiment == Experiment::Bulk;
+                let (latencies, rate_per_s) =
+                    if is_rate { (None, Some(1e9 / (time_ns * slowness))) } else { (Some(latencies), None) };
+                Sample { latencies, rate_per_s, beside: Beside::default() }
+            };
+            let point = Point { experiment, size_bytes: 8 };
+            Cell { point, transport, rounds: [1.0, 1.0, 10.0].map(sample).into() }
+        };
+        let cells = [Experiment::RoundTripBlocking, Experiment::Bulk].map(|experiment| {
+            [cell(experiment, Transport::Baseline, 1000.0), cell(experiment, Transport::Crosslane, 1500.0)]
+        });
+        let measured = Measured { cells: cells.into_iter().flatten().collect(), ..Measured::default() };
+        let machine = Machine::describe(None);
+        let report = Report::of(&Options::default(), &small_plan(), machine, &measured).unwrap();
+        for row in report.rows.iter().filter(|row| row.transport == Transport::Crosslane) {
+            let ratio = row.time_over_baseline.unwrap();
+            assert!(ratio.rounds == 3 && (ratio.median - 1.5).abs() < 0.01, "{:?}: {ratio:?}", row.experiment);
+        }
+    }
+
+    #[test]
+    fn a_build_that_fails_is_named_in_the_comparison() {
+        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
+        let plan = Plan { compares_builds: true, rounds: 1, ..small_plan() };
+        let machine = Machine::describe(launcher.cores);
+        let measured = measure(&launcher, &plan, &machine).unwrap();
+        let options = Options { baseline: Some("old.so".into()), ..Options::default() };
+        let report = Report::of(&options, &plan, machine, &measured).unwrap();
+        assert_eq!(report.failures.len(), 14, "each build in each experiment");
+        assert!(report.text().contains("failed: bulk by write size at 64 KiB over the baseline"), "{}", report.text());
     }
 
     #[test]

@@ -14,9 +14,14 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// The median of `over / under`, round by round, for the rounds both sides have.
+/// `over / under`, round by round, for the rounds both sides have.
+pub fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
+    over.iter().zip(under).filter(|(_, under)| **under > 0.0).map(|(over, under)| over / under).collect()
+}
+
+/// The median of these.
 pub fn median_ratio(over: &[f64], under: &[f64]) -> Option<f64> {
-    median(over.iter().zip(under).filter(|(_, under)| **under > 0.0).map(|(over, under)| over / under))
+    median(ratios(over, under))
 }
 
 /// To which part of it a ratio is to be known, to either side.

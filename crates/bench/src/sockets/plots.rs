@@ -33,7 +33,7 @@ fn style(transport: Transport) -> Style {
         Transport::KernelTcp => Style::line(Color::Vermilion),
         Transport::KernelTcpSpinning => Style::line(Color::Orange),
         Transport::AfUnix => Style::line(Color::Blue),
-        Transport::Crosslane => Style::line(Color::Green).wide(),
+        Transport::Crosslane | Transport::Baseline => Style::line(Color::Green).wide(),
     }
 }
 

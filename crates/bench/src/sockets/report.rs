@@ -4,12 +4,12 @@ use anyhow::Result;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{Cell, Clients, Experiment, Failure, Measured, Options, Plan, Point};
+use super::{Cell, Clients, Experiment, Failure, Measured, Options, Plan, Point, comparison};
 use crate::floors::{Beside, FloorSummary};
 use crate::histogram::{Latencies, Quantiles};
-use crate::launch::Transport;
+use crate::launch::{Libraries, Transport};
 use crate::machine::Machine;
-use crate::stats::{median, median_ratio};
+use crate::stats::{Ratio, median, median_ratio, ratios};
 use crate::table::{self, NOTHING, Table};
 
 pub const SCHEMA: &str = "crosslane.bench.sockets/1";
@@ -21,6 +21,8 @@ pub struct Report {
     /// What every number here is.
     pub kind: &'static str,
     pub command: String,
+    /// What was loaded: with a baseline, two builds were compared with each other.
+    pub libraries: Libraries,
     pub machine: Machine,
     pub rounds: u32,
     pub sample_ms: u64,
@@ -57,6 +59,8 @@ pub struct Row {
     pub rate_times_kernel_tcp: Option<f64>,
     /// The rate as a share of that over AF_UNIX, round by round.
     pub rate_over_af_unix: Option<f64>,
+    /// The time of an operation over the baseline's: of the p50s, else of one over the rates. Above 1 is slower.
+    pub time_over_baseline: Option<Ratio>,
 }
 
 impl Cell {
@@ -127,10 +131,19 @@ impl Cell {
             p50_times_below_kernel_tcp: median_ratio(&of(Transport::KernelTcp, Self::p50s), &p50s),
             rate_times_kernel_tcp: median_ratio(&rates, &of(Transport::KernelTcp, Self::rates)),
             rate_over_af_unix: median_ratio(&rates, &of(Transport::AfUnix, Self::rates)),
+            time_over_baseline: match (self.transport, rates.is_empty()) {
+                (Transport::Crosslane, true) => ratio(&p50s, &of(Transport::Baseline, Self::p50s)),
+                (Transport::Crosslane, false) => ratio(&of(Transport::Baseline, Self::rates), &rates),
+                _ => None,
+            },
             p50_ns_by_round: p50s,
             rate_per_s_by_round: rates,
         }
     }
+}
+
+fn ratio(over: &[f64], under: &[f64]) -> Option<Ratio> {
+    Some(Ratio::of(&ratios(over, under))).filter(|ratio| ratio.rounds > 0)
 }
 
 impl Report {
@@ -141,6 +154,7 @@ impl Report {
             schema: SCHEMA,
             kind: "measured",
             command: command(options),
+            libraries: options.libraries(),
             machine,
             rounds: plan.rounds,
             sample_ms: plan.sample_ms,
@@ -168,6 +182,15 @@ impl Report {
 
     /// The report for a person.
     pub fn text(&self) -> String {
+        let mut text = if self.libraries.baseline.is_some() { comparison::text(self) } else { self.transports_text() };
+        text += &format!("\n{}\n", self.floors.sentence());
+        for failure in &self.failures {
+            text += &format!("failed: {}: {}\n", failure.title(), failure.error);
+        }
+        text
+    }
+
+    fn transports_text(&self) -> String {
         let mut text = format!(
             "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over\n\
              the rounds (max: of all). \"x floor\" is against one cache line bounced between the same two cores\n\
@@ -185,18 +208,17 @@ impl Report {
                 }
             };
             if !self.sizes(*experiment).is_empty() {
-                text += &format!("\n{}: {}\n\n", capital(experiment.title()), self.explained(*experiment));
-                text += &table.render();
+                text += &format!("\n{}\n\n{}", self.heading(*experiment), table.render());
             }
-        }
-        text += &format!("\n{}\n", self.floors.sentence());
-        for failure in &self.failures {
-            text += &format!("failed: {}: {}\n", failure.title(), failure.error);
         }
         text
     }
 
-    /// What an operation is, and the unit of its table.
+    /// What an experiment does, and the unit of its figures.
+    pub(super) fn heading(&self, experiment: Experiment) -> String {
+        format!("{}: {}", capital(experiment.title()), self.explained(experiment))
+    }
+
     fn explained(&self, experiment: Experiment) -> String {
         let Clients { processes, connections_each } = self.clients;
         let connection = "connect, two bytes there and two back, close";
@@ -204,9 +226,11 @@ impl Report {
             Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => "send and wait for the echo, µs".to_owned(),
             Experiment::MessageRate => "one send and one recv each, messages/s".to_owned(),
             Experiment::Bulk => "GB/s".to_owned(),
-            Experiment::Connects | Experiment::ConnectsEpoll => format!("{connection}; one after the other"),
+            Experiment::Connects | Experiment::ConnectsEpoll => {
+                format!("{connection}, one after the other; connections/s")
+            }
             Experiment::ConnectsAtOnce => {
-                format!("{connection}; {processes} client processes, {connections_each} connections each")
+                format!("{connection}, {connections_each} times by each of {processes} processes; connections/s")
             }
         }
     }
@@ -283,7 +307,7 @@ impl Report {
     }
 
     fn connects(&self, experiment: Experiment) -> Table {
-        let header = ["", "connections/s", "p50 µs", "p99", "p99.9", "max", "this / TCP", "this / AF_UNIX"];
+        let header = ["", "rate", "p50 µs", "p99", "p99.9", "max", "this / TCP", "this / AF_UNIX"];
         let mut table = Table::new(header);
         for size_bytes in self.sizes(experiment) {
             for transport in experiment.transports() {
@@ -306,7 +330,13 @@ impl Report {
     }
 
     /// A number, or what stands for its absence: a failure must not look like something that was not asked for.
-    fn cell(&self, point: Point, transport: Transport, value: Option<f64>, write: fn(Option<f64>) -> String) -> String {
+    pub(super) fn cell(
+        &self,
+        point: Point,
+        transport: Transport,
+        value: Option<f64>,
+        write: fn(Option<f64>) -> String,
+    ) -> String {
         let failed = |failure: &Failure| failure.experiment == point.experiment && failure.transport == transport;
         match value {
             Some(_) => write(value),
@@ -334,6 +364,11 @@ fn command(options: &Options) -> String {
         let names = options.only.iter().filter_map(ValueEnum::to_possible_value);
         let names: Vec<String> = names.map(|value| value.get_name().to_owned()).collect();
         command += &format!(" --only {}", names.join(","));
+    }
+    for (option, path) in [("--library", &options.library), ("--baseline", &options.baseline)] {
+        if let Some(path) = path {
+            command += &format!(" {option} {}", path.display());
+        }
     }
     let numbers =
         [("--rounds", options.rounds), ("--clients", options.clients), ("--connections", options.connections)];
