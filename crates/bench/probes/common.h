@@ -30,6 +30,9 @@
 
 #define UNUSED __attribute__((unused))
 
+/* Room for many clients that connect at once: with less, kernel TCP drops handshakes and tries again after a second. */
+#define LISTEN_BACKLOG 4096
+
 /* ---- errors: one line, exit 1 ---- */
 
 __attribute__((noreturn, format(printf, 1, 2))) static UNUSED void die(const char *format, ...)
@@ -231,7 +234,7 @@ static UNUSED int listen_at(const char *text)
         die("setsockopt(SO_REUSEADDR)");
     if (bind(fd, &address.at.any, address.len) != 0)
         die("bind %s", text);
-    if (listen(fd, 128) != 0)
+    if (listen(fd, LISTEN_BACKLOG) != 0)
         die("listen %s", text);
     if (address.at.any.sa_family == AF_UNIX) {
         printf("ready %s\n", text);
@@ -268,6 +271,28 @@ static UNUSED int connect_to(const char *text, bool nodelay)
 
 /* ---- a connection and the way it waits ---- */
 
+static UNUSED void set_nonblocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
+        die("fcntl(O_NONBLOCK)");
+}
+
+static UNUSED int new_epoll(void)
+{
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll < 0)
+        die("epoll_create1");
+    return epoll;
+}
+
+static UNUSED void watch(int epoll, int fd, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.fd = fd};
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0)
+        die("epoll_ctl");
+}
+
 enum waiting { WAIT_BLOCKING, WAIT_SPIN, WAIT_EPOLL, WAIT_EPOLL_SPIN };
 
 static UNUSED enum waiting parse_waiting(const char *text)
@@ -289,17 +314,11 @@ static UNUSED struct conn conn_of(int fd, enum waiting waiting)
     struct conn conn = {fd, -1, waiting};
     if (waiting == WAIT_BLOCKING)
         return conn;
-    int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
-        die("fcntl(O_NONBLOCK)");
+    set_nonblocking(fd);
     if (waiting == WAIT_SPIN)
         return conn;
-    conn.epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (conn.epoll < 0)
-        die("epoll_create1");
-    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    if (epoll_ctl(conn.epoll, EPOLL_CTL_ADD, fd, &event) != 0)
-        die("epoll_ctl");
+    conn.epoll = new_epoll();
+    watch(conn.epoll, fd, EPOLLIN);
     return conn;
 }
 

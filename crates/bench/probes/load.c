@@ -11,24 +11,6 @@
 #define READ_ME 'r'
 #define LEAVE_ME 'u'
 
-static int new_epoll(void)
-{
-    int epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (epoll < 0)
-        die("epoll_create1");
-    return epoll;
-}
-
-static void watch(int epoll, int fd, uint32_t events)
-{
-    int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
-        die("fcntl(O_NONBLOCK)");
-    struct epoll_event event = {.events = events, .data.fd = fd};
-    if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0)
-        die("epoll_ctl");
-}
-
 /* Accepts all connections; those to be read are watched. */
 static void accept_all(int listener, int epoll, long streams)
 {
@@ -37,8 +19,10 @@ static void accept_all(int listener, int epoll, long streams)
         char what = 0;
         if (recv(fd, &what, 1, 0) != 1)
             die("a connection said nothing");
-        if (what == READ_ME)
+        if (what == READ_ME) {
+            set_nonblocking(fd);
             watch(epoll, fd, EPOLLIN);
+        }
     }
 }
 
@@ -79,6 +63,7 @@ static void call(const char *address, long streams, long milliseconds)
         fds[index] = connect_to(address, false);
         if (send(fds[index], &what, 1, MSG_NOSIGNAL) != 1)
             die("send");
+        set_nonblocking(fds[index]);
         watch(epoll, fds[index], EPOLLOUT);
     }
     printf("loading\n");

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
@@ -28,6 +28,8 @@ pub enum Transport {
     KernelTcpSpinning,
     AfUnix,
     Crosslane,
+    /// Crosslane by the build of the library that another is compared with.
+    Baseline,
 }
 
 impl Transport {
@@ -37,6 +39,7 @@ impl Transport {
             Self::KernelTcpSpinning => "TCP spinning",
             Self::AfUnix => "AF_UNIX",
             Self::Crosslane => "Crosslane",
+            Self::Baseline => "the baseline",
         }
     }
 }
@@ -195,12 +198,21 @@ impl Running {
     }
 }
 
-/// The words before a program's own that start it over lanes.
-type Prefix = Box<dyn Fn(Node) -> Vec<OsString>>;
+/// The words before a program's own that start it over a transport: none but for lanes.
+type Prefix = Box<dyn Fn(Transport, Node) -> Vec<OsString>>;
+
+/// Which builds of the library are loaded.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Libraries {
+    /// Over [`Transport::Crosslane`]: without one, the one that `crosslane run` finds.
+    pub library: Option<PathBuf>,
+    /// Over [`Transport::Baseline`].
+    pub baseline: Option<PathBuf>,
+}
 
 /// Knows how each transport's processes are started.
 pub struct Launcher {
-    crosslane: Prefix,
+    prefix: Prefix,
     probes: Probes,
     scratch: Scratch,
     sockets_made: Cell<u32>,
@@ -211,9 +223,22 @@ pub struct Launcher {
 impl Launcher {
     /// Crosslane is this very program: `CURRENT_EXE run --require-lane -- PROGRAM ...`.
     pub fn new() -> Result<Self> {
+        Self::with_libraries(Libraries::default())
+    }
+
+    /// The same with libraries of the caller's choice.
+    pub fn with_libraries(libraries: Libraries) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
-        Self::with_prefix(Box::new(move |node| {
+        Self::with_prefix(Box::new(move |transport, node| {
+            let library = match transport {
+                Transport::Crosslane => &libraries.library,
+                Transport::Baseline => &libraries.baseline,
+                Transport::KernelTcp | Transport::KernelTcpSpinning | Transport::AfUnix => return Vec::new(),
+            };
             let mut words: Vec<OsString> = vec![program.clone().into(), "run".into(), "--require-lane".into()];
+            if let Some(library) = library {
+                words.extend(["--library".into(), library.clone().into()]);
+            }
             match node {
                 Node::Unnamed => {}
                 Node::A => words.extend(["--node".into(), "a".into()]),
@@ -228,15 +253,18 @@ impl Launcher {
     #[cfg(test)]
     pub fn with_stand_in(word: &str) -> Result<Self> {
         let word = OsString::from(word);
-        Self::with_prefix(Box::new(move |_| vec![word.clone()]))
+        Self::with_prefix(Box::new(move |transport, _| match transport {
+            Transport::Crosslane | Transport::Baseline => vec![word.clone()],
+            Transport::KernelTcp | Transport::KernelTcpSpinning | Transport::AfUnix => Vec::new(),
+        }))
     }
 
-    fn with_prefix(crosslane: Prefix) -> Result<Self> {
+    fn with_prefix(prefix: Prefix) -> Result<Self> {
         crate::process::stop_children_on_signal();
         let scratch = Scratch::new()?;
         let probes = Probes::build(scratch.path())?;
         let (sockets_made, counter) = (Cell::new(0), Counter::default());
-        Ok(Self { crosslane, probes, scratch, sockets_made, counter, cores: Cores::of_this_machine()? })
+        Ok(Self { prefix, probes, scratch, sockets_made, counter, cores: Cores::of_this_machine()? })
     }
 
     /// How the pairs have ended that were started until now.
@@ -258,7 +286,7 @@ impl Launcher {
 
     /// `program` as it is started over `transport`.
     pub fn command(&self, transport: Transport, node: Node, program: &Path) -> Command {
-        after(&if transport == Transport::Crosslane { (self.crosslane)(node) } else { Vec::new() }, program)
+        after(&(self.prefix)(transport, node), program)
     }
 
     fn probe(&self, transport: Transport, node: Node, probe: Probe, args: &[&str]) -> Command {
@@ -281,7 +309,7 @@ impl Launcher {
 
     /// Both ends over a transport of this machine.
     pub fn ends(&self, transport: Transport) -> Ends {
-        let words = if transport == Transport::Crosslane { (self.crosslane)(Node::Unnamed) } else { Vec::new() };
+        let words = (self.prefix)(transport, Node::Unnamed);
         let address = self.fresh_address(transport);
         Ends { server: words.clone(), client: words, address, environment: Vec::new() }
     }
@@ -368,6 +396,17 @@ mod tests {
         assert_eq!(line(Transport::Crosslane, Node::B), format!("{run} --node b -- /bin/true"));
         assert_eq!(line(Transport::KernelTcp, Node::A), "/bin/true");
         assert_eq!(line(Transport::AfUnix, Node::Unnamed), "/bin/true");
+    }
+
+    #[test]
+    fn each_build_of_the_library_is_loaded_over_its_own_transport() {
+        let (library, baseline) = (Some("/new.so".into()), Some("/old.so".into()));
+        let launcher = Launcher::with_libraries(Libraries { library, baseline }).unwrap();
+        let line = |transport| {
+            crate::process::command_line(&launcher.command(transport, Node::Unnamed, Path::new("/bin/true")))
+        };
+        assert!(line(Transport::Crosslane).ends_with(" run --require-lane --library /new.so -- /bin/true"));
+        assert!(line(Transport::Baseline).ends_with(" run --require-lane --library /old.so -- /bin/true"));
     }
 
     #[test]

@@ -24,4 +24,4 @@ pub use histogram::Latencies;
 pub use launch::{Cores, in_cpu_list};
 pub use machine::Machine;
 pub use progress::Progress;
-pub use stats::median;
+pub use stats::{Ratio, median};

@@ -1,21 +1,24 @@
 //! `crosslane bench sockets`: an ordinary C program over kernel TCP, AF_UNIX and Crosslane, with the floors beside
-//! each sample.
+//! each sample; or over two builds of the library.
 
+mod comparison;
 mod plots;
 mod report;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::floors::{self, Beside, FloorTimes};
 use crate::histogram::Latencies;
-use crate::launch::{Launcher, Transport};
+use crate::launch::{Launcher, Libraries, Transport};
 use crate::machine::Machine;
 use crate::probe::Probe;
 use crate::progress::Progress;
+use crate::stats::Ratio;
 use crate::table;
 use report::Report;
 
@@ -31,9 +34,78 @@ pub struct Options {
     /// Write the plots as SVG files into this directory
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
-    /// How many alternating rounds (default: 5, with --quick 2)
+    /// How many alternating rounds (default: 5, or 2 with --quick; with --baseline 15, or 6 with --quick)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
+    /// Run these experiments alone
+    #[arg(long, value_name = "EXPERIMENT,...", value_delimiter = ',')]
+    pub only: Vec<Experiment>,
+    /// How many client processes connects-at-once has (default: 1000)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub clients: Option<u32>,
+    /// How many connections each of these makes, one after the other (default: 10)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub connections: Option<u32>,
+    /// The library to load [default: libcrosslane.so beside this command or under /usr/lib/crosslane]
+    #[arg(long, value_name = "PATH")]
+    pub library: Option<PathBuf>,
+    /// Compare --library with this build of it, and with nothing else
+    #[arg(long, value_name = "PATH", requires = "library", conflicts_with = "plot")]
+    pub baseline: Option<PathBuf>,
+}
+
+/// Connections of all clients of a sample together: below the ephemeral port range (28 k), as kernel TCP keeps each
+/// closed connection in TIME_WAIT.
+const CONNECTIONS_MAX: u32 = 25_000;
+
+impl Options {
+    /// Whether the options make sense together.
+    ///
+    /// # Errors
+    /// A line that names the options, their values and what to give instead.
+    pub fn check(&self) -> Result<()> {
+        let given = [("--clients", self.clients), ("--connections", self.connections)];
+        let unused = given.iter().find(|(_, value)| value.is_some() && !self.chooses(Experiment::ConnectsAtOnce));
+        if let Some((option, Some(value))) = unused {
+            bail!("{option} {value} is for nothing of --only; add connects-at-once to it");
+        }
+        let clients = Clients::of(self);
+        let Clients { processes, connections_each } = clients;
+        ensure!(
+            clients.connections() <= CONNECTIONS_MAX,
+            "--clients {processes} --connections {connections_each}: more than {CONNECTIONS_MAX} connections in all, \
+             for which kernel TCP has no ports; give --connections {} or fewer clients",
+            CONNECTIONS_MAX / processes
+        );
+        Ok(())
+    }
+
+    fn libraries(&self) -> Libraries {
+        Libraries { library: self.library.clone(), baseline: self.baseline.clone() }
+    }
+
+    fn chooses(&self, experiment: Experiment) -> bool {
+        self.only.is_empty() || self.only.contains(&experiment)
+    }
+}
+
+/// Client processes that connect at once.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Clients {
+    /// How many.
+    processes: u32,
+    /// Connections of each, one after the other.
+    connections_each: u32,
+}
+
+impl Clients {
+    fn of(options: &Options) -> Self {
+        Self { processes: options.clients.unwrap_or(1000), connections_each: options.connections.unwrap_or(10) }
+    }
+
+    fn connections(self) -> u32 {
+        self.processes * self.connections_each
+    }
 }
 
 /// Runs the benchmark and prints the report. A transport that failed is named in the report and makes this an error.
@@ -43,7 +115,7 @@ pub fn main(options: &Options) -> Result<()> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot make the plot directory {}", directory.display()))?;
     }
-    run(options, &Launcher::new()?, &Plan::of(options))
+    run(options, &Launcher::with_libraries(options.libraries())?, &Plan::of(options))
 }
 
 fn run(options: &Options, launcher: &Launcher, plan: &Plan) -> Result<()> {
@@ -69,14 +141,23 @@ fn run(options: &Options, launcher: &Launcher, plan: &Plan) -> Result<()> {
 }
 
 /// What is measured about a transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-enum Experiment {
+pub enum Experiment {
+    /// Round trips by size, blocking send and recv
     RoundTripBlocking,
+    /// Round trips by size, through epoll_wait
     RoundTripEpoll,
+    /// One-way messages a second
     MessageRate,
+    /// Bytes a second by write size
     Bulk,
+    /// Connections of one client, one after the other; the server accepts in a blocking loop
     Connects,
+    /// The same; the server uses epoll
+    ConnectsEpoll,
+    /// Connections of many client processes at once; the server uses epoll
+    ConnectsAtOnce,
 }
 
 impl Experiment {
@@ -86,7 +167,19 @@ impl Experiment {
             Self::RoundTripEpoll => "round trip, epoll",
             Self::MessageRate => "one-way messages",
             Self::Bulk => "bulk by write size",
-            Self::Connects => "connections",
+            Self::Connects => "connections, blocking server",
+            Self::ConnectsEpoll => "connections, epoll server",
+            Self::ConnectsAtOnce => "connections at once, epoll server",
+        }
+    }
+
+    /// What it is measured at.
+    fn sizes(self) -> &'static [u64] {
+        match self {
+            Self::RoundTripBlocking | Self::RoundTripEpoll => &ROUND_TRIP_SIZES,
+            Self::MessageRate => &MESSAGE_SIZES,
+            Self::Bulk => &BULK_SIZES,
+            Self::Connects | Self::ConnectsEpoll | Self::ConnectsAtOnce => &CONNECTS_SIZES,
         }
     }
 
@@ -94,7 +187,7 @@ impl Experiment {
     fn transports(self) -> &'static [Transport] {
         use Transport::{AfUnix, Crosslane, KernelTcp, KernelTcpSpinning};
         match self {
-            Self::Connects => &[KernelTcp, AfUnix, Crosslane],
+            Self::Connects | Self::ConnectsEpoll | Self::ConnectsAtOnce => &[KernelTcp, AfUnix, Crosslane],
             _ => &[KernelTcp, KernelTcpSpinning, AfUnix, Crosslane],
         }
     }
@@ -103,7 +196,7 @@ impl Experiment {
     fn waiting(self, transport: Transport) -> &'static str {
         match (self, transport) {
             (Self::RoundTripEpoll, Transport::KernelTcpSpinning) => "epoll-spin",
-            (Self::RoundTripEpoll, _) => "epoll",
+            (Self::RoundTripEpoll | Self::ConnectsEpoll | Self::ConnectsAtOnce, _) => "epoll",
             (_, Transport::KernelTcpSpinning) => "spin",
             _ => "blocking",
         }
@@ -121,6 +214,8 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const ROUND_TRIP_SIZES: [u64; 11] = [1, 8, 48, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB];
 const MESSAGE_SIZES: [u64; 3] = [8, 64, KIB];
+/// Bytes that a connection carries each way.
+const CONNECTS_SIZES: [u64; 1] = [2];
 const BULK_SIZES: [u64; 10] = [1, 64, 128, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB];
 
 /// What is measured, how long and how often.
@@ -129,29 +224,39 @@ struct Plan {
     rounds: u32,
     sample_ms: u64,
     floors: FloorTimes,
+    clients: Clients,
+    /// Two builds of the library with each other, rather than transports.
+    compares_builds: bool,
 }
 
 impl Plan {
     fn of(options: &Options) -> Self {
-        let at = |experiment, sizes: &[u64]| {
-            sizes.iter().map(|size| Point { experiment, size_bytes: *size }).collect::<Vec<_>>()
+        let experiments = Experiment::value_variants().iter().filter(|experiment| options.chooses(**experiment));
+        let points = experiments.flat_map(|experiment| {
+            experiment.sizes().iter().map(|size| Point { experiment: *experiment, size_bytes: *size })
+        });
+        let (sample_ms, floors) = match options.quick {
+            true => (40, FloorTimes { line_ms: 3, copy_ms: 10 }),
+            false => (250, FloorTimes { line_ms: 6, copy_ms: 25 }),
         };
-        let points = [
-            at(Experiment::RoundTripBlocking, &ROUND_TRIP_SIZES),
-            at(Experiment::RoundTripEpoll, &ROUND_TRIP_SIZES),
-            at(Experiment::MessageRate, &MESSAGE_SIZES),
-            at(Experiment::Bulk, &BULK_SIZES),
-            at(Experiment::Connects, &[1]),
-        ];
-        let (rounds, sample_ms, floors) = match options.quick {
-            true => (2, 40, FloorTimes { line_ms: 3, copy_ms: 10 }),
-            false => (5, 250, FloorTimes { line_ms: 6, copy_ms: 25 }),
+        let compares_builds = options.baseline.is_some();
+        let rounds = match (compares_builds, options.quick) {
+            (true, true) => Ratio::ROUNDS_MIN as u32,
+            (true, false) => 15,
+            (false, true) => 2,
+            (false, false) => 5,
         };
-        Self { points: points.concat(), rounds: options.rounds.unwrap_or(rounds), sample_ms, floors }
+        let (rounds, clients) = (options.rounds.unwrap_or(rounds), Clients::of(options));
+        Self { points: points.collect(), rounds, sample_ms, floors, clients, compares_builds }
+    }
+
+    /// What is compared in an experiment.
+    fn transports(&self, experiment: Experiment) -> &'static [Transport] {
+        if self.compares_builds { &[Transport::Baseline, Transport::Crosslane] } else { experiment.transports() }
     }
 
     fn steps(&self) -> u64 {
-        let samples: usize = self.points.iter().map(|point| point.experiment.transports().len()).sum();
+        let samples: usize = self.points.iter().map(|point| self.transports(point.experiment).len()).sum();
         samples as u64 * u64::from(self.rounds)
     }
 }
@@ -186,6 +291,7 @@ impl Failure {
     }
 }
 
+#[derive(Default)]
 struct Measured {
     cells: Vec<Cell>,
     syscalls_ns: Vec<f64>,
@@ -205,20 +311,25 @@ impl Measured {
 
 fn measure(launcher: &Launcher, plan: &Plan, machine: &Machine) -> Result<Measured> {
     let cells = plan.points.iter().flat_map(|point| {
-        point.experiment.transports().iter().map(|transport| Cell {
+        plan.transports(point.experiment).iter().map(|transport| Cell {
             point: *point,
             transport: *transport,
             rounds: Vec::new(),
         })
     });
-    let mut measured = Measured { cells: cells.collect(), syscalls_ns: Vec::new(), failures: Vec::new() };
+    let mut measured = Measured { cells: cells.collect(), ..Measured::default() };
     let mut progress = Progress::new(plan.steps());
     if let Some(warning) = machine.busy_warning() {
         progress.warn(&warning);
     }
     for round in 1..=plan.rounds {
         measured.syscalls_ns.push(floors::syscall_ns_p50(launcher, plan.floors.line_ms)?);
-        for index in 0..measured.cells.len() {
+        // Every other round goes backwards: whatever comes first is not always the same.
+        let mut order: Vec<usize> = (0..measured.cells.len()).collect();
+        if round % 2 == 0 {
+            order.reverse();
+        }
+        for index in order {
             let Cell { point, transport, .. } = measured.cells[index];
             let stage = format!("round {round} of {}: {}", plan.rounds, point.experiment.title());
             progress.step(&stage, &format!("{} over {}", table::size(point.size_bytes), transport.title()));
@@ -254,10 +365,17 @@ fn floors_beside(launcher: &Launcher, plan: &Plan, point: Point) -> Result<Besid
     })
 }
 
+/// Longer than a connection takes that waits for those of others.
+const CONNECTION_LIMIT: Duration = Duration::from_millis(10);
+
 fn take_sample(launcher: &Launcher, plan: &Plan, point: Point, transport: Transport, beside: Beside) -> Result<Sample> {
     let (size, milliseconds) = (point.size_bytes.to_string(), plan.sample_ms.to_string());
     let waiting = point.experiment.waiting(transport);
     let timeout = Duration::from_millis(plan.sample_ms * 2) + Duration::from_secs(15);
+    let connects = |client: &[&str], timeout| -> Result<_> {
+        let found = launcher.pair(transport, Probe::Connects, &[waiting], client, timeout)?.client;
+        Ok((Some(found.latencies()?), Some(found.per_second("operations")?)))
+    };
     let stream = |what: &str| {
         let args = [waiting, what, &size, &milliseconds];
         launcher.pair(transport, Probe::Stream, &args, &args, timeout)?.server.per_second("bytes")
@@ -270,9 +388,11 @@ fn take_sample(launcher: &Launcher, plan: &Plan, point: Point, transport: Transp
         }
         Experiment::MessageRate => (None, Some(stream("messages")? / point.size_bytes as f64)),
         Experiment::Bulk => (None, Some(stream("bulk")?)),
-        Experiment::Connects => {
-            let found = launcher.pair(transport, Probe::Connects, &[], &[&milliseconds], timeout)?.client;
-            (Some(found.latencies()?), Some(found.per_second("operations")?))
+        Experiment::Connects | Experiment::ConnectsEpoll => connects(&[&milliseconds], timeout)?,
+        Experiment::ConnectsAtOnce => {
+            let clients = plan.clients;
+            let client = [clients.processes.to_string(), clients.connections_each.to_string()];
+            connects(&[&client[0], &client[1]], timeout + CONNECTION_LIMIT * clients.connections())?
         }
     };
     Ok(Sample { latencies, rate_per_s, beside })
@@ -291,11 +411,15 @@ mod tests {
                 point(Experiment::RoundTripEpoll, 64 * KIB),
                 point(Experiment::MessageRate, 64),
                 point(Experiment::Bulk, 64 * KIB),
-                point(Experiment::Connects, 1),
+                point(Experiment::Connects, 2),
+                point(Experiment::ConnectsEpoll, 2),
+                point(Experiment::ConnectsAtOnce, 2),
             ],
             rounds: 2,
             sample_ms: 10,
             floors: FloorTimes { line_ms: 2, copy_ms: 5 },
+            clients: Clients { processes: 3, connections_each: 2 },
+            compares_builds: false,
         }
     }
 
@@ -343,7 +467,7 @@ mod tests {
     #[test]
     fn a_transport_that_fails_is_named_with_its_command_and_not_tried_again() {
         let (measured, report) = small_run("/nonexistent/crosslane");
-        assert_eq!(report.failures.len(), 5, "once in each experiment, not once a round");
+        assert_eq!(report.failures.len(), 7, "once in each experiment, not once a round");
         assert!(report.failures.iter().all(|failure| failure.transport == Transport::Crosslane));
         assert!(report.failures[0].error.contains("`/nonexistent/crosslane "), "{}", report.failures[0].error);
         assert!(report.text().contains("failed"));
@@ -367,5 +491,97 @@ mod tests {
         assert_eq!(sizes(Experiment::Bulk).max(), Some(4 * MIB));
         assert!(sizes(Experiment::RoundTripEpoll).eq(ROUND_TRIP_SIZES));
         assert_eq!(Plan::of(&Options { quick: true, ..Options::default() }).rounds, 2);
+        let compares = Options { baseline: Some("old.so".into()), ..Options::default() };
+        assert_eq!(Plan::of(&compares).rounds, 15);
+        assert_eq!(Plan::of(&Options { quick: true, ..compares }).rounds, 6);
+    }
+
+    #[test]
+    fn only_the_experiments_that_were_asked_for_are_in_the_plan_and_the_report() {
+        let options = Options { only: vec![Experiment::ConnectsAtOnce, Experiment::Connects], ..Options::default() };
+        let plan = Plan::of(&options);
+        let experiments: Vec<Experiment> = plan.points.iter().map(|point| point.experiment).collect();
+        assert_eq!(experiments, [Experiment::Connects, Experiment::ConnectsAtOnce]);
+        let measured = Measured::default();
+        let report = Report::of(&options, &plan, Machine::describe(None), &measured).unwrap();
+        assert_eq!(report.command, "crosslane bench sockets --only connects-at-once,connects");
+        assert!(!report.text().contains("Bulk"), "{}", report.text());
+    }
+
+    #[test]
+    fn two_builds_are_compared_with_each_other_alone_in_every_experiment() {
+        let launcher = Launcher::with_stand_in("env").unwrap();
+        let plan = Plan { compares_builds: true, rounds: 6, sample_ms: 2, ..small_plan() };
+        let machine = Machine::describe(launcher.cores);
+        let measured = measure(&launcher, &plan, &machine).unwrap();
+        let baseline = Some(PathBuf::from("old.so"));
+        let options = Options { library: Some("new.so".into()), baseline, ..Options::default() };
+        let report = Report::of(&options, &plan, machine, &measured).unwrap();
+        assert!(report.failures.is_empty(), "{:?}", report.failures);
+        let of = |transport| report.rows.iter().filter(move |row| row.transport == transport);
+        assert_eq!((of(Transport::Baseline).count(), of(Transport::Crosslane).count()), (7, 7));
+        assert_eq!(report.rows.len(), 14, "nothing else");
+        for row in of(Transport::Crosslane) {
+            let Ratio { median, interval: [low, high], rounds } = row.time_over_baseline.unwrap();
+            assert!(rounds == 6 && 0.0 < low && low <= median && median <= high, "{:?}", row.time_over_baseline);
+        }
+        assert!(of(Transport::Baseline).all(|row| row.time_over_baseline.is_none()));
+        let text = report.text();
+        assert!(text.contains("95% interval") && text.contains("old.so") && text.contains(" to "), "{text}");
+        assert_eq!(report.command, "crosslane bench sockets --library new.so --baseline old.so");
+    }
+
+    #[test]
+    fn a_library_that_takes_longer_has_a_ratio_above_one_whatever_was_measured() {
+        // Three rounds; the machine is ten times slower in the last.
+        let cell = |experiment, transport, time_ns: f64| {
+            let sample = |slowness: f64| {
+                let mut latencies = Latencies::new().unwrap();
+                latencies.add(time_ns * slowness, 1);
+                let is_rate = experiment == Experiment::Bulk;
+                let (latencies, rate_per_s) =
+                    if is_rate { (None, Some(1e9 / (time_ns * slowness))) } else { (Some(latencies), None) };
+                Sample { latencies, rate_per_s, beside: Beside::default() }
+            };
+            let point = Point { experiment, size_bytes: 8 };
+            Cell { point, transport, rounds: [1.0, 1.0, 10.0].map(sample).into() }
+        };
+        let cells = [Experiment::RoundTripBlocking, Experiment::Bulk].map(|experiment| {
+            [cell(experiment, Transport::Baseline, 1000.0), cell(experiment, Transport::Crosslane, 1500.0)]
+        });
+        let measured = Measured { cells: cells.into_iter().flatten().collect(), ..Measured::default() };
+        let machine = Machine::describe(None);
+        let report = Report::of(&Options::default(), &small_plan(), machine, &measured).unwrap();
+        for row in report.rows.iter().filter(|row| row.transport == Transport::Crosslane) {
+            let ratio = row.time_over_baseline.unwrap();
+            assert!(ratio.rounds == 3 && (ratio.median - 1.5).abs() < 0.01, "{:?}: {ratio:?}", row.experiment);
+        }
+    }
+
+    #[test]
+    fn a_build_that_fails_is_named_in_the_comparison() {
+        let launcher = Launcher::with_stand_in("/nonexistent/crosslane").unwrap();
+        let plan = Plan { compares_builds: true, rounds: 1, ..small_plan() };
+        let machine = Machine::describe(launcher.cores);
+        let measured = measure(&launcher, &plan, &machine).unwrap();
+        let options = Options { baseline: Some("old.so".into()), ..Options::default() };
+        let report = Report::of(&options, &plan, machine, &measured).unwrap();
+        assert_eq!(report.failures.len(), 14, "each build in each experiment");
+        assert!(report.text().contains("failed: bulk by write size at 64 KiB over the baseline"), "{}", report.text());
+    }
+
+    #[test]
+    fn more_connections_than_kernel_tcp_has_ports_are_refused() {
+        let options = |clients, connections| Options { clients, connections, ..Options::default() };
+        assert!(options(None, None).check().is_ok() && options(Some(2500), Some(10)).check().is_ok());
+        let error = options(Some(5000), Some(6)).check().unwrap_err().to_string();
+        assert!(error.contains("--clients 5000 --connections 6") && error.contains("--connections 5"), "{error}");
+    }
+
+    #[test]
+    fn numbers_of_clients_are_for_clients_at_once() {
+        let options = Options { only: vec![Experiment::Bulk], clients: Some(3), ..Options::default() };
+        let error = options.check().unwrap_err().to_string();
+        assert!(error.contains("--clients 3") && error.contains("add connects-at-once"), "{error}");
     }
 }

@@ -1,5 +1,7 @@
 //! Medians over rounds, and ratios taken round by round so that a machine that drifts between rounds moves both sides.
 
+use serde::Serialize;
+
 /// The median; of an even count, the mean of the middle two. `None` of nothing.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
@@ -12,9 +14,67 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// The median of `over / under`, round by round, for the rounds both sides have.
+/// `over / under`, round by round, for the rounds both sides have.
+pub fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
+    over.iter().zip(under).filter(|(_, under)| **under > 0.0).map(|(over, under)| over / under).collect()
+}
+
+/// The median of these.
 pub fn median_ratio(over: &[f64], under: &[f64]) -> Option<f64> {
-    median(over.iter().zip(under).filter(|(_, under)| **under > 0.0).map(|(over, under)| over / under))
+    median(ratios(over, under))
+}
+
+/// To which part of it a ratio is to be known, to either side.
+const RATIO_PRECISION: f64 = 0.05;
+
+/// A ratio of two figures of the same round, over all rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Ratio {
+    /// Its median; 0 where no round says anything.
+    pub median: f64,
+    /// The 95% confidence interval of the median, by ranks: what lies on either side of one is not told from one.
+    pub interval: [f64; 2],
+    /// Of how many rounds: those that say something.
+    pub rounds: usize,
+}
+
+impl Ratio {
+    /// Of fewer rounds there is no interval in which the median lies 95 times of a hundred: the least and the greatest
+    /// stand for it.
+    pub const ROUNDS_MIN: usize = 6;
+
+    /// Of the ratios of the rounds.
+    pub fn of(ratios: &[f64]) -> Self {
+        let median = median(ratios.iter().copied()).unwrap_or(0.0);
+        Self { median, interval: median_interval(ratios).unwrap_or_default(), rounds: ratios.len() }
+    }
+
+    /// Whether more rounds would say little more.
+    pub fn is_known(&self) -> bool {
+        let Self { median, interval: [low, high], rounds } = self;
+        *rounds >= Self::ROUNDS_MIN && high - low <= 2.0 * RATIO_PRECISION * median
+    }
+}
+
+/// The 95% confidence interval of the median of the distribution that independent values are drawn from, by their ranks
+/// (the sign test's): it assumes nothing about that distribution. Of fewer than [`Ratio::ROUNDS_MIN`], which do
+/// not suffice, the least and the greatest. `None` of nothing.
+fn median_interval(values: &[f64]) -> Option<[f64; 2]> {
+    const MISSED_ON_A_SIDE: f64 = 0.025;
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let count = sorted.len();
+    let last = count.checked_sub(1)?;
+    let (mut below, mut fewer_heads, mut heads_chance) = (0, 0.0, 0.5_f64.powi(count as i32));
+    while below < last / 2 {
+        fewer_heads += heads_chance;
+        heads_chance *= (count - below) as f64 / (below + 1) as f64;
+        if fewer_heads + heads_chance > MISSED_ON_A_SIDE {
+            break;
+        }
+        below += 1;
+    }
+    Some([sorted[below], sorted[last - below]])
 }
 
 #[cfg(test)]
@@ -44,5 +104,25 @@ mod tests {
         assert_eq!(median_ratio(&[10.0], &[]), None);
         assert_eq!(median_ratio(&[10.0, 20.0], &[5.0]), Some(2.0));
         assert_eq!(median_ratio(&[10.0], &[0.0]), None);
+    }
+
+    #[test]
+    fn the_interval_of_the_median_has_the_ranks_of_the_sign_test() {
+        // Those of the sign test at 5%, two-sided.
+        for (count, rank) in [(6, 1), (9, 2), (11, 2), (15, 4), (21, 6), (30, 10), (50, 18)] {
+            let values: Vec<f64> = (1..=count).rev().map(f64::from).collect();
+            let expected = [f64::from(rank), f64::from(count + 1 - rank)];
+            assert_eq!(median_interval(&values), Some(expected), "{count}");
+        }
+        assert_eq!(median_interval(&[3.0, 1.0, 2.0]), Some([1.0, 3.0]));
+        assert_eq!(median_interval(&[3.0]), Some([3.0, 3.0]));
+        assert_eq!(median_interval(&[]), None);
+    }
+
+    #[test]
+    fn a_ratio_is_known_once_its_interval_is_narrow() {
+        let of = |spread: f64| Ratio::of(&[2.0 - spread, 2.0, 2.0, 2.0, 2.0, 2.0 + spread]).is_known();
+        assert_eq!([0.0, 0.09, 0.11].map(of), [true, true, false]);
+        assert!(!Ratio::of(&[2.0; 5]).is_known() && !Ratio::of(&[]).is_known(), "too few to say");
     }
 }

@@ -14,13 +14,19 @@ const SYSTEM: [&str; 4] =
 
 /// The library, which `given` names when it is not at one of its usual places.
 pub fn find(given: Option<&Path>) -> Result<PathBuf> {
-    let found = match given {
-        Some(path) if path.is_file() => path.to_owned(),
-        Some(path) => bail!("no library '{}'; check --library", path.display()),
-        None => find_usual()?,
-    };
-    let found = std::fs::canonicalize(&found).with_context(|| format!("library '{}'", found.display()))?;
-    check(&found)?;
+    match given {
+        Some(path) => find_given(path, "--library"),
+        None => find_given(&find_usual()?, "--library"),
+    }
+}
+
+/// The library that `option` names.
+pub fn find_given(path: &Path, option: &str) -> Result<PathBuf> {
+    if !path.is_file() {
+        bail!("no library '{}'; check {option}", path.display());
+    }
+    let found = std::fs::canonicalize(path).with_context(|| format!("library '{}'", path.display()))?;
+    check(&found, option)?;
     Ok(found)
 }
 
@@ -38,9 +44,9 @@ fn find_usual() -> Result<PathBuf> {
     }
 }
 
-fn check(path: &Path) -> Result<()> {
+fn check(path: &Path, option: &str) -> Result<()> {
     if !elf::is_library(path) {
-        bail!("'{}' is no shared library of this machine; check --library", path.display());
+        bail!("'{}' is no shared library of this machine; check {option}", path.display());
     }
     // The loader splits LD_PRELOAD at these and knows no way to quote them.
     if path.to_string_lossy().contains([' ', ':', '\t', '\n']) {

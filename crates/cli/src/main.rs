@@ -22,6 +22,7 @@ mod rack_store;
 mod rnic;
 mod router;
 mod run;
+mod sockets;
 mod stat;
 mod status;
 mod table;
@@ -100,7 +101,7 @@ enum RackCommand {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Round trips, rates, bulk and connects: lanes, kernel TCP, AF_UNIX, and the floors of this machine
+    /// Round trips, rates, bulk and connections: lanes, kernel TCP, AF_UNIX, and the floors of this machine
     Sockets(crosslane_bench::sockets::Options),
     /// Two nodes joined by windows, beside kernel TCP and the floors; with --sim, the proxy's engine in virtual time
     Windows(windows::Options),
@@ -132,7 +133,7 @@ fn main() -> ExitCode {
         Command::Monitor(options) => monitor::main(options),
         Command::Doctor(options) => doctor::main(options),
         Command::Demo(options) => crosslane_bench::demo::main(options),
-        Command::Bench(Bench::Sockets(options)) => crosslane_bench::sockets::main(options),
+        Command::Bench(Bench::Sockets(options)) => sockets::main(options),
         Command::Bench(Bench::Windows(options)) => windows::main(options),
         Command::Bench(Bench::Interleaved(options)) => interleaved::main(options),
         Command::Bench(Bench::Router(options)) => bench_router::main(options),

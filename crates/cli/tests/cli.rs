@@ -87,6 +87,9 @@ fn wrong_use_is_one_line_and_exit_code_2() {
         (&["top", "--interval", "0"], &["0", "--interval"]),
         (&["bench", "nonsense"], &["nonsense", "crosslane bench --help"]),
         (&["demo", "--rounds", "0"], &["0", "--rounds"]),
+        (&["bench", "sockets", "--only", "bulk", "--clients", "3"], &["--clients 3", "add connects-at-once"]),
+        (&["bench", "sockets", "--baseline", "old.so"], &["--library"]),
+        (&["bench", "sockets", "--clients", "9999"], &["--clients 9999", "give --connections 2"]),
     ] {
         assert_fails(&crosslane(arguments), 2, words);
     }
@@ -128,6 +131,9 @@ fn the_library_must_be_one() {
     };
     assert_fails(&with(Path::new("/no/such.so")), 1, &["/no/such.so", "--library"]);
     assert_fails(&with(&place.script("text.so", "no library")), 1, &["text.so", "no shared library"]);
+    let library = place.path("library.so").display().to_string();
+    let compared = crosslane(&["bench", "sockets", "--library", &library, "--baseline", "/no/such.so"]);
+    assert_fails(&compared, 1, &["/no/such.so", "check --baseline"]);
     let blank = place.path("with blank.so");
     fs::copy(place.path("library.so"), &blank).unwrap();
     assert_fails(&with(&blank), 1, &["with blank.so", "LD_PRELOAD"]);

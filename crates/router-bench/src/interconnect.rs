@@ -25,7 +25,8 @@ use serde::Serialize;
 use sim::Span;
 use thiserror::Error;
 
-pub use beside::{Ratio, Rounds};
+pub use beside::Rounds;
+pub use crosslane_bench::Ratio;
 pub use hop::{Hop, hops};
 pub use load::{AdaptiveRow, LoadRow, adaptive_rows, load, uncarried};
 pub use nodes::{Cores, Offered, Trial, TrialSetup, run};

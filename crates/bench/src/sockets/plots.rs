@@ -16,14 +16,15 @@ const TRANSPORTS: [Transport; 4] =
 /// The message whose distribution is drawn: the smallest that programs care about.
 const CDF_SIZE_BYTES: u64 = 8;
 
-/// Writes all plots and returns their paths.
+/// Writes the plots of what was measured and returns their paths.
 pub fn write(directory: &Path, report: &Report, measured: &Measured) -> Result<Vec<PathBuf>> {
-    let figures = [
+    let mut figures = vec![
         ("round-trip-blocking.svg", round_trips(report, Experiment::RoundTripBlocking, "blocking send and recv")),
         ("round-trip-epoll.svg", round_trips(report, Experiment::RoundTripEpoll, "through epoll_wait")),
         ("bulk.svg", bulk(report)),
         ("latency-cdf.svg", distribution(measured)?),
     ];
+    figures.retain(|(_, figure)| figure.series.iter().any(|series| !series.points.is_empty()));
     plot::write_svgs(directory, &figures)
 }
 
@@ -32,7 +33,7 @@ fn style(transport: Transport) -> Style {
         Transport::KernelTcp => Style::line(Color::Vermilion),
         Transport::KernelTcpSpinning => Style::line(Color::Orange),
         Transport::AfUnix => Style::line(Color::Blue),
-        Transport::Crosslane => Style::line(Color::Green).wide(),
+        Transport::Crosslane | Transport::Baseline => Style::line(Color::Green).wide(),
     }
 }
 

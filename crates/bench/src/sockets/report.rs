@@ -1,14 +1,15 @@
 //! The report of `bench sockets`: rows with their ratios, as JSON and as text.
 
 use anyhow::Result;
+use clap::ValueEnum;
 use serde::Serialize;
 
-use super::{Cell, Experiment, Failure, Measured, Options, Plan, Point};
+use super::{Cell, Clients, Experiment, Failure, Measured, Options, Plan, Point, comparison};
 use crate::floors::{Beside, FloorSummary};
 use crate::histogram::{Latencies, Quantiles};
-use crate::launch::Transport;
+use crate::launch::{Libraries, Transport};
 use crate::machine::Machine;
-use crate::stats::{median, median_ratio};
+use crate::stats::{Ratio, median, median_ratio, ratios};
 use crate::table::{self, NOTHING, Table};
 
 pub const SCHEMA: &str = "crosslane.bench.sockets/1";
@@ -20,9 +21,13 @@ pub struct Report {
     /// What every number here is.
     pub kind: &'static str,
     pub command: String,
+    /// What was loaded: with a baseline, two builds were compared with each other.
+    pub libraries: Libraries,
     pub machine: Machine,
     pub rounds: u32,
     pub sample_ms: u64,
+    /// Of connections at once.
+    pub clients: Clients,
     pub floors: FloorSummary,
     pub rows: Vec<Row>,
     pub failures: Vec<Failure>,
@@ -52,6 +57,10 @@ pub struct Row {
     pub p50_times_below_kernel_tcp: Option<f64>,
     /// How many times higher the rate is than over blocking kernel TCP, round by round.
     pub rate_times_kernel_tcp: Option<f64>,
+    /// The rate as a share of that over AF_UNIX, round by round.
+    pub rate_over_af_unix: Option<f64>,
+    /// The time of an operation over the baseline's: of the p50s, else of one over the rates. Above 1 is slower.
+    pub time_over_baseline: Option<Ratio>,
 }
 
 impl Cell {
@@ -96,10 +105,11 @@ impl Cell {
         })
     }
 
-    fn row(&self, kernel: Option<&Self>) -> Row {
+    fn row(&self, measured: &Measured) -> Row {
         let (p50s, rates, lines, copies) = (self.p50s(), self.rates(), self.cache_lines(), self.copy_pipelines());
-        let (kernel_p50s, kernel_rates) =
-            kernel.map_or_else(Default::default, |kernel| (kernel.p50s(), kernel.rates()));
+        let of = |transport, values: fn(&Self) -> Vec<f64>| {
+            measured.cell(self.point, transport).map_or_else(Vec::new, values)
+        };
         Row {
             kind: "measured",
             experiment: self.point.experiment,
@@ -112,34 +122,45 @@ impl Cell {
                 Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => None,
                 Experiment::MessageRate => Some("messages/s"),
                 Experiment::Bulk => Some("bytes/s"),
-                Experiment::Connects => Some("connections/s"),
+                Experiment::Connects | Experiment::ConnectsEpoll | Experiment::ConnectsAtOnce => Some("connections/s"),
             },
             cache_line_rtt_ns_p50: median(lines.iter().copied()),
             p50_over_cache_line: median_ratio(&p50s, &lines),
             copy_pipeline_bytes_per_s: median(copies.iter().copied()),
             rate_over_copy_pipeline: if copies.is_empty() { None } else { median_ratio(&rates, &copies) },
-            p50_times_below_kernel_tcp: median_ratio(&kernel_p50s, &p50s),
-            rate_times_kernel_tcp: median_ratio(&rates, &kernel_rates),
+            p50_times_below_kernel_tcp: median_ratio(&of(Transport::KernelTcp, Self::p50s), &p50s),
+            rate_times_kernel_tcp: median_ratio(&rates, &of(Transport::KernelTcp, Self::rates)),
+            rate_over_af_unix: median_ratio(&rates, &of(Transport::AfUnix, Self::rates)),
+            time_over_baseline: match (self.transport, rates.is_empty()) {
+                (Transport::Crosslane, true) => ratio(&p50s, &of(Transport::Baseline, Self::p50s)),
+                (Transport::Crosslane, false) => ratio(&of(Transport::Baseline, Self::rates), &rates),
+                _ => None,
+            },
             p50_ns_by_round: p50s,
             rate_per_s_by_round: rates,
         }
     }
 }
 
+fn ratio(over: &[f64], under: &[f64]) -> Option<Ratio> {
+    Some(Ratio::of(&ratios(over, under))).filter(|ratio| ratio.rounds > 0)
+}
+
 impl Report {
     pub fn of(options: &Options, plan: &Plan, machine: Machine, measured: &Measured) -> Result<Self> {
         let beside: Vec<Beside> =
             measured.cells.iter().flat_map(|cell| cell.rounds.iter().map(|sample| sample.beside)).collect();
-        let row = |cell: &Cell| cell.row(measured.cell(cell.point, Transport::KernelTcp));
         Ok(Self {
             schema: SCHEMA,
             kind: "measured",
             command: command(options),
+            libraries: options.libraries(),
             machine,
             rounds: plan.rounds,
             sample_ms: plan.sample_ms,
+            clients: plan.clients,
             floors: FloorSummary::of(&beside, &measured.syscalls_ns),
-            rows: measured.cells.iter().map(row).collect(),
+            rows: measured.cells.iter().map(|cell| cell.row(measured)).collect(),
             failures: measured.failures.clone(),
         })
     }
@@ -161,6 +182,15 @@ impl Report {
 
     /// The report for a person.
     pub fn text(&self) -> String {
+        let mut text = if self.libraries.baseline.is_some() { comparison::text(self) } else { self.transports_text() };
+        text += &format!("\n{}\n", self.floors.sentence());
+        for failure in &self.failures {
+            text += &format!("failed: {}: {}\n", failure.title(), failure.error);
+        }
+        text
+    }
+
+    fn transports_text(&self) -> String {
         let mut text = format!(
             "Each figure is measured: the same C programs over each transport, {} alternating rounds, medians over\n\
              the rounds (max: of all). \"x floor\" is against one cache line bounced between the same two cores\n\
@@ -168,21 +198,41 @@ impl Report {
             self.rounds,
             self.machine.sentence()
         );
-        for experiment in [Experiment::RoundTripBlocking, Experiment::RoundTripEpoll] {
-            text += &format!("\n{}: send and wait for the echo, µs\n\n", capital(experiment.title()));
-            text += &self.round_trips(experiment).render();
-        }
-        text += "\nOne-way messages: one send and one recv each, messages/s\n\n";
-        text += &self.rates(Experiment::MessageRate, table::rate).render();
-        text += "\nBulk by write size, GB/s\n\n";
-        text += &self.rates(Experiment::Bulk, table::gigabytes).render();
-        text += "\nConnections: connect, one byte there and back, close; one after the other\n\n";
-        text += &self.connects().render();
-        text += &format!("\n{}\n", self.floors.sentence());
-        for failure in &self.failures {
-            text += &format!("failed: {}: {}\n", failure.title(), failure.error);
+        for experiment in Experiment::value_variants() {
+            let table = match experiment {
+                Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => self.round_trips(*experiment),
+                Experiment::MessageRate => self.rates(*experiment, table::rate),
+                Experiment::Bulk => self.rates(*experiment, table::gigabytes),
+                Experiment::Connects | Experiment::ConnectsEpoll | Experiment::ConnectsAtOnce => {
+                    self.connects(*experiment)
+                }
+            };
+            if !self.sizes(*experiment).is_empty() {
+                text += &format!("\n{}\n\n{}", self.heading(*experiment), table.render());
+            }
         }
         text
+    }
+
+    /// What an experiment does, and the unit of its figures.
+    pub(super) fn heading(&self, experiment: Experiment) -> String {
+        format!("{}: {}", capital(experiment.title()), self.explained(experiment))
+    }
+
+    fn explained(&self, experiment: Experiment) -> String {
+        let Clients { processes, connections_each } = self.clients;
+        let connection = "connect, two bytes there and two back, close";
+        match experiment {
+            Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => "send and wait for the echo, µs".to_owned(),
+            Experiment::MessageRate => "one send and one recv each, messages/s".to_owned(),
+            Experiment::Bulk => "GB/s".to_owned(),
+            Experiment::Connects | Experiment::ConnectsEpoll => {
+                format!("{connection}, one after the other; connections/s")
+            }
+            Experiment::ConnectsAtOnce => {
+                format!("{connection}, {connections_each} times by each of {processes} processes; connections/s")
+            }
+        }
     }
 
     fn round_trips(&self, experiment: Experiment) -> Table {
@@ -256,9 +306,9 @@ impl Report {
         table
     }
 
-    fn connects(&self) -> Table {
-        let mut table = Table::new(["", "connections/s", "p50 µs", "p99", "p99.9", "max", "this / TCP"]);
-        let experiment = Experiment::Connects;
+    fn connects(&self, experiment: Experiment) -> Table {
+        let header = ["", "rate", "p50 µs", "p99", "p99.9", "max", "this / TCP", "this / AF_UNIX"];
+        let mut table = Table::new(header);
         for size_bytes in self.sizes(experiment) {
             for transport in experiment.transports() {
                 let point = Point { experiment, size_bytes };
@@ -272,6 +322,7 @@ impl Report {
                     table::micros(latency.map(|latency| latency.p999_ns)),
                     table::micros(latency.map(|latency| latency.max_ns)),
                     table::times(row.and_then(|row| row.rate_times_kernel_tcp)),
+                    table::times(row.and_then(|row| row.rate_over_af_unix)),
                 ]);
             }
         }
@@ -279,7 +330,13 @@ impl Report {
     }
 
     /// A number, or what stands for its absence: a failure must not look like something that was not asked for.
-    fn cell(&self, point: Point, transport: Transport, value: Option<f64>, write: fn(Option<f64>) -> String) -> String {
+    pub(super) fn cell(
+        &self,
+        point: Point,
+        transport: Transport,
+        value: Option<f64>,
+        write: fn(Option<f64>) -> String,
+    ) -> String {
         let failed = |failure: &Failure| failure.experiment == point.experiment && failure.transport == transport;
         match value {
             Some(_) => write(value),
@@ -303,8 +360,22 @@ fn command(options: &Options) -> String {
     if options.quick {
         command += " --quick";
     }
-    if let Some(rounds) = options.rounds {
-        command += &format!(" --rounds {rounds}");
+    if !options.only.is_empty() {
+        let names = options.only.iter().filter_map(ValueEnum::to_possible_value);
+        let names: Vec<String> = names.map(|value| value.get_name().to_owned()).collect();
+        command += &format!(" --only {}", names.join(","));
+    }
+    for (option, path) in [("--library", &options.library), ("--baseline", &options.baseline)] {
+        if let Some(path) = path {
+            command += &format!(" {option} {}", path.display());
+        }
+    }
+    let numbers =
+        [("--rounds", options.rounds), ("--clients", options.clients), ("--connections", options.connections)];
+    for (option, number) in numbers {
+        if let Some(number) = number {
+            command += &format!(" {option} {number}");
+        }
     }
     command
 }

@@ -4,9 +4,9 @@
 //! the best is chosen in one half of the rounds and stands as it was in the other half, and the other way round
 //! (cross-validation in two folds: Stone, Journal of the Royal Statistical Society B 36, 1974).
 
-use serde::Serialize;
+use crosslane_bench::Ratio;
 
-use crate::statistics::{median, median_interval};
+use crate::statistics::median;
 
 /// Figures of one policy; nothing where a round says nothing.
 pub(super) type ByRound = Vec<Option<f64>>;
@@ -33,9 +33,6 @@ impl Rounds {
     }
 }
 
-/// To which part of it a ratio is to be known, to either side.
-const RATIO_PRECISION: f64 = 0.05;
-
 /// Which of two figures is the better one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Better {
@@ -43,35 +40,6 @@ pub(super) enum Better {
     Less,
     /// Of rates.
     More,
-}
-
-/// A ratio of two figures of the same round, over all rounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Ratio {
-    /// Its median; 0 where no round says anything.
-    pub median: f64,
-    /// Between which values that lies, 95 times of a hundred, as rounds differ: what lies on either side of one is not
-    /// told from one.
-    pub interval: [f64; 2],
-    /// Of how many rounds: those that say something.
-    pub rounds: usize,
-}
-
-impl Ratio {
-    /// Of fewer rounds there is no interval in which the median lies 95 times of a hundred: the least and the greatest
-    /// stand for it.
-    pub const ROUNDS_MIN: usize = 6;
-
-    pub(super) fn of(ratios: &[f64]) -> Ratio {
-        let median = median(ratios.iter().copied()).unwrap_or(0.0);
-        Ratio { median, interval: median_interval(ratios).unwrap_or_default(), rounds: ratios.len() }
-    }
-
-    /// Whether more rounds would say little more.
-    pub(super) fn is_known(&self) -> bool {
-        let Ratio { median, interval: [low, high], rounds } = self;
-        *rounds >= Self::ROUNDS_MIN && high - low <= 2.0 * RATIO_PRECISION * median
-    }
 }
 
 /// What became of a comparison.
@@ -165,13 +133,6 @@ mod tests {
         assert_eq!(found, Beside { best: 0, best_value: 4.0, ratio: Ratio::of(&[0.5, 0.25]) });
         assert_eq!(beside_best(&policy, &[], Better::Less), None);
         assert_eq!(beside_best(&policy, &[&vec![None; 4]], Better::Less), None);
-    }
-
-    #[test]
-    fn a_ratio_is_known_once_its_interval_is_narrow() {
-        let of = |spread: f64| Ratio::of(&[2.0 - spread, 2.0, 2.0, 2.0, 2.0, 2.0 + spread]).is_known();
-        assert_eq!([0.0, 0.09, 0.11].map(of), [true, true, false]);
-        assert!(!Ratio::of(&[2.0; 5]).is_known() && !Ratio::of(&[]).is_known(), "too few to say");
     }
 
     #[test]

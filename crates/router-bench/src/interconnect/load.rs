@@ -1,9 +1,10 @@
 //! What latency at what load.
 
+use crosslane_bench::Ratio;
 use router_node::interconnect::Kind;
 use serde::Serialize;
 
-use super::beside::{Better, ByRound, Ratio, Rounds, beside_best};
+use super::beside::{Better, ByRound, Rounds, beside_best};
 use super::nodes::{Cores, Offered, Trial, TrialSetup, run};
 use super::{Batching, BenchError, Effort, name};
 use crate::statistics::{Quantiles, median};

@@ -1,9 +1,10 @@
 //! What rate an interconnect carries.
 
+use crosslane_bench::Ratio;
 use router_node::interconnect::Kind;
 use serde::Serialize;
 
-use super::beside::{Better, ByRound, Ratio, Rounds, beside_best};
+use super::beside::{Better, ByRound, Rounds, beside_best};
 use super::nodes::{Cores, Offered, TrialSetup, run};
 use super::{BATCHES, Batching, BenchError, Effort, name};
 use crate::search::{Rules, Verdict, highest};

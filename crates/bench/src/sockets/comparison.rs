@@ -1,0 +1,87 @@
+//! Two builds of the library compared with each other, as text.
+
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use super::report::Report;
+use super::{Experiment, Point};
+use crate::launch::{Libraries, Transport};
+use crate::stats::Ratio;
+use crate::table::{self, NOTHING, Table};
+
+/// The method, and a table of all experiments.
+pub fn text(report: &Report) -> String {
+    let Libraries { library, baseline } = &report.libraries;
+    let shown = |path: &Option<_>| path.as_deref().map_or_else(String::new, |path: &Path| path.display().to_string());
+    format!(
+        "Each figure is measured: the same C programs over two builds of the library, {} alternating rounds, medians\n\
+         over the rounds. The ratio is the library's time for an operation over the baseline's, of the p50 of round\n\
+         trips and of rates: above 1 the library is slower. It is the median of the ratios of the rounds, with its\n\
+         95% interval by ranks (the sign test's, which assumes no distribution; none of fewer than {} rounds).\n\
+         Library: {}\nBaseline: {}\n{}\n\n{}",
+        report.rounds,
+        Ratio::ROUNDS_MIN,
+        shown(library),
+        shown(baseline),
+        report.machine.sentence(),
+        table(report).render()
+    )
+}
+
+fn table(report: &Report) -> Table {
+    let mut table = Table::new(["", "baseline", "library", "ratio of time", "95% interval"]);
+    for experiment in Experiment::value_variants() {
+        let sizes = report.sizes(*experiment);
+        if !sizes.is_empty() {
+            table.section(report.heading(*experiment));
+        }
+        for size_bytes in sizes {
+            let point = Point { experiment: *experiment, size_bytes };
+            let ratio = report.row(point, Transport::Crosslane).and_then(|row| row.time_over_baseline);
+            table.row(vec![
+                format!("  {}", table::size(size_bytes)),
+                figure(report, point, Transport::Baseline),
+                figure(report, point, Transport::Crosslane),
+                ratio.map_or_else(|| NOTHING.to_owned(), |ratio| format!("{:.3}", ratio.median)),
+                interval(ratio),
+            ]);
+        }
+    }
+    table
+}
+
+fn figure(report: &Report, point: Point, transport: Transport) -> String {
+    let row = report.row(point, transport);
+    let (value, write): (_, fn(Option<f64>) -> String) = match point.experiment {
+        Experiment::RoundTripBlocking | Experiment::RoundTripEpoll => {
+            (row.and_then(|row| Some(row.latency.as_ref()?.p50_ns)), table::micros)
+        }
+        Experiment::Bulk => (row.and_then(|row| row.rate_per_s), table::gigabytes),
+        _ => (row.and_then(|row| row.rate_per_s), table::rate),
+    };
+    report.cell(point, transport, value, write)
+}
+
+/// The interval, where there are rounds enough for one.
+fn interval(ratio: Option<Ratio>) -> String {
+    match ratio {
+        Some(Ratio { interval: [low, high], rounds: Ratio::ROUNDS_MIN.., .. }) => format!("{low:.3} to {high:.3}"),
+        _ => NOTHING.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_of_too_few_rounds_is_not_shown() {
+        let of = |count: usize| {
+            let ratios: Vec<f64> = (0..count).map(|round| 1.0 + round as f64 / 100.0).collect();
+            interval(Some(Ratio::of(&ratios)))
+        };
+        assert_eq!((of(5).as_str(), of(6).as_str(), of(15).as_str()), ("-", "1.000 to 1.050", "1.030 to 1.110"));
+        assert_eq!(interval(None), "-");
+    }
+}
