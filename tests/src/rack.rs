@@ -78,6 +78,11 @@ impl Rack {
         self.folder.path()
     }
 
+    /// Whether its programs run without lanes, whatever is asked for.
+    pub fn is_bare(&self) -> bool {
+        self.bare
+    }
+
     /// A command without anything of ours in its environment.
     pub fn bare_command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command_of_user(program.as_ref());
