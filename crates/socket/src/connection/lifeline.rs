@@ -24,6 +24,7 @@
 
 use super::transfer::Step;
 use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
+use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
@@ -82,6 +83,8 @@ pub(super) struct Early {
     receives: AtomicU32,
     /// Bytes of the program's that have been taken out of the lifeline.
     taken_bytes: AtomicU64,
+    /// Clock ticks at the last look for messages without a receive.
+    heard_ticks: AtomicU64,
     /// How far it was seen to have ended.
     ends: AtomicU64,
     /// The lifeline holds all that it may.
@@ -773,6 +776,15 @@ impl Connection {
     /// After a receive by the lifeline: whether the stream goes on in a lane.
     pub(super) fn goes_on_by_lane(&'static self) -> bool {
         self.early.has_heard.load(Ordering::Relaxed) && self.follow_heard().is_ok() && self.receives_by_lane()
+    }
+
+    /// A program that only sends does not receive what says that both directions go by lanes, and sends are quicker then.
+    pub(super) fn hear_now_and_then(&'static self) {
+        let now = ticks();
+        if now.wrapping_sub(self.early.heard_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
+            self.early.heard_ticks.store(now, Ordering::Relaxed);
+            self.hear_messages();
+        }
     }
 
     /// Follows the messages that come first in the lifeline.

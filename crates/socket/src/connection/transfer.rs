@@ -573,6 +573,9 @@ impl Connection {
 
     #[inline(never)]
     unsafe fn send_any(&'static self, generation: u32, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if self.sends_by_lane() && !self.receives_by_lane() {
+            self.hear_now_and_then();
+        }
         if !self.is_plain()
             // SAFETY: the caller's spans.
             && let Some(bytes) = unsafe { self.send_short_elsewhere(generation, spans) }

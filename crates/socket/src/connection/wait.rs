@@ -182,6 +182,9 @@ impl Connection {
             return Ok(Room::InLargerRing);
         }
         if !self.receives_by_lane() {
+            self.hear_messages();
+        }
+        if !self.receives_by_lane() {
             // The peer does not ring yet.
             return self.nap(deadline).map(|()| Room::InLargerRing);
         }
