@@ -593,8 +593,8 @@ impl Connection {
         }
     }
 
-    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, beside those
-    /// that a process which held this end before has noted.
+    /// Under both locks, out of reach of signal handlers. `by_lane`: directions that go by the lanes at once, beside
+    /// those that a process which held this end before has noted.
     fn attach_locked(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         let lanes = Lanes {
             sender: UnsafeCell::new(Sending::of(&segment)),

@@ -1,5 +1,5 @@
-//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, and `accept` learns both addresses.
-//! Between programs that is all: the connection begins on its lifeline, and its memory follows when it pays
+//! How two processes meet: `listen` leaves a name in the rack, `connect` follows it, and `accept` learns both
+//! addresses. Between programs that is all: the connection begins on its lifeline, and its memory follows when it pays
 //! (`connection::lifeline`). Where a proxy is at one end, the first message, a hello, hands the memory over.
 //!
 //! The connecting end binds its lifeline to the name of the [`Tuple`] before it connects, so `accept` knows both

@@ -668,8 +668,8 @@ impl Connection {
         !self.sends_by_lane() || self.early.was_unread.load(Ordering::Relaxed)
     }
 
-    /// Offers lanes at once where the program has said how much is to be received unread: in their memory the peer finds
-    /// that. Under the send lock.
+    /// Offers lanes at once where the program has said how much is to be received unread: in their memory the peer
+    /// finds that. Under the send lock.
     pub(super) fn offer_bounds(&self, receive_bytes: usize) {
         if receive_bytes != OptionRecord::default().receive_capacity_bytes() {
             self.offer();
@@ -778,7 +778,7 @@ impl Connection {
         self.early.has_heard.load(Ordering::Relaxed) && self.follow_heard().is_ok() && self.receives_by_lane()
     }
 
-    /// A program that only sends does not receive what says that both directions go by lanes, and sends are quicker then.
+    /// A program that only sends does not receive what says that both directions go by lanes; sends are quicker then.
     pub(super) fn hear_now_and_then(&'static self) {
         let now = ticks();
         if now.wrapping_sub(self.early.heard_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
@@ -1086,7 +1086,7 @@ impl Connection {
         self.is_on_lifeline() && self.lanes().is_none()
     }
 
-    /// Before the connection goes to another process by a message: it gets lanes if it can, and their memory goes along.
+    /// Before the connection goes to another process by a message: it gets lanes if it can, whose memory goes along.
     pub fn prepare_to_be_sent(&'static self) {
         self.await_hello();
         self.settle_early();
@@ -1300,8 +1300,8 @@ unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<Received, Er
     Ok(Received { bytes, rights, has_rights })
 }
 
-/// Receives what was seen: `bytes`, and a message behind them if there `is_more` of that. Answers how many bytes are the
-/// program's.
+/// Receives what was seen: `bytes`, and a message behind them if there `is_more` of that. Answers how many bytes are
+/// the program's.
 ///
 /// # Safety
 /// Every span is writable for its length.

@@ -100,9 +100,9 @@ impl Connection {
         drained == Ok(true)
     }
 
-    /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, because something was left
-    /// unread, which says nothing once only rings go there. In windows it is the end of the proxy, and so of the way to
-    /// the peer.
+    /// The lifeline has ended: the peer's last descriptor is gone. `is_broken`: with an error, because something was
+    /// left unread, which says nothing once only rings go there. In windows it is the end of the proxy, and so of the
+    /// way to the peer.
     pub(super) fn note_hang_up(&self, lanes: &Lanes, is_broken: bool) {
         if self.peer_state(lanes) != PeerState::Alive {
             return;
