@@ -267,7 +267,7 @@ mod tests {
 
     /// A program's side of a connection's memory, and the proxy's end of it.
     fn pair() -> (Segment, ProgramEnd) {
-        let (programs, memfd) = Segment::create(Side::Connector).expect("memory");
+        let (programs, memfd) = Segment::create(socket::segment::Side::Connector).expect("memory");
         programs.set_up();
         let proxys = Segment::open(&memfd, programs.secrets()).expect("its own memory");
         let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;

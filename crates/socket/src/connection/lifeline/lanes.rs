@@ -1,0 +1,390 @@
+//! How a connection gets lanes. Messages of one byte with a descriptor attached say it, in the stream itself:
+//!
+//! * `OFFER`: here is memory, for both directions if you like.
+//! * `SWITCH`: behind this byte, what I send is in this memory.
+//! * `FOLLOW`: the same, in the memory that you have sent.
+//!
+//! The accepting end offers once a connection has proved busy, and the other one attaches and follows. An end whose
+//! lifeline is full switches without having been asked, since its peer may read nothing for long. Who receives a
+//! `SWITCH` or `FOLLOW` has the incoming lane from there, and follows if it has not switched itself. Who cannot attach,
+//! or may not because several processes hold the end, ignores an offer, and the connection stays as it is. Who has
+//! switched ignores an offer too; of two that cross, the connecting end's counts; and where two ends switch at the same
+//! time, each direction has memory of its own.
+//!
+//! Rings are bytes too: an end rings only once what it sends goes by its lane, and a sender that waits for room in its
+//! lane before its peer has followed looks once a millisecond.
+
+use super::super::{Connection, Details, Lanes, PeerState, Receiving, SHUTDOWN_WRITE};
+use super::Behind;
+use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
+use crate::descriptors::{HiddenFd, close};
+use crate::home::MemoryFds;
+use crate::lifecycle::descriptor::is_inheritable;
+use crate::limit;
+use crate::options::OptionRecord;
+use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side};
+use crate::system;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+/// Messages that an honest end sends at most.
+const MESSAGES_MAX: u32 = 4;
+/// Receives that brought something, by the accepting end, before it offers lanes with its next answer: a connection
+/// for one question and one answer is over by then.
+const RECEIVES_BEFORE_OFFER: u32 = 2;
+/// What an AF_UNIX stream holds if nobody says otherwise (`net.core.wmem_default`).
+const LIFELINE_BYTES: usize = 212_992;
+
+/// Memory that has been offered.
+pub(super) struct Offered {
+    segment: Segment,
+    memory: Option<MemoryFds<HiddenFd>>,
+}
+
+impl Connection {
+    /// Does what a message says that has been received.
+    ///
+    /// # Errors
+    /// `AGAIN` in a signal handler that has interrupted who holds the connection; `CONNRESET` if the memory that
+    /// bytes are in cannot be had.
+    pub(super) fn follow_heard(&'static self) -> Result<(), Errno> {
+        let _both = self.hold_both().ok_or(Errno::AGAIN)?;
+        self.early.has_heard.store(false, Ordering::Relaxed);
+        // SAFETY: under the receive lock.
+        let Some(Heard { kind, memory }) = (unsafe { (*self.early.heard.get()).take() }) else { return Ok(()) };
+        if self.early.messages.fetch_add(1, Ordering::Relaxed) >= MESSAGES_MAX {
+            memory.into_iter().for_each(close);
+            return Err(self.break_off());
+        }
+        match kind {
+            OFFER => {
+                self.take_offer(memory);
+                Ok(())
+            }
+            SWITCH => self.follow_switch(memory),
+            FOLLOW => self.be_followed(memory),
+            _ => Err(self.break_off()),
+        }
+    }
+
+    pub(super) fn break_off(&self) -> Errno {
+        self.early.note_reset();
+        self.early.take_error();
+        if let Some(lanes) = self.lanes() {
+            self.note_corruption(lanes);
+        }
+        Errno::CONNRESET
+    }
+
+    /// Under both locks.
+    fn take_offer(&'static self, memory: Option<OwnedFd>) {
+        let Some(memory) = memory else { return };
+        let joined = if self.lanes().is_none() && !self.own_offer_counts() && self.may_get_lanes() {
+            Segment::join(&memory, self.early.side()).ok()
+        } else {
+            None
+        };
+        self.note_unread();
+        match joined {
+            Some(segment) if send_message(self.borrow_lifeline(), FOLLOW, memory.as_fd()).is_ok() => {
+                self.withdraw_offer();
+                self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
+            }
+            _ => close(memory),
+        }
+    }
+
+    /// Of two offers that cross, whether it is this end's that both keep to. Under the send lock.
+    pub(super) fn own_offer_counts(&self) -> bool {
+        // SAFETY: under the send lock.
+        self.early.side() == Side::Connector && unsafe { (*self.early.offered.get()).is_some() }
+    }
+
+    /// The peer's bytes go by a lane from here on, in memory that it has sent. Under both locks.
+    fn follow_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
+        let Some(memory) = memory else { return Err(self.break_off()) };
+        let is_known = self.lanes().is_some() && inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
+        if is_known || self.lanes().is_some() {
+            let elsewhere = if is_known { Ok(()) } else { self.receive_elsewhere(&memory) };
+            close(memory);
+            elsewhere?;
+            self.begin_to_receive_by_lane();
+            return Ok(());
+        }
+        self.withdraw_offer();
+        let Ok(segment) = Segment::join(&memory, self.early.side()) else {
+            close(memory);
+            return Err(self.break_off());
+        };
+        let copy = rustix::io::fcntl_dupfd_cloexec(&memory, 0).ok();
+        self.begin_lanes(segment, Memory::Received(memory), BY_LANE_RECEIVE);
+        self.switch_back(copy);
+        Ok(())
+    }
+
+    /// The peer's bytes go by a lane from here on, in memory that this end has sent. Under both locks.
+    fn be_followed(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
+        if self.lanes().is_some() {
+            received.into_iter().for_each(close);
+            self.begin_to_receive_by_lane();
+            return Ok(());
+        }
+        let Some(Offered { segment, memory }) = self.withdraw_offer() else {
+            // A process that held this end before has sent it, and nobody else has it.
+            return self.follow_switch(received);
+        };
+        self.begin_lanes(segment, Memory::Own(memory), BY_LANE_RECEIVE);
+        self.switch_back(received);
+        Ok(())
+    }
+
+    /// Under both locks.
+    fn begin_to_receive_by_lane(&self) {
+        system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
+        self.announce_earlier_sleepers();
+    }
+
+    /// Both ends have switched at the same time, each to memory of its own. Under both locks.
+    fn receive_elsewhere(&self, memory: &OwnedFd) -> Result<(), Errno> {
+        let joined = Segment::join(memory, self.early.side());
+        let (Ok(inbound), Some(lanes)) = (joined, self.lanes()) else { return Err(self.break_off()) };
+        let asked = self.with_details(Details::ask_for_options);
+        let mut receiver = Receiving::of(&inbound);
+        receiver.set_capacity(asked.receive_bytes);
+        // SAFETY: under both locks, and nobody looks at a lane that is not in use.
+        unsafe {
+            *lanes.receiver.get() = receiver;
+            *lanes.observer.get() = Receiving::of(&inbound);
+            *lanes.inbound.get() = Some(inbound);
+        }
+        Ok(())
+    }
+
+    /// After the peer has switched: so does this end, if it has not. Any descriptor will do for it; one is at hand if
+    /// none is given. Under the send lock. Answers whether what is sent goes by the lane.
+    pub(super) fn switch_back(&self, descriptor: Option<OwnedFd>) -> bool {
+        let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane() && !self.sends_by_lane()) else {
+            descriptor.into_iter().for_each(close);
+            return self.sends_by_lane();
+        };
+        if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
+            descriptor.into_iter().for_each(close);
+            return false;
+        }
+        let copy = || {
+            let copy = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
+            self.with_details(|details| details.memory.as_ref().and_then(copy))
+        };
+        let Some(descriptor) = descriptor.or_else(copy) else { return false };
+        self.note_unread();
+        let sent = send_message(self.borrow_lifeline(), FOLLOW, descriptor.as_fd());
+        close(descriptor);
+        if sent.is_ok() {
+            system::without_signals(|| self.go_by_lane(BY_LANE_SEND));
+        }
+        sent.is_ok()
+    }
+
+    /// Whether the end may get lanes: it is this process's alone, and can still say so to a peer that is there. Before
+    /// a fork every end gets lanes that can, so children by `vfork` are left, which take along what outlives `exec`.
+    pub(super) fn may_get_lanes(&self) -> bool {
+        let can_say_so =
+            !self.is_shut(SHUTDOWN_WRITE) && self.early.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
+        let may_be_left = || self.can_be_held_elsewhere() && self.has_descriptor(is_inheritable);
+        can_say_so
+            && !self.early.is_shared.load(Ordering::Relaxed)
+            && !self.is_handed_on.load(Ordering::Relaxed)
+            && !may_be_left()
+    }
+
+    /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
+    pub(in crate::connection) fn switch_at_once(&'static self) -> bool {
+        let Some(_both) = self.hold_both() else { return false };
+        if !self.is_open() || self.awaits_hello.load(Ordering::Relaxed) {
+            return false;
+        }
+        if self.sends_by_lane() {
+            return true;
+        }
+        if self.lanes().is_some() || !self.may_get_lanes() {
+            return false;
+        }
+        let (segment, memory, message) = match self.memory_for_switch() {
+            Ok(found) => found,
+            Err(_) => return false,
+        };
+        self.note_unread();
+        if send_message(self.borrow_lifeline(), message, memory.as_fd()).is_err() {
+            close(memory);
+            return false;
+        }
+        self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
+        true
+    }
+
+    /// The memory to switch to, and how to say so: what the peer has sent, though there are bytes to be read before
+    /// that; what was offered; or fresh memory. Under both locks.
+    fn memory_for_switch(&self) -> Result<(Segment, OwnedFd, u8), Errno> {
+        let own_offer_counts = self.own_offer_counts();
+        let offered = self.withdraw_offer();
+        let Behind { message, memory, .. } = self.look_behind();
+        if let Some(memory) = memory {
+            let counts = message == Some(SWITCH) || (message == Some(OFFER) && !own_offer_counts);
+            match if counts { Segment::join(&memory, self.early.side()) } else { Err(Errno::INVAL) } {
+                Ok(segment) => return Ok((segment, memory, FOLLOW)),
+                Err(_) => close(memory),
+            }
+        }
+        let copy_of = |memory: &MemoryFds<HiddenFd>| rustix::io::fcntl_dupfd_cloexec(memory.memfd.get()?, 0).ok();
+        if let Some(Offered { segment, memory }) = offered
+            && let Some(copy) = memory.as_ref().and_then(copy_of)
+        {
+            return Ok((segment, copy, SWITCH));
+        }
+        let (segment, memory) = limit::with_one_free(self.borrow_lifeline(), || make_memory(self.early.side()))?;
+        // A peer that would hold another amount has said so; some of this one lies in the lifeline.
+        let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
+        segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
+        Ok((segment, memory, SWITCH))
+    }
+
+    /// Before what is sent goes by a lane.
+    pub(super) fn note_unread(&self) {
+        let mut unread_bytes = 0_i32;
+        // SAFETY: the number is writable.
+        let asked = unsafe { system::call!(libc::SYS_ioctl, self.lifeline(), libc::TIOCOUTQ, &raw mut unread_bytes) };
+        self.early.was_unread.store(asked < 0 || unread_bytes > 0, Ordering::Relaxed);
+    }
+
+    /// Where there can be no lane: lets the lifeline hold as much as it may, once. Answers whether it holds more now.
+    pub(super) fn widen(&'static self) -> bool {
+        let _send = self.hold(&self.send_lock);
+        if self.lanes().is_some() || self.early.is_wide.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let bytes = self.with_details(|details| details.options.send_capacity_bytes());
+        bytes >= LIFELINE_BYTES && message::widen(self.borrow_lifeline()).is_ok()
+    }
+
+    /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
+    /// something of the program's, and not only a message or rings.
+    pub(in crate::connection) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
+        if lanes.segment.peer_receives_by_lane() {
+            return false;
+        }
+        !self.sends_by_lane() || self.early.was_unread.load(Ordering::Relaxed)
+    }
+
+    /// Offers lanes at once where the program has said how much is to be received unread: in their memory the peer
+    /// finds that. Under the send lock.
+    pub(in crate::connection) fn offer_bounds(&self, receive_bytes: usize) {
+        if receive_bytes != OptionRecord::default().receive_capacity_bytes() {
+            self.offer();
+        }
+    }
+
+    /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
+    pub(super) fn offer_with_answer(&self) {
+        let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
+        let is_due = is_acceptor && self.early.receives.load(Ordering::Relaxed) >= RECEIVES_BEFORE_OFFER;
+        if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
+            self.offer();
+        }
+    }
+
+    /// Offers lanes, once. Under the send lock.
+    fn offer(&self) {
+        let early = &self.early;
+        let is_out_of_place = self.lanes().is_some() || self.awaits_hello.load(Ordering::Relaxed);
+        if is_out_of_place || early.has_offered.load(Ordering::Relaxed) || !self.may_get_lanes() {
+            return;
+        }
+        // A descriptor and memory that cannot be had now may be there for another connection later, not for this one.
+        early.has_offered.store(true, Ordering::Relaxed);
+        let Ok((segment, memory)) = make_memory(early.side()) else { return };
+        let receive_bytes = self.with_details(|details| details.options.receive_capacity_bytes());
+        Receiving::of(&segment).set_capacity(receive_bytes);
+        if send_message(self.borrow_lifeline(), OFFER, memory.as_fd()).is_err() {
+            return close(memory);
+        }
+        early.inode.store(inode_of(&memory), Ordering::Relaxed);
+        let memory = MemoryFds::of_memfd(memory).hide().ok();
+        // SAFETY: under the send lock.
+        unsafe { *early.offered.get() = Some(Offered { segment, memory }) };
+    }
+
+    /// Lets the lifeline hold no more than the program has asked for. Under the send lock.
+    pub(in crate::connection) fn bound_lifeline(&self, send_bytes: usize) {
+        if send_bytes < LIFELINE_BYTES && self.lanes().is_none() {
+            // The kernel doubles it.
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(self.borrow_lifeline(), send_bytes / 2);
+        }
+    }
+
+    /// Takes back the memory that was offered, if any. Under the send lock.
+    pub(super) fn withdraw_offer(&self) -> Option<Offered> {
+        // SAFETY: under the send lock.
+        unsafe { (*self.early.offered.get()).take() }
+    }
+
+    /// Under both locks.
+    fn begin_lanes(&'static self, segment: Segment, memory: Memory, by_lane: u64) {
+        let early = &self.early;
+        let memory = match memory {
+            Memory::Own(memory) => memory,
+            Memory::Received(memory) => {
+                early.inode.store(inode_of(&memory), Ordering::Relaxed);
+                MemoryFds::of_memfd(memory).hide().ok()
+            }
+        };
+        if !segment.is_adopted() {
+            segment.store(Own::Shutdown, early.shutdown.load(Ordering::Relaxed));
+            // What was reported is not reported again.
+            segment.store(Own::Peer, early.peer.load(Ordering::Relaxed));
+            segment.store(Own::PendingError, early.error.swap(0, Ordering::Relaxed));
+        }
+        self.attach_in_use(segment, memory, by_lane);
+    }
+
+    /// Before another process comes to hold the end: what is under way is settled, and the end gets lanes if it can,
+    /// whose memory both processes have. Else it stays on the lifeline for ever.
+    pub(in crate::connection) fn settle_early(&'static self) {
+        if self.awaits_hello.load(Ordering::Relaxed) || self.receives_by_lane() {
+            return;
+        }
+        self.hear_messages();
+        if !self.switch_at_once() {
+            self.early.is_shared.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the lifeline is all there is of the connection.
+    pub fn needs_no_memory(&'static self) -> bool {
+        let _guard = self.hold(&self.receive_lock);
+        self.is_on_lifeline() && self.lanes().is_none()
+    }
+
+    /// Before the connection goes to another process by a message: it gets lanes if it can, whose memory goes along.
+    pub fn prepare_to_be_sent(&'static self) {
+        self.await_hello();
+        self.settle_early();
+    }
+}
+
+/// Where the memory of new lanes comes from.
+enum Memory {
+    /// It was offered by this end.
+    Own(Option<MemoryFds<HiddenFd>>),
+    Received(OwnedFd),
+}
+
+fn make_memory(side: Side) -> Result<(Segment, OwnedFd), Errno> {
+    let (segment, memory) = Segment::create(side)?;
+    segment.set_up();
+    Ok((segment, memory))
+}
+
+fn inode_of(memory: &OwnedFd) -> u64 {
+    rustix::fs::fstat(memory).map_or(0, |stat| stat.st_ino)
+}
