@@ -9,9 +9,11 @@
 
 mod lanes;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use lanes::Offered;
-use message::{FOLLOW, Heard, NO_SPAN, Received, SWITCH, look, receive, rest_of, send_now, take_exactly};
+use message::{FOLLOW, Heard, NO_SPAN, OFFER, Received, SWITCH, look, receive, rest_of, send_now, take_exactly};
 
 use super::transfer::Step;
 use super::{Connection, Flags, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
@@ -551,20 +553,28 @@ impl Connection {
         rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
     }
 
-    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to.
+    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to. Where an offer comes first,
+    /// what is behind that is counted as if no other message came there.
     pub(super) fn unread_in_lifeline(&'static self) -> usize {
-        let _guard = self.hold(&self.receive_lock);
+        let _both = self.hold_both();
         let behind = self.look_behind();
-        let in_lane = match (behind.message, self.lanes(), &behind.memory) {
-            (Some(FOLLOW), Some(lanes), _) => lanes.observer().unread_bytes().unwrap_or(0),
-            (Some(SWITCH), _, Some(memory)) => {
-                let segment = Segment::glimpse(memory, self.early.side());
-                segment.map_or(0, |segment| Receiving::of(&segment).unread_bytes().unwrap_or(0))
+        let unread_in = |segment: &Segment| Receiving::of(segment).unread_bytes().unwrap_or(0);
+        let beyond = match (behind.message, &behind.memory) {
+            (Some(OFFER), _) => behind.unread - behind.bytes - 1,
+            (Some(FOLLOW), _) => match self.lanes() {
+                Some(lanes) => unread_in(&lanes.segment),
+                // SAFETY: under the send lock.
+                None => {
+                    unsafe { (*self.early.offered.get()).as_ref() }.map_or(0, |offered| unread_in(&offered.segment))
+                }
+            },
+            (Some(SWITCH), Some(memory)) => {
+                Segment::glimpse(memory, self.early.side()).map_or(0, |segment| unread_in(&segment))
             }
             _ => 0,
         };
         behind.memory.into_iter().for_each(close);
-        behind.bytes + in_lane
+        behind.bytes + beyond
     }
 
     /// Whether a peer that is gone has reset the connection, behind bytes that are unread.
@@ -579,7 +589,7 @@ impl Connection {
     /// Looks through the lifeline as far as the first message, and leaves everything there. Under the receive lock.
     fn look_behind(&self) -> Behind {
         let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
-        let nothing = Behind { bytes: unread, message: None, memory: None };
+        let nothing = Behind { bytes: unread, unread, message: None, memory: None };
         if unread == 0 {
             return nothing;
         }
@@ -591,7 +601,7 @@ impl Connection {
         let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
         let received = limit::with_one_free(self.borrow_lifeline(), receive);
         let memory = received.ok().and_then(|received| received.rights);
-        Behind { bytes: bytes - 1, message: Some(scratch[bytes - 1]), memory }
+        Behind { bytes: bytes - 1, unread, message: Some(scratch[bytes - 1]), memory }
     }
 
     pub(super) fn keep_early_error(&self, error: Errno) {
@@ -751,6 +761,8 @@ impl Connection {
 struct Behind {
     /// The program's bytes before the first message.
     bytes: usize,
+    /// All bytes, with messages.
+    unread: usize,
     message: Option<u8>,
     /// What came with it.
     memory: Option<OwnedFd>,

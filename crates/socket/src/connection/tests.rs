@@ -29,7 +29,7 @@ fn close(connection: &'static Connection) {
     unsafe { rustix::io::close(fd) };
 }
 
-fn origin(fd: RawFd, nonblocking: bool) -> Origin {
+pub(in crate::connection) fn origin(fd: RawFd, nonblocking: bool) -> Origin {
     let tuple = Tuple { local: "127.0.0.1:40000".parse().unwrap(), peer: "127.0.0.1:80".parse().unwrap() };
     Origin { fd, tuple, options: OptionRecord::default(), nonblocking, slot: None }
 }

@@ -38,7 +38,7 @@ const LIFELINE_BYTES: usize = 212_992;
 
 /// Memory that has been offered.
 pub(super) struct Offered {
-    segment: Segment,
+    pub segment: Segment,
     memory: Option<MemoryFds<HiddenFd>>,
 }
 

@@ -1,0 +1,277 @@
+//! Connections from their beginning on the lifeline, both ends in one process.
+
+use super::super::tests::{End, origin};
+use super::super::{Connection, Flags, Start};
+use super::message::{FOLLOW, OFFER, SWITCH, send_message};
+use crate::segment::{Segment, Side};
+use libc::iovec;
+use proptest::prelude::*;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
+
+fn lifeline() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+}
+
+fn open(fd: OwnedFd, side: Side) -> End {
+    End(Connection::open(origin(fd.into_raw_fd(), true), Start::Lifeline(side)))
+}
+
+/// The connecting and the accepting end of a connection on its lifeline.
+fn pair() -> [End; 2] {
+    let (connector, acceptor) = lifeline();
+    [open(connector, Side::Connector), open(acceptor, Side::Acceptor)]
+}
+
+/// One end, and the bare other end of its lifeline.
+fn with_stranger(side: Side) -> (End, OwnedFd) {
+    let (own, others) = lifeline();
+    (open(own, side), others)
+}
+
+fn send(end: &End, bytes: &[u8]) -> Result<usize, Errno> {
+    let spans = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+    // SAFETY: the span is the slice.
+    unsafe { end.0.send(&spans, Flags::default()) }
+}
+
+fn receive(end: &End, len: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0; len];
+    let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
+    // SAFETY: the span is the vector.
+    let received = unsafe { end.0.receive(&spans, Flags::default()) }?;
+    bytes.truncate(received);
+    Ok(bytes)
+}
+
+fn receive_all(end: &End) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        match receive(end, 10_000) {
+            Ok(bytes) if bytes.is_empty() => return all,
+            Ok(bytes) => all.extend(bytes),
+            Err(error) => {
+                assert_eq!(error, Errno::AGAIN);
+                return all;
+            }
+        }
+    }
+}
+
+fn goes_by_lanes(end: &End) -> bool {
+    end.0.sends_by_lane() && end.0.receives_by_lane()
+}
+
+#[test]
+fn a_connection_for_one_question_takes_no_memory() {
+    let _no_child = crate::forks::none();
+    let [client, server] = pair();
+    assert_eq!(receive(&server, 10), Err(Errno::AGAIN));
+    assert_eq!(send(&client, b"question"), Ok(8));
+    assert_eq!(receive(&server, 10).unwrap(), b"question");
+    assert_eq!(send(&server, b"answer"), Ok(6));
+    assert_eq!(receive(&client, 10).unwrap(), b"answer");
+    assert!(client.0.lanes().is_none() && server.0.lanes().is_none());
+    drop(client);
+    assert_eq!(receive(&server, 10).unwrap(), b"");
+}
+
+#[test]
+fn a_busy_connection_gets_lanes() {
+    let _no_child = crate::forks::none();
+    let [client, server] = pair();
+    for round in 0..6_u8 {
+        assert_eq!(send(&client, &[round; 10]), Ok(10));
+        assert_eq!(receive_all(&server), [round; 10]);
+        assert_eq!(send(&server, &[round; 20]), Ok(20));
+        assert_eq!(receive_all(&client), [round; 20]);
+    }
+    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+}
+
+#[test]
+fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
+    let _no_child = crate::forks::none();
+    let [client, server] = pair();
+    let sent: Vec<u8> = (0..3 << 20).map(|index| (index / 7) as u8).collect();
+    for ends in [[&client, &server], [&server, &client]] {
+        let accepted = send(ends[0], &sent).unwrap();
+        assert!(accepted > 1 << 20, "{accepted}");
+        assert_eq!(ends[1].0.unread_bytes(), accepted);
+        assert!(receive_all(ends[1]) == sent[..accepted]);
+    }
+    receive_all(&client);
+    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+}
+
+#[test]
+fn both_ends_may_switch_at_the_same_time() {
+    let _no_child = crate::forks::none();
+    let [client, server] = pair();
+    // Bytes in front of both messages, so that neither end finds the other's before it has switched itself.
+    assert_eq!((send(&client, b"c1"), send(&server, b"s1")), (Ok(2), Ok(2)));
+    assert!(client.0.switch_at_once());
+    assert!(server.0.switch_at_once());
+    assert_eq!((send(&client, b"c2"), send(&server, b"s2")), (Ok(2), Ok(2)));
+    assert_eq!((receive_all(&client), receive_all(&server)), (b"s1s2".to_vec(), b"c1c2".to_vec()));
+    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+    drop(client);
+    assert_eq!(receive(&server, 1).unwrap(), b"");
+}
+
+#[test]
+fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
+    let _no_child = crate::forks::none();
+    let [client, server] = pair();
+    for end in [&client, &server] {
+        end.0.offer_bounds(4096);
+    }
+    for _ in 0..3 {
+        for [one, other] in [[&client, &server], [&server, &client]] {
+            assert_eq!(send(one, b"bytes"), Ok(5));
+            assert_eq!(receive_all(other), b"bytes");
+        }
+    }
+    assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+}
+
+#[test]
+fn unread_bytes_reset_the_peer_and_messages_do_not() {
+    let _no_child = crate::forks::none();
+    for (unread, expected) in [(&b""[..], Ok(Vec::new())), (b"unread", Err(Errno::CONNRESET))] {
+        let [client, server] = pair();
+        assert!(server.0.switch_at_once());
+        send(&server, unread).unwrap();
+        drop(client);
+        assert_eq!(receive(&server, 10), expected, "{unread:?}");
+        let [client, server] = pair();
+        send(&server, unread).unwrap();
+        assert!(server.0.switch_at_once());
+        drop(client);
+        assert_eq!(receive(&server, 10), expected, "{unread:?} before the lane");
+    }
+}
+
+#[test]
+fn a_stranger_who_says_what_no_end_says_resets_its_own_connection() {
+    let _no_child = crate::forks::none();
+    let (rubbish, _) = lifeline();
+    let (segment, memory) = Segment::create(Side::Connector).unwrap();
+    let descriptors = [rubbish.as_fd(), memory.as_fd()];
+    for (kind, descriptor) in
+        [0, 1, OFFER, SWITCH, FOLLOW, 5, 255].into_iter().flat_map(|kind| descriptors.map(|fd| (kind, fd)))
+    {
+        let (end, stranger) = with_stranger(Side::Acceptor);
+        send_message(stranger.as_fd(), kind, descriptor).unwrap();
+        // Memory that nobody has set up is none.
+        let expected = if kind == OFFER { Errno::AGAIN } else { Errno::CONNRESET };
+        assert_eq!(receive(&end, 10), Err(expected), "message {kind}");
+        let _ = (send(&end, b"x"), end.0.readiness(libc::POLLIN | libc::POLLOUT), end.0.take_error());
+    }
+    segment.set_up();
+    let (end, stranger) = with_stranger(Side::Acceptor);
+    for _ in 0..10 {
+        send_message(stranger.as_fd(), OFFER, memory.as_fd()).unwrap();
+    }
+    assert_eq!(receive(&end, 10), Err(Errno::CONNRESET), "more messages than an end has to say");
+}
+
+#[test]
+fn a_look_ends_before_a_message_wherever_the_buffer_ends() {
+    let _no_child = crate::forks::none();
+    for len in 1..14 {
+        let (end, stranger) = with_stranger(Side::Acceptor);
+        let (segment, memory) = Segment::create(Side::Connector).unwrap();
+        segment.set_up();
+        rustix::io::write(&stranger, b"ten bytes.").unwrap();
+        send_message(stranger.as_fd(), OFFER, memory.as_fd()).unwrap();
+        rustix::io::write(&stranger, b"more").unwrap();
+        assert_eq!(end.0.unread_bytes(), 10);
+        let mut received = Vec::new();
+        while received.len() < 14 {
+            received.extend(receive(&end, len).unwrap());
+        }
+        assert_eq!(received, b"ten bytes.more", "by {len}");
+    }
+}
+
+/// What happens at one of the ends.
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    Send(usize),
+    Receive(usize),
+    Switch,
+    Offer,
+    Look,
+}
+
+fn acts() -> impl Strategy<Value = Vec<(usize, Act)>> {
+    let act = prop_oneof![
+        4 => (1..3000_usize).prop_map(Act::Send),
+        1 => (100_000..400_000_usize).prop_map(Act::Send),
+        4 => (1..5000_usize).prop_map(Act::Receive),
+        1 => (100_000..400_000_usize).prop_map(Act::Receive),
+        1 => Just(Act::Switch),
+        1 => Just(Act::Offer),
+        2 => Just(Act::Look),
+    ];
+    prop::collection::vec((0..2_usize, act), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_byte_arrives_once_and_in_order_whenever_ends_switch(acts in acts()) {
+        let _no_child = crate::forks::none();
+        let ends = pair();
+        let mut on_the_way: [VecDeque<u8>; 2] = Default::default();
+        let mut sent = [0_usize; 2];
+        let mut has_offered = [false; 2];
+        for (side, act) in acts {
+            let (end, other) = (&ends[side], 1 - side);
+            match act {
+                Act::Send(len) => {
+                    let bytes: Vec<u8> = (sent[side]..sent[side] + len).map(|index| (index * 7 / 3) as u8).collect();
+                    match send(end, &bytes) {
+                        Ok(accepted) => {
+                            on_the_way[other].extend(&bytes[..accepted]);
+                            sent[side] += accepted;
+                        }
+                        Err(error) => prop_assert_eq!(error, Errno::AGAIN),
+                    }
+                }
+                Act::Receive(len) => match receive(end, len) {
+                    Ok(bytes) => {
+                        prop_assert!(!bytes.is_empty() && bytes.len() <= on_the_way[side].len());
+                        prop_assert!(on_the_way[side].drain(..bytes.len()).eq(bytes));
+                        // The accepting end will, with an answer.
+                        has_offered[side] |= side == 1;
+                    }
+                    Err(error) => {
+                        prop_assert_eq!(error, Errno::AGAIN);
+                        prop_assert!(on_the_way[side].is_empty());
+                    }
+                },
+                Act::Switch => prop_assert!(end.0.switch_at_once()),
+                Act::Offer => {
+                    has_offered[side] = true;
+                    end.0.offer_bounds(4096);
+                }
+                Act::Look => {
+                    let is_readable = end.0.readiness(libc::POLLIN) & libc::POLLIN != 0;
+                    prop_assert_eq!(is_readable, !on_the_way[side].is_empty());
+                    let unread_bytes = end.0.unread_bytes();
+                    prop_assert_eq!(unread_bytes > 0, is_readable);
+                    prop_assert!(has_offered[other] || unread_bytes == on_the_way[side].len());
+                }
+            }
+        }
+        for side in 0..2 {
+            prop_assert!(receive_all(&ends[side]).into_iter().eq(on_the_way[side].drain(..)));
+        }
+    }
+}
