@@ -553,8 +553,8 @@ impl Connection {
         rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
     }
 
-    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to. Where an offer comes first,
-    /// what is behind that is counted as if no other message came there.
+    /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to. Where an offer comes
+    /// first, what is behind that is counted as if no other message came there.
     pub(super) fn unread_in_lifeline(&'static self) -> usize {
         let _both = self.hold_both();
         let behind = self.look_behind();
