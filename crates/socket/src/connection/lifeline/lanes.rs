@@ -22,7 +22,7 @@ use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::limit;
 use crate::options::OptionRecord;
-use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side};
+use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side, Status};
 use crate::system;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -268,8 +268,13 @@ impl Connection {
     }
 
     /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
-    /// something of the program's, and not only a message or rings.
+    /// something of the program's, and not only a message or rings. Of a connection that began with a hello: whether
+    /// that was never received.
     pub(in crate::connection) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
+        let has_begun_here = self.early.inode.load(Ordering::Relaxed) != 0;
+        if !has_begun_here {
+            return lanes.segment.status(Status::Attached) == 0;
+        }
         if lanes.segment.peer_receives_by_lane() {
             return false;
         }
