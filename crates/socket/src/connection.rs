@@ -612,12 +612,12 @@ impl Connection {
         self.with_unreachable_details(|details| details.memory = memory);
     }
 
-    /// From now on so many directions go by the lanes. Under both locks.
+    /// From now on so many directions go by the lanes. Under the locks of those directions.
     fn go_by_lane(&self, directions: u64) {
         let Some(lanes) = self.lanes() else { return };
-        let by_lane = self.by_lane.load(Ordering::Relaxed) | directions & BY_LANE_BOTH;
-        self.by_lane.store(by_lane, Ordering::Relaxed);
-        lanes.segment.store(Own::ByLane, by_lane);
+        let directions = directions & BY_LANE_BOTH;
+        let by_lane = self.by_lane.fetch_or(directions, Ordering::Relaxed) | directions;
+        lanes.segment.note_by_lane(directions);
         self.is_plain.store(by_lane == BY_LANE_BOTH && lanes.are_plain(), Ordering::Relaxed);
     }
 

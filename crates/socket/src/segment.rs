@@ -515,6 +515,19 @@ impl Segment {
         self.own.compare_exchange_u64(word as usize, current, new)
     }
 
+    /// Adds directions to [`Own::ByLane`], where another process that holds the end may do so too.
+    pub fn note_by_lane(&self, directions: u64) {
+        // A peer can write there as well, and is not to keep anybody busy.
+        const TRIES_MAX: usize = 8;
+        let mut noted = self.load(Own::ByLane);
+        for _ in 0..TRIES_MAX {
+            match self.compare_exchange(Own::ByLane, noted, noted | directions) {
+                Ok(_) => return,
+                Err(found) => noted = found,
+            }
+        }
+    }
+
     /// Loads what the peer says of itself.
     #[inline]
     pub fn status(&self, word: Status) -> u64 {

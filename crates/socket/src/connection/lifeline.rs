@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes that are taken out at once where the program does not want them.
 const SCRATCH_BYTES: usize = 16 << 10;
+
 /// What a connection knows while one of its directions goes by the lifeline.
 #[derive(Default)]
 pub(super) struct Early {
@@ -344,7 +345,10 @@ impl Connection {
         let Some(lanes) = self.lanes() else { return false };
         if self.can_be_held_elsewhere() && lanes.segment.load(Own::ByLane) & BY_LANE_RECEIVE != 0 {
             system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
-            self.announce_earlier_sleepers();
+            if self.sleepers.is_any() {
+                // SAFETY: under the receive lock.
+                unsafe { (*lanes.receiver.get()).announce_sleep() };
+            }
         }
         self.receives_by_lane()
     }

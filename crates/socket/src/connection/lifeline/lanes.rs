@@ -104,8 +104,8 @@ impl Connection {
     /// The peer's bytes go by a lane from here on, in memory that it has sent. Under both locks.
     fn follow_switch(&'static self, memory: Option<OwnedFd>) -> Result<(), Errno> {
         let Some(memory) = memory else { return Err(self.break_off()) };
-        let is_known = self.lanes().is_some() && inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
-        if is_known || self.lanes().is_some() {
+        if self.lanes().is_some() {
+            let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
             let elsewhere = if is_known { Ok(()) } else { self.receive_elsewhere(&memory) };
             close(memory);
             elsewhere?;
