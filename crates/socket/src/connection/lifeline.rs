@@ -449,25 +449,33 @@ impl Connection {
         }
     }
 
-    /// Follows the messages that come first in the lifeline.
-    pub(super) fn hear_messages(&'static self) {
-        while self.hear_next_message() {}
+    /// Follows the messages that come first in the lifeline. Answers what comes then.
+    pub(super) fn hear_messages(&'static self) -> First {
+        loop {
+            if let Err(first) = self.hear_next_message() {
+                return first;
+            }
+        }
     }
 
-    /// Follows the message that comes first in the lifeline, if that is what comes first.
-    fn hear_next_message(&'static self) -> bool {
+    /// Follows the message that comes first in the lifeline.
+    ///
+    /// # Errors
+    /// What comes first, if that is no message, or one that cannot be followed now.
+    fn hear_next_message(&'static self) -> Result<(), First> {
         {
             let guard = self.hold(&self.receive_lock);
             if guard.is_none() || self.comes_by_lane() {
-                return false;
+                return Err(First::Nothing);
             }
-            let is_first = self.early.has_heard.load(Ordering::Relaxed)
-                || (self.first_in_lifeline() == First::Message && matches!(self.put_message_aside(), Ok(Taken::Heard)));
-            if !is_first {
-                return false;
+            if !self.early.has_heard.load(Ordering::Relaxed) {
+                match self.first_in_lifeline() {
+                    First::Message if matches!(self.put_message_aside(), Ok(Taken::Heard)) => {}
+                    first => return Err(first),
+                }
             }
         }
-        self.follow_heard().is_ok()
+        self.follow_heard().map_err(|_| First::Message)
     }
 
     /// Under the receive lock.
@@ -487,26 +495,20 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::readiness`], where what comes in comes by the lifeline. Three system calls. `None`: it does not
-    /// any more.
+    /// As [`Connection::readiness`], where what comes in comes by the lifeline. Two system calls. `None`: it does not any
+    /// more.
     pub(super) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
-        self.hear_messages();
+        let first = self.hear_messages();
         if self.receives_by_lane() {
             return None;
         }
         let said = system::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
-        let first = if said & (libc::POLLIN | libc::POLLRDHUP | libc::POLLHUP) == 0 {
-            First::Nothing
-        } else {
-            let _guard = self.hold(&self.receive_lock);
-            self.first_in_lifeline()
-        };
         let has_ended = said & libc::POLLRDHUP != 0;
         let is_shut = |direction| self.is_shut(direction);
         if let Some(lanes) = self.lanes().filter(|_| said & libc::POLLHUP != 0) {
             self.note_hang_up(lanes, said & libc::POLLERR != 0);
         }
-        if self.lanes().is_none() && said & libc::POLLHUP != 0 {
+        if self.lanes().is_none() && said & libc::POLLHUP != 0 && (said & libc::POLLERR != 0 || first == First::Bytes) {
             self.is_reset_early();
         }
         let (peer, _) = self.state();
@@ -774,7 +776,7 @@ struct Behind {
 
 /// What comes first in a lifeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum First {
+pub(super) enum First {
     Nothing,
     Bytes,
     Message,

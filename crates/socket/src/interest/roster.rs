@@ -500,11 +500,15 @@ impl Roster {
         let registration = self.at_mut(index);
         let Target::Connection(connection) = registration.target else { return };
         registration.unpark();
+        let before = registration.lifeline;
         if connection.is_on_lifeline() {
+            // By edges: what the kernel has said it does not say again.
             registration.note_heard();
+            if before == Lifeline::Shared {
+                return;
+            }
         }
         let is_taken = connection.take_ring();
-        let before = registration.lifeline;
         registration.lifeline = match () {
             () if connection.has_ended() => Lifeline::Ended,
             // Before there are lanes the peer may say so, and only one that is gone says nothing more.
