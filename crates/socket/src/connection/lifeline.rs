@@ -495,8 +495,8 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::readiness`], where what comes in comes by the lifeline. Two system calls. `None`: it does not any
-    /// more.
+    /// As [`Connection::readiness`], where what comes in comes by the lifeline. Two system calls. `None`: it does not
+    /// any more.
     pub(super) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
         let first = self.hear_messages();
         if self.receives_by_lane() {
@@ -567,13 +567,11 @@ impl Connection {
         let unread_in = |segment: &Segment| Receiving::of(segment).unread_bytes().unwrap_or(0);
         let beyond = match (behind.message, &behind.memory) {
             (Some(OFFER), _) => behind.unread - behind.bytes - 1,
-            (Some(FOLLOW), _) => match self.lanes() {
-                Some(lanes) => unread_in(&lanes.segment),
+            (Some(FOLLOW), _) => {
                 // SAFETY: under the send lock.
-                None => {
-                    unsafe { (*self.early.offered.get()).as_ref() }.map_or(0, |offered| unread_in(&offered.segment))
-                }
-            },
+                let offered = unsafe { (*self.early.offered.get()).as_ref() }.map(|offered| &offered.segment);
+                self.lanes().map(|lanes| &lanes.segment).or(offered).map_or(0, unread_in)
+            }
             (Some(SWITCH), Some(memory)) => {
                 Segment::glimpse(memory, self.early.side()).map_or(0, |segment| unread_in(&segment))
             }
