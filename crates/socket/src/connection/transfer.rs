@@ -791,9 +791,14 @@ impl Connection {
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
     ) -> Result<Option<usize>, Errno> {
-        let guard = self.hold_of(generation, &self.send_lock)?;
+        let mut guard = self.hold_of(generation, &self.send_lock)?;
         if !self.sends_by_lane() && !self.awaits_hello.load(Ordering::Relaxed) {
-            return self.fill_early(len_bytes, is_at_end, fill);
+            let filled = self.fill_early(len_bytes, is_at_end, fill)?;
+            drop(guard);
+            if filled.is_some() || !self.switch_at_once() {
+                return Ok(filled);
+            }
+            guard = self.hold_of(generation, &self.send_lock)?;
         }
         let Some(lanes) = self.lanes() else {
             drop(guard);

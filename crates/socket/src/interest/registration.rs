@@ -274,7 +274,8 @@ impl Registration {
     /// Whether the kernel can tell when there is something to report, and there is nothing now that was not reported.
     pub fn may_be_left_to_kernel(&self) -> bool {
         let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
-        self.is_on_lifeline() && self.listed.is_none() && !waits_for_room
+        // What the program is just told it may read until the rest comes by a lane, of which the kernel knows nothing.
+        self.is_on_lifeline() && self.listed.is_none() && !self.stays_ready && !waits_for_room
     }
 
     /// As [`Registration::may_be_left_to_kernel`], of one that has just been added or changed.

@@ -24,6 +24,7 @@ use std::os::fd::RawFd;
 /// The token of the bell.
 const BELL: u64 = u64::MAX;
 const INPUT: u32 = libc::EPOLLIN as u32;
+const OUTPUT: u32 = libc::EPOLLOUT as u32;
 const HANG_UP: u32 = libc::EPOLLHUP as u32;
 const INPUT_SHUT: u32 = libc::EPOLLRDHUP as u32;
 
@@ -333,22 +334,19 @@ impl Roster {
         registration.park()
     }
 
-    /// Has the kernel report a connection that is on its lifeline, at once if something is there that an earlier report
-    /// does not cover, or if it `begins_anew`. `false`: it cannot.
+    /// Has the kernel report a connection that is on its lifeline: at once if something is there and it `begins_anew`,
+    /// else when something comes. `false`: it cannot.
     pub fn leave_to_kernel(&mut self, index: u32, begins_anew: bool) -> bool {
         let (token, inner) = (self.token(index), self.inner_fd());
         let registration = self.at_mut(index);
         let operation = match registration.lifeline {
             Lifeline::Unheard => Some(EPOLL_CTL_ADD),
             Lifeline::Rings => Some(EPOLL_CTL_MOD),
-            Lifeline::Shared if begins_anew || (registration.is_enabled && !registration.is_edge()) => {
-                Some(EPOLL_CTL_MOD)
-            }
-            Lifeline::Shared => None,
+            Lifeline::Shared => begins_anew.then_some(EPOLL_CTL_MOD),
             Lifeline::Ended | Lifeline::Deaf => return false,
         };
         if let Some(operation) = operation {
-            let events = INPUT | INPUT_SHUT | EDGE;
+            let events = INPUT | INPUT_SHUT | EDGE | registration.events & OUTPUT;
             if kernel::control(inner, operation, registration.kernel_fd, events, token).is_err() {
                 return false;
             }

@@ -169,8 +169,8 @@ impl Roster {
         self.trim();
     }
 
-    /// Connections on their lifelines cost system calls to poll, and the kernel knows their order: it reports each when
-    /// something comes, and those at once that were reported and stay ready. Room to write is not reported so.
+    /// Connections on their lifelines cost system calls to poll, and the kernel knows their order: those that have
+    /// nothing to report are its to watch.
     fn leave_lifelines_to_kernel(&mut self) {
         let mut hot = std::mem::take(&mut self.hot);
         hot.retain(|&index| !self.at(index).may_be_left_to_kernel() || !self.leave_to_kernel(index, false));
