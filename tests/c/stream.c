@@ -569,6 +569,12 @@ TEST(bad_addresses_are_efault)
 {
     struct pair pair = connected_pair();
     char *nowhere = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < 4; i++) { // often enough for a lane
+        say(pair.client, "question");
+        expect(pair.server, "question");
+        say(pair.server, "answer");
+        expect(pair.client, "answer");
+    }
     CHECK_ERR(send(pair.client, nowhere, 10, 0), EFAULT);
     say(pair.client, "intact");
     await(pair.server, POLLIN);
