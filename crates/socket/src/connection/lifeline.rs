@@ -93,9 +93,9 @@ impl Early {
     pub(super) fn clear(&self) {
         self.has_offered.store(false, Ordering::Relaxed);
         self.has_heard.store(false, Ordering::Relaxed);
-        // SAFETY: the caller's locks.
+        // SAFETY: our caller holds the send lock, or is alone with the object.
         drop(unsafe { (*self.offered.get()).take() });
-        // SAFETY: as above.
+        // SAFETY: our caller holds the receive lock, or is alone with the object.
         drop(unsafe { (*self.heard.get()).take() });
     }
 
@@ -163,7 +163,7 @@ impl Connection {
                 return Ok((sent, false));
             }
             self.offer_with_answer();
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is readable for its length.
             match unsafe { send_now(self.lifeline(), spans, skip + sent) } {
                 Ok(bytes) => {
                     sent += bytes;
@@ -266,7 +266,7 @@ impl Connection {
                 Some(lanes) => self.share(lanes, Own::ReceiveLock)?,
                 None => None,
             };
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is writable for its length.
             let taken = unsafe { self.take_from_lifeline(spans, skip, flags) };
             drop(shared);
             drop(guard);
@@ -300,13 +300,13 @@ impl Connection {
             // SAFETY: the scratch is writable.
             return unsafe { self.take_spans(&unwanted, flags) };
         }
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is writable for its length, as whoever receives has promised.
         unsafe { self.take_spans(spans, flags) }
     }
 
     /// Looks first, without room for descriptors: what has some is none of the program's.
     unsafe fn take_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<Taken, Errno> {
-        // SAFETY: the caller's spans.
+        // SAFETY: every span is writable for its length, as whoever receives has promised.
         let (bytes, has_message) = match unsafe { look(self.lifeline(), spans) } {
             Ok((0, false)) => return self.end_of_lifeline(spans),
             Ok((bytes, true)) => (bytes - 1, true),
@@ -322,7 +322,7 @@ impl Connection {
         if flags.peek {
             return Ok(Taken::Bytes(bytes));
         }
-        // SAFETY: as above.
+        // SAFETY: the spans are those of the look, and writable for their lengths.
         let taken = unsafe { take_exactly(self.lifeline(), spans, bytes, has_message) }?;
         // Another process that holds this end may have been faster: what it has left may end with a message.
         if let Some(heard) = taken.1 {
@@ -601,7 +601,7 @@ impl Connection {
         let spans = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: unread }];
         // SAFETY: the scratch is writable.
         let Ok((bytes, true)) = (unsafe { look(self.lifeline(), &spans) }) else { return nothing };
-        // SAFETY: as above.
+        // SAFETY: the scratch is writable, and outlives the call.
         let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
         let received = limit::with_one_free(self.borrow_lifeline(), receive);
         let memory = received.ok().and_then(|received| received.rights);
@@ -722,7 +722,7 @@ impl Connection {
         let seen = unsafe { self.receive_by_lifeline(generation, &first, 0, peek) }?;
         let Some(Step::Moved(bytes)) = seen else { return Ok(seen) };
         let used = span(take(begin, bytes)?);
-        // SAFETY: as above.
+        // SAFETY: `used` is a part of the scratch, which is writable.
         unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
     }
 

@@ -341,12 +341,12 @@ impl Connection {
         has_looked: bool,
     ) -> Result<Step, Errno> {
         if !self.receives_by_lane() {
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is writable for its length.
             match unsafe { self.receive_by_lifeline(generation, spans, skip, flags) }? {
                 Some(Step::Moved(bytes))
                     if self.goes_on_by_lane() && !flags.peek && skip + bytes < total_bytes(spans) =>
                 {
-                    // SAFETY: as above.
+                    // SAFETY: the same spans, behind the bytes that were received.
                     let rest = unsafe { self.receive_by_lane(generation, spans, skip + bytes, flags, false) };
                     let more = match rest {
                         Ok(Step::Moved(more)) => more,
@@ -362,7 +362,7 @@ impl Connection {
                 None => {}
             }
         }
-        // SAFETY: as above.
+        // SAFETY: our caller says that every span is writable for its length.
         unsafe { self.receive_by_lane(generation, spans, skip, flags, has_looked) }
     }
 
@@ -636,14 +636,14 @@ impl Connection {
     ) -> Result<usize, Errno> {
         let mut before = 0;
         if !self.sends_by_lane() {
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is readable for its length.
             let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
             if !goes_on || (sent > 0 && skip + sent == wanted) {
                 return Ok(sent);
             }
             before = sent;
         }
-        // SAFETY: as above.
+        // SAFETY: the same spans, behind the bytes that went by the lifeline.
         match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, is_patient) } {
             Err(error) if before > 0 => {
                 self.keep_error(error);

@@ -122,11 +122,11 @@ pub(super) unsafe fn look(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), E
     let spans = &spans[..spans.len().min(SPANS_MAX - 1)];
     let wanted = total_bytes(spans);
     let seen = if let [span] = spans {
-        // SAFETY: the caller's span, and a byte of our own.
+        // SAFETY: our caller says that the span is writable, and the byte behind it is our own.
         unsafe { look_once(fd, &[*span, extra]) }
     } else {
         let all: Vec<iovec> = spans.iter().copied().chain([extra]).collect();
-        // SAFETY: as above.
+        // SAFETY: our caller says that the spans are writable, and the byte behind them is our own.
         unsafe { look_once(fd, &all) }
     };
     seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
@@ -173,7 +173,7 @@ pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<R
             }
             has_rights = true;
         }
-        // SAFETY: as for the first.
+        // SAFETY: the header before it was whole, and the macro stays inside the control buffer.
         header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
     }
     Ok(Received { bytes, rights, has_rights })
@@ -191,7 +191,7 @@ pub(super) unsafe fn take_exactly(
     is_more: bool,
 ) -> Result<(usize, Option<Heard>), Errno> {
     if !is_more {
-        // SAFETY: the caller's spans.
+        // SAFETY: our caller says that every span is writable for its length.
         return unsafe { receive(fd, spans, 0) }.map(|received| part_of(spans, received));
     }
     let mut left = bytes;
