@@ -174,6 +174,14 @@ fn connections_of_every_age_are_answered_as_by_kernel_tcp() {
 }
 
 #[test]
+fn a_server_is_told_in_order_of_what_one_client_sends_by_two_connections() {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    let finished = Process::start(command.arg(package_file("python/event_order.py"))).wait(RUN_LIMIT).must_succeed();
+    assert_eq!(finished.stdout.trim(), "0", "of 100");
+}
+
+#[test]
 fn a_pattern_stands_for_what_it_says() {
     assert!(is_like("exit_*_recv", "exit_unread_recv") && is_like("*", "") && is_like("a*b*", "a-b"));
     assert!(!is_like("exit_*_recv", "exit_recv") && !is_like("a", "ab") && !is_like("", "a"));

@@ -604,6 +604,11 @@ impl Connection {
             inbound: UnsafeCell::new(None),
         };
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
+        if lanes.segment.side() == Side::Connector
+            && let Some(tuple) = self.with_unreachable_details(|details| details.tuple)
+        {
+            lifeline::abreast::note(tuple.peer);
+        }
         let noted = if lanes.segment.is_adopted() { lanes.segment.load(Own::ByLane) } else { 0 };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
@@ -752,11 +757,15 @@ impl Connection {
             if !self.occupancy.take_back() {
                 return;
             }
-            let memory = self.with_unreachable_details(|details| std::mem::take(details).memory);
+            let Details { memory, tuple, .. } = self.with_unreachable_details(std::mem::take);
             self.forget_memory();
             self.is_plain.store(false, Ordering::Relaxed);
             // SAFETY: under both locks, and there is no waiter.
-            (unsafe { (*self.lanes.get()).take() }, memory)
+            let lanes = unsafe { (*self.lanes.get()).take() };
+            if lanes.as_ref().is_some_and(|lanes| lanes.segment.side() == Side::Connector) {
+                tuple.into_iter().for_each(|tuple| lifeline::abreast::forget(tuple.peer));
+            }
+            (lanes, memory)
         };
         drop(dropped);
         POOL.give_back(self);

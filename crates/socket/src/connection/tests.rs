@@ -10,6 +10,7 @@ use fabric::device::{Caching, DeviceMemory};
 use fabric::timed::{LinkTiming, Pace};
 use fabric::{MemoryInbound, MemoryOutbound, shm};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use volmem::Region;
 
@@ -30,7 +31,10 @@ fn close(connection: &'static Connection) {
 }
 
 pub(in crate::connection) fn origin(fd: RawFd, nonblocking: bool) -> Origin {
-    let tuple = Tuple { local: "127.0.0.1:40000".parse().unwrap(), peer: "127.0.0.1:80".parse().unwrap() };
+    // Each leads elsewhere: what this process has of one address decides how others there begin.
+    static SERVER: AtomicU32 = AtomicU32::new(Ipv4Addr::new(127, 1, 0, 0).to_bits());
+    let server = Ipv4Addr::from_bits(SERVER.fetch_add(1, Ordering::Relaxed));
+    let tuple = Tuple { local: "127.0.0.1:40000".parse().unwrap(), peer: (server, 80).into() };
     Origin { fd, tuple, options: OptionRecord::default(), nonblocking, slot: None }
 }
 
@@ -40,6 +44,14 @@ pub(crate) fn pair(nonblocking: bool) -> (End, End) {
     segment.set_up();
     let others = Segment::open(&memfd, segment.secrets()).unwrap();
     ends(segment, others, nonblocking)
+}
+
+/// The connecting and the accepting end of a connection on its lifeline.
+pub(crate) fn young_pair() -> [End; 2] {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (connector, acceptor) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    [(connector, Side::Connector), (acceptor, Side::Acceptor)]
+        .map(|(fd, side)| End(Connection::open(origin(fd.into_raw_fd(), true), Start::Lifeline(side))))
 }
 
 /// As [`pair`], in windows of two nodes.

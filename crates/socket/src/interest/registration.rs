@@ -126,6 +126,8 @@ pub(super) struct Registration {
     joined: ReadyTime,
     /// When it joined the ready list, once it was found ready and until it is reported.
     listed: Option<ReadyTime>,
+    /// When the kernel reported it, of one that has no stamp and has not been found ready since.
+    heard: Option<ReadyTime>,
     /// It was ready in each poll since it was last reported.
     stays_ready: bool,
     /// Nothing has been reported since it was added or changed.
@@ -156,6 +158,7 @@ impl Registration {
             is_used: false,
             joined: ReadyTime::now(),
             listed: None,
+            heard: None,
             stays_ready: false,
             is_fresh: true,
             last_ready: 0,
@@ -261,7 +264,7 @@ impl Registration {
     pub fn poll(&mut self, fully: bool) -> i16 {
         let ready = self.look(fully);
         if ready == 0 && (fully || !self.is_on_lifeline()) {
-            (self.listed, self.stays_ready) = (None, false);
+            (self.listed, self.heard, self.stays_ready) = (None, None, false);
         }
         ready
     }
@@ -275,7 +278,8 @@ impl Registration {
     pub fn may_be_left_to_kernel(&self) -> bool {
         let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
         // What the program is just told it may read until the rest comes by a lane, of which the kernel knows nothing.
-        self.is_on_lifeline() && self.listed.is_none() && !self.stays_ready && !waits_for_room
+        let has_news = self.listed.is_some() || self.heard.is_some() || self.stays_ready;
+        self.is_on_lifeline() && !has_news && !waits_for_room
     }
 
     /// As [`Registration::may_be_left_to_kernel`], of one that has just been added or changed.
@@ -283,10 +287,9 @@ impl Registration {
         self.wanted() & OUTPUT == 0 && self.may_be_left_to_kernel()
     }
 
-    /// The kernel has reported it: as it does so in order, what it has reported before came before.
-    pub fn note_heard(&mut self) {
-        let joined = self.joined;
-        self.listed.get_or_insert_with(|| ReadyTime::now().max(joined));
+    /// The kernel has reported it, at that time. It does so in order: what it has reported before came before.
+    pub fn note_heard(&mut self, at: ReadyTime) {
+        self.heard.get_or_insert(at);
     }
 
     /// Whether nothing wakes for what it waits for, though its lifeline can ring.
@@ -301,8 +304,13 @@ impl Registration {
             return listed;
         }
         let stamp = if ready & INPUT == 0 { None } else { self.arrival_stamp() };
-        let seen = if self.stays_ready { self.joined } else { now };
+        let seen = if self.stays_ready { self.joined } else { self.heard.unwrap_or(now) };
         *self.listed.insert(ready_time(stamp, seen, self.joined, now))
+    }
+
+    /// When its first unread record was sent, if that is known.
+    pub fn arrived(&self) -> Option<ReadyTime> {
+        self.arrival_stamp().map(|stamp| ReadyTime::of_stamp(stamp, ReadyTime::now()))
     }
 
     /// Whether it is known when it became ready.
@@ -326,7 +334,7 @@ impl Registration {
     #[inline]
     pub fn note_report(&mut self, ready: i16, now: ReadyTime) {
         self.joined = now;
-        (self.listed, self.stays_ready) = (None, true);
+        (self.listed, self.heard, self.stays_ready) = (None, None, true);
         self.is_fresh = false;
         self.is_pending = false;
         self.was_reported = true;

@@ -76,6 +76,8 @@ pub(super) struct Roster {
     found: Vec<Found>,
     /// The scan that is going on has polled a connection that is on its lifeline.
     has_polled_lifeline: bool,
+    /// Since when a wait sleeps: all was parked and quiet then.
+    pub asleep_since: Option<ReadyTime>,
     inner: Option<HiddenFd>,
     bell: Option<HiddenFd>,
     calls_since_clock: u32,
@@ -416,6 +418,7 @@ impl Roster {
 
     pub fn note_kernel_asked(&mut self) {
         self.asked_ticks = ticks();
+        self.asleep_since = None;
     }
 
     /// Wakes the threads that sleep on the set.
@@ -431,15 +434,24 @@ impl Roster {
     }
 
     /// Takes what the inner epoll reports: those registrations become hot, as many as they are; a scan follows.
+    ///
+    /// It reports them in the order in which they became ready. After a sleep that is all there is to know of those
+    /// without a stamp: each is behind those that were reported before it, whenever a thread has heard of it.
     pub fn collect(&mut self) {
         let inner = self.inner_fd();
+        let mut behind = self.asleep_since.take();
         for _ in 0..=self.count() / TOKENS {
             let mut events = [epoll_event { events: 0, u64: 0 }; TOKENS];
             // SAFETY: the array is writable.
             let Ok(count) = (unsafe { kernel::wait_now(inner, events.as_mut_ptr(), TOKENS) }) else { return };
             for event in &events[..count] {
                 let (token, events) = (event.u64, event.events);
-                self.hear(token, events);
+                let heard_at = behind.unwrap_or_else(ReadyTime::now);
+                self.hear(token, events, heard_at);
+                if behind.is_some() {
+                    let stamped = self.of_token(token).and_then(|index| self.at(index).arrived());
+                    behind = Some(stamped.map_or(heard_at, |arrived| arrived.max(heard_at)).behind(1));
+                }
             }
             if count < TOKENS {
                 return;
@@ -462,7 +474,7 @@ impl Roster {
         }
     }
 
-    fn hear(&mut self, token: u64, events: u32) {
+    fn hear(&mut self, token: u64, events: u32, at: ReadyTime) {
         if token == BELL {
             if let Some(bell) = self.bell.as_ref().and_then(HiddenFd::get) {
                 let _ = rustix::io::read(bell, &mut [0_u8; 8]);
@@ -476,7 +488,7 @@ impl Roster {
         };
         let registration = self.at_mut(index);
         match registration.target {
-            Target::Connection(_) => self.hear_connection(index, events),
+            Target::Connection(_) => self.hear_connection(index, events, at),
             Target::Listener(listener) => {
                 registration.is_pending = true;
                 if events & HANG_UP != 0 {
@@ -493,7 +505,7 @@ impl Roster {
         self.warm(index);
     }
 
-    fn hear_connection(&mut self, index: u32, events: u32) {
+    fn hear_connection(&mut self, index: u32, events: u32, at: ReadyTime) {
         let inner = self.inner_fd();
         let registration = self.at_mut(index);
         let Target::Connection(connection) = registration.target else { return };
@@ -501,7 +513,7 @@ impl Roster {
         let before = registration.lifeline;
         if connection.is_on_lifeline() {
             // By edges: what the kernel has said it does not say again.
-            registration.note_heard();
+            registration.note_heard(at);
             if before == Lifeline::Shared {
                 return;
             }

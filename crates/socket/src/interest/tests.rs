@@ -2,7 +2,7 @@
 
 use super::order::ReadyTime;
 use super::*;
-use crate::connection::tests::{End, pair, receive, send};
+use crate::connection::tests::{End, pair, receive, send, young_pair};
 use crate::multiplex;
 use roster::HOT_BEGIN;
 use rustix::event::{EventfdFlags, eventfd};
@@ -67,6 +67,13 @@ impl Drop for Own {
 
 fn own_and_peer() -> (Own, End) {
     let (own, peer) = pair(true);
+    table::set(own.0.lifeline(), Entry::Connection(own.0));
+    (Own(own), peer)
+}
+
+/// As [`own_and_peer`], on their lifeline.
+fn young_own_and_peer() -> (Own, End) {
+    let [peer, own] = young_pair();
     table::set(own.0.lifeline(), Entry::Connection(own.0));
     (Own(own), peer)
 }
@@ -651,6 +658,34 @@ fn more_ready_connections_than_may_be_hot_are_reported_in_order_and_in_turn() {
             assert!(round == 0 || polls <= 3 * HOT_BEGIN as u64, "{polls}");
         }
         assert_eq!(reported, all, "round {round}");
+    }
+}
+
+#[test]
+fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
+    let epoll = Epoll::new();
+    let lanes = pairs_of(2);
+    epoll.add_all(&lanes, IN);
+    let young = [(); 2].map(|()| young_own_and_peer());
+    (2..).zip(&young).for_each(|(data, (own, _))| epoll.add(own.fd(), IN, data));
+    epoll.let_all_sleep();
+    for order in [[0, 2, 1, 3], [2, 0, 3, 1], [3, 2, 1, 0]] {
+        epoll.set().with(|roster| {
+            roster.asleep_since = Some(ReadyTime::now());
+            assert!(roster.park_all(&mut Vec::new()));
+        });
+        for data in order {
+            match lanes.get(data as usize) {
+                Some((_, peer)) => send_one(peer.0),
+                None => send_one(young[data as usize - 2].1.0),
+            }
+        }
+        // The sleeper is late.
+        std::thread::sleep(Duration::from_millis(1));
+        epoll.set().with(Roster::collect);
+        assert_eq!(epoll.order(16), order);
+        lanes.iter().chain(&young).for_each(|(own, _)| assert_eq!(read_all(own.0.0), 1));
+        epoll.let_all_sleep();
     }
 }
 

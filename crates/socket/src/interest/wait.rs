@@ -1,6 +1,7 @@
 //! A wait: look at lanes in memory, now and then ask the kernel, spin for a while, have the peers ring, sleep in the
 //! kernel.
 
+use super::order::ReadyTime;
 use super::registration::Registration;
 use super::roster::Roster;
 use super::{InterestSet, Sleep, kernel};
@@ -336,6 +337,7 @@ impl InterestSet {
                 crate::threads::add(&self.sleepers, 1);
                 asleep.push(self);
                 naps = std::mem::take(&mut roster.nap_is_due);
+                roster.asleep_since = Some(ReadyTime::now());
                 let is_quiet = roster.park_all(asleep);
                 has_deaf = roster.has_deaf;
                 is_quiet

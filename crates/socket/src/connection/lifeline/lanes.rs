@@ -16,7 +16,9 @@
 
 use super::super::{Connection, Details, Lanes, PeerState, Receiving, SHUTDOWN_WRITE};
 use super::Behind;
+use super::abreast;
 use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
+use crate::clock::{note_ticks, ticks};
 use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
@@ -221,6 +223,20 @@ impl Connection {
         }
         self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
         true
+    }
+
+    /// Before a send: an end whose process has lanes to the same address gets lanes too, if it can. What is sent by
+    /// lanes is stamped as later than this.
+    pub(super) fn keep_abreast(&'static self) {
+        let early = &self.early;
+        note_ticks(ticks());
+        if early.is_acceptor.load(Ordering::Relaxed) || early.has_kept_abreast.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.tuple().is_some_and(|tuple| abreast::is_any(tuple.peer)) {
+            early.has_kept_abreast.store(true, Ordering::Relaxed);
+            self.switch_at_once();
+        }
     }
 
     /// The memory to switch to, and how to say so: what the peer has sent, though there are bytes to be read before

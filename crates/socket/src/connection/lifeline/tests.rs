@@ -1,7 +1,7 @@
 //! Connections from their beginning on the lifeline, both ends in one process.
 
-use super::super::tests::{End, origin};
-use super::super::{Connection, Flags, Start};
+use super::super::tests::{End, origin, young_pair};
+use super::super::{Connection, Flags, Origin, Start};
 use super::message::{FOLLOW, OFFER, SWITCH, send_message};
 use crate::segment::{Segment, Side};
 use libc::iovec;
@@ -18,12 +18,6 @@ fn lifeline() -> (OwnedFd, OwnedFd) {
 
 fn open(fd: OwnedFd, side: Side) -> End {
     End(Connection::open(origin(fd.into_raw_fd(), true), Start::Lifeline(side)))
-}
-
-/// The connecting and the accepting end of a connection on its lifeline.
-fn pair() -> [End; 2] {
-    let (connector, acceptor) = lifeline();
-    [open(connector, Side::Connector), open(acceptor, Side::Acceptor)]
 }
 
 /// One end, and the bare other end of its lifeline.
@@ -68,7 +62,7 @@ fn goes_by_lanes(end: &End) -> bool {
 #[test]
 fn a_connection_for_one_question_takes_no_memory() {
     let _no_child = crate::forks::none();
-    let [client, server] = pair();
+    let [client, server] = young_pair();
     assert_eq!(receive(&server, 10), Err(Errno::AGAIN));
     assert_eq!(send(&client, b"question"), Ok(8));
     assert_eq!(receive(&server, 10).unwrap(), b"question");
@@ -82,7 +76,7 @@ fn a_connection_for_one_question_takes_no_memory() {
 #[test]
 fn a_busy_connection_gets_lanes() {
     let _no_child = crate::forks::none();
-    let [client, server] = pair();
+    let [client, server] = young_pair();
     for round in 0..6_u8 {
         assert_eq!(send(&client, &[round; 10]), Ok(10));
         assert_eq!(receive_all(&server), [round; 10]);
@@ -93,9 +87,29 @@ fn a_busy_connection_gets_lanes() {
 }
 
 #[test]
+fn a_process_with_lanes_to_an_address_begins_with_lanes_there() {
+    let _no_child = crate::forks::none();
+    let [client, server] = young_pair();
+    assert!(client.0.switch_at_once());
+    let (connector, acceptor) = lifeline();
+    let beside = Origin { tuple: client.0.tuple().unwrap(), ..origin(connector.into_raw_fd(), true) };
+    let client_beside = End(Connection::open(beside, Start::Lifeline(Side::Connector)));
+    let server_beside = open(acceptor, Side::Acceptor);
+    assert_eq!((send(&client_beside, b"one"), send(&client, b"two")), (Ok(3), Ok(3)));
+    assert!(client_beside.0.sends_by_lane());
+    for (end, bytes) in [(&server, b"two"), (&server_beside, b"one")] {
+        assert!(end.0.readiness(libc::POLLIN) & libc::POLLIN != 0);
+        assert_eq!(receive(end, 10).unwrap(), bytes);
+    }
+    let elsewhere = young_pair();
+    assert_eq!(send(&elsewhere[0], b"three"), Ok(5));
+    assert!(!elsewhere[0].0.sends_by_lane());
+}
+
+#[test]
 fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
     let _no_child = crate::forks::none();
-    let [client, server] = pair();
+    let [client, server] = young_pair();
     let sent: Vec<u8> = (0..3 << 20).map(|index| (index / 7) as u8).collect();
     for ends in [[&client, &server], [&server, &client]] {
         let accepted = send(ends[0], &sent).unwrap();
@@ -110,7 +124,7 @@ fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
 #[test]
 fn both_ends_may_switch_at_the_same_time() {
     let _no_child = crate::forks::none();
-    let [client, server] = pair();
+    let [client, server] = young_pair();
     // Bytes in front of both messages, so that neither end finds the other's before it has switched itself.
     assert_eq!((send(&client, b"c1"), send(&server, b"s1")), (Ok(2), Ok(2)));
     assert!(client.0.switch_at_once());
@@ -125,7 +139,7 @@ fn both_ends_may_switch_at_the_same_time() {
 #[test]
 fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
     let _no_child = crate::forks::none();
-    let [client, server] = pair();
+    let [client, server] = young_pair();
     for end in [&client, &server] {
         end.0.offer_bounds(4096);
     }
@@ -142,12 +156,12 @@ fn offers_that_cross_end_in_the_memory_of_the_connecting_end() {
 fn unread_bytes_reset_the_peer_and_messages_do_not() {
     let _no_child = crate::forks::none();
     for (unread, expected) in [(&b""[..], Ok(Vec::new())), (b"unread", Err(Errno::CONNRESET))] {
-        let [client, server] = pair();
+        let [client, server] = young_pair();
         assert!(server.0.switch_at_once());
         send(&server, unread).unwrap();
         drop(client);
         assert_eq!(receive(&server, 10), expected, "{unread:?}");
-        let [client, server] = pair();
+        let [client, server] = young_pair();
         send(&server, unread).unwrap();
         assert!(server.0.switch_at_once());
         drop(client);
@@ -227,7 +241,7 @@ proptest! {
     #[test]
     fn every_byte_arrives_once_and_in_order_whenever_ends_switch(acts in acts()) {
         let _no_child = crate::forks::none();
-        let ends = pair();
+        let ends = young_pair();
         let mut on_the_way: [VecDeque<u8>; 2] = Default::default();
         let mut sent = [0_usize; 2];
         let mut has_offered = [false; 2];

@@ -1,0 +1,34 @@
+//! To which addresses this process has connections with lanes.
+//!
+//! Records in lanes say when they were sent, bytes of a lifeline do not. A program that sends by one connection and then
+//! by another one to the same server may count on the order in which the server's `epoll` reports them, so a process
+//! that has lanes to an address gives lanes to its further connections there before it sends anything by them.
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Addresses with the same hash share a count: at worst a connection gets lanes early.
+const COUNTS: usize = 256;
+
+static LANES_TO: [AtomicU32; COUNTS] = [const { AtomicU32::new(0) }; COUNTS];
+
+fn count_of(peer: SocketAddr) -> &'static AtomicU32 {
+    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(peer);
+    &LANES_TO[hash as usize % COUNTS]
+}
+
+/// A connection to this address gets lanes.
+pub(in crate::connection) fn note(peer: SocketAddr) {
+    count_of(peer).fetch_add(1, Ordering::Relaxed);
+}
+
+/// A connection to this address, with lanes, is over.
+pub(in crate::connection) fn forget(peer: SocketAddr) {
+    count_of(peer).fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Whether there may be one.
+pub(super) fn is_any(peer: SocketAddr) -> bool {
+    count_of(peer).load(Ordering::Relaxed) > 0
+}
