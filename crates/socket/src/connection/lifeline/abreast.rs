@@ -1,8 +1,8 @@
 //! To which addresses this process has connections with lanes.
 //!
-//! Records in lanes say when they were sent, bytes of a lifeline do not. A program that sends by one connection and then
-//! by another one to the same server may count on the order in which the server's `epoll` reports them, so a process
-//! that has lanes to an address gives lanes to its further connections there before it sends anything by them.
+//! Records in lanes say when they were sent, bytes of a lifeline do not. A program that sends by one connection and
+//! then by another one to the same server may count on the order in which the server's `epoll` reports them, so a
+//! process that has lanes to an address gives lanes to its further connections there before it sends anything by them.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::net::SocketAddr;
