@@ -1,12 +1,14 @@
 """Serves clients of another process until it has no descriptor left, then serves those that still wait.
 
 Usage: accept_at_limit.py SOFT HARD. Every client gets its own byte back, as by kernel TCP; `accept` answers EMFILE at
-the limit, and takes the waiting clients as descriptors are closed. Prints "ok" and how many connections fitted.
+the limit, and takes the waiting clients as descriptors are closed; and an epoll set that has been empty until then
+takes and reports as many connections as there are. Prints "ok" and how many connections fitted.
 """
 
 import errno
 import os
 import resource
+import select
 import socket
 import sys
 
@@ -14,6 +16,7 @@ CLIENTS_WAITING = 20
 soft, hard = int(sys.argv[1]), int(sys.argv[2])
 listener = socket.create_server(("127.0.0.1", 0), backlog=soft + CLIENTS_WAITING)
 listener.setblocking(False)
+epoll = select.epoll()
 all_wait, say_all_wait = os.pipe()
 client_process = os.fork()
 if client_process == 0:
@@ -57,6 +60,11 @@ while served < soft + CLIENTS_WAITING:
         raise SystemExit(f"accept: {os.strerror(error)}")
     if error == errno.EMFILE and fitted is None:
         fitted = len(accepted)
+    for connection in accepted:
+        epoll.register(connection, select.EPOLLIN)
+    reported = set()
+    while len(reported) < len(accepted):
+        reported.update(descriptor for descriptor, _ in epoll.poll())
     for connection in accepted:
         connection.setblocking(True)
         connection.sendall(connection.recv(10))

@@ -421,8 +421,9 @@ fn a_descriptor_limit_loses_no_connection() {
     }
 }
 
-/// What the listener's hidden socket takes, and a number for the moment in which a connection's memory is received.
-const NUMBERS_OF_LISTENER: usize = 2;
+/// What the listener's hidden socket takes, the epoll set's hidden part, and a number for the moment in which a
+/// connection's memory is received.
+const NUMBERS_OF_SERVER: usize = 3;
 
 #[test]
 fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_by_tcp_and_resets_none() {
@@ -436,7 +437,7 @@ fn a_server_at_its_descriptor_limit_serves_as_many_clients_as_by_tcp_and_resets_
         };
         let by_tcp = fitted(&mut Command::new(python()));
         let by_lanes = fitted(&mut rack.require_lane(python()));
-        assert!(by_lanes + NUMBERS_OF_LISTENER >= by_tcp, "{limits:?}: {by_lanes} of {by_tcp}");
+        assert!(by_lanes + NUMBERS_OF_SERVER >= by_tcp, "{limits:?}: {by_lanes} of {by_tcp}");
     }
 }
 

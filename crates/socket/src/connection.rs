@@ -604,6 +604,7 @@ impl Connection {
             inbound: UnsafeCell::new(None),
         };
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
+        limit::note_mapping();
         if lanes.segment.side() == Side::Connector
             && let Some(tuple) = self.with_unreachable_details(|details| details.tuple)
         {
@@ -762,8 +763,10 @@ impl Connection {
             self.is_plain.store(false, Ordering::Relaxed);
             // SAFETY: under both locks, and there is no waiter.
             let lanes = unsafe { (*self.lanes.get()).take() };
-            if lanes.as_ref().is_some_and(|lanes| lanes.segment.side() == Side::Connector) {
-                tuple.into_iter().for_each(|tuple| lifeline::abreast::forget(tuple.peer));
+            if let Some(lanes) = &lanes {
+                limit::forget_mapping();
+                let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
+                leads_to.into_iter().for_each(|tuple| lifeline::abreast::forget(tuple.peer));
             }
             (lanes, memory)
         };

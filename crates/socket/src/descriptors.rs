@@ -422,6 +422,48 @@ fn keep_marker(marker: HiddenFd) {
     }
 }
 
+/// A place for one hidden descriptor that is made before it is needed, when there may be no number left.
+#[derive(Debug)]
+pub struct Spare {
+    /// The descriptor's slot plus one, and above it the process that made it; 0: there is none.
+    word: AtomicU64,
+}
+
+impl Spare {
+    /// An empty place.
+    pub const fn new() -> Self {
+        Self { word: AtomicU64::new(0) }
+    }
+
+    /// Makes the descriptor, if there is none of this process's.
+    pub fn keep(&self, make: impl FnOnce() -> Result<HiddenFd, Errno>) {
+        let (known, process) = (self.word.load(Ordering::Acquire), own_process());
+        if known >> 32 == process {
+            return;
+        }
+        let Ok(spare) = make() else { return };
+        let word = process << 32 | u64::from(spare.slot) + 1;
+        if self.word.compare_exchange(known, word, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            std::mem::forget(spare);
+            drop(Self::of_word(known));
+        }
+    }
+
+    /// Takes the descriptor out. One that was made before a fork is the parent's too, and only closed here.
+    pub fn take(&self) -> Option<HiddenFd> {
+        let word = self.word.swap(0, Ordering::AcqRel);
+        Self::of_word(word).filter(|_| word >> 32 == own_process())
+    }
+
+    fn of_word(word: u64) -> Option<HiddenFd> {
+        (word as u32).checked_sub(1).map(|slot| HiddenFd { slot: slot as u16 })
+    }
+}
+
+fn own_process() -> u64 {
+    rustix::process::getpid().as_raw_nonzero().get() as u64
+}
+
 /// What the numbers of open descriptors lead to, as far as it matters to who inherits them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InheritedKind {

@@ -355,6 +355,7 @@ fn is_readable(fd: RawFd) -> bool {
 pub fn create(flags: i32) -> Result<RawFd, Errno> {
     let fd = kernel::create(flags)?;
     if table::can_hold(fd) && !lifecycle::settings().off {
+        roster::keep_spare_inner();
         enter(fd);
     }
     Ok(fd)

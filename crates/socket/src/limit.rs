@@ -1,4 +1,4 @@
-//! Descriptors of our own when the program has used up its limit.
+//! Descriptors of our own when the program has used up its limit; and how many mappings lanes may take.
 //!
 //! A program at its limit still connects and listens with the kernel's TCP, which needs no further descriptor. A lane
 //! needs a few, so the soft limit is raised towards the hard one for as long as it takes to get them; hidden ones then
@@ -8,12 +8,43 @@ use crate::descriptors::{close, release_all_optional};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Descriptors that one connection or listener needs at most beyond the program's.
 const SPARE: u64 = 16;
 
 /// Limits up to here are asked whether they leave a number free.
 const SMALL_LIMIT: u64 = 1024;
+
+/// What Linux allows if nobody says otherwise.
+const MAPPINGS_MAX: u32 = 65_530;
+
+/// Connections of this process that have memory, a mapping each.
+static MAPPED: AtomicU32 = AtomicU32::new(0);
+
+/// A connection gets memory.
+pub fn note_mapping() {
+    MAPPED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The memory of a connection is unmapped.
+pub fn forget_mapping() {
+    MAPPED.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Whether one more connection may have memory if it can do without: half of the mappings that a process may have
+/// (`vm.max_map_count`) are the program's.
+pub fn leaves_mappings() -> bool {
+    /// 0 until it is known.
+    static MAX: AtomicU32 = AtomicU32::new(0);
+    let mut max = MAX.load(Ordering::Relaxed);
+    if max == 0 {
+        let said = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        max = said.and_then(|said| said.trim().parse().ok()).unwrap_or(MAPPINGS_MAX);
+        MAX.store(max, Ordering::Relaxed);
+    }
+    MAPPED.load(Ordering::Relaxed) < max / 2
+}
 
 struct Raised(Rlimit);
 

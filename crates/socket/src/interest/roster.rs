@@ -10,7 +10,7 @@ use super::kernel;
 use super::order::ReadyTime;
 use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target, Watch};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
-use crate::descriptors::HiddenFd;
+use crate::descriptors::{HiddenFd, Spare};
 use crate::limit;
 use crate::system;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
@@ -34,6 +34,14 @@ const TOKENS: usize = 64;
 const CALLS_PER_CLOCK_LOOK: u32 = 8;
 /// Foreign descriptors and parked connections wait this long, at most, while hot ones keep the program busy.
 const UNASKED_MICROSECONDS: u64 = 20;
+
+/// For the first set that gets a lane when the program has used up its descriptors.
+static SPARE_INNER: Spare = Spare::new();
+
+/// Prepares for [`Roster::ensure_inner`] while there are descriptors.
+pub fn keep_spare_inner() {
+    SPARE_INNER.keep(kernel::create_hidden);
+}
 
 /// What the kernel is asked of a lane listener.
 fn lane_events(events: u32) -> u32 {
@@ -123,8 +131,8 @@ impl Roster {
         if self.inner.is_some() {
             return Ok(());
         }
-        let inner = limit::above_when_needed(kernel::create_hidden, |error| *error == Errno::MFILE)
-            .map_err(|_| Errno::NOMEM)?;
+        let created = limit::above_when_needed(kernel::create_hidden, |error| *error == Errno::MFILE);
+        let inner = created.ok().or_else(|| SPARE_INNER.take()).ok_or(Errno::NOMEM)?;
         kernel::control(epfd, EPOLL_CTL_ADD, inner.raw(), INPUT, kernel::data_of(kernel::Own::Inner))?;
         self.inner = Some(inner);
         Ok(())
@@ -424,7 +432,8 @@ impl Roster {
     /// Wakes the threads that sleep on the set.
     pub fn ring_bell(&mut self) {
         if self.bell.is_none() {
-            let Ok(bell) = kernel::create_bell() else { return };
+            let created = limit::above_when_needed(kernel::create_bell, |error| *error == Errno::MFILE);
+            let Ok(bell) = created else { return };
             let _ = kernel::control(self.inner_fd(), EPOLL_CTL_ADD, bell.raw(), INPUT, BELL);
             self.bell = Some(bell);
         }

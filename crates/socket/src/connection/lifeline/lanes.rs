@@ -198,6 +198,7 @@ impl Connection {
             && !self.early.is_shared.load(Ordering::Relaxed)
             && !self.is_handed_on.load(Ordering::Relaxed)
             && !may_be_left()
+            && limit::leaves_mappings()
     }
 
     /// Switches to memory of this end's own without waiting for the peer. `false`: the end goes on by the lifeline.
