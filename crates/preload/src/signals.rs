@@ -48,6 +48,9 @@ fn handler_of(action: &libc::sigaction) -> Handler {
 pub unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     // SAFETY: the C caller's.
     let new = unsafe { new.as_ref() };
+    if new.is_some_and(|new| new.sa_flags & libc::SA_RESETHAND != 0) {
+        signals::note_one_shot();
+    }
     let (result, shown) = signals::change(signal, new.map(handler_of), |address| {
         let changed = new.zip(address).map(|(new, address)| libc::sigaction { sa_sigaction: address, ..*new });
         let changed = changed.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -95,6 +98,7 @@ pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
 /// What `signal` is in a program that asks for the standards alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __sysv_signal(signal: c_int, handler: usize) -> usize {
+    signals::note_one_shot();
     // SAFETY: the C caller's.
     change_plain(signal, handler, |handler| unsafe { real::__sysv_signal(signal, handler) })
 }

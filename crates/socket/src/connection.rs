@@ -47,6 +47,7 @@ use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous;
 use crate::segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, Segment, Sender, Side, Status};
+use crate::signals;
 use crate::spin::Patience;
 use crate::system;
 use ledger::ConnectionSlot;
@@ -574,7 +575,7 @@ impl Connection {
     /// Gives lanes to a connection that the program has already. Under both locks.
     fn attach_in_use(&self, segment: Segment, memory: Option<MemoryFds<HiddenFd>>, by_lane: u64) {
         // A signal handler looks without the lock that it has interrupted.
-        system::without_signals(|| self.attach_locked(segment, memory, by_lane));
+        signals::without_handlers(|| self.attach_locked(segment, memory, by_lane));
         let asked = self.with_details(Details::ask_for_options);
         self.bound_lanes(asked.send_bytes, asked.receive_bytes);
         self.set_inheritable_locked(self.has_descriptor(is_inheritable));
@@ -671,7 +672,7 @@ impl Connection {
 
     fn with_details<R>(&self, access: impl FnOnce(&mut Details) -> R) -> R {
         // A handler that finds the lock held by its own thread would wait for ever.
-        system::without_signals(|| self.with_unreachable_details(access))
+        signals::without_handlers(|| self.with_unreachable_details(access))
     }
 
     /// As [`Connection::with_details`], for an object that no signal handler can reach: not known yet, or not any more.

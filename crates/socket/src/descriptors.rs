@@ -423,7 +423,7 @@ fn keep_marker(marker: HiddenFd) {
 }
 
 /// A place for one hidden descriptor that is made before it is needed, when there may be no number left.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Spare {
     /// The descriptor's slot plus one, and above it the process that made it; 0: there is none.
     word: AtomicU64,
@@ -442,7 +442,7 @@ impl Spare {
             return;
         }
         let Ok(spare) = make() else { return };
-        let word = process << 32 | u64::from(spare.slot) + 1;
+        let word = (process << 32) | (u64::from(spare.slot) + 1);
         if self.word.compare_exchange(known, word, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             std::mem::forget(spare);
             drop(Self::of_word(known));

@@ -47,6 +47,11 @@ impl SocketOption {
         REFUSED.iter().find(|(refused, _)| *refused == self).map(|(_, errno)| *errno)
     }
 
+    /// Whether every number is a right value, and none changes what a lane does.
+    pub fn takes_any_number(self) -> bool {
+        self == Self::tcp(libc::TCP_NODELAY)
+    }
+
     /// Whether a value turns the option on.
     fn is_on(self, value: &[u8]) -> bool {
         let is_offset = self == Self::socket(libc::SO_PEEK_OFF);

@@ -2,7 +2,7 @@
 //! memory.
 
 use crate::lock::Lock;
-use crate::system;
+use crate::signals;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 
@@ -87,7 +87,7 @@ impl<T: Default + Sync> Pool<T> {
     }
 
     fn with_lists<R>(&self, access: impl FnOnce(&mut Lists<T>) -> R) -> R {
-        system::without_signals(|| {
+        signals::without_handlers(|| {
             let _guard = self.lock.lock();
             // SAFETY: under the lock.
             access(unsafe { &mut *self.lists.get() })

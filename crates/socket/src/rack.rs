@@ -518,11 +518,6 @@ impl Rack {
         }
     }
 
-    /// Whether there is such a name, perhaps of a listener that was killed.
-    pub fn has(&self, name: &ListenerName) -> bool {
-        rustix::fs::lstat(self.path_of(name)).is_ok()
-    }
-
     /// Whether a socket stands behind the name.
     ///
     /// # Errors

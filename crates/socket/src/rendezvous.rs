@@ -394,8 +394,8 @@ fn bind_tuple(
     Err(Errno::ADDRNOTAVAIL)
 }
 
-/// Connects the lifeline to the first of the listeners that lives and has room, after `prepare`, which is called only
-/// if there may be one: a connection that is accepted and then given up would be a reset for the server.
+/// Connects the lifeline to the first of the listeners that lives and has room, after `prepare`: a connection that is
+/// accepted and then given up would be a reset for the server.
 fn reach(
     rack: &Rack,
     lifeline: BorrowedFd<'_>,
@@ -404,9 +404,6 @@ fn reach(
 ) -> Result<(), NoLane> {
     let mut outcome = NoLane::because(FallbackReason::NoListener);
     for name in names {
-        if !rack.has(name) {
-            continue;
-        }
         prepare()?;
         match rack.address_of(name).and_then(|address| rustix::net::connect(lifeline, &address)) {
             Ok(()) => return Ok(()),

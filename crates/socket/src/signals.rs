@@ -4,12 +4,15 @@
 //! notes the run, and costs nothing where no signal comes. The program never sees the gates: [`change`] shows it the
 //! handlers that it has set. Handlers of faults keep the kernel's entry, because a fault interrupts no wait; so does
 //! what a program installs by a raw system call, whose runs nobody notes.
+//!
+//! A gate also *puts off* a handler that would interrupt this thread in the middle of a change ([`without_handlers`]):
+//! that costs nothing where no signal comes, while blocking and unblocking signals takes two system calls.
 
 use crate::lifecycle;
 use crate::lock::Lock;
 use crate::system;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
 /// Signals are numbered from 1 to this.
 const SIGNAL_MAX: usize = 64;
@@ -51,6 +54,59 @@ thread_local! {
     static LAST: Cell<u64> = const { Cell::new(0) };
     /// The same, of a handler that ends waits.
     static LAST_INTERRUPTING: Cell<u64> = const { Cell::new(0) };
+}
+
+thread_local! {
+    /// Changes, one inside the other, that this thread is in the middle of.
+    static CHANGES_BEGUN: Cell<u32> = const { Cell::new(0) };
+    /// The signals that were blocked when a handler was put off; all are since.
+    static BLOCKED_BEFORE: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// A handler has been installed that the kernel forgets as it calls it: it cannot be put off.
+static HAS_ONE_SHOT: AtomicBool = AtomicBool::new(false);
+
+/// The program installs a handler with `SA_RESETHAND`.
+pub fn note_one_shot() {
+    HAS_ONE_SHOT.store(true, Ordering::Relaxed);
+}
+
+/// Runs `work` where no handler of the program's finds it half done.
+#[inline]
+pub fn without_handlers<R>(work: impl FnOnce() -> R) -> R {
+    if load(&GATES[Shape::Plain as usize]) == 0 || HAS_ONE_SHOT.load(Ordering::Relaxed) {
+        return system::without_signals(work);
+    }
+    let begun = CHANGES_BEGUN.get();
+    CHANGES_BEGUN.set(begun + 1);
+    compiler_fence(Ordering::SeqCst);
+    let result = work();
+    compiler_fence(Ordering::SeqCst);
+    CHANGES_BEGUN.set(begun);
+    compiler_fence(Ordering::SeqCst);
+    if begun == 0
+        && let Some(mask) = BLOCKED_BEFORE.take()
+    {
+        // What was put off is pending, and comes now.
+        system::set_signal_mask(mask);
+    }
+    result
+}
+
+/// Where a gate leads in the middle of a change: makes the signal pending again, with what the kernel has said of it,
+/// and returns to the change with all signals blocked.
+///
+/// # Safety
+/// The arguments are those that the kernel calls a handler with.
+unsafe extern "C" fn put_off(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::ucontext_t) {
+    system::set_signal_mask(u64::MAX);
+    // SAFETY: the kernel's, which has filled both; of the mask, its set is the beginning of libc's.
+    let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
+    // Where several handlers are put off at once, this runs last for the one that has interrupted the change itself.
+    BLOCKED_BEFORE.set(Some(*mask));
+    *mask = u64::MAX;
+    // SAFETY: as above.
+    unsafe { system::send_to_this_thread(signal, info) };
 }
 
 /// A moment, to ask what has happened since.
@@ -123,8 +179,11 @@ pub unsafe fn mask_while_awake(mask: *const libc::sigset_t, began: &mut Moment) 
     unsafe { system::Masked::by(mask, || *began = Moment::now()) }
 }
 
-/// A gate was entered for `signal`: notes it, and answers the address of the program's handler.
+/// A gate was entered for `signal`: notes it, and answers the address of the program's handler, or of what puts it off.
 pub fn enter(signal: i32, shape: Shape) -> usize {
+    if CHANGES_BEGUN.get() > 0 {
+        return put_off as *const () as usize;
+    }
     let run = RUNS.fetch_add(1, Ordering::Relaxed) + 1;
     LAST.set(run);
     if !system::handler_restarts(signal) {

@@ -72,6 +72,20 @@ pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Sends a signal to this thread, with what the kernel has said of it; without that where no more can be queued.
+///
+/// # Safety
+/// `info` is what the kernel has called a handler with.
+pub unsafe fn send_to_this_thread(signal: i32, info: *const libc::siginfo_t) {
+    let process = rustix::process::getpid().as_raw_nonzero().get();
+    let thread = rustix::thread::gettid().as_raw_nonzero().get();
+    // SAFETY: the caller's.
+    if unsafe { call!(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) } < 0 {
+        // SAFETY: no pointers.
+        unsafe { call!(libc::SYS_tgkill, process, thread, signal) };
+    }
+}
+
 /// Blocks exactly the signals in `mask`; returns those that were blocked before.
 pub fn set_signal_mask(mask: u64) -> u64 {
     let mut before = 0_u64;

@@ -24,6 +24,7 @@ use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
 use crate::limit;
 use crate::segment::{BY_LANE_RECEIVE, Own, Segment, Side, Status};
+use crate::signals;
 use crate::system;
 use libc::iovec;
 use rustix::io::Errno;
@@ -350,7 +351,7 @@ impl Connection {
         }
         let Some(lanes) = self.lanes() else { return false };
         if self.can_be_held_elsewhere() && lanes.segment.load(Own::ByLane) & BY_LANE_RECEIVE != 0 {
-            system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
+            signals::without_handlers(|| self.go_by_lane(BY_LANE_RECEIVE));
             if self.sleepers.is_any() {
                 // SAFETY: under the receive lock.
                 unsafe { (*lanes.receiver.get()).announce_sleep() };
@@ -501,14 +502,26 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::readiness`], where what comes in comes by the lifeline. Two system calls. `None`: it does not
-    /// any more.
+    /// As [`Connection::readiness`], where what comes in comes by the lifeline. One system call, and one more if
+    /// something is there. `None`: it does not any more.
     pub(super) fn lifeline_readiness(&'static self, wanted: i16) -> Option<i16> {
-        let first = self.hear_messages();
-        if self.receives_by_lane() {
-            return None;
+        let ask = || system::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
+        let mut said = ask();
+        let may_hear =
+            said & libc::POLLIN != 0 || self.early.has_heard.load(Ordering::Relaxed) || self.can_be_held_elsewhere();
+        let mut first = First::Nothing;
+        if may_hear {
+            let heard_before = self.early.messages.load(Ordering::Relaxed);
+            first = self.hear_messages();
+            if self.receives_by_lane() {
+                return None;
+            }
+            if self.early.messages.load(Ordering::Relaxed) != heard_before {
+                said = ask();
+            }
         }
-        let said = system::poll_now(self.lifeline(), libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP);
+        let ends = u64::from((said & (libc::POLLRDHUP | libc::POLLHUP)).count_ones());
+        self.early.ends.fetch_max(ends, Ordering::Relaxed);
         let has_ended = said & libc::POLLRDHUP != 0;
         let is_shut = |direction| self.is_shut(direction);
         if let Some(lanes) = self.lanes().filter(|_| said & libc::POLLHUP != 0) {
@@ -644,15 +657,10 @@ impl Connection {
         self.early.taken_bytes.load(Ordering::Relaxed) + unread
     }
 
-    /// As [`Connection::early_arrivals`]: how far the lifeline has come to its end. Only grows.
+    /// As [`Connection::early_arrivals`]: how far the lifeline had come to its end when its readiness was last asked.
+    /// Only grows.
     pub(super) fn early_ends(&self) -> u64 {
-        let ends = if self.is_on_lifeline() {
-            let said = system::poll_now(self.lifeline(), libc::POLLRDHUP);
-            u64::from((said & (libc::POLLRDHUP | libc::POLLHUP)).count_ones())
-        } else {
-            0
-        };
-        self.early.ends.fetch_max(ends, Ordering::Relaxed).max(ends)
+        self.early.ends.load(Ordering::Relaxed)
     }
 
     /// What is known of the peer, and which directions are shut down.

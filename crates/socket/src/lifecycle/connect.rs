@@ -11,6 +11,7 @@ use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, Connected, Progress, Underway};
 use crate::segment::Side;
+use crate::signals;
 use crate::signals::Moment;
 use crate::system;
 use crate::table::{self, Entry};
@@ -291,7 +292,7 @@ pub fn note_kernel_failure(fd: RawFd) {
 /// mode.
 pub(super) fn install(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {
     // No handler that closes the socket comes between its steps.
-    system::without_signals(|| put_in_place(fd, stream, met))
+    signals::without_handlers(|| put_in_place(fd, stream, met))
 }
 
 fn put_in_place(fd: RawFd, stream: &'static Stream, met: Met) -> Result<bool, Errno> {

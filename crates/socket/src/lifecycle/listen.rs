@@ -6,7 +6,7 @@ use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, co
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, LaneListener};
-use crate::system;
+use crate::signals;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
@@ -38,7 +38,7 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
     let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, stream, bound, backlog));
     match lane {
-        Ok(lane) => system::without_signals(|| promote(fd, stream, lane)),
+        Ok(lane) => signals::without_handlers(|| promote(fd, stream, lane)),
         Err(reason) => count_fallback(reason),
     }
     Ok(())
@@ -99,7 +99,7 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
 /// again.
 pub fn shutdown_listener(listener: &'static Listener) {
     // No handler that closes the socket comes between its steps.
-    system::without_signals(|| demote(listener));
+    signals::without_handlers(|| demote(listener));
 }
 
 fn demote(listener: &'static Listener) {

@@ -13,7 +13,7 @@ use crate::descriptors::{HiddenFd, Need};
 use crate::interest;
 use crate::lock::{Guard, Lock};
 use crate::rendezvous::Underway;
-use crate::system;
+use crate::signals;
 use crate::table::{self, Entry};
 use ledger::FallbackReason;
 use rustix::fs::OFlags;
@@ -114,7 +114,7 @@ fn advance_now_and_then() {
     if is_due && LOOKED_TICKS.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
         let mut full = None;
         // A handler that jumped away would leave a turn taken for ever.
-        system::without_signals(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
+        signals::without_handlers(|| STREAMS.for_each(|stream| advance_one(stream, &mut full)));
     }
 }
 
@@ -276,7 +276,7 @@ static SILENCES: Silences = Silences(UnsafeCell::new(Vec::new()));
 
 fn connect_to_nobody(fd: RawFd) -> Result<(), Errno> {
     let is_v6 = inspect::local_of(fd)?.is_ipv6();
-    let nobody = system::without_signals(|| silent_address(is_v6))?;
+    let nobody = signals::without_handlers(|| silent_address(is_v6))?;
     // SAFETY: the program's descriptor, which it is connecting.
     match without_waiting(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody))? {
         Err(Errno::INPROGRESS) => Ok(()),

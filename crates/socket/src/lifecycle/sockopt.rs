@@ -72,12 +72,20 @@ pub unsafe fn set_option(
     value: *const c_void,
     length: libc::socklen_t,
 ) -> Result<(), Errno> {
-    let family = family_of(connection);
     let option = SocketOption { level, name };
+    if option.takes_any_number() {
+        // Most connections get this one. The lifeline knows an option of the same kind, and has no use for it.
+        let alike = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_DONTROUTE };
+        // SAFETY: the caller's; a raw call on the program's own descriptor.
+        unsafe { set_on_lifeline(connection.lifeline(), alike, value, length)? };
+        // SAFETY: the caller's; the kernel has just accepted the value.
+        connection.with_options(|record| unsafe { record.note_c(option, value, length) });
+        return Ok(());
+    }
     // The template is several system calls: not under the connection's lock.
     let mut copy = connection.with_options(|record| record.clone());
     // SAFETY: the caller's.
-    unsafe { copy.set_c(family, option, value, length)? };
+    unsafe { copy.set_c(family_of(connection), option, value, length)? };
     // SAFETY: the caller's; the kernel has just accepted the value.
     connection.with_options(|record| unsafe { record.note_c(option, value, length) });
     connection.apply_recorded_options();
@@ -120,6 +128,17 @@ fn facts_of(connection: &'static Connection) -> TcpFacts {
         bytes_received,
         bytes_unsent: 0,
     }
+}
+
+unsafe fn set_on_lifeline(
+    fd: RawFd,
+    option: SocketOption,
+    value: *const c_void,
+    length: libc::socklen_t,
+) -> Result<(), Errno> {
+    // SAFETY: the kernel checks the pointer.
+    let result = unsafe { crate::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
+    if result < 0 { Err(crate::system::errno()) } else { Ok(()) }
 }
 
 unsafe fn ask_lifeline(

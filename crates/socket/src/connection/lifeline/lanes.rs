@@ -25,6 +25,7 @@ use crate::lifecycle::descriptor::is_inheritable;
 use crate::limit;
 use crate::options::OptionRecord;
 use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side, Status};
+use crate::signals;
 use crate::system;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -143,7 +144,7 @@ impl Connection {
 
     /// Under both locks.
     fn begin_to_receive_by_lane(&self) {
-        system::without_signals(|| self.go_by_lane(BY_LANE_RECEIVE));
+        signals::without_handlers(|| self.go_by_lane(BY_LANE_RECEIVE));
         self.announce_earlier_sleepers();
     }
 
@@ -183,7 +184,7 @@ impl Connection {
         let sent = send_message(self.borrow_lifeline(), FOLLOW, descriptor.as_fd());
         close(descriptor);
         if sent.is_ok() {
-            system::without_signals(|| self.go_by_lane(BY_LANE_SEND));
+            signals::without_handlers(|| self.go_by_lane(BY_LANE_SEND));
         }
         sent.is_ok()
     }
