@@ -571,3 +571,51 @@ TEST(handler_closes_the_set_that_is_waited_on)
     int epoll = epoll_with(pair.server, EPOLLIN);
     pass_a_word(&pair, epoll);
 }
+
+enum { SIGNALS_QUEUED = 3000 };
+
+static volatile sig_atomic_t queued_seen, queued_out_of_order;
+
+static void note_queued(int signal, siginfo_t *information, void *context)
+{
+    (void)signal, (void)context;
+    queued_out_of_order += information->si_value.sival_int != queued_seen || information->si_code != SI_QUEUE;
+    queued_seen++;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd >= 0)
+        close(fd);
+}
+
+// Whatever it interrupts: changes of connections put handlers off.
+TEST(queued_signals_come_each_once_in_order_and_with_their_values)
+{
+    struct address at;
+    int listener = listen_anywhere(&at), one = 1;
+    struct sigaction action = {.sa_sigaction = note_queued, .sa_flags = SA_SIGINFO | SA_RESTART};
+    sigset_t before = {0}, after = {0};
+    OK(sigaction(SIGRTMIN + 3, &action, NULL));
+    OK(sigprocmask(SIG_SETMASK, NULL, &before));
+    pid_t sender = OK(fork());
+    if (sender == 0) {
+        for (int number = 0; number < SIGNALS_QUEUED; number++) {
+            union sigval value = {.sival_int = number};
+            while (sigqueue(getppid(), SIGRTMIN + 3, value) != 0)
+                usleep(100);
+            usleep(number % 50);
+        }
+        _exit(0);
+    }
+    while (queued_seen < SIGNALS_QUEUED) {
+        int client = dial(&at), server = accept_from(listener);
+        OK(setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+        say(client, "x");
+        expect(server, "x");
+        OK(close(server));
+        OK(close(client));
+    }
+    CHECK_EQ(queued_seen, SIGNALS_QUEUED);
+    CHECK_EQ(queued_out_of_order, 0);
+    CHECK_EQ(waitpid(sender, NULL, 0), sender);
+    OK(sigprocmask(SIG_SETMASK, NULL, &after));
+    CHECK(memcmp(&before, &after, sizeof before) == 0);
+}
