@@ -24,6 +24,10 @@ HEAD, PLACE = FORWARD + 2 * LINE, FORWARD + 2 * LINE + 8
 TAIL, SERVERS_TAIL, SERVERS_RING = BACK + 2 * LINE, RETURN_BACK + 2 * LINE, RETURN_BACK + 2 * LINE + 16
 SERVERS_OPEN = RETURN_BACK + 2 * LINE + 64
 PRODUCER_ASLEEP = FORWARD + LINE
+# What lies in the server's endpoint before the lane, in this order: its own state, and what its peer says.
+STATE_BYTES = 384
+STATE = FORWARD - STATE_BYTES
+HOLDERS, USERS, SEND_LOCK, RECEIVE_LOCK = 0, 8, 64, 128
 CREDIT, OPEN_READ, CAPACITY = RETURN_BACK, RETURN_BACK + 8, RETURN_BACK + LINE + 8
 
 
@@ -99,6 +103,16 @@ def forge_words(offset, values):
     return [lambda value=value: forge(value) for value in values]
 
 
+def forge_state(changes):
+    """Words of the server's own state, then of what its peer says."""
+    connection = Connection()
+    connection.send()
+    for offset, value in changes.items():
+        connection[STATE + offset] = value
+    connection.send(20)
+    return connection
+
+
 def forge_switch(ring):
     connection = Connection()
     connection.forge_record(SWITCH | ring)
@@ -125,6 +139,12 @@ def steps():
     yield from forge_words(CREDIT, far + near_servers)
     yield from forge_words(OPEN_READ, far)
     yield from forge_words(CAPACITY, [1, WORD])
+    for offset in range(0, STATE_BYTES, 8):
+        for value in (1, 2, os.getpid(), WORD):
+            yield lambda offset=offset, value=value: forge_state({offset: value})
+    for holder in (1, os.getpid(), os.getppid(), WORD):
+        locked = {SEND_LOCK: holder, RECEIVE_LOCK: holder, HOLDERS: 2, USERS: 2}
+        yield lambda locked=locked: forge_state(locked)
     yield from (lambda ring=ring: forge_switch(ring) for ring in (0, 1, 5, 10, 11, 255, 65535))
     for first in (1, 40, 4080, 16_368, 16_369, 65_535):
         for then in ([], [OPEN | 1], [DATA | 1], [OPEN | 65_535], [SWITCH | 1], [0], [OPEN | 50, DATA | 50]):

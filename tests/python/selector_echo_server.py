@@ -1,11 +1,15 @@
 """Echoes any number of clients on 127.0.0.1 from one thread that never blocks in a call but select's.
 
-Usage: selector_echo_server.py PORT
+Usage: selector_echo_server.py PORT [--with-child]
+
+With a child, which does nothing: a process that is forked again and again, so that it holds most connections too.
 """
 
+import os
 import selectors
 import socket
 import sys
+import time
 
 BUFFERED_BYTES_MAX = 1 << 20
 
@@ -35,7 +39,27 @@ def serve(client, buffered, events):
     selector.modify(client, wanted, buffered)
 
 
+CHILD_FROM_S = 0.05
+child, forked_at = None, 0
+
+
+def fork_child():
+    """The last child, if any, gives way to one that holds what has been accepted since."""
+    global child, forked_at
+    if child is not None:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    forked_at, server = time.monotonic(), os.getpid()
+    child = os.fork()
+    if child == 0:
+        while os.getppid() == server:
+            time.sleep(1)
+        os._exit(0)
+
+
 while True:
+    if "--with-child" in sys.argv and time.monotonic() - forked_at > CHILD_FROM_S:
+        fork_child()
     for key, events in selector.select():
         try:
             if key.fileobj is listener:

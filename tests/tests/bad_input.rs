@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use socket::segment::{self, Segment};
@@ -607,14 +608,24 @@ fn offsets_in_segment() -> Vec<String> {
     .to_vec()
 }
 
-const HONEST_CLIENTS_MAX: usize = 200;
+const HONEST_CLIENTS_MAX: usize = 2000;
+const KILLS_LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn neighbours_that_forge_words_of_their_own_connections_stall_nobody() {
+    forge_words_of_connections_to(&[]);
+}
+
+#[test]
+fn neighbours_that_forge_words_of_connections_that_a_child_holds_too_stall_nobody() {
+    forge_words_of_connections_to(&["--with-child"]);
+}
+
+fn forge_words_of_connections_to(options: &[&str]) {
     let rack = Rack::new();
     let server = start_server(|port| {
         let mut command = rack.require_lane(python());
-        command.arg(package_file("python/selector_echo_server.py")).arg(port.to_string());
+        command.arg(package_file("python/selector_echo_server.py")).arg(port.to_string()).args(options);
         command
     });
     let mut hostile = rack.require_lane(python());
@@ -630,6 +641,28 @@ fn neighbours_that_forge_words_of_their_own_connections_stall_nobody() {
     assert!(!hostile.stdout().contains("reset 0"), "nothing that was forged did any harm");
     drop(hostile);
     must_echo(&rack, &server);
+}
+
+/// Whoever is killed, and whenever: the peers are told, and nothing else is left.
+fn kill_at_random_moments(count: &str) {
+    // A failure names its seed.
+    let seed = std::process::id().to_string();
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    command.arg(package_file("python/kills.py")).args([count, &seed]);
+    let finished = Process::start(&mut command).wait(KILLS_LIMIT);
+    assert!(finished.status.success() && finished.stdout == "ok\n", "seed {seed}: {finished}");
+}
+
+#[test]
+fn ends_that_are_killed_leave_nothing_behind() {
+    kill_at_random_moments("300");
+}
+
+#[test]
+#[ignore = "some ten seconds; in ./x exam"]
+fn ends_that_are_killed_at_two_thousand_moments_leave_nothing_behind() {
+    kill_at_random_moments("2000");
 }
 
 /// Options of the server and its client, and what to put where the server's name goes.

@@ -7,6 +7,7 @@ use system_tests::place::{package_file, python};
 use system_tests::{PATIENCE, Process, Rack, c};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
+const LONG_RUN_LIMIT: Duration = Duration::from_secs(600);
 /// Until a connection carries bulk.
 const TOUCHED_KIB_MAX: f64 = 64.0;
 /// A wait that looks again every millisecond would sleep a thousand times in the second that is counted.
@@ -136,6 +137,25 @@ fn a_sender_whose_peer_does_not_read_is_accepted_one_to_two_times_what_tcp_accep
         let bounds = accepted_by_tcp.saturating_sub(write_bytes)..=2 * accepted_by_tcp + write_bytes;
         assert!(bounds.contains(&accepted), "{lane:?} by a lane, {tcp:?} by TCP");
     }
+}
+
+fn connections_leave_nothing(count: &str) {
+    let rack = Rack::new();
+    let mut command = rack.require_lane(python());
+    command.arg(package_file("python/growth.py")).arg(count);
+    let finished = Process::start(&mut command).wait(LONG_RUN_LIMIT).must_succeed();
+    assert!(finished.stdout.ends_with("ok\n"), "{finished}");
+}
+
+#[test]
+fn ten_thousand_connections_leave_nothing_behind() {
+    connections_leave_nothing("10000");
+}
+
+#[test]
+#[ignore = "half a minute; in ./x exam"]
+fn two_hundred_thousand_connections_leave_nothing_behind() {
+    connections_leave_nothing("200000");
 }
 
 /// Both ends in one process: as many as the limits of ordinary machines let a program hold.

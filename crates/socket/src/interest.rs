@@ -251,6 +251,17 @@ impl InterestSet {
         }
     }
 
+    /// Has the next wait poll those of `registered` that are parked.
+    fn look_at_parked(&self, roster: &mut Roster, registered: impl IntoIterator<Item = u32>) {
+        let mut is_any = false;
+        for index in registered {
+            is_any |= roster.unpark_for_a_look(index);
+        }
+        if is_any && self.sleepers.load(Ordering::SeqCst) > 0 {
+            roster.ring_bell();
+        }
+    }
+
     /// Something of ours is in the set, or about to be.
     fn prepare_for_lanes(&self, roster: &mut Roster) -> Result<(), Errno> {
         roster.ensure_inner(roster.epfd().ok_or(Errno::BADF)?)?;
@@ -561,6 +572,23 @@ pub fn wake_sleepers() {
     });
 }
 
+/// The sets that hold a connection look at it in their next wait, and whoever sleeps on them wakes up.
+pub fn look_again(connection: &'static Connection) {
+    if REGISTERED.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let descriptors = Target::Connection(connection).descriptors();
+    POOL.for_each(|set| {
+        // A handler that has interrupted who is inside a set: that one's wait looks.
+        if !set.lock.is_held_by_this_thread() {
+            set.with(|roster| {
+                let registered: Vec<u32> = descriptors.iter().filter_map(|&fd| roster.find(fd)).collect();
+                set.look_at_parked(roster, registered);
+            });
+        }
+    });
+}
+
 /// Does something with a TCP socket of the program while the kernel reports nothing of it: on its way it is what the
 /// program is not to see. Whoever changes a registration meanwhile must be kept off.
 pub fn while_unheard(descriptors: &[RawFd], work: impl FnOnce()) {
@@ -671,9 +699,15 @@ fn lock_all_around_fork() -> bool {
     false
 }
 
-/// After a fork, in the parent.
+/// After a fork, in the parent. Connections have got lanes before it, under the eyes of nobody.
 pub fn after_fork_in_parent() {
-    POOL.all_during_fork().iter().for_each(|set| set.lock.unlock());
+    for set in POOL.all_during_fork() {
+        // SAFETY: under the lock, which this thread has held since before the fork.
+        let roster = unsafe { &mut *set.roster.get() };
+        let switched = roster.switched();
+        set.look_at_parked(roster, switched);
+        set.lock.unlock();
+    }
     NESTING.unlock();
     POOL.unlock_after_fork();
 }

@@ -128,7 +128,7 @@ pub enum Own {
     Users = 8,
     /// Directions the program has shut down: 1 reading, 2 writing.
     Shutdown = 16,
-    /// An error number to be reported once.
+    /// Not 0: `ECONNRESET` is to be reported once. Whatever a peer puts here, that is the worst it can mean.
     PendingError = 24,
     /// What is known of the peer's end; see `connection::PeerState`.
     Peer = 32,

@@ -22,6 +22,7 @@ use super::{Connection, Flags, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRI
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
+use crate::interest;
 use crate::limit;
 use crate::segment::{BY_LANE_RECEIVE, Own, Segment, Side, Status};
 use crate::signals;
@@ -186,7 +187,7 @@ impl Connection {
                 Err(Errno::PIPE | Errno::CONNRESET) if sent > 0 => return Ok((sent, false)),
                 Err(Errno::PIPE | Errno::CONNRESET) => {
                     drop(guard);
-                    self.hear_messages();
+                    self.hear_for_all();
                     match self.lanes() {
                         Some(lanes) => self.ask_kernel(lanes),
                         None => return self.send_to_gone().map(|()| (wanted - skip, false)),
@@ -267,6 +268,7 @@ impl Connection {
         loop {
             if self.early.has_heard.load(Ordering::Relaxed) {
                 self.follow_heard()?;
+                self.tell_sets();
             }
             let guard = self.hold_of(generation, &self.receive_lock)?;
             let shared = match self.lanes() {
@@ -444,7 +446,10 @@ impl Connection {
 
     /// After a receive by the lifeline: whether the stream goes on in a lane.
     pub(super) fn goes_on_by_lane(&'static self) -> bool {
-        self.early.has_heard.load(Ordering::Relaxed) && self.follow_heard().is_ok() && self.receives_by_lane()
+        let goes_on =
+            self.early.has_heard.load(Ordering::Relaxed) && self.follow_heard().is_ok() && self.receives_by_lane();
+        self.tell_sets();
+        goes_on
     }
 
     /// A program that only sends does not receive what says that both directions go by lanes; sends are quicker then.
@@ -452,7 +457,21 @@ impl Connection {
         let now = ticks();
         if now.wrapping_sub(self.early.heard_ticks.load(Ordering::Relaxed)) > TICKS_PER_MILLISECOND {
             self.early.heard_ticks.store(now, Ordering::Relaxed);
-            self.hear_messages();
+            self.hear_for_all();
+        }
+    }
+
+    /// As [`Connection::hear_messages`], for a call that is about this connection alone.
+    pub(super) fn hear_for_all(&'static self) {
+        self.hear_messages();
+        self.tell_sets();
+    }
+
+    /// After a call has taken messages out that a readiness set was to find: the set looks at the connection, since
+    /// what came by the lane before anybody asked for rings is not rung for.
+    fn tell_sets(&'static self) {
+        if self.receives_by_lane() && self.sleepers.is_any() {
+            interest::look_again(self);
         }
     }
 

@@ -129,7 +129,7 @@ impl Connection {
     pub fn take_error(&'static self) -> i32 {
         let _ = self.attach_if_pending();
         if self.is_on_lifeline() {
-            self.hear_messages();
+            self.hear_for_all();
         }
         if self.is_on_lifeline() && self.lanes().is_none() {
             return self.take_early_error();
@@ -139,7 +139,7 @@ impl Connection {
             let _ = self.peer_state(lanes);
             match lanes.segment.swap(Own::PendingError, 0) {
                 0 => 0,
-                error => errno_of(error).raw_os_error(),
+                _ => Errno::CONNRESET.raw_os_error(),
             }
         })
     }
@@ -150,7 +150,7 @@ impl Connection {
         let peer = self.peer_state(lanes);
         let pending = lanes.segment.load(Own::PendingError);
         if pending != 0 && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok() {
-            return Err(errno_of(pending));
+            return Err(Errno::CONNRESET);
         }
         Ok(lanes.observer().is_finished()
             || peer != PeerState::Alive
@@ -199,16 +199,10 @@ impl Connection {
             PeerState::ClosedAndAnswered => Err(Errno::PIPE),
             PeerState::Reset => match lanes.segment.swap(Own::PendingError, 0) {
                 0 => Err(Errno::PIPE),
-                error => Err(errno_of(error)),
+                _ => Err(Errno::CONNRESET),
             },
         }
     }
-}
-
-/// The error in a word that the peer can write: what is no error number breaks the protocol.
-fn errno_of(word: u64) -> Errno {
-    const ERRNO_MAX: u64 = 4095;
-    if (1..=ERRNO_MAX).contains(&word) { Errno::from_raw_os_error(word as i32) } else { Errno::CONNRESET }
 }
 
 impl Lanes {

@@ -132,7 +132,7 @@ impl Connection {
     /// The state that TCP would be in.
     pub fn tcp_state(&'static self) -> TcpState {
         if self.is_on_lifeline() {
-            self.hear_messages();
+            self.hear_for_all();
         }
         let _guard = self.hold(&self.receive_lock);
         let is_early = self.is_on_lifeline();

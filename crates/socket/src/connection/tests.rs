@@ -560,7 +560,7 @@ fn a_receive_times_out() {
 
 #[test]
 fn no_word_in_the_place_of_an_error_number_is_more_than_a_reset() {
-    for word in [1 << 12, 1 << 16, 1 << 31, 1 << 40, u64::MAX] {
+    for word in [1, 4095, 1 << 12, 1 << 16, 1 << 31, 1 << 40, u64::MAX] {
         let (one, two) = pair(true);
         let own = |word| one.0.lanes().unwrap().segment.store(Own::PendingError, word);
         own(word);

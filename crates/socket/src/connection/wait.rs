@@ -182,7 +182,7 @@ impl Connection {
             return Ok(Room::InLargerRing);
         }
         if !self.receives_by_lane() {
-            self.hear_messages();
+            self.hear_for_all();
         }
         if !self.receives_by_lane() {
             // The peer does not ring yet.

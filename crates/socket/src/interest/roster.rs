@@ -295,6 +295,25 @@ impl Roster {
         }
     }
 
+    /// Those that were left to the kernel, and go by lanes now.
+    pub fn switched(&self) -> Vec<u32> {
+        let has_switched = |slot: &Slot| {
+            let registration = slot.registration.as_ref();
+            registration.is_some_and(|it| it.lifeline == Lifeline::Shared && !it.is_on_lifeline())
+        };
+        (0_u32..).zip(&self.slots).filter(|(_, slot)| has_switched(slot)).map(|(index, _)| index).collect()
+    }
+
+    /// Has the next wait poll one that is parked. `false`: it is not.
+    pub fn unpark_for_a_look(&mut self, index: u32) -> bool {
+        let is_parked = self.at(index).watch == Watch::Parked;
+        if is_parked {
+            self.at_mut(index).unpark();
+            self.heat(index);
+        }
+        is_parked
+    }
+
     /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when
     /// it is parked first: programs that add and remove busy ones all the time cost no system call.
     pub fn enlist(&mut self, index: u32) -> Result<(), Errno> {

@@ -690,6 +690,34 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
 }
 
 #[test]
+fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it() {
+    let _no_child = crate::forks::none();
+    let calls: [fn(&'static Connection); 3] = [
+        |connection| assert_eq!(connection.take_error(), 0),
+        |connection| assert_eq!(connection.tcp_state(), crate::options::TcpState::Established),
+        |connection| assert_eq!(receive(connection, &mut [0; 10]), Ok(10)),
+    ];
+    for call in calls {
+        let epoll = Epoll::new();
+        let (own, peer) = young_own_and_peer();
+        epoll.add(own.fd(), IN, 1);
+        epoll.let_all_sleep();
+        peer.0.prepare_to_be_sent();
+        assert_eq!(send(peer.0, &[7; 100]), Ok(100));
+        call(own.0.0);
+        assert_eq!(epoll.wait(), [(IN, 1)]);
+        assert!(read_all(own.0.0) >= 90);
+        epoll.let_all_sleep();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| epoll.wait());
+            epoll.until_asleep();
+            send_one(peer.0);
+            assert_eq!(waiter.join().unwrap(), [(IN, 1)]);
+        });
+    }
+}
+
+#[test]
 fn what_waits_for_its_turn_can_be_changed_read_and_taken_out() {
     let epoll = Epoll::new();
     let pairs = pairs_of(3 * HOT_BEGIN);
