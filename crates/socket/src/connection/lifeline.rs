@@ -48,7 +48,7 @@ pub(super) struct Early {
     error: AtomicU64,
     /// Receives that brought something.
     receives: AtomicU32,
-    /// Bytes of the program's that have been taken out of the lifeline.
+    /// Bytes that have been taken out of the lifeline, messages too.
     taken_bytes: AtomicU64,
     /// Clock ticks at the last look for messages without a receive.
     heard_ticks: AtomicU64,
@@ -407,6 +407,7 @@ impl Connection {
     fn put_aside(&self, heard: Heard) {
         // SAFETY: under the receive lock.
         unsafe { *self.early.heard.get() = Some(heard) };
+        self.early.taken_bytes.fetch_add(1, Ordering::Relaxed);
         self.early.has_heard.store(true, Ordering::Relaxed);
     }
 
@@ -669,7 +670,8 @@ impl Connection {
         system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
     }
 
-    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers. Only grows.
+    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers: messages count, before
+    /// and after they are taken out, because the kernel counts them. Only grows.
     pub(super) fn early_arrivals(&self) -> u64 {
         let is_early = self.is_on_lifeline();
         let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };

@@ -718,6 +718,25 @@ fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it()
 }
 
 #[test]
+fn an_edge_is_not_mistaken_for_the_message_before_it() {
+    let _no_child = crate::forks::none();
+    let edges: [fn(&End); 2] =
+        [|peer| drop(peer.0.shutdown(crate::connection::SHUTDOWN_WRITE)), |peer| send_one(peer.0)];
+    for edge in edges {
+        let epoll = Epoll::new();
+        let (own, peer) = young_own_and_peer();
+        epoll.add(own.fd(), IN | EDGE, 1);
+        epoll.let_all_sleep();
+        send_one(peer.0);
+        peer.0.prepare_to_be_sent();
+        assert_eq!(epoll.wait(), [(IN, 1)]);
+        assert_eq!(read_all(own.0.0), 1);
+        edge(&peer);
+        assert_eq!(epoll.wait().len(), 1);
+    }
+}
+
+#[test]
 fn what_waits_for_its_turn_can_be_changed_read_and_taken_out() {
     let epoll = Epoll::new();
     let pairs = pairs_of(3 * HOT_BEGIN);
