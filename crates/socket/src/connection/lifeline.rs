@@ -297,6 +297,10 @@ impl Connection {
 
     /// Under the receive lock.
     unsafe fn take_from_lifeline(&'static self, spans: &[iovec], skip: usize, flags: Flags) -> Result<Taken, Errno> {
+        if self.early.has_heard.load(Ordering::Relaxed) {
+            // Another thread has taken a message out: what lies behind it is not the program's.
+            return Ok(Taken::Heard);
+        }
         if self.comes_by_lane() || self.awaits_hello.load(Ordering::Relaxed) {
             return Ok(Taken::ByLane);
         }

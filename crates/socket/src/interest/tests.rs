@@ -721,7 +721,7 @@ fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it()
 fn an_edge_is_not_mistaken_for_the_message_before_it() {
     let _no_child = crate::forks::none();
     let edges: [fn(&End); 2] =
-        [|peer| drop(peer.0.shutdown(crate::connection::SHUTDOWN_WRITE)), |peer| send_one(peer.0)];
+        [|peer| peer.0.shutdown(crate::connection::SHUTDOWN_WRITE).unwrap(), |peer| send_one(peer.0)];
     for edge in edges {
         let epoll = Epoll::new();
         let (own, peer) = young_own_and_peer();

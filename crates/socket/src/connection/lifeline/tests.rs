@@ -2,6 +2,7 @@
 
 use super::super::tests::{End, origin, young_pair};
 use super::super::{Connection, Flags, Origin, Start};
+use super::Taken;
 use super::message::{FOLLOW, OFFER, SWITCH, send_message};
 use crate::segment::{Segment, Side};
 use libc::iovec;
@@ -119,6 +120,26 @@ fn an_end_whose_peer_reads_nothing_holds_what_lanes_hold() {
     }
     receive_all(&client);
     assert!(goes_by_lanes(&client) && goes_by_lanes(&server));
+}
+
+#[test]
+fn what_lies_behind_a_message_is_not_the_programs_while_nobody_has_followed_it() {
+    let _no_child = crate::forks::none();
+    let [client, server] = young_pair();
+    assert!(client.0.switch_at_once());
+    client.0.ring();
+    assert_eq!(send(&client, b"by the lane"), Ok(11));
+    let (mut bytes, len) = ([0_u8; 20], 20);
+    let spans = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }];
+    {
+        // As a thread does that looks for messages, and is interrupted before it follows one.
+        let _guard = server.0.hold(&server.0.receive_lock);
+        assert!(matches!(server.0.put_message_aside(), Ok(Taken::Heard)));
+        // SAFETY: the span is the array.
+        let taken = unsafe { server.0.take_from_lifeline(&spans, 0, Flags::default()) };
+        assert!(matches!(taken, Ok(Taken::Heard)));
+    }
+    assert_eq!(receive(&server, len).unwrap(), b"by the lane");
 }
 
 #[test]
