@@ -674,8 +674,8 @@ impl Connection {
         system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
     }
 
-    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers: messages count, before
-    /// and after they are taken out, because the kernel counts them. Only grows.
+    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers: messages count,
+    /// before and after they are taken out, because the kernel counts them. Only grows.
     pub(super) fn early_arrivals(&self) -> u64 {
         let is_early = self.is_on_lifeline();
         let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
