@@ -13,6 +13,7 @@ use crate::signals::{self, Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
 use crate::table::{self, Entry};
+use crate::threads;
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM, fd_set, pollfd,
     sigset_t,
@@ -26,6 +27,8 @@ const STACK_ENTRIES: usize = 64;
 const LOOKS_PER_GLANCE: u32 = 24;
 /// How long a thread sleeps when it cannot be woken for everything.
 const NAP_NS: u64 = 1_000_000;
+/// Longest sleep beside other threads while some connection has no lanes.
+const EARLY_LOOK_NS: u64 = 100_000_000;
 const MILLISECOND_NS: u64 = 1_000_000;
 
 const FOR_READING: i16 = POLLIN | POLLRDNORM | POLLRDBAND;
@@ -328,7 +331,7 @@ impl Call<'_> {
         }
         for entry in self.fds.iter_mut() {
             match Kind::of(entry.fd) {
-                Kind::Connection(connection) => entry.revents = connection.readiness(entry.events),
+                Kind::Connection(connection) => entry.revents = connection.readiness_for_all(entry.events),
                 Kind::Set(set) => entry.revents = if set.peek(true) { entry.events & FOR_INPUT } else { 0 },
                 Kind::Foreign if entry.fd < 0 => entry.revents = 0,
                 Kind::Foreign | Kind::Listener(_) => {}
@@ -401,10 +404,16 @@ impl Call<'_> {
             _ => false,
         };
         let naps = lifecycle::is_any_pending() || self.fds.iter().any(is_in_vain);
-        match self
-            .doze(entries, if naps { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns })?
-        {
-            Woken::TimedOut if naps && !self.deadline.is_over() => return Ok(Woken::Nothing),
+        // Another thread may take what says that the rest comes by a lane.
+        let looks_again = !threads::is_single() && self.connections().any(Connection::is_on_lifeline);
+        let longest_ns = match () {
+            () if naps => Some(NAP_NS),
+            () if looks_again => Some(EARLY_LOOK_NS),
+            () => None,
+        };
+        let first_ns = longest_ns.map(|longest_ns| left_ns.map_or(longest_ns, |left_ns| left_ns.min(longest_ns)));
+        match self.doze(entries, first_ns.or(left_ns))? {
+            Woken::TimedOut if longest_ns.is_some() && !self.deadline.is_over() => return Ok(Woken::Nothing),
             Woken::Restless => {}
             woken => return Ok(woken),
         }

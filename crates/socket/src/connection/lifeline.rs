@@ -474,7 +474,7 @@ impl Connection {
 
     /// After a call has taken messages out that a readiness set was to find: the set looks at the connection, since
     /// what came by the lane before anybody asked for rings is not rung for.
-    fn tell_sets(&'static self) {
+    pub(super) fn tell_sets(&'static self) {
         if self.receives_by_lane() && self.sleepers.is_any() {
             interest::look_again(self);
         }

@@ -692,7 +692,8 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
 #[test]
 fn a_call_that_takes_the_switch_to_lanes_out_does_not_hide_what_came_behind_it() {
     let _no_child = crate::forks::none();
-    let calls: [fn(&'static Connection); 3] = [
+    let calls: [fn(&'static Connection); 4] = [
+        |connection| assert_ne!(connection.readiness_for_all(libc::POLLIN), 0),
         |connection| assert_eq!(connection.take_error(), 0),
         |connection| assert_eq!(connection.tcp_state(), crate::options::TcpState::Established),
         |connection| assert_eq!(receive(connection, &mut [0; 10]), Ok(10)),
