@@ -43,8 +43,8 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::readiness`], for a call that is no wait of a set that holds the connection: the sets learn of it
-    /// if the connection is found to have gone over to lanes.
+    /// As [`Connection::readiness`], for a call that is no wait of a set that holds the connection: the sets learn of
+    /// it if the connection is found to have gone over to lanes.
     pub fn readiness_for_all(&'static self, wanted: i16) -> i16 {
         let was_on_lifeline = self.is_on_lifeline();
         let ready = self.readiness(wanted);
