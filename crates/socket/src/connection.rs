@@ -609,7 +609,7 @@ impl Connection {
         if lanes.segment.side() == Side::Connector
             && let Some(tuple) = self.with_unreachable_details(|details| details.tuple)
         {
-            lifeline::abreast::note(tuple.peer);
+            lifeline::lanes_to::note(tuple.peer);
         }
         let noted = if lanes.segment.is_adopted() { lanes.segment.load(Own::ByLane) } else { 0 };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
@@ -767,7 +767,7 @@ impl Connection {
             if let Some(lanes) = &lanes {
                 limit::forget_mapping();
                 let leads_to = tuple.filter(|_| lanes.segment.side() == Side::Connector);
-                leads_to.into_iter().for_each(|tuple| lifeline::abreast::forget(tuple.peer));
+                leads_to.into_iter().for_each(|tuple| lifeline::lanes_to::forget(tuple.peer));
             }
             (lanes, memory)
         };

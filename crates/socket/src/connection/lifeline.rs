@@ -5,11 +5,11 @@
 //! Where AF_UNIX answers otherwise than TCP, this file translates.
 //!
 //! * `lanes`: how it gets lanes.
-//! * `abreast`: connections that get them at once, for the sake of order.
+//! * `lanes_to`: addresses to which a connection gets them at once, for the sake of order.
 //! * `message`: what the two ends say to each other for that, in the stream itself.
 
-pub(super) mod abreast;
 mod lanes;
+pub(super) mod lanes_to;
 mod message;
 #[cfg(test)]
 mod tests;
@@ -60,7 +60,7 @@ pub(super) struct Early {
     is_shared: AtomicBool,
     has_offered: AtomicBool,
     /// It was tried to give it lanes because others have some.
-    has_kept_abreast: AtomicBool,
+    has_switched_for_order: AtomicBool,
     /// The program has sent something.
     has_sent: AtomicBool,
     /// The peer had not read all of the lifeline when what is sent went over to a lane.
@@ -89,7 +89,7 @@ impl Early {
         self.is_wide.store(false, Ordering::Relaxed);
         self.ends.store(0, Ordering::Relaxed);
         self.has_sent.store(false, Ordering::Relaxed);
-        self.has_kept_abreast.store(false, Ordering::Relaxed);
+        self.has_switched_for_order.store(false, Ordering::Relaxed);
         self.was_unread.store(false, Ordering::Relaxed);
         self.inode.store(0, Ordering::Relaxed);
         self.messages.store(0, Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Connection {
         wanted: usize,
     ) -> Result<(usize, bool), Errno> {
         let mut sent = 0;
-        self.keep_abreast();
+        self.switch_for_order();
         loop {
             let guard = self.hold_of(generation, &self.send_lock)?;
             if self.awaits_hello.load(Ordering::Relaxed) {

@@ -16,7 +16,7 @@
 
 use super::super::{Connection, Details, Lanes, PeerState, Receiving, SHUTDOWN_WRITE};
 use super::Behind;
-use super::abreast;
+use super::lanes_to;
 use super::message::{self, FOLLOW, Heard, OFFER, SWITCH, send_message};
 use crate::clock::{note_ticks, ticks};
 use crate::descriptors::{HiddenFd, close};
@@ -229,14 +229,14 @@ impl Connection {
 
     /// Before a send: an end whose process has lanes to the same address gets lanes too, if it can. What is sent by
     /// lanes is stamped as later than this.
-    pub(super) fn keep_abreast(&'static self) {
+    pub(super) fn switch_for_order(&'static self) {
         let early = &self.early;
         note_ticks(ticks());
-        if early.is_acceptor.load(Ordering::Relaxed) || early.has_kept_abreast.load(Ordering::Relaxed) {
+        if early.is_acceptor.load(Ordering::Relaxed) || early.has_switched_for_order.load(Ordering::Relaxed) {
             return;
         }
-        if self.tuple().is_some_and(|tuple| abreast::is_any(tuple.peer)) {
-            early.has_kept_abreast.store(true, Ordering::Relaxed);
+        if self.tuple().is_some_and(|tuple| lanes_to::is_any(tuple.peer)) {
+            early.has_switched_for_order.store(true, Ordering::Relaxed);
             self.switch_at_once();
         }
     }
