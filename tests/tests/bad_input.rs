@@ -693,6 +693,20 @@ fn stale_and_foreign_names_stop_no_new_server() {
     }
 }
 
+#[test]
+fn programs_of_another_layout_meet_by_kernel_tcp() {
+    let rack = Rack::new();
+    let server = start_server(|port| echo_server(&rack, &[], port));
+    // What a version before or after this one has made lies in a directory of its own.
+    let at = rendezvous(&rack);
+    let own = at.ancestors().find(|path| path.parent() == Some(rack.path())).unwrap();
+    fs::rename(own, rack.path().join("v999")).unwrap();
+    must_echo_with(&rack, &[], &server);
+    let mut client = rack.run(REQUIRED, python());
+    client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
+    assert!(finish(&mut client).must_exit_with(1).stderr.contains("no lane"));
+}
+
 // --- mixed company -------------------------------------------------------------------------------------------------
 
 #[test]
