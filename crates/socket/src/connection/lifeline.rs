@@ -48,8 +48,12 @@ pub(super) struct Early {
     error: AtomicU64,
     /// Receives that brought something.
     receives: AtomicU32,
-    /// Bytes that have been taken out of the lifeline, messages too.
+    /// Bytes that have been taken out of the lifeline, as edges count them: see [`Connection::early_arrivals`].
     taken_bytes: AtomicU64,
+    /// The same, with all messages.
+    taken_in_all_bytes: AtomicU64,
+    /// How far the lifeline reached, from its beginning, when edges were last counted.
+    counted_to_bytes: AtomicU64,
     /// Clock ticks at the last look for messages without a receive.
     heard_ticks: AtomicU64,
     /// How far it was seen to have ended.
@@ -85,6 +89,8 @@ impl Early {
         self.error.store(0, Ordering::Relaxed);
         self.receives.store(0, Ordering::Relaxed);
         self.taken_bytes.store(0, Ordering::Relaxed);
+        self.taken_in_all_bytes.store(0, Ordering::Relaxed);
+        self.counted_to_bytes.store(0, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
         self.is_wide.store(false, Ordering::Relaxed);
         self.ends.store(0, Ordering::Relaxed);
@@ -337,11 +343,12 @@ impl Connection {
         }
         // SAFETY: the spans are those of the look, and writable for their lengths.
         let taken = unsafe { take_exactly(self.lifeline(), spans, bytes, has_message) }?;
+        self.early.taken_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
+        self.early.taken_in_all_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         // Another process that holds this end may have been faster: what it has left may end with a message.
         if let Some(heard) = taken.1 {
             self.put_aside(heard);
         }
-        self.early.taken_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         if has_message && taken.0 == bytes {
             // What says where the stream goes on is not left lying: a receive takes from both.
             let _ = self.put_message_aside();
@@ -411,7 +418,10 @@ impl Connection {
     fn put_aside(&self, heard: Heard) {
         // SAFETY: under the receive lock.
         unsafe { *self.early.heard.get() = Some(heard) };
-        self.early.taken_bytes.fetch_add(1, Ordering::Relaxed);
+        let before = self.early.taken_in_all_bytes.fetch_add(1, Ordering::Relaxed);
+        if self.early.counted_to_bytes.load(Ordering::Relaxed) > before {
+            self.early.taken_bytes.fetch_add(1, Ordering::Relaxed);
+        }
         self.early.has_heard.store(true, Ordering::Relaxed);
     }
 
@@ -674,11 +684,15 @@ impl Connection {
         system::poll_now(self.lifeline(), 0) & libc::POLLHUP != 0
     }
 
-    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers: messages count,
-    /// before and after they are taken out, because the kernel counts them. Only grows.
+    /// Bytes that have come by the lifeline before there was a lane, for edge-triggered watchers. Only grows. A message
+    /// that is unread cannot be told from the program's bytes and is counted with them; it stays counted when it is
+    /// taken out, or the number would fall, and what comes next would look like what was there. A message that was
+    /// taken out before anybody has counted it is no edge. Under the receive lock.
     pub(super) fn early_arrivals(&self) -> u64 {
         let is_early = self.is_on_lifeline();
         let unread = if is_early { rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) } else { 0 };
+        let reaches = self.early.taken_in_all_bytes.load(Ordering::Relaxed) + unread;
+        self.early.counted_to_bytes.fetch_max(reaches, Ordering::Relaxed);
         self.early.taken_bytes.load(Ordering::Relaxed) + unread
     }
 

@@ -175,10 +175,13 @@ impl Connection {
         let (peer, shutdown) = self.state();
         let by_lane = self.lanes().filter(|_| !is_early).map(Lanes::observer);
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
-        let ended = u64::from(by_lane.is_some_and(Receiving::fin_is_coming))
+        // The same end may be seen on the lifeline, and then in the lane that it leads to.
+        let early_ends = self.early_ends();
+        let input_has_ended = early_ends > 0 || by_lane.is_some_and(Receiving::fin_is_coming);
+        let ended = u64::from(input_has_ended)
+            + early_ends.saturating_sub(1)
             + u64::from(peer != PeerState::Alive)
-            + u64::from(shutdown.count_ones())
-            + self.early_ends();
+            + u64::from(shutdown.count_ones());
         // Both only grow, and so does their sum when what comes in comes by a lane.
         let arrivals = arrived.wrapping_mul(8).wrapping_add(ended).wrapping_add(self.early_arrivals());
         Edges { arrivals: seen.arrivals.max(arrivals), room_returns: self.room_returns.load(Ordering::Relaxed) }
