@@ -105,7 +105,7 @@ unsafe extern "C" fn put_off(signal: i32, info: *mut libc::siginfo_t, context: *
     // Where several handlers are put off at once, this runs last for the one that has interrupted the change itself.
     BLOCKED_BEFORE.set(Some(*mask));
     *mask = u64::MAX;
-    // SAFETY: as above.
+    // SAFETY: `info` is what the kernel has called this with.
     unsafe { system::send_to_this_thread(signal, info) };
 }
 

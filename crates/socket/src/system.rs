@@ -79,7 +79,7 @@ pub fn without_signals<R>(work: impl FnOnce() -> R) -> R {
 pub unsafe fn send_to_this_thread(signal: i32, info: *const libc::siginfo_t) {
     let process = rustix::process::getpid().as_raw_nonzero().get();
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // SAFETY: the caller's.
+    // SAFETY: our caller says that `info` is a whole structure of the kernel's, which only reads it.
     if unsafe { call!(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) } < 0 {
         // SAFETY: no pointers.
         unsafe { call!(libc::SYS_tgkill, process, thread, signal) };

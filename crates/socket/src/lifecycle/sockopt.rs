@@ -76,9 +76,9 @@ pub unsafe fn set_option(
     if option.takes_any_number() {
         // Most connections get this one. The lifeline knows an option of the same kind, and has no use for it.
         let alike = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_DONTROUTE };
-        // SAFETY: the caller's; a raw call on the program's own descriptor.
+        // SAFETY: our caller says that `value` is readable for `length` bytes or null, and the kernel refuses null.
         unsafe { set_on_lifeline(connection.lifeline(), alike, value, length)? };
-        // SAFETY: the caller's; the kernel has just accepted the value.
+        // SAFETY: the kernel has just read the value, so it is readable for `length` bytes.
         connection.with_options(|record| unsafe { record.note_c(option, value, length) });
         return Ok(());
     }
@@ -130,13 +130,17 @@ fn facts_of(connection: &'static Connection) -> TcpFacts {
     }
 }
 
+/// Sets an option of the lifeline itself.
+///
+/// # Safety
+/// `value` is readable for `length` bytes, or null.
 unsafe fn set_on_lifeline(
     fd: RawFd,
     option: SocketOption,
     value: *const c_void,
     length: libc::socklen_t,
 ) -> Result<(), Errno> {
-    // SAFETY: the kernel checks the pointer.
+    // SAFETY: the kernel reads `length` bytes at most and answers a bad pointer with an error.
     let result = unsafe { crate::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
     if result < 0 { Err(crate::system::errno()) } else { Ok(()) }
 }
