@@ -5,6 +5,7 @@
 //! stay above the program's limit.
 
 use crate::descriptors::{close, release_all_optional};
+use crate::system::read_text;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -39,7 +40,8 @@ pub fn leaves_mappings() -> bool {
     static MAX: AtomicU32 = AtomicU32::new(0);
     let mut max = MAX.load(Ordering::Relaxed);
     if max == 0 {
-        let said = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        let mut text = [0; 32];
+        let said = read_text(c"/proc/sys/vm/max_map_count", &mut text);
         max = said.and_then(|said| said.trim().parse().ok()).unwrap_or(MAPPINGS_MAX);
         MAX.store(max, Ordering::Relaxed);
     }
