@@ -49,7 +49,8 @@ impl Lock {
 
     /// Takes the lock if nobody has it.
     pub fn enter_if_free(&self) -> Option<Guard<'_>> {
-        self.take_if_free().then_some(Guard(self))
+        // Not `then_some`: that makes the guard before it knows, and dropping it frees what another thread holds.
+        self.take_if_free().then(|| Guard(self))
     }
 
     /// Takes the lock without a guard, until [`Lock::unlock`]: for the handlers around `fork`.
@@ -175,6 +176,23 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(|| assert!(!lock.is_held_by_this_thread())).join().unwrap());
         drop(guard);
         assert!(lock.enter().is_some());
+    }
+
+    #[test]
+    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+        let lock = Lock::new();
+        let guard = lock.lock();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(lock.enter_if_free().is_none());
+                assert!(lock.enter_if_free().is_none(), "the first try has freed what another thread holds");
+                assert!(!lock.lock_soon_until_unlocked());
+            });
+        });
+        assert!(lock.is_held_by_this_thread());
+        drop(guard);
+        assert!(lock.enter_if_free().is_some());
+        assert!(lock.enter_if_free().is_some(), "a guard frees it");
     }
 
     #[test]
