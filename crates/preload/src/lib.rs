@@ -33,6 +33,7 @@ extern "C" fn load() {
     socket::system::use_masked_sleepers(real::ppoll, real::pselect);
     socket::threads::find_single_threaded();
     socket::rack::remember_environment();
+    socket::successor::remember_origin();
     lifecycle::note_process();
     if lifecycle::settings().off {
         return;

@@ -1,10 +1,13 @@
-//! Making children.
+//! Making children, and running programs.
 
 use crate::real;
 use libc::FILE;
-use socket::lifecycle::{self, while_inheritable};
+use rustix::fs::AtFlags;
+use socket::lifecycle::{self, while_executing};
+use socket::successor::{self, Environment};
 use socket::system::note_spawn;
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::os::fd::BorrowedFd;
 
 /// `vfork` returns twice into the caller's frame: count, then jump.
 #[cfg(target_arch = "x86_64")]
@@ -85,25 +88,193 @@ pub unsafe extern "C" fn clone(
     with_handlers(|| clone().into()) as c_int
 }
 
+/// The arguments or the environment of a program, as C has them.
+type Strings = *const *mut c_char;
+
+unsafe extern "C" {
+    static environ: Strings;
+}
+
+/// Whether the program in a file loads this library.
+unsafe fn loads(dir: c_int, path: *const c_char, flags: c_int, environment: Strings) -> Option<bool> {
+    if path.is_null() || (dir < 0 && dir != libc::AT_FDCWD) {
+        return None;
+    }
+    // SAFETY: the C caller's: a string, an array of strings or null, and a descriptor in a call about it.
+    let (path, environment, dir) =
+        unsafe { (CStr::from_ptr(path), Environment::new(environment.cast()), BorrowedFd::borrow_raw(dir)) };
+    successor::loads_library(dir, path, AtFlags::from_bits_retain(flags as u32), environment)
+}
+
+/// Whether the program that is found for a name loads this library.
+unsafe fn searched_loads(name: *const c_char, environment: Strings) -> Option<bool> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: the C caller's: a string, and an array of strings or null.
+    let (name, environment) = unsafe { (CStr::from_ptr(name), Environment::new(environment.cast())) };
+    successor::searched_loads_library(name, environment)
+}
+
 macro_rules! spawns {
-    ($($name:ident)*) => {$(
+    ($($name:ident by $loads:expr;)*) => {$(
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             pid: *mut c_int,
             path: *const c_char,
             actions: *const c_void,
             attributes: *const c_void,
-            arguments: *const *mut c_char,
-            environment: *const *mut c_char,
+            arguments: Strings,
+            environment: Strings,
         ) -> c_int {
             note_spawn();
             // SAFETY: the C caller's.
-            while_inheritable(|| unsafe { real::$name(pid, path, actions, attributes, arguments, environment) })
+            let loads = || unsafe { $loads(path, environment) };
+            // SAFETY: the C caller's.
+            let spawn = || unsafe { real::$name(pid, path, actions, attributes, arguments, environment) };
+            if lifecycle::settings().off { spawn() } else { lifecycle::while_spawning(actions.addr(), loads, spawn) }
         }
     )*};
 }
 
-spawns! { posix_spawn posix_spawnp pidfd_spawn pidfd_spawnp }
+spawns! {
+    posix_spawn by loads_here;
+    posix_spawnp by searched_loads;
+    pidfd_spawn by loads_here;
+    pidfd_spawnp by searched_loads;
+}
+
+unsafe fn loads_here(path: *const c_char, environment: Strings) -> Option<bool> {
+    // SAFETY: the C caller's.
+    unsafe { loads(libc::AT_FDCWD, path, 0, environment) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_init(actions: *mut c_void) -> c_int {
+    lifecycle::forget_spawn_actions(actions.addr());
+    // SAFETY: the C caller's.
+    unsafe { real::posix_spawn_file_actions_init(actions) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int {
+    lifecycle::forget_spawn_actions(actions.addr());
+    // SAFETY: the C caller's.
+    unsafe { real::posix_spawn_file_actions_destroy(actions) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int {
+    lifecycle::note_spawn_duplicate(actions.addr(), fd);
+    // SAFETY: the C caller's.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, new) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the C caller's.
+    while_executing(
+        || unsafe { loads_here(path, environment) },
+        || unsafe { real::execve(path, arguments, environment) },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: the C caller's; libc's variable.
+    unsafe { execve(path, arguments, environ) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the C caller's.
+    while_executing(
+        || unsafe { searched_loads(name, environment) },
+        || unsafe { real::execvpe(name, arguments, environment) },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(name: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: the C caller's; libc's variable.
+    unsafe { execvpe(name, arguments, environ) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    dir: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the C caller's.
+    while_executing(
+        || unsafe { loads(dir, path, flags, environment) },
+        || unsafe { real::execveat(dir, path, arguments, environment, flags) },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the C caller's.
+    while_executing(
+        || unsafe { loads(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, environment) },
+        || unsafe { real::fexecve(fd, arguments, environment) },
+    )
+}
+
+/// The environment that stands behind the null pointer at the end of `execle`'s arguments.
+unsafe fn environment_behind(arguments: Strings) -> Strings {
+    let mut end = arguments;
+    // SAFETY: the C caller's: the arguments end with a null pointer, and a pointer to the environment follows.
+    unsafe {
+        while !(*end).is_null() {
+            end = end.add(1);
+        }
+        end.add(1).cast::<Strings>().read()
+    }
+}
+
+unsafe extern "C" fn execle_with(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: the C caller's.
+    unsafe { execve(path, arguments, environment_behind(arguments)) }
+}
+
+/// Functions whose arguments are listed one by one: those in registers are put in front of those on the stack, in whose
+/// first place the return address stood; so they are an array.
+#[cfg(target_arch = "x86_64")]
+macro_rules! listed {
+    ($($name:ident by $with:path;)*) => {$(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() -> c_int {
+            core::arch::naked_asm!(
+                "pop rax",
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "push rax",
+                "call {with}",
+                "pop rcx",
+                "add rsp, 40",
+                "push rcx",
+                "ret",
+                with = sym $with,
+            )
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+listed! {
+    execl by execv;
+    execlp by execvp;
+    execle by execle_with;
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {

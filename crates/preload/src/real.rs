@@ -50,7 +50,12 @@ real! {
     dup2(old: c_int, new: c_int) -> c_int;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int;
     epoll_pwait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    execve(path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    execveat(dir: c_int, path: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char,
+        flags: c_int) -> c_int;
+    execvpe(name: *const c_char, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fexecve(fd: c_int, arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
     fileno(file: *mut FILE) -> c_int;
     getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
@@ -73,6 +78,9 @@ real! {
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
     posix_spawnp(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         arguments: *const *mut c_char, environment: *const *mut c_char) -> c_int;
+    posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int;
+    posix_spawn_file_actions_destroy(actions: *mut c_void) -> c_int;
+    posix_spawn_file_actions_init(actions: *mut c_void) -> c_int;
     preadv2(fd: c_int, spans: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize;
     pwritev2(fd: c_int, spans: *const iovec, count: c_int, position: off_t, flags: c_int) -> isize;
     read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;

@@ -62,6 +62,7 @@ fn concerns_ours(number: c_long, arguments: &[usize; 6]) -> bool {
     let [first, second, third, ..] = *arguments;
     match number {
         libc::SYS_socket | libc::SYS_close_range | libc::SYS_pidfd_getfd => true,
+        libc::SYS_execve | libc::SYS_execveat => true,
         libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => true,
         libc::SYS_dup2 | libc::SYS_dup3 | libc::SYS_sendfile => is_ours(first) || is_ours(second),
         libc::SYS_epoll_ctl | libc::SYS_splice => is_ours(first) || is_ours(third),
@@ -120,6 +121,10 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_getpeername => sockets::getpeername(fd, pointer!(second), pointer!(third)).into(),
             libc::SYS_getsockopt => sockets::getsockopt(fd, int2, int3, pointer!(fourth), pointer!(fifth)).into(),
             libc::SYS_setsockopt => sockets::setsockopt(fd, int2, int3, pointer!(fourth), fifth as u32).into(),
+            libc::SYS_execve => processes::execve(pointer!(first), pointer!(second), pointer!(third)).into(),
+            libc::SYS_execveat => {
+                processes::execveat(fd, pointer!(second), pointer!(third), pointer!(fourth), fifth as c_int).into()
+            }
             libc::SYS_pidfd_getfd => descriptors::pidfd_getfd(fd, int2, third as c_uint).into(),
             _ => return wait_by_name(number, arguments),
         }

@@ -10,7 +10,7 @@
 //! * [`lifecycle`] is the life of a descriptor, from `socket` to `close`; [`table`] says which descriptor is what.
 //! * [`rendezvous`] brings two processes together without a daemon, and asks [`monitor`] for other nodes; [`rack`],
 //!   [`hello`], [`address`] and [`descriptors`] are its parts, [`rules`] says which ports take part; [`loan`] is how
-//!   programs get parts of windows.
+//!   programs get parts of windows; [`successor`] tells who may have them after `exec`.
 //! * [`interest`] is epoll, [`multiplex`] is poll and select; [`options`] answers for socket options as TCP would.
 
 // Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.
@@ -44,6 +44,7 @@ pub mod rules;
 pub mod segment;
 pub mod signals;
 pub mod spin;
+pub mod successor;
 pub mod system;
 pub mod table;
 pub mod threads;

@@ -16,7 +16,8 @@ mod sockopt;
 pub use accept::accept;
 pub use connect::{Outcome, connect, note_kernel_failure};
 pub use descriptor::{
-    close, close_range, duplicate, duplicate_onto, is_borrowed_memory, note_process, set_cloexec, while_inheritable,
+    close, close_range, duplicate, duplicate_onto, forget_spawn_actions, is_borrowed_memory, note_process,
+    note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
 };
 pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};
@@ -227,6 +228,11 @@ impl Listener {
         listener.with(|own| *own = inner);
         listener.set_nonblocking(is_nonblocking);
         listener
+    }
+
+    /// Whether clients can come by lanes. Not in a signal handler that has interrupted the holder of its lock.
+    fn is_listening(&'static self) -> bool {
+        !self.shared.lock.is_held_by_this_thread() && self.with(|inner| inner.lane.is_some())
     }
 
     /// Says whether the lane listener outlives `exec`.

@@ -497,7 +497,7 @@ pub struct Accepted {
 /// sent away.
 ///
 /// # Errors
-/// `AGAIN` when there is none, and what `accept4(2)` answers.
+/// `AGAIN` when there is none, `CONNABORTED` when there were only strangers, and what `accept4(2)` answers.
 pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Errno> {
     if lane_fd < 0 {
         return Err(Errno::BADF);
@@ -507,9 +507,10 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
     let mut socket_flags = SocketFlags::empty();
     socket_flags.set(SocketFlags::NONBLOCK, flags & libc::SOCK_NONBLOCK != 0);
     socket_flags.set(SocketFlags::CLOEXEC, flags & libc::SOCK_CLOEXEC != 0);
-    for _ in 0..STRANGERS_MAX {
+    for strangers in 0..STRANGERS_MAX {
         let (lifeline, name) = match rustix::net::acceptfrom_with(listener, socket_flags) {
             Err(Errno::CONNABORTED | Errno::INTR) => continue,
+            Err(Errno::AGAIN) if strangers > 0 => break,
             outcome => outcome?,
         };
         match name.as_ref().and_then(|name| tuple_of(name, key)) {
@@ -519,7 +520,7 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
             _ => close(lifeline),
         }
     }
-    Err(Errno::AGAIN)
+    Err(Errno::CONNABORTED)
 }
 
 /// The tuple in the address of a connecting end, seen from there, and who that is.
@@ -1044,7 +1045,7 @@ mod tests {
             .unwrap()
         };
         drop(come_as(65_534));
-        assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap_err(), Errno::AGAIN);
+        assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap_err(), Errno::CONNABORTED);
         drop(come_as(0));
         assert_eq!(accept(listener.as_raw_fd(), &OTHER_KEY, 0).unwrap().tuple.peer.port(), own_port());
     }

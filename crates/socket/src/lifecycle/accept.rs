@@ -37,7 +37,8 @@ pub struct NewConnection {
 /// `accept4` on a listener: `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// As `accept4(2)`.
+/// As `accept4(2)`. Who came and was sent away has left the queue: no `accept` waits for the next one then, because the
+/// program has perhaps been told that somebody is there.
 pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
     loop {
         // The kernel makes a socket before it sees that there is none to accept: asking first costs a third.
@@ -49,6 +50,8 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         if ready.lane {
             match accept_lane(listener, flags) {
                 Err(Errno::AGAIN) => {}
+                Err(Errno::CONNABORTED) if listener.is_nonblocking() => {}
+                Err(Errno::CONNABORTED) => return Err(Errno::CONNABORTED),
                 // A client that came by TCP needs one number less.
                 Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
                     let by_tcp = if ready.tcp { accept_tcp(fd, listener, flags) } else { Ok(None) };
@@ -62,7 +65,8 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
         if ready.tcp {
             match accept_tcp(fd, listener, flags) {
                 Err(Errno::AGAIN) if !listener.is_nonblocking() => {}
-                Ok(None) => {}
+                Ok(None) if listener.is_nonblocking() => {}
+                Ok(None) => return Err(Errno::CONNABORTED),
                 Ok(Some(accepted)) => return Ok(accepted),
                 Err(error) => return Err(error),
             }
@@ -70,13 +74,17 @@ pub fn accept(fd: RawFd, listener: &'static Listener, flags: i32) -> Result<NewC
     }
 }
 
+/// `CONNABORTED`: none but strangers came.
 fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection, Errno> {
-    for _ in 0..STRANGERS_MAX {
-        if let Some(accepted) = accept_lane_once(listener, flags)? {
-            return Ok(accepted);
+    for strangers in 0..STRANGERS_MAX {
+        match accept_lane_once(listener, flags) {
+            Ok(Some(accepted)) => return Ok(accepted),
+            Ok(None) => {}
+            Err(Errno::AGAIN) if strangers > 0 => break,
+            Err(error) => return Err(error),
         }
     }
-    Err(Errno::AGAIN)
+    Err(Errno::CONNABORTED)
 }
 
 /// `Ok(None)`: a stranger came and was sent away.

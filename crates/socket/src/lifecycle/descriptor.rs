@@ -7,15 +7,17 @@ use crate::interest;
 use crate::lock::Lock;
 use crate::table::{self, Entry};
 use rustix::io::{Errno, FdFlags};
+use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// Threads that spawn just now: everything stays inheritable until the last is done.
-static SPAWNERS: AtomicU32 = AtomicU32::new(0);
-/// Held while `SPAWNERS` and what is inheritable change together.
-static SPAWNERS_LOCK: Lock = Lock::new();
+/// Held while what is inheritable changes, and by who starts a program until it runs: what a program gets depends on
+/// whether it loads this library.
+static SPAWN_LOCK: Lock = Lock::new();
+/// Which descriptors of ours file actions of `posix_spawn` duplicate: where the actions are, and the number.
+static DUPLICATED: SpawnActions = SpawnActions { lock: Lock::new(), entries: UnsafeCell::new(Vec::new()) };
 
 /// Remembers which process this memory belongs to.
 pub fn note_process() {
@@ -89,38 +91,119 @@ fn inherit_into_borrower(fd: RawFd) {
     }
 }
 
-/// Runs `spawn`, which makes a child with whatever descriptors its caller arranged, while all connections can be
-/// inherited.
-pub fn while_inheritable<R>(spawn: impl FnOnce() -> R) -> R {
-    {
-        let _guard = SPAWNERS_LOCK.enter();
-        SPAWNERS.fetch_add(1, Ordering::Relaxed);
-        crate::connection::for_each_open(|connection| connection.set_inheritable(true));
-        LISTENERS.for_each(|listener| listener.set_inheritable(true));
+/// What `posix_spawn_file_actions_adddup2` has said, until the actions are destroyed.
+struct SpawnActions {
+    lock: Lock,
+    /// Under `lock`.
+    entries: UnsafeCell<Vec<(usize, RawFd)>>,
+}
+
+// SAFETY: the cell is accessed under the lock.
+unsafe impl Sync for SpawnActions {}
+
+impl SpawnActions {
+    /// `None`: a signal handler has interrupted the holder.
+    fn with<R>(&self, access: impl FnOnce(&mut Vec<(usize, RawFd)>) -> R) -> Option<R> {
+        let _guard = self.lock.enter()?;
+        // SAFETY: under the lock.
+        Some(access(unsafe { &mut *self.entries.get() }))
+    }
+}
+
+/// Notes that file actions give a copy of `fd` to the program that they start.
+pub fn note_spawn_duplicate(actions: usize, fd: RawFd) {
+    if matches!(table::get(fd), Entry::Connection(_) | Entry::Listener(_)) && !is_borrowed_memory() {
+        DUPLICATED.with(|entries| entries.push((actions, fd)));
+    }
+}
+
+/// Notes that file actions are made or destroyed.
+pub fn forget_spawn_actions(actions: usize) {
+    DUPLICATED.with(|entries| entries.retain(|(at, _)| *at != actions));
+}
+
+/// Runs `spawn`, which starts a program with what its file actions make of the descriptors. That program gets the
+/// hidden ones that belong to those which it gets, if it loads this library.
+pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<bool>, spawn: impl FnOnce() -> R) -> R {
+    if is_borrowed_memory() {
+        return spawn();
+    }
+    let duplicated = DUPLICATED.with(|entries| {
+        entries.iter().filter(|(at, _)| *at == actions).map(|(_, fd)| table::get(*fd)).collect::<Vec<_>>()
+    });
+    let duplicated = duplicated.unwrap_or_default();
+    let has_listeners = LISTENERS.any(Listener::is_listening);
+    if duplicated.is_empty() && !has_listeners {
+        return spawn();
+    }
+    let loads_library = loads_library() == Some(true);
+    let _guard = SPAWN_LOCK.enter();
+    let set_all = |inheritable| {
+        for entry in &duplicated {
+            match *entry {
+                Entry::Connection(connection) if inheritable => connection.set_inheritable(true),
+                Entry::Connection(connection) => follow_cloexec(connection),
+                Entry::Listener(listener) => listener.set_inheritable(inheritable),
+                _ => {}
+            }
+        }
+    };
+    if loads_library {
+        set_all(true);
+        set_listeners_inheritable(true);
     }
     let result = spawn();
-    let _guard = SPAWNERS_LOCK.enter();
-    if SPAWNERS.fetch_sub(1, Ordering::Relaxed) == 1 {
-        LISTENERS.for_each(follow_listener);
-        crate::connection::for_each_open(follow_cloexec);
+    if loads_library {
+        set_all(false);
+        set_listeners_inheritable(false);
     }
     result
 }
 
+/// Runs `exec`, which returns only if it fails. The listeners' hidden descriptors go to a program that loads this
+/// library, beside the program's own; nobody else could take from them what clients send there.
+pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: impl FnOnce() -> R) -> R {
+    let loads_library = if LISTENERS.any(Listener::is_listening) { loads_library() } else { None };
+    let Some(loads_library) = loads_library else { return exec() };
+    set_listeners_inheritable(loads_library);
+    let result = exec();
+    // The child of a `vfork`, whose descriptors are its own, keeps what it has duplicated for the next try.
+    if !is_borrowed_memory() {
+        set_listeners_inheritable(false);
+    }
+    result
+}
+
+/// `true`: those that belong to a descriptor which stays open through `exec`. `false`: none.
+fn set_listeners_inheritable(inheritable: bool) {
+    LISTENERS.for_each(|listener| {
+        if !listener.is_listening() {
+            return;
+        }
+        if !inheritable {
+            listener.set_inheritable(false);
+        } else if listener.with_descriptors(|own| own.iter().any(|&fd| is_inheritable(fd))) {
+            listener.set_inheritable(true);
+        }
+    });
+}
+
 /// Before a fork: nobody is about to change what is inherited.
 pub(super) fn before_fork() {
-    SPAWNERS_LOCK.lock_until_unlocked();
+    SPAWN_LOCK.lock_until_unlocked();
+    DUPLICATED.lock.lock_until_unlocked();
 }
 
 /// After a fork, in the parent.
 pub(super) fn after_fork_in_parent() {
-    SPAWNERS_LOCK.unlock();
+    DUPLICATED.lock.unlock();
+    SPAWN_LOCK.unlock();
 }
 
-/// After a fork, in the child, where nobody spawns.
+/// After a fork, in the child.
 pub(super) fn after_fork_in_child() {
-    SPAWNERS_LOCK.reset();
-    SPAWNERS.store(0, Ordering::Relaxed);
+    DUPLICATED.lock.reset();
+    SPAWN_LOCK.reset();
     note_process();
 }
 
@@ -171,21 +254,12 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The close-on-exec flag of `fd` may have changed: what it needs after `exec` follows.
+/// The close-on-exec flag of `fd` may have changed: the memory that it needs after `exec` follows.
 pub fn set_cloexec(fd: RawFd) {
-    let follow = |follow: &dyn Fn()| {
-        let _guard = SPAWNERS_LOCK.enter();
-        follow();
-    };
-    match table::get(fd) {
-        Entry::Connection(connection) => follow(&|| follow_cloexec(connection)),
-        Entry::Listener(listener) => follow(&|| follow_listener(listener)),
-        _ => {}
+    if let Entry::Connection(connection) = table::get(fd) {
+        let _guard = SPAWN_LOCK.enter();
+        follow_cloexec(connection);
     }
-}
-
-fn is_anybody_spawning() -> bool {
-    SPAWNERS.load(Ordering::Relaxed) > 0
 }
 
 /// Whether a descriptor stays open through `exec`.
@@ -197,12 +271,7 @@ pub(crate) fn is_inheritable(fd: RawFd) -> bool {
 
 /// A connection lives through `exec` if one of its descriptors does.
 pub(super) fn follow_cloexec(connection: &'static Connection) {
-    connection.set_inheritable(is_anybody_spawning() || connection.has_descriptor(is_inheritable));
-}
-
-fn follow_listener(listener: &'static Listener) {
-    let inheritable = listener.with(|inner| inner.descriptors.iter().any(|&fd| is_inheritable(fd)));
-    listener.set_inheritable(is_anybody_spawning() || inheritable);
+    connection.set_inheritable(connection.has_descriptor(is_inheritable));
 }
 
 #[cfg(test)]
@@ -211,17 +280,20 @@ mod tests {
     use crate::connection::tests::pair_with_memfd;
 
     #[test]
-    fn what_one_thread_spawns_with_is_inheritable_until_all_have_spawned() {
-        let (one, _two) = pair_with_memfd();
-        let is_inheritable = || is_inheritable(one.0.memory()[0]);
-        assert!(!is_inheritable());
-        while_inheritable(|| {
-            assert!(is_inheritable());
-            while_inheritable(|| assert!(is_inheritable()));
-            assert!(is_inheritable(), "another thread is not done");
-            follow_cloexec(one.0);
-            assert!(is_inheritable(), "another thread is not done");
-        });
-        assert!(!is_inheritable());
+    fn file_actions_take_the_memory_of_what_they_duplicate_to_a_program_that_loads_the_library() {
+        note_process();
+        let ((one, _two), (other, _)) = (pair_with_memfd(), pair_with_memfd());
+        let are_inheritable = || [&one, &other].map(|end| is_inheritable(end.0.memory()[0]));
+        let [actions, others] = [1000, 2000];
+        let fd = one.0.with_descriptors(|own| own[0]);
+        table::set(fd, Entry::Connection(one.0));
+        note_spawn_duplicate(actions, fd);
+        let spawn = |actions, loads| while_spawning(actions, || loads, are_inheritable);
+        assert_eq!(spawn(actions, Some(true)), [true, false]);
+        assert_eq!(are_inheritable(), [false, false]);
+        assert_eq!(spawn(actions, Some(false)), [false, false], "it could do nothing with the memory");
+        assert_eq!(spawn(others, Some(true)), [false, false]);
+        forget_spawn_actions(actions);
+        assert_eq!(spawn(actions, Some(true)), [false, false]);
     }
 }

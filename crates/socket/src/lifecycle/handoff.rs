@@ -165,8 +165,8 @@ fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
         table::set(descriptor, Entry::Listener(listener));
-        super::descriptor::set_cloexec(descriptor);
     }
+    listener.set_inheritable(false);
     true
 }
 

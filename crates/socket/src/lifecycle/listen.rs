@@ -1,6 +1,5 @@
 //! `listen`: a lane listener beside the TCP one.
 
-use super::descriptor::set_cloexec;
 use super::inspect;
 use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
@@ -92,7 +91,6 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
         table::set(descriptor, Entry::Listener(listener));
         interest::adopt_listener(descriptor, listener);
     }
-    set_cloexec(fd);
 }
 
 /// After `shutdown(2)` of a listener: nobody gets in any more, a blocked `accept` ends, and the socket is a plain one

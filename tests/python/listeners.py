@@ -1,0 +1,151 @@
+"""Who serves a listening socket when its server has gone, or refuses a client. Prints one line a scenario; kernel TCP
+decides what it says.
+
+usage: listeners.py all | SCENARIO...
+       listeners.py --poll-and-accept     prints its port, and what it says to one client"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+PATIENCE_SECONDS = 10
+CLIENTS = 20
+HELPER = ["/bin/sleep", "60"]
+
+
+def listener(inheritable):
+    made = socket.create_server(("127.0.0.1", 0), backlog=64)
+    made.settimeout(None)
+    os.set_inheritable(made.fileno(), inheritable)
+    return made
+
+
+def spawned(environment, path=HELPER[0], arguments=HELPER):
+    return os.posix_spawn(path, arguments, environment)
+
+
+def forked(environment):
+    child = os.fork()
+    if child == 0:
+        os.execve(HELPER[0], HELPER, environment)
+    return child
+
+
+def as_subprocess(environment):
+    return subprocess.Popen(HELPER, env=environment, close_fds=False).pid
+
+
+# Not of this library's environment: it runs nothing that `env` does not let through.
+def by_env(environment):
+    return spawned(os.environ, "/usr/bin/env", ["env", "-i", *HELPER])
+
+
+def connect_to(port):
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS):
+            return "connected"
+    except ConnectionRefusedError:
+        return "refused"
+    except TimeoutError:
+        return "timed out"
+
+
+def dead_server_with_a_helper(start):
+    """A server dies; a program that it has started, and that has none of its sockets, lives on."""
+    reader, writer = os.pipe()
+    server = os.fork()
+    if server == 0:
+        own = listener(inheritable=False)
+        os.write(writer, b"%d %d" % (own.getsockname()[1], start({})))
+        time.sleep(PATIENCE_SECONDS)
+        os._exit(1)
+    port, helper = map(int, os.read(reader, 64).split())
+    try:
+        time.sleep(0.2)  # The helper runs by then.
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+        return connect_to(port)
+    finally:
+        os.kill(helper, signal.SIGKILL)
+
+
+def serve(own):
+    own.setblocking(True)  # The mode that the program before has left is another matter.
+    while True:
+        connection, _ = own.accept()
+        connection.sendall(b"served")
+        connection.close()
+
+
+def successor(environment):
+    """A server hands its listening socket to its next version by exec, and goes."""
+    own = listener(inheritable=True)
+    port = own.getsockname()[1]
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    server = os.fork()
+    if server == 0:
+        arguments = [sys.executable, os.path.abspath(sys.argv[0]), "--serve", str(own.fileno()), str(writer)]
+        os.execve(sys.executable, arguments, environment)
+    own.close()
+    os.read(reader, 1)
+    served = 0
+    try:
+        for _ in range(CLIENTS):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as client:
+                served += client.recv(16) == b"served"
+            time.sleep(0.02)
+    except TimeoutError:
+        pass
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+    return f"served {served} of {CLIENTS}"
+
+
+def poll_and_accept():
+    """Prints what `accept` says to a client whom `poll` has reported, of a blocking socket."""
+    own = listener(inheritable=False)
+    print(own.getsockname()[1], flush=True)
+    poll = select.poll()
+    poll.register(own, select.POLLIN)
+    poll.poll(PATIENCE_SECONDS * 1000)
+    signal.alarm(PATIENCE_SECONDS)
+    try:
+        own.accept()
+        print("accepted")
+    except ConnectionAbortedError:
+        print("aborted")
+    own.setblocking(False)
+    try:
+        own.accept()
+    except BlockingIOError:
+        print("nobody")
+
+
+SCENARIOS = {
+    "helper-by-posix_spawn": lambda: dead_server_with_a_helper(spawned),
+    "helper-by-fork": lambda: dead_server_with_a_helper(forked),
+    "helper-by-subprocess": lambda: dead_server_with_a_helper(as_subprocess),
+    "helper-by-env": lambda: dead_server_with_a_helper(by_env),
+    "successor": lambda: successor(os.environ),
+    "successor-without-environment": lambda: successor({}),
+}
+
+
+def main():
+    if sys.argv[1] == "--serve":
+        os.write(int(sys.argv[3]), b"1")
+        serve(socket.socket(fileno=int(sys.argv[2])))
+    elif sys.argv[1] == "--poll-and-accept":
+        poll_and_accept()
+    else:
+        for name in sys.argv[1:] if sys.argv[1:] != ["all"] else SCENARIOS:
+            print(f"{name}: {SCENARIOS[name]()}", flush=True)
+
+
+main()
