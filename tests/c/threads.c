@@ -129,6 +129,56 @@ TEST(close_of_one_copy_leaves_a_reader_of_the_other)
     ping_pong(pair.client, copy);
 }
 
+// The kernel keeps a socket open while a thread is in a call on it; the number may be another file's meanwhile.
+static void close_under_a_reader(int exchanges)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < exchanges; i++)
+        ping_pong(pair.client, pair.server);
+    int number = pair.server, ends[2];
+    pthread_t thread = start_thread(recv_late_answer, &number);
+    pause_ms(SILENCE_MS);
+    OK(close(number));
+    OK(pipe(ends));
+    CHECK(ends[0] == number || ends[1] == number);
+    expect_silent(pair.client, POLLIN | POLLRDHUP);
+    pause_ms(SILENCE_MS);
+    say(pair.client, "late answer");
+    join_thread(thread);
+    expect_eof(pair.client);
+    CHECK_EQ(write(ends[1], "a pipe", 6), 6);
+    char text[8];
+    CHECK_EQ(read(ends[0], text, sizeof text), 6);
+}
+
+TEST(close_leaves_a_sleeping_recv_to_its_data) { close_under_a_reader(0); }
+TEST(close_leaves_a_sleeping_recv_to_its_data_later) { close_under_a_reader(100); }
+
+static void *send_last(void *argument)
+{
+    CHECK_EQ(send(*(int *)argument, "last", 4, MSG_NOSIGNAL), 4);
+    return NULL;
+}
+
+TEST(close_leaves_a_sleeping_send_to_its_room)
+{
+    struct pair pair = connected_pair();
+    size_t filled = fill_until_full(pair.server);
+    int flags = OK(fcntl(pair.server, F_GETFL));
+    OK(fcntl(pair.server, F_SETFL, flags & ~O_NONBLOCK));
+    int number = pair.server;
+    pthread_t thread = start_thread(send_last, &number);
+    pause_ms(SILENCE_MS);
+    OK(close(number));
+    pause_ms(SILENCE_MS);
+    size_t received = 0;
+    char bytes[65536];
+    for (ssize_t got; (got = OK(recv(pair.client, bytes, sizeof bytes, 0))) > 0;)
+        received += got;
+    CHECK_EQ(received, filled + 4);
+    join_thread(thread);
+}
+
 TEST(send_works_while_another_thread_is_blocked_in_recv)
 {
     struct pair pair = connected_pair();

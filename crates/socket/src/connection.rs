@@ -34,10 +34,10 @@ pub use transfer::{Flags, total_bytes};
 
 use ends::{Receiving, Sending};
 use lifeline::Early;
-use presence::{Occupancy, Sleepers};
+use presence::{Calls, Occupancy, Sleepers};
 
 use crate::address::Tuple;
-use crate::descriptors::{self, HiddenFd};
+use crate::descriptors::{self, HiddenFd, Need};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
 use crate::lifecycle::inspect::inode_of;
@@ -50,6 +50,7 @@ use crate::segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver,
 use crate::signals;
 use crate::spin::Patience;
 use crate::system;
+use crate::threads;
 use ledger::ConnectionSlot;
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
@@ -197,7 +198,9 @@ pub struct Connection {
     patience: Patience,
     /// Threads and readiness sets that rely on the lifeline to wake them.
     sleepers: Sleepers<AtomicU32>,
-    /// One of the descriptors of the lifeline.
+    /// Calls for whose end a close waits.
+    calls: Calls<AtomicU32>,
+    /// One of the descriptors of the lifeline; [`HIDDEN_LIFELINE`] and less stand for the place of a hidden one.
     lifeline: AtomicI32,
     /// Sends since the last receive that brought data: a peer that answers is alive.
     unanswered_sends: AtomicU32,
@@ -234,7 +237,12 @@ struct Details {
     resets_on_close: bool,
     /// `connect` has answered `EINPROGRESS`; the next call answers that it is done.
     reports_connect: bool,
+    /// The lifeline, while a close waits for calls of other threads.
+    kept_lifeline: Option<HiddenFd>,
 }
+
+/// Of hidden descriptors the number changes; their place does not.
+const HIDDEN_LIFELINE: RawFd = -2;
 
 /// What the options of a socket ask of its connection.
 struct Asked {
@@ -280,6 +288,7 @@ impl Connection {
         let _receive = connection.receive_lock.lock();
         connection.occupancy.begin_generation();
         connection.due.store(0, Ordering::Relaxed);
+        let _ = connection.calls.forget();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
@@ -344,7 +353,10 @@ impl Connection {
     /// A descriptor of the lifeline, for sleeping on and for waking the peer.
     #[inline]
     pub fn lifeline(&self) -> RawFd {
-        self.lifeline.load(Ordering::Relaxed)
+        match self.lifeline.load(Ordering::Relaxed) {
+            hidden @ ..=HIDDEN_LIFELINE => descriptors::number_at((HIDDEN_LIFELINE - hidden) as u16),
+            number => number,
+        }
     }
 
     /// Both addresses, as TCP would show them.
@@ -684,9 +696,45 @@ impl Connection {
 
     /// The last descriptor of this process is about to go.
     fn close(&'static self) {
+        if !self.is_left_to_calls() {
+            self.close_now();
+        }
+    }
+
+    fn close_now(&'static self) {
         self.hear_last_hello();
         self.hear_last_words();
+        // The object may be another connection when this is done.
+        let kept = self.with_unreachable_details(|details| details.kept_lifeline.take());
         self.finish_close();
+        drop(kept);
+    }
+
+    /// Leaves a close to the last of the other threads' calls that sleep here, as the kernel does: they go on as if
+    /// nothing had happened, with a descriptor that the program does not see. Without one, they end.
+    fn is_left_to_calls(&'static self) -> bool {
+        let own = u32::from(wait::Call::is_of_this_thread(self));
+        if threads::is_single() || self.calls.count() <= own {
+            return false;
+        }
+        let Some(_both) = self.hold_both() else { return false };
+        // SAFETY: the program's descriptor, which it is closing.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let kept = rustix::io::fcntl_dupfd_cloexec(lifeline, 0).and_then(|fd| HiddenFd::hide(fd, Need::Required));
+        let Ok(kept) = kept else { return false };
+        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.place()), Ordering::Relaxed);
+        self.with_unreachable_details(|details| details.kept_lifeline = Some(kept));
+        if own > 0 {
+            self.leave_call();
+        }
+        self.calls.leave_close()
+    }
+
+    /// A call that has slept ends.
+    fn leave_call(&'static self) {
+        if self.calls.leave() {
+            self.close_now();
+        }
     }
 
     /// What is left of a close once the kernel may have closed the descriptor.

@@ -113,6 +113,11 @@ impl HiddenFd {
         number_in(DESCRIPTORS[usize::from(self.slot)].load(Ordering::Acquire)).unwrap_or(-1)
     }
 
+    /// Where [`number_at`] finds the number.
+    pub fn place(&self) -> u16 {
+        self.slot
+    }
+
     /// The descriptor, unless it was optional and has been released.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let number = self.raw();
@@ -169,6 +174,11 @@ impl Drop for HiddenFd {
             unsafe { rustix::io::close(number) };
         }
     }
+}
+
+/// The number of the hidden descriptor at a place, or -1.
+pub fn number_at(place: u16) -> RawFd {
+    number_in(DESCRIPTORS[usize::from(place)].load(Ordering::Acquire)).unwrap_or(-1)
 }
 
 fn number_in(entry: i32) -> Option<RawFd> {

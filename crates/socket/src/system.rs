@@ -251,28 +251,45 @@ fn in_pieces<R>(
             return result;
         }
         left_ns = left_ns.map(|left_ns| left_ns - PIECE_NS);
-        // SAFETY: not null, so stored by `use_idle_work`, which stores such a function.
-        let work = unsafe { std::mem::transmute::<*mut c_void, fn() -> bool>(work) };
-        if !work() {
-            IDLE_WORK.store(std::ptr::null_mut(), Ordering::Release);
-        }
+        do_idle_work(work);
     }
 }
 
-/// Waits until `fd` has something to read, without reading it: restarted after a signal handler exactly when the
-/// handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream; `CONNRESET` is one too,
-/// and the kernel says it once: the peer has left something unread, or was never accepted.
+/// One piece of a sleep that has `timeout_ms` left, or -1: the whole of it where there is no idle work. `Ok(0)`: the
+/// piece is over. A longer sleep would name descriptors again that may be other files by then.
+pub fn poll_piece(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> {
+    let work = IDLE_WORK.load(Ordering::Acquire);
+    let piece_ms = IDLE_WORK_EVERY_MS as i32;
+    if work.is_null() || (0..=piece_ms).contains(&timeout_ms) {
+        return poll_once(fds, timeout_ms);
+    }
+    let ready = poll_once(fds, piece_ms)?;
+    if ready == 0 {
+        do_idle_work(work);
+    }
+    Ok(ready)
+}
+
+fn do_idle_work(work: *mut c_void) {
+    // SAFETY: not null, so stored by `use_idle_work`, which stores such a function.
+    let work = unsafe { std::mem::transmute::<*mut c_void, fn() -> bool>(work) };
+    if !work() {
+        IDLE_WORK.store(std::ptr::null_mut(), Ordering::Release);
+    }
+}
+
+/// Waits until `fd` has something to read, without reading it, or for a piece of the sleep: restarted after a signal
+/// handler exactly when the handler's `SA_RESTART` says so, because it is `recv`. `Ok(false)` is the end of the stream;
+/// `CONNRESET` is one too, and the kernel says it once: the peer has left something unread, or was never accepted.
 pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
-    let began = Moment::now();
-    while !IDLE_WORK.load(Ordering::Acquire).is_null() {
-        // Until there is something to receive, or no more idle work.
+    if !IDLE_WORK.load(Ordering::Acquire).is_null() {
+        let began = Moment::now();
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        let poll = |timeout_ns: Option<u64>| poll_once(&mut entry, timeout_ns.map_or(-1, |ns| (ns / 1_000_000) as i32));
-        match in_pieces(None, poll, |ready| *ready > 0) {
-            Err(Errno::INTR) if began.goes_on() => {}
-            Err(error) => return Err(error),
-            Ok(_) => break,
-        }
+        match poll_piece(&mut entry, -1) {
+            Ok(0) => return Ok(true),
+            Err(Errno::INTR) if began.goes_on() => return Ok(true),
+            polled => polled?,
+        };
     }
     let mut byte = 0_u8;
     let receive = RECEIVE.load(Ordering::Acquire);

@@ -13,7 +13,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use presence::{Occupancy, Sleepers, Word};
+use presence::{Calls, Occupancy, Sleepers, Word};
 use std::process::Command;
 
 /// How often the checker takes the processor from a thread that could go on, in one interleaving.
@@ -69,9 +69,10 @@ fn child_of_other_tests() {
     let Ok(wanted) = std::env::var("CROSSLANE_TEST_MODEL") else { return };
     let flaw = std::env::var("CROSSLANE_TEST_FLAW").unwrap();
     let flaw = Flaw::ALL.into_iter().find(|known| format!("{known:?}") == flaw).unwrap();
-    let models: [(&str, Model); 4] = [
+    let models: [(&str, Model); 5] = [
         ("waiters_and_a_close", waiters_and_a_close),
         ("a_waiter_and_the_next_connection", a_waiter_and_the_next_connection),
+        ("calls_and_a_close", calls_and_a_close),
         ("two_receivers", two_receivers),
         ("a_receiver_and_a_poller", a_receiver_and_a_poller),
     ];
@@ -89,6 +90,8 @@ enum Flaw {
     LeavesQuietly,
     /// Whoever closes takes the memory away without asking.
     TakesUnasked,
+    /// A close is left to calls that were there before it said so.
+    TrustsEarlierCount,
     /// The peer is asked to ring for one who does not count as a sleeper yet.
     AsksUncounted,
     /// Whether there are others is asked before the lock is taken under which the ring is.
@@ -98,11 +101,12 @@ enum Flaw {
 }
 
 impl Flaw {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::None,
         Self::ArrivesLate,
         Self::LeavesQuietly,
         Self::TakesUnasked,
+        Self::TrustsEarlierCount,
         Self::AsksUncounted,
         Self::LocksLate,
         Self::TakesRingOfOthers,
@@ -264,6 +268,40 @@ fn a_connection_is_closed_once() {
         other.join().unwrap();
         assert_eq!(object.times_taken_back.load(Ordering::Relaxed), 1);
     });
+}
+
+/// Two calls that sleep, and a close meanwhile, which one of the three does.
+fn calls_and_a_close(flaw: Flaw) {
+    let calls = Arc::new(Calls::<Watched>::default());
+    let times_closed = Arc::new(AtomicU32::new(0));
+    let callers = [(); 2].map(|()| {
+        let (calls, times_closed) = (Arc::clone(&calls), Arc::clone(&times_closed));
+        thread::spawn(move || {
+            calls.enter();
+            if calls.leave() {
+                times_closed.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    });
+    let is_left = if flaw == Flaw::TrustsEarlierCount {
+        let is_left = calls.count() > 0;
+        let _ = calls.leave_close();
+        is_left
+    } else {
+        calls.count() > 0 && calls.leave_close()
+    };
+    if !is_left {
+        times_closed.fetch_add(1, Ordering::Relaxed);
+    }
+    callers.into_iter().for_each(|caller| caller.join().unwrap());
+    assert_eq!(times_closed.load(Ordering::Relaxed), 1);
+    assert!(!calls.forget(), "nothing is left to do");
+}
+
+#[test]
+fn a_close_is_done_once_by_who_ends_last() {
+    check(|| calls_and_a_close(Flaw::None));
+    must_fail("calls_and_a_close", Flaw::TrustsEarlierCount, "panicked");
 }
 
 /// A lifeline, and what comes by the lane beside it.

@@ -89,6 +89,47 @@ impl<W: Word> Occupancy<W> {
     }
 }
 
+/// Calls that sleep, for which a close by another thread waits: the kernel keeps a socket open while somebody is in a
+/// call on it.
+#[derive(Default)]
+pub(super) struct Calls<W> {
+    count: W,
+    /// Closed; the last call to end does what is left of it.
+    is_closing: W,
+}
+
+impl<W: Word> Calls<W> {
+    /// A call begins to sleep.
+    pub fn enter(&self) {
+        self.count.add(1);
+    }
+
+    /// How many sleep, or have slept and not ended.
+    pub fn count(&self) -> u32 {
+        self.count.load()
+    }
+
+    /// A call ends that has slept. `true`: it was the last, and what is left of a close is the caller's to do.
+    #[must_use]
+    pub fn leave(&self) -> bool {
+        self.count.add(u32::MAX) == 1 && self.is_closing.swap(0) != 0
+    }
+
+    /// Leaves a close to the last call to end. `false`: there is none any more, and the close is the caller's to do.
+    #[must_use]
+    pub fn leave_close(&self) -> bool {
+        self.is_closing.swap(1);
+        // Who has ended before this saw nothing to do, who ends after it does.
+        self.count.load() != 0 || self.is_closing.swap(0) == 0
+    }
+
+    /// In the child of a fork, or in another connection: nobody sleeps here. `true`: a close was left to who did.
+    pub fn forget(&self) -> bool {
+        self.count.store(0);
+        self.is_closing.swap(0) != 0
+    }
+}
+
 /// Threads and readiness sets that rely on the lifeline to wake them.
 ///
 /// Who enters does so before it asks the peer to ring. Who takes a ring asks whether it is the only one and takes it

@@ -340,4 +340,9 @@ pub fn after_fork_in_child() {
         connection.sleepers.forget();
     }
     POOL.unlock_after_fork();
+    POOL.for_each(|connection| {
+        if connection.calls.forget() {
+            connection.close_now();
+        }
+    });
 }

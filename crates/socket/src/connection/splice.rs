@@ -4,7 +4,7 @@
 //! ever on the way. Nothing waits for the pipe while it holds a lock of the connection.
 
 use super::transfer::Step;
-use super::wait::Deadline;
+use super::wait::{Call, Deadline};
 use super::{Connection, Flags, Lanes};
 use crate::spin::Spin;
 use crate::system;
@@ -113,6 +113,7 @@ impl Connection {
     pub fn splice_to(&'static self, pipe: Pipe<'_>, len_bytes: usize) -> Result<usize, Errno> {
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
         let generation = self.generation();
+        let mut call = Call::new(self);
         loop {
             if pipe.until(libc::POLLOUT)? & libc::POLLERR != 0 {
                 return Err(Errno::PIPE);
@@ -135,7 +136,9 @@ impl Connection {
                 Step::Moved(bytes) => return Ok(bytes),
                 Step::End => return Ok(0),
                 Step::Nothing if self.is_nonblocking.load(Ordering::Relaxed) => return Err(Errno::AGAIN),
-                Step::Nothing => self.wait_to_receive(generation, deadline, Spin::with(&self.patience))?,
+                Step::Nothing => {
+                    self.wait_to_receive(generation, &mut call, deadline, Spin::with(&self.patience))?;
+                }
             }
         }
     }

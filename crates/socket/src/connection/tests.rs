@@ -756,7 +756,10 @@ fn a_thread_that_works_for_an_earlier_connection_of_the_object_finds_out() {
     let (one, two) = pair(false);
     let earlier = one.0.generation().wrapping_sub(1);
     send(two.0, b"not for it").unwrap();
-    assert_eq!(one.0.wait_to_receive(earlier, wait::Deadline::after(0), Spin::new()), Err(Errno::BADF));
+    assert_eq!(
+        one.0.wait_to_receive(earlier, &mut wait::Call::new(one.0), wait::Deadline::after(0), Spin::new()),
+        Err(Errno::BADF)
+    );
     let taken = one.0.take(earlier, Flags::default(), false, |_| panic!("looked at another's stream"));
     assert!(matches!(taken, Err(Errno::BADF)));
 }
@@ -777,7 +780,9 @@ fn a_wait_for_room_naps_once_a_shutdown_of_reading_has_woken_a_reader() {
     while send(one.0, &[0; 4096]).is_ok() {}
     one.0.set_nonblocking(false);
     let deadline = wait::Deadline::after(WAIT_MS as u64 * 1_000_000);
-    let looks = std::iter::from_fn(|| one.0.wait_to_send(one.0.generation(), deadline).ok()).count();
+    let looks =
+        std::iter::from_fn(|| one.0.wait_to_send(one.0.generation(), &mut wait::Call::new(one.0), deadline).ok())
+            .count();
     assert!(looks <= WAIT_MS, "{looks} looks in {WAIT_MS} ms");
 }
 

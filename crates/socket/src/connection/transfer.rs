@@ -2,7 +2,7 @@
 
 use super::ends::{Receiving, Sending};
 use super::give_back;
-use super::wait::{Deadline, Room};
+use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::clock::{note_stamp, stamp};
 use crate::manners;
@@ -235,6 +235,7 @@ impl Connection {
             return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
         }
         let deadline = Deadline::after(self.receive_timeout_ns.load(Ordering::Relaxed));
+        let mut call = Call::new(self);
         let mut spin = Some(Spin::with(&self.patience));
         if done == 0
             && let Some(spin) = &mut spin
@@ -248,7 +249,8 @@ impl Connection {
             let waited = if peeks_again {
                 self.nap(deadline)
             } else {
-                self.wait_to_receive(generation, deadline, spin.take().unwrap_or_else(|| Spin::with(&self.patience)))
+                let spin = spin.take().unwrap_or_else(|| Spin::with(&self.patience));
+                self.wait_to_receive(generation, &mut call, deadline, spin)
             };
             if let Err(error) = waited {
                 return if done > 0 { Ok(done) } else { Err(error) };
@@ -603,6 +605,7 @@ impl Connection {
         let mut done = done;
         let dont_wait = !self.waits(flags);
         let mut deadline = None;
+        let mut call = Call::new(self);
         while done < wanted {
             if dont_wait {
                 self.send_is_blocked.store(true, Ordering::Relaxed);
@@ -610,7 +613,7 @@ impl Connection {
             }
             let deadline =
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
-            let waited = self.wait_to_send(generation, deadline);
+            let waited = self.wait_to_send(generation, &mut call, deadline);
             // SAFETY: the caller's spans.
             let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, room == Room::InRing) };
             match waited.and_then(go_on) {
@@ -760,6 +763,7 @@ impl Connection {
         let generation = self.generation();
         let mut done = 0;
         let mut is_patient = !dont_wait;
+        let mut call = Call::new(self);
         while done < len_bytes {
             let mut fill_rest = |pointer: *mut u8, len: usize| fill(pointer, len, done);
             match self.fill_once(generation, len_bytes - done, is_patient, &is_at_end, &mut fill_rest) {
@@ -771,7 +775,7 @@ impl Connection {
                 }
                 Ok(None) => {
                     let deadline = Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed));
-                    match self.wait_to_send(generation, deadline) {
+                    match self.wait_to_send(generation, &mut call, deadline) {
                         Ok(room) => is_patient = room == Room::InRing,
                         Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
                     }

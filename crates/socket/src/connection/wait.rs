@@ -120,6 +120,52 @@ impl Drop for Waiter {
 }
 
 thread_local! {
+    /// The connection of the call in which this thread last slept, until that call ends. A handler that leaves a call
+    /// by `siglongjmp` leaves it here: the next call that sleeps, or a close by this thread, finds it.
+    static CALL: Cell<Option<&'static Connection>> = const { Cell::new(None) };
+}
+
+/// A call that may sleep: once it has, a close by another thread waits for its end.
+pub(super) struct Call {
+    connection: &'static Connection,
+    has_slept: bool,
+}
+
+impl Call {
+    pub(super) fn new(connection: &'static Connection) -> Self {
+        Self { connection, has_slept: false }
+    }
+
+    /// Before each sleep.
+    fn note_sleep(&mut self) {
+        if self.has_slept || threads::is_single() {
+            return;
+        }
+        self.has_slept = true;
+        let before = CALL.replace(Some(self.connection));
+        if before.is_some_and(|it| std::ptr::eq(it, self.connection)) {
+            return; // Counted already, by a call that a handler has interrupted or left.
+        }
+        self.connection.calls.enter();
+        before.into_iter().for_each(Connection::leave_call);
+    }
+
+    /// Whether this thread is in a call on `connection`, beneath a handler, or has left one by a handler.
+    pub(super) fn is_of_this_thread(connection: &Connection) -> bool {
+        CALL.get().is_some_and(|it| std::ptr::eq(it, connection))
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.has_slept && Self::is_of_this_thread(self.connection) {
+            CALL.set(None);
+            self.connection.leave_call();
+        }
+    }
+}
+
+thread_local! {
     /// The connection this thread sleeps on: a thread that is cancelled in its sleep leaves through the destructor.
     static ASLEEP: Sleep = const { Sleep(Cell::new(None)) };
 }
@@ -145,33 +191,49 @@ impl Drop for Sleep {
         if let Some(connection) = self.end(None) {
             drop(Waiter(connection));
         }
+        CALL.take().into_iter().for_each(Connection::leave_call);
     }
 }
 
 impl Connection {
     /// Waits until a receive may find something; `spin` has perhaps begun.
-    pub(super) fn wait_to_receive(&'static self, generation: u32, deadline: Deadline, spin: Spin) -> Result<(), Errno> {
+    pub(super) fn wait_to_receive(
+        &'static self,
+        generation: u32,
+        call: &mut Call,
+        deadline: Deadline,
+        spin: Spin,
+    ) -> Result<(), Errno> {
         let (_waiter, lanes) = self.become_waiter(generation, &self.receive_lock)?;
         let Some(lanes) = lanes.filter(|_| self.receives_by_lane()) else {
-            return self.wait_before_lanes(deadline, spin, libc::POLLIN);
+            return self.wait_before_lanes(call, deadline, spin, libc::POLLIN);
         };
         let is_ready =
             || lanes.observer().may_have_data() || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_READ);
         if self.spin(lanes, deadline, spin, is_ready)? {
             return Ok(());
         }
-        let outcome =
-            self.sleep_unless(is_ready, || self.announce_receive_sleep(lanes), || self.sleep(lanes, deadline, None));
+        let outcome = self.sleep_unless(
+            call,
+            is_ready,
+            || self.announce_receive_sleep(lanes),
+            || self.sleep(lanes, deadline, None),
+        );
         self.patience.note_awake();
         outcome
     }
 
     /// Waits until a send may find room: for the receiver to make some, and where that takes long, for as much as the
     /// lane may hold.
-    pub(super) fn wait_to_send(&'static self, generation: u32, deadline: Deadline) -> Result<Room, Errno> {
+    pub(super) fn wait_to_send(
+        &'static self,
+        generation: u32,
+        call: &mut Call,
+        deadline: Deadline,
+    ) -> Result<Room, Errno> {
         let (_waiter, lanes) = self.become_waiter(generation, &self.send_lock)?;
         let Some(lanes) = lanes.filter(|_| self.sends_by_lane()) else {
-            return self.wait_before_lanes(deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
+            return self.wait_before_lanes(call, deadline, Spin::new(), libc::POLLOUT).map(|()| Room::InRing);
         };
         let has_ended = || self.has_ended_in(lanes, lanes.segment.standing(), SHUTDOWN_WRITE);
         if self.spin(lanes, deadline, Spin::new(), || self.has_ring_room(lanes) || has_ended())? {
@@ -186,10 +248,12 @@ impl Connection {
         }
         if !self.receives_by_lane() {
             // The peer does not ring yet.
+            call.note_sleep();
             return self.nap(deadline).map(|()| Room::InLargerRing);
         }
         let longest_ms = (!threads::is_single()).then_some(ROOM_LOOK_MS);
-        self.sleep_unless(is_ready, || self.announce_send_sleep(lanes), || self.sleep(lanes, deadline, longest_ms))?;
+        let sleep = || self.sleep(lanes, deadline, longest_ms);
+        self.sleep_unless(call, is_ready, || self.announce_send_sleep(lanes), sleep)?;
         Ok(Room::InLargerRing)
     }
 
@@ -199,10 +263,12 @@ impl Connection {
     #[inline(never)] // Else a wait would find the thread's own words, by a call, before its first look.
     fn sleep_unless(
         &'static self,
+        call: &mut Call,
         is_ready: impl Fn() -> bool,
         announce: impl FnOnce(),
         sleep: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
+        call.note_sleep();
         // The waiter of our caller is dropped by it, or, if this thread is cancelled, by the destructor of `ASLEEP`.
         let interrupted = ASLEEP.with(|asleep| asleep.begin(self));
         announce();
@@ -326,12 +392,15 @@ impl Connection {
         deadline.check_signals()?;
         let waits_for_ring = is_alone && left_ms < 0 && longest_ms.is_none();
         if waits_for_ring && !self.is_nonblocking.load(Ordering::Relaxed) && !self.is_lifeline_shut(lanes) {
-            let woken = system::wait_to_receive(fd);
-            if woken != Err(Errno::CONNRESET) {
-                return woken;
-            }
-            self.note_hang_up(lanes, true);
-            return Ok(false);
+            return match system::wait_to_receive(fd) {
+                Err(Errno::CONNRESET) => {
+                    self.note_hang_up(lanes, true);
+                    Ok(false)
+                }
+                // The program has closed that number, and this call goes on by another.
+                Err(Errno::BADF) if self.lifeline() != fd => Ok(true),
+                woken => woken,
+            };
         }
         let mut entry = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
         if self.is_lifeline_shut(lanes) {
@@ -340,11 +409,9 @@ impl Connection {
             return nap_on(&mut entry, left_ms, deadline);
         }
         if is_alone && longest_ms.is_none() {
-            return if system::poll(&mut entry, left_ms)? == 0 {
-                Err(Errno::AGAIN)
-            } else {
-                Ok(entry[0].revents & libc::POLLHUP == 0)
-            };
+            // Not the whole time, perhaps; whoever comes back when it is over finds out.
+            system::poll_piece(&mut entry, left_ms)?;
+            return Ok(entry[0].revents & libc::POLLHUP == 0);
         }
         if !is_alone && system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0 {
             // A byte lies there for another sleeper: it must find it, and we must not spin on it.
@@ -369,7 +436,13 @@ impl Connection {
     }
 
     /// Waits until the kernel has something to say of the lifeline: `POLLIN` or `POLLOUT`. The caller is a waiter.
-    fn wait_before_lanes(&'static self, deadline: Deadline, mut spin: Spin, events: i16) -> Result<(), Errno> {
+    fn wait_before_lanes(
+        &'static self,
+        call: &mut Call,
+        deadline: Deadline,
+        mut spin: Spin,
+        events: i16,
+    ) -> Result<(), Errno> {
         if self.awaits_hello.load(Ordering::Relaxed) {
             return self.wait_for_hello(deadline);
         }
@@ -384,7 +457,7 @@ impl Connection {
                 Turn::Sleep => break,
             }
         }
-        let outcome = self.sleep_unless(is_over, || {}, || self.sleep_on_lifeline(deadline, events));
+        let outcome = self.sleep_unless(call, is_over, || {}, || self.sleep_on_lifeline(deadline, events));
         self.patience.note_awake();
         outcome
     }
@@ -406,6 +479,7 @@ impl Connection {
                     self.note_kernel_reset();
                     Ok(())
                 }
+                Err(Errno::BADF) if self.lifeline() != fd => Ok(()),
                 woken => woken.map(|_| ()),
             };
         }
