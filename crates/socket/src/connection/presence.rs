@@ -68,6 +68,11 @@ impl<W: Word> Occupancy<W> {
         self.waiters.add(u32::MAX) == 1 && !self.is_open()
     }
 
+    /// Whether there is a waiter, as a glance.
+    pub fn has_waiters(&self) -> bool {
+        self.waiters.load() != 0
+    }
+
     /// Under both locks. `false`: it was closed before.
     pub fn close(&self) -> bool {
         let was_open = self.is_open.swap(0) != 0;
