@@ -406,6 +406,28 @@ CLIENT(blocked_writer_wakes_when_the_reader_closes)
     CHECK(errno == ECONNRESET || errno == EPIPE);
 }
 
+// Of a long one only what TCP puts out before the reset comes back.
+static void send_much_to_a_closed_peer(int exchanges, int flags)
+{
+    enum { BYTES = 10 << 20 };
+    struct pair pair = connected_pair();
+    for (int i = 0; i < exchanges; i++)
+        ping_pong(pair.client, pair.server);
+    OK(close(pair.client));
+    pause_ms(SILENCE_MS);
+    char *bytes = calloc(1, BYTES);
+    ssize_t sent = OK(send(pair.server, bytes, BYTES, MSG_NOSIGNAL | flags));
+    CHECK(sent >= 32768 && sent <= 1 << 20);
+    CHECK_EQ(send(pair.server, bytes, BYTES, MSG_NOSIGNAL | flags), -1);
+    CHECK(errno == EPIPE || errno == ECONNRESET);
+    free(bytes);
+}
+
+TEST(a_long_send_to_a_closed_peer_is_taken_in_part) { send_much_to_a_closed_peer(0, 0); }
+TEST(a_long_send_to_a_closed_peer_is_taken_in_part_later) { send_much_to_a_closed_peer(100, 0); }
+TEST(a_long_send_that_does_not_wait_is_taken_in_part) { send_much_to_a_closed_peer(0, MSG_DONTWAIT); }
+TEST(a_long_send_that_does_not_wait_is_taken_in_part_later) { send_much_to_a_closed_peer(100, MSG_DONTWAIT); }
+
 TEST(unread_answer_survives_own_write_to_closed_peer)
 {
     // The peer answered, read everything and closed; our late write must not lose the answer.

@@ -171,7 +171,7 @@ impl Connection {
                 return Ok((sent, true));
             }
             if sent == 0 && !self.may_send_early(wanted - skip)? {
-                return Ok((wanted - skip, false));
+                return Ok((self.bytes_taken_for_gone(wanted - skip), false));
             }
             if skip + sent >= wanted {
                 return Ok((sent, false));
@@ -196,7 +196,7 @@ impl Connection {
                     self.hear_for_all();
                     match self.lanes() {
                         Some(lanes) => self.ask_kernel(lanes),
-                        None => return self.send_to_gone().map(|()| (wanted - skip, false)),
+                        None => return self.send_to_gone().map(|()| (self.bytes_taken_for_gone(wanted - skip), false)),
                     }
                 }
                 Err(Errno::INTR) => {}

@@ -676,7 +676,7 @@ impl Connection {
         let shared = self.share(lanes, Own::SendLock)?;
         // Under the lock: another process that shuts down has not yet, or this one sees it.
         if !self.may_send(lanes, wanted - skip)? {
-            return Ok(wanted - skip);
+            return Ok(self.bytes_taken_for_gone(wanted - skip));
         }
         // SAFETY: under the send lock.
         let position = unsafe { (*lanes.sender.get()).prepare(is_patient, stamp()) };
