@@ -128,6 +128,8 @@ fallback_reasons! {
     PortInUse => "port_in_use", "the server still has an earlier connection from that port";
     /// `--filters honour`: packet filters of the loopback interface are to see the connection.
     PacketFilters => "packet_filters", "packet filters are honoured: --filters honour";
+    /// A security module, such as Landlock, denies the program this connection.
+    ConnectDenied => "connect_denied", "a security module denies the program this connection";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

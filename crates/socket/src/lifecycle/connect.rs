@@ -69,6 +69,13 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return Outcome::Kernel;
     }
     let is_pending = pending::is_pending(stream);
+    let is_v6 = stream.with(|inner| inner.is_v6);
+    if !is_pending && inspect::is_connect_denied(fd, is_v6, destination.port()) {
+        // The kernel gives its own answer; `--require-lane` has nothing to add to a refusal.
+        count_fallback(FallbackReason::ConnectDenied);
+        enter_kernel_connection(fd, stream, destination);
+        return Outcome::Kernel;
+    }
     if !is_pending && stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }

@@ -4,7 +4,7 @@ use crate::address;
 use crate::options::OptionRecord;
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 
 /// `getsockname(2)` of a TCP socket.
@@ -12,6 +12,21 @@ pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
     // SAFETY: the program's descriptor, in a call about it.
     let name = rustix::net::getsockname(unsafe { BorrowedFd::borrow_raw(fd) })?;
     SocketAddr::try_from(name)
+}
+
+/// Whether a security module denies the calling thread a TCP connect to this port: a Landlock domain, or a policy of
+/// names. A lane is made by no TCP connect, so the modules are asked by one that can never begin: TCP connects to no
+/// multicast address (`ENETUNREACH`), sends nothing there and leaves the socket as it was, but the kernel asks its
+/// modules first, of the socket and the port. A domain may have been inherited, which nothing tells: so each connect
+/// asks.
+pub(super) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> bool {
+    const ALL_HOSTS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)), 0);
+    const ALL_NODES: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)), 0);
+    let mut nobody = if is_v6 { ALL_NODES } else { ALL_HOSTS };
+    nobody.set_port(port);
+    // SAFETY: the program's descriptor, which it is connecting.
+    let answer = rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody);
+    matches!(answer, Err(Errno::ACCESS | Errno::PERM))
 }
 
 /// `IPV6_V6ONLY`.
