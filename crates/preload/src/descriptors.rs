@@ -188,18 +188,39 @@ unsafe fn connection_ioctl(
             }
         }
     };
+    const FIOSETOWN: c_ulong = 0x8901;
+    const SIOCSPGRP: c_ulong = 0x8902;
+    const FIOGETOWN: c_ulong = 0x8903;
+    const SIOCGPGRP: c_ulong = 0x8904;
+    const SIOCOUTQNSD: c_ulong = 0x894b;
+    const SIOCGSKNS: c_ulong = 0x894c;
     match request {
         libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
         libc::TIOCOUTQ => answer(c_int::try_from(connection.unsent_bytes()).unwrap_or(c_int::MAX)),
-        SIOCATMARK => answer(0),
-        _ => {
+        // What was sent by a lane has arrived, or has no room; nothing waits for a packet.
+        SIOCATMARK | SIOCOUTQNSD => answer(0),
+        libc::FIONBIO => {
             // SAFETY: the C caller's.
             let result = unsafe { real::ioctl(fd, request, argument) };
-            if request == libc::FIONBIO && result == 0 {
+            if result == 0 {
                 // SAFETY: the kernel has just read it.
                 connection.set_nonblocking(unsafe { *(argument as *const c_int) } != 0);
             }
             result
+        }
+        // About the descriptor itself.
+        libc::FIOCLEX | libc::FIONCLEX | libc::FIOASYNC | libc::FIOQSIZE | SIOCGSKNS => {
+            // SAFETY: the C caller's.
+            unsafe { real::ioctl(fd, request, argument) }
+        }
+        FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => {
+            // SAFETY: the C caller's.
+            unsafe { real::ioctl(fd, request, argument) }
+        }
+        _ => {
+            // SAFETY: the C caller's.
+            let answered = unsafe { lifecycle::ask_as_tcp(connection, request, argument) };
+            crate::count_or_errno(answered.map(|value| value as usize)) as c_int
         }
     }
 }

@@ -140,7 +140,7 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mu
     lifecycle::advance_connects();
     match table::get(fd) {
         Entry::Connection(connection) => match connection.tuple() {
-            Some(_) if connection.is_reset() => zero_or_errno(Err(Errno::NOTCONN)),
+            Some(_) if connection.is_closed() => zero_or_errno(Err(Errno::NOTCONN)),
             // SAFETY: the C caller's.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.peer, address, len) }),
             None => zero_or_errno(Err(Errno::BADF)),

@@ -514,9 +514,12 @@ impl Connection {
     /// Shuts down one or both directions: [`SHUTDOWN_READ`], [`SHUTDOWN_WRITE`].
     ///
     /// # Errors
-    /// `NOTCONN` if the connection is gone.
+    /// `NOTCONN` if the connection is gone, or both endpoints have ended their streams.
     pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
         self.attach_if_pending()?;
+        if self.is_known_to_be_closed() {
+            return Err(Errno::NOTCONN);
+        }
         let before = {
             let Some(_send) = self.hold(&self.send_lock) else {
                 self.leave_to_holder(directions as u32);
@@ -541,19 +544,10 @@ impl Connection {
             }
             before
         };
-        // Threads of this process that sleep on the lifeline must look again; nothing but its end wakes them all.
-        if directions & !before & SHUTDOWN_READ != 0 && self.sleepers.is_any() {
-            // SAFETY: the descriptor is the program's and open: it is shutting it down.
-            let _ =
-                rustix::net::shutdown(unsafe { BorrowedFd::borrow_raw(self.lifeline()) }, rustix::net::Shutdown::Read);
+        if directions & !before & SHUTDOWN_READ != 0 {
+            self.wake_by_shutting();
         }
         Ok(())
-    }
-
-    /// Whether the connection was reset.
-    pub fn is_reset(&'static self) -> bool {
-        let _send = self.hold(&self.send_lock);
-        self.lanes().map_or_else(|| self.early.is_reset(), |lanes| self.peer_state(lanes) == PeerState::Reset)
     }
 
     /// Attaches a proxy's connection whose hello came late. `Ok(false)`: it has not come yet.

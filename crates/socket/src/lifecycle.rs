@@ -25,7 +25,7 @@ pub use pending::{
     abandon as abandon_connect, advance as advance_connects, hold_off as hold_off_connects, is_any_pending,
     is_looked_at, is_pending,
 };
-pub use sockopt::{get_option, note_option, refusal, set_option};
+pub use sockopt::{ask_as_tcp, get_option, note_option, refusal, set_option};
 
 use crate::address::Family;
 use crate::connection::Connection;

@@ -52,6 +52,16 @@ impl SocketOption {
         self == Self::tcp(libc::TCP_NODELAY)
     }
 
+    /// Whether the kernel refuses the option with `EINVAL` once a socket is connected, though a fresh one takes it.
+    fn comes_too_late(self, value: &[u8]) -> bool {
+        const V6_ONLY: SocketOption = SocketOption { level: libc::IPPROTO_IPV6, name: libc::IPV6_V6ONLY };
+        match (self.level, self.name) {
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT | libc::TCP_FASTOPEN_NO_COOKIE) => true,
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => parse_u32(value) == Some(0),
+            _ => self == V6_ONLY,
+        }
+    }
+
     /// Whether a value turns the option on.
     fn is_on(self, value: &[u8]) -> bool {
         let is_offset = self == Self::socket(libc::SO_PEEK_OFF);
@@ -162,12 +172,14 @@ pub enum Special {
     SendTimeout,
     /// `SO_SNDBUF`: see [`OptionRecord::send_buffer_bytes_established`].
     SendBuffer,
-    /// `SO_LINGER`: see [`linger`].
-    Linger,
+    /// `TCP_WINDOW_CLAMP`: see [`OptionRecord::window_clamp_bytes`].
+    WindowClamp,
     /// `TCP_INFO`: see [`tcp_info`].
     TcpInfo,
     /// `TCP_MAXSEG`: [`SEGMENT_BYTES_MAX`].
     MaxSegment,
+    /// `IP_MTU`: [`PACKET_BYTES_MAX`].
+    MaxPacket,
     /// `SO_PEERNAME`: the peer's address, as `getpeername` gives it.
     PeerName,
     /// `SO_COOKIE`: the lifeline's own answer is right.
@@ -182,17 +194,18 @@ impl Special {
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) => Some(Self::ReceiveTimeout),
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW) => Some(Self::SendTimeout),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(Self::SendBuffer),
-            (libc::SOL_SOCKET, libc::SO_LINGER) => Some(Self::Linger),
             (libc::SOL_SOCKET, SO_PEERNAME) => Some(Self::PeerName),
             (libc::SOL_SOCKET, libc::SO_COOKIE) => Some(Self::Lifeline),
             (libc::IPPROTO_TCP, libc::TCP_INFO) => Some(Self::TcpInfo),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => Some(Self::MaxSegment),
+            (libc::IPPROTO_IP, libc::IP_MTU) => Some(Self::MaxPacket),
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => Some(Self::WindowClamp),
             _ => None,
         }
     }
 }
 
-/// The options a program has set on a socket, the latest last, each once.
+/// The options a program has set on a socket, the latest last, each once; `SO_LINGER` also as it was last on.
 #[derive(Clone, Debug, Default)]
 pub struct OptionRecord {
     records: Vec<(SocketOption, Box<[u8]>)>,
@@ -204,7 +217,10 @@ impl OptionRecord {
         if UNREPEATABLE.contains(&option) || value.len() > VALUE_BYTES_MAX {
             return;
         }
-        self.records.retain(|(known, _)| *known != option);
+        // The time of `SO_LINGER` stays when it is turned off, and can be read.
+        let keeps_time = LINGER.contains(&option) && parse_linger(value) == Some(None);
+        let is_time = |known: &[u8]| keeps_time && !matches!(parse_linger(known), Some(None));
+        self.records.retain(|(known, value)| *known != option || is_time(value));
         if self.records.len() < RECORDS_MAX {
             self.records.push((option, value.into()));
         }
@@ -251,6 +267,14 @@ impl OptionRecord {
         let result = outcome(answer);
         close(template);
         result?;
+        let mut number = [0_u8; 4];
+        if !value.is_null() && length as usize >= number.len() {
+            // SAFETY: the kernel has read as many bytes, and the caller says they are readable.
+            number = unsafe { value.cast::<[u8; 4]>().read_unaligned() };
+        }
+        if option.comes_too_late(&number) {
+            return Err(Errno::INVAL);
+        }
         // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
         unsafe { self.note_c(option, value, length) };
         Ok(())
@@ -330,6 +354,14 @@ impl OptionRecord {
         self.latest(&SEND_BUFFERS).is_none().then_some(bytes as i32)
     }
 
+    /// `TCP_WINDOW_CLAMP` of a connection whose program has not set it: half of the receive buffer. `None`: it has.
+    pub fn window_clamp_bytes(&self) -> Option<i32> {
+        let limits = BufferLimits::of_kernel();
+        let asked = self.asked_bytes(&RECEIVE_BUFFERS, limits.receive_bytes_max);
+        let bytes = asked.map_or(limits.receive_bytes, |bytes| bytes.max(RECEIVE_BUFFER_BYTES_MIN)) / 2;
+        self.latest(&[SocketOption::tcp(libc::TCP_WINDOW_CLAMP)]).is_none().then_some(bytes as i32)
+    }
+
     /// What Linux makes of the size that the program has asked for: all of it only with the privileged option.
     fn asked_bytes(&self, options: &[SocketOption; 2], bytes_max: usize) -> Option<usize> {
         let known = self.records.iter().rev().find(|(known, _)| options.contains(known));
@@ -404,6 +436,24 @@ fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result
     outcome(answer)
 }
 
+/// `ioctl(2)` of a fresh TCP socket, for what depends on the network namespace and the protocol alone, such as the
+/// addresses of an interface: the AF_UNIX socket behind a connection knows nothing of IP.
+///
+/// # Errors
+/// The kernel's own.
+///
+/// # Safety
+/// `argument` is what the request wants, or the kernel refuses it.
+pub unsafe fn ioctl_of_template(family: Family, request: u64, argument: usize) -> Result<i32, Errno> {
+    let template = fresh(family)?;
+    let number = template.as_raw_fd();
+    // SAFETY: the kernel checks pointers and answers bad ones with an error; the caller says the rest is right.
+    let answer = unsafe { crate::system::call!(libc::SYS_ioctl, number, request, argument) };
+    let result = outcome(answer);
+    close(template);
+    result.map(|()| answer as i32)
+}
+
 /// Writes an answer as `getsockopt` does: cut to the caller's length, which then says how much was written.
 ///
 /// # Errors
@@ -462,7 +512,8 @@ pub fn parse_timeval_ns(value: &[u8]) -> Option<u64> {
 }
 
 /// The bytes of a `struct linger`.
-pub fn linger(seconds: Option<u32>) -> [u8; 8] {
+#[cfg(test)]
+fn linger(seconds: Option<u32>) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[..4].copy_from_slice(&i32::from(seconds.is_some()).to_ne_bytes());
     bytes[4..].copy_from_slice(&seconds.unwrap_or(0).to_ne_bytes());
@@ -470,7 +521,7 @@ pub fn linger(seconds: Option<u32>) -> [u8; 8] {
 }
 
 /// The time in a `struct linger`, if it is on; `None` for bytes that are none.
-pub fn parse_linger(value: &[u8]) -> Option<Option<u32>> {
+fn parse_linger(value: &[u8]) -> Option<Option<u32>> {
     let word = |at: usize| value.get(at..at + 4)?.try_into().ok().map(i32::from_ne_bytes);
     let (on, seconds) = (word(0)?, word(4)?);
     Some((on != 0).then(|| u32::try_from(seconds).unwrap_or(u32::MAX)))
@@ -478,6 +529,9 @@ pub fn parse_linger(value: &[u8]) -> Option<Option<u32>> {
 
 /// The largest segment TCP has on the loopback interface, which is what a lane would be compared with.
 pub const SEGMENT_BYTES_MAX: i32 = 65_483;
+
+/// The largest IPv4 packet on the loopback interface.
+pub const PACKET_BYTES_MAX: i32 = 65_535;
 
 /// The states of TCP that a lane connection can show, with Linux's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

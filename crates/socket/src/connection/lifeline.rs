@@ -58,6 +58,10 @@ pub(super) struct Early {
     heard_ticks: AtomicU64,
     /// How far it was seen to have ended.
     ends: AtomicU64,
+    /// The lifeline was shut for reading, so that the kernel does not say any more whether the peer has ended.
+    is_deaf: AtomicBool,
+    /// The peer had ended its stream when the lifeline was shut for reading.
+    had_ended: AtomicBool,
     /// The lifeline holds all that it may.
     is_wide: AtomicBool,
     /// Another process may hold the end, and has no part in its lanes.
@@ -93,6 +97,8 @@ impl Early {
         self.counted_to_bytes.store(0, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
         self.is_wide.store(false, Ordering::Relaxed);
+        self.is_deaf.store(false, Ordering::Relaxed);
+        self.had_ended.store(false, Ordering::Relaxed);
         self.ends.store(0, Ordering::Relaxed);
         self.has_sent.store(false, Ordering::Relaxed);
         self.has_switched_for_order.store(false, Ordering::Relaxed);
@@ -438,11 +444,28 @@ impl Connection {
         if fresh & SHUTDOWN_WRITE != 0 {
             let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Write);
         }
-        // Those who sleep must look again.
-        if fresh & SHUTDOWN_READ != 0 && self.sleepers.is_any() {
-            let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Read);
+        if fresh & SHUTDOWN_READ != 0 {
+            self.wake_by_shutting();
         }
         Ok(())
+    }
+
+    /// After a shutdown for reading: threads of this process that sleep on the lifeline must look again, and nothing
+    /// but its end wakes them all.
+    pub(super) fn wake_by_shutting(&self) {
+        if self.sleepers.is_any() {
+            self.early.had_ended.store(self.peer_has_ended_early(), Ordering::Relaxed);
+            self.early.is_deaf.store(true, Ordering::Relaxed);
+            let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Read);
+        }
+    }
+
+    /// Whether the peer has ended its stream, as the kernel says while it can.
+    pub(super) fn peer_has_ended_early(&self) -> bool {
+        if self.early.is_deaf.load(Ordering::Relaxed) {
+            return self.early.had_ended.load(Ordering::Relaxed);
+        }
+        system::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
     }
 
     /// Before a close: a message that was left unread would reset the peer, and `SO_LINGER` may ask for a reset.
@@ -675,8 +698,7 @@ impl Connection {
 
     /// Whether what comes in has ended, as the kernel says, read or not.
     pub(super) fn lifeline_has_no_more(&self) -> bool {
-        self.is_shut(SHUTDOWN_READ)
-            || system::poll_now(self.lifeline(), libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP) != 0
+        self.is_shut(SHUTDOWN_READ) || self.peer_has_ended_early()
     }
 
     /// Whether the peer is gone, as the kernel says.

@@ -140,6 +140,24 @@ impl Connection {
         self.lanes().filter(|_| self.receives_by_lane())?.observer().next_stamp()
     }
 
+    /// Whether TCP would have let go of the connection: after a reset, or once both endpoints have ended their streams.
+    /// It has no peer any more then.
+    pub fn is_closed(&'static self) -> bool {
+        // The kernel may know of a reset that nobody has noted.
+        let _ = self.readiness_for_all(0);
+        self.tcp_state() == TcpState::Close
+    }
+
+    /// As [`Connection::is_closed`], as far as calls of this endpoint have found out. Most have no reason to ask.
+    pub(super) fn is_known_to_be_closed(&'static self) -> bool {
+        let (peer, shutdown) = {
+            let _guard = self.hold(&self.receive_lock);
+            self.state()
+        };
+        let may_be = shutdown & SHUTDOWN_WRITE != 0 || matches!(peer, PeerState::Reset | PeerState::ClosedAndAnswered);
+        may_be && self.tcp_state() == TcpState::Close
+    }
+
     /// The state that TCP would be in.
     pub fn tcp_state(&'static self) -> TcpState {
         if self.is_on_lifeline() {
@@ -153,7 +171,7 @@ impl Connection {
         let (peer, shutdown) = self.state();
         let input_has_ended = || match self.lanes() {
             Some(lanes) if !is_early => lanes.observer().fin_is_coming() || peer != PeerState::Alive,
-            _ => self.lifeline_has_no_more(),
+            _ => self.peer_has_ended_early(),
         };
         match (shutdown & SHUTDOWN_WRITE != 0, input_has_ended()) {
             _ if matches!(peer, PeerState::Reset | PeerState::ClosedAndAnswered) => TcpState::Close,

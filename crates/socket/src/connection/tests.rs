@@ -714,7 +714,7 @@ fn a_handler_looks_without_waiting_for_the_holder_that_it_interrupted() {
             assert!(one.0.may_be_ready(libc::POLLIN));
             assert_eq!(one.0.unread_bytes(), 5);
             assert_eq!(one.0.take_error(), 0);
-            assert!(!one.0.is_reset());
+            assert!(!one.0.is_closed());
             one.0.park(libc::POLLIN | libc::POLLOUT);
             assert!(!one.0.answer_ring(), "who takes a ring needs both locks");
             one.0.unpark();

@@ -3,7 +3,7 @@
 use super::{Listener, Stream};
 use crate::address::{Family, encode_sockaddr};
 use crate::connection::Connection;
-use crate::options::{self, OptionRecord, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
+use crate::options::{self, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
 use crate::table::{self, Entry};
 use rustix::io::Errno;
 use std::ffi::c_void;
@@ -43,9 +43,13 @@ pub unsafe fn get_option(
             Some(bytes) => bytes.to_ne_bytes().to_vec(),
             None => return by_template(),
         },
-        Special::Linger => options::linger(connection.with_options(|record| record.linger_seconds())).to_vec(),
+        Special::WindowClamp => match connection.with_options(|record| record.window_clamp_bytes()) {
+            Some(bytes) => bytes.to_ne_bytes().to_vec(),
+            None => return by_template(),
+        },
         Special::TcpInfo => options::tcp_info(&facts_of(connection)).to_vec(),
         Special::MaxSegment => SEGMENT_BYTES_MAX.to_ne_bytes().to_vec(),
+        Special::MaxPacket => PACKET_BYTES_MAX.to_ne_bytes().to_vec(),
         Special::PeerName => {
             let tuple = connection.tuple().ok_or(Errno::NOTCONN)?;
             let (bytes, len_bytes) = encode_sockaddr(tuple.peer);
@@ -90,6 +94,18 @@ pub unsafe fn set_option(
     connection.with_options(|record| unsafe { record.note_c(option, value, length) });
     connection.apply_recorded_options();
     Ok(())
+}
+
+/// `ioctl(2)` of a connection for a request that the kernel knows of TCP sockets only.
+///
+/// # Errors
+/// As `ioctl(2)` of a TCP socket.
+///
+/// # Safety
+/// `argument` is what the request wants, or the kernel refuses it.
+pub unsafe fn ask_as_tcp(connection: &'static Connection, request: u64, argument: usize) -> Result<i32, Errno> {
+    // SAFETY: the caller's.
+    unsafe { options::ioctl_of_template(family_of(connection), request, argument) }
 }
 
 /// The error of an option that lanes cannot honour, for a listener that has them.

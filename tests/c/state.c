@@ -1,0 +1,203 @@
+// Options and requests whose answer depends on what a socket is connected to, and on whether it still is.
+#include "check.h"
+
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
+#include <net/if.h>
+#include <string.h>
+
+static struct linger linger_of(int fd)
+{
+    struct linger got = {-1, -1};
+    socklen_t size = sizeof got;
+    OK(getsockopt(fd, SOL_SOCKET, SO_LINGER, &got, &size));
+    return got;
+}
+
+static void linger(int fd, int on, int seconds)
+{
+    struct linger set = {on, seconds};
+    OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &set, sizeof set));
+}
+
+TEST(linger_that_is_off_keeps_its_time)
+{
+    struct pair pair = connected_pair();
+    for (int end = 0; end < 2; end++) {
+        int fd = end ? pair.server : pair.client;
+        linger(fd, 0, 7);
+        CHECK_EQ(linger_of(fd).l_linger, 0);
+        linger(fd, 1, 5);
+        linger(fd, 0, 9);
+        linger(fd, 0, 0);
+        CHECK_EQ(linger_of(fd).l_onoff, 0);
+        CHECK_EQ(linger_of(fd).l_linger, 5);
+        linger(fd, 1, 3);
+        linger(fd, 0, 1);
+        CHECK_EQ(linger_of(fd).l_linger, 3);
+    }
+}
+
+static int number_of(int fd, int level, int name)
+{
+    int value = -1;
+    socklen_t size = sizeof value;
+    OK(getsockopt(fd, level, name, &value, &size));
+    return value;
+}
+
+static int set_number(int fd, int level, int name, int value)
+{
+    return setsockopt(fd, level, name, &value, sizeof value);
+}
+
+TEST(window_clamp_of_a_connection_is_never_zero)
+{
+    struct pair pair = connected_pair();
+    CHECK_EQ(number_of(pair.client, IPPROTO_TCP, TCP_WINDOW_CLAMP), number_of(pair.client, SOL_SOCKET, SO_RCVBUF) / 2);
+    CHECK_ERR(set_number(pair.client, IPPROTO_TCP, TCP_WINDOW_CLAMP, 0), EINVAL);
+    OK(set_number(pair.client, IPPROTO_TCP, TCP_WINDOW_CLAMP, 1));
+    CHECK_EQ(number_of(pair.client, IPPROTO_TCP, TCP_WINDOW_CLAMP), 1152);
+    OK(set_number(pair.server, IPPROTO_TCP, TCP_WINDOW_CLAMP, 70000));
+    CHECK_EQ(number_of(pair.server, IPPROTO_TCP, TCP_WINDOW_CLAMP), 70000);
+    int fresh = OK(socket(AF_INET, SOCK_STREAM, 0));
+    OK(set_number(fresh, IPPROTO_TCP, TCP_WINDOW_CLAMP, 0));
+}
+
+TEST(options_for_before_a_connect_are_refused_after_it)
+{
+    struct pair pair = connected_pair();
+    for (int value = 0; value < 2; value++) {
+        CHECK_ERR(set_number(pair.client, IPPROTO_TCP, TCP_FASTOPEN, value), EINVAL);
+        CHECK_ERR(set_number(pair.client, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, value), EINVAL);
+        CHECK_ERR(set_number(pair.server, IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE, value), EINVAL);
+    }
+    require_ip6();
+    struct address any = ip6("::1", 0);
+    struct pair pair6 = connected_pair_at(&any);
+    CHECK_ERR(set_number(pair6.client, IPPROTO_IPV6, IPV6_V6ONLY, 1), EINVAL);
+    CHECK_ERR(set_number(pair6.server, IPPROTO_IPV6, IPV6_V6ONLY, 0), EINVAL);
+}
+
+TEST(the_size_of_a_packet_is_the_loopback_interfaces)
+{
+    struct pair pair = connected_pair();
+    CHECK_EQ(number_of(pair.client, IPPROTO_IP, IP_MTU), 65535);
+    CHECK_EQ(number_of(pair.server, IPPROTO_IP, IP_MTU), 65535);
+}
+
+static void check_interface(int fd)
+{
+    struct ifreq interface = {.ifr_name = "lo"};
+    struct sockaddr_in *address = (struct sockaddr_in *)&interface.ifr_addr;
+    OK(ioctl(fd, SIOCGIFADDR, &interface));
+    CHECK_EQ(address->sin_family, AF_INET);
+    CHECK_EQ(ntohl(address->sin_addr.s_addr), INADDR_LOOPBACK);
+    OK(ioctl(fd, SIOCGIFNETMASK, &interface));
+    CHECK_EQ(ntohl(address->sin_addr.s_addr), 0xff000000);
+    OK(ioctl(fd, SIOCGIFINDEX, &interface));
+    CHECK_EQ(interface.ifr_ifindex, 1);
+    struct ethtool_value link = {.cmd = ETHTOOL_GLINK};
+    interface.ifr_data = (void *)&link;
+    OK(ioctl(fd, SIOCETHTOOL, &interface));
+    CHECK_EQ(link.data, 1);
+    struct ifreq all[8];
+    struct ifconf list = {.ifc_len = sizeof all, .ifc_req = all};
+    OK(ioctl(fd, SIOCGIFCONF, &list));
+    CHECK(list.ifc_len >= (int)sizeof *all && strcmp(all[0].ifr_name, "lo") == 0);
+    strcpy(interface.ifr_name, "nosuch");
+    CHECK_ERR(ioctl(fd, SIOCGIFADDR, &interface), ENODEV);
+}
+
+TEST(interfaces_are_asked_by_any_end)
+{
+    struct address bound;
+    int listener = listen_anywhere(&bound), client = dial(&bound), server = accept_from(listener);
+    check_interface(listener);
+    check_interface(client);
+    check_interface(server);
+    int waiting = -1;
+    OK(ioctl(client, SIOCOUTQNSD, &waiting));
+    CHECK_EQ(waiting, 0);
+    CHECK_ERR(ioctl(client, SIOCGSTAMP, &(struct timeval){0}), ENOENT);
+    CHECK_ERR(ioctl(client, SIOCPROTOPRIVATE, &waiting), ENOTTY);
+    ping_pong(client, server);
+}
+
+static void expect_no_peer(int fd)
+{
+    struct sockaddr_storage peer;
+    socklen_t size = sizeof peer;
+    CHECK_ERR(getpeername(fd, (struct sockaddr *)&peer, &size), ENOTCONN);
+    CHECK_ERR(shutdown(fd, SHUT_RDWR), ENOTCONN);
+    CHECK_ERR(shutdown(fd, SHUT_WR), ENOTCONN);
+}
+
+static void grow_up(struct pair *pair)
+{
+    for (int round = 0; round < 10; round++)
+        ping_pong(pair->client, pair->server);
+}
+
+TEST(a_connection_that_was_reset_has_no_peer)
+{
+    for (int is_old = 0; is_old < 2; is_old++) {
+        struct pair pair = connected_pair();
+        if (is_old)
+            grow_up(&pair);
+        say(pair.server, "unread");
+        await(pair.client, POLLIN);
+        OK(close(pair.client)); // with something unread
+        await_revents(pair.server, POLLIN, POLLHUP);
+        expect_no_peer(pair.server);
+    }
+}
+
+TEST(a_connection_that_was_reset_has_no_peer_for_who_only_asks)
+{
+    for (int is_old = 0; is_old < 2; is_old++) {
+        struct pair pair = connected_pair();
+        if (is_old)
+            grow_up(&pair);
+        say(pair.server, "unread");
+        await(pair.client, POLLIN);
+        OK(close(pair.client)); // with something unread
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof peer;
+        pause_ms(SILENCE_MS);
+        CHECK_ERR(getpeername(pair.server, (struct sockaddr *)&peer, &size), ENOTCONN);
+    }
+}
+
+TEST(a_connection_whose_streams_have_both_ended_has_no_peer)
+{
+    for (int is_old = 0; is_old < 2; is_old++) {
+        struct pair pair = connected_pair();
+        if (is_old)
+            grow_up(&pair);
+        OK(shutdown(pair.client, SHUT_WR));
+        OK(shutdown(pair.client, SHUT_WR));
+        peer_of(pair.client);
+        expect_eof(pair.server);
+        peer_of(pair.server);
+        OK(shutdown(pair.server, SHUT_RD));
+        peer_of(pair.server);
+        OK(shutdown(pair.server, SHUT_WR));
+        expect_no_peer(pair.server);
+        expect_eof(pair.client);
+        expect_no_peer(pair.client);
+    }
+}
+
+TEST(a_connection_shut_both_ways_by_one_end_has_a_peer)
+{
+    for (int is_old = 0; is_old < 2; is_old++) {
+        struct pair pair = connected_pair();
+        if (is_old)
+            grow_up(&pair);
+        OK(shutdown(pair.client, SHUT_RDWR));
+        peer_of(pair.client);
+        OK(shutdown(pair.client, SHUT_RDWR));
+        peer_of(pair.server);
+    }
+}
