@@ -517,6 +517,10 @@ impl Connection {
     /// `NOTCONN` if the connection is gone, or both endpoints have ended their streams.
     pub fn shutdown(&'static self, directions: u64) -> Result<(), Errno> {
         self.attach_if_pending()?;
+        if self.is_on_lifeline() && system::poll_now(self.lifeline(), 0) & libc::POLLERR != 0 {
+            // A reset, perhaps, that nobody has heard of.
+            self.hear_for_all();
+        }
         if self.is_known_to_be_closed() {
             return Err(Errno::NOTCONN);
         }
