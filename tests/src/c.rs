@@ -5,6 +5,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 use crate::{Process, place};
 
 const COMPILE_LIMIT: Duration = Duration::from_secs(300);
@@ -39,10 +41,12 @@ fn semantics_sources() -> Vec<PathBuf> {
     sources
 }
 
-/// Builds a program from sources. A run beside this one never sees half of it.
+/// Builds a program from sources. Tests and runs that build the same program at once have a folder each for what is
+/// not finished, and never see half of a program.
 pub fn build(name: &str, sources: &[PathBuf], flags: &[&str]) -> PathBuf {
     let program = place::built().join(name);
-    let unfinished = place::built().join(format!("{name}.{}", std::process::id()));
+    let folder = unfinished_folder();
+    let unfinished = folder.path().join(name);
     let mut command = Command::new(place::tool("cc"));
     command.args(flags).arg("-o").arg(&unfinished).args(sources);
     Process::start(&mut command).wait(COMPILE_LIMIT).must_succeed();
@@ -52,9 +56,32 @@ pub fn build(name: &str, sources: &[PathBuf], flags: &[&str]) -> PathBuf {
 
 /// Builds a program from one source text.
 pub fn build_text(name: &str, text: &str, flags: &[&str]) -> PathBuf {
-    let source = place::built().join(format!("{name}.{}.c", std::process::id()));
+    let folder = unfinished_folder();
+    let source = folder.path().join(format!("{name}.c"));
     std::fs::write(&source, text).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
-    let program = build(name, std::slice::from_ref(&source), flags);
-    let _ = std::fs::remove_file(source);
-    program
+    build(name, &[source], flags)
+}
+
+/// A folder that nobody else has, beside the finished programs, so that a program is moved there in one step.
+fn unfinished_folder() -> TempDir {
+    let folder = place::built();
+    tempfile::tempdir_in(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_build_one_program_at_once_all_get_it() {
+        let builds: Vec<_> = (0..4)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    let program = build_text("built-at-once", "int main(void) { return 3; }", &[]);
+                    Process::start(&mut Command::new(program)).wait(COMPILE_LIMIT).must_exit_with(3);
+                })
+            })
+            .collect();
+        builds.into_iter().for_each(|build| build.join().expect("a program"));
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -26,19 +28,28 @@ pub struct Server {
     pub port: u16,
 }
 
-/// A port that was free a moment ago, another one each time. Where the search begins depends on the process, so that
-/// two runs at once search in different places.
+/// A port that was free a moment ago, another one each time, and that no other run of tests is given as long as this
+/// process lives. Where the search begins depends on the process, so that runs at once rarely meet.
 pub fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let begin = std::process::id().wrapping_mul(7919);
     for _ in 0..PORTS_TRIED_MAX {
         let call = CALLS.fetch_add(1, Ordering::Relaxed);
         let port = PORTS.start + (begin.wrapping_add(call) % PORTS.len() as u32) as u16;
-        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+        if reserve(port) && TcpListener::bind(("0.0.0.0", port)).is_ok() {
             return port;
         }
     }
     panic!("none of {PORTS_TRIED_MAX} ports is free");
+}
+
+/// Takes a port from all other runs: an abstract name belongs to one socket of a network namespace, as a port does, and
+/// goes with its process.
+fn reserve(port: u16) -> bool {
+    let name = format!("crosslane-test-port-{port}");
+    let address = SocketAddr::from_abstract_name(name).expect("a short name");
+    // Held until the process ends.
+    UnixListener::bind_addr(&address).map(std::mem::forget).is_ok()
 }
 
 /// Starts the server that `command` describes for a port, and waits until it listens.
@@ -88,6 +99,13 @@ fn is_listener(line: &str, port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_that_another_run_was_given_is_not_given_again() {
+        let port = free_port();
+        assert!(!reserve(port));
+        assert_ne!(free_port(), port);
+    }
 
     #[test]
     fn a_listener_is_seen_and_a_free_port_is_not() {

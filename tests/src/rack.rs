@@ -1,6 +1,6 @@
 //! A rack of a test's own: where its programs meet, and what they are started with.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -13,7 +13,6 @@ use crate::{Finished, PATIENCE, Process, Stat, Traffic, place};
 
 /// Looks at the ledgers cost a process each: so many a second are enough.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-const VARIABLES: [&str; 6] = ["RACK", "NODE", "ONLY", "EXCEPT", "REQUIRE_LANE", "OFF"];
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
@@ -87,8 +86,9 @@ impl Rack {
     pub fn bare_command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.command_of_user(program.as_ref());
         command.env_remove("LD_PRELOAD");
-        for variable in VARIABLES {
-            command.env_remove(format!("CROSSLANE_{variable}"));
+        let ours = |name: &OsString| name.as_encoded_bytes().starts_with(b"CROSSLANE_");
+        for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
+            command.env_remove(name);
         }
         command
     }

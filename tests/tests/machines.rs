@@ -28,7 +28,7 @@ impl Drop for Lab {
         self.machines.iter_mut().filter_map(Option::take).for_each(|machine| drop(machine.stop(PATIENCE)));
         let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
         for namespace in namespaces.filter_map(|entry| entry.file_name().into_string().ok()) {
-            if namespace.starts_with(&self.name) {
+            if namespace.starts_with(&self.namespace("")) {
                 let _ = Command::new(place::tool("ip")).args(["netns", "del", &namespace]).status();
             }
         }

@@ -3,8 +3,7 @@
 use fabric::dax::{DaxLink, DaxMemory, End};
 use fabric::timed::{LinkTiming, Pace, Setup, Timed, memory_bytes};
 use fabric::{Doorbell, Inbound, Link, LinkState, Outbound, Wake};
-use std::fs::{File, remove_file};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use volmem::Region;
@@ -88,18 +87,18 @@ fn peer_of_the_test_below() {
 
 #[test]
 fn what_two_processes_say_arrives_whole_in_order_and_not_before_its_time() {
-    let path = PathBuf::from(format!("/dev/shm/fabric-timed-{}", std::process::id()));
-    let file = File::create_new(&path).expect("a file in tmpfs");
-    file.set_len(2 << 20).expect("its length");
-    let dax = DaxMemory::open(&path).expect("memory");
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in tmpfs");
+    file.as_file().set_len(2 << 20).expect("its length");
+    let path = file.path();
+    let dax = DaxMemory::open(path).expect("memory");
     dax.format(&dax.coherent(), wrapped_bytes()).expect("a layout");
     let mut peer = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "peer_of_the_test_below", "--nocapture"])
-        .env(PATH_VARIABLE, &path)
+        .env(PATH_VARIABLE, path)
         .spawn()
         .expect("another process");
-    let link = link(&path, End::First);
-    remove_file(&path).expect("both have it mapped");
+    let link = link(path, End::First);
+    file.close().expect("both have it mapped");
     for round in 1..=ROUNDS {
         let begun = Instant::now();
         send(&link, round);

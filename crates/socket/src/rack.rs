@@ -753,16 +753,24 @@ pub(crate) mod tests {
     use std::os::unix::net::{UnixDatagram, UnixListener};
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    const LEFT_BEHIND_MAX: usize = 1000;
+
     /// A directory that nobody else has, gone when dropped.
     pub(crate) struct Scratch(pub(crate) PathBuf);
 
     impl Scratch {
         pub(crate) fn new() -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("crosslane-test-{}-{number}", std::process::id()));
-            std::fs::create_dir(&path).unwrap();
-            Self(path)
+            // A run that was killed may have left some, and its process may have had the same number.
+            for _ in 0..LEFT_BEHIND_MAX {
+                let number = NEXT.fetch_add(1, Ordering::Relaxed);
+                let path = std::env::temp_dir().join(format!("crosslane-test-{}-{number}", std::process::id()));
+                match std::fs::create_dir(&path) {
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                    made => return made.map(|()| Self(path)).unwrap(),
+                }
+            }
+            panic!("{LEFT_BEHIND_MAX} directories of other runs in a row");
         }
 
         pub(crate) fn rack(&self) -> Rack {

@@ -670,7 +670,7 @@ fn path_in(address: SocketAddrAny) -> Option<Vec<u8>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::rack::key::tests::OTHER_KEY;
     use crate::rack::tests::Scratch;
@@ -680,6 +680,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::fd::{AsRawFd, IntoRawFd};
     use std::process::{Child, Command, Stdio};
+    use std::sync::OnceLock;
 
     /// A rack of its own, and the two ends of a rendezvous in it.
     struct Meeting {
@@ -729,9 +730,12 @@ mod tests {
         accept(listener.fd(), &listener.key(), libc::SOCK_CLOEXEC).unwrap()
     }
 
-    /// Names without a key belong to the whole machine, where other runs of these tests may be.
-    pub(super) fn own_port() -> u16 {
-        1024 + (std::process::id() % 30_000) as u16
+    /// Names without a secret key belong to the whole network namespace, where other runs of these tests may be: a port
+    /// that the kernel has given to this process tells them apart.
+    pub(crate) fn own_port() -> u16 {
+        static PORT: OnceLock<std::net::TcpListener> = OnceLock::new();
+        let listener = PORT.get_or_init(|| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        listener.local_addr().unwrap().port()
     }
 
     fn reason<T: std::fmt::Debug>(outcome: Result<T, NoLane>) -> FallbackReason {
@@ -1024,7 +1028,7 @@ mod tests {
             return; // Only root can be somebody else.
         }
         let listener = unix_stream().unwrap();
-        let name = format!("crosslane-test-{}", std::process::id());
+        let name = format!("crosslane-test-{}", own_port());
         let place = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         rustix::net::bind(&listener, &place).unwrap();
         rustix::net::listen(&listener, 8).unwrap();

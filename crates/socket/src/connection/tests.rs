@@ -675,7 +675,8 @@ fn a_peer_that_closes_without_having_looked_for_the_hello_is_the_end() {
 fn a_listener_that_closes_without_accepting_resets() {
     let _no_child = crate::forks::none();
     for (nonblocking, says_hello) in [(false, false), (false, true), (true, true)] {
-        let name = format!("crosslane test {} {nonblocking} {says_hello}", std::process::id());
+        let own_port = crate::rendezvous::tests::own_port();
+        let name = format!("crosslane test {own_port} {nonblocking} {says_hello}");
         let address = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
         let make = || rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         let (listener, own) = (make(), make());
