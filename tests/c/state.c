@@ -201,3 +201,175 @@ TEST(a_connection_shut_both_ways_by_one_end_has_a_peer)
         peer_of(pair.server);
     }
 }
+
+// ---- TCP_DEFER_ACCEPT ------------------------------------------------------------------------------
+
+static void defer(int listener, int seconds)
+{
+    OK(setsockopt(listener, IPPROTO_TCP, TCP_DEFER_ACCEPT, &seconds, sizeof seconds));
+}
+
+static void expect_nobody(int listener)
+{
+    set_nonblocking(listener);
+    expect_silent(listener, POLLIN);
+    CHECK_ERR(accept(listener, NULL, NULL), EAGAIN);
+}
+
+static int deferring_listener(struct address *bound)
+{
+    int listener = listen_anywhere(bound);
+    defer(listener, 60);
+    return listener;
+}
+
+TEST(defer_accept_keeps_back_who_says_nothing)
+{
+    struct address bound;
+    int listener = deferring_listener(&bound), silent = dial(&bound), client = dial(&bound);
+    expect_nobody(listener);
+    say(client, "hello");
+    await(listener, POLLIN);
+    struct address who = {.size = sizeof who.storage}, own = name_of(client);
+    int server = OK(accept4(listener, (struct sockaddr *)&who.storage, &who.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    check_same_address(&who, &own);
+    CHECK_EQ(OK(fcntl(server, F_GETFD)), FD_CLOEXEC);
+    CHECK_EQ(OK(fcntl(server, F_GETFL)) & O_NONBLOCK, O_NONBLOCK);
+    expect(server, "hello");
+    expect_nobody(listener);
+    say(silent, "at last");
+    await(listener, POLLIN);
+    int second = accept_from(listener);
+    CHECK_EQ(OK(fcntl(second, F_GETFL)) & O_NONBLOCK, 0);
+    expect(second, "at last");
+    OK(fcntl(server, F_SETFL, 0));
+    ping_pong(client, server);
+    ping_pong(silent, second);
+}
+
+TEST(defer_accept_set_before_listen_counts_too)
+{
+    struct address bound = ip4("127.0.0.1", 0);
+    int listener = OK(socket(AF_INET, SOCK_STREAM, 0));
+    defer(listener, 60);
+    OK(bind(listener, ADDRESS(&bound), bound.size));
+    OK(listen(listener, 8));
+    bound = name_of(listener);
+    int client = dial(&bound);
+    expect_nobody(listener);
+    say(client, "x");
+    await(listener, POLLIN);
+    expect(accept_from(listener), "x");
+}
+
+TEST(defer_accept_lets_in_who_ends_the_stream)
+{
+    struct address bound;
+    int listener = deferring_listener(&bound), client = dial(&bound);
+    expect_nobody(listener);
+    OK(shutdown(client, SHUT_WR));
+    await(listener, POLLIN);
+    int server = accept_from(listener);
+    expect_eof(server);
+    say(server, "bye");
+    expect(client, "bye");
+}
+
+TEST(defer_accept_is_over_after_its_time)
+{
+    struct address bound;
+    int listener = listen_anywhere(&bound);
+    defer(listener, 1);
+    int client = dial(&bound), epoll = epoll_with(listener, EPOLLIN);
+    expect_nobody(listener);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    await(listener, POLLIN);
+    ping_pong(client, accept_from(listener));
+    epoll_none(epoll);
+}
+
+TEST(defer_accept_blocks_accept_until_the_first_bytes)
+{
+    struct address bound;
+    int listener = deferring_listener(&bound);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        int client = dial(&bound);
+        pause_ms(SILENCE_MS);
+        say(client, "now");
+        _exit(0);
+    }
+    int server = accept_from(listener);
+    int waiting = 0;
+    OK(ioctl(server, FIONREAD, &waiting));
+    CHECK_EQ(waiting, 3);
+    expect(server, "now");
+    wait_child(pid);
+}
+
+static void defer_in_a_set(uint32_t events, bool is_set_late)
+{
+    struct address bound;
+    int listener = listen_anywhere(&bound), epoll = OK(epoll_create1(0));
+    set_nonblocking(listener);
+    if (!is_set_late)
+        defer(listener, 60);
+    epoll_add(epoll, listener, EPOLLIN | events, 7);
+    if (is_set_late)
+        defer(listener, 60);
+    int silent = dial(&bound), client = dial(&bound);
+    epoll_none(epoll);
+    say(client, "a");
+    CHECK_EQ(epoll_one(epoll).data.u64, 7);
+    expect(accept_from(listener), "a");
+    if (events & EPOLLONESHOT)
+        OK(epoll_ctl(epoll, EPOLL_CTL_MOD, listener, &(struct epoll_event){EPOLLIN | events, {.u64 = 7}}));
+    epoll_none(epoll);
+    say(silent, "b");
+    CHECK_EQ(epoll_one(epoll).data.u64, 7);
+    expect(accept_from(listener), "b");
+    OK(epoll_ctl(epoll, EPOLL_CTL_DEL, listener, NULL));
+    int last = dial(&bound);
+    say(last, "c");
+    epoll_none(epoll);
+}
+
+TEST(defer_accept_counts_for_epoll)
+{
+    const uint32_t kinds[] = {0, EPOLLET, EPOLLONESHOT};
+    for (int kind = 0; kind < 3; kind++) {
+        defer_in_a_set(kinds[kind], false);
+        defer_in_a_set(kinds[kind], true);
+    }
+}
+
+TEST(defer_accept_turned_off_lets_in_who_comes)
+{
+    struct address bound;
+    int listener = deferring_listener(&bound);
+    defer(listener, 0);
+    int client = dial(&bound);
+    await(listener, POLLIN);
+    ping_pong(client, accept_from(listener));
+}
+
+TEST(defer_accept_of_a_shared_listener_serves_in_every_process)
+{
+    struct address bound;
+    int listener = deferring_listener(&bound), silent = dial(&bound);
+    expect_nobody(listener); // this process has seen it
+    OK(fcntl(listener, F_SETFL, 0));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        int server = accept_from(listener);
+        expect(server, "for the child");
+        say(server, "seen");
+        _exit(0);
+    }
+    int client = dial(&bound);
+    say(client, "for the child");
+    expect(client, "seen");
+    wait_child(pid);
+    say(silent, "for the parent");
+    expect(accept_from(listener), "for the parent");
+}

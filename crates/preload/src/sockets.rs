@@ -186,11 +186,11 @@ pub unsafe extern "C" fn setsockopt(
         Entry::Stream(_) | Entry::Listener(_) => {
             // SAFETY: the C caller's.
             let result = unsafe { real::setsockopt(fd, level, name, value, len) };
-            if result == 0 {
-                // SAFETY: the kernel has just read the value.
-                unsafe { lifecycle::note_option(fd, level, name, value, len) };
+            if result < 0 {
+                return result;
             }
-            result
+            // SAFETY: the kernel has just read the value.
+            zero_or_errno(unsafe { lifecycle::note_option(fd, level, name, value, len) })
         }
         // SAFETY: the C caller's.
         _ => unsafe { real::setsockopt(fd, level, name, value, len) },

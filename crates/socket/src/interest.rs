@@ -559,6 +559,38 @@ pub fn adopt_listener(fd: RawFd, listener: &'static Listener) {
     convert_everywhere(fd, Target::Listener(listener));
 }
 
+/// Has the kernel report another descriptor of a listener: `switch` changes which one stands for its lanes.
+pub fn watch_anew(listener: &'static Listener, switch: impl FnOnce()) {
+    let for_each_registration = |work: &dyn Fn(&InterestSet, &mut Roster, u32)| {
+        let descriptors = Target::Listener(listener).descriptors();
+        POOL.for_each(|set| {
+            set.with(|roster| {
+                let is_of_listener = |index: &u32| roster.at(*index).target.is(Target::Listener(listener));
+                let found: Vec<u32> =
+                    descriptors.iter().filter_map(|&fd| roster.find(fd)).filter(is_of_listener).collect();
+                found.into_iter().for_each(|index| work(set, roster, index));
+            });
+        });
+    };
+    if REGISTERED.load(Ordering::Relaxed) == 0 {
+        return switch();
+    }
+    for_each_registration(&|_, roster, index| roster.delist(index));
+    switch();
+    for_each_registration(&|set, roster, index| {
+        let Registration { events, data, .. } = *roster.at(index);
+        // Without a descriptor for it the listener reports what comes by TCP alone, as when it is registered.
+        let _ = set.change(roster, index, epoll_event { events, u64: data });
+    });
+}
+
+/// Whether an epoll instance of the program may hold a listener.
+pub fn holds_listener(listener: &'static Listener) -> bool {
+    let descriptors = Target::Listener(listener).descriptors();
+    REGISTERED.load(Ordering::Relaxed) > 0
+        && POOL.any(|set| set.with(|roster| descriptors.iter().any(|&fd| roster.find(fd).is_some())))
+}
+
 /// Wakes all threads that sleep on sets: how long they may sleep has changed.
 pub fn wake_sleepers() {
     POOL.for_each(|set| {

@@ -6,6 +6,7 @@
 
 mod accept;
 mod connect;
+mod deferral;
 pub(crate) mod descriptor;
 mod handoff;
 pub(crate) mod inspect;
@@ -74,6 +75,8 @@ struct ListenerInner {
     descriptors: Vec<RawFd>,
     options: OptionRecord,
     lane: Option<LaneListener>,
+    /// Connections that it keeps back until they have bytes.
+    deferral: Option<deferral::Deferral>,
 }
 
 static STREAMS: Pool<Stream> = Pool::new();
@@ -210,6 +213,19 @@ impl Listener {
     /// The hidden descriptor on which lane connections arrive.
     pub fn lane_fd(&'static self) -> RawFd {
         self.with(|inner| inner.lane.as_ref().map_or(-1, LaneListener::fd))
+    }
+
+    /// The descriptor that is readable when a lane connection may have come: then ask [`Listener::has_lane_client`].
+    pub fn watched_fd(&'static self) -> RawFd {
+        self.with(|inner| match (&inner.deferral, &inner.lane) {
+            (Some(deferral), _) => deferral.gate(),
+            (None, lane) => lane.as_ref().map_or(-1, LaneListener::fd),
+        })
+    }
+
+    /// Whether `accept` would find a connection that came by a lane.
+    pub fn has_lane_client(&'static self) -> bool {
+        deferral::has_client(self)
     }
 
     /// The hidden descriptor, and the key of the names that connecting ends have.
@@ -367,6 +383,7 @@ pub fn after_fork_in_child() {
     pending::after_fork_in_child();
     crate::interest::after_fork_in_child();
     descriptor::after_fork_in_child();
+    LISTENERS.for_each(deferral::after_fork_in_child);
     if let Some(ledger) = LEDGER.get() {
         ledger.forked_child();
     }

@@ -477,7 +477,7 @@ fn kernel_entries(fds: &[pollfd], sleeps: bool) -> Entries {
     }
     for entry in fds {
         if let Kind::Listener(listener) = Kind::of(entry.fd) {
-            let lane_fd = listener.lane_fd();
+            let lane_fd = listener.watched_fd();
             if !entries.as_mut_slice()[fds.len()..].iter().any(|lane| lane.fd == lane_fd) {
                 entries.push(on(lane_fd, POLLIN));
             }
@@ -512,8 +512,9 @@ fn take_kernel_answers(fds: &mut [pollfd], entries: &[pollfd]) {
             Kind::Foreign if is_still_connecting(answer) => entry.revents = 0,
             Kind::Foreign => entry.revents = settled(answer),
             Kind::Listener(listener) => {
-                let lane_fd = listener.lane_fd();
-                let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0);
+                let lane_fd = listener.watched_fd();
+                let has_lane = lanes.iter().any(|lane| lane.fd == lane_fd && lane.revents & POLLIN != 0)
+                    && listener.has_lane_client();
                 entry.revents = answer.revents | if has_lane { entry.events & FOR_INPUT } else { 0 };
             }
             Kind::Connection(_) | Kind::Set(_) => {}

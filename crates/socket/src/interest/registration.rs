@@ -235,7 +235,7 @@ impl Registration {
             return 0;
         }
         let mut ready = 0;
-        if system::poll_now(listener.lane_fd(), libc::POLLIN) & libc::POLLIN != 0 {
+        if listener.has_lane_client() {
             ready |= INPUT & self.wanted();
         }
         if self.events & ONESHOT != 0 {

@@ -336,7 +336,7 @@ impl Roster {
                 } else {
                     kernel::control(inner, EPOLL_CTL_ADD, fd, events & !(ONESHOT | EDGE), token)?;
                 }
-                match kernel::control(inner, EPOLL_CTL_ADD, listener.lane_fd(), lane_events(events), token) {
+                match kernel::control(inner, EPOLL_CTL_ADD, listener.watched_fd(), lane_events(events), token) {
                     // Another descriptor of the same listener is in the set and reports it.
                     Ok(()) | Err(Errno::EXIST) => Ok(()),
                     Err(error) => {
@@ -401,10 +401,10 @@ impl Roster {
             Target::Listener(listener) => {
                 let _ = match self.another_of(index) {
                     Some((heir, events)) => {
-                        let (fd, token) = (listener.lane_fd(), self.token(heir));
+                        let (fd, token) = (listener.watched_fd(), self.token(heir));
                         kernel::control(inner, EPOLL_CTL_MOD, fd, lane_events(events), token)
                     }
-                    None => kernel::control(inner, EPOLL_CTL_DEL, listener.lane_fd(), 0, 0),
+                    None => kernel::control(inner, EPOLL_CTL_DEL, listener.watched_fd(), 0, 0),
                 };
                 let at = if registration.events & ONESHOT == 0 { self.epfd().unwrap_or(-1) } else { inner };
                 let _ = kernel::control(at, EPOLL_CTL_DEL, registration.kernel_fd, 0, 0);
@@ -520,7 +520,7 @@ impl Roster {
             Target::Listener(listener) => {
                 registration.is_pending = true;
                 if events & HANG_UP != 0 {
-                    let _ = kernel::control(self.inner_fd(), EPOLL_CTL_DEL, listener.lane_fd(), 0, 0);
+                    let _ = kernel::control(self.inner_fd(), EPOLL_CTL_DEL, listener.watched_fd(), 0, 0);
                 }
             }
             Target::Nested(_) | Target::Stream => {}

@@ -1,6 +1,7 @@
 //! `accept`: whoever comes first, by lane or by TCP.
 
 use super::connect::{enter_lane_connection, hide};
+use super::deferral;
 use super::inspect;
 use super::{Listener, complain, count_fallback, family, ledger, note_stream, settings};
 use crate::address::Opener;
@@ -90,7 +91,8 @@ fn accept_lane(listener: &'static Listener, flags: i32) -> Result<NewConnection,
 /// `Ok(None)`: a stranger came and was sent away.
 fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<NewConnection>, Errno> {
     let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
-    let accepted = limit::sparing(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
+    let from_backlog = || limit::sparing(|| rendezvous::accept(lane_fd, &key, flags), |error| *error == Errno::MFILE);
+    let accepted = deferral::accept(listener, flags).unwrap_or_else(from_backlog);
     let Accepted { lifeline, tuple, opener } = match accepted {
         // The kernel says so before it looks; whoever waits stays in the backlog, as with TCP.
         Err(error @ (Errno::MFILE | Errno::NFILE)) => {
@@ -197,7 +199,7 @@ struct Ready {
 /// sooner than a sleeper wakes.
 fn wait(fd: RawFd, listener: &'static Listener) -> Result<Ready, Errno> {
     let timeout_ms = listener.with(|inner| inner.options.receive_timeout_ms()).unwrap_or(-1);
-    let mut entries = [fd, listener.lane_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    let mut entries = [fd, listener.watched_fd()].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let mut polled = Ok(0);
     let began = Moment::now();
     let is_over = || {

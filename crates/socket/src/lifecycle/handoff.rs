@@ -7,6 +7,7 @@
 //! inode. After `exec`, the descriptor that goes with a home is the one on which its spans are noted as lent.
 
 use super::connect::enter_lane_connection;
+use super::deferral::Deferral;
 use super::inspect::{self, inode_of};
 use super::{Listener, ListenerInner, settings};
 use crate::address::{Opener, Tuple};
@@ -160,6 +161,7 @@ fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
         is_v6: address.is_ipv6(),
         descriptors: descriptors.clone(),
         options: OptionRecord::default(),
+        deferral: Deferral::asked_by(descriptors[0], lane.fd()).unwrap_or_default(),
         lane: Some(lane),
     };
     let listener = Listener::open(inner, is_nonblocking);

@@ -1,5 +1,6 @@
 //! `listen`: a lane listener beside the TCP one.
 
+use super::deferral::Deferral;
 use super::inspect;
 use super::{LISTENERS, Listener, ListenerInner, STREAMS, Stream, StreamInner, count_fallback, ledger, settings};
 use crate::interest;
@@ -36,8 +37,12 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
     let Ok(bound) = inspect::local_of(fd) else { return Ok(()) };
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
     let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, stream, bound, backlog));
-    match lane {
-        Ok(lane) => signals::without_handlers(|| promote(fd, stream, lane)),
+    let with_deferral = lane.and_then(|lane| match Deferral::asked_by(fd, lane.fd()) {
+        Ok(deferral) => Ok((lane, deferral)),
+        Err(_) => Err(FallbackReason::ResourceLimit),
+    });
+    match with_deferral {
+        Ok((lane, deferral)) => signals::without_handlers(|| promote(fd, stream, lane, deferral)),
         Err(reason) => count_fallback(reason),
     }
     Ok(())
@@ -71,7 +76,7 @@ fn add_lane(
 }
 
 /// No handler that closes the socket comes between its steps.
-fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
+fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Option<Deferral>) {
     let inner = stream.with(std::mem::take::<StreamInner>);
     if inner.descriptors.is_empty() {
         return; // Closed meanwhile.
@@ -83,10 +88,9 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener) {
     set_mode(fd, true);
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
     let descriptors = inner.descriptors.clone();
-    let listener = Listener::open(
-        ListenerInner { is_v6: inner.is_v6, descriptors: inner.descriptors, options: inner.options, lane: Some(lane) },
-        is_nonblocking,
-    );
+    let StreamInner { is_v6, descriptors: own, options, .. } = inner;
+    let inner = ListenerInner { is_v6, descriptors: own, options, lane: Some(lane), deferral };
+    let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
         table::set(descriptor, Entry::Listener(listener));
         interest::adopt_listener(descriptor, listener);

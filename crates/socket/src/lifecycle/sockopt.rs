@@ -1,6 +1,6 @@
 //! `getsockopt` and `setsockopt` of connections, and the record of what programs set before.
 
-use super::{Listener, Stream};
+use super::{Listener, Stream, deferral};
 use crate::address::{Family, encode_sockaddr};
 use crate::connection::Connection;
 use crate::options::{self, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
@@ -115,17 +115,32 @@ pub fn refusal(level: i32, name: i32) -> Option<Errno> {
 
 /// Notes an option that the kernel has accepted on a TCP socket which may become a connection.
 ///
+/// # Errors
+/// `MFILE` and its kin, where a listener with lanes needs a descriptor for it.
+///
 /// # Safety
 /// `value` is null or readable for `length` bytes.
-pub unsafe fn note_option(fd: RawFd, level: i32, name: i32, value: *const c_void, length: libc::socklen_t) {
+pub unsafe fn note_option(
+    fd: RawFd,
+    level: i32,
+    name: i32,
+    value: *const c_void,
+    length: libc::socklen_t,
+) -> Result<(), Errno> {
     let option = SocketOption { level, name };
     // SAFETY: the caller's.
     let note = |record: &mut OptionRecord| unsafe { record.note_c(option, value, length) };
     match table::get(fd) {
         Entry::Stream(stream) => Stream::with_options(stream, note),
-        Entry::Listener(listener) => Listener::with_options(listener, note),
+        Entry::Listener(listener) => {
+            Listener::with_options(listener, note);
+            if option == deferral::DEFER_ACCEPT {
+                return deferral::follow(fd, listener);
+            }
+        }
         _ => {}
     }
+    Ok(())
 }
 
 fn family_of(connection: &Connection) -> Family {

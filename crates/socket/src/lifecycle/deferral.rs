@@ -1,0 +1,245 @@
+//! `TCP_DEFER_ACCEPT`: a connection is neither reported nor accepted before its first bytes have come, or the program's
+//! time is over.
+//!
+//! Only whoever takes a connection out of the lane listener's backlog can see whether it has bytes. One without any is
+//! kept here, hidden, and a *gate* stands for the lane listener wherever somebody waits for it: an epoll instance with
+//! the lane listener, all that are kept, and a timer. Others that share the listener find what is still in its backlog:
+//! nothing is taken out while one that is kept here can be accepted.
+
+use super::Listener;
+use crate::address::{Opener, Tuple};
+use crate::clock::now_ns;
+use crate::descriptors::{HiddenFd, Need};
+use crate::interest;
+use crate::limit;
+use crate::options::{SocketOption, get_raw};
+use crate::rendezvous::{self, Accepted};
+use crate::system;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+
+pub(super) const DEFER_ACCEPT: SocketOption = SocketOption { level: libc::IPPROTO_TCP, name: libc::TCP_DEFER_ACCEPT };
+/// Connections that one look takes out of the backlog.
+const TAKEN_AT_ONCE_MAX: usize = 64;
+/// What the gate says is ready is asked for in so many parts.
+const EVENTS_AT_ONCE: usize = 8;
+const OF_LANE: u64 = 0;
+const OF_TIMER: u64 = 1;
+const FIRST_NUMBER: u64 = 2;
+
+/// The connections that a listener keeps back.
+pub(super) struct Deferral {
+    gate: HiddenFd,
+    timer: HiddenFd,
+    /// How long a connection waits for its bytes; 0: the program has turned it off.
+    wait_ns: u64,
+    next_number: u64,
+    /// The first that came first.
+    kept: VecDeque<Kept>,
+}
+
+/// A connection without bytes, when it was last asked.
+struct Kept {
+    /// What the gate calls it.
+    number: u64,
+    lifeline: HiddenFd,
+    tuple: Tuple,
+    opener: Opener,
+    due_ns: u64,
+}
+
+enum Seen {
+    /// The connection of this number can be accepted.
+    Ready(u64),
+    /// There is one in the backlog.
+    Arrival,
+    Nothing,
+}
+
+impl Deferral {
+    /// What `fd`, a TCP listener, asks of its lane listener; `None`: not to wait.
+    ///
+    /// # Errors
+    /// `MFILE` and its kin, where there is no descriptor left.
+    pub fn asked_by(fd: RawFd, lane_fd: RawFd) -> Result<Option<Self>, Errno> {
+        match wait_ns_of(fd) {
+            0 => Ok(None),
+            wait_ns => Self::new(lane_fd, wait_ns).map(Some),
+        }
+    }
+
+    fn new(lane_fd: RawFd, wait_ns: u64) -> Result<Self, Errno> {
+        let gate = HiddenFd::hide(epoll::create(epoll::CreateFlags::CLOEXEC)?, Need::Required)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = HiddenFd::hide(rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?, Need::Required)?;
+        // SAFETY: the number of a listener that the caller keeps open. Were it closed, the call would fail.
+        let lane = unsafe { BorrowedFd::borrow_raw(lane_fd) };
+        epoll::add(gate.fd()?, lane, EventData::new_u64(OF_LANE), EventFlags::IN)?;
+        epoll::add(gate.fd()?, timer.fd()?, EventData::new_u64(OF_TIMER), EventFlags::IN)?;
+        Ok(Self { gate, timer, wait_ns, next_number: FIRST_NUMBER, kept: VecDeque::new() })
+    }
+
+    /// Stands for the lane listener wherever somebody waits for it.
+    pub fn gate(&self) -> RawFd {
+        self.gate.raw()
+    }
+
+    fn set_wait_ns(&mut self, wait_ns: u64) {
+        self.wait_ns = wait_ns;
+        if wait_ns == 0 {
+            self.kept.iter_mut().for_each(|kept| kept.due_ns = 0);
+            self.set_timer();
+        }
+    }
+
+    /// Has the timer wake those who wait when the first connection is due. It stays readable until that is accepted.
+    fn set_timer(&self) {
+        let first_ns = self.kept.iter().map(|kept| kept.due_ns).min();
+        // No time at all would stop it.
+        let left_ns = first_ns.map_or(0, |due_ns| due_ns.saturating_sub(now_ns()).max(1));
+        let it_value = Timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
+        let once = Itimerspec { it_interval: Timespec::default(), it_value };
+        let _ =
+            self.timer.fd().and_then(|timer| rustix::time::timerfd_settime(timer, TimerfdTimerFlags::empty(), &once));
+    }
+
+    fn look(&self) -> Result<Seen, Errno> {
+        let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS_AT_ONCE];
+        let count = epoll::wait(self.gate.fd()?, &mut events, Some(&Timespec::default()))?;
+        let ready = events[..count].iter().map(|event| event.data.u64());
+        let now_ns = now_ns();
+        let is_due = |kept: &&Kept| kept.due_ns <= now_ns;
+        let due = self.kept.iter().find(is_due).map(|kept| kept.number);
+        if let Some(number) = ready.clone().filter(|number| *number >= FIRST_NUMBER).chain(due).min() {
+            return Ok(Seen::Ready(number));
+        }
+        if ready.clone().any(|number| number == OF_TIMER) {
+            self.set_timer();
+        }
+        Ok(if ready.clone().any(|number| number == OF_LANE) { Seen::Arrival } else { Seen::Nothing })
+    }
+
+    fn keep(&mut self, accepted: Accepted) -> Result<(), Errno> {
+        let Accepted { lifeline, tuple, opener } = accepted;
+        let lifeline = HiddenFd::hide(lifeline, Need::Required)?;
+        let due_ns = now_ns().saturating_add(self.wait_ns);
+        let kept = Kept { number: self.next_number, lifeline, tuple, opener, due_ns };
+        self.next_number += 1;
+        self.take_back(kept)
+    }
+
+    fn take_back(&mut self, kept: Kept) -> Result<(), Errno> {
+        epoll::add(self.gate.fd()?, kept.lifeline.fd()?, EventData::new_u64(kept.number), EventFlags::IN)?;
+        let place = self.kept.partition_point(|earlier| earlier.number < kept.number);
+        self.kept.insert(place, kept);
+        self.set_timer();
+        Ok(())
+    }
+
+    fn release(&mut self, number: u64) -> Option<Kept> {
+        let place = self.kept.iter().position(|kept| kept.number == number)?;
+        let kept = self.kept.remove(place)?;
+        // Before it is closed: a duplicate would stay in the gate.
+        let _ = epoll::delete(self.gate.fd().ok()?, kept.lifeline.fd().ok()?);
+        self.set_timer();
+        Some(kept)
+    }
+}
+
+/// `TCP_DEFER_ACCEPT` of a TCP listener, as the kernel has rounded it.
+fn wait_ns_of(fd: RawFd) -> u64 {
+    let mut seconds = [0_u8; 4];
+    // SAFETY: the program's descriptor, in a call about it.
+    let listener = unsafe { BorrowedFd::borrow_raw(fd) };
+    get_raw(listener, DEFER_ACCEPT, &mut seconds).map_or(0, |_| u64::from(u32::from_ne_bytes(seconds)) * 1_000_000_000)
+}
+
+/// Does what `TCP_DEFER_ACCEPT` has come to ask of a listener that takes lanes already.
+///
+/// # Errors
+/// `MFILE` and its kin, where there is no descriptor left.
+pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno> {
+    let wait_ns = wait_ns_of(fd);
+    let is_known =
+        listener.with(|inner| inner.deferral.as_mut().map(|deferral| deferral.set_wait_ns(wait_ns)).is_some());
+    if is_known || wait_ns == 0 {
+        return Ok(());
+    }
+    let deferral = Deferral::new(listener.lane_fd(), wait_ns)?;
+    interest::watch_anew(listener, || {
+        listener.with(|inner| inner.deferral.get_or_insert(deferral).set_wait_ns(wait_ns));
+    });
+    Ok(())
+}
+
+/// Whether `accept` would find a connection that came by a lane.
+pub(super) fn has_client(listener: &'static Listener) -> bool {
+    if !listener.with(|inner| inner.deferral.is_some()) {
+        return system::poll_now(listener.lane_fd(), libc::POLLIN) & libc::POLLIN != 0;
+    }
+    // Where there is no descriptor to take one out, `accept` says so.
+    !matches!(find(listener), Ok(None))
+}
+
+/// The number of a connection that can be accepted.
+fn find(listener: &'static Listener) -> Result<Option<u64>, Errno> {
+    for _ in 0..TAKEN_AT_ONCE_MAX {
+        let seen = listener.with(|inner| inner.deferral.as_ref().map_or(Ok(Seen::Nothing), Deferral::look));
+        match seen? {
+            Seen::Ready(number) => return Ok(Some(number)),
+            Seen::Nothing => return Ok(None),
+            Seen::Arrival => take_in(listener)?,
+        }
+    }
+    Ok(None)
+}
+
+fn take_in(listener: &'static Listener) -> Result<(), Errno> {
+    let (lane_fd, key) = listener.lane().ok_or(Errno::BADF)?;
+    match rendezvous::accept(lane_fd, &key, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) {
+        // Another process was faster.
+        Err(Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error),
+        Ok(accepted) => listener.with(|inner| match &mut inner.deferral {
+            Some(deferral) => deferral.keep(accepted),
+            None => Ok(()),
+        }),
+    }
+}
+
+/// As [`rendezvous::accept`], of a listener that keeps connections back; `None`: it does not.
+pub(super) fn accept(listener: &'static Listener, flags: i32) -> Option<Result<Accepted, Errno>> {
+    listener.with(|inner| inner.deferral.is_some()).then(|| accept_kept(listener, flags))
+}
+
+fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errno> {
+    let number = find(listener)?.ok_or(Errno::AGAIN)?;
+    let release = |inner: &mut super::ListenerInner| inner.deferral.as_mut()?.release(number);
+    // Another thread may be faster.
+    let kept = listener.with(release).ok_or(Errno::AGAIN)?;
+    let to_lowest = || rustix::io::fcntl_dupfd_cloexec(kept.lifeline.fd()?, 0);
+    match limit::sparing(to_lowest, |error| *error == Errno::MFILE) {
+        Ok(lifeline) => {
+            let (is_cloexec, is_nonblocking) = (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0);
+            rendezvous::set_modes(lifeline.as_fd(), is_cloexec, is_nonblocking)?;
+            Ok(Accepted { lifeline, tuple: kept.tuple, opener: kept.opener })
+        }
+        Err(error) => {
+            listener.with(|inner| inner.deferral.as_mut().map_or(Ok(()), |deferral| deferral.take_back(kept)))?;
+            Err(error)
+        }
+    }
+}
+
+/// In the child of a fork: what is kept is the parent's. The epoll instances of the program are both's, and would wake
+/// the child for the parent's gate only, so a listener that is in one keeps nothing back in the child.
+pub(super) fn after_fork_in_child(listener: &'static Listener) {
+    let Some(before) = listener.with(|inner| inner.deferral.take()) else { return };
+    if !interest::holds_listener(listener) {
+        let fresh = Deferral::new(listener.lane_fd(), before.wait_ns).ok();
+        listener.with(|inner| inner.deferral = fresh);
+    }
+}
