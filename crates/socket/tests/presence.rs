@@ -165,6 +165,7 @@ impl Object {
             self.occupancy.arrive();
         }
         if may_look {
+            assert!(self.occupancy.has_waiters());
             // SAFETY: loom checks it.
             self.memory.0.with(|memory| assert_eq!(unsafe { *memory }, Some(1)));
         }

@@ -70,7 +70,11 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     }
     let is_pending = pending::is_pending(stream);
     let is_v6 = stream.with(|inner| inner.is_v6);
-    if !is_pending && inspect::is_connect_denied(fd, is_v6, destination.port()) {
+    let is_denied = if is_pending { Ok(false) } else { inspect::is_connect_denied(fd, is_v6, destination.port()) };
+    if let Err(earlier) = is_denied {
+        return Outcome::Answered(Err(earlier));
+    }
+    if is_denied == Ok(true) {
         // The kernel gives its own answer; `--require-lane` has nothing to add to a refusal.
         count_fallback(FallbackReason::ConnectDenied);
         enter_kernel_connection(fd, stream, destination);

@@ -19,14 +19,19 @@ pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
 /// multicast address (`ENETUNREACH`), sends nothing there and leaves the socket as it was, but the kernel asks its
 /// modules first, of the socket and the port. A domain may have been inherited, which nothing tells: so each connect
 /// asks.
-pub(super) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> bool {
+///
+/// # Errors
+/// What an earlier connect of the socket has to say: asking takes it.
+pub(super) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<bool, Errno> {
     const ALL_HOSTS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)), 0);
     const ALL_NODES: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)), 0);
     let mut nobody = if is_v6 { ALL_NODES } else { ALL_HOSTS };
     nobody.set_port(port);
     // SAFETY: the program's descriptor, which it is connecting.
-    let answer = rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody);
-    matches!(answer, Err(Errno::ACCESS | Errno::PERM))
+    match rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody) {
+        Err(error @ (Errno::CONNREFUSED | Errno::CONNABORTED | Errno::CONNRESET | Errno::TIMEDOUT)) => Err(error),
+        answer => Ok(matches!(answer, Err(Errno::ACCESS | Errno::PERM))),
+    }
 }
 
 /// `IPV6_V6ONLY`.
