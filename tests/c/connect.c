@@ -417,3 +417,50 @@ TEST(fast_open_is_refused_where_nobody_listens)
     CHECK_EQ(sendto(fd, "early", 5, MSG_FASTOPEN, ADDRESS(&at), at.size), -1);
     CHECK(errno == ECONNREFUSED || errno == EOPNOTSUPP);
 }
+
+// ---- AF_UNSPEC ----------------------------------------------------------------------------------
+
+static void *recv_until_reset(void *argument)
+{
+    char byte;
+    ssize_t got = recv(*(int *)argument, &byte, 1, 0);
+    CHECK(got == 0 || (got < 0 && (errno == ECONNRESET || errno == EPIPE)));
+    return NULL;
+}
+
+// The peer is reset, whoever sleeps is woken, and the socket is as good as new, in the epoll instance too.
+static void dissolve_after(int exchanges)
+{
+    struct address at;
+    int listener = listen_anywhere(&at);
+    int client = dial(&at), server = accept_from(listener), one = 1;
+    OK(setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+    for (int i = 0; i < exchanges; i++)
+        ping_pong(client, server);
+    int epoll = epoll_with(client, EPOLLIN);
+    pthread_t sleeper = start_thread(recv_until_reset, &client);
+    pause_ms(SILENCE_MS);
+    struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+    OK(connect(client, &nowhere, sizeof nowhere));
+    join_thread(sleeper);
+    char byte;
+    CHECK_ERR(recv(server, &byte, 1, 0), ECONNRESET);
+    CHECK_ERR(getpeername(client, ADDRESS(&at), &(socklen_t){0}), ENOTCONN);
+    CHECK_EQ(send(client, &byte, 1, MSG_NOSIGNAL), -1);
+    error_of(client);
+
+    OK(connect(client, ADDRESS(&at), at.size));
+    int second = accept_from(listener);
+    ping_pong(client, second);
+    say(second, "!");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    socklen_t size = sizeof one;
+    OK(getsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, &size));
+    CHECK(one);
+    expect(client, "!");
+    OK(close(second));
+    expect_eof(client);
+}
+
+TEST(connect_to_nothing_leaves_a_socket_that_connects_again) { dissolve_after(0); }
+TEST(connect_to_nothing_leaves_a_socket_that_connects_again_later) { dissolve_after(100); }

@@ -719,16 +719,71 @@ impl Connection {
             return false;
         }
         let Some(_both) = self.hold_both() else { return false };
-        // SAFETY: the program's descriptor, which it is closing.
-        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
-        let kept = rustix::io::fcntl_dupfd_cloexec(lifeline, 0).and_then(|fd| HiddenFd::hide(fd, Need::Required));
-        let Ok(kept) = kept else { return false };
-        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.place()), Ordering::Relaxed);
-        self.with_unreachable_details(|details| details.kept_lifeline = Some(kept));
+        if self.keep_lifeline().is_err() {
+            return false;
+        }
         if own > 0 {
             self.leave_call();
         }
         self.calls.leave_close()
+    }
+
+    /// Has the connection use a descriptor of the lifeline that the program does not see, before it loses those that it
+    /// sees. Under both locks.
+    fn keep_lifeline(&self) -> Result<(), Errno> {
+        // SAFETY: the program's descriptor, in a call about it.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let kept = HiddenFd::hide(rustix::io::fcntl_dupfd_cloexec(lifeline, 0)?, Need::Required)?;
+        self.lifeline.store(HIDDEN_LIFELINE - RawFd::from(kept.place()), Ordering::Relaxed);
+        self.with_details(|details| details.kept_lifeline = Some(kept));
+        Ok(())
+    }
+
+    /// Ends the connection as `connect` with `AF_UNSPEC` does: the peer is reset, as are calls that sleep here.
+    /// `replace` puts another socket in the place of its descriptors.
+    ///
+    /// # Errors
+    /// `MFILE` where there is no descriptor left, `AGAIN` in a signal handler that has interrupted a call on the
+    /// connection, and those of `replace`: then nothing has changed.
+    pub fn dissolve(&'static self, replace: impl FnOnce(&[RawFd]) -> Result<(), Errno>) -> Result<(), Errno> {
+        self.attach_if_pending()?;
+        {
+            let _both = self.hold_both().ok_or(Errno::AGAIN)?;
+            self.keep_lifeline()?;
+        }
+        let descriptors = self.with_details(|details| details.descriptors.clone());
+        if let Err(error) = replace(&descriptors) {
+            let _both = self.hold_both();
+            self.lifeline.store(descriptors.first().copied().unwrap_or(-1), Ordering::Relaxed);
+            drop(self.with_details(|details| details.kept_lifeline.take()));
+            return Err(error);
+        }
+        self.with_details(|details| {
+            details.descriptors.clear();
+            details.resets_on_close = true;
+        });
+        self.hear_last_words();
+        self.reset_here();
+        let own = u32::from(wait::Call::is_of_this_thread(self));
+        if self.calls.count() <= own || !self.calls.leave_close() {
+            self.close_now();
+        }
+        Ok(())
+    }
+
+    /// Resets both ends.
+    fn reset_here(&'static self) {
+        {
+            let _both = self.hold_both();
+            match self.lanes() {
+                Some(lanes) => self.reset_lanes(lanes),
+                None => self.early.note_reset(),
+            }
+        }
+        // Wakes those who sleep, at both ends.
+        // SAFETY: the hidden descriptor, which is there until the connection is closed.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(self.lifeline()) };
+        let _ = rustix::net::shutdown(lifeline, rustix::net::Shutdown::Both);
     }
 
     /// Whether there are more than `own` calls that sleep. Who looks at memory for a moment is about to, and is let.

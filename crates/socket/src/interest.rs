@@ -635,6 +635,43 @@ pub fn while_unheard(descriptors: &[RawFd], work: impl FnOnce()) {
     control_all(EPOLL_CTL_ADD);
 }
 
+/// Runs `replace`, which puts a TCP socket in the place of a connection under `descriptors`: sets that held the
+/// connection hold the socket afterwards.
+///
+/// # Errors
+/// As `replace`.
+pub fn while_replaced(
+    descriptors: &[RawFd],
+    connection: &'static Connection,
+    replace: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    if REGISTERED.load(Ordering::Relaxed) == 0 {
+        return replace();
+    }
+    let mut held = Vec::new();
+    POOL.for_each(|set| {
+        set.with(|roster| {
+            for &fd in descriptors {
+                let found = roster.find(fd).filter(|index| roster.at(*index).target.is(Target::Connection(connection)));
+                if let (Some(index), Some(epfd)) = (found, roster.epfd()) {
+                    let registration = roster.at(index);
+                    held.push((set, epfd, fd, epoll_event { events: registration.events, u64: registration.data }));
+                    set.forget(roster, index, &[]);
+                }
+            }
+        });
+    });
+    let replaced = replace();
+    for (set, epfd, fd, event) in held {
+        let _ = if replaced.is_ok() {
+            control_stream(set, epfd, EPOLL_CTL_ADD, fd, event)
+        } else {
+            control_in(set, epfd, EPOLL_CTL_ADD, fd, Target::Connection(connection), event)
+        };
+    }
+    replaced
+}
+
 fn convert_everywhere(fd: RawFd, target: Target) {
     if REGISTERED.load(Ordering::Relaxed) > 0 {
         POOL.for_each(|set| set.convert(fd, target));

@@ -393,7 +393,10 @@ impl OptionRecord {
 
     /// A fresh TCP socket with the recorded options. What the kernel refuses now, it refuses for a reason that a
     /// connection has not.
-    fn template(&self, family: Family) -> Result<OwnedFd, Errno> {
+    ///
+    /// # Errors
+    /// As `socket(2)`.
+    pub fn template(&self, family: Family) -> Result<OwnedFd, Errno> {
         let socket = fresh(family)?;
         for (option, value) in &self.records {
             let _ = set_raw(socket.as_fd(), *option, value);

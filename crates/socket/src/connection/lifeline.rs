@@ -132,7 +132,7 @@ impl Early {
         if self.is_acceptor.load(Ordering::Relaxed) { Side::Acceptor } else { Side::Connector }
     }
 
-    fn note_reset(&self) {
+    pub(super) fn note_reset(&self) {
         self.peer.store(PeerState::Reset as u64, Ordering::Relaxed);
         self.error.store(Errno::CONNRESET.raw_os_error() as u64, Ordering::Relaxed);
     }

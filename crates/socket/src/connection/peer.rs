@@ -113,6 +113,14 @@ impl Connection {
         self.settle(lanes, if reset { PeerState::Reset } else { PeerState::Closed });
     }
 
+    /// This end goes in a hurry, and has nothing to say to those who wait here but that. Under both locks.
+    pub(super) fn reset_lanes(&self, lanes: &Lanes) {
+        lanes.tell(Status::Reset, 1);
+        // First: who finds the end of the stream before this takes it for one in good order.
+        lanes.tell(Status::Closed, 1);
+        self.settle(lanes, PeerState::Reset);
+    }
+
     /// The peer broke the protocol.
     pub(super) fn note_corruption(&self, lanes: &Lanes) {
         lanes.segment.store(Own::Peer, PeerState::Reset as u64);

@@ -5,7 +5,7 @@ use super::{inspect, pending};
 use crate::address::Tuple;
 use crate::clock::now_ns;
 use crate::connection::{Connection, Origin, Start};
-use crate::descriptors::HiddenFd;
+use crate::descriptors::{self, HiddenFd};
 use crate::home::MemoryFds;
 use crate::interest;
 use crate::limit;
@@ -42,7 +42,9 @@ pub enum Outcome {
 pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     match (table::get(fd), destination) {
         (Entry::Connection(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
-        (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => Outcome::Answered(dissolve(connection)),
+        (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => {
+            Outcome::Answered(signals::without_handlers(|| dissolve(fd, connection)))
+        }
         (Entry::Connection(_), Err(error)) => Outcome::Answered(Err(error)),
         (Entry::Stream(stream), Ok(destination)) => connect_stream(fd, stream, destination),
         (Entry::Stream(stream), Err(Errno::AFNOSUPPORT)) => {
@@ -53,9 +55,54 @@ pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     }
 }
 
-/// `connect` with `AF_UNSPEC` ends a connection.
-fn dissolve(connection: &'static Connection) -> Result<(), Errno> {
-    connection.shutdown(crate::connection::SHUTDOWN_READ | crate::connection::SHUTDOWN_WRITE)
+/// `connect` with `AF_UNSPEC` resets a connection, and leaves a socket that can connect again.
+fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
+    let tuple = connection.tuple().ok_or(Errno::NOTCONN)?;
+    let options = connection.with_options(|record| record.clone());
+    let is_v6 = tuple.local.is_ipv6();
+    let socket = options.template(family(is_v6))?;
+    dissolve_as_tcp(&socket, tuple.local);
+    if waits(fd) {
+        rustix::fs::fcntl_setfl(&socket, OFlags::empty())?;
+    }
+    let outcome = connection.dissolve(|descriptors| {
+        interest::while_replaced(descriptors, connection, || {
+            for &descriptor in descriptors {
+                replace(descriptor, socket.as_raw_fd())?;
+            }
+            let stream = STREAMS.take();
+            let descriptors = descriptors.to_vec();
+            for &descriptor in &descriptors {
+                table::set(descriptor, Entry::Stream(stream));
+            }
+            stream.with(|inner| *inner = StreamInner { is_v6, descriptors, options, slot: None, pending: None });
+            Ok(())
+        })
+    });
+    descriptors::close(socket);
+    outcome
+}
+
+/// Has a TCP socket go through the same: it keeps the port of `local`, and says once that it was reset. Where that does
+/// not work it is a fresh one.
+fn dissolve_as_tcp(socket: &OwnedFd, local: SocketAddr) {
+    let (loopback, any): (SocketAddr, SocketAddr) = if local.is_ipv6() {
+        ((Ipv6Addr::LOCALHOST, 0).into(), (Ipv6Addr::UNSPECIFIED, local.port()).into())
+    } else {
+        ((Ipv4Addr::LOCALHOST, 0).into(), (Ipv4Addr::UNSPECIFIED, local.port()).into())
+    };
+    let go_through = || -> Result<(), Errno> {
+        let family = if local.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let listener = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        rustix::net::bind(&listener, &loopback)?;
+        rustix::net::listen(&listener, 1)?;
+        let _ = rustix::net::bind(socket, &any);
+        let connected = rustix::net::connect(socket, &inspect::local_of(listener.as_raw_fd())?);
+        descriptors::close(listener);
+        connected.or_else(|error| if error == Errno::INPROGRESS { Ok(()) } else { Err(error) })?;
+        rustix::net::connect_unspec(socket)
+    };
+    let _ = go_through();
 }
 
 fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -> Outcome {
