@@ -54,13 +54,16 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// What was given, or what the environment says: that is a directory always.
+    /// What was given, or what the environment says: that is a directory always. One that is named must be there.
     pub fn new(given: Option<&Path>) -> Result<Self> {
         match given {
             Some(path) if is_rack_file(path) || address(path)?.is_some() => {
                 LoadedRack::read_running(path).map(|rack| Self::File(Box::new(rack)))
             }
-            _ => Ok(Self::Directory(rack_dir::chosen(given))),
+            _ => {
+                rack_dir::check_named(given)?;
+                Ok(Self::Directory(rack_dir::chosen(given)))
+            }
         }
     }
 

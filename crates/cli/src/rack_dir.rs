@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::wrong_use::WrongUse;
+
 /// Longest rack path that the library takes.
 const PATH_BYTES_MAX: usize = 400;
 
@@ -13,6 +15,18 @@ pub fn chosen(given: Option<&Path>) -> PathBuf {
     let uid = rustix::process::geteuid().as_raw();
     let rack = given.map_or_else(|| ledger::rack_dir(|name| std::env::var_os(name), uid), Path::to_owned);
     std::path::absolute(&rack).unwrap_or(rack)
+}
+
+/// Refuses a directory that was named, with `--rack` or in the environment, and is not there: its name may be mistyped,
+/// and whoever made it would be alone in it.
+pub fn check_named(given: Option<&Path>) -> Result<()> {
+    let by_variable = std::env::var_os("CROSSLANE_RACK").is_some_and(|value| !value.is_empty());
+    let rack = chosen(given);
+    if (given.is_none() && !by_variable) || std::fs::exists(&rack).unwrap_or(true) {
+        return Ok(());
+    }
+    let (shown, named) = (rack.display(), if given.is_some() { "--rack" } else { "CROSSLANE_RACK" });
+    bail!(WrongUse::of(format!("rack '{shown}' is not there; correct {named}, or mkdir -m 700 '{shown}'")))
 }
 
 /// As [`prepare`], of a directory below `base`: no other user can put another one in its place.

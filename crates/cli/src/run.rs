@@ -98,8 +98,9 @@ pub fn main(options: &Options) -> Result<()> {
     let path = program::resolve(name, search.as_deref())?;
     let library = library::find(options.library.as_deref())?;
     let obstacle = program::obstacle(&path, search.as_deref());
-    demand_lane(options.require_lane, obstacle.as_ref().map_or(Ok(()), |obstacle| Err(anyhow!("{obstacle}"))))?;
-    demand_lane(options.require_lane, rack_dir::prepare(&rack).and(apart))?;
+    let required = options.require_lane || inherits_require_lane()?;
+    demand_lane(required, obstacle.as_ref().map_or(Ok(()), |obstacle| Err(anyhow!("{obstacle}"))))?;
+    demand_lane(required, rack_dir::prepare(&rack).and(apart))?;
 
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
@@ -109,6 +110,18 @@ pub fn main(options: &Options) -> Result<()> {
     }
     let error = command.exec();
     Err(anyhow!("running {}: {error}; check that this machine can run it", path.display()))
+}
+
+/// Whether the environment requires lanes: a program that does not load the library could not find out itself.
+fn inherits_require_lane() -> Result<bool> {
+    let value = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let is_off = value("CROSSLANE_OFF").is_some_and(|value| ledger::switch(value.as_encoded_bytes()) == Some(true));
+    let Some(given) = value("CROSSLANE_REQUIRE_LANE").filter(|_| !is_off) else { return Ok(false) };
+    ledger::switch(given.as_encoded_bytes()).ok_or_else(|| {
+        let shown = given.to_string_lossy();
+        let what = "neither on nor off; set 1 (true, yes) or 0 (false, no), or unset it";
+        WrongUse::of(format!("CROSSLANE_REQUIRE_LANE='{shown}': {what}")).into()
+    })
 }
 
 /// What stands in the way of lanes is an error where they are required, and a warning where they are not.

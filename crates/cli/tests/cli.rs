@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +21,7 @@ impl Place {
     fn new() -> Self {
         let place = Self { folder: tempfile::tempdir().unwrap() };
         place.compile("library.so", "int crosslane_nothing;", &["-shared", "-fPIC"]);
+        fs::DirBuilder::new().mode(0o700).create(place.path("rack")).unwrap();
         place
     }
 
@@ -325,8 +326,9 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
     let shared = place.path("shared");
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o750)).unwrap();
-    let long = format!("/tmp/{}", "x/".repeat(300));
-    for (rack, word) in [(Path::new("/proc/rack"), "--rack"), (Path::new(&long), "too long"), (&shared, "chmod 700")] {
+    let long = place.path(&"x/".repeat(300));
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&long).unwrap();
+    for (rack, word) in [(&long, "too long"), (&shared, "chmod 700")] {
         let run = |strict: &[&str]| {
             let mut command = Command::new(CROSSLANE);
             command.arg("run").arg("--library").arg(place.path("library.so")).arg("--rack").arg(rack);
@@ -337,6 +339,37 @@ fn a_rack_that_cannot_be_used_warns_or_fails() {
         assert!(error_line(&lenient).contains("kernel TCP"));
         assert_eq!(stdout(&lenient), "ran\n");
     }
+}
+
+#[test]
+fn a_directory_that_is_named_and_not_there_is_wrong_use_and_is_not_made() {
+    let place = Place::new();
+    let missing = place.path("mistyped");
+    let library = place.path("library.so");
+    let run = ["run", "--library", library.to_str().unwrap(), "--", "echo", "ran"];
+    for arguments in [&run[..], &["stat"], &["top"]] {
+        let by_variable = Command::new(CROSSLANE).args(arguments).env("CROSSLANE_RACK", &missing).output().unwrap();
+        assert_fails(&by_variable, 2, &[missing.to_str().unwrap(), "CROSSLANE_RACK", "mkdir -m 700"]);
+        let (command, rest) = arguments.split_first().unwrap();
+        let by_option = Command::new(CROSSLANE).arg(command).arg("--rack").arg(&missing).args(rest).output().unwrap();
+        assert_fails(&by_option, 2, &[missing.to_str().unwrap(), "--rack", "mkdir -m 700"]);
+    }
+    let doctor = Command::new(CROSSLANE).arg("doctor").arg("--rack").arg(&missing).output().unwrap();
+    assert!(stdout(&doctor).contains("mistyped"), "{doctor:?}");
+    assert!(!missing.exists());
+}
+
+#[test]
+fn a_demand_for_lanes_that_is_inherited_or_not_understood_is_no_less_a_demand() {
+    let place = Place::new();
+    let program = place.compile("static", RAN, &["-static"]);
+    let run = |value: &str| {
+        let mut command = place.run(&["--", program.to_str().unwrap()]);
+        command.env("CROSSLANE_REQUIRE_LANE", value).output().unwrap()
+    };
+    assert_fails(&run("true"), 1, &["statically linked"]);
+    assert_fails(&run("maybe"), 2, &["CROSSLANE_REQUIRE_LANE='maybe'", "set 1"]);
+    assert_eq!(run("no").status.code(), Some(5));
 }
 
 #[test]
@@ -390,7 +423,7 @@ fn top_without_a_terminal_prints_one_snapshot() {
 #[test]
 fn a_rack_that_cannot_be_read_is_an_error() {
     let place = Place::new();
-    fs::create_dir_all(place.path("rack/v1/stat")).unwrap();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(place.path("rack/v1/stat")).unwrap();
     fs::set_permissions(place.path("rack/v1/stat"), fs::Permissions::from_mode(0o777)).unwrap();
     let output = crosslane(&["stat", "--rack", place.path("rack").to_str().unwrap()]);
     assert_fails(&output, 1, &["rack", "--rack"]);

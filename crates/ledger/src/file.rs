@@ -90,10 +90,10 @@ pub(crate) enum Occupant {
     Removed,
 }
 
-/// Opens `rack`/v1/stat, making what is missing, and refuses a folder that another user could have put there or can
-/// write to.
+/// Opens `rack`/v1/stat, making what is missing below the rack, and refuses a folder that another user could have put
+/// there or can write to.
 pub(crate) fn open_stat_folder(rack: &CStr) -> Result<Fd, Errno> {
-    let rack = open_private_folder(rustix::fs::CWD, rack)?;
+    let rack = open_folder(rustix::fs::CWD, rack)?;
     let version = open_private_folder(rack.as_fd(), c"v1")?;
     open_private_folder(version.as_fd(), c"stat")
 }

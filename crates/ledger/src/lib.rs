@@ -18,10 +18,12 @@ mod file;
 mod layout;
 mod rack;
 pub mod reader;
+mod switch;
 mod terms;
 mod writer;
 
 pub use layout::SLOTS;
 pub use rack::{STAT_FOLDER, rack_dir};
+pub use switch::switch;
 pub use terms::{FallbackReason, Path, Role, node_address, node_name};
 pub use writer::{Config, Connection, ConnectionSlot, Ledger, own_program_name};

@@ -4,7 +4,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path as FilePath;
 use std::sync::{Barrier, Mutex, MutexGuard};
 
@@ -109,6 +109,8 @@ fn a_reader_sees_what_was_written() {
 fn files_and_folders_are_the_users_own() {
     let rack = rack();
     let deeper = rack.path().join("deeper");
+    assert!(!ledger_in(&deeper).is_published() && !deeper.exists(), "a rack is not made by a page");
+    fs::DirBuilder::new().mode(0o700).create(&deeper).unwrap();
     ledger_in(&deeper);
     for (path, mode) in
         [("", 0o700), ("v1", 0o700), ("v1/stat", 0o700), (&format!("v1/stat/{}", std::process::id()), 0o600)]

@@ -35,6 +35,7 @@ extern "C" fn load() {
     socket::rack::remember_environment();
     socket::successor::remember_origin();
     lifecycle::note_process();
+    lifecycle::check_environment();
     if lifecycle::settings().off {
         return;
     }

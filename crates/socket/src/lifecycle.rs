@@ -33,9 +33,9 @@ use crate::connection::Connection;
 use crate::lock::Lock;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
-use crate::rack::NameKey;
+use crate::rack::{self, NameKey};
 use crate::rendezvous::LaneListener;
-use crate::rules::Settings;
+use crate::rules::{self, Settings};
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
@@ -44,6 +44,9 @@ use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
+
+/// How a program ends whose environment is not understood.
+const EXIT_WRONG_USE: i32 = 2;
 
 /// What a TCP socket is before it is anything more, or when it stays with the kernel.
 #[derive(Default)]
@@ -284,13 +287,32 @@ pub fn settings() -> &'static Settings {
     SETTINGS.get_or_init(Settings::from_env)
 }
 
+/// Says what of the environment is not understood. A value that is not ends the process, for a program is not to run
+/// without what the value was to guarantee. To be called once, before the program runs.
+pub fn check_environment() {
+    if settings().off {
+        return;
+    }
+    settings().mistakes.iter().for_each(|mistake| complain(&format_args!("{mistake}")));
+    if !settings().mistakes.is_empty() {
+        // SAFETY: ends the process; the program has not begun.
+        unsafe { libc::_exit(EXIT_WRONG_USE) };
+    }
+    if let Some(line) = rules::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+        complain(&format_args!("{line}"));
+    }
+    if let Some(line) = rack::missing_named_directory() {
+        complain(&format_args!("{line}; there are no lanes without it"));
+    }
+}
+
 static LEDGER: OnceLock<&'static Ledger> = OnceLock::new();
 
 /// The page that `crosslane stat` reads; made at the first need.
 pub fn ledger() -> &'static Ledger {
     LEDGER.get_or_init(|| {
         let mut program = [0; _];
-        let rack = crate::rack::rack_dir(rustix::process::geteuid().as_raw());
+        let rack = rack::made_rack_dir(rustix::process::geteuid().as_raw());
         Ledger::create(&ledger::Config {
             rack: &rack,
             node: settings().node,

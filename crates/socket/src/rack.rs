@@ -211,10 +211,36 @@ pub fn remember_environment() {
     PLACES.get_or_init(|| Places { rack: absolute("CROSSLANE_RACK"), runtime: absolute("XDG_RUNTIME_DIR") });
 }
 
+fn places() -> Places {
+    remember_environment();
+    PLACES.get().cloned().unwrap_or_default()
+}
+
+/// A line about the directory that the environment names, if there is none.
+pub fn missing_named_directory() -> Option<String> {
+    let named = PathBuf::from(places().rack?);
+    let shown = named.display();
+    match rustix::fs::stat(&named) {
+        Err(Errno::NOENT | Errno::NOTDIR) => {
+            Some(format!("rack '{shown}' is not there; correct CROSSLANE_RACK, or mkdir -m 700 '{shown}'"))
+        }
+        _ => None,
+    }
+}
+
+/// As [`rack_dir`]. The directory is made if it is missing and the default one: the name of any other may be mistyped.
+pub fn made_rack_dir(uid: u32) -> PathBuf {
+    let rack = rack_dir(uid);
+    if places().rack.is_none() {
+        // Where that fails, opening it fails too.
+        let _ = make_private(rustix::fs::CWD, rack.as_os_str().as_bytes());
+    }
+    rack
+}
+
 /// The rack directory of a user.
 pub fn rack_dir(uid: u32) -> PathBuf {
-    remember_environment();
-    let places = PLACES.get().cloned().unwrap_or_default();
+    let places = places();
     ledger::rack_dir(
         |name| match name {
             "CROSSLANE_RACK" => places.rack.clone(),
@@ -279,7 +305,7 @@ impl Rack {
         if let Some(rack) = kept().filter(|rack| rack.circumstances == now && rack.is_intact()) {
             return Ok(rack);
         }
-        let rack = Arc::new(Self::open_in(&rack_dir(now.uid), now)?);
+        let rack = Arc::new(Self::open_in(&made_rack_dir(now.uid), now)?);
         let old = CURRENT.try_lock().ok().and_then(|mut kept| kept.replace(Arc::clone(&rack)));
         drop(old);
         Ok(rack)
@@ -310,6 +336,7 @@ impl Rack {
     /// # Errors
     /// As [`Rack::current`].
     pub fn open(rack: &Path) -> Result<Self, Errno> {
+        make_private(rustix::fs::CWD, rack.as_os_str().as_bytes())?;
         Self::open_in(rack, Circumstances::now()?)
     }
 
@@ -717,22 +744,27 @@ impl Drop for RackLock<'_> {
     }
 }
 
-/// Opens `name` in `parent`, which is closed, and adds it to the path.
+/// Opens `name` in `parent`, made if missing; `parent` is closed, and `name` added to the path.
 fn open_within(parent: OwnedFd, name: &str, path: &mut PathBuf, uid: u32) -> Result<OwnedFd, Errno> {
-    let directory = open_private(parent.as_fd(), name.as_bytes(), uid);
+    let made = make_private(parent.as_fd(), name.as_bytes());
+    let directory = made.and_then(|()| open_private(parent.as_fd(), name.as_bytes(), uid));
     close(parent);
     path.push(name);
     directory
 }
 
-/// Opens a directory, made if missing, that is a real one, the user's own, and closed to everybody else.
-fn open_private(parent: BorrowedFd<'_>, name: &[u8], uid: u32) -> Result<OwnedFd, Errno> {
+/// Makes a directory if it is missing.
+fn make_private(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
         // The umask may have taken rights from the user itself.
-        Ok(()) => rustix::fs::chmodat(parent, name, Mode::RWXU, AtFlags::empty())?,
-        Err(Errno::EXIST) => {}
-        Err(error) => return Err(error),
+        Ok(()) => rustix::fs::chmodat(parent, name, Mode::RWXU, AtFlags::empty()),
+        Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error),
     }
+}
+
+/// Opens a directory that is a real one, the user's own, and closed to everybody else.
+fn open_private(parent: BorrowedFd<'_>, name: &[u8], uid: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&directory);

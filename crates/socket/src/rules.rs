@@ -75,10 +75,27 @@ fn parse_range(entry: &str) -> Result<RangeInclusive<u16>, PortListError> {
     if first > last { Err(PortListError::Backwards(entry.to_owned())) } else { Ok(first..=last) }
 }
 
+/// Variables that the library reads.
+const KNOWN: [&str; 7] = [
+    "CROSSLANE_EXCEPT",
+    "CROSSLANE_FILTERS",
+    "CROSSLANE_NODE",
+    "CROSSLANE_OFF",
+    "CROSSLANE_ONLY",
+    "CROSSLANE_RACK",
+    "CROSSLANE_REQUIRE_LANE",
+];
+/// What all of them begin with.
+const PREFIX: &str = "CROSSLANE_";
+/// Unknown variables that a warning names.
+const UNKNOWN_NAMED_MAX: usize = 4;
+/// Characters of a value or a name that a message shows.
+const SHOWN_CHARS_MAX: usize = 64;
+
 /// What the `CROSSLANE_*` variables say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Everything is passed through.
+    /// Everything is passed through, whatever else is set.
     pub off: bool,
     /// The source address of outgoing connections to other nodes.
     pub node: Option<IpAddr>,
@@ -90,9 +107,23 @@ pub struct Settings {
     pub require_lane: bool,
     /// Connections between programs of one machine are left to kernel TCP, for its packet filters to see them.
     pub honours_filters: bool,
-    /// Variables whose value made no sense and which are treated as not set. The command checks them before it starts a
-    /// program.
-    pub ignored: u32,
+    /// Variables whose value is not understood: the program is not to run without what they were to guarantee.
+    pub mistakes: Vec<Mistake>,
+}
+
+/// A variable whose value is not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    name: &'static str,
+    value: String,
+    /// What is wrong with the value, and what to do.
+    what: String,
+}
+
+impl std::fmt::Display for Mistake {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}='{}': {}, or unset it; the program is not run", self.name, self.value, self.what)
+    }
 }
 
 impl Settings {
@@ -101,16 +132,18 @@ impl Settings {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// Reads variables from anywhere.
+    /// Reads variables from anywhere. An empty one counts as not set.
     pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
-        let mut ignored = 0;
-        let off = parsed(&variable, "CROSSLANE_OFF", &mut ignored, parse_switch).unwrap_or(false);
-        let require_lane = parsed(&variable, "CROSSLANE_REQUIRE_LANE", &mut ignored, parse_switch).unwrap_or(false);
-        let node = parsed(&variable, "CROSSLANE_NODE", &mut ignored, parse_node);
-        let only = parsed(&variable, "CROSSLANE_ONLY", &mut ignored, |text| PortList::parse(text).ok());
-        let except = parsed(&variable, "CROSSLANE_EXCEPT", &mut ignored, |text| PortList::parse(text).ok());
-        let honours_filters = parsed(&variable, "CROSSLANE_FILTERS", &mut ignored, parse_filters).unwrap_or(false);
-        Self { off, node, only, except, require_lane, honours_filters, ignored }
+        let mut reader = Reader { variable, mistakes: Vec::new() };
+        let off = reader.read("CROSSLANE_OFF", parse_switch).unwrap_or(false);
+        let require_lane = reader.read("CROSSLANE_REQUIRE_LANE", parse_switch).unwrap_or(false);
+        let node = reader.read("CROSSLANE_NODE", parse_node);
+        let only = reader.read("CROSSLANE_ONLY", parse_ports);
+        let except = reader.read("CROSSLANE_EXCEPT", parse_ports);
+        let honours_filters = reader.read("CROSSLANE_FILTERS", parse_filters).unwrap_or(false);
+        // Whatever the other variables were to say, nothing of it applies.
+        let mistakes = if off { Vec::new() } else { reader.mistakes };
+        Self { off, node, only, except, require_lane, honours_filters, mistakes }
     }
 
     /// Whether connections to this server port take lanes.
@@ -120,39 +153,71 @@ impl Settings {
     }
 }
 
-/// A node of this machine, or, where a rack file names them, the address of a machine.
-fn parse_node(text: &str) -> Option<IpAddr> {
-    let of_machine = |ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
-    let address = || text.parse().ok().map(|ip: IpAddr| ip.to_canonical()).filter(of_machine);
-    ledger::node_address(text).map(IpAddr::V4).or_else(address)
+/// A line about variables that begin like ours and that nothing reads, if there are any: one may be mistyped.
+pub fn unknown_variables(names: impl Iterator<Item = OsString>) -> Option<String> {
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    let mut unknown: Vec<String> =
+        names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(&name.as_str())).collect();
+    unknown.sort();
+    let named: Vec<String> = unknown.iter().take(UNKNOWN_NAMED_MAX).map(|name| shown(name)).collect();
+    let more = if unknown.len() > named.len() { ", ..." } else { "" };
+    let known = KNOWN.join(", ");
+    let line = || format!("{}{more}: no variable of crosslane, and ignored; known are {known}", named.join(", "));
+    (!named.is_empty()).then(line)
 }
 
-/// The value of a variable, if it is set, not empty, and makes sense.
-fn parsed<T>(
-    variable: impl Fn(&str) -> Option<OsString>,
-    name: &str,
-    ignored: &mut u32,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Option<T> {
-    let value = variable(name).filter(|value| !value.is_empty())?;
-    let result = value.to_str().and_then(parse);
-    *ignored += u32::from(result.is_none());
-    result
+/// As much as a line takes, without what could play tricks on a terminal.
+fn shown(text: &str) -> String {
+    text.chars().take(SHOWN_CHARS_MAX).flat_map(char::escape_debug).collect()
 }
 
-fn parse_filters(text: &str) -> Option<bool> {
-    match text {
-        "honour" => Some(true),
-        "ignore" => Some(false),
-        _ => None,
+struct Reader<V> {
+    variable: V,
+    mistakes: Vec<Mistake>,
+}
+
+impl<V: Fn(&str) -> Option<OsString>> Reader<V> {
+    /// The value of a variable, if it is set, not empty, and understood.
+    fn read<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, String>) -> Option<T> {
+        let value = (self.variable)(name).filter(|value| !value.is_empty())?;
+        let text = value.to_string_lossy();
+        match parse(&text) {
+            Ok(result) => Some(result),
+            Err(what) => {
+                self.mistakes.push(Mistake { name, value: shown(&text), what });
+                None
+            }
+        }
     }
 }
 
-fn parse_switch(text: &str) -> Option<bool> {
+fn parse_switch(text: &str) -> Result<bool, String> {
+    ledger::switch(text.as_bytes()).ok_or_else(|| "neither on nor off; set 1 (true, yes) or 0 (false, no)".to_owned())
+}
+
+/// A node of this machine, or, where a rack file names them, the address of a machine.
+fn parse_node(text: &str) -> Result<IpAddr, String> {
+    let of_machine = |ip: &IpAddr| !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast();
+    let address = || text.parse().ok().map(|ip: IpAddr| ip.to_canonical()).filter(of_machine);
+    let node = ledger::node_address(text).map(IpAddr::V4).or_else(address);
+    node.ok_or_else(|| "not a letter a to z nor an address of a node; set a letter, such as a".to_owned())
+}
+
+fn parse_ports(text: &str) -> Result<PortList, String> {
+    PortList::parse(text).map_err(|error| match error {
+        PortListError::Entry(entry) => {
+            format!("'{}' is no port; set ports and ranges like 80,6000-6100", shown(&entry))
+        }
+        PortListError::Backwards(entry) => format!("range '{}' ends before it starts; swap its ends", shown(&entry)),
+        other => other.to_string(),
+    })
+}
+
+fn parse_filters(text: &str) -> Result<bool, String> {
     match text {
-        "1" => Some(true),
-        "0" => Some(false),
-        _ => None,
+        "honour" => Ok(true),
+        "ignore" => Ok(false),
+        _ => Err("not a rule for packet filters; set honour or ignore".to_owned()),
     }
 }
 
@@ -196,6 +261,8 @@ mod tests {
         assert_eq!(node("fd00:77::2"), "fd00:77::2".parse().ok());
         assert_eq!([node("::1"), node("ff02::1"), node("127.0.0.1")], [None; 3]);
         assert!(!all.applies_to(80));
+        let words = settings(&[("CROSSLANE_REQUIRE_LANE", "true"), ("CROSSLANE_OFF", "No")]);
+        assert_eq!((words.require_lane, words.off), (true, false));
         let empty = settings(&[("CROSSLANE_OFF", ""), ("CROSSLANE_ONLY", ""), ("CROSSLANE_REQUIRE_LANE", "0")]);
         assert_eq!(empty, Settings::default());
     }
@@ -204,18 +271,40 @@ mod tests {
     fn filters_are_honoured_where_that_is_asked_for() {
         let honours = |text| settings(&[("CROSSLANE_FILTERS", text)]).honours_filters;
         assert_eq!([honours("honour"), honours("ignore"), honours("")], [true, false, false]);
-        assert_eq!(settings(&[("CROSSLANE_FILTERS", "yes")]).ignored, 1);
+        assert_eq!(settings(&[("CROSSLANE_FILTERS", "yes")]).mistakes.len(), 1);
     }
 
     #[test]
-    fn what_makes_no_sense_is_ignored_and_counted() {
-        let settings = settings(&[
-            ("CROSSLANE_OFF", "yes"),
-            ("CROSSLANE_NODE", "q7"),
-            ("CROSSLANE_ONLY", "80,"),
-            ("CROSSLANE_EXCEPT", "9-8"),
-        ]);
-        assert_eq!(settings, Settings { ignored: 4, ..Settings::default() });
+    fn what_is_not_understood_is_named_with_its_value_and_its_remedy() {
+        let lines: [(&str, &str, &str); 6] = [
+            ("CROSSLANE_OFF", "maybe", "neither on nor off; set 1 (true, yes) or 0 (false, no)"),
+            ("CROSSLANE_REQUIRE_LANE", "2", "neither on nor off; set 1 (true, yes) or 0 (false, no)"),
+            ("CROSSLANE_NODE", "q7", "not a letter a to z nor an address of a node; set a letter, such as a"),
+            ("CROSSLANE_ONLY", "80,", "an empty entry; write ports and ranges like 80,443,6000-6100"),
+            ("CROSSLANE_EXCEPT", "9-8", "range '9-8' ends before it starts; swap its ends"),
+            ("CROSSLANE_FILTERS", "honor", "not a rule for packet filters; set honour or ignore"),
+        ];
+        for (name, value, what) in lines {
+            let mistakes = settings(&[(name, value)]).mistakes;
+            let texts: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
+            assert_eq!(texts, [format!("{name}='{value}': {what}, or unset it; the program is not run")]);
+        }
+        let off = settings(&[("CROSSLANE_OFF", "1"), ("CROSSLANE_NODE", "q7")]);
+        assert_eq!((off.off, off.mistakes), (true, Vec::new()), "nothing of it applies");
+        let hostile = settings(&[("CROSSLANE_NODE", &format!("\n\x1b[2J{}", "x".repeat(1000)))]);
+        let text = hostile.mistakes[0].to_string();
+        assert!(text.len() < 300 && !text.chars().any(char::is_control), "{text}");
+    }
+
+    #[test]
+    fn a_variable_that_nothing_reads_is_named() {
+        let unknown = |names: &[&str]| unknown_variables(names.iter().map(OsString::from));
+        assert_eq!(unknown(&["PATH", "CROSSLANE", "CROSSLANE_ONLY", "CROSSLANE_RACK"]), None);
+        let line = unknown(&["CROSSLANE_REQUIRELANE", "CROSSLANE_NODE"]).unwrap();
+        assert!(line.starts_with("CROSSLANE_REQUIRELANE: no variable of crosslane, and ignored; known are"), "{line}");
+        assert!(line.ends_with("CROSSLANE_REQUIRE_LANE"), "{line}");
+        let many = unknown(&["CROSSLANE_A", "CROSSLANE_B", "CROSSLANE_C", "CROSSLANE_D", "CROSSLANE_E"]).unwrap();
+        assert!(many.starts_with("CROSSLANE_A, CROSSLANE_B, CROSSLANE_C, CROSSLANE_D, ...: "), "{many}");
     }
 
     #[test]

@@ -82,7 +82,9 @@ impl Environment {
 
     /// `came_by_environment`: what would have to be in it was there when this process loaded the library.
     fn names_library(&self, came_by_environment: bool) -> bool {
-        let is_off = self.get(b"CROSSLANE_OFF").is_some_and(|value| !matches!(value, b"" | b"0"));
+        // A value that is not understood ends the program.
+        let is_off =
+            self.get(b"CROSSLANE_OFF").is_some_and(|value| !value.is_empty() && ledger::switch(value) != Some(false));
         let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in) {
             // Where it is only the dynamic linker knows.
             Some(path) if path.contains(&b'$') || !path.contains(&b'/') => true,
@@ -361,7 +363,11 @@ mod tests {
         let is_loaded = |variables: &[&CStr]| environment(variables).names_library(true);
         assert!(environment(&[]).names_library(false), "by /etc/ld.so.preload, or linked");
         assert!(!is_loaded(&[]) && !is_loaded(&[c"LD_PRELOAD=/x/y.so", c"A=libcrosslane.so"]));
-        assert!(is_loaded(&[&named]) && is_loaded(&[c"CROSSLANE_OFF=0", &named]));
+        assert!(
+            is_loaded(&[&named])
+                && is_loaded(&[c"CROSSLANE_OFF=0", &named])
+                && is_loaded(&[c"CROSSLANE_OFF=no", &named])
+        );
         assert!(!is_loaded(&[&named, c"CROSSLANE_OFF=1"]));
         assert!(is_loaded(&[c"LD_PRELOAD=/usr/$LIB/libcrosslane.so /x/y.so"]));
         assert!(!is_loaded(&[c"LD_PRELOAD=/nonexistent/libcrosslane.so"]), "as after chroot");

@@ -97,7 +97,7 @@ fn shared_memory() -> Check {
 
 fn rack_directory(given: Option<&Path>) -> Check {
     let rack = rack_dir::chosen(given);
-    match rack_dir::prepare(&rack) {
+    match rack_dir::check_named(given).and_then(|()| rack_dir::prepare(&rack)) {
         Ok(()) => Check::ok("rack", rack.display().to_string()),
         Err(error) => with_remedy("rack", &format!("{error:#}")),
     }
@@ -123,6 +123,7 @@ fn library_loads(given: Option<&Path>) -> Check {
 /// The loader goes on without a library that it cannot load, and says so on stderr.
 fn runs_with(library: &Path) -> Result<(), String> {
     let mut command = Command::new("true");
+    // Switched off, the library reads nothing else of the environment.
     command.env("LD_PRELOAD", library).env("CROSSLANE_OFF", "1").stdin(Stdio::null());
     let output = command.output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);

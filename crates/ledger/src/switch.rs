@@ -1,0 +1,31 @@
+//! The words that switch something on or off in a variable, for the library and for the command alike.
+
+const ON: [&str; 4] = ["1", "true", "yes", "on"];
+const OFF: [&str; 4] = ["0", "false", "no", "off"];
+
+/// What the value of a switch says, in small or capital letters; `None` for what says neither.
+pub fn switch(value: &[u8]) -> Option<bool> {
+    let is_one_of = |words: [&str; 4]| words.iter().any(|word| value.eq_ignore_ascii_case(word.as_bytes()));
+    if is_one_of(ON) {
+        return Some(true);
+    }
+    is_one_of(OFF).then_some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_is_on_or_off_or_not_understood() {
+        for word in ["1", "true", "Yes", "ON"] {
+            assert_eq!(switch(word.as_bytes()), Some(true), "{word}");
+        }
+        for word in ["0", "false", "No", "OFF"] {
+            assert_eq!(switch(word.as_bytes()), Some(false), "{word}");
+        }
+        for word in [&b""[..], b"2", b"y", b"true ", b"enabled", b"\xff"] {
+            assert_eq!(switch(word), None, "{word:?}");
+        }
+    }
+}
