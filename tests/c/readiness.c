@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/timerfd.h>
 
@@ -551,4 +552,72 @@ TEST(select_leaves_alone_what_lies_behind_small_sets)
     CHECK_EQ(select(getdtablesize(), &sets.in, NULL, NULL, &now), 0);
     for (size_t i = 0; i < sizeof sets.behind; i++)
         CHECK_EQ(sets.behind[i], 0xa5);
+}
+
+TEST(more_entries_than_descriptors_are_einval)
+{
+    struct pair pair = connected_pair();
+    say(pair.client, "x");
+    await(pair.server, POLLIN);
+    static struct pollfd entries[200];
+    for (int index = 0; index < 200; index++)
+        entries[index] = (struct pollfd){index == 7 ? pair.server : -1, POLLIN, 0};
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = 100;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+    CHECK_EQ(poll(entries, 100, 0), 1);
+    struct timespec none = {0, 0};
+    struct pollfd *volatile nowhere = NULL;  // or the compiler warns
+    volatile nfds_t endless = (nfds_t)-1;
+    CHECK_ERR(poll(entries, 101, 0), EINVAL);
+    CHECK_ERR(ppoll(entries, 200, &none, NULL), EINVAL);
+    CHECK_ERR(syscall(SYS_ppoll, entries, 200L, &none, NULL, 8L), EINVAL);
+    CHECK_ERR(poll(entries, endless, 0), EINVAL);
+    CHECK_ERR(poll(nowhere, endless, 0), EINVAL);
+    CHECK_ERR(poll(nowhere, 101, 0), EINVAL);
+    CHECK_ERR(poll(nowhere, 100, 0), EFAULT);
+    CHECK_EQ(poll(nowhere, 0, 0), 0);
+}
+
+TEST(raw_waits_say_how_much_of_their_time_is_left)
+{
+    struct pair pair = connected_pair();
+    struct pollfd entry = {.fd = pair.server, .events = POLLIN};
+    struct timespec limit = {.tv_nsec = 1000000};
+    CHECK_EQ(syscall(SYS_ppoll, &entry, 1L, &limit, NULL, 8L), 0);
+    CHECK_EQ(limit.tv_nsec, 0);
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(pair.server, &set);
+    limit.tv_nsec = 1000000;
+    CHECK_EQ(syscall(SYS_pselect6, pair.server + 1L, &set, NULL, NULL, &limit, NULL), 0);
+    CHECK_EQ(limit.tv_nsec, 0);
+    say(pair.client, "x");
+    limit.tv_sec = PATIENCE_MS / 1000;
+    CHECK_EQ(syscall(SYS_ppoll, &entry, 1L, &limit, NULL, 8L), 1);
+    CHECK(limit.tv_sec < PATIENCE_MS / 1000);
+    FD_SET(pair.server, &set);
+    limit = (struct timespec){.tv_sec = PATIENCE_MS / 1000};
+    CHECK_EQ(syscall(SYS_pselect6, pair.server + 1L, &set, NULL, NULL, &limit, NULL), 1);
+    CHECK(limit.tv_sec < PATIENCE_MS / 1000);
+}
+
+TEST(raw_waits_want_the_kernels_size_of_a_mask)
+{
+    struct pair pair = connected_pair();
+    struct pollfd entry = {.fd = pair.server, .events = POLLOUT};
+    struct epoll_event event = {.events = EPOLLOUT};
+    struct timespec none = {0, 0};
+    int epoll = epoll_with(pair.server, EPOLLOUT);
+    sigset_t mask;
+    sigemptyset(&mask);
+    CHECK_ERR(syscall(SYS_ppoll, &entry, 1L, &none, &mask, (long)sizeof mask), EINVAL);
+    CHECK_EQ(syscall(SYS_ppoll, &entry, 1L, &none, &mask, 8L), 1);
+    CHECK_EQ(syscall(SYS_ppoll, &entry, 1L, &none, NULL, 7L), 1);
+    CHECK_ERR(syscall(SYS_epoll_pwait, (long)epoll, &event, 1L, 0L, &mask, 4L), EINVAL);
+    CHECK_EQ(syscall(SYS_epoll_pwait, (long)epoll, &event, 1L, 0L, &mask, 8L), 1);
+    CHECK_ERR(syscall(SYS_epoll_pwait2, (long)epoll, &event, 1L, &none, &mask, 4L), EINVAL);
+    struct { const sigset_t *mask; size_t size; } wrong = {&mask, sizeof mask};
+    CHECK_ERR(syscall(SYS_pselect6, 0L, NULL, NULL, NULL, &none, &wrong), EINVAL);
 }

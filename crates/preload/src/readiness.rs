@@ -3,6 +3,7 @@
 use crate::{set_errno, zero_or_errno};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
+use socket::clock::now_ns;
 use socket::{interest, multiplex};
 use std::ffi::c_int;
 
@@ -31,6 +32,9 @@ unsafe fn poll_slice(
     timeout_ns: Result<Option<u64>, Errno>,
     mask: *const sigset_t,
 ) -> c_int {
+    if !multiplex::takes(count) {
+        return zero_or_errno(Err(Errno::INVAL));
+    }
     let entries: &mut [pollfd] = if count == 0 {
         &mut []
     } else if fds.is_null() {
@@ -125,6 +129,54 @@ pub unsafe extern "C" fn pselect(
         // SAFETY: the C caller's.
         .and_then(|timeout_ns| unsafe { multiplex::select(count, read, write, except, timeout_ns, mask) }.0);
     int_or_errno(result)
+}
+
+/// The system call, which also says how much of the time is left.
+pub(crate) unsafe fn ppoll_by_number(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *mut timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let began_ns = now_ns();
+    // SAFETY: the C caller's.
+    let timeout_ns = unsafe { from_timespec(timeout) };
+    // SAFETY: the C caller's.
+    let result = unsafe { poll_slice(fds, count, timeout_ns, mask) };
+    if let Ok(Some(timeout_ns)) = timeout_ns {
+        // SAFETY: not null, and the C caller's.
+        unsafe { tell_left(timeout, timeout_ns.saturating_sub(now_ns() - began_ns)) };
+    }
+    result
+}
+
+/// As [`ppoll_by_number`], of `pselect6`.
+pub(crate) unsafe fn pselect_by_number(
+    count: c_int,
+    [read, write, except]: [*mut fd_set; 3],
+    timeout: *mut timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the C caller's.
+    let timeout_ns = match unsafe { from_timespec(timeout) } {
+        Ok(timeout_ns) => timeout_ns,
+        Err(error) => return zero_or_errno(Err(error)),
+    };
+    // SAFETY: the C caller's.
+    let (result, left_ns) = unsafe { multiplex::select(count, read, write, except, timeout_ns, mask) };
+    if let Some(left_ns) = left_ns {
+        // SAFETY: not null, because there is a time-out, and the C caller's.
+        unsafe { tell_left(timeout, left_ns) };
+    }
+    int_or_errno(result)
+}
+
+/// # Safety
+/// `timeout` is writable.
+unsafe fn tell_left(timeout: *mut timespec, left_ns: u64) {
+    let left = timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
+    // SAFETY: the caller's.
+    unsafe { timeout.write(left) };
 }
 
 #[unsafe(no_mangle)]

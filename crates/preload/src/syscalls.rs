@@ -4,6 +4,9 @@ use crate::{bytes, descriptors, messages, processes, readiness, real, sockets};
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
+/// Bytes of a signal mask, as the kernel has it.
+const KERNEL_MASK_BYTES: usize = 8;
+
 /// libc's `syscall`, which is variadic: all its arguments are in registers or on the stack, where this definition finds
 /// them.
 ///
@@ -136,32 +139,43 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
     let fd = first as c_int;
     let [second_at, third_at, fourth_at, fifth_at] =
         [second, third, fourth, fifth].map(std::ptr::with_exposed_provenance_mut::<c_void>);
+    let (mask, mask_bytes) = match number {
+        libc::SYS_ppoll => (fourth_at.cast_const().cast(), fifth),
+        // SAFETY: null, or the C caller's.
+        libc::SYS_pselect6 => unsafe { mask_behind(sixth) },
+        libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => (fifth_at.cast_const().cast::<libc::sigset_t>(), sixth),
+        _ => (std::ptr::null(), 0),
+    };
+    if !mask.is_null() && mask_bytes != KERNEL_MASK_BYTES {
+        crate::set_errno(rustix::io::Errno::INVAL);
+        return Some(-1);
+    }
     // SAFETY: the C caller's: these are the arguments of the call of this number.
     let ready = unsafe {
         match number {
             libc::SYS_poll => {
                 readiness::poll(std::ptr::with_exposed_provenance_mut(first), second as _, third as c_int)
             }
-            libc::SYS_ppoll => readiness::ppoll(
+            libc::SYS_ppoll => readiness::ppoll_by_number(
                 std::ptr::with_exposed_provenance_mut(first),
                 second as _,
                 third_at.cast(),
-                fourth_at.cast(),
+                mask,
             ),
             libc::SYS_select => {
                 readiness::select(fd, second_at.cast(), third_at.cast(), fourth_at.cast(), fifth_at.cast())
             }
             libc::SYS_pselect6 => {
                 let sets = [second_at, third_at, fourth_at].map(|set| set.cast());
-                readiness::pselect(fd, sets[0], sets[1], sets[2], fifth_at.cast(), mask_behind(sixth))
+                readiness::pselect_by_number(fd, sets, fifth_at.cast(), mask)
             }
             libc::SYS_epoll_ctl => readiness::epoll_ctl(fd, second as c_int, third as c_int, fourth_at.cast()),
             libc::SYS_epoll_wait => readiness::epoll_wait(fd, second_at.cast(), third as c_int, fourth as c_int),
             libc::SYS_epoll_pwait => {
-                readiness::epoll_pwait(fd, second_at.cast(), third as c_int, fourth as c_int, fifth_at.cast())
+                readiness::epoll_pwait(fd, second_at.cast(), third as c_int, fourth as c_int, mask)
             }
             libc::SYS_epoll_pwait2 => {
-                readiness::epoll_pwait2(fd, second_at.cast(), third as c_int, fourth_at.cast(), fifth_at.cast())
+                readiness::epoll_pwait2(fd, second_at.cast(), third as c_int, fourth_at.cast(), mask)
             }
             _ => return None,
         }
@@ -169,11 +183,18 @@ unsafe fn wait_by_name(number: c_long, [first, second, third, fourth, fifth, six
     Some(ready.into())
 }
 
-/// The mask of a `pselect6`, whose sixth argument is null or says where the mask is and how long.
-unsafe fn mask_behind(argument: usize) -> *const libc::sigset_t {
-    let argument = std::ptr::with_exposed_provenance::<*const libc::sigset_t>(argument);
+/// What the sixth argument of a `pselect6` points to.
+#[repr(C)]
+struct MaskArgument {
+    mask: *const libc::sigset_t,
+    mask_bytes: usize,
+}
+
+/// The mask of a `pselect6` and its length, to both of which the sixth argument points, if it is not null.
+unsafe fn mask_behind(argument: usize) -> (*const libc::sigset_t, usize) {
+    let argument = std::ptr::with_exposed_provenance::<MaskArgument>(argument);
     // SAFETY: null, or the C caller's.
-    unsafe { argument.as_ref() }.map_or(std::ptr::null(), |mask| *mask)
+    unsafe { argument.as_ref() }.map_or((std::ptr::null(), 0), |it| (it.mask, it.mask_bytes))
 }
 
 /// liburing's, whose system calls are its own.

@@ -19,6 +19,7 @@ use libc::{
     sigset_t,
 };
 use rustix::io::Errno;
+use rustix::process::Resource;
 use std::os::fd::RawFd;
 
 /// Calls with at most so many descriptors allocate nothing, so that a signal handler may make them.
@@ -40,6 +41,13 @@ const WRITABLE: i16 = FOR_WRITING | libc::POLLERR;
 
 const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+
+/// Whether a call may have so many entries: as many as the program may have descriptors. Who has more entries than the
+/// least limit of a program that works pays for the question with them.
+pub fn takes(entries: u64) -> bool {
+    entries <= STACK_ENTRIES as u64
+        || rustix::process::getrlimit(Resource::Nofile).current.is_none_or(|limit| entries <= limit)
+}
 
 /// `ppoll(2)`; no time-out waits for ever.
 ///
