@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::net::AddressFamily;
 use socket::clock::now_ns;
 use socket::connection::total_bytes;
+use socket::control::Message;
 use socket::lifecycle;
 use socket::table::{self, Entry};
 use std::ffi::{c_int, c_uint, c_void};
@@ -56,8 +57,11 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 };
                 if result >= 0 {
                     (*message).msg_namelen = 0;
-                    (*message).msg_controllen = 0;
                     (*message).msg_flags = 0;
+                    match connection.control_wanted() {
+                        None => (*message).msg_controllen = 0,
+                        Some(wanted) => put_control(message, wanted.messages(connection, result as usize)),
+                    }
                 }
                 result
             }
@@ -68,6 +72,44 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             _ => real::recvmsg(fd, message, flags),
         }
     }
+}
+
+/// Writes control messages where the program has room, cut as the kernel cuts them.
+///
+/// # Safety
+/// The C caller's message.
+unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Message>) {
+    // SAFETY: the C caller's message.
+    let (control, room) = unsafe { ((*message).msg_control.cast::<u8>(), (*message).msg_controllen) };
+    let room = if control.is_null() { 0 } else { room };
+    let mut used = 0;
+    for wanted in messages {
+        // SAFETY: only compute.
+        let (len, space) = unsafe {
+            let data_bytes = wanted.data().len() as c_uint;
+            (libc::CMSG_LEN(data_bytes) as usize, libc::CMSG_SPACE(data_bytes) as usize)
+        };
+        let left = room - used;
+        if left < len {
+            // SAFETY: the C caller's message.
+            unsafe { (*message).msg_flags |= libc::MSG_CTRUNC };
+        }
+        if left < size_of::<cmsghdr>() {
+            continue;
+        }
+        let len = len.min(left);
+        let header = cmsghdr { cmsg_len: len, cmsg_level: wanted.level, cmsg_type: wanted.kind };
+        // SAFETY: the C caller's buffer has `left` bytes more, at least those of the header and `len` in all.
+        unsafe {
+            let place = control.add(used);
+            place.cast::<cmsghdr>().write_unaligned(header);
+            let data = place.add(size_of::<cmsghdr>());
+            std::ptr::copy_nonoverlapping(wanted.data().as_ptr(), data, len - size_of::<cmsghdr>());
+        }
+        used += space.min(left);
+    }
+    // SAFETY: as above.
+    unsafe { (*message).msg_controllen = used };
 }
 
 #[unsafe(no_mangle)]

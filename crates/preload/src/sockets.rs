@@ -182,7 +182,10 @@ pub unsafe extern "C" fn setsockopt(
             // SAFETY: the C caller's.
             zero_or_errno(unsafe { lifecycle::set_option(connection, level, name, value, len) })
         }
-        Entry::Listener(_) if let Some(error) = lifecycle::refusal(level, name) => zero_or_errno(Err(error)),
+        // SAFETY: the C caller's.
+        Entry::Listener(_) if let Some(error) = unsafe { lifecycle::refusal(level, name, value, len) } => {
+            zero_or_errno(Err(error))
+        }
         Entry::Stream(_) | Entry::Listener(_) => {
             // SAFETY: the C caller's.
             let result = unsafe { real::setsockopt(fd, level, name, value, len) };

@@ -38,6 +38,7 @@ use presence::{Calls, Occupancy, Sleepers};
 
 use crate::address::Tuple;
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::control::Wanted;
 use crate::descriptors::{self, HiddenFd, Need};
 use crate::home::MemoryFds;
 use crate::lifecycle::descriptor::is_inheritable;
@@ -215,6 +216,8 @@ pub struct Connection {
     receive_timeout_ns: AtomicU64,
     /// `SO_RCVLOWAT`: fewer unread bytes do not count as readable. 0 and 1 are the same.
     low_water_bytes: AtomicU32,
+    /// What receives bring beside the bytes: [`Wanted`], as a number.
+    control_wanted: AtomicU32,
     /// The outgoing lane has memory beyond its small ring.
     has_memory: AtomicBool,
     /// Where the outgoing lane stood when it was last seen, for giving memory back, and when that was, in clock ticks.
@@ -252,6 +255,7 @@ struct Asked {
     send_timeout_ns: u64,
     receive_timeout_ns: u64,
     low_water_bytes: u32,
+    control: Wanted,
     send_bytes: usize,
     receive_bytes: usize,
 }
@@ -263,6 +267,7 @@ impl Details {
             send_timeout_ns: self.options.send_timeout_ns(),
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
+            control: self.options.control_wanted(),
             send_bytes: self.options.send_capacity_bytes(),
             receive_bytes: self.options.receive_capacity_bytes(),
         }
@@ -306,6 +311,7 @@ impl Connection {
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
         connection.receive_timeout_ns.store(0, Ordering::Relaxed);
         connection.low_water_bytes.store(0, Ordering::Relaxed);
+        connection.control_wanted.store(0, Ordering::Relaxed);
         connection.with_unreachable_details(|details| {
             *details = Details {
                 descriptors: vec![origin.fd],
@@ -372,6 +378,15 @@ impl Connection {
         self.with_details(|details| access(&mut details.options))
     }
 
+    /// What receives are to bring beside the bytes, if anything.
+    #[inline]
+    pub fn control_wanted(&self) -> Option<Wanted> {
+        match self.control_wanted.load(Ordering::Relaxed) {
+            0 => None,
+            bits => Some(Wanted::from_bits(bits)),
+        }
+    }
+
     /// Notes the descriptor's blocking mode; the kernel's own flag on the lifeline is the caller's affair.
     pub fn set_nonblocking(&self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
@@ -420,6 +435,7 @@ impl Connection {
 
     fn apply(&'static self, asked: &Asked) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
+        self.control_wanted.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
         if let Some(_both) = self.hold_both() {

@@ -19,6 +19,7 @@
 pub mod address;
 pub mod clock;
 pub mod connection;
+pub mod control;
 mod crowd;
 pub mod descriptors;
 #[cfg(test)]

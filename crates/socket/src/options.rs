@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::address::Family;
+use crate::control::{self, Wanted};
 use crate::descriptors::close;
 use crate::system::read_text;
 
@@ -42,9 +43,29 @@ impl SocketOption {
         Self { level: libc::IPPROTO_TCP, name }
     }
 
-    /// The error of an option that a lane cannot honour.
-    pub fn refusal(self) -> Option<Errno> {
-        REFUSED.iter().find(|(refused, _)| *refused == self).map(|(_, errno)| *errno)
+    /// The error of an option that a lane cannot honour with this value.
+    fn refusal(self, value: &[u8]) -> Option<Errno> {
+        // Stamps of what is sent come by the error queue.
+        if STAMPS_WITH_FLAGS.contains(&self) {
+            let is_refused = parse_u32(value).is_some_and(control::stamps_what_is_sent);
+            return is_refused.then_some(Errno::OPNOTSUPP);
+        }
+        let is_left_off = self.level == libc::SOL_SOCKET && !self.is_on(value);
+        let refused = REFUSED.iter().find(|(refused, _)| *refused == self && !is_left_off);
+        refused.map(|(_, errno)| *errno)
+    }
+
+    /// As [`SocketOption::refusal`], for a value in the memory of a C caller.
+    ///
+    /// # Safety
+    /// `value` is null or readable for `length` bytes.
+    pub unsafe fn refusal_c(self, value: *const c_void, length: libc::socklen_t) -> Option<Errno> {
+        let mut number = [0_u8; 4];
+        if !value.is_null() && length as usize >= number.len() {
+            // SAFETY: the caller says that so many bytes are readable.
+            number = unsafe { value.cast::<[u8; 4]>().read_unaligned() };
+        }
+        self.refusal(&number)
     }
 
     /// Whether every number is a right value, and none changes what a lane does.
@@ -70,9 +91,11 @@ impl SocketOption {
 }
 
 const SO_PEERNAME: i32 = 28;
-const SO_TIMESTAMP_NEW: i32 = 63;
-const SO_TIMESTAMPNS_NEW: i32 = 64;
-const SO_TIMESTAMPING_NEW: i32 = 65;
+pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
+pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
+pub(crate) const SO_TIMESTAMPING_NEW: i32 = 65;
+const STAMPS_WITH_FLAGS: [SocketOption; 2] =
+    [SocketOption::socket(libc::SO_TIMESTAMPING), SocketOption::socket(SO_TIMESTAMPING_NEW)];
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
 const RECEIVE_TIMEOUTS: [SocketOption; 2] =
@@ -144,18 +167,10 @@ const UNREPEATABLE: [SocketOption; 7] = [
 
 /// Options that a template would accept and a lane cannot honour, with the error that makes programs do without. What
 /// was set before there was a lane keeps the socket with the kernel.
-const REFUSED: [(SocketOption, Errno); 11] = [
+const REFUSED: [(SocketOption, Errno); 4] = [
     // Completions would have to come by the error queue.
     (SocketOption::socket(libc::SO_ZEROCOPY), Errno::OPNOTSUPP),
     (SocketOption::socket(libc::SO_PEEK_OFF), Errno::OPNOTSUPP),
-    // Control messages beside the bytes, or in the error queue.
-    (SocketOption::socket(libc::SO_TIMESTAMP), Errno::OPNOTSUPP),
-    (SocketOption::socket(libc::SO_TIMESTAMPNS), Errno::OPNOTSUPP),
-    (SocketOption::socket(libc::SO_TIMESTAMPING), Errno::OPNOTSUPP),
-    (SocketOption::socket(SO_TIMESTAMP_NEW), Errno::OPNOTSUPP),
-    (SocketOption::socket(SO_TIMESTAMPNS_NEW), Errno::OPNOTSUPP),
-    (SocketOption::socket(SO_TIMESTAMPING_NEW), Errno::OPNOTSUPP),
-    (SocketOption::tcp(libc::TCP_INQ), Errno::OPNOTSUPP),
     (SocketOption::tcp(libc::TCP_REPAIR), Errno::PERM),
     // What Linux answers without the module that was asked for.
     (SocketOption::tcp(libc::TCP_ULP), Errno::NOENT),
@@ -255,7 +270,9 @@ impl OptionRecord {
         value: *const c_void,
         length: libc::socklen_t,
     ) -> Result<(), Errno> {
-        if let Some(errno) = option.refusal() {
+        // SAFETY: the caller says that the value is readable where the kernel takes it; where it is not, the kernel is
+        // not asked before either.
+        if let Some(errno) = unsafe { option.refusal_c(value, length) } {
             return Err(errno);
         }
         // Without the record: no option that can be played back makes another one valid or invalid.
@@ -384,7 +401,14 @@ impl OptionRecord {
 
     /// Whether the program has asked for something that a lane cannot give.
     pub fn asks_more_than_lanes_offer(&self) -> bool {
-        self.records.iter().any(|(option, value)| option.refusal().is_some() && option.is_on(value))
+        self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
+    }
+
+    /// What receives are to bring beside the bytes.
+    pub fn control_wanted(&self) -> Wanted {
+        let mut wanted = Wanted::default();
+        self.records.iter().for_each(|(option, value)| wanted.note(*option, parse_u32(value).unwrap_or(0)));
+        wanted
     }
 
     fn latest(&self, options: &[SocketOption]) -> Option<&[u8]> {
@@ -700,6 +724,9 @@ mod tests {
     fn what_a_lane_cannot_honour_is_refused() {
         let mut record = OptionRecord::default();
         assert_eq!(set(&mut record, SocketOption::socket(libc::SO_ZEROCOPY), &int(1)), Err(Errno::OPNOTSUPP));
+        assert_eq!(set(&mut record, SocketOption::socket(libc::SO_ZEROCOPY), &int(0)), Ok(()));
+        assert_eq!(set(&mut record, SocketOption::socket(libc::SO_PEEK_OFF), &int(0)), Err(Errno::OPNOTSUPP));
+        assert_eq!(set(&mut record, SocketOption::socket(libc::SO_PEEK_OFF), &int(-1)), Ok(()));
         assert_eq!(set(&mut record, SocketOption::tcp(libc::TCP_ULP), b"tls"), Err(Errno::NOENT));
     }
 
@@ -838,10 +865,12 @@ mod tests {
             record.note(option, &int(value));
             record.asks_more_than_lanes_offer()
         };
-        for option in [SocketOption::socket(libc::SO_ZEROCOPY), SocketOption::tcp(libc::TCP_INQ)] {
+        for option in [SocketOption::socket(libc::SO_ZEROCOPY), STAMPS_WITH_FLAGS[0], STAMPS_WITH_FLAGS[1]] {
             assert!(asks(option, 1));
             assert!(!asks(option, 0));
         }
+        assert!(!asks(STAMPS_WITH_FLAGS[0], libc::SOF_TIMESTAMPING_RX_SOFTWARE as i32));
+        assert!(!asks(SocketOption::tcp(libc::TCP_INQ), 1));
         assert!(asks(SocketOption::socket(libc::SO_PEEK_OFF), 0));
         assert!(!asks(SocketOption::socket(libc::SO_PEEK_OFF), -1));
         assert!(!asks(SocketOption::socket(libc::SO_KEEPALIVE), 1));

@@ -134,6 +134,13 @@ impl Connection {
         slots.unwrap_or(0) as usize * lane::SLOT_BYTES
     }
 
+    /// Bytes that are unread, as `TCP_INQ` says it: the end of the stream counts as one, so that a program receives
+    /// once more.
+    pub fn unread_hint(&'static self) -> i32 {
+        let has_ended = self.readiness_for_all(libc::POLLRDHUP) & libc::POLLRDHUP != 0;
+        i32::try_from(self.unread_bytes()).unwrap_or(i32::MAX).saturating_add(i32::from(has_ended))
+    }
+
     /// When the first unread record was sent ([`crate::clock::stamp`]); `None`: nothing is unread.
     pub fn arrival_stamp(&'static self) -> Option<u64> {
         let _guard = self.hold(&self.receive_lock);

@@ -109,8 +109,12 @@ pub unsafe fn ask_as_tcp(connection: &'static Connection, request: u64, argument
 }
 
 /// The error of an option that lanes cannot honour, for a listener that has them.
-pub fn refusal(level: i32, name: i32) -> Option<Errno> {
-    SocketOption { level, name }.refusal()
+///
+/// # Safety
+/// `value` is null or readable for `length` bytes.
+pub unsafe fn refusal(level: i32, name: i32, value: *const c_void, length: libc::socklen_t) -> Option<Errno> {
+    // SAFETY: the caller's.
+    unsafe { SocketOption { level, name }.refusal_c(value, length) }
 }
 
 /// Notes an option that the kernel has accepted on a TCP socket which may become a connection.
