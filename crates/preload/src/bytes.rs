@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
 const SPANS_MAX: usize = 1024;
-const NO_MESSAGE: msghdr = msghdr {
+pub(crate) const NO_MESSAGE: msghdr = msghdr {
     msg_name: std::ptr::null_mut(),
     msg_namelen: 0,
     msg_iov: std::ptr::null_mut(),
@@ -63,6 +63,60 @@ fn count_or_signal(result: Result<usize, Errno>, flags: c_int) -> isize {
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::syscall(libc::SYS_gettid), libc::SIGPIPE) };
     }
     count_or_errno(result)
+}
+
+/// Flags of a send that a ring has too.
+pub(crate) const CONFINED_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+/// `read(2)` of a process under a system call filter.
+#[cold]
+unsafe fn confined_read(connection: &'static Connection, fd: c_int, buffer: *mut c_void, len: usize) -> isize {
+    // SAFETY: the C caller's.
+    let call = |bytes: *mut c_void, len| unsafe { real::read(fd, bytes, len) };
+    if !connection.receives_confined_by_lane() {
+        return call(buffer, len);
+    }
+    // SAFETY: the C caller's buffer.
+    unsafe { receive_confined(connection, &span(buffer, len), 0, |bytes, len, _| call(bytes.cast(), len)) }
+}
+
+/// `write(2)` of a process under a system call filter.
+#[cold]
+unsafe fn confined_write(connection: &'static Connection, fd: c_int, buffer: *const c_void, len: usize) -> isize {
+    // SAFETY: the C caller's.
+    let call = |bytes: *const c_void, len| unsafe { real::write(fd, bytes, len) };
+    if !connection.sends_confined_by_lane() {
+        return call(buffer, len);
+    }
+    // SAFETY: the C caller's buffer.
+    unsafe { send_confined(connection, &span(buffer, len), |bytes, len, _| call(bytes.cast_const().cast(), len)) }
+}
+
+/// A receive of a process under a filter, by the lane; `call` is the program's, on the lifeline.
+#[cold]
+pub(crate) unsafe fn receive_confined(
+    connection: &'static Connection,
+    spans: &[iovec],
+    flags: c_int,
+    call: impl Fn(*mut u8, usize, c_int) -> isize,
+) -> isize {
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
+        return -1;
+    }
+    // SAFETY: the C caller's buffers.
+    count_or_errno(unsafe { connection.receive_confined(spans, Flags::from_bits(flags), call) })
+}
+
+/// As [`receive_confined`], for a send. A pipe that is broken raises its signal by `call`, if at all.
+#[cold]
+pub(crate) unsafe fn send_confined(
+    connection: &'static Connection,
+    spans: &[iovec],
+    call: impl Fn(*mut u8, usize, c_int) -> isize,
+) -> isize {
+    // SAFETY: the C caller's buffers.
+    count_or_errno(unsafe { connection.send_confined(spans, call) })
 }
 
 #[inline]
@@ -135,6 +189,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isi
         match table::get(fd) {
             Entry::Connection(_) if len == 0 => 0,
             Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), 0),
+            Entry::Confined(connection) => confined_read(connection, fd, buffer, len),
             Entry::Stream(stream) => counted_receive(stream, real::read(fd, buffer, len)),
             _ => real::read(fd, buffer, len),
         }
@@ -147,6 +202,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: usize) -> 
     unsafe {
         match table::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), 0),
+            Entry::Confined(connection) => confined_write(connection, fd, buffer, len),
             Entry::Stream(stream) => counted_send(stream, real::write(fd, buffer, len)),
             _ => real::write(fd, buffer, len),
         }
@@ -159,6 +215,11 @@ pub unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags:
     unsafe {
         match table::get(fd) {
             Entry::Connection(connection) => receive_spans(connection, &span(buffer, len), flags),
+            Entry::Confined(connection) if connection.receives_confined_by_lane() => {
+                receive_confined(connection, &span(buffer, len), flags, |bytes, len, more| {
+                    real::recv(fd, bytes.cast(), len, flags & libc::MSG_DONTWAIT | more)
+                })
+            }
             Entry::Stream(stream) => counted_receive_with(stream, flags, real::recv(fd, buffer, len, flags)),
             _ => real::recv(fd, buffer, len, flags),
         }
@@ -171,6 +232,11 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flag
     unsafe {
         match table::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Confined(connection) if connection.sends_confined_by_lane() => {
+                send_confined(connection, &span(buffer, len), |bytes, len, _| {
+                    real::send(fd, bytes.cast(), len, flags & CONFINED_FLAGS)
+                })
+            }
             Entry::Stream(stream) => counted_send(stream, real::send(fd, buffer, len, flags)),
             _ => real::send(fd, buffer, len, flags),
         }
@@ -187,6 +253,14 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
                 Ok(spans) => receive_spans(connection, spans, 0),
                 Err(error) => count_or_errno(Err(error)),
             },
+            Entry::Confined(connection) if connection.receives_confined_by_lane() => {
+                match counted_spans(vector, count) {
+                    Ok(spans) => receive_confined(connection, spans, 0, |bytes, len, _| {
+                        real::readv(fd, span(bytes.cast(), len).as_ptr(), 1)
+                    }),
+                    Err(error) => count_or_errno(Err(error)),
+                }
+            }
             Entry::Stream(stream) => counted_receive(stream, real::readv(fd, vector, count)),
             _ => real::readv(fd, vector, count),
         }
@@ -200,6 +274,12 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
         match table::get(fd) {
             Entry::Connection(connection) => match counted_spans(vector, count) {
                 Ok(spans) => send_spans(connection, spans, 0),
+                Err(error) => count_or_errno(Err(error)),
+            },
+            Entry::Confined(connection) if connection.sends_confined_by_lane() => match counted_spans(vector, count) {
+                Ok(spans) => send_confined(connection, spans, |bytes, len, _| {
+                    real::writev(fd, span(bytes.cast(), len).as_ptr(), 1)
+                }),
                 Err(error) => count_or_errno(Err(error)),
             },
             Entry::Stream(stream) => counted_send(stream, real::writev(fd, vector, count)),
@@ -327,6 +407,16 @@ pub unsafe extern "C" fn recvfrom(
                 }
                 result
             }
+            Entry::Confined(connection) if connection.receives_confined_by_lane() => {
+                let result = receive_confined(connection, &span(buffer, len), flags, |bytes, len, more| {
+                    let (none, no_len) = (std::ptr::null_mut(), std::ptr::null_mut());
+                    real::recvfrom(fd, bytes.cast(), len, flags & libc::MSG_DONTWAIT | more, none, no_len)
+                });
+                if result >= 0 && !address.is_null() && !address_len.is_null() {
+                    *address_len = 0;
+                }
+                result
+            }
             Entry::Stream(stream) => {
                 counted_receive_with(stream, flags, real::recvfrom(fd, buffer, len, flags, address, address_len))
             }
@@ -372,6 +462,13 @@ pub unsafe extern "C" fn sendto(
         match table::get(fd) {
             // A connected stream ignores the address, as TCP does.
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Confined(connection) if connection.sends_confined_by_lane() => {
+                send_confined(connection, &span(buffer, len), |bytes, len, _| {
+                    real::sendto(fd, bytes.cast(), len, flags & CONFINED_FLAGS, std::ptr::null(), 0)
+                })
+            }
+            // AF_UNIX would refuse the address that TCP ignores.
+            Entry::Confined(_) => real::sendto(fd, buffer, len, flags, std::ptr::null(), 0),
             Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && !address.is_null() => {
                 connect_and_send(fd, &span(buffer, len), flags, (address, address_len))
             }

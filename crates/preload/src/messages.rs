@@ -1,6 +1,9 @@
 //! `sendmsg`, `recvmsg` and their kin: several buffers, and descriptors that travel between processes.
 
-use crate::bytes::{connect_and_send, counted_receive_with, counted_send, receive_spans, send_spans, spans};
+use crate::bytes::{
+    CONFINED_FLAGS, NO_MESSAGE, connect_and_send, counted_receive_with, counted_send, receive_confined, receive_spans,
+    send_confined, send_spans, spans,
+};
 use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
 use rustix::io::Errno;
@@ -29,6 +32,14 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         match table::get(fd) {
             Entry::Connection(connection) => match spans_of(message) {
                 Ok(spans) => send_spans(connection, spans, flags),
+                Err(error) => count_or_errno(Err(error)),
+            },
+            Entry::Confined(connection) if connection.sends_confined_by_lane() => match spans_of(message) {
+                Ok(spans) => send_confined(connection, spans, |bytes, len, _| {
+                    let one = iovec { iov_base: bytes.cast(), iov_len: len };
+                    let ring = msghdr { msg_iov: (&raw const one).cast_mut(), msg_iovlen: 1, ..NO_MESSAGE };
+                    real::sendmsg(fd, &raw const ring, flags & CONFINED_FLAGS)
+                }),
                 Err(error) => count_or_errno(Err(error)),
             },
             Entry::Stream(_) if flags & libc::MSG_FASTOPEN != 0 && !(*message).msg_name.is_null() => {
@@ -62,6 +73,22 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                         None => (*message).msg_controllen = 0,
                         Some(wanted) => put_control(message, wanted.messages(connection, result as usize)),
                     }
+                }
+                result
+            }
+            Entry::Confined(connection) if connection.receives_confined_by_lane() => {
+                let result = match spans_of(message) {
+                    Ok(spans) => receive_confined(connection, spans, flags, |bytes, len, more| {
+                        let mut one = iovec { iov_base: bytes.cast(), iov_len: len };
+                        let mut rings = msghdr { msg_iov: &raw mut one, msg_iovlen: 1, ..NO_MESSAGE };
+                        real::recvmsg(fd, &raw mut rings, flags & libc::MSG_DONTWAIT | more)
+                    }),
+                    Err(error) => return count_or_errno(Err(error)),
+                };
+                if result >= 0 {
+                    (*message).msg_namelen = 0;
+                    (*message).msg_controllen = 0;
+                    (*message).msg_flags = 0;
                 }
                 result
             }

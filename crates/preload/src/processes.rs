@@ -116,6 +116,15 @@ unsafe fn searched_loads(name: *const c_char, environment: Strings) -> Option<bo
     successor::searched_loads_library(name, environment)
 }
 
+/// libc's `prctl`, which is variadic: all its arguments are in registers. A filter is foreseen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, second: usize, third: usize, fourth: usize, fifth: usize) -> c_int {
+    let arguments = [option as usize, second, third, fourth, fifth];
+    // SAFETY: the C caller's.
+    let call = || unsafe { socket::system::call_kernel(libc::SYS_prctl, arguments) as c_long };
+    if socket::sandbox::is_filter_by_prctl(option) { socket::sandbox::confine(call) as c_int } else { call() as c_int }
+}
+
 macro_rules! spawns {
     ($($name:ident by $loads:expr;)*) => {$(
         #[unsafe(no_mangle)]

@@ -31,6 +31,7 @@ unsafe fn poll_slice(
     count: nfds_t,
     timeout_ns: Result<Option<u64>, Errno>,
     mask: *const sigset_t,
+    is_ppoll: bool,
 ) -> c_int {
     if !multiplex::takes(count) {
         return zero_or_errno(Err(Errno::INVAL));
@@ -43,14 +44,33 @@ unsafe fn poll_slice(
         // SAFETY: the C caller's array.
         unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
     };
+    if socket::sandbox::is_confined() {
+        // SAFETY: the C caller's mask.
+        return int_or_errno(
+            timeout_ns.and_then(|timeout_ns| unsafe { poll_confined(entries, timeout_ns, mask, is_ppoll) }),
+        );
+    }
     // SAFETY: the C caller's mask.
     int_or_errno(timeout_ns.and_then(|timeout_ns| unsafe { multiplex::poll(entries, timeout_ns, mask) }))
+}
+
+/// As [`multiplex::poll`], in a process under a system call filter.
+unsafe fn poll_confined(
+    entries: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+    is_ppoll: bool,
+) -> Result<usize, Errno> {
+    // SAFETY: the C caller's mask.
+    let call =
+        |entries: &mut [pollfd], timeout_ns| unsafe { multiplex::poll_confined(entries, timeout_ns, mask, is_ppoll) };
+    socket::connection::poll_confined(entries, timeout_ns, call)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
     // SAFETY: the C caller's.
-    unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null()) }
+    unsafe { poll_slice(fds, count, Ok(from_milliseconds(timeout_ms)), std::ptr::null(), false) }
 }
 
 /// As libnsl calls it.
@@ -68,7 +88,7 @@ pub unsafe extern "C" fn ppoll(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the C caller's.
-    unsafe { poll_slice(fds, count, from_timespec(timeout), mask) }
+    unsafe { poll_slice(fds, count, from_timespec(timeout), mask, true) }
 }
 
 #[unsafe(no_mangle)]
@@ -142,7 +162,7 @@ pub(crate) unsafe fn ppoll_by_number(
     // SAFETY: the C caller's.
     let timeout_ns = unsafe { from_timespec(timeout) };
     // SAFETY: the C caller's.
-    let result = unsafe { poll_slice(fds, count, timeout_ns, mask) };
+    let result = unsafe { poll_slice(fds, count, timeout_ns, mask, true) };
     if let Ok(Some(timeout_ns)) = timeout_ns {
         // SAFETY: not null, and the C caller's.
         unsafe { tell_left(timeout, timeout_ns.saturating_sub(now_ns() - began_ns)) };

@@ -94,6 +94,17 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
             };
             zero_or_errno(connection.shutdown(directions))
         }
+        Entry::Confined(connection) if connection.sends_confined_by_lane() => {
+            let directions = match how {
+                libc::SHUT_RD => SHUTDOWN_READ,
+                libc::SHUT_WR => SHUTDOWN_WRITE,
+                libc::SHUT_RDWR => SHUTDOWN_READ | SHUTDOWN_WRITE,
+                _ => return zero_or_errno(Err(Errno::INVAL)),
+            };
+            connection.note_confined_shutdown(directions);
+            // SAFETY: the C caller's.
+            unsafe { real::shutdown(fd, how) }
+        }
         Entry::Listener(listener) => {
             // SAFETY: the C caller's.
             let result = unsafe { real::shutdown(fd, how) };
@@ -125,7 +136,7 @@ pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::get(fd) {
-        Entry::Connection(connection) => match connection.tuple() {
+        Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
             // SAFETY: the C caller's.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.local, address, len) }),
             None => zero_or_errno(Err(Errno::BADF)),
@@ -139,7 +150,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
 pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     lifecycle::advance_connects();
     match table::get(fd) {
-        Entry::Connection(connection) => match connection.tuple() {
+        Entry::Connection(connection) | Entry::Confined(connection) => match connection.tuple() {
             Some(_) if connection.is_closed() => zero_or_errno(Err(Errno::NOTCONN)),
             // SAFETY: the C caller's.
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.peer, address, len) }),
@@ -160,7 +171,7 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     lifecycle::advance_connects();
     match table::get(fd) {
-        Entry::Connection(connection) => {
+        Entry::Connection(connection) | Entry::Confined(connection) => {
             // SAFETY: the C caller's.
             zero_or_errno(unsafe { lifecycle::get_option(connection, level, name, value, len) })
         }
@@ -178,7 +189,7 @@ pub unsafe extern "C" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     match table::get(fd) {
-        Entry::Connection(connection) => {
+        Entry::Connection(connection) | Entry::Confined(connection) => {
             // SAFETY: the C caller's.
             zero_or_errno(unsafe { lifecycle::set_option(connection, level, name, value, len) })
         }

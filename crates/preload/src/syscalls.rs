@@ -35,6 +35,14 @@ pub unsafe extern "C" fn syscall(
     }
     // SAFETY: the C caller's.
     let in_kernel = || unsafe { socket::system::call_kernel(number, arguments) as c_long };
+    let puts_under_filter = match number {
+        libc::SYS_prctl => socket::sandbox::is_filter_by_prctl(first as c_int),
+        libc::SYS_seccomp => socket::sandbox::is_filter_by_seccomp(first),
+        _ => false,
+    };
+    if puts_under_filter {
+        return socket::sandbox::confine(in_kernel);
+    }
     // SAFETY: the C caller's.
     if unsafe { copies_memory(number, arguments) } { processes::with_handlers(in_kernel) } else { in_kernel() }
 }

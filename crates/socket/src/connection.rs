@@ -4,6 +4,7 @@
 //! * `lifeline`: send and receive before there are lanes, and how a connection gets them.
 //! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
 //! * `give_back`: memory of what was read.
+//! * `confined`: under a system call filter of the program's own.
 //! * `hold`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
 //! * `wait`: spinning, then sleeping on the lifeline.
@@ -12,6 +13,7 @@
 //! * `splice`: between the stream and a pipe.
 //! * `share`: several processes holding one end.
 
+mod confined;
 mod ends;
 mod give_back;
 mod hold;
@@ -26,6 +28,7 @@ pub(crate) mod tests;
 mod transfer;
 mod wait;
 
+pub use confined::poll_confined;
 pub use peer::PeerState;
 pub use ready::Edges;
 pub use share::{after_fork_in_child, after_fork_in_parent, before_fork, for_each_open, holder_of, with_lifeline};
@@ -48,7 +51,10 @@ use crate::lock::Lock;
 use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous;
-use crate::segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, Segment, Sender, Side, Status};
+use crate::sandbox;
+use crate::segment::{
+    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, IS_CONFINED, Own, Receiver, Segment, Sender, Side, Status,
+};
 use crate::signals;
 use crate::spin::Patience;
 use crate::system;
@@ -93,6 +99,15 @@ impl Lanes {
         // SAFETY: under a lock, and written under both.
         if let Some(inbound) = unsafe { &*self.inbound.get() } {
             inbound.tell(word, value);
+        }
+    }
+
+    /// Tells the peer that this end does not ring when it has made room. Under both locks.
+    fn note_confined(&self) {
+        self.segment.note_by_lane(IS_CONFINED);
+        // SAFETY: under both locks.
+        if let Some(inbound) = unsafe { &*self.inbound.get() } {
+            inbound.note_by_lane(IS_CONFINED);
         }
     }
 
@@ -190,6 +205,8 @@ pub struct Connection {
     spawns_at_open: AtomicU32,
     /// Another process may hold this end without being a child: it came by `exec` or a message, or went by one.
     is_handed_on: AtomicBool,
+    /// It is ready for a system call filter: see `confined`.
+    is_confined: AtomicBool,
     /// This process counts among the end's users.
     is_user: AtomicBool,
     /// A fork has waited for its hello already.
@@ -303,6 +320,7 @@ impl Connection {
         connection.lock_waits.store(0, Ordering::Relaxed);
         connection.spawns_at_open.store(system::spawns(), Ordering::Relaxed);
         connection.is_handed_on.store(false, Ordering::Relaxed);
+        connection.is_confined.store(false, Ordering::Relaxed);
         connection.is_user.store(false, Ordering::Relaxed);
         connection.was_awaited.store(false, Ordering::Relaxed);
         connection.patience.forget();
@@ -731,7 +749,7 @@ impl Connection {
     /// nothing had happened, with a descriptor that the program does not see. Without one, they end.
     fn is_left_to_calls(&'static self) -> bool {
         let own = u32::from(wait::Call::is_of_this_thread(self));
-        if threads::is_single() || !self.has_calls_that_sleep(own) {
+        if threads::is_single() || sandbox::is_confined() || !self.has_calls_that_sleep(own) {
             return false;
         }
         let Some(_both) = self.hold_both() else { return false };
@@ -865,7 +883,8 @@ impl Connection {
         let has_unread = if self.receives_by_lane() {
             lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
         } else {
-            self.has_unread_in_lifeline()
+            // Under a filter nobody can ask, and the kernel tells the peer.
+            !crate::sandbox::is_confined() && self.has_unread_in_lifeline()
         };
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;

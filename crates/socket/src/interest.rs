@@ -604,6 +604,16 @@ pub fn wake_sleepers() {
     });
 }
 
+/// Whether a set holds this connection.
+pub(crate) fn is_held_by_a_set(connection: &'static Connection) -> bool {
+    REGISTERED.load(Ordering::Relaxed) > 0
+        && connection.with_descriptors(<[RawFd]>::to_vec).iter().any(|&fd| {
+            let mut is_found = false;
+            POOL.for_each(|set| set.with(|roster| is_found |= roster.find(fd).is_some()));
+            is_found
+        })
+}
+
 /// The sets that hold a connection look at it in their next wait, and whoever sleeps on them wakes up.
 pub fn look_again(connection: &'static Connection) {
     if REGISTERED.load(Ordering::Relaxed) == 0 {

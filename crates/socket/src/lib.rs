@@ -11,6 +11,7 @@
 //! * [`rendezvous`] brings two processes together without a daemon, and asks [`monitor`] for other nodes; [`rack`],
 //!   [`hello`], [`address`] and [`descriptors`] are its parts, [`rules`] says which ports take part; [`loan`] is how
 //!   programs get parts of windows; [`successor`] tells who may have them after `exec`.
+//! * [`sandbox`] is what a program's own system call filter changes.
 //! * [`interest`] is epoll, [`multiplex`] is poll and select; [`options`] answers for socket options as TCP would.
 
 // Raw descriptors, buffers of C callers, and objects shared between threads that C does not track.
@@ -42,6 +43,7 @@ pub mod pool;
 pub mod rack;
 pub mod rendezvous;
 pub mod rules;
+pub mod sandbox;
 pub mod segment;
 pub mod signals;
 pub mod spin;

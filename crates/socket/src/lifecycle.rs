@@ -16,6 +16,7 @@ mod sockopt;
 
 pub use accept::accept;
 pub use connect::{Outcome, connect, note_kernel_failure};
+pub(crate) use descriptor::own_process;
 pub use descriptor::{
     close, close_range, duplicate, duplicate_onto, forget_spawn_actions, is_borrowed_memory, note_process,
     note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
@@ -36,6 +37,7 @@ use crate::pool::Pool;
 use crate::rack::{self, NameKey};
 use crate::rendezvous::LaneListener;
 use crate::rules::{self, Settings};
+use crate::sandbox;
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
@@ -334,6 +336,9 @@ fn count_fallback(reason: FallbackReason) {
 
 /// Notes a socket that the program has just made: `domain`, `kind` and `protocol` as in `socket(2)`.
 pub fn note_socket(fd: RawFd, domain: i32, kind: i32, protocol: i32) {
+    if sandbox::is_confined() {
+        return;
+    }
     let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_STREAM
         && matches!(protocol, 0 | libc::IPPROTO_TCP);

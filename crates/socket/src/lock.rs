@@ -1,5 +1,6 @@
 //! A lock small enough to be in every connection, and resettable in the child of a fork.
 
+use crate::sandbox;
 use crate::threads;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -122,6 +123,10 @@ impl Lock {
                 if self.word.compare_exchange(FREE, me | AWAITED, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                     return true;
                 }
+                continue;
+            }
+            if sandbox::is_confined() {
+                std::hint::spin_loop(); // It is never held for long, and nobody may sleep.
                 continue;
             }
             let awaited = word | AWAITED;

@@ -6,9 +6,11 @@
 
 use crate::clock::now_ns;
 use crate::connection::Connection;
+use crate::connection::poll_confined as poll_confined_by;
 use crate::descriptors;
 use crate::interest::{InterestSet, Sleep};
 use crate::lifecycle::{self, Listener};
+use crate::sandbox;
 use crate::signals::{self, Moment, Since};
 use crate::spin::{Spin, Turn};
 use crate::system;
@@ -42,11 +44,17 @@ const WRITABLE: i16 = FOR_WRITING | libc::POLLERR;
 const NOTHING: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 
+/// Entries of a call in a process under a system call filter.
+const CONFINED_ENTRIES_MAX: u64 = 1 << 20;
+
 /// Whether a call may have so many entries: as many as the program may have descriptors. Who has more entries than the
 /// least limit of a program that works pays for the question with them.
 pub fn takes(entries: u64) -> bool {
+    // Under a filter the question may not be asked; the kernel's limit is no higher by default.
+    let is_confined = crate::sandbox::is_confined();
     entries <= STACK_ENTRIES as u64
-        || rustix::process::getrlimit(Resource::Nofile).current.is_none_or(|limit| entries <= limit)
+        || (is_confined && entries <= CONFINED_ENTRIES_MAX)
+        || !is_confined && rustix::process::getrlimit(Resource::Nofile).current.is_none_or(|limit| entries <= limit)
 }
 
 /// `ppoll(2)`; no time-out waits for ever.
@@ -72,12 +80,37 @@ pub unsafe fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: *const sig
     unsafe { system::ppoll(fds, timeout_ns, mask) }
 }
 
+/// As [`poll`], in a process under a system call filter: the kernel is asked by the call that the program made, `poll`
+/// or `ppoll`.
+///
+/// # Errors
+/// As the system call.
+///
+/// # Safety
+/// As [`poll`].
+pub unsafe fn poll_confined(
+    fds: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+    is_ppoll: bool,
+) -> Result<usize, Errno> {
+    if fds.iter().any(|entry| is_ours(entry.fd)) {
+        return poll_lanes(fds, has_answer, &mut Deadline::new(timeout_ns), mask);
+    }
+    if is_ppoll {
+        // SAFETY: the caller's mask.
+        return unsafe { system::ppoll(fds, timeout_ns, mask) };
+    }
+    let timeout_ms = timeout_ns.map_or(-1, |ns| i32::try_from(ns.div_ceil(MILLISECOND_NS)).unwrap_or(i32::MAX));
+    system::poll(fds, timeout_ms)
+}
+
 fn is_ours(fd: RawFd) -> bool {
     match table::get(fd) {
         Entry::Connection(_) | Entry::Listener(_) => true,
         Entry::Interest(set) => set.has_lanes(),
         Entry::Stream(_) => waits_to_connect(fd),
-        Entry::None => false,
+        Entry::Confined(_) | Entry::None => false,
     }
 }
 
@@ -101,7 +134,11 @@ pub unsafe fn select(
     let count = within_reach(count);
     let numbers = usize::try_from(count).unwrap_or(0);
     // SAFETY: the caller's sets.
-    let names_ours = (0..numbers).any(|fd| unsafe { Bitmaps(sets).events(fd) } != 0 && is_ours(fd as RawFd));
+    let names_ours = (0..numbers).any(|fd| {
+        let is_ours = || is_ours(fd as RawFd) || matches!(table::get(fd as RawFd), Entry::Confined(_));
+        // SAFETY: the caller's sets.
+        unsafe { Bitmaps(sets).events(fd) != 0 && is_ours() }
+    });
     let result = if names_ours {
         // SAFETY: the caller's sets.
         unsafe { select_lanes(numbers, Bitmaps(sets), &mut deadline, mask) }
@@ -134,12 +171,47 @@ unsafe fn select_lanes(
         }
     }
     let entries = entries.as_mut_slice();
-    poll_lanes(entries, is_selected, deadline, mask)?;
+    if sandbox::is_confined() && !entries.iter().any(|entry| is_ours(entry.fd)) {
+        let left_ns = deadline.left_exactly_ns();
+        // SAFETY: the caller's mask.
+        poll_confined_by(entries, left_ns, |entries, left_ns| unsafe { select_entries(entries, left_ns, mask) })?;
+    } else {
+        poll_lanes(entries, is_selected, deadline, mask)?;
+    }
     if entries.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
         return Err(Errno::BADF);
     }
     // SAFETY: the caller's sets.
     Ok(entries.iter().map(|entry| unsafe { sets.answer(entry) }).sum())
+}
+
+/// As `poll` of the entries, by the call that `select` makes.
+unsafe fn select_entries(
+    entries: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: *const sigset_t,
+) -> Result<usize, Errno> {
+    // SAFETY: all zeros are sets of nothing.
+    let mut sets: [fd_set; 3] = unsafe { std::mem::zeroed() };
+    let is_within = |fd: RawFd| (0..libc::FD_SETSIZE as RawFd).contains(&fd);
+    for entry in entries.iter().filter(|entry| is_within(entry.fd)) {
+        for (set, asked) in sets.iter_mut().zip(Bitmaps::ASKED) {
+            if entry.events & asked != 0 {
+                // SAFETY: the number is within the set.
+                unsafe { libc::FD_SET(entry.fd, set) };
+            }
+        }
+    }
+    let count = entries.iter().map(|entry| entry.fd + 1).max().unwrap_or(0).min(libc::FD_SETSIZE as i32);
+    // SAFETY: the sets have room for so many; the caller's mask.
+    let selected = unsafe { system::pselect(count, sets.each_mut().map(std::ptr::from_mut), timeout_ns, mask) }?;
+    for entry in entries {
+        let found = sets.iter().zip([libc::POLLIN, libc::POLLOUT, POLLPRI]);
+        // SAFETY: the number is within the set.
+        let is_set = |set| is_within(entry.fd) && unsafe { libc::FD_ISSET(entry.fd, set) };
+        entry.revents = found.filter(|(set, _)| is_set(*set)).fold(0, |found, (_, event)| found | event);
+    }
+    Ok(selected)
 }
 
 /// The three sets of `select`, each null or a bit for every descriptor asked about, of any number.

@@ -454,7 +454,7 @@ pub(crate) fn get_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &mut 
     outcome(answer).map(|()| (length as usize).min(value.len()))
 }
 
-fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
+pub(crate) fn set_raw(socket: BorrowedFd<'_>, option: SocketOption, value: &[u8]) -> Result<(), Errno> {
     let number = socket.as_raw_fd();
     // SAFETY: `value` is readable for its length.
     let answer = unsafe {

@@ -186,6 +186,8 @@ pub const LEFT_SILENTLY: u64 = 2;
 pub const BY_LANE_SEND: u64 = 1;
 /// In [`Own::ByLane`]: what this end receives comes by its lane.
 pub const BY_LANE_RECEIVE: u64 = 2;
+/// In [`Own::ByLane`]: the end is under a system call filter, and does not ring when it has made room.
+pub const IS_CONFINED: u64 = 4;
 /// In [`Own::ByLane`]: both directions.
 pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;
 
@@ -576,6 +578,16 @@ impl Segment {
                 plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & BY_LANE_RECEIVE != 0
             }
             _ => true,
+        }
+    }
+
+    /// Whether the peer does not ring when it has made room, as it says itself.
+    pub fn peer_is_confined(&self) -> bool {
+        match &self.way {
+            Way::Plain(plain) if !self.is_in_windows => {
+                plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & IS_CONFINED != 0
+            }
+            _ => false,
         }
     }
 

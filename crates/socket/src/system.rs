@@ -478,7 +478,7 @@ pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
 }
 
 /// What wakes a sleeper; no other byte is ever sent on a lifeline whose hello has come.
-const RING: u8 = 1;
+pub(crate) const RING: u8 = 1;
 
 /// Sends one byte to wake the other end of a lifeline. A full queue is as good as a byte in it.
 pub fn ring(fd: i32) -> Result<(), Errno> {

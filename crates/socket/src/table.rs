@@ -20,6 +20,8 @@ pub enum Entry {
     None,
     /// A connection over lanes.
     Connection(&'static Connection),
+    /// A connection of a process under a system call filter of its own: what is not said of it is the kernel's.
+    Confined(&'static Connection),
     /// A TCP listener with a lane listener beside it.
     Listener(&'static Listener),
     /// A TCP socket that has no lane (yet).
@@ -111,10 +113,11 @@ fn encode(entry: Entry) -> usize {
         Entry::Listener(object) => (std::ptr::from_ref(object).addr(), 2),
         Entry::Stream(object) => (std::ptr::from_ref(object).addr(), 3),
         Entry::Interest(object) => (std::ptr::from_ref(object).addr(), 4),
+        Entry::Confined(object) => (std::ptr::from_ref(object).addr(), 5),
     };
     // Exposed, because the table keeps numbers.
     match entry {
-        Entry::Connection(object) => _ = std::ptr::from_ref(object).expose_provenance(),
+        Entry::Connection(object) | Entry::Confined(object) => _ = std::ptr::from_ref(object).expose_provenance(),
         Entry::Listener(object) => _ = std::ptr::from_ref(object).expose_provenance(),
         Entry::Stream(object) => _ = std::ptr::from_ref(object).expose_provenance(),
         Entry::Interest(object) => _ = std::ptr::from_ref(object).expose_provenance(),
@@ -134,6 +137,7 @@ fn decode(word: usize) -> Entry {
             2 => Entry::Listener(&*std::ptr::with_exposed_provenance(address)),
             3 => Entry::Stream(&*std::ptr::with_exposed_provenance(address)),
             4 => Entry::Interest(&*std::ptr::with_exposed_provenance(address)),
+            5 => Entry::Confined(&*std::ptr::with_exposed_provenance(address)),
             _ => Entry::None,
         }
     }

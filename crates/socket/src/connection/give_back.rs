@@ -8,6 +8,7 @@
 use super::{Connection, Lanes, POOL};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::memory_budget::{WARM_BYTES, taken_bytes};
+use crate::sandbox;
 use crate::system;
 use lane::GivenBack;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -45,6 +46,9 @@ pub(super) fn under_pressure() {
 
 #[cold]
 fn sweep_after(rest_ms: u64, pause_ms: u64) {
+    if sandbox::is_confined() {
+        return;
+    }
     let (now, swept) = (ticks(), SWEPT_TICKS.load(Ordering::Relaxed));
     let is_pause_over = now.wrapping_sub(swept) > pause_ms * TICKS_PER_MILLISECOND;
     if is_pause_over && SWEPT_TICKS.compare_exchange(swept, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {

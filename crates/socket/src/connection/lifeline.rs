@@ -15,7 +15,8 @@ mod message;
 mod tests;
 
 use lanes::Offered;
-use message::{FOLLOW, Heard, NO_SPAN, OFFER, Received, SWITCH, look, receive, rest_of, send_now, take_exactly};
+pub(super) use message::{FOLLOW, SWITCH};
+use message::{Heard, NO_SPAN, OFFER, Received, look, receive, rest_of, send_now, take_exactly};
 
 use super::transfer::Step;
 use super::{Connection, Flags, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
@@ -66,6 +67,8 @@ pub(super) struct Early {
     is_wide: AtomicBool,
     /// Another process may hold the end, and has no part in its lanes.
     is_shared: AtomicBool,
+    /// The peer's kernel refuses descriptors, as under a filter: there are no messages any more.
+    is_refused: AtomicBool,
     has_offered: AtomicBool,
     /// It was tried to give it lanes because others have some.
     has_switched_for_order: AtomicBool,
@@ -74,6 +77,8 @@ pub(super) struct Early {
     /// The peer had not read all of the lifeline when what is sent went over to a lane.
     was_unread: AtomicBool,
     has_heard: AtomicBool,
+    /// Under a filter: one more than the bytes of the program's that lie before the last message.
+    pub(super) foreseen: AtomicU64,
     /// Messages that have come.
     messages: AtomicU32,
     /// Inode of the memory that the outgoing lane lies in.
@@ -96,6 +101,8 @@ impl Early {
         self.taken_in_all_bytes.store(0, Ordering::Relaxed);
         self.counted_to_bytes.store(0, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
+        self.is_refused.store(false, Ordering::Relaxed);
+        self.foreseen.store(0, Ordering::Relaxed);
         self.is_wide.store(false, Ordering::Relaxed);
         self.is_deaf.store(false, Ordering::Relaxed);
         self.had_ended.store(false, Ordering::Relaxed);
@@ -667,7 +674,7 @@ impl Connection {
     }
 
     /// Looks through the lifeline as far as the first message, and leaves everything there. Under the receive lock.
-    fn look_behind(&self) -> Behind {
+    pub(super) fn look_behind(&self) -> Behind {
         let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
         let nothing = Behind { bytes: unread, unread, message: None, memory: None };
         if unread == 0 {
@@ -801,11 +808,16 @@ impl Connection {
         unsafe { self.receive_by_lifeline(generation, &used, 0, Flags::default()) }
     }
 
-    /// Whether nothing wakes who waits for room: the peer cannot ring before this end has received its `SWITCH`.
-    pub fn waits_for_room_in_vain(&self, wanted: i16) -> bool {
+    /// Whether nothing wakes who waits for room: the peer cannot ring before this end has received its `SWITCH`, nor
+    /// under a filter that has no room for that.
+    pub fn waits_for_room_in_vain(&'static self, wanted: i16) -> bool {
+        let peer_is_confined = || {
+            let _guard = self.hold(&self.send_lock);
+            self.lanes().is_some_and(|lanes| lanes.segment.peer_is_confined())
+        };
         wanted & (libc::POLLOUT | libc::POLLWRNORM) != 0
-            && !self.receives_by_lane()
             && self.send_is_blocked.load(Ordering::Relaxed)
+            && (!self.receives_by_lane() || peer_is_confined())
     }
 
     /// Whether what comes in comes by the lifeline.
@@ -837,14 +849,14 @@ impl Connection {
 }
 
 /// What the lifeline leads to.
-struct Behind {
+pub(super) struct Behind {
     /// The program's bytes before the first message.
-    bytes: usize,
+    pub bytes: usize,
     /// All bytes, with messages.
     unread: usize,
-    message: Option<u8>,
+    pub message: Option<u8>,
     /// What came with it.
-    memory: Option<OwnedFd>,
+    pub memory: Option<OwnedFd>,
 }
 
 /// What comes first in a lifeline.

@@ -72,7 +72,7 @@ impl Connection {
     }
 
     /// Under the receive lock.
-    fn input_readiness(&self, lanes: &Lanes) -> i16 {
+    pub(super) fn input_readiness(&self, lanes: &Lanes) -> i16 {
         let has_data = lanes.observer().may_have_data();
         if !has_data {
             self.ask_kernel_now_and_then(lanes);

@@ -6,6 +6,7 @@ use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::clock::{note_stamp, stamp};
 use crate::manners;
+use crate::sandbox;
 use crate::segment::{Own, Status};
 use crate::spin::{Spin, Turn};
 use crate::system;
@@ -369,7 +370,7 @@ impl Connection {
     }
 
     #[inline]
-    unsafe fn receive_by_lane(
+    pub(super) unsafe fn receive_by_lane(
         &'static self,
         generation: u32,
         spans: &[iovec],
@@ -712,7 +713,13 @@ impl Connection {
     }
 
     #[inline]
-    unsafe fn copy_out(&self, lanes: &Lanes, spans: &[iovec], skip: usize, wanted: usize) -> Result<usize, Errno> {
+    pub(super) unsafe fn copy_out(
+        &self,
+        lanes: &Lanes,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<usize, Errno> {
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
         if let [span] = spans {
@@ -880,7 +887,7 @@ impl Connection {
 
     #[cold]
     pub(super) fn ring(&self) {
-        if !self.is_open() || !self.sends_by_lane() {
+        if !self.is_open() || !self.sends_by_lane() || sandbox::is_confined() {
             // The number may be another file's by now; or the byte would be taken for the program's.
             return;
         }

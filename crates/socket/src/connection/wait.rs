@@ -246,8 +246,8 @@ impl Connection {
         if !self.receives_by_lane() {
             self.hear_for_all();
         }
-        if !self.receives_by_lane() {
-            // The peer does not ring yet.
+        if !self.receives_by_lane() || lanes.segment.peer_is_confined() {
+            // The peer does not ring yet, or not any more.
             call.note_sleep();
             return self.nap(deadline).map(|()| Room::InLargerRing);
         }

@@ -10,6 +10,7 @@ use crate::home::MemoryFds;
 use crate::interest;
 use crate::limit;
 use crate::rendezvous::{self, Connected, Progress, Underway};
+use crate::sandbox;
 use crate::segment::Side;
 use crate::signals;
 use crate::signals::Moment;
@@ -41,6 +42,8 @@ pub enum Outcome {
 /// Connects `fd` to `destination` by a lane if it can.
 pub fn connect(fd: RawFd, destination: Result<SocketAddr, Errno>) -> Outcome {
     match (table::get(fd), destination) {
+        (Entry::Stream(_), _) if sandbox::is_confined() => Outcome::Kernel,
+        (Entry::Confined(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
         (Entry::Connection(connection), Ok(_)) => Outcome::Answered(already_connected(connection)),
         (Entry::Connection(connection), Err(Errno::AFNOSUPPORT)) => {
             Outcome::Answered(signals::without_handlers(|| dissolve(fd, connection)))

@@ -5,6 +5,7 @@ use crate::connection::Connection;
 use crate::descriptors;
 use crate::interest;
 use crate::lock::Lock;
+use crate::sandbox;
 use crate::table::{self, Entry};
 use rustix::io::{Errno, FdFlags};
 use std::cell::UnsafeCell;
@@ -24,8 +25,19 @@ pub fn note_process() {
     PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
 }
 
+/// The number of this process, without a call where the library was loaded as such.
+pub(crate) fn own_process() -> i32 {
+    match PROCESS.load(Ordering::Relaxed) {
+        0 => rustix::process::getpid().as_raw_nonzero().get(),
+        known => known,
+    }
+}
+
 /// A child of `vfork` runs in its parent's memory: what it does to descriptors must not touch the parent's table.
 pub fn is_borrowed_memory() -> bool {
+    if sandbox::is_confined_without_children() {
+        return false;
+    }
     PROCESS.load(Ordering::Relaxed) != rustix::process::getpid().as_raw_nonzero().get()
 }
 
@@ -51,6 +63,7 @@ fn forget(fd: RawFd) {
             interest::forget(fd, connection);
             connection.remove_descriptor(fd);
         }
+        Entry::Confined(connection) => connection.close_confined(fd),
         Entry::Listener(listener) => listener.forget(fd),
         Entry::Stream(stream) => {
             interest::forget_stream(fd);
@@ -73,6 +86,11 @@ pub fn duplicate(old: RawFd, new: RawFd) {
     match entry {
         Entry::None => return,
         Entry::Connection(connection) => connection.add_descriptor(new),
+        Entry::Confined(connection) => {
+            connection.add_descriptor(new);
+            table::set(new, entry);
+            return;
+        }
         Entry::Listener(listener) => listener.with(|inner| inner.descriptors.push(new)),
         Entry::Stream(stream) => stream.with(|inner| inner.descriptors.push(new)),
         Entry::Interest(set) => set.add_descriptor(new),

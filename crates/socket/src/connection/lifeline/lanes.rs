@@ -28,7 +28,7 @@ use crate::segment::{BY_LANE_RECEIVE, BY_LANE_SEND, Own, Segment, Side, Status};
 use crate::signals;
 use crate::system;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 /// Messages that an honest end sends at most.
@@ -90,7 +90,7 @@ impl Connection {
         };
         self.note_unread();
         match joined {
-            Some(segment) if send_message(self.borrow_lifeline(), FOLLOW, memory.as_fd()).is_ok() => {
+            Some(segment) if self.say(FOLLOW, memory.as_fd()).is_ok() => {
                 self.withdraw_offer();
                 self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
             }
@@ -124,6 +124,32 @@ impl Connection {
         self.begin_lanes(segment, Memory::Received(memory), BY_LANE_RECEIVE);
         self.switch_back(copy);
         Ok(())
+    }
+
+    /// As [`Connection::follow_switch`], before the message has its turn: what it leads to is at hand then. Under both
+    /// locks.
+    pub(in crate::connection) fn attach_ahead(&'static self, memory: OwnedFd) -> bool {
+        let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
+        if self.lanes().is_some() {
+            let is_at_hand = is_known || self.receive_elsewhere(&memory).is_ok();
+            close(memory);
+            return is_at_hand;
+        }
+        if let Some(Offered { segment, memory: own }) = self.withdraw_offer().filter(|_| is_known) {
+            close(memory);
+            self.begin_lanes(segment, Memory::Own(own), 0);
+            return true;
+        }
+        match Segment::join(&memory, self.early.side()) {
+            Ok(segment) => {
+                self.begin_lanes(segment, Memory::Received(memory), 0);
+                true
+            }
+            Err(_) => {
+                close(memory);
+                false
+            }
+        }
     }
 
     /// The peer's bytes go by a lane from here on, in memory that this end has sent. Under both locks.
@@ -171,7 +197,8 @@ impl Connection {
             descriptor.into_iter().for_each(close);
             return self.sends_by_lane();
         };
-        if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
+        let is_refused = self.early.is_refused.load(Ordering::Relaxed);
+        if is_refused || lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
             descriptor.into_iter().for_each(close);
             return false;
         }
@@ -181,7 +208,7 @@ impl Connection {
         };
         let Some(descriptor) = descriptor.or_else(copy) else { return false };
         self.note_unread();
-        let sent = send_message(self.borrow_lifeline(), FOLLOW, descriptor.as_fd());
+        let sent = self.say(FOLLOW, descriptor.as_fd());
         close(descriptor);
         if sent.is_ok() {
             signals::without_handlers(|| self.go_by_lane(BY_LANE_SEND));
@@ -197,6 +224,7 @@ impl Connection {
         let may_be_left = || self.can_be_held_elsewhere() && self.has_descriptor(is_inheritable);
         can_say_so
             && !self.early.is_shared.load(Ordering::Relaxed)
+            && !self.early.is_refused.load(Ordering::Relaxed)
             && !self.is_handed_on.load(Ordering::Relaxed)
             && !may_be_left()
             && limit::leaves_mappings()
@@ -219,7 +247,7 @@ impl Connection {
             Err(_) => return false,
         };
         self.note_unread();
-        if send_message(self.borrow_lifeline(), message, memory.as_fd()).is_err() {
+        if self.say(message, memory.as_fd()).is_err() {
             close(memory);
             return false;
         }
@@ -265,6 +293,18 @@ impl Connection {
         let in_lifeline = self.with_details(|details| details.options.send_capacity_bytes()).min(LIFELINE_BYTES);
         segment.presume_capacity(OptionRecord::default().receive_capacity_bytes().saturating_sub(in_lifeline / 4));
         Ok((segment, memory, SWITCH))
+    }
+
+    /// Says something to the peer, unless its kernel refuses descriptors. Under the send lock.
+    fn say(&self, kind: u8, memory: BorrowedFd<'_>) -> Result<(), Errno> {
+        if self.early.is_refused.load(Ordering::Relaxed) {
+            return Err(Errno::PERM);
+        }
+        let said = send_message(self.borrow_lifeline(), kind, memory);
+        if said == Err(Errno::PERM) {
+            self.early.is_refused.store(true, Ordering::Relaxed);
+        }
+        said
     }
 
     /// Before what is sent goes by a lane.
@@ -328,7 +368,7 @@ impl Connection {
         let Ok((segment, memory)) = make_memory(early.side()) else { return };
         let receive_bytes = self.with_details(|details| details.options.receive_capacity_bytes());
         Receiving::of(&segment).set_capacity(receive_bytes);
-        if send_message(self.borrow_lifeline(), OFFER, memory.as_fd()).is_err() {
+        if self.say(OFFER, memory.as_fd()).is_err() {
             return close(memory);
         }
         early.inode.store(inode_of(&memory), Ordering::Relaxed);

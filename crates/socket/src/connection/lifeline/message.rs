@@ -13,9 +13,9 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 /// Here is memory, for both directions if you like.
 pub(super) const OFFER: u8 = 2;
 /// Behind this byte, what I send is in this memory.
-pub(super) const SWITCH: u8 = 3;
+pub(in crate::connection) const SWITCH: u8 = 3;
 /// Behind this byte, what I send is in the memory that you have sent.
-pub(super) const FOLLOW: u8 = 4;
+pub(in crate::connection) const FOLLOW: u8 = 4;
 /// Descriptors that a message may bring before they are cut off; one is right.
 const RIGHTS_MAX: usize = 4;
 const CONTROL_WORDS: usize = 8;

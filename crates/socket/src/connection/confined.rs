@@ -1,0 +1,499 @@
+//! A connection of a process that has put itself under a system call filter: see `crate::sandbox`.
+//!
+//! Each call of the program's comes with a way to make the same call on the lifeline, and no other is made. A direction
+//! that goes by the lifeline is the kernel's entirely, for the peer can send no message of ours any more: the kernel
+//! refuses it the descriptor (`SO_PASSRIGHTS`, Linux 6.16). A direction that goes by a lane stays there, in the ring
+//! that it is in. Who finds nothing to receive sleeps by the program's call, which brings a ring; who finds no room
+//! rings by the program's call, until the lifeline is full of rings and the kernel has the caller wait for the peer to
+//! take them. A receive cannot ring: the peer is told so, and looks for room by itself.
+
+use super::lifeline::{Behind, FOLLOW, SWITCH};
+use super::transfer::Step;
+use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
+use crate::clock::{now_ns, stamp};
+use crate::descriptors::close;
+use crate::options::{self, SocketOption};
+use crate::segment::{BY_LANE_RECEIVE, Own};
+use crate::signals;
+use crate::system::{self, RING};
+use crate::table::{self, Entry};
+use libc::{iovec, pollfd};
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+/// `SO_PASSRIGHTS`: whether others may send descriptors.
+const PASS_RIGHTS: SocketOption = SocketOption { level: libc::SOL_SOCKET, name: 83 };
+/// Looks at memory before a call: some microseconds, as a peer takes that answers at once.
+const LOOKS_MAX: u32 = 400;
+/// Rings that are taken at once.
+const RINGS_BYTES: usize = 64;
+/// Between two looks for room, which nothing may announce.
+const ROOM_LOOK_MS: i32 = 2;
+/// Connections on lanes that one `poll` takes; of more it says what the kernel says.
+const POLLED_MAX: usize = 64;
+const INPUT: i16 = libc::POLLIN | libc::POLLRDNORM;
+const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+
+/// The program's call, made on the lifeline with other bytes, and with these flags as well if it has some: how many
+/// bytes went, or -1 with `errno`.
+pub trait SameCall: Fn(*mut u8, usize, i32) -> isize {}
+impl<F: Fn(*mut u8, usize, i32) -> isize> SameCall for F {}
+
+impl Connection {
+    /// Gets ready for a filter, while all calls are allowed. `false`: it cannot, and goes on as before.
+    pub(crate) fn confine(&'static self) -> bool {
+        if self.is_confined.load(Ordering::Relaxed) {
+            return true;
+        }
+        let is_elsewhere = || self.lanes().is_some_and(|lanes| lanes.segment.is_in_windows());
+        if self.awaits_hello.load(Ordering::Relaxed) || is_elsewhere() || crate::interest::is_held_by_a_set(self) {
+            return false;
+        }
+        self.hear_for_all();
+        if options::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &0_u32.to_ne_bytes()).is_err() {
+            return false; // An older kernel.
+        }
+        // What came before that.
+        self.hear_for_all();
+        let Some(_both) = self.hold_both() else { return false };
+        if !self.receives_by_lane() && !self.foresee_message() {
+            self.let_rights_pass();
+            return false;
+        }
+        self.hand_options_to_lifeline();
+        self.is_confined.store(true, Ordering::Relaxed);
+        if let Some(lanes) = self.lanes() {
+            lanes.note_confined();
+            self.use_shared(lanes);
+            // A peer that relies on rings for room learns that there will be none.
+            self.ring();
+        }
+        true
+    }
+
+    /// Ends what [`Connection::confine`] began.
+    pub(crate) fn release(&'static self) {
+        let _both = self.hold_both();
+        if self.is_confined.swap(false, Ordering::Relaxed) {
+            self.let_rights_pass();
+        }
+    }
+
+    fn let_rights_pass(&self) {
+        let _ = options::set_raw(self.borrow_lifeline(), PASS_RIGHTS, &1_u32.to_ne_bytes());
+    }
+
+    /// A message may have come behind bytes of the program's, which cannot be told from those without a call that the
+    /// program does not make: so its place is noted now. `false`: it cannot be dealt with then. Under both locks.
+    fn foresee_message(&'static self) -> bool {
+        let Behind { bytes, message, memory, .. } = self.look_behind();
+        let is_ready = match (message, memory) {
+            (None, memory) => {
+                memory.into_iter().for_each(close);
+                return true;
+            }
+            (Some(SWITCH | FOLLOW), Some(memory)) => self.attach_ahead(memory),
+            (_, memory) => {
+                memory.into_iter().for_each(close);
+                false
+            }
+        };
+        if is_ready {
+            self.early.foreseen.store(bytes as u64 + 1, Ordering::Relaxed);
+        }
+        is_ready
+    }
+
+    /// Receives by the lifeline as far as the message that was foreseen, or takes that out. `None`: what comes in comes
+    /// by the lane.
+    fn receive_foreseen(&'static self, spans: &[iovec], flags: Flags, call: &impl SameCall) -> Option<isize> {
+        let foreseen = self.early.foreseen.load(Ordering::Relaxed);
+        let left = foreseen.checked_sub(1)? as usize;
+        if left == 0 {
+            let mut message = 0_u8;
+            let taken = call(&raw mut message, 1, 0);
+            if taken != 1 {
+                return Some(taken);
+            }
+            self.early.foreseen.store(0, Ordering::Relaxed);
+            let both = self.hold_both();
+            signals::without_handlers(|| self.go_by_lane(BY_LANE_RECEIVE));
+            drop(both);
+            return None;
+        }
+        let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return Some(0) };
+        let peek = if flags.peek { libc::MSG_PEEK } else { 0 };
+        let received = call(span.iov_base.cast(), span.iov_len.min(left), peek);
+        if received > 0 && !flags.peek {
+            self.early.foreseen.store(foreseen - received as u64, Ordering::Relaxed);
+        }
+        Some(received)
+    }
+
+    /// What the program has set on its TCP socket and the kernel is to observe from now on.
+    fn hand_options_to_lifeline(&self) {
+        const KEPT: [i32; 3] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_RCVLOWAT];
+        let record = self.with_details(|details| details.options.clone());
+        for name in KEPT {
+            let option = SocketOption { level: libc::SOL_SOCKET, name };
+            if let Some(value) = record.find(option) {
+                let _ = options::set_raw(self.borrow_lifeline(), option, value);
+            }
+        }
+        if self.state().1 & SHUTDOWN_READ != 0 && !self.receives_by_lane() {
+            let _ = rustix::net::shutdown(self.borrow_lifeline(), rustix::net::Shutdown::Read);
+        }
+    }
+
+    /// Whether what is received comes by a lane, or soon will: else the program's call is the kernel's to answer.
+    #[inline]
+    pub fn receives_confined_by_lane(&self) -> bool {
+        self.receives_by_lane() || self.early.foreseen.load(Ordering::Relaxed) != 0
+    }
+
+    /// As [`Connection::receives_confined_by_lane`], for what is sent.
+    #[inline]
+    pub fn sends_confined_by_lane(&self) -> bool {
+        self.sends_by_lane()
+    }
+
+    /// Receives by the lane; sleeps by `call`, unless that does not wait.
+    ///
+    /// # Errors
+    /// As [`Connection::receive`].
+    ///
+    /// # Safety
+    /// Every span is writable for its length.
+    pub unsafe fn receive_confined(
+        &'static self,
+        spans: &[iovec],
+        flags: Flags,
+        call: impl SameCall,
+    ) -> Result<usize, Errno> {
+        let wanted = total_bytes(spans);
+        let generation = self.generation();
+        match self.receive_foreseen(spans, flags, &call) {
+            Some(received) => return usize::try_from(received).map_err(|_| system::errno()),
+            None if !self.receives_by_lane() => return Err(Errno::BADF),
+            None => {}
+        }
+        let mut done = 0;
+        loop {
+            let skip = if flags.peek { 0 } else { done };
+            // SAFETY: the caller's spans.
+            let step = match unsafe { self.receive_by_lane(generation, spans, skip, flags, false) } {
+                Err(error) if done == 0 => return Err(error),
+                Err(_) | Ok(Step::End) => return Ok(done),
+                Ok(step) => step,
+            };
+            match step {
+                Step::Moved(bytes) => done = skip + bytes,
+                // A call that asks for no bytes.
+                _ if wanted == 0 => return Ok(0),
+                _ => {}
+            }
+            if done > 0 && (!flags.wait_all || done >= wanted) {
+                return Ok(done);
+            }
+            match self.sleep_confined(&call) {
+                Ok(()) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Until there may be something to receive.
+    fn sleep_confined(&'static self, call: &impl SameCall) -> Result<(), Errno> {
+        let has_something = || {
+            let _guard = self.hold(&self.receive_lock);
+            self.lanes().is_none_or(|lanes| self.input_readiness(lanes) != 0)
+        };
+        if looks_until(has_something) {
+            return Ok(());
+        }
+        let Some(lanes) = self.lanes() else { return Err(Errno::BADF) };
+        self.announce_receive_sleep(lanes);
+        if has_something() { Ok(()) } else { self.take_rings(lanes, call) }
+    }
+
+    /// Takes rings out of the lifeline by `call`, which waits for one if the program's call would.
+    fn take_rings(&self, lanes: &Lanes, call: &impl SameCall) -> Result<(), Errno> {
+        let mut rings = [0_u8; RINGS_BYTES];
+        match call(rings.as_mut_ptr(), rings.len(), 0) {
+            0 => self.note_hang_up(lanes, false),
+            taken if taken > 0 => {}
+            _ => match system::errno() {
+                Errno::CONNRESET => self.note_hang_up(lanes, true),
+                error => return Err(error),
+            },
+        }
+        Ok(())
+    }
+
+    /// Sends by the lane, in the ring that it is in; rings by `call`, and waits for room by it.
+    ///
+    /// # Errors
+    /// As [`Connection::send`].
+    ///
+    /// # Safety
+    /// Every span is readable for its length.
+    pub unsafe fn send_confined(&'static self, spans: &[iovec], call: impl SameCall) -> Result<usize, Errno> {
+        let wanted = total_bytes(spans);
+        let generation = self.generation();
+        let mut done = 0;
+        loop {
+            // SAFETY: the caller's spans.
+            let (sent, wakes_receiver) = match unsafe { self.send_confined_now(generation, spans, done, wanted) } {
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => return Ok(done),
+                Ok(went) => went,
+            };
+            done += sent;
+            if done >= wanted && !wakes_receiver {
+                return Ok(done);
+            }
+            let has_room = || self.output_readiness(OUTPUT) != 0;
+            if !wakes_receiver && looks_until(has_room) {
+                continue;
+            }
+            let mut ring = [RING];
+            if call(ring.as_mut_ptr(), 1, 0) < 0 {
+                match (system::errno(), self.lanes()) {
+                    // A lifeline full of rings wakes as well as one more.
+                    _ if done >= wanted => {}
+                    (Errno::PIPE | Errno::CONNRESET, Some(lanes)) => self.note_hang_up(lanes, false),
+                    _ if done > 0 => return Ok(done),
+                    (error, _) => return Err(error),
+                }
+            }
+            if done >= wanted {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// Answers how many bytes went, and whether the receiver is to be rung.
+    unsafe fn send_confined_now(
+        &'static self,
+        generation: u32,
+        spans: &[iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<(usize, bool), Errno> {
+        let _guard = self.hold_of(generation, &self.send_lock)?;
+        let lanes = self.lanes().ok_or(Errno::BADF)?;
+        let _shared = self.share(lanes, Own::SendLock)?;
+        if !self.may_send(lanes, wanted - skip)? {
+            return Ok((wanted - skip, false));
+        }
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).prepare(true, stamp()) };
+        // SAFETY: our caller says that every span is readable for its length.
+        let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
+        if sent > 0 {
+            self.count_sent(sent);
+        }
+        // SAFETY: under the send lock.
+        Ok((sent, sent > 0 && unsafe { (*lanes.sender.get()).take_wake_request() }))
+    }
+
+    /// Which of `wanted` hold now, of the directions that go by lanes.
+    fn confined_readiness(&'static self, wanted: i16) -> i16 {
+        let mut ready = 0;
+        if self.receives_by_lane() {
+            let _guard = self.hold(&self.receive_lock);
+            ready |= self.lanes().map_or(0, |lanes| self.input_readiness(lanes));
+        }
+        if self.sends_by_lane() {
+            ready |= self.output_readiness(wanted);
+        }
+        ready & (wanted | libc::POLLERR | libc::POLLHUP)
+    }
+
+    /// The program closes a descriptor: nothing is unmapped and nobody is called. With the last one, this process is
+    /// done with the connection; what it has of memory stays until the process ends.
+    pub(crate) fn close_confined(&'static self, fd: RawFd) {
+        let left = self.with_details(|details| {
+            details.descriptors.retain(|&known| known != fd);
+            details.descriptors.first().copied()
+        });
+        if let Some(other) = left {
+            self.lifeline.store(other, Ordering::Relaxed);
+            return;
+        }
+        let Some(_both) = self.hold_both() else { return };
+        if self.occupancy.close() {
+            if let Some(lanes) = self.lanes() {
+                self.leave(lanes);
+            }
+            // SAFETY: under both locks; the ledger's slot closes with it.
+            unsafe { *self.slot.get() = None };
+        }
+    }
+
+    /// The program shuts down directions; its own call tells the kernel, and so who sleeps.
+    pub fn note_confined_shutdown(&'static self, directions: u64) {
+        let Some(_send) = self.hold(&self.send_lock) else { return };
+        let Some(lanes) = self.lanes() else { return };
+        lanes.segment.store(Own::Shutdown, lanes.segment.load(Own::Shutdown) | directions);
+        if directions & SHUTDOWN_WRITE != 0 {
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).finish() };
+        }
+    }
+
+    /// What `poll` says of a lifeline in words of TCP: a peer that has closed has only ended its direction.
+    fn as_tcp_says(&self, said: i16, wanted: i16) -> i16 {
+        let has_closed = said & libc::POLLHUP != 0 && said & libc::POLLERR == 0 && self.lanes().is_none();
+        if !has_closed || self.state().1 & SHUTDOWN_WRITE != 0 {
+            return said;
+        }
+        (said & !libc::POLLHUP) | (wanted & (INPUT | libc::POLLRDHUP))
+    }
+}
+
+/// Whether something became true within some microseconds.
+fn looks_until(is_true: impl Fn() -> bool) -> bool {
+    (0..LOOKS_MAX).any(|_| {
+        let is_true = is_true();
+        if !is_true {
+            std::hint::spin_loop();
+        }
+        is_true
+    })
+}
+
+/// A connection in a set, and what was asked of it.
+#[derive(Clone, Copy)]
+struct Polled {
+    index: usize,
+    events: i16,
+    connection: &'static Connection,
+}
+
+/// Those of a set that have a direction on a lane.
+struct PolledSet {
+    entries: [Option<Polled>; POLLED_MAX],
+}
+
+impl PolledSet {
+    fn of(fds: &[pollfd]) -> Self {
+        let mut entries = [None; POLLED_MAX];
+        let by_lane = fds.iter().enumerate().filter_map(|(index, entry)| match table::get(entry.fd) {
+            Entry::Confined(connection) if connection.lanes().is_some() => {
+                Some(Polled { index, events: entry.events, connection })
+            }
+            _ => None,
+        });
+        entries.iter_mut().zip(by_lane).for_each(|(place, polled)| *place = Some(polled));
+        Self { entries }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Polled> {
+        self.entries.iter().flatten()
+    }
+
+    fn is_any_ready(&self) -> bool {
+        self.iter().any(|polled| polled.connection.confined_readiness(polled.events) != 0)
+    }
+
+    /// Asks the peers to ring, and the kernel for rings alone where a lane has the bytes.
+    fn announce(&self, fds: &mut [pollfd]) {
+        for &Polled { index, events, connection } in self.iter() {
+            let mut asked = events;
+            if connection.sends_by_lane() {
+                asked &= !OUTPUT;
+            }
+            if let Some(lanes) = connection.lanes().filter(|_| connection.receives_by_lane()) {
+                connection.announce_receive_sleep(lanes);
+                asked |= libc::POLLIN;
+            }
+            fds[index].events = asked;
+        }
+    }
+
+    fn waits_for_room(&self) -> bool {
+        self.iter().any(|polled| polled.events & OUTPUT != 0 && polled.connection.sends_by_lane())
+    }
+
+    /// Puts the program's words back, with the answers.
+    fn answer(&self, fds: &mut [pollfd], take_rings: impl Fn(RawFd, *mut u8, usize) -> isize) {
+        for &Polled { index, events, connection } in self.iter() {
+            let entry = &mut fds[index];
+            entry.events = events;
+            let said = entry.revents;
+            let Some(lanes) = connection.lanes() else { continue };
+            if said & libc::POLLHUP != 0 {
+                connection.note_hang_up(lanes, said & libc::POLLERR != 0);
+            }
+            let take_rings = |bytes: *mut u8, len, _: i32| take_rings(entry.fd, bytes, len);
+            let is_message = said & libc::POLLIN != 0 && connection.early.foreseen.load(Ordering::Relaxed) == 1;
+            if is_message {
+                let _ = connection.receive_foreseen(&[], Flags::default(), &take_rings);
+            }
+            let mut ready = connection.confined_readiness(events);
+            if connection.receives_by_lane() {
+                if !is_message && ready & INPUT == 0 && said & libc::POLLIN != 0 {
+                    let _ = connection.take_rings(lanes, &take_rings);
+                    ready = connection.confined_readiness(events);
+                }
+            } else {
+                ready |= said & (INPUT | libc::POLLRDHUP | libc::POLLPRI);
+            }
+            if !connection.sends_by_lane() {
+                ready |= said & OUTPUT;
+            }
+            entry.revents = ready & (events | libc::POLLERR | libc::POLLHUP);
+        }
+    }
+}
+
+/// `poll(2)` of a process under a filter: `call` makes the program's call with this time-out in nanoseconds. Rings are
+/// taken by `read`: who waits for bytes and may not receive them has no use for them.
+///
+/// # Errors
+/// As the system call.
+pub fn poll_confined(
+    fds: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    call: impl Fn(&mut [pollfd], Option<u64>) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    // SAFETY: the bytes are ours.
+    let take_rings = |fd: RawFd, bytes: *mut u8, len: usize| unsafe { system::call!(libc::SYS_read, fd, bytes, len) };
+    let set = PolledSet::of(fds);
+    let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
+    loop {
+        let mut left_ns = deadline_ns.map(|deadline_ns| deadline_ns.saturating_sub(now_ns()));
+        let is_last = left_ns == Some(0);
+        if set.iter().next().is_none() {
+            let polled = call(fds, timeout_ns)?;
+            fds.iter_mut().for_each(speak_as_tcp);
+            return Ok(polled);
+        }
+        if !is_last && !set.is_any_ready() {
+            set.announce(fds);
+        }
+        if set.is_any_ready() {
+            left_ns = Some(0);
+        } else if set.waits_for_room() {
+            const ROOM_LOOK_NS: u64 = ROOM_LOOK_MS as u64 * 1_000_000;
+            left_ns = Some(left_ns.map_or(ROOM_LOOK_NS, |left_ns| left_ns.min(ROOM_LOOK_NS)));
+        }
+        let polled = call(fds, left_ns);
+        set.answer(fds, take_rings);
+        polled?;
+        fds.iter_mut().for_each(speak_as_tcp);
+        let ready = fds.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count();
+        if ready > 0 || is_last {
+            return Ok(ready);
+        }
+    }
+}
+
+fn speak_as_tcp(entry: &mut pollfd) {
+    if let Entry::Confined(connection) = table::get(entry.fd) {
+        entry.revents = connection.as_tcp_says(entry.revents, entry.events);
+    }
+}
