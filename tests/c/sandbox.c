@@ -113,7 +113,8 @@ enum calls { BYTES, BYTES_AND_POLL, BYTES_AND_SELECT, MESSAGES };
 static bool write_all(int fd, const char *bytes, size_t size, enum calls calls)
 {
     for (size_t done = 0; done < size;) {
-        ssize_t went = calls != MESSAGES ? write(fd, bytes + done, size - done) : send(fd, bytes + done, size - done, 0);
+        const char *rest = bytes + done;
+        ssize_t went = calls != MESSAGES ? write(fd, rest, size - done) : send(fd, rest, size - done, 0);
         if (went <= 0)
             return false;
         done += went;

@@ -144,6 +144,18 @@ impl Early {
         self.error.store(Errno::CONNRESET.raw_os_error() as u64, Ordering::Relaxed);
     }
 
+    /// Something was sent to a peer that had closed: the next send is refused.
+    fn note_answer(&self) {
+        self.peer.store(PeerState::ClosedAndAnswered as u64, Ordering::Relaxed);
+        self.error.store(Errno::PIPE.raw_os_error() as u64, Ordering::Relaxed);
+    }
+
+    /// As [`Early::take_error`], for a receive: behind the end of a stream no error comes.
+    fn take_reset(&self) -> Option<Errno> {
+        let is_send_error = self.error.load(Ordering::Relaxed) == Errno::PIPE.raw_os_error() as u64;
+        if is_send_error { None } else { self.take_error() }
+    }
+
     /// Takes the error that is to be reported once.
     fn take_error(&self) -> Option<Errno> {
         let error = self.error.swap(0, Ordering::Relaxed);
@@ -230,10 +242,13 @@ impl Connection {
             PeerState::Alive => Ok(true),
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
-                self.early.peer.store(PeerState::ClosedAndAnswered as u64, Ordering::Relaxed);
+                self.early.note_answer();
                 Ok(false)
             }
-            PeerState::ClosedAndAnswered => Err(Errno::PIPE),
+            PeerState::ClosedAndAnswered => {
+                self.early.take_error();
+                Err(Errno::PIPE)
+            }
             PeerState::Reset => Err(self.early.take_error().unwrap_or(Errno::PIPE)),
         }
     }
@@ -249,7 +264,7 @@ impl Connection {
         if self.is_reset_early() {
             return Err(self.early.take_error().unwrap_or(Errno::PIPE));
         }
-        self.early.peer.store(PeerState::ClosedAndAnswered as u64, Ordering::Relaxed);
+        self.early.note_answer();
         Ok(())
     }
 
@@ -394,7 +409,7 @@ impl Connection {
         }
         match self.lanes() {
             Some(lanes) => self.end_of_input(lanes).map(|_| Taken::End),
-            None => self.early.take_error().map_or(Ok(Taken::End), Err),
+            None => self.early.take_reset().map_or(Ok(Taken::End), Err),
         }
     }
 
@@ -405,7 +420,7 @@ impl Connection {
             return self.end_of_input(lanes).map(|_| Taken::End);
         }
         self.note_kernel_reset();
-        self.early.take_error().map_or(Ok(Taken::End), Err)
+        self.early.take_reset().map_or(Ok(Taken::End), Err)
     }
 
     /// Receives a message that has come first. Under the receive lock.
@@ -612,7 +627,7 @@ impl Connection {
         if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
             ready |= libc::POLLHUP;
         }
-        if has_error || peer == PeerState::ClosedAndAnswered {
+        if has_error {
             ready |= libc::POLLERR;
         }
         let output = if self.sends_by_lane() { self.output_readiness(wanted) } else { self.early_output(said) };

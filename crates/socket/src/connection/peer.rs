@@ -25,6 +25,15 @@ pub enum PeerState {
 }
 
 impl PeerState {
+    /// What a send or `SO_ERROR` reports once.
+    fn error(self) -> Option<Errno> {
+        match self {
+            Self::Alive | Self::Closed => None,
+            Self::ClosedAndAnswered => Some(Errno::PIPE),
+            Self::Reset => Some(Errno::CONNRESET),
+        }
+    }
+
     pub(super) fn from_word(word: u64) -> Self {
         match word {
             1 => Self::Closed,
@@ -131,8 +140,9 @@ impl Connection {
     }
 
     fn settle(&self, lanes: &Lanes, state: PeerState) -> PeerState {
-        if lanes.segment.compare_exchange(Own::Peer, 0, state as u64).is_ok() && state == PeerState::Reset {
-            lanes.segment.store(Own::PendingError, Errno::CONNRESET.raw_os_error() as u64);
+        let is_settled = lanes.segment.compare_exchange(Own::Peer, 0, state as u64).is_ok();
+        if let Some(error) = state.error().filter(|_| is_settled) {
+            lanes.segment.store(Own::PendingError, error.raw_os_error() as u64);
         }
         PeerState::from_word(lanes.segment.load(Own::Peer))
     }
@@ -149,8 +159,9 @@ impl Connection {
         let _send = self.hold(&self.send_lock);
         self.lanes().map_or(0, |lanes| {
             let _ = self.peer_state(lanes);
-            match lanes.segment.swap(Own::PendingError, 0) {
-                0 => 0,
+            match (lanes.segment.swap(Own::PendingError, 0), self.peer_state(lanes)) {
+                (0, _) => 0,
+                (_, PeerState::ClosedAndAnswered) => Errno::PIPE.raw_os_error(),
                 _ => Errno::CONNRESET.raw_os_error(),
             }
         })
@@ -161,7 +172,11 @@ impl Connection {
         // First: it may bring an error to report.
         let peer = self.peer_state(lanes);
         let pending = lanes.segment.load(Own::PendingError);
-        if pending != 0 && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok() {
+        // Behind the end of a stream no error comes: it is the next send's.
+        if pending != 0
+            && peer != PeerState::ClosedAndAnswered
+            && lanes.segment.compare_exchange(Own::PendingError, pending, 0).is_ok()
+        {
             return Err(Errno::CONNRESET);
         }
         Ok(lanes.observer().is_finished()
@@ -206,9 +221,13 @@ impl Connection {
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
                 lanes.segment.store(Own::Peer, PeerState::ClosedAndAnswered as u64);
+                lanes.segment.store(Own::PendingError, Errno::PIPE.raw_os_error() as u64);
                 Ok(false)
             }
-            PeerState::ClosedAndAnswered => Err(Errno::PIPE),
+            PeerState::ClosedAndAnswered => {
+                lanes.segment.store(Own::PendingError, 0);
+                Err(Errno::PIPE)
+            }
             PeerState::Reset => match lanes.segment.swap(Own::PendingError, 0) {
                 0 => Err(Errno::PIPE),
                 _ => Err(Errno::CONNRESET),

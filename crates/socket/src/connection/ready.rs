@@ -96,7 +96,7 @@ impl Connection {
         if matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset) {
             ready |= libc::POLLHUP;
         }
-        if lanes.segment.load(Own::PendingError) != 0 || peer == PeerState::ClosedAndAnswered {
+        if lanes.segment.load(Own::PendingError) != 0 {
             ready |= libc::POLLERR;
         }
         ready
