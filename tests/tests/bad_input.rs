@@ -704,7 +704,8 @@ fn programs_of_another_layout_meet_by_kernel_tcp() {
     must_echo_with(&rack, &[], &server);
     let mut client = rack.run(REQUIRED, python());
     client.arg(package_file("python/echo_client.py")).arg(server.port.to_string());
-    assert!(finish(&mut client).must_exit_with(1).stderr.contains("no lane"));
+    let said = finish(&mut client).must_exit_with(1).stderr;
+    assert!(said.contains("no lane: the other side runs another version of crosslane"), "{said}");
 }
 
 // --- mixed company -------------------------------------------------------------------------------------------------

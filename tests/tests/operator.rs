@@ -1,10 +1,11 @@
 //! What an operator sees: variables set by hand, reasons, refusals.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use system_tests::place::{library, python};
-use system_tests::{Finished, PATIENCE, Process, Rack};
+use system_tests::place::{library, package_file, python, tool};
+use system_tests::{Finished, PATIENCE, Process, Rack, Server, start_server};
 
 /// The library without the command, as where a command line is not the operator's to change.
 fn by_hand(rack: &Rack, variables: &[(&str, &str)], script: &str) -> Command {
@@ -114,4 +115,125 @@ fn the_default_directory_is_made() {
     let finished = ended(by_hand(&rack, &variables, ECHOES_TO_ITSELF)).must_succeed();
     assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("b'x'\n", ""));
     assert!(Path::new(runtime).join("crosslane/v1/stat").is_dir());
+}
+
+// --- reasons -------------------------------------------------------------------------------------------------------
+
+const ECHO_SERVER: &str = "python/echo_server.py";
+
+/// Connects, says so, and stays until its input ends.
+const HOLDS: &str = "
+import socket, sys
+connection = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+connection.sendall(b'x')
+print('answered', connection.recv(1), flush=True)
+sys.stdin.read()
+";
+
+fn server_by(command: impl Fn(&str) -> Command) -> Server {
+    let script = package_file(ECHO_SERVER);
+    let script = script.to_str().expect("a path");
+    start_server(|port| {
+        let mut command = command(script);
+        command.arg(port.to_string());
+        command
+    })
+}
+
+/// What a client that must have a lane is told.
+fn refusal(rack: &Rack, port: u16) -> String {
+    let mut client = rack.require_lane(python());
+    client.args(["-c", HOLDS]).arg(port.to_string());
+    Process::start(&mut client).wait(PATIENCE).must_exit_with(1).stderr
+}
+
+/// What `stat` counts of a client that has fallen back.
+fn counted(rack: &Rack, port: u16) -> serde_json::Value {
+    let client = Process::start(rack.run(&[], python()).args(["-c", HOLDS]).arg(port.to_string()));
+    client.wait_until("an answer", PATIENCE, |client| client.stdout().contains("answered"));
+    let stat = rack.stat();
+    let process = stat.named("python").find(|process| process["pid"] == client.pid());
+    process.expect("a page of the client")["fallbacks"].clone()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn a_bare_server_is_not_taken_for_another_users_and_the_other_way_round() {
+    let rack = Rack::new();
+    if rack.is_bare() {
+        return;
+    }
+    let bare = server_by(|script| {
+        let mut command = rack.bare_command(python());
+        command.arg(script);
+        command
+    });
+    assert!(refusal(&rack, bare.port).contains("no lane: no listener with lanes has that address"));
+    assert_eq!(counted(&rack, bare.port), serde_json::json!({"no_listener": 1}));
+    if !is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let others = server_by(|script| {
+        let mut command = rack.bare_command(tool("setpriv"));
+        command.args(["--reuid=65534", "--clear-groups", "--"]).arg(python()).arg("-c");
+        command.arg(fs::read_to_string(script).expect("the server"));
+        command
+    });
+    let said = refusal(&rack, others.port);
+    assert!(said.contains("no lane: the server is another user's; refused by --require-lane"), "{said}");
+    assert_eq!(counted(&rack, others.port), serde_json::json!({"other_user": 1}));
+}
+
+#[test]
+fn a_server_in_another_network_namespace_is_said_to_be_there() {
+    let rack = Rack::new();
+    if rack.is_bare() || !is_root() {
+        return;
+    }
+    let mut server = rack.run(&[], tool("unshare"));
+    server.args(["--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]).arg(python()).args(["-u", "-c"]);
+    server.arg("import socket; l = socket.create_server(('127.0.0.1', 0)); print(l.getsockname()[1]); l.accept()");
+    let server = Process::start(&mut server);
+    server.wait_until("a port", PATIENCE, |server| server.stdout().contains('\n'));
+    let said = refusal(&rack, server.stdout().trim().parse().expect("a port"));
+    assert!(said.contains("no lane: the two programs are in different network namespaces"), "{said}");
+}
+
+#[test]
+fn a_program_that_has_changed_its_user_is_told_whose_the_rack_is() {
+    let rack = Rack::new();
+    if rack.is_bare() || !is_root() {
+        return;
+    }
+    let listener = server_by(|script| {
+        let mut command = rack.run(&[], python());
+        command.arg(script);
+        command
+    });
+    let mut client = rack.require_lane(python());
+    client.args(["-c", &format!("import os; os.setuid(65534){HOLDS}")]).arg(listener.port.to_string());
+    let said = Process::start(&mut client).wait(PATIENCE).must_exit_with(1).stderr;
+    assert!(said.contains("no lane: the rack directory is not of the user that the program runs as"), "{said}");
+}
+
+#[test]
+fn a_server_of_another_version_is_said_to_be_one() {
+    let rack = Rack::new();
+    if rack.is_bare() {
+        return;
+    }
+    let server = server_by(|script| {
+        let mut command = rack.run(&[], python());
+        command.arg(script);
+        command
+    });
+    // What another version has made lies in a directory of its own.
+    fs::rename(rack.path().join("v3"), rack.path().join("v999")).expect("the directory of this version");
+    let said = refusal(&rack, server.port);
+    assert!(said.contains("no lane: the other side runs another version of crosslane"), "{said}");
+    assert_eq!(counted(&rack, server.port), serde_json::json!({"version_mismatch": 1}));
 }

@@ -93,9 +93,10 @@ macro_rules! fallback_reasons {
 // New reasons go at the end: the position is the counter's place in the page.
 fallback_reasons! {
     /// No accelerated listener has the address.
-    NoListener => "no_listener", "no accelerated listener has that address; the server may run without crosslane";
+    NoListener => "no_listener",
+        "no listener with lanes has that address; its server may run without crosslane, or in another rack";
     /// The address is not of this machine.
-    RemoteAddress => "remote_address", "the address is not on this machine";
+    RemoteAddress => "remote_address", "the address is not on this machine, or in another network namespace of it";
     /// `--only` or `--except` excludes the port.
     PortRule => "port_rule", "the port is excluded by --only or --except";
     /// The two libraries speak different versions.
@@ -103,13 +104,13 @@ fallback_reasons! {
     /// The listener's queue was full.
     BacklogFull => "backlog_full", "the listener's backlog was full";
     /// The rack directory could not be used.
-    RackUnavailable => "rack_unavailable", "the rack directory cannot be used";
+    RackUnavailable => "rack_unavailable", "the rack directory cannot be used; see crosslane doctor";
     /// Memory, descriptors or a table ran out.
     ResourceLimit => "resource_limit", "memory, descriptors or /dev/shm ran out";
     /// The other side declined a lane.
     PeerRefused => "peer_refused", "the other side declined a lane";
     /// A program without Crosslane connected to an accelerated listener.
-    PlainClient => "plain_client", "the client runs without crosslane";
+    PlainClient => "plain_client", "the client came by kernel TCP: it runs without crosslane, or stat has its reason";
     /// The program asked for something lanes do not offer.
     UnsupportedCall => "unsupported_call", "the program asked for something lanes do not offer";
     /// The rendezvous broke off or made no sense.
@@ -124,12 +125,23 @@ fallback_reasons! {
     AccessDenied => "access_denied", "the rack's access rules deny it";
     /// The part of the windows that the connection got could not be mapped.
     WindowUnmapped => "window_unmapped", "its part of the windows cannot be mapped in this program";
-    /// The other node still has a connection of the program's port, whose end here is closed.
-    PortInUse => "port_in_use", "the server still has an earlier connection from that port";
+    /// A connection from the program's port to that address still exists, perhaps at the other end only.
+    PortInUse => "port_in_use", "an earlier connection from that port to that address still exists";
     /// `--filters honour`: packet filters of the loopback interface are to see the connection.
     PacketFilters => "packet_filters", "packet filters are honoured: --filters honour";
     /// A security module, such as Landlock, denies the program this connection.
     ConnectDenied => "connect_denied", "a security module denies the program this connection";
+    /// The kernel's listener at the address was made by another user.
+    OtherUser => "other_user", "the server is another user's";
+    /// The rack directory is not of the user that the program runs as now.
+    RackOfOtherUser => "rack_of_other_user",
+        "the rack directory is not of the user that the program runs as; it may have changed its user";
+    /// All source ports are taken.
+    NoFreePort => "no_free_port", "no source port is free for one more connection to that address";
+    /// The address of a listener is taken in the rack.
+    NameTaken => "name_taken", "another listener of the rack has that address";
+    /// The proxy could not listen in the place of another node's server.
+    ProxyCannotListen => "proxy_cannot_listen", "the proxy of this node cannot listen for that server; see its log";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

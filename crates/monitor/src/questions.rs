@@ -133,7 +133,7 @@ impl Questions {
             return Vec::new();
         }
         self.mirrors.remove(&address);
-        self.refuse(FallbackReason::ResourceLimit, |waiting| waiting.address == address)
+        self.refuse(FallbackReason::ProxyCannotListen, |waiting| waiting.address == address)
     }
 
     /// The listener is gone, as `peer` says.
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_reason() {
-        use FallbackReason::{AccessDenied, LinkDown, NoListener, ResourceLimit};
+        use FallbackReason::{AccessDenied, LinkDown, NoListener, ProxyCannotListen, ResourceLimit};
         let asked = || {
             let mut questions = Questions::new(100);
             questions.ask(1, 5, at(80), 0);
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(late.ask(2, 5, at(80), 101), [Action::Query(5, at(80))]);
         let mut making = asked();
         making.answered(5, at(80), Verdict::Listening);
-        assert_eq!(making.not_made(at(80)), [Action::No(1, ResourceLimit)]);
+        assert_eq!(making.not_made(at(80)), [Action::No(1, ProxyCannotListen)]);
     }
 
     #[test]

@@ -24,7 +24,7 @@
 //! names at addresses that nobody uses any more are removed by sweeps: each `listen` checks the next few addresses of
 //! the rack, so the number of stale names stays in proportion to that of live ones.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -70,6 +70,8 @@ const SWEEP_NAMES_MAX: usize = 8;
 const LISTING_BYTES: usize = 2048;
 /// How often a directory may have been removed just before its lock was taken.
 const REMOVALS_MAX: usize = 16;
+/// Versions or network namespaces of a rack that are searched for the reason of a missing lane.
+const SIBLINGS_MAX: usize = 64;
 /// Bytes of a path in an AF_UNIX address, its end included.
 const SOCKET_PATH_BYTES_MAX: usize = 108;
 /// How often an address's lock is asked for, a millisecond apart, before doing without: its holder may be stopped.
@@ -197,6 +199,8 @@ impl fmt::Display for Suffix<'_> {
 struct Places {
     rack: Option<OsString>,
     runtime: Option<OsString>,
+    /// Whom the program ran as then.
+    uid: u32,
 }
 
 static PLACES: OnceLock<Places> = OnceLock::new();
@@ -208,7 +212,11 @@ pub fn remember_environment() {
         let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
         Some(std::path::absolute(&value).map_or(value, PathBuf::into_os_string))
     };
-    PLACES.get_or_init(|| Places { rack: absolute("CROSSLANE_RACK"), runtime: absolute("XDG_RUNTIME_DIR") });
+    PLACES.get_or_init(|| Places {
+        rack: absolute("CROSSLANE_RACK"),
+        runtime: absolute("XDG_RUNTIME_DIR"),
+        uid: rustix::process::geteuid().as_raw(),
+    });
 }
 
 fn places() -> Places {
@@ -225,6 +233,16 @@ pub fn missing_named_directory() -> Option<String> {
             Some(format!("rack '{shown}' is not there; correct CROSSLANE_RACK, or mkdir -m 700 '{shown}'"))
         }
         _ => None,
+    }
+}
+
+/// Whether the rack directory is not of the user that the calling thread runs as. One that cannot be asked is of the
+/// user before, if the program has changed its user.
+pub fn is_another_users() -> bool {
+    let uid = rustix::process::geteuid().as_raw();
+    match rustix::fs::lstat(rack_dir(uid)) {
+        Ok(stat) => stat.st_uid != uid,
+        Err(_) => places().uid != uid,
     }
 }
 
@@ -420,6 +438,18 @@ impl Rack {
         names
     }
 
+    /// Whether a version of the library that has a directory of its own in the rack has a listener for a destination.
+    pub fn has_other_version_at(&self, destination: SocketAddr) -> bool {
+        let (Some(version), Some(net)) = (self.path.parent(), self.path.file_name()) else { return false };
+        let is_version = |name: &[u8]| matches!(name, [b'v', number @ ..] if !number.is_empty());
+        siblings(version, is_version).any(|other| is_anybody_at(&other.join(net), destination))
+    }
+
+    /// Whether a program in another network namespace has a listener for a destination in the rack.
+    pub fn has_other_namespace_at(&self, destination: SocketAddr) -> bool {
+        siblings(&self.path, |name| name.starts_with(b"net-")).any(|other| is_anybody_at(&other, destination))
+    }
+
     /// A descriptor of its own, because the place in a directory is shared by all users of one.
     fn open_again(&self) -> Result<OwnedFd, Errno> {
         self.open_directory(".")
@@ -591,6 +621,21 @@ impl Rack {
         let top = path.rsplitn(3, |byte| *byte == b'/').nth(2).unwrap_or_default();
         top == self.path.as_os_str().as_bytes() || top.starts_with(b"/proc/self/fd/")
     }
+}
+
+/// The other entries beside `path` whose name is one of those, [`SIBLINGS_MAX`] at most.
+fn siblings(path: &Path, is_one: impl Fn(&[u8]) -> bool) -> impl Iterator<Item = PathBuf> {
+    let parent = path.parent().map(Path::to_owned).unwrap_or_default();
+    let others = std::fs::read_dir(&parent).into_iter().flatten().flatten().take(SIBLINGS_MAX);
+    let own = path.file_name().map(OsStr::to_owned);
+    let names = others.map(|entry| entry.file_name()).filter(move |name| Some(name) != own.as_ref());
+    names.filter(move |name| is_one(name.as_bytes())).map(move |name| parent.join(name))
+}
+
+/// Whether a listener that answers for a destination lives in a directory of names.
+fn is_anybody_at(net: &Path, destination: SocketAddr) -> bool {
+    let mut folders = addresses_for(destination).map(|address| net.join(address.to_string()));
+    folders.any(|folder| crate::rendezvous::reasons::is_anybody_in(&folder))
 }
 
 /// Whether a path in an AF_UNIX address is that of a listener in a rack of any user and any version so far.

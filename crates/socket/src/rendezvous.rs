@@ -10,6 +10,7 @@
 #![allow(unsafe_code)] // Descriptor numbers of the program, and the credentials that the kernel writes.
 
 mod far;
+pub mod reasons;
 
 pub use far::{Progress, Reply, Underway, answer, connect_in_windows, leads_far, listen_for_far, may_lend, try_place};
 pub(crate) use far::{adopt as adopt_in_windows, adopt_on_device};
@@ -164,10 +165,19 @@ impl NoLane {
         Self { reason, errno: Some(errno) }
     }
 
+    /// For a lifeline that gets no name.
+    fn unbound(errno: Errno) -> Self {
+        match errno {
+            Errno::ADDRINUSE => Self::failed(FallbackReason::PortInUse, errno),
+            Errno::ADDRNOTAVAIL => Self::failed(FallbackReason::NoFreePort, errno),
+            _ => Self::ran_out_or(FallbackReason::HandshakeFailed)(errno),
+        }
+    }
+
     /// For a call that may fail because something ran out, or else for `reason`.
     fn ran_out_or(reason: FallbackReason) -> impl Fn(Errno) -> Self {
         move |errno| match errno {
-            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC | Errno::ADDRNOTAVAIL => {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => {
                 Self::failed(FallbackReason::ResourceLimit, errno)
             }
             _ => Self::failed(reason, errno),
@@ -193,7 +203,7 @@ fn connect_now(request: &Request) -> Result<Progress, NoLane> {
         return Err(no_lane);
     }
     let lifeline = new_lifeline()?;
-    let unavailable = NoLane::ran_out_or(FallbackReason::RackUnavailable);
+    let unavailable = |errno| NoLane::failed(reasons::of_rack_error(errno), errno);
     let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
     if may_be_far && monitor::is_there(&rack) {
         return far::connect(rack, request, lifeline);
@@ -202,7 +212,11 @@ fn connect_now(request: &Request) -> Result<Progress, NoLane> {
     if crate::lifecycle::settings().honours_filters {
         return Err(NoLane::because(FallbackReason::PacketFilters));
     }
-    let (lifeline, tuple) = approach(&rack, route, lifeline, request.opener, || Ok(()))?;
+    let reached = approach(&rack, route, lifeline, request.opener, || Ok(()));
+    let (lifeline, tuple) = reached.map_err(|no_lane| match no_lane.reason {
+        FallbackReason::NoListener => NoLane::because(reasons::of_nobody(&rack, route.destination)),
+        _ => no_lane,
+    })?;
     check_trusted(lifeline.as_fd())?;
     Ok(Progress::Reached { lifeline, tuple })
 }
@@ -322,9 +336,8 @@ fn approach(
         return Err(NoLane::because(FallbackReason::ToItself));
     }
     let random = spread_u32();
-    let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
     // The tuple first: with its name the listener learns who comes.
-    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener, &rack.key()).map_err(&broken)?;
+    let tuple = bind_tuple(lifeline.as_fd(), &route, random, opener, &rack.key()).map_err(NoLane::unbound)?;
     // The one listener that has the very address is most often there, and is the best: only without it the rack is
     // searched.
     let exact = ListenerName::new(route.destination, false, None);
@@ -804,6 +817,15 @@ pub(crate) mod tests {
         for bound in ["127.0.0.1:80", "0.0.0.0:80"] {
             assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some(bound))), FallbackReason::ToItself);
         }
+    }
+
+    #[test]
+    fn a_source_port_that_a_connection_has_is_said_to_be_in_use() {
+        let meeting = Meeting::new();
+        let _listener = meeting.listen("127.0.0.1:80");
+        let _first = meeting.connect_from("127.0.0.1:80", Some("127.0.0.1:9")).unwrap();
+        assert_eq!(reason(meeting.connect_from("127.0.0.1:80", Some("127.0.0.1:9"))), FallbackReason::PortInUse);
+        assert_eq!(NoLane::unbound(Errno::ADDRNOTAVAIL).reason, FallbackReason::NoFreePort);
     }
 
     #[test]

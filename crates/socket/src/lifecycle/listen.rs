@@ -70,8 +70,8 @@ fn add_lane(
         |error| *error == Errno::MFILE,
     );
     lane.map_err(|error| match error {
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM => FallbackReason::ResourceLimit,
-        _ => FallbackReason::RackUnavailable,
+        Errno::ADDRINUSE => FallbackReason::NameTaken,
+        error => rendezvous::reasons::of_rack_error(error),
     })
 }
 

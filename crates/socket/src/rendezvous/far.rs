@@ -241,9 +241,9 @@ impl Aim {
     }
 
     fn bind(&self, lifeline: &OwnedFd, node: IpAddr) -> Result<Tuple, NoLane> {
-        let broken = NoLane::ran_out_or(FallbackReason::HandshakeFailed);
         let route = self.request.far_route(node)?;
-        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &self.rack.key()).map_err(broken)
+        let key = self.rack.key();
+        bind_tuple(lifeline.as_fd(), &route, spread_u32(), self.request.opener, &key).map_err(NoLane::unbound)
     }
 
     fn ask(self, lifeline: OwnedFd, tuple: Option<Tuple>) -> Result<Progress, NoLane> {

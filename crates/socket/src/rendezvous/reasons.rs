@@ -1,0 +1,182 @@
+//! Why a connection gets no lane, told apart once it has got none: the server may be another user's, in another network
+//! namespace, or run with another version of the library.
+//!
+//! What is read for that is read once a second for a destination at most.
+
+use std::ffi::OsStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Mutex;
+
+use ledger::FallbackReason;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::address::canonical;
+use crate::clock::now_ns;
+use crate::descriptors::close;
+use crate::rack::{self, Rack};
+
+/// For how long what was found out about a destination is believed.
+const BELIEVED_NS: u64 = 1_000_000_000;
+/// Destinations of which something is remembered.
+const REMEMBERED_MAX: usize = 64;
+/// Bytes of /proc/net/tcp that are read. Listeners come first, in 150 bytes each.
+const TABLE_BYTES_MAX: usize = 256 << 10;
+/// `st` of a listener in /proc/net/tcp.
+const STATE_LISTEN: &str = "0A";
+
+/// What was found out, and when.
+struct Remembered {
+    destination: SocketAddr,
+    reason: FallbackReason,
+    at_ns: u64,
+}
+
+static REMEMBERED: Mutex<Vec<Remembered>> = Mutex::new(Vec::new());
+
+/// Why nobody in the rack listens at `destination`.
+pub fn of_nobody(rack: &Rack, destination: SocketAddr) -> FallbackReason {
+    let (destination, now_ns) = (canonical(destination), now_ns());
+    // The lock is never waited for: in the child of a fork its holder may not exist.
+    if let Ok(remembered) = REMEMBERED.try_lock()
+        && let Some(known) = remembered.iter().find(|known| known.destination == destination)
+        && now_ns.saturating_sub(known.at_ns) < BELIEVED_NS
+    {
+        return known.reason;
+    }
+    let reason = find_out(rack, destination);
+    if let Ok(mut remembered) = REMEMBERED.try_lock() {
+        remembered.retain(|known| known.destination != destination);
+        if remembered.len() >= REMEMBERED_MAX {
+            remembered.remove(0);
+        }
+        remembered.push(Remembered { destination, reason, at_ns: now_ns });
+    }
+    reason
+}
+
+fn find_out(rack: &Rack, destination: SocketAddr) -> FallbackReason {
+    match listener_uid(destination) {
+        Some(uid) if uid != rack.uid() => FallbackReason::OtherUser,
+        Some(_) if rack.has_other_version_at(destination) => FallbackReason::VersionMismatch,
+        None if rack.has_other_namespace_at(destination) => FallbackReason::NamespaceDiffers,
+        _ => FallbackReason::NoListener,
+    }
+}
+
+/// Why the rack of the calling process cannot be opened.
+pub fn of_rack_error(errno: Errno) -> FallbackReason {
+    match errno {
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
+        Errno::ACCESS | Errno::PERM if rack::is_another_users() => FallbackReason::RackOfOtherUser,
+        _ => FallbackReason::RackUnavailable,
+    }
+}
+
+/// Whose the TCP listener is that the kernel would connect to, if there is one in this network namespace.
+fn listener_uid(destination: SocketAddr) -> Option<u32> {
+    let own = std::iter::once(destination.ip());
+    let of_v4 = destination.is_ipv4().then_some(Ipv4Addr::UNSPECIFIED.into());
+    let tables =
+        [c"/proc/thread-self/net/tcp", c"/proc/thread-self/net/tcp6"].map(|path| read(path).unwrap_or_default());
+    let listeners = || tables.iter().flat_map(|table| table.lines().skip(1).map_while(listener));
+    let at = |ip: IpAddr| {
+        let address = SocketAddr::new(ip, destination.port());
+        listeners().find(|(local, _)| (local.ip(), local.port()) == (address.ip(), address.port()))
+    };
+    own.chain(of_v4).chain([Ipv6Addr::UNSPECIFIED.into()]).find_map(at).map(|(_, uid)| uid)
+}
+
+/// A line of the table, as long as it is a listener's.
+fn listener(line: &str) -> Option<(SocketAddr, u32)> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let local = words.next()?;
+    let state = words.nth(1)?;
+    let uid = words.nth(3)?.parse().ok()?;
+    (state == STATE_LISTEN).then_some((parse_address(local)?, uid))
+}
+
+/// An address as the kernel writes it there: the words of its memory, and the port.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.split_once(':')?;
+    let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
+    let ip = match ip.len() {
+        8 => IpAddr::from(word(0)?),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let mut octets = [0; 16];
+            octets.iter_mut().zip(words.as_flattened()).for_each(|(octet, byte)| *octet = *byte);
+            IpAddr::from(octets)
+        }
+        _ => return None,
+    };
+    Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
+}
+
+fn read(path: &std::ffi::CStr) -> Result<String, Errno> {
+    let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+    let outcome = loop {
+        match rustix::io::read(&file, &mut chunk) {
+            Ok(0) => break Ok(()),
+            Ok(length) => bytes.extend_from_slice(&chunk[..length]),
+            Err(Errno::INTR) => {}
+            Err(errno) => break Err(errno),
+        }
+        if bytes.len() >= TABLE_BYTES_MAX {
+            break Ok(());
+        }
+    };
+    close(file);
+    outcome.map(|()| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Whether a listener's socket lives in `folder`, where one has its name by itself or several a directory.
+pub(crate) fn is_anybody_in(folder: &Path) -> bool {
+    let sockets = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    sockets.chain([folder.to_owned()]).any(|path| is_live(&path))
+}
+
+/// Finds out by the wrong kind of socket, which leaves the listener unharmed.
+fn is_live(path: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let address = SocketAddrUnix::new(OsStr::as_bytes(path.as_os_str()));
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(probe) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None) else { return false };
+    let answer = address.and_then(|address| rustix::net::connect(&probe, &address));
+    close(probe);
+    answer == Err(Errno::PROTOTYPE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_listeners_is_read_as_the_kernel_writes_it() {
+        let v4 = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 1 1";
+        let v6 = "   1: 00000000000000000000000001000000:0050 00000000000000000000000000000000:0000 0A \
+                  00000000:00000000 00:00000000 00000000     0        0 2 1";
+        let mapped = "   2: 0000000000000000FFFF00000200007F:0051 00000000000000000000000000000000:0000 0A \
+                      00000000:00000000 00:00000000 00000000     7        0 2 1";
+        assert_eq!(listener(v4), Some(("127.0.0.1:8080".parse().unwrap(), 1000)));
+        assert_eq!(listener(v6), Some(("[::1]:80".parse().unwrap(), 0)));
+        assert_eq!(listener(mapped), Some(("127.0.0.2:81".parse().unwrap(), 7)));
+        assert_eq!(listener(&v4.replace(" 0A ", " 01 ")), None);
+        for damaged in ["", "0:", "0: 0100007F 0 0A 0 0 0 1", "0: x:y 0 0A 0 0 0 1", "0: 0100007F:1F90 0 0A 0 0 0 u"] {
+            assert_eq!(listener(damaged), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn the_owner_of_a_listener_is_found() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(listener_uid(listener.local_addr().unwrap()), Some(own));
+        let any = std::net::TcpListener::bind("[::]:0").unwrap();
+        let at = SocketAddr::from(([127, 0, 0, 9], any.local_addr().unwrap().port()));
+        assert_eq!(listener_uid(at), Some(own));
+    }
+}
