@@ -11,6 +11,8 @@
 mod bytes;
 mod descriptors;
 mod files;
+#[cfg(target_arch = "x86_64")]
+mod loading;
 mod messages;
 mod processes;
 mod readiness;

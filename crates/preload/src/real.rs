@@ -117,6 +117,18 @@ pub unsafe fn bare_fork() -> c_int {
     unsafe { function() }
 }
 
+#[cfg(target_arch = "x86_64")]
+/// Where libc's `dlopen` is: it must be jumped to, not called.
+pub fn dlopen_address() -> *mut c_void {
+    find("dlopen\0")
+}
+
+#[cfg(target_arch = "x86_64")]
+/// As [`dlopen_address`].
+pub fn dlmopen_address() -> *mut c_void {
+    find("dlmopen\0")
+}
+
 /// Where libc's `vfork` is: it must be jumped to, not called.
 pub extern "C" fn vfork_address() -> *mut c_void {
     find("vfork\0")
