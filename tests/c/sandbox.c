@@ -113,8 +113,8 @@ enum calls { BYTES, BYTES_AND_POLL, BYTES_AND_SELECT, MESSAGES };
 static bool write_all(int fd, const char *bytes, size_t size, enum calls calls)
 {
     for (size_t done = 0; done < size;) {
-        const char *rest = bytes + done;
-        ssize_t went = calls != MESSAGES ? write(fd, rest, size - done) : send(fd, rest, size - done, 0);
+        size_t left = size - done;
+        ssize_t went = calls != MESSAGES ? write(fd, bytes + done, left) : send(fd, bytes + done, left, 0);
         if (went <= 0)
             return false;
         done += went;
@@ -125,7 +125,8 @@ static bool write_all(int fd, const char *bytes, size_t size, enum calls calls)
 static bool read_all(int fd, char *bytes, size_t size, enum calls calls)
 {
     for (size_t done = 0; done < size;) {
-        ssize_t got = calls != MESSAGES ? read(fd, bytes + done, size - done) : recv(fd, bytes + done, size - done, 0);
+        size_t left = size - done;
+        ssize_t got = calls != MESSAGES ? read(fd, bytes + done, left) : recv(fd, bytes + done, left, 0);
         if (got <= 0)
             return false;
         done += got;

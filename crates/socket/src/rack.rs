@@ -305,7 +305,7 @@ fn kept() -> Option<Arc<Rack>> {
 }
 
 /// What tells the network namespace that a socket was made in from all others; 0 where the kernel is older than 5.14.
-fn netns_cookie(socket: BorrowedFd<'_>) -> u64 {
+pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> u64 {
     let mut cookie = [0_u8; 8];
     let option = SocketOption { level: libc::SOL_SOCKET, name: libc::SO_NETNS_COOKIE };
     get_raw(socket, option, &mut cookie).map_or(0, |_| u64::from_ne_bytes(cookie))

@@ -35,7 +35,7 @@ use crate::hello::{HELLO_BYTES, Hello, HelloError};
 use crate::home::MemoryFds;
 use crate::monitor;
 use crate::options::{SocketOption, get_raw};
-use crate::rack::{ListenerName, NameKey, Rack, RackLock, is_in_any_rack};
+use crate::rack::{ListenerName, NameKey, Rack, RackLock, is_in_any_rack, netns_cookie};
 use crate::segment::{Segment, Side};
 
 /// Strangers that one call of `accept` sends away.
@@ -87,11 +87,21 @@ impl Drop for LaneListener {
     }
 }
 
-/// Adds a lane listener for a TCP listener bound to `bound`, in the caller's rack.
+/// Adds a lane listener for a TCP listener bound to `bound`, in the caller's rack. `netns` is the cookie of the network
+/// namespace that the TCP listener was made in.
 ///
 /// # Errors
-/// As [`listen_in`], and those of [`Rack::current`].
-pub fn listen(bound: SocketAddr, v6_only: bool, reuse_port: bool, backlog: i32) -> Result<LaneListener, Errno> {
+/// As [`listen_in`], and those of [`Rack::current`]; `XDEV` where the calling thread is in another namespace.
+pub fn listen(
+    bound: SocketAddr,
+    netns: u64,
+    v6_only: bool,
+    reuse_port: bool,
+    backlog: i32,
+) -> Result<LaneListener, Errno> {
+    if netns_cookie(unix_stream()?.as_fd()) != netns {
+        return Err(Errno::XDEV);
+    }
     listen_in(&Rack::current()?, bound, v6_only, reuse_port, backlog)
 }
 
@@ -185,17 +195,19 @@ impl NoLane {
     }
 }
 
-/// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket.
+/// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket,
+/// `netns` is the cookie of the network namespace that the socket was made in.
 ///
 /// # Errors
-/// As [`connect_in`], and `RackUnavailable`.
-pub fn connect(to: SocketAddr, bound: Option<SocketAddr>) -> Result<Progress, FallbackReason> {
+/// As [`connect_in`], and `RackUnavailable`; `NamespaceDiffers` where the calling thread is in another namespace: what
+/// the socket reaches is of its own.
+pub fn connect(to: SocketAddr, bound: Option<SocketAddr>, netns: u64) -> Result<Progress, FallbackReason> {
     let node = crate::lifecycle::settings().node;
     let request = Request { destination: to, source: bound, node, opener: Opener::Program };
-    connect_now(&request).map_err(|no_lane| no_lane.reason)
+    connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
 }
 
-fn connect_now(request: &Request) -> Result<Progress, NoLane> {
+fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
     // Asked before the rack is opened, because a program that only talks to other machines needs none.
     let route = request.route();
     let may_be_far = request.may_be_far(&route);
@@ -203,6 +215,9 @@ fn connect_now(request: &Request) -> Result<Progress, NoLane> {
         return Err(no_lane);
     }
     let lifeline = new_lifeline()?;
+    if netns_cookie(lifeline.as_fd()) != netns {
+        return Err(NoLane::because(FallbackReason::NamespaceDiffers));
+    }
     let unavailable = |errno| NoLane::failed(reasons::of_rack_error(errno), errno);
     let rack = Rack::current_for(lifeline.as_fd()).map_err(unavailable)?;
     if may_be_far && monitor::is_there(&rack) {

@@ -72,7 +72,10 @@ fn memfd() -> Check {
 fn unix_sockets() -> Check {
     match UnixStream::pair() {
         Ok(_) => Check::ok("AF_UNIX", "stream sockets"),
-        Err(error) => Check::missing("AF_UNIX", error.to_string(), "allow AF_UNIX sockets (seccomp, container)"),
+        Err(error) => {
+            let remedy = "allow AF_UNIX sockets (seccomp, container; in a systemd unit RestrictAddressFamilies=AF_UNIX)";
+            Check::missing("AF_UNIX", error.to_string(), remedy)
+        }
     }
 }
 

@@ -134,7 +134,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
     let bound = if is_pending { None } else { inspect::local_of(fd).ok() };
-    Call { fd, stream, destination, bound, is_pending, underway: None }.run()
+    let aim = Aim { destination, bound, netns: inspect::netns_of(fd) };
+    Call { fd, stream, aim, is_pending, underway: None }.run()
 }
 
 /// A lifeline that has reached a listener, and what is known of the connection.
@@ -152,6 +153,16 @@ impl From<Connected> for Met {
     }
 }
 
+/// What a connect is to reach, and from where.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Aim {
+    pub destination: SocketAddr,
+    /// What the socket was bound to before.
+    pub bound: Option<SocketAddr>,
+    /// The network namespace that the socket was made in.
+    pub netns: u64,
+}
+
 /// What one try came to.
 pub(super) enum Attempt {
     Met(Box<Met>),
@@ -163,12 +174,12 @@ pub(super) enum Attempt {
 }
 
 /// Goes on with a connect that is under way, or begins one.
-pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>, underway: Option<Box<Underway>>) -> Attempt {
+pub(super) fn attempt(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
     let has_run_out = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
     let gone_on = underway.map(|underway| underway.go_on());
     let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
-    match progress.unwrap_or_else(|| limit::above_when_needed(|| rendezvous::connect(destination, bound), has_run_out))
-    {
+    let connect = || rendezvous::connect(aim.destination, aim.bound, aim.netns);
+    match progress.unwrap_or_else(|| limit::above_when_needed(connect, has_run_out)) {
         Ok(Progress::Connected(connected)) => Attempt::Met(Box::new((*connected).into())),
         Ok(Progress::Reached { lifeline, tuple }) => {
             let start = Start::Lifeline(Side::Connector);
@@ -184,8 +195,7 @@ pub(super) fn attempt(destination: SocketAddr, bound: Option<SocketAddr>, underw
 struct Call {
     fd: RawFd,
     stream: &'static Stream,
-    destination: SocketAddr,
-    bound: Option<SocketAddr>,
+    aim: Aim,
     /// An earlier call has sent the connect to the background.
     is_pending: bool,
     underway: Option<Box<Underway>>,
@@ -217,14 +227,14 @@ impl Call {
         if self.is_pending {
             return pending::outcome(self.fd);
         }
-        match attempt(self.destination, self.bound, self.underway.take()) {
+        match attempt(self.aim, self.underway.take()) {
             Attempt::Full => None,
             Attempt::Underway(underway) => {
                 self.underway = Some(underway);
                 None
             }
             Attempt::Met(met) => Some(self.install(*met)),
-            Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.destination, reason)),
+            Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.aim.destination, reason)),
         }
     }
 
@@ -232,7 +242,7 @@ impl Call {
         match install(self.fd, self.stream, met) {
             Ok(is_nonblocking) if is_nonblocking => Outcome::Answered(Err(Errno::INPROGRESS)),
             Ok(_) => Outcome::Answered(Ok(())),
-            Err(_) => fall_back(self.fd, self.stream, self.destination, FallbackReason::ResourceLimit),
+            Err(_) => fall_back(self.fd, self.stream, self.aim.destination, FallbackReason::ResourceLimit),
         }
     }
 
@@ -281,11 +291,11 @@ impl Call {
     }
 
     fn go_to_background(self, answer: Errno) -> Outcome {
-        let Self { fd, stream, destination, bound, underway, .. } = self;
+        let Self { fd, stream, aim, underway, .. } = self;
         let reason = if underway.is_some() { FallbackReason::ResourceLimit } else { FallbackReason::BacklogFull };
-        match pending::begin(fd, stream, destination, bound, underway) {
+        match pending::begin(fd, stream, aim, underway) {
             Ok(()) => Outcome::Answered(Err(answer)),
-            Err(_) => fall_back(fd, stream, destination, reason),
+            Err(_) => fall_back(fd, stream, aim.destination, reason),
         }
     }
 }

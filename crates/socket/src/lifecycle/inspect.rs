@@ -2,6 +2,7 @@
 
 use crate::address;
 use crate::options::OptionRecord;
+use crate::rack::netns_cookie;
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,6 +33,12 @@ pub(super) fn is_connect_denied(fd: RawFd, is_v6: bool, port: u16) -> Result<boo
         Err(error @ (Errno::CONNREFUSED | Errno::CONNABORTED | Errno::CONNRESET | Errno::TIMEDOUT)) => Err(error),
         answer => Ok(matches!(answer, Err(Errno::ACCESS | Errno::PERM))),
     }
+}
+
+/// The cookie of the network namespace that a socket was made in, which is the one that it reaches.
+pub(super) fn netns_of(fd: RawFd) -> u64 {
+    // SAFETY: the program's descriptor, in a call about it.
+    netns_cookie(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// `IPV6_V6ONLY`.

@@ -63,14 +63,16 @@ fn add_lane(
     if stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
         return Err(FallbackReason::UnsupportedCall);
     }
+    let netns = inspect::netns_of(fd);
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);
     let lane = limit::above_when_needed(
-        || rendezvous::listen(bound, is_v6only, reuses_port, backlog),
+        || rendezvous::listen(bound, netns, is_v6only, reuses_port, backlog),
         |error| *error == Errno::MFILE,
     );
     lane.map_err(|error| match error {
         Errno::ADDRINUSE => FallbackReason::NameTaken,
+        Errno::XDEV => FallbackReason::NamespaceDiffers,
         error => rendezvous::reasons::of_rack_error(error),
     })
 }

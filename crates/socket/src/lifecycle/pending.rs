@@ -6,7 +6,7 @@
 //! connecting, and it gives up when TCP does. Meanwhile those who wait for readiness, or ask how the connect goes, look
 //! whether it can go on; no step of it waits.
 
-use super::connect::{Attempt, Met, attempt, fall_back, install, refuse};
+use super::connect::{Aim, Attempt, Met, attempt, fall_back, install, refuse};
 use super::{Outcome, STREAMS, Stream, StreamInner, inspect};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, Need};
@@ -37,9 +37,7 @@ static ENDING: Lock = Lock::new();
 
 /// One connect that waits.
 pub(super) struct Pending {
-    pub destination: SocketAddr,
-    /// What the socket was bound to before.
-    pub bound: Option<SocketAddr>,
+    aim: Aim,
     turn: Turn,
     _counted: Counted,
 }
@@ -84,16 +82,15 @@ pub fn is_looked_at(stream: &'static Stream) -> bool {
 pub(super) fn begin(
     fd: RawFd,
     stream: &'static Stream,
-    destination: SocketAddr,
-    bound: Option<SocketAddr>,
+    aim: Aim,
     underway: Option<Box<Underway>>,
 ) -> Result<(), Errno> {
     if is_pending(stream) {
         return Ok(());
     }
-    connect_to_nobody(fd)?;
+    connect_to_nobody(fd, aim.netns)?;
     COUNT.fetch_add(1, Ordering::SeqCst);
-    let pending = Pending { destination, bound, turn: Turn::Next(underway), _counted: Counted };
+    let pending = Pending { aim, turn: Turn::Next(underway), _counted: Counted };
     stream.with(|inner| inner.pending = Some(pending));
     interest::wake_sleepers();
     Ok(())
@@ -121,9 +118,9 @@ fn advance_now_and_then() {
 /// `full`: a destination that has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
     let Some((waiting, underway)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
-    let left = match attempt(waiting.destination, waiting.bound, underway) {
+    let left = match attempt(waiting.aim, underway) {
         Attempt::Full => {
-            *full = Some(waiting.destination);
+            *full = Some(waiting.aim.destination);
             None
         }
         Attempt::Underway(underway) => Some(underway),
@@ -138,21 +135,20 @@ fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Waiting {
     fd: RawFd,
-    destination: SocketAddr,
-    bound: Option<SocketAddr>,
+    aim: Aim,
 }
 
 impl Waiting {
     fn of(inner: &StreamInner) -> Option<Self> {
         let fd = inner.descriptors.first().copied()?;
-        inner.pending.as_ref().map(|&Pending { destination, bound, .. }| Self { fd, destination, bound })
+        inner.pending.as_ref().map(|&Pending { aim, .. }| Self { fd, aim })
     }
 
     /// Unless it is somebody else's turn, or there is nothing to find out before `full` has room.
     fn take_turn(inner: &mut StreamInner, full: Option<SocketAddr>) -> Option<(Self, Option<Box<Underway>>)> {
         let waiting = Self::of(inner)?;
         let turn = &mut inner.pending.as_mut()?.turn;
-        let is_vain = matches!(turn, Turn::Next(None)) && Some(waiting.destination) == full;
+        let is_vain = matches!(turn, Turn::Next(None)) && Some(waiting.aim.destination) == full;
         match std::mem::replace(turn, Turn::Taken) {
             Turn::Next(underway) if !is_vain => Some((waiting, underway)),
             kept => {
@@ -201,7 +197,7 @@ fn finish(stream: &'static Stream, waiting: Waiting, met: Met) {
 
 /// There is no lane any more, only a TCP listener, or none: kernel TCP finds out, from the beginning.
 fn give_to_kernel(stream: &'static Stream, waiting: Waiting, reason: FallbackReason) {
-    let Waiting { fd, destination, .. } = waiting;
+    let Waiting { fd, aim: Aim { destination, .. } } = waiting;
     // SAFETY: the program's descriptor, which is open while its connect is not ended.
     let socket = unsafe { BorrowedFd::borrow_raw(fd) };
     // On the way it is disconnected, with an error that is nobody's.
@@ -260,6 +256,8 @@ pub(super) fn after_fork_in_child() {
 /// A listener of our own whose backlog is full: who connects to it hears nothing.
 struct Silence {
     is_v6: bool,
+    /// Whose connects it can keep waiting: those of its network namespace.
+    netns: u64,
     address: SocketAddr,
     _listener: HiddenFd,
     _guest: HiddenFd,
@@ -271,12 +269,12 @@ struct Silences(UnsafeCell<Vec<Silence>>);
 unsafe impl Sync for Silences {}
 
 static SILENCE_LOCK: Lock = Lock::new();
-/// Under `SILENCE_LOCK`; one of each family at most.
+/// Under `SILENCE_LOCK`; one of each family and network namespace at most.
 static SILENCES: Silences = Silences(UnsafeCell::new(Vec::new()));
 
-fn connect_to_nobody(fd: RawFd) -> Result<(), Errno> {
+fn connect_to_nobody(fd: RawFd, netns: u64) -> Result<(), Errno> {
     let is_v6 = inspect::local_of(fd)?.is_ipv6();
-    let nobody = signals::without_handlers(|| silent_address(is_v6))?;
+    let nobody = signals::without_handlers(|| silent_address(is_v6, netns))?;
     // SAFETY: the program's descriptor, which it is connecting.
     match without_waiting(fd, || rustix::net::connect(unsafe { BorrowedFd::borrow_raw(fd) }, &nobody))? {
         Err(Errno::INPROGRESS) => Ok(()),
@@ -284,11 +282,12 @@ fn connect_to_nobody(fd: RawFd) -> Result<(), Errno> {
     }
 }
 
-fn silent_address(is_v6: bool) -> Result<SocketAddr, Errno> {
+fn silent_address(is_v6: bool, netns: u64) -> Result<SocketAddr, Errno> {
     let _guard = SILENCE_LOCK.lock();
     // SAFETY: under the lock.
     let silences = unsafe { &mut *SILENCES.0.get() };
-    let known = silences.iter().find(|silence| silence.is_v6 == is_v6).map(|silence| silence.address);
+    let known =
+        silences.iter().find(|silence| silence.is_v6 == is_v6 && silence.netns == netns).map(|silence| silence.address);
     known.map_or_else(
         || {
             let silence = Silence::new(is_v6)?;
@@ -319,10 +318,11 @@ impl Silence {
         // A backlog of none has room for one.
         rustix::net::listen(&listener, 0)?;
         let address = inspect::local_of(listener.as_raw_fd())?;
+        let netns = inspect::netns_of(listener.as_raw_fd());
         let guest = tcp(is_v6)?;
         rustix::net::connect(&guest, &address)?;
         let hide = |socket: OwnedFd| HiddenFd::hide(socket, Need::Required);
-        Ok(Self { is_v6, address, _listener: hide(listener)?, _guest: hide(guest)? })
+        Ok(Self { is_v6, netns, address, _listener: hide(listener)?, _guest: hide(guest)? })
     }
 }
 
