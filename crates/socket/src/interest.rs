@@ -355,6 +355,22 @@ impl InterestSet {
     }
 }
 
+impl InterestSet {
+    /// Makes what was registered as a listener with a lane listener a plain TCP socket.
+    fn revert(&self, fd: RawFd) {
+        self.with(|roster| {
+            let Some(index) = roster.find(fd) else { return };
+            let Registration { target: Target::Listener(_), events, data, .. } = *roster.at(index) else { return };
+            self.forget(roster, index, &[]);
+            // It is in the kernel's set still where that is another process's too.
+            let _ = kernel::control(roster.epfd().unwrap_or(-1), EPOLL_CTL_ADD, fd, events, data);
+            roster.has_foreign = true;
+            roster.insert(Registration::new(fd, Target::Stream, events, data));
+            REGISTERED.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+}
+
 fn is_readable(fd: RawFd) -> bool {
     system::poll_now(fd, libc::POLLIN) & libc::POLLIN != 0
 }
@@ -589,6 +605,13 @@ pub fn holds_listener(listener: &'static Listener) -> bool {
     let descriptors = Target::Listener(listener).descriptors();
     REGISTERED.load(Ordering::Relaxed) > 0
         && POOL.any(|set| set.with(|roster| descriptors.iter().any(|&fd| roster.find(fd).is_some())))
+}
+
+/// After the lane listener beside the TCP socket `fd` is gone, and that listens on: sets that held both hold the socket.
+pub fn adopt_stream(fd: RawFd) {
+    if REGISTERED.load(Ordering::Relaxed) > 0 {
+        POOL.for_each(|set| set.revert(fd));
+    }
 }
 
 /// Wakes all threads that sleep on sets: how long they may sleep has changed.

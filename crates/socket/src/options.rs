@@ -8,12 +8,16 @@
 
 #![allow(unsafe_code)] // Values in the memory of C callers go to the kernel as they are.
 
+mod guarded;
+
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use guarded::Guards;
 
 use crate::address::Family;
 use crate::control::{self, Wanted};
@@ -224,11 +228,13 @@ impl Special {
 #[derive(Clone, Debug, Default)]
 pub struct OptionRecord {
     records: Vec<(SocketOption, Box<[u8]>)>,
+    guards: Guards,
 }
 
 impl OptionRecord {
     /// Remembers an option that the kernel has accepted on the program's TCP socket.
     pub fn note(&mut self, option: SocketOption, value: &[u8]) {
+        self.guards.note(option, value, value.len());
         if UNREPEATABLE.contains(&option) || value.len() > VALUE_BYTES_MAX {
             return;
         }
@@ -247,6 +253,8 @@ impl OptionRecord {
     /// `value` is null or readable for `length` bytes: the kernel has accepted it.
     pub unsafe fn note_c(&mut self, option: SocketOption, value: *const c_void, length: libc::socklen_t) {
         let length = length as usize;
+        // SAFETY: the caller's.
+        self.guards.note(option, &unsafe { head_of(value, length) }, length);
         if value.is_null() || length > VALUE_BYTES_MAX {
             return;
         }
@@ -291,6 +299,10 @@ impl OptionRecord {
         }
         if option.comes_too_late(&number) {
             return Err(Errno::INVAL);
+        }
+        // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
+        if option.guards(&unsafe { head_of(value, length as usize) }, length as usize) {
+            return Err(Errno::OPNOTSUPP);
         }
         // SAFETY: the kernel has read the value, and the caller says it is readable to its end.
         unsafe { self.note_c(option, value, length) };
@@ -401,7 +413,8 @@ impl OptionRecord {
 
     /// Whether the program has asked for something that a lane cannot give.
     pub fn asks_more_than_lanes_offer(&self) -> bool {
-        self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
+        self.guards.is_any()
+            || self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
     }
 
     /// What receives are to bring beside the bytes.
@@ -427,6 +440,19 @@ impl OptionRecord {
         }
         Ok(socket)
     }
+}
+
+/// The first bytes of a value in the memory of a C caller, with zeros behind it where it is shorter.
+///
+/// # Safety
+/// `value` is null or readable for `length` bytes.
+unsafe fn head_of(value: *const c_void, length: usize) -> [u8; 4] {
+    let mut head = [0; 4];
+    if !value.is_null() {
+        // SAFETY: the caller says that `length` bytes are readable, and there is room for four.
+        unsafe { std::ptr::copy_nonoverlapping(value.cast::<u8>(), head.as_mut_ptr(), length.min(head.len())) };
+    }
+    head
 }
 
 fn fresh(family: Family) -> Result<OwnedFd, Errno> {

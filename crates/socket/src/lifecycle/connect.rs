@@ -130,12 +130,21 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         enter_kernel_connection(fd, stream, destination);
         return Outcome::Kernel;
     }
+    if !is_pending && is_v6 && is_mapped(destination) && inspect::is_v6only(fd) {
+        // The kernel has no route for it.
+        return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
+    }
     if !is_pending && stream.with_options(|options| inspect::asks_more_than_lanes_offer(fd, options)) {
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
     let bound = if is_pending { None } else { inspect::local_of(fd).ok() };
     let aim = Aim { destination, bound, netns: inspect::netns_of(fd) };
     Call { fd, stream, aim, is_pending, underway: None }.run()
+}
+
+/// Whether a destination is an IPv4 address in the form of an IPv6 one.
+fn is_mapped(destination: SocketAddr) -> bool {
+    matches!(destination, SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some())
 }
 
 /// A lifeline that has reached a listener, and what is known of the connection.

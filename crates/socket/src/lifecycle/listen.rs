@@ -103,10 +103,17 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
 /// again.
 pub fn shutdown_listener(listener: &'static Listener) {
     // No handler that closes the socket comes between its steps.
-    signals::without_handlers(|| demote(listener));
+    signals::without_handlers(|| demote(listener, |fd| interest::forget_listener(fd, listener), |_| ()));
 }
 
-fn demote(listener: &'static Listener) {
+/// A listener whose clients are to come by kernel TCP alone from now on.
+pub(super) fn leave_to_kernel(listener: &'static Listener) {
+    count_fallback(FallbackReason::UnsupportedCall);
+    signals::without_handlers(|| demote(listener, |_| (), interest::adopt_stream));
+}
+
+/// Makes a listener a plain TCP socket. `before` and `after` are called around that, for each of its descriptors.
+fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(RawFd)) {
     // SAFETY: the hidden descriptor lives as long as the listener, whose descriptor the caller uses.
     let lane = unsafe { BorrowedFd::borrow_raw(listener.lane_fd()) };
     let _ = rustix::net::shutdown(lane, rustix::net::Shutdown::Both);
@@ -126,9 +133,10 @@ fn demote(listener: &'static Listener) {
         };
     });
     for descriptor in inner.descriptors {
-        interest::forget_listener(descriptor, listener);
+        before(descriptor);
         table::set(descriptor, Entry::Stream(stream));
         set_mode(descriptor, is_nonblocking);
+        after(descriptor);
     }
     LISTENERS.give_back(listener);
 }

@@ -118,6 +118,9 @@ fn advance_now_and_then() {
 /// `full`: a destination that has just been found full.
 fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
     let Some((waiting, underway)) = stream.with(|inner| Waiting::take_turn(inner, *full)) else { return };
+    if stream.with_options(|options| options.asks_more_than_lanes_offer()) {
+        return end(stream, waiting, Err(FallbackReason::UnsupportedCall));
+    }
     let left = match attempt(waiting.aim, underway) {
         Attempt::Full => {
             *full = Some(waiting.aim.destination);

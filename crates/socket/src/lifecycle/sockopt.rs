@@ -1,6 +1,6 @@
 //! `getsockopt` and `setsockopt` of connections, and the record of what programs set before.
 
-use super::{Listener, Stream, deferral};
+use super::{Listener, Stream, deferral, listen::leave_to_kernel};
 use crate::address::{Family, encode_sockaddr};
 use crate::connection::Connection;
 use crate::options::{self, OptionRecord, PACKET_BYTES_MAX, SEGMENT_BYTES_MAX, SocketOption, Special, TcpFacts};
@@ -138,6 +138,11 @@ pub unsafe fn note_option(
         Entry::Stream(stream) => Stream::with_options(stream, note),
         Entry::Listener(listener) => {
             Listener::with_options(listener, note);
+            // From now on clients are to come by kernel TCP alone, which does what is asked.
+            if listener.with_options(|options| options.asks_more_than_lanes_offer()) {
+                leave_to_kernel(listener);
+                return Ok(());
+            }
             if option == deferral::DEFER_ACCEPT {
                 return deferral::follow(fd, listener);
             }
