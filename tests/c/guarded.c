@@ -1,6 +1,6 @@
 // Options that decide who may talk to a socket, or which way its packets go: lanes know no keys, filters, marks and
-// devices, so such a socket is kernel TCP's. (Checks whose names begin with kernel_path_ are about connections that must
-// have no lane.)
+// devices, so such a socket is kernel TCP's. (Checks whose names begin with kernel_path_ are about connections that
+// must have no lane.)
 #include "check.h"
 
 #include <linux/filter.h>

@@ -282,3 +282,18 @@ TEST(a_filter_that_is_refused_leaves_connections_as_they_are)
     check_same_address(&mine, &seen);
     close_pair(&pair);
 }
+
+// ---- limits -------------------------------------------------------------------------------------
+
+#include <sys/resource.h>
+
+// What goes beyond it ends by a signal, and a connection writes no file.
+TEST(a_process_that_may_write_no_files_connects)
+{
+    struct rlimit none = {0, 0};
+    OK(setrlimit(RLIMIT_FSIZE, &none));
+    struct pair pair = connected_pair();
+    for (int i = 0; i < 100; i++)
+        ping_pong(pair.client, pair.server);
+    close_pair(&pair);
+}

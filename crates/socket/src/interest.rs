@@ -607,7 +607,7 @@ pub fn holds_listener(listener: &'static Listener) -> bool {
         && POOL.any(|set| set.with(|roster| descriptors.iter().any(|&fd| roster.find(fd).is_some())))
 }
 
-/// After the lane listener beside the TCP socket `fd` is gone, and that listens on: sets that held both hold the socket.
+/// After the lane listener beside the TCP socket `fd` is gone: sets that held both hold the socket.
 pub fn adopt_stream(fd: RawFd) {
     if REGISTERED.load(Ordering::Relaxed) > 0 {
         POOL.for_each(|set| set.revert(fd));

@@ -42,6 +42,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::address::canonical;
 use crate::descriptors::{HiddenFd, Need, close};
 use crate::options::{SocketOption, get_raw};
+use crate::system::check_file_bytes;
 
 pub(crate) mod key;
 
@@ -544,6 +545,7 @@ impl Rack {
     /// Sweeps that run at once may check the same addresses, or begin where another one began: neither does harm.
     fn sweep_from(&self, cursor: BorrowedFd<'_>, listing: BorrowedFd<'_>) -> Result<(), Errno> {
         let mut bytes = [0_u8; 8];
+        check_file_bytes(bytes.len())?;
         let length = rustix::io::pread(cursor, &mut bytes, 0)?;
         let from = if length == bytes.len() { u64::from_ne_bytes(bytes) } else { 0 };
         // What no position is, or is one no more, counts as the end.

@@ -477,6 +477,15 @@ pub fn poll_for(fd: i32, events: i16, timeout_ms: i32) -> i16 {
     if ready > 0 { entry.revents } else { 0 }
 }
 
+/// Whether the process may write files of `len_bytes`: the kernel ends one by SIGXFSZ that goes beyond its limit.
+///
+/// # Errors
+/// `FBIG`: it may not.
+pub(crate) fn check_file_bytes(len_bytes: usize) -> Result<(), Errno> {
+    let limit_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit_bytes.is_some_and(|limit_bytes| limit_bytes < len_bytes as u64) { Err(Errno::FBIG) } else { Ok(()) }
+}
+
 /// What wakes a sleeper; no other byte is ever sent on a lifeline whose hello has come.
 pub(crate) const RING: u8 = 1;
 

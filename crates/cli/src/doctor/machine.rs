@@ -73,7 +73,7 @@ fn unix_sockets() -> Check {
     match UnixStream::pair() {
         Ok(_) => Check::ok("AF_UNIX", "stream sockets"),
         Err(error) => {
-            let remedy = "allow AF_UNIX sockets (seccomp, container; in a systemd unit RestrictAddressFamilies=AF_UNIX)";
+            let remedy = "allow AF_UNIX sockets (seccomp, container; systemd: RestrictAddressFamilies=AF_UNIX)";
             Check::missing("AF_UNIX", error.to_string(), remedy)
         }
     }

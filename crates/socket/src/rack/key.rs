@@ -14,6 +14,7 @@ use rustix::rand::GetRandomFlags;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::descriptors::close;
+use crate::system::check_file_bytes;
 
 /// The file in the rack directory's version that holds the key.
 pub(super) const KEY_FILE: &str = "key";
@@ -101,6 +102,7 @@ impl NameKey {
 }
 
 fn write_key(file: BorrowedFd<'_>, key: &[u8]) -> Result<(), Errno> {
+    check_file_bytes(key.len())?;
     rustix::fs::fchmod(file, KEY_MODE)?;
     if rustix::io::write(file, key)? != key.len() {
         return Err(Errno::NOSPC);
