@@ -1,10 +1,12 @@
 //! What an operator sees: variables set by hand, reasons, refusals.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
 use system_tests::place::{library, package_file, python, tool};
+use system_tests::port::free_port;
 use system_tests::{Finished, PATIENCE, Process, Rack, Server, start_server};
 
 /// The library without the command, as where a command line is not the operator's to change.
@@ -131,11 +133,23 @@ sys.stdin.read()
 ";
 
 fn server_by(command: impl Fn(&str) -> Command) -> Server {
-    let script = package_file(ECHO_SERVER);
+    server_of(ECHO_SERVER, command)
+}
+
+fn server_of(script: &str, command: impl Fn(&str) -> Command) -> Server {
+    let script = package_file(script);
     let script = script.to_str().expect("a path");
     start_server(|port| {
         let mut command = command(script);
         command.arg(port.to_string());
+        command
+    })
+}
+
+fn echo_server(rack: &Rack) -> Server {
+    server_by(|script| {
+        let mut command = rack.run(&[], python());
+        command.arg(script);
         command
     })
 }
@@ -149,7 +163,9 @@ fn refusal(rack: &Rack, port: u16) -> String {
 
 /// What `stat` counts of a client that has fallen back.
 fn counted(rack: &Rack, port: u16) -> serde_json::Value {
-    let client = Process::start(rack.run(&[], python()).args(["-c", HOLDS]).arg(port.to_string()));
+    let mut client = rack.run(&[], python());
+    client.args(["-c", HOLDS]).arg(port.to_string());
+    let (client, _input) = Process::start_with_input(&mut client);
     client.wait_until("an answer", PATIENCE, |client| client.stdout().contains("answered"));
     let stat = rack.stat();
     let process = stat.named("python").find(|process| process["pid"] == client.pid());
@@ -209,11 +225,7 @@ fn a_program_that_has_changed_its_user_is_told_whose_the_rack_is() {
     if rack.is_bare() || !is_root() {
         return;
     }
-    let listener = server_by(|script| {
-        let mut command = rack.run(&[], python());
-        command.arg(script);
-        command
-    });
+    let listener = echo_server(&rack);
     let mut client = rack.require_lane(python());
     client.args(["-c", &format!("import os; os.setuid(65534){HOLDS}")]).arg(listener.port.to_string());
     let said = Process::start(&mut client).wait(PATIENCE).must_exit_with(1).stderr;
@@ -226,14 +238,113 @@ fn a_server_of_another_version_is_said_to_be_one() {
     if rack.is_bare() {
         return;
     }
-    let server = server_by(|script| {
-        let mut command = rack.run(&[], python());
-        command.arg(script);
-        command
-    });
+    let server = echo_server(&rack);
     // What another version has made lies in a directory of its own.
     fs::rename(rack.path().join("v3"), rack.path().join("v999")).expect("the directory of this version");
     let said = refusal(&rack, server.port);
     assert!(said.contains("no lane: the other side runs another version of crosslane"), "{said}");
     assert_eq!(counted(&rack, server.port), serde_json::json!({"version_mismatch": 1}));
+}
+
+// --- lanes off and on ----------------------------------------------------------------------------------------------
+
+/// For each line that it reads, one round trip by a connection that stays and one by a new one.
+const CLIENT_BY_LINE: &str = "
+import socket, sys
+at = ('127.0.0.1', int(sys.argv[1]))
+def round_trip(connection):
+    connection.sendall(b'x')
+    assert connection.recv(1) == b'x'
+old = socket.create_connection(at)
+round_trip(old)
+print('ready', flush=True)
+for line in sys.stdin:
+    new = socket.create_connection(at)
+    round_trip(new)
+    round_trip(old)
+    new.close()
+    print('done', flush=True)
+";
+
+fn switch_lanes(rack: &Rack, state: &str) -> String {
+    Process::start(rack.crosslane("lanes").arg(state)).wait(PATIENCE).must_succeed().stdout
+}
+
+#[test]
+fn lanes_are_switched_off_and_on_while_programs_run() {
+    let rack = Rack::new();
+    if rack.is_bare() {
+        return;
+    }
+    let early = server_of("python/selector_echo_server.py", |script| {
+        let mut command = rack.run(&[], python());
+        command.arg(script);
+        command
+    });
+    let mut client = rack.run(&[], python());
+    client.args(["-c", CLIENT_BY_LINE]).arg(early.port.to_string());
+    let (client, mut input) = Process::start_with_input(&mut client);
+    client.wait_until("its connection", PATIENCE, |client| client.stdout().contains("ready"));
+    let mut rounds = 0;
+    let mut paths = |client: &Process| {
+        rounds += 1;
+        input.write_all(b"again\n").expect("a client that reads");
+        client.wait_until("a round", PATIENCE, |client| client.stdout().matches("done").count() == rounds);
+        let traffic = rack.stat().traffic_of_pid(client.pid()).expect("its page");
+        (traffic.lane_connections, traffic.kernel_connections)
+    };
+    assert_eq!(paths(&client), (2, 0));
+    switch_lanes(&rack, "off");
+    assert_eq!(paths(&client), (2, 1), "what is there goes on by its lane");
+    assert_eq!(paths(&client), (2, 2));
+    let said = Process::start(&mut rack.crosslane("stat")).wait(PATIENCE).must_succeed().stdout;
+    assert!(said.contains("Lanes are switched off in") && said.contains("switched_off"), "{said}");
+    let doctor = Process::start(&mut rack.crosslane("doctor")).wait(PATIENCE).stdout;
+    assert!(doctor.contains("lanes are switched off"), "{doctor}");
+    // One that begins to listen meanwhile has a lane as soon as lanes are on again.
+    let late = echo_server(&rack);
+    let refused = refusal(&rack, late.port);
+    assert!(refused.contains("no lane: lanes are switched off in the rack: crosslane lanes on"), "{refused}");
+    switch_lanes(&rack, "on");
+    assert_eq!(paths(&client), (3, 2));
+    assert_eq!(counted(&rack, late.port), serde_json::json!({}));
+    assert!(!rack.path().join("lanes-off").exists());
+}
+
+#[test]
+fn lanes_that_are_off_before_the_first_program_stay_off() {
+    let rack = Rack::new();
+    if rack.is_bare() {
+        return;
+    }
+    switch_lanes(&rack, "off");
+    let server = echo_server(&rack);
+    assert_eq!(counted(&rack, server.port), serde_json::json!({"switched_off": 1}));
+    switch_lanes(&rack, "on");
+    assert_eq!(counted(&rack, server.port), serde_json::json!({}));
+}
+
+#[test]
+fn a_refusal_that_repeats_itself_is_said_once() {
+    let rack = Rack::new();
+    if rack.is_bare() {
+        return;
+    }
+    let mut client = rack.require_lane(python());
+    let script = "import socket, sys\nfor _ in range(4): socket.socket().connect_ex(('127.0.0.1', int(sys.argv[1])))";
+    client.args(["-c", script, &free_port().to_string()]);
+    let finished = Process::start(&mut client).wait(PATIENCE).must_succeed();
+    assert_eq!(finished.stderr.lines().count(), 1, "{finished}");
+}
+
+#[test]
+fn stat_shows_who_listens() {
+    let rack = Rack::new();
+    if rack.is_bare() {
+        return;
+    }
+    let server = echo_server(&rack);
+    let said = Process::start(&mut rack.crosslane("stat")).wait(PATIENCE).must_succeed().stdout;
+    let line = said.lines().find(|line| line.contains(&format!(":{}", server.port))).expect("the listener");
+    assert!(said.contains("LISTENER") && line.contains("python"), "{said}");
 }

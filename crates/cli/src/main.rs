@@ -8,6 +8,7 @@ mod doctor;
 mod down;
 mod elf;
 mod interleaved;
+mod lanes;
 mod library;
 mod monitor;
 mod output;
@@ -54,6 +55,8 @@ enum Command {
     Stat(stat::Options),
     /// The same as stat, live
     Top(top::Options),
+    /// Switch new lanes of a rack off and on while its programs run
+    Lanes(lanes::Options),
     /// Racks, machines joined by memory windows: files, and etcd
     #[command(subcommand)]
     Rack(RackCommand),
@@ -124,6 +127,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::main(options),
         Command::Stat(options) => stat::main(options),
         Command::Top(options) => top::main(options),
+        Command::Lanes(options) => lanes::main(options),
         Command::Rack(RackCommand::Example(options)) => rack_example::main(options),
         Command::Rack(RackCommand::Push(options)) => rack_store::push(options),
         Command::Rack(RackCommand::Show(options)) => rack_store::show(options),

@@ -50,6 +50,26 @@ pub fn prepare_below(base: &Path, directory: &Path) -> Result<()> {
     prepare(directory)
 }
 
+/// Says why programs refuse a directory, if it is there and they do: whoever may read it, may they be its owner or not.
+pub fn check_private(rack: &Path) -> Result<()> {
+    let shown = rack.display();
+    let found = match std::fs::symlink_metadata(rack) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?,
+    };
+    if !found.is_dir() {
+        bail!("rack '{shown}' is no directory; give another with --rack");
+    }
+    let user = rustix::process::geteuid();
+    if !user.is_root() && found.uid() != user.as_raw() {
+        bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
+    }
+    if found.mode() & 0o077 != 0 {
+        bail!("rack '{shown}' is open to other users; chmod 700 it");
+    }
+    Ok(())
+}
+
 /// Makes the rack if it is missing, and says why programs cannot meet in it if they cannot.
 pub fn prepare(rack: &Path) -> Result<()> {
     let shown = rack.display();
@@ -59,15 +79,10 @@ pub fn prepare(rack: &Path) -> Result<()> {
     let remedy = || format!("rack '{shown}' cannot be used; give a writable directory with --rack");
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(rack).with_context(remedy)?;
     let found = std::fs::symlink_metadata(rack).with_context(remedy)?;
-    if !found.is_dir() {
-        bail!("rack '{shown}' is no directory; give another with --rack");
-    }
     if found.uid() != rustix::process::geteuid().as_raw() {
         bail!("rack '{shown}' belongs to user {}; give one of your own with --rack", found.uid());
     }
-    if found.mode() & 0o077 != 0 {
-        bail!("rack '{shown}' is open to other users; chmod 700 it");
-    }
+    check_private(rack)?;
     // Root passes every permission check and fails on a read-only file system, so only a file tells.
     let probe = rack.join(format!(".probe-{}", std::process::id()));
     std::fs::write(&probe, b"").with_context(remedy)?;

@@ -8,13 +8,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use control::proxy::PeerReport;
 use ledger::FallbackReason;
-use ledger::reader::{self, Connection, Process, Snapshot};
+use ledger::reader::{self, Connection, Process, Snapshot, Totals};
 use serde::Serialize;
 
 use crate::rack_choice::Chosen;
 use crate::rack_control;
 use crate::table::{Align, Table};
-use crate::{output, units};
+use crate::{lanes, output, rack_dir, units};
 
 /// What to show, and how.
 #[derive(clap::Args)]
@@ -35,7 +35,18 @@ pub fn main(options: &Options) -> Result<()> {
     if options.json {
         return output::print_json(&Report::new(&snapshot, &proxies, &rack));
     }
-    output::print(&(describe(&snapshot, &rack) + &proxies.describe()))
+    output::print(&(describe(&snapshot, &rack) + &proxies.describe() + &switched_off(&rack)))
+}
+
+/// A line about each directory in which lanes are switched off.
+fn switched_off(rack: &Chosen) -> String {
+    let off = rack.directories().into_iter().filter(|directory| lanes::are_off(directory));
+    off.map(|directory| {
+        let shown = directory.display();
+        let remedy = format!("crosslane lanes on --rack {rack}");
+        format!("\nLanes are switched off in {shown}: new connections use kernel TCP. Switch on with: {remedy}\n")
+    })
+    .collect()
 }
 
 /// What the proxies of a rack file's nodes have done.
@@ -87,9 +98,9 @@ impl Proxies {
             ("PROXY OF", Align::Left),
             ("TO", Align::Left),
             ("SENT", right),
-            ("COPIES/B", right),
+            ("COPIES/B SENT", right),
             ("RECEIVED", right),
-            ("COPIES/B", right),
+            ("COPIES/B RECEIVED", right),
             ("FRAMES", right),
             ("A PUBLISH", right),
             ("STALLS", right),
@@ -130,6 +141,10 @@ pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
         let shown = directory.display();
         let one =
             reader::read_rack(directory).with_context(|| format!("rack '{shown}' cannot be read; check --rack"))?;
+        // Programs refuse it, and leave nothing there to be read.
+        if one.processes.is_empty() {
+            rack_dir::check_private(directory)?;
+        }
         all.processes.extend(one.processes);
         all.unreadable.extend(one.unreadable);
         all.stale_removed += one.stale_removed;
@@ -142,6 +157,8 @@ pub fn read(directories: &[PathBuf]) -> Result<Snapshot> {
 #[derive(Serialize)]
 struct Report<'a> {
     schema: &'static str,
+    /// Whether new connections are kept from lanes, in one of the rack's directories at least.
+    lanes_off: bool,
     processes: Vec<ProcessReport<'a>>,
     /// Of a rack file: each node's proxy on each of its links.
     proxies: &'a [ProxyReport],
@@ -154,12 +171,28 @@ struct ProcessReport<'a> {
     program: &'a str,
     node: Option<String>,
     started_at_ns: u64,
+    listeners: Vec<ListenerReport>,
     connections: Vec<ConnectionReport>,
     connections_unlisted: u64,
     lane_memory_bytes: u64,
     lane_memory_bytes_max: u64,
     totals: TotalsReport,
     fallbacks: &'a BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct ListenerReport {
+    fd: i32,
+    inherited: bool,
+    local: Option<SocketAddr>,
+    opened_at_ns: u64,
+}
+
+impl ListenerReport {
+    fn new(listener: &Connection) -> Self {
+        let Connection { fd, inherited, local, opened_at_ns, .. } = *listener;
+        Self { fd, inherited, local, opened_at_ns }
+    }
 }
 
 #[derive(Serialize)]
@@ -208,6 +241,7 @@ impl<'a> Report<'a> {
         let silent = proxies.silent.iter().map(|(name, error)| UnreadableReport { name, error: error.clone() });
         Self {
             schema: "crosslane-stat/1",
+            lanes_off: rack.directories().iter().any(|directory| lanes::are_off(directory)),
             processes: snapshot.processes.iter().map(|process| ProcessReport::new(process, rack)).collect(),
             proxies: &proxies.links,
             unreadable: snapshot.unreadable.iter().map(unreadable).chain(silent).collect(),
@@ -222,6 +256,7 @@ impl<'a> ProcessReport<'a> {
             program: &process.program,
             node: process.node.map(|address| rack.node_name(address)),
             started_at_ns: process.started_at_ns,
+            listeners: process.listeners.iter().map(ListenerReport::new).collect(),
             connections: process.connections.iter().map(ConnectionReport::new).collect(),
             connections_unlisted: process.connections_unlisted,
             lane_memory_bytes: process.lane_memory_bytes,
@@ -279,9 +314,9 @@ pub fn nothing_running(rack: &Chosen) -> String {
 pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
     let mut text =
         if snapshot.processes.is_empty() { nothing_running(rack) } else { processes(snapshot, rack).render() };
-    let connections = connections(snapshot);
-    let fallbacks = fallbacks(snapshot);
-    for table in [connections, fallbacks].into_iter().filter(|table| !table.is_empty()) {
+    for table in
+        [listeners(snapshot), connections(snapshot), fallbacks(snapshot)].into_iter().filter(|table| !table.is_empty())
+    {
         text.push('\n');
         text.push_str(&table.render());
     }
@@ -292,41 +327,48 @@ pub fn describe(snapshot: &Snapshot, rack: &Chosen) -> String {
 }
 
 fn processes(snapshot: &Snapshot, rack: &Chosen) -> Table {
+    let right = Align::Right;
     let mut table = Table::new(&[
         ("PROGRAM", Align::Left),
-        ("PID", Align::Right),
+        ("PID", right),
         ("NODE", Align::Left),
-        ("LANES", Align::Right),
-        ("SENT", Align::Right),
-        ("RECEIVED", Align::Right),
-        ("MEMORY", Align::Right),
-        ("OF", Align::Right),
-        ("WINDOWS", Align::Right),
-        ("BYTES", Align::Right),
-        ("KERNEL", Align::Right),
-        ("SENT", Align::Right),
-        ("RECEIVED", Align::Right),
-        ("UP", Align::Right),
+        ("LANES", right),
+        ("SENT", right),
+        ("RECEIVED", right),
+        ("MEMORY", right),
+        ("OF", right),
+        ("WINDOWS", right),
+        ("BYTES", right),
+        ("KERNEL", right),
+        ("KERNEL SENT", right),
+        ("KERNEL RECEIVED", right),
+        ("UP", right),
     ]);
     for process in &snapshot.processes {
         table.row(vec![
             process.program.clone(),
             process.pid.to_string(),
             node(process, rack),
-            process.lane.connections_open.to_string(),
+            open_of_total(&process.lane),
             units::bytes(process.lane.bytes_sent),
             units::bytes(process.lane.bytes_received),
             units::bytes(process.lane_memory_bytes),
             units::bytes(process.lane_memory_bytes_max),
-            process.window.connections_open.to_string(),
+            open_of_total(&process.window),
             units::bytes(process.window.bytes_sent.saturating_add(process.window.bytes_received)),
-            process.kernel.connections_open.to_string(),
+            open_of_total(&process.kernel),
             units::bytes(process.kernel.bytes_sent),
             units::bytes(process.kernel.bytes_received),
             age_since(process.started_at_ns),
         ]);
     }
     table
+}
+
+/// Connections that are open, of all that there were: the bytes are those of all. Of inherited ones all are open.
+pub fn open_of_total(totals: &Totals) -> String {
+    let (open, total) = (totals.connections_open, totals.connections_total);
+    if open >= total { open.to_string() } else { format!("{open} of {total}") }
 }
 
 /// The process's node as people call it.
@@ -365,6 +407,28 @@ fn connections(snapshot: &Snapshot) -> Table {
                 units::bytes(connection.bytes_received),
                 connection.sleeps.to_string(),
                 age_since(connection.opened_at_ns),
+            ]);
+        }
+    }
+    table
+}
+
+fn listeners(snapshot: &Snapshot) -> Table {
+    let mut table = Table::new(&[
+        ("LISTENER", Align::Left),
+        ("PROGRAM", Align::Left),
+        ("PID", Align::Right),
+        ("FD", Align::Right),
+        ("UP", Align::Right),
+    ]);
+    for process in &snapshot.processes {
+        for listener in process.listeners.iter().filter(|listener| !listener.inherited) {
+            table.row(vec![
+                address(listener.local),
+                process.program.clone(),
+                process.pid.to_string(),
+                listener.fd.to_string(),
+                age_since(listener.opened_at_ns),
             ]);
         }
     }
@@ -507,11 +571,34 @@ mod tests {
         }
     }
 
+    fn private_folder() -> tempfile::TempDir {
+        let owner_only = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        tempfile::Builder::new().permissions(owner_only).tempdir().unwrap()
+    }
+
     #[test]
     fn an_empty_rack_says_how_to_start() {
-        let rack = tempfile::tempdir().unwrap();
+        let rack = private_folder();
         let text = describe(&read(&directory(&rack)).unwrap(), &Chosen::Directory(rack.path().to_owned()));
         assert!(text.starts_with("Nothing runs over crosslane"), "{text}");
         assert!(text.contains("crosslane run"), "{text}");
+    }
+
+    #[test]
+    fn a_rack_that_programs_refuse_is_not_said_to_be_empty() {
+        use std::os::unix::fs::PermissionsExt;
+        let rack = private_folder();
+        std::fs::set_permissions(rack.path(), PermissionsExt::from_mode(0o750)).unwrap();
+        let error = read(&[rack.path().to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("is open to other users; chmod 700 it"), "{error}");
+    }
+
+    #[test]
+    fn connections_that_are_closed_are_counted_beside_those_that_are_open() {
+        let totals =
+            |connections_open, connections_total| Totals { connections_open, connections_total, ..Totals::default() };
+        assert_eq!(open_of_total(&totals(0, 3)), "0 of 3");
+        assert_eq!(open_of_total(&totals(2, 2)), "2");
+        assert_eq!(open_of_total(&totals(1, 0)), "1", "inherited");
     }
 }

@@ -23,7 +23,7 @@ mod terms;
 mod writer;
 
 pub use layout::SLOTS;
-pub use rack::{STAT_FOLDER, rack_dir};
+pub use rack::{OFF_FILE, OFF_HINT, STAT_FOLDER, rack_dir};
 pub use switch::switch;
 pub use terms::{FallbackReason, Path, Role, node_address, node_name};
 pub use writer::{Config, Connection, ConnectionSlot, Ledger, own_program_name};

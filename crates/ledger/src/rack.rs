@@ -15,6 +15,13 @@ pub fn rack_dir(variable: impl Fn(&str) -> Option<OsString>, uid: u32) -> PathBu
 /// The folder of a rack that holds the ledgers.
 pub const STAT_FOLDER: &str = "v1/stat";
 
+/// The file of a rack that switches its lanes off: as long as it is there, new connections use kernel TCP.
+pub const OFF_FILE: &str = "lanes-off";
+
+/// The bit in the mode of a directory of listeners by which processes that have it open are told to look for
+/// [`OFF_FILE`]: they ask for the mode anyway at each `connect` and `listen`.
+pub const OFF_HINT: u32 = 0o1000;
+
 #[cfg(test)]
 mod tests {
     use super::*;

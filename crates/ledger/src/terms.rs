@@ -38,7 +38,7 @@ impl Path {
     }
 }
 
-/// Which side of a connection this process is.
+/// Which side of a connection this process is, or that it waits for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -46,6 +46,8 @@ pub enum Role {
     Connect = 0,
     /// It called `accept`.
     Accept = 1,
+    /// It called `listen`: no connection, and counted as none.
+    Listen = 2,
 }
 
 impl Role {
@@ -53,6 +55,7 @@ impl Role {
         match byte {
             0 => Some(Self::Connect),
             1 => Some(Self::Accept),
+            2 => Some(Self::Listen),
             _ => None,
         }
     }
@@ -62,6 +65,7 @@ impl Role {
         match self {
             Self::Connect => "connect",
             Self::Accept => "accept",
+            Self::Listen => "listen",
         }
     }
 }
@@ -142,6 +146,8 @@ fallback_reasons! {
     NameTaken => "name_taken", "another listener of the rack has that address";
     /// The proxy could not listen in the place of another node's server.
     ProxyCannotListen => "proxy_cannot_listen", "the proxy of this node cannot listen for that server; see its log";
+    /// `crosslane lanes off`.
+    SwitchedOff => "switched_off", "lanes are switched off in the rack: crosslane lanes on";
 }
 
 const _: () = assert!(FallbackReason::ALL.len() <= crate::layout::FALLBACK_COUNTERS);

@@ -202,14 +202,17 @@ impl Ledger {
 
     /// Enters a connection. Takes no lock and allocates nothing; makes a system call only when the table grows.
     pub fn open_connection(&'static self, connection: &Connection) -> ConnectionSlot {
-        let totals = &self.header().totals[connection.path as usize];
-        totals.connections_total.fetch_add(1, Relaxed);
-        totals.connections_open.fetch_add(1, Relaxed);
-        self.open[connection.path as usize].fetch_add(1, Relaxed);
+        let Connection { path, role, .. } = *connection;
+        if role != Role::Listen {
+            let totals = &self.header().totals[path as usize];
+            totals.connections_total.fetch_add(1, Relaxed);
+            totals.connections_open.fetch_add(1, Relaxed);
+            self.open[path as usize].fetch_add(1, Relaxed);
+        }
         let Some(index) = self.take_slot() else {
-            self.header().connections_unlisted.fetch_add(1, Relaxed);
-            let slot = &self.header().unlisted[connection.path as usize];
-            return ConnectionSlot { ledger: self, slot, index: UNLISTED, path: connection.path, single_writer: false };
+            self.header().connections_unlisted.fetch_add(u64::from(role != Role::Listen), Relaxed);
+            let slot = &self.header().unlisted[path as usize];
+            return ConnectionSlot { ledger: self, slot, index: UNLISTED, path, role, single_writer: false };
         };
         let slot = self.slot(index);
         slot.sender.clear();
@@ -217,8 +220,8 @@ impl Ledger {
         let opened_at_ns = unix_time_ns();
         self.identities(index).for_each(|identity| identity.open(connection, opened_at_ns));
         // Kernel TCP has no lock of ours around it: two threads may well send at once.
-        let single_writer = connection.path != Path::Kernel;
-        ConnectionSlot { ledger: self, slot, index, path: connection.path, single_writer }
+        let single_writer = path != Path::Kernel;
+        ConnectionSlot { ledger: self, slot, index, path, role, single_writer }
     }
 
     /// What identifies the connection in a slot: for readers, and for children.
@@ -486,6 +489,7 @@ pub struct ConnectionSlot {
     slot: &'static Slot,
     index: u32,
     path: Path,
+    role: Role,
     single_writer: bool,
 }
 
@@ -543,8 +547,10 @@ impl ConnectionSlot {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let totals = &self.ledger.header().totals[self.path as usize];
-        totals.connections_open.fetch_sub(1, Relaxed);
-        self.ledger.open[self.path as usize].fetch_sub(1, Relaxed);
+        if self.role != Role::Listen {
+            totals.connections_open.fetch_sub(1, Relaxed);
+            self.ledger.open[self.path as usize].fetch_sub(1, Relaxed);
+        }
         if self.index == UNLISTED {
             return;
         }

@@ -106,6 +106,21 @@ fn a_reader_sees_what_was_written() {
 }
 
 #[test]
+fn a_listener_has_a_line_and_is_no_connection() {
+    let rack = rack();
+    let address: SocketAddr = "127.77.0.2:80".parse().unwrap();
+    let listener = Connection { role: Role::Listen, local: Some(address), peer: None, ..connection(Path::Lane, 3) };
+    let slot = ledger_in(rack.path()).open_connection(&listener);
+    let process = only_process(rack.path());
+    assert_eq!((process.lane.connections_total, process.lane.connections_open, process.connections.len()), (0, 0, 0));
+    let [shown] = &process.listeners[..] else { panic!("{process:?}") };
+    assert_eq!((shown.fd, shown.local, shown.inherited), (3, Some(address), false));
+    slot.close();
+    let process = only_process(rack.path());
+    assert_eq!((process.lane.connections_open, process.listeners), (0, Vec::new()));
+}
+
+#[test]
 fn files_and_folders_are_the_users_own() {
     let rack = rack();
     let deeper = rack.path().join("deeper");

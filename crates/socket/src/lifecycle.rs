@@ -43,9 +43,10 @@ use crate::table::{self, Entry};
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
 use rustix::io::Errno;
 use std::cell::UnsafeCell;
+use std::hash::{Hash, Hasher};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering, compiler_fence};
 
 /// How a program ends whose environment is not understood.
 const EXIT_WRONG_USE: i32 = 2;
@@ -82,6 +83,8 @@ struct ListenerInner {
     lane: Option<LaneListener>,
     /// Connections that it keeps back until they have bytes.
     deferral: Option<deferral::Deferral>,
+    /// Its line for `crosslane stat`, which goes with it.
+    _slot: Option<ConnectionSlot>,
 }
 
 static STREAMS: Pool<Stream> = Pool::new();
@@ -246,7 +249,16 @@ impl Listener {
     /// The listener that `descriptors` of the program are, with `lane` beside it.
     fn open(inner: ListenerInner, is_nonblocking: bool) -> &'static Self {
         let listener = LISTENERS.take();
-        listener.with(|own| *own = inner);
+        let slot = inner.lane.as_ref().map(|lane| {
+            ledger().open_connection(&ledger::Connection {
+                path: ledger::Path::Lane,
+                role: ledger::Role::Listen,
+                fd: inner.descriptors.first().copied().unwrap_or(-1),
+                local: Some(lane.name().address),
+                peer: None,
+            })
+        });
+        listener.with(|own| *own = ListenerInner { _slot: slot, ..inner });
         listener.set_nonblocking(is_nonblocking);
         listener
     }
@@ -353,12 +365,23 @@ fn note_stream(fd: RawFd, is_v6: bool, options: OptionRecord, slot: Option<Conne
     table::set(fd, Entry::Stream(stream));
 }
 
-/// One line to the user of `--require-lane`.
+/// Lines that one process says to its user.
+const COMPLAINTS_MAX: usize = 20;
+
+/// One line to the user, once: a program that is refused tries again.
 fn complain(message: &std::fmt::Arguments<'_>) {
-    static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
-    const COMPLAINTS_MAX: u32 = 20;
-    if COMPLAINTS.fetch_add(1, Ordering::Relaxed) < COMPLAINTS_MAX {
-        let line = format!("crosslane: {message}\n");
+    static SAID: [AtomicU64; COMPLAINTS_MAX] = [const { AtomicU64::new(0) }; COMPLAINTS_MAX];
+    let line = format!("crosslane: {message}\n");
+    let mut hasher = std::hash::DefaultHasher::new();
+    line.hash(&mut hasher);
+    let hash = hasher.finish().max(1);
+    // A place that has it, or that nobody has taken yet.
+    let place =
+        SAID.iter().find_map(|said| match said.compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Some(true),
+            Err(other) => (other == hash).then_some(false),
+        });
+    if place == Some(true) {
         // SAFETY: standard error is the process's; the call fails harmlessly if it is closed.
         let _ = rustix::io::write(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) }, line.as_bytes());
     }

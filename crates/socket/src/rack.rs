@@ -8,6 +8,7 @@
 //!                                                127.77.0.2:80/lane!far   another node's; this node's proxy listens
 //!                                                sweep                 where the next sweep begins
 //!   RACK/v3/key                                                        the key of the names of lifelines ([`NameKey`])
+//!   RACK/lanes-off                                                     there while no new lanes are to be made
 //!   RACK/monitor.sock                                                  this node's monitor, where there are other ones
 //!   RACK/v1/stat/<pid>                                                 the ledger pages
 //! ```
@@ -320,21 +321,32 @@ impl Rack {
     /// `PERM` when a directory or the key is not the user's own, `INVAL` when the key has another length than one, and
     /// what mkdir and open answer.
     pub fn current() -> Result<Arc<Self>, Errno> {
-        let now = Circumstances::now()?;
-        if let Some(rack) = kept().filter(|rack| rack.circumstances == now && rack.is_intact()) {
-            return Ok(rack);
-        }
-        let rack = Arc::new(Self::open_in(&made_rack_dir(now.uid), now)?);
-        let old = CURRENT.try_lock().ok().and_then(|mut kept| kept.replace(Arc::clone(&rack)));
-        drop(old);
-        Ok(rack)
+        Self::kept_or_opened().map(|(rack, _)| rack)
     }
 
-    /// As [`Rack::current`], for a thread that has just made `socket`: the socket tells the thread's network namespace
-    /// in a tenth of the time that /proc takes.
+    /// The rack, and whether lanes are switched off in it.
+    fn kept_or_opened() -> Result<(Arc<Self>, bool), Errno> {
+        let now = Circumstances::now()?;
+        if let Some(rack) = kept().filter(|rack| rack.circumstances == now && rack.is_intact()) {
+            return Ok((rack, false));
+        }
+        let root = made_rack_dir(now.uid);
+        let rack = Arc::new(Self::open_in(&root, now)?);
+        // Last: whoever switches lanes off leaves the hint in the directories of listeners that there are then. A rack
+        // whose lanes are off is not kept, because a directory that is new has no hint.
+        let is_off = rustix::fs::stat(root.join(ledger::OFF_FILE)).is_ok();
+        if !is_off {
+            let old = CURRENT.try_lock().ok().and_then(|mut kept| kept.replace(Arc::clone(&rack)));
+            drop(old);
+        }
+        Ok((rack, is_off))
+    }
+
+    /// As [`Rack::current`], for a thread that has just made `socket` for a connection: the socket tells the thread's
+    /// network namespace in a tenth of the time that /proc takes.
     ///
     /// # Errors
-    /// As [`Rack::current`].
+    /// As [`Rack::current`], and `CANCELED` while lanes are switched off in the rack.
     pub fn current_for(socket: BorrowedFd<'_>) -> Result<Arc<Self>, Errno> {
         let cookie = netns_cookie(socket);
         let uid = rustix::process::geteuid().as_raw();
@@ -344,7 +356,10 @@ impl Rack {
         if let Some(rack) = kept().filter(|rack| is_same(rack) && rack.is_intact()) {
             return Ok(rack);
         }
-        let rack = Self::current()?;
+        let (rack, is_off) = Self::kept_or_opened()?;
+        if is_off {
+            return Err(Errno::CANCELED);
+        }
         // Both speak of the namespace that this thread is in.
         rack.netns_cookie.store(cookie, Ordering::Relaxed);
         Ok(rack)
@@ -372,10 +387,12 @@ impl Rack {
         Ok(Self { directory, path, identity, circumstances, key: key?, netns_cookie: AtomicU64::new(0) })
     }
 
-    /// Whether our descriptor still is the directory, and the directory still exists.
+    /// Whether our descriptor still is the directory, the directory still exists, and has no hint that lanes may have
+    /// been switched off.
     fn is_intact(&self) -> bool {
         let stat = self.directory.fd().and_then(rustix::fs::fstat);
-        stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity && stat.st_nlink > 0)
+        let is_same = |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino) == self.identity && stat.st_nlink > 0;
+        stat.is_ok_and(|stat| is_same(&stat) && stat.st_mode & ledger::OFF_HINT == 0)
     }
 
     /// The user whose rack this is.

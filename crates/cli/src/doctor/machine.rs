@@ -11,7 +11,7 @@ use rustix::process::Resource;
 use rustix::thread::MembarrierQuery;
 
 use super::Check;
-use crate::{library, rack_dir, units};
+use crate::{lanes, library, rack_dir, units};
 
 /// memfd, seals and everything else that lanes use are there from this kernel on.
 const KERNEL_MIN: (u32, u32) = (4, 14);
@@ -101,6 +101,10 @@ fn shared_memory() -> Check {
 fn rack_directory(given: Option<&Path>) -> Check {
     let rack = rack_dir::chosen(given);
     match rack_dir::check_named(given).and_then(|()| rack_dir::prepare(&rack)) {
+        Ok(()) if lanes::are_off(&rack) => {
+            let found = format!("{}: lanes are switched off", rack.display());
+            Check::note("rack", found, "crosslane lanes on (with the same --rack)")
+        }
         Ok(()) => Check::ok("rack", rack.display().to_string()),
         Err(error) => with_remedy("rack", &format!("{error:#}")),
     }

@@ -163,6 +163,7 @@ fn adopt_listener(fd: RawFd, sockets: &[RawFd]) -> bool {
         options: OptionRecord::default(),
         deferral: Deferral::asked_by(descriptors[0], lane.fd()).unwrap_or_default(),
         lane: Some(lane),
+        _slot: None,
     };
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
@@ -275,11 +276,12 @@ fn tuple_of(fd: RawFd, role: Role) -> Option<(Tuple, bool)> {
     let name = match role {
         Role::Connect => rustix::net::getsockname(lifeline).ok()?,
         Role::Accept => rustix::net::getpeername(lifeline).ok()??,
+        Role::Listen => return None,
     };
     let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
     let (tuple, opener) = Tuple::from_unauthenticated_name(name.abstract_name()?).ok()?;
     Some(match role {
         Role::Connect => (tuple, rendezvous::leads_far(lifeline)),
-        Role::Accept => (tuple.reversed(), opener == Opener::Proxy),
+        Role::Accept | Role::Listen => (tuple.reversed(), opener == Opener::Proxy),
     })
 }

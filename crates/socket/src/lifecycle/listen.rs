@@ -91,7 +91,7 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     let is_nonblocking = flags.contains(OFlags::NONBLOCK);
     let descriptors = inner.descriptors.clone();
     let StreamInner { is_v6, descriptors: own, options, .. } = inner;
-    let inner = ListenerInner { is_v6, descriptors: own, options, lane: Some(lane), deferral };
+    let inner = ListenerInner { is_v6, descriptors: own, options, lane: Some(lane), deferral, _slot: None };
     let listener = Listener::open(inner, is_nonblocking);
     for descriptor in descriptors {
         table::set(descriptor, Entry::Listener(listener));

@@ -70,6 +70,7 @@ fn find_out(rack: &Rack, destination: SocketAddr) -> FallbackReason {
 pub fn of_rack_error(errno: Errno) -> FallbackReason {
     match errno {
         Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS | Errno::NOSPC => FallbackReason::ResourceLimit,
+        Errno::CANCELED => FallbackReason::SwitchedOff,
         Errno::ACCESS | Errno::PERM if rack::is_another_users() => FallbackReason::RackOfOtherUser,
         _ => FallbackReason::RackUnavailable,
     }
