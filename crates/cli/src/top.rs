@@ -148,8 +148,8 @@ impl Screen {
             frame.render_widget(Paragraph::new(stat::nothing_running(&self.rack)), upper.union(lower));
             return;
         }
-        frame.render_widget(self.process_table(), upper);
-        let table = self.connection_table();
+        frame.render_widget(self.process_table(upper.width), upper);
+        let table = self.connection_table(lower.width);
         frame.render_stateful_widget(table, lower, &mut self.position);
     }
 
@@ -165,45 +165,57 @@ impl Screen {
         ))
     }
 
-    fn process_table(&self) -> Table<'static> {
+    /// For a screen of this width; the counts of the paths have the most to say where it is narrow.
+    fn process_table(&self, width: u16) -> Table<'static> {
+        let columns = [
+            Column::new("PROGRAM", 18),
+            Column::new("PID", 8),
+            Column::wide("NODE", 12),
+            Column::new("LANES", 8),
+            Column::wide("SENT", 11),
+            Column::wide("RECEIVED", 11),
+            Column::new("WINDOWS", 8),
+            Column::wide("WINDOW BYTES", 12),
+            Column::new("KERNEL", 8),
+            Column::wide("KERNEL BYTES", 12),
+            Column::new("RATE", 12),
+            Column::rest("FALLBACKS", 9),
+        ];
         let rows = self.snapshot.processes.iter().map(|process| {
-            Row::new([
+            vec![
                 process.program.clone(),
                 process.pid.to_string(),
                 stat::node(process, &self.rack),
-                process.lane.connections_open.to_string(),
+                stat::open_of_total(&process.lane),
                 units::bytes(process.lane.bytes_sent),
                 units::bytes(process.lane.bytes_received),
-                process.window.connections_open.to_string(),
+                stat::open_of_total(&process.window),
                 units::bytes(process.window.bytes_sent.saturating_add(process.window.bytes_received)),
-                process.kernel.connections_open.to_string(),
+                stat::open_of_total(&process.kernel),
                 units::bytes(process.kernel.bytes_sent.saturating_add(process.kernel.bytes_received)),
                 self.processes.rate(&process.pid),
                 process.fallbacks.iter().map(|(reason, count)| format!("{reason} {count} ")).collect(),
-            ])
+            ]
         });
-        let heads = [
-            "PROGRAM",
-            "PID",
-            "NODE",
-            "LANES",
-            "SENT",
-            "RECEIVED",
-            "WINDOWS",
-            "BYTES",
-            "KERNEL",
-            "BYTES",
-            "RATE",
-            "FALLBACKS",
-        ];
-        let widths = [18, 8, 12, 6, 11, 11, 8, 11, 7, 11, 13].map(Constraint::Length);
-        let widths = widths.into_iter().chain([Constraint::Min(10)]);
-        table(rows.collect(), &heads, widths.collect(), "processes")
+        table(rows, &columns, width, "processes")
     }
 
-    fn connection_table(&self) -> Table<'static> {
+    fn connection_table(&self, width: u16) -> Table<'static> {
+        let columns = [
+            Column::new("PID", 8),
+            Column::new("FD", 6),
+            Column::new("PATH", 7),
+            Column::new("ROLE", 8),
+            Column::wide("LOCAL", 22),
+            Column::new("PEER", 22),
+            Column::wide("SENT", 11),
+            Column::wide("RECEIVED", 11),
+            Column::new("RATE", 12),
+            Column::wide("SLEEPS", 9),
+            Column::new("UP", 7),
+        ];
         let rows = shown(&self.snapshot).map(|(process, connection)| {
-            Row::new([
+            vec![
                 process.pid.to_string(),
                 connection.fd.to_string(),
                 connection.path.name().to_owned(),
@@ -215,22 +227,56 @@ impl Screen {
                 self.connections.rate(&key(process, connection)),
                 connection.sleeps.to_string(),
                 stat::age_since(connection.opened_at_ns),
-            ])
+            ]
         });
-        let heads = ["PID", "FD", "PATH", "ROLE", "LOCAL", "PEER", "SENT", "RECEIVED", "RATE", "SLEEPS", "UP"];
-        let widths = [8, 6, 7, 8, 22, 22, 11, 11, 13, 9, 7].map(Constraint::Length);
-        table(rows.collect(), &heads, widths.to_vec(), "connections")
+        table(rows, &columns, width, "connections")
     }
 }
 
+/// A column of a table on the screen.
+struct Column {
+    head: &'static str,
+    width: u16,
+    /// Left out where not all columns have room.
+    is_wide: bool,
+    takes_rest: bool,
+}
+
+impl Column {
+    const fn new(head: &'static str, width: u16) -> Self {
+        Self { head, width, is_wide: false, takes_rest: false }
+    }
+
+    const fn wide(head: &'static str, width: u16) -> Self {
+        Self { is_wide: true, ..Self::new(head, width) }
+    }
+
+    const fn rest(head: &'static str, width: u16) -> Self {
+        Self { takes_rest: true, ..Self::new(head, width) }
+    }
+
+    fn constraint(&self) -> Constraint {
+        if self.takes_rest { Constraint::Min(self.width) } else { Constraint::Length(self.width) }
+    }
+}
+
+/// A table of as many columns as have room in `width`: all of them, or those that are not wide.
 fn table(
-    rows: Vec<Row<'static>>,
-    heads: &[&'static str],
-    widths: Vec<Constraint>,
+    rows: impl Iterator<Item = Vec<String>>,
+    columns: &[Column],
+    width: u16,
     title: &'static str,
 ) -> Table<'static> {
-    let head = Row::new(heads.iter().map(|head| Cell::from(*head))).style(Style::new().add_modifier(Modifier::BOLD));
-    Table::new(rows, widths).header(head).block(Block::bordered().title(title))
+    const FRAME: u16 = 2;
+    let all: u16 = FRAME + columns.iter().map(|column| column.width + 1).sum::<u16>();
+    let is_shown = |column: &&Column| width >= all || !column.is_wide;
+    let rows = rows.map(|cells| {
+        let cells = cells.into_iter().zip(columns).filter(|(_, column)| is_shown(column));
+        Row::new(cells.map(|(cell, _)| Cell::from(cell)))
+    });
+    let shown = || columns.iter().filter(is_shown);
+    let head = Row::new(shown().map(|column| Cell::from(column.head))).style(Style::new().add_modifier(Modifier::BOLD));
+    Table::new(rows, shown().map(Column::constraint)).header(head).block(Block::bordered().title(title))
 }
 
 fn shown(snapshot: &Snapshot) -> impl Iterator<Item = (&Process, &Connection)> {
@@ -262,7 +308,11 @@ mod tests {
     use super::*;
 
     fn drawn(screen: &mut Screen) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(140, 20)).unwrap();
+        drawn_in(screen, 140)
+    }
+
+    fn drawn_in(screen: &mut Screen, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, 20)).unwrap();
         terminal.draw(|frame| screen.draw(frame)).unwrap();
         terminal.backend().to_string()
     }
@@ -292,6 +342,11 @@ mod tests {
         for word in ["served", "77", "127.77.0.1:80", "4.0 KiB", "connections"] {
             assert!(text.contains(word), "{word} in\n{text}");
         }
+        let narrow = drawn_in(&mut screen, 80);
+        for head in ["PROGRAM", "LANES", "WINDOWS", "KERNEL", "FALLBACKS", "PATH", "PEER", " RATE", " UP"] {
+            assert!(narrow.contains(head), "{head} in\n{narrow}");
+        }
+        assert!(narrow.contains("served") && narrow.contains("127.77.0.1:80") && !narrow.contains("LOCAL"), "{narrow}");
         let press = |character| Event::Key(KeyCode::Char(character).into());
         assert!(!screen.handle(&press('j')));
         assert!(screen.handle(&press('q')));
