@@ -1,5 +1,6 @@
 //! Finding the library that `crosslane run` loads into programs.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -42,6 +43,18 @@ fn find_usual() -> Result<PathBuf> {
             command.display()
         ),
     }
+}
+
+/// The name under which loaders are to look for a library: one that no loader but glibc's finds. musl's would load it
+/// with libraries that it does not have, and end the program. glibc's puts its own library directory for `$LIB`, one
+/// below `/usr`, and from any there so many steps up lead to the root. Where there is no such directory the name is the
+/// plain path.
+pub fn preload_name(library: &Path) -> OsString {
+    const ROOT_BY_LIB: &str = "/usr/$LIB/../../../../../..";
+    let has_usr_lib = Path::new("/usr/lib").is_dir();
+    let mut name = OsString::from(if has_usr_lib && library.is_absolute() { ROOT_BY_LIB } else { "" });
+    name.push(library);
+    name
 }
 
 fn check(path: &Path, option: &str) -> Result<()> {

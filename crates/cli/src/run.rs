@@ -161,13 +161,13 @@ fn set_environment(command: &mut Command, options: &Options, rack: &Path, node: 
 
 /// The library behind whatever is loaded already, once.
 fn with_library(loaded: Option<OsString>, library: &Path) -> OsString {
-    let library = library.as_os_str();
+    let name = library::preload_name(library);
     match loaded.filter(|loaded| !loaded.is_empty()) {
-        None => library.to_owned(),
-        Some(loaded) if names(&loaded).any(|name| name == library) => loaded,
+        None => name,
+        Some(loaded) if names(&loaded).any(|known| known == name || known == library) => loaded,
         Some(mut loaded) => {
             loaded.push(":");
-            loaded.push(library);
+            loaded.push(name);
             loaded
         }
     }
@@ -185,9 +185,12 @@ mod tests {
     #[test]
     fn the_library_goes_behind_what_is_loaded_already() {
         let with = |loaded: &str| with_library(Some(loaded.into()), Path::new("/l/libcrosslane.so"));
-        assert_eq!(with_library(None, Path::new("/l/libcrosslane.so")), "/l/libcrosslane.so");
-        assert_eq!(with(""), "/l/libcrosslane.so");
-        assert_eq!(with("/x.so"), "/x.so:/l/libcrosslane.so");
+        let name = library::preload_name(Path::new("/l/libcrosslane.so")).into_string().unwrap();
+        assert!(name.ends_with("/l/libcrosslane.so"));
+        assert_eq!(with_library(None, Path::new("/l/libcrosslane.so")), *name);
+        assert_eq!(with(""), *name);
+        assert_eq!(with("/x.so"), *format!("/x.so:{name}"));
+        assert_eq!(with(&format!("/x.so:{name}")), *format!("/x.so:{name}"));
         assert_eq!(with("/x.so:/l/libcrosslane.so"), "/x.so:/l/libcrosslane.so");
         assert_eq!(with("/l/libcrosslane.so /y.so"), "/l/libcrosslane.so /y.so");
     }

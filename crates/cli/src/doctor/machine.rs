@@ -131,7 +131,7 @@ fn library_loads(given: Option<&Path>) -> Check {
 fn runs_with(library: &Path) -> Result<(), String> {
     let mut command = Command::new("true");
     // Switched off, the library reads nothing else of the environment.
-    command.env("LD_PRELOAD", library).env("CROSSLANE_OFF", "1").stdin(Stdio::null());
+    command.env("LD_PRELOAD", library::preload_name(library)).env("CROSSLANE_OFF", "1").stdin(Stdio::null());
     let output = command.output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
     match said.lines().next() {
