@@ -85,7 +85,7 @@ impl Environment {
         // A value that is not understood ends the program.
         let is_off =
             self.get(b"CROSSLANE_OFF").is_some_and(|value| !value.is_empty() && ledger::switch(value) != Some(false));
-        let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in) {
+        let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in).map(behind_root) {
             // Where it is only the dynamic linker knows.
             Some(path) if path.contains(&b'$') || !path.contains(&b'/') => true,
             Some(path) => with_c_string(path, |path| rustix::fs::access(path, Access::READ_OK).is_ok()) == Some(true),
@@ -93,6 +93,14 @@ impl Environment {
         };
         !is_off && (!came_by_environment || is_named())
     }
+}
+
+/// What follows the way from the dynamic linker's own directory (`$LIB`) to the root, by which `crosslane run` names the
+/// library.
+fn behind_root(path: &[u8]) -> &[u8] {
+    const UP: &[u8] = b"/..";
+    let way = path.windows(UP.len()).rposition(|part| part == UP).filter(|_| path.contains(&b'$'));
+    way.map_or(path, |at| &path[at + UP.len()..])
 }
 
 fn own_path_in(preloaded: &[u8]) -> Option<&[u8]> {
@@ -371,6 +379,9 @@ mod tests {
         assert!(!is_loaded(&[&named, c"CROSSLANE_OFF=1"]));
         assert!(is_loaded(&[c"LD_PRELOAD=/usr/$LIB/libcrosslane.so /x/y.so"]));
         assert!(!is_loaded(&[c"LD_PRELOAD=/nonexistent/libcrosslane.so"]), "as after chroot");
+        assert!(!is_loaded(&[c"LD_PRELOAD=/usr/$LIB/../../../../../../nonexistent/libcrosslane.so"]));
+        let by_root = format!("LD_PRELOAD=/usr/$LIB/../../../../../..{dir}/libcrosslane.so");
+        assert!(is_loaded(&[&std::ffi::CString::new(by_root).unwrap()]));
         std::fs::remove_dir_all(dir).unwrap();
     }
 
