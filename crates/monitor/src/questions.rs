@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn each_refusal_has_its_reason() {
-        use FallbackReason::{AccessDenied, LinkDown, NoListener, ProxyCannotListen, ResourceLimit};
+        use FallbackReason::{AccessDenied, LinkDown, NoListener, ProxyCannotListen};
         let asked = || {
             let mut questions = Questions::new(100);
             questions.ask(1, 5, at(80), 0);
