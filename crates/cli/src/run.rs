@@ -107,6 +107,7 @@ pub fn main(options: &Options) -> Result<()> {
     set_environment(&mut command, options, &rack, node.as_deref());
     if !obstacle.is_some_and(|obstacle| obstacle.rejects_library()) {
         command.env("LD_PRELOAD", with_library(std::env::var_os("LD_PRELOAD"), &library));
+        command.env("ASAN_OPTIONS", asan_options(std::env::var_os("ASAN_OPTIONS")));
     }
     let error = command.exec();
     Err(anyhow!("running {}: {error}; check that this machine can run it", path.display()))
@@ -173,6 +174,20 @@ fn with_library(loaded: Option<OsString>, library: &Path) -> OsString {
     }
 }
 
+/// The runtime of gcc's AddressSanitizer ends programs in which it is not the first library, unless it is told not to
+/// look. It need not be: the library finds the runtime's functions behind its own. What the user says of it counts.
+fn asan_options(given: Option<OsString>) -> OsString {
+    const OPTION: &str = "verify_asan_link_order";
+    match given.filter(|given| !given.is_empty()) {
+        None => format!("{OPTION}=0").into(),
+        Some(given) if given.to_string_lossy().contains(OPTION) => given,
+        Some(mut given) => {
+            given.push(format!(":{OPTION}=0"));
+            given
+        }
+    }
+}
+
 fn names(list: &OsStr) -> impl Iterator<Item = &OsStr> {
     use std::os::unix::ffi::OsStrExt;
     list.as_bytes().split(|byte| matches!(byte, b':' | b' ')).map(OsStr::from_bytes)
@@ -181,6 +196,14 @@ fn names(list: &OsStr) -> impl Iterator<Item = &OsStr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_address_sanitizer_does_not_look_where_it_is_unless_told_to() {
+        assert_eq!(asan_options(None), "verify_asan_link_order=0");
+        assert_eq!(asan_options(Some("".into())), "verify_asan_link_order=0");
+        assert_eq!(asan_options(Some("detect_leaks=0".into())), "detect_leaks=0:verify_asan_link_order=0");
+        assert_eq!(asan_options(Some("verify_asan_link_order=1".into())), "verify_asan_link_order=1");
+    }
 
     #[test]
     fn the_library_goes_behind_what_is_loaded_already() {
