@@ -468,6 +468,60 @@ TEST(handler_jumps_out_of_a_blocked_recv)
     ping_pong(pair.client, pair.server);
 }
 
+// How a thread waits on a connection that stays silent.
+typedef void wait_fn(int fd, int set);
+
+static void wait_by_recv(int fd, int set)
+{
+    char byte;
+    (void)set;
+    recv(fd, &byte, 1, 0);
+}
+
+static void wait_by_poll(int fd, int set)
+{
+    struct pollfd waiting = {.fd = fd, .events = POLLIN};
+    (void)set;
+    poll(&waiting, 1, -1);
+}
+
+static void wait_by_epoll(int fd, int set)
+{
+    struct epoll_event event;
+    (void)fd;
+    epoll_wait(set, &event, 1, -1);
+}
+
+// A handler jumps out of the wait again and again, at every moment of it; what it has left can be used.
+static void check_jumps(wait_fn *wait)
+{
+    struct pair pair = connected_pair();
+    struct epoll_event event = {.events = EPOLLIN};
+    int set = OK(epoll_create1(0));
+    OK(epoll_ctl(set, EPOLL_CTL_ADD, pair.server, &event));
+    for (int i = 0; i < 50; i++)
+        ping_pong(pair.client, pair.server);
+    on_signal(SIGALRM, jump_out, 0);
+    for (volatile int jumps = 0; jumps < 1000; jumps++) {
+        if (sigsetjmp(jump_target, 1) == 0) {
+            struct itimerval once = {.it_value = {.tv_usec = 1 + jumps % 300}};
+            OK(setitimer(ITIMER_REAL, &once, NULL));
+            wait(pair.server, set);
+            FAIL("the wait returned");
+        }
+    }
+    for (int i = 0; i < 50; i++) {
+        say(pair.client, "data");
+        CHECK_EQ(epoll_wait(set, &event, 1, PATIENCE_MS), 1);
+        expect(pair.server, "data");
+    }
+    ping_pong(pair.client, pair.server);
+}
+
+TEST(handler_jumps_out_of_recv_at_any_moment) { check_jumps(wait_by_recv); }
+TEST(handler_jumps_out_of_poll_at_any_moment) { check_jumps(wait_by_poll); }
+TEST(handler_jumps_out_of_epoll_wait_at_any_moment) { check_jumps(wait_by_epoll); }
+
 TEST(stopped_and_continued_process_goes_on)
 {
     struct pair pair = connected_pair();

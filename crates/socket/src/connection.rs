@@ -303,16 +303,29 @@ pub(crate) fn is_inside_a_connection() -> bool {
     POOL.any(|it| it.send_lock.is_held_by_this_thread() || it.receive_lock.is_held_by_this_thread())
 }
 
+/// Has handlers put off until this thread lets go of the connections that it holds; `false`: there are none.
+pub(crate) fn put_handlers_off() -> bool {
+    POOL.any(|it| {
+        let due_of = |lock: &Lock, due| if lock.is_held_by_this_thread() { due } else { 0 };
+        let due =
+            due_of(&it.send_lock, hold::DUE_HANDLERS_OF_SEND) | due_of(&it.receive_lock, hold::DUE_HANDLERS_OF_RECEIVE);
+        if due != 0 {
+            it.leave_to_holder(due);
+        }
+        due != 0
+    })
+}
+
 impl Connection {
     /// A connection. One that awaits a hello has nothing to read and no room to write.
     pub fn open(origin: Origin, start: Start) -> &'static Self {
         crate::memory_budget::prepare();
         descriptors::note_lifeline();
         let connection = POOL.take();
-        let _send = connection.send_lock.lock();
-        let _receive = connection.receive_lock.lock();
+        let _send = connection.hold(&connection.send_lock);
+        let _receive = connection.hold(&connection.receive_lock);
         connection.occupancy.begin_generation();
-        connection.due.store(0, Ordering::Relaxed);
+        connection.due.fetch_and(hold::DUE_HANDLERS, Ordering::Relaxed);
         let _ = connection.calls.forget();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);

@@ -29,6 +29,7 @@ use crate::connection::Connection;
 use crate::lifecycle::{self, Listener};
 use crate::lock::Lock;
 use crate::pool::Pool;
+use crate::signals;
 use crate::spin::Patience;
 use crate::system;
 use crate::table::{self, Entry};
@@ -187,7 +188,7 @@ impl InterestSet {
         let result = self.enter(access);
         // A handler may have struck inside.
         if self.left.is_any() {
-            self.enter(|_| ());
+            self.do_what_is_left();
         }
         result
     }
@@ -203,9 +204,17 @@ impl InterestSet {
             })
         });
         if is_free && self.left.is_any() {
-            self.enter(|_| ());
+            self.do_what_is_left();
         }
         is_free
+    }
+
+    #[cold]
+    fn do_what_is_left(&self) {
+        self.enter(|_| ());
+        if self.left.take_put_off() {
+            signals::let_handlers_in();
+        }
     }
 
     fn access_locked<R>(&self, roster: &mut Roster, access: impl FnOnce(&mut Roster) -> R) -> R {
@@ -735,6 +744,17 @@ fn leave_to_all(close: Close) {
         set.left.leave(close);
         false
     });
+}
+
+/// Has handlers put off until this thread leaves the sets that it is inside; `false`: there are none.
+pub(crate) fn put_handlers_off() -> bool {
+    POOL.any(|set| {
+        let is_inside = set.lock.is_held_by_this_thread();
+        if is_inside {
+            set.left.put_handlers_off();
+        }
+        is_inside
+    })
 }
 
 /// Whether this is a signal handler that has interrupted a thread inside a set.

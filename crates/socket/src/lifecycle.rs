@@ -38,6 +38,7 @@ use crate::rack::{self, NameKey};
 use crate::rendezvous::LaneListener;
 use crate::rules::{self, Settings};
 use crate::sandbox;
+use crate::signals;
 use crate::system;
 use crate::table::{self, Entry};
 use ledger::{ConnectionSlot, FallbackReason, Ledger};
@@ -104,6 +105,16 @@ struct Shared<T> {
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
+    /// Has handlers put off if this thread holds the lock.
+    fn puts_handlers_off(&self) -> bool {
+        let is_held = self.lock.is_held_by_this_thread();
+        if is_held {
+            self.left.has_put_off.store(true, Ordering::SeqCst);
+            self.left.is_any.store(true, Ordering::SeqCst);
+        }
+        is_held
+    }
+
     /// `forget`: what a close does.
     fn with<R>(&self, access: impl FnOnce(&mut T) -> R, forget: impl FnMut(RawFd)) -> R {
         let guard = self.lock.lock();
@@ -114,6 +125,7 @@ impl<T> Shared<T> {
         compiler_fence(Ordering::SeqCst);
         if !self.left.is_empty() {
             self.left.take().for_each(forget);
+            self.left.let_handlers_in();
         }
         answer
     }
@@ -133,6 +145,8 @@ impl<T> Shared<T> {
 #[derive(Default)]
 struct LeftToHolder {
     is_any: AtomicBool,
+    /// Handlers have been put off until the lock is free.
+    has_put_off: AtomicBool,
     places: [AtomicI32; 8],
 }
 
@@ -144,6 +158,19 @@ impl LeftToHolder {
             |place: &&AtomicI32| place.compare_exchange(0, fd + 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         self.places.iter().find(is_free);
         self.is_any.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets in what was put off in this thread; what was in another one stays for that.
+    fn let_handlers_in(&self) {
+        if !self.has_put_off.load(Ordering::SeqCst) {
+            return;
+        }
+        if signals::are_put_off() {
+            self.has_put_off.store(false, Ordering::SeqCst);
+            signals::let_handlers_in();
+        } else {
+            self.is_any.store(true, Ordering::SeqCst);
+        }
     }
 
     #[inline]
@@ -389,6 +416,11 @@ fn complain(message: &std::fmt::Arguments<'_>) {
 
 /// The signals that the forking thread had blocked, while it holds all locks.
 static MASK_AROUND_FORK: AtomicU64 = AtomicU64::new(0);
+
+/// Has handlers put off until this thread lets go of the sockets that it holds; `false`: there are none.
+pub(crate) fn put_handlers_off() -> bool {
+    STREAMS.any(|stream| stream.shared.puts_handlers_off()) || LISTENERS.any(|it| it.shared.puts_handlers_off())
+}
 
 /// Whether this is a signal handler that has interrupted a thread which holds a listener.
 pub(crate) fn is_inside_a_listener() -> bool {

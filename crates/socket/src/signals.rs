@@ -93,6 +93,27 @@ pub fn without_handlers<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Has whoever holds a lock of ours in this thread let handlers in when it lets go. `false`: nobody does. A handler that
+/// jumps out of the call that it has interrupted would leave the lock held for ever, and what it guards half done.
+fn puts_off_for_holder() -> bool {
+    crate::connection::put_handlers_off() || crate::interest::put_handlers_off() || crate::lifecycle::put_handlers_off()
+}
+
+/// Whether handlers of this thread have been put off.
+pub(crate) fn are_put_off() -> bool {
+    BLOCKED_BEFORE.get().is_some()
+}
+
+/// Lets in what was put off for the holder of a lock, who has let go.
+#[cold]
+pub(crate) fn let_handlers_in() {
+    if CHANGES_BEGUN.get() == 0
+        && let Some(mask) = BLOCKED_BEFORE.take()
+    {
+        system::set_signal_mask(mask);
+    }
+}
+
 /// Where a gate leads in the middle of a change: makes the signal pending again, with what the kernel has said of it,
 /// and returns to the change with all signals blocked.
 ///
@@ -181,7 +202,7 @@ pub unsafe fn mask_while_awake(mask: *const libc::sigset_t, began: &mut Moment) 
 
 /// A gate was entered for `signal`: notes it, and answers the address of the program's handler, or of what puts it off.
 pub fn enter(signal: i32, shape: Shape) -> usize {
-    if CHANGES_BEGUN.get() > 0 {
+    if CHANGES_BEGUN.get() > 0 || puts_off_for_holder() {
         return put_off as *const () as usize;
     }
     let run = RUNS.fetch_add(1, Ordering::Relaxed) + 1;

@@ -6,6 +6,7 @@
 
 use super::{Connection, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::lock::Lock;
+use crate::signals;
 use rustix::io::Errno;
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -15,6 +16,11 @@ const DUE_SHUTDOWN: u32 = (SHUTDOWN_READ | SHUTDOWN_WRITE) as u32;
 pub(super) const DUE_CLOSE: u32 = 4;
 /// The last waiter of a closed connection is gone.
 pub(super) const DUE_RECYCLE: u32 = 8;
+
+/// Signal handlers of the holder have been put off until the lock of this direction is free.
+pub(super) const DUE_HANDLERS_OF_SEND: u32 = 16;
+pub(super) const DUE_HANDLERS_OF_RECEIVE: u32 = 32;
+pub(super) const DUE_HANDLERS: u32 = DUE_HANDLERS_OF_SEND | DUE_HANDLERS_OF_RECEIVE;
 
 /// A direction, held by this thread.
 pub(super) struct Hold {
@@ -35,7 +41,7 @@ impl Hold {
         // A handler that comes before this line leaves its work here, one that comes after it finds the lock free.
         compiler_fence(Ordering::SeqCst);
         if self.connection.due.load(Ordering::Relaxed) != 0 {
-            self.connection.do_what_is_due();
+            self.connection.do_what_is_due(self.lock);
         }
     }
 }
@@ -85,8 +91,12 @@ impl Connection {
     }
 
     #[cold]
-    fn do_what_is_due(&'static self) {
-        let due = self.due.swap(0, Ordering::SeqCst);
+    fn do_what_is_due(&'static self, lock: &'static Lock) {
+        let is_send = std::ptr::eq(lock, &raw const self.send_lock);
+        let of_lock = if is_send { DUE_HANDLERS_OF_SEND } else { DUE_HANDLERS_OF_RECEIVE };
+        // What is of another thread or the other direction stays for those.
+        let own = if signals::are_put_off() { of_lock } else { 0 };
+        let due = self.due.fetch_and(DUE_HANDLERS & !own, Ordering::SeqCst) & (own | !DUE_HANDLERS);
         // After a close the lifeline's number may be another file's; the close ends both directions anyway.
         if due & DUE_CLOSE != 0 {
             self.finish_close();
@@ -95,6 +105,9 @@ impl Connection {
         }
         if due & DUE_RECYCLE != 0 {
             self.recycle_if_unused();
+        }
+        if due & DUE_HANDLERS != 0 {
+            signals::let_handlers_in();
         }
     }
 }

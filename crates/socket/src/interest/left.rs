@@ -4,6 +4,7 @@
 //! ever. It notes the number, and whoever enters the set next does the rest first: nothing is registered under the
 //! number in between, also if it is another file's by then.
 
+use crate::signals;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -41,6 +42,8 @@ impl Close {
 pub(super) struct Left {
     is_any: AtomicBool,
     is_too_much: AtomicBool,
+    /// Handlers have been put off until nobody is inside.
+    has_put_off: AtomicBool,
     closes: [AtomicU64; CLOSES_MAX],
 }
 
@@ -53,6 +56,26 @@ impl Left {
             self.is_too_much.store(true, Ordering::Release);
         }
         self.is_any.store(true, Ordering::SeqCst);
+    }
+
+    /// Notes that handlers have been put off.
+    pub fn put_handlers_off(&self) {
+        self.has_put_off.store(true, Ordering::SeqCst);
+        self.is_any.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether handlers of this thread have been put off; answers it once. Those of another thread stay for that.
+    pub fn take_put_off(&self) -> bool {
+        if !self.has_put_off.load(Ordering::SeqCst) {
+            return false;
+        }
+        let is_mine = signals::are_put_off();
+        if is_mine {
+            self.has_put_off.store(false, Ordering::SeqCst);
+        } else {
+            self.is_any.store(true, Ordering::SeqCst);
+        }
+        is_mine
     }
 
     /// Whether there is something to do.
