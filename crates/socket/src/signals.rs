@@ -8,6 +8,8 @@
 //! A gate also *puts off* a handler that would interrupt this thread in the middle of a change ([`without_handlers`]):
 //! that costs nothing where no signal comes, while blocking and unblocking signals takes two system calls.
 
+use crate::connection;
+use crate::interest;
 use crate::lifecycle;
 use crate::lock::Lock;
 use crate::system;
@@ -93,10 +95,10 @@ pub fn without_handlers<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Has whoever holds a lock of ours in this thread let handlers in when it lets go. `false`: nobody does. A handler that
-/// jumps out of the call that it has interrupted would leave the lock held for ever, and what it guards half done.
+/// Has whoever holds a lock of ours in this thread let handlers in when it lets go. `false`: nobody does. A handler
+/// that jumps out of the call that it has interrupted would leave the lock held for ever, and what it guards half done.
 fn puts_off_for_holder() -> bool {
-    crate::connection::put_handlers_off() || crate::interest::put_handlers_off() || crate::lifecycle::put_handlers_off()
+    connection::put_handlers_off() || interest::put_handlers_off() || lifecycle::put_handlers_off()
 }
 
 /// Whether handlers of this thread have been put off.
