@@ -20,6 +20,19 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if let Entry::Stream(_) = table::get(fd)
+        // SAFETY: the C caller's.
+        && let Ok(wanted) = unsafe { address::read_sockaddr(address, len) }
+        && let Err(error) = lifecycle::may_bind(fd, wanted)
+    {
+        return zero_or_errno(Err(error));
+    }
+    // SAFETY: the C caller's.
+    unsafe { real::bind(fd, address, len) }
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     zero_or_errno(lifecycle::listen(fd, backlog, || {
         // SAFETY: the C caller's.

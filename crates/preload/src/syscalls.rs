@@ -123,6 +123,7 @@ unsafe fn call_by_name(number: c_long, arguments: [usize; 6]) -> Option<c_long> 
             libc::SYS_fcntl => descriptors::fcntl(fd, int2, third).into(),
             libc::SYS_ioctl => descriptors::ioctl(fd, second as _, third).into(),
             libc::SYS_socket => sockets::socket(fd, int2, int3).into(),
+            libc::SYS_bind => sockets::bind(fd, pointer!(second), third as u32).into(),
             libc::SYS_listen => sockets::listen(fd, int2).into(),
             libc::SYS_connect => sockets::connect(fd, pointer!(second), third as u32).into(),
             libc::SYS_accept => sockets::accept(fd, pointer!(second), pointer!(third)).into(),

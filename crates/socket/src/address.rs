@@ -217,6 +217,8 @@ pub enum TupleNameError {
 pub enum Opener {
     /// The program that has the tuple's local address.
     Program,
+    /// A program that shares it with others that are willing to (`SO_REUSEADDR`).
+    SharingProgram,
     /// The proxy of this node, for a program of another: where both nodes are on one machine, that program has bound
     /// the tuple's own name.
     Proxy,
@@ -226,12 +228,13 @@ impl Opener {
     fn separator(self) -> u8 {
         match self {
             Self::Program => b'>',
+            Self::SharingProgram => b'}',
             Self::Proxy => b'~',
         }
     }
 
     fn of_separator(byte: u8) -> Option<Self> {
-        [Self::Program, Self::Proxy].into_iter().find(|opener| opener.separator() == byte)
+        [Self::Program, Self::SharingProgram, Self::Proxy].into_iter().find(|opener| opener.separator() == byte)
     }
 }
 
@@ -265,7 +268,8 @@ impl Tuple {
     }
 
     /// Returns the abstract AF_UNIX name that the connecting end binds its lifeline to:
-    /// `crosslane/2/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end.
+    /// `crosslane/2/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end,
+    /// and with `}` where the program shares its address.
     /// The code is the message authentication code of the rest under the rack's key, so no other user can bind the name
     /// before us. IPv6 addresses that are too long as text are binary.
     ///
@@ -635,7 +639,7 @@ mod tests {
         #[test]
         fn a_hostile_name_is_an_error_or_has_the_addresses_that_we_would_write(
             head in "(crosslane/2/[0-9a-f]{32}/)?",
-            text in "[0-9a-f:.>~\\[\\]%/]{0,60}",
+            text in "[0-9a-f:.>~}\\[\\]%/]{0,60}",
             binary in prop::option::of(prop::collection::vec(any::<u8>(), 40..50)),
             by_proxy: bool,
         ) {

@@ -12,6 +12,7 @@ mod handoff;
 pub(crate) mod inspect;
 mod listen;
 mod pending;
+mod ports;
 mod sockopt;
 
 pub use accept::accept;
@@ -27,6 +28,7 @@ pub use pending::{
     abandon as abandon_connect, advance as advance_connects, hold_off as hold_off_connects, is_any_pending,
     is_looked_at, is_pending,
 };
+pub use ports::may_bind;
 pub use sockopt::{ask_as_tcp, get_option, note_option, refusal, set_option};
 
 use crate::address::Family;

@@ -411,6 +411,18 @@ impl OptionRecord {
         self.linger_seconds() == Some(0)
     }
 
+    /// `SO_REUSEADDR`.
+    pub fn shares_address(&self) -> bool {
+        let option = SocketOption::socket(libc::SO_REUSEADDR);
+        self.find(option).is_some_and(|value| option.is_on(value))
+    }
+
+    /// `SO_REUSEPORT`.
+    pub fn shares_port(&self) -> bool {
+        let option = SocketOption::socket(libc::SO_REUSEPORT);
+        self.find(option).is_some_and(|value| option.is_on(value))
+    }
+
     /// Whether the program has asked for something that a lane cannot give.
     pub fn asks_more_than_lanes_offer(&self) -> bool {
         self.guards.is_any()

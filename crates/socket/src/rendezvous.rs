@@ -196,14 +196,21 @@ impl NoLane {
 }
 
 /// Connects to a lane listener in the caller's rack. `bound` is what `getsockname` says of the program's TCP socket,
-/// `netns` is the cookie of the network namespace that the socket was made in.
+/// `netns` is the cookie of the network namespace that the socket was made in; it `shares` its address with others or
+/// does not.
 ///
 /// # Errors
 /// As [`connect_in`], and `RackUnavailable`; `NamespaceDiffers` where the calling thread is in another namespace: what
 /// the socket reaches is of its own.
-pub fn connect(to: SocketAddr, bound: Option<SocketAddr>, netns: u64) -> Result<Progress, FallbackReason> {
+pub fn connect(
+    to: SocketAddr,
+    bound: Option<SocketAddr>,
+    shares: bool,
+    netns: u64,
+) -> Result<Progress, FallbackReason> {
     let node = crate::lifecycle::settings().node;
-    let request = Request { destination: to, source: bound, node, opener: Opener::Program };
+    let opener = if shares { Opener::SharingProgram } else { Opener::Program };
+    let request = Request { destination: to, source: bound, node, opener };
     connect_now(&request, netns).map_err(|no_lane| no_lane.reason)
 }
 
@@ -227,11 +234,13 @@ fn connect_now(request: &Request, netns: u64) -> Result<Progress, NoLane> {
     if crate::lifecycle::settings().honours_filters {
         return Err(NoLane::because(FallbackReason::PacketFilters));
     }
-    let reached = approach(&rack, route, lifeline, request.opener, || Ok(()));
-    let (lifeline, tuple) = reached.map_err(|no_lane| match no_lane.reason {
-        FallbackReason::NoListener => NoLane::because(reasons::of_nobody(&rack, route.destination)),
-        _ => no_lane,
-    })?;
+    let (lifeline, tuple) = match approach(&rack, route, lifeline, request.opener, || Ok(())) {
+        Err(NoLane { errno: Some(Errno::ADDRINUSE), .. }) if route.port != 0 => return Ok(Progress::TupleInUse),
+        Err(NoLane { reason: FallbackReason::NoListener, .. }) => {
+            return Err(NoLane::because(reasons::of_nobody(&rack, route.destination)));
+        }
+        approached => approached?,
+    };
     check_trusted(lifeline.as_fd())?;
     Ok(Progress::Reached { lifeline, tuple })
 }
@@ -407,8 +416,12 @@ fn bind_tuple(
         if tuple.local == tuple.peer {
             return Err(Errno::ADDRINUSE); // Nobody chooses a port by chance that leads to itself.
         }
-        let address = SocketAddrUnix::new_abstract_name(&tuple.name(opener, key)?)?;
-        rustix::net::bind(lifeline, &address).map(|()| tuple)
+        let address = |opener| SocketAddrUnix::new_abstract_name(&tuple.name(opener, key)?);
+        if opener == Opener::SharingProgram {
+            // Nobody has it under the name of a program that does not share.
+            rustix::net::bind(unix_stream()?, &address(Opener::Program)?)?;
+        }
+        rustix::net::bind(lifeline, &address(opener)?).map(|()| tuple)
     };
     if route.port != 0 {
         return bind(route.port);

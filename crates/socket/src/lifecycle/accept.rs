@@ -104,7 +104,7 @@ fn accept_lane_once(listener: &'static Listener, flags: i32) -> Result<Option<Ne
     let (is_v6, options) = listener.with(|inner| (inner.is_v6, inner.options.clone()));
     let tuple = tuple.shown_in(family(is_v6));
     let start = match opener {
-        Opener::Program => Start::Lifeline(Side::Acceptor),
+        Opener::Program | Opener::SharingProgram => Start::Lifeline(Side::Acceptor),
         Opener::Proxy => match receive_hello(lifeline.as_fd()) {
             Ok(Some((segment, memory))) => Start::Lanes(segment, hide(memory)),
             Ok(None) => Start::Hello,

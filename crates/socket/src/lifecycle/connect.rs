@@ -138,7 +138,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
         return fall_back(fd, stream, destination, FallbackReason::UnsupportedCall);
     }
     let bound = if is_pending { None } else { inspect::local_of(fd).ok() };
-    let aim = Aim { destination, bound, netns: inspect::netns_of(fd) };
+    let shares = stream.with_options(|options| options.shares_address());
+    let aim = Aim { destination, bound, shares, netns: inspect::netns_of(fd) };
     Call { fd, stream, aim, is_pending, underway: None }.run()
 }
 
@@ -168,6 +169,8 @@ pub(super) struct Aim {
     pub destination: SocketAddr,
     /// What the socket was bound to before.
     pub bound: Option<SocketAddr>,
+    /// Whether it shares its address with others.
+    pub shares: bool,
     /// The network namespace that the socket was made in.
     pub netns: u64,
 }
@@ -180,6 +183,8 @@ pub(super) enum Attempt {
     /// Others have to say something first.
     Underway(Box<Underway>),
     NoLane(FallbackReason),
+    /// There is a connection with these addresses.
+    TupleInUse,
 }
 
 /// Goes on with a connect that is under way, or begins one.
@@ -187,13 +192,14 @@ pub(super) fn attempt(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
     let has_run_out = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
     let gone_on = underway.map(|underway| underway.go_on());
     let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));
-    let connect = || rendezvous::connect(aim.destination, aim.bound, aim.netns);
+    let connect = || rendezvous::connect(aim.destination, aim.bound, aim.shares, aim.netns);
     match progress.unwrap_or_else(|| limit::above_when_needed(connect, has_run_out)) {
         Ok(Progress::Connected(connected)) => Attempt::Met(Box::new((*connected).into())),
         Ok(Progress::Reached { lifeline, tuple }) => {
             let start = Start::Lifeline(Side::Connector);
             Attempt::Met(Box::new(Met { lifeline, tuple, start, is_far: false }))
         }
+        Ok(Progress::TupleInUse) => Attempt::TupleInUse,
         Ok(Progress::Underway(underway)) => Attempt::Underway(Box::new(underway)),
         Err(FallbackReason::BacklogFull) => Attempt::Full,
         Err(reason) => Attempt::NoLane(reason),
@@ -243,6 +249,7 @@ impl Call {
                 None
             }
             Attempt::Met(met) => Some(self.install(*met)),
+            Attempt::TupleInUse => Some(Outcome::Answered(Err(Errno::ADDRNOTAVAIL))),
             Attempt::NoLane(reason) => Some(fall_back(self.fd, self.stream, self.aim.destination, reason)),
         }
     }

@@ -129,6 +129,7 @@ fn advance_one(stream: &'static Stream, full: &mut Option<SocketAddr>) {
         Attempt::Underway(underway) => Some(underway),
         Attempt::Met(met) => return end(stream, waiting, Ok(met)),
         Attempt::NoLane(reason) => return end(stream, waiting, Err(reason)),
+        Attempt::TupleInUse => return end(stream, waiting, Err(FallbackReason::HandshakeFailed)),
     };
     // What a socket leaves that was closed meanwhile is dropped without its lock.
     let _left = stream.with(|inner| waiting.give_turn_back(inner, left));

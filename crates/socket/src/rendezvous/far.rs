@@ -156,6 +156,9 @@ pub enum Progress {
     },
     /// Others have to say something first.
     Underway(Underway),
+    /// There is a connection with these addresses: the one that the program has bound its socket to, and the
+    /// destination.
+    TupleInUse,
 }
 
 /// A connection to another node that waits for what others say: no step of it does. Its descriptors are hidden.
@@ -634,7 +637,7 @@ mod tests {
             progress = match progress {
                 Progress::Connected(connected) => return Ok(*connected),
                 Progress::Underway(underway) => underway.go_on()?,
-                Progress::Reached { .. } => panic!("no proxy"),
+                Progress::Reached { .. } | Progress::TupleInUse => panic!("no proxy"),
             };
             std::thread::yield_now();
         }

@@ -1,0 +1,211 @@
+//! Which ports connections with lanes hold: the kernel knows nothing of them, so `bind` asks here first.
+//!
+//! Connections of this process are known. Of others the kernel's list of AF_UNIX sockets tells. A connecting end has a
+//! name with both addresses, and with a code which says that a program of this rack has bound it; an accepted one has
+//! the name of its listener, which anybody could forge, and so counts beside a connecting end that leads there. A port
+//! is held for as long as such sockets live, and nothing has to be kept or cleaned up for that. What TCP holds for a
+//! while after a close is not held.
+
+use super::{Stream, inspect};
+use crate::address::{Opener, Tuple, canonical};
+use crate::connection::{self, Connection};
+use crate::descriptors::close;
+use crate::rack::{ListenerName, NameKey, Rack};
+use crate::table::{self, Entry};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+
+/// Of the kernel's list that are read at once.
+const LISTING_BYTES: usize = 64 << 10;
+/// Columns of the list before and behind the state of a socket: number, references, protocol, flags and type; inode.
+const COLUMNS_BEFORE_STATE: usize = 5;
+const COLUMNS_BEHIND_STATE: usize = 1;
+/// The state of a socket that was accepted or connected.
+const CONNECTED: &[u8] = b"03";
+
+/// What a socket that is about to be bound claims.
+struct Claim {
+    address: SocketAddr,
+    is_v6only: bool,
+    /// `SO_REUSEADDR`.
+    shares: bool,
+    /// The port as it stands in names.
+    port_text: String,
+}
+
+impl Claim {
+    fn new(address: SocketAddr, is_v6only: bool, shares: bool) -> Self {
+        Self { address: canonical(address), is_v6only, shares, port_text: format!(":{}", address.port()) }
+    }
+
+    /// Whether the claim and `held` exclude each other, as the kernel has it for sockets that do not listen.
+    fn collides_with(&self, held: SocketAddr, holder_shares: bool) -> bool {
+        let held = canonical(held);
+        if held.port() != self.address.port() || (self.shares && holder_shares) {
+            return false;
+        }
+        match self.address.ip() {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => held.is_ipv6() || !self.is_v6only,
+            ip if ip.is_unspecified() => held.is_ipv4(),
+            ip => held.ip() == ip || held.ip().is_unspecified(),
+        }
+    }
+
+    fn collides_with_connection(&self, connection: &'static Connection) -> bool {
+        let shares = || connection.with_options(|options| options.shares_address());
+        let collides = connection.tuple().is_some_and(|tuple| self.collides_with(tuple.local, shares()));
+        collides && !connection.is_closed()
+    }
+}
+
+/// What the kernel's list says of a claim.
+#[derive(Default)]
+struct Found {
+    /// A connecting end has what is claimed.
+    is_connecting: bool,
+    /// A connecting end leads there.
+    is_aimed_at: bool,
+    /// A socket was accepted there.
+    is_accepted: bool,
+}
+
+impl Found {
+    fn is_held(&self) -> bool {
+        self.is_connecting || (self.is_aimed_at && self.is_accepted)
+    }
+
+    /// Takes a line of the list into account.
+    fn note(&mut self, line: &[u8], claim: &Claim, key: &NameKey) {
+        // Most lines are about other ports.
+        if !line.windows(claim.port_text.len()).any(|part| part == claim.port_text.as_bytes()) {
+            return;
+        }
+        let mut columns = line.split(|byte| *byte == b' ').filter(|column| !column.is_empty());
+        let (state, path) = (columns.nth(COLUMNS_BEFORE_STATE), columns.nth(COLUMNS_BEHIND_STATE));
+        match path.map(|path| (path, path.strip_prefix(b"@"))) {
+            Some((_, Some(name))) => self.note_connecting(name, claim, key),
+            Some((path, None)) if state == Some(CONNECTED) => {
+                // Whether it shares its address is not known: servers that are started again rely on it.
+                let listener = ListenerName::from_path(path);
+                self.is_accepted |= listener.is_some_and(|listener| claim.collides_with(listener.address, true));
+            }
+            _ => {}
+        }
+    }
+
+    fn note_connecting(&mut self, name: &[u8], claim: &Claim, key: &NameKey) {
+        let Ok((tuple, opener)) = Tuple::from_unauthenticated_name(name) else { return };
+        let has_it = match opener {
+            Opener::Program => claim.collides_with(tuple.local, false),
+            Opener::SharingProgram => claim.collides_with(tuple.local, true),
+            Opener::Proxy => false,
+        };
+        let leads_there = claim.collides_with(tuple.peer, true);
+        // The code last: it takes longer than the rest.
+        if (has_it || leads_there) && Tuple::from_name(name, key).is_ok() {
+            self.is_connecting |= has_it;
+            self.is_aimed_at |= leads_there;
+        }
+    }
+}
+
+/// Whether the program may bind `fd` to `address`, as far as connections with lanes are concerned.
+///
+/// # Errors
+/// `ADDRINUSE` where one of them holds the port.
+pub fn may_bind(fd: RawFd, address: SocketAddr) -> Result<(), Errno> {
+    let Entry::Stream(stream) = table::get(fd) else { return Ok(()) };
+    let is_bound = inspect::local_of(fd).is_ok_and(|local| local.port() != 0);
+    let (shares, shares_port) =
+        Stream::with_options(stream, |options| (options.shares_address(), options.shares_port()));
+    if address.port() == 0 || is_bound || shares_port {
+        return Ok(());
+    }
+    let claim = Claim::new(address, inspect::is_v6only(fd), shares);
+    let mut is_held = false;
+    connection::for_each_open(|connection| is_held = is_held || claim.collides_with_connection(connection));
+    if is_held || is_held_elsewhere(&claim) { Err(Errno::ADDRINUSE) } else { Ok(()) }
+}
+
+/// Without a rack or the kernel's list nobody is known to hold anything.
+fn is_held_elsewhere(claim: &Claim) -> bool {
+    let Ok(rack) = Rack::current() else { return false };
+    let Ok(list) = rustix::fs::open(c"/proc/net/unix", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    let key = rack.key();
+    let mut found = Found::default();
+    let (mut bytes, mut kept) = (vec![0; LISTING_BYTES], 0);
+    // What is there of a line is kept for the next part. The kernel writes whole lines, far shorter than all of it.
+    while let Ok(read @ 1..) = rustix::io::read(&list, &mut bytes[kept..]) {
+        let filled = kept + read;
+        let whole = bytes[..filled].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        bytes[..whole].split(|byte| *byte == b'\n').for_each(|line| found.note(line, claim, &key));
+        bytes.copy_within(whole..filled, 0);
+        kept = filled - whole;
+    }
+    close(list);
+    found.is_held()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rack::key::tests::OTHER_KEY;
+    use crate::rack::tests::Scratch;
+
+    fn claims(text: &str, is_v6only: bool, shares: bool) -> Claim {
+        Claim::new(text.parse().unwrap(), is_v6only, shares)
+    }
+
+    #[test]
+    fn a_claim_collides_with_its_port_at_its_own_address_and_at_any() {
+        let held = "127.0.0.1:4000".parse().unwrap();
+        for (text, is_v6only, collides) in [
+            ("127.0.0.1:4000", false, true),
+            ("127.0.0.1:4001", false, false),
+            ("127.0.0.2:4000", false, false),
+            ("0.0.0.0:4000", false, true),
+            ("[::]:4000", false, true),
+            ("[::]:4000", true, false),
+            ("[::1]:4000", false, false),
+        ] {
+            let claim = claims(text, is_v6only, false);
+            assert_eq!(claim.collides_with(held, false), collides, "{text}");
+            assert_eq!(claim.collides_with("[::ffff:127.0.0.1]:4000".parse().unwrap(), true), collides, "{text}");
+            assert!(!claims(text, is_v6only, true).collides_with(held, true), "both share");
+            assert_eq!(claims(text, is_v6only, true).collides_with(held, false), collides, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_list_tells_of_connections_of_this_rack_alone() {
+        let (key, scratch) = (OTHER_KEY, Scratch::new());
+        let tuple = Tuple { local: "127.0.0.1:4000".parse().unwrap(), peer: "127.0.0.1:80".parse().unwrap() };
+        let line = |name: &[u8]| [b"000000002296fd92: 00000002 00000000 00000000 0001 03 12246 ", name].concat();
+        let named = |opener, key: &NameKey| line(&[b"@", &tuple.name(opener, key).unwrap()[..]].concat());
+        let is_held = |lines: &[Vec<u8>], claim: Claim| {
+            let mut found = Found::default();
+            lines.iter().for_each(|line| found.note(line, &claim, &key));
+            found.is_held()
+        };
+        let own = |shares| claims("0.0.0.0:4000", false, shares);
+        assert!(is_held(&[named(Opener::Program, &key)], own(false)));
+        assert!(is_held(&[named(Opener::SharingProgram, &key)], own(false)));
+        assert!(is_held(&[named(Opener::Program, &key)], own(true)));
+        assert!(!is_held(&[named(Opener::SharingProgram, &key)], own(true)));
+        assert!(!is_held(&[named(Opener::Proxy, &key)], own(false)), "it is another node's");
+        assert!(!is_held(&[named(Opener::Program, &scratch.rack().key())], own(false)));
+        assert!(!is_held(&[b"Num       RefCount Protocol Flags    Type St Inode Path".to_vec()], own(false)));
+        for listener in [&b"/rack/127.0.0.1:80/lane"[..], b"/rack/0.0.0.0:80/lane#3", b"/rack/[::]:80/lane"] {
+            let server = |shares| claims("127.0.0.1:80", false, shares);
+            let (connecting, accepted) = (named(Opener::Program, &key), line(listener));
+            assert!(!is_held(std::slice::from_ref(&accepted), server(false)), "anybody could forge it");
+            assert!(!is_held(std::slice::from_ref(&connecting), server(false)), "who accepted is gone");
+            assert!(is_held(&[accepted.clone(), connecting.clone()], server(false)));
+            assert!(!is_held(&[accepted, connecting], server(true)));
+        }
+    }
+}

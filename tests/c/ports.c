@@ -1,0 +1,157 @@
+// Which ports connections hold.
+#include "check.h"
+
+static int fresh(int shares)
+{
+    int fd = OK(socket(AF_INET, SOCK_STREAM, 0));
+    OK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &shares, sizeof shares));
+    return fd;
+}
+
+static void expect_taken(struct address where, int shares)
+{
+    int fd = fresh(shares);
+    CHECK_ERR(bind(fd, ADDRESS(&where), where.size), EADDRINUSE);
+    OK(close(fd));
+}
+
+static void expect_free(struct address where, int shares)
+{
+    int fd = fresh(shares);
+    OK(bind(fd, ADDRESS(&where), where.size));
+    OK(close(fd));
+}
+
+TEST(port_of_a_client_is_taken)
+{
+    struct pair pair = connected_pair();
+    struct address own = name_of(pair.client);
+    uint16_t port = port_of(&own);
+    for (int shares = 0; shares < 2; shares++) {
+        expect_taken(own, shares);
+        expect_taken(ip4("0.0.0.0", port), shares);
+        expect_free(ip4("127.0.0.2", port), shares);
+    }
+    OK(close(pair.server));
+    expect_eof(pair.client);
+    expect_taken(own, 0);
+    OK(close(pair.client));
+    expect_free(own, 0);
+}
+
+TEST(port_of_a_client_is_taken_for_ip6_sockets_of_both_families)
+{
+    require_ip6();
+    struct pair pair = connected_pair();
+    struct address own = name_of(pair.client), any = ip6("::", port_of(&own));
+    int both = OK(socket(AF_INET6, SOCK_STREAM, 0)), alone = OK(socket(AF_INET6, SOCK_STREAM, 0));
+    CHECK_ERR(bind(both, ADDRESS(&any), any.size), EADDRINUSE);
+    OK(setsockopt(alone, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int)));
+    OK(bind(alone, ADDRESS(&any), any.size));
+}
+
+TEST(port_of_another_processes_client_is_taken)
+{
+    struct address bound, own = {0};
+    int listener = listen_anywhere(&bound);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(listener));
+        int client = dial(&bound);
+        expect_eof(client);
+        _exit(0);
+    }
+    int server = accept_from(listener);
+    own = peer_of(server);
+    expect_taken(own, 0);
+    expect_taken(own, 1);
+    expect_taken(ip4("0.0.0.0", port_of(&own)), 1);
+    OK(close(server));
+    wait_child(pid);
+}
+
+static int dial_sharing(const struct address *to, const struct address *from)
+{
+    int fd = fresh(1);
+    if (from)
+        OK(bind(fd, ADDRESS(from), from->size));
+    OK(connect(fd, ADDRESS(to), to->size));
+    return fd;
+}
+
+TEST(port_of_a_client_that_shares_it_is_free_to_who_shares)
+{
+    struct address one, other;
+    listen_anywhere(&one);
+    listen_anywhere(&other);
+    struct address own = name_of(dial_sharing(&one, NULL));
+    expect_taken(own, 0);
+    expect_free(own, 1);
+    dial_sharing(&other, &own); // to another address: other connections
+}
+
+TEST(two_connections_never_have_the_same_addresses)
+{
+    struct address bound;
+    int listener = listen_anywhere(&bound), client = dial_sharing(&bound, NULL), server = accept_from(listener);
+    struct address own = name_of(client);
+    int second = fresh(1);
+    OK(bind(second, ADDRESS(&own), own.size));
+    CHECK_ERR(connect(second, ADDRESS(&bound), bound.size), EADDRNOTAVAIL);
+    ping_pong(client, server);
+}
+
+TEST(port_of_what_was_accepted_is_taken_without_its_listener)
+{
+    for (int is_shut = 0; is_shut < 2; is_shut++) {
+        struct address bound;
+        int listener = listen_anywhere(&bound), client = dial(&bound), server = accept_from(listener);
+        if (is_shut)
+            OK(shutdown(listener, SHUT_RD));
+        else
+            OK(close(listener));
+        expect_taken(bound, 0);
+        expect_taken(ip4("0.0.0.0", port_of(&bound)), 0);
+        ping_pong(client, server);
+        OK(close(client));
+        expect_eof(server);
+        expect_taken(bound, 0); // the server has not ended its stream
+    }
+}
+
+TEST(port_of_what_another_process_has_accepted_is_taken)
+{
+    struct address bound;
+    int listener = listen_anywhere(&bound), client = dial(&bound);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(client));
+        int server = accept_from(listener);
+        OK(close(listener));
+        say(server, "accepted");
+        expect_eof(server);
+        _exit(0);
+    }
+    expect(client, "accepted");
+    OK(close(listener));
+    expect_taken(bound, 0);
+    OK(shutdown(client, SHUT_WR));
+    wait_child(pid);
+}
+
+TEST(a_server_that_shares_its_address_is_started_again)
+{
+    struct address bound = ip4("127.0.0.1", 0);
+    int listener = fresh(1);
+    OK(bind(listener, ADDRESS(&bound), bound.size));
+    OK(listen(listener, 8));
+    bound = name_of(listener);
+    int client = dial(&bound), server = accept_from(listener);
+    OK(close(listener));
+    expect_taken(bound, 0);
+    int again = fresh(1);
+    OK(bind(again, ADDRESS(&bound), bound.size));
+    OK(listen(again, 8));
+    greet(&bound, again);
+    ping_pong(client, server);
+}
