@@ -373,3 +373,13 @@ TEST(defer_accept_of_a_shared_listener_serves_in_every_process)
     say(silent, "for the parent");
     expect(accept_from(listener), "for the parent");
 }
+
+TEST(what_has_ended_is_dissolved_too)
+{
+    struct pair pair = connected_pair();
+    OK(shutdown(pair.client, SHUT_WR));
+    OK(shutdown(pair.server, SHUT_WR));
+    expect_eof(pair.client);
+    struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+    OK(connect(pair.client, &nowhere, sizeof nowhere));
+}

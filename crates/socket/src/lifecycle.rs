@@ -260,7 +260,7 @@ impl Listener {
         })
     }
 
-    /// Whether `accept` would find a connection that came by a lane.
+    /// Whether `accept` would find a connection that came by a lane, once the watched descriptor has become readable.
     pub fn has_lane_client(&'static self) -> bool {
         deferral::has_client(self)
     }

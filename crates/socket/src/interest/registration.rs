@@ -235,7 +235,7 @@ impl Registration {
             return 0;
         }
         let mut ready = 0;
-        if listener.has_lane_client() {
+        if system::poll_now(listener.watched_fd(), libc::POLLIN) & libc::POLLIN != 0 && listener.has_lane_client() {
             ready |= INPUT & self.wanted();
         }
         if self.events & ONESHOT != 0 {

@@ -14,7 +14,6 @@ use crate::interest;
 use crate::limit;
 use crate::options::{SocketOption, get_raw};
 use crate::rendezvous::{self, Accepted};
-use crate::system;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -175,13 +174,10 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
     Ok(())
 }
 
-/// Whether `accept` would find a connection that came by a lane.
+/// Whether `accept` would find a connection that came by a lane, of a listener whose watched descriptor is readable.
 pub(super) fn has_client(listener: &'static Listener) -> bool {
-    if !listener.with(|inner| inner.deferral.is_some()) {
-        return system::poll_now(listener.lane_fd(), libc::POLLIN) & libc::POLLIN != 0;
-    }
     // Where there is no descriptor to take one out, `accept` says so.
-    !matches!(find(listener), Ok(None))
+    !listener.with(|inner| inner.deferral.is_some()) || !matches!(find(listener), Ok(None))
 }
 
 /// The number of a connection that can be accepted.
