@@ -193,7 +193,8 @@ impl Machine {
     }
 
     fn status(&self) -> Value {
-        let finished = self.finish("status", &["--json"]).must_succeed();
+        // It fails where nothing runs, and says so beside the state.
+        let finished = self.finish("status", &["--json"]);
         serde_json::from_str(&finished.stdout).expect("JSON")
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use control::monitor::{Link, Status};
 use etcd::{Held, Lease, LinkState};
 use serde::Serialize;
@@ -26,7 +26,13 @@ pub struct Options {
 pub fn main(options: &Options) -> Result<()> {
     let rack = LoadedRack::read_running(&options.rack)?;
     let report = Report::new(&rack)?;
-    if options.json { output::print_json(&report) } else { output::print(&describe(&rack, &report)) }
+    if options.json { output::print_json(&report) } else { output::print(&describe(&report)) }?;
+    let is_elsewhere = |node: &NodeReport| node.lease.is_some();
+    if !report.nodes.iter().any(|node| node.is_up || node.error.is_some() || is_elsewhere(node)) {
+        let file = rack.shown();
+        bail!("nothing of {file} runs here; start it with: crosslane up --rack {file}");
+    }
+    Ok(())
 }
 
 /// The whole of `crosslane status --json`.
@@ -143,15 +149,12 @@ impl NodeReport {
     }
 }
 
-fn describe(rack: &LoadedRack, report: &Report) -> String {
+fn describe(report: &Report) -> String {
     let mut text = nodes(report).render();
     let links = links(report);
-    if links.is_empty() {
-        let file = rack.shown();
-        text += &format!("\nNothing of {file} runs here. Start it with: crosslane up --rack {file}\n");
-        return text;
+    if !links.is_empty() {
+        text += &format!("\n{}", links.render());
     }
-    text += &format!("\n{}", links.render());
     let errors = report.nodes.iter().filter_map(|node| node.error.as_ref());
     errors.for_each(|error| text += &format!("\n{error}\n"));
     for status in report.nodes.iter().filter_map(|node| node.monitor.as_ref()) {

@@ -168,8 +168,10 @@ impl Place {
 
     fn status(&self) -> serde_json::Value {
         let status = self.output(&["status", "--rack", "r.toml", "--json"]);
-        assert!(status.status.success(), "{status:?}");
-        serde_json::from_str(&stdout(&status)).unwrap()
+        let found: serde_json::Value = serde_json::from_str(&String::from_utf8_lossy(&status.stdout)).unwrap();
+        let is_up = found["nodes"].as_array().unwrap().iter().any(|node| node["is_up"] == true);
+        assert_eq!(status.status.code(), Some(if is_up { 0 } else { 1 }), "{status:?}");
+        found
     }
 
     fn monitor(&self, node: usize) -> serde_json::Value {
@@ -248,6 +250,8 @@ fn a_rack_of_two_nodes_comes_up_is_seen_and_goes_down() {
         assert_eq!(place.sockets(), Vec::<PathBuf>::new());
     }
     assert_eq!(place.status()["nodes"][0]["is_up"], false);
+    let line = error_line(&place.output(&["status", "--rack", "r.toml"]));
+    assert!(line.contains("nothing of r.toml runs here") && line.contains("crosslane up --rack r.toml"), "{line}");
     assert_eq!(stat()["proxies"], serde_json::json!([]));
 }
 
