@@ -303,6 +303,38 @@ fn a_setuid_program_runs_on_the_kernel_path_or_not_at_all() {
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(5), &b""[..]));
 }
 
+/// `cap_net_bind_service` as permitted and effective: struct vfs_ns_cap_data of version 2.
+const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn a_program_with_file_capabilities_runs_on_the_kernel_path_or_not_at_all() {
+    let place = Place::new();
+    let program = place.compile("capable", RAN, &[]);
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(&program, c"security.capability", &CAPABILITIES, flags).is_err() {
+        eprintln!("skipped: only root can give a file capabilities");
+        return;
+    }
+    let name = program.to_str().unwrap();
+    let of_root = place.run(&["--require-lane", "--", name]).output().unwrap();
+    assert_eq!((of_root.status.code(), of_root.stderr.as_slice()), (Some(5), &b""[..]), "root gains nothing by them");
+    // The command and the rack of somebody else, who can read what the test has made.
+    fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let own = place.path("command");
+    copy(Path::new(CROSSLANE), &own);
+    chown(place.path("rack"), Some(65534), Some(65534)).unwrap();
+    let run = |options: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&own).arg("run").args(options);
+        command.arg("--library").arg(place.path("library.so")).arg("--rack").arg(place.path("rack"));
+        command.env_remove("CROSSLANE_REQUIRE_LANE").args(["--", name]).output().unwrap()
+    };
+    assert_fails(&run(&["--require-lane"]), 1, &[name, "has file capabilities", "LD_PRELOAD"]);
+    let lenient = run(&[]);
+    assert!(error_line(&lenient).contains("has file capabilities"), "{lenient:?}");
+    assert_eq!((lenient.status.code(), stdout(&lenient).as_str()), (Some(5), "ran\n"));
+}
+
 #[test]
 fn another_loader_or_processor_is_named() {
     let place = Place::new();
