@@ -251,7 +251,7 @@ fn demanding() -> PathBuf {
 
 const REFUSED_ON_LANES: &str = "connect: fine\nzero-copy of a lane: EOPNOTSUPP\nsignals of a lane: EOPNOTSUPP\n\
                                 signals of a lane by ioctl: EOPNOTSUPP\nsignals of a listener: EOPNOTSUPP\n\
-                                time stamps of a listener: EOPNOTSUPP\nanother's descriptor: EPERM\n";
+                                time stamps of a listener: fine\nanother's descriptor: EPERM\n";
 
 #[test]
 fn what_lanes_do_not_offer_is_refused_on_a_lane_and_done_by_the_kernel_before() {

@@ -88,15 +88,19 @@ impl Environment {
         let is_named = || match self.get(b"LD_PRELOAD").and_then(own_path_in).map(behind_root) {
             // Where it is only the dynamic linker knows.
             Some(path) if path.contains(&b'$') || !path.contains(&b'/') => true,
-            Some(path) => with_c_string(path, |path| rustix::fs::access(path, Access::READ_OK).is_ok()) == Some(true),
+            Some(path) => with_c_string(path, can_be_read) == Some(true),
             None => false,
         };
         !is_off && (!came_by_environment || is_named())
     }
 }
 
-/// What follows the way from the dynamic linker's own directory (`$LIB`) to the root, by which `crosslane run` names the
-/// library.
+fn can_be_read(path: &CStr) -> bool {
+    rustix::fs::access(path, Access::READ_OK).is_ok()
+}
+
+/// What follows the way from the dynamic linker's own directory (`$LIB`) to the root: `crosslane run` names the library
+/// by it.
 fn behind_root(path: &[u8]) -> &[u8] {
     const UP: &[u8] = b"/..";
     let way = path.windows(UP.len()).rposition(|part| part == UP).filter(|_| path.contains(&b'$'));
