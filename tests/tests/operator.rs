@@ -240,7 +240,7 @@ fn a_server_of_another_version_is_said_to_be_one() {
     }
     let server = echo_server(&rack);
     // What another version has made lies in a directory of its own.
-    fs::rename(rack.path().join("v3"), rack.path().join("v999")).expect("the directory of this version");
+    fs::rename(rack.path().join("v4"), rack.path().join("v999")).expect("the directory of this version");
     let said = refusal(&rack, server.port);
     assert!(said.contains("no lane: the other side runs another version of crosslane"), "{said}");
     assert_eq!(counted(&rack, server.port), serde_json::json!({"version_mismatch": 1}));

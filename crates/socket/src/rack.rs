@@ -1,13 +1,13 @@
 //! The rack directory: where listeners leave the names by which connecting ends find them.
 //!
 //! ```text
-//!   RACK/v3/net-<inode of the network namespace>/127.0.0.1:6379/lane   one AF_UNIX stream socket per lane listener
+//!   RACK/v4/net-<inode of the network namespace>/127.0.0.1:6379/lane   one AF_UNIX stream socket per lane listener
 //!                                                [::]:80/lane          takes IPv4 too
 //!                                                [::]:443/lane!6       IPv6 only
 //!                                                0.0.0.0:80/lane#3     one of several at this address (SO_REUSEPORT)
 //!                                                127.77.0.2:80/lane!far   another node's; this node's proxy listens
 //!                                                sweep                 where the next sweep begins
-//!   RACK/v3/key                                                        the key of the names of lifelines ([`NameKey`])
+//!   RACK/v4/key                                                        the key of the names of lifelines ([`NameKey`])
 //!   RACK/lanes-off                                                     there while no new lanes are to be made
 //!   RACK/monitor.sock                                                  this node's monitor, where there are other ones
 //!   RACK/v1/stat/<pid>                                                 the ledger pages
@@ -50,7 +50,7 @@ pub(crate) mod key;
 pub use key::NameKey;
 
 /// The directory of a rack, by version: programs of another one find neither listeners nor a key there.
-const VERSION: &str = "v3";
+const VERSION: &str = "v4";
 /// Listeners that can share one address.
 pub const MEMBERS_MAX: u8 = 64;
 /// Names at one address that are read: all that can be there, and some rubbish.
@@ -917,11 +917,11 @@ pub(crate) mod tests {
     fn directories_are_made_private() {
         let scratch = Scratch::new();
         let rack = scratch.rack();
-        for path in [rack.path(), &scratch.0.join("rack"), &scratch.0.join("rack/v3")] {
+        for path in [rack.path(), &scratch.0.join("rack"), &scratch.0.join("rack/v4")] {
             assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o700, "{}", path.display());
         }
         let netns = std::fs::metadata("/proc/self/ns/net").unwrap().ino();
-        assert_eq!(rack.path(), scratch.0.join(format!("rack/v3/net-{netns}")));
+        assert_eq!(rack.path(), scratch.0.join(format!("rack/v4/net-{netns}")));
         assert!(Rack::open(&scratch.0.join("rack")).is_ok(), "a second program finds the same directories");
     }
 
@@ -947,7 +947,7 @@ pub(crate) mod tests {
     fn a_rack_within_is_refused_like_the_rack_itself() {
         let scratch = Scratch::new();
         scratch.rack();
-        let version = scratch.0.join("rack/v3");
+        let version = scratch.0.join("rack/v4");
         std::fs::set_permissions(&version, std::fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(Rack::open(&scratch.0.join("rack")).unwrap_err(), Errno::PERM);
         std::fs::set_permissions(&version, std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -1066,7 +1066,7 @@ pub(crate) mod tests {
     fn racks_of_other_users_and_versions_are_known_by_their_paths() {
         for (path, expected) in [
             ("/run/user/1/crosslane/v1/net-4026531840/127.0.0.1:80", true),
-            ("/run/user/1/crosslane/v3/net-4026531840/127.0.0.1:80/lane", true),
+            ("/run/user/1/crosslane/v4/net-4026531840/127.0.0.1:80/lane", true),
             ("/proc/self/fd/9/127.0.0.1:80/lane#1", true),
             ("/proc/self/fd/9/socket", false),
             ("/tmp/127.0.0.1:80/lane", false),

@@ -56,7 +56,7 @@ pub type ApartSender = SenderOf<DeviceMemory>;
 pub type ApartReceiver = ReceiverOf<DeviceMemory>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 11;
+pub const LAYOUT_VERSION: u32 = 12;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
