@@ -22,7 +22,8 @@ pub fn chosen(given: Option<&Path>) -> PathBuf {
 pub fn check_named(given: Option<&Path>) -> Result<()> {
     let by_variable = std::env::var_os("CROSSLANE_RACK").is_some_and(|value| !value.is_empty());
     let rack = chosen(given);
-    if (given.is_none() && !by_variable) || std::fs::exists(&rack).unwrap_or(true) {
+    let is_there = std::fs::exists(&rack).unwrap_or_else(|error| error.kind() != std::io::ErrorKind::NotADirectory);
+    if (given.is_none() && !by_variable) || is_there {
         return Ok(());
     }
     let (shown, named) = (rack.display(), if given.is_some() { "--rack" } else { "CROSSLANE_RACK" });
