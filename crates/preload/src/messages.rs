@@ -135,7 +135,7 @@ unsafe fn put_control(message: *mut msghdr, messages: impl Iterator<Item = Messa
         }
         used += space.min(left);
     }
-    // SAFETY: as above.
+    // SAFETY: the message that `recvmsg` was given, whose control buffer has just been written, is writable.
     unsafe { (*message).msg_controllen = used };
 }
 

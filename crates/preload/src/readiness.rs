@@ -195,7 +195,7 @@ pub(crate) unsafe fn pselect_by_number(
 /// `timeout` is writable.
 unsafe fn tell_left(timeout: *mut timespec, left_ns: u64) {
     let left = timespec { tv_sec: (left_ns / 1_000_000_000) as _, tv_nsec: (left_ns % 1_000_000_000) as _ };
-    // SAFETY: the caller's.
+    // SAFETY: `timeout` is writable for one time, which is all that is written.
     unsafe { timeout.write(left) };
 }
 

@@ -253,7 +253,7 @@ impl OptionRecord {
     /// `value` is null or readable for `length` bytes: the kernel has accepted it.
     pub unsafe fn note_c(&mut self, option: SocketOption, value: *const c_void, length: libc::socklen_t) {
         let length = length as usize;
-        // SAFETY: the caller's.
+        // SAFETY: our caller says that `value` is null or readable for `length` bytes.
         self.guards.note(option, &unsafe { head_of(value, length) }, length);
         if value.is_null() || length > VALUE_BYTES_MAX {
             return;

@@ -181,7 +181,7 @@ impl Connection {
         let mut done = 0;
         loop {
             let skip = if flags.peek { 0 } else { done };
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is writable for its length, and `skip` is within them.
             let step = match unsafe { self.receive_by_lane(generation, spans, skip, flags, false) } {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) | Ok(Step::End) => return Ok(done),
@@ -244,7 +244,7 @@ impl Connection {
         let generation = self.generation();
         let mut done = 0;
         loop {
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is readable for its length, and `done` is within them.
             let (sent, wakes_receiver) = match unsafe { self.send_confined_now(generation, spans, done, wanted) } {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => return Ok(done),
@@ -286,7 +286,7 @@ impl Connection {
         let lanes = self.lanes().ok_or(Errno::BADF)?;
         let _shared = self.share(lanes, Own::SendLock)?;
         if !self.may_send(lanes, wanted - skip)? {
-            return Ok((wanted - skip, false));
+            return Ok((self.bytes_taken_for_gone(wanted - skip), false));
         }
         // SAFETY: under the send lock.
         unsafe { (*lanes.sender.get()).prepare(true, stamp()) };

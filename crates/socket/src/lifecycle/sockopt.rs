@@ -104,7 +104,7 @@ pub unsafe fn set_option(
 /// # Safety
 /// `argument` is what the request wants, or the kernel refuses it.
 pub unsafe fn ask_as_tcp(connection: &'static Connection, request: u64, argument: usize) -> Result<i32, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: our caller says that `argument` is what the request wants or the kernel refuses it.
     unsafe { options::ioctl_of_template(family_of(connection), request, argument) }
 }
 
@@ -113,7 +113,7 @@ pub unsafe fn ask_as_tcp(connection: &'static Connection, request: u64, argument
 /// # Safety
 /// `value` is null or readable for `length` bytes.
 pub unsafe fn refusal(level: i32, name: i32, value: *const c_void, length: libc::socklen_t) -> Option<Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: our caller says that `value` is null or readable for `length` bytes.
     unsafe { SocketOption { level, name }.refusal_c(value, length) }
 }
 
