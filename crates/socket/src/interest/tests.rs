@@ -16,6 +16,7 @@ type Work = Box<dyn FnOnce()>;
 
 thread_local! {
     static POLLS: Cell<u64> = const { Cell::new(0) };
+    static HAS_SLEPT: Cell<bool> = const { Cell::new(false) };
     static STAMPS: RefCell<BTreeMap<RawFd, u64>> = const { RefCell::new(BTreeMap::new()) };
     static WHILE_PARKING: Cell<Option<Work>> = const { Cell::new(None) };
     static BEFORE_POLL: Cell<Option<(u64, Work)>> = const { Cell::new(None) };
@@ -29,6 +30,11 @@ pub(super) fn note_poll() {
         Some((count, work)) => BEFORE_POLL.set(Some((count - 1, work))),
         None => {}
     }
+}
+
+/// This thread has slept on a set.
+pub(super) fn note_sleep() {
+    HAS_SLEPT.set(true);
 }
 
 /// What a test says the stamp of the first unread record is.
@@ -130,9 +136,13 @@ impl Epoll {
         self.wait_max(16, Some(HANG_NS)).unwrap()
     }
 
-    /// Lets a wait time out, so that every connection is parked.
+    /// Lets waits time out until one has slept, so that every connection is parked: on a busy machine the time may be up
+    /// before.
     fn let_all_sleep(&self) {
-        assert_eq!(self.wait_max(16, Some(2_000_000)).unwrap(), []);
+        HAS_SLEPT.set(false);
+        while !HAS_SLEPT.get() {
+            assert_eq!(self.wait_max(16, Some(2_000_000)).unwrap(), []);
+        }
     }
 
     fn set(&self) -> &'static InterestSet {

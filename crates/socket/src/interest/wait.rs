@@ -358,6 +358,8 @@ impl InterestSet {
         let left_ns = if has_deaf { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns };
         // SAFETY: the caller's array and mask.
         let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
+        #[cfg(test)]
+        super::tests::note_sleep();
         self.patience.note_awake();
         drop(sleep);
         self.take_in(sink, count, life, true)?;

@@ -299,12 +299,23 @@ mod tests {
 
     #[test]
     fn file_actions_take_the_memory_of_what_they_duplicate_to_a_program_that_loads_the_library() {
+        /// The table must not say what a later descriptor of this number is.
+        struct Entered(RawFd);
+
+        impl Drop for Entered {
+            fn drop(&mut self) {
+                table::set(self.0, Entry::None);
+            }
+        }
+
+        let _no_child = crate::forks::none();
         note_process();
         let ((one, _two), (other, _)) = (pair_with_memfd(), pair_with_memfd());
         let are_inheritable = || [&one, &other].map(|end| is_inheritable(end.0.memory()[0]));
         let [actions, others] = [1000, 2000];
         let fd = one.0.with_descriptors(|own| own[0]);
         table::set(fd, Entry::Connection(one.0));
+        let _entered = Entered(fd);
         note_spawn_duplicate(actions, fd);
         let spawn = |actions, loads| while_spawning(actions, || loads, are_inheritable);
         assert_eq!(spawn(actions, Some(true)), [true, false]);
