@@ -136,8 +136,8 @@ impl Epoll {
         self.wait_max(16, Some(HANG_NS)).unwrap()
     }
 
-    /// Lets waits time out until one has slept, so that every connection is parked: on a busy machine the time may be up
-    /// before.
+    /// Lets waits time out until one has slept, so that every connection is parked. On a busy machine the time may be
+    /// up before.
     fn let_all_sleep(&self) {
         HAS_SLEPT.set(false);
         while !HAS_SLEPT.get() {
