@@ -185,26 +185,23 @@ def curl_many(trial, url, count, *options):
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 
+def redis_benchmark(trial, connections, requests):
+    port = free_port()
+    server = ["--bind", "127.0.0.1", "--save", "", "--port", str(port), "--dir", str(trial.folder)]
+    trial.serve([program("redis-server"), *server], port)
+    options = ["-p", str(port), "-c", str(connections), "-n", str(requests), "-t", "get", "--csv"]
+    output, _ = trial.client([program("redis-benchmark"), *options])
+    return number(r'"GET","([\d.]+)"', output)
+
+
 @entry("Redis", "redis-benchmark, 1 connection", "GET/s")
 def redis(trial):
-    port = free_port()
-    server = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--port", str(port), "--dir", str(trial.folder)]
-    trial.serve([program(server[0]), *server[1:]], port)
-    output, _ = trial.client(
-        [program("redis-benchmark"), "-p", str(port), "-c", "1", "-n", "50000", "-t", "get", "--csv"]
-    )
-    return number(r'"GET","([\d.]+)"', output)
+    return redis_benchmark(trial, 1, 50000)
 
 
 @entry("Redis", "redis-benchmark, 50 connections", "GET/s")
 def redis_many(trial):
-    port = free_port()
-    server = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--port", str(port), "--dir", str(trial.folder)]
-    trial.serve([program(server[0]), *server[1:]], port)
-    output, _ = trial.client(
-        [program("redis-benchmark"), "-p", str(port), "-c", "50", "-n", "100000", "-t", "get", "--csv"]
-    )
-    return number(r'"GET","([\d.]+)"', output)
+    return redis_benchmark(trial, 50, 100000)
 
 
 @entry("memcached", "memcslap, 4 connections", "operations/s")
