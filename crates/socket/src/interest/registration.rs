@@ -303,10 +303,8 @@ impl Registration {
         if let Some(listed) = self.listed {
             return listed;
         }
-        let heard = self.heard.filter(|_| !self.stays_ready);
-        // What the kernel has reported keeps the kernel's place, though the rest may have come by a lane since.
-        let stamp = if ready & INPUT == 0 || heard.is_some() { None } else { self.arrival_stamp() };
-        let seen = if self.stays_ready { self.joined } else { heard.unwrap_or(now) };
+        let stamp = if ready & INPUT == 0 { None } else { self.arrival_stamp() };
+        let seen = if self.stays_ready { self.joined } else { self.heard.unwrap_or(now) };
         *self.listed.insert(ready_time(stamp, seen, self.joined, now))
     }
 
