@@ -586,7 +586,8 @@ which makes its system calls itself. Both work beside accelerated clients, which
 Notes: a server that is started by root and gives root up before it listens (`memcached -u nobody`) stays on kernel TCP,
 because a rack directory belongs to one user; here it runs as the user who runs the script. Over kernel TCP, 8
 connections to Java's own HTTP server take about 45 ms a request: most likely Nagle's algorithm and a delayed
-acknowledgement, which lanes do not have (not traced). A wrong answer, an error of a client or a server that ends is a line that begins with **fails**.
+acknowledgement, which lanes do not have (not traced). A wrong answer, an
+error of a client or a server that ends is a line that begins with **fails**.
 """
 
 
