@@ -3,7 +3,7 @@
 use crate::layout::Ring;
 use crate::producer::{WAKE_EVERY_SLOTS, open_read_mark};
 use crate::record::{
-    HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_SLOTS_MAX, SLOT_BYTES, slots_of, stamp_of, tag,
+    HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_SLOTS_MAX, SLOT_BYTES, Urgent, slots_of, stamp_of, tag,
 };
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, store_short, store_words};
 use crate::{Corrupt, Layout, wake};
@@ -67,6 +67,17 @@ pub enum Next {
     Other,
 }
 
+/// What an urgent byte is to who looks at what is unread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtUrgent {
+    /// A byte like any other.
+    Counts,
+    /// Not there.
+    IsSkipped,
+    /// The end of what is looked at.
+    Ends,
+}
+
 /// Where reading stands: loaded once at the start of an operation. A copy of it can run ahead, to peek.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
@@ -76,8 +87,17 @@ struct Cursor {
     ring: u8,
     /// The sender may append to the record.
     is_open: bool,
+    /// The record is one urgent byte. Never in memory: reading stands before such a record or behind it.
+    is_urgent: bool,
     /// It has come past something whose credit is not returned yet.
     is_credit_due: bool,
+}
+
+impl Cursor {
+    /// Leaves the record that it has just come to, as if it had not looked at its header.
+    fn stand_before(&mut self) {
+        (self.record_bytes, self.offset_bytes, self.is_urgent) = (0, 0, false);
+    }
 }
 
 impl<I: Inbound, O: Outbound> Consumer<I, O> {
@@ -122,8 +142,8 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Some(stamp_of(self.inbound.load_u64(slot + WORD_BYTES, Ordering::Relaxed)))
     }
 
-    /// Copies up to `len_bytes` unread bytes to `destination`; returns how many. Zero: nothing there now (or
-    /// [`Consumer::is_finished`]).
+    /// Copies up to `len_bytes` unread bytes to `destination`; returns how many. Zero: nothing there now, or
+    /// [`Consumer::is_finished`], or an [urgent byte](Consumer::urgent), before which each read ends.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
@@ -137,6 +157,10 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let mut end = Ok(());
         while read_bytes < len_bytes {
             match self.load_record(&mut cursor) {
+                Ok(true) if cursor.is_urgent => {
+                    cursor.stand_before();
+                    break;
+                }
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(corrupt) => {
@@ -246,17 +270,53 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         unsafe { self.read_to(destination.as_mut_ptr(), destination.len()) }
     }
 
-    /// Copies unread bytes from `skip_bytes` on without consuming them; returns how many.
+    /// The urgent byte that is unread next, if it is one.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn urgent(&self) -> Result<Option<Urgent>, Corrupt> {
+        let mut cursor = self.cursor();
+        let is_urgent = self.load_record(&mut cursor)? && cursor.is_urgent;
+        Ok(is_urgent.then(|| self.load_urgent(&cursor)))
+    }
+
+    /// Consumes the urgent byte that is unread next, if it is one.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn take_urgent(&mut self) -> Result<Option<Urgent>, Corrupt> {
+        let mut cursor = self.cursor();
+        if !self.load_record(&mut cursor)? || !cursor.is_urgent {
+            return Ok(None);
+        }
+        let urgent = self.load_urgent(&cursor);
+        self.advance(&mut cursor, 1);
+        self.store_cursor(&cursor);
+        Ok(Some(urgent))
+    }
+
+    fn load_urgent(&self, cursor: &Cursor) -> Urgent {
+        Urgent::of_word(self.inbound.load_u64(self.offset_of(cursor), Ordering::Relaxed))
+    }
+
+    /// Copies unread bytes from `skip_bytes` on without consuming them; returns how many. `at_urgent` says what an
+    /// urgent byte is, and is told whether it is the first unread one.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     ///
     /// # Safety
     /// `destination` is writable for `len_bytes`.
-    pub unsafe fn peek_to(&self, skip_bytes: usize, destination: *mut u8, len_bytes: usize) -> Result<usize, Corrupt> {
+    pub unsafe fn peek_to(
+        &self,
+        skip_bytes: usize,
+        destination: *mut u8,
+        len_bytes: usize,
+        at_urgent: impl FnMut(Urgent, bool) -> AtUrgent,
+    ) -> Result<usize, Corrupt> {
         let mut skip_bytes = skip_bytes;
         let mut read_bytes = 0;
-        let end = self.look_ahead(|record| {
+        let end = self.look_past_urgent(at_urgent, |record| {
             let left_bytes = record.record_bytes - record.offset_bytes;
             let skipped_bytes = left_bytes.min(skip_bytes);
             skip_bytes -= skipped_bytes;
@@ -273,28 +333,41 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         Ok(read_bytes)
     }
 
-    /// Unread bytes in the lane now.
+    /// Unread bytes in the lane now, urgent ones with the others.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn unread_bytes(&self) -> Result<usize, Corrupt> {
+        self.unread_bytes_by(|_, _| AtUrgent::Counts)
+    }
+
+    /// As [`Consumer::unread_bytes`]; `at_urgent` says what an urgent byte is, and is told whether it is the first
+    /// unread one.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the sender published an impossible record.
+    pub fn unread_bytes_by(&self, at_urgent: impl FnMut(Urgent, bool) -> AtUrgent) -> Result<usize, Corrupt> {
         let mut unread_bytes = 0;
-        self.look_ahead(|record| {
+        self.look_past_urgent(at_urgent, |record| {
             unread_bytes += record.record_bytes - record.offset_bytes;
             true
         })?;
         Ok(unread_bytes)
     }
 
-    /// The unread bytes of the next record, in place. Their contents are the peer's: they may change while they are
-    /// read.
+    /// The unread bytes of the next record, in place; none of an urgent one. Their contents are the peer's: they may
+    /// change while they are read.
     ///
     /// # Errors
     /// [`Corrupt`] if the sender published an impossible record.
     pub fn peek(&mut self) -> Result<Option<Chunk>, Corrupt> {
         self.peeked_bytes = 0;
         let mut cursor = self.cursor();
-        let loaded = self.load_record(&mut cursor)?;
+        let mut loaded = self.load_record(&mut cursor)?;
+        if cursor.is_urgent {
+            cursor.stand_before();
+            loaded = false;
+        }
         self.store_cursor(&cursor);
         if !loaded {
             self.check_end(&cursor)?;
@@ -439,7 +512,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         let (so_far, is_open) = match Record::decode(word, ring.slots_to_end(cursor.head))? {
             Record::Open(len_bytes) => (len_bytes, true),
             Record::Data(len_bytes) => (len_bytes, false),
-            Record::Switch(_) => return Err(Corrupt { what: "open record", value: word }),
+            Record::Switch(_) | Record::Urgent => return Err(Corrupt { what: "open record", value: word }),
         };
         if so_far < cursor.record_bytes {
             return Err(Corrupt { what: "open record", value: word });
@@ -470,8 +543,13 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
                 (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (len_bytes, 0, true);
                 Ok(true)
             }
+            Record::Urgent if self.layout.elastic.is_some() => {
+                (cursor.record_bytes, cursor.offset_bytes, cursor.is_open) = (1, 0, false);
+                cursor.is_urgent = true;
+                Ok(true)
+            }
             Record::Switch(ring) => self.follow_switch(cursor, ring, word),
-            Record::Open(_) => Err(Corrupt { what: "record header", value: word }),
+            Record::Open(_) | Record::Urgent => Err(Corrupt { what: "record header", value: word }),
         }
     }
 
@@ -538,6 +616,26 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             step_over(&mut cursor, ring); // Of an open record, there may be more.
         }
         Ok(cursor)
+    }
+
+    /// As [`Consumer::look_ahead`], asking at each urgent byte what it is.
+    fn look_past_urgent(
+        &self,
+        mut at_urgent: impl FnMut(Urgent, bool) -> AtUrgent,
+        mut visit: impl FnMut(&Cursor) -> bool,
+    ) -> Result<Cursor, Corrupt> {
+        let mut is_first = true;
+        self.look_ahead(|record| {
+            let kind = if record.is_urgent { at_urgent(self.load_urgent(record), is_first) } else { AtUrgent::Counts };
+            match kind {
+                AtUrgent::Ends => false,
+                AtUrgent::IsSkipped => true,
+                AtUrgent::Counts => {
+                    is_first = false;
+                    visit(record)
+                }
+            }
+        })
     }
 
     #[inline]
@@ -616,6 +714,7 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
             offset_bytes: ((place >> (PLACE_SHIFT + PLACE_BITS)) & PLACE_MASK) as usize,
             ring: (place & PLACE_RING) as u8,
             is_open: place & PLACE_OPEN != 0 && self.layout.elastic.is_some(),
+            is_urgent: false,
             is_credit_due: false,
         }
     }
@@ -658,7 +757,6 @@ fn step_over(cursor: &mut Cursor, ring: Ring) -> bool {
         return false;
     }
     cursor.head = ring.place(cursor.head.wrapping_add(slots_of(cursor.record_bytes)));
-    cursor.record_bytes = 0;
-    cursor.offset_bytes = 0;
+    (cursor.record_bytes, cursor.offset_bytes, cursor.is_urgent) = (0, 0, false);
     true
 }

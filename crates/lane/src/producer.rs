@@ -2,7 +2,9 @@
 
 use crate::batch::Batch;
 use crate::layout::Ring;
-use crate::record::{HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, slots_of, tag};
+use crate::record::{
+    HEADER_BYTES, INLINE_BYTES, RECORD_BYTES_MAX, Record, SHORT_BYTES_MAX, SLOT_BYTES, Urgent, slots_of, tag,
+};
 use crate::words::{WORD_BYTES, WORDWISE_BYTES_MAX, load_short, load_words};
 use crate::{Corrupt, ELASTIC_RINGS, ELASTIC_SLOTS_MIN, Layout, wake};
 use fabric::{Coherence, Inbound, Outbound};
@@ -362,6 +364,25 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     pub fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
         // SAFETY: a slice is readable.
         unsafe { self.write_from(source.as_ptr(), source.len()) }
+    }
+
+    /// Sends a byte that is urgent, as a record of its own; `false`: there is no room now. Of elastic lanes only.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the receiver returned impossible credit.
+    ///
+    /// # Panics
+    /// If the lane is not elastic.
+    pub fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
+        assert!(self.layout.elastic.is_some(), "an urgent byte goes by an elastic lane");
+        let (mut cursor, payload, room_bytes) = self.place_for(1)?;
+        if room_bytes == 0 {
+            return Ok(false);
+        }
+        self.outbound.store_u64(payload, urgent.to_word(), Ordering::Relaxed);
+        self.show(self.ring(&cursor).slot_offset(cursor.tail), cursor.tail, Record::Urgent);
+        self.step_over(&mut cursor, 1);
+        Ok(true)
     }
 
     /// Reserves room for one record of up to `len_bytes_max` bytes, to be filled in place. `None` when there is no room

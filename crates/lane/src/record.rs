@@ -25,6 +25,7 @@ const KIND_MASK: u64 = (1 << KIND_BITS) - 1;
 const KIND_DATA: u64 = 1;
 const KIND_SWITCH: u64 = 2;
 const KIND_OPEN: u64 = 3;
+const KIND_URGENT: u64 = 4;
 
 /// Bits of a [stamp](crate::Producer::set_stamp).
 pub const STAMP_BITS: u32 = u64::BITS - STAMP_SHIFT;
@@ -38,6 +39,29 @@ pub(crate) enum Record {
     Switch(u8),
     /// Payload of this many bytes so far: the sender may append more, or make it [`Record::Data`].
     Open(usize),
+    /// One byte that is urgent: an [`Urgent`].
+    Urgent,
+}
+
+/// An urgent byte, at its place in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Urgent {
+    /// The byte itself.
+    pub byte: u8,
+    /// Which urgent byte of the lane it is, as the sender counts them.
+    pub number: u32,
+}
+
+impl Urgent {
+    /// In one word, which is never 0 where the number is not.
+    pub const fn to_word(self) -> u64 {
+        self.byte as u64 | (self.number as u64) << u8::BITS
+    }
+
+    /// What a peer wrote.
+    pub const fn of_word(word: u64) -> Self {
+        Self { byte: word as u8, number: (word >> u8::BITS) as u32 }
+    }
 }
 
 /// The word that says "a record starts here", for this position of this lane and no other.
@@ -66,6 +90,7 @@ impl Record {
             Record::Data(len_bytes) => (len_bytes as u64, KIND_DATA),
             Record::Switch(ring) => (ring.into(), KIND_SWITCH),
             Record::Open(len_bytes) => (len_bytes as u64, KIND_OPEN),
+            Record::Urgent => (1, KIND_URGENT),
         };
         len | kind << LEN_BITS | stamp << STAMP_SHIFT
     }
@@ -79,6 +104,7 @@ impl Record {
         match word >> LEN_BITS & KIND_MASK {
             KIND_DATA if fits => Ok(Record::Data(len_bytes)),
             KIND_OPEN if fits => Ok(Record::Open(len_bytes)),
+            KIND_URGENT if fits && len == 1 => Ok(Record::Urgent),
             KIND_SWITCH if len <= ELASTIC_RINGS as u64 => Ok(Record::Switch(len as u8)),
             _ => Err(Corrupt { what: "record header", value: word }),
         }

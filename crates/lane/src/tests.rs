@@ -2,8 +2,8 @@
 
 use crate::record::{Record, slots_of, tag};
 use crate::{
-    Budget, Consumer, Corrupt, GivenBack, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX, SHORT_BYTES_MAX,
-    SLOT_BYTES,
+    AtUrgent, Budget, Consumer, Corrupt, GivenBack, INLINE_BYTES, Layout, Next, Producer, RECORD_BYTES_MAX,
+    SHORT_BYTES_MAX, SLOT_BYTES, Urgent,
 };
 use fabric::{Inbound, MemoryInbound, MemoryOutbound, shm};
 use std::cell::Cell;
@@ -476,7 +476,7 @@ fn looking_ahead_ends_though_the_peer_publishes_without_end() {
     look(|consumer| {
         let mut byte = 0;
         // SAFETY: one byte is writable.
-        assert_eq!(unsafe { consumer.peek_to(usize::MAX, &raw mut byte, 1) }, Ok(0));
+        assert_eq!(unsafe { consumer.peek_to(usize::MAX, &raw mut byte, 1, |_, _| AtUrgent::Counts) }, Ok(0));
     });
 }
 
@@ -741,4 +741,45 @@ fn a_record_says_when_it_was_sent() {
         assert_eq!(consumer.next_stamp(), Some(stamp));
         assert_eq!(consumer.read(&mut vec![0; len_bytes]), Ok(len_bytes));
     }
+}
+
+#[test]
+fn a_read_ends_before_an_urgent_byte_and_goes_on_behind_it() {
+    let (mut producer, mut consumer) = elastic_pair();
+    let urgent = Urgent { byte: b'!', number: 7 };
+    producer.write(b"before").unwrap();
+    assert_eq!(producer.write_urgent(urgent), Ok(true));
+    producer.write(b"behind").unwrap();
+    let mut bytes = [0; 32];
+    assert_eq!(consumer.urgent(), Ok(None));
+    assert_eq!(consumer.unread_bytes(), Ok(13));
+    assert_eq!(consumer.read(&mut bytes), Ok(6));
+    assert_eq!((consumer.read(&mut bytes), read_short(&mut consumer, &mut bytes)), (Ok(0), Next::Other));
+    assert!(consumer.peek().unwrap().is_none());
+    assert!(consumer.may_have_data());
+    assert_eq!((consumer.urgent(), consumer.take_urgent()), (Ok(Some(urgent)), Ok(Some(urgent))));
+    assert_eq!((consumer.urgent(), consumer.take_urgent()), (Ok(None), Ok(None)));
+    assert_eq!(consumer.read(&mut bytes), Ok(6));
+    assert_eq!(&bytes[..6], b"behind");
+    assert!(producer.is_drained());
+}
+
+#[test]
+fn looks_ahead_count_skip_or_end_at_an_urgent_byte_as_they_are_told() {
+    let (mut producer, consumer) = elastic_pair();
+    for (number, bytes) in [(1, b"one"), (2, b"two")] {
+        assert_eq!(producer.write_urgent(Urgent { byte: b'0' + number as u8, number }), Ok(true));
+        producer.write(bytes).unwrap();
+    }
+    let look = |rule: fn(Urgent, bool) -> AtUrgent| {
+        let mut bytes = [0; 32];
+        // SAFETY: an array is writable.
+        let peeked = unsafe { consumer.peek_to(0, bytes.as_mut_ptr(), bytes.len(), rule) }.unwrap();
+        assert_eq!(consumer.unread_bytes_by(rule), Ok(peeked));
+        String::from_utf8(bytes[..peeked].to_vec()).unwrap()
+    };
+    assert_eq!(look(|_, _| AtUrgent::Counts), "1one2two");
+    assert_eq!(look(|_, _| AtUrgent::IsSkipped), "onetwo");
+    assert_eq!(look(|_, is_first| if is_first { AtUrgent::IsSkipped } else { AtUrgent::Ends }), "one");
+    assert_eq!(look(|urgent, _| if urgent.number == 1 { AtUrgent::Counts } else { AtUrgent::Ends }), "1one");
 }

@@ -24,19 +24,52 @@ pub(crate) const NO_MESSAGE: msghdr = msghdr {
 #[inline(always)] // The short path of the call is all there is to most calls.
 pub(crate) unsafe fn receive_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
-        set_errno(if flags & libc::MSG_OOB != 0 { Errno::INVAL } else { Errno::AGAIN });
-        return -1;
+        // SAFETY: the C caller's buffers.
+        return unsafe { receive_aside(connection, spans, flags) };
     }
     cancellation_point();
     // SAFETY: the C caller's buffers.
     count_or_errno(unsafe { connection.receive(spans, Flags::from_bits(flags)) })
 }
 
+/// A receive of what is not in the stream: the urgent byte, or one from the error queue, where there never is any.
+#[cold]
+unsafe fn receive_aside(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return count_or_errno(Err(Errno::AGAIN));
+    }
+    let received = connection.receive_urgent(Flags::from_bits(flags));
+    count_or_errno(received.map(|byte| {
+        let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return 0 };
+        if flags & libc::MSG_TRUNC == 0 {
+            // SAFETY: the C caller's buffer has a byte.
+            unsafe { span.iov_base.cast::<u8>().write(byte) };
+        }
+        1
+    }))
+}
+
+/// A send whose last byte is urgent.
+#[cold]
+unsafe fn send_urgent(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
+    // SAFETY: the C caller's buffers.
+    count_or_signal(unsafe { connection.send_urgent(spans, Flags::from_bits(flags)) }, flags)
+}
+
+/// What `msg_flags` says after a receive.
+pub(crate) fn received_flags(flags: c_int, received: isize) -> c_int {
+    match flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) {
+        libc::MSG_OOB if received == 0 => libc::MSG_OOB | libc::MSG_TRUNC,
+        libc::MSG_OOB => libc::MSG_OOB,
+        _ => 0,
+    }
+}
+
 #[inline(always)] // As above.
 pub(crate) unsafe fn send_spans(connection: &'static Connection, spans: &[iovec], flags: c_int) -> isize {
     if flags & libc::MSG_OOB != 0 {
-        set_errno(Errno::OPNOTSUPP);
-        return -1;
+        // SAFETY: the C caller's buffers.
+        return unsafe { send_urgent(connection, spans, flags) };
     }
     cancellation_point();
     // SAFETY: the C caller's buffers.

@@ -8,6 +8,8 @@ use std::ffi::{c_int, c_uint, c_ulong};
 
 /// What `O_ASYNC` answers: who sends into a lane raises no signal at its other end, and waits for one would not end.
 const NO_SIGNALS: Errno = Errno::OPNOTSUPP;
+/// As `F_SETOWN`, of a thread too.
+const F_SETOWN_EX: c_int = 15;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
@@ -119,6 +121,14 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
             let flags = unsafe { real::fcntl(fd, command, argument) };
             if flags < 0 { flags } else { flags & !libc::O_NONBLOCK }
         }
+        (libc::F_SETOWN | F_SETOWN_EX, Entry::Connection(connection)) => {
+            // SAFETY: the C caller's.
+            let result = unsafe { real::fcntl(fd, command, argument) };
+            if result == 0 {
+                connection.note_signal_owner();
+            }
+            result
+        }
         (libc::F_SETFD, Entry::Connection(_) | Entry::Listener(_)) => {
             // SAFETY: the C caller's.
             let result = unsafe { real::fcntl(fd, command, argument) };
@@ -198,7 +208,8 @@ unsafe fn connection_ioctl(
         libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
         libc::TIOCOUTQ => answer(c_int::try_from(connection.unsent_bytes()).unwrap_or(c_int::MAX)),
         // What was sent by a lane has arrived, or has no room; nothing waits for a packet.
-        SIOCATMARK | SIOCOUTQNSD => answer(0),
+        SIOCOUTQNSD => answer(0),
+        SIOCATMARK => answer(c_int::from(connection.is_at_mark())),
         libc::FIONBIO => {
             // SAFETY: the C caller's.
             let result = unsafe { real::ioctl(fd, request, argument) };
@@ -215,7 +226,11 @@ unsafe fn connection_ioctl(
         }
         FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => {
             // SAFETY: the C caller's.
-            unsafe { real::ioctl(fd, request, argument) }
+            let result = unsafe { real::ioctl(fd, request, argument) };
+            if result == 0 && matches!(request, FIOSETOWN | SIOCSPGRP) {
+                connection.note_signal_owner();
+            }
+            result
         }
         _ => {
             // SAFETY: the C caller's.

@@ -2,7 +2,7 @@
 
 use crate::bytes::{
     CONFINED_FLAGS, NO_MESSAGE, connect_and_send, counted_receive_with, counted_send, receive_confined, receive_spans,
-    send_confined, send_spans, spans,
+    received_flags, send_confined, send_spans, spans,
 };
 use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
                 };
                 if result >= 0 {
                     (*message).msg_namelen = 0;
-                    (*message).msg_flags = 0;
+                    (*message).msg_flags = received_flags(flags, result);
                     match connection.control_wanted() {
                         None => (*message).msg_controllen = 0,
                         Some(wanted) => put_control(message, wanted.messages(connection, result as usize)),

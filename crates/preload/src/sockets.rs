@@ -136,11 +136,10 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     }
 }
 
-/// Urgent data do not travel by lanes: a connection is never at their mark.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     match table::get(fd) {
-        Entry::Connection(_) => 0,
+        Entry::Connection(connection) => c_int::from(connection.is_at_mark()),
         // SAFETY: the C caller's.
         _ => unsafe { real::sockatmark(fd) },
     }

@@ -241,9 +241,9 @@ impl Opener {
 /// What stands before the version in a tuple's name.
 const NAME_PREFIX: &[u8] = b"crosslane/";
 /// Version of the tuple's name.
-const NAME_VERSION: u32 = 2;
+const NAME_VERSION: u32 = 3;
 /// Prefix and version, the part of the name before the message authentication code.
-const NAME_HEAD: &[u8] = b"crosslane/2/";
+const NAME_HEAD: &[u8] = b"crosslane/3/";
 /// The message authentication code: 128 bits in hexadecimal digits.
 const MAC_DIGITS: usize = 32;
 /// Bytes an abstract AF_UNIX name can have.
@@ -268,7 +268,7 @@ impl Tuple {
     }
 
     /// Returns the abstract AF_UNIX name that the connecting end binds its lifeline to:
-    /// `crosslane/2/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end,
+    /// `crosslane/3/<code>/127.0.0.1:40000>127.0.0.1:6379`, or with `~` for `>` where a proxy stands in for that end,
     /// and with `}` where the program shares its address.
     /// The code is the message authentication code of the rest under the rack's key, so no other user can bind the name
     /// before us. IPv6 addresses that are too long as text are binary.
@@ -638,7 +638,7 @@ mod tests {
 
         #[test]
         fn a_hostile_name_is_an_error_or_has_the_addresses_that_we_would_write(
-            head in "(crosslane/2/[0-9a-f]{32}/)?",
+            head in "(crosslane/3/[0-9a-f]{32}/)?",
             text in "[0-9a-f:.>~}\\[\\]%/]{0,60}",
             binary in prop::option::of(prop::collection::vec(any::<u8>(), 40..50)),
             by_proxy: bool,
@@ -757,19 +757,19 @@ mod tests {
     fn names_nobody_would_write_are_refused() {
         use TupleNameError::{Foreign, Forged, Malformed, Version};
         let code = "0123456789abcdef0123456789abcdef";
-        let named = |addresses: &str| format!("crosslane/2/{code}/{addresses}").into_bytes();
+        let named = |addresses: &str| format!("crosslane/3/{code}/{addresses}").into_bytes();
         for (name, error) in [
             (b"".to_vec(), Foreign),
             (b"\xff".to_vec(), Foreign),
             (b"other/2/127.0.0.1:1>127.0.0.1:2".to_vec(), Foreign),
             (vec![b'/'; NAME_BYTES_MAX + 1], Foreign),
             (b"crosslane/1/127.0.0.1:1>127.0.0.1:2".to_vec(), Version(1)),
-            (b"crosslane/3/whatever".to_vec(), Version(3)),
-            (b"crosslane/2".to_vec(), Malformed),
-            (b"crosslane/02/".to_vec(), Malformed),
-            (b"crosslane/2/127.0.0.1:1>127.0.0.1:2".to_vec(), Malformed),
-            (format!("crosslane/2/{}/127.0.0.1:1>127.0.0.1:2", code.to_uppercase()).into_bytes(), Malformed),
-            (format!("crosslane/2/{code}0/127.0.0.1:1>127.0.0.1:2").into_bytes(), Malformed),
+            (b"crosslane/2/whatever".to_vec(), Version(2)),
+            (b"crosslane/3".to_vec(), Malformed),
+            (b"crosslane/03/".to_vec(), Malformed),
+            (b"crosslane/3/127.0.0.1:1>127.0.0.1:2".to_vec(), Malformed),
+            (format!("crosslane/3/{}/127.0.0.1:1>127.0.0.1:2", code.to_uppercase()).into_bytes(), Malformed),
+            (format!("crosslane/3/{code}0/127.0.0.1:1>127.0.0.1:2").into_bytes(), Malformed),
             (named(""), Malformed),
             (named(">"), Malformed),
             (named("127.0.0.1:01>127.0.0.1:2"), Malformed),
@@ -790,7 +790,7 @@ mod tests {
 
     #[test]
     fn addresses_that_fit_as_text_are_refused_in_binary() {
-        let mut name = b"crosslane/2/0123456789abcdef0123456789abcdef/>".to_vec();
+        let mut name = b"crosslane/3/0123456789abcdef0123456789abcdef/>".to_vec();
         for _ in 0..2 {
             name.extend_from_slice(&Ipv6Addr::LOCALHOST.octets());
             name.extend_from_slice(&[0, 80, 0, 0, 0, 0]);

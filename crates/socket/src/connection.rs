@@ -12,6 +12,7 @@
 //! * `ready`: readiness, for poll and epoll.
 //! * `splice`: between the stream and a pipe.
 //! * `share`: several processes holding one end.
+//! * `urgent`: urgent data.
 
 mod confined;
 mod ends;
@@ -26,6 +27,7 @@ mod splice;
 #[cfg(test)]
 pub(crate) mod tests;
 mod transfer;
+mod urgent;
 mod wait;
 
 pub use confined::poll_confined;
@@ -52,9 +54,7 @@ use crate::options::OptionRecord;
 use crate::pool::Pool;
 use crate::rendezvous;
 use crate::sandbox;
-use crate::segment::{
-    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, IS_CONFINED, Own, Receiver, Segment, Sender, Side, Status,
-};
+use crate::segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, Segment, Sender, Side, Status};
 use crate::signals;
 use crate::spin::Patience;
 use crate::system;
@@ -102,12 +102,12 @@ impl Lanes {
         }
     }
 
-    /// Tells the peer that this end does not ring when it has made room. Under both locks.
-    fn note_confined(&self) {
-        self.segment.note_by_lane(IS_CONFINED);
+    /// Notes in [`Own::ByLane`] what the peer is to find there: [`IS_CONFINED`], [`RAISES_SIGNAL`]. Under both locks.
+    fn note_by_lane(&self, note: u64) {
+        self.segment.note_by_lane(note);
         // SAFETY: under both locks.
         if let Some(inbound) = unsafe { &*self.inbound.get() } {
-            inbound.note_by_lane(IS_CONFINED);
+            inbound.note_by_lane(note);
         }
     }
 
@@ -233,6 +233,10 @@ pub struct Connection {
     receive_timeout_ns: AtomicU64,
     /// `SO_RCVLOWAT`: fewer unread bytes do not count as readable. 0 and 1 are the same.
     low_water_bytes: AtomicU32,
+    /// `SO_OOBINLINE`.
+    is_urgent_inline: AtomicBool,
+    /// `F_SETOWN` has named somebody who gets `SIGURG`.
+    raises_signal: AtomicBool,
     /// What receives bring beside the bytes: [`Wanted`], as a number.
     control_wanted: AtomicU32,
     /// The outgoing lane has memory beyond its small ring.
@@ -272,6 +276,7 @@ struct Asked {
     send_timeout_ns: u64,
     receive_timeout_ns: u64,
     low_water_bytes: u32,
+    is_urgent_inline: bool,
     control: Wanted,
     send_bytes: usize,
     receive_bytes: usize,
@@ -284,6 +289,7 @@ impl Details {
             send_timeout_ns: self.options.send_timeout_ns(),
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
+            is_urgent_inline: self.options.is_urgent_inline(),
             control: self.options.control_wanted(),
             send_bytes: self.options.send_capacity_bytes(),
             receive_bytes: self.options.receive_capacity_bytes(),
@@ -342,6 +348,8 @@ impl Connection {
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
         connection.receive_timeout_ns.store(0, Ordering::Relaxed);
         connection.low_water_bytes.store(0, Ordering::Relaxed);
+        connection.is_urgent_inline.store(false, Ordering::Relaxed);
+        connection.raises_signal.store(false, Ordering::Relaxed);
         connection.control_wanted.store(0, Ordering::Relaxed);
         connection.with_unreachable_details(|details| {
             *details = Details {
@@ -466,6 +474,7 @@ impl Connection {
 
     fn apply(&'static self, asked: &Asked) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
+        self.is_urgent_inline.store(asked.is_urgent_inline, Ordering::Relaxed);
         self.control_wanted.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
@@ -640,6 +649,7 @@ impl Connection {
         self.bound_lanes(asked.send_bytes, asked.receive_bytes);
         self.set_inheritable_locked(self.has_descriptor(is_inheritable));
         self.announce_earlier_sleepers();
+        self.tell_of_signal_owner();
     }
 
     /// Those who parked before there were lanes could not ask the peer to ring. Under both locks.

@@ -361,6 +361,11 @@ impl OptionRecord {
         self.find(SocketOption::socket(libc::SO_RCVLOWAT)).and_then(parse_u32).unwrap_or(0)
     }
 
+    /// `SO_OOBINLINE`: urgent bytes are received in line.
+    pub fn is_urgent_inline(&self) -> bool {
+        self.find(SocketOption::socket(libc::SO_OOBINLINE)).and_then(parse_u32).is_some_and(|value| value != 0)
+    }
+
     /// Unread bytes that the sending end of a lane should hold, as Linux would in its send buffer.
     pub fn send_capacity_bytes(&self) -> usize {
         let limits = BufferLimits::of_kernel();

@@ -56,7 +56,7 @@ pub type ApartSender = SenderOf<DeviceMemory>;
 pub type ApartReceiver = ReceiverOf<DeviceMemory>;
 
 /// Version of everything in this file and in `hello`: ends of different versions do not meet.
-pub const LAYOUT_VERSION: u32 = 12;
+pub const LAYOUT_VERSION: u32 = 13;
 
 const PAGE_BYTES: usize = 4096;
 /// Both small rings together fill half of a first-level cache of 32 KiB: where they filled all of it, a round trip of
@@ -138,6 +138,8 @@ pub enum Own {
     SendLock = 64,
     /// Holder of the receive lock between processes.
     ReceiveLock = 128,
+    /// What this end has made of urgent bytes; see `connection::urgent`.
+    Urgent = 136,
     /// Inode of this end's lifeline.
     LifelineInode = 192,
     /// 1 once the end is set up.
@@ -161,6 +163,8 @@ pub struct Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Status {
+    /// The urgent byte that the peer has sent last, as [`lane::Urgent::to_word`] has it. Not in windows.
+    Urgent = 72,
     /// 1: the peer dropped data of ours unread, or asked for a reset.
     Reset = 320,
     /// The peer's last descriptor is gone: 1 as it said itself, [`LEFT_SILENTLY`] as its node's proxy says.
@@ -188,6 +192,8 @@ pub const BY_LANE_SEND: u64 = 1;
 pub const BY_LANE_RECEIVE: u64 = 2;
 /// In [`Own::ByLane`]: the end is under a system call filter, and does not ring when it has made room.
 pub const IS_CONFINED: u64 = 4;
+/// In [`Own::ByLane`]: the program has named somebody who gets `SIGURG`.
+pub const RAISES_SIGNAL: u64 = 8;
 /// In [`Own::ByLane`]: both directions.
 pub const BY_LANE_BOTH: u64 = BY_LANE_SEND | BY_LANE_RECEIVE;
 
@@ -583,11 +589,29 @@ impl Segment {
 
     /// Whether the peer does not ring when it has made room, as it says itself.
     pub fn peer_is_confined(&self) -> bool {
+        self.peer_has_noted(IS_CONFINED)
+    }
+
+    /// Whether the peer's program has named somebody who gets `SIGURG`, as it says itself.
+    pub fn peer_raises_signal(&self) -> bool {
+        self.peer_has_noted(RAISES_SIGNAL)
+    }
+
+    /// Of an end in windows nothing is known.
+    fn peer_has_noted(&self, note: u64) -> bool {
         match &self.way {
             Way::Plain(plain) if !self.is_in_windows => {
-                plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & IS_CONFINED != 0
+                plain.peers.load_u64(Own::ByLane as usize, Ordering::Acquire) & note != 0
             }
             _ => false,
+        }
+    }
+
+    /// What the peer was told last, as far as its memory says; in windows 0.
+    pub fn told(&self, word: Status) -> u64 {
+        match &self.way {
+            Way::Plain(plain) if !self.is_in_windows => plain.peers.load_u64(word as usize, Ordering::Relaxed),
+            _ => 0,
         }
     }
 

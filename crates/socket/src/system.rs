@@ -491,8 +491,20 @@ pub(crate) const RING: u8 = 1;
 
 /// Sends one byte to wake the other end of a lifeline. A full queue is as good as a byte in it.
 pub fn ring(fd: i32) -> Result<(), Errno> {
+    ring_with(fd, 0)
+}
+
+/// As [`ring`], with a byte for which the kernel sends `SIGURG` to whom the other end has named.
+///
+/// # Errors
+/// As `sendto`; `OPNOTSUPP` of a kernel before Linux 5.15.
+pub fn ring_urgently(fd: i32) -> Result<(), Errno> {
+    ring_with(fd, libc::MSG_OOB)
+}
+
+fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
     let byte = [RING];
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: one byte is readable.
     let sent = unsafe { call!(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
     match if sent < 0 { errno() } else { return Ok(()) } {

@@ -187,8 +187,14 @@ impl Victim {
 
     fn peek_to(&self, skip_bytes: usize, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
+        let treat = |urgent: lane::Urgent, is_first| match (urgent.number % 3, is_first) {
+            (0, true) => lane::AtUrgent::Ends,
+            (1, _) => lane::AtUrgent::IsSkipped,
+            _ => lane::AtUrgent::Counts,
+        };
         // SAFETY: a vector is writable.
-        if let Ok(peeked_bytes) = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes) } {
+        let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, treat) };
+        if let Ok(peeked_bytes) = peeked {
             assert!(peeked_bytes <= len_bytes);
         }
     }
@@ -235,6 +241,7 @@ impl Victim {
         let _ = self.producer.is_ring_writable();
         let _ = self.producer.give_back_memory();
         let _ = self.consumer.next_stamp();
+        let _ = self.consumer.urgent();
         let _ = self.producer.is_drained();
         let _ = self.producer.position();
         self.producer.publish_staged();

@@ -385,7 +385,8 @@ impl<O: Outbound, I: Inbound> Harness<O, I> {
     fn peek_to(&mut self, skip_bytes: usize, len_bytes: usize) {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: a vector is writable.
-        let peeked = unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes) };
+        let peeked =
+            unsafe { self.consumer.peek_to(skip_bytes, bytes.as_mut_ptr(), len_bytes, |_, _| lane::AtUrgent::Counts) };
         let peeked_bytes = peeked.expect("an honest sender");
         self.check_amount(peeked_bytes, len_bytes, skip_bytes);
         self.check_front(skip_bytes, &bytes[..peeked_bytes]);

@@ -13,7 +13,7 @@ use super::{Connection, Flags, Lanes, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes
 use crate::clock::{now_ns, stamp};
 use crate::descriptors::close;
 use crate::options::{self, SocketOption};
-use crate::segment::{BY_LANE_RECEIVE, Own};
+use crate::segment::{BY_LANE_RECEIVE, IS_CONFINED, Own};
 use crate::signals;
 use crate::system::{self, RING};
 use crate::table::{self, Entry};
@@ -64,7 +64,7 @@ impl Connection {
         self.hand_options_to_lifeline();
         self.is_confined.store(true, Ordering::Relaxed);
         if let Some(lanes) = self.lanes() {
-            lanes.note_confined();
+            lanes.note_by_lane(IS_CONFINED);
             self.use_shared(lanes);
             // A peer that relies on rings for room learns that there will be none.
             self.ring();

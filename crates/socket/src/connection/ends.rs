@@ -4,7 +4,7 @@
 use crate::memory_budget;
 use crate::segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use fabric::{Inbound, Outbound};
-use lane::{Chunk, Corrupt, GivenBack, Next, Producer};
+use lane::{AtUrgent, Chunk, Corrupt, GivenBack, Next, Producer, Urgent};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 
@@ -84,6 +84,11 @@ impl Sending {
 
     pub(super) fn write(&mut self, source: &[u8]) -> Result<usize, Corrupt> {
         any!(self, sender => sender.write(source))
+    }
+
+    /// As [`Producer::write_urgent`]: of plain memory only.
+    pub(super) fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
+        any!(self, sender => sender.write_urgent(urgent))
     }
 
     /// Sends what `fill` writes to an address, at most so many bytes; it answers how many. `None`: there is no room.
@@ -215,9 +220,22 @@ impl Receiving {
         skip_bytes: usize,
         destination: *mut u8,
         len_bytes: usize,
+        at_urgent: impl FnMut(Urgent, bool) -> AtUrgent,
     ) -> Result<usize, Corrupt> {
         // SAFETY: the caller's.
-        any!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes) })
+        any!(self, receiver => unsafe { receiver.peek_to(skip_bytes, destination, len_bytes, at_urgent) })
+    }
+
+    pub(super) fn urgent(&self) -> Result<Option<Urgent>, Corrupt> {
+        any!(self, receiver => receiver.urgent())
+    }
+
+    pub(super) fn take_urgent(&mut self) -> Result<Option<Urgent>, Corrupt> {
+        any!(self, receiver => receiver.take_urgent())
+    }
+
+    pub(super) fn unread_bytes_by(&self, at_urgent: impl FnMut(Urgent, bool) -> AtUrgent) -> Result<usize, Corrupt> {
+        any!(self, receiver => receiver.unread_bytes_by(at_urgent))
     }
 
     pub(super) fn unread_bytes(&self) -> Result<usize, Corrupt> {

@@ -19,7 +19,7 @@ pub(super) use message::{FOLLOW, SWITCH};
 use message::{Heard, NO_SPAN, OFFER, Received, look, receive, rest_of, send_now, take_exactly};
 
 use super::transfer::Step;
-use super::{Connection, Flags, PeerState, Receiving, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes};
+use super::{Connection, Flags, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes, urgent};
 use crate::clock::{TICKS_PER_MILLISECOND, ticks};
 use crate::descriptors::{HiddenFd, close};
 use crate::home::MemoryFds;
@@ -601,7 +601,9 @@ impl Connection {
         }
         let ends = u64::from((said & (libc::POLLRDHUP | libc::POLLHUP)).count_ones());
         self.early.ends.fetch_max(ends, Ordering::Relaxed);
-        let has_ended = said & libc::POLLRDHUP != 0;
+        // The end may lie in a lane that is known before what leads there has its turn.
+        let ends_in_lane = self.lanes().is_some_and(|lanes| lanes.observer().fin_is_coming());
+        let has_ended = said & libc::POLLRDHUP != 0 || ends_in_lane;
         let is_shut = |direction| self.is_shut(direction);
         if let Some(lanes) = self.lanes().filter(|_| said & libc::POLLHUP != 0) {
             self.note_hang_up(lanes, said & libc::POLLERR != 0);
@@ -662,7 +664,8 @@ impl Connection {
     pub(super) fn unread_in_lifeline(&'static self) -> usize {
         let _both = self.hold_both();
         let behind = self.look_behind();
-        let unread_in = |segment: &Segment| Receiving::of(segment).unread_bytes().unwrap_or(0);
+        let is_inline = self.is_urgent_inline.load(Ordering::Relaxed);
+        let unread_in = |segment: &Segment| urgent::unread_behind(segment, behind.bytes == 0, is_inline);
         let beyond = match (behind.message, &behind.memory) {
             (Some(OFFER), _) => behind.unread - behind.bytes - 1,
             (Some(FOLLOW), _) => {

@@ -27,13 +27,14 @@ impl Connection {
         if self.is_on_lifeline()
             && let Some(ready) = self.lifeline_readiness(wanted)
         {
-            return ready & (wanted | ALWAYS_REPORTED);
+            return (ready | self.urgent_readiness(wanted)) & (wanted | ALWAYS_REPORTED);
         }
         let receive_guard = self.hold(&self.receive_lock);
         if let Some(lanes) = self.lanes() {
-            let ready = self.input_readiness(lanes);
+            let mut ready = self.input_readiness(lanes);
             drop(receive_guard);
-            return (ready | self.output_readiness(wanted)) & (wanted | ALWAYS_REPORTED);
+            ready |= self.urgent_readiness(wanted) | self.output_readiness(wanted);
+            return ready & (wanted | ALWAYS_REPORTED);
         }
         drop(receive_guard);
         match self.attach_if_pending() {
@@ -81,8 +82,7 @@ impl Connection {
         let shutdown = lanes.segment.load(Own::Shutdown);
         let input_ended = peer != PeerState::Alive || lanes.observer().fin_is_coming() || shutdown & SHUTDOWN_READ != 0;
         let low_water = self.low_water_bytes.load(Ordering::Relaxed) as usize;
-        let has_enough =
-            has_data && (low_water <= 1 || lanes.observer().unread_bytes().is_ok_and(|bytes| bytes >= low_water));
+        let has_enough = has_data && self.has_unread(lanes, low_water);
         let mut ready = 0;
         if has_enough || input_ended {
             ready |= libc::POLLIN | libc::POLLRDNORM;

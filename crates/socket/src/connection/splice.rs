@@ -149,7 +149,16 @@ impl Connection {
         let receiver = unsafe { &mut *lanes.receiver.get() };
         let mut moved = 0;
         while moved < len_bytes {
-            let Some(chunk) = receiver.peek().map_err(|corrupt| self.reset_for(lanes, corrupt))? else { break };
+            let Some(chunk) = receiver.peek().map_err(|corrupt| self.reset_for(lanes, corrupt))? else {
+                // SAFETY: one byte is readable.
+                let write = |mut byte: u8| unsafe { pipe.write(&raw mut byte, 1) };
+                match if moved == 0 { self.splice_urgent(lanes, write) } else { break } {
+                    Ok(Some(bytes)) => moved += bytes,
+                    Ok(None) | Err(Errno::AGAIN) => break,
+                    Err(error) => return Err(error),
+                }
+                continue;
+            };
             let wanted = chunk.len_bytes.min(len_bytes - moved);
             // SAFETY: the chunk is in the lane, which lives as long as `lanes`.
             let written = match unsafe { pipe.write(receiver.pointer(chunk).as_ptr(), wanted) } {

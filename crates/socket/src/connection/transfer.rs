@@ -198,7 +198,7 @@ impl Connection {
     ) -> Result<usize, Errno> {
         // SAFETY: the caller's spans, here and below.
         match unsafe { self.receive_now(generation, spans, 0, flags, has_looked)? } {
-            Step::Moved(bytes) if self.is_enough(bytes, spans, flags) => Ok(bytes),
+            Step::Moved(bytes) if self.is_enough(bytes, spans, flags) || self.ends_at_mark() => Ok(bytes),
             // SAFETY: as above.
             Step::Moved(bytes) => unsafe { self.receive_waiting(generation, spans, bytes, flags) },
             Step::End => Ok(0),
@@ -208,7 +208,7 @@ impl Connection {
     }
 
     #[inline]
-    fn waits(&self, flags: Flags) -> bool {
+    pub(super) fn waits(&self, flags: Flags) -> bool {
         !flags.dont_wait && !self.is_nonblocking.load(Ordering::Relaxed)
     }
 
@@ -246,7 +246,7 @@ impl Connection {
             return Ok(bytes);
         }
         loop {
-            let peeks_again = flags.peek && done > 0;
+            let peeks_again = flags.peek && (done > 0 || self.ends_at_mark());
             let waited = if peeks_again {
                 self.nap(deadline)
             } else {
@@ -270,10 +270,11 @@ impl Connection {
             match unsafe { self.receive_now(generation, spans, skip, flags, false) } {
                 Ok(Step::Moved(bytes)) => {
                     done = skip + bytes;
-                    if is_last_look || self.is_enough(done, spans, flags) {
+                    if is_last_look || self.is_enough(done, spans, flags) || self.ends_at_mark() {
                         return Ok(done);
                     }
                 }
+                Ok(Step::Nothing) if done > 0 && self.ends_at_mark() => return Ok(done),
                 Ok(Step::End) => return Ok(done),
                 Ok(Step::Nothing) => {}
                 Err(_) if done > 0 => return Ok(done),
@@ -439,10 +440,7 @@ impl Connection {
 
     /// The end of the input or an error, but only once nothing is left to read.
     fn end_of_input_after_data(&self, lanes: &Lanes) -> Result<bool, Errno> {
-        if lanes.observer().may_have_data()
-            && !lanes.observer().is_finished()
-            && lanes.observer().unread_bytes() != Ok(0)
-        {
+        if lanes.observer().may_have_data() && !lanes.observer().is_finished() && self.has_unread(lanes, 1) {
             return Ok(false);
         }
         self.end_of_input(lanes)
@@ -450,6 +448,31 @@ impl Connection {
 
     #[inline]
     unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
+        // SAFETY: the caller's spans.
+        let moved = unsafe { self.copy_in_to_mark(lanes, spans, skip, flags) }?;
+        let wanted = total_bytes(spans).saturating_sub(skip);
+        if moved >= wanted || flags.peek {
+            return Ok(moved);
+        }
+        // SAFETY: the caller's spans.
+        let copy = |moved| unsafe { self.copy_in_to_mark(lanes, spans, skip + moved, flags) };
+        let put = |moved, byte| {
+            if !flags.discard {
+                // SAFETY: the caller's spans, which have more bytes than so many.
+                unsafe { put_byte(spans, skip + moved, byte) };
+            }
+        };
+        self.receive_past_urgent(lanes, skip == 0, moved, wanted, copy, put)
+    }
+
+    #[inline]
+    unsafe fn copy_in_to_mark(
+        &self,
+        lanes: &Lanes,
+        spans: &[iovec],
+        skip: usize,
+        flags: Flags,
+    ) -> Result<usize, Errno> {
         // SAFETY: under the receive lock.
         let receiver = unsafe { &mut *lanes.receiver.get() };
         let mut skip = skip;
@@ -462,10 +485,10 @@ impl Connection {
                 continue;
             }
             let result = if flags.peek && flags.discard {
-                receiver.unread_bytes().map(|unread_bytes| unread_bytes.saturating_sub(moved).min(wanted))
+                Ok(self.unread_to_mark(lanes).saturating_sub(moved).min(wanted))
             } else if flags.peek {
                 // SAFETY: the caller's span.
-                unsafe { receiver.peek_to(moved, span.iov_base.cast::<u8>().add(skipped), wanted) }
+                unsafe { self.peek_to_mark(lanes, moved, span.iov_base.cast::<u8>().add(skipped), wanted) }
             } else if flags.discard {
                 discard(receiver, wanted)
             } else {
@@ -871,7 +894,7 @@ impl Connection {
             return self.unread_in_lifeline();
         }
         let _guard = self.hold(&self.receive_lock);
-        self.lanes().map_or(0, |lanes| lanes.observer().unread_bytes().unwrap_or(0))
+        self.lanes().map_or(0, |lanes| self.unread_to_mark(lanes))
     }
 
     /// A call came before the hello: attach if it is there now.
@@ -925,6 +948,21 @@ fn discard(receiver: &mut Receiving, wanted: usize) -> Result<usize, Corrupt> {
         done += bytes;
     }
     Ok(done)
+}
+
+/// Stores a byte behind so many others.
+///
+/// # Safety
+/// Every span is writable, and together they have more than `skip` bytes.
+unsafe fn put_byte(spans: &[iovec], skip: usize, byte: u8) {
+    let mut skip = skip;
+    for span in spans {
+        if skip < span.iov_len {
+            // SAFETY: within a span that is writable.
+            return unsafe { span.iov_base.cast::<u8>().add(skip).write(byte) };
+        }
+        skip -= span.iov_len;
+    }
 }
 
 /// Small spans in one piece: one record, one cache line.

@@ -89,6 +89,7 @@ impl<M: Memory> Apart<M> {
             Status::Reset => self.inbound.load_u64(RESET_BY_PROXY, Ordering::Acquire),
             Status::Closed => self.inbound.load_u64(CLOSED_BY_PROXY, Ordering::Acquire),
             Status::Attached | Status::GiveWay => 0,
+            Status::Urgent => return 0, // Not in windows.
         };
         self.inbound.invalidate(word as usize, WORD_BYTES);
         match self.inbound.load_u64(word as usize, Ordering::Acquire) {

@@ -192,7 +192,7 @@ impl Connection {
 
     /// After the peer has switched: so does this end, if it has not. Any descriptor will do for it; one is at hand if
     /// none is given. Under the send lock. Answers whether what is sent goes by the lane.
-    pub(super) fn switch_back(&self, descriptor: Option<OwnedFd>) -> bool {
+    pub(in crate::connection) fn switch_back(&self, descriptor: Option<OwnedFd>) -> bool {
         let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane() && !self.sends_by_lane()) else {
             descriptor.into_iter().for_each(close);
             return self.sends_by_lane();
@@ -218,7 +218,7 @@ impl Connection {
 
     /// Whether the end may get lanes: it is this process's alone, and can still say so to a peer that is there. Before
     /// a fork every end gets lanes that can, so children by `vfork` are left, which take along what outlives `exec`.
-    pub(super) fn may_get_lanes(&self) -> bool {
+    pub(in crate::connection) fn may_get_lanes(&self) -> bool {
         let can_say_so =
             !self.is_shut(SHUTDOWN_WRITE) && self.early.peer.load(Ordering::Relaxed) == PeerState::Alive as u64;
         let may_be_left = || self.can_be_held_elsewhere() && self.has_descriptor(is_inheritable);

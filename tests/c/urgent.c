@@ -1,0 +1,438 @@
+// Urgent data: MSG_OOB, the mark in the stream, EPOLLPRI, SO_OOBINLINE, SIGURG.
+#include "check.h"
+
+#include <sys/select.h>
+#include <time.h>
+
+// Of a connection that has carried nothing, and of one that has carried some messages.
+#define TEST_YOUNG_AND_OLD(name)                                                                   \
+    static void name##_of(struct pair pair);                                                       \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        name##_of(connected_pair());                                                               \
+    }                                                                                              \
+    TEST(name##_when_old)                                                                          \
+    {                                                                                              \
+        struct pair pair = connected_pair();                                                       \
+        for (int round = 0; round < 8; round++)                                                    \
+            ping_pong(pair.client, pair.server);                                                   \
+        name##_of(pair);                                                                           \
+    }                                                                                              \
+    static void name##_of(struct pair pair)
+
+static void shout(int fd, const char *text)
+{
+    CHECK_EQ(send(fd, text, strlen(text), MSG_OOB), strlen(text));
+}
+
+static void expect_urgent(int fd, char want)
+{
+    char byte = 0;
+    CHECK_EQ(recv(fd, &byte, 1, MSG_OOB), 1);
+    CHECK_EQ(byte, want);
+}
+
+static int unread(int fd)
+{
+    int bytes = -1;
+    OK(ioctl(fd, FIONREAD, &bytes));
+    return bytes;
+}
+
+// One receive brings exactly this.
+static void expect_piece(int fd, const char *want)
+{
+    char bytes[64];
+    CHECK_EQ(recv(fd, bytes, sizeof bytes, MSG_DONTWAIT), strlen(want));
+    CHECK(memcmp(bytes, want, strlen(want)) == 0);
+}
+
+static void expect_nothing(int fd)
+{
+    char byte;
+    CHECK_ERR(recv(fd, &byte, 1, MSG_DONTWAIT), EAGAIN);
+}
+
+static void set_inline(int fd)
+{
+    int on = 1;
+    OK(setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on));
+}
+
+TEST_YOUNG_AND_OLD(an_urgent_byte_is_received_out_of_turn)
+{
+    say(pair.client, "first");
+    shout(pair.client, "second!");
+    await(pair.server, POLLPRI);
+    expect_urgent(pair.server, '!');
+    char byte;
+    CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
+    CHECK_EQ(poll_once(pair.server, POLLPRI | POLLIN, 0), POLLIN);
+    expect(pair.server, "firstsecond");
+    say(pair.client, "third");
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "third");
+    ping_pong(pair.client, pair.server);
+}
+
+TEST_YOUNG_AND_OLD(a_receive_ends_before_the_mark_and_the_next_one_goes_on_behind_it)
+{
+    say(pair.client, "before");
+    shout(pair.client, "!");
+    say(pair.client, "behind");
+    await(pair.server, POLLPRI);
+    CHECK_EQ(sockatmark(pair.server), 0);
+    CHECK_EQ(unread(pair.server), 6);
+    expect_piece(pair.server, "before");
+    CHECK_EQ(sockatmark(pair.server), 1);
+    CHECK_EQ(unread(pair.server), 0);
+    CHECK_EQ(poll_once(pair.server, POLLPRI | POLLIN, 0), POLLPRI | POLLIN);
+    expect_piece(pair.server, "behind");
+    CHECK_EQ(sockatmark(pair.server), 0);
+    // Who has passed the mark has lost the byte.
+    char byte;
+    CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
+    expect_silent(pair.server, POLLPRI | POLLIN);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST_YOUNG_AND_OLD(an_urgent_byte_alone_is_no_input)
+{
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    CHECK_EQ(poll_once(pair.server, POLLIN | POLLPRI, 0), POLLPRI);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    CHECK_EQ(unread(pair.server), 0);
+    expect_urgent(pair.server, '!');
+    CHECK_EQ(poll_once(pair.server, POLLIN | POLLPRI, 0), 0);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    expect_nothing(pair.server);
+    CHECK_EQ(sockatmark(pair.server), 0);
+    say(pair.client, "more");
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "more");
+}
+
+TEST_YOUNG_AND_OLD(an_urgent_byte_that_the_receiver_passes_is_gone)
+{
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    expect_nothing(pair.server);
+    CHECK_EQ(poll_once(pair.server, POLLIN | POLLPRI, 0), 0);
+    char byte;
+    CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST_YOUNG_AND_OLD(urgent_bytes_are_received_in_line_if_the_program_wants_so)
+{
+    set_inline(pair.server);
+    say(pair.client, "before");
+    shout(pair.client, "!");
+    say(pair.client, "behind");
+    await(pair.server, POLLPRI);
+    char byte;
+    CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
+    CHECK_EQ(unread(pair.server), 13);
+    expect_piece(pair.server, "before");
+    CHECK_EQ(sockatmark(pair.server), 1);
+    CHECK_EQ(poll_once(pair.server, POLLPRI | POLLIN, 0), POLLPRI | POLLIN);
+    expect_piece(pair.server, "!behind");
+    CHECK_EQ(sockatmark(pair.server), 0);
+    CHECK_EQ(poll_once(pair.server, POLLPRI | POLLIN, 0), 0);
+}
+
+TEST_YOUNG_AND_OLD(only_the_latest_urgent_byte_has_a_mark)
+{
+    say(pair.client, "a");
+    shout(pair.client, "1");
+    say(pair.client, "b");
+    shout(pair.client, "2");
+    say(pair.client, "c");
+    await(pair.server, POLLPRI);
+    pause_ms(SILENCE_MS);
+    expect_urgent(pair.server, '2');
+    CHECK_EQ(unread(pair.server), 3);
+    expect_piece(pair.server, "a1b");
+    CHECK_EQ(sockatmark(pair.server), 1);
+    expect_piece(pair.server, "c");
+    expect_nothing(pair.server);
+}
+
+TEST_YOUNG_AND_OLD(who_stands_before_the_mark_loses_the_byte_to_the_next_one)
+{
+    shout(pair.client, "1");
+    await(pair.server, POLLPRI);
+    shout(pair.client, "2");
+    pause_ms(SILENCE_MS);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    expect_urgent(pair.server, '2');
+    say(pair.client, "c");
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "c");
+    expect_nothing(pair.server);
+}
+
+TEST_YOUNG_AND_OLD(looking_at_what_is_urgent_leaves_it)
+{
+    say(pair.client, "ab");
+    shout(pair.client, "!");
+    say(pair.client, "cd");
+    await(pair.server, POLLPRI);
+    char bytes[8] = "";
+    CHECK_EQ(recv(pair.server, bytes, 8, MSG_OOB | MSG_PEEK), 1);
+    CHECK_EQ(bytes[0], '!');
+    CHECK_EQ(recv(pair.server, bytes, 8, MSG_PEEK), 2);
+    CHECK(memcmp(bytes, "ab", 2) == 0);
+    expect_piece(pair.server, "ab");
+    CHECK_EQ(recv(pair.server, bytes, 8, MSG_PEEK), 2);
+    CHECK(memcmp(bytes, "cd", 2) == 0);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    expect_urgent(pair.server, '!');
+    expect_piece(pair.server, "cd");
+}
+
+TEST_YOUNG_AND_OLD(messages_say_that_a_byte_is_urgent)
+{
+    struct iovec pieces[3] = {{"out ", 4}, {"of turn", 7}, {"", 0}};
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 3};
+    CHECK_EQ(sendmsg(pair.client, &message, MSG_OOB), 11);
+    await(pair.server, POLLPRI);
+    char bytes[8] = "";
+    struct iovec room = {bytes, sizeof bytes};
+    struct msghdr got = {.msg_iov = &room, .msg_iovlen = 1};
+    CHECK_EQ(recvmsg(pair.server, &got, MSG_OOB), 1);
+    CHECK_EQ(bytes[0], 'n');
+    CHECK_EQ(got.msg_flags & ~MSG_CMSG_CLOEXEC, MSG_OOB);
+    CHECK_EQ(recvmsg(pair.server, &got, MSG_DONTWAIT), 8);
+    CHECK_EQ(got.msg_flags & ~MSG_CMSG_CLOEXEC, 0);
+    expect_piece(pair.server, "ur");
+    CHECK_EQ(send(pair.client, "", 0, MSG_OOB), 0);
+    ping_pong(pair.client, pair.server);
+}
+
+TEST_YOUNG_AND_OLD(no_room_for_an_urgent_byte_is_said)
+{
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    struct iovec none = {"", 0};
+    struct msghdr got = {.msg_iov = &none, .msg_iovlen = 1};
+    CHECK_EQ(recvmsg(pair.server, &got, MSG_OOB), 0);
+    CHECK_EQ(got.msg_flags & ~MSG_CMSG_CLOEXEC, MSG_OOB | MSG_TRUNC);
+}
+
+static void *wait_for_all(void *argument)
+{
+    static char bytes[8];
+    memset(bytes, 0, sizeof bytes);
+    CHECK_EQ(recv(*(int *)argument, bytes, sizeof bytes, MSG_WAITALL), 4);
+    CHECK(memcmp(bytes, "only", 4) == 0);
+    return NULL;
+}
+
+TEST_YOUNG_AND_OLD(who_waits_for_all_bytes_gets_those_before_the_mark)
+{
+    pthread_t waiter = start_thread(wait_for_all, &pair.server);
+    pause_ms(20);
+    say(pair.client, "on");
+    pause_ms(20);
+    say(pair.client, "ly");
+    pause_ms(20);
+    shout(pair.client, "!");
+    say(pair.client, "behind");
+    join_thread(waiter);
+    expect_urgent(pair.server, '!');
+    expect_piece(pair.server, "behind");
+}
+
+static void *shout_soon(void *argument)
+{
+    pause_ms(30);
+    shout(*(int *)argument, "!");
+    return NULL;
+}
+
+TEST_YOUNG_AND_OLD(sleepers_wake_for_what_is_urgent)
+{
+    pthread_t peer = start_thread(shout_soon, &pair.client);
+    CHECK_EQ(poll_once(pair.server, POLLPRI, PATIENCE_MS), POLLPRI);
+    join_thread(peer);
+    expect_urgent(pair.server, '!');
+
+    peer = start_thread(shout_soon, &pair.client);
+    fd_set except;
+    FD_ZERO(&except);
+    FD_SET(pair.server, &except);
+    struct timeval patience = {.tv_sec = PATIENCE_MS / 1000};
+    CHECK_EQ(select(pair.server + 1, NULL, NULL, &except, &patience), 1);
+    join_thread(peer);
+    expect_urgent(pair.server, '!');
+
+    int epoll = epoll_with(pair.server, EPOLLPRI);
+    peer = start_thread(shout_soon, &pair.client);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
+    join_thread(peer);
+    expect_urgent(pair.server, '!');
+    epoll_none(epoll);
+}
+
+TEST_YOUNG_AND_OLD(sleepers_wake_for_what_is_urgent_behind_what_they_leave_unread)
+{
+    say(pair.client, "unread");
+    await(pair.server, POLLIN);
+    pthread_t peer = start_thread(shout_soon, &pair.client);
+    CHECK_EQ(poll_once(pair.server, POLLPRI, PATIENCE_MS), POLLPRI);
+    join_thread(peer);
+    expect_urgent(pair.server, '!');
+
+    int epoll = epoll_with(pair.server, EPOLLPRI);
+    epoll_none(epoll);
+    peer = start_thread(shout_soon, &pair.client);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
+    join_thread(peer);
+    expect_urgent(pair.server, '!');
+    expect_piece(pair.server, "unread!");
+}
+
+TEST_YOUNG_AND_OLD(edges_come_for_each_urgent_byte)
+{
+    int epoll = epoll_with(pair.server, EPOLLPRI | EPOLLET);
+    for (char round = '0'; round < '4'; round++) {
+        char text[2] = {round, 0};
+        shout(pair.client, text);
+        CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
+        epoll_none(epoll);
+        expect_urgent(pair.server, round);
+    }
+    close(epoll);
+    epoll = epoll_with(pair.server, EPOLLIN | EPOLLPRI | EPOLLET);
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    CHECK_EQ(epoll_one(epoll).events, EPOLLPRI);
+}
+
+TEST_YOUNG_AND_OLD(what_is_urgent_comes_before_the_end)
+{
+    say(pair.client, "last");
+    shout(pair.client, "!");
+    OK(shutdown(pair.client, SHUT_WR));
+    await(pair.server, POLLPRI);
+    await(pair.server, POLLRDHUP);
+    expect_piece(pair.server, "last");
+    expect_urgent(pair.server, '!');
+    expect_eof(pair.server);
+}
+
+TEST_YOUNG_AND_OLD(spliced_bytes_end_before_the_mark)
+{
+    say(pair.client, "before");
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    int pipe_fds[2];
+    OK(pipe(pipe_fds));
+    CHECK_EQ(splice(pair.server, NULL, pipe_fds[1], NULL, 100, SPLICE_F_NONBLOCK), 6);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    expect_urgent(pair.server, '!');
+}
+
+TEST_YOUNG_AND_OLD(bytes_that_are_not_wanted_end_before_the_mark)
+{
+    say(pair.client, "before");
+    shout(pair.client, "!");
+    say(pair.client, "behind");
+    await(pair.server, POLLPRI);
+    char bytes[64];
+    CHECK_EQ(recv(pair.server, bytes, sizeof bytes, MSG_TRUNC), 6);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    CHECK_EQ(recv(pair.server, bytes, sizeof bytes, MSG_TRUNC), 6);
+    expect_nothing(pair.server);
+}
+
+TEST_YOUNG_AND_OLD(urgent_bytes_wait_for_room_as_others_do)
+{
+    set_nonblocking(pair.client);
+    size_t taken = fill_until_full(pair.client);
+    CHECK_ERR(send(pair.client, "!", 1, MSG_OOB), EAGAIN);
+    CHECK(drain_until_empty(pair.server) == taken);
+    await(pair.client, POLLOUT);
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    expect_urgent(pair.server, '!');
+}
+
+TEST_YOUNG_AND_OLD(a_signal_tells_whom_the_program_has_named)
+{
+    OK(fcntl(pair.server, F_SETOWN, getpid()));
+    CHECK_EQ(fcntl(pair.server, F_GETOWN), getpid());
+    signals_seen = 0;
+    on_signal(SIGURG, count_signal, SA_RESTART);
+    for (int round = 1; round < 4; round++) {
+        say(pair.client, "text");
+        await(pair.server, POLLIN);
+        CHECK_EQ(signals_seen, round - 1);
+        shout(pair.client, "!");
+        for (int waited = 0; signals_seen < round && waited < PATIENCE_MS; waited++)
+            pause_ms(1);
+        CHECK_EQ(signals_seen, round);
+        await(pair.server, POLLPRI);
+        expect_urgent(pair.server, '!');
+        expect_piece(pair.server, "text");
+        say(pair.client, "more");
+        await(pair.server, POLLIN);
+        expect_piece(pair.server, "more");
+    }
+}
+
+TEST_YOUNG_AND_OLD(nobody_who_is_gone_gets_what_is_urgent)
+{
+    OK(shutdown(pair.client, SHUT_WR));
+    CHECK_ERR(send(pair.client, "!", 1, MSG_OOB | MSG_NOSIGNAL), EPIPE);
+    shout(pair.server, "!");
+    await(pair.client, POLLPRI);
+    expect_urgent(pair.client, '!');
+}
+
+SERVER(urgent_bytes_travel_both_ways)
+{
+    for (int round = 0; round < 200; round++) {
+        await(me->fd, POLLPRI);
+        expect_urgent(me->fd, (char)round);
+        char byte = (char)(round + 1);
+        expect(me->fd, "in turn");
+        CHECK_EQ(send(me->fd, &byte, 1, MSG_OOB), 1);
+    }
+    expect_eof(me->fd);
+}
+CLIENT(urgent_bytes_travel_both_ways)
+{
+    for (int round = 0; round < 200; round++) {
+        char byte = (char)round;
+        say(me->fd, "in turn");
+        CHECK_EQ(send(me->fd, &byte, 1, MSG_OOB), 1);
+        await(me->fd, POLLPRI);
+        expect_urgent(me->fd, (char)(round + 1));
+        // A mark that nobody has passed is something unread.
+        expect_nothing(me->fd);
+    }
+}
+
+TEST_YOUNG_AND_OLD(a_child_finds_what_is_urgent)
+{
+    say(pair.client, "ab");
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        expect_piece(pair.server, "ab");
+        CHECK_EQ(sockatmark(pair.server), 1);
+        expect_urgent(pair.server, '!');
+        shout(pair.server, "?");
+        _exit(0);
+    }
+    wait_child(pid);
+    char byte;
+    CHECK_ERR(recv(pair.server, &byte, 1, MSG_OOB), EINVAL);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    await(pair.client, POLLPRI);
+    expect_urgent(pair.client, '?');
+}
