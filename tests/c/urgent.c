@@ -392,6 +392,31 @@ TEST_YOUNG_AND_OLD(nobody_who_is_gone_gets_what_is_urgent)
     expect_urgent(pair.client, '!');
 }
 
+TEST_YOUNG_AND_OLD(both_ends_send_urgent_bytes_at_once)
+{
+    say(pair.client, "from client");
+    say(pair.server, "from server");
+    shout(pair.client, "c");
+    shout(pair.server, "s");
+    await(pair.client, POLLPRI);
+    await(pair.server, POLLPRI);
+    expect_urgent(pair.client, 's');
+    expect_urgent(pair.server, 'c');
+    shout(pair.client, "C");
+    shout(pair.server, "S");
+    await(pair.client, POLLPRI);
+    await(pair.server, POLLPRI);
+    expect_urgent(pair.client, 'S');
+    expect_urgent(pair.server, 'C');
+    expect_piece(pair.client, "from servers");
+    expect_piece(pair.server, "from clientc");
+    CHECK_EQ(sockatmark(pair.client), 1);
+    CHECK_EQ(sockatmark(pair.server), 1);
+    say(pair.client, "end");
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "end");
+}
+
 SERVER(urgent_bytes_travel_both_ways)
 {
     for (int round = 0; round < 200; round++) {

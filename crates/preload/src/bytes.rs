@@ -56,6 +56,13 @@ unsafe fn send_urgent(connection: &'static Connection, spans: &[iovec], flags: c
     count_or_signal(unsafe { connection.send_urgent(spans, Flags::from_bits(flags)) }, flags)
 }
 
+/// A send whose last byte is urgent, of a process under a system call filter: the calls that it takes are not the
+/// program's.
+#[cold]
+pub(crate) fn refuse_urgent() -> isize {
+    count_or_errno(Err(Errno::OPNOTSUPP))
+}
+
 /// What `msg_flags` says after a receive.
 pub(crate) fn received_flags(flags: c_int, received: isize) -> c_int {
     match flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) {
@@ -265,6 +272,7 @@ pub unsafe extern "C" fn send(fd: c_int, buffer: *const c_void, len: usize, flag
     unsafe {
         match table::get(fd) {
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Confined(_) if flags & libc::MSG_OOB != 0 => refuse_urgent(),
             Entry::Confined(connection) if connection.sends_confined_by_lane() => {
                 send_confined(connection, &span(buffer, len), |bytes, len, _| {
                     real::send(fd, bytes.cast(), len, flags & CONFINED_FLAGS)
@@ -495,6 +503,7 @@ pub unsafe extern "C" fn sendto(
         match table::get(fd) {
             // A connected stream ignores the address, as TCP does.
             Entry::Connection(connection) => send_spans(connection, &span(buffer, len), flags),
+            Entry::Confined(_) if flags & libc::MSG_OOB != 0 => refuse_urgent(),
             Entry::Confined(connection) if connection.sends_confined_by_lane() => {
                 send_confined(connection, &span(buffer, len), |bytes, len, _| {
                     real::sendto(fd, bytes.cast(), len, flags & CONFINED_FLAGS, std::ptr::null(), 0)

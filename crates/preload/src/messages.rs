@@ -2,7 +2,7 @@
 
 use crate::bytes::{
     CONFINED_FLAGS, NO_MESSAGE, connect_and_send, counted_receive_with, counted_send, receive_confined, receive_spans,
-    received_flags, send_confined, send_spans, spans,
+    received_flags, refuse_urgent, send_confined, send_spans, spans,
 };
 use crate::{count_or_errno, descriptors, real, set_errno};
 use libc::{cmsghdr, iovec, mmsghdr, msghdr, timespec};
@@ -34,6 +34,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
                 Ok(spans) => send_spans(connection, spans, flags),
                 Err(error) => count_or_errno(Err(error)),
             },
+            Entry::Confined(_) if flags & libc::MSG_OOB != 0 => refuse_urgent(),
             Entry::Confined(connection) if connection.sends_confined_by_lane() => match spans_of(message) {
                 Ok(spans) => send_confined(connection, spans, |bytes, len, _| {
                     let one = iovec { iov_base: bytes.cast(), iov_len: len };
