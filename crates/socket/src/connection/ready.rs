@@ -14,10 +14,22 @@ const ALWAYS_REPORTED: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// What an edge-triggered watcher remembers of a connection: something happened when a number has grown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Edges {
-    /// Position up to which records, the end or an error have arrived.
+    /// Position up to which records have arrived.
     pub arrivals: u64,
+    /// Ends that have come: of the stream, of the connection, of directions that the program has shut down.
+    pub ends: u64,
     /// Times that room came back after a send had found none.
     pub room_returns: u64,
+}
+
+impl Edges {
+    /// Whether something has happened since that wakes a watcher of these events, as the kernel has it: bytes wake who
+    /// asks for input, the rest wakes everybody.
+    pub fn is_news_since(self, before: Self, wanted: i16) -> bool {
+        let asks_for_input = wanted & (libc::POLLIN | libc::POLLRDNORM | libc::POLLPRI | libc::POLLRDBAND) != 0;
+        let seen = if asks_for_input { self } else { Self { arrivals: before.arrivals, ..self } };
+        seen != before
+    }
 }
 
 impl Connection {
@@ -202,14 +214,18 @@ impl Connection {
         let arrived = by_lane.map_or(0, |observer| observer.arrivals(0).unwrap_or(u64::MAX >> 4));
         // The same end may be seen on the lifeline, and then in the lane that it leads to.
         let early_ends = self.early_ends();
-        let input_has_ended = early_ends > 0 || by_lane.is_some_and(Receiving::fin_is_coming);
-        let ended = u64::from(input_has_ended)
-            + early_ends.saturating_sub(1)
-            + u64::from(peer != PeerState::Alive)
-            + u64::from(shutdown.count_ones());
+        let input_has_ended =
+            early_ends > 0 || peer != PeerState::Alive || by_lane.is_some_and(Receiving::fin_is_coming);
+        // A peer that closes once it has ended its stream says nothing more.
+        let is_over = matches!(peer, PeerState::ClosedAndAnswered | PeerState::Reset);
+        let ends = u64::from(input_has_ended) + u64::from(is_over) + u64::from(shutdown.count_ones());
         // Both only grow, and so does their sum when what comes in comes by a lane.
-        let arrivals = arrived.wrapping_mul(8).wrapping_add(ended).wrapping_add(self.early_arrivals());
-        Edges { arrivals: seen.arrivals.max(arrivals), room_returns: self.room_returns.load(Ordering::Relaxed) }
+        let arrivals = arrived.wrapping_add(self.early_arrivals());
+        Edges {
+            arrivals: seen.arrivals.max(arrivals),
+            ends: seen.ends.max(ends),
+            room_returns: self.room_returns.load(Ordering::Relaxed),
+        }
     }
 
     /// Asks the peer to ring when one of `wanted` comes to hold. Look at [`Connection::readiness`] once more before

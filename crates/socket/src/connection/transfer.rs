@@ -254,7 +254,7 @@ impl Connection {
                 self.wait_to_receive(generation, &mut call, deadline, spin)
             };
             if let Err(error) = waited {
-                return if done > 0 { Ok(done) } else { Err(error) };
+                return self.cut_short(done, error);
             }
             if done == 0
                 // SAFETY: the caller's spans.
@@ -277,10 +277,18 @@ impl Connection {
                 Ok(Step::Nothing) if done > 0 && self.ends_at_mark() => return Ok(done),
                 Ok(Step::End) => return Ok(done),
                 Ok(Step::Nothing) => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(error) => return Err(error),
+                Err(error) => return self.cut_short(done, error),
             }
         }
+    }
+
+    /// What a receive answers that has brought so many bytes, and then an error: that is the next call's.
+    fn cut_short(&'static self, done: usize, error: Errno) -> Result<usize, Errno> {
+        if done == 0 {
+            return Err(error);
+        }
+        self.keep_error(error);
+        Ok(done)
     }
 
     /// Begins a wait by trying again and again: what comes within a moment is read where it is found. With several

@@ -38,14 +38,24 @@ impl ReadyTime {
     /// totally ordered whatever a peer wrote.
     #[inline]
     pub fn of_stamp(stamp: u64, now: Self) -> Self {
+        Self::near(stamp, now).unwrap_or(now)
+    }
+
+    fn near(stamp: u64, now: Self) -> Option<Self> {
         let ahead = stamp.wrapping_sub(now.0) & STAMP_MASK;
         let age = now.0.wrapping_sub(stamp) & STAMP_MASK;
         match () {
-            () if ahead <= AHEAD_MAX => Self(now.0.saturating_add(ahead)),
-            () if age <= STAMP_MASK / 2 => Self(now.0.saturating_sub(age)),
-            () => now,
+            () if ahead <= AHEAD_MAX => Some(Self(now.0.saturating_add(ahead))),
+            () if age <= STAMP_MASK / 2 => Some(Self(now.0.saturating_sub(age))),
+            () => None,
         }
     }
+}
+
+/// The time of a stamp that a scan has found which began at `now`, and may have been interrupted since.
+#[inline]
+fn sent_at(stamp: u64, now: ReadyTime) -> ReadyTime {
+    ReadyTime::near(stamp, now).unwrap_or_else(|| ReadyTime::of_stamp(stamp, ReadyTime::now()))
 }
 
 /// When a registration joined the ready list, as the kernel would have it: when its first unread record arrived
@@ -53,7 +63,7 @@ impl ReadyTime {
 /// (`joined`), for then it goes to the tail.
 #[inline]
 pub(super) fn ready_time(stamp: Option<u64>, seen: ReadyTime, joined: ReadyTime, now: ReadyTime) -> ReadyTime {
-    stamp.map_or(seen, |stamp| ReadyTime::of_stamp(stamp, now)).max(joined)
+    stamp.map_or(seen, |stamp| sent_at(stamp, now)).max(joined)
 }
 
 #[cfg(test)]

@@ -225,7 +225,8 @@ impl Registration {
             return ready;
         }
         self.edges_seen = connection.edges(self.edges_reported);
-        let is_news = self.is_fresh || self.edges_seen != self.edges_reported || ready & !self.last_ready != 0;
+        let has_happened = self.edges_seen.is_news_since(self.edges_reported, wanted);
+        let is_news = self.is_fresh || has_happened || ready & !self.last_ready != 0;
         self.last_ready &= ready;
         if is_news { ready } else { 0 }
     }
@@ -308,8 +309,18 @@ impl Registration {
         *self.listed.insert(ready_time(stamp, seen, self.joined, now))
     }
 
+    /// When its first unread record was sent, if that is known: perhaps once a message is heard that leads to a lane.
+    pub fn arrived_or_arrives(&self) -> Option<ReadyTime> {
+        if let Target::Connection(connection) = self.target
+            && connection.is_on_lifeline()
+        {
+            connection.readiness(libc::POLLIN);
+        }
+        self.arrived()
+    }
+
     /// When its first unread record was sent, if that is known.
-    pub fn arrived(&self) -> Option<ReadyTime> {
+    fn arrived(&self) -> Option<ReadyTime> {
         self.arrival_stamp().map(|stamp| ReadyTime::of_stamp(stamp, ReadyTime::now()))
     }
 

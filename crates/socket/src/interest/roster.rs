@@ -476,8 +476,8 @@ impl Roster {
                 let (token, events) = (event.u64, event.events);
                 let heard_at = behind.unwrap_or_else(ReadyTime::now);
                 self.hear(token, events, heard_at);
-                if behind.is_some() {
-                    let stamped = self.of_token(token).and_then(|index| self.at(index).arrived());
+                if behind.is_some() && count > 1 {
+                    let stamped = self.of_token(token).and_then(|index| self.at(index).arrived_or_arrives());
                     behind = Some(stamped.map_or(heard_at, |arrived| arrived.max(heard_at)).behind(1));
                 }
             }
