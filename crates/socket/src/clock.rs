@@ -15,7 +15,7 @@ pub fn now_ns() -> u64 {
 /// Ticks of a [`stamp`]: a few nanoseconds, so that none wraps around within a day.
 const TICKS_PER_STAMP_LOG2: u32 = 4;
 
-/// 0 until the clock is read for the first time: anything that is received is far ahead then.
+/// 0 until the clock is read for the first time, which is before a connection gets lanes.
 static LAST_STAMP: AtomicU64 = AtomicU64::new(0);
 
 /// A number for what is sent now, greater than that of anything this process has sent before: a hybrid logical clock

@@ -42,7 +42,7 @@ use lifeline::Early;
 use presence::{Calls, Occupancy, Sleepers};
 
 use crate::address::Tuple;
-use crate::clock::{TICKS_PER_MICROSECOND, ticks};
+use crate::clock::{TICKS_PER_MICROSECOND, note_ticks, ticks};
 use crate::control::Wanted;
 use crate::descriptors::{self, HiddenFd, Need};
 use crate::home::MemoryFds;
@@ -674,6 +674,8 @@ impl Connection {
             segment,
             inbound: UnsafeCell::new(None),
         };
+        // Stamps of a process that has never looked at the clock would be of a time that nobody can compare with.
+        note_ticks(ticks());
         self.is_user.store(share::enter(&lanes.segment), Ordering::Relaxed);
         limit::note_mapping();
         if lanes.segment.side() == Side::Connector

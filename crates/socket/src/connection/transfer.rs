@@ -592,6 +592,7 @@ impl Connection {
         }
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
+        sender.prepare(false, stamp());
         // SAFETY: the caller's span.
         if !unsafe { sender.write_short_from(span.iov_base.cast(), span.iov_len, is_answer) } {
             return None;
