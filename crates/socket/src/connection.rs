@@ -909,7 +909,7 @@ impl Connection {
             lanes.observer().unread_bytes().is_ok_and(|bytes| bytes > 0)
         } else {
             // Under a filter nobody can ask, and the kernel tells the peer.
-            !crate::sandbox::is_confined() && self.has_unread_in_lifeline()
+            !crate::sandbox::is_confined() && self.has_left_unread_in_lifeline()
         };
         // In windows, an end may be reset whose peer is there and was not: it is to see no good order either.
         let is_reset = self.peer_state(lanes) == PeerState::Reset;

@@ -659,10 +659,21 @@ impl Connection {
         rustix::io::ioctl_fionread(self.borrow_lifeline()).is_ok_and(|bytes| bytes > 0)
     }
 
+    /// As [`Connection::has_unread_in_lifeline`], without the messages: one may come after the last look for them.
+    /// Under both locks.
+    pub(super) fn has_left_unread_in_lifeline(&self) -> bool {
+        self.has_unread_in_lifeline() && self.unread_behind() > 0
+    }
+
     /// Bytes that have come and are unread, in the lifeline and in the lane that it leads to. Where an offer comes
     /// first, what is behind that is counted as if no other message came there.
     pub(super) fn unread_in_lifeline(&'static self) -> usize {
         let _both = self.hold_both();
+        self.unread_behind()
+    }
+
+    /// As [`Connection::unread_in_lifeline`], under both locks.
+    fn unread_behind(&self) -> usize {
         let behind = self.look_behind();
         let is_inline = self.is_urgent_inline.load(Ordering::Relaxed);
         let unread_in = |segment: &Segment| urgent::unread_behind(segment, behind.bytes == 0, is_inline);

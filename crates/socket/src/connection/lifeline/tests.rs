@@ -61,6 +61,18 @@ fn goes_by_lanes(end: &End) -> bool {
 }
 
 #[test]
+fn a_message_that_comes_after_the_last_look_is_nothing_that_was_left_unread() {
+    let [one, two] = young_pair();
+    assert!(two.0.switch_at_once());
+    assert_eq!(send(&two, b"answer"), Ok(6));
+    assert_eq!(receive(&one, 10).as_deref(), Ok(&b"answer"[..]));
+    assert!(two.0.has_unread_in_lifeline(), "the other end has said that it follows");
+    assert!(!two.0.has_left_unread_in_lifeline());
+    assert_eq!(send(&one, b"unread"), Ok(6));
+    assert!(two.0.has_left_unread_in_lifeline());
+}
+
+#[test]
 fn a_connection_for_one_question_takes_no_memory() {
     let _no_child = crate::forks::none();
     let [client, server] = young_pair();
