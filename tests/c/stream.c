@@ -452,31 +452,6 @@ TEST(trunc_does_not_touch_the_buffer)
     CHECK(memcmp(buffer, "safe", 4) == 0);
 }
 
-TEST(more_arrives_with_the_rest)
-{
-    struct pair pair = connected_pair();
-    CHECK_EQ(send(pair.client, "header+", 7, MSG_MORE), 7);
-    CHECK_EQ(send(pair.client, "body", 4, 0), 4);
-    expect(pair.server, "header+body");
-}
-
-TEST(more_alone_arrives_in_the_end)
-{
-    struct pair pair = connected_pair();
-    CHECK_EQ(send(pair.client, "late", 4, MSG_MORE), 4);
-    expect(pair.server, "late"); // held back for 200 ms at most
-}
-
-TEST(cork_holds_until_uncorked)
-{
-    struct pair pair = connected_pair();
-    int yes = 1, no = 0;
-    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &yes, sizeof yes));
-    say(pair.client, "corked");
-    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &no, sizeof no));
-    expect(pair.server, "corked");
-}
-
 // ---- what files can ----------------------------------------------------------------------------
 
 TEST(a_stream_has_no_positions)

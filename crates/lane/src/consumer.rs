@@ -429,6 +429,43 @@ impl<I: Inbound, O: Outbound> Consumer<I, O> {
         self.fin(Ordering::Acquire) != 0
     }
 
+    /// Whether the sender may hold back what comes next: one load of the line that says whether it has finished. Needs
+    /// no exclusion.
+    #[inline]
+    pub fn may_be_held(&self) -> bool {
+        let held = self.inbound.load_u64(self.layout.held(), Ordering::Acquire);
+        held != 0 && held.wrapping_sub(1).wrapping_sub(self.word(HEAD)) as i64 >= 0
+    }
+
+    /// Since which millisecond of its clock the sender holds back what comes next; `None`: it does not. Needs no
+    /// exclusion.
+    pub fn held_since_ms(&self) -> Option<u32> {
+        self.held()?;
+        Some(self.inbound.load_u64(self.layout.held_since(), Ordering::Relaxed) as u32)
+    }
+
+    /// Reads on past what the sender holds back, as if it had shown that. `false`: there is nothing.
+    pub fn show_held(&mut self) -> bool {
+        let Some(Cursor { ring, head, .. }) = self.held() else { return false };
+        // The sender may store the same word at any time, and no other one as long as this record is unread.
+        let slot = Ring::of(&self.layout, ring).slot_offset(head);
+        self.inbound.store_u64(slot, tag(self.secret, head), Ordering::Release);
+        true
+    }
+
+    /// Where reading stands, if the sender holds back what comes there.
+    fn held(&self) -> Option<Cursor> {
+        if !self.may_be_held() {
+            return None;
+        }
+        let held = self.inbound.load_u64(self.layout.held(), Ordering::Acquire);
+        let mut cursor = self.cursor();
+        let is_next = !self.load_record(&mut cursor).unwrap_or(true)
+            && cursor.record_bytes == 0
+            && held == cursor.head.wrapping_add(1);
+        is_next.then_some(cursor)
+    }
+
     /// A number that grows whenever records arrive: for edge-triggered readiness. `seen` is the last answer.
     ///
     /// # Errors

@@ -144,6 +144,14 @@ impl Layout {
     pub(crate) const fn fin(&self) -> usize {
         self.forward_offset
     }
+    /// What the sender holds back: one more than the position of its first record.
+    pub(crate) const fn held(&self) -> usize {
+        self.forward_offset + 48
+    }
+    /// Since when.
+    pub(crate) const fn held_since(&self) -> usize {
+        self.forward_offset + 56
+    }
     pub(crate) const fn producer_asleep(&self) -> usize {
         self.forward_offset + LINE
     }

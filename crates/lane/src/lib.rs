@@ -90,7 +90,7 @@ mod words;
 pub use consumer::{AtUrgent, Chunk, Consumer, Next};
 pub use draft::{Draft, Span};
 pub use layout::{ELASTIC_RINGS, ELASTIC_SLOTS_MIN, LargerRings, Layout};
-pub use producer::{Budget, GivenBack, Producer, Reservation};
+pub use producer::{Budget, GivenBack, HELD_MS_MAX, Producer, Reservation};
 pub use record::{INLINE_BYTES, RECORD_BYTES_MAX, SHORT_BYTES_MAX, SLOT_BYTES, STAMP_BITS, Urgent};
 
 /// The peer broke the protocol of the lane: the connection cannot go on.

@@ -1,5 +1,9 @@
 //! The sending end.
 
+mod held;
+
+pub use held::HELD_MS_MAX;
+
 use crate::batch::Batch;
 use crate::layout::Ring;
 use crate::record::{
@@ -34,6 +38,10 @@ const RINGS_USED: usize = 80;
 const LEFT_RING: usize = 88;
 /// What a receiver says that has read all of the record that was closed last.
 const CLOSED: usize = 96;
+/// One more than the position of the first record that is held back; 0 where there is none. See [`held`].
+const HELD: usize = 112;
+/// Of those records: the ring of the first one, their bytes, and since when they are held.
+const HELD_STATE: usize = 120;
 
 /// A receiver of an elastic lane looks for a sleeping sender whenever it crosses a multiple of so many slots. In the
 /// small rings of a model there is room for several multiples of fewer.
@@ -108,6 +116,8 @@ pub struct Producer<O, I> {
     stamp: u64,
     /// See [`Producer::set_patient`].
     is_patient: bool,
+    /// What is written now is held back, from this millisecond on.
+    holding_ms: Option<u32>,
     /// There was no memory for a larger ring, or none may be used: the room is that of the present one.
     is_confined: bool,
     memory: Account,
@@ -231,6 +241,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
             batch: Batch::default(),
             stamp: 0,
             is_patient: false,
+            holding_ms: None,
             is_confined: false,
             memory: Account { budget: &Unlimited, taken_bytes: 0, paid_until: 0 },
         }
@@ -375,6 +386,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// If the lane is not elastic.
     pub fn write_urgent(&mut self, urgent: Urgent) -> Result<bool, Corrupt> {
         assert!(self.layout.elastic.is_some(), "an urgent byte goes by an elastic lane");
+        self.show_held();
         let (mut cursor, payload, room_bytes) = self.place_for(1)?;
         if room_bytes == 0 {
             return Ok(false);
@@ -474,6 +486,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Says that nothing follows. Idempotent; needs no room.
     pub fn finish(&mut self) {
         self.publish_staged();
+        self.show_held();
         self.close_open_record();
         self.outbound.fence();
         self.outbound.store_u64(self.layout.fin(), self.position().wrapping_add(1), Ordering::Release);
@@ -834,7 +847,7 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Whether a write is to share a record with others: short ones do, where the receiver lags.
     fn shares_records(&self, cursor: &Cursor, len_bytes: usize) -> Result<bool, Corrupt> {
         let never = self.layout.elastic.is_none() || self.is_patient || len_bytes >= SHARED_BYTES_MAX;
-        if never || cursor.switch.is_some() {
+        if never || cursor.switch.is_some() || self.holding_ms.is_some() {
             return Ok(false);
         }
         let lag_slots = self.lag_slots(self.capacity_slots());
@@ -994,6 +1007,9 @@ impl<O: Outbound, I: Inbound> Producer<O, I> {
     /// Makes a record visible. The payload is in place.
     #[inline(always)] // The compiler would share it with the cold callers, through memory.
     fn publish(&mut self, cursor: &mut Cursor, len_bytes: usize) {
+        if let Some(now_ms) = self.holding_ms {
+            return self.publish_held_back(cursor, len_bytes, now_ms);
+        }
         self.show(self.ring(cursor).slot_offset(cursor.tail), cursor.tail, Record::Data(len_bytes));
         self.step_over(cursor, len_bytes);
     }

@@ -207,8 +207,8 @@ unsafe fn connection_ioctl(
     match request {
         libc::FIONREAD => answer(c_int::try_from(connection.unread_bytes()).unwrap_or(c_int::MAX)),
         libc::TIOCOUTQ => answer(c_int::try_from(connection.unsent_bytes()).unwrap_or(c_int::MAX)),
-        // What was sent by a lane has arrived, or has no room; nothing waits for a packet.
-        SIOCOUTQNSD => answer(0),
+        // What else was sent by a lane has arrived, or has no room; nothing waits for a packet.
+        SIOCOUTQNSD => answer(c_int::try_from(connection.held_bytes()).unwrap_or(c_int::MAX)),
         SIOCATMARK => answer(c_int::from(connection.is_at_mark())),
         libc::FIONBIO => {
             // SAFETY: the C caller's.

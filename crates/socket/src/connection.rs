@@ -4,6 +4,7 @@
 //! * `lifeline`: send and receive before there are lanes, and how a connection gets them.
 //! * `ends`: of lanes in plain memory, over modelled links, and in memory that is no ordinary memory.
 //! * `give_back`: memory of what was read.
+//! * `cork`: what is held back for the rest of it.
 //! * `confined`: under a system call filter of the program's own.
 //! * `hold`: a direction's lock, in signal handlers too.
 //! * `presence`: who looks, who sleeps, and when the memory may go.
@@ -15,6 +16,7 @@
 //! * `urgent`: urgent data.
 
 mod confined;
+mod cork;
 mod ends;
 mod give_back;
 mod hold;
@@ -197,6 +199,8 @@ pub struct Connection {
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
     due: AtomicU32,
     is_nonblocking: AtomicBool,
+    /// `TCP_CORK`.
+    is_corked: AtomicBool,
     /// The process was forked before the hello came: it is the parent's.
     is_orphan: AtomicBool,
     /// Times in a row that a lock between processes could not be had.
@@ -277,6 +281,7 @@ struct Asked {
     receive_timeout_ns: u64,
     low_water_bytes: u32,
     is_urgent_inline: bool,
+    is_corked: bool,
     control: Wanted,
     send_bytes: usize,
     receive_bytes: usize,
@@ -290,6 +295,7 @@ impl Details {
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
             is_urgent_inline: self.options.is_urgent_inline(),
+            is_corked: self.options.is_corked(),
             control: self.options.control_wanted(),
             send_bytes: self.options.send_capacity_bytes(),
             receive_bytes: self.options.receive_capacity_bytes(),
@@ -335,6 +341,7 @@ impl Connection {
         let _ = connection.calls.forget();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
+        connection.is_corked.store(false, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
         connection.lock_waits.store(0, Ordering::Relaxed);
         connection.spawns_at_open.store(system::spawns(), Ordering::Relaxed);
@@ -475,6 +482,7 @@ impl Connection {
     fn apply(&'static self, asked: &Asked) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
         self.is_urgent_inline.store(asked.is_urgent_inline, Ordering::Relaxed);
+        self.is_corked.store(asked.is_corked, Ordering::Relaxed);
         self.control_wanted.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);

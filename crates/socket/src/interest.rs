@@ -37,7 +37,7 @@ use crate::threads;
 use left::{Close, Left};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
 use registration::{EDGE, EXCLUSIVE, ONESHOT, Registration, Target};
-use roster::Roster;
+use roster::{Held, Roster};
 use rustix::io::Errno;
 use std::cell::{Cell, UnsafeCell};
 use std::os::fd::RawFd;
@@ -175,7 +175,7 @@ impl InterestSet {
         self.with(|roster| {
             threads::add(&self.sleepers, 1);
             asleep.push(self);
-            roster.park_all(asleep);
+            roster.park_all(asleep, Held::Shown);
         });
     }
 

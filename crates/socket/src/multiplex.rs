@@ -516,6 +516,10 @@ impl Call<'_> {
             return self.look(self.needs_kernel).map(Woken::Found);
         }
         self.check_signals()?;
+        // What a sender holds back becomes ready without a ring.
+        let held_ns = self.connections().filter_map(Connection::held_left_ns).min();
+        let held_ns = held_ns.filter(|held_ns| timeout_ns.is_none_or(|timeout_ns| *held_ns < timeout_ns));
+        let timeout_ns = held_ns.or(timeout_ns);
         let count = match timeout_ns {
             None if self.mask.is_null() => system::poll(entries, -1),
             // SAFETY: the caller's mask.
@@ -528,7 +532,7 @@ impl Call<'_> {
         let ready = self.look(false)?;
         Ok(match () {
             () if ready > 0 => Woken::Found(ready),
-            () if count == 0 => Woken::TimedOut,
+            () if count == 0 && held_ns.is_none() => Woken::TimedOut,
             () if is_calm => Woken::Nothing,
             () => Woken::Restless,
         })

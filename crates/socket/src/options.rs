@@ -72,9 +72,9 @@ impl SocketOption {
         self.refusal(&number)
     }
 
-    /// Whether every number is a right value, and none changes what a lane does.
+    /// Whether every number is a right value.
     pub fn takes_any_number(self) -> bool {
-        self == Self::tcp(libc::TCP_NODELAY)
+        self == Self::tcp(libc::TCP_NODELAY) || self == Self::tcp(libc::TCP_CORK)
     }
 
     /// Whether the kernel refuses the option with `EINVAL` once a socket is connected, though a fresh one takes it.
@@ -94,6 +94,8 @@ impl SocketOption {
     }
 }
 
+/// `TCP_CORK`.
+pub const CORK: SocketOption = SocketOption::tcp(libc::TCP_CORK);
 const SO_PEERNAME: i32 = 28;
 pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
 pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
@@ -432,6 +434,16 @@ impl OptionRecord {
     pub fn asks_more_than_lanes_offer(&self) -> bool {
         self.guards.is_any()
             || self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
+    }
+
+    /// `TCP_CORK`.
+    pub fn is_corked(&self) -> bool {
+        self.is_on(CORK)
+    }
+
+    /// Whether an option is set, and on.
+    pub fn is_on(&self, option: SocketOption) -> bool {
+        self.find(option).is_some_and(|value| option.is_on(value))
     }
 
     /// What receives are to bring beside the bytes.

@@ -296,7 +296,9 @@ impl Connection {
             self.count_sent(sent);
         }
         // SAFETY: under the send lock.
-        Ok((sent, sent > 0 && unsafe { (*lanes.sender.get()).take_wake_request() }))
+        let sender = unsafe { &mut *lanes.sender.get() };
+        sender.end_hold(false);
+        Ok((sent, sent > 0 && sender.take_wake_request()))
     }
 
     /// Which of `wanted` hold now, of the directions that go by lanes.

@@ -1,6 +1,7 @@
 //! The ends of lanes in plain memory, over a link that is slowed down to a model, or in memory that is no ordinary
 //! memory. Short messages in plain memory are found before anybody asks which it is; everything else is asked here.
 
+use super::cork::HELD_BYTES_MAX;
 use crate::memory_budget;
 use crate::segment::{ApartReceiver, ApartSender, Receiver, Segment, Sender, TimedReceiver, TimedSender};
 use fabric::{Inbound, Outbound};
@@ -52,10 +53,36 @@ impl Sending {
     #[inline]
     pub(super) fn prepare(&mut self, is_patient: bool, stamp: u64) -> u64 {
         any!(self, sender => {
+            sender.forget_hold();
             sender.set_patient(is_patient);
             sender.set_stamp(stamp);
             sender.position()
         })
+    }
+
+    /// Holds back what follows, in plain memory.
+    pub(super) fn begin_hold(&mut self, now_ms: u32) {
+        if let Self::Plain(sender) = self {
+            sender.begin_hold(now_ms);
+        }
+    }
+
+    /// As [`Producer::end_hold`].
+    #[inline]
+    pub(super) fn end_hold(&mut self, stays: bool) {
+        any!(self, sender => sender.end_hold(stays, HELD_BYTES_MAX));
+    }
+
+    pub(super) fn show_held(&mut self) -> bool {
+        any!(self, sender => sender.show_held())
+    }
+
+    pub(super) fn held_bytes(&self) -> usize {
+        any!(self, sender => sender.held_bytes())
+    }
+
+    pub(super) fn ask_for_room_next(&mut self) {
+        any!(self, sender => sender.ask_for_room_next());
     }
 
     pub(super) fn is_ring_writable(&self) -> Result<bool, Corrupt> {
@@ -258,6 +285,19 @@ impl Receiving {
 
     pub(super) fn set_capacity(&mut self, bytes: usize) {
         any!(self, receiver => receiver.set_capacity(bytes));
+    }
+
+    #[inline]
+    pub(super) fn may_be_held(&self) -> bool {
+        any!(self, receiver => receiver.may_be_held())
+    }
+
+    pub(super) fn held_since_ms(&self) -> Option<u32> {
+        any!(self, receiver => receiver.held_since_ms())
+    }
+
+    pub(super) fn show_held(&mut self) -> bool {
+        any!(self, receiver => receiver.show_held())
     }
 
     pub(super) fn is_finished(&self) -> bool {

@@ -77,6 +77,7 @@ impl Connection {
         let _guard = self.hold(&self.receive_lock);
         self.lanes().is_some_and(|lanes| {
             (self.receives_by_lane() && lanes.observer().may_have_data())
+                || (self.receives_by_lane() && lanes.observer().may_be_held())
                 || lanes.segment.load(Own::Peer) != 0
                 || lanes.segment.status(Status::Closed) != 0
                 || lanes.segment.load(Own::Shutdown) != 0
@@ -86,9 +87,10 @@ impl Connection {
 
     /// Under the receive lock.
     pub(super) fn input_readiness(&self, lanes: &Lanes) -> i16 {
-        let has_data = lanes.observer().may_have_data();
+        let mut has_data = lanes.observer().may_have_data();
         if !has_data {
             self.ask_kernel_now_and_then(lanes);
+            has_data = self.show_held_of_all_if_due(lanes);
         }
         let peer = self.peer_state(lanes);
         let shutdown = lanes.segment.load(Own::Shutdown);
@@ -134,10 +136,10 @@ impl Connection {
     }
 
     /// Bytes that were sent and that the peer has no room for (`SIOCOUTQ`): while there is room, what was sent has
-    /// arrived.
+    /// arrived, but for what is held back.
     pub fn unsent_bytes(&'static self) -> usize {
         if self.readiness(libc::POLLOUT) & libc::POLLOUT != 0 {
-            return 0;
+            return self.held_bytes();
         }
         let _guard = self.hold(&self.send_lock);
         let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };

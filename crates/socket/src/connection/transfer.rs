@@ -1,5 +1,6 @@
 //! Send and receive.
 
+use super::cork::HELD_BYTES_MAX;
 use super::ends::{Receiving, Sending};
 use super::give_back;
 use super::wait::{Call, Deadline, Room};
@@ -28,6 +29,8 @@ pub struct Flags {
     pub wait_all: bool,
     /// `MSG_TRUNC`: count the bytes, do not copy them.
     pub discard: bool,
+    /// `MSG_MORE`.
+    pub more: bool,
 }
 
 impl Flags {
@@ -39,6 +42,7 @@ impl Flags {
             peek: bits & libc::MSG_PEEK != 0,
             wait_all: bits & libc::MSG_WAITALL != 0,
             discard: bits & libc::MSG_TRUNC != 0,
+            more: bits & libc::MSG_MORE != 0,
         }
     }
 }
@@ -414,7 +418,7 @@ impl Connection {
         if moved == 0 {
             self.ask_kernel_now_and_then(lanes);
             end = self.end_of_input_after_data(lanes)?;
-            if end {
+            if self.show_held_if_due(lanes) || end {
                 // What came before the end was written before it: look once more.
                 moved = copy(lanes)?;
             }
@@ -534,7 +538,7 @@ impl Connection {
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: the caller's spans.
-        match unsafe { self.send_short(generation, spans) } {
+        match if flags.more { None } else { unsafe { self.send_short(generation, spans) } } {
             Some(bytes) => Ok(bytes),
             // SAFETY: as above.
             None => unsafe { self.send_any(generation, spans, flags) },
@@ -619,7 +623,7 @@ impl Connection {
         }
         let wanted = total_bytes(spans);
         // SAFETY: the caller's spans.
-        let done = unsafe { self.send_now(generation, spans, 0, wanted, self.waits(flags)) }?;
+        let done = unsafe { self.send_now(generation, spans, 0, wanted, flags, self.waits(flags)) }?;
         if done == wanted {
             return Ok(done);
         }
@@ -648,7 +652,7 @@ impl Connection {
                 *deadline.get_or_insert_with(|| Deadline::after(self.send_timeout_ns.load(Ordering::Relaxed)));
             let waited = self.wait_to_send(generation, &mut call, deadline);
             // SAFETY: the caller's spans.
-            let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, room == Room::InRing) };
+            let go_on = |room| unsafe { self.send_now(generation, spans, done, wanted, flags, room == Room::InRing) };
             match waited.and_then(go_on) {
                 Ok(bytes) => done += bytes,
                 Err(error) if done > 0 => {
@@ -668,10 +672,13 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         wanted: usize,
+        flags: Flags,
         is_patient: bool,
     ) -> Result<usize, Errno> {
         let mut before = 0;
-        if !self.sends_by_lane() {
+        let holds = self.is_to_be_held(flags) && (1..HELD_BYTES_MAX).contains(&wanted);
+        let by_lane = self.sends_by_lane() || (holds && self.switch_to_hold());
+        if !by_lane {
             // SAFETY: our caller says that every span is readable for its length.
             let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
             if !goes_on || (sent > 0 && skip + sent == wanted) {
@@ -680,7 +687,7 @@ impl Connection {
             before = sent;
         }
         // SAFETY: the same spans, behind the bytes that went by the lifeline.
-        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, is_patient) } {
+        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, holds, is_patient) } {
             Err(error) if before > 0 => {
                 self.keep_error(error);
                 Ok(before)
@@ -696,6 +703,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         wanted: usize,
+        holds: bool,
         is_patient: bool,
     ) -> Result<usize, Errno> {
         let guard = self.hold_of(generation, &self.send_lock)?;
@@ -713,6 +721,9 @@ impl Connection {
         }
         // SAFETY: under the send lock.
         let position = unsafe { (*lanes.sender.get()).prepare(is_patient, stamp()) };
+        if holds {
+            self.begin_hold(lanes);
+        }
         // SAFETY: the caller's spans.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
         if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
@@ -721,7 +732,9 @@ impl Connection {
             unsafe { (*lanes.sender.get()).hand_over_since(position) };
         }
         // SAFETY: under the send lock.
-        let wakes_receiver = sent > 0 && unsafe { (*lanes.sender.get()).take_wake_request() };
+        let sender = unsafe { &mut *lanes.sender.get() };
+        sender.end_hold(holds && skip + sent == wanted);
+        let wakes_receiver = sent > 0 && sender.take_wake_request();
         self.note_memory(lanes);
         drop(shared);
         drop(guard);
@@ -799,13 +812,17 @@ impl Connection {
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let dont_wait = !self.waits(flags);
+        let holds = self.is_to_be_held(flags);
+        if holds && !self.sends_by_lane() {
+            self.switch_to_hold();
+        }
         let generation = self.generation();
         let mut done = 0;
         let mut is_patient = !dont_wait;
         let mut call = Call::new(self);
         while done < len_bytes {
             let mut fill_rest = |pointer: *mut u8, len: usize| fill(pointer, len, done);
-            match self.fill_once(generation, len_bytes - done, is_patient, &is_at_end, &mut fill_rest) {
+            match self.fill_once(generation, len_bytes - done, holds, is_patient, &is_at_end, &mut fill_rest) {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
@@ -830,6 +847,7 @@ impl Connection {
         &'static self,
         generation: u32,
         len_bytes: usize,
+        holds: bool,
         is_patient: bool,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
@@ -858,9 +876,13 @@ impl Connection {
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.prepare(is_patient, stamp());
-        let filled = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt))?;
+        if holds {
+            self.begin_hold(lanes);
+        }
+        let filled = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt));
+        sender.end_hold(holds && !matches!(filled, Ok(None)));
         self.note_memory(lanes);
-        let Some(filled) = filled else { return Ok(None) };
+        let Some(filled) = filled? else { return Ok(None) };
         if sender.take_wake_request() {
             self.ring();
         }
@@ -903,7 +925,10 @@ impl Connection {
             return self.unread_in_lifeline();
         }
         let _guard = self.hold(&self.receive_lock);
-        self.lanes().map_or(0, |lanes| self.unread_to_mark(lanes))
+        self.lanes().map_or(0, |lanes| {
+            self.show_held_of_all_if_due(lanes);
+            self.unread_to_mark(lanes)
+        })
     }
 
     /// A call came before the hello: attach if it is there now.

@@ -217,7 +217,7 @@ impl Connection {
             call,
             is_ready,
             || self.announce_receive_sleep(lanes),
-            || self.sleep(lanes, deadline, None),
+            || self.sleep(lanes, deadline, self.held_left_ms_in(lanes).map(|left_ms| left_ms as i32)),
         );
         self.patience.note_awake();
         outcome

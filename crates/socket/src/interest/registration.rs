@@ -391,6 +391,18 @@ impl Registration {
         true
     }
 
+    /// How long a sleep may be that is to end when something is ready without a ring: what a sender holds back.
+    pub fn held_left_ns(&self) -> Option<u64> {
+        if let Target::Connection(connection) = self.target { connection.held_left_ns() } else { None }
+    }
+
+    /// As [`Connection::show_held`].
+    pub fn show_held(&self) {
+        if let Target::Connection(connection) = self.target {
+            connection.show_held();
+        }
+    }
+
     pub fn unpark(&mut self) {
         if let Target::Connection(connection) = self.target
             && self.is_parked

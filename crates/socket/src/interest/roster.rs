@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use scan::Found;
 #[cfg(test)]
 pub(super) use scan::HOT_BEGIN;
+pub(super) use scan::Held;
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::RawFd;
 
@@ -56,6 +57,10 @@ pub(super) struct Roster {
     pub nap_is_due: bool,
     /// A hot connection cannot be woken for.
     pub has_deaf: bool,
+    /// Parked connections whose senders hold something back, since the last sleep.
+    held: Vec<u32>,
+    /// How long the first of them may.
+    held_left_ns: Option<u64>,
     /// The last wait had room for the kernel's events only.
     pub lanes_first: bool,
     /// Foreign descriptors have been added, or sets that may hold some.
@@ -312,6 +317,21 @@ impl Roster {
             self.heat(index);
         }
         is_parked
+    }
+
+    /// After a sleep that was to end when something is due that a sender holds back: the scan finds out.
+    pub fn poll_held(&mut self) {
+        self.held_left_ns = None;
+        for index in std::mem::take(&mut self.held) {
+            if self.slots[index as usize].registration.is_some() {
+                self.unpark_for_a_look(index);
+            }
+        }
+    }
+
+    /// How long a sleep may be, as the last [`Roster::park_all`] has found.
+    pub fn held_left_ns(&self) -> Option<u64> {
+        self.held_left_ns
     }
 
     /// Makes the kernel report it: nested sets to us, a listener to both. A connection comes into the inner epoll when

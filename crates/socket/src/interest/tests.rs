@@ -4,7 +4,7 @@ use super::order::ReadyTime;
 use super::*;
 use crate::connection::tests::{End, pair, receive, send, young_pair};
 use crate::multiplex;
-use roster::HOT_BEGIN;
+use roster::{HOT_BEGIN, Held};
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -682,7 +682,7 @@ fn what_the_kernel_reports_after_a_sleep_keeps_its_place_among_lanes() {
     for order in [[0, 2, 1, 3], [2, 0, 3, 1], [3, 2, 1, 0]] {
         epoll.set().with(|roster| {
             roster.asleep_since = Some(ReadyTime::now());
-            assert!(roster.park_all(&mut Vec::new()));
+            assert!(roster.park_all(&mut Vec::new(), Held::Kept));
         });
         for data in order {
             match lanes.get(data as usize) {

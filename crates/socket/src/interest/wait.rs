@@ -3,7 +3,7 @@
 
 use super::order::ReadyTime;
 use super::registration::Registration;
-use super::roster::Roster;
+use super::roster::{Held, Roster};
 use super::{InterestSet, Sleep, kernel};
 use crate::clock::now_ns;
 use crate::lifecycle;
@@ -332,14 +332,16 @@ impl InterestSet {
     fn sleep(&'static self, call: &Call, sink: &mut Sink, life: u32, deadline: &mut Deadline) -> Result<Woken, Errno> {
         let mut naps = false;
         let mut has_deaf = false;
+        let mut held_ns = None;
         let (sleep, is_quiet) = Sleep::begin(|asleep| {
             self.with_life(life, |roster| {
                 crate::threads::add(&self.sleepers, 1);
                 asleep.push(self);
                 naps = std::mem::take(&mut roster.nap_is_due);
                 roster.asleep_since = Some(ReadyTime::now());
-                let is_quiet = roster.park_all(asleep);
+                let is_quiet = roster.park_all(asleep, Held::Kept);
                 has_deaf = roster.has_deaf;
+                held_ns = roster.held_left_ns();
                 is_quiet
             })
         });
@@ -355,19 +357,23 @@ impl InterestSet {
         }
         deadline.check_signals()?;
         has_deaf |= lifecycle::is_any_pending();
-        let left_ns = if has_deaf { Some(left_ns.map_or(NAP_NS, |left_ns| left_ns.min(NAP_NS))) } else { left_ns };
+        let longest_ns = if has_deaf { Some(NAP_NS) } else { held_ns };
+        let left_ns = longest_ns.map_or(left_ns, |ns| Some(left_ns.map_or(ns, |left_ns| left_ns.min(ns))));
         // SAFETY: the caller's array and mask.
         let count = unsafe { system::epoll_wait(call.epfd, call.events, call.max, left_ns, call.mask) }?;
         #[cfg(test)]
         super::tests::note_sleep();
         self.patience.note_awake();
         drop(sleep);
+        if held_ns.is_some() {
+            self.with_life(life, Roster::poll_held)?;
+        }
         self.take_in(sink, count, life, true)?;
         self.with_life(life, Roster::note_kernel_asked)?;
         Ok(match () {
             () if sink.len > 0 => Woken::Found,
             () if count == 0 && deadline.is_over() => Woken::TimedOut,
-            () if count == 0 && !has_deaf => Woken::TimedOut,
+            () if count == 0 && longest_ns.is_none() => Woken::TimedOut,
             () => Woken::Nothing,
         })
     }

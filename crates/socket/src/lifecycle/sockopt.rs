@@ -83,7 +83,16 @@ pub unsafe fn set_option(
         // SAFETY: our caller says that `value` is readable for `length` bytes or null, and the kernel refuses null.
         unsafe { set_on_lifeline(connection.lifeline(), alike, value, length)? };
         // SAFETY: the kernel has just read the value, so it is readable for `length` bytes.
-        connection.with_options(|record| unsafe { record.note_c(option, value, length) });
+        let is_on = connection.with_options(|record| unsafe {
+            record.note_c(option, value, length);
+            record.is_on(option)
+        });
+        match option {
+            options::CORK => connection.set_corked(is_on),
+            // As TCP's: what is held back goes, the cork stays.
+            _ if is_on => connection.push(),
+            _ => {}
+        }
         return Ok(());
     }
     // The template is several system calls: not under the connection's lock.

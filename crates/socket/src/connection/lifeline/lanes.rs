@@ -255,6 +255,15 @@ impl Connection {
         true
     }
 
+    /// Gives lanes to an end that is to hold something back; `false`: the end goes on by the lifeline. One that answers
+    /// the only request so far gets none: nearly always the connection is over then, and with lanes it took nginx
+    /// (`tcp_nopush`, without keep-alive) twice the processor time.
+    pub(in crate::connection) fn switch_to_hold(&'static self) -> bool {
+        let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
+        let answers_first = (1..RECEIVES_BEFORE_OFFER).contains(&self.early.receives.load(Ordering::Relaxed));
+        !(is_acceptor && answers_first) && self.switch_at_once()
+    }
+
     /// Before a send: an end whose process has lanes to the same address gets lanes too, if it can. What is sent by
     /// lanes is stamped as later than this.
     pub(super) fn switch_for_order(&'static self) {

@@ -73,6 +73,27 @@ fn a_message_that_comes_after_the_last_look_is_nothing_that_was_left_unread() {
 }
 
 #[test]
+fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request() {
+    let [one, two] = young_pair();
+    for (requests, holds) in [(1, false), (2, true)] {
+        assert_eq!(send(&one, b"question"), Ok(8));
+        assert_eq!(receive(&two, 10).as_deref(), Ok(&b"question"[..]));
+        two.0.set_corked(true);
+        assert_eq!(send(&two, b"answer"), Ok(6));
+        assert_eq!(two.0.sends_by_lane(), holds, "after {requests} requests");
+        two.0.set_corked(false);
+        assert_eq!(receive(&one, 10).as_deref(), Ok(&b"answer"[..]));
+    }
+    let [one, two] = young_pair();
+    one.0.set_corked(true);
+    assert_eq!(send(&one, b"question"), Ok(8));
+    assert!(one.0.sends_by_lane());
+    assert_eq!((one.0.held_bytes(), two.0.unread_bytes()), (8, 0));
+    one.0.push();
+    assert_eq!(receive(&two, 10).as_deref(), Ok(&b"question"[..]));
+}
+
+#[test]
 fn a_connection_for_one_question_takes_no_memory() {
     let _no_child = crate::forks::none();
     let [client, server] = young_pair();

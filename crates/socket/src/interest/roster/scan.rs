@@ -36,6 +36,15 @@ pub(super) struct Found {
     ready: i16,
 }
 
+/// What becomes of what a sender holds back when its connection is parked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::interest) enum Held {
+    /// It is shown once it is due: the thread sleeps no longer than that.
+    Kept,
+    /// It is shown at once: nobody is known to be awake when it is due.
+    Shown,
+}
+
 /// A scan that is going on.
 struct Scan {
     fully: bool,
@@ -130,7 +139,7 @@ impl Roster {
         if ready == 0 {
             #[cfg(test)]
             crate::interest::tests::while_parking();
-            if !self.park_unless_ready(index) {
+            if !self.park_unless_ready(index, Held::Shown) {
                 return;
             }
             ready = self.at_mut(index).poll(true);
@@ -140,8 +149,11 @@ impl Roster {
     }
 
     /// Parks a connection that is in no list, and polls it once more. `true`: it is ready, and still in no list.
-    fn park_unless_ready(&mut self, index: u32) -> bool {
+    fn park_unless_ready(&mut self, index: u32, held: Held) -> bool {
         let is_parked = self.park(index);
+        if held == Held::Shown {
+            self.at(index).show_held();
+        }
         if self.at_mut(index).poll(true) != 0 {
             return true;
         }
@@ -353,9 +365,10 @@ impl Roster {
 
     /// Before a sleep: asks the peers of all hot connections to ring, polls them once more, and lets only those stay
     /// hot that are ready. Nested sets do the same and enter themselves in `asleep`. `false`: something is ready.
-    pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>) -> bool {
+    pub fn park_all(&mut self, asleep: &mut Vec<&'static InterestSet>, held: Held) -> bool {
         let mut is_quiet = !self.has_queued(true);
         self.has_deaf = false;
+        self.poll_held();
         for &index in &self.hot_others {
             let registration = in_use(&mut self.slots, index);
             if let Target::Nested(set) = registration.target {
@@ -369,9 +382,12 @@ impl Roster {
             let registration = self.at_mut(index);
             registration.was_reported = false;
             registration.watch = Watch::Off;
-            let is_ready = self.park_unless_ready(index);
+            let is_ready = self.park_unless_ready(index, held);
             if is_ready {
                 self.at_mut(index).watch = Watch::Hot;
+            } else if let Some(left_ns) = self.at(index).held_left_ns() {
+                self.held.push(index);
+                self.held_left_ns = Some(self.held_left_ns.map_or(left_ns, |first_ns| first_ns.min(left_ns)));
             }
             is_ready
         });
@@ -395,6 +411,8 @@ impl Roster {
             let index = self.hot[place];
             self.park(index);
             let registration = self.at_mut(index);
+            // The threads that sleep do not know when it is due.
+            registration.show_held();
             rings |= !std::mem::take(&mut registration.was_reported) && registration.look(true) != 0;
         }
         for &index in &self.hot_others {
@@ -409,6 +427,7 @@ impl Roster {
     /// As [`Roster::hand_over`], for one that was just added or changed.
     pub fn announce(&mut self, index: u32) {
         self.park(index);
+        self.at(index).show_held();
         if self.at_mut(index).look(true) != 0 {
             self.ring_bell();
         }

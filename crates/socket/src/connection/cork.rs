@@ -1,0 +1,130 @@
+//! `TCP_CORK` and `MSG_MORE`: what a program has not finished saying.
+//!
+//! Short sends then lie in the lane without being seen (`lane`'s `producer::held`), until the program pulls the cork or
+//! sends something else, a segment is full, the stream ends, or 200 ms are over. The last of these is up to the
+//! receiver, as is a sender that was killed: where it finds nothing it asks how long something has been held back, and
+//! it sleeps no longer than that. A receiver that sleeps is rung for what is held back too, so that it learns of the
+//! time.
+//!
+//! On its lifeline a connection has nothing to hold bytes back in: it gets lanes with the first send that it would hold
+//! back, if it can and pays. Between nodes, and where either end is under a system call filter, nothing is held back.
+
+use super::{Connection, Flags, Lanes, PeerState};
+use crate::clock::now_ns;
+use crate::options::SEGMENT_BYTES_MAX;
+use crate::sandbox;
+use crate::segment::Own;
+use lane::HELD_MS_MAX;
+use std::sync::atomic::Ordering;
+
+/// So many bytes are not held back.
+pub(super) const HELD_BYTES_MAX: usize = SEGMENT_BYTES_MAX as usize;
+
+/// A clock that both ends have.
+pub(super) fn now_ms() -> u32 {
+    (now_ns() / 1_000_000) as u32
+}
+
+impl Connection {
+    /// Puts the cork in, or pulls it, which shows what is held back.
+    pub fn set_corked(&'static self, is_corked: bool) {
+        self.is_corked.store(is_corked, Ordering::Relaxed);
+        if !is_corked {
+            return self.push();
+        }
+        let _guard = self.hold(&self.send_lock);
+        if let Some(lanes) = self.lanes() {
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).ask_for_room_next() };
+        }
+    }
+
+    /// Shows what is held back.
+    pub fn push(&'static self) {
+        let wakes_receiver = {
+            // A handler that has interrupted a send leaves it to the next one, or to the receiver's clock.
+            let Some(_guard) = self.hold(&self.send_lock) else { return };
+            let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return };
+            let Ok(_shared) = self.share_waiting(lanes, Own::SendLock) else { return };
+            // SAFETY: under the send lock.
+            let sender = unsafe { &mut *lanes.sender.get() };
+            sender.show_held() && sender.take_wake_request()
+        };
+        if wakes_receiver {
+            self.ring();
+        }
+    }
+
+    /// Bytes that this end holds back (`SIOCOUTQNSD`), as far as it knows.
+    pub fn held_bytes(&'static self) -> usize {
+        let _guard = self.hold(&self.send_lock);
+        let Some(lanes) = self.lanes().filter(|_| self.sends_by_lane()) else { return 0 };
+        // SAFETY: under the send lock.
+        unsafe { (*lanes.sender.get()).held_bytes() }
+    }
+
+    /// Whether a send is to be held back, as far as the program says.
+    #[inline]
+    pub(super) fn is_to_be_held(&self, flags: Flags) -> bool {
+        (flags.more || self.is_corked.load(Ordering::Relaxed)) && !sandbox::is_confined()
+    }
+
+    /// Begins to hold back what is sent, in lanes in which that goes. Under the send lock.
+    pub(super) fn begin_hold(&self, lanes: &Lanes) {
+        if !lanes.segment.is_in_windows() && !lanes.segment.peer_is_confined() {
+            // SAFETY: under the send lock.
+            unsafe { (*lanes.sender.get()).begin_hold(now_ms()) };
+        }
+    }
+
+    /// Where nothing was found: shows what the sender has held back for as long as it may, or has left. Under the
+    /// receive lock, which is shared with other processes that hold the end.
+    pub(super) fn show_held_if_due(&self, lanes: &Lanes) -> bool {
+        let is_due = match self.held_left_ms_in(lanes) {
+            None => false,
+            Some(0) => true,
+            Some(_) => self.peer_state(lanes) != PeerState::Alive || sandbox::is_confined(),
+        };
+        // SAFETY: under the receive lock.
+        is_due && unsafe { (*lanes.receiver.get()).show_held() }
+    }
+
+    /// As [`Connection::show_held_if_due`], under the lock of this process alone.
+    pub(super) fn show_held_of_all_if_due(&self, lanes: &Lanes) -> bool {
+        if !lanes.observer().may_be_held() {
+            return false;
+        }
+        self.ask_kernel_now_and_then(lanes);
+        self.share(lanes, Own::ReceiveLock).is_ok_and(|_shared| self.show_held_if_due(lanes))
+    }
+
+    /// Milliseconds that the sender may hold back what comes next; `None`: it does not.
+    #[inline]
+    pub(super) fn held_left_ms_in(&self, lanes: &Lanes) -> Option<u32> {
+        let observer = lanes.observer();
+        if !observer.may_be_held() {
+            return None;
+        }
+        let held_ms = now_ms().wrapping_sub(observer.held_since_ms()?);
+        Some(HELD_MS_MAX.saturating_sub(held_ms))
+    }
+
+    /// How long a sleep may be that is to end when what the sender holds back is due; `None`: it holds nothing back.
+    pub fn held_left_ns(&'static self) -> Option<u64> {
+        let _guard = self.hold(&self.receive_lock);
+        let lanes = self.lanes().filter(|_| self.receives_by_lane())?;
+        self.held_left_ms_in(lanes).map(|left_ms| u64::from(left_ms) * 1_000_000)
+    }
+
+    /// Takes what the sender holds back at once: nobody is awake when it is due.
+    pub fn show_held(&'static self) {
+        let _guard = self.hold(&self.receive_lock);
+        let Some(lanes) = self.lanes().filter(|_| self.receives_by_lane()) else { return };
+        if lanes.observer().may_be_held()
+            && let Ok(_shared) = self.share_waiting(lanes, Own::ReceiveLock)
+        {
+            // SAFETY: under the receive lock.
+            unsafe { (*lanes.receiver.get()).show_held() };
+        }
+    }
+}
