@@ -68,12 +68,15 @@ __attribute__((format(printf, 1, 2))) void info(const char *format, ...);
                  strerrorname_np(errno_), strerrorname_np(want));                                  \
     } while (0)
 
-// The call must not return -1; its value is passed on.
+// The call must not return -1, and leave errno alone; its value is passed on.
 #define OK(call)                                                                                   \
     ({                                                                                             \
+        errno = 0;                                                                                 \
         __auto_type value_ = (call);                                                               \
         if (value_ == -1)                                                                          \
             FAIL("%s failed: %s", #call, strerrorname_np(errno));                                  \
+        if (errno != 0)                                                                            \
+            FAIL("%s succeeded and set errno to %s", #call, strerrorname_np(errno));               \
         value_;                                                                                    \
     })
 

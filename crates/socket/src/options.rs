@@ -494,7 +494,7 @@ fn outcome(answer: isize) -> Result<(), Errno> {
     if answer >= 0 {
         return Ok(());
     }
-    Err(crate::system::errno())
+    Err(crate::system::error_of(answer))
 }
 
 /// `getsockopt(2)` in the kernel; returns how many bytes it wrote.

@@ -148,29 +148,65 @@ impl<T> Word for *mut T {
     }
 }
 
-/// A system call around libc, whose `syscall` may be our own. Sets `errno` and answers -1, as libc's does.
+/// A system call of our own, around libc, whose `syscall` may be ours. Answers what the kernel does, an error as a
+/// negative number ([`error_of`]), and leaves `errno` alone: that is the program's, and a call of the program's that
+/// succeeds keeps what it holds.
 macro_rules! call {
     ($number:expr $(, $argument:expr)* $(,)?) => {
-        $crate::system::call_kernel($number, [$($crate::system::Word::word($argument)),*])
+        $crate::system::call_silently($number, [$($crate::system::Word::word($argument)),*])
     };
 }
 pub(crate) use call;
 
-/// As libc's `syscall`.
+/// As the macro of the same name.
+///
+/// # Safety
+/// As the system call.
+pub(crate) unsafe fn call_silently<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
+    let mut six = [0; 6];
+    six[..N].copy_from_slice(&arguments);
+    // SAFETY: the caller's.
+    unsafe { enter_kernel(number, six) }
+}
+
+/// The error that a call without `errno` has answered.
+pub(crate) fn error_of(answer: isize) -> Errno {
+    Errno::from_raw_os_error(-answer as i32)
+}
+
+/// A system call of the program's: as libc's `syscall`, sets `errno` and answers -1.
 ///
 /// # Safety
 /// As the system call.
 pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
-    let mut six = [0; 6];
-    six[..N].copy_from_slice(&arguments);
     // SAFETY: the caller's.
-    let result = unsafe { enter_kernel(number, six) };
+    let result = unsafe { call_silently(number, arguments) };
     if (-4095..0).contains(&result) {
         // SAFETY: libc's own variable of this thread.
         unsafe { *libc::__errno_location() = -result as i32 };
         return -1;
     }
     result
+}
+
+/// A call of libc's on our own account: answers as [`call`] does, and leaves `errno` as it was.
+fn by_libc(call: impl FnOnce() -> isize) -> isize {
+    // SAFETY: libc's own variable of this thread.
+    let location = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *location };
+    let answer = call();
+    if answer >= 0 {
+        return answer;
+    }
+    // SAFETY: as above.
+    let error = unsafe { std::mem::replace(&mut *location, before) };
+    -error as isize
+}
+
+/// A count, or the error that a call without `errno` has answered.
+fn counted(answer: isize) -> Result<usize, Errno> {
+    usize::try_from(answer).map_err(|_| error_of(answer))
 }
 
 #[inline]
@@ -301,9 +337,9 @@ pub fn wait_to_receive(fd: i32) -> Result<bool, Errno> {
         // SAFETY: only `use_sleepers` stores here, and it stores a `Receive`.
         let receive = unsafe { std::mem::transmute::<*mut c_void, Receive>(receive) };
         // SAFETY: one byte is writable.
-        unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) }
+        by_libc(|| unsafe { receive(fd, buffer, 1, libc::MSG_PEEK) })
     };
-    if received < 0 { Err(errno()) } else { Ok(received > 0) }
+    counted(received).map(|received| received > 0)
 }
 
 /// `poll(2)`, with a time-out in milliseconds or -1.
@@ -320,14 +356,14 @@ fn poll_once(fds: &mut [libc::pollfd], timeout_ms: i32) -> Result<usize, Errno> 
     let poll = POLL.load(Ordering::Acquire);
     let ready = if poll.is_null() {
         // SAFETY: the slice is writable for its length.
-        unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) as i32 }
+        unsafe { call!(libc::SYS_poll, fds.as_mut_ptr(), fds.len(), timeout_ms) }
     } else {
         // SAFETY: only `use_sleepers` stores here, and it stores a `Poll`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, Poll>(poll) };
         // SAFETY: the slice is writable for its length.
-        unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) }
+        by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
     };
-    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+    counted(ready)
 }
 
 /// `ppoll(2)`; no time-out waits for ever.
@@ -357,14 +393,14 @@ unsafe fn ppoll_once(
     let poll = POLL_UNDER_MASK.load(Ordering::Acquire);
     let ready = if poll.is_null() {
         // SAFETY: the slice is writable for its length; the caller's mask.
-        unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) as i32 }
+        unsafe { call!(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, KERNEL_SIGSET_BYTES) }
     } else {
         // SAFETY: only `use_masked_sleepers` stores here, and it stores a `PollUnderMask`.
         let poll = unsafe { std::mem::transmute::<*mut c_void, PollUnderMask>(poll) };
         // SAFETY: the slice is writable for its length; the caller's mask.
-        unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, mask) }
+        by_libc(|| unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, mask) } as isize)
     };
-    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+    counted(ready)
 }
 
 /// `pselect(2)`; no time-out waits for ever.
@@ -384,14 +420,14 @@ pub unsafe fn pselect(
     let ready = if select.is_null() {
         let sized_mask = (mask, KERNEL_SIGSET_BYTES);
         // SAFETY: the caller's sets; the mask with its size is what the kernel takes as the last argument.
-        unsafe { call!(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) as i32 }
+        unsafe { call!(libc::SYS_pselect6, count, read, write, except, timeout, &raw const sized_mask) }
     } else {
         // SAFETY: only `use_masked_sleepers` stores here, and it stores a `SelectUnderMask`.
         let select = unsafe { std::mem::transmute::<*mut c_void, SelectUnderMask>(select) };
         // SAFETY: the caller's sets.
-        unsafe { select(count, read, write, except, timeout, mask) }
+        by_libc(|| unsafe { select(count, read, write, except, timeout, mask) } as isize)
     };
-    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+    counted(ready)
 }
 
 /// `epoll_pwait(2)`; no time-out waits for ever. One that is not in whole milliseconds is kept to the nanosecond where
@@ -426,7 +462,7 @@ unsafe fn epoll_wait_once(
         let timeout = &raw mut timeout;
         // SAFETY: the caller's array and mask.
         let ready = unsafe { call!(libc::SYS_epoll_pwait2, epfd, events, max, timeout, mask, KERNEL_SIGSET_BYTES) };
-        match if ready < 0 { Err(errno()) } else { Ok(ready as usize) } {
+        match counted(ready) {
             Err(Errno::NOSYS) => {}
             result => return result,
         }
@@ -435,14 +471,14 @@ unsafe fn epoll_wait_once(
     let wait = EPOLL_WAIT.load(Ordering::Acquire);
     let ready = if wait.is_null() || timeout_ms == 0 {
         // SAFETY: the caller's array and mask.
-        unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) as i32 }
+        unsafe { call!(libc::SYS_epoll_pwait, epfd, events, max, timeout_ms, mask, KERNEL_SIGSET_BYTES) }
     } else {
         // SAFETY: only `use_sleepers` stores here, and it stores an `EpollWait`.
         let wait = unsafe { std::mem::transmute::<*mut c_void, EpollWait>(wait) };
         // SAFETY: the caller's array and mask.
-        unsafe { wait(epfd, events, max, timeout_ms, mask) }
+        by_libc(|| unsafe { wait(epfd, events, max, timeout_ms, mask) } as isize)
     };
-    if ready < 0 { Err(errno()) } else { Ok(ready as usize) }
+    counted(ready)
 }
 
 /// Delivers the signals that wait for `mask` to be in force: `INTR` if a handler ran. Does not sleep.
@@ -457,7 +493,7 @@ pub unsafe fn deliver_signals(mask: *const libc::sigset_t) -> Result<(), Errno> 
     let none = std::ptr::null_mut::<libc::pollfd>();
     // SAFETY: no entries; the caller's mask.
     let ready = unsafe { call!(libc::SYS_ppoll, none, 0, &raw mut timeout, mask, KERNEL_SIGSET_BYTES) };
-    if ready < 0 { Err(errno()) } else { Ok(()) }
+    counted(ready).map(|_| ())
 }
 
 fn timespec(timeout_ns: Option<u64>) -> Option<libc::timespec> {
@@ -507,7 +543,7 @@ fn ring_with(fd: i32, flags: i32) -> Result<(), Errno> {
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: one byte is readable.
     let sent = unsafe { call!(libc::SYS_sendto, fd, byte.as_ptr(), 1, flags, 0, 0) };
-    match if sent < 0 { errno() } else { return Ok(()) } {
+    match if sent < 0 { error_of(sent) } else { return Ok(()) } {
         Errno::AGAIN => Ok(()),
         error => Err(error),
     }
@@ -558,8 +594,8 @@ pub fn drain(fd: i32) -> Result<bool, Errno> {
             1.. if bytes[..received as usize].iter().any(|byte| *byte != RING) => return Err(Errno::PROTO),
             64 => {}
             1.. => return Ok(true),
-            _ if errno() == Errno::AGAIN || errno() == Errno::INTR => return Ok(true),
-            _ => return Err(errno()),
+            _ if matches!(error_of(received), Errno::AGAIN | Errno::INTR) => return Ok(true),
+            _ => return Err(error_of(received)),
         }
     }
     Ok(true)

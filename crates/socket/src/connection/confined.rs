@@ -463,7 +463,9 @@ pub fn poll_confined(
     call: impl Fn(&mut [pollfd], Option<u64>) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     // SAFETY: the bytes are ours.
-    let take_rings = |fd: RawFd, bytes: *mut u8, len: usize| unsafe { system::call!(libc::SYS_read, fd, bytes, len) };
+    let take_rings = |fd: RawFd, bytes: *mut u8, len: usize| unsafe {
+        system::call_kernel(libc::SYS_read, [fd as usize, bytes as usize, len])
+    };
     let set = PolledSet::of(fds);
     let deadline_ns = timeout_ns.map(|timeout_ns| now_ns().saturating_add(timeout_ns));
     loop {

@@ -92,7 +92,7 @@ impl<'a> Pipe<'a> {
         let fd = self.fd.as_raw_fd();
         // SAFETY: one span, the caller's.
         let moved = unsafe { system::call!(call, fd, &raw const span, 1, NO_OFFSET, NO_OFFSET, libc::RWF_NOWAIT) };
-        usize::try_from(moved).map_err(|_| system::errno())
+        usize::try_from(moved).map_err(|_| system::error_of(moved))
     }
 
     /// # Safety
@@ -100,7 +100,7 @@ impl<'a> Pipe<'a> {
     unsafe fn move_patiently(&self, call: libc::c_long, bytes: *mut u8, len_bytes: usize) -> Result<usize, Errno> {
         // SAFETY: the caller's.
         let moved = unsafe { system::call!(call, self.fd.as_raw_fd(), bytes, len_bytes.min(PIPE_BYTES_SURE)) };
-        usize::try_from(moved).map_err(|_| system::errno())
+        usize::try_from(moved).map_err(|_| system::error_of(moved))
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) enum Own {
 pub(super) fn create(flags: i32) -> Result<RawFd, Errno> {
     // SAFETY: no pointers.
     let fd = unsafe { crate::system::call!(libc::SYS_epoll_create1, flags) };
-    if fd < 0 { Err(system::errno()) } else { Ok(fd as RawFd) }
+    if fd < 0 { Err(system::error_of(fd)) } else { Ok(fd as RawFd) }
 }
 
 /// An epoll instance that the program does not see.
@@ -80,7 +80,7 @@ pub(super) unsafe fn control_with(
 ) -> Result<(), Errno> {
     // SAFETY: the caller's.
     let result = unsafe { crate::system::call!(libc::SYS_epoll_ctl, epfd, operation, fd, event) };
-    if result < 0 { Err(system::errno()) } else { Ok(()) }
+    if result < 0 { Err(system::error_of(result)) } else { Ok(()) }
 }
 
 /// `epoll_wait(2)` without waiting.
@@ -91,5 +91,5 @@ pub(super) unsafe fn wait_now(epfd: RawFd, events: *mut epoll_event, max: usize)
     let none = std::ptr::null::<libc::sigset_t>();
     // SAFETY: the caller's.
     let ready = unsafe { crate::system::call!(libc::SYS_epoll_pwait, epfd, events, max as i32, 0, none, 8) };
-    if ready < 0 { Err(system::errno()) } else { Ok(ready as usize) }
+    if ready < 0 { Err(system::error_of(ready)) } else { Ok(ready as usize) }
 }

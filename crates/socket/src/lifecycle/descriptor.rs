@@ -262,8 +262,9 @@ pub fn close_range(first: u32, last: u32, flags: u32) -> Result<(), Errno> {
     }
     for (first, last) in descriptors::visible_ranges(first, last) {
         // SAFETY: the program asked for this to be done with these descriptors.
-        if unsafe { crate::system::call!(libc::SYS_close_range, first, last, flags) } < 0 {
-            return Err(crate::system::errno());
+        let closed = unsafe { crate::system::call!(libc::SYS_close_range, first, last, flags) };
+        if closed < 0 {
+            return Err(crate::system::error_of(closed));
         }
     }
     if !closes {

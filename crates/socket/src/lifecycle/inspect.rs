@@ -69,7 +69,7 @@ pub(super) fn accept_with_peer(fd: RawFd, flags: i32) -> Result<(RawFd, Option<S
     let accepted =
         unsafe { crate::system::call!(libc::SYS_accept4, fd, storage.as_mut_ptr(), &raw mut len_bytes, flags) };
     if accepted < 0 {
-        return Err(crate::system::errno());
+        return Err(crate::system::error_of(accepted));
     }
     // SAFETY: zeroed, then filled by the kernel for at most the length it reports.
     let peer = unsafe { address::read_sockaddr(storage.as_ptr().cast(), len_bytes) };

@@ -191,7 +191,7 @@ unsafe fn set_on_lifeline(
 ) -> Result<(), Errno> {
     // SAFETY: the kernel reads `length` bytes at most and answers a bad pointer with an error.
     let result = unsafe { crate::system::call!(libc::SYS_setsockopt, fd, option.level, option.name, value, length) };
-    if result < 0 { Err(crate::system::errno()) } else { Ok(()) }
+    if result < 0 { Err(crate::system::error_of(result)) } else { Ok(()) }
 }
 
 unsafe fn ask_lifeline(
@@ -203,5 +203,5 @@ unsafe fn ask_lifeline(
     // SAFETY: the kernel checks the pointers.
     let result =
         unsafe { crate::system::call!(libc::SYS_getsockopt, fd, option.level, option.name, value, length_inout) };
-    if result < 0 { Err(crate::system::errno()) } else { Ok(()) }
+    if result < 0 { Err(crate::system::error_of(result)) } else { Ok(()) }
 }

@@ -63,7 +63,7 @@ pub(super) unsafe fn send_now(fd: RawFd, spans: &[iovec], skip: usize) -> Result
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the message is of the caller's spans.
     let sent = unsafe { system::call!(libc::SYS_sendmsg, fd, &raw const message, flags) };
-    usize::try_from(sent).map_err(|_| system::errno())
+    usize::try_from(sent).map_err(|_| system::error_of(sent))
 }
 
 fn message_of(spans: &[iovec], control: &mut [u64]) -> libc::msghdr {
@@ -137,7 +137,7 @@ unsafe fn look_once(fd: RawFd, spans: &[iovec]) -> Result<(usize, bool), Errno> 
     let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
     // SAFETY: the message is of the caller's spans.
     let seen = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
-    let bytes = usize::try_from(seen).map_err(|_| system::errno())?;
+    let bytes = usize::try_from(seen).map_err(|_| system::error_of(seen))?;
     Ok((bytes, message.msg_flags & libc::MSG_CTRUNC != 0))
 }
 
@@ -151,7 +151,7 @@ pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<R
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the message is of the caller's spans and our control buffer.
     let received = unsafe { system::call!(libc::SYS_recvmsg, fd, &raw mut message, flags) };
-    let bytes = usize::try_from(received).map_err(|_| system::errno())?;
+    let bytes = usize::try_from(received).map_err(|_| system::error_of(received))?;
     let mut rights = None;
     let mut has_rights = message.msg_flags & libc::MSG_CTRUNC != 0;
     // SAFETY: the kernel has filled the control buffer and said how far.
