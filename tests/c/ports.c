@@ -123,6 +123,40 @@ TEST(two_connections_never_have_the_same_addresses)
     ping_pong(client, server);
 }
 
+// So many that the kernel would choose some port twice, if it did not know of the connections. Who asks for the
+// port before it connects relies on it.
+static void connect_many_from_ports_of_the_kernel(int asks)
+{
+    struct address bound, here = own_address(0);
+    int listener = listen_anywhere(&bound);
+    for (int i = 0; i < 600; i++) {
+        int client = fresh(0);
+        OK(bind(client, ADDRESS(&here), here.size));
+        struct address chosen = here;
+        if (asks)
+            chosen = name_of(client);
+        OK(connect(client, ADDRESS(&bound), bound.size));
+        struct address own = name_of(client);
+        if (asks)
+            CHECK_EQ(port_of(&own), port_of(&chosen));
+        int server = OK(accept(listener, NULL, NULL));
+        struct address peer = peer_of(server);
+        CHECK_EQ(port_of(&peer), port_of(&own));
+        OK(close(server)); // the client still has the port
+    }
+}
+
+TEST(a_port_that_the_kernel_chooses_is_free_to_connect_from)
+{
+    connect_many_from_ports_of_the_kernel(0);
+}
+
+// The kernel takes connections whose port a lane has.
+TEST(kernel_path_a_port_that_the_kernel_chose_stays_when_it_was_asked_for)
+{
+    connect_many_from_ports_of_the_kernel(1);
+}
+
 TEST(port_of_what_was_accepted_is_taken_without_its_listener)
 {
     for (int is_shut = 0; is_shut < 2; is_shut++) {

@@ -21,15 +21,20 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    if let Entry::Stream(_) = table::get(fd)
+    let wanted = match table::get(fd) {
         // SAFETY: the C caller's.
-        && let Ok(wanted) = unsafe { address::read_sockaddr(address, len) }
-        && let Err(error) = lifecycle::may_bind(fd, wanted)
-    {
+        Entry::Stream(_) => unsafe { address::read_sockaddr(address, len) }.ok(),
+        _ => None,
+    };
+    if let Some(Err(error)) = wanted.map(|wanted| lifecycle::may_bind(fd, wanted)) {
         return zero_or_errno(Err(error));
     }
     // SAFETY: the C caller's.
-    unsafe { real::bind(fd, address, len) }
+    let result = unsafe { real::bind(fd, address, len) };
+    if let (0, Some(wanted)) = (result, wanted) {
+        lifecycle::note_bound(fd, wanted);
+    }
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -153,8 +158,13 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
             Some(tuple) => zero_or_errno(unsafe { address::write_sockaddr(tuple.local, address, len) }),
             None => zero_or_errno(Err(Errno::BADF)),
         },
-        // SAFETY: the C caller's.
-        _ => unsafe { real::getsockname(fd, address, len) },
+        entry => {
+            if let Entry::Stream(stream) = entry {
+                lifecycle::note_told(stream);
+            }
+            // SAFETY: the C caller's.
+            unsafe { real::getsockname(fd, address, len) }
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub use pending::{
     abandon as abandon_connect, advance as advance_connects, hold_off as hold_off_connects, is_any_pending,
     is_looked_at, is_pending,
 };
-pub use ports::may_bind;
+pub use ports::{may_bind, note_bound, note_told};
 pub use sockopt::{ask_as_tcp, get_option, note_option, refusal, set_option};
 
 use crate::address::Family;
@@ -66,8 +66,20 @@ struct StreamInner {
     descriptors: Vec<RawFd>,
     options: OptionRecord,
     slot: Option<ConnectionSlot>,
+    port_choice: PortChoice,
     /// A connect that waits in the background.
     pending: Option<pending::Pending>,
+}
+
+/// Who has chosen the port that a socket is bound to. The kernel does not know the ports of connections with lanes, and
+/// chooses what one of them has.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum PortChoice {
+    #[default]
+    Program,
+    Kernel,
+    /// The kernel, and the program has asked which it is.
+    KnownKernel,
 }
 
 /// A TCP listener with a lane listener beside it. The kernel socket is in non-blocking mode always, so that waiting for
@@ -390,7 +402,7 @@ pub fn note_socket(fd: RawFd, domain: i32, kind: i32, protocol: i32) {
 
 fn note_stream(fd: RawFd, is_v6: bool, options: OptionRecord, slot: Option<ConnectionSlot>) {
     let stream = STREAMS.take();
-    stream.with(|inner| *inner = StreamInner { is_v6, descriptors: vec![fd], options, slot, pending: None });
+    stream.with(|inner| *inner = StreamInner { is_v6, descriptors: vec![fd], options, slot, ..StreamInner::default() });
     table::set(fd, Entry::Stream(stream));
 }
 

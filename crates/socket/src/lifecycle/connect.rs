@@ -1,6 +1,8 @@
 //! `connect`: a lane where there is one.
 
-use super::{STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings};
+use super::{
+    PortChoice, STREAMS, Stream, StreamInner, already_connected, complain, count_fallback, family, ledger, settings,
+};
 use super::{inspect, pending};
 use crate::address::Tuple;
 use crate::clock::now_ns;
@@ -78,7 +80,7 @@ fn dissolve(fd: RawFd, connection: &'static Connection) -> Result<(), Errno> {
             for &descriptor in &descriptors {
                 table::set(descriptor, Entry::Stream(stream));
             }
-            stream.with(|inner| *inner = StreamInner { is_v6, descriptors, options, slot: None, pending: None });
+            stream.with(|inner| *inner = StreamInner { is_v6, descriptors, options, ..StreamInner::default() });
             Ok(())
         })
     });
@@ -139,7 +141,8 @@ fn connect_stream(fd: RawFd, stream: &'static Stream, destination: SocketAddr) -
     }
     let bound = if is_pending { None } else { inspect::local_of(fd).ok() };
     let shares = stream.with_options(|options| options.shares_address());
-    let aim = Aim { destination, bound, shares, netns: inspect::netns_of(fd) };
+    let port_choice = stream.with(|inner| inner.port_choice);
+    let aim = Aim { destination, bound, port_choice, shares, netns: inspect::netns_of(fd) };
     Call { fd, stream, aim, is_pending, underway: None }.run()
 }
 
@@ -169,6 +172,7 @@ pub(super) struct Aim {
     pub destination: SocketAddr,
     /// What the socket was bound to before.
     pub bound: Option<SocketAddr>,
+    pub port_choice: PortChoice,
     /// Whether it shares its address with others.
     pub shares: bool,
     /// The network namespace that the socket was made in.
@@ -189,6 +193,19 @@ pub(super) enum Attempt {
 
 /// Goes on with a connect that is under way, or begins one.
 pub(super) fn attempt(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
+    match (attempt_from(aim, underway), aim.port_choice) {
+        // The kernel would not have chosen the port had it known of the connection: another one is as good.
+        (Attempt::TupleInUse, PortChoice::Kernel) => {
+            let bound = aim.bound.map(|bound| SocketAddr::new(bound.ip(), 0));
+            attempt_from(Aim { bound, ..aim }, None)
+        }
+        (Attempt::TupleInUse, PortChoice::KnownKernel) => Attempt::NoLane(FallbackReason::NoFreePort),
+        (attempt, _) => attempt,
+    }
+}
+
+/// As [`attempt`], from the very address that the socket is bound to.
+fn attempt_from(aim: Aim, underway: Option<Box<Underway>>) -> Attempt {
     let has_run_out = |reason: &FallbackReason| *reason == FallbackReason::ResourceLimit;
     let gone_on = underway.map(|underway| underway.go_on());
     let progress = gone_on.filter(|progress| !progress.as_ref().is_err_and(has_run_out));

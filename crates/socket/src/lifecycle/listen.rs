@@ -128,8 +128,7 @@ fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(Ra
             is_v6: inner.is_v6,
             descriptors: inner.descriptors.clone(),
             options: inner.options,
-            slot: None,
-            pending: None,
+            ..StreamInner::default()
         };
     });
     for descriptor in inner.descriptors {

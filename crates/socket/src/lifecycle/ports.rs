@@ -6,7 +6,7 @@
 //! is held for as long as such sockets live, and nothing has to be kept or cleaned up for that. What TCP holds for a
 //! while after a close is not held.
 
-use super::{Stream, inspect};
+use super::{PortChoice, Stream, inspect};
 use crate::address::{Opener, Tuple, canonical};
 use crate::connection::{self, Connection};
 use crate::descriptors::close;
@@ -127,6 +127,23 @@ pub fn may_bind(fd: RawFd, address: SocketAddr) -> Result<(), Errno> {
     let mut is_held = false;
     connection::for_each_open(|connection| is_held = is_held || claim.collides_with_connection(connection));
     if is_held || is_held_elsewhere(&claim) { Err(Errno::ADDRINUSE) } else { Ok(()) }
+}
+
+/// The kernel has bound `fd` to `address`, as the program asked.
+pub fn note_bound(fd: RawFd, address: SocketAddr) {
+    if let Entry::Stream(stream) = table::get(fd) {
+        let choice = if address.port() == 0 { PortChoice::Kernel } else { PortChoice::Program };
+        stream.with(|inner| inner.port_choice = choice);
+    }
+}
+
+/// The program is told the address of a socket that is not connected.
+pub fn note_told(stream: &'static Stream) {
+    stream.with(|inner| {
+        if inner.port_choice == PortChoice::Kernel {
+            inner.port_choice = PortChoice::KnownKernel;
+        }
+    });
 }
 
 /// Without a rack or the kernel's list nobody is known to hold anything.
