@@ -49,6 +49,41 @@ CLIENT(small_sizes_around_cache_lines)
     expect(me->fd, "got it");
 }
 
+// One receive of `size` bytes into more room than that: the rest of the room stays as it was.
+static void receive_and_compare_rest(int fd, size_t size, int flags, bool in_parts)
+{
+    unsigned char room[256];
+    memset(room, 0xa5, sizeof room);
+    struct iovec parts[] = {{room, 3}, {room + 3, sizeof room - 3}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    await(fd, POLLIN);
+    ssize_t got = in_parts ? recvmsg(fd, &message, flags) : recv(fd, room, sizeof room, flags);
+    CHECK_EQ(got, size);
+    for (size_t at = size; at < sizeof room; at++)
+        CHECK_EQ(room[at], 0xa5);
+}
+
+// What the ends say to each other lies behind an answer that is not yet read, or before it, or there is none of it:
+// that depends on how far the connection is.
+TEST(room_behind_received_bytes_stays_as_it_was)
+{
+    for (int variant = 0; variant < 32; variant++) {
+        struct pair pair = connected_pair();
+        for (int answered = 0; answered < variant / 4; answered++)
+            ping_pong(pair.client, pair.server);
+        say(pair.server, "an answer");
+        for (int more = 0; more < 4; more++) {
+            char byte;
+            say(pair.client, ".");
+            recv_exact(pair.server, &byte, 1);
+        }
+        if (variant & 1)
+            receive_and_compare_rest(pair.client, 9, MSG_PEEK, variant & 2);
+        receive_and_compare_rest(pair.client, 9, 0, variant & 2);
+        close_pair(&pair);
+    }
+}
+
 SERVER(recv_into_larger_buffer_returns_what_is_there)
 {
     char buffer[4096];

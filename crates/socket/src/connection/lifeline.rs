@@ -16,7 +16,9 @@ mod tests;
 
 use lanes::Offered;
 pub(super) use message::{FOLLOW, SWITCH};
-use message::{Heard, NO_SPAN, OFFER, Received, look, receive, rest_of, send_now, take_exactly};
+use message::{
+    Heard, NO_SPAN, OFFER, Received, look, look_aside, peek_exactly, receive, rest_of, send_now, take_exactly,
+};
 
 use super::transfer::Step;
 use super::{Connection, Flags, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE, total_bytes, urgent};
@@ -353,8 +355,7 @@ impl Connection {
 
     /// Looks first, without room for descriptors: what has some is none of the program's.
     unsafe fn take_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<Taken, Errno> {
-        // SAFETY: every span is writable for its length, as whoever receives has promised.
-        let (bytes, has_message) = match unsafe { look(self.lifeline(), spans) } {
+        let (bytes, has_message) = match look_aside(self.lifeline(), total_bytes(spans)) {
             Ok((0, false)) => return self.end_of_lifeline(spans),
             Ok((bytes, true)) => (bytes - 1, true),
             Ok(seen) => seen,
@@ -367,10 +368,11 @@ impl Connection {
             return self.put_message_aside();
         }
         if flags.peek {
-            return Ok(Taken::Bytes(bytes));
+            // SAFETY: every span is writable for its length, as whoever receives has promised.
+            return unsafe { peek_exactly(self.lifeline(), spans, bytes) }.map(Taken::Bytes);
         }
-        // SAFETY: the spans are those of the look, and writable for their lengths.
-        let taken = unsafe { take_exactly(self.lifeline(), spans, bytes, has_message) }?;
+        // SAFETY: every span is writable for its length, as whoever receives has promised.
+        let taken = unsafe { take_exactly(self.lifeline(), spans, bytes) }?;
         self.early.taken_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         self.early.taken_in_all_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         // Another process that holds this end may have been faster: what it has left may end with a message.

@@ -8,6 +8,7 @@ use crate::descriptors::close;
 use crate::system;
 use libc::iovec;
 use rustix::io::Errno;
+use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Here is memory, for both directions if you like.
@@ -21,7 +22,19 @@ const RIGHTS_MAX: usize = 4;
 const CONTROL_WORDS: usize = 8;
 /// What the kernel takes at once.
 const SPANS_MAX: usize = 1024;
+/// Where looks put what they only count.
+const SINK_BYTES: usize = 64 << 10;
+/// A lifeline holds less than so many of them.
+const SINK_SPANS: usize = 16;
 pub(super) const NO_SPAN: iovec = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// Written by the kernel for all threads alike, and read by nobody.
+struct Sink(UnsafeCell<[u8; SINK_BYTES]>);
+
+// SAFETY: there is never a reference to its bytes, only their address for the kernel.
+unsafe impl Sync for Sink {}
+
+static SINK: Sink = Sink(UnsafeCell::new([0; SINK_BYTES]));
 
 /// A message with a descriptor that has been received and not followed yet.
 pub(super) struct Heard {
@@ -108,6 +121,21 @@ fn send_message_now(lifeline: BorrowedFd<'_>, kind: u8, memory: BorrowedFd<'_>) 
     }
 }
 
+/// Looks how much of at most `wanted` bytes comes next, as [`look`] does, and where it finds a message. None of it gets
+/// into the program's memory: a message there would change what lies behind the bytes that the program receives.
+pub(super) fn look_aside(fd: RawFd, wanted: usize) -> Result<(usize, bool), Errno> {
+    let wanted = wanted.min(SINK_SPANS * SINK_BYTES);
+    let mut spans = [NO_SPAN; SINK_SPANS + 1];
+    let count = wanted.div_ceil(SINK_BYTES);
+    for (index, span) in spans[..count].iter_mut().enumerate() {
+        *span = iovec { iov_base: SINK.0.get().cast(), iov_len: SINK_BYTES.min(wanted - index * SINK_BYTES) };
+    }
+    spans[count] = iovec { iov_base: SINK.0.get().cast(), iov_len: 1 };
+    // SAFETY: each span is a part of the sink, of which nobody has a reference and nobody reads.
+    let seen = unsafe { look_once(fd, &spans[..=count]) };
+    seen.map(|(bytes, has_rights)| (bytes.min(wanted), has_rights && bytes > 0 && bytes <= wanted))
+}
+
 /// Looks at what comes next, without room for descriptors. Answers how many bytes, and whether the last one has some.
 ///
 /// The kernel says that there are descriptors when it has come to bytes that have some, or, where the buffer is full,
@@ -179,41 +207,42 @@ pub(super) unsafe fn receive(fd: RawFd, spans: &[iovec], flags: i32) -> Result<R
     Ok(Received { bytes, rights, has_rights })
 }
 
-/// Receives what was seen: `bytes`, and a message behind them if there `is_more` of that. Answers how many bytes are
-/// the program's.
+/// Receives the `bytes` that were seen, and nothing of what lies behind them. Answers how many are the program's.
 ///
 /// # Safety
 /// Every span is writable for its length.
-pub(super) unsafe fn take_exactly(
-    fd: RawFd,
-    spans: &[iovec],
-    bytes: usize,
-    is_more: bool,
-) -> Result<(usize, Option<Heard>), Errno> {
-    if !is_more {
-        // SAFETY: our caller says that every span is writable for its length.
-        return unsafe { receive(fd, spans, 0) }.map(|received| part_of(spans, received));
+pub(super) unsafe fn take_exactly(fd: RawFd, spans: &[iovec], bytes: usize) -> Result<(usize, Option<Heard>), Errno> {
+    // SAFETY: parts of the caller's spans.
+    with_first(spans, bytes, |parts| unsafe { receive(fd, parts, 0) }.map(|received| part_of(parts, received)))
+}
+
+/// Looks at the `bytes` that were seen, and leaves them. Answers how many there are of the program's.
+///
+/// # Safety
+/// Every span is writable for its length.
+pub(super) unsafe fn peek_exactly(fd: RawFd, spans: &[iovec], bytes: usize) -> Result<usize, Errno> {
+    // SAFETY: parts of the caller's spans.
+    with_first(spans, bytes, |parts| unsafe { look(fd, parts) })
+        .map(|(seen, has_rights)| seen - usize::from(has_rights))
+}
+
+/// Does `act` with the spans of the first `bytes`.
+fn with_first<R>(spans: &[iovec], bytes: usize, act: impl FnOnce(&[iovec]) -> R) -> R {
+    if let [span] = spans {
+        return act(&[iovec { iov_base: span.iov_base, iov_len: span.iov_len.min(bytes) }]);
     }
     let mut left = bytes;
-    for span in spans {
-        let part = [iovec { iov_base: span.iov_base, iov_len: span.iov_len.min(left) }];
-        if part[0].iov_len == 0 {
-            continue;
-        }
-        // SAFETY: a part of the caller's span.
-        match unsafe { receive(fd, &part, 0) } {
-            Ok(received) => {
-                let (got, heard) = part_of(&part, received);
-                left -= got;
-                if heard.is_some() || got < part[0].iov_len {
-                    return Ok((bytes - left, heard));
-                }
-            }
-            Err(_) if left < bytes => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok((bytes - left, None))
+    let parts: Vec<iovec> = spans
+        .iter()
+        .map_while(|span| {
+            let iov_len = span.iov_len.min(left);
+            let is_part = left > 0;
+            left -= iov_len;
+            is_part.then_some(iovec { iov_base: span.iov_base, iov_len })
+        })
+        .take(SPANS_MAX)
+        .collect();
+    act(&parts)
 }
 
 /// The program's bytes, and the message behind them.
