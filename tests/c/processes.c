@@ -115,6 +115,49 @@ TEST(prefork_survives_a_killed_worker)
     kill_child(workers[1]);
 }
 
+static int served_by(const struct address *where)
+{
+    unsigned char worker;
+    int fd = dial(where);
+    recv_exact(fd, &worker, 1);
+    expect_eof(fd);
+    OK(close(fd));
+    return worker;
+}
+
+TEST(workers_that_listen_each_share_the_socket_they_have_from_who_bound_it)
+{
+    enum { WORKERS = 3, TRIES = 300 };
+    struct address at = ip4("127.0.0.1", 0);
+    int listener = OK(socket(AF_INET, SOCK_STREAM, 0)), listening[2], served[WORKERS] = {0};
+    OK(bind(listener, ADDRESS(&at), at.size));
+    at = name_of(listener);
+    OK(pipe(listening));
+    pid_t workers[WORKERS];
+    for (unsigned char i = 0; i < WORKERS; i++) {
+        if ((workers[i] = fork_child()) == 0) {
+            OK(listen(listener, 128));
+            OK(write(listening[1], &i, 1));
+            for (;;) {
+                int fd = accept_from(listener);
+                OK(send(fd, &i, 1, 0));
+                OK(close(fd));
+            }
+        }
+        unsigned char ready;
+        CHECK_EQ(read(listening[0], &ready, 1), 1);
+    }
+    for (int i = 0; i < TRIES; i++)
+        served[served_by(&at)]++;
+    for (int i = 0; i < WORKERS; i++)
+        CHECK(served[i] > 0);
+    for (int i = 0; i < WORKERS - 1; i++)
+        kill_child(workers[i]);
+    for (int i = 0; i < 20; i++)
+        CHECK_EQ(served_by(&at), WORKERS - 1);
+    kill_child(workers[WORKERS - 1]);
+}
+
 TEST(daemon_inherits_its_listener)
 {
     struct address at;
@@ -835,6 +878,37 @@ static int take_fd(int channel)
     int fd;
     memcpy(&fd, CMSG_DATA(header), sizeof fd);
     return fd;
+}
+
+// Whoever gets it after bind() is to serve whoever connects, also where the sender listens too and accepts nobody.
+TEST(kernel_path_a_socket_sent_before_it_listens_serves_in_who_accepts)
+{
+    int channel[2];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, channel));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        int listener = take_fd(channel[1]);
+        OK(listen(listener, 128));
+        say(channel[1], "listening");
+        for (;;) {
+            int fd = accept_from(listener);
+            say(fd, "served");
+            OK(close(fd));
+        }
+    }
+    struct address at = ip4("127.0.0.1", 0);
+    int listener = OK(socket(AF_INET, SOCK_STREAM, 0));
+    OK(bind(listener, ADDRESS(&at), at.size));
+    at = name_of(listener);
+    pass_fd(channel[0], listener);
+    OK(listen(listener, 128));
+    expect(channel[0], "listening");
+    for (int i = 0; i < 10; i++) {
+        int fd = dial(&at);
+        expect(fd, "served");
+        OK(close(fd));
+    }
+    kill_child(pid);
 }
 
 // A process that receives a connection and serves it; it was forked before the connection existed.

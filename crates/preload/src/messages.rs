@@ -334,14 +334,15 @@ impl Rewriter<'_> {
     }
 }
 
-/// Whether a message's descriptors are connections or listeners of ours.
+/// Whether a message's descriptors are connections or listeners of ours, or may become some.
 unsafe fn carries_connection(message: *const msghdr) -> bool {
     let mut carries = false;
     // SAFETY: the C caller's message.
     unsafe {
         for_each_control(message, |header| {
             let rights = rights_of(header).unwrap_or_default();
-            let is_ours = |right| matches!(table::get(right), Entry::Connection(_) | Entry::Listener(_));
+            let is_ours =
+                |right| matches!(table::get(right), Entry::Connection(_) | Entry::Listener(_) | Entry::Stream(_));
             carries |= rights.iter().any(|&right| is_ours(right));
         });
     }

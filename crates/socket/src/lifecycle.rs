@@ -323,6 +323,9 @@ impl Listener {
     pub fn set_nonblocking(&'static self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
         inspect::remember_mode(self.lane_fd(), nonblocking);
+        if let Some(fd) = self.with(|inner| inner.descriptors.first().copied()) {
+            inspect::mark_mode(fd, !nonblocking);
+        }
     }
 
     /// Runs `access` on the record of the socket's options.

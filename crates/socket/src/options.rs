@@ -231,9 +231,17 @@ impl Special {
 pub struct OptionRecord {
     records: Vec<(SocketOption, Box<[u8]>)>,
     guards: Guards,
+    /// It was sent to another process before it was connected or listened: what one of them does with it, the other
+    /// sees, as only the kernel's socket can show it.
+    was_sent: bool,
 }
 
 impl OptionRecord {
+    /// Keeps the socket to kernel TCP, because another process has it too.
+    pub fn note_sent(&mut self) {
+        self.was_sent = true;
+    }
+
     /// Remembers an option that the kernel has accepted on the program's TCP socket.
     pub fn note(&mut self, option: SocketOption, value: &[u8]) {
         self.guards.note(option, value, value.len());
@@ -432,7 +440,8 @@ impl OptionRecord {
 
     /// Whether the program has asked for something that a lane cannot give.
     pub fn asks_more_than_lanes_offer(&self) -> bool {
-        self.guards.is_any()
+        self.was_sent
+            || self.guards.is_any()
             || self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
     }
 

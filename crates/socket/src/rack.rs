@@ -764,23 +764,45 @@ impl RackLock<'_> {
     /// # Errors
     /// `ADDRINUSE` when a live listener does not share the address.
     pub fn free_name(&self, v6_only: bool, shared: bool) -> Result<ListenerName, Errno> {
+        let taken = self.taken_names(v6_only)?;
+        match shared {
+            _ if taken.is_whole => Err(Errno::ADDRINUSE),
+            true => taken.free_member(self.address, v6_only),
+            false if taken.members.contains(&true) => Err(Errno::ADDRINUSE),
+            false => Ok(ListenerName::new(self.address, v6_only, None)),
+        }
+    }
+
+    /// A free name beside those of all others on the address: one that had it alone is a member from now on.
+    ///
+    /// # Errors
+    /// `ADDRINUSE` when there are too many, and what rename answers.
+    pub fn free_name_beside(&self, v6_only: bool) -> Result<ListenerName, Errno> {
+        let mut taken = self.taken_names(v6_only)?;
+        if taken.is_whole {
+            let whole = ListenerName::new(self.address, v6_only, None);
+            let member = taken.free_member(self.address, v6_only)?;
+            rustix::fs::renameat(self.fd()?, whole.entry(), self.fd()?, member.entry())?;
+            member.member.into_iter().for_each(|member| taken.members[usize::from(member)] = true);
+        }
+        taken.free_member(self.address, v6_only)
+    }
+
+    /// The names that are taken, after stale ones have been removed.
+    fn taken_names(&self, v6_only: bool) -> Result<Taken, Errno> {
         let plain = ListenerName::new(self.address, v6_only, None);
-        let mut taken = [false; MEMBERS_MAX as usize];
+        let mut taken = Taken { is_whole: false, members: [false; MEMBERS_MAX as usize] };
         rustix::fs::seek(self.fd()?, SeekFrom::Start(0))?;
         let names = read_names(self.fd()?, self.address, NAMES_MAX)?;
         for name in names.iter().filter(|name| name.same_place(&plain)) {
             let gone = self.remove_if_stale(name)?;
             match name.member {
                 _ if gone => {}
-                Some(member) if shared => taken[usize::from(member)] = true,
-                _ => return Err(Errno::ADDRINUSE),
+                Some(member) => taken.members[usize::from(member)] = true,
+                None => taken.is_whole = true,
             }
         }
-        if !shared {
-            return Ok(plain);
-        }
-        let member = taken.iter().position(|taken| !taken).ok_or(Errno::ADDRINUSE)?;
-        Ok(ListenerName::new(self.address, v6_only, Some(member as u8)))
+        Ok(taken)
     }
 
     /// Binds a socket to a free name. Only the directory's rights decide who may connect, whatever the program's umask
@@ -805,6 +827,20 @@ impl Drop for RackLock<'_> {
         if let Some(directory) = self.directory.take() {
             close(directory);
         }
+    }
+}
+
+/// Which names of an address have live listeners.
+struct Taken {
+    /// The one of a listener that has the address alone.
+    is_whole: bool,
+    members: [bool; MEMBERS_MAX as usize],
+}
+
+impl Taken {
+    fn free_member(&self, address: SocketAddr, v6_only: bool) -> Result<ListenerName, Errno> {
+        let member = self.members.iter().position(|taken| !taken).ok_or(Errno::ADDRINUSE)?;
+        Ok(ListenerName::new(address, v6_only, Some(member as u8)))
     }
 }
 
@@ -1164,6 +1200,10 @@ pub(crate) mod tests {
         assert_eq!(free(false), Err(Errno::ADDRINUSE));
         let _plain = listen(&rack, "127.0.0.1:80");
         assert_eq!(free(true), Err(Errno::ADDRINUSE));
+        let beside = rack.lock(address("127.0.0.1:80")).unwrap().free_name_beside(false).unwrap();
+        assert_eq!(beside, name("127.0.0.1:80#2"));
+        assert_eq!(rack.is_live(&name("127.0.0.1:80#1")), Ok(true), "who had the address alone is a member");
+        assert_eq!(free(true).unwrap(), "127.0.0.1:80#2");
     }
 
     #[test]

@@ -99,10 +99,22 @@ pub fn listen(
     reuse_port: bool,
     backlog: i32,
 ) -> Result<LaneListener, Errno> {
-    if netns_cookie(unix_stream()?.as_fd()) != netns {
-        return Err(Errno::XDEV);
-    }
-    listen_in(&Rack::current()?, bound, v6_only, reuse_port, backlog)
+    listen_in(&rack_of(netns)?, bound, v6_only, reuse_port, backlog)
+}
+
+/// As [`listen`], of a TCP socket on which another process may listen as well, because both have it from who bound it:
+/// clients come to one or the other then.
+///
+/// # Errors
+/// As [`listen`]; `ADDRINUSE` only where there are too many.
+pub fn listen_beside(bound: SocketAddr, netns: u64, v6_only: bool, backlog: i32) -> Result<LaneListener, Errno> {
+    listen_as(&rack_of(netns)?, bound, |lock| lock.free_name_beside(v6_only), backlog)
+}
+
+/// The caller's rack, if that is in the network namespace of this cookie.
+fn rack_of(netns: u64) -> Result<Arc<Rack>, Errno> {
+    let is_there = netns_cookie(unix_stream()?.as_fd()) == netns;
+    if is_there { Rack::current() } else { Err(Errno::XDEV) }
 }
 
 /// Adds a lane listener in a rack.

@@ -84,6 +84,7 @@ pub fn send_rights(rights: &[RawFd]) -> Result<Vec<RawFd>, Errno> {
                 all.extend(memory);
             }
             Entry::Listener(listener) => all.push(listener.lane_fd()),
+            Entry::Stream(stream) => stream.with_options(OptionRecord::note_sent),
             _ => {}
         }
     }

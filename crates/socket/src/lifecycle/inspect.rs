@@ -8,6 +8,10 @@ use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, RawFd};
 
+/// `fcntl(2)`: the signal of a descriptor that is to raise one.
+const F_SETSIG: i32 = 10;
+const F_GETSIG: i32 = 11;
+
 /// `getsockname(2)` of a TCP socket.
 pub(super) fn local_of(fd: RawFd) -> Result<SocketAddr, Errno> {
     // SAFETY: the program's descriptor, in a call about it.
@@ -102,6 +106,19 @@ pub(super) fn remembered_mode(lane_fd: RawFd) -> bool {
     // SAFETY: both are writable; a closed descriptor is answered with an error.
     unsafe { crate::system::call!(libc::SYS_getsockopt, lane_fd, libc::SOL_SOCKET, libc::SO_PRIORITY, value, len) };
     priority == 1
+}
+
+/// Notes on the program's listener whether it is this library alone that has put it in non-blocking mode: for another
+/// process that listens on the same socket. (The signal of a descriptor that raises none means nothing.)
+pub(super) fn mark_mode(fd: RawFd, is_ours: bool) {
+    // SAFETY: takes a number; a closed descriptor is answered with an error.
+    unsafe { crate::system::call!(libc::SYS_fcntl, fd, F_SETSIG, if is_ours { libc::SIGIO } else { 0 }) };
+}
+
+/// What [`mark_mode`] noted, here or elsewhere.
+pub(super) fn is_mode_ours(fd: RawFd) -> bool {
+    // SAFETY: as above.
+    unsafe { crate::system::call!(libc::SYS_fcntl, fd, F_GETSIG, 0) == libc::SIGIO as isize }
 }
 
 /// Whether a descriptor is a TCP listener bound to `address`.

@@ -30,13 +30,18 @@ pub fn listen(fd: RawFd, backlog: i32, in_kernel: impl FnOnce() -> Result<(), Er
         _ => return in_kernel(),
     };
     let announced = inspect::local_of(fd).ok().filter(|bound| bound.port() != 0);
-    let early = announced.map(|bound| add_lane(fd, stream, bound, backlog));
+    let early = announced.map(|bound| add_lane(fd, stream, bound, backlog, false));
     in_kernel()?;
     // Now, because a server may give up its rights before the first client comes.
     ledger();
     let Ok(bound) = inspect::local_of(fd) else { return Ok(()) };
     // The port is another one if the kernel has chosen it, now or before the listener was shut down.
-    let lane = early.filter(|_| announced == Some(bound)).unwrap_or_else(|| add_lane(fd, stream, bound, backlog));
+    let lane = match early.filter(|_| announced == Some(bound)) {
+        // The kernel lets two listen without sharing the address only where both have the same socket.
+        Some(Err(FallbackReason::NameTaken)) => add_lane(fd, stream, bound, backlog, true),
+        Some(lane) => lane,
+        None => add_lane(fd, stream, bound, backlog, false),
+    };
     let with_deferral = lane.and_then(|lane| match Deferral::asked_by(fd, lane.fd()) {
         Ok(deferral) => Ok((lane, deferral)),
         Err(_) => Err(FallbackReason::ResourceLimit),
@@ -53,6 +58,7 @@ fn add_lane(
     stream: &'static Stream,
     bound: SocketAddr,
     backlog: i32,
+    is_beside: bool,
 ) -> Result<LaneListener, FallbackReason> {
     if !settings().applies_to(bound.port()) {
         return Err(FallbackReason::PortRule);
@@ -66,10 +72,11 @@ fn add_lane(
     let netns = inspect::netns_of(fd);
     let is_v6only = inspect::is_v6only(fd);
     let reuses_port = inspect::reuses_port(fd);
-    let lane = limit::above_when_needed(
-        || rendezvous::listen(bound, netns, is_v6only, reuses_port, backlog),
-        |error| *error == Errno::MFILE,
-    );
+    let listen = || match is_beside {
+        true => rendezvous::listen_beside(bound, netns, is_v6only, backlog),
+        false => rendezvous::listen(bound, netns, is_v6only, reuses_port, backlog),
+    };
+    let lane = limit::above_when_needed(listen, |error| *error == Errno::MFILE);
     lane.map_err(|error| match error {
         Errno::ADDRINUSE => FallbackReason::NameTaken,
         Errno::XDEV => FallbackReason::NamespaceDiffers,
@@ -87,8 +94,8 @@ fn promote(fd: RawFd, stream: &'static Stream, lane: LaneListener, deferral: Opt
     // SAFETY: the program's descriptor, which it is listening on.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let flags = rustix::fs::fcntl_getfl(borrowed).unwrap_or(OFlags::empty());
+    let is_nonblocking = flags.contains(OFlags::NONBLOCK) && !inspect::is_mode_ours(fd);
     set_mode(fd, true);
-    let is_nonblocking = flags.contains(OFlags::NONBLOCK);
     let descriptors = inner.descriptors.clone();
     let StreamInner { is_v6, descriptors: own, options, .. } = inner;
     let inner = ListenerInner { is_v6, descriptors: own, options, lane: Some(lane), deferral, _slot: None };
@@ -135,6 +142,7 @@ fn demote(listener: &'static Listener, before: impl Fn(RawFd), after: impl Fn(Ra
         before(descriptor);
         table::set(descriptor, Entry::Stream(stream));
         set_mode(descriptor, is_nonblocking);
+        inspect::mark_mode(descriptor, false);
         after(descriptor);
     }
     LISTENERS.give_back(listener);
