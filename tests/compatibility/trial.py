@@ -1,0 +1,171 @@
+"""One round of a program over one path: servers, clients, and where their bytes went."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+PATIENCE_SECONDS = 30
+CLIENT_SECONDS = 120
+LOOK_EVERY_SECONDS = 0.2
+ENTRIES = []
+
+
+class Missing(Exception):
+    """A program is not installed."""
+
+
+class Failed(Exception):
+    """A program did not do what it does over kernel TCP."""
+
+
+def entry(name, client, unit):
+    def register(function):
+        ENTRIES.append((name, client, unit, function))
+        return function
+
+    return register
+
+
+def program(name, *folders):
+    found = shutil.which(name, path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", *folders]))
+    if found is None:
+        raise Missing(name)
+    return found
+
+
+def last_words(text):
+    """Fit for a cell of a table."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return lines[-1].replace("|", "/")[:120] if lines else "nothing said"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Trial:
+    """One round of a program over one path."""
+
+    def __init__(self, crosslane, by_lane, folder):
+        self.crosslane = crosslane
+        self.by_lane = by_lane
+        self.folder = pathlib.Path(folder)
+        self.environment = dict(os.environ, CROSSLANE_RACK=str(self.folder / "rack"))
+        (self.folder / "rack").mkdir(mode=0o700)
+        self.servers = []
+        self.most = {"lane": 0, "kernel": 0}
+
+    def command(self, arguments):
+        return [self.crosslane, "run", "--", *arguments] if self.by_lane else list(arguments)
+
+    def serve(self, arguments, port, **options):
+        """Starts a server, and waits until it listens."""
+        log = open(self.folder / f"server-{len(self.servers)}.log", "wb")
+        with log:
+            server = subprocess.Popen(
+                self.command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment | options.pop("environment", {}),
+                start_new_session=True,
+                **options,
+            )
+        self.servers.append(server)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            if server.poll() is not None:
+                raise Failed(f"{arguments[0]} ended: {last_words(pathlib.Path(log.name).read_text(errors='replace'))}")
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return server
+            time.sleep(0.05)
+        raise Failed(f"{arguments[0]} does not listen after {PATIENCE_SECONDS} s")
+
+    def client(self, arguments, **options):
+        """Runs a client to its good end; returns what it printed, and how long it took."""
+        began = time.monotonic()
+        client = subprocess.Popen(
+            self.command(arguments),
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.environment | options.pop("environment", {}),
+            start_new_session=True,
+            **options,
+        )
+        done = threading.Event()
+        watcher = threading.Thread(target=self.watch, args=[done])
+        watcher.start()
+        try:
+            output = client.communicate(timeout=CLIENT_SECONDS)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{arguments[0]} was not done after {CLIENT_SECONDS} s") from None
+        finally:
+            done.set()
+            watcher.join()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)
+        if client.returncode != 0:
+            raise Failed(f"{arguments[0]} ended with {client.returncode}: {last_words(output)}")
+        return output, time.monotonic() - began
+
+    def watch(self, done):
+        """Looks at the bytes of all programs while a client runs: those of a process go with it."""
+        while self.by_lane and not done.wait(LOOK_EVERY_SECONDS):
+            self.note_paths()
+
+    def note_paths(self):
+        """What `crosslane stat` says of all programs of the rack."""
+        said = subprocess.run([self.crosslane, "stat", "--json"], env=self.environment, capture_output=True)
+        if said.returncode != 0:
+            return
+        totals = [process["totals"] for process in json.loads(said.stdout)["processes"]]
+        for path, most in self.most.items():
+            names = f"{path}_bytes_sent", f"{path}_bytes_received"
+            self.most[path] = max(most, sum(total[name] for total in totals for name in names))
+
+    def path(self):
+        lanes, kernel = self.most["lane"], self.most["kernel"]
+        if lanes == 0:
+            return "kernel TCP"
+        return "lane" if kernel <= lanes / 100 else f"lane {100 * lanes // (lanes + kernel)}%"
+
+    def end(self):
+        for server in self.servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGTERM)
+        for server in self.servers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(5)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def number(pattern, text):
+    found = re.findall(pattern, text)
+    if not found:
+        raise Failed(f"no figure in: {last_words(text)}")
+    return float(found[-1])
+
+
+def curl_many(trial, url, count, *options):
+    """One connection, one request behind the other; each answer is checked by its length."""
+    config = trial.folder / "curl.txt"
+    request = f'url = "{url}"\noutput = "/dev/null"\nwrite-out = "%{{http_code}} %{{size_download}}\\n"\n'
+    config.write_text(request * count)
+    output, seconds = trial.client([program("curl"), "--silent", "--show-error", *options, "--config", str(config)])
+    answers = set(output.strip().split("\n"))
+    if len(answers) != 1 or not answers.pop().startswith("200 "):
+        raise Failed(f"curl's answers differ: {sorted(set(output.split(chr(10))))[:3]}")
+    return count / seconds
