@@ -1,12 +1,11 @@
 """Databases and caches."""
 
 import getpass
-import os
 import pathlib
-import shutil
-import subprocess
+import re
+import time
 
-from trial import Failed, entry, free_port, last_words, number, program
+from trial import PATIENCE_SECONDS, Failed, entry, free_port, last_words, make_certificate, number, program
 
 
 def redis_benchmark(trial, connections, requests):
@@ -43,23 +42,13 @@ def memcached(trial):
 def postgresql(trial):
     folders = [str(folder) for folder in pathlib.Path("/usr/lib/postgresql").glob("*/bin")]
     data, port = trial.folder / "data", free_port()
-    os.chmod(trial.folder, 0o777)
-    as_user = {}
-    if os.geteuid() == 0:
-        data.mkdir()
-        shutil.chown(data, "postgres")
-        as_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
-        # A rack belongs to one user.
-        shutil.chown(trial.folder / "rack", "postgres")
-    initdb = [program("initdb", *folders), "-D", str(data), "--auth=trust", "--no-sync", "-U", "postgres"]
-    done = subprocess.run(initdb, capture_output=True, cwd="/", **as_user)
-    if done.returncode != 0:
-        raise Failed(f"initdb: {last_words(done.stderr.decode())}")
+    trial.run_as("postgres")
+    trial.prepare([program("initdb", *folders), "-D", str(data), "--auth=trust", "--no-sync", "-U", "postgres"])
     server = [program("postgres", *folders), "-D", str(data), "-p", str(port), "-k", "", "-h", "127.0.0.1"]
-    trial.serve([*server, "-c", "fsync=off"], port, cwd="/", **as_user)
+    trial.serve([*server, "-c", "fsync=off"], port)
     bench = [program("pgbench", *folders), "-h", "127.0.0.1", "-p", str(port), "-U", "postgres"]
-    trial.client([*bench, "-i", "-q", "postgres"], cwd="/", **as_user)
-    output, _ = trial.client([*bench, "-S", "-c", "4", "-T", "3", "postgres"], cwd="/", **as_user)
+    trial.client([*bench, "-i", "-q", "postgres"])
+    output, _ = trial.client([*bench, "-S", "-c", "4", "-T", "3", "postgres"])
     return number(r"tps = ([\d.]+)", output)
 
 
@@ -72,3 +61,158 @@ def etcd(trial):
     put = [program("etcdctl"), "--endpoints", url, "put", "a", "b"]
     trial.client(put)  # which waits until there is a leader
     return 10 / sum(trial.client(put)[1] for _ in range(10))
+
+
+# --- Redis as it is run for availability ------------------------------------------------------------------------------
+
+
+def serve_redis(trial, port, *options):
+    """One of several servers of a trial."""
+    folder = trial.folder / f"redis-{port}"
+    folder.mkdir(exist_ok=True)
+    server = ["--bind", "127.0.0.1", "--save", "", "--port", str(port), "--dir", str(folder), *options]
+    return trial.serve([program("redis-server"), *server], port)
+
+
+def ask_redis(trial, port, *words):
+    return trial.client([program("redis-cli"), "-h", "127.0.0.1", "-p", str(port), *words])[0].strip()
+
+
+def wait_for_redis(trial, port, words, expected):
+    """Asks until the answer has what is expected in it."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        answer = ask_redis(trial, port, *words)
+        if expected in answer:
+            return
+        time.sleep(0.1)
+    raise Failed(f"redis-cli {' '.join(words)} has no {expected} in it after {PATIENCE_SECONDS} s: {last_words(answer)}")
+
+
+def set_many(trial, port, count, *options):
+    """Writes values of 1 kB to keys by chance; returns how many a second."""
+    bench = ["-p", str(port), "-c", "8", "-n", str(count), "-r", "20000", "-d", "1000", "-t", "set", "--csv", *options]
+    output, _ = trial.client([program("redis-benchmark"), *bench])
+    return number(r'"SET","([\d.]+)"', output)
+
+
+def same_data(trial, ports):
+    """Whether servers hold the same, by their own digest, as soon as replicas have everything."""
+    digests = [ask_redis(trial, port, "debug", "digest") for port in ports]
+    if len(set(digests)) != 1 or set(digests[0]) == {"0"}:
+        raise Failed(f"the servers' data differ: {digests}")
+
+
+@entry("Redis with two replicas", "redis-benchmark, 8 connections, 1 kB", "SET/s")
+def redis_replication(trial):
+    master, *replicas = ports = [free_port() for _ in range(3)]
+    debug = ["--enable-debug-command", "local"]
+    serve_redis(trial, master, *debug)
+    set_many(trial, master, 20000)  # so that the replicas are given a whole copy
+    for replica in replicas:
+        serve_redis(trial, replica, *debug, "--replicaof", f"127.0.0.1 {master}")
+        wait_for_redis(trial, replica, ["info", "replication"], "master_link_status:up")
+    rate = set_many(trial, master, 60000)
+    wait_for_redis(trial, master, ["info", "replication"], "connected_slaves:2")
+    offset = re.search(r"master_repl_offset:\d+", ask_redis(trial, master, "info", "replication"))[0]
+    for replica in replicas:
+        wait_for_redis(trial, replica, ["info", "replication"], offset)
+    same_data(trial, ports)
+    return rate
+
+
+@entry("Redis with sentinels, after the master's death", "redis-benchmark, 8 connections, 1 kB", "SET/s")
+def redis_sentinel(trial):
+    master, replica, *sentinels = [free_port() for _ in range(5)]
+    servers = [serve_redis(trial, master), serve_redis(trial, replica, "--replicaof", f"127.0.0.1 {master}")]
+    for sentinel in sentinels:
+        configuration = trial.folder / f"sentinel-{sentinel}.conf"
+        configuration.write_text(
+            f"port {sentinel}\nbind 127.0.0.1\ndir {trial.folder}\nsentinel monitor one 127.0.0.1 {master} 2\n"
+            "sentinel down-after-milliseconds one 1000\nsentinel failover-timeout one 5000\n"
+        )
+        trial.serve([program("redis-sentinel"), str(configuration)], sentinel)
+    for sentinel in sentinels:
+        wait_for_redis(trial, sentinel, ["sentinel", "master", "one"], "num-other-sentinels\n2")
+        wait_for_redis(trial, sentinel, ["sentinel", "replicas", "one"], str(replica))
+    set_many(trial, master, 20000)
+    servers[0].kill()
+    for sentinel in sentinels:
+        wait_for_redis(trial, sentinel, ["sentinel", "get-master-addr-by-name", "one"], str(replica))
+    wait_for_redis(trial, replica, ["role"], "master")
+    return set_many(trial, replica, 60000)
+
+
+@entry("Redis Cluster of three", "redis-benchmark, 8 connections, 1 kB", "SET/s")
+def redis_cluster(trial):
+    ports = [free_port() for _ in range(3)]
+    for port in ports:
+        serve_redis(trial, port, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    nodes = [f"127.0.0.1:{port}" for port in ports]
+    trial.client([program("redis-cli"), "--cluster", "create", *nodes, "--cluster-yes"])
+    for port in ports:
+        wait_for_redis(trial, port, ["cluster", "info"], "cluster_state:ok")
+    rate = set_many(trial, ports[0], 60000, "--cluster")
+    output, _ = trial.client([program("redis-cli"), "--cluster", "check", nodes[0]])
+    if "All 16384 slots covered" not in output or sum(int(ask_redis(trial, port, "dbsize")) for port in ports) == 0:
+        raise Failed(f"redis-cli --cluster check: {last_words(output)}")
+    return rate
+
+
+@entry("Redis over TLS", "redis-benchmark --tls, 8 connections, 1 kB", "SET/s")
+def redis_tls(trial):
+    port = free_port()
+    key, certificate = make_certificate(trial)
+    names = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", certificate]
+    server = ["--bind", "127.0.0.1", "--save", "", "--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no"]
+    trial.serve([program("redis-server"), *server, *names, "--dir", str(trial.folder)], port)
+    return set_many(trial, port, 40000, "--tls", "--cacert", certificate)
+
+
+@entry("tokio: mini-redis", "redis-benchmark, 8 connections, 1 kB", "SET/s")
+def tokio(trial):
+    port = free_port()
+    trial.serve([program("mini-redis-server"), "--port", str(port)], port)
+    rate = set_many(trial, port, 60000)
+    for count in range(20):
+        trial.client([program("mini-redis-cli"), "--port", str(port), "set", "key", f"value {count}"])
+        output, _ = trial.client([program("mini-redis-cli"), "--port", str(port), "get", "key"])
+        if f"value {count}" not in output:
+            raise Failed(f"mini-redis-cli: {last_words(output)}")
+    return rate
+
+
+# --- MariaDB ----------------------------------------------------------------------------------------------------------
+
+
+def serve_mariadb(trial):
+    """As a user of its own, as Debian's unit runs it; returns the options of clients."""
+    port, folder = free_port(), trial.folder
+    trial.run_as("mysql")
+    where = ["--no-defaults", f"--datadir={folder}/data"]
+    trial.prepare([program("mariadb-install-db"), *where, "--auth-root-authentication-method=normal"])
+    names = [f"--socket={folder}/socket", f"--pid-file={folder}/pid", f"--tmpdir={folder}"]
+    server = [program("mariadbd"), *where, *names, "--bind-address=127.0.0.1", f"--port={port}"]
+    trial.serve([*server, "--innodb-flush-log-at-trx-commit=0"], port)
+    return port
+
+
+@entry("MariaDB", "mariadb-slap, 4 connections", "queries/s")
+def mariadb(trial):
+    port, count = serve_mariadb(trial), 20000
+    slap = [program("mariadb-slap"), "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", f"--port={port}"]
+    load = ["--user=root", "--auto-generate-sql", "--auto-generate-sql-load-type=key", "--concurrency=4"]
+    _, seconds = trial.client([*slap, *load, f"--number-of-queries={count}"])
+    return count / seconds
+
+
+@entry("MariaDB", "sysbench oltp_read_write, 4 connections", "transactions/s")
+def mariadb_sysbench(trial):
+    port = serve_mariadb(trial)
+    client = [program("mariadb"), "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", f"--port={port}", "--user=root"]
+    trial.client([*client, "--execute=create database sbtest"])
+    bench = [program("sysbench"), "oltp_read_write", "--db-driver=mysql", "--mysql-host=127.0.0.1"]
+    bench += [f"--mysql-port={port}", "--mysql-user=root", "--threads=4", "--time=3", "--table-size=10000"]
+    trial.client([*bench, "prepare"])
+    output, _ = trial.client([*bench, "run"])
+    return number(r"transactions: .*\(([\d.]+) per sec", output)

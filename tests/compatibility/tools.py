@@ -2,21 +2,17 @@
 
 import json
 import os
-import subprocess
 
-from trial import Failed, curl_many, entry, free_port, program
+from trial import Failed, curl_many, entry, free_port, make_certificate, program
 
 
 @entry("OpenSSL s_server", "curl over TLS, 1 connection", "requests/s")
 def s_server(trial):
     port, folder = free_port(), trial.folder
-    tool = program("openssl")
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost"]
-    files = ["-keyout", str(folder / "key"), "-out", str(folder / "certificate")]
-    subprocess.run([tool, "req", "-x509", *key, *files], check=True, capture_output=True)
+    key, certificate = make_certificate(trial)
     (folder / "page").write_bytes(b"x" * 1000)
-    server = [tool, "s_server", "-accept", f"127.0.0.1:{port}", "-WWW", "-quiet"]
-    trial.serve([*server, "-key", str(folder / "key"), "-cert", str(folder / "certificate")], port, cwd=folder)
+    server = [program("openssl"), "s_server", "-accept", f"127.0.0.1:{port}", "-WWW", "-quiet"]
+    trial.serve([*server, "-key", key, "-cert", certificate], port, cwd=folder)
     return curl_many(trial, f"https://127.0.0.1:{port}/page", 1000, "--insecure")
 
 

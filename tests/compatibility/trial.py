@@ -63,7 +63,22 @@ class Trial:
         self.environment = dict(os.environ, CROSSLANE_RACK=str(self.folder / "rack"))
         (self.folder / "rack").mkdir(mode=0o700)
         self.servers = []
+        self.user = {}
         self.most = {"lane": 0, "kernel": 0}
+
+    def run_as(self, name):
+        """All programs run as this user, who owns the rack as well, if a superuser asks: a rack belongs to one user."""
+        if os.geteuid() == 0:
+            self.user = {"user": name, "group": name, "extra_groups": [], "cwd": "/"}
+            for path in (self.folder, self.folder / "rack"):
+                shutil.chown(path, name)
+
+    def prepare(self, arguments, **options):
+        """Runs a command that makes files, without lanes."""
+        done = subprocess.run(arguments, capture_output=True, **(self.user | options))
+        if done.returncode != 0:
+            raise Failed(f"{arguments[0]}: {last_words((done.stdout + done.stderr).decode(errors='replace'))}")
+        return done.stdout.decode(errors="replace")
 
     def command(self, arguments):
         return [self.crosslane, "run", "--", *arguments] if self.by_lane else list(arguments)
@@ -79,7 +94,7 @@ class Trial:
                 stderr=log,
                 env=self.environment | options.pop("environment", {}),
                 start_new_session=True,
-                **options,
+                **(self.user | options),
             )
         self.servers.append(server)
         until = time.monotonic() + PATIENCE_SECONDS
@@ -101,7 +116,7 @@ class Trial:
             stderr=subprocess.STDOUT,
             env=self.environment | options.pop("environment", {}),
             start_new_session=True,
-            **options,
+            **(self.user | options),
         )
         done = threading.Event()
         watcher = threading.Thread(target=self.watch, args=[done])
@@ -150,6 +165,14 @@ class Trial:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+def make_certificate(trial):
+    """Returns the names of a key and of the certificate that it signed itself."""
+    key, certificate = str(trial.folder / "key"), str(trial.folder / "certificate")
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost"]
+    trial.prepare([program("openssl"), "req", "-x509", *kind, "-keyout", key, "-out", certificate])
+    return key, certificate
 
 
 def number(pattern, text):
