@@ -71,3 +71,29 @@ def rsync(trial):
     if (folder / "copy").read_bytes() != content:
         raise Failed("the copy differs")
     return len(content) / 1e6 / seconds
+
+
+@entry("vsftpd", "curl, 64 MiB up and down", "MB/s")
+def vsftpd(trial):
+    if os.geteuid() != 0:
+        raise Missing("root, for vsftpd")
+    port, folder = free_port(), trial.folder
+    for name in ("empty", "files", "files/upload"):
+        (folder / name).mkdir()
+    os.chmod(folder, 0o755)
+    shutil.chown(folder / "files/upload", "ftp")
+    configuration = folder / "vsftpd.conf"
+    configuration.write_text(
+        f"listen=YES\nlisten_address=127.0.0.1\nlisten_port={port}\nbackground=NO\nanonymous_enable=YES\n"
+        f"anon_root={folder}/files\nanon_upload_enable=YES\nwrite_enable=YES\nanon_umask=022\n"
+        f"secure_chroot_dir={folder}/empty\nftp_username=ftp\n"
+    )
+    trial.serve([program("vsftpd"), str(configuration)], port)
+    content = os.urandom(64 << 20)
+    (folder / "big").write_bytes(content)
+    url, quiet = f"ftp://127.0.0.1:{port}/upload/big", [program("curl"), "--silent", "--show-error"]
+    _, up_seconds = trial.client([*quiet, "--upload-file", str(folder / "big"), url])
+    _, down_seconds = trial.client([*quiet, "--output", str(folder / "copy"), url])
+    if (folder / "copy").read_bytes() != content:
+        raise Failed("the copy differs")
+    return 2 * len(content) / 1e6 / (up_seconds + down_seconds)

@@ -86,7 +86,7 @@ def wait_for_redis(trial, port, words, expected):
         if expected in answer:
             return
         time.sleep(0.1)
-    raise Failed(f"redis-cli {' '.join(words)} has no {expected} in it after {PATIENCE_SECONDS} s: {last_words(answer)}")
+    raise Failed(f"redis-cli {' '.join(words)}: no {expected} after {PATIENCE_SECONDS} s: {last_words(answer)}")
 
 
 def set_many(trial, port, count, *options):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -39,6 +40,14 @@ def program(name, *folders):
     if found is None:
         raise Missing(name)
     return found
+
+
+def python_with(module):
+    """The Python that has a module: the one that runs this, or Debian's own."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        if subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0:
+            return python
+    raise Missing(f"Python module {module}")
 
 
 def last_words(text):
@@ -112,7 +121,7 @@ class Trial:
         client = subprocess.Popen(
             self.command(arguments),
             stdin=options.pop("stdin", subprocess.DEVNULL),
-            stdout=subprocess.PIPE,
+            stdout=options.pop("stdout", subprocess.PIPE),
             stderr=subprocess.STDOUT,
             env=self.environment | options.pop("environment", {}),
             start_new_session=True,
@@ -122,7 +131,7 @@ class Trial:
         watcher = threading.Thread(target=self.watch, args=[done])
         watcher.start()
         try:
-            output = client.communicate(timeout=CLIENT_SECONDS)[0].decode(errors="replace")
+            output = (client.communicate(timeout=CLIENT_SECONDS)[0] or b"").decode(errors="replace")
         except subprocess.TimeoutExpired:
             raise Failed(f"{arguments[0]} was not done after {CLIENT_SECONDS} s") from None
         finally:

@@ -1,25 +1,38 @@
 """Servers of HTTP."""
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 
-from trial import Failed, curl_many, entry, free_port, last_words, number, program
+from trial import (
+    Failed,
+    Missing,
+    curl_many,
+    entry,
+    free_port,
+    last_words,
+    make_certificate,
+    number,
+    program,
+)
 
 
-def serve_nginx(trial, port, extra=""):
+def serve_nginx(trial, port, extra="", daemon=False):
     (trial.folder / "page.html").write_bytes(b"x" * 1000)
     configuration = trial.folder / "nginx.conf"
     configuration.write_text(
-        f"daemon off; worker_processes 1; pid {trial.folder}/pid; error_log {trial.folder}/error;\n"
+        f"daemon {'on' if daemon else 'off'}; worker_processes 1; pid {trial.folder}/pid; error_log {trial.folder}/error;\n"
         + ("user root;\n" if os.geteuid() == 0 else "")
         + "events { worker_connections 512; }\n"
         + f"http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {trial.folder}/body;\n"
         + f"server {{ listen 127.0.0.1:{port}; root {trial.folder}; {extra} }} }}\n"
     )
-    return trial.serve([program("nginx"), "-c", str(configuration), "-p", str(trial.folder)], port)
+    server = [program("nginx"), "-c", str(configuration), "-p", str(trial.folder)]
+    return trial.serve(["sh", "-c", '"$@" && exec sleep infinity', "sh", *server] if daemon else server, port)
 
 
 def wrk(trial, url, *options):
@@ -151,3 +164,184 @@ def java(trial):
     source.write_text(JAVA)
     trial.serve([program("java"), str(source), str(port)], port)
     return wrk(trial, f"http://127.0.0.1:{port}/")
+
+
+# --- gateways and caches ----------------------------------------------------------------------------------------------
+
+
+@entry("nginx, its program replaced (USR2) every 0.5 s", "curl, 1 connection a request", "requests/s")
+def nginx_upgrade(trial):
+    port = free_port()
+    serve_nginx(trial, port, daemon=True)  # else it does not listen to USR2
+    pid = trial.folder / "pid"
+    # As its manual has it: USR2 starts the new master, and QUIT ends the old one once the new one has its pid file.
+    script = (
+        f"while sleep 0.5; do old=$(cat {pid}); kill -USR2 $old || exit 1; "
+        f"until [ -s {pid} ] && ! grep -qx $old {pid}; do sleep 0.05; done; sleep 0.1; "
+        f"echo done >>{trial.folder}/upgrades; kill -QUIT $old; done"
+    )
+    upgrades = subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    try:
+        result = curl_many(trial, f"http://127.0.0.1:{port}/page.html", 12000, "--header", "Connection: close")
+        if upgrades.poll() is not None:
+            raise Failed("the old nginx was gone before it was told to go")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(upgrades.pid, signal.SIGKILL)
+        upgrades.wait()
+        time.sleep(0.5)
+        with contextlib.suppress(ProcessLookupError, ValueError, OSError):
+            os.kill(int(pid.read_text()), signal.SIGTERM)
+    if not (trial.folder / "upgrades").exists():
+        raise Failed("no upgrade was done in time")
+    return result
+
+
+@entry("Squid before nginx", "curl, 1 connection", "requests/s")
+def squid(trial):
+    front, back, folder = free_port(), free_port(), trial.folder
+    trial.run_as("proxy")
+    serve_nginx(trial, back)
+    configuration = folder / "squid.conf"
+    configuration.write_text(
+        f"http_port 127.0.0.1:{front}\nhttp_access allow all\ncache_mem 16 MB\ncache deny all\n"
+        f"pid_filename {folder}/squid-pid\naccess_log none\ncache_log {folder}/cache.log\nshutdown_lifetime 0 seconds\ncoredump_dir {folder}\n"
+        "pinger_enable off\nnetdb_filename none\n"
+    )
+    trial.serve([program("squid"), "-N", "-f", str(configuration)], front)
+    return curl_many(trial, f"http://127.0.0.1:{back}/page.html", 4000, "--proxy", f"http://127.0.0.1:{front}")
+
+
+@entry("Varnish before nginx", "wrk, 8 connections, 1 kB", "requests/s")
+def varnish(trial):
+    front, back = free_port(), free_port()
+    serve_nginx(trial, back)
+    server = [program("varnishd"), "-F", "-j", "none", "-n", str(trial.folder / "varnish"), "-s", "malloc,64m"]
+    trial.serve([*server, "-a", f"127.0.0.1:{front}", "-b", f"127.0.0.1:{back}", "-T", "none"], front)
+    # One request in two is passed to nginx.
+    passed = wrk(trial, f"http://127.0.0.1:{front}/page.html", "-H", "Authorization: Basic YTpi")
+    return (passed + wrk(trial, f"http://127.0.0.1:{front}/page.html")) / 2
+
+
+@entry("stunnel before nginx", "wrk over TLS, 8 connections, 1 kB", "requests/s")
+def stunnel(trial):
+    front, back = free_port(), free_port()
+    serve_nginx(trial, back)
+    key, certificate = make_certificate(trial)
+    configuration = trial.folder / "stunnel.conf"
+    configuration.write_text(
+        f"foreground = yes\npid =\ndebug = err\n[one]\naccept = 127.0.0.1:{front}\nconnect = 127.0.0.1:{back}\n"
+        f"cert = {certificate}\nkey = {key}\n"
+    )
+    trial.serve([program("stunnel4"), str(configuration)], front)
+    return wrk(trial, f"https://127.0.0.1:{front}/page.html")
+
+
+# --- servers of applications ------------------------------------------------------------------------------------------
+
+WSGI = """
+def app(environ, start_response):
+    length = int(environ.get('CONTENT_LENGTH') or 0)
+    body = environ['wsgi.input'].read(length) or b'x' * 1000
+    start_response('200 OK', [('Content-Type', 'text/plain'), ('Content-Length', str(len(body)))])
+    return [body]
+"""
+
+ASGI = """
+async def app(scope, receive, send):
+    if scope['type'] != 'http':
+        return
+    body, more = b'', True
+    while more:
+        event = await receive()
+        body, more = body + event.get('body', b''), event.get('more_body', False)
+    body = body or b'x' * 1000
+    await send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-length', b'%d' % len(body))]})
+    await send({'type': 'http.response.body', 'body': body})
+"""
+
+RACK = "run ->(environment) { body = environment['rack.input'].read.to_s; " \
+    "[200, {'content-type' => 'text/plain'}, [body.empty? ? 'x' * 1000 : body]] }\n"
+
+PHP = "<?php $body = file_get_contents('php://input'); echo $body === '' ? str_repeat('x', 1000) : $body;\n"
+
+
+def echo_upload(trial, url):
+    """What is uploaded comes back."""
+    content = os.urandom(3 << 20)
+    (trial.folder / "sent").write_bytes(content)
+    options = ["--silent", "--show-error", "--fail", "--data-binary", f"@{trial.folder}/sent"]
+    trial.client([program("curl"), *options, "--output", str(trial.folder / "came"), url])
+    if (trial.folder / "came").read_bytes() != content:
+        raise Failed("what was uploaded came back as something else")
+
+
+def load_application(trial, port, path="/"):
+    url = f"http://127.0.0.1:{port}{path}"
+    echo_upload(trial, url)
+    return wrk(trial, url)
+
+
+@entry("gunicorn, two workers of four threads", "wrk, 8 connections, 1 kB", "requests/s")
+def gunicorn(trial):
+    port = free_port()
+    (trial.folder / "application.py").write_text(WSGI)
+    server = [program("gunicorn"), "--workers", "2", "--threads", "4", "--bind", f"127.0.0.1:{port}"]
+    trial.serve([*server, "--chdir", str(trial.folder), "application:app"], port)
+    return load_application(trial, port)
+
+
+@entry("uvicorn on uvloop", "wrk, 8 connections, 1 kB", "requests/s")
+def uvicorn(trial):
+    port = free_port()
+    (trial.folder / "application.py").write_text(ASGI)
+    server = [program("uvicorn"), "--host", "127.0.0.1", "--port", str(port), "--loop", "uvloop", "--no-access-log"]
+    trial.serve([*server, "--app-dir", str(trial.folder), "application:app"], port)
+    return load_application(trial, port)
+
+
+@entry("puma, two workers", "wrk, 8 connections, 1 kB", "requests/s")
+def puma(trial):
+    port = free_port()
+    (trial.folder / "config.ru").write_text(RACK)
+    server = [program("puma"), "--workers", "2", "--threads", "4:4", "--bind", f"tcp://127.0.0.1:{port}"]
+    trial.serve([*server, str(trial.folder / "config.ru")], port, cwd=trial.folder)
+    return load_application(trial, port)
+
+
+@entry("uwsgi behind nginx", "wrk, 8 connections, 1 kB", "requests/s")
+def uwsgi(trial):
+    front, back = free_port(), free_port()
+    (trial.folder / "application.py").write_text(WSGI)
+    server = [program("uwsgi"), "--plugin", "python3", "--master", "--processes", "2", "--die-on-term"]
+    names = ["--disable-logging", "--wsgi-file", str(trial.folder / "application.py"), "--callable", "app"]
+    trial.serve([*server, *names, "--socket", f"127.0.0.1:{back}"], back)
+    parameters = "".join(
+        f"uwsgi_param {name} {value}; "
+        for name, value in {
+            "QUERY_STRING": "$query_string", "REQUEST_METHOD": "$request_method", "CONTENT_LENGTH": "$content_length",
+            "PATH_INFO": "$document_uri", "SERVER_NAME": "$server_name", "SERVER_PORT": "$server_port",
+        }.items()
+    )
+    serve_nginx(trial, front, f"client_max_body_size 8m; location / {{ uwsgi_pass 127.0.0.1:{back}; {parameters} }}")
+    return load_application(trial, front)
+
+
+@entry("PHP-FPM behind nginx", "wrk, 8 connections, 1 kB", "requests/s")
+def php_fpm(trial):
+    front, back, folder = free_port(), free_port(), trial.folder
+    os.chmod(folder, 0o755)
+    (folder / "index.php").write_text(PHP)
+    configuration = folder / "fpm.conf"
+    user = "user = www-data\ngroup = www-data\n" if os.geteuid() == 0 else ""
+    configuration.write_text(
+        f"[global]\nerror_log = {folder}/fpm.log\npid = {folder}/fpm-pid\n"
+        f"[one]\n{user}listen = 127.0.0.1:{back}\npm = static\npm.max_children = 2\n"
+    )
+    tools = sorted(pathlib.Path("/usr/sbin").glob("php-fpm*"))
+    if not tools:
+        raise Missing("php-fpm")
+    trial.serve([str(tools[-1]), "--nodaemonize", "--fpm-config", str(configuration)], back)
+    parameters = f"include /etc/nginx/fastcgi_params; fastcgi_param SCRIPT_FILENAME {folder}/index.php;"
+    serve_nginx(trial, front, f"client_max_body_size 8m; location / {{ fastcgi_pass 127.0.0.1:{back}; {parameters} }}")
+    return load_application(trial, front)
