@@ -209,8 +209,8 @@ def mariadb(trial):
 @entry("MariaDB", "sysbench oltp_read_write, 4 connections", "transactions/s")
 def mariadb_sysbench(trial):
     port = serve_mariadb(trial)
-    client = [program("mariadb"), "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", f"--port={port}", "--user=root"]
-    trial.client([*client, "--execute=create database sbtest"])
+    client = [program("mariadb"), "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", f"--port={port}"]
+    trial.client([*client, "--user=root", "--execute=create database sbtest"])
     bench = [program("sysbench"), "oltp_read_write", "--db-driver=mysql", "--mysql-host=127.0.0.1"]
     bench += [f"--mysql-port={port}", "--mysql-user=root", "--threads=4", "--time=3", "--table-size=10000"]
     trial.client([*bench, "prepare"])

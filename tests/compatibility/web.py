@@ -22,10 +22,12 @@ from trial import (
 
 
 def serve_nginx(trial, port, extra="", daemon=False):
+    """A daemon keeps the library when it replaces its program."""
     (trial.folder / "page.html").write_bytes(b"x" * 1000)
     configuration = trial.folder / "nginx.conf"
+    mode = "daemon on; env LD_PRELOAD; env CROSSLANE_RACK;" if daemon else "daemon off;"
     configuration.write_text(
-        f"daemon {'on' if daemon else 'off'}; worker_processes 1; pid {trial.folder}/pid; error_log {trial.folder}/error;\n"
+        f"{mode} worker_processes 1; pid {trial.folder}/pid; error_log {trial.folder}/error;\n"
         + ("user root;\n" if os.geteuid() == 0 else "")
         + "events { worker_connections 512; }\n"
         + f"http {{ access_log off; keepalive_requests 1000000; client_body_temp_path {trial.folder}/body;\n"
@@ -205,8 +207,8 @@ def squid(trial):
     configuration = folder / "squid.conf"
     configuration.write_text(
         f"http_port 127.0.0.1:{front}\nhttp_access allow all\ncache_mem 16 MB\ncache deny all\n"
-        f"pid_filename {folder}/squid-pid\naccess_log none\ncache_log {folder}/cache.log\nshutdown_lifetime 0 seconds\ncoredump_dir {folder}\n"
-        "pinger_enable off\nnetdb_filename none\n"
+        f"pid_filename {folder}/squid-pid\naccess_log none\ncache_log {folder}/cache.log\nshutdown_lifetime 0 seconds\n"
+        f"coredump_dir {folder}\npinger_enable off\nnetdb_filename none\n"
     )
     trial.serve([program("squid"), "-N", "-f", str(configuration)], front)
     return curl_many(trial, f"http://127.0.0.1:{back}/page.html", 4000, "--proxy", f"http://127.0.0.1:{front}")
