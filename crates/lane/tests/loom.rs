@@ -414,6 +414,65 @@ const ELASTIC: Layout = Layout::packed_elastic(8, 8);
 /// Takes six slots, and no small ring.
 const BULK_BYTES: usize = 5 * SLOT_BYTES;
 
+/// Shows what is held back, and notes that it was the receiver who has.
+fn shows(consumer: &mut Receiver, has_shown: &mut bool) -> bool {
+    let shows = consumer.show_held();
+    *has_shown |= shows;
+    shows
+}
+
+/// Two messages are held back and a third one follows that shows them, to a receiver whose time to wait is up at any
+/// moment: it shows what it finds held back, and sleeps where it finds nothing. Each message is read once, in order.
+fn hold_back(forward: Flaw) {
+    explore_outcomes(2, &[false, true], move || {
+        let (mut producer, mut consumer) = lane(RING, forward, Flaw::None);
+        let bell = Doorbell::new();
+        let senders_bell = bell.clone();
+        let sender = thread::spawn(move || {
+            for (number, is_held) in [(1, true), (2, true), (3, false)] {
+                if is_held {
+                    producer.begin_hold(0);
+                }
+                assert_eq!(producer.write(&message(number)), Ok(MESSAGE_BYTES));
+                producer.end_hold(is_held, 1000);
+                if producer.take_wake_request() {
+                    senders_bell.ring();
+                }
+            }
+        });
+        let mut bytes = Vec::new();
+        let mut has_shown = false;
+        let mut buffer = [0; 3 * MESSAGE_BYTES];
+        while bytes.len() < buffer.len() {
+            let read_bytes = consumer.read(&mut buffer).unwrap();
+            bytes.extend_from_slice(&buffer[..read_bytes]);
+            if read_bytes > 0 || shows(&mut consumer, &mut has_shown) {
+                continue;
+            }
+            consumer.announce_sleep();
+            if consumer.may_have_data() || consumer.held_since_ms().is_some() {
+                consumer.cancel_sleep();
+            } else {
+                bell.wait();
+            }
+        }
+        assert_eq!(bytes, [message(1), message(2), message(3)].concat(), "not what was written");
+        sender.join().unwrap();
+        has_shown
+    });
+}
+
+#[test]
+fn what_is_held_back_is_read_once_whoever_shows_it() {
+    hold_back(Flaw::None);
+}
+
+#[test]
+#[should_panic(expected = "record header")]
+fn what_is_held_back_is_not_there_when_stores_have_no_order() {
+    hold_back(Flaw::Unordered);
+}
+
 /// Explores `body`, whose threads store to more words that the other one loads, with so many preemptions, or
 /// one more where `LOOM_MAX_PREEMPTIONS` is set. `body` says what came to pass, and all of `expected` must have.
 fn explore_outcomes<T>(preemptions: usize, expected: &[T], body: impl Fn() -> T + Sync + Send + 'static)
