@@ -575,6 +575,44 @@ TEST(fortified_poll)
 
 // ---- bad memory ---------------------------------------------------------------------------------
 
+// Null, what is near it, and what is no program's: the usual bad addresses. What did not go or come is intact.
+TEST(addresses_without_memory_are_efault)
+{
+    char *const nowhere[] = { NULL, (char *)16, (char *)-1, (char *)(1UL << 60) };
+    for (int i = 0; i < 8; i++) {
+        struct pair pair = connected_pair();
+        for (int busy = 0; busy < (i < 4 ? 0 : 4); busy++)
+            ping_pong(pair.client, pair.server);
+        char *bad = nowhere[i % 4], bytes[8];
+        bool is_near_null = i % 4 < 2;
+        CHECK_ERR(send(pair.client, bad, 10, 0), EFAULT);
+        CHECK_ERR(write(pair.client, bad, 10), EFAULT);
+        CHECK_ERR(recv(pair.server, bad, 10, MSG_DONTWAIT), is_near_null ? EAGAIN : EFAULT);
+        say(pair.client, "intact");
+        await(pair.server, POLLIN);
+        CHECK_ERR(recv(pair.server, bad, 6, 0), EFAULT);
+        CHECK_ERR(read(pair.server, bad, 6), EFAULT);
+        CHECK_ERR(recv(pair.server, bad, 6, MSG_PEEK), EFAULT);
+        struct iovec behind[] = { { bytes, 2 }, { bad, 4 } }, enough[] = { { bytes, 6 }, { bad, 4 } };
+        CHECK_ERR(readv(pair.server, behind, 2), EFAULT);
+        CHECK_ERR(writev(pair.client, behind, 2), EFAULT);
+        if (is_near_null) {
+            CHECK_EQ(readv(pair.server, enough, 2), 6);
+            CHECK(memcmp(bytes, "intact", 6) == 0);
+        } else {
+            CHECK_ERR(readv(pair.server, enough, 2), EFAULT);
+            expect(pair.server, "intact");
+        }
+        OK(shutdown(pair.client, SHUT_WR));
+        signal(SIGPIPE, SIG_IGN);
+        CHECK_ERR(send(pair.client, bad, 1, 0), is_near_null ? EPIPE : EFAULT);
+        await(pair.server, POLLIN);
+        if (is_near_null)
+            CHECK_EQ(recv(pair.server, bad, 1, 0), 0);
+        close_pair(&pair);
+    }
+}
+
 TEST(bad_addresses_are_efault)
 {
     struct pair pair = connected_pair();

@@ -11,6 +11,7 @@
 //! * `wait`: spinning, then sleeping on the lifeline.
 //! * `peer`: what is known of the other end, and which errors follow from it.
 //! * `ready`: readiness, for poll and epoll.
+//! * `nowhere`: buffers at addresses that no program has.
 //! * `splice`: between the stream and a pipe.
 //! * `share`: several processes holding one end.
 //! * `urgent`: urgent data.
@@ -21,6 +22,7 @@ mod ends;
 mod give_back;
 mod hold;
 mod lifeline;
+mod nowhere;
 mod peer;
 mod presence;
 mod ready;

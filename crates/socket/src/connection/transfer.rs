@@ -3,6 +3,7 @@
 use super::cork::HELD_BYTES_MAX;
 use super::ends::{Receiving, Sending};
 use super::give_back;
+use super::nowhere::is_any_nowhere;
 use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::clock::{note_stamp, stamp};
@@ -109,12 +110,24 @@ impl Connection {
     ///
     /// # Errors
     /// `AGAIN` when nothing is there and the call does not wait, or its time is up; `INTR`; `CONNRESET`; `BADF` when
-    /// closed meanwhile.
+    /// closed meanwhile; `FAULT` for a span where no program has memory.
     ///
     /// # Safety
-    /// Every span is writable for its length.
+    /// Every other span is writable for its length.
     #[inline(always)] // As its short path.
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if is_any_nowhere(spans) {
+            // SAFETY: the caller's spans.
+            return unsafe { self.receive_to_nowhere(spans, flags) };
+        }
+        // SAFETY: as above.
+        unsafe { self.receive_somewhere(spans, flags) }
+    }
+
+    /// # Safety
+    /// As [`Connection::receive`].
+    #[inline(always)] // As that.
+    pub(super) unsafe fn receive_somewhere(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: the caller's spans.
         match unsafe { self.receive_short_by_any(generation, spans, flags) } {
@@ -530,12 +543,24 @@ impl Connection {
     ///
     /// # Errors
     /// `AGAIN` when there is no room and the call does not wait, or its time is up; `INTR`; `PIPE` (the caller raises
-    /// the signal); `CONNRESET`; `BADF` when closed meanwhile.
+    /// the signal); `CONNRESET`; `BADF` when closed meanwhile; `FAULT` for a span where no program has memory.
     ///
     /// # Safety
-    /// Every span is readable for its length.
+    /// Every other span is readable for its length.
     #[inline(always)] // As its short path.
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        if is_any_nowhere(spans) {
+            // SAFETY: the caller's spans.
+            return unsafe { self.send_from_nowhere(spans, flags) };
+        }
+        // SAFETY: as above.
+        unsafe { self.send_somewhere(spans, flags) }
+    }
+
+    /// # Safety
+    /// As [`Connection::send`].
+    #[inline(always)] // As that.
+    pub(super) unsafe fn send_somewhere(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let generation = self.generation();
         // SAFETY: the caller's spans.
         match if flags.more { None } else { unsafe { self.send_short(generation, spans) } } {
