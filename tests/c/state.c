@@ -374,6 +374,72 @@ TEST(defer_accept_of_a_shared_listener_serves_in_every_process)
     expect(accept_from(listener), "for the parent");
 }
 
+// What a process does, when it has seen the silent clients of a listener that it shares.
+enum leaving { IS_BUSY, CLOSES, EXITS };
+
+static void leave_silent_clients(enum leaving how)
+{
+    struct address bound;
+    int listener = deferring_listener(&bound), ways[2], silent[3];
+    OK(socketpair(AF_UNIX, SOCK_STREAM, 0, ways));
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        expect(ways[1], "all are there");
+        expect_nobody(listener); // this process has seen them
+        say(ways[1], "seen");
+        if (how == IS_BUSY) {
+            await(listener, POLLIN);
+            expect(accept_from(listener), "busy");
+            say(ways[1], "busy");
+            expect(ways[1], "all are served");
+        } else if (how == CLOSES) {
+            OK(close(listener));
+            say(ways[1], "closed");
+            expect(ways[1], "all are served");
+        }
+        exit(0);
+    }
+    for (int i = 0; i < 3; i++)
+        silent[i] = dial(&bound);
+    say(ways[0], "all are there");
+    expect(ways[0], "seen");
+    int first = 0;
+    if (how == IS_BUSY) {
+        say(silent[first++], "busy");
+        expect(ways[0], "busy");
+    } else if (how == CLOSES) {
+        expect(ways[0], "closed");
+    } else {
+        wait_child(pid);
+    }
+    for (int i = first; i < 3; i++) {
+        say(silent[i], "late");
+        await(listener, POLLIN);
+        int server = accept_from(listener);
+        expect(server, "late");
+        ping_pong(silent[i], server);
+    }
+    if (how != EXITS) {
+        say(ways[0], "all are served");
+        wait_child(pid);
+    }
+}
+
+TEST(defer_accept_leaves_clients_of_a_busy_process_to_others)
+{
+    leave_silent_clients(IS_BUSY);
+}
+
+TEST(defer_accept_leaves_clients_to_others_when_a_process_closes_the_listener)
+{
+    leave_silent_clients(CLOSES);
+}
+
+TEST(defer_accept_leaves_clients_to_others_when_a_process_exits)
+{
+    leave_silent_clients(EXITS);
+}
+
 TEST(what_has_ended_is_dissolved_too)
 {
     struct pair pair = connected_pair();

@@ -48,6 +48,17 @@ extern "C" fn load() {
     files::adopt_standard_streams();
 }
 
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static UNLOAD: extern "C" fn() = unload;
+
+/// Runs when the program ends by `exit`, behind its own handlers.
+extern "C" fn unload() {
+    if !lifecycle::settings().off {
+        lifecycle::before_exit();
+    }
+}
+
 extern "C" fn before_fork() {
     files::before_fork();
     lifecycle::before_fork();

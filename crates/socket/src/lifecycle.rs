@@ -13,6 +13,7 @@ pub(crate) mod inspect;
 mod listen;
 mod pending;
 mod ports;
+mod returned;
 mod sockopt;
 
 pub use accept::accept;
@@ -102,6 +103,15 @@ struct ListenerInner {
     _slot: Option<ConnectionSlot>,
 }
 
+impl ListenerInner {
+    /// Leaves the connections that it keeps back to other processes.
+    fn leave_to_others(&mut self) {
+        if let Some(deferral) = &mut self.deferral {
+            deferral.give_back(usize::MAX);
+        }
+    }
+}
+
 static STREAMS: Pool<Stream> = Pool::new();
 static LISTENERS: Pool<Listener> = Pool::new();
 
@@ -142,6 +152,14 @@ impl<T> Shared<T> {
             self.left.let_handlers_in();
         }
         answer
+    }
+
+    /// Runs `access` unless somebody holds the lock: where there is no time to wait.
+    fn with_if_free(&self, access: impl FnOnce(&mut T)) {
+        if let Some(_guard) = self.lock.enter_if_free() {
+            // SAFETY: under the lock.
+            access(unsafe { &mut *self.inner.get() });
+        }
     }
 
     /// Whether a close is left to the holder of the lock, which this is a signal handler above.
@@ -251,7 +269,10 @@ impl Listener {
         }
         crate::interest::forget_listener(fd, self);
         let last = self.with(|inner| {
-            is_last_struck_out(&mut inner.descriptors, fd).then(|| std::mem::take::<ListenerInner>(inner))
+            is_last_struck_out(&mut inner.descriptors, fd).then(|| {
+                inner.leave_to_others();
+                std::mem::take::<ListenerInner>(inner)
+            })
         });
         if last.is_some() {
             drop(last);
@@ -456,11 +477,19 @@ pub fn before_fork() {
     // A handler between this and the end of the fork would wait for a lock that its own thread holds.
     let mask = system::set_signal_mask(u64::MAX);
     descriptor::before_fork();
+    deferral::before_fork();
     crate::interest::before_fork();
     STREAMS.lock_around_fork().iter().for_each(|stream| stream.shared.lock.lock_until_unlocked());
     LISTENERS.lock_around_fork().iter().for_each(|listener| listener.shared.lock.lock_until_unlocked());
     crate::connection::before_fork();
     MASK_AROUND_FORK.store(mask, Ordering::Relaxed);
+}
+
+/// Before the process ends by `exit`, perhaps in a signal handler.
+pub fn before_exit() {
+    if !is_borrowed_memory() {
+        LISTENERS.for_each(|listener| listener.shared.with_if_free(ListenerInner::leave_to_others));
+    }
 }
 
 /// After a fork, in the parent.

@@ -522,7 +522,11 @@ pub(crate) fn send_hello(lifeline: BorrowedFd<'_>, segment: &Segment, memfd: Bor
     }
 }
 
-fn send_with_descriptor(lifeline: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+pub(crate) fn send_with_descriptor(
+    lifeline: BorrowedFd<'_>,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
     let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -574,6 +578,11 @@ pub fn accept(lane_fd: RawFd, key: &NameKey, flags: i32) -> Result<Accepted, Err
         }
     }
     Err(Errno::CONNABORTED)
+}
+
+/// The tuple of a lifeline that was accepted before, as its connecting end has it, and who that is.
+pub(crate) fn peer_of(lifeline: BorrowedFd<'_>, key: &NameKey) -> Option<(Tuple, Opener)> {
+    rustix::net::getpeername(lifeline).ok().flatten().and_then(|name| tuple_of(&name, key))
 }
 
 /// The tuple in the address of a connecting end, seen from there, and who that is.
@@ -641,7 +650,10 @@ pub fn receive_hello(lifeline: BorrowedFd<'_>) -> Result<Option<(Segment, Option
 }
 
 /// A message's length, the descriptors that came with it, and whether there were more than are taken.
-fn receive_with_descriptors(lifeline: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
+pub(crate) fn receive_with_descriptors(
+    lifeline: BorrowedFd<'_>,
+    bytes: &mut [u8],
+) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(HELLO_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

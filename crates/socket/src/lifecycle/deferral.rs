@@ -4,9 +4,11 @@
 //! Only whoever takes a connection out of the lane listener's backlog can see whether it has bytes. One without any is
 //! kept here, hidden, and a *gate* stands for the lane listener wherever somebody waits for it: an epoll instance with
 //! the lane listener, all that are kept, and a timer. Others that share the listener find what is still in its backlog:
-//! nothing is taken out while one that is kept here can be accepted.
+//! nothing is taken out while one that is kept here can be accepted. What is kept goes back to all of them when one is
+//! accepted, for that may keep this process busy, and when this process closes the listener or ends.
 
 use super::Listener;
+use super::returned::Returned;
 use crate::address::{Opener, Tuple};
 use crate::clock::now_ns;
 use crate::descriptors::{HiddenFd, Need};
@@ -19,20 +21,26 @@ use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) const DEFER_ACCEPT: SocketOption = SocketOption { level: libc::IPPROTO_TCP, name: libc::TCP_DEFER_ACCEPT };
-/// Connections that one look takes out of the backlog.
+/// Connections that one look takes out of the backlog, and that one `accept` gives back.
 const TAKEN_AT_ONCE_MAX: usize = 64;
 /// What the gate says is ready is asked for in so many parts.
 const EVENTS_AT_ONCE: usize = 8;
 const OF_LANE: u64 = 0;
 const OF_TIMER: u64 = 1;
-const FIRST_NUMBER: u64 = 2;
+const OF_RETURNED: u64 = 2;
+const FIRST_NUMBER: u64 = 3;
+
+/// Whether this process has forked or is a child, so that others may share its listeners.
+static HAS_FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The connections that a listener keeps back.
 pub(super) struct Deferral {
     gate: HiddenFd,
     timer: HiddenFd,
+    returned: Returned,
     /// How long a connection waits for its bytes; 0: the program has turned it off.
     wait_ns: u64,
     next_number: u64,
@@ -55,6 +63,8 @@ enum Seen {
     Ready(u64),
     /// There is one in the backlog.
     Arrival,
+    /// There is one that another process, or this one, has given back.
+    Returned,
     Nothing,
 }
 
@@ -66,11 +76,11 @@ impl Deferral {
     pub fn asked_by(fd: RawFd, lane_fd: RawFd) -> Result<Option<Self>, Errno> {
         match wait_ns_of(fd) {
             0 => Ok(None),
-            wait_ns => Self::new(lane_fd, wait_ns).map(Some),
+            wait_ns => Self::new(lane_fd, wait_ns, Returned::new()?).map(Some),
         }
     }
 
-    fn new(lane_fd: RawFd, wait_ns: u64) -> Result<Self, Errno> {
+    fn new(lane_fd: RawFd, wait_ns: u64, returned: Returned) -> Result<Self, Errno> {
         let gate = HiddenFd::hide(epoll::create(epoll::CreateFlags::CLOEXEC)?, Need::Required)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = HiddenFd::hide(rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?, Need::Required)?;
@@ -78,7 +88,8 @@ impl Deferral {
         let lane = unsafe { BorrowedFd::borrow_raw(lane_fd) };
         epoll::add(gate.fd()?, lane, EventData::new_u64(OF_LANE), EventFlags::IN)?;
         epoll::add(gate.fd()?, timer.fd()?, EventData::new_u64(OF_TIMER), EventFlags::IN)?;
-        Ok(Self { gate, timer, wait_ns, next_number: FIRST_NUMBER, kept: VecDeque::new() })
+        epoll::add(gate.fd()?, returned.exit()?, EventData::new_u64(OF_RETURNED), EventFlags::IN)?;
+        Ok(Self { gate, timer, returned, wait_ns, next_number: FIRST_NUMBER, kept: VecDeque::new() })
     }
 
     /// Stands for the lane listener wherever somebody waits for it.
@@ -118,13 +129,19 @@ impl Deferral {
         if ready.clone().any(|number| number == OF_TIMER) {
             self.set_timer();
         }
-        Ok(if ready.clone().any(|number| number == OF_LANE) { Seen::Arrival } else { Seen::Nothing })
+        let is_there = |place| ready.clone().any(|number| number == place);
+        Ok(match (is_there(OF_RETURNED), is_there(OF_LANE)) {
+            (true, _) => Seen::Returned,
+            (false, true) => Seen::Arrival,
+            (false, false) => Seen::Nothing,
+        })
     }
 
-    fn keep(&mut self, accepted: Accepted) -> Result<(), Errno> {
+    /// `due_ns`: when one that was kept before may be accepted without bytes.
+    fn keep(&mut self, accepted: Accepted, due_ns: Option<u64>) -> Result<(), Errno> {
         let Accepted { lifeline, tuple, opener } = accepted;
         let lifeline = HiddenFd::hide(lifeline, Need::Required)?;
-        let due_ns = now_ns().saturating_add(self.wait_ns);
+        let due_ns = now_ns().saturating_add(self.wait_ns).min(due_ns.unwrap_or(u64::MAX));
         let kept = Kept { number: self.next_number, lifeline, tuple, opener, due_ns };
         self.next_number += 1;
         self.take_back(kept)
@@ -136,6 +153,23 @@ impl Deferral {
         self.kept.insert(place, kept);
         self.set_timer();
         Ok(())
+    }
+
+    /// Leaves the first connections to all processes that share the listener. What finds no room stays.
+    pub fn give_back(&mut self, count_max: usize) {
+        let Self { gate, returned, kept, .. } = self;
+        let mut left = count_max;
+        kept.retain(|one| {
+            let Ok(lifeline) = one.lifeline.fd() else { return true };
+            if left == 0 || returned.give(lifeline, one.due_ns).is_err() {
+                return true;
+            }
+            left -= 1;
+            // Before it is closed, as in `release`.
+            let _ = gate.fd().map(|gate| epoll::delete(gate, lifeline));
+            false
+        });
+        self.set_timer();
     }
 
     fn release(&mut self, number: u64) -> Option<Kept> {
@@ -167,7 +201,7 @@ pub(super) fn follow(fd: RawFd, listener: &'static Listener) -> Result<(), Errno
     if is_known || wait_ns == 0 {
         return Ok(());
     }
-    let deferral = Deferral::new(listener.lane_fd(), wait_ns)?;
+    let deferral = Deferral::new(listener.lane_fd(), wait_ns, Returned::new()?)?;
     interest::watch_anew(listener, || {
         listener.with(|inner| inner.deferral.get_or_insert(deferral).set_wait_ns(wait_ns));
     });
@@ -188,6 +222,7 @@ fn find(listener: &'static Listener) -> Result<Option<u64>, Errno> {
             Seen::Ready(number) => return Ok(Some(number)),
             Seen::Nothing => return Ok(None),
             Seen::Arrival => take_in(listener)?,
+            Seen::Returned => take_returned(listener)?,
         }
     }
     Ok(None)
@@ -200,10 +235,19 @@ fn take_in(listener: &'static Listener) -> Result<(), Errno> {
         Err(Errno::AGAIN) => Ok(()),
         Err(error) => Err(error),
         Ok(accepted) => listener.with(|inner| match &mut inner.deferral {
-            Some(deferral) => deferral.keep(accepted),
+            Some(deferral) => deferral.keep(accepted, None),
             None => Ok(()),
         }),
     }
+}
+
+fn take_returned(listener: &'static Listener) -> Result<(), Errno> {
+    let (_, key) = listener.lane().ok_or(Errno::BADF)?;
+    listener.with(|inner| {
+        let Some(deferral) = &mut inner.deferral else { return Ok(()) };
+        let returned = deferral.returned.take(&key)?;
+        returned.map_or(Ok(()), |(accepted, due_ns)| deferral.keep(accepted, Some(due_ns)))
+    })
 }
 
 /// As [`rendezvous::accept`], of a listener that keeps connections back; `None`: it does not.
@@ -221,6 +265,9 @@ fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errn
         Ok(lifeline) => {
             let (is_cloexec, is_nonblocking) = (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0);
             rendezvous::set_modes(lifeline.as_fd(), is_cloexec, is_nonblocking)?;
+            if HAS_FORKED.load(Ordering::Relaxed) {
+                give_back(listener, TAKEN_AT_ONCE_MAX);
+            }
             Ok(Accepted { lifeline, tuple: kept.tuple, opener: kept.opener })
         }
         Err(error) => {
@@ -230,12 +277,21 @@ fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errn
     }
 }
 
+fn give_back(listener: &'static Listener, count_max: usize) {
+    listener.with(|inner| inner.deferral.as_mut().map(|deferral| deferral.give_back(count_max)));
+}
+
+/// Before a fork: others are about to share the listeners.
+pub(super) fn before_fork() {
+    HAS_FORKED.store(true, Ordering::Relaxed);
+}
+
 /// In the child of a fork: what is kept is the parent's. The epoll instances of the program are both's, and would wake
 /// the child for the parent's gate only, so a listener that is in one keeps nothing back in the child.
 pub(super) fn after_fork_in_child(listener: &'static Listener) {
     let Some(before) = listener.with(|inner| inner.deferral.take()) else { return };
     if !interest::holds_listener(listener) {
-        let fresh = Deferral::new(listener.lane_fd(), before.wait_ns).ok();
+        let fresh = Deferral::new(listener.lane_fd(), before.wait_ns, before.returned).ok();
         listener.with(|inner| inner.deferral = fresh);
     }
 }
