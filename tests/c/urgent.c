@@ -221,6 +221,14 @@ TEST_YOUNG_AND_OLD(no_room_for_an_urgent_byte_is_said)
     CHECK_EQ(got.msg_flags & ~MSG_CMSG_CLOEXEC, MSG_OOB | MSG_TRUNC);
 }
 
+TEST_YOUNG_AND_OLD(urgent_bytes_are_neither_at_null_nor_put_there)
+{
+    CHECK_ERR(send(pair.client, NULL, 1, MSG_OOB), EFAULT);
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    CHECK_ERR(recv(pair.server, NULL, 1, MSG_OOB), EFAULT);
+}
+
 static void *wait_for_all(void *argument)
 {
     static char bytes[8];

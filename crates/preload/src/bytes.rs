@@ -38,15 +38,8 @@ unsafe fn receive_aside(connection: &'static Connection, spans: &[iovec], flags:
     if flags & libc::MSG_ERRQUEUE != 0 {
         return count_or_errno(Err(Errno::AGAIN));
     }
-    let received = connection.receive_urgent(Flags::from_bits(flags));
-    count_or_errno(received.map(|byte| {
-        let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return 0 };
-        if flags & libc::MSG_TRUNC == 0 {
-            // SAFETY: the C caller's buffer has a byte.
-            unsafe { span.iov_base.cast::<u8>().write(byte) };
-        }
-        1
-    }))
+    // SAFETY: the C caller's buffers.
+    count_or_errno(unsafe { connection.receive_urgent(spans, Flags::from_bits(flags)) })
 }
 
 /// A send whose last byte is urgent.

@@ -14,6 +14,7 @@
 
 use super::ends::Sending;
 use super::lifeline::{Behind, FOLLOW, SWITCH};
+use super::nowhere::is_any_nowhere;
 use super::wait::{Call, Deadline};
 use super::{Connection, Flags, Lanes, PeerState, Receiving, SHUTDOWN_WRITE, give_back, total_bytes};
 use crate::clock::stamp;
@@ -134,6 +135,9 @@ impl Connection {
             // SAFETY: the caller's spans.
             return unsafe { self.send(spans, flags) };
         };
+        if is_any_nowhere(spans) {
+            return Err(Errno::FAULT);
+        }
         if !self.can_send_urgent() {
             let (peer, shutdown) = self.state();
             if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 {
@@ -226,12 +230,16 @@ impl Connection {
         Ok(true)
     }
 
-    /// Receives the urgent byte out of turn. It stays in the stream, as a place.
+    /// Receives the urgent byte out of turn into `spans`; returns how many bytes that were: none, if the spans have no
+    /// room. It stays in the stream, as a place.
     ///
     /// # Errors
     /// `INVAL` where there is none, it was received before, or urgent bytes are received in line (`SO_OOBINLINE`);
-    /// those of a lock between processes.
-    pub fn receive_urgent(&'static self, flags: Flags) -> Result<u8, Errno> {
+    /// `FAULT` for a span where no program has memory; those of a lock between processes.
+    ///
+    /// # Safety
+    /// Every other span is writable for its length.
+    pub unsafe fn receive_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if self.is_urgent_inline() {
             return Err(Errno::INVAL);
         }
@@ -246,7 +254,15 @@ impl Connection {
         if !flags.peek {
             lanes.segment.store(Own::Urgent, Progress { taken: urgent.number, ..progress }.to_word());
         }
-        Ok(urgent.byte)
+        let Some(span) = spans.iter().find(|span| span.iov_len > 0) else { return Ok(0) };
+        if is_any_nowhere(spans) {
+            return Err(Errno::FAULT);
+        }
+        if !flags.discard {
+            // SAFETY: our caller says that the span is writable, and it has a byte.
+            unsafe { span.iov_base.cast::<u8>().write(urgent.byte) };
+        }
+        Ok(1)
     }
 
     /// Whether the next receive begins at the urgent byte (`SIOCATMARK`).
