@@ -189,6 +189,24 @@ TEST(what_is_held_outlives_its_killed_sender)
     }
 }
 
+TEST(a_cork_belongs_to_all_who_hold_the_connection)
+{
+    FOR_EACH_AGE(pair)
+    {
+        set_cork(pair.client, 1);
+        say(pair.client, "corked");
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            set_cork(pair.client, 0);
+            _exit(0);
+        }
+        wait_child(pid);
+        expect_together(pair.server, "corked");
+        say(pair.client, "free");
+        expect_together(pair.server, "free");
+    }
+}
+
 TEST(a_full_segment_is_not_held)
 {
     FOR_EACH_AGE(pair)

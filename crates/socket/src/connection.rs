@@ -201,7 +201,7 @@ pub struct Connection {
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
     due: AtomicU32,
     is_nonblocking: AtomicBool,
-    /// `TCP_CORK`.
+    /// `TCP_CORK`, before there are lanes: then [`Own::Corked`] says it to all processes that hold the end.
     is_corked: AtomicBool,
     /// The process was forked before the hello came: it is the parent's.
     is_orphan: AtomicBool,
@@ -484,10 +484,12 @@ impl Connection {
     fn apply(&'static self, asked: &Asked) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
         self.is_urgent_inline.store(asked.is_urgent_inline, Ordering::Relaxed);
-        self.is_corked.store(asked.is_corked, Ordering::Relaxed);
         self.control_wanted.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
+        if asked.is_corked {
+            self.set_corked(true);
+        }
         if let Some(_both) = self.hold_both() {
             self.bound_lifeline(asked.send_bytes);
             self.offer_bounds(asked.receive_bytes);
@@ -693,7 +695,12 @@ impl Connection {
         {
             lifeline::lanes_to::note(tuple.peer);
         }
-        let noted = if lanes.segment.is_adopted() { lanes.segment.load(Own::ByLane) } else { 0 };
+        let noted = if lanes.segment.is_adopted() {
+            lanes.segment.load(Own::ByLane)
+        } else {
+            lanes.segment.store(Own::Corked, self.is_corked.load(Ordering::Relaxed).into());
+            0
+        };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.
         unsafe { *self.lanes.get() = Some(lanes) };
         self.awaits_hello.store(false, Ordering::Relaxed);

@@ -134,6 +134,8 @@ pub enum Own {
     Peer = 32,
     /// Directions that go by the lanes: [`BY_LANE_SEND`], [`BY_LANE_RECEIVE`].
     ByLane = 40,
+    /// 1: the program has put the cork in (`TCP_CORK`).
+    Corked = 48,
     /// Holder of the send lock between processes.
     SendLock = 64,
     /// Holder of the receive lock between processes.

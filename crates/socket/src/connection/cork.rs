@@ -28,14 +28,17 @@ pub(super) fn now_ms() -> u32 {
 impl Connection {
     /// Puts the cork in, or pulls it, which shows what is held back.
     pub fn set_corked(&'static self, is_corked: bool) {
-        self.is_corked.store(is_corked, Ordering::Relaxed);
-        if !is_corked {
-            return self.push();
+        {
+            let _guard = self.hold(&self.send_lock);
+            self.is_corked.store(is_corked, Ordering::Relaxed);
+            if let Some(lanes) = self.lanes() {
+                lanes.segment.store(Own::Corked, is_corked.into());
+                // SAFETY: under the send lock.
+                unsafe { (*lanes.sender.get()).ask_for_room_next() };
+            }
         }
-        let _guard = self.hold(&self.send_lock);
-        if let Some(lanes) = self.lanes() {
-            // SAFETY: under the send lock.
-            unsafe { (*lanes.sender.get()).ask_for_room_next() };
+        if !is_corked {
+            self.push();
         }
     }
 
@@ -63,18 +66,22 @@ impl Connection {
         unsafe { (*lanes.sender.get()).held_bytes() }
     }
 
-    /// Whether a send is to be held back, as far as the program says.
-    #[inline]
-    pub(super) fn is_to_be_held(&self, flags: Flags) -> bool {
-        (flags.more || self.is_corked.load(Ordering::Relaxed)) && !sandbox::is_confined()
+    /// Gives lanes to an end whose next send is to be held back, if that goes by the lifeline. Answers whether it does
+    /// not.
+    pub(super) fn prepare_to_hold(&'static self, flags: Flags) -> bool {
+        self.sends_by_lane() || ((flags.more || self.is_corked.load(Ordering::Relaxed)) && self.switch_to_hold())
     }
 
-    /// Begins to hold back what is sent, in lanes in which that goes. Under the send lock.
-    pub(super) fn begin_hold(&self, lanes: &Lanes) {
-        if !lanes.segment.is_in_windows() && !lanes.segment.peer_is_confined() {
+    /// Begins to hold back what is sent, if the program asks for it and these lanes can. Under the send lock.
+    pub(super) fn begin_hold(&self, lanes: &Lanes, flags: Flags) -> bool {
+        let holds = (flags.more || lanes.segment.load(Own::Corked) != 0)
+            && !lanes.segment.is_in_windows()
+            && !lanes.segment.peer_is_confined();
+        if holds {
             // SAFETY: under the send lock.
             unsafe { (*lanes.sender.get()).begin_hold(now_ms()) };
         }
+        holds
     }
 
     /// Where nothing was found: shows what the sender has held back for as long as it may, or has left. Under the

@@ -701,9 +701,8 @@ impl Connection {
         is_patient: bool,
     ) -> Result<usize, Errno> {
         let mut before = 0;
-        let holds = self.is_to_be_held(flags) && (1..HELD_BYTES_MAX).contains(&wanted);
-        let by_lane = self.sends_by_lane() || (holds && self.switch_to_hold());
-        if !by_lane {
+        let is_short = (1..HELD_BYTES_MAX).contains(&wanted);
+        if !(if is_short { self.prepare_to_hold(flags) } else { self.sends_by_lane() }) {
             // SAFETY: our caller says that every span is readable for its length.
             let (sent, goes_on) = unsafe { self.send_by_lifeline(generation, spans, skip, wanted) }?;
             if !goes_on || (sent > 0 && skip + sent == wanted) {
@@ -712,7 +711,7 @@ impl Connection {
             before = sent;
         }
         // SAFETY: the same spans, behind the bytes that went by the lifeline.
-        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, holds, is_patient) } {
+        match unsafe { self.send_by_lane(generation, spans, skip + before, wanted, flags, is_patient) } {
             Err(error) if before > 0 => {
                 self.keep_error(error);
                 Ok(before)
@@ -728,7 +727,7 @@ impl Connection {
         spans: &[iovec],
         skip: usize,
         wanted: usize,
-        holds: bool,
+        flags: Flags,
         is_patient: bool,
     ) -> Result<usize, Errno> {
         let guard = self.hold_of(generation, &self.send_lock)?;
@@ -746,9 +745,7 @@ impl Connection {
         }
         // SAFETY: under the send lock.
         let position = unsafe { (*lanes.sender.get()).prepare(is_patient, stamp()) };
-        if holds {
-            self.begin_hold(lanes);
-        }
+        let holds = (1..HELD_BYTES_MAX).contains(&wanted) && self.begin_hold(lanes, flags);
         // SAFETY: the caller's spans.
         let sent = unsafe { self.copy_out(lanes, spans, skip, wanted) }?;
         if self.unanswered_sends.load(Ordering::Relaxed) == 0 {
@@ -837,17 +834,14 @@ impl Connection {
         mut fill: impl FnMut(*mut u8, usize, usize) -> Result<usize, Errno>,
     ) -> Result<usize, Errno> {
         let dont_wait = !self.waits(flags);
-        let holds = self.is_to_be_held(flags);
-        if holds && !self.sends_by_lane() {
-            self.switch_to_hold();
-        }
+        self.prepare_to_hold(flags);
         let generation = self.generation();
         let mut done = 0;
         let mut is_patient = !dont_wait;
         let mut call = Call::new(self);
         while done < len_bytes {
             let mut fill_rest = |pointer: *mut u8, len: usize| fill(pointer, len, done);
-            match self.fill_once(generation, len_bytes - done, holds, is_patient, &is_at_end, &mut fill_rest) {
+            match self.fill_once(generation, len_bytes - done, flags, is_patient, &is_at_end, &mut fill_rest) {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
@@ -872,7 +866,7 @@ impl Connection {
         &'static self,
         generation: u32,
         len_bytes: usize,
-        holds: bool,
+        flags: Flags,
         is_patient: bool,
         is_at_end: &impl Fn() -> bool,
         fill: &mut impl FnMut(*mut u8, usize) -> Result<usize, Errno>,
@@ -901,9 +895,7 @@ impl Connection {
         // SAFETY: under the send lock.
         let sender = unsafe { &mut *lanes.sender.get() };
         sender.prepare(is_patient, stamp());
-        if holds {
-            self.begin_hold(lanes);
-        }
+        let holds = self.begin_hold(lanes, flags);
         let filled = sender.fill(len_bytes, fill, |corrupt| self.reset_for(lanes, corrupt));
         sender.end_hold(holds && !matches!(filled, Ok(None)));
         self.note_memory(lanes);
