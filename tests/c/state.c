@@ -336,8 +336,8 @@ static void defer_in_a_set(uint32_t events, bool is_set_late)
 
 TEST(defer_accept_counts_for_epoll)
 {
-    const uint32_t kinds[] = {0, EPOLLET, EPOLLONESHOT};
-    for (int kind = 0; kind < 3; kind++) {
+    const uint32_t kinds[] = {0, EPOLLET, EPOLLONESHOT, EPOLLEXCLUSIVE};
+    for (int kind = 0; kind < 4; kind++) {
         defer_in_a_set(kinds[kind], false);
         defer_in_a_set(kinds[kind], true);
     }

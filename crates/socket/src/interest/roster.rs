@@ -11,6 +11,7 @@ use super::order::ReadyTime;
 use super::registration::{EDGE, EXCLUSIVE, Lifeline, ONESHOT, Registration, Target, Watch};
 use crate::clock::{TICKS_PER_MICROSECOND, ticks};
 use crate::descriptors::{HiddenFd, Spare};
+use crate::lifecycle::Listener;
 use crate::limit;
 use crate::system;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
@@ -44,9 +45,11 @@ pub fn keep_spare_inner() {
     SPARE_INNER.keep(kernel::create_hidden);
 }
 
-/// What the kernel is asked of a lane listener.
-fn lane_events(events: u32) -> u32 {
-    INPUT | events & (EDGE | EXCLUSIVE)
+/// What the kernel is asked of a lane listener, or of the gate before it: an epoll instance, which takes no
+/// `EPOLLEXCLUSIVE`.
+fn lane_events(listener: &'static Listener, events: u32) -> u32 {
+    let kept = if listener.watched_fd() == listener.lane_fd() { EDGE | EXCLUSIVE } else { EDGE };
+    INPUT | events & kept
 }
 
 #[derive(Default)]
@@ -356,7 +359,8 @@ impl Roster {
                 } else {
                     kernel::control(inner, EPOLL_CTL_ADD, fd, events & !(ONESHOT | EDGE), token)?;
                 }
-                match kernel::control(inner, EPOLL_CTL_ADD, listener.watched_fd(), lane_events(events), token) {
+                match kernel::control(inner, EPOLL_CTL_ADD, listener.watched_fd(), lane_events(listener, events), token)
+                {
                     // Another descriptor of the same listener is in the set and reports it.
                     Ok(()) | Err(Errno::EXIST) => Ok(()),
                     Err(error) => {
@@ -422,7 +426,7 @@ impl Roster {
                 let _ = match self.another_of(index) {
                     Some((heir, events)) => {
                         let (fd, token) = (listener.watched_fd(), self.token(heir));
-                        kernel::control(inner, EPOLL_CTL_MOD, fd, lane_events(events), token)
+                        kernel::control(inner, EPOLL_CTL_MOD, fd, lane_events(listener, events), token)
                     }
                     None => kernel::control(inner, EPOLL_CTL_DEL, listener.watched_fd(), 0, 0),
                 };
