@@ -400,6 +400,24 @@ TEST_YOUNG_AND_OLD(nobody_who_is_gone_gets_what_is_urgent)
     expect_urgent(pair.client, '!');
 }
 
+TEST_YOUNG_AND_OLD(urgent_bytes_push_what_a_cork_holds_back)
+{
+    int on = 1;
+    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &on, sizeof on));
+    say(pair.client, "held");
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "held");
+    CHECK_EQ(sockatmark(pair.server), 1);
+    expect_urgent(pair.server, '!');
+    say(pair.client, "behind");
+    int off = 0;
+    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &off, sizeof off));
+    await(pair.server, POLLIN);
+    expect_piece(pair.server, "behind");
+}
+
 TEST_YOUNG_AND_OLD(both_ends_send_urgent_bytes_at_once)
 {
     say(pair.client, "from client");
