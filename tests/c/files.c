@@ -74,6 +74,30 @@ TEST(sendfile_nonblocking_takes_a_part)
     CHECK_ERR(recv(pair.server, &sent, 1, MSG_DONTWAIT), EAGAIN);
 }
 
+// Each on a connection that has carried nothing.
+TEST(sendfile_nonblocking_from_an_offset_and_from_where_the_file_stands)
+{
+    struct pattern *pattern = pattern_new(64);
+    int file = file_of(pattern, 120000);
+    for (int has_offset = 0; has_offset < 2; has_offset++) {
+        struct pair pair = connected_pair();
+        set_nonblocking(pair.client);
+        off_t offset = 20000;
+        CHECK_EQ(lseek(file, has_offset ? 7 : 20000, SEEK_SET), has_offset ? 7 : 20000);
+        ssize_t sent = OK(sendfile(pair.client, file, has_offset ? &offset : NULL, 90000));
+        CHECK(sent > 16384);
+        CHECK_EQ(lseek(file, 0, SEEK_CUR), has_offset ? 7 : 20000 + sent);
+        if (has_offset)
+            CHECK_EQ(offset, 20000 + sent);
+        char *bytes = malloc(sent);
+        recv_exact(pair.server, bytes, sent);
+        pattern_check(pattern, 20000, bytes, sent);
+        free(bytes);
+        ping_pong(pair.client, pair.server);
+        close_pair(&pair);
+    }
+}
+
 TEST(sendfile_rejects_bad_arguments)
 {
     struct pair pair = connected_pair();

@@ -597,11 +597,22 @@ unsafe fn send_file(connection: &'static Connection, input: c_int, offset: *mut 
         set_errno(error);
         return -1;
     }
+    let (mut position, count) = (start, count.min(COUNT_MAX));
+    match connection.send_file_early(file, position.as_mut(), count) {
+        Ok(None) => {}
+        result => {
+            if let Some(position) = position {
+                // SAFETY: not null, and the C caller's.
+                unsafe { *offset = position };
+            }
+            return count_or_errno(result.map(|sent| sent.unwrap_or(0)));
+        }
+    }
     let is_at_end = || {
         let position = start.map_or_else(|| rustix::fs::tell(file), |start| Ok(start as u64));
         position.and_then(|position| rustix::io::pread(file, &mut [0_u8; 1], position)) == Ok(0)
     };
-    let result = connection.send_in_place(count.min(COUNT_MAX), Flags::default(), is_at_end, |pointer, len, done| {
+    let result = connection.send_in_place(count, Flags::default(), is_at_end, |pointer, len, done| {
         // SAFETY: the lane reserved this span for us to write.
         let span = unsafe { std::slice::from_raw_parts_mut(pointer.cast::<std::mem::MaybeUninit<u8>>(), len) };
         let read = match start {

@@ -5,6 +5,7 @@ use crate::signals::Moment;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// `recv(2)`.
@@ -92,6 +93,18 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     // SAFETY: both sets have the kernel's size.
     unsafe { call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut before, size_of::<u64>()) };
     before
+}
+
+/// `sendfile(2)`.
+pub(crate) fn send_file(
+    to: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: Option<&mut i64>,
+    len_bytes: usize,
+) -> Result<usize, Errno> {
+    let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // SAFETY: the offset is null or writable.
+    counted(unsafe { call!(libc::SYS_sendfile, to.as_raw_fd(), file.as_raw_fd(), offset, len_bytes) })
 }
 
 /// A signal mask in force for as long as this lives.

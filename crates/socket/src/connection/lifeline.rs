@@ -804,6 +804,14 @@ impl Connection {
         Ok(Some(sent))
     }
 
+    /// The kernel has sent so many bytes of the program's by the lifeline. Under the send lock.
+    pub(super) fn note_sent_early(&self, bytes: usize) {
+        if bytes > 0 {
+            self.early.has_sent.store(true, Ordering::Relaxed);
+            self.count_sent(bytes);
+        }
+    }
+
     /// Whether a send by the lifeline would reach nobody.
     pub(super) fn has_no_more_to_send_early(&self) -> bool {
         self.is_shut(SHUTDOWN_WRITE) || self.lifeline_has_hung_up()

@@ -17,6 +17,7 @@ use lane::{Corrupt, INLINE_BYTES, Next};
 use ledger::ConnectionSlot;
 use libc::iovec;
 use rustix::io::Errno;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
 /// What a call asks for beyond moving bytes: the `MSG_` flags that a stream knows.
@@ -53,6 +54,9 @@ const TRIES_MAX: u32 = 400;
 
 /// Most bytes of a file that are taken for a peer that has just gone.
 const UNSENT_BYTES: usize = 4096;
+
+/// A file of more bytes is sent by the kernel before there are lanes.
+const FILE_BYTES_MIN: usize = 16 << 10;
 
 /// What one look at a lane brought.
 pub(super) enum Step {
@@ -816,6 +820,33 @@ impl Connection {
                 break;
             }
         }
+        Ok(sent)
+    }
+
+    /// Has the kernel send a part of a file by the lifeline, from `offset` or from where the file stands, which then
+    /// moves: in one piece, where [`Connection::send_in_place`] would send some of it in pieces and get lanes for the
+    /// rest. Answers how many bytes went; `None`: it is not on its lifeline, or would wait there, or there is something
+    /// to say that `send_in_place` says.
+    ///
+    /// # Errors
+    /// `BADF` when closed meanwhile.
+    pub fn send_file_early(
+        &'static self,
+        file: BorrowedFd<'_>,
+        offset: Option<&mut i64>,
+        len_bytes: usize,
+    ) -> Result<Option<usize>, Errno> {
+        if self.sends_by_lane() || len_bytes <= FILE_BYTES_MIN || !self.is_nonblocking.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let generation = self.generation();
+        let _guard = self.hold_of(generation, &self.send_lock)?;
+        let is_early = !self.sends_by_lane() && !self.awaits_hello.load(Ordering::Relaxed) && self.lanes().is_none();
+        if !is_early || self.has_no_more_to_send_early() || self.state().0 != PeerState::Alive {
+            return Ok(None);
+        }
+        let sent = system::send_file(self.borrow_lifeline(), file, offset, len_bytes).ok();
+        self.note_sent_early(sent.unwrap_or(0));
         Ok(sent)
     }
 
