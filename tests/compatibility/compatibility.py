@@ -73,14 +73,29 @@ or benchmark on loopback, server and client with `crosslane run --`. An error or
 |---|---|---|---:|---:|---:|"""
 
 FOOT = """
-Why some are over kernel TCP: busybox is a static program, into which no library can be loaded; etcd is a Go program,
-which makes its system calls itself. Both work beside accelerated clients, which fall back.
+Why some are over kernel TCP, all beside accelerated programs, which fall back:
 
-Notes: a server that is started by root and gives root up before it listens (`memcached -u nobody`) stays on kernel TCP,
-because a rack directory belongs to one user; here it runs as the user who runs the script. Over kernel TCP, 8
-connections to Java's own HTTP server take about 45 ms a request: most likely Nagle's algorithm and a delayed
-acknowledgement, which lanes do not have (not traced). A wrong answer, an
-error of a client or a server that ends is a line that begins with **fails**.
+- busybox is a static program, into which no library can be loaded.
+- etcd is a Go program, which makes its system calls itself.
+- gRPC asks its listener for `SO_ZEROCOPY`, whose completions come by an error queue that lanes do not have. A listener
+  that asks for more than lanes offer is kernel TCP's.
+- vsftpd listens for its data connections as user `ftp`, within a `chroot`: no rack is there, and it would be another
+  user's. Its control connection, accepted by root, has a lane.
+
+Notes:
+
+- A rack directory belongs to one user. Servers with a user of their own (PostgreSQL, MariaDB, Squid, RabbitMQ) run as
+  that user here, as `User=` of a systemd unit has it, and so do their clients. A server that is started by root and
+  gives root up before it listens (`memcached -u nobody`, `squid`) stays on kernel TCP. One that gives it up behind that
+  (nginx, Apache, PHP-FPM) has lanes.
+- nginx gives the program that replaces it an environment of its own. Here its configuration has `env LD_PRELOAD;` and
+  `env CROSSLANE_RACK;`, without which clients of the new program are on kernel TCP, and none is lost either.
+- tokio's program is mini-redis, the server of its tutorial. Open MPI is told to use its TCP transport between processes
+  of one machine (`--mca btl tcp,self`); by itself it takes its own shared memory.
+- Over kernel TCP, 8 connections to Java's own HTTP server take about 45 ms a request: most likely Nagle's algorithm and
+  a delayed acknowledgement, which lanes do not have (not traced).
+
+A wrong answer, an error of a client or a server that ends is a line that begins with **fails**.
 """
 
 

@@ -197,11 +197,11 @@ def serve_mariadb(trial):
     return port
 
 
-@entry("MariaDB", "mariadb-slap, 4 connections", "queries/s")
+@entry("MariaDB", "mariadb-slap, 4 connections, inserts", "queries/s")
 def mariadb(trial):
     port, count = serve_mariadb(trial), 20000
     slap = [program("mariadb-slap"), "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", f"--port={port}"]
-    load = ["--user=root", "--auto-generate-sql", "--auto-generate-sql-load-type=key", "--concurrency=4"]
+    load = ["--user=root", "--auto-generate-sql", "--auto-generate-sql-load-type=write", "--concurrency=4"]
     _, seconds = trial.client([*slap, *load, f"--number-of-queries={count}"])
     return count / seconds
 

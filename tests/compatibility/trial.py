@@ -174,6 +174,16 @@ class Trial:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+        for pid in self.daemons():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def daemons(self):
+        """Processes that have left their server's group, known by the folder in their command line."""
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in (process / "cmdline").read_bytes():
+                    yield int(process.name)
 
 
 def make_certificate(trial):

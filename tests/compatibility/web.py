@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 from trial import (
     Failed,
@@ -191,9 +190,6 @@ def nginx_upgrade(trial):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(upgrades.pid, signal.SIGKILL)
         upgrades.wait()
-        time.sleep(0.5)
-        with contextlib.suppress(ProcessLookupError, ValueError, OSError):
-            os.kill(int(pid.read_text()), signal.SIGTERM)
     if not (trial.folder / "upgrades").exists():
         raise Failed("no upgrade was done in time")
     return result
