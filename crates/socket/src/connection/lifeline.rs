@@ -49,8 +49,10 @@ pub(super) struct Early {
     peer: AtomicU64,
     /// An error number to be reported once.
     error: AtomicU64,
-    /// Receives that brought something.
-    receives: AtomicU32,
+    /// Questions: receives that brought something, the first ones and those behind an answer.
+    questions: AtomicU32,
+    /// Something was sent behind the last question.
+    has_answered: AtomicBool,
     /// Bytes that have been taken out of the lifeline, as edges count them: see [`Connection::early_arrivals`].
     taken_bytes: AtomicU64,
     /// The same, with all messages.
@@ -98,7 +100,8 @@ impl Early {
         self.shutdown.store(0, Ordering::Relaxed);
         self.peer.store(PeerState::Alive as u64, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
-        self.receives.store(0, Ordering::Relaxed);
+        self.questions.store(0, Ordering::Relaxed);
+        self.has_answered.store(true, Ordering::Relaxed);
         self.taken_bytes.store(0, Ordering::Relaxed);
         self.taken_in_all_bytes.store(0, Ordering::Relaxed);
         self.counted_to_bytes.store(0, Ordering::Relaxed);
@@ -209,6 +212,7 @@ impl Connection {
                 Ok(bytes) => {
                     sent += bytes;
                     self.early.has_sent.store(true, Ordering::Relaxed);
+                    self.early.has_answered.store(true, Ordering::Relaxed);
                     self.count_sent(bytes);
                 }
                 Err(Errno::AGAIN) => {
@@ -322,8 +326,8 @@ impl Connection {
                 Taken::Bytes(0) => return Ok(Some(Step::Nothing)),
                 Taken::Bytes(bytes) => {
                     self.count_received(bytes, flags);
-                    if !flags.peek {
-                        self.early.receives.fetch_add(1, Ordering::Relaxed);
+                    if !flags.peek && self.early.has_answered.swap(false, Ordering::Relaxed) {
+                        self.early.questions.fetch_add(1, Ordering::Relaxed);
                     }
                     return Ok(Some(Step::Moved(bytes)));
                 }
@@ -801,6 +805,7 @@ impl Connection {
         // SAFETY: filled so far.
         let sent = if filled == 0 { 0 } else { unsafe { send_now(self.lifeline(), &spans, 0) }? };
         self.early.has_sent.store(true, Ordering::Relaxed);
+        self.early.has_answered.store(true, Ordering::Relaxed);
         Ok(Some(sent))
     }
 

@@ -33,9 +33,9 @@ use std::sync::atomic::Ordering;
 
 /// Messages that an honest end sends at most.
 const MESSAGES_MAX: u32 = 4;
-/// Receives that brought something, by the accepting end, before it offers lanes with its next answer: a connection
-/// for one question and one answer is over by then.
-const RECEIVES_BEFORE_OFFER: u32 = 2;
+/// Questions to the accepting end, each in one receive or several, before it offers lanes with its next answer: a
+/// connection for one question and one answer is over by then.
+const QUESTIONS_BEFORE_OFFER: u32 = 2;
 /// What an AF_UNIX stream holds if nobody says otherwise (`net.core.wmem_default`).
 const LIFELINE_BYTES: usize = 212_992;
 
@@ -359,7 +359,7 @@ impl Connection {
     /// Offers lanes where the program answers a peer that has proved busy. Under the send lock.
     pub(super) fn offer_with_answer(&self) {
         let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
-        let is_due = is_acceptor && self.early.receives.load(Ordering::Relaxed) >= RECEIVES_BEFORE_OFFER;
+        let is_due = is_acceptor && self.early.questions.load(Ordering::Relaxed) >= QUESTIONS_BEFORE_OFFER;
         if is_due && self.unanswered_sends.load(Ordering::Relaxed) == 0 {
             self.offer();
         }
