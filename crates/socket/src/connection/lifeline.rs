@@ -813,6 +813,7 @@ impl Connection {
     pub(super) fn note_sent_early(&self, bytes: usize) {
         if bytes > 0 {
             self.early.has_sent.store(true, Ordering::Relaxed);
+            self.early.has_answered.store(true, Ordering::Relaxed);
             self.count_sent(bytes);
         }
     }

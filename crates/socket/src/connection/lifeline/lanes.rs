@@ -260,7 +260,7 @@ impl Connection {
     /// (`tcp_nopush`, without keep-alive) twice the processor time.
     pub(in crate::connection) fn switch_to_hold(&'static self) -> bool {
         let is_acceptor = self.early.is_acceptor.load(Ordering::Relaxed);
-        let answers_first = (1..RECEIVES_BEFORE_OFFER).contains(&self.early.receives.load(Ordering::Relaxed));
+        let answers_first = (1..QUESTIONS_BEFORE_OFFER).contains(&self.early.questions.load(Ordering::Relaxed));
         !(is_acceptor && answers_first) && self.switch_at_once()
     }
 
