@@ -38,6 +38,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes that are taken out at once where the program does not want them.
 const SCRATCH_BYTES: usize = 16 << 10;
+/// So far ahead looks go, for receives of less.
+const LOOK_BYTES: usize = 64 << 10;
 
 /// What a connection knows while one of its directions goes by the lifeline.
 #[derive(Default)]
@@ -53,6 +55,8 @@ pub(super) struct Early {
     questions: AtomicU32,
     /// Something was sent behind the last question.
     has_answered: AtomicBool,
+    /// Bytes of the program's that come next, as a look has found and no receive has taken. Under the receive lock.
+    seen_ahead: AtomicU64,
     /// Bytes that have been taken out of the lifeline, as edges count them: see [`Connection::early_arrivals`].
     taken_bytes: AtomicU64,
     /// The same, with all messages.
@@ -102,6 +106,7 @@ impl Early {
         self.error.store(0, Ordering::Relaxed);
         self.questions.store(0, Ordering::Relaxed);
         self.has_answered.store(true, Ordering::Relaxed);
+        self.seen_ahead.store(0, Ordering::Relaxed);
         self.taken_bytes.store(0, Ordering::Relaxed);
         self.taken_in_all_bytes.store(0, Ordering::Relaxed);
         self.counted_to_bytes.store(0, Ordering::Relaxed);
@@ -359,7 +364,7 @@ impl Connection {
 
     /// Looks first, without room for descriptors: what has some is none of the program's.
     unsafe fn take_spans(&'static self, spans: &[iovec], flags: Flags) -> Result<Taken, Errno> {
-        let (bytes, has_message) = match look_aside(self.lifeline(), total_bytes(spans)) {
+        let (bytes, has_message) = match self.look_for(total_bytes(spans)) {
             Ok((0, false)) => return self.end_of_lifeline(spans),
             Ok((bytes, true)) => (bytes - 1, true),
             Ok(seen) => seen,
@@ -375,8 +380,10 @@ impl Connection {
             // SAFETY: every span is writable for its length, as whoever receives has promised.
             return unsafe { peek_exactly(self.lifeline(), spans, bytes) }.map(Taken::Bytes);
         }
+        let seen_ahead = self.early.seen_ahead.load(Ordering::Relaxed);
         // SAFETY: every span is writable for its length, as whoever receives has promised.
         let taken = unsafe { take_exactly(self.lifeline(), spans, bytes) }?;
+        self.early.seen_ahead.fetch_sub(seen_ahead.min(taken.0 as u64), Ordering::Relaxed);
         self.early.taken_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         self.early.taken_in_all_bytes.fetch_add(taken.0 as u64, Ordering::Relaxed);
         // Another process that holds this end may have been faster: what it has left may end with a message.
@@ -388,6 +395,23 @@ impl Connection {
             let _ = self.put_message_aside();
         }
         Ok(Taken::Bytes(taken.0))
+    }
+
+    /// As [`look_aside`]; but what an earlier look has shown to be no message is not looked at again, as long as no
+    /// other process can receive it. Under the receive lock.
+    fn look_for(&self, wanted: usize) -> Result<(usize, bool), Errno> {
+        let seen_ahead = self.early.seen_ahead.swap(0, Ordering::Relaxed) as usize;
+        if wanted == 0 || self.can_be_held_elsewhere() {
+            return look_aside(self.lifeline(), wanted);
+        }
+        if seen_ahead >= wanted {
+            self.early.seen_ahead.store(seen_ahead as u64, Ordering::Relaxed);
+            return Ok((wanted, false));
+        }
+        let (seen, has_message) = look_aside(self.lifeline(), wanted.max(LOOK_BYTES))?;
+        let bytes = seen - usize::from(has_message);
+        self.early.seen_ahead.store(bytes as u64, Ordering::Relaxed);
+        Ok(if has_message && bytes < wanted { (seen, true) } else { (bytes.min(wanted), false) })
     }
 
     /// Whether the incoming direction goes by its lane, as this process or another one that holds the end has found.
@@ -680,7 +704,16 @@ impl Connection {
 
     /// As [`Connection::unread_in_lifeline`], under both locks.
     fn unread_behind(&self) -> usize {
+        let seen_ahead = self.early.seen_ahead.load(Ordering::Relaxed) as usize;
+        if seen_ahead > 0 && !self.can_be_held_elsewhere() {
+            // Programs ask after each receive.
+            let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
+            if unread == seen_ahead {
+                return unread;
+            }
+        }
         let behind = self.look_behind();
+        self.early.seen_ahead.store(behind.bytes as u64, Ordering::Relaxed);
         let is_inline = self.is_urgent_inline.load(Ordering::Relaxed);
         let unread_in = |segment: &Segment| urgent::unread_behind(segment, behind.bytes == 0, is_inline);
         let beyond = match (behind.message, &behind.memory) {

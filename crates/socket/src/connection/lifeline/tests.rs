@@ -95,6 +95,20 @@ fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request()
 }
 
 #[test]
+fn a_message_behind_bytes_that_were_seen_already_is_found() {
+    let [one, two] = young_pair();
+    assert_eq!(send(&one, &[1; 100]), Ok(100));
+    assert_eq!(receive(&two, 10).as_deref(), Ok(&[1; 10][..]));
+    assert_eq!((two.0.early.seen_ahead.load(Ordering::Relaxed), two.0.unread_bytes()), (90, 90));
+    assert!(one.0.switch_at_once());
+    assert_eq!(send(&one, &[2; 50]), Ok(50));
+    assert_eq!(two.0.unread_bytes(), 140);
+    assert_eq!(receive(&two, 90).as_deref(), Ok(&[1; 90][..]));
+    assert_eq!(receive(&two, 100).as_deref(), Ok(&[2; 50][..]));
+    assert!(two.0.receives_by_lane());
+}
+
+#[test]
 fn a_connection_for_one_question_takes_no_memory() {
     let _no_child = crate::forks::none();
     let [client, server] = young_pair();
