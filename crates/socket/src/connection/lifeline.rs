@@ -704,16 +704,11 @@ impl Connection {
 
     /// As [`Connection::unread_in_lifeline`], under both locks.
     fn unread_behind(&self) -> usize {
-        let seen_ahead = self.early.seen_ahead.load(Ordering::Relaxed) as usize;
-        if seen_ahead > 0 && !self.can_be_held_elsewhere() {
-            // Programs ask after each receive.
-            let unread = rustix::io::ioctl_fionread(self.borrow_lifeline()).unwrap_or(0) as usize;
-            if unread == seen_ahead {
-                return unread;
-            }
+        // Programs ask after each receive.
+        if let Some(unread) = self.unread_as_seen() {
+            return unread;
         }
         let behind = self.look_behind();
-        self.early.seen_ahead.store(behind.bytes as u64, Ordering::Relaxed);
         let is_inline = self.is_urgent_inline.load(Ordering::Relaxed);
         let unread_in = |segment: &Segment| urgent::unread_behind(segment, behind.bytes == 0, is_inline);
         let beyond = match (behind.message, &behind.memory) {
@@ -730,6 +725,15 @@ impl Connection {
         };
         behind.memory.into_iter().for_each(close);
         behind.bytes + beyond
+    }
+
+    /// Bytes of the program's that are unread, where a look has shown all of them, and no message among them. Under the
+    /// receive lock.
+    pub(super) fn unread_as_seen(&self) -> Option<usize> {
+        let seen_ahead = self.early.seen_ahead.load(Ordering::Relaxed);
+        let may_be = seen_ahead > 0 && !self.can_be_held_elsewhere();
+        let is_all = || rustix::io::ioctl_fionread(self.borrow_lifeline()) == Ok(seen_ahead);
+        (may_be && is_all()).then_some(seen_ahead as usize)
     }
 
     /// Whether a peer that is gone has reset the connection, behind bytes that are unread.
@@ -751,7 +755,10 @@ impl Connection {
         let mut scratch = vec![0_u8; unread];
         let spans = [iovec { iov_base: scratch.as_mut_ptr().cast(), iov_len: unread }];
         // SAFETY: the scratch is writable.
-        let Ok((bytes, true)) = (unsafe { look(self.lifeline(), &spans) }) else { return nothing };
+        let seen = unsafe { look(self.lifeline(), &spans) };
+        let bytes_seen = seen.map_or(0, |(bytes, has_message)| bytes - usize::from(has_message));
+        self.early.seen_ahead.store(bytes_seen as u64, Ordering::Relaxed);
+        let Ok((bytes, true)) = seen else { return nothing };
         // SAFETY: the scratch is writable, and outlives the call.
         let receive = || unsafe { receive(self.lifeline(), &spans, libc::MSG_PEEK) };
         let received = limit::with_one_free(self.borrow_lifeline(), receive);

@@ -312,7 +312,7 @@ impl Connection {
             return;
         }
         let Some(_both) = self.hold_both() else { return };
-        if !self.is_on_lifeline() || !self.may_get_lanes() {
+        if !self.is_on_lifeline() || !self.may_get_lanes() || self.unread_as_seen().is_some() {
             return;
         }
         match self.look_behind() {

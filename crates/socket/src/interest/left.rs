@@ -87,6 +87,10 @@ impl Left {
     /// Takes what there is. Answers whether there was more, which got no place.
     pub fn take(&self, mut follow: impl FnMut(Close)) -> bool {
         self.is_any.store(false, Ordering::SeqCst);
+        if self.has_put_off.load(Ordering::SeqCst) {
+            // Those were put off just before the look, and wait for who leaves.
+            self.is_any.store(true, Ordering::SeqCst);
+        }
         self.closes.iter().filter_map(|place| Close::of_word(place.swap(0, Ordering::Acquire))).for_each(&mut follow);
         self.is_too_much.swap(false, Ordering::Acquire)
     }
@@ -95,6 +99,14 @@ impl Left {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn handlers_that_are_put_off_before_the_look_are_let_in_by_who_leaves() {
+        let left = Left::default();
+        left.put_handlers_off();
+        assert!(!left.take(|_| ()));
+        assert!(left.is_any());
+    }
 
     #[test]
     fn closes_come_back_as_they_were_and_once() {
