@@ -1,6 +1,6 @@
 //! `close`, `dup`, `fcntl`, `ioctl`: the life and the modes of descriptors.
 
-use crate::{files, real, set_errno, zero_or_errno};
+use crate::{files, keeping_errno, real, set_errno, zero_or_errno};
 use rustix::io::Errno;
 use socket::lifecycle;
 use socket::table::{self, Entry};
@@ -13,11 +13,11 @@ const F_SETOWN_EX: c_int = 15;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    match lifecycle::close(fd) {
+    keeping_errno(|| match lifecycle::close(fd) {
         // SAFETY: the C caller's.
         Ok(()) => unsafe { real::close(fd) },
         Err(error) => zero_or_errno(Err(error)),
-    }
+    })
 }
 
 #[unsafe(no_mangle)]

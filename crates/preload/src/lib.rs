@@ -105,6 +105,20 @@ fn count_or_errno(result: Result<usize, Errno>) -> isize {
     }
 }
 
+/// A call of the program's, which leaves `errno` alone where it succeeds: a lock of the standard library that another
+/// thread has writes `EAGAIN` there.
+#[inline]
+fn keeping_errno(call: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: libc's own variable of this thread.
+    let before = unsafe { *libc::__errno_location() };
+    let result = call();
+    if result >= 0 {
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = before };
+    }
+    result
+}
+
 /// 0, or -1 with `errno`.
 fn zero_or_errno(result: Result<(), Errno>) -> c_int {
     match result {

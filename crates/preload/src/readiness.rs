@@ -1,6 +1,6 @@
 //! `poll`, `select`, `epoll` and their kin.
 
-use crate::{set_errno, zero_or_errno};
+use crate::{keeping_errno, set_errno, zero_or_errno};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use socket::clock::now_ns;
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     // SAFETY: the C caller's.
-    zero_or_errno(unsafe { interest::control(epfd, operation, fd, event) })
+    keeping_errno(|| zero_or_errno(unsafe { interest::control(epfd, operation, fd, event) }))
 }
 
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! `socket`, `listen`, `accept`, `connect`, names and options.
 
-use crate::{real, set_errno, zero_or_errno};
+use crate::{keeping_errno, real, set_errno, zero_or_errno};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::address;
@@ -12,15 +12,23 @@ use std::ffi::{c_int, c_void};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the C caller's.
-    let fd = crate::sparing_descriptors(|| unsafe { real::socket(domain, kind, protocol) });
-    if fd >= 0 {
-        lifecycle::note_socket(fd, domain, kind, protocol);
-    }
-    fd
+    let call = || unsafe { real::socket(domain, kind, protocol) };
+    keeping_errno(|| {
+        let fd = crate::sparing_descriptors(call);
+        if fd >= 0 {
+            lifecycle::note_socket(fd, domain, kind, protocol);
+        }
+        fd
+    })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the C caller's.
+    keeping_errno(|| unsafe { bind_here(fd, address, len) })
+}
+
+unsafe fn bind_here(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     let wanted = match table::get(fd) {
         // SAFETY: the C caller's.
         Entry::Stream(_) => unsafe { address::read_sockaddr(address, len) }.ok(),
@@ -39,10 +47,11 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    zero_or_errno(lifecycle::listen(fd, backlog, || {
+    let in_kernel = || {
         // SAFETY: the C caller's.
         if unsafe { real::listen(fd, backlog) } == 0 { Ok(()) } else { Err(socket::system::errno()) }
-    }))
+    };
+    keeping_errno(|| zero_or_errno(lifecycle::listen(fd, backlog, in_kernel)))
 }
 
 #[unsafe(no_mangle)]
@@ -51,6 +60,11 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         // SAFETY: the C caller's.
         return unsafe { real::connect(fd, address, len) };
     }
+    // SAFETY: the C caller's.
+    keeping_errno(|| unsafe { connect_stream(fd, address, len) })
+}
+
+unsafe fn connect_stream(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the C caller's.
     let destination = unsafe { address::read_sockaddr(address, len) };
     match lifecycle::connect(fd, destination) {
@@ -86,7 +100,8 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
         set_errno(Errno::INVAL);
         return -1;
     }
-    match socket::limit::sparing(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE) {
+    let call = || socket::limit::sparing(|| lifecycle::accept(fd, listener, flags), |error| *error == Errno::MFILE);
+    keeping_errno(|| match call() {
         Ok(new) => {
             if let Some(peer) = new.peer
                 && !address.is_null()
@@ -97,7 +112,7 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
             new.fd
         }
         Err(error) => zero_or_errno(Err(error)),
-    }
+    })
 }
 
 #[unsafe(no_mangle)]
