@@ -121,10 +121,10 @@ impl Connection {
     #[inline(always)] // As its short path.
     pub unsafe fn receive(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if is_any_nowhere(spans) {
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span that is somewhere is writable.
             return unsafe { self.receive_to_nowhere(spans, flags) };
         }
-        // SAFETY: as above.
+        // SAFETY: no span is nowhere, so that each is writable, as our caller says.
         unsafe { self.receive_somewhere(spans, flags) }
     }
 
@@ -477,17 +477,17 @@ impl Connection {
 
     #[inline]
     unsafe fn copy_in(&self, lanes: &Lanes, spans: &[iovec], skip: usize, flags: Flags) -> Result<usize, Errno> {
-        // SAFETY: the caller's spans.
+        // SAFETY: our caller says that every span is writable for its length.
         let moved = unsafe { self.copy_in_to_mark(lanes, spans, skip, flags) }?;
         let wanted = total_bytes(spans).saturating_sub(skip);
         if moved >= wanted || flags.peek {
             return Ok(moved);
         }
-        // SAFETY: the caller's spans.
+        // SAFETY: our caller says that every span is writable for its length.
         let copy = |moved| unsafe { self.copy_in_to_mark(lanes, spans, skip + moved, flags) };
         let put = |moved, byte| {
             if !flags.discard {
-                // SAFETY: the caller's spans, which have more bytes than so many.
+                // SAFETY: the spans are writable, and have more bytes than were received.
                 unsafe { put_byte(spans, skip + moved, byte) };
             }
         };
@@ -554,10 +554,10 @@ impl Connection {
     #[inline(always)] // As its short path.
     pub unsafe fn send(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         if is_any_nowhere(spans) {
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span that is somewhere is readable.
             return unsafe { self.send_from_nowhere(spans, flags) };
         }
-        // SAFETY: as above.
+        // SAFETY: no span is nowhere, so that each is readable, as our caller says.
         unsafe { self.send_somewhere(spans, flags) }
     }
 

@@ -132,7 +132,7 @@ impl Connection {
     /// Every span is readable for its length.
     pub unsafe fn send_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
         let Some(last) = spans.iter().rposition(|span| span.iov_len > 0) else {
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is readable for its length.
             return unsafe { self.send(spans, flags) };
         };
         if is_any_nowhere(spans) {
@@ -143,14 +143,14 @@ impl Connection {
             if peer == PeerState::Alive && shutdown & SHUTDOWN_WRITE == 0 {
                 return Err(Errno::OPNOTSUPP);
             }
-            // SAFETY: the caller's spans.
+            // SAFETY: our caller says that every span is readable for its length.
             return unsafe { self.send(spans, flags) };
         }
         let before = total_bytes(spans) - 1;
         if before > 0 {
             let mut spans = spans[..=last].to_vec();
             spans[last].iov_len -= 1;
-            // SAFETY: the caller's spans, but for the last byte.
+            // SAFETY: our caller says that every span is readable; of the last one, a byte less is read.
             let sent = unsafe { self.send(&spans, flags) }?;
             if sent < before {
                 return Ok(sent);
@@ -366,7 +366,7 @@ impl Connection {
     ) -> Result<usize, lane::Corrupt> {
         let (latest, is_inline) = (lanes.latest(), self.is_urgent_inline());
         let at_urgent = |urgent, is_first| at_mark(urgent, latest, is_first, is_inline);
-        // SAFETY: the caller's span. Under the receive lock.
+        // SAFETY: our caller says that so many bytes are writable; under the receive lock there is no other receiver.
         unsafe { (*lanes.receiver.get()).peek_to(skip, destination, len_bytes, at_urgent) }
     }
 
