@@ -113,7 +113,7 @@ fn keeping_errno(call: impl FnOnce() -> c_int) -> c_int {
     let before = unsafe { *libc::__errno_location() };
     let result = call();
     if result >= 0 {
-        // SAFETY: as above.
+        // SAFETY: the same variable, which is writable for as long as the thread lives.
         unsafe { *libc::__errno_location() = before };
     }
     result

@@ -192,7 +192,7 @@ pub(crate) fn error_of(answer: isize) -> Errno {
 /// # Safety
 /// As the system call.
 pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usize; N]) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: our caller says that these are arguments of that system call.
     let result = unsafe { call_silently(number, arguments) };
     if (-4095..0).contains(&result) {
         // SAFETY: libc's own variable of this thread.
@@ -206,13 +206,13 @@ pub unsafe fn call_kernel<const N: usize>(number: libc::c_long, arguments: [usiz
 fn by_libc(call: impl FnOnce() -> isize) -> isize {
     // SAFETY: libc's own variable of this thread.
     let location = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: the same variable, which nothing else of this thread uses meanwhile.
     let before = unsafe { *location };
     let answer = call();
     if answer >= 0 {
         return answer;
     }
-    // SAFETY: as above.
+    // SAFETY: the variable that the call has written, of this thread alone.
     let error = unsafe { std::mem::replace(&mut *location, before) };
     -error as isize
 }

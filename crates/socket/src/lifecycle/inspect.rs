@@ -117,7 +117,7 @@ pub(super) fn mark_mode(fd: RawFd, is_ours: bool) {
 
 /// What [`mark_mode`] noted, here or elsewhere.
 pub(super) fn is_mode_ours(fd: RawFd) -> bool {
-    // SAFETY: as above.
+    // SAFETY: takes no pointer; a closed descriptor is answered with an error.
     unsafe { crate::system::call!(libc::SYS_fcntl, fd, F_GETSIG, 0) == libc::SIGIO as isize }
 }
 
