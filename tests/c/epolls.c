@@ -706,6 +706,49 @@ TEST(several_threads_wait_on_one_epoll)
         join_thread(threads[i]);
 }
 
+// ---- room that comes back -----------------------------------------------------------------------
+
+// A sender that has filled the connection sleeps in epoll_wait until its peer has received everything.
+static void sleep_until_drained(struct end *me, uint32_t edge)
+{
+    say(me->fd, "head");
+    int epoll = epoll_with(me->fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | edge);
+    CHECK((epoll_one(epoll).events & EPOLLOUT) != 0);
+    set_nonblocking(me->fd);
+    fill_until_full(me->fd);
+    struct epoll_event event;
+    while (epoll_wait(epoll, &event, 1, 0) == 1 && (event.events & EPOLLOUT) != 0)
+        fill_until_full(me->fd);
+    meet(me);
+    do {
+        CHECK_EQ(epoll_wait(epoll, &event, 1, PATIENCE_MS), 1);
+        if ((event.events & EPOLLOUT) == 0)
+            pause_ms(1);
+    } while ((event.events & EPOLLOUT) == 0);
+    say(me->fd, "tail");
+    meet(me);
+}
+
+#define ROOM_COMES_BACK(name, before, once_full)                                                   \
+    static void drain_##name(struct end *me)                                                       \
+    {                                                                                              \
+        before;                                                                                    \
+        meet(me);                                                                                  \
+        once_full;                                                                                 \
+        pause_ms(SILENCE_MS); /* in which the sender falls asleep */                               \
+        drain_until_empty(me->fd);                                                                 \
+        meet(me);                                                                                  \
+    }                                                                                              \
+    SERVER(room_comes_back_to_edges_##name) { sleep_until_drained(me, EPOLLET); }                  \
+    CLIENT(room_comes_back_to_edges_##name) { drain_##name(me); }                                  \
+    SERVER(room_comes_back_to_levels_##name) { sleep_until_drained(me, 0); }                       \
+    CLIENT(room_comes_back_to_levels_##name) { drain_##name(me); }
+
+ROOM_COMES_BACK(from_a_reader, (void)me, (void)me)
+ROOM_COMES_BACK(from_one_that_has_shut_down, OK(shutdown(me->fd, SHUT_WR)), (void)me)
+ROOM_COMES_BACK(from_one_that_shuts_down_late, (void)me, OK(shutdown(me->fd, SHUT_WR)))
+ROOM_COMES_BACK(from_one_that_awaits_urgent_bytes, (void)me, await(me->fd, POLLIN | POLLPRI))
+
 static void *count_edges(void *argument)
 {
     struct crew *crew = argument;

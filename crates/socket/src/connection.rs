@@ -719,7 +719,7 @@ impl Connection {
 
     /// Whether what is sent goes by a lane. Under the send lock, or as a glance.
     #[inline]
-    fn sends_by_lane(&self) -> bool {
+    pub fn sends_by_lane(&self) -> bool {
         self.by_lane.load(Ordering::Relaxed) & BY_LANE_SEND != 0
     }
 

@@ -280,7 +280,7 @@ impl Registration {
         let waits_for_room = self.wanted() & OUTPUT != 0 && !self.is_edge() && self.is_enabled;
         // What the program is just told it may read until the rest comes by a lane, of which the kernel knows nothing.
         let has_news = self.listed.is_some() || self.heard.is_some() || self.stays_ready;
-        self.is_on_lifeline() && !has_news && !waits_for_room
+        self.is_on_lifeline() && !has_news && !waits_for_room && !self.waits_for_lane_in_vain()
     }
 
     /// As [`Registration::may_be_left_to_kernel`], of one that has just been added or changed.
@@ -296,6 +296,11 @@ impl Registration {
     /// Whether nothing wakes for what it waits for, though its lifeline can ring.
     pub fn waits_in_vain(&self) -> bool {
         matches!(self.target, Target::Connection(connection) if connection.waits_for_room_in_vain(self.wanted()))
+    }
+
+    /// As [`Registration::waits_in_vain`], for room in a lane: of room in the lifeline the kernel tells.
+    fn waits_for_lane_in_vain(&self) -> bool {
+        matches!(self.target, Target::Connection(connection) if connection.sends_by_lane()) && self.waits_in_vain()
     }
 
     /// When it joined the ready list, of one that is ready.

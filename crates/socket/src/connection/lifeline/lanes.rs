@@ -110,9 +110,13 @@ impl Connection {
         if self.lanes().is_some() {
             let is_known = inode_of(&memory) == self.early.inode.load(Ordering::Relaxed);
             let elsewhere = if is_known { Ok(()) } else { self.receive_elsewhere(&memory) };
-            close(memory);
-            elsewhere?;
+            if let Err(error) = elsewhere {
+                close(memory);
+                return Err(error);
+            }
             self.begin_to_receive_by_lane();
+            // One that was attached ahead has not switched itself.
+            self.switch_back(Some(memory));
             return Ok(());
         }
         self.withdraw_offer();
@@ -155,8 +159,8 @@ impl Connection {
     /// The peer's bytes go by a lane from here on, in memory that this end has sent. Under both locks.
     fn be_followed(&'static self, received: Option<OwnedFd>) -> Result<(), Errno> {
         if self.lanes().is_some() {
-            received.into_iter().for_each(close);
             self.begin_to_receive_by_lane();
+            self.switch_back(received);
             return Ok(());
         }
         let Some(Offered { segment, memory }) = self.withdraw_offer() else {
