@@ -42,6 +42,9 @@ __attribute__((noreturn, format(printf, 3, 4))) void fail_at(const char *file, i
 __attribute__((noreturn, format(printf, 1, 2))) void skip(const char *format, ...);
 __attribute__((format(printf, 1, 2))) void info(const char *format, ...);
 
+// What a failure of this thread says first, such as the seed of what is random.
+extern _Thread_local char failure_note[160];
+
 #define FAIL(...) fail_at(__FILE__, __LINE__, __VA_ARGS__)
 
 #define CHECK(condition)                                                                           \

@@ -706,6 +706,33 @@ TEST(several_threads_wait_on_one_epoll)
         join_thread(threads[i]);
 }
 
+TEST(a_child_goes_on_with_a_set_when_its_parent_has_closed_the_connection)
+{
+    struct pair pair = connected_pair();
+    int epoll = epoll_with(pair.server, EPOLLIN);
+    say(pair.client, "first");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    expect(pair.server, "first");
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        OK(close(pair.client));
+        for (int i = 0; i < 200; i++) {
+            CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+            expect(pair.server, "question");
+            say(pair.server, "answer");
+        }
+        _exit(0);
+    }
+    OK(close(pair.server));
+    for (int i = 0; i < 200; i++) {
+        if (i % 50 == 0)
+            pause_ms(SILENCE_MS); // in which the child falls asleep
+        say(pair.client, "question");
+        expect(pair.client, "answer");
+    }
+    wait_child(pid);
+}
+
 // ---- room that comes back -----------------------------------------------------------------------
 
 // A sender that has filled the connection sleeps in epoll_wait until its peer has received everything.

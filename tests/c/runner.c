@@ -43,11 +43,13 @@ static void report(char kind, const char *prefix, const char *format, va_list ar
         abort();
 }
 
+_Thread_local char failure_note[160];
+
 void fail_at(const char *file, int line, const char *format, ...)
 {
-    char place[128];
+    char place[288];
     const char *slash = strrchr(file, '/');
-    snprintf(place, sizeof place, "%s:%d: ", slash ? slash + 1 : file, line);
+    snprintf(place, sizeof place, "%s:%d: %s", slash ? slash + 1 : file, line, failure_note);
     va_list arguments;
     va_start(arguments, format);
     report('F', place, format, arguments);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use system_tests::{Finished, PATIENCE, Process, Rack, Traffic, c};
 
@@ -166,4 +166,16 @@ fn lanes_pass() {
     rack.assert_over_lanes("semantics", Traffic { kernel_bytes: 0, ..traffic }, 1);
     let uring = examination.infos.iter().find(|line| line.starts_with("info io_uring_setup"));
     assert_eq!(uring.map(String::as_str), Some("info io_uring_setup: ENOSYS"));
+}
+
+#[test]
+#[ignore = "takes two minutes; in ./x exam"]
+fn a_thousand_conversations_at_random_keep_every_byte() {
+    let rack = Rack::new();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
+    let mut command = rack.require_lane(c::semantics());
+    command.args(["conversations_at_random.processes", "conversations_at_random.threads"]);
+    // Whoever looks for a failure sets the seed that its report names.
+    command.env("RANDOM_SEED", now.as_secs().to_string()).env("RANDOM_COUNT", "500").env("SEMANTICS_TIMEOUT_S", "600");
+    Examination::run(&rack, &mut command).must_pass(&[]);
 }

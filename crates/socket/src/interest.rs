@@ -325,8 +325,11 @@ impl InterestSet {
         if !survivors.is_empty() && roster.orphan(index, survivors) {
             return self.start_watching(roster, index);
         }
-        // What was made before a fork stays in the kernel for the other process.
-        if !roster.at(index).is_inherited {
+        // What was made before a fork stays in the kernel for the other process, as Linux keeps it while somebody has
+        // the file open.
+        let registration = roster.at(index);
+        let is_others_too = registration.is_inherited || (registration.has_heir && registration.is_connection());
+        if !is_others_too {
             roster.delist(index);
         }
         self.drop_registration(roster, index);
@@ -828,6 +831,7 @@ pub fn after_fork_in_parent() {
         let roster = unsafe { &mut *set.roster.get() };
         let switched = roster.switched();
         set.look_at_parked(roster, switched);
+        roster.bequeath();
         set.lock.unlock();
     }
     NESTING.unlock();

@@ -112,6 +112,8 @@ pub(super) struct Registration {
     pub is_parked: bool,
     /// Made before a fork: the kernel's part of it is another process's too.
     pub is_inherited: bool,
+    /// A child has inherited it, which may be there still.
+    pub has_heir: bool,
     /// The kernel has reported a listener or a nested set, and the program has not been told yet.
     pub is_pending: bool,
     /// Reported in the wait that is about to return.
@@ -151,6 +153,7 @@ impl Registration {
             watch: Watch::Off,
             is_parked: false,
             is_inherited: false,
+            has_heir: false,
             is_pending: false,
             was_reported: false,
             is_found: false,

@@ -303,6 +303,11 @@ impl Roster {
         }
     }
 
+    /// In the parent of a fork: the child may go on with what this process closes.
+    pub fn bequeath(&mut self) {
+        self.slots.iter_mut().filter_map(|slot| slot.registration.as_mut()).for_each(|it| it.has_heir = true);
+    }
+
     /// Those that were left to the kernel, and go by lanes now.
     pub fn switched(&self) -> Vec<u32> {
         let has_switched = |slot: &Slot| {

@@ -1,0 +1,474 @@
+// Conversations at random: both ends send and receive at once, by any call, after any wait, and both find every byte.
+//
+// A seed decides all that a program decides; RANDOM_SEED is the first one, RANDOM_COUNT how many follow it.
+#include "check.h"
+
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+
+#define BUFFER_BYTES (1 << 20)
+#define PIPE_BYTES 16384
+
+enum way { BY_POLL, BY_SELECT, BY_LEVELS, BY_EDGES, BY_ONESHOT, BY_NAPS, WAYS };
+
+// One end of a conversation.
+struct talker {
+    uint64_t seed; // of the conversation
+    uint64_t state;
+    int fd;
+    bool is_alone; // in its process, so that it may fork
+    struct pattern *out, *in;
+    uint64_t to_send, sent, to_receive, received;
+    bool has_shut, has_ended; // this end's stream, the peer's
+    bool shuts_early;
+    bool may_send, may_receive; // as far as the last wait said
+    size_t piece_max;
+    unsigned pause_one_in;
+    bool has_napped;
+    enum way way;
+    int epoll;
+    int file;
+    int to_pipe[2]; // bytes on their way out
+    size_t in_pipe;
+    char *buffer;
+};
+
+static uint64_t below(struct talker *me, uint64_t bound) { return random_next(&me->state) % bound; }
+static bool one_in(struct talker *me, uint64_t n) { return below(me, n) == 0; }
+
+// In front of what can fail for the peer's sake.
+static void note_state(struct talker *me)
+{
+    snprintf(failure_note, sizeof failure_note, "seed %llu, sent %llu of %llu, received %llu of %llu, way %d: ",
+             (unsigned long long)me->seed, (unsigned long long)me->sent, (unsigned long long)me->to_send,
+             (unsigned long long)me->received, (unsigned long long)me->to_receive, me->way);
+}
+
+// The number of bytes, -1 for EAGAIN.
+static ssize_t count_of(ssize_t count, const char *call)
+{
+    if (count < 0 && errno != EAGAIN)
+        FAIL("%s: %s", call, strerrorname_np(errno));
+    return count;
+}
+
+static size_t pieces_of(struct talker *me, struct iovec *pieces, size_t size)
+{
+    size_t count = 1 + below(me, 4), at = 0;
+    for (size_t i = 0; i < count; i++) {
+        size_t length = i + 1 == count ? size - at : below(me, size - at + 1);
+        pieces[i] = (struct iovec){me->buffer + at, length};
+        at += length;
+    }
+    return count;
+}
+
+// ---- sending ------------------------------------------------------------------------------------
+
+static ssize_t send_by_pipe(struct talker *me, size_t size)
+{
+    if (me->in_pipe == 0) {
+        me->in_pipe = size < PIPE_BYTES ? size : PIPE_BYTES;
+        pattern_fill(me->out, me->sent, me->buffer, me->in_pipe);
+        CHECK_EQ(write(me->to_pipe[1], me->buffer, me->in_pipe), me->in_pipe);
+    }
+    ssize_t moved = splice(me->to_pipe[0], NULL, me->fd, NULL, me->in_pipe, SPLICE_F_NONBLOCK);
+    if (count_of(moved, "splice") > 0)
+        me->in_pipe -= moved;
+    return moved;
+}
+
+// The kernel sends from the file's own pages, which nobody may change meanwhile.
+static void fill_file(struct talker *me)
+{
+    for (uint64_t at = 0; at < me->to_send; at += BUFFER_BYTES) {
+        size_t size = me->to_send - at < BUFFER_BYTES ? me->to_send - at : BUFFER_BYTES;
+        pattern_fill(me->out, at, me->buffer, size);
+        CHECK_EQ(pwrite(me->file, me->buffer, size, at), size);
+    }
+}
+
+static ssize_t send_by_file(struct talker *me, size_t size)
+{
+    off_t offset = me->sent;
+    return count_of(sendfile(me->fd, me->file, &offset, size), "sendfile");
+}
+
+static ssize_t send_piece(struct talker *me)
+{
+    uint64_t left = me->to_send - me->sent;
+    size_t size = 1 + below(me, me->piece_max);
+    size = size < left ? size : left;
+    unsigned kind = below(me, 8);
+    if (me->in_pipe > 0 || kind == 0)
+        return send_by_pipe(me, size);
+    if (kind == 1)
+        return send_by_file(me, size);
+    pattern_fill(me->out, me->sent, me->buffer, size);
+    struct iovec pieces[4];
+    struct msghdr message = {.msg_iov = pieces};
+    switch (kind) {
+    case 2:
+        return count_of(write(me->fd, me->buffer, size), "write");
+    case 3:
+        return count_of(writev(me->fd, pieces, pieces_of(me, pieces, size)), "writev");
+    case 4:
+        message.msg_iovlen = pieces_of(me, pieces, size);
+        return count_of(sendmsg(me->fd, &message, MSG_NOSIGNAL), "sendmsg");
+    case 5:
+        return count_of(send(me->fd, me->buffer, size, MSG_MORE | MSG_NOSIGNAL), "send more");
+    case 6:
+        if (one_in(me, 8))
+            return count_of(send(me->fd, me->buffer, size, MSG_OOB | MSG_NOSIGNAL), "send oob");
+        // fall through
+    default:
+        return count_of(send(me->fd, me->buffer, size, MSG_NOSIGNAL), "send");
+    }
+}
+
+static void send_some(struct talker *me)
+{
+    for (int calls = 1 + below(me, 4); calls > 0 && me->sent < me->to_send && me->may_send; calls--) {
+        ssize_t sent = send_piece(me);
+        me->may_send = sent >= 0;
+        me->sent += sent > 0 ? sent : 0;
+    }
+}
+
+// ---- receiving ----------------------------------------------------------------------------------
+
+static ssize_t receive_by_pipe(struct talker *me, size_t size)
+{
+    int ends[2];
+    OK(pipe2(ends, O_NONBLOCK));
+    ssize_t got = splice(me->fd, NULL, ends[1], NULL, size < PIPE_BYTES ? size : PIPE_BYTES, SPLICE_F_NONBLOCK);
+    if (count_of(got, "splice") > 0)
+        CHECK_EQ(read(ends[0], me->buffer, got), got);
+    close(ends[0]);
+    close(ends[1]);
+    // Nothing may come for an urgent byte too, which splice does not take.
+    return got == 0 ? count_of(recv(me->fd, me->buffer, size, 0), "recv") : got;
+}
+
+static ssize_t receive_piece(struct talker *me)
+{
+    size_t size = 1 + below(me, me->piece_max);
+    struct iovec pieces[4];
+    struct msghdr message = {.msg_iov = pieces};
+    switch (below(me, 8)) {
+    case 0:
+        return receive_by_pipe(me, size);
+    case 1:
+        return count_of(read(me->fd, me->buffer, size), "read");
+    case 2:
+        return count_of(readv(me->fd, pieces, pieces_of(me, pieces, size)), "readv");
+    case 3:
+        message.msg_iovlen = pieces_of(me, pieces, size);
+        return count_of(recvmsg(me->fd, &message, 0), "recvmsg");
+    case 4: {
+        ssize_t peeked = count_of(recv(me->fd, me->buffer, size, MSG_PEEK), "peek");
+        if (peeked <= 0)
+            return peeked;
+        pattern_check(me->in, me->received, me->buffer, peeked);
+        memset(me->buffer, 0, peeked);
+        return count_of(recv(me->fd, me->buffer, peeked, MSG_DONTWAIT), "recv what was peeked");
+    }
+    default:
+        return count_of(recv(me->fd, me->buffer, size, MSG_DONTWAIT), "recv");
+    }
+}
+
+static void receive_some(struct talker *me)
+{
+    for (int calls = 1 + below(me, 4); calls > 0 && !me->has_ended && me->may_receive; calls--) {
+        ssize_t got = receive_piece(me);
+        me->may_receive = got >= 0;
+        if (got == 0) {
+            if (me->received < me->to_receive)
+                FAIL("the stream ended early");
+            me->has_ended = true;
+        }
+        if (got > 0 && me->received + got > me->to_receive)
+            FAIL("%zd bytes too many", (ssize_t)(me->received + got - me->to_receive));
+        pattern_check(me->in, me->received, me->buffer, got > 0 ? got : 0);
+        me->received += got > 0 ? got : 0;
+    }
+}
+
+// ---- waiting ------------------------------------------------------------------------------------
+
+static void choose_way(struct talker *me)
+{
+    if (me->epoll >= 0)
+        close(me->epoll);
+    me->epoll = -1;
+    me->way = below(me, WAYS);
+    if (me->way == BY_LEVELS || me->way == BY_EDGES || me->way == BY_ONESHOT) {
+        me->epoll = OK(epoll_create1(EPOLL_CLOEXEC));
+        uint32_t events = me->way == BY_EDGES ? EPOLLIN | EPOLLOUT | EPOLLET | EPOLLRDHUP
+                          : me->way == BY_ONESHOT ? EPOLLONESHOT
+                                                  : 0;
+        struct epoll_event event = {.events = events};
+        OK(epoll_ctl(me->epoll, EPOLL_CTL_ADD, me->fd, &event));
+    }
+}
+
+static void note_events(struct talker *me, uint32_t events)
+{
+    me->may_receive |= (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    me->may_send |= (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0;
+}
+
+static void wait_by_epoll(struct talker *me, uint32_t wanted)
+{
+    struct epoll_event event = {.events = wanted | (me->way == BY_ONESHOT ? EPOLLONESHOT : 0)};
+    if (me->way != BY_EDGES)
+        OK(epoll_ctl(me->epoll, EPOLL_CTL_MOD, me->fd, &event));
+    if (OK(epoll_wait(me->epoll, &event, 1, PATIENCE_MS)) == 0)
+        FAIL("epoll_wait for 0x%x saw nothing", wanted);
+    note_events(me, event.events);
+}
+
+static void wait_for(struct talker *me, bool wants_in, bool wants_out)
+{
+    uint32_t wanted = (wants_in ? EPOLLIN : 0) | (wants_out ? EPOLLOUT : 0);
+    if (me->way == BY_POLL) {
+        struct pollfd entry = {.fd = me->fd, .events = (short)(wanted | (one_in(me, 2) ? POLLPRI : 0))};
+        if (OK(poll(&entry, 1, PATIENCE_MS)) == 0)
+            FAIL("poll for 0x%x saw nothing", entry.events);
+        note_events(me, entry.revents);
+    } else if (me->way == BY_SELECT) {
+        fd_set in, out;
+        FD_ZERO(&in);
+        FD_ZERO(&out);
+        if (wants_in)
+            FD_SET(me->fd, &in);
+        if (wants_out)
+            FD_SET(me->fd, &out);
+        struct timeval limit = {.tv_sec = PATIENCE_MS / 1000};
+        if (OK(select(me->fd + 1, &in, &out, NULL, &limit)) == 0)
+            FAIL("select for 0x%x saw nothing", wanted);
+        note_events(me, (FD_ISSET(me->fd, &in) ? EPOLLIN : 0) | (FD_ISSET(me->fd, &out) ? EPOLLOUT : 0));
+    } else if (me->way == BY_NAPS) {
+        usleep(200);
+        note_events(me, EPOLLIN | EPOLLOUT);
+    } else {
+        wait_by_epoll(me, wanted);
+    }
+}
+
+// ---- conversations ------------------------------------------------------------------------------
+
+static void replace_descriptor(struct talker *me)
+{
+    int copy = OK(dup(me->fd));
+    if (me->epoll >= 0)
+        OK(epoll_ctl(me->epoll, EPOLL_CTL_DEL, me->fd, NULL));
+    OK(close(me->fd));
+    me->fd = copy;
+    choose_way(me);
+}
+
+// What programs do beside sending and receiving. True where a child goes on in this process's place.
+static bool do_something_else(struct talker *me)
+{
+    int value = below(me, 2);
+    switch (below(me, 9)) {
+    case 0:
+        OK(setsockopt(me->fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value));
+        break;
+    case 1:
+        OK(ioctl(me->fd, FIONREAD, &value));
+        if ((uint64_t)value > me->to_receive - me->received)
+            FAIL("FIONREAD says %d", value);
+        break;
+    case 2:
+        replace_descriptor(me);
+        break;
+    case 3:
+        choose_way(me);
+        break;
+    case 4:
+        if (!me->has_napped && one_in(me, 4)) {
+            pause_ms(250);
+            me->has_napped = true;
+        }
+        break;
+    case 5:
+        value = 1 << (12 + below(me, 9));
+        OK(setsockopt(me->fd, SOL_SOCKET, SO_SNDBUF, &value, sizeof value));
+        break;
+    case 6: {
+        pid_t pid = me->is_alone && one_in(me, 4) ? fork_child() : -1;
+        if (pid == 0 && one_in(me, 2))
+            _exit(0);
+        // The same number in the parent tells which of them goes on.
+        if (pid > 0 && !one_in(me, 2)) {
+            close(me->fd);
+            wait_child(pid);
+            return true;
+        }
+        if (pid > 0)
+            wait_child(pid);
+        break;
+    }
+    default:
+        usleep(below(me, 1000));
+    }
+    return false;
+}
+
+// True where a child has gone on.
+static bool talk_in_turns(struct talker *me)
+{
+    set_nonblocking(me->fd);
+    choose_way(me);
+    while (!me->has_shut || !me->has_ended) {
+        note_state(me);
+        bool wants_out = me->sent < me->to_send;
+        bool can = (!me->has_ended && me->may_receive) || (wants_out && me->may_send);
+        if (!can && (wants_out || !me->has_ended))
+            wait_for(me, !me->has_ended, wants_out);
+        if (one_in(me, 2)) {
+            receive_some(me);
+            send_some(me);
+        } else {
+            send_some(me);
+            receive_some(me);
+        }
+        if (one_in(me, me->pause_one_in) && do_something_else(me))
+            return true;
+        bool may_shut = me->shuts_early || me->received == me->to_receive;
+        if (!me->has_shut && me->sent == me->to_send && may_shut) {
+            OK(shutdown(me->fd, SHUT_WR));
+            me->has_shut = true;
+        }
+    }
+    return false;
+}
+
+static void *send_blocking(void *argument)
+{
+    struct talker *me = argument;
+    char *buffer = malloc(BUFFER_BYTES);
+    while (me->sent < me->to_send) {
+        note_state(me);
+        size_t size = 1 + below(me, me->piece_max);
+        size = size < me->to_send - me->sent ? size : me->to_send - me->sent;
+        pattern_fill(me->out, me->sent, buffer, size);
+        send_all(me->fd, buffer, size);
+        me->sent += size;
+        if (one_in(me, me->pause_one_in))
+            usleep(below(me, 1000));
+    }
+    OK(shutdown(me->fd, SHUT_WR));
+    free(buffer);
+    return NULL;
+}
+
+static void talk_in_two_threads(struct talker *me)
+{
+    struct talker sender = *me;
+    sender.state ^= 77;
+    pthread_t thread = start_thread(send_blocking, &sender);
+    while (!me->has_ended) {
+        note_state(me);
+        size_t size = 1 + below(me, me->piece_max);
+        ssize_t got = OK(recv(me->fd, me->buffer, size, one_in(me, 4) ? MSG_WAITALL : 0));
+        if (got == 0 && me->received < me->to_receive)
+            FAIL("the stream ended early");
+        me->has_ended = got == 0;
+        pattern_check(me->in, me->received, me->buffer, got);
+        me->received += got;
+    }
+    join_thread(thread);
+}
+
+static uint64_t random_total(uint64_t *state)
+{
+    static const uint64_t totals[] = {1, 1000, 20000, 100000, 100000, 1000000, 4000000};
+    return random_next(state) % totals[random_next(state) % 7];
+}
+
+static void converse(int fd, uint64_t seed, int side, bool is_alone)
+{
+    static const size_t pieces[] = {60, 3000, 3000, 40000, 400000};
+    static const unsigned pauses[] = {5, 50, 1000};
+    uint64_t shared = seed * 1000003, totals[2];
+    for (int i = 0; i < 2; i++)
+        totals[i] = random_total(&shared);
+    struct talker me = {.seed = seed, .state = random_next(&shared) + side, .fd = fd, .is_alone = is_alone};
+    me.piece_max = pieces[below(&me, 5)];
+    me.pause_one_in = pauses[below(&me, 3)];
+    for (int i = 0; i < 2; i++) // Small pieces and long streams would take too long.
+        totals[i] = random_next(&shared) % 4 != 0 ? totals[i] % 200000 : totals[i];
+    me.to_send = totals[side];
+    me.to_receive = totals[!side];
+    me.out = pattern_new(seed + side);
+    me.in = pattern_new(seed + !side);
+    me.may_send = me.may_receive = true;
+    me.shuts_early = one_in(&me, 2);
+    me.epoll = -1;
+    me.file = OK(memfd_create("random", MFD_CLOEXEC));
+    OK(pipe2(me.to_pipe, O_NONBLOCK));
+    me.buffer = malloc(BUFFER_BYTES);
+    note_state(&me);
+    fill_file(&me);
+    int in_line = 1;
+    OK(setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line));
+    say(fd, "!"); // so that no urgent byte comes before
+    expect(fd, "!");
+    bool has_gone = false;
+    if (one_in(&me, 4))
+        talk_in_two_threads(&me);
+    else
+        has_gone = talk_in_turns(&me);
+    if (!has_gone)
+        OK(close(me.fd));
+    close(me.epoll);
+    close(me.file);
+    close(me.to_pipe[0]);
+    close(me.to_pipe[1]);
+    free(me.buffer);
+    free(me.out);
+    free(me.in);
+}
+
+static uint64_t number_in(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static bool has_threads(void)
+{
+    DIR *threads = opendir("/proc/self/task");
+    int count = 0;
+    while (readdir(threads) != NULL)
+        count++;
+    closedir(threads);
+    return count > 3; // with . and ..
+}
+
+// A child that goes on in its parent's place ends with its conversation.
+static void converse_often(struct end *me, int side, const struct address *at)
+{
+    uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
+    bool is_alone = !has_threads();
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        int fd = side == 0 ? accept_from(me->listener) : dial(at);
+        pid_t before = getpid();
+        converse(fd, seed, side, is_alone);
+        if (getpid() != before)
+            _exit(0);
+    }
+}
+
+SERVER(conversations_at_random) { converse_often(me, 0, NULL); }
+CLIENT(conversations_at_random)
+{
+    struct address at = peer_of(me->fd);
+    converse_often(me, 1, &at);
+}
