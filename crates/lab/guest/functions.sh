@@ -43,7 +43,7 @@ rack_up() {
         printf '\n[[nodes]]\nname = "%s"\naddress = "%s.%d"\n' "$_node" $_network $_number >>"$RACK"
         printf 'device = "%s"\n' "$DEVICE" >>"$RACK"
     done
-    printf '\n[timeouts]\nsilence_ns = "%s"\n' "${2:-30 s}" >>"$RACK"
+    printf '\n[timeouts]\nsilence_ns = "%s"\n' "${2:-90 s}" >>"$RACK"
     printf '%s_ns = "%s"\n' query '2500 ms' up '60 s' return '60 s' >>"$RACK"
     crosslane up --rack "$RACK" --node "$NODE"
 }
