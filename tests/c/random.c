@@ -21,6 +21,7 @@ struct talker {
     bool is_alone; // in its process, so that it may fork
     struct pattern *out, *in;
     uint64_t to_send, sent, to_receive, received;
+    uint64_t goes_away_at; // after so many bytes in both directions together
     bool has_shut, has_ended; // this end's stream, the peer's
     bool shuts_early;
     bool may_send, may_receive; // as far as the last wait said
@@ -29,6 +30,7 @@ struct talker {
     bool has_napped;
     enum way way;
     int epoll;
+    bool is_in_crowd; // which shares one epoll instance
     int file;
     int to_pipe[2]; // bytes on their way out
     size_t in_pipe;
@@ -46,10 +48,15 @@ static void note_state(struct talker *me)
              (unsigned long long)me->received, (unsigned long long)me->to_receive, me->way);
 }
 
-// The number of bytes, -1 for EAGAIN.
+// Of this thread's conversation: the peer may go away at any time, and has.
+static _Thread_local bool peer_may_go, peer_has_gone;
+
+// The number of bytes, -1 for EAGAIN or a peer that has gone.
 static ssize_t count_of(ssize_t count, const char *call)
 {
-    if (count < 0 && errno != EAGAIN)
+    if (count < 0 && peer_may_go && (errno == ECONNRESET || errno == EPIPE || errno == ENOTCONN))
+        peer_has_gone = true;
+    else if (count < 0 && errno != EAGAIN)
         FAIL("%s: %s", call, strerrorname_np(errno));
     return count;
 }
@@ -186,7 +193,7 @@ static void receive_some(struct talker *me)
         ssize_t got = receive_piece(me);
         me->may_receive = got >= 0;
         if (got == 0) {
-            if (me->received < me->to_receive)
+            if (me->received < me->to_receive && !peer_may_go)
                 FAIL("the stream ended early");
             me->has_ended = true;
         }
@@ -271,11 +278,40 @@ static void replace_descriptor(struct talker *me)
     choose_way(me);
 }
 
+// Sends the connection to this process itself, and goes on with what comes.
+static void pass_on(struct talker *me)
+{
+    int ends[2], fd;
+    OK(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends));
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof fd)];
+    } control = {.header = {CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS}};
+    struct iovec piece = {"x", 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.header), &me->fd, sizeof me->fd);
+    CHECK_EQ(sendmsg(ends[0], &message, 0), 1);
+    if (me->epoll >= 0)
+        OK(epoll_ctl(me->epoll, EPOLL_CTL_DEL, me->fd, NULL));
+    OK(close(me->fd));
+    char byte;
+    piece.iov_base = &byte;
+    message.msg_controllen = sizeof control;
+    CHECK_EQ(recvmsg(ends[1], &message, 0), 1);
+    memcpy(&me->fd, CMSG_DATA(&control.header), sizeof me->fd);
+    OK(close(ends[0]));
+    OK(close(ends[1]));
+    choose_way(me);
+}
+
 // What programs do beside sending and receiving. True where a child goes on in this process's place.
 static bool do_something_else(struct talker *me)
 {
     int value = below(me, 2);
-    switch (below(me, 9)) {
+    unsigned kind = below(me, 10);
+    if (me->is_in_crowd && (kind == 2 || kind == 3 || kind == 6 || kind == 7))
+        return false;
+    switch (kind) {
     case 0:
         OK(setsockopt(me->fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value));
         break;
@@ -314,10 +350,47 @@ static bool do_something_else(struct talker *me)
             wait_child(pid);
         break;
     }
+    case 7:
+        pass_on(me);
+        break;
     default:
         usleep(below(me, 1000));
     }
     return false;
+}
+
+// Sends and receives as far as the last wait said. True where a child goes on in this process's place.
+static bool take_turn(struct talker *me)
+{
+    note_state(me);
+    if (one_in(me, 2)) {
+        receive_some(me);
+        send_some(me);
+    } else {
+        send_some(me);
+        receive_some(me);
+    }
+    if (one_in(me, me->pause_one_in) && do_something_else(me))
+        return true;
+    bool may_shut = me->shuts_early || me->received == me->to_receive || me->has_ended;
+    if (!me->has_shut && me->sent == me->to_send && may_shut) {
+        CHECK_EQ(count_of(shutdown(me->fd, SHUT_WR), "shutdown"), peer_has_gone ? -1 : 0);
+        me->has_shut = true;
+    }
+    return false;
+}
+
+static bool has_turn(const struct talker *me)
+{
+    bool must_shut = !me->has_shut && me->sent == me->to_send && (me->received == me->to_receive || me->has_ended);
+    return (!me->has_ended && me->may_receive) || (me->sent < me->to_send && me->may_send) || must_shut;
+}
+
+static bool is_over(const struct talker *me)
+{
+    // Not before the peer has begun, which fails at nothing then.
+    bool goes_away = me->goes_away_at != 0 && me->received > 0 && me->sent + me->received >= me->goes_away_at;
+    return (me->has_shut && me->has_ended) || peer_has_gone || goes_away;
 }
 
 // True where a child has gone on.
@@ -325,26 +398,11 @@ static bool talk_in_turns(struct talker *me)
 {
     set_nonblocking(me->fd);
     choose_way(me);
-    while (!me->has_shut || !me->has_ended) {
-        note_state(me);
-        bool wants_out = me->sent < me->to_send;
-        bool can = (!me->has_ended && me->may_receive) || (wants_out && me->may_send);
-        if (!can && (wants_out || !me->has_ended))
-            wait_for(me, !me->has_ended, wants_out);
-        if (one_in(me, 2)) {
-            receive_some(me);
-            send_some(me);
-        } else {
-            send_some(me);
-            receive_some(me);
-        }
-        if (one_in(me, me->pause_one_in) && do_something_else(me))
+    while (!is_over(me)) {
+        if (!has_turn(me))
+            wait_for(me, !me->has_ended, me->sent < me->to_send);
+        if (take_turn(me))
             return true;
-        bool may_shut = me->shuts_early || me->received == me->to_receive;
-        if (!me->has_shut && me->sent == me->to_send && may_shut) {
-            OK(shutdown(me->fd, SHUT_WR));
-            me->has_shut = true;
-        }
     }
     return false;
 }
@@ -392,48 +450,63 @@ static uint64_t random_total(uint64_t *state)
     return random_next(state) % totals[random_next(state) % 7];
 }
 
-static void converse(int fd, uint64_t seed, int side, bool is_alone)
+static struct talker *new_talker(int fd, uint64_t seed, int side)
 {
     static const size_t pieces[] = {60, 3000, 3000, 40000, 400000};
     static const unsigned pauses[] = {5, 50, 1000};
     uint64_t shared = seed * 1000003, totals[2];
     for (int i = 0; i < 2; i++)
         totals[i] = random_total(&shared);
-    struct talker me = {.seed = seed, .state = random_next(&shared) + side, .fd = fd, .is_alone = is_alone};
-    me.piece_max = pieces[below(&me, 5)];
-    me.pause_one_in = pauses[below(&me, 3)];
+    struct talker *me = malloc(sizeof *me);
+    *me = (struct talker){.seed = seed, .state = random_next(&shared) + side, .fd = fd};
+    me->piece_max = pieces[below(me, 5)];
+    me->pause_one_in = pauses[below(me, 3)];
     for (int i = 0; i < 2; i++) // Small pieces and long streams would take too long.
         totals[i] = random_next(&shared) % 4 != 0 ? totals[i] % 200000 : totals[i];
-    me.to_send = totals[side];
-    me.to_receive = totals[!side];
-    me.out = pattern_new(seed + side);
-    me.in = pattern_new(seed + !side);
-    me.may_send = me.may_receive = true;
-    me.shuts_early = one_in(&me, 2);
-    me.epoll = -1;
-    me.file = OK(memfd_create("random", MFD_CLOEXEC));
-    OK(pipe2(me.to_pipe, O_NONBLOCK));
-    me.buffer = malloc(BUFFER_BYTES);
-    note_state(&me);
-    fill_file(&me);
+    me->to_send = totals[side];
+    me->to_receive = totals[!side];
+    me->out = pattern_new(seed + side);
+    me->in = pattern_new(seed + !side);
+    me->may_send = me->may_receive = true;
+    me->shuts_early = one_in(me, 2);
+    me->epoll = -1;
+    me->file = OK(memfd_create("random", MFD_CLOEXEC));
+    OK(pipe2(me->to_pipe, O_NONBLOCK));
+    me->buffer = malloc(BUFFER_BYTES);
+    note_state(me);
+    fill_file(me);
     int in_line = 1;
     OK(setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &in_line, sizeof in_line));
     say(fd, "!"); // so that no urgent byte comes before
     expect(fd, "!");
+    return me;
+}
+
+static void delete_talker(struct talker *me)
+{
+    if (!me->is_in_crowd)
+        close(me->epoll);
+    close(me->file);
+    close(me->to_pipe[0]);
+    close(me->to_pipe[1]);
+    free(me->buffer);
+    free(me->out);
+    free(me->in);
+    free(me);
+}
+
+static void converse(int fd, uint64_t seed, int side, bool is_alone)
+{
+    struct talker *me = new_talker(fd, seed, side);
+    me->is_alone = is_alone;
     bool has_gone = false;
-    if (one_in(&me, 4))
-        talk_in_two_threads(&me);
+    if (one_in(me, 4))
+        talk_in_two_threads(me);
     else
-        has_gone = talk_in_turns(&me);
+        has_gone = talk_in_turns(me);
     if (!has_gone)
-        OK(close(me.fd));
-    close(me.epoll);
-    close(me.file);
-    close(me.to_pipe[0]);
-    close(me.to_pipe[1]);
-    free(me.buffer);
-    free(me.out);
-    free(me.in);
+        OK(close(me->fd));
+    delete_talker(me);
 }
 
 static uint64_t number_in(const char *name, uint64_t otherwise)
@@ -471,4 +544,161 @@ CLIENT(conversations_at_random)
 {
     struct address at = peer_of(me->fd);
     converse_often(me, 1, &at);
+}
+
+// ---- ends that go away --------------------------------------------------------------------------
+
+// By a close, by one that resets, or, where a process may end for it, by its death.
+static void go_away_in_the_middle(int fd, uint64_t seed, bool may_die)
+{
+    struct talker *me = new_talker(fd, seed, 1);
+    me->goes_away_at = 1 + below(me, me->to_send + me->to_receive + 1);
+    peer_may_go = true; // The other end may be done before.
+    signal(SIGPIPE, SIG_IGN);
+    talk_in_turns(me);
+    struct linger reset = {.l_onoff = 1};
+    unsigned how = below(me, may_die ? 4 : 3);
+    if (how == 0)
+        OK(setsockopt(me->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset));
+    if (how == 1)
+        shutdown(me->fd, SHUT_RDWR);
+    if (how == 3)
+        OK(kill(getpid(), SIGKILL));
+    OK(close(me->fd));
+    delete_talker(me);
+    peer_may_go = peer_has_gone = false;
+}
+
+SERVER(peers_go_away_at_random)
+{
+    uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        struct talker *talker = new_talker(accept_from(me->listener), seed, 0);
+        peer_may_go = true;
+        signal(SIGPIPE, SIG_IGN);
+        talk_in_turns(talker);
+        OK(close(talker->fd));
+        delete_talker(talker);
+        peer_may_go = peer_has_gone = false;
+    }
+}
+CLIENT(peers_go_away_at_random)
+{
+    struct address at = peer_of(me->fd);
+    bool by_threads = has_threads();
+    uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
+    for (uint64_t seed = first; seed < first + count; seed++) {
+        int status;
+        pid_t pid = by_threads ? -1 : fork_child();
+        if (pid <= 0)
+            go_away_in_the_middle(dial(&at), seed, pid == 0);
+        if (pid == 0)
+            _exit(0);
+        if (pid > 0)
+            CHECK_EQ(waitpid(pid, &status, 0), pid);
+    }
+}
+
+// ---- crowds -------------------------------------------------------------------------------------
+
+#define CROWD 8
+
+static void watch(struct talker *me, int operation, uint64_t place)
+{
+    static const uint32_t kinds[] = {[BY_LEVELS] = 0, [BY_EDGES] = EPOLLET, [BY_ONESHOT] = EPOLLONESHOT};
+    uint32_t wanted = me->way == BY_EDGES ? EPOLLIN | EPOLLOUT | EPOLLRDHUP
+                                          : (me->has_ended ? 0 : EPOLLIN) | (me->sent < me->to_send ? EPOLLOUT : 0);
+    struct epoll_event event = {.events = wanted | kinds[me->way], .data.u64 = place};
+    OK(epoll_ctl(me->epoll, operation, me->fd, &event));
+}
+
+// One that talks with all, by one epoll instance.
+static void serve_crowd(int listener, uint64_t seed)
+{
+    struct talker *all[CROWD];
+    struct epoll_event events[CROWD];
+    int epoll = OK(epoll_create1(EPOLL_CLOEXEC)), left = CROWD;
+    for (int i = 0; i < CROWD; i++) {
+        int fd = accept_from(listener);
+        unsigned char place;
+        recv_exact(fd, &place, 1);
+        all[i] = new_talker(fd, seed + place, 0);
+        all[i]->is_in_crowd = true;
+        all[i]->epoll = epoll;
+        all[i]->way = BY_LEVELS + below(all[i], 3);
+        set_nonblocking(fd);
+        watch(all[i], EPOLL_CTL_ADD, i);
+    }
+    while (left > 0) {
+        bool is_busy = false;
+        for (int i = 0; i < CROWD; i++)
+            is_busy |= all[i] != NULL && has_turn(all[i]);
+        int count = OK(epoll_wait(epoll, events, 1 + random_next(&seed) % CROWD, is_busy ? 0 : PATIENCE_MS));
+        if (count == 0 && !is_busy)
+            FAIL("epoll_wait saw nothing, and %d conversations are not over", left);
+        for (int i = 0; i < count; i++)
+            note_events(all[events[i].data.u64], events[i].events);
+        for (int i = 0; i < CROWD; i++) {
+            if (all[i] == NULL || !has_turn(all[i]))
+                continue;
+            take_turn(all[i]);
+            if (is_over(all[i])) {
+                OK(close(all[i]->fd));
+                delete_talker(all[i]);
+                all[i] = NULL;
+                left--;
+            } else if (all[i]->way != BY_EDGES && !has_turn(all[i])) {
+                watch(all[i], EPOLL_CTL_MOD, i);
+            }
+        }
+    }
+    close(epoll);
+}
+
+struct member {
+    const struct address *at;
+    uint64_t seed;
+    unsigned char place;
+};
+
+static void *talk_to_server(void *argument)
+{
+    struct member *member = argument;
+    int fd = dial(member->at);
+    send_all(fd, &member->place, 1);
+    converse(fd, member->seed + member->place, 1, false);
+    return NULL;
+}
+
+SERVER(crowds_converse_at_random)
+{
+    uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
+    for (uint64_t seed = first; seed < first + count; seed += CROWD)
+        serve_crowd(me->listener, seed);
+}
+CLIENT(crowds_converse_at_random)
+{
+    struct address at = peer_of(me->fd);
+    bool by_threads = has_threads();
+    uint64_t first = number_in("RANDOM_SEED", 1), count = number_in("RANDOM_COUNT", 25);
+    for (uint64_t seed = first; seed < first + count; seed += CROWD) {
+        struct member members[CROWD];
+        pthread_t threads[CROWD];
+        pid_t children[CROWD];
+        for (int i = 0; i < CROWD; i++) {
+            members[i] = (struct member){&at, seed, i};
+            if (by_threads)
+                threads[i] = start_thread(talk_to_server, &members[i]);
+            else if ((children[i] = fork_child()) == 0) {
+                talk_to_server(&members[i]);
+                _exit(0);
+            }
+        }
+        for (int i = 0; i < CROWD; i++) {
+            if (by_threads)
+                join_thread(threads[i]);
+            else
+                wait_child(children[i]);
+        }
+    }
 }

@@ -7,6 +7,7 @@ use super::nowhere::is_any_nowhere;
 use super::wait::{Call, Deadline, Room};
 use super::{Connection, Lanes, PeerState, SHUTDOWN_READ, SHUTDOWN_WRITE};
 use crate::clock::{note_stamp, stamp};
+use crate::interest;
 use crate::manners;
 use crate::sandbox;
 use crate::segment::{Own, Status};
@@ -674,7 +675,7 @@ impl Connection {
         let mut call = Call::new(self);
         while done < wanted {
             if dont_wait {
-                self.send_is_blocked.store(true, Ordering::Relaxed);
+                self.note_blocked_send();
                 return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
             }
             let deadline =
@@ -876,7 +877,7 @@ impl Connection {
                 Ok(Some(0)) => break,
                 Ok(Some(bytes)) => done += bytes,
                 Ok(None) if dont_wait => {
-                    self.send_is_blocked.store(true, Ordering::Relaxed);
+                    self.note_blocked_send();
                     return if done > 0 { Ok(done) } else { Err(Errno::AGAIN) };
                 }
                 Ok(None) => {
@@ -988,6 +989,15 @@ impl Connection {
 
     fn lifeline_has_ended(&self) -> bool {
         system::poll_now(self.lifeline(), libc::POLLIN) & (libc::POLLHUP | libc::POLLIN) == libc::POLLHUP
+    }
+
+    /// A send has found no room: its return is an edge. Sets in which the connection is parked look for it themselves
+    /// where nobody rings.
+    pub(super) fn note_blocked_send(&'static self) {
+        self.send_is_blocked.store(true, Ordering::Relaxed);
+        if self.sends_by_lane() && self.sleepers.is_any() && self.waits_for_room_in_vain(libc::POLLOUT) {
+            interest::look_again(self);
+        }
     }
 
     #[cold]

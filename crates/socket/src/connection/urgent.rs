@@ -190,7 +190,7 @@ impl Connection {
         let mut call = Call::new(self);
         while !self.put_urgent(generation, byte)? {
             if !self.waits(flags) {
-                self.send_is_blocked.store(true, Ordering::Relaxed);
+                self.note_blocked_send();
                 return Err(Errno::AGAIN);
             }
             self.wait_to_send(generation, &mut call, deadline)?;
