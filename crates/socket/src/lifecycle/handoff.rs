@@ -219,11 +219,14 @@ fn adopt(memory: MemoryFds, sockets: &[RawFd]) -> Result<(), MemoryFds> {
         let lifelines: Vec<RawFd> = sockets.iter().copied().filter(|&fd| inode_of(fd) == Some(inode)).collect();
         (inode != 0 && !lifelines.is_empty()).then_some((segment, lifelines))
     };
-    let Some((segment, lifelines)) = ends_in(&memory).into_iter().find_map(find) else { return Err(memory) };
-    let [fd, others @ ..] = &lifelines[..] else { return Err(memory) };
-    if matches!(table::get(*fd), Entry::Connection(_)) {
-        return Ok(()); // The memory came twice.
+    let found: Vec<_> = ends_in(&memory).into_iter().filter_map(find).collect();
+    if found.is_empty() {
+        return Err(memory);
     }
+    // A program that holds both ends has the memory twice, once for each.
+    let is_new = |(_, lifelines): &(Segment, Vec<RawFd>)| !matches!(table::get(lifelines[0]), Entry::Connection(_));
+    let Some((segment, lifelines)) = found.into_iter().find(is_new) else { return Ok(()) };
+    let [fd, others @ ..] = &lifelines[..] else { return Ok(()) };
     match connection::holder_of(&segment) {
         Some(connection) => lifelines.iter().for_each(|fd| add_lifeline(connection, *fd)),
         None => open_adopted(*fd, others, segment, memory),
