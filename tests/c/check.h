@@ -194,6 +194,8 @@ void epoll_none(int epoll);
 
 // ---- processes and signals ----------------------------------------------------------------------
 
+int options_of(int fd);     // TCP_CORK, SO_OOBINLINE, TCP_NODELAY and SO_KEEPALIVE, a bit each
+void set_options(int fd, int bits);
 pid_t fork_child(void);     // 0 in the child, which ends with _exit(0)
 void wait_child(pid_t pid); // must have exited with 0
 void kill_child(pid_t pid); // SIGKILL and reap

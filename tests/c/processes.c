@@ -824,6 +824,123 @@ TEST(vfork_and_exec)
     wait_child(pid);
 }
 
+// ---- options ------------------------------------------------------------------------------------
+
+// How many questions and answers a connection has carried before it changes hands.
+static const int QUESTIONS[] = {0, 4};
+
+static struct pair asked_pair(int questions)
+{
+    struct pair pair = connected_pair();
+    for (int i = 0; i < questions; i++)
+        ping_pong(pair.client, pair.server);
+    return pair;
+}
+
+static void check_exit(pid_t pid, int want)
+{
+    int status;
+    CHECK_EQ(OK(waitpid(pid, &status, 0)), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQ(WEXITSTATUS(status), want);
+}
+
+// The program that follows, which has made no child before, and one that a child calls.
+TEST(options_outlive_exec)
+{
+    char *const argv[] = {"/proc/self/exe", "--options-of-stdin", NULL};
+    for (int run = 0; run < 64; run++) {
+        int bits = run % 16, questions = QUESTIONS[run / 16 % 2];
+        struct pair pair;
+        if (run < 32) {
+            pair = asked_pair(questions);
+            set_options(pair.server, bits);
+        }
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            if (run >= 32) {
+                pair = asked_pair(questions);
+                set_options(pair.server, bits);
+            }
+            OK(dup2(pair.server, 0));
+            execv(argv[0], argv);
+            FAIL("no exec");
+        }
+        check_exit(pid, bits);
+        if (run < 32)
+            close_pair(&pair);
+    }
+}
+
+// Both ends of a connection go through exec with one program.
+TEST(both_ends_outlive_exec)
+{
+    for (int run = 0; run < 2; run++) {
+        struct pair pair = asked_pair(QUESTIONS[run]);
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            say(pair.client, "before");
+            OK(dup2(pair.client, 1));
+            OK(dup2(pair.server, 0));
+            execl("/proc/self/exe", "semantics", "--use-both-ends", (char *)NULL);
+            FAIL("no exec");
+        }
+        close_pair(&pair);
+        wait_child(pid);
+    }
+}
+
+TEST(options_outlive_posix_spawn)
+{
+    char *const argv[] = {"semantics", "--options-of-stdin", NULL};
+    for (int run = 0; run < 32; run++) {
+        struct pair pair = asked_pair(QUESTIONS[run / 16]);
+        set_options(pair.server, run % 16);
+        if (run % 2)
+            OK(fcntl(pair.server, F_SETFD, FD_CLOEXEC));
+        posix_spawn_file_actions_t actions;
+        CHECK_EQ(posix_spawn_file_actions_init(&actions), 0);
+        CHECK_EQ(posix_spawn_file_actions_adddup2(&actions, pair.server, 0), 0);
+        pid_t pid;
+        CHECK_EQ(posix_spawn(&pid, "/proc/self/exe", &actions, NULL, argv, environ), 0);
+        CHECK_EQ(posix_spawn_file_actions_destroy(&actions), 0);
+        check_exit(pid, run % 16);
+        close_pair(&pair);
+    }
+}
+
+// Whichever process sets them, and though another option is set in between.
+TEST(options_are_those_of_all_processes_that_hold_a_connection)
+{
+    for (int run = 0; run < 2; run++) {
+        struct pair pair = asked_pair(QUESTIONS[run]);
+        set_options(pair.client, 3);
+        int to_child[2], to_parent[2];
+        char byte = 0;
+        OK(pipe(to_child));
+        OK(pipe(to_parent));
+        pid_t pid = fork_child();
+        if (pid == 0) {
+            CHECK_EQ(options_of(pair.client), 3);
+            CHECK_EQ(write(to_parent[1], &byte, 1), 1);
+            CHECK_EQ(read(to_child[0], &byte, 1), 1);
+            CHECK_EQ(options_of(pair.client), 14);
+            set_options(pair.client, 5);
+            CHECK_EQ(write(to_parent[1], &byte, 1), 1);
+            _exit(0);
+        }
+        CHECK_EQ(read(to_parent[0], &byte, 1), 1);
+        set_options(pair.client, 14);
+        CHECK_EQ(write(to_child[1], &byte, 1), 1);
+        CHECK_EQ(read(to_parent[0], &byte, 1), 1);
+        struct timeval limit = {.tv_sec = 20};
+        OK(setsockopt(pair.client, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+        CHECK_EQ(options_of(pair.client), 5);
+        wait_child(pid);
+        close_pair(&pair);
+    }
+}
+
 TEST(vfork_child_leaves_the_parents_connections_alone)
 {
     struct pair pair = connected_pair();

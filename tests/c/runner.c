@@ -227,6 +227,14 @@ static int echo(int in, int out)
     return got == 0 ? 0 : 1;
 }
 
+static int use_both_ends(int server, int client)
+{
+    expect(server, "before");
+    ping_pong(client, server);
+    ping_pong(server, client);
+    return 0;
+}
+
 static int echo_accepted(int listener)
 {
     int fd = accept(listener, NULL, NULL);
@@ -262,6 +270,10 @@ int main(int argc, char **argv)
         return echo(0, 1);
     if (argc == 3 && strcmp(argv[1], "--echo-accepted") == 0)
         return echo_accepted(atoi(argv[2]));
+    if (argc == 2 && strcmp(argv[1], "--use-both-ends") == 0)
+        return use_both_ends(0, 1);
+    if (argc == 2 && strcmp(argv[1], "--options-of-stdin") == 0)
+        return options_of(0);
     if (argc == 2 && strcmp(argv[1], "--list") == 0)
         return list();
     if (!arguments_are_known(argc - 1, argv + 1) || !descriptors_suffice())

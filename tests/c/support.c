@@ -495,6 +495,35 @@ void epoll_none(int epoll)
 
 // ---- processes, signals, threads ----------------------------------------------------------------
 
+static const struct {
+    int level, name;
+} OPTIONS[] = {
+    {IPPROTO_TCP, TCP_CORK},
+    {SOL_SOCKET, SO_OOBINLINE},
+    {IPPROTO_TCP, TCP_NODELAY},
+    {SOL_SOCKET, SO_KEEPALIVE},
+};
+
+int options_of(int fd)
+{
+    int bits = 0;
+    for (int i = 0; i < 4; i++) {
+        int value = -1;
+        socklen_t size = sizeof value;
+        OK(getsockopt(fd, OPTIONS[i].level, OPTIONS[i].name, &value, &size));
+        bits |= value << i;
+    }
+    return bits;
+}
+
+void set_options(int fd, int bits)
+{
+    for (int i = 0; i < 4; i++) {
+        int value = bits >> i & 1;
+        OK(setsockopt(fd, OPTIONS[i].level, OPTIONS[i].name, &value, sizeof value));
+    }
+}
+
 pid_t fork_child(void)
 {
     return OK(fork());

@@ -487,3 +487,23 @@ TEST_YOUNG_AND_OLD(a_child_finds_what_is_urgent)
     await(pair.client, POLLPRI);
     expect_urgent(pair.client, '?');
 }
+
+TEST_YOUNG_AND_OLD(all_processes_receive_urgent_bytes_in_line)
+{
+    int to_child[2];
+    char byte = 0;
+    OK(pipe(to_child));
+    say(pair.client, "ab");
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        CHECK_EQ(read(to_child[0], &byte, 1), 1);
+        expect_piece(pair.server, "ab");
+        expect_piece(pair.server, "!");
+        _exit(0);
+    }
+    set_inline(pair.server);
+    shout(pair.client, "!");
+    await(pair.server, POLLPRI);
+    CHECK_EQ(write(to_child[1], &byte, 1), 1);
+    wait_child(pid);
+}

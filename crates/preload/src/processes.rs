@@ -136,12 +136,16 @@ macro_rules! spawns {
             arguments: Strings,
             environment: Strings,
         ) -> c_int {
+            let is_off = lifecycle::settings().off;
+            if !is_off {
+                lifecycle::keep_options_through_exec();
+            }
             note_spawn();
             // SAFETY: the C caller's.
             let loads = || unsafe { $loads(path, environment) };
             // SAFETY: the C caller's.
             let spawn = || unsafe { real::$name(pid, path, actions, attributes, arguments, environment) };
-            if lifecycle::settings().off { spawn() } else { lifecycle::while_spawning(actions.addr(), loads, spawn) }
+            if is_off { spawn() } else { lifecycle::while_spawning(actions.addr(), loads, spawn) }
         }
     )*};
 }

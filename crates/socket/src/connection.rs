@@ -54,7 +54,7 @@ use crate::lifecycle::descriptor::is_inheritable;
 use crate::lifecycle::inspect::inode_of;
 use crate::limit;
 use crate::lock::Lock;
-use crate::options::OptionRecord;
+use crate::options::{self, OptionRecord};
 use crate::pool::Pool;
 use crate::rendezvous;
 use crate::sandbox;
@@ -201,8 +201,9 @@ pub struct Connection {
     /// What signal handlers have left to the holder that they interrupted; see `hold`.
     due: AtomicU32,
     is_nonblocking: AtomicBool,
-    /// `TCP_CORK`, before there are lanes: then [`Own::Corked`] says it to all processes that hold the end.
-    is_corked: AtomicBool,
+    /// Options as in [`options::SHARED`], a bit each, before there are lanes: then [`Own::Options`] says them to all
+    /// processes that hold the end.
+    shared_options: AtomicU64,
     /// The process was forked before the hello came: it is the parent's.
     is_orphan: AtomicBool,
     /// Times in a row that a lock between processes could not be had.
@@ -239,8 +240,6 @@ pub struct Connection {
     receive_timeout_ns: AtomicU64,
     /// `SO_RCVLOWAT`: fewer unread bytes do not count as readable. 0 and 1 are the same.
     low_water_bytes: AtomicU32,
-    /// `SO_OOBINLINE`.
-    is_urgent_inline: AtomicBool,
     /// `F_SETOWN` has named somebody who gets `SIGURG`.
     raises_signal: AtomicBool,
     /// What receives bring beside the bytes: [`Wanted`], as a number.
@@ -282,8 +281,6 @@ struct Asked {
     send_timeout_ns: u64,
     receive_timeout_ns: u64,
     low_water_bytes: u32,
-    is_urgent_inline: bool,
-    is_corked: bool,
     control: Wanted,
     send_bytes: usize,
     receive_bytes: usize,
@@ -296,8 +293,6 @@ impl Details {
             send_timeout_ns: self.options.send_timeout_ns(),
             receive_timeout_ns: self.options.receive_timeout_ns(),
             low_water_bytes: self.options.low_water_bytes(),
-            is_urgent_inline: self.options.is_urgent_inline(),
-            is_corked: self.options.is_corked(),
             control: self.options.control_wanted(),
             send_bytes: self.options.send_capacity_bytes(),
             receive_bytes: self.options.receive_capacity_bytes(),
@@ -343,7 +338,7 @@ impl Connection {
         let _ = connection.calls.forget();
         connection.lifeline.store(origin.fd, Ordering::Relaxed);
         connection.is_nonblocking.store(origin.nonblocking, Ordering::Relaxed);
-        connection.is_corked.store(false, Ordering::Relaxed);
+        connection.shared_options.store(0, Ordering::Relaxed);
         connection.is_orphan.store(false, Ordering::Relaxed);
         connection.lock_waits.store(0, Ordering::Relaxed);
         connection.spawns_at_open.store(system::spawns(), Ordering::Relaxed);
@@ -357,7 +352,6 @@ impl Connection {
         connection.send_timeout_ns.store(0, Ordering::Relaxed);
         connection.receive_timeout_ns.store(0, Ordering::Relaxed);
         connection.low_water_bytes.store(0, Ordering::Relaxed);
-        connection.is_urgent_inline.store(false, Ordering::Relaxed);
         connection.raises_signal.store(false, Ordering::Relaxed);
         connection.control_wanted.store(0, Ordering::Relaxed);
         connection.with_unreachable_details(|details| {
@@ -474,26 +468,68 @@ impl Connection {
     /// As [`Connection::apply_recorded_options`] and [`Connection::report_connect_later`], for a connection that no
     /// descriptor leads to yet: no signal has to be kept off.
     pub fn begin(&'static self, reports_connect: bool) {
-        let asked = self.with_unreachable_details(|details| {
+        let (asked, shared) = self.with_unreachable_details(|details| {
             details.reports_connect = reports_connect;
-            details.ask_for_options()
+            (details.ask_for_options(), details.options.shared_bits())
         });
         self.apply(&asked);
+        if shared != 0 {
+            self.set_shared_options(shared, shared);
+        }
     }
 
     fn apply(&'static self, asked: &Asked) {
         self.low_water_bytes.store(asked.low_water_bytes, Ordering::Relaxed);
-        self.is_urgent_inline.store(asked.is_urgent_inline, Ordering::Relaxed);
         self.control_wanted.store(asked.control.to_bits(), Ordering::Relaxed);
         self.set_send_timeout_ns(asked.send_timeout_ns);
         self.set_receive_timeout_ns(asked.receive_timeout_ns);
-        if asked.is_corked {
-            self.set_corked(true);
-        }
         if let Some(_both) = self.hold_both() {
             self.bound_lifeline(asked.send_bytes);
             self.offer_bounds(asked.receive_bytes);
             self.bound_lanes(asked.send_bytes, asked.receive_bytes);
+        }
+    }
+
+    /// Options as in [`options::SHARED`], a bit each. Under a lock, or as a waiter.
+    fn shared_options(&self) -> u64 {
+        let in_memory = |lanes: &Lanes| lanes.segment.load(Own::Options);
+        self.lanes().map_or_else(|| self.shared_options.load(Ordering::Relaxed), in_memory)
+    }
+
+    /// Whether one of [`options::SHARED`] is on, whichever process that holds the end has set it.
+    pub fn has_shared_option(&'static self, bit: u64) -> bool {
+        let _guard = self.hold(&self.send_lock);
+        self.shared_options() & bit != 0
+    }
+
+    /// Sets those of [`options::SHARED`] that `mask` names. A cork that is pulled shows what is held back.
+    pub fn set_shared_options(&'static self, mask: u64, bits: u64) {
+        {
+            let _guard = self.hold(&self.send_lock);
+            let others = self.shared_options.load(Ordering::Relaxed) & !mask;
+            self.shared_options.store(others | bits & mask, Ordering::Relaxed);
+            if let Some(lanes) = self.lanes() {
+                lanes.segment.set_bits(Own::Options, mask, bits);
+                if mask & options::CORKED != 0 {
+                    // SAFETY: under the send lock.
+                    unsafe { (*lanes.sender.get()).ask_for_room_next() };
+                }
+            }
+        }
+        if mask & !bits & options::CORKED != 0 {
+            self.push();
+        }
+    }
+
+    /// Before another program comes to hold the end by `exec`: what is set of [`options::SHARED`] goes along in the
+    /// memory of lanes, which the end gets if it can. `is_left` tells descriptors that the program gets.
+    pub fn keep_options_through_exec(&'static self, is_left: impl Fn(RawFd) -> bool) {
+        let is_needed = {
+            let _guard = self.hold(&self.send_lock);
+            self.lanes().is_none() && self.shared_options() != 0
+        };
+        if is_needed && self.has_descriptor(is_left) {
+            self.settle_early();
         }
     }
 
@@ -696,9 +732,10 @@ impl Connection {
             lifeline::lanes_to::note(tuple.peer);
         }
         let noted = if lanes.segment.is_adopted() {
+            self.shared_options.store(lanes.segment.load(Own::Options), Ordering::Relaxed);
             lanes.segment.load(Own::ByLane)
         } else {
-            lanes.segment.store(Own::Corked, self.is_corked.load(Ordering::Relaxed).into());
+            lanes.segment.store(Own::Options, self.shared_options.load(Ordering::Relaxed));
             0
         };
         // SAFETY: under both locks, and nobody waits on lanes that are not there.

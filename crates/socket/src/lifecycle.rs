@@ -20,8 +20,8 @@ pub use accept::accept;
 pub use connect::{Outcome, connect, note_kernel_failure};
 pub(crate) use descriptor::own_process;
 pub use descriptor::{
-    close, close_range, duplicate, duplicate_onto, forget_spawn_actions, is_borrowed_memory, note_process,
-    note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
+    close, close_range, duplicate, duplicate_onto, forget_spawn_actions, is_borrowed_memory, keep_options_through_exec,
+    note_process, note_spawn_duplicate, set_cloexec, while_executing, while_spawning,
 };
 pub use handoff::{adopt_inherited, is_lifeline, receive_rights, send_rights};
 pub use listen::{listen, shutdown_listener};

@@ -72,6 +72,11 @@ impl SocketOption {
         self.refusal(&number)
     }
 
+    /// The bit of one of [`SHARED`].
+    pub fn shared_bit(self) -> Option<u64> {
+        SHARED.iter().position(|option| *option == self).map(|index| 1 << index)
+    }
+
     /// Whether every number is a right value.
     pub fn takes_any_number(self) -> bool {
         self == Self::tcp(libc::TCP_NODELAY) || self == Self::tcp(libc::TCP_CORK)
@@ -94,8 +99,20 @@ impl SocketOption {
     }
 }
 
-/// `TCP_CORK`.
-pub const CORK: SocketOption = SocketOption::tcp(libc::TCP_CORK);
+/// Options that belong to a connection and not to a process: those that hold one end see each other's. Each has the bit
+/// of its place.
+const SHARED: [SocketOption; 4] = [
+    SocketOption::tcp(libc::TCP_CORK),
+    SocketOption::socket(libc::SO_OOBINLINE),
+    SocketOption::tcp(libc::TCP_NODELAY),
+    SocketOption::socket(libc::SO_KEEPALIVE),
+];
+/// The bit of `TCP_CORK`.
+pub const CORKED: u64 = 1;
+/// The bit of `SO_OOBINLINE`.
+pub const URGENT_INLINE: u64 = 2;
+/// The bit of `TCP_NODELAY`.
+pub const NO_DELAY: u64 = 4;
 const SO_PEERNAME: i32 = 28;
 pub(crate) const SO_TIMESTAMP_NEW: i32 = 63;
 pub(crate) const SO_TIMESTAMPNS_NEW: i32 = 64;
@@ -371,11 +388,6 @@ impl OptionRecord {
         self.find(SocketOption::socket(libc::SO_RCVLOWAT)).and_then(parse_u32).unwrap_or(0)
     }
 
-    /// `SO_OOBINLINE`: urgent bytes are received in line.
-    pub fn is_urgent_inline(&self) -> bool {
-        self.find(SocketOption::socket(libc::SO_OOBINLINE)).and_then(parse_u32).is_some_and(|value| value != 0)
-    }
-
     /// Unread bytes that the sending end of a lane should hold, as Linux would in its send buffer.
     pub fn send_capacity_bytes(&self) -> usize {
         let limits = BufferLimits::of_kernel();
@@ -445,9 +457,17 @@ impl OptionRecord {
             || self.records.iter().any(|(option, value)| option.refusal(value).is_some() && option.is_on(value))
     }
 
-    /// `TCP_CORK`.
-    pub fn is_corked(&self) -> bool {
-        self.is_on(CORK)
+    /// Those of [`SHARED`] that are on, a bit each.
+    pub fn shared_bits(&self) -> u64 {
+        let bit_of = |option: &SocketOption| option.shared_bit().filter(|_| self.is_on(*option));
+        SHARED.iter().filter_map(bit_of).sum()
+    }
+
+    /// Corrects the record of one of [`SHARED`], which another process may have set.
+    pub fn note_shared(&mut self, option: SocketOption, is_on: bool) {
+        if self.is_on(option) != is_on {
+            self.note(option, &u32::from(is_on).to_ne_bytes());
+        }
     }
 
     /// Whether an option is set, and on.

@@ -134,8 +134,8 @@ pub enum Own {
     Peer = 32,
     /// Directions that go by the lanes: [`BY_LANE_SEND`], [`BY_LANE_RECEIVE`].
     ByLane = 40,
-    /// 1: the program has put the cork in (`TCP_CORK`).
-    Corked = 48,
+    /// Options that all processes share that hold this end, a bit each; see `options::SHARED`.
+    Options = 48,
     /// Holder of the send lock between processes.
     SendLock = 64,
     /// Holder of the receive lock between processes.
@@ -527,11 +527,16 @@ impl Segment {
 
     /// Adds directions to [`Own::ByLane`], where another process that holds the end may do so too.
     pub fn note_by_lane(&self, directions: u64) {
+        self.set_bits(Own::ByLane, directions, directions);
+    }
+
+    /// Replaces the bits of `mask` in a word that another process that holds the end may change too.
+    pub fn set_bits(&self, word: Own, mask: u64, bits: u64) {
         // A peer can write there as well, and is not to keep anybody busy.
         const TRIES_MAX: usize = 8;
-        let mut noted = self.load(Own::ByLane);
+        let mut noted = self.load(word);
         for _ in 0..TRIES_MAX {
-            match self.compare_exchange(Own::ByLane, noted, noted | directions) {
+            match self.compare_exchange(word, noted, noted & !mask | bits & mask) {
                 Ok(_) => return,
                 Err(found) => noted = found,
             }

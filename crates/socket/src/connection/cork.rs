@@ -11,7 +11,7 @@
 
 use super::{Connection, Flags, Lanes, PeerState};
 use crate::clock::now_ns;
-use crate::options::SEGMENT_BYTES_MAX;
+use crate::options::{CORKED, SEGMENT_BYTES_MAX};
 use crate::sandbox;
 use crate::segment::Own;
 use lane::HELD_MS_MAX;
@@ -26,22 +26,6 @@ pub(super) fn now_ms() -> u32 {
 }
 
 impl Connection {
-    /// Puts the cork in, or pulls it, which shows what is held back.
-    pub fn set_corked(&'static self, is_corked: bool) {
-        {
-            let _guard = self.hold(&self.send_lock);
-            self.is_corked.store(is_corked, Ordering::Relaxed);
-            if let Some(lanes) = self.lanes() {
-                lanes.segment.store(Own::Corked, is_corked.into());
-                // SAFETY: under the send lock.
-                unsafe { (*lanes.sender.get()).ask_for_room_next() };
-            }
-        }
-        if !is_corked {
-            self.push();
-        }
-    }
-
     /// Shows what is held back.
     pub fn push(&'static self) {
         let wakes_receiver = {
@@ -69,12 +53,13 @@ impl Connection {
     /// Gives lanes to an end whose next send is to be held back, if that goes by the lifeline. Answers whether it does
     /// not.
     pub(super) fn prepare_to_hold(&'static self, flags: Flags) -> bool {
-        self.sends_by_lane() || ((flags.more || self.is_corked.load(Ordering::Relaxed)) && self.switch_to_hold())
+        let is_corked = || self.shared_options.load(Ordering::Relaxed) & CORKED != 0;
+        self.sends_by_lane() || ((flags.more || is_corked()) && self.switch_to_hold())
     }
 
     /// Begins to hold back what is sent, if the program asks for it and these lanes can. Under the send lock.
     pub(super) fn begin_hold(&self, lanes: &Lanes, flags: Flags) -> bool {
-        let holds = (flags.more || lanes.segment.load(Own::Corked) != 0)
+        let holds = (flags.more || lanes.segment.load(Own::Options) & CORKED != 0)
             && !lanes.segment.is_in_windows()
             && !lanes.segment.peer_is_confined();
         if holds {

@@ -709,7 +709,7 @@ impl Connection {
             return unread;
         }
         let behind = self.look_behind();
-        let is_inline = self.is_urgent_inline.load(Ordering::Relaxed);
+        let is_inline = self.is_urgent_inline();
         let unread_in = |segment: &Segment| urgent::unread_behind(segment, behind.bytes == 0, is_inline);
         let beyond = match (behind.message, &behind.memory) {
             (Some(OFFER), _) => behind.unread - behind.bytes - 1,

@@ -118,8 +118,9 @@ impl Lanes {
 }
 
 impl Connection {
-    fn is_urgent_inline(&self) -> bool {
-        self.is_urgent_inline.load(Ordering::Relaxed)
+    /// `SO_OOBINLINE`. Under a lock, or as a waiter.
+    pub(super) fn is_urgent_inline(&self) -> bool {
+        self.shared_options() & options::URGENT_INLINE != 0
     }
 
     /// Sends `spans`, whose last byte is urgent; returns how many bytes went. If they are fewer, none is urgent.
@@ -240,11 +241,11 @@ impl Connection {
     /// # Safety
     /// Every other span is writable for its length.
     pub unsafe fn receive_urgent(&'static self, spans: &[iovec], flags: Flags) -> Result<usize, Errno> {
+        self.look_for_urgent();
+        let _guard = self.hold(&self.receive_lock);
         if self.is_urgent_inline() {
             return Err(Errno::INVAL);
         }
-        self.look_for_urgent();
-        let _guard = self.hold(&self.receive_lock);
         let Some(lanes) = self.lanes() else { return Err(Errno::INVAL) };
         let _shared = self.share(lanes, Own::ReceiveLock)?;
         let progress = lanes.progress();

@@ -1,7 +1,7 @@
 //! `dup`, `close` and their kin, kept in step with what the kernel does.
 
 use super::{LISTENERS, Listener};
-use crate::connection::Connection;
+use crate::connection::{self, Connection};
 use crate::descriptors;
 use crate::interest;
 use crate::lock::Lock;
@@ -159,7 +159,10 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
     let set_all = |inheritable| {
         for entry in &duplicated {
             match *entry {
-                Entry::Connection(connection) if inheritable => connection.set_inheritable(true),
+                Entry::Connection(connection) if inheritable => {
+                    connection.keep_options_through_exec(|_| true);
+                    connection.set_inheritable(true);
+                }
                 Entry::Connection(connection) => follow_cloexec(connection),
                 Entry::Listener(listener) => listener.set_inheritable(inheritable),
                 _ => {}
@@ -178,9 +181,17 @@ pub fn while_spawning<R>(actions: usize, loads_library: impl FnOnce() -> Option<
     result
 }
 
+/// Before `exec` and its kin: what connections have set is to be found by the program that follows.
+pub fn keep_options_through_exec() {
+    if !is_borrowed_memory() {
+        connection::for_each_open(|connection| connection.keep_options_through_exec(is_inheritable));
+    }
+}
+
 /// Runs `exec`, which returns only if it fails. The listeners' hidden descriptors go to a program that loads this
 /// library, beside the program's own; nobody else could take from them what clients send there.
 pub fn while_executing<R>(loads_library: impl FnOnce() -> Option<bool>, exec: impl FnOnce() -> R) -> R {
+    keep_options_through_exec();
     let loads_library = if LISTENERS.any(Listener::is_listening) { loads_library() } else { None };
     let Some(loads_library) = loads_library else { return exec() };
     set_listeners_inheritable(loads_library);

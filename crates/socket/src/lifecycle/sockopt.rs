@@ -27,6 +27,10 @@ pub unsafe fn get_option(
     length_inout: *mut libc::socklen_t,
 ) -> Result<(), Errno> {
     let option = SocketOption { level, name };
+    if let Some(bit) = option.shared_bit() {
+        let is_on = connection.has_shared_option(bit);
+        connection.with_options(|record| record.note_shared(option, is_on));
+    }
     let by_template = || {
         let (family, record) = (family_of(connection), connection.with_options(|record| record.clone()));
         // SAFETY: the caller's.
@@ -87,12 +91,7 @@ pub unsafe fn set_option(
             record.note_c(option, value, length);
             record.is_on(option)
         });
-        match option {
-            options::CORK => connection.set_corked(is_on),
-            // As TCP's: what is held back goes, the cork stays.
-            _ if is_on => connection.push(),
-            _ => {}
-        }
+        set_shared(connection, option, is_on);
         return Ok(());
     }
     // The template is several system calls: not under the connection's lock.
@@ -102,7 +101,18 @@ pub unsafe fn set_option(
     // SAFETY: the caller's; the kernel has just accepted the value.
     connection.with_options(|record| unsafe { record.note_c(option, value, length) });
     connection.apply_recorded_options();
+    set_shared(connection, option, connection.with_options(|record| record.is_on(option)));
     Ok(())
+}
+
+/// Tells the other processes that hold the end, if the option is one that they share.
+fn set_shared(connection: &'static Connection, option: SocketOption, is_on: bool) {
+    let Some(bit) = option.shared_bit() else { return };
+    connection.set_shared_options(bit, if is_on { bit } else { 0 });
+    // As TCP's: what is held back goes, the cork stays.
+    if is_on && bit == options::NO_DELAY {
+        connection.push();
+    }
 }
 
 /// `ioctl(2)` of a connection for a request that the kernel knows of TCP sockets only.

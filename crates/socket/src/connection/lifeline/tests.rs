@@ -4,6 +4,7 @@ use super::super::tests::{End, origin, young_pair};
 use super::super::{Connection, Flags, Origin, Start};
 use super::Taken;
 use super::message::{FOLLOW, OFFER, SWITCH, send_message};
+use crate::options::CORKED;
 use crate::segment::{Segment, Side};
 use libc::iovec;
 use proptest::prelude::*;
@@ -79,14 +80,14 @@ fn an_end_gets_lanes_to_hold_something_back_unless_it_answers_the_only_request()
     for (requests, holds) in [(1, false), (2, true)] {
         assert_eq!(send(&one, b"question"), Ok(8));
         assert_eq!(receive(&two, 10).as_deref(), Ok(&b"question"[..]));
-        two.0.set_corked(true);
+        two.0.set_shared_options(CORKED, CORKED);
         assert_eq!(send(&two, b"answer"), Ok(6));
         assert_eq!(two.0.sends_by_lane(), holds, "after {requests} requests");
-        two.0.set_corked(false);
+        two.0.set_shared_options(CORKED, 0);
         assert_eq!(receive(&one, 10).as_deref(), Ok(&b"answer"[..]));
     }
     let [one, two] = young_pair();
-    one.0.set_corked(true);
+    one.0.set_shared_options(CORKED, CORKED);
     assert_eq!(send(&one, b"question"), Ok(8));
     assert!(one.0.sends_by_lane());
     assert_eq!((one.0.held_bytes(), two.0.unread_bytes()), (8, 0));
