@@ -342,3 +342,66 @@ TEST(syscall_by_number_splices)
     CHECK_EQ(read(fds[0], bytes, 7), 7);
     CHECK(memcmp(bytes, "spliced", 7) == 0);
 }
+
+// ---- errno --------------------------------------------------------------------------------------
+
+// Descriptors of its own that the library gives up for the program's do not make a failure of a success.
+TEST(duplicates_up_to_the_limit_leave_errno_alone)
+{
+    struct pair pairs[20];
+    struct rlimit limit;
+    OK(getrlimit(RLIMIT_NOFILE, &limit));
+    limit.rlim_cur = 200;
+    OK(setrlimit(RLIMIT_NOFILE, &limit));
+    for (int i = 0; i < 20; i++) {
+        pairs[i] = connected_pair();
+        for (int round = 0; round < 4; round++)
+            ping_pong(pairs[i].client, pairs[i].server);
+    }
+    for (int i = 0;; i++) {
+        errno = 0;
+        int fd = i % 2 ? dup(pairs[0].server) : fcntl(pairs[0].server, F_DUPFD, 0);
+        if (fd < 0)
+            break;
+        CHECK_EQ(errno, 0);
+    }
+    CHECK_EQ(errno, EMFILE);
+    ping_pong(pairs[19].client, pairs[19].server);
+}
+
+static rlim_t address_space_used(void)
+{
+    FILE *file = fopen("/proc/self/statm", "r");
+    unsigned long pages;
+    CHECK(file != NULL && fscanf(file, "%lu", &pages) == 1);
+    fclose(file);
+    return pages * 4096;
+}
+
+// A library that would have more memory for a connection does without, and says nothing of it.
+TEST(calls_without_memory_to_spare_leave_errno_alone)
+{
+    struct pair pair = connected_pair();
+    static char bytes[1 << 20];
+    struct rlimit limit;
+    set_nonblocking(pair.client);
+    OK(getrlimit(RLIMIT_AS, &limit));
+    limit.rlim_cur = address_space_used() + (1 << 20);
+    OK(setrlimit(RLIMIT_AS, &limit));
+    int yes = 1;
+    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &yes, sizeof yes));
+    CHECK_EQ(OK(send(pair.client, "corked", 6, 0)), 6);
+    yes = 0;
+    OK(setsockopt(pair.client, IPPROTO_TCP, TCP_CORK, &yes, sizeof yes));
+    CHECK(OK(send(pair.client, bytes, sizeof bytes, 0)) > 0);
+    await(pair.server, POLLIN);
+    OK(recv(pair.server, bytes, sizeof bytes, 0));
+    for (int round = 0; round < 8; round++) {
+        OK(send(pair.client, "question", 8, 0));
+        await(pair.server, POLLIN);
+        OK(recv(pair.server, bytes, sizeof bytes, 0));
+        OK(send(pair.server, "answer", 6, 0));
+        await(pair.client, POLLIN);
+        OK(recv(pair.client, bytes, 64, 0));
+    }
+}

@@ -114,8 +114,9 @@ static bool write_all(int fd, const char *bytes, size_t size, enum calls calls)
 {
     for (size_t done = 0; done < size;) {
         size_t left = size - done;
+        errno = 0;
         ssize_t went = calls != MESSAGES ? write(fd, bytes + done, left) : send(fd, bytes + done, left, 0);
-        if (went <= 0)
+        if (went <= 0 || errno != 0)
             return false;
         done += went;
     }
@@ -126,8 +127,9 @@ static bool read_all(int fd, char *bytes, size_t size, enum calls calls)
 {
     for (size_t done = 0; done < size;) {
         size_t left = size - done;
+        errno = 0;
         ssize_t got = calls != MESSAGES ? read(fd, bytes + done, left) : recv(fd, bytes + done, left, 0);
-        if (got <= 0)
+        if (got <= 0 || errno != 0)
             return false;
         done += got;
     }

@@ -1,6 +1,6 @@
 //! `read`, `write` and everything else that moves bytes of one buffer or several.
 
-use crate::{count_or_errno, real, set_errno, sockets};
+use crate::{count_or_errno, keeping_errno, real, set_errno, sockets};
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use socket::connection::{Connection, Flags, Pipe, total_bytes};
@@ -138,7 +138,7 @@ pub(crate) unsafe fn receive_confined(
         return -1;
     }
     // SAFETY: the C caller's buffers.
-    count_or_errno(unsafe { connection.receive_confined(spans, Flags::from_bits(flags), call) })
+    keeping_errno(|| count_or_errno(unsafe { connection.receive_confined(spans, Flags::from_bits(flags), call) }))
 }
 
 /// As [`receive_confined`], for a send. A pipe that is broken raises its signal by `call`, if at all.
@@ -149,7 +149,7 @@ pub(crate) unsafe fn send_confined(
     call: impl Fn(*mut u8, usize, c_int) -> isize,
 ) -> isize {
     // SAFETY: the C caller's buffers.
-    count_or_errno(unsafe { connection.send_confined(spans, call) })
+    keeping_errno(|| count_or_errno(unsafe { connection.send_confined(spans, call) }))
 }
 
 #[inline]
@@ -468,18 +468,20 @@ pub(crate) unsafe fn connect_and_send(
     (address, address_len): (*const sockaddr, socklen_t),
 ) -> isize {
     let flags = flags & !libc::MSG_FASTOPEN;
-    // SAFETY: the C caller's.
-    let is_connected = unsafe { sockets::connect(fd, address, address_len) } == 0 || errno() == Errno::ISCONN;
-    match table::get(fd) {
+    keeping_errno(|| {
         // SAFETY: the C caller's.
-        Entry::Connection(connection) => unsafe { send_spans(connection, spans, flags) },
-        Entry::Stream(stream) if is_connected => {
-            let message = msghdr { msg_iov: spans.as_ptr().cast_mut(), msg_iovlen: spans.len(), ..NO_MESSAGE };
-            // SAFETY: the C caller's spans.
-            counted_send(stream, unsafe { real::sendmsg(fd, &raw const message, flags) })
+        let is_connected = unsafe { sockets::connect(fd, address, address_len) } == 0 || errno() == Errno::ISCONN;
+        match table::get(fd) {
+            // SAFETY: the C caller's.
+            Entry::Connection(connection) => unsafe { send_spans(connection, spans, flags) },
+            Entry::Stream(stream) if is_connected => {
+                let message = msghdr { msg_iov: spans.as_ptr().cast_mut(), msg_iovlen: spans.len(), ..NO_MESSAGE };
+                // SAFETY: the C caller's spans.
+                counted_send(stream, unsafe { real::sendmsg(fd, &raw const message, flags) })
+            }
+            _ => -1,
         }
-        _ => -1,
-    }
+    })
 }
 
 #[unsafe(no_mangle)]

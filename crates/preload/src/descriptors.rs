@@ -70,12 +70,14 @@ fn duplicate_onto(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int
     if let Err(error) = lifecycle::duplicate_onto(old, new) {
         return zero_or_errno(Err(error));
     }
-    let result = call();
-    if old != new {
-        noted_duplicate(old, result);
-        files::follow_standard_stream(result);
-    }
-    result
+    keeping_errno(|| {
+        let result = call();
+        if old != new {
+            noted_duplicate(old, result);
+            files::follow_standard_stream(result);
+        }
+        result
+    })
 }
 
 fn noted_duplicate(old: c_int, new: c_int) -> c_int {

@@ -81,16 +81,15 @@ fn set_errno(error: Errno) {
 
 /// Runs a call that makes a descriptor; what the library can spare makes room for it.
 fn sparing_descriptors(call: impl Fn() -> c_int) -> c_int {
-    let result = socket::limit::sparing(
-        || match call() {
-            fd if fd >= 0 => Ok(fd),
-            _ => Err(socket::system::errno()),
-        },
-        |error| *error == Errno::MFILE,
-    );
-    result.unwrap_or_else(|error| {
-        set_errno(error);
-        -1
+    let call = || match call() {
+        fd if fd >= 0 => Ok(fd),
+        _ => Err(socket::system::errno()),
+    };
+    keeping_errno(|| {
+        socket::limit::sparing(call, |error| *error == Errno::MFILE).unwrap_or_else(|error| {
+            set_errno(error);
+            -1
+        })
     })
 }
 
@@ -106,13 +105,13 @@ fn count_or_errno(result: Result<usize, Errno>) -> isize {
 }
 
 /// A call of the program's, which leaves `errno` alone where it succeeds: a lock of the standard library that another
-/// thread has writes `EAGAIN` there.
+/// thread has writes `EAGAIN` there, and so does a call of libc's that had to be tried twice.
 #[inline]
-fn keeping_errno(call: impl FnOnce() -> c_int) -> c_int {
+fn keeping_errno<N: From<i8> + PartialOrd>(call: impl FnOnce() -> N) -> N {
     // SAFETY: libc's own variable of this thread.
     let before = unsafe { *libc::__errno_location() };
     let result = call();
-    if result >= 0 {
+    if result >= N::from(0) {
         // SAFETY: the same variable, which is writable for as long as the thread lives.
         unsafe { *libc::__errno_location() = before };
     }

@@ -22,6 +22,18 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; `Mapping` itself has no interior state.
 unsafe impl Sync for Mapping {}
 
+/// Makes calls of libc's on our own account: `errno` is the program's, for whose call we may do without a mapping.
+fn keeping_errno<R>(calls: impl FnOnce() -> R) -> R {
+    // SAFETY: libc's own variable of this thread.
+    let location = unsafe { libc::__errno_location() };
+    // SAFETY: the same variable, which nothing else of this thread uses meanwhile.
+    let before = unsafe { *location };
+    let result = calls();
+    // SAFETY: as above; it is there for as long as the thread.
+    unsafe { *location = before };
+    result
+}
+
 impl Mapping {
     /// Maps the first `len_bytes` of `file`.
     ///
@@ -51,21 +63,24 @@ impl Mapping {
         let address = mapping.base.as_ptr().cast();
         // SAFETY: the range is the new mapping, which nobody has seen. Whether it stays locked decides only when its
         // memory is taken.
-        let is_accessible = unsafe {
+        let make_accessible = || unsafe {
             libc::munlock(address, len_bytes);
-            libc::mprotect(address, len_bytes, READ_WRITE) == 0
+            let is_accessible = libc::mprotect(address, len_bytes, READ_WRITE) == 0;
+            if is_accessible { Ok(()) } else { Err(io::Error::last_os_error()) }
         };
-        if is_accessible { Ok(mapping) } else { Err(io::Error::last_os_error()) }
+        keeping_errno(make_accessible).map(|()| mapping)
     }
 
     fn protected(file: BorrowedFd<'_>, offset_bytes: u64, len_bytes: usize, protection: i32) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset_bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
         let (anywhere, file) = (std::ptr::null_mut(), file.as_raw_fd());
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-        let address = unsafe { libc::mmap(anywhere, len_bytes, protection, libc::MAP_SHARED, file, offset) };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let address = keeping_errno(|| {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+            match unsafe { libc::mmap(anywhere, len_bytes, protection, libc::MAP_SHARED, file, offset) } {
+                libc::MAP_FAILED => Err(io::Error::last_os_error()),
+                address => Ok(address),
+            }
+        })?;
         let base = NonNull::new(address.cast()).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Self { base, len_bytes })
     }
@@ -96,7 +111,7 @@ impl Mapping {
             let pages = begin.as_ptr().with_addr(first);
             // SAFETY: inside the mapping, as the caller says. What changes is the contents, which others may write at
             // any time too.
-            unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) };
+            keeping_errno(|| unsafe { libc::madvise(pages.cast(), end - first, libc::MADV_REMOVE) });
         }
     }
 
@@ -115,7 +130,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `new` and every `Region` of it holds an `Arc` of this mapping, so none is
         // left.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) };
+        keeping_errno(|| unsafe { libc::munmap(self.base.as_ptr().cast(), self.len_bytes) });
     }
 }
 
