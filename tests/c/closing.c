@@ -485,3 +485,63 @@ TEST(a_number_is_reused_for_a_pipe)
     CHECK(memcmp(buffer, "pipe", 4) == 0);
     CHECK_ERR(recv(hose[0], buffer, 8, 0), ENOTSOCK);
 }
+
+// ---- both directions shut down ------------------------------------------------------------------
+
+static int error_of(int fd)
+{
+    int error = -1;
+    socklen_t size = sizeof error;
+    OK(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size));
+    return error;
+}
+
+// By one call and by two; what came before can be read, and who sleeps is woken.
+TEST(bytes_to_an_endpoint_shut_both_ways_reset_it)
+{
+    for (int run = 0; run < 4; run++) {
+        struct pair pair = connected_pair();
+        char bytes[8];
+        for (int round = 0; round < 8; round++)
+            ping_pong(pair.client, pair.server);
+        int one = run % 2 ? pair.client : pair.server, other = run % 2 ? pair.server : pair.client;
+        say(other, "early");
+        await(one, POLLIN);
+        if (run < 2) {
+            OK(shutdown(one, SHUT_RDWR));
+        } else {
+            OK(shutdown(one, SHUT_RD));
+            OK(shutdown(one, SHUT_WR));
+        }
+        int epoll = epoll_with(one, EPOLLET);
+        CHECK_EQ(epoll_one(epoll).events, EPOLLHUP);
+        CHECK_EQ(poll_once(other, POLLIN | POLLOUT | POLLRDHUP, 0), POLLIN | POLLOUT | POLLRDHUP);
+        CHECK_EQ(error_of(other), 0);
+        CHECK_EQ(OK(send(other, "late", 4, 0)), 4);
+        CHECK_EQ(epoll_one(epoll).events, EPOLLHUP | EPOLLERR);
+        CHECK_EQ(poll_once(other, POLLIN | POLLOUT, 0), POLLIN | POLLOUT | POLLERR | POLLHUP);
+        CHECK_EQ(error_of(other), EPIPE);
+        CHECK_ERR(send(other, "later", 5, MSG_NOSIGNAL), EPIPE);
+        CHECK_EQ(recv(other, bytes, sizeof bytes, 0), 0);
+        CHECK_EQ(error_of(one), ECONNRESET);
+        CHECK_EQ(recv(one, bytes, sizeof bytes, 0), 5);
+        CHECK_EQ(recv(one, bytes, sizeof bytes, 0), 0);
+        close(epoll);
+        close_pair(&pair);
+    }
+}
+
+// Nobody writes without end to somebody who reads no more.
+TEST(a_sender_to_an_endpoint_shut_both_ways_ends)
+{
+    struct pair pair = connected_pair();
+    static char bytes[100000];
+    for (int round = 0; round < 8; round++)
+        ping_pong(pair.client, pair.server);
+    OK(shutdown(pair.server, SHUT_RDWR));
+    ssize_t went;
+    while ((went = send(pair.client, bytes, sizeof bytes, MSG_NOSIGNAL)) > 0)
+        continue;
+    CHECK_EQ(went, -1);
+    CHECK(errno == EPIPE || errno == ECONNRESET);
+}

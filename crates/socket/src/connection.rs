@@ -58,7 +58,9 @@ use crate::options::{self, OptionRecord};
 use crate::pool::Pool;
 use crate::rendezvous;
 use crate::sandbox;
-use crate::segment::{BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, Segment, Sender, Side, Status};
+use crate::segment::{
+    BY_LANE_BOTH, BY_LANE_RECEIVE, BY_LANE_SEND, Own, Receiver, SHUT_BOTH_WAYS, Segment, Sender, Side, Status,
+};
 use crate::signals;
 use crate::spin::Patience;
 use crate::system;
@@ -649,6 +651,9 @@ impl Connection {
                 if sender.take_wake_request() {
                     let _ = system::ring(self.lifeline());
                 }
+            }
+            if (before | directions) == SHUTDOWN_READ | SHUTDOWN_WRITE && self.has_begun_on_lifeline() {
+                lanes.tell(Status::Closed, SHUT_BOTH_WAYS);
             }
             before
         };

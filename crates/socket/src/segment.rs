@@ -169,7 +169,8 @@ pub enum Status {
     Urgent = 72,
     /// 1: the peer dropped data of ours unread, or asked for a reset.
     Reset = 320,
-    /// The peer's last descriptor is gone: 1 as it said itself, [`LEFT_SILENTLY`] as its node's proxy says.
+    /// The peer's last descriptor is gone: 1 as it said itself, [`LEFT_SILENTLY`] as its node's proxy says. Or the peer
+    /// is there, and [`SHUT_BOTH_WAYS`].
     Closed = 328,
     /// 1: the peer has attached.
     Attached = 336,
@@ -187,6 +188,10 @@ const MODEL_PLACES: [usize; MODEL_WORDS] = [232, 240, 248, 352, 360, 368];
 /// In [`Status::Closed`], of a connection in windows: the peer was killed, or may have left its end to others; whether
 /// that is a reset, what it has read tells.
 pub const LEFT_SILENTLY: u64 = 2;
+
+/// In [`Status::Closed`], not in windows: the peer has shut down both directions. Bytes that are sent to it reset the
+/// connection, as TCP has it.
+pub const SHUT_BOTH_WAYS: u64 = 3;
 
 /// In [`Own::ByLane`]: what this end sends goes by its lane.
 pub const BY_LANE_SEND: u64 = 1;

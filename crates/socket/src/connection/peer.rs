@@ -6,7 +6,7 @@
 use super::{Connection, Lanes, SHUTDOWN_WRITE};
 use crate::clock::{TICKS_PER_MILLISECOND, note_ticks, ticks};
 use crate::sandbox;
-use crate::segment::{LEFT_SILENTLY, Own, Standing, Status};
+use crate::segment::{LEFT_SILENTLY, Own, SHUT_BOTH_WAYS, Standing, Status};
 use crate::system;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
@@ -59,6 +59,9 @@ impl Connection {
     fn peer_state_slow(&self, lanes: &Lanes, known: u64) -> PeerState {
         if known != 0 {
             return PeerState::from_word(known);
+        }
+        if is_shut_both_ways(lanes) {
+            return PeerState::Alive;
         }
         let is_drained = lanes.observer_of_sent_is_drained();
         let left_silently = lanes.segment.status(Status::Closed) == LEFT_SILENTLY;
@@ -194,7 +197,9 @@ impl Connection {
     #[inline(always)] // Asked by every send, and at every look of a wait.
     pub(super) fn has_ended_in(&self, lanes: &Lanes, standing: Standing, directions: u64) -> bool {
         let may_be_gone = standing.peer != 0 || lanes.segment.status(Status::Closed) != 0;
-        standing.shutdown & directions != 0 || (may_be_gone && self.peer_state(lanes) != PeerState::Alive)
+        let takes_no_bytes = || directions & SHUTDOWN_WRITE != 0 && is_shut_both_ways(lanes);
+        standing.shutdown & directions != 0
+            || (may_be_gone && (self.peer_state(lanes) != PeerState::Alive || takes_no_bytes()))
     }
 
     /// An error that a call has taken and cannot answer, because it has sent something before: the next one does.
@@ -211,12 +216,16 @@ impl Connection {
     }
 
     /// What a send answers before it sends: `Ok(true)` to send, `Ok(false)` to pretend, as TCP's buffer does for a peer
-    /// that has just gone. A send of no bytes reaches nobody, and so provokes nothing.
+    /// that has just gone. A send of no bytes reaches nobody, and so provokes nothing. Under the send lock.
     pub(super) fn may_send(&self, lanes: &Lanes, len_bytes: usize) -> Result<bool, Errno> {
         if lanes.segment.load(Own::Shutdown) & SHUTDOWN_WRITE != 0 {
             return Err(Errno::PIPE);
         }
         match self.peer_state(lanes) {
+            PeerState::Alive if len_bytes > 0 && is_shut_both_ways(lanes) => {
+                self.reset_by_sending(lanes);
+                Ok(false)
+            }
             PeerState::Alive => Ok(true),
             PeerState::Closed if len_bytes == 0 => Ok(false),
             PeerState::Closed => {
@@ -232,6 +241,27 @@ impl Connection {
                 0 => Err(Errno::PIPE),
                 _ => Err(Errno::CONNRESET),
             },
+        }
+    }
+}
+
+/// Whether the peer is there, and receives nothing any more.
+fn is_shut_both_ways(lanes: &Lanes) -> bool {
+    lanes.segment.status(Status::Closed) == SHUT_BOTH_WAYS
+}
+
+impl Connection {
+    /// Bytes are sent to a peer that has shut down both directions. TCP's answers with a reset, of itself too
+    /// (`tcp_rcv_state_process`, RFC 1122, 4.2.2.13). Under the send lock.
+    #[cold]
+    fn reset_by_sending(&self, lanes: &Lanes) {
+        lanes.segment.store(Own::Peer, PeerState::ClosedAndAnswered as u64);
+        lanes.segment.store(Own::PendingError, Errno::PIPE.raw_os_error() as u64);
+        lanes.tell(Status::Reset, 1);
+        lanes.tell(Status::Closed, 1);
+        // SAFETY: under the send lock.
+        if unsafe { (*lanes.sender.get()).take_wake_request() } {
+            self.ring();
         }
     }
 }

@@ -338,12 +338,16 @@ impl Connection {
         bytes >= LIFELINE_BYTES && message::widen(self.borrow_lifeline()).is_ok()
     }
 
+    /// Whether the peer is a program, and no proxy.
+    pub(in crate::connection) fn has_begun_on_lifeline(&self) -> bool {
+        self.early.inode.load(Ordering::Relaxed) != 0
+    }
+
     /// The kernel says of a peer that is gone that it has left something of the lifeline unread. Whether that is
     /// something of the program's, and not only a message or rings. Of a connection that began with a hello: whether
     /// that was never received.
     pub(in crate::connection) fn has_left_bytes_unread(&self, lanes: &Lanes) -> bool {
-        let has_begun_here = self.early.inode.load(Ordering::Relaxed) != 0;
-        if !has_begun_here {
+        if !self.has_begun_on_lifeline() {
             return lanes.segment.status(Status::Attached) == 0;
         }
         if lanes.segment.peer_receives_by_lane() {
