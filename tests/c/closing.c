@@ -545,3 +545,33 @@ TEST(a_sender_to_an_endpoint_shut_both_ways_ends)
     CHECK_EQ(went, -1);
     CHECK(errno == EPIPE || errno == ECONNRESET);
 }
+
+// Whatever the two ends were about to say to each other when one of them left.
+TEST(a_reset_is_reported_once_behind_bytes_that_are_unread)
+{
+    for (int questions = 0; questions < 5; questions++) {
+        struct pair pair = connected_pair();
+        struct linger at_once = {.l_onoff = 1};
+        char bytes[8];
+        for (int i = 0; i < questions; i++) {
+            say(pair.client, "?");
+            expect(pair.server, "?");
+            if (i + 1 < questions) {
+                say(pair.server, "!");
+                expect(pair.client, "!");
+            }
+        }
+        say(pair.server, "unread");
+        OK(setsockopt(pair.server, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once));
+        OK(close(pair.server));
+        await_revents(pair.client, POLLIN, POLLIN | POLLHUP | POLLERR);
+        CHECK_ERR(send(pair.client, "late", 4, MSG_NOSIGNAL), ECONNRESET);
+        CHECK_ERR(send(pair.client, "late", 4, MSG_NOSIGNAL), EPIPE);
+        CHECK_EQ(recv(pair.client, bytes, sizeof bytes, 0), 6);
+        CHECK_EQ(poll_once(pair.client, POLLIN, 0), POLLIN | POLLHUP);
+        CHECK_EQ(error_of(pair.client), 0);
+        CHECK_EQ(recv(pair.client, bytes, sizeof bytes, 0), 0);
+        OK(close(pair.client));
+        OK(close(pair.listener));
+    }
+}

@@ -94,7 +94,10 @@ impl Connection {
                 self.withdraw_offer();
                 self.begin_lanes(segment, Memory::Received(memory), BY_LANE_SEND);
             }
-            _ => close(memory),
+            joined => {
+                joined.iter().for_each(Segment::leave_unused);
+                close(memory);
+            }
         }
     }
 
@@ -252,6 +255,7 @@ impl Connection {
         };
         self.note_unread();
         if self.say(message, memory.as_fd()).is_err() {
+            segment.leave_unused();
             close(memory);
             return false;
         }
