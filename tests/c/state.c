@@ -343,6 +343,21 @@ TEST(defer_accept_counts_for_epoll)
     }
 }
 
+TEST(defer_accept_of_many_counts_for_edges)
+{
+    struct address bound = ip4("127.0.0.1", 0);
+    int listener = listen_at(&bound, 256), epoll = epoll_with(listener, EPOLLIN | EPOLLET), clients[200];
+    set_nonblocking(listener);
+    bound = name_of(listener);
+    defer(listener, 60);
+    for (int i = 0; i < 200; i++)
+        clients[i] = dial(&bound);
+    epoll_none(epoll);
+    say(clients[199], "last");
+    CHECK_EQ(epoll_one(epoll).events, EPOLLIN);
+    expect(accept_from(listener), "last");
+}
+
 TEST(defer_accept_turned_off_lets_in_who_comes)
 {
     struct address bound;

@@ -24,8 +24,11 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) const DEFER_ACCEPT: SocketOption = SocketOption { level: libc::IPPROTO_TCP, name: libc::TCP_DEFER_ACCEPT };
-/// Connections that one look takes out of the backlog, and that one `accept` gives back.
-const TAKEN_AT_ONCE_MAX: usize = 64;
+/// Connections that one look takes out: more than the backlog and the queue hold, because a set that reports edges is
+/// not told of those that stay.
+const TAKEN_AT_ONCE_MAX: usize = 1 << 16;
+/// Connections that one `accept` gives back.
+const GIVEN_AT_ONCE_MAX: usize = 64;
 /// What the gate says is ready is asked for in so many parts.
 const EVENTS_AT_ONCE: usize = 8;
 const OF_LANE: u64 = 0;
@@ -266,7 +269,7 @@ fn accept_kept(listener: &'static Listener, flags: i32) -> Result<Accepted, Errn
             let (is_cloexec, is_nonblocking) = (flags & libc::SOCK_CLOEXEC != 0, flags & libc::SOCK_NONBLOCK != 0);
             rendezvous::set_modes(lifeline.as_fd(), is_cloexec, is_nonblocking)?;
             if HAS_FORKED.load(Ordering::Relaxed) {
-                give_back(listener, TAKEN_AT_ONCE_MAX);
+                give_back(listener, GIVEN_AT_ONCE_MAX);
             }
             Ok(Accepted { lifeline, tuple: kept.tuple, opener: kept.opener })
         }
